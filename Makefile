@@ -1,0 +1,82 @@
+# `make` alone prints what there is. `make check` is what CI runs.
+# Everything here works on a machine that has only Go: the linters are built from tools/go.mod, and Postgres is
+# taken from the machine or, because this Makefile consents to it, downloaded at a pinned version and hash.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+export PENSTOCK_ALLOW_DOWNLOAD ?= 1
+
+# The race detector needs a C compiler; a machine without one runs the same tests without it. `make test RACE=` turns it off.
+RACE    ?= $(if $(shell command -v $$(go env CC) 2>/dev/null),-race)
+TESTS   ?= ./...
+TIMEOUT ?= 20m
+ARGS    ?=
+
+# Modules of their own, so that the product's go.mod lists only what it runs on. One without Go files yet is left out.
+MODULES := $(sort $(foreach mod,$(wildcard examples/*/go.mod bench/go.mod bench/*/go.mod),$(if $(shell find $(dir $(mod)) -name '*.go' -print -quit),$(patsubst %/,%,$(dir $(mod))))))
+
+GOFUMPT := bin/gofumpt
+LINT    := bin/golangci-lint
+
+.PHONY: help run dev build fmt fmt-check vet lint test race e2e schema schema-check bench check check-worker check-modules clean
+
+help: ## Print this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: ## Start everything in one process on an embedded Postgres and push real work through it
+	go run ./cmd/penstock dev $(ARGS)
+
+dev: ## The same, with the database kept in tmp/dev between runs
+	go run ./cmd/penstock dev --data tmp/dev $(ARGS)
+
+build: ## Build every module; programs go to bin/
+	go build ./...
+	if compgen -G 'cmd/*/*.go' >/dev/null; then go build -o bin/ ./cmd/...; fi
+	for module in $(MODULES); do echo "build $$module"; go -C "$$module" build ./... || exit 1; done
+
+fmt: $(GOFUMPT) ## Format all Go files
+	$(GOFUMPT) -w .
+
+fmt-check: $(GOFUMPT)
+	@unformatted=$$($(GOFUMPT) -l .); \
+	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
+
+vet:
+	go vet ./...
+	for module in $(MODULES); do echo "vet $$module"; go -C "$$module" vet ./... || exit 1; done
+
+lint: $(LINT) ## Run the linters of .golangci.yml over every module
+	$(LINT) run ./...
+	for module in $(MODULES); do echo "lint $$module"; (cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+
+test: ## Test the product without the race detector; TESTS=./pkg/cron narrows it
+	go test -timeout $(TIMEOUT) $(TESTS)
+
+race: ## Test the product under the race detector, where the machine has a C compiler
+	go test $(RACE) -timeout $(TIMEOUT) $(TESTS)
+
+schema: ## Write migrations/schema.sql from the migrations
+	go run ./internal/schemadump -write
+
+schema-check: ## Compare migrations/schema.sql with the migrations
+	go run ./internal/schemadump
+
+check-modules:
+	for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
+
+check: ## What CI runs: format, vet, linters, build, schema, all tests
+	@step() { local began=$$SECONDS; echo "==> $$1"; $(MAKE) --no-print-directory "$$1" || return 1; echo "<== $$1 took $$((SECONDS - began)) s"; }; \
+	for target in fmt-check build vet lint schema-check race check-modules; do step $$target || exit 1; done; \
+	echo "make check passed in $$SECONDS s"
+
+clean: ## Remove what make built
+	rm -rf bin
+
+$(GOFUMPT): tools/go.mod tools/go.sum
+	go build -C tools -o ../$@ mvdan.cc/gofumpt
+
+$(LINT): tools/go.mod tools/go.sum
+	@echo "building golangci-lint from source, once: about a minute on two cores"
+	go build -C tools -o ../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
