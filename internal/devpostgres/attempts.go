@@ -1,0 +1,36 @@
+package devpostgres
+
+import (
+	"fmt"
+	"strings"
+)
+
+// NotFoundError says that no source gave a Postgres, and why each did not.
+type NotFoundError struct {
+	Attempts []Attempt
+}
+
+// Attempt is one source that was tried and what kept it from working.
+type Attempt struct {
+	Source, Reason string
+}
+
+// Error lists every attempt and the ways out, one a line.
+func (e *NotFoundError) Error() string {
+	var b strings.Builder
+	b.WriteString("find a Postgres: none of these worked:\n")
+	for _, a := range e.Attempts {
+		fmt.Fprintf(&b, "  - %s: %s\n", a.Source, strings.ReplaceAll(a.Reason, "\n", "\n    "))
+	}
+	fmt.Fprintf(&b, `Do one of these:
+  1. install Postgres %d or newer (apt-get install postgresql; brew install postgresql; postgresapp.com)
+  2. let it be fetched: PENSTOCK_ALLOW_DOWNLOAD=1 (needs npm), or start Docker or Podman
+  3. name a running one: PENSTOCK_DATABASE_URL=postgres://... (for tests PENSTOCK_TEST_DATABASE_URL)`, minMajor)
+	return b.String()
+}
+
+type attempts []Attempt
+
+func (t *attempts) add(source, reason string) {
+	*t = append(*t, Attempt{Source: source, Reason: reason})
+}

@@ -1,0 +1,7 @@
+package devpostgres
+
+import "context"
+
+type container struct{}
+
+func (c *container) stop(context.Context) error { return nil }

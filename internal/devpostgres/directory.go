@@ -1,0 +1,189 @@
+package devpostgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// directory is where a cluster lives: its data, its log, and what keeps others out.
+type directory struct {
+	path    string
+	hold    *os.File      // see doc.go; every process of the cluster inherits it
+	deleted chan struct{} // closed when the janitor has deleted the directory; nil if it is kept
+}
+
+func (d *directory) data() string { return filepath.Join(d.path, "pgdata") }
+func (d *directory) log() string  { return filepath.Join(d.path, "postgres.log") }
+func (d *directory) kept() bool   { return d.deleted == nil }
+
+// release gives the hold back and waits, for an ephemeral cluster, until the directory is deleted.
+func (d *directory) release(ctx context.Context) error {
+	d.hold.Close()
+	if d.kept() {
+		return nil
+	}
+	select {
+	case <-d.deleted:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("delete %s: %w", d.path, ctx.Err())
+	}
+}
+
+// openDirectory makes a temporary directory, or opens the kept one for this process alone.
+func openDirectory(ctx context.Context, cfg Config, acct account) (*directory, error) {
+	if cfg.DataDir == "" {
+		return temporaryDirectory(cfg, acct)
+	}
+	return keptDirectory(ctx, cfg, acct)
+}
+
+// temporaryDirectory prefers the system's choice, but not where a socket path gets too long or the account cannot go.
+func temporaryDirectory(cfg Config, acct account) (*directory, error) {
+	var firstErr error
+	for _, base := range []string{os.TempDir(), "/tmp"} {
+		path, err := makeTemporary(base, cfg, acct)
+		if err != nil {
+			firstErr = errors.Join(firstErr, err)
+			continue
+		}
+		hold, deleted, err := startJanitor(acct, path)
+		if err != nil {
+			return nil, errors.Join(err, os.Remove(path))
+		}
+		return &directory{path: path, hold: hold, deleted: deleted}, nil
+	}
+	return nil, firstErr
+}
+
+func makeTemporary(base string, cfg Config, acct account) (string, error) {
+	base, err := filepath.EvalSymlinks(base)
+	if err != nil {
+		return "", fmt.Errorf("find temporary directory: %w", err)
+	}
+	if err := acct.reach(base); err != nil {
+		return "", err
+	}
+	path, err := os.MkdirTemp(base, "penstock-pg-")
+	if err != nil {
+		return "", fmt.Errorf("create cluster directory: %w", err)
+	}
+	err = acct.own(path)
+	if err == nil && cfg.SocketDir == "" {
+		err = checkSocketPath(filepath.Join(path, "pgdata"), cfg.port())
+	}
+	if err != nil {
+		return "", errors.Join(err, os.Remove(path))
+	}
+	return path, nil
+}
+
+// keptDirectory opens or creates cfg.DataDir and locks it.
+func keptDirectory(ctx context.Context, cfg Config, acct account) (*directory, error) {
+	path, err := createKept(cfg.DataDir, acct)
+	if err != nil {
+		return nil, err
+	}
+	if err := acct.reach(path); err != nil {
+		return nil, err
+	}
+	hold, err := os.OpenFile(filepath.Join(path, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock of data directory: %w", err)
+	}
+	if err := lock(ctx, hold, path, cfg.StartTimeout); err != nil {
+		hold.Close()
+		return nil, err
+	}
+	return &directory{path: path, hold: hold}, nil
+}
+
+func createKept(path string, acct account) (string, error) {
+	if _, err := os.Stat(filepath.Join(path, "PG_VERSION")); err == nil {
+		return "", fmt.Errorf("data directory %s is itself a cluster made by other means: name another directory, or start that cluster and give its DSN", path)
+	}
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return "", fmt.Errorf("create data directory: %w", err)
+		}
+	} else if err != nil {
+		return "", fmt.Errorf("open data directory: %w", err)
+	}
+	path, err = filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("open data directory: %w", err)
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// lock takes the file's lock for this process and all that inherit the file.
+// A holder that lives is another instance: an error at once, or after a moment if it is just going.
+// The cluster of a holder that died is shutting down: that is waited for.
+func lock(ctx context.Context, f *os.File, dir string, timeout time.Duration) error {
+	const grace = time.Second
+	started := time.Now()
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return noteOwner(f)
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return fmt.Errorf("lock data directory %s: %w", dir, err)
+		}
+		owner := readOwner(f)
+		waited := time.Since(started)
+		if waited > timeout || waited > grace && alive(ctx, owner) {
+			return fmt.Errorf("data directory %s is in use by process %d: stop it, or name another data directory", dir, owner)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("lock data directory %s: %w", dir, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func noteOwner(f *os.File) error {
+	if err := f.Truncate(0); err != nil {
+		return fmt.Errorf("write lock of data directory: %w", err)
+	}
+	if _, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+		return fmt.Errorf("write lock of data directory: %w", err)
+	}
+	return nil
+}
+
+func readOwner(f *os.File) int32 {
+	var text [20]byte
+	n, _ := f.ReadAt(text[:], 0)
+	pid, _ := strconv.ParseInt(strings.TrimSpace(string(text[:n])), 10, 32)
+	return int32(pid)
+}
+
+func socketPath(dir string, port int) string {
+	return filepath.Join(dir, ".s.PGSQL."+strconv.Itoa(port))
+}
+
+// checkSocketPath refuses what does not fit into the system's sockaddr_un: 108 bytes on Linux, 104 on macOS and BSD,
+// one of them for the final zero.
+func checkSocketPath(dir string, port int) error {
+	limit := 103
+	if runtime.GOOS == "linux" {
+		limit = 107
+	}
+	path := socketPath(dir, port)
+	if len(path) > limit {
+		return fmt.Errorf("socket path %s is %d bytes long, and the system allows %d: use a shorter data directory, or set SocketDir to one", path, len(path), limit)
+	}
+	return nil
+}

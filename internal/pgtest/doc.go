@@ -1,0 +1,7 @@
+// Package pgtest gives each test a database of its own, cloned from a migrated template.
+//
+// There is one private cluster per test binary. It starts at the first call and stops by itself when the binary ends,
+// however it ends, so no TestMain is needed. PENSTOCK_TEST_DATABASE_URL names a server to use instead;
+// its role must be allowed to create databases. Several test binaries may share it.
+// Where no Postgres can be had, the test fails with the reasons: a skipped database test proves nothing.
+package pgtest
