@@ -1,0 +1,187 @@
+// Package penstock_test holds the rules about the repository as a whole: who may import whom, and how much code there is.
+package penstock_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/penstock/penstock"
+
+// allowedImports says which packages of this module a package may import. A row ending in /... covers the packages below it.
+// Imports point downwards: programs, duties, the queue, the database. Duties do not import one another:
+// where one needs another it declares a small interface and the program supplies it.
+var allowedImports = map[string][]string{
+	// What knows nothing of the rest.
+	"migrations":           {},
+	"internal/postgres":    {},
+	"internal/devpostgres": {},
+
+	// The queue, the only writer of entry, ready, lock and failure.
+	"pkg/invalidation":              {"internal/postgres"},
+	"pkg/invalidation/penstocktest": {"pkg/invalidation", "internal/postgres"},
+
+	// The duties.
+	"pkg/governor":  duty,
+	"pkg/tasknode":  duty,
+	"pkg/fairness":  duty,
+	"pkg/inference": duty,
+	"pkg/cron":      duty,
+	"pkg/recovery":  duty,
+	"pkg/election":  duty,
+	"pkg/webhook":   duty,
+	"pkg/api":       duty,
+	"web":           duty,
+
+	// The client speaks HTTP: whoever imports it links no database driver of ours.
+	"pkg/client": {},
+
+	// The programs wire it all together.
+	"cmd/leader":   program,
+	"cmd/tasknode": program,
+	"cmd/penstock": program,
+
+	// For development and tests.
+	"internal/pgtest":     {"migrations", "internal/devpostgres", "internal/postgres"},
+	"internal/schemadump": {"migrations", "internal/devpostgres"},
+}
+
+var (
+	duty    = []string{"pkg/invalidation", "internal/postgres"}
+	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres"}
+
+	// allowedInTests is what the tests of any package may import besides.
+	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest"}
+)
+
+// listed is what `go list -json` says about a package, as far as it is needed here.
+type listed struct {
+	ImportPath   string
+	GoFiles      []string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Deps         []string
+}
+
+func TestImportsPointDownwards(t *testing.T) {
+	for _, pkg := range goList(t) {
+		name := relative(pkg.ImportPath)
+		if len(pkg.GoFiles) == 0 {
+			continue // tests alone, as in this directory
+		}
+		allowed, known := allowedImports[name]
+		if !known {
+			t.Errorf("%s is not in the table of imports: add a row to imports_test.go and to docs/architecture.md", name)
+			continue
+		}
+		for _, imported := range ours(pkg.Imports) {
+			if !permitted(allowed, imported) {
+				t.Errorf("%s imports %s; the table allows it only %v", name, imported, allowed)
+			}
+		}
+		inTests := slices.Concat(allowed, allowedInTests, []string{name})
+		for _, imported := range ours(slices.Concat(pkg.TestImports, pkg.XTestImports)) {
+			if !permitted(inTests, imported) {
+				t.Errorf("the tests of %s import %s; the table allows them only %v", name, imported, inTests)
+			}
+		}
+	}
+}
+
+// The Docker client and the test helpers are for tests; nobody who installs a program should carry them.
+func TestProgramsDoNotLinkTestingCode(t *testing.T) {
+	forbidden := []string{
+		module + "/internal/pgtest",
+		"github.com/testcontainers/testcontainers-go",
+		"github.com/docker/docker",
+		"github.com/moby/moby",
+		"testing",
+	}
+	for _, pkg := range goList(t) {
+		if !strings.HasPrefix(relative(pkg.ImportPath), "cmd/") {
+			continue
+		}
+		for _, dep := range pkg.Deps {
+			for _, bad := range forbidden {
+				if dep == bad || strings.HasPrefix(dep, bad+"/") {
+					t.Errorf("%s links %s, which is for tests only", pkg.ImportPath, dep)
+				}
+			}
+		}
+	}
+}
+
+func TestTableOfImportsRefusesWhatItShould(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		want     bool
+	}{
+		{"pkg/invalidation", "internal/postgres", true},
+		{"pkg/invalidation", "migrations", false},
+		{"pkg/cron", "pkg/invalidation", true},
+		{"pkg/cron", "pkg/recovery", false},
+		{"pkg/recovery", "internal/pgtest", false},
+		{"internal/postgres", "pkg/invalidation", false},
+		{"cmd/leader", "pkg/cron", true},
+		{"cmd/leader", "internal/pgtest", false},
+		{"cmd/leader", "cmd/tasknode", false},
+	} {
+		if got := permitted(allowedImports[c.from], c.to); got != c.want {
+			t.Errorf("may %s import %s: got %v, want %v", c.from, c.to, got, c.want)
+		}
+	}
+}
+
+func permitted(allowed []string, name string) bool {
+	return slices.ContainsFunc(allowed, func(row string) bool {
+		if below, wild := strings.CutSuffix(row, "..."); wild {
+			return strings.HasPrefix(name, below)
+		}
+		return row == name
+	})
+}
+
+// ours keeps the imports of this module, named relative to it.
+func ours(imports []string) []string {
+	var names []string
+	for _, path := range imports {
+		if strings.HasPrefix(path, module+"/") {
+			names = append(names, relative(path))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func relative(path string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
+}
+
+// goList asks the go command instead of parsing files, so that build tags and test files count as they do in a build.
+func goList(t *testing.T) []listed {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,GoFiles,Imports,TestImports,XTestImports,Deps", "./...")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	var packages []listed
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var pkg listed
+		if err := decoder.Decode(&pkg); errors.Is(err, io.EOF) {
+			return packages
+		} else if err != nil {
+			t.Fatalf("read go list: %v", err)
+		}
+		packages = append(packages, pkg)
+	}
+}
