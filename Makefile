@@ -58,10 +58,10 @@ race: ## Test the product under the race detector, where the machine has a C com
 	go test $(RACE) -timeout $(TIMEOUT) $(TESTS)
 
 schema: ## Write migrations/schema.sql from the migrations
-	go run ./internal/schemadump -write
+	go run ./internal/schemadump
 
 schema-check: ## Compare migrations/schema.sql with the migrations
-	go run ./internal/schemadump
+	go test -run 'TestSchemaFile' ./internal/schemadump
 
 check-modules:
 	for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done

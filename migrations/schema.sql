@@ -1,0 +1,1050 @@
+-- What the migrations make. Written by `make schema` with pg_dump 15; nothing applies this file.
+
+SET statement_timeout = 0;
+SET lock_timeout = 0;
+SET idle_in_transaction_session_timeout = 0;
+SET client_encoding = 'UTF8';
+SET standard_conforming_strings = on;
+SELECT pg_catalog.set_config('search_path', '', false);
+SET check_function_bodies = false;
+SET xmloption = content;
+SET client_min_messages = warning;
+SET row_security = off;
+
+-- Name: penstock; Type: SCHEMA; Schema: -; Owner: -
+
+CREATE SCHEMA penstock;
+
+-- Name: outcome; Type: TYPE; Schema: penstock; Owner: -
+
+CREATE TYPE penstock.outcome AS ENUM (
+    'done',
+    'failed',
+    'expired',
+    'cancelled'
+);
+
+-- Name: queue_kind; Type: TYPE; Schema: penstock; Owner: -
+
+CREATE TYPE penstock.queue_kind AS ENUM (
+    'task',
+    'batch',
+    'cron',
+    'change_log',
+    'inference',
+    'webhook'
+);
+
+-- Name: status; Type: TYPE; Schema: penstock; Owner: -
+
+CREATE TYPE penstock.status AS ENUM (
+    'initial',
+    'pending'
+);
+
+SET default_tablespace = '';
+
+SET default_table_access_method = heap;
+
+-- Name: queue; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.queue (
+    id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    kind penstock.queue_kind DEFAULT 'task'::penstock.queue_kind NOT NULL,
+    application text DEFAULT 'default'::text NOT NULL COLLATE pg_catalog."C",
+    priority real DEFAULT 1 NOT NULL,
+    entry_priority smallint DEFAULT 1 NOT NULL,
+    algorithm text DEFAULT 'fair'::text NOT NULL,
+    "grouping" text,
+    mergeable boolean DEFAULT false NOT NULL,
+    merge text DEFAULT 'last'::text NOT NULL,
+    max_concurrent integer,
+    max_concurrent_per_node integer,
+    capacity bigint,
+    retry jsonb DEFAULT '{}'::jsonb NOT NULL,
+    crash_limit smallint DEFAULT 3 NOT NULL,
+    run_timeout interval,
+    quantum_count integer DEFAULT 100 NOT NULL,
+    quantum_time interval DEFAULT '00:00:10'::interval NOT NULL,
+    payload_limit integer DEFAULT 262144 NOT NULL,
+    result_retention interval DEFAULT '1 day'::interval NOT NULL,
+    failure_retention interval DEFAULT '30 days'::interval NOT NULL,
+    model text,
+    paused_at timestamp with time zone,
+    paused_by text,
+    paused_reason text,
+    paused_until timestamp with time zone,
+    disabled_at timestamp with time zone,
+    disabled_by text,
+    disabled_reason text,
+    version bigint DEFAULT 1 NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT queue_algorithm_check CHECK ((algorithm = ANY (ARRAY['fifo'::text, 'fair'::text]))),
+    CONSTRAINT queue_application_check CHECK ((application <> ''::text)),
+    CONSTRAINT queue_capacity_check CHECK ((capacity > 0)),
+    CONSTRAINT queue_crash_limit_check CHECK ((crash_limit > 0)),
+    CONSTRAINT queue_entry_priority_check CHECK (((entry_priority >= 0) AND (entry_priority <= 9))),
+    CONSTRAINT queue_failure_retention_check CHECK ((failure_retention >= '1 day'::interval)),
+    CONSTRAINT queue_grouping_check CHECK (("grouping" <> ''::text)),
+    CONSTRAINT queue_max_concurrent_check CHECK ((max_concurrent > 0)),
+    CONSTRAINT queue_max_concurrent_per_node_check CHECK ((max_concurrent_per_node > 0)),
+    CONSTRAINT queue_merge_check CHECK ((merge = ANY (ARRAY['first'::text, 'last'::text, 'object'::text, 'array'::text]))),
+    CONSTRAINT queue_name_check CHECK ((name ~ '^[a-z][a-z0-9_]{0,47}$'::text)),
+    CONSTRAINT queue_payload_limit_check CHECK (((payload_limit >= 1) AND (payload_limit <= 16777216))),
+    CONSTRAINT queue_priority_check CHECK (((priority > (0)::double precision) AND (priority <= (1000)::double precision))),
+    CONSTRAINT queue_quantum_count_check CHECK (((quantum_count >= 1) AND (quantum_count <= 10000))),
+    CONSTRAINT queue_quantum_time_check CHECK ((quantum_time > '00:00:00'::interval)),
+    CONSTRAINT queue_result_retention_check CHECK ((result_retention >= '00:00:00'::interval)),
+    CONSTRAINT queue_retry_check CHECK ((jsonb_typeof(retry) = 'object'::text)),
+    CONSTRAINT queue_run_timeout_check CHECK ((run_timeout > '00:00:00'::interval))
+);
+
+-- Name: COLUMN queue.priority; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.queue.priority IS 'weight between queues: a queue of weight 2 is served twice as much as one of weight 1';
+
+-- Name: COLUMN queue.entry_priority; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.queue.entry_priority IS 'priority of entries that name none, 0 to 9; higher is served first';
+
+-- Name: COLUMN queue."grouping"; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.queue."grouping" IS 'where the lock key stands in the payload: a field, a path with dots, or a jsonpath that starts with $';
+
+-- Name: COLUMN queue.version; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.queue.version IS 'grows with every change, so that nodes see from one number that they must read again';
+
+-- Name: admit(penstock.queue, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.admit(q penstock.queue, n integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    d        penstock.depth;
+    depth    bigint;
+    wait     real;
+BEGIN
+    SELECT * INTO d FROM penstock.depth WHERE queue_id = q.id;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed);
+    IF depth + n <= q.capacity THEN
+        PERFORM penstock.count(q.id, 'accepted', n);
+        RETURN;
+    END IF;
+    wait := CASE WHEN d.drain_rate > 0 THEN (depth + n - q.capacity) / d.drain_rate END;
+    RAISE EXCEPTION 'queue "%" is full: % entries of at most %', q.name, depth, q.capacity
+        USING ERRCODE = 'PS005',
+              DETAIL = jsonb_build_object('depth', depth, 'capacity', q.capacity, 'drain_rate', d.drain_rate,
+                                          'retry_after_ms', ceil(wait * 1000))::text,
+              HINT = 'Push again after retry_after_ms, or raise the capacity of the queue.';
+END $$;
+
+-- Name: alter_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.alter_queue(queue_name text, options jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q       penstock.queue;
+    unknown text;
+BEGIN
+    SELECT * INTO q FROM penstock.queue_row(queue_name);
+    PERFORM FROM penstock.queue WHERE id = q.id FOR NO KEY UPDATE;
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k
+     WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
+                     'max_concurrent', 'max_concurrent_per_node', 'capacity', 'retry', 'crash_limit', 'run_timeout',
+                     'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model');
+    IF FOUND THEN
+        RAISE EXCEPTION 'queue option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.queue that are settings.';
+    END IF;
+    q := jsonb_populate_record(q, options);
+    UPDATE penstock.queue SET
+        kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
+        algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
+        max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node, capacity = q.capacity,
+        retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout, quantum_count = q.quantum_count,
+        quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
+        failure_retention = q.failure_retention, model = q.model, version = version + 1
+     WHERE id = q.id;
+    IF q.capacity IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+        EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
+        EXECUTE format('CREATE SEQUENCE penstock.%I', 'removed_' || q.id);
+        INSERT INTO penstock.depth (queue_id, counted, accepted, removed) VALUES (q.id, 0, 0, 0);
+        PERFORM penstock.count_depth(q.id);
+    ELSIF q.capacity IS NULL AND EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+        DELETE FROM penstock.depth WHERE queue_id = q.id;
+        EXECUTE format('DROP SEQUENCE penstock.%I, penstock.%I', 'accepted_' || q.id, 'removed_' || q.id);
+    END IF;
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range
+      OR invalid_datetime_format OR interval_field_overflow OR not_null_violation THEN
+        RAISE EXCEPTION 'queue option of "%" is not valid: %', queue_name, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- Name: check_push(penstock.queue, jsonb[], text[], text[], smallint[], text[], text[], text[], text[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], real[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.check_push(q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[], idempotency_keys text[], unique_keys text[], unique_policies text[], dues timestamp with time zone[], start_bys timestamp with time zone[], finish_bys timestamp with time zone[], costs real[]) RETURNS void
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    bad record;
+BEGIN
+    SELECT i, pg_column_size(p) AS bytes, p IS NULL AS missing INTO bad
+      FROM unnest(payloads) WITH ORDINALITY u(p, i)
+     WHERE p IS NULL OR pg_column_size(p) > q.payload_limit LIMIT 1;
+    IF FOUND AND bad.missing THEN
+        RAISE EXCEPTION 'payload of entry % is missing', bad.i
+            USING ERRCODE = 'PS002', HINT = 'Give a JSON value; null is written as the JSON text null.';
+    ELSIF FOUND THEN
+        RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
+            USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
+    END IF;
+    IF cardinality(lock_keys) = 0 AND cardinality(flows) = 0 AND cardinality(priorities) = 0 AND cardinality(names) = 0
+       AND cardinality(idempotency_keys) = 0 AND cardinality(unique_keys) = 0 AND cardinality(start_bys) = 0
+       AND cardinality(finish_bys) = 0 AND cardinality(costs) = 0 AND cardinality(dues) = 0 AND q.grouping IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT i, problem INTO bad FROM (
+        SELECT i, CASE
+            WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) LIKE '#%'
+                 THEN 'lock_key begins with "#", which stands for solo entries'
+            WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) = '' THEN 'lock_key is empty; leave it out for a solo entry'
+            WHEN octet_length(coalesce(lock_key, penstock.lock_key_of(payload, q.grouping))) > 512 THEN 'lock_key is longer than 512 bytes'
+            WHEN octet_length(flow) > 256 THEN 'flow is longer than 256 bytes'
+            WHEN priority NOT BETWEEN 0 AND 9 THEN 'priority is not between 0 and 9'
+            WHEN octet_length(name) > 256 THEN 'name is longer than 256 bytes'
+            WHEN ikey = '' OR octet_length(ikey) > 512 THEN 'idempotency_key is empty or longer than 512 bytes'
+            WHEN ukey = '' OR octet_length(ukey) > 500 THEN 'unique_key is empty or longer than 500 bytes'
+            WHEN ukey IS NOT NULL AND coalesce(upolicy, '') NOT IN ('while_queued', 'while_active', 'one_running_one_queued')
+                 THEN 'unique_policy is not one of while_queued, while_active, one_running_one_queued'
+            WHEN ukey IS NULL AND upolicy IS NOT NULL THEN 'unique_policy is given without unique_key'
+            WHEN NOT isfinite(due) OR NOT isfinite(start_by) OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
+            WHEN finish_by < start_by THEN 'finish_by is before start_by'
+            WHEN start_by < due THEN 'start_by is before due_at'
+            WHEN cost < 0 OR cost = 'NaN' OR cost = 'Infinity' THEN 'cost is not a number of at least 0'
+            END AS problem
+          FROM unnest(payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys, unique_policies,
+                      dues, start_bys, finish_bys, costs)
+               WITH ORDINALITY AS u(payload, lock_key, flow, priority, name, ikey, ukey, upolicy, due, start_by, finish_by, cost, i)
+    ) c WHERE problem IS NOT NULL ORDER BY i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
+-- Name: count(integer, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.count(queue_id integer, what text, n bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    PERFORM count(nextval(format('penstock.%I', what || '_' || queue_id)::regclass)) FROM generate_series(1, n);
+END $$;
+
+-- Name: count_depth(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.count_depth(queue integer) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    accepted_now bigint := penstock.counter('accepted', queue);
+    removed_now  bigint := penstock.counter('removed', queue);
+    counted_now  bigint;
+BEGIN
+    SELECT count(*) INTO counted_now FROM penstock.entry WHERE queue_id = queue;
+    UPDATE penstock.depth d
+       SET counted = counted_now, accepted = accepted_now, removed = removed_now, counted_at = clock_timestamp(),
+           drain_rate = greatest(0, removed_now - d.removed)
+                        / greatest(0.001, extract(epoch FROM clock_timestamp() - d.counted_at))
+     WHERE d.queue_id = queue;
+    RETURN counted_now;
+END $$;
+
+-- Name: counter(text, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.counter(what text, queue_id integer) RETURNS bigint
+    LANGUAGE sql
+    AS $$
+    SELECT coalesce(pg_sequence_last_value(format('penstock.%I', what || '_' || queue_id)::regclass), 0)
+$$;
+
+-- Name: create_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.create_queue(queue_name text, options jsonb DEFAULT '{}'::jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    q     penstock.queue;
+    child text;
+BEGIN
+    IF queue_name !~ '^[a-z][a-z0-9_]{0,47}$' THEN
+        RAISE EXCEPTION 'queue name "%" is not valid', queue_name
+            USING ERRCODE = 'PS002', HINT = 'Use 1 to 48 lower-case letters, digits and underscores, beginning with a letter.';
+    END IF;
+    IF EXISTS (SELECT FROM penstock.queue WHERE name = queue_name) THEN
+        RAISE EXCEPTION 'queue "%" exists already', queue_name USING ERRCODE = 'PS006',
+            HINT = 'Change it with penstock.alter_queue.';
+    END IF;
+    INSERT INTO penstock.queue (name) VALUES (queue_name) RETURNING * INTO q;
+    child := 'entry_' || queue_name;
+    EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.entry INCLUDING ALL, CONSTRAINT %I CHECK (queue_id = %s))',
+                   child, child || '_queue', q.id);
+    EXECUTE format('ALTER TABLE penstock.%I SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)', child);
+    -- What the claim of a group, promotion and deadlines read; each holds only the rows that concern it.
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND status = ''pending'' AND priority >= 0',
+                   child || '_lock_key', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (due_at, id) WHERE status = ''initial''', child || '_due_at', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (start_by) WHERE start_by IS NOT NULL', child || '_start_by', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (finish_by) WHERE finish_by IS NOT NULL', child || '_finish_by', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (name, id) WHERE name IS NOT NULL', child || '_name', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE priority = -1', child || '_disabled', child);
+    EXECUTE format('ALTER TABLE penstock.entry ATTACH PARTITION penstock.%I FOR VALUES IN (%s)', child, q.id);
+    EXECUTE format('ALTER TABLE penstock.%I DROP CONSTRAINT %I', child, child || '_queue');
+    PERFORM penstock.alter_queue(queue_name, options);
+    RETURN q.id;
+END $_$;
+
+-- Name: drop_queue(text, boolean); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drop_queue(queue_name text, force boolean DEFAULT false) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue_name);
+    n bigint;
+BEGIN
+    -- Nobody may push while we look: the lock is on this queue's table alone.
+    EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
+    IF n > 0 AND NOT force THEN
+        RAISE EXCEPTION 'queue "%" still has % entries', queue_name, n
+            USING ERRCODE = 'PS006', HINT = 'Wait until it is empty, cancel them, or drop with force => true.';
+    END IF;
+    PERFORM penstock.alter_queue(queue_name, '{"capacity": null}');
+    EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
+    EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
+    DELETE FROM penstock.ready WHERE queue_id = q.id;
+    DELETE FROM penstock.lock WHERE queue_id = q.id;
+    DELETE FROM penstock.idempotency WHERE queue_id = q.id;
+    DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
+    DELETE FROM penstock.progress WHERE queue_id = q.id;
+    DELETE FROM penstock.queue WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object) VALUES (current_user, 'drop_queue', queue_name);
+END $$;
+
+-- Name: holds_unique_key(bigint, bigint, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.holds_unique_key(queue bigint, held bigint, policy text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    e record;
+BEGIN
+    SELECT status, priority, flow, lock_key INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF policy = 'while_active' THEN
+        RETURN true;
+    ELSIF e.status = 'initial' THEN
+        PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held AND status = 'initial' FOR NO KEY UPDATE;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+    END IF;
+    IF e.lock_key IS NULL THEN
+        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow AND r.pos = held
+            FOR UPDATE SKIP LOCKED;
+    ELSE
+        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.lock_key = e.lock_key LIMIT 1 FOR UPDATE SKIP LOCKED;
+    END IF;
+    PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    RETURN NOT EXISTS (SELECT FROM penstock.lock l
+                        WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || held) AND l.last_entry_id >= held);
+END $$;
+
+-- Name: lock_key_of(jsonb, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $_$
+    SELECT CASE WHEN left(path, 1) = '$' THEN jsonb_path_query_first(payload, path::jsonpath) #>> '{}'
+                WHEN position('.' IN path) > 0 THEN payload #>> string_to_array(path, '.')
+                ELSE payload ->> path END
+$_$;
+
+-- Name: push(text, jsonb, text, text, integer, timestamp with time zone, timestamp with time zone, timestamp with time zone, real, text, text, text, text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.push(queue text, payload jsonb, lock_key text DEFAULT NULL::text, flow text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, finish_by timestamp with time zone DEFAULT NULL::timestamp with time zone, cost real DEFAULT NULL::real, name text DEFAULT NULL::text, idempotency_key text DEFAULT NULL::text, unique_key text DEFAULT NULL::text, unique_policy text DEFAULT NULL::text, trace text DEFAULT NULL::text, callback jsonb DEFAULT NULL::jsonb) RETURNS bigint
+    LANGUAGE sql
+    AS $$
+    SELECT (penstock.push_many(queue, ARRAY[payload],
+        CASE WHEN lock_key IS NULL THEN '{}' ELSE ARRAY[lock_key] END,
+        CASE WHEN flow IS NULL THEN '{}' ELSE ARRAY[flow] END,
+        CASE WHEN priority IS NULL THEN '{}' ELSE ARRAY[priority::smallint] END,
+        CASE WHEN due_at IS NULL THEN '{}' ELSE ARRAY[due_at] END,
+        CASE WHEN start_by IS NULL THEN '{}' ELSE ARRAY[start_by] END,
+        CASE WHEN finish_by IS NULL THEN '{}' ELSE ARRAY[finish_by] END,
+        CASE WHEN cost IS NULL THEN '{}' ELSE ARRAY[cost] END,
+        CASE WHEN name IS NULL THEN '{}' ELSE ARRAY[name] END,
+        CASE WHEN idempotency_key IS NULL THEN '{}' ELSE ARRAY[idempotency_key] END,
+        CASE WHEN unique_key IS NULL THEN '{}' ELSE ARRAY[unique_key] END,
+        CASE WHEN unique_policy IS NULL THEN '{}' ELSE ARRAY[unique_policy] END,
+        CASE WHEN trace IS NULL THEN '{}' ELSE ARRAY[trace] END,
+        CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END)).ids[1]
+$$;
+
+-- Name: push_many(text, jsonb[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], real[], text[], text[], text[], text[], text[], jsonb[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], OUT ids bigint[], OUT verdicts text[]) RETURNS record
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    q    penstock.queue;
+    n    integer := coalesce(array_length(payloads, 1), 0);
+    keep boolean[];
+BEGIN
+    q := penstock.queue_row(queue_name);
+    IF n = 0 THEN
+        ids := '{}';
+        RETURN;
+    END IF;
+    PERFORM penstock.check_push(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
+                                unique_policies, dues, start_bys, finish_bys, costs);
+    ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
+    IF cardinality(idempotency_keys) > 0 THEN
+        SELECT r.ids, r.verdicts INTO ids, verdicts
+          FROM penstock.resolve_idempotency(q, ids, payloads, flows, idempotency_keys, lock_keys, names) r;
+    END IF;
+    IF cardinality(unique_keys) > 0 THEN
+        SELECT r.ids, r.verdicts INTO ids, verdicts
+          FROM penstock.resolve_uniqueness(q, ids, verdicts, unique_keys, unique_policies) r;
+    END IF;
+    IF verdicts IS NOT NULL THEN
+        keep := ARRAY(SELECT v = 'inserted' FROM unnest(verdicts) WITH ORDINALITY u(v, i) ORDER BY i);
+        n := cardinality(array_positions(keep, true));
+    END IF;
+    IF q.capacity IS NOT NULL AND n > 0 THEN
+        PERFORM penstock.admit(q, n);
+    END IF;
+
+    WITH fresh AS (
+        INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, priority, enabled_priority,
+                                    flow, lock_key, name, unique_key, trace, callback, payload)
+        SELECT u.id, q.id, CASE WHEN u.due_at > now() THEN 'initial' ELSE 'pending' END::penstock.status,
+               u.due_at, u.start_by, u.finish_by, u.cost,
+               CASE WHEN off.off THEN -1 ELSE p.priority END, CASE WHEN off.off THEN p.priority END,
+               coalesce(u.flow, ''), k.lock_key, u.name, u.unique_key, u.trace, u.callback, u.payload
+          FROM unnest(ids, payloads, lock_keys, flows, priorities, dues, start_bys, finish_bys, costs, names,
+                      unique_keys, unique_policies, traces, callbacks, keep)
+               WITH ORDINALITY
+               AS u(id, payload, lock_key, flow, priority, due_at, start_by, finish_by, cost, name,
+                    unique_key, unique_policy, trace, callback, keep, i)
+               CROSS JOIN LATERAL (SELECT coalesce(u.priority, q.entry_priority) AS priority) p
+               CROSS JOIN LATERAL (SELECT coalesce(u.lock_key,
+                    CASE WHEN q.grouping IS NOT NULL THEN penstock.lock_key_of(u.payload, q.grouping) END,
+                    CASE WHEN u.unique_policy = 'one_running_one_queued' THEN 'unique:' || u.unique_key END) AS lock_key) k
+               CROSS JOIN LATERAL (SELECT EXISTS (
+                    SELECT FROM penstock.disabled d
+                     WHERE d.queue_id = q.id AND ((d.scope = 'name' AND d.value = u.name)
+                                               OR (d.scope = 'lock_key' AND d.value = k.lock_key))) AS off) off
+         WHERE u.keep IS NOT FALSE
+         ORDER BY u.i
+        RETURNING id, priority, flow, lock_key, status
+    ), solo AS (
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+        SELECT q.id, f.priority, f.flow, f.id, f.id
+          FROM fresh f
+         WHERE f.lock_key IS NULL AND f.status = 'pending' AND f.priority >= 0
+    )
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+    SELECT q.id, g.priority, g.flow, g.pos, g.lock_key
+      FROM (SELECT f.priority, f.flow, f.lock_key, min(f.id) AS pos
+              FROM fresh f
+             WHERE f.lock_key IS NOT NULL AND f.status = 'pending' AND f.priority >= 0
+             GROUP BY f.priority, f.flow, f.lock_key) g
+     WHERE NOT EXISTS (
+        -- A ready row of the key that we can lock stays until we commit: whoever takes it away sees our entries.
+        -- One that is locked already gives no such promise, so that the key gets another.
+        SELECT FROM penstock.ready r
+         WHERE r.queue_id = q.id AND r.lock_key = g.lock_key AND r.priority = g.priority AND r.flow = g.flow
+         LIMIT 1
+           FOR UPDATE SKIP LOCKED)
+     ORDER BY g.lock_key;
+END $$;
+
+-- Name: queue_row(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.queue_row(queue_name text) RETURNS penstock.queue
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    q penstock.queue;
+BEGIN
+    SELECT * INTO q FROM penstock.queue WHERE name = queue_name;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'queue "%" does not exist', queue_name
+            USING ERRCODE = 'PS001', HINT = 'Create it first: SELECT penstock.create_queue(''name'').';
+    END IF;
+    RETURN q;
+END $$;
+
+-- Name: resolve_idempotency(penstock.queue, bigint[], jsonb[], text[], text[], text[], text[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.resolve_idempotency(q penstock.queue, INOUT ids bigint[], payloads jsonb[], flows text[], keys text[], lock_keys text[], names text[], OUT verdicts text[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    fingerprints bytea[];
+    conflict     record;
+BEGIN
+    fingerprints := ARRAY(
+        SELECT sha256(convert_to(jsonb_build_array(u.payload, u.lock_key, u.name)::text, 'UTF8'))
+          FROM unnest(payloads, lock_keys, names) WITH ORDINALITY u(payload, lock_key, name, i) ORDER BY u.i);
+    INSERT INTO penstock.idempotency (queue_id, flow, key, entry_id, fingerprint)
+    SELECT q.id, coalesce(u.flow, ''), u.key, u.id, u.fingerprint
+      FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
+     WHERE u.key IS NOT NULL
+     ORDER BY coalesce(u.flow, ''), u.key COLLATE "C", u.i
+    ON CONFLICT DO NOTHING;
+    SELECT u.i, u.key INTO conflict
+      FROM unnest(flows, keys, fingerprints) WITH ORDINALITY u(flow, key, fingerprint, i)
+           JOIN penstock.idempotency k ON k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key
+     WHERE k.fingerprint <> u.fingerprint ORDER BY u.i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'idempotency_key "%" was used with another body (entry %)', conflict.key, conflict.i
+            USING ERRCODE = 'PS004', HINT = 'Use a new key for new work; the same key must come with the same payload, lock key and name.';
+    END IF;
+    SELECT array_agg(coalesce(k.entry_id, u.id) ORDER BY u.i),
+           array_agg(CASE WHEN k.entry_id <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i)
+      INTO ids, verdicts
+      FROM unnest(ids, flows, keys) WITH ORDINALITY u(id, flow, key, i)
+           LEFT JOIN penstock.idempotency k ON k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key;
+END $$;
+
+-- Name: resolve_uniqueness(penstock.queue, bigint[], text[], text[], text[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.resolve_uniqueness(q penstock.queue, INOUT ids bigint[], INOUT verdicts text[], keys text[], policies text[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    u    record;
+    held bigint;
+BEGIN
+    verdicts := coalesce(verdicts, array_fill('inserted'::text, ARRAY[cardinality(ids)]));
+    FOR u IN SELECT k.key, k.policy, k.i FROM unnest(keys, policies) WITH ORDINALITY k(key, policy, i)
+              WHERE k.key IS NOT NULL ORDER BY k.key COLLATE "C", k.i
+    LOOP
+        CONTINUE WHEN verdicts[u.i] <> 'inserted';
+        LOOP
+            INSERT INTO penstock.uniqueness (queue_id, key, entry_id) VALUES (q.id, u.key, ids[u.i])
+            ON CONFLICT DO NOTHING;
+            EXIT WHEN FOUND;
+            SELECT entry_id INTO held FROM penstock.uniqueness WHERE queue_id = q.id AND key = u.key FOR UPDATE;
+            CONTINUE WHEN NOT FOUND; -- swept between the two statements
+            IF held = ANY (ids) OR penstock.holds_unique_key(q.id, held, u.policy) THEN
+                ids[u.i] := held;
+                verdicts[u.i] := 'duplicate';
+            ELSE
+                UPDATE penstock.uniqueness SET entry_id = ids[u.i] WHERE queue_id = q.id AND key = u.key;
+            END IF;
+            EXIT;
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- Name: audit; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.audit (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    actor text NOT NULL,
+    verb text NOT NULL,
+    object text NOT NULL,
+    reason text,
+    detail jsonb
+);
+
+-- Name: audit_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: depth; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.depth (
+    queue_id integer NOT NULL,
+    counted bigint NOT NULL,
+    accepted bigint NOT NULL,
+    removed bigint NOT NULL,
+    drain_rate real DEFAULT 0 NOT NULL,
+    counted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+-- Name: COLUMN depth.drain_rate; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.depth.drain_rate IS 'entries a second that left the queue between the last two counts';
+
+-- Name: disabled; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.disabled (
+    queue_id integer NOT NULL,
+    scope text NOT NULL,
+    value text NOT NULL COLLATE pg_catalog."C",
+    actor text NOT NULL,
+    reason text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT disabled_scope_check CHECK ((scope = ANY (ARRAY['name'::text, 'lock_key'::text])))
+);
+
+-- Name: entry; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.entry (
+    id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    due_at timestamp with time zone,
+    start_by timestamp with time zone,
+    finish_by timestamp with time zone,
+    queue_id integer NOT NULL,
+    status penstock.status NOT NULL,
+    cost real,
+    priority smallint NOT NULL,
+    enabled_priority smallint,
+    attempt smallint DEFAULT 0 NOT NULL,
+    crashes smallint DEFAULT 0 NOT NULL,
+    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    name text COLLATE pg_catalog."C",
+    unique_key text COLLATE pg_catalog."C",
+    trace text,
+    callback jsonb,
+    history jsonb,
+    payload jsonb NOT NULL,
+    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
+)
+PARTITION BY LIST (queue_id);
+
+-- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
+
+-- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
+
+-- Name: COLUMN entry.crashes; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
+
+-- Name: COLUMN entry.history; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
+
+-- Name: entry_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+CREATE SEQUENCE penstock.entry_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+-- Name: failure; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.failure (
+    entry_id bigint NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    failed_at timestamp with time zone DEFAULT now() NOT NULL,
+    start_by timestamp with time zone,
+    finish_by timestamp with time zone,
+    queue_id integer NOT NULL,
+    cost real,
+    priority smallint NOT NULL,
+    attempt smallint NOT NULL,
+    crashes smallint NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    name text COLLATE pg_catalog."C",
+    class text NOT NULL,
+    error text NOT NULL,
+    fingerprint text NOT NULL,
+    trace text,
+    callback jsonb,
+    history jsonb,
+    payload jsonb NOT NULL
+)
+PARTITION BY RANGE (failed_at);
+
+-- Name: COLUMN failure.fingerprint; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.failure.fingerprint IS 'the error with numbers and quoted texts left out: equal for errors of one cause';
+
+-- Name: failure_default; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.failure_default (
+    entry_id bigint NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    failed_at timestamp with time zone DEFAULT now() NOT NULL,
+    start_by timestamp with time zone,
+    finish_by timestamp with time zone,
+    queue_id integer NOT NULL,
+    cost real,
+    priority smallint NOT NULL,
+    attempt smallint NOT NULL,
+    crashes smallint NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    name text COLLATE pg_catalog."C",
+    class text NOT NULL,
+    error text NOT NULL,
+    fingerprint text NOT NULL,
+    trace text,
+    callback jsonb,
+    history jsonb,
+    payload jsonb NOT NULL
+);
+
+-- Name: idempotency; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.idempotency (
+    entry_id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    queue_id integer NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    fingerprint bytea NOT NULL
+);
+
+-- Name: lock; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.lock (
+    token bigint NOT NULL,
+    node_id bigint NOT NULL,
+    pos bigint NOT NULL,
+    last_entry_id bigint NOT NULL,
+    claimed_at timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    claim_id integer NOT NULL,
+    entry_count integer NOT NULL,
+    cost real NOT NULL,
+    priority smallint NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    lock_key text NOT NULL COLLATE pg_catalog."C"
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
+
+-- Name: COLUMN lock.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.pos IS 'place in line of the ready row it was claimed by, for when the group is handed back';
+
+-- Name: COLUMN lock.last_entry_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.last_entry_id IS 'the claim covers the entries of the key up to this id; later ones wait';
+
+-- Name: COLUMN lock.claim_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.claim_id IS 'number the node gave the claim, so that a claim whose answer was lost can be found again';
+
+-- Name: node; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.node (
+    id bigint NOT NULL,
+    name text NOT NULL,
+    application text NOT NULL COLLATE pg_catalog."C",
+    started_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    beat_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    beat bigint DEFAULT 0 NOT NULL,
+    lease interval DEFAULT '00:00:10'::interval NOT NULL,
+    threads integer DEFAULT 0 NOT NULL,
+    queue_ids integer[] DEFAULT '{}'::integer[] NOT NULL,
+    tokens bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+    load jsonb DEFAULT '{}'::jsonb NOT NULL,
+    draining_at timestamp with time zone,
+    drain_by text,
+    drain_reason text
+)
+WITH (fillfactor='50');
+
+-- Name: COLUMN node.beat; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.node.beat IS 'heartbeats so far; recovery compares the token lists of two of them';
+
+-- Name: operation; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.operation (
+    id bigint NOT NULL,
+    queue_id integer NOT NULL,
+    verb text NOT NULL,
+    filter jsonb NOT NULL,
+    per_second integer NOT NULL,
+    actor text NOT NULL,
+    reason text NOT NULL,
+    status text DEFAULT 'running'::text NOT NULL,
+    matched bigint NOT NULL,
+    changed bigint DEFAULT 0 NOT NULL,
+    last_id bigint DEFAULT 0 NOT NULL,
+    until_id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    stepped_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    CONSTRAINT operation_per_second_check CHECK ((per_second > 0)),
+    CONSTRAINT operation_status_check CHECK ((status = ANY (ARRAY['running'::text, 'done'::text, 'cancelled'::text]))),
+    CONSTRAINT operation_verb_check CHECK ((verb = ANY (ARRAY['retry_failures'::text, 'discard_failures'::text, 'cancel'::text, 'disable'::text, 'enable'::text])))
+);
+
+-- Name: COLUMN operation.matched; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.operation.matched IS 'entries that matched when the operation was asked for';
+
+-- Name: COLUMN operation.last_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id; it goes on behind it after a crash';
+
+-- Name: operation_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.operation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.operation_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: progress; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.progress (
+    entry_id bigint NOT NULL,
+    token bigint NOT NULL,
+    updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    queue_id integer NOT NULL,
+    done real,
+    message text,
+    checkpoint jsonb,
+    CONSTRAINT progress_done_check CHECK (((done >= (0)::double precision) AND (done <= (1)::double precision)))
+)
+WITH (fillfactor='70');
+
+-- Name: queue_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.queue ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.queue_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: ready; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.ready (
+    pos bigint NOT NULL,
+    entry_id bigint,
+    queue_id integer NOT NULL,
+    priority smallint NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    CONSTRAINT ready_check CHECK (((entry_id IS NULL) <> (lock_key IS NULL)))
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
+
+-- Name: result; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.result (
+    entry_id bigint NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone DEFAULT now() NOT NULL,
+    queue_id integer NOT NULL,
+    node_id bigint,
+    token bigint,
+    run_ms bigint,
+    attempt smallint NOT NULL,
+    outcome penstock.outcome NOT NULL,
+    reason text,
+    result jsonb,
+    CONSTRAINT result_outcome_check CHECK ((outcome <> 'failed'::penstock.outcome))
+)
+PARTITION BY RANGE (finished_at);
+
+-- Name: result_default; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.result_default (
+    entry_id bigint NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone DEFAULT now() NOT NULL,
+    queue_id integer NOT NULL,
+    node_id bigint,
+    token bigint,
+    run_ms bigint,
+    attempt smallint NOT NULL,
+    outcome penstock.outcome NOT NULL,
+    reason text,
+    result jsonb,
+    CONSTRAINT result_outcome_check CHECK ((outcome <> 'failed'::penstock.outcome))
+);
+
+-- Name: token_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+CREATE SEQUENCE penstock.token_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+-- Name: uniqueness; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.uniqueness (
+    entry_id bigint NOT NULL,
+    queue_id integer NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C"
+);
+
+-- Name: failure_default; Type: TABLE ATTACH; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.failure ATTACH PARTITION penstock.failure_default DEFAULT;
+
+-- Name: result_default; Type: TABLE ATTACH; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.result ATTACH PARTITION penstock.result_default DEFAULT;
+
+-- Name: audit audit_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+
+-- Name: depth depth_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.depth
+    ADD CONSTRAINT depth_pkey PRIMARY KEY (queue_id);
+
+-- Name: disabled disabled_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.disabled
+    ADD CONSTRAINT disabled_pkey PRIMARY KEY (queue_id, scope, value);
+
+-- Name: entry entry_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.entry
+    ADD CONSTRAINT entry_pkey PRIMARY KEY (queue_id, id);
+
+-- Name: idempotency idempotency_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.idempotency
+    ADD CONSTRAINT idempotency_pkey PRIMARY KEY (queue_id, flow, key);
+
+-- Name: lock lock_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.lock
+    ADD CONSTRAINT lock_pkey PRIMARY KEY (queue_id, lock_key);
+
+-- Name: node node_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.node
+    ADD CONSTRAINT node_pkey PRIMARY KEY (id);
+
+-- Name: operation operation_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.operation
+    ADD CONSTRAINT operation_pkey PRIMARY KEY (id);
+
+-- Name: progress progress_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.progress
+    ADD CONSTRAINT progress_pkey PRIMARY KEY (queue_id, entry_id);
+
+-- Name: queue queue_name_key; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.queue
+    ADD CONSTRAINT queue_name_key UNIQUE (name);
+
+-- Name: queue queue_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.queue
+    ADD CONSTRAINT queue_pkey PRIMARY KEY (id);
+
+-- Name: ready ready_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.ready
+    ADD CONSTRAINT ready_pkey PRIMARY KEY (queue_id, priority, flow, pos);
+
+-- Name: uniqueness uniqueness_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.uniqueness
+    ADD CONSTRAINT uniqueness_pkey PRIMARY KEY (queue_id, key);
+
+-- Name: failure_entry; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX failure_entry ON ONLY penstock.failure USING btree (queue_id, entry_id);
+
+-- Name: failure_default_queue_id_entry_id_idx; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX failure_default_queue_id_entry_id_idx ON penstock.failure_default USING btree (queue_id, entry_id);
+
+-- Name: failure_fingerprint; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX failure_fingerprint ON ONLY penstock.failure USING btree (queue_id, fingerprint);
+
+-- Name: failure_default_queue_id_fingerprint_idx; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX failure_default_queue_id_fingerprint_idx ON penstock.failure_default USING btree (queue_id, fingerprint);
+
+-- Name: idempotency_created_at; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX idempotency_created_at ON penstock.idempotency USING brin (created_at);
+
+-- Name: ready_lock_key; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX ready_lock_key ON penstock.ready USING btree (queue_id, lock_key) WHERE (lock_key IS NOT NULL);
+
+-- Name: result_entry; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX result_entry ON ONLY penstock.result USING btree (queue_id, entry_id);
+
+-- Name: result_default_queue_id_entry_id_idx; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX result_default_queue_id_entry_id_idx ON penstock.result_default USING btree (queue_id, entry_id);
+
+-- Name: failure_default_queue_id_entry_id_idx; Type: INDEX ATTACH; Schema: penstock; Owner: -
+
+ALTER INDEX penstock.failure_entry ATTACH PARTITION penstock.failure_default_queue_id_entry_id_idx;
+
+-- Name: failure_default_queue_id_fingerprint_idx; Type: INDEX ATTACH; Schema: penstock; Owner: -
+
+ALTER INDEX penstock.failure_fingerprint ATTACH PARTITION penstock.failure_default_queue_id_fingerprint_idx;
+
+-- Name: result_default_queue_id_entry_id_idx; Type: INDEX ATTACH; Schema: penstock; Owner: -
+
+ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue_id_entry_id_idx;
+
+-- Name: depth depth_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.depth
+    ADD CONSTRAINT depth_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
+
+-- Name: disabled disabled_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.disabled
+    ADD CONSTRAINT disabled_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
+
+-- Name: operation operation_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.operation
+    ADD CONSTRAINT operation_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
