@@ -3,6 +3,7 @@ package devpostgres
 import (
 	"context"
 	"fmt"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,8 @@ type binaries struct {
 
 func (b binaries) String() string { return fmt.Sprintf("Postgres %s in %s", b.version, b.dir) }
 
+func (b binaries) program(name string) string { return filepath.Join(b.dir, name) }
+
 // place is where an installation may be: a pattern of directories and how people call it.
 type place struct{ name, pattern string }
 
@@ -38,30 +41,41 @@ func places() []place {
 
 // installed looks for binaries on this machine: first on PATH, then in the usual places, the newest version first.
 // wantMajor, if not 0, is the only version that will do. Every place looked at in vain is noted in tried.
-func installed(ctx context.Context, acct account, wantMajor int, at []place, tried *attempts) (binaries, bool) {
-	if path, err := exec.LookPath("postgres"); err != nil {
-		tried.add("binaries on PATH", "no postgres there")
-	} else if b, err := inspectPath(ctx, acct, path, wantMajor); err != nil {
-		tried.add("binaries on PATH", err.Error())
-	} else {
-		return b, true
+func installed(ctx context.Context, acct account, wantMajor int, at []place, tried *attempts) iter.Seq[binaries] {
+	return func(yield func(binaries) bool) {
+		if path, err := exec.LookPath("postgres"); err != nil {
+			tried.add("binaries on PATH", "no postgres there")
+		} else if b, err := inspectPath(ctx, acct, path, wantMajor); err != nil {
+			tried.add("binaries on PATH", err.Error())
+		} else if !yield(b) {
+			return
+		}
+		for _, p := range at {
+			for b := range installedAt(ctx, acct, wantMajor, p, tried) {
+				if !yield(b) {
+					return
+				}
+			}
+		}
 	}
-	for _, p := range at {
+}
+
+func installedAt(ctx context.Context, acct account, wantMajor int, p place, tried *attempts) iter.Seq[binaries] {
+	return func(yield func(binaries) bool) {
 		found, err := filepath.Glob(p.pattern)
 		if err != nil || len(found) == 0 {
 			tried.add(p.name, p.pattern+" does not exist")
-			continue
+			return
 		}
 		slices.SortFunc(found, func(a, b string) int { return numberIn(b) - numberIn(a) })
 		for _, dir := range found {
-			b, err := inspect(ctx, acct, dir, wantMajor)
-			if err == nil {
-				return b, true
+			if b, err := inspect(ctx, acct, dir, wantMajor); err != nil {
+				tried.add(p.name, err.Error())
+			} else if !yield(b) {
+				return
 			}
-			tried.add(p.name, err.Error())
 		}
 	}
-	return binaries{}, false
 }
 
 var number = regexp.MustCompile(`\d+`)
@@ -120,5 +134,3 @@ func inspect(ctx context.Context, acct account, dir string, wantMajor int) (bina
 	}
 	return binaries{dir: dir, version: match[1], major: major}, nil
 }
-
-func (b binaries) program(name string) string { return filepath.Join(b.dir, name) }

@@ -2,6 +2,7 @@ package devpostgres
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,12 @@ import (
 	"time"
 )
 
+// Where a kept directory has its data, by what made it.
+const (
+	clusterData   = "pgdata"
+	containerData = "container"
+)
+
 // directory is where a cluster lives: its data, its log, and what keeps others out.
 type directory struct {
 	path    string
@@ -21,7 +28,7 @@ type directory struct {
 	deleted chan struct{} // closed when the janitor has deleted the directory; nil if it is kept
 }
 
-func (d *directory) data() string { return filepath.Join(d.path, "pgdata") }
+func (d *directory) data() string { return filepath.Join(d.path, clusterData) }
 func (d *directory) log() string  { return filepath.Join(d.path, "postgres.log") }
 func (d *directory) kept() bool   { return d.deleted == nil }
 
@@ -37,6 +44,26 @@ func (d *directory) release(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("delete %s: %w", d.path, ctx.Err())
 	}
+}
+
+// password is random, and kept with a kept cluster so that its DSN stays the same.
+func (d *directory) password() (string, error) {
+	if !d.kept() {
+		return rand.Text(), nil
+	}
+	path := filepath.Join(d.path, "password")
+	text, err := os.ReadFile(path)
+	if err == nil && len(text) > 0 {
+		return strings.TrimSpace(string(text)), nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read password: %w", err)
+	}
+	password := rand.Text()
+	if err := os.WriteFile(path, []byte(password+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("keep password: %w", err)
+	}
+	return password, nil
 }
 
 // openDirectory makes a temporary directory, or opens the kept one for this process alone.
@@ -79,7 +106,7 @@ func makeTemporary(base string, cfg Config, acct account) (string, error) {
 	}
 	err = acct.own(path)
 	if err == nil && cfg.SocketDir == "" {
-		err = checkSocketPath(filepath.Join(path, "pgdata"), cfg.port())
+		err = checkSocketPath(filepath.Join(path, clusterData), cfg.port())
 	}
 	if err != nil {
 		return "", errors.Join(err, os.Remove(path))

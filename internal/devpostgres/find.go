@@ -5,41 +5,96 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 )
 
+// errUnfit marks a failure that lies in the source, so that the next one is worth trying.
+var errUnfit = errors.New("these binaries do not work")
+
 // find starts a server from the first source that works.
-// A source that exists but does not start a server ends the search: its error is what there is to mend.
-func find(ctx context.Context, cfg Config, acct account, at []place) (*Server, error) {
+// What goes wrong for another reason than the source (a data directory in use, say) ends the search.
+func find(ctx context.Context, cfg Config, at []place) (*Server, error) {
 	tried := attempts{{Source: "given DSN", Reason: "none was given"}}
-	major, err := keptMajor(cfg.DataDir)
+	made, err := keptBy(cfg.DataDir)
 	if err != nil {
 		return nil, err
 	}
-	if bin, ok := installed(ctx, acct, major, at, &tried); ok {
-		return startCluster(ctx, cfg, acct, bin)
+	server, err := findBinaries(ctx, cfg, at, made, &tried)
+	if server != nil || err != nil {
+		return server, err
+	}
+	server, err = findContainer(ctx, cfg, made, &tried)
+	if server != nil || err != nil {
+		return server, err
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("find a Postgres: %w", ctx.Err())
 	}
 	return nil, &NotFoundError{Attempts: tried}
 }
 
-// keptMajor is the version that made the cluster in a kept directory, 0 if there is none: only the same version can run it.
-func keptMajor(dir string) (int, error) {
-	if dir == "" {
-		return 0, nil
+// findBinaries starts a private cluster with the first binaries that work; nil, nil if there are none.
+func findBinaries(ctx context.Context, cfg Config, at []place, made maker, tried *attempts) (*Server, error) {
+	if made.container {
+		tried.add("binaries", "the data directory was made in a container, and needs one again")
+		return nil, nil
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "pgdata", "PG_VERSION"))
+	acct, err := serverAccount()
+	if err != nil {
+		tried.add("binaries", err.Error())
+		return nil, nil
+	}
+	for bin := range usable(ctx, cfg, acct, made.major, at, tried) {
+		server, err := startCluster(ctx, cfg, acct, bin)
+		if !errors.Is(err, errUnfit) {
+			return server, err
+		}
+		tried.add(bin.String(), err.Error())
+	}
+	return nil, nil
+}
+
+// usable are the binaries on this machine and then the downloaded ones, which are not fetched before they are asked for.
+func usable(ctx context.Context, cfg Config, acct account, wantMajor int, at []place, tried *attempts) iter.Seq[binaries] {
+	return func(yield func(binaries) bool) {
+		for bin := range installed(ctx, acct, wantMajor, at, tried) {
+			if !yield(bin) {
+				return
+			}
+		}
+		if bin, ok := downloaded(ctx, cfg, acct, wantMajor, tried); ok {
+			yield(bin)
+		}
+	}
+}
+
+// maker is what made the cluster in a kept directory, the zero value if there is none: only its like can run it.
+type maker struct {
+	major     int
+	container bool
+}
+
+func keptBy(dir string) (maker, error) {
+	if dir == "" {
+		return maker{}, nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, containerData)); err == nil {
+		return maker{container: true}, nil
+	}
+	text, err := os.ReadFile(filepath.Join(dir, clusterData, "PG_VERSION"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+		return maker{}, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read version of data directory: %w", err)
+		return maker{}, fmt.Errorf("read version of data directory: %w", err)
 	}
 	major, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
-		return 0, fmt.Errorf("read version of data directory: %w", err)
+		return maker{}, fmt.Errorf("read version of data directory: %w", err)
 	}
-	return major, nil
+	return maker{major: major}, nil
 }

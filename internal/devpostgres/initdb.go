@@ -54,7 +54,7 @@ func initdb(ctx context.Context, cfg Config, acct account, bin binaries, dir *di
 	cmd.Dir = "/"
 	cmd.Env = serverEnvironment()
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("run initdb: %w: %s", err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("%w: run initdb: %w: %s", errUnfit, err, strings.TrimSpace(string(out)))
 	}
 	conf, err := os.OpenFile(filepath.Join(work, "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {

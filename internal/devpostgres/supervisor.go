@@ -9,16 +9,18 @@ import (
 	"os/exec"
 )
 
-// supervisorScript runs one postmaster until it ends. Arguments: postgres, data directory, last signal.
+// supervisorScript runs one postmaster until it ends. Arguments: last signal, then the postmaster's command line.
 // Each line of its input is a signal to pass on; end of file means that the program is gone.
 // A server that does not obey is pressed harder after 20 s.
 const supervisorScript = `
+last=$1
+shift
 exec 5<&0
-"$1" -D "$2" </dev/null 5<&- &
+"$@" </dev/null 5<&- &
 pg=$!
 (
 	while read -r signal; do kill -s "$signal" "$pg"; done
-	for signal in "$3" QUIT KILL; do
+	for signal in "$last" QUIT KILL; do
 		n=0
 		kill -s "$signal" "$pg" || exit 0
 		while [ "$n" -lt 100 ]; do
@@ -48,6 +50,15 @@ while read -r _; do :; done
 rm -rf -- "$1" 2>/dev/null || { sleep 1; rm -rf -- "$1"; }
 `
 
+// supervisorCommand runs postgres under a supervisor on this machine.
+func supervisorCommand(acct account, bin binaries, data string, last Signal) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", "-c", supervisorScript, "penstock-postgres", string(last), bin.program("postgres"), "-D", data) //nolint:noctx // its life is the pipe's
+	cmd.SysProcAttr = acct.attributes()
+	cmd.Dir = "/"
+	cmd.Env = serverEnvironment()
+	return cmd
+}
+
 // supervised is one run of a postmaster below its supervisor.
 type supervised struct {
 	pipe *os.File      // to the supervisor
@@ -55,8 +66,9 @@ type supervised struct {
 	err  error         // how the postmaster ended; read it after done
 }
 
-// supervise starts the postmaster. hold is passed on to every process of the run.
-func supervise(acct account, bin binaries, data string, lastSignal Signal, hold, log *os.File) (*supervised, error) {
+// supervise starts a command which waits for its orders, and for the program's end, on standard input.
+// Every process of the run inherits hold.
+func supervise(cmd *exec.Cmd, hold, log *os.File) (*supervised, error) {
 	commands, pipe, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("open pipe to supervisor: %w", err)
@@ -70,12 +82,8 @@ func supervise(acct account, bin binaries, data string, lastSignal Signal, hold,
 	}
 	defer alive.Close()
 
-	cmd := exec.Command("/bin/sh", "-c", supervisorScript, "penstock-postgres", bin.program("postgres"), data, string(lastSignal)) //nolint:noctx // its life is the pipe's
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = commands, log, log
-	cmd.ExtraFiles = []*os.File{hold, alive}
-	cmd.SysProcAttr = acct.attributes()
-	cmd.Dir = "/"
-	cmd.Env = serverEnvironment()
+	cmd.ExtraFiles = []*os.File{hold, alive} // descriptors 3 and 4
 	if err := cmd.Start(); err != nil {
 		pipe.Close()
 		gone.Close()
