@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -71,6 +72,10 @@ type listed struct {
 }
 
 func TestImportsPointDownwards(t *testing.T) {
+	architecture, err := os.ReadFile("docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, pkg := range goList(t) {
 		name := relative(pkg.ImportPath)
 		if len(pkg.GoFiles) == 0 {
@@ -80,6 +85,9 @@ func TestImportsPointDownwards(t *testing.T) {
 		if !known {
 			t.Errorf("%s is not in the table of imports: add a row to imports_test.go and to docs/architecture.md", name)
 			continue
+		}
+		if !bytes.Contains(architecture, []byte("`"+name+"`")) {
+			t.Errorf("docs/architecture.md says nothing about `%s`: add a row and a paragraph", name)
 		}
 		for _, imported := range ours(pkg.Imports) {
 			if !permitted(allowed, imported) {
