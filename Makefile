@@ -17,10 +17,13 @@ ARGS    ?=
 # Modules of their own, so that the product's go.mod lists only what it runs on. One without Go files yet is left out.
 MODULES := $(sort $(foreach mod,$(wildcard examples/*/go.mod bench/go.mod bench/*/go.mod),$(if $(shell find $(dir $(mod)) -name '*.go' -print -quit),$(patsubst %/,%,$(dir $(mod))))))
 
+# npm packages bring Go files of their own.
+GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -o -name '*.go' -print
+
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help run dev build fmt fmt-check vet lint test race e2e schema schema-check bench check check-worker check-modules clean
+.PHONY: help run dev build fmt fmt-check vet lint test race schema schema-check check check-modules clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,10 +40,10 @@ build: ## Build every module; programs go to bin/
 	for module in $(MODULES); do echo "build $$module"; go -C "$$module" build ./... || exit 1; done
 
 fmt: $(GOFUMPT) ## Format all Go files
-	$(GOFUMPT) -w .
+	$(GOFILES) | xargs $(GOFUMPT) -w
 
 fmt-check: $(GOFUMPT)
-	@unformatted=$$($(GOFUMPT) -l .); \
+	@unformatted=$$($(GOFILES) | xargs $(GOFUMPT) -l); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 
 vet:
