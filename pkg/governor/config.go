@@ -1,0 +1,67 @@
+package governor
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config says where the marks are. Its zero value means the defaults; fractions are 0 to 1.
+type Config struct {
+	// MemoryHigh closes the node to all queues, MemoryLow opens it again and is
+	// how far declared needs are packed: fractions of the limit. Defaults 0.90 and 0.80.
+	MemoryHigh, MemoryLow float64
+	// CPUHigh and CPULow are the same for the CPU that declared needs do not
+	// explain: fractions of the cores. Defaults 0.90 and 0.75.
+	CPUHigh, CPULow float64
+	// Calm is how long use must stay under the low mark before a gate opens. Default 3 s.
+	Calm time.Duration
+	// RefuseUndeclared lets a closed CPU gate refuse queues that declare no CPU need as well.
+	RefuseUndeclared bool
+	// SampleEvery is the pause between readings. Default 500 ms.
+	SampleEvery time.Duration
+	// StaleAfter is the age at which readings are no longer believed. Default 5 s.
+	StaleAfter time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	fallback(&c.MemoryHigh, 0.90)
+	fallback(&c.MemoryLow, min(0.80, c.MemoryHigh*8/9))
+	fallback(&c.CPUHigh, 0.90)
+	fallback(&c.CPULow, min(0.75, c.CPUHigh*5/6))
+	fallback(&c.Calm, 3*time.Second)
+	fallback(&c.SampleEvery, 500*time.Millisecond)
+	fallback(&c.StaleAfter, max(5*time.Second, 4*c.SampleEvery))
+	return c
+}
+
+func fallback[T comparable](v *T, value T) {
+	var zero T
+	if *v == zero {
+		*v = value
+	}
+}
+
+// Validate names what is wrong with the marks and how to put it right.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	return errors.Join(
+		validMarks("memory", c.MemoryLow, c.MemoryHigh),
+		validMarks("cpu", c.CPULow, c.CPUHigh),
+		positive("calm", c.Calm), positive("sample every", c.SampleEvery), positive("stale after", c.StaleAfter),
+	)
+}
+
+func validMarks(resource string, low, high float64) error {
+	if 0 < low && low < high && high <= 1 {
+		return nil
+	}
+	return fmt.Errorf("governor %s marks: low %g, high %g: want 0 < low < high <= 1", resource, low, high)
+}
+
+func positive(name string, d time.Duration) error {
+	if d > 0 {
+		return nil
+	}
+	return fmt.Errorf("governor %s: %v: want a duration above zero", name, d)
+}

@@ -1,0 +1,170 @@
+package governor
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+)
+
+// Source measures the node. Machine is the real one.
+type Source interface {
+	// Sample measures now; its At is set by the caller.
+	Sample(ctx context.Context) (Sample, error)
+}
+
+// Governor keeps the last readings and the needs declared by what runs. All its
+// methods but Run are short and touch no file; they may be called from any goroutine.
+type Governor struct {
+	config Config
+	source Source
+	log    *slog.Logger
+
+	mu       sync.Mutex
+	sample   Sample
+	sampled  ledger // what ran when sample was taken
+	running  ledger
+	state    State
+	needs    map[string]Need
+	refusals map[Refusal]uint64
+}
+
+// ledger adds up declared needs in whole units, so that taking and releasing leaves nothing behind.
+type ledger struct {
+	microcores  int64
+	memoryBytes int64
+}
+
+func (l ledger) need() Need {
+	return Need{CPU: float64(l.microcores) / 1e6, MemoryBytes: l.memoryBytes}
+}
+
+// New returns a governor that refuses everything until Run has taken its first reading.
+func New(c Config, source Source, log *slog.Logger) (*Governor, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return &Governor{
+		config: c.withDefaults(), source: source, log: log,
+		needs: map[string]Need{}, refusals: map[Refusal]uint64{},
+	}, nil
+}
+
+// Run takes readings until ctx ends. A reading that fails is logged once, until one
+// succeeds again; the old readings serve until they are stale.
+func (g *Governor) Run(ctx context.Context) error {
+	ticker := time.NewTicker(g.config.SampleEvery)
+	defer ticker.Stop()
+	failing := false
+	for {
+		err := g.read(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil && !failing {
+			g.log.Error("governor reads nothing", "error", err)
+		} else if err == nil && failing {
+			g.log.Info("governor reads again")
+		}
+		failing = err != nil
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+func (g *Governor) read(ctx context.Context) error {
+	sample, err := g.source.Sample(ctx)
+	if err != nil {
+		return fmt.Errorf("sample CPU and memory: %w", err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	sample.At = time.Now()
+	g.sample, g.sampled = sample, g.running
+	g.state = g.state.Step(g.config, g.readings(0), sample.At)
+	return nil
+}
+
+// Declare sets what an entry of the queue needs, from now on. Entries that run keep what they took.
+func (g *Governor) Declare(queue string, n Need) error {
+	if n.MemoryBytes < 0 || n.Threads < 0 || !(n.CPU >= 0) || n.CPU > 1e6 {
+		return fmt.Errorf("declare need of queue %s: %+v: want values from zero up", queue, n)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.needs[queue] = n
+	return nil
+}
+
+// Hold is what one running entry of a queue has taken.
+type Hold struct {
+	microcores  int64
+	memoryBytes int64
+}
+
+// Take asks for up to want entries of the queue and takes what the verdict allows:
+// Allow is at most want, and each of these entries must be released once, when it
+// finishes or when the claim did not return it. free is the number of idle processing threads.
+func (g *Governor) Take(queue string, free, want int) (Verdict, Hold) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	need := g.needs[queue]
+	v := g.decide(need, free)
+	if v.Allow == 0 {
+		g.count(queue, v.Reasons)
+		return v, Hold{}
+	}
+	v.Allow = min(v.Allow, max(want, 0))
+	hold := Hold{int64(math.Ceil(need.CPU * 1e6)), need.MemoryBytes}
+	g.add(hold, v.Allow)
+	return v, hold
+}
+
+// Release gives back what n entries took.
+func (g *Governor) Release(h Hold, n int) {
+	if h == (Hold{}) || n == 0 {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.add(h, -n)
+}
+
+func (g *Governor) add(h Hold, n int) {
+	g.running.microcores += int64(n) * h.microcores
+	g.running.memoryBytes += int64(n) * h.memoryBytes
+}
+
+// Ask gives the verdict that Take would, and takes nothing: for a person who wonders why.
+func (g *Governor) Ask(queue string, free int) Verdict {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.decide(g.needs[queue], free)
+}
+
+func (g *Governor) decide(need Need, free int) (v Verdict) {
+	v, g.state = Decide(g.config, g.state, g.readings(free), need, time.Now())
+	return v
+}
+
+func (g *Governor) readings(free int) Readings {
+	return Readings{Sample: g.sample, Sampled: g.sampled.need(), Running: g.running.need(), FreeThreads: free}
+}
+
+// Status is what the governor knows, for metrics and the dashboard.
+type Status struct {
+	Readings Readings // FreeThreads is not known here and zero
+	State    State
+}
+
+// Status returns the last readings and the gates.
+func (g *Governor) Status() Status {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return Status{g.readings(0), g.state}
+}

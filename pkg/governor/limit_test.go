@@ -1,0 +1,122 @@
+//go:build linux
+
+package governor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	limitBytes = 256 << 20
+	limitedEnv = "PENSTOCK_TEST_LIMITED_CGROUP"
+)
+
+// TestGovernorUnderRealMemoryLimit runs this test binary again inside a memory cgroup of
+// 256 MiB and watches the gate close before the kernel kills, and open again.
+func TestGovernorUnderRealMemoryLimit(t *testing.T) {
+	dir := limitedCgroup(t)
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestInsideMemoryLimit$", "-test.v")
+	child.Env = append(os.Environ(), limitedEnv+"="+dir)
+	output, err := child.CombinedOutput()
+	if err != nil || !strings.Contains(string(output), "--- PASS: TestInsideMemoryLimit") {
+		t.Fatalf("inside the cgroup: %v\n%s", err, output)
+	}
+	t.Logf("inside the cgroup:\n%s", output)
+}
+
+// TestInsideMemoryLimit is the other half of TestGovernorUnderRealMemoryLimit and does nothing on its own.
+func TestInsideMemoryLimit(t *testing.T) {
+	dir := os.Getenv(limitedEnv)
+	if dir == "" {
+		t.Skip("runs only inside the cgroup that TestGovernorUnderRealMemoryLimit makes")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+		t.Fatal(err)
+	}
+	g, err := New(Config{Calm: time.Millisecond}, NewMachine(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(moment string) Verdict {
+		if err := g.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		v := g.Ask("video", 4)
+		r := g.Status().Readings
+		fmt.Printf("%s: %d of %d MiB used, allow %d %v\n", moment, r.MemoryUsedBytes>>20, r.MemoryLimitBytes>>20, v.Allow, v.Reasons)
+		return v
+	}
+	if err := g.Declare("video", Need{MemoryBytes: 100 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if v := ask("at first"); v.Allow != 1 && v.Allow != 2 {
+		t.Errorf("allow %d entries of 100 MiB in 256 MiB", v.Allow)
+	}
+	if limit := g.Status().Readings.MemoryLimitBytes; limit != limitBytes {
+		t.Fatalf("limit %d, want %d", limit, limitBytes)
+	}
+	ballast := touched(235 << 20)
+	if v := ask("nearly full"); v.Allow != 0 || v.Reasons[0].Code != MemoryHigh {
+		t.Errorf("nearly full: verdict %+v, want a refusal for %s", v, MemoryHigh)
+	}
+	runtime.KeepAlive(ballast)
+	ballast = nil
+	debug.FreeOSMemory()
+	ask("released")
+	time.Sleep(2 * time.Millisecond) // the calm time of this test's config
+	if v := ask("calm"); v.Allow == 0 {
+		t.Errorf("calm: verdict %+v, want some allowed", v)
+	}
+}
+
+func touched(bytes int) []byte {
+	memory := make([]byte, bytes)
+	for i := 0; i < len(memory); i += 4096 {
+		memory[i] = 1
+	}
+	return memory
+}
+
+// limitedCgroup makes a memory cgroup below our own, or skips where this machine does not allow one.
+func limitedCgroup(t *testing.T) string {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a memory cgroup")
+	}
+	own, err := findController(os.DirFS("/"), "memory")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own.version == 0 {
+		t.Skip("needs a memory cgroup controller; none is mounted")
+	}
+	parent := "/" + own.dirs[0]
+	dir := filepath.Join(parent, fmt.Sprintf("penstock-test-%d", os.Getpid()))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skipf("needs a writable cgroup file system: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Errorf("remove test cgroup: %v", err)
+		}
+	})
+	limit := filepath.Join(dir, map[int]string{1: "memory.limit_in_bytes", 2: "memory.max"}[own.version])
+	if _, err := os.Stat(limit); errors.Is(err, fs.ErrNotExist) {
+		t.Skipf("needs the memory controller enabled for children of %s (cgroup.subtree_control)", parent)
+	}
+	if err := os.WriteFile(limit, []byte(strconv.Itoa(limitBytes)), 0); err != nil {
+		t.Skipf("needs permission to limit memory: %v", err)
+	}
+	return dir
+}

@@ -1,0 +1,38 @@
+package governor
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Refusal names what is counted: one reason for one queue.
+type Refusal struct {
+	Queue string
+	Code  Code
+}
+
+// RefusalCount is how often Take allowed nothing for a reason, since the start of the node.
+type RefusalCount struct {
+	Refusal
+	Count uint64
+}
+
+func (g *Governor) count(queue string, reasons []Reason) {
+	for _, r := range reasons {
+		g.refusals[Refusal{queue, r.Code}]++
+	}
+}
+
+// Refusals returns the counts ordered by queue and code. A refusal for two reasons counts under both.
+func (g *Governor) Refusals() []RefusalCount {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	counts := make([]RefusalCount, 0, len(g.refusals))
+	for refusal, n := range g.refusals {
+		counts = append(counts, RefusalCount{refusal, n})
+	}
+	slices.SortFunc(counts, func(a, b RefusalCount) int {
+		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Code, b.Code))
+	})
+	return counts
+}

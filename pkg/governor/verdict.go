@@ -1,0 +1,175 @@
+package governor
+
+import (
+	"math"
+	"time"
+)
+
+// Need is what one entry of a queue is declared to use while it runs. The zero Need
+// takes one processing thread and is judged by measured memory alone.
+type Need struct {
+	CPU         float64 // cores
+	MemoryBytes int64
+	Threads     int // processing threads; 0 means 1
+}
+
+// Sample is what was measured at one moment. A capacity of zero is unknown and not judged.
+type Sample struct {
+	At               time.Time
+	Cores            float64 // cores the node may use: quota, or those of the machine
+	CPUUsed          float64 // fraction of Cores in use, 0 to 1
+	MemoryLimitBytes int64
+	MemoryUsedBytes  int64 // without page cache that can be dropped at once
+}
+
+// Readings are all a verdict rests on.
+type Readings struct {
+	Sample
+	// Sampled is what running entries had declared when the sample was taken,
+	// Running what they declare now. Threads are not added up here.
+	Sampled, Running Need
+	// FreeThreads is the number of idle processing threads now.
+	FreeThreads int
+}
+
+// State is the memory of the gates between two verdicts. The zero State is open.
+type State struct {
+	CPU, Memory Gate
+}
+
+// Gate is hysteresis: it closes above a high mark and opens after a calm time below a low one.
+type Gate struct {
+	Closed bool
+	Since  time.Time // when it closed
+	// Below is since when the level has been under the low mark, zero while it is not.
+	Below time.Time
+}
+
+// Verdict says how many entries of the asking queue the node may take now.
+// Reasons name every resource that kept Allow under the number of free processing threads.
+type Verdict struct {
+	Allow   int
+	Reasons []Reason
+}
+
+// Decide judges one queue's need against the readings. It returns the state to pass in next time.
+func Decide(c Config, s State, r Readings, n Need, now time.Time) (Verdict, State) {
+	s = s.Step(c, r, now)
+	threads := max(n.Threads, 1)
+	v := Verdict{Allow: max(r.FreeThreads, 0) / threads}
+	if v.Allow == 0 {
+		v.refuse(Reason{Code: Threads, Have: float64(r.FreeThreads), Want: float64(threads)})
+	}
+	if age := now.Sub(r.At); age > c.StaleAfter {
+		if r.At.IsZero() {
+			age = 0
+		}
+		v.refuse(Reason{Code: Stale, Have: age.Seconds(), Limit: c.StaleAfter.Seconds()})
+		return v, s
+	}
+	v.judgeMemory(c, s.Memory, r, n)
+	v.judgeCPU(c, s.CPU, r, n)
+	return v, s
+}
+
+// Step moves the gates by one reading. Decide does so itself; the sampling loop calls it
+// as well, so that a gate opens in time on a node nobody asked meanwhile.
+func (s State) Step(c Config, r Readings, now time.Time) State {
+	if now.Sub(r.At) > c.StaleAfter {
+		return s
+	}
+	s.Memory = s.Memory.step(r.memoryLevel(), c.MemoryLow, c.MemoryHigh, c.Calm, now)
+	s.CPU = s.CPU.step(r.unexplainedCPU(), c.CPULow, c.CPUHigh, c.Calm, now)
+	return s
+}
+
+func (g Gate) step(level, low, high float64, calm time.Duration, now time.Time) Gate {
+	switch {
+	case !g.Closed && level > high:
+		return Gate{Closed: true, Since: now}
+	case !g.Closed:
+		return g
+	case level >= low:
+		g.Below = time.Time{}
+	case g.Below.IsZero():
+		g.Below = now
+	case now.Sub(g.Below) >= calm:
+		return Gate{}
+	}
+	return g
+}
+
+func (v *Verdict) judgeMemory(c Config, g Gate, r Readings, n Need) {
+	if r.MemoryLimitBytes <= 0 {
+		return
+	}
+	limit := float64(r.MemoryLimitBytes)
+	if g.Closed {
+		v.refuse(Reason{Code: MemoryHigh, Have: r.memoryLevel(), Want: c.MemoryLow, Limit: c.MemoryHigh})
+	}
+	if n.MemoryBytes <= 0 {
+		return
+	}
+	want, room := float64(n.MemoryBytes), limit*c.MemoryLow
+	if want > room {
+		v.refuse(Reason{Code: MemorySize, Want: want, Limit: room})
+		return
+	}
+	undeclared := math.Max(0, float64(r.MemoryUsedBytes-r.Sampled.MemoryBytes))
+	free := math.Max(0, room-undeclared-float64(r.Running.MemoryBytes))
+	v.limit(math.Floor(free/want), Reason{Code: MemoryNeed, Have: free, Want: want, Limit: room})
+}
+
+// judgeCPU lets the last entry overlap what others use, as CPU is shared: with two
+// cores and a tenth of one in use, two entries of one core each may run.
+func (v *Verdict) judgeCPU(c Config, g Gate, r Readings, n Need) {
+	if r.Cores <= 0 {
+		return
+	}
+	if g.Closed && (n.CPU > 0 || c.RefuseUndeclared) {
+		v.refuse(Reason{Code: CPUHigh, Have: r.unexplainedCPU(), Want: c.CPULow, Limit: c.CPUHigh})
+	}
+	if n.CPU <= 0 {
+		return
+	}
+	if n.CPU > r.Cores {
+		v.refuse(Reason{Code: CPUSize, Want: n.CPU, Limit: r.Cores})
+		return
+	}
+	undeclared := math.Max(0, r.Cores-r.Running.CPU)
+	free := math.Max(0, undeclared-r.unexplainedCPU()*r.Cores)
+	fits := math.Min(floor(undeclared/n.CPU), math.Ceil(free/n.CPU))
+	v.limit(fits, Reason{Code: CPUNeed, Have: free, Want: n.CPU, Limit: r.Cores})
+}
+
+// floor forgives the rounding of sums such as 0.1 + 0.2, so that ten tenths fit in one core.
+func floor(x float64) float64 { return math.Floor(x + 1e-9) }
+
+func (v *Verdict) limit(fits float64, why Reason) {
+	if fits < float64(v.Allow) {
+		v.Allow = int(fits)
+		v.Reasons = append(v.Reasons, why)
+	} else if fits < 1 {
+		v.Reasons = append(v.Reasons, why)
+	}
+}
+
+func (v *Verdict) refuse(why Reason) {
+	v.Allow = 0
+	v.Reasons = append(v.Reasons, why)
+}
+
+func (r Readings) memoryLevel() float64 {
+	if r.MemoryLimitBytes <= 0 {
+		return 0
+	}
+	return float64(r.MemoryUsedBytes) / float64(r.MemoryLimitBytes)
+}
+
+// unexplainedCPU is the fraction of the cores used beyond what running entries had declared.
+func (r Readings) unexplainedCPU() float64 {
+	if r.Cores <= 0 {
+		return 0
+	}
+	return math.Max(0, r.CPUUsed-r.Sampled.CPU/r.Cores)
+}
