@@ -282,6 +282,7 @@ func (e *everywhere) Open(name string) (fs.File, error) {
 	}
 	return fstest.MapFS{name: {Data: []byte(content)}}.Open(name)
 }
+
 // The machine this runs on has some memory and at least part of a core.
 func TestThisMachineIsMeasured(t *testing.T) {
 	s, err := NewMachine().Sample(t.Context())
