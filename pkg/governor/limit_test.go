@@ -49,11 +49,17 @@ func TestInsideMemoryLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before := ""
 	ask := func(moment string) Verdict {
 		if err := g.read(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		v := g.Ask("video", 4)
+		if news := fmt.Sprint(moment, codes(v)); news == before {
+			return v
+		} else {
+			before = news
+		}
 		r := g.Status().Readings
 		fmt.Printf("%s: %d of %d MiB used, allow %d %v\n", moment, r.MemoryUsedBytes>>20, r.MemoryLimitBytes>>20, v.Allow, v.Reasons)
 		return v
@@ -82,8 +88,9 @@ func TestInsideMemoryLimit(t *testing.T) {
 	debug.FreeOSMemory()
 	ask("released")
 	time.Sleep(2 * time.Millisecond) // the calm time of this test's config
-	if v := ask("calm"); v.Allow == 0 {
-		t.Errorf("calm: verdict %+v, want some allowed", v)
+	ask("calm")
+	if gate := g.Status().State.Memory; gate.Closed {
+		t.Errorf("calm: gate %+v, want it open", gate)
 	}
 }
 
