@@ -55,11 +55,11 @@ func TestInsideMemoryLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		v := g.Ask("video", 4)
-		if news := fmt.Sprint(moment, codes(v)); news == before {
+		news := fmt.Sprint(moment, codes(v))
+		if news == before {
 			return v
-		} else {
-			before = news
 		}
+		before = news
 		r := g.Status().Readings
 		fmt.Printf("%s: %d of %d MiB used, allow %d %v\n", moment, r.MemoryUsedBytes>>20, r.MemoryLimitBytes>>20, v.Allow, v.Reasons)
 		return v
