@@ -83,7 +83,7 @@ func temporaryDirectory(cfg Config, acct account) (*directory, error) {
 			firstErr = errors.Join(firstErr, err)
 			continue
 		}
-		hold, deleted, err := startJanitor(acct, path)
+		hold, deleted, err := startJanitor(path)
 		if err != nil {
 			return nil, errors.Join(err, os.Remove(path))
 		}

@@ -124,7 +124,8 @@ func (s *supervised) wait(ctx context.Context) error {
 }
 
 // startJanitor returns the hold of an ephemeral cluster and a channel closed when its directory is deleted.
-func startJanitor(acct account, dir string) (hold *os.File, deleted chan struct{}, err error) {
+// The janitor keeps the user of this process, who made the directory: the server's user might not be allowed to delete it.
+func startJanitor(dir string) (hold *os.File, deleted chan struct{}, err error) {
 	held, hold, err := os.Pipe()
 	if err != nil {
 		return nil, nil, fmt.Errorf("open pipe to janitor: %w", err)
@@ -132,7 +133,7 @@ func startJanitor(acct account, dir string) (hold *os.File, deleted chan struct{
 	defer held.Close()
 	cmd := exec.Command("/bin/sh", "-c", janitorScript, "penstock-janitor", dir) //nolint:noctx // its life is the pipe's
 	cmd.Stdin = held
-	cmd.SysProcAttr = acct.attributes()
+	cmd.SysProcAttr = account{}.attributes()
 	cmd.Dir = "/"
 	if err := cmd.Start(); err != nil {
 		hold.Close()
