@@ -36,8 +36,8 @@ dev: ## The same, with the database kept in tmp/dev between runs
 
 build: ## Build every module; programs go to bin/
 	go build ./...
-	if compgen -G 'cmd/*/*.go' >/dev/null; then go build -o bin/ ./cmd/...; fi
-	for module in $(MODULES); do echo "build $$module"; go -C "$$module" build ./... || exit 1; done
+	@if compgen -G 'cmd/*/*.go' >/dev/null; then go build -o bin/ ./cmd/...; fi
+	@for module in $(MODULES); do echo "build $$module"; go -C "$$module" build ./... || exit 1; done
 
 fmt: $(GOFUMPT) ## Format all Go files
 	$(GOFILES) | xargs $(GOFUMPT) -w
@@ -48,11 +48,11 @@ fmt-check: $(GOFUMPT)
 
 vet:
 	go vet ./...
-	for module in $(MODULES); do echo "vet $$module"; go -C "$$module" vet ./... || exit 1; done
+	@for module in $(MODULES); do echo "vet $$module"; go -C "$$module" vet ./... || exit 1; done
 
 lint: $(LINT) ## Run the linters of .golangci.yml over every module
 	$(LINT) run ./...
-	for module in $(MODULES); do echo "lint $$module"; (cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+	@for module in $(MODULES); do echo "lint $$module"; (cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
 
 test: ## Test the product without the race detector; TESTS=./pkg/cron narrows it
 	go test -timeout $(TIMEOUT) $(TESTS)
@@ -67,11 +67,19 @@ schema-check: ## Compare migrations/schema.sql with the migrations
 	go test -run 'TestSchemaFile' ./internal/schemadump
 
 check-modules:
-	for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
+	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
-check: ## What CI runs: format, vet, linters, build, schema, all tests
-	@step() { local began=$$SECONDS; echo "==> $$1"; $(MAKE) --no-print-directory "$$1" || return 1; echo "<== $$1 took $$((SECONDS - began)) s"; }; \
-	for target in fmt-check build vet lint schema-check race check-modules; do step $$target || exit 1; done; \
+# A step that fails does not hide what the later ones have to say; the tests are last, so that their lines close the output.
+STEPS := fmt-check build vet lint schema-check check-modules race
+
+check: ## What CI runs: format, build, vet, linters, schema, all tests
+	@failed=; \
+	for step in $(STEPS); do \
+		began=$$SECONDS; echo "==> $$step"; \
+		$(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
+		echo "<== $$step took $$((SECONDS - began)) s"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make check failed in:$$failed"; exit 1; fi; \
 	echo "make check passed in $$SECONDS s"
 
 clean: ## Remove what make built

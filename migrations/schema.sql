@@ -405,6 +405,7 @@ $$;
 
 CREATE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], OUT ids bigint[], OUT verdicts text[]) RETURNS record
     LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -414,8 +415,10 @@ DECLARE
     n    integer := coalesce(array_length(payloads, 1), 0);
     keep boolean[];
 BEGIN
-    q := penstock.queue_row(queue_name);
-    IF n = 0 THEN
+    SELECT * INTO q FROM penstock.queue WHERE name = queue_name;
+    IF NOT FOUND THEN
+        q := penstock.queue_row(queue_name); -- raises
+    ELSIF n = 0 THEN
         ids := '{}';
         RETURN;
     END IF;
@@ -586,6 +589,17 @@ ALTER TABLE penstock.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+-- Name: cancel_request; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.cancel_request (
+    entry_id bigint NOT NULL,
+    requested_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    delivered_at timestamp with time zone,
+    queue_id integer NOT NULL,
+    actor text NOT NULL,
+    reason text NOT NULL
+);
+
 -- Name: depth; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.depth (
@@ -626,6 +640,7 @@ CREATE TABLE penstock.entry (
     cost real,
     priority smallint NOT NULL,
     enabled_priority smallint,
+    pos bigint,
     attempt smallint DEFAULT 0 NOT NULL,
     crashes smallint DEFAULT 0 NOT NULL,
     flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
@@ -643,6 +658,10 @@ PARTITION BY LIST (queue_id);
 -- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
 
 COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
+
+-- Name: COLUMN entry.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
 
 -- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
 
@@ -929,6 +948,11 @@ ALTER TABLE ONLY penstock.result ATTACH PARTITION penstock.result_default DEFAUL
 
 ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+
+-- Name: cancel_request cancel_request_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.cancel_request
+    ADD CONSTRAINT cancel_request_pkey PRIMARY KEY (queue_id, entry_id);
 
 -- Name: depth depth_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 

@@ -22,10 +22,10 @@ func TestSchemaFileMakesWhatTheMigrationsMake(t *testing.T) {
 	execute(t, fromFile, text)
 	want, got := mustDescribe(t, fromMigrations), mustDescribe(t, fromFile)
 	for _, line := range missing(want, got) {
-		t.Errorf("the migrations make this, schema.sql does not: %s", line)
+		t.Errorf("the migrations make this, schema.sql does not: %.200s", line)
 	}
 	for _, line := range missing(got, want) {
-		t.Errorf("schema.sql makes this, the migrations do not: %s", line)
+		t.Errorf("schema.sql makes this, the migrations do not: %.200s", line)
 	}
 	if t.Failed() {
 		t.Log("run make schema and commit migrations/schema.sql")
@@ -77,6 +77,13 @@ func TestDumpIsTheSameTwice(t *testing.T) {
 	}
 	if first != second {
 		t.Errorf("two dumps of one database differ\n%s", firstDifference(first, second))
+	}
+}
+
+func TestMissingDumperSaysWhatToInstall(t *testing.T) {
+	_, err := findDumper(t.Context(), 99)
+	if !errors.Is(err, errNoDumper) || !strings.Contains(err.Error(), "postgresql-client-99") {
+		t.Errorf("got %v", err)
 	}
 }
 
