@@ -3,6 +3,7 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -36,17 +37,33 @@ var sharedBackend = sync.OnceValues(func() (*backend, error) {
 	return newBackend(ctx, dsn)
 })
 
-// startServer returns the DSN of the server for tests. Nobody stops it: a private cluster ends with this process.
+// startServer returns the DSN of the server for tests: one that is named, a private cluster, or a container.
+// Nobody stops it: a private cluster ends with this process, and so does the container.
 func startServer(ctx context.Context) (string, error) {
-	server, err := devpostgres.Start(ctx, devpostgres.Config{
-		DSN:      os.Getenv("PENSTOCK_TEST_DATABASE_URL"),
-		Fast:     true,
-		Settings: map[string]string{"max_connections": "300"},
-	})
-	if err != nil {
+	server, err := devpostgres.Start(ctx, clusterConfig())
+	if err == nil {
+		return server.ConnString(), nil
+	}
+	var missing *devpostgres.NotFoundError
+	if !errors.As(err, &missing) {
 		return "", err
 	}
-	return server.ConnString(), nil
+	dsn, containerErr := startContainer(ctx)
+	if containerErr != nil {
+		missing.Attempts = append(missing.Attempts, devpostgres.Attempt{Source: "container by testcontainers-go", Reason: containerErr.Error()})
+		return "", missing
+	}
+	return dsn, nil
+}
+
+// clusterConfig: containers are testcontainers-go's task here.
+func clusterConfig() devpostgres.Config {
+	return devpostgres.Config{
+		DSN:         os.Getenv("PENSTOCK_TEST_DATABASE_URL"),
+		Fast:        true,
+		Settings:    map[string]string{"max_connections": "300"},
+		NoContainer: true,
+	}
 }
 
 // backend is a server with a migrated template in it.
