@@ -1,0 +1,208 @@
+package inference
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// dispatcher speaks the generic worker protocol, which is also the project's
+// own: POST the payload to the endpoint with X-Source: dispatcher, and be
+// answered {"status":"success","result":...}, {"status":"processing","job_id":...}
+// or 503. An accepted run is polled.
+type dispatcher struct{ wire }
+
+// dispatcherReply is an answer to a submit or a poll; the id is looked up by
+// the model's id_field.
+type dispatcherReply struct {
+	Status     string          `json:"status"`
+	Result     json.RawMessage `json:"result"`
+	Error      json.RawMessage `json:"error"`
+	ErrorClass string          `json:"error_class"` // optional: one of the error classes
+}
+
+func (d *dispatcher) Submit(ctx context.Context, call Call) Outcome {
+	ctx, cancel, finishBy := d.begin(ctx, call)
+	defer cancel()
+	body, err := d.body(call, finishBy)
+	if err != nil {
+		return badPayload(err)
+	}
+	header := d.headers(call, finishBy)
+	header.Set("X-Source", "dispatcher")
+	status, answered, reply, o, ok := d.exchange(ctx, request{
+		method: http.MethodPost, url: d.base.String(), body: body, header: header,
+	})
+	if !ok {
+		return o
+	}
+	sentAt := o.SentAt
+	if status/100 == 2 {
+		o = d.judge(status, reply, "")
+	} else {
+		o = classifyStatus(status, answered, reply)
+	}
+	o.SentAt = sentAt
+	return o
+}
+
+func (d *dispatcher) Poll(ctx context.Context, run Run) Outcome {
+	if d.model.PollPath == "" {
+		return unknown("model has no poll_endpoint_template, so the run cannot be followed")
+	}
+	header := http.Header{"X-Source": {"dispatcher"}}
+	setRun(header, run)
+	status, answered, reply, err := d.ask(ctx, d.model.Timeouts.Control.Duration(), request{
+		method: http.MethodGet, url: d.atOrigin(remotePath(d.model.PollPath, run.Remote)), header: header,
+	})
+	switch {
+	case err != nil:
+		return Outcome{Kind: NotReady, Reason: clip("poll: " + err.Error()), Err: err, MaybeRunning: true}
+	case status/100 == 2:
+		return d.judge(status, reply, run.Remote)
+	case status == http.StatusNotFound || status == http.StatusGone:
+		o := unknown("worker does not know the run any more; it may have restarted")
+		o.StatusCode, o.MaybeRunning = status, false
+		return o
+	default:
+		// The run is not to blame for a poll that went wrong: ask again.
+		return Outcome{
+			Kind: NotReady, StatusCode: status, RetryAfter: retryAfter(answered), MaybeRunning: true,
+			Reason: clip(reasonOf(status, errorText(reply))),
+		}
+	}
+}
+
+// judge reads an answer of status 2xx. remote is empty for a submit.
+func (d *dispatcher) judge(status int, body []byte, remote string) Outcome {
+	var reply dispatcherReply
+	if err := json.Unmarshal(body, &reply); err != nil {
+		if remote != "" {
+			return Outcome{Kind: NotReady, StatusCode: status, MaybeRunning: true, Reason: "worker answered a poll with something that is not JSON"}
+		}
+		if json.Valid(body) {
+			return done(body, status) // an answer without a status: a list, a bare value
+		}
+		return failed(ClassTransient, "worker answered with something that is not JSON")
+	}
+	switch {
+	case reply.Status == "" && remote == "":
+		return done(body, status)
+	case isOneOf(reply.Status, d.model.Statuses.Success):
+		if reply.Result == nil {
+			return done(body, status)
+		}
+		return done(reply.Result, status)
+	case isOneOf(reply.Status, d.model.Statuses.Failed):
+		return d.failure(status, reply)
+	case isOneOf(reply.Status, d.model.Statuses.Cancelled):
+		return Outcome{Kind: Cancelled, StatusCode: status, Reason: "worker reports the run as cancelled"}
+	}
+	if remote == "" {
+		remote = d.remoteID(body)
+	}
+	if !usableRemote(remote) {
+		return unknown(fmt.Sprintf("worker accepted the call without a usable %s", d.model.IDField))
+	}
+	return Outcome{
+		Kind: Accepted, StatusCode: status, Remote: remote, Progress: fingerprint(body),
+		Starting: isOneOf(reply.Status, d.model.Statuses.Starting),
+	}
+}
+
+func (d *dispatcher) failure(status int, reply dispatcherReply) Outcome {
+	text := textOf(reply.Error)
+	o := failed(namedClass(reply.ErrorClass, text), text)
+	o.StatusCode = status
+	if o.Class == ClassBusy {
+		o.Kind = Busy
+	}
+	return o
+}
+
+// remoteID reads the id field, a string or a number.
+func (d *dispatcher) remoteID(body []byte) string {
+	raw, ok := lookup(body, d.model.IDField)
+	if !ok {
+		return ""
+	}
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return text
+	}
+	var number json.Number
+	if json.Unmarshal(raw, &number) == nil {
+		return number.String()
+	}
+	return ""
+}
+
+func (d *dispatcher) Cancel(ctx context.Context, run Run) Cancellation {
+	if d.model.CancelPath == "" {
+		return Cancellation{Reason: "model has no cancel_endpoint_template"}
+	}
+	header := http.Header{"X-Source": {"dispatcher"}}
+	setRun(header, run)
+	status, _, body, err := d.ask(ctx, d.model.Timeouts.Control.Duration(), request{
+		method: http.MethodPost, url: d.atOrigin(remotePath(d.model.CancelPath, run.Remote)),
+		header: header, body: []byte("{}"),
+	})
+	if err != nil {
+		return Cancellation{Reason: clip("cancel: " + err.Error())}
+	}
+	if status/100 != 2 {
+		return Cancellation{Reason: clip(reasonOf(status, errorText(body)))}
+	}
+	var reply struct {
+		Status    string `json:"status"`
+		Cancelled bool   `json:"cancelled"`
+	}
+	_ = json.Unmarshal(body, &reply) // an empty answer confirms nothing, which is what it leaves
+	if reply.Cancelled || isOneOf(reply.Status, d.model.Statuses.Cancelled) {
+		return Cancellation{Delivered: true, Confirmed: true}
+	}
+	return Cancellation{Delivered: true, Reason: "worker took the cancel without saying that the run stopped"}
+}
+
+func (d *dispatcher) Probe(ctx context.Context) Health {
+	status, _, body, err := d.ask(ctx, d.model.Timeouts.Probe.Duration(), request{
+		method: http.MethodGet, url: d.atOrigin(d.model.HealthPath), header: http.Header{"X-Source": {"dispatcher"}},
+	})
+	if err != nil {
+		return Health{State: StateUnhealthy, Reason: clip(err.Error())}
+	}
+	if status/100 != 2 {
+		return refusedProbe(status, body)
+	}
+	h := parseLoad(body)
+	h.State = StateReady
+	if h.Active != nil && h.Capacity != nil && *h.Active >= *h.Capacity {
+		h.State = StateBusy
+	}
+	return h
+}
+
+// refusedProbe tells a worker that is still loading from one that is ill.
+func refusedProbe(status int, body []byte) Health {
+	text := strings.ToLower(errorText(body))
+	h := Health{State: StateUnhealthy, Reason: clip(reasonOf(status, text))}
+	if strings.Contains(text, "loading") || strings.Contains(text, "starting") || strings.Contains(text, "warming") {
+		h.State = StateStarting
+	}
+	return h
+}
+
+func isOneOf(status string, words []string) bool {
+	return slices.ContainsFunc(words, func(w string) bool { return strings.EqualFold(w, status) })
+}
+
+// fingerprint changes when the report does.
+func fingerprint(report []byte) string {
+	sum := sha256.Sum256(report)
+	return base64.RawURLEncoding.EncodeToString(sum[:12])
+}
