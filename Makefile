@@ -23,7 +23,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help run dev build fmt fmt-check vet lint test race schema schema-check check check-modules clean
+.PHONY: help run dev build fmt fmt-check vet lint test race schema schema-check check check-worker check-modules bench-peers clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,13 @@ schema: ## Write migrations/schema.sql from the migrations
 
 schema-check: ## Compare migrations/schema.sql with the migrations
 	go test -run 'TestSchemaFile' ./internal/schemadump
+
+check-worker: ## Test the example worker under the race detector
+	go -C examples/worker test $(RACE) -timeout $(TIMEOUT) ./...
+
+bench-peers: ## Compare with other queues on one private Postgres; needs npm; ARGS=-short for one small round
+	[ -d bench/peers/node/node_modules ] || npm ci --prefix bench/peers/node
+	go -C bench run ./cmd/peers $(ARGS)
 
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
