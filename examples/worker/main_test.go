@@ -180,7 +180,7 @@ func TestBadFlagsSayWhatIsWrong(t *testing.T) {
 		"serve --listen 127.0.0.1:0 --models fog": "fog",
 		"serve now":                               "now",
 		"samples --count -1":                      "--count",
-		"smaples":                                 "smaples",
+		"sample":                                  "sample",
 	} {
 		if err := command(strings.Fields(args)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want an error about %s", args, err, want)

@@ -23,7 +23,8 @@ func load(t *testing.T, name string) model.Model {
 	return models[0]
 }
 
-func run(t *testing.T, m model.Model, payload any) any {
+// run takes a payload through the model to a result of type R.
+func run[R any](t *testing.T, m model.Model, payload any) R {
 	t.Helper()
 	raw, err := json.Marshal(payload)
 	if err != nil {
@@ -33,9 +34,13 @@ func run(t *testing.T, m model.Model, payload any) any {
 	if err != nil {
 		t.Fatalf("prepare: %v", err)
 	}
-	result, err := work(t.Context())
+	got, err := work(t.Context())
 	if err != nil {
 		t.Fatalf("work: %v", err)
+	}
+	result, ok := got.(R)
+	if !ok {
+		t.Fatalf("result is a %T, want %T", got, result)
 	}
 	return result
 }
@@ -47,7 +52,7 @@ func TestFacesCountsThePeopleInEachPicture(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, p := range pictures {
-		got := run(t, faces, model.FacesInput{Image: base64Of(p.JPEG)}).(*model.FacesResult)
+		got := run[*model.FacesResult](t, faces, model.FacesInput{Image: base64Of(p.JPEG)})
 		if got.Count != p.Faces || len(got.Faces) != p.Faces {
 			t.Errorf("picture %d: found %d faces, want %d: %+v", i, got.Count, p.Faces, got)
 		}
@@ -59,7 +64,7 @@ func TestFacesFramesTheFace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := run(t, load(t, "faces"), model.FacesInput{Image: "data:image/jpeg;base64," + base64Of(pictures[0].JPEG)}).(*model.FacesResult)
+	got := run[*model.FacesResult](t, load(t, "faces"), model.FacesInput{Image: "data:image/jpeg;base64," + base64Of(pictures[0].JPEG)})
 	if len(got.Faces) != 1 {
 		t.Fatalf("found %+v, want one face", got)
 	}
@@ -95,7 +100,7 @@ func TestFacesStopsWhenItsContextEnds(t *testing.T) {
 func TestLanguageKnowsEachSampleSentence(t *testing.T) {
 	language := load(t, "language")
 	for _, text := range sample.Texts() {
-		got := run(t, language, model.LanguageInput{Text: text.Text}).(*model.LanguageResult)
+		got := run[*model.LanguageResult](t, language, model.LanguageInput{Text: text.Text})
 		if got.Language != text.Language || got.Confidence <= 0 || len(got.Candidates) == 0 {
 			t.Errorf("%q: got %+v, want %s", text.Text, got, text.Language)
 		}
@@ -103,14 +108,14 @@ func TestLanguageKnowsEachSampleSentence(t *testing.T) {
 }
 
 func TestLanguageOfDigitsIsUndetermined(t *testing.T) {
-	got := run(t, load(t, "language"), model.LanguageInput{Text: "12 + 30 = 42"}).(*model.LanguageResult)
+	got := run[*model.LanguageResult](t, load(t, "language"), model.LanguageInput{Text: "12 + 30 = 42"})
 	if got.Language != "und" || got.Confidence != 0 || len(got.Candidates) != 0 {
 		t.Errorf("got %+v, want und", got)
 	}
 }
 
 func TestEchoAnswersItsPayload(t *testing.T) {
-	got := run(t, load(t, "echo"), map[string]any{"n": 7}).(json.RawMessage)
+	got := run[json.RawMessage](t, load(t, "echo"), map[string]any{"n": 7})
 	if string(got) != `{"n":7}` {
 		t.Errorf("echo: %s", got)
 	}

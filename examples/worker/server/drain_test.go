@@ -41,6 +41,15 @@ func TestDrainRefusesNewCallsAndFinishesOldOnes(t *testing.T) {
 	})
 }
 
+func TestCallThatWasReadBeforeTheDrainStartsNoRun(t *testing.T) {
+	inWorld(t, Config{}, func(w *world) {
+		w.drain(time.Minute)
+		if _, _, _, err := w.s.admit(&call{}); !errors.Is(err, errDraining) {
+			t.Errorf("admit: %v, want %v", err, errDraining)
+		}
+	})
+}
+
 func TestDrainStopsRunsWhenTheGraceEnds(t *testing.T) {
 	inWorld(t, Config{Slots: 1}, func(w *world) {
 		call := w.send("POST", "/gate", `"a"`)

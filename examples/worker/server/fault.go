@@ -71,30 +71,36 @@ var errInjected = errors.New("injected failure")
 // times a call, so that the n-th run meets the same fate whatever else happened.
 type faultLine struct {
 	mu      sync.Mutex
-	faults  Faults
+	faults  Faults // CrashAfter counts down; SlowStart is in readyAt
 	readyAt time.Time
-	runs    int // until the crash
 	runDice *rand.Rand
 	busy    *rand.Rand
 }
 
 func newFaultLine(f Faults, seed uint64) *faultLine {
-	l := &faultLine{runDice: rand.New(rand.NewPCG(seed, 1)), busy: rand.New(rand.NewPCG(seed, 2))}
-	l.set(f)
-	return l
+	return &faultLine{
+		faults:  f,
+		readyAt: time.Now().Add(time.Duration(f.SlowStart)),
+		runDice: rand.New(rand.NewPCG(seed, 1)),
+		busy:    rand.New(rand.NewPCG(seed, 2)),
+	}
 }
 
-func (l *faultLine) set(f Faults) {
+// change lets edit alter the faults as they are now, with what is left of the crash count and the
+// slow start, and returns the outcome. Nothing changes where edit or the outcome is in error.
+func (l *faultLine) change(edit func(*Faults) error) (Faults, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.faults, l.runs = f, 0
-	l.readyAt = time.Now().Add(time.Duration(f.SlowStart))
-}
-
-func (l *faultLine) get() Faults {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.faults
+	f := l.faults
+	f.SlowStart = Duration(max(0, time.Until(l.readyAt)))
+	if err := edit(&f); err != nil {
+		return l.faults, err
+	}
+	if err := f.Validate(); err != nil {
+		return l.faults, err
+	}
+	l.faults, l.readyAt = f, time.Now().Add(time.Duration(f.SlowStart))
+	return f, nil
 }
 
 func (l *faultLine) starting() bool {
@@ -118,14 +124,14 @@ type fate struct {
 func (l *faultLine) next() fate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.runs++
 	f := l.faults
+	l.faults.CrashAfter = max(0, f.CrashAfter-1)
 	jitter, fail, hang, drop := l.runDice.Float64(), l.runDice.Float64(), l.runDice.Float64(), l.runDice.Float64()
 	return fate{
 		delay: time.Duration(f.Delay) + time.Duration(jitter*float64(f.DelayJitter)),
 		fail:  fail < f.FailRate,
 		hang:  hang < f.HangRate,
 		drop:  drop < f.DropRate,
-		crash: l.runs == f.CrashAfter,
+		crash: f.CrashAfter == 1,
 	}
 }

@@ -142,7 +142,7 @@ func TestFaultsChangeAtRunTimeOnlyWhereAllowed(t *testing.T) {
 	})
 	inWorld(t, Config{AllowFaults: true, Faults: Faults{Delay: Duration(time.Second)}}, func(w *world) {
 		w.post("/faults", `{"fail_rate":1}`)
-		if got := w.s.faults.get(); got.FailRate != 1 || got.Delay != Duration(time.Second) {
+		if got := w.faults(); got.FailRate != 1 || got.Delay != Duration(time.Second) {
 			t.Errorf("a change touched what it does not name: %+v", got)
 		}
 		w.expect(w.post("/echo", `1`), 500, "injected failure")
@@ -152,7 +152,7 @@ func TestFaultsChangeAtRunTimeOnlyWhereAllowed(t *testing.T) {
 		w.expect(w.post("/echo", `1`), 200, "success")
 
 		w.send("DELETE", "/faults", "")
-		if got := w.s.faults.get(); got != (Faults{}) {
+		if got := w.faults(); got != (Faults{}) {
 			t.Errorf("after DELETE: %+v", got)
 		}
 		p := w.send("GET", "/faults", "")
@@ -174,7 +174,7 @@ func TestFaultsChangeAtRunTimeOnlyWhereAllowed(t *testing.T) {
 				t.Errorf("%s: %+v, want 422 naming %q", body, got, field)
 			}
 		}
-		if got := w.s.faults.get(); got != (Faults{}) {
+		if got := w.faults(); got != (Faults{}) {
 			t.Errorf("a refused change had an effect: %+v", got)
 		}
 	})
@@ -185,10 +185,25 @@ func TestCrashCountStartsWhenItIsSet(t *testing.T) {
 	inWorld(t, Config{AllowFaults: true, Exit: func(int) { crashed++ }}, func(w *world) {
 		w.post("/echo", `1`)
 		w.post("/echo", `1`)
-		w.post("/faults", `{"crash_after":1}`)
+		w.post("/faults", `{"crash_after":2}`)
+		w.post("/echo", `1`)
+		w.post("/faults", `{"busy_rate":0}`) // does not start the count again
+		if got := w.faults().CrashAfter; got != 1 || crashed != 0 {
+			t.Errorf("%d runs are left until the crash, %d crashes so far", got, crashed)
+		}
+		w.post("/echo", `1`)
 		w.post("/echo", `1`)
 		if crashed != 1 {
 			t.Errorf("crashed %d times, want once", crashed)
 		}
 	})
+}
+
+func (w *world) faults() Faults {
+	w.Helper()
+	f, err := w.s.faults.change(func(*Faults) error { return nil })
+	if err != nil {
+		w.Fatal(err)
+	}
+	return f
 }

@@ -130,6 +130,23 @@ func TestStoppedRunIsNotTakenOver(t *testing.T) {
 	})
 }
 
+func TestStubbornRunKeepsItsSlotButIsNotTakenOver(t *testing.T) {
+	inWorld(t, Config{Slots: 2}, func(w *world) {
+		old := w.send("POST", "/gate", `"stubborn"`, entry7, token(5))
+		old.hangUp()
+		if h := w.health(); h.Active != 1 {
+			t.Errorf("the slot of a run that has not stopped: %+v", h)
+		}
+		newer := w.send("POST", "/gate", `"stubborn"`, entry7, token(6))
+		if h := w.health(); h.Active != 2 {
+			t.Errorf("the new attempt did not start a run of its own: %+v", h)
+		}
+		w.open("stubborn")
+		w.open("stubborn")
+		w.expect(newer.answer(), 200, "success")
+	})
+}
+
 func TestRunOutlivesOneOfTwoWaiters(t *testing.T) {
 	inWorld(t, Config{Slots: 1}, func(w *world) {
 		a := w.send("POST", "/gate", `"a"`, "Idempotency-Key: k")

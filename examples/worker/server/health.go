@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/json"
 	"net/http"
 
 	"github.com/penstock/penstock/examples/worker/model"
@@ -30,8 +29,9 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	reply(w, code, body)
 }
 
+// serveFaults tells the faults as they are now.
 func (s *Server) serveFaults(w http.ResponseWriter, _ *http.Request) {
-	reply(w, http.StatusOK, s.faults.get())
+	s.editFaults(w, func(*Faults) error { return nil })
 }
 
 // changeFaults sets the faults that the body names and leaves the others as they are.
@@ -45,21 +45,7 @@ func (s *Server) changeFaults(w http.ResponseWriter, r *http.Request) {
 		replyError(w, err)
 		return
 	}
-	faults := s.faults.get()
-	faults.CrashAfter, faults.SlowStart = 0, 0 // both count from now, so the old ones are over
-	if err := decodeFaults(body, &faults); err != nil {
-		replyError(w, err)
-		return
-	}
-	s.faults.set(faults)
-	reply(w, http.StatusOK, faults)
-}
-
-func decodeFaults(body json.RawMessage, faults *Faults) error {
-	if err := model.Decode(body, faults); err != nil {
-		return err
-	}
-	return faults.Validate()
+	s.editFaults(w, func(f *Faults) error { return model.Decode(body, f) })
 }
 
 func (s *Server) clearFaults(w http.ResponseWriter, _ *http.Request) {
@@ -67,6 +53,17 @@ func (s *Server) clearFaults(w http.ResponseWriter, _ *http.Request) {
 		replyError(w, errNoFaults)
 		return
 	}
-	s.faults.set(Faults{})
-	reply(w, http.StatusOK, Faults{})
+	s.editFaults(w, func(f *Faults) error {
+		*f = Faults{}
+		return nil
+	})
+}
+
+func (s *Server) editFaults(w http.ResponseWriter, edit func(*Faults) error) {
+	faults, err := s.faults.change(edit)
+	if err != nil {
+		replyError(w, err)
+		return
+	}
+	reply(w, http.StatusOK, faults)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 )
 
 // gate is a model whose runs end when the test lets them: payload "a" waits for open("a").
+// Payload "stubborn" does so even when it is told to stop, and "panic" panics.
 type gate struct {
 	mu      sync.Mutex
 	started []string
@@ -39,6 +41,9 @@ func (g *gate) Prepare(payload json.RawMessage) (model.Work, error) {
 		g.mu.Unlock()
 		if id == "panic" {
 			panic("gate broke")
+		}
+		if id == "stubborn" {
+			ctx = context.WithoutCancel(ctx)
 		}
 		select {
 		case err := <-g.door(id):
@@ -120,7 +125,8 @@ func (w *world) send(method, path, body string, headers ...string) *pending {
 	go func() {
 		defer close(p.done)
 		defer func() {
-			if broken := recover(); broken == http.ErrAbortHandler {
+			broken := recover()
+			if err, ok := broken.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 				p.abort = true
 			} else if broken != nil {
 				panic(broken)
