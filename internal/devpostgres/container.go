@@ -116,11 +116,15 @@ func containerFiles(ctx context.Context, cfg Config) (hold, log *os.File, passwo
 	if err != nil {
 		return nil, nil, "", err
 	}
-	if password, err = dir.password(); err == nil {
+	password, err = dir.password()
+	if err == nil {
+		err = os.MkdirAll(filepath.Join(dir.path, containerData), 0o755) // Podman, unlike Docker, does not create it
+	}
+	if err == nil {
 		log, err = os.Create(dir.log())
 	}
 	if err != nil {
-		return nil, nil, "", errors.Join(err, dir.hold.Close())
+		return nil, nil, "", errors.Join(fmt.Errorf("open data directory: %w", err), dir.hold.Close())
 	}
 	return dir.hold, log, password, nil
 }

@@ -82,7 +82,8 @@ func keptBy(dir string) (maker, error) {
 	if dir == "" {
 		return maker{}, nil
 	}
-	if _, err := os.Stat(filepath.Join(dir, containerData)); err == nil {
+	_, err := os.Stat(filepath.Join(dir, containerData, "PG_VERSION"))
+	if err == nil || errors.Is(err, fs.ErrPermission) { // it belongs to a user of the container
 		return maker{container: true}, nil
 	}
 	text, err := os.ReadFile(filepath.Join(dir, clusterData, "PG_VERSION"))
