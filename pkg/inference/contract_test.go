@@ -273,4 +273,3 @@ func waitFor(t *testing.T, condition func() bool) {
 		}
 	}
 }
-

@@ -1,0 +1,178 @@
+package inference
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var (
+	ok       = Outcome{Kind: Done}
+	boom     = Outcome{Kind: Failed, Class: ClassTransient, Reason: "boom"}
+	refused  = Outcome{Kind: NotReady, Reason: "connection refused"}
+	noCUDA   = Outcome{Kind: Failed, Class: ClassContextLost, Reason: "illegal memory access"}
+	tooBig   = Outcome{Kind: Failed, Class: ClassOOM}
+	badInput = Outcome{Kind: Rejected, Class: ClassInput}
+)
+
+const fast, slow = 50 * time.Millisecond, 30 * time.Second
+
+func clock() time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) }
+
+func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
+	b, now := NewBreaker(BreakerConfig{}), clock()
+	for range 5 {
+		b.Record(now, "good", ok, slow)
+	}
+	spent := 0
+	for i := range 5 {
+		if !b.Admit(now, "bad") {
+			t.Fatalf("quarantined after %d failures, want 5", i)
+		}
+		v := b.Record(now, "bad", boom, fast)
+		if !v.Unspent {
+			spent++
+		}
+		if v.Quarantined != (i == 4) {
+			t.Errorf("failure %d: quarantined is %t", i+1, v.Quarantined)
+		}
+	}
+	if spent > 1 {
+		t.Errorf("%d attempts were spent on a broken instance, want at most the first", spent)
+	}
+	if b.Admit(now, "bad") || !b.Admit(now, "good") {
+		t.Error("want bad refused and good admitted")
+	}
+	if _, reason, quarantined := b.Quarantine(now, "bad"); !quarantined || reason != "fast failures: boom" {
+		t.Errorf("reason is %q", reason)
+	}
+}
+
+func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
+	b, now := NewBreaker(BreakerConfig{}), clock()
+	for range 5 {
+		b.Record(now, "bad", refused, fast)
+	}
+	now = now.Add(15 * time.Second)
+	if !b.Admit(now, "bad") {
+		t.Fatal("no probe call after the quarantine")
+	}
+	if b.Admit(now, "bad") {
+		t.Error("a second call was admitted beside the probe")
+	}
+	b.Forgo("bad")
+	if !b.Admit(now, "bad") {
+		t.Error("an unused probe was not given back")
+	}
+	if v := b.Record(now, "bad", refused, fast); !v.Unspent {
+		t.Error("the probe call spent an attempt")
+	}
+	if b.Admit(now.Add(29*time.Second), "bad") {
+		t.Error("a failed probe did not double the quarantine")
+	}
+	now = now.Add(30 * time.Second)
+	if !b.Admit(now, "bad") {
+		t.Fatal("no second probe call")
+	}
+	b.Record(now, "bad", ok, slow)
+	if !b.Admit(now, "bad") || !b.Admit(now, "bad") {
+		t.Error("a successful probe did not end the quarantine")
+	}
+	if v := b.Record(now, "bad", boom, fast); v.Quarantined || v.Unspent {
+		t.Error("old failures were held against the instance after its recovery")
+	}
+}
+
+func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
+	b, now := NewBreaker(BreakerConfig{}), clock()
+	for i := range 100 {
+		for _, instance := range []string{"a", "b", "c"} {
+			v := b.Record(now, instance, boom, fast)
+			if v.Quarantined && i > 5 {
+				t.Fatalf("%s quarantined although all fail alike", instance)
+			}
+		}
+		now = now.Add(100 * time.Millisecond)
+	}
+	quarantined := 0
+	for _, instance := range []string{"a", "b", "c"} {
+		if !b.Admit(now, instance) {
+			quarantined++
+		}
+	}
+	if quarantined > 0 {
+		t.Errorf("%d of 3 instances quarantined, want none", quarantined)
+	}
+}
+
+func TestContextLossRecyclesAtOnce(t *testing.T) {
+	b, now := NewBreaker(BreakerConfig{}), clock()
+	v := b.Record(now, "bad", noCUDA, slow)
+	if !v.Quarantined || !v.Recycle || !v.Unspent || b.Admit(now, "bad") {
+		t.Errorf("got %+v", v)
+	}
+}
+
+func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
+	b, now := NewBreaker(BreakerConfig{}), clock()
+	for range 100 {
+		b.Record(now, "i", tooBig, fast)
+		b.Record(now, "i", badInput, fast)
+		b.Record(now, "i", Outcome{Kind: Busy}, fast)
+		b.Record(now, "i", Outcome{Kind: Cancelled}, fast)
+		b.Record(now, "i", Outcome{Kind: Unknown}, fast)
+		b.Record(now, "i", boom, slow)
+	}
+	if !b.Admit(now, "i") {
+		t.Error("quarantined without a fast failure")
+	}
+}
+
+func TestFailuresLongApartDoNotAddUp(t *testing.T) {
+	b, now := NewBreaker(BreakerConfig{}), clock()
+	for range 50 {
+		b.Record(now, "i", boom, fast)
+		now = now.Add(20 * time.Second)
+	}
+	if !b.Admit(now, "i") {
+		t.Error("3 failures a minute quarantined an instance")
+	}
+}
+
+// Whatever happens: a quarantine is bounded, at most one probe is out, and an
+// instance that succeeds is never refused.
+func TestBreakerProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		config := BreakerConfig{}.withDefaults()
+		b, now := NewBreaker(config), clock()
+		names := []string{"a", "b"}
+		probes := map[string]int{}
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
+			name := rapid.SampledFrom(names).Draw(t, "instance")
+			now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*time.Second)).Draw(t, "pause")))
+			until, _, quarantined := b.Quarantine(now, name)
+			if quarantined && until.Sub(now) > config.QuarantineMax {
+				t.Fatalf("%s quarantined for %s", name, until.Sub(now))
+			}
+			if !b.Admit(now, name) {
+				continue
+			}
+			if quarantined {
+				t.Fatalf("%s admitted during its quarantine", name)
+			}
+			if c := b.instances[name]; c != nil && c.probing {
+				probes[name]++
+				if b.Admit(now, name) {
+					t.Fatalf("%s admitted two probes", name)
+				}
+			}
+			o := rapid.SampledFrom([]Outcome{ok, boom, refused, noCUDA, tooBig, {Kind: Busy}}).Draw(t, "outcome")
+			b.Record(now, name, o, fast)
+			if o.Kind == Done && !b.Admit(now, name) {
+				t.Fatalf("%s refused right after a success", name)
+			}
+			b.Forgo(name)
+		}
+	})
+}
