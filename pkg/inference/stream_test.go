@@ -37,6 +37,12 @@ func (l *log) Append(ctx context.Context, c Chunk) error {
 	return l.err
 }
 
+func (l *log) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.chunks)
+}
+
 func (l *log) text() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -182,10 +188,10 @@ func TestChunksAreFourKilobytesOrATenthOfASecond(t *testing.T) {
 			c.Write([]byte("x"))
 			time.Sleep(time.Millisecond)
 		}
-		slow := len(out.chunks)
+		slow := out.count()
 		c.Write(bytes.Repeat([]byte("y"), chunkBytes))
 		synctest.Wait()
-		if grown := len(out.chunks); grown != slow+1 {
+		if grown := out.count(); grown != slow+1 {
 			t.Errorf("a full chunk was not written at once")
 		}
 		if err := c.Close(); err != nil {
