@@ -401,6 +401,43 @@ CREATE FUNCTION penstock.push(queue text, payload jsonb, lock_key text DEFAULT N
         CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END)).ids[1]
 $$;
 
+-- Name: push_json(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.push_json(queue_name text, entries jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    unknown text;
+    answer  jsonb;
+BEGIN
+    SELECT k INTO unknown FROM jsonb_array_elements(entries) e CROSS JOIN LATERAL jsonb_object_keys(e) k
+     WHERE k NOT IN ('payload', 'lock_key', 'flow', 'priority', 'due_at', 'start_by', 'finish_by', 'cost', 'name',
+                     'idempotency_key', 'unique_key', 'unique_policy', 'trace', 'callback') LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'entry option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are those of penstock.push.';
+    END IF;
+    SELECT jsonb_agg(jsonb_build_object('id', i.id, 'verdict', coalesce(p.verdicts[i.n], 'inserted')) ORDER BY i.n) INTO answer
+      FROM (SELECT array_agg(e->'payload' ORDER BY n) AS payloads, array_agg(e->>'lock_key' ORDER BY n) AS lock_keys,
+                   array_agg(e->>'flow' ORDER BY n) AS flows, array_agg((e->>'priority')::smallint ORDER BY n) AS priorities,
+                   array_agg((e->>'due_at')::timestamptz ORDER BY n) AS dues,
+                   array_agg((e->>'start_by')::timestamptz ORDER BY n) AS start_bys,
+                   array_agg((e->>'finish_by')::timestamptz ORDER BY n) AS finish_bys,
+                   array_agg((e->>'cost')::real ORDER BY n) AS costs, array_agg(e->>'name' ORDER BY n) AS names,
+                   array_agg(e->>'idempotency_key' ORDER BY n) AS idempotency_keys,
+                   array_agg(e->>'unique_key' ORDER BY n) AS unique_keys,
+                   array_agg(e->>'unique_policy' ORDER BY n) AS unique_policies,
+                   array_agg(e->>'trace' ORDER BY n) AS traces, array_agg(e->'callback' ORDER BY n) AS callbacks
+              FROM jsonb_array_elements(entries) WITH ORDINALITY u(e, n)) a
+     CROSS JOIN LATERAL penstock.push_many(queue_name, a.payloads, a.lock_keys, a.flows, a.priorities, a.dues, a.start_bys,
+                   a.finish_bys, a.costs, a.names, a.idempotency_keys, a.unique_keys, a.unique_policies, a.traces, a.callbacks) p
+     CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY i(id, n);
+    RETURN coalesce(answer, '[]');
+EXCEPTION
+    WHEN invalid_text_representation OR invalid_datetime_format OR numeric_value_out_of_range OR datetime_field_overflow THEN
+        RAISE EXCEPTION 'entry option is not valid: %', SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
 -- Name: push_many(text, jsonb[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], real[], text[], text[], text[], text[], text[], jsonb[]); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], OUT ids bigint[], OUT verdicts text[]) RETURNS record

@@ -1,0 +1,117 @@
+// Package postgres is how Penstock talks to Postgres: pools, transactions and SQLSTATEs. It knows no schema.
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// DB runs statements: a pool, a connection or a transaction.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+	Begin(ctx context.Context) (pgx.Tx, error)
+}
+
+// Config says which database and how many connections. Only DSN is needed.
+type Config struct {
+	DSN      string
+	MaxConns int32 // 4 if zero
+	// Pooled is for a pooler in transaction mode between us and Postgres: no named statements, no session settings.
+	Pooled bool
+	// StatementTimeout bounds every statement of the pool; none if zero.
+	StatementTimeout time.Duration
+}
+
+// session holds the settings of every connection of ours. The hot statements are keyed look-ups, written so that
+// an index answers each step. A plan made while a table was empty must not turn into a scan when it is full, and
+// planning anew would cost more than running: one generic plan, through the indexes.
+var session = map[string]string{
+	"application_name":                    "penstock",
+	"plan_cache_mode":                     "force_generic_plan",
+	"enable_seqscan":                      "off",
+	"enable_hashjoin":                     "off",
+	"enable_mergejoin":                    "off",
+	"jit":                                 "off",
+	"idle_in_transaction_session_timeout": "60s",
+}
+
+// Open returns a pool on the database of cfg. It connects when first used.
+func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
+	pc, err := pgxpool.ParseConfig(cfg.DSN)
+	if err != nil {
+		return nil, fmt.Errorf("read database address: %w", err)
+	}
+	pc.MaxConns = cfg.MaxConns
+	if pc.MaxConns == 0 {
+		pc.MaxConns = 4
+	}
+	pc.MaxConnLifetimeJitter = 5 * time.Minute
+	if cfg.Pooled {
+		pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	} else {
+		for name, value := range session {
+			pc.ConnConfig.RuntimeParams[name] = value
+		}
+		if cfg.StatementTimeout > 0 {
+			pc.ConnConfig.RuntimeParams["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
+		}
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, fmt.Errorf("open pool: %w", err)
+	}
+	return pool, nil
+}
+
+// InTx runs fn in a transaction of db: commit if it returns nil, else roll back.
+func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
+	tx, err := db.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // after a commit this does nothing
+	if err := fn(tx); err != nil {
+		return err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	return nil
+}
+
+// Code returns the SQLSTATE of err, empty if the server sent none.
+func Code(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// Ambiguous says that a statement may or may not have been committed: the connection broke under it.
+// An error that the server sent, or one from before anything was sent, is not ambiguous.
+func Ambiguous(err error) bool {
+	return err != nil && Code(err) == "" && !pgconn.SafeToRetry(err)
+}
+
+// Unavailable says that the database could not be reached or refused work for a reason that passes: shutting
+// down, starting up, read-only after a failover, out of connections.
+func Unavailable(err error) bool {
+	switch code := Code(err); {
+	case code == "":
+		return err != nil
+	case code == "25006", code == "57P01", code == "57P02", code == "57P03", code == "53300":
+		return true
+	default:
+		return code[:2] == "08"
+	}
+}

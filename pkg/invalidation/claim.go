@@ -1,0 +1,378 @@
+package invalidation
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// claimSQL takes up to $5 ready rows of lane ($1 queue, $2 priority, $3 flow) from place $4 on, and puts lock
+// records of node $6, claim $7 in their place. $8 is the queue's quantum in entries, $9 is stubborn (see Claim).
+//
+// Claims of a lane exclude each other by a transaction-scoped try-lock: another claimer goes on to the next lane
+// instead of waiting. That is for speed alone; a ready row can be deleted but once, and a key has but one lock.
+//
+// A ready row that somebody else has locked is passed by, a group's that is locked by a pusher (see push_many) is
+// claimed without it when we are stubborn. A key is tried only under a try-lock of its own, so that the insert of
+// its lock never waits and the token it draws is larger than that of any earlier lock of the key.
+//
+// Sets of this statement meet in "IN (...) IS TRUE", which Postgres answers from a hash table: as joins they would
+// be nested loops over each other, because the session allows no other join (internal/postgres says why).
+//
+// For groups only key and token come back: the entries must be read after this commits (claimGroupsSQL), for the
+// snapshot here may be older than the finish that freed the key. The last row says how the lane looked:
+// token 0, pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind.
+const claimSQL = `
+WITH alone AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0)) AS ok
+), head AS MATERIALIZED (
+    SELECT r.*
+      FROM alone CROSS JOIN LATERAL (
+           SELECT ready.ctid AS row, pos, lock_key
+             FROM penstock.ready
+            WHERE alone.ok AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
+            ORDER BY pos
+            LIMIT $5::int) r
+), mine AS MATERIALIZED (
+    SELECT ctid AS row, pos, entry_id
+      FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(SELECT row FROM head)) AND queue_id = $1
+       FOR UPDATE SKIP LOCKED
+), solo AS MATERIALIZED (
+    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+           e.finish_by, e.name, e.trace, e.callback, e.payload
+      FROM mine m
+      JOIN penstock.entry_X e ON e.queue_id = $1 AND e.id = m.entry_id
+), groups AS MATERIALIZED (
+    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, c.entries, c.last_id, c.cost
+      FROM head h
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
+             FROM (SELECT id, cost FROM penstock.entry_X
+                    WHERE lock_key = h.lock_key AND status = 'pending' AND priority >= 0
+                    ORDER BY id LIMIT $8::int) q) c
+     WHERE h.lock_key IS NOT NULL
+       AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = h.lock_key) IS NULL
+       AND (h.pos IN (SELECT pos FROM mine) OR ($9::boolean AND c.entries > 0))
+     ORDER BY h.lock_key, h.pos
+), lock_solo AS (
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, $3, clock_timestamp()
+      FROM solo
+    ON CONFLICT DO NOTHING
+    RETURNING token, pos
+), lock_group AS (
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, $3, clock_timestamp()
+      FROM groups
+     WHERE pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))
+    ON CONFLICT DO NOTHING
+    RETURNING token, pos, lock_key, last_entry_id
+), taken AS (
+    DELETE FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(SELECT row FROM mine
+                              WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group)) IS TRUE))
+       AND queue_id = $1
+    RETURNING pos
+)
+SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
+       extract(epoch FROM clock_timestamp() - created_at)::float8,
+       extract(epoch FROM start_by - clock_timestamp())::float8, extract(epoch FROM finish_by - clock_timestamp())::float8
+  FROM solo
+ WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
+UNION ALL
+SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM lock_group
+UNION ALL
+SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT ok::int FROM alone),
+       (SELECT count(*) FROM head)::int - (SELECT count(*) FROM taken)::int, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL`
+
+// claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3.
+const claimGroupsSQL = `
+SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace, e.callback, e.payload,
+       extract(epoch FROM clock_timestamp() - e.created_at)::float8,
+       extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8
+  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
+  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+  CROSS JOIN LATERAL (
+       SELECT * FROM penstock.entry_X
+        WHERE lock_key = l.lock_key AND status = 'pending' AND priority >= 0 AND id <= l.last_entry_id
+        ORDER BY id LIMIT $4::int) e`
+
+// ClaimRequest says what a node would take from one lane.
+type ClaimRequest struct {
+	Node    NodeID
+	ClaimID int32 // a number the node never used before in this incarnation
+	Lane    Lane
+	From    int64 // place in line to begin at: a hint, see Claimed.Mark; 0 for the head
+	Limit   int   // locks
+	// Stubborn claims a key even while a pusher holds its ready row. A claimer that comes by about once a second
+	// with this set keeps a long transaction of a pusher from holding up the entries that came before it.
+	Stubborn bool
+}
+
+// Claimed is what a claim brought.
+type Claimed struct {
+	Locks []*Lock
+	Busy  bool // another claimer was in the lane: try the next one
+	// Mark is the place in line from which the next claim of the lane may begin. It only saves walking over what
+	// is dead already: a row may come in behind it, so begin at 0 about once a second.
+	Mark int64
+	Seen int // ready rows met; less than Limit means the lane is empty behind them
+	Left int // ready rows met that could not be claimed: locked keys. Sweep them
+}
+
+// Claim locks up to r.Limit groups and solo entries of a lane for a node and returns their entries.
+// The caller may start them: the claim is committed when Claim returns. After an error it may have been committed
+// nevertheless; Reclaim finds out.
+func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
+	start := time.Now()
+	rows, err := q.db.Query(ctx, q.sql.claim, q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID,
+		q.Config.QuantumCount, r.Stubborn)
+	if err != nil {
+		return Claimed{}, q.errorf("claim from", err)
+	}
+	c := Claimed{Locks: make([]*Lock, 0, r.Limit)}
+	var groups []*Lock
+	for rows.Next() {
+		var row claimRow
+		if err := row.scan(rows); err != nil {
+			rows.Close()
+			return Claimed{}, q.errorf("claim from", err)
+		}
+		switch {
+		case row.token == 0:
+			c.Mark, c.Seen, c.Busy, c.Left = row.pos, int(row.entry.ID), row.entry.Attempt == 0, row.entry.Crashes
+		case row.key != nil:
+			groups = append(groups, &Lock{Key: *row.key, Token: row.token, Lane: r.Lane, ClaimedAt: start})
+		default:
+			c.Locks = append(c.Locks, &Lock{Key: soloKey(row.entry.ID), Token: row.token, Lane: r.Lane, ClaimedAt: start, Entries: []Entry{row.entry}})
+		}
+	}
+	// Only now is the claim committed: the rows above arrived before.
+	if err := rows.Err(); err != nil {
+		return Claimed{}, q.errorf("claim from", err)
+	}
+	if len(groups) > 0 {
+		if err := q.readGroups(ctx, groups); err != nil {
+			return Claimed{}, err
+		}
+		c.Locks = append(c.Locks, groups...)
+	}
+	return c, nil
+}
+
+type claimRow struct {
+	token                     Token
+	pos                       int64
+	key                       *string
+	entry                     Entry
+	name, trace               *string
+	waited, startIn, finishIn *float64
+}
+
+func (c *claimRow) scan(row pgx.Rows) error {
+	e := &c.entry
+	if err := row.Scan(&c.token, &c.pos, &e.ID, &c.key, &e.Attempt, &e.Crashes, &e.Cost, &c.name, &c.trace,
+		&e.Callback, &e.Payload, &c.waited, &c.startIn, &c.finishIn); err != nil {
+		return err
+	}
+	c.settle()
+	return nil
+}
+
+func (c *claimRow) scanGroup(row pgx.CollectableRow) error {
+	e := &c.entry
+	if err := row.Scan(&c.token, &e.ID, &e.Attempt, &e.Crashes, &e.Cost, &c.name, &c.trace,
+		&e.Callback, &e.Payload, &c.waited, &c.startIn, &c.finishIn); err != nil {
+		return err
+	}
+	c.settle()
+	return nil
+}
+
+// settle turns SQL's nulls into the entry's words.
+func (c *claimRow) settle() {
+	e := &c.entry
+	if c.name != nil {
+		e.Name = *c.name
+	}
+	if c.trace != nil {
+		e.Trace = *c.trace
+	}
+	if c.waited != nil {
+		e.Waited = time.Duration(*c.waited * float64(time.Second))
+	}
+	e.StartIn, e.FinishIn = remaining(c.startIn), remaining(c.finishIn)
+}
+
+func remaining(seconds *float64) time.Duration {
+	if seconds == nil {
+		return NoDeadline
+	}
+	return time.Duration(min(max(*seconds, -1e9), 9e9) * float64(time.Second))
+}
+
+// readGroups fills in the entries of locked groups.
+func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
+	byToken := make(map[Token]*Lock, len(groups))
+	keys, tokens := make([]string, len(groups)), make([]Token, len(groups))
+	for i, g := range groups {
+		byToken[g.Token], keys[i], tokens[i] = g, g.Key, g.Token
+	}
+	rows, err := q.db.Query(ctx, q.sql.claimGroups, q.ID, keys, tokens, q.Config.QuantumCount)
+	if err != nil {
+		return q.errorf("read groups claimed from", err)
+	}
+	entries, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (claimRow, error) {
+		var c claimRow
+		return c, c.scanGroup(row)
+	})
+	if err != nil {
+		return q.errorf("read groups claimed from", err)
+	}
+	for _, c := range entries {
+		byToken[c.token].Entries = append(byToken[c.token].Entries, c.entry)
+	}
+	return nil
+}
+
+// reclaimSQL finds the locks of one claim. The lock table is as small as the work in flight.
+const reclaimSQL = `
+SELECT lock_key, token, priority, flow, last_entry_id
+  FROM penstock.lock
+ WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3`
+
+// Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.
+func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Lock, error) {
+	start := time.Now()
+	rows, err := q.db.Query(ctx, reclaimSQL, q.ID, node, claimID)
+	if err != nil {
+		return nil, q.errorf("find claim in", err)
+	}
+	locks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lock, error) {
+		l := &Lock{ClaimedAt: start}
+		var last EntryID
+		return l, row.Scan(&l.Key, &l.Token, &l.Lane.Priority, &l.Lane.Flow, &last)
+	})
+	if err != nil || len(locks) == 0 {
+		return nil, q.errorf("find claim in", err)
+	}
+	return locks, q.readEntries(ctx, locks)
+}
+
+// readSoloSQL reads the entries of solo locks; claimGroupsSQL reads the others.
+const readSoloSQL = `
+SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace, e.callback, e.payload,
+       extract(epoch FROM clock_timestamp() - e.created_at)::float8,
+       extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8
+  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
+  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+  JOIN penstock.entry e ON e.queue_id = $1 AND e.id = l.last_entry_id`
+
+func (q *Queue) readEntries(ctx context.Context, locks []*Lock) error {
+	var groups []*Lock
+	byToken := map[Token]*Lock{}
+	var keys []string
+	var tokens []Token
+	for _, l := range locks {
+		if !l.Solo() {
+			groups = append(groups, l)
+			continue
+		}
+		byToken[l.Token] = l
+		keys, tokens = append(keys, l.Key), append(tokens, l.Token)
+	}
+	rows, err := q.db.Query(ctx, readSoloSQL, q.ID, keys, tokens)
+	if err != nil {
+		return q.errorf("read entries claimed from", err)
+	}
+	solo, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (claimRow, error) {
+		var c claimRow
+		return c, c.scanGroup(row)
+	})
+	if err != nil {
+		return q.errorf("read entries claimed from", err)
+	}
+	for _, c := range solo {
+		byToken[c.token].Entries = []Entry{c.entry}
+	}
+	if len(groups) == 0 {
+		return nil
+	}
+	return q.readGroups(ctx, groups)
+}
+
+// sweepSQL deletes ready rows at places $4 to $5 of a lane that lead nowhere: those of keys that are locked, and
+// those of solo entries that are gone. It holds the lock record FOR KEY SHARE, so that the holder's finish cannot
+// have passed the point where it looks again for entries of the key and puts a ready row back. It waits for nobody.
+const sweepSQL = `
+WITH head AS MATERIALIZED (
+    SELECT ctid AS row, lock_key, entry_id
+      FROM penstock.ready
+     WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos BETWEEN $4::bigint AND $5::bigint
+), held AS MATERIALIZED (
+    SELECT lock_key
+      FROM penstock.lock
+     WHERE queue_id = $1 AND lock_key = ANY (ARRAY(SELECT DISTINCT coalesce(lock_key, '#' || entry_id) FROM head))
+       FOR KEY SHARE SKIP LOCKED
+), dead AS MATERIALIZED (
+    SELECT ctid AS row
+      FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(
+           SELECT h.row FROM head h
+            WHERE coalesce(h.lock_key, '#' || h.entry_id) IN (SELECT lock_key FROM held)
+               OR (h.entry_id IS NOT NULL AND NOT EXISTS (
+                   SELECT FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = h.entry_id AND e.priority >= 0))))
+       AND queue_id = $1
+       FOR UPDATE SKIP LOCKED
+)
+DELETE FROM penstock.ready
+ WHERE ctid = ANY (ARRAY(SELECT row FROM dead)) AND queue_id = $1`
+
+// Sweep deletes the ready rows of a lane between two places that lead nowhere, and returns how many.
+func (q *Queue) Sweep(ctx context.Context, lane Lane, from, to int64) (int, error) {
+	tag, err := q.db.Exec(ctx, q.sql.sweep, q.ID, lane.Priority, lane.Flow, from, to)
+	if err != nil {
+		return 0, q.errorf("sweep", err)
+	}
+	return int(tag.RowsAffected()), nil
+}
+
+// lanesSQL hops from lane to lane through the index of ready rows, one look-up for each lane that has work.
+const lanesSQL = `
+WITH RECURSIVE lane AS (
+    (SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = $1
+      ORDER BY priority, flow, pos LIMIT 1)
+    UNION ALL
+    SELECT n.priority, n.flow, n.pos
+      FROM lane CROSS JOIN LATERAL (
+           SELECT priority, flow, pos FROM penstock.ready r
+            WHERE r.queue_id = $1 AND (r.priority, r.flow) > (lane.priority, lane.flow)
+            ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+)
+SELECT priority, flow, pos FROM lane LIMIT $2`
+
+// LaneHead is a lane that has ready rows, and the place of its first one.
+type LaneHead struct {
+	Lane
+	Pos int64
+}
+
+// Lanes returns up to limit lanes that have work. Its cost grows with the lanes, not with the backlog, except that
+// it walks over rows that are dead but cannot be vacuumed yet: time it, and ask less often where it is dear.
+func (q *Queue) Lanes(ctx context.Context, limit int) ([]LaneHead, error) {
+	rows, err := q.db.Query(ctx, lanesSQL, q.ID, limit)
+	if err != nil {
+		return nil, q.errorf("list lanes of", err)
+	}
+	lanes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (LaneHead, error) {
+		var l LaneHead
+		return l, row.Scan(&l.Priority, &l.Flow, &l.Pos)
+	})
+	if err != nil {
+		return nil, q.errorf("list lanes of", err)
+	}
+	return lanes, nil
+}

@@ -1,0 +1,139 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Kind is what a queue is for.
+type Kind string
+
+// The kinds of queue.
+const (
+	KindTask      Kind = "task"
+	KindBatch     Kind = "batch"
+	KindCron      Kind = "cron"
+	KindChangeLog Kind = "change_log"
+	KindInference Kind = "inference"
+	KindWebhook   Kind = "webhook"
+)
+
+// Config is what can be set about a queue. A zero field means its default.
+type Config struct {
+	Kind        Kind    // task
+	Application string  // "default"; only nodes of this application serve the queue
+	Priority    float64 // weight between queues: 1
+	// EntryPriority is the priority of entries that name none, 0 to 9, higher first: 1.
+	EntryPriority int
+	Algorithm     string // between flows: "fair" (default) or "fifo"
+	// Grouping says where the lock key stands in the payload: a field, a path with dots, a jsonpath that starts with "$".
+	Grouping             string
+	Mergeable            bool
+	Merge                string // of compaction: "last" (default), "first", "object", "array"
+	MaxConcurrent        int    // locks at once over all nodes; 0 for no limit
+	MaxConcurrentPerNode int    // locks at once on one node; 0 for no limit
+	Capacity             int64  // entries; 0 for no bound
+	Retry                RetryPolicy
+	CrashLimit           int           // deaths of nodes under one entry before it is set aside as poison: 3
+	RunTimeout           time.Duration // of one run; 0 for none
+	QuantumCount         int           // entries of one key under one lock: 100
+	QuantumTime          time.Duration // how long one key keeps its lock while others wait: 10 s
+	PayloadLimit         int           // bytes as stored: 256 KiB
+	// ResultRetention is how long an outcome can be read after the entry is gone: 24 h. Negative keeps none.
+	ResultRetention  time.Duration
+	FailureRetention time.Duration // 30 days
+	Model            string        // for kind inference
+
+	// Read from the registry, never written through Config.
+	Paused   *Control
+	Disabled *Control
+	Version  int64
+}
+
+// Control says who paused or disabled something, when and why.
+type Control struct {
+	At     time.Time
+	Until  time.Time // zero: until somebody resumes it
+	Actor  string
+	Reason string
+}
+
+// options are the settings that differ from their zero value, as penstock.alter_queue takes them.
+func (c Config) options() (map[string]any, error) {
+	set := map[string]any{}
+	put := func(name string, given bool, value any) {
+		if given {
+			set[name] = value
+		}
+	}
+	put("kind", c.Kind != "", c.Kind)
+	put("application", c.Application != "", c.Application)
+	put("priority", c.Priority != 0, c.Priority)
+	put("entry_priority", c.EntryPriority != 0, c.EntryPriority)
+	put("algorithm", c.Algorithm != "", c.Algorithm)
+	put("grouping", c.Grouping != "", c.Grouping)
+	put("mergeable", c.Mergeable, c.Mergeable)
+	put("merge", c.Merge != "", c.Merge)
+	put("max_concurrent", c.MaxConcurrent != 0, c.MaxConcurrent)
+	put("max_concurrent_per_node", c.MaxConcurrentPerNode != 0, c.MaxConcurrentPerNode)
+	put("capacity", c.Capacity != 0, c.Capacity)
+	put("crash_limit", c.CrashLimit != 0, c.CrashLimit)
+	put("run_timeout", c.RunTimeout != 0, seconds(c.RunTimeout))
+	put("quantum_count", c.QuantumCount != 0, c.QuantumCount)
+	put("quantum_time", c.QuantumTime != 0, seconds(c.QuantumTime))
+	put("payload_limit", c.PayloadLimit != 0, c.PayloadLimit)
+	put("result_retention", c.ResultRetention != 0, seconds(max(c.ResultRetention, 0)))
+	put("failure_retention", c.FailureRetention != 0, seconds(c.FailureRetention))
+	put("model", c.Model != "", c.Model)
+	if !c.Retry.isZero() {
+		if err := c.Retry.check(); err != nil {
+			return nil, err
+		}
+		set["retry"] = c.Retry
+	}
+	return set, nil
+}
+
+// seconds writes a duration as Postgres reads an interval.
+func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
+
+const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
+       coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0), retry, crash_limit,
+       coalesce(run_timeout, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
+       coalesce(model, ''), paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
+       disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version`
+
+func scanQueue(row pgx.CollectableRow) (*Queue, error) {
+	var (
+		q                               Queue
+		c                               = &q.Config
+		retry                           []byte
+		pausedAt, pausedUntil, disabled *time.Time
+		paused, off                     Control
+	)
+	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
+		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
+		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
+		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(retry, &c.Retry); err != nil {
+		return nil, fmt.Errorf("read retry policy of queue %q: %w", q.Name, err)
+	}
+	if pausedAt != nil {
+		paused.At = *pausedAt
+		if pausedUntil != nil {
+			paused.Until = *pausedUntil
+		}
+		c.Paused = &paused
+	}
+	if disabled != nil {
+		off.At = *disabled
+		c.Disabled = &off
+	}
+	return &q, nil
+}

@@ -1,0 +1,56 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+)
+
+// EntryID numbers entries over all queues, in the order in which they were accepted.
+type EntryID int64
+
+// NodeID is the incarnation of a process: random at each start, never zero.
+type NodeID int64
+
+// Token is a fencing token. It grows with every lock of a key; each write about a running entry names it.
+type Token int64
+
+// Lane is the unit in which ready rows are ordered: first in, first out.
+type Lane struct {
+	Priority int16
+	Flow     string
+}
+
+// Entry is one unit of work as a claim hands it out.
+type Entry struct {
+	ID       EntryID
+	Payload  json.RawMessage
+	Name     string
+	Attempt  int // attempts that ended in an error so far
+	Crashes  int // times a node died while it ran this entry
+	Cost     float64
+	Trace    string
+	Callback json.RawMessage
+	Waited   time.Duration // since it was accepted, by the database's clock at the claim
+	// StartIn and FinishIn are what is left until start_by and finish_by at the claim, NoDeadline if there is none.
+	StartIn  time.Duration
+	FinishIn time.Duration
+}
+
+// NoDeadline stands for a deadline that was not given.
+const NoDeadline = time.Duration(1<<63 - 1)
+
+// Lock is a lock record that a claim took, with the entries it covers, oldest first.
+type Lock struct {
+	Key       string // the lock key; "#" and the id for a solo entry
+	Token     Token
+	Lane      Lane
+	Entries   []Entry
+	ClaimedAt time.Time // on this process's monotonic clock, from before the claim was sent
+}
+
+// Solo says that the lock covers one entry that was pushed without a lock key.
+func (l *Lock) Solo() bool { return l.Key != "" && l.Key[0] == '#' }
+
+// soloKey is the lock key of an entry that has none.
+func soloKey(id EntryID) string { return "#" + strconv.FormatInt(int64(id), 10) }

@@ -1,0 +1,76 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Errors that a caller can tell apart with errors.Is. The message of the wrapping error names the field.
+var (
+	ErrQueueNotFound       = errors.New("queue not found")
+	ErrEntryNotFound       = errors.New("entry not found")
+	ErrInvalid             = errors.New("invalid argument")
+	ErrPayloadTooLarge     = errors.New("payload too large")
+	ErrIdempotencyConflict = errors.New("idempotency key used with another body")
+	ErrQueueFull           = errors.New("queue is full")
+	ErrState               = errors.New("state does not allow it")
+	// ErrLockLost says that the lock record no longer carries our token: somebody else was given the entry, and
+	// whatever we know about it counts no more.
+	ErrLockLost = errors.New("lock lost")
+	// ErrDefinitionConflict says that the queue in the database is not the one that the program defines.
+	ErrDefinitionConflict = errors.New("queue definition conflicts with the registry")
+)
+
+// FullError says how full a queue is and when to come back. It matches ErrQueueFull.
+type FullError struct {
+	Depth      int64   `json:"depth"`      // entries
+	Capacity   int64   `json:"capacity"`   // entries
+	DrainRate  float64 `json:"drain_rate"` // entries a second, as last measured; 0 if unknown
+	RetryAfter time.Duration
+	message    string
+}
+
+func (e *FullError) Error() string        { return e.message }
+func (e *FullError) Is(target error) bool { return target == ErrQueueFull }
+
+// sentinels are the SQLSTATEs that the functions of the schema raise.
+var sentinels = map[string]error{
+	"PS001": ErrQueueNotFound,
+	"PS002": ErrInvalid,
+	"PS003": ErrPayloadTooLarge,
+	"PS004": ErrIdempotencyConflict,
+	"PS006": ErrState,
+	"PS007": ErrEntryNotFound,
+}
+
+// translate turns an error of the schema's functions into one of this package's; others pass through.
+func translate(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return err
+	}
+	if pg.Code == "PS005" {
+		full := &FullError{message: pg.Message}
+		var detail struct {
+			FullError
+			RetryAfterMS int64 `json:"retry_after_ms"`
+		}
+		if json.Unmarshal([]byte(pg.Detail), &detail) == nil {
+			*full = detail.FullError
+			full.message = pg.Message
+			full.RetryAfter = time.Duration(detail.RetryAfterMS) * time.Millisecond
+		}
+		return full
+	}
+	if sentinel, ok := sentinels[pg.Code]; ok {
+		if pg.Hint != "" {
+			return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinel)
+		}
+		return fmt.Errorf("%s: %w", pg.Message, sentinel)
+	}
+	return err
+}

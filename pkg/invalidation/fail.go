@@ -1,0 +1,75 @@
+package invalidation
+
+import (
+	"regexp"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Failure is why a run ended in error.
+type Failure struct {
+	Class string `json:"class"` // of the retry policy: "transient", "input", "oom", ...; "error" if empty
+	Error string `json:"error"`
+	Stack string `json:"stack,omitempty"` // of a panic
+}
+
+// Fail ends an entry in a failure row, with its history: it will not be tried again by itself.
+func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
+	return Ending{Lock: l, Entry: e, verb: verbFail, failure: f, ran: ran}
+}
+
+// failSQL moves entries $4 to penstock.failure.
+const failSQL = `
+WITH gone AS (
+    DELETE FROM penstock.entry_X e
+     USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::text[], $8::bigint[]) k(lock_key, token, id, error, fingerprint, run_ms)
+      JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+     WHERE e.queue_id = $1 AND e.id = k.id
+    RETURNING e.*, k.error, k.fingerprint, k.run_ms
+)
+INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
+                              lock_key, name, class, error, fingerprint, trace, callback, payload, history)
+SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
+       attempt + 1, crashes, flow, lock_key, name, coalesce(error->>'class', 'error'), coalesce(error->>'error', ''),
+       fingerprint, trace, callback, payload,
+       coalesce(history, '[]') || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt + 1, 'error', error->>'error',
+           'class', error->>'class', 'stack', error->'stack', 'node', $7::bigint, 'run_ms', run_ms)
+  FROM gone`
+
+func (q *Queue) queueFail(batch *pgx.Batch, node NodeID, endings []Ending) {
+	if c := pick(endings, verbFail); len(c.ids) > 0 {
+		batch.Queue(q.sql.fail, q.ID, c.keys, c.tokens, c.ids, each(c, func(e *Ending) Failure { return e.failure.clean() }),
+			each(c, func(e *Ending) string { return Fingerprint(e.failure.Error) }), node, c.ran)
+	}
+}
+
+// clean makes a failure fit to be stored: valid UTF-8 without NUL, of bounded length, with a class.
+func (f Failure) clean() Failure {
+	const longest = 8 << 10
+	tidy := func(s string) string {
+		s = strings.ReplaceAll(strings.ToValidUTF8(s, "?"), "\x00", "?")
+		for len(s) > longest || !utf8.ValidString(s) {
+			s = s[:min(len(s)-1, longest)]
+		}
+		return s
+	}
+	if f.Class == "" {
+		f.Class = "error"
+	}
+	return Failure{Class: tidy(f.Class), Error: tidy(f.Error), Stack: tidy(f.Stack)}
+}
+
+var varying = regexp.MustCompile(`"[^"]*"|'[^']*'|\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}\b|\b0x[0-9a-fA-F]+\b|[0-9]+`)
+
+// Fingerprint is an error without what varies from one to the next (numbers, quoted texts, ids), so that errors
+// of one cause can be told from others and handled together.
+func Fingerprint(message string) string {
+	message = varying.ReplaceAllString(strings.ToValidUTF8(message, "?"), "_")
+	if len(message) > 200 {
+		message = strings.ToValidUTF8(message[:200], "")
+	}
+	return message
+}

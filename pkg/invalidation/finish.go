@@ -1,0 +1,92 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Done ends an entry well. The result, nil for none, can be read for the queue's ResultRetention.
+func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending {
+	return Ending{Lock: l, Entry: e, verb: verbDone, result: result, ran: ran}
+}
+
+// finishSoloSQL ends solo entries $2 whose locks still carry tokens $3: lock record and entry go, and results $4
+// are kept if $6 says so. No entry can be behind a solo key, so nothing is looked for again.
+const finishSoloSQL = `
+WITH mine AS (
+    DELETE FROM penstock.lock l
+     USING unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[]) k(id, token, result, run_ms)
+     WHERE l.queue_id = $1 AND l.lock_key = '#' || k.id AND l.token = k.token
+    RETURNING k.id, k.token, k.result, k.run_ms
+), gone AS (
+    DELETE FROM penstock.entry_X e
+     USING mine
+     WHERE e.queue_id = $1 AND e.id = mine.id
+    RETURNING e.id, e.created_at, e.attempt, mine.token, mine.result, mine.run_ms
+), kept AS (
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result)
+    SELECT $1, id, created_at, $7::bigint, token, run_ms, attempt, 'done', result
+      FROM gone
+     WHERE $6::boolean
+)
+SELECT token FROM mine`
+
+func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
+	c := pick(endings, verbDone)
+	rows, err := q.db.Query(ctx, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node)
+	if err != nil {
+		return nil, q.errorf("finish entries of", err)
+	}
+	ours, err := pgx.CollectRows(rows, pgx.RowTo[Token])
+	if err != nil {
+		return nil, q.errorf("finish entries of", err)
+	}
+	return ours, q.countRemoved(ctx, endings)
+}
+
+func (q *Queue) keepsResults() bool { return q.Config.ResultRetention > 0 }
+
+// results are the results to be kept; none cross the wire if the queue keeps none.
+func (q *Queue) results(c columns) []json.RawMessage {
+	if !q.keepsResults() {
+		return []json.RawMessage{}
+	}
+	return each(c, func(e *Ending) json.RawMessage { return e.result })
+}
+
+// doneSQL ends entries $4 under locks $2 with tokens $3. The lock records stay: unlockSQL ends them.
+const doneSQL = `
+WITH gone AS (
+    DELETE FROM penstock.entry_X e
+     USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[]) k(lock_key, token, id, result, run_ms)
+      JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+     WHERE e.queue_id = $1 AND e.id = k.id
+    RETURNING e.id, e.created_at, e.attempt, k.token, k.result, k.run_ms
+)
+INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result)
+SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result
+  FROM gone
+ WHERE $7::boolean`
+
+func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending) {
+	if c := pick(endings, verbDone); len(c.ids) > 0 {
+		batch.Queue(q.sql.done, q.ID, c.keys, c.tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node)
+	}
+}
+
+// FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit
+// together. It returns ErrLockLost if the entry is not ours any more: roll back then.
+func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending Ending) error {
+	ours, err := q.On(tx).Settle(ctx, node, []Ending{ending})
+	if err != nil {
+		return err
+	}
+	if len(ours) == 0 {
+		return fmt.Errorf("finish entry %d of queue %q: %w", ending.Entry, q.Name, ErrLockLost)
+	}
+	return nil
+}

@@ -1,0 +1,37 @@
+package invalidation
+
+import "context"
+
+// promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A retry and a deferred
+// entry stand behind everybody who was in line when they came due: each gets a new place. Entries that somebody
+// else has locked are left for the next time.
+const promoteSQL = `
+WITH due AS MATERIALIZED (
+    SELECT id
+      FROM penstock.entry_X
+     WHERE status = 'initial' AND due_at <= clock_timestamp()
+     ORDER BY due_at, id
+     LIMIT $2::int
+       FOR UPDATE SKIP LOCKED
+), fresh AS (
+    UPDATE penstock.entry_X e
+       SET status = 'pending', pos = nextval('penstock.entry_id_seq')
+     WHERE e.queue_id = $1 AND e.id = ANY (ARRAY(SELECT id FROM due))
+    RETURNING id, priority, flow, lock_key, pos
+), solo AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+    SELECT $1, priority, flow, pos, id FROM fresh WHERE lock_key IS NULL AND priority >= 0
+), grouped AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+    SELECT $1, priority, flow, min(pos), lock_key FROM fresh WHERE lock_key IS NOT NULL AND priority >= 0
+     GROUP BY priority, flow, lock_key
+)
+SELECT count(*) FROM fresh`
+
+// Promote turns up to limit due entries pending and returns how many there were. Any process may call it; two at
+// once share the work.
+func (q *Queue) Promote(ctx context.Context, limit int) (int, error) {
+	var n int
+	err := q.db.QueryRow(ctx, q.sql.promote, q.ID, limit).Scan(&n)
+	return n, q.errorf("promote due entries of", err)
+}

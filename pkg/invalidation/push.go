@@ -1,0 +1,220 @@
+package invalidation
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Push is an entry to be. Only Payload is needed.
+type Push struct {
+	Payload  json.RawMessage
+	LockKey  string // empty: what the queue's grouping finds in the payload, else solo
+	Flow     string
+	Priority *int16 // 0 to 9, higher first; nil for the queue's default
+	DueAt    time.Time
+	StartBy  time.Time // not started by then: expired
+	FinishBy time.Time // not finished by then: expired
+	Cost     float64   // in the units the queue's fairness counts, 0 for unknown
+	Name     string    // job name, by which entries can be listed and disabled
+
+	// IdempotencyKey names this push within queue and flow: a second push with the same key and body gets the
+	// first one's entry; with another body it is refused with ErrIdempotencyConflict.
+	IdempotencyKey string
+	// UniqueKey and UniquePolicy keep an entry from being queued twice.
+	UniqueKey    string
+	UniquePolicy UniquePolicy
+
+	Trace    string          // W3C traceparent
+	Callback json.RawMessage // where to report the outcome
+}
+
+// UniquePolicy says for how long an entry stands for its unique key.
+type UniquePolicy string
+
+// The uniqueness policies.
+const (
+	WhileQueued         UniquePolicy = "while_queued"           // until it starts
+	WhileActive         UniquePolicy = "while_active"           // until it ends
+	OneRunningOneQueued UniquePolicy = "one_running_one_queued" // until it starts; the next one waits for it to end
+)
+
+// Verdict is what became of one pushed entry.
+type Verdict string
+
+// The verdicts on a push.
+const (
+	Inserted  Verdict = "inserted"
+	Replayed  Verdict = "replayed"  // the idempotency key was seen before
+	Duplicate Verdict = "duplicate" // another entry holds the unique key
+)
+
+// Pushed is the answer to one Push: the entry that does the work, new or not.
+type Pushed struct {
+	ID      EntryID `json:"id"`
+	Verdict Verdict `json:"verdict"`
+}
+
+// pushSQL is penstock.push_many for all: the rules of a push live in the schema, so that SQL and Go cannot differ.
+const pushSQL = `
+SELECT ids, verdicts
+  FROM penstock.push_many($1, $2::jsonb[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::timestamptz[],
+       $8::timestamptz[], $9::real[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[])`
+
+// Push accepts entries, all or none, in one statement. On a pool it commits before it returns; on a transaction
+// (see On) the entries exist when that commits. The answers stand in the order of pushes.
+func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
+	return pushOn(ctx, q.db, q.Name, pushes)
+}
+
+func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {
+	rows, err := db.Query(ctx, pushSQL, pushColumns(queue, pushes)...)
+	if err != nil {
+		return nil, fmt.Errorf("push to queue %q: %w", queue, translate(err))
+	}
+	pushed, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) ([]Pushed, error) {
+		var ids []EntryID
+		var verdicts []Verdict
+		if err := row.Scan(&ids, &verdicts); err != nil {
+			return nil, err
+		}
+		return join(ids, verdicts), nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("push to queue %q: %w", queue, translate(err))
+	}
+	return pushed, nil
+}
+
+func join(ids []EntryID, verdicts []Verdict) []Pushed {
+	pushed := make([]Pushed, len(ids))
+	for i, id := range ids {
+		pushed[i] = Pushed{ID: id, Verdict: Inserted}
+		if verdicts != nil {
+			pushed[i].Verdict = verdicts[i]
+		}
+	}
+	return pushed
+}
+
+// pushColumns lays the pushes out as one array an option; an option that nobody uses stays an empty array.
+func pushColumns(queue string, pushes []Push) []any {
+	n := len(pushes)
+	payloads := make([]json.RawMessage, n)
+	for i := range pushes {
+		payloads[i] = pushes[i].Payload
+	}
+	return []any{
+		queue, payloads,
+		column(pushes, func(p *Push) *string { return given(p.LockKey) }),
+		column(pushes, func(p *Push) *string { return given(p.Flow) }),
+		column(pushes, func(p *Push) *int16 { return p.Priority }),
+		column(pushes, func(p *Push) *time.Time { return givenTime(p.DueAt) }),
+		column(pushes, func(p *Push) *time.Time { return givenTime(p.StartBy) }),
+		column(pushes, func(p *Push) *time.Time { return givenTime(p.FinishBy) }),
+		column(pushes, func(p *Push) *float64 { return given(p.Cost) }),
+		column(pushes, func(p *Push) *string { return given(p.Name) }),
+		column(pushes, func(p *Push) *string { return given(p.IdempotencyKey) }),
+		column(pushes, func(p *Push) *string { return given(p.UniqueKey) }),
+		column(pushes, func(p *Push) *string { return given(string(p.UniquePolicy)) }),
+		column(pushes, func(p *Push) *string { return given(p.Trace) }),
+		column(pushes, func(p *Push) *json.RawMessage {
+			if p.Callback == nil {
+				return nil
+			}
+			return &p.Callback
+		}),
+	}
+}
+
+// column is one option of all pushes, up to the last push that uses it.
+func column[T any](pushes []Push, option func(*Push) *T) []*T {
+	var values []*T
+	for i := range pushes {
+		if v := option(&pushes[i]); v != nil {
+			if values == nil {
+				values = make([]*T, 0, len(pushes))
+			}
+			values = append(values, make([]*T, i-len(values))...)
+			values = append(values, v)
+		}
+	}
+	if values == nil {
+		return []*T{}
+	}
+	return values
+}
+
+func given[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
+}
+
+func givenTime(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// PushSQLTx is Push inside a transaction of database/sql, whatever the driver: the arguments go as one JSON text.
+func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([]Pushed, error) {
+	args, err := json.Marshal(pushJSON(pushes))
+	if err != nil {
+		return nil, fmt.Errorf("push to queue %q: payload is not JSON: %w: %w", queue, err, ErrInvalid)
+	}
+	var answer []byte
+	err = tx.QueryRowContext(ctx, `SELECT penstock.push_json($1, CAST($2 AS jsonb))`, queue, string(args)).Scan(&answer)
+	if err != nil {
+		return nil, fmt.Errorf("push to queue %q: %w", queue, translate(err))
+	}
+	var pushed []Pushed
+	if err := json.Unmarshal(answer, &pushed); err != nil {
+		return nil, errors.Join(errors.New("read answer to push"), err)
+	}
+	return pushed, nil
+}
+
+// pushJSON writes pushes as penstock.push_json reads them: one object an entry, options by their SQL names.
+func pushJSON(pushes []Push) []map[string]any {
+	list := make([]map[string]any, len(pushes))
+	for i := range pushes {
+		p := &pushes[i]
+		m := map[string]any{"payload": p.Payload}
+		for name, value := range map[string]*string{
+			"lock_key": given(p.LockKey), "flow": given(p.Flow), "name": given(p.Name), "trace": given(p.Trace),
+			"idempotency_key": given(p.IdempotencyKey), "unique_key": given(p.UniqueKey),
+			"unique_policy": given(string(p.UniquePolicy)),
+		} {
+			if value != nil {
+				m[name] = *value
+			}
+		}
+		for name, value := range map[string]time.Time{"due_at": p.DueAt, "start_by": p.StartBy, "finish_by": p.FinishBy} {
+			if !value.IsZero() {
+				m[name] = value
+			}
+		}
+		if p.Priority != nil {
+			m["priority"] = *p.Priority
+		}
+		if p.Cost != 0 {
+			m["cost"] = p.Cost
+		}
+		if p.Callback != nil {
+			m["callback"] = p.Callback
+		}
+		list[i] = m
+	}
+	return list
+}

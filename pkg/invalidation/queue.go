@@ -1,0 +1,125 @@
+package invalidation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Queue is a handle on one typed queue. It is safe for many goroutines and holds nothing but names and statements.
+type Queue struct {
+	ID     int32
+	Name   string
+	Config Config
+	db     postgres.DB
+	sql    statements
+}
+
+// statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
+type statements struct {
+	claim, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire string
+}
+
+const openSQL = `
+SELECT id, name, ` + configColumns + `
+  FROM penstock.queue
+ WHERE name = $1`
+
+// Open returns the queue of that name, or ErrQueueNotFound.
+func Open(ctx context.Context, db postgres.DB, name string) (*Queue, error) {
+	rows, err := db.Query(ctx, openSQL, name)
+	if err != nil {
+		return nil, fmt.Errorf("open queue %q: %w", name, err)
+	}
+	queues, err := pgx.CollectRows(rows, scanQueue)
+	if err != nil {
+		return nil, fmt.Errorf("open queue %q: %w", name, err)
+	}
+	if len(queues) == 0 {
+		return nil, fmt.Errorf("open queue %q: %w", name, ErrQueueNotFound)
+	}
+	return queues[0].on(db), nil
+}
+
+const listSQL = `
+SELECT id, name, ` + configColumns + `
+  FROM penstock.queue
+ ORDER BY name`
+
+// List returns every queue.
+func List(ctx context.Context, db postgres.DB) ([]*Queue, error) {
+	rows, err := db.Query(ctx, listSQL)
+	if err != nil {
+		return nil, fmt.Errorf("list queues: %w", err)
+	}
+	queues, err := pgx.CollectRows(rows, scanQueue)
+	if err != nil {
+		return nil, fmt.Errorf("list queues: %w", err)
+	}
+	for _, q := range queues {
+		q.on(db)
+	}
+	return queues, nil
+}
+
+// Create makes a queue with its table. Settings at their zero value get the defaults that Config states.
+func Create(ctx context.Context, db postgres.DB, name string, config Config) (*Queue, error) {
+	options, err := config.options()
+	if err != nil {
+		return nil, fmt.Errorf("create queue %q: %w", name, err)
+	}
+	if _, err := db.Exec(ctx, `SELECT penstock.create_queue($1, $2)`, name, options); err != nil {
+		return nil, fmt.Errorf("create queue %q: %w", name, translate(err))
+	}
+	return Open(ctx, db, name)
+}
+
+// Alter changes the settings named in options, keys being columns of penstock.queue, and returns the queue anew.
+func Alter(ctx context.Context, db postgres.DB, name string, options map[string]any) (*Queue, error) {
+	if _, err := db.Exec(ctx, `SELECT penstock.alter_queue($1, $2)`, name, options); err != nil {
+		return nil, fmt.Errorf("alter queue %q: %w", name, translate(err))
+	}
+	return Open(ctx, db, name)
+}
+
+// Drop removes a queue. It refuses with ErrState while there are entries, unless force is set: then they are lost.
+func Drop(ctx context.Context, db postgres.DB, name string, force bool) error {
+	if _, err := db.Exec(ctx, `SELECT penstock.drop_queue($1, $2)`, name, force); err != nil {
+		return fmt.Errorf("drop queue %q: %w", name, translate(err))
+	}
+	return nil
+}
+
+// on binds the queue to a database and writes its statements. The table's name comes from the registry and is
+// quoted here, the only place where an identifier enters SQL.
+func (q *Queue) on(db postgres.DB) *Queue {
+	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
+	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
+	q.db = db
+	q.sql = statements{
+		claim: own(claimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
+		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
+		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
+	}
+	return q
+}
+
+// On returns the same queue on another database handle, usually a transaction.
+func (q *Queue) On(db postgres.DB) *Queue {
+	other := *q
+	other.db = db
+	return &other
+}
+
+// errorf wraps err with the verb and the queue, after translating it.
+func (q *Queue) errorf(verb string, err error) error {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%s queue %q: %w", verb, q.Name, translate(err))
+}

@@ -1,0 +1,144 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// RetryPolicy says how often and how late an entry that ended in error is tried again. A zero field means its default.
+type RetryPolicy struct {
+	MaxAttempts int     `json:"max_attempts,omitempty"` // 25; the first run counts
+	Base        Seconds `json:"base,omitempty"`         // wait after the first error: 1 s
+	Factor      float64 `json:"factor,omitempty"`       // by which each wait exceeds the one before: 2
+	Cap         Seconds `json:"cap,omitempty"`          // longest wait before jitter: 1 h
+	// Jitter is the share of the wait that is added at random, 0 to 1: 0.1. It only ever adds: a wait that somebody
+	// asked for is never cut short.
+	Jitter float64 `json:"jitter,omitempty"`
+	// Classes overrides single fields for errors of a class, such as "input": {"max_attempts": 1}.
+	Classes map[string]RetryPolicy `json:"classes,omitempty"`
+}
+
+// Seconds is a duration that JSON writes as a number of seconds.
+type Seconds time.Duration
+
+// MarshalJSON writes seconds.
+func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
+
+// UnmarshalJSON reads seconds.
+func (s *Seconds) UnmarshalJSON(text []byte) error {
+	var seconds float64
+	if err := json.Unmarshal(text, &seconds); err != nil {
+		return fmt.Errorf("duration is not a number of seconds: %w", err)
+	}
+	*s = Seconds(seconds * float64(time.Second))
+	return nil
+}
+
+func (p RetryPolicy) isZero() bool {
+	return p.MaxAttempts == 0 && p.Base == 0 && p.Factor == 0 && p.Cap == 0 && p.Jitter == 0 && len(p.Classes) == 0
+}
+
+func (p RetryPolicy) check() error {
+	switch {
+	case p.MaxAttempts < 0:
+		return fmt.Errorf("retry.max_attempts is negative: %w", ErrInvalid)
+	case p.Base < 0 || p.Cap < 0:
+		return fmt.Errorf("retry.base and retry.cap must not be negative: %w", ErrInvalid)
+	case p.Factor != 0 && p.Factor < 1:
+		return fmt.Errorf("retry.factor is below 1: %w", ErrInvalid)
+	case p.Jitter < 0 || p.Jitter > 1:
+		return fmt.Errorf("retry.jitter is not between 0 and 1: %w", ErrInvalid)
+	}
+	for class, c := range p.Classes {
+		if len(c.Classes) > 0 {
+			return fmt.Errorf("retry.classes.%s has classes of its own: %w", class, ErrInvalid)
+		}
+		if err := c.check(); err != nil {
+			return fmt.Errorf("retry.classes.%s: %w", class, err)
+		}
+	}
+	return nil
+}
+
+// class is the policy for errors of one class, with every default filled in.
+func (p RetryPolicy) class(name string) RetryPolicy {
+	over := func(base, special RetryPolicy) RetryPolicy {
+		if special.MaxAttempts != 0 {
+			base.MaxAttempts = special.MaxAttempts
+		}
+		if special.Base != 0 {
+			base.Base = special.Base
+		}
+		if special.Factor != 0 {
+			base.Factor = special.Factor
+		}
+		if special.Cap != 0 {
+			base.Cap = special.Cap
+		}
+		if special.Jitter != 0 {
+			base.Jitter = special.Jitter
+		}
+		return base
+	}
+	defaults := RetryPolicy{MaxAttempts: 25, Base: Seconds(time.Second), Factor: 2, Cap: Seconds(time.Hour), Jitter: 0.1}
+	return over(over(defaults, p), p.Classes[name])
+}
+
+// Next says whether an entry is tried again after an error of this class, and how much later. attempts counts the
+// runs that ended in error, this one included; random is a number in [0, 1). The wait is exponential with a cap.
+func (p RetryPolicy) Next(class string, attempts int, random float64) (time.Duration, bool) {
+	c := p.class(class)
+	if attempts >= c.MaxAttempts {
+		return 0, false
+	}
+	wait := math.Min(float64(c.Base)*math.Pow(c.Factor, float64(attempts-1)), float64(c.Cap))
+	return time.Duration(wait * (1 + c.Jitter*random)), true
+}
+
+// Retry ends a run in error; the entry is tried again after delay, by the database's clock.
+func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
+	return Ending{Lock: l, Entry: e, verb: verbRetry, failure: f, delay: delay, ran: ran}
+}
+
+// retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an attempt and
+// write the error to the history; entries that are snoozed spend nothing. History keeps the newest 20 errors.
+const retrySQL = `
+UPDATE penstock.entry_X e
+   SET status = 'initial', due_at = clock_timestamp() + k.delay_ms * interval '1 millisecond',
+       attempt = e.attempt + k.spent::int,
+       history = CASE WHEN NOT k.spent THEN e.history ELSE
+           CASE WHEN jsonb_array_length(coalesce(e.history, '[]')) >= 20 THEN e.history - 0 ELSE coalesce(e.history, '[]') END
+           || jsonb_build_object('at', clock_timestamp(), 'attempt', e.attempt + 1, 'error', k.error->>'error',
+                                 'class', k.error->>'class', 'stack', k.error->'stack', 'node', $8::bigint, 'run_ms', k.run_ms) END
+  FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[])
+       k(lock_key, token, id, delay_ms, error, spent, run_ms)
+  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+ WHERE e.queue_id = $1 AND e.id = k.id`
+
+func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
+	c := pick(endings, verbRetry, verbRelease)
+	var later columns
+	for i, e := range c.endings {
+		if e.verb == verbRetry || e.delay > 0 {
+			later.keys, later.tokens, later.ids = append(later.keys, c.keys[i]), append(later.tokens, c.tokens[i]), append(later.ids, c.ids[i])
+			later.ran, later.endings = append(later.ran, c.ran[i]), append(later.endings, e)
+		}
+	}
+	if len(later.ids) > 0 {
+		batch.Queue(q.sql.retry, q.ID, later.keys, later.tokens, later.ids,
+			each(later, func(e *Ending) int64 { return e.delay.Milliseconds() }),
+			each(later, func(e *Ending) Failure { return e.failure }),
+			each(later, func(e *Ending) bool { return e.verb == verbRetry }), node, later.ran)
+	}
+}
+
+// Release hands a run back without spending an attempt: no capacity, drain, shutdown, or a handler that wants to
+// be called again later. With a delay the entry is not due before it has passed; without, its key stands where it
+// stood.
+func Release(l *Lock, e EntryID, delay time.Duration) Ending {
+	return Ending{Lock: l, Entry: e, verb: verbRelease, delay: delay}
+}

@@ -1,0 +1,179 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Ending is how one run of an entry ended. Make one with Done, Retry, Fail, Release, Expire or Cancel.
+type Ending struct {
+	Lock  *Lock
+	Entry EntryID
+	// Last says that the lock covers nothing more that the node will run: the lock record goes with this ending.
+	// Entries of the key that are left (or came meanwhile) get a ready row.
+	Last bool
+
+	verb    verb
+	result  json.RawMessage
+	failure Failure
+	delay   time.Duration
+	reason  string
+	ran     time.Duration
+}
+
+type verb int
+
+const (
+	verbDone verb = iota
+	verbRetry
+	verbFail
+	verbRelease
+	verbExpire
+	verbCancel
+)
+
+// Settle records endings of entries that this node runs, all in one short transaction, and returns the tokens that
+// were still ours. An ending under any other token is refused: it changes nothing, and the caller drops what it
+// knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the
+// caller simply settles again.
+func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
+	if solo := q.soloDone(endings); solo {
+		return q.finishSolo(ctx, node, endings)
+	}
+	batch := &pgx.Batch{}
+	var ours []Token
+	q.queueHold(batch, endings, &ours)
+	q.queueDone(batch, node, endings)
+	q.queueRetry(batch, node, endings)
+	q.queueFail(batch, node, endings)
+	q.queueRemove(batch, node, endings)
+	q.queueUnlock(batch, endings)
+	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
+		return nil, q.errorf("settle entries of", err)
+	}
+	return ours, q.countRemoved(ctx, endings)
+}
+
+// soloDone says that all endings are finishes of solo entries, which go the short way.
+func (q *Queue) soloDone(endings []Ending) bool {
+	return !slices.ContainsFunc(endings, func(e Ending) bool { return e.verb != verbDone || !e.Last || !e.Lock.Solo() })
+}
+
+// holdSQL locks the lock records that are still ours until the transaction ends, in key order, so that two
+// settlers never wait for each other in a ring. The statements after it see every entry whose ready row a sweep
+// took away, for the sweep held the record FOR KEY SHARE.
+const holdSQL = `
+SELECT l.token
+  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
+  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+ ORDER BY l.lock_key
+   FOR UPDATE OF l`
+
+func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
+	keys, tokens := make([]string, 0, len(endings)), make([]Token, 0, len(endings))
+	seen := map[Token]bool{}
+	for _, e := range endings {
+		if !seen[e.Lock.Token] {
+			seen[e.Lock.Token] = true
+			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
+		}
+	}
+	batch.Queue(holdSQL, q.ID, keys, tokens).Query(func(rows pgx.Rows) error {
+		held, err := pgx.CollectRows(rows, pgx.RowTo[Token])
+		*ours = held
+		return err
+	})
+}
+
+// unlockSQL ends locks $2 with tokens $3 and looks again for entries of their keys. $4 says that the lock is
+// handed back: then the key stands where it stood; else behind everybody if it used up its quantum ($5), and
+// otherwise where its oldest entry belongs.
+const unlockSQL = `
+WITH freed AS (
+    DELETE FROM penstock.lock l
+     USING unnest($2::text[], $3::bigint[], $4::boolean[]) k(lock_key, token, back)
+     WHERE l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+    RETURNING l.lock_key, l.pos, l.priority, l.flow, l.last_entry_id, l.entry_count, k.back
+), solo AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+    SELECT $1, e.priority, e.flow, f.pos, e.id
+      FROM freed f
+      JOIN penstock.entry_X e ON e.queue_id = $1 AND e.id = f.last_entry_id
+     WHERE left(f.lock_key, 1) = '#' AND e.status = 'pending' AND e.priority >= 0
+    ON CONFLICT DO NOTHING
+)
+INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+SELECT $1, CASE WHEN f.back THEN greatest(f.priority, n.priority) ELSE n.priority END, CASE WHEN f.back THEN f.flow ELSE n.flow END,
+       CASE WHEN f.back THEN f.pos WHEN f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq') ELSE n.id END, f.lock_key
+  FROM freed f
+ CROSS JOIN LATERAL (
+       SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
+         FROM (SELECT id, priority, flow FROM penstock.entry_X
+                WHERE lock_key = f.lock_key AND status = 'pending' AND priority >= 0
+                ORDER BY id LIMIT $5::int) e) n
+ WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
+ON CONFLICT DO NOTHING`
+
+func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
+	var keys []string
+	var tokens []Token
+	var back []bool
+	for _, e := range endings {
+		if e.Last {
+			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
+			back = append(back, e.verb == verbRelease && e.delay == 0)
+		}
+	}
+	if len(keys) > 0 {
+		batch.Queue(q.sql.unlock, q.ID, keys, tokens, back, q.Config.QuantumCount)
+	}
+}
+
+// countRemoved tells the depth counter of a queue with a capacity what has left it. It is an estimate that the
+// next count mends, so it stays outside the transaction.
+func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
+	if q.Config.Capacity == 0 {
+		return nil
+	}
+	n := 0
+	for _, e := range endings {
+		if e.verb != verbRetry && e.verb != verbRelease {
+			n++
+		}
+	}
+	_, err := q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`, q.ID, n)
+	return q.errorf("count entries of", err)
+}
+
+// columns lays the endings of one verb out as arrays, the shape that their statement takes.
+type columns struct {
+	keys    []string
+	tokens  []Token
+	ids     []EntryID
+	ran     []int64 // milliseconds
+	endings []*Ending
+}
+
+func pick(endings []Ending, verbs ...verb) columns {
+	var c columns
+	for i := range endings {
+		e := &endings[i]
+		if slices.Contains(verbs, e.verb) {
+			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, e.Lock.Token), append(c.ids, e.Entry)
+			c.ran, c.endings = append(c.ran, e.ran.Milliseconds()), append(c.endings, e)
+		}
+	}
+	return c
+}
+
+func each[T any](c columns, field func(*Ending) T) []T {
+	values := make([]T, len(c.endings))
+	for i, e := range c.endings {
+		values[i] = field(e)
+	}
+	return values
+}
