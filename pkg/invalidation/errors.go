@@ -21,6 +21,8 @@ var (
 	// ErrLockLost says that the lock record no longer carries our token: somebody else was given the entry, and
 	// whatever we know about it counts no more.
 	ErrLockLost = errors.New("lock lost")
+	// ErrNodeGone says that the node's row was removed, and with it every lock it held.
+	ErrNodeGone = errors.New("node is not registered any more")
 	// ErrDefinitionConflict says that the queue in the database is not the one that the program defines.
 	ErrDefinitionConflict = errors.New("queue definition conflicts with the registry")
 )

@@ -22,7 +22,7 @@ type Queue struct {
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
-	claim, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire string
+	claim, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire, crash, setAside string
 }
 
 const openSQL = `
@@ -105,6 +105,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 		claim: own(claimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
+		crash: own(crashSQL), setAside: own(setAsideSQL),
 	}
 	return q
 }

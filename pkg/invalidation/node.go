@@ -1,0 +1,103 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Beat is one heartbeat of a node.
+type Beat struct {
+	Tokens []Token        // every lock that the node holds, running or waiting for a thread
+	Load   map[string]any // what the governor read, for people
+}
+
+// Orders are what a node learns from the answer to its heartbeat.
+type Orders struct {
+	Draining bool   // claim nothing more, finish, hand back the rest
+	Reason   string // of the drain
+	// Cancel lists the entries that somebody wishes cancelled, of those the node runs.
+	Cancel []CancelRequest
+	// RegistryVersion changes when any queue's settings, pauses or limits did: read the queues again.
+	RegistryVersion int64
+}
+
+// CancelRequest is a wish that a running entry be cancelled.
+type CancelRequest struct {
+	QueueID int32
+	Entry   EntryID
+	Reason  string
+}
+
+// Node is a process as it registers itself.
+type Node struct {
+	ID          NodeID
+	Name        string
+	Application string
+	Lease       time.Duration
+	Threads     int
+	Queues      []int32
+}
+
+const registerSQL = `
+INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (id) DO UPDATE SET queue_ids = excluded.queue_ids, threads = excluded.threads`
+
+// Register makes the node known, or changes which queues it serves.
+func Register(ctx context.Context, db postgres.DB, n Node) error {
+	_, err := db.Exec(ctx, registerSQL, n.ID, n.Name, n.Application, n.Lease, n.Threads, n.Queues)
+	return err
+}
+
+// beatSQL renews the lease of node $1 and reads, in the same round trip, what it must know.
+const beatSQL = `
+WITH beat AS (
+    UPDATE penstock.node
+       SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], load = $3::jsonb
+     WHERE id = $1
+    RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason
+), asked AS (
+    UPDATE penstock.cancel_request c
+       SET delivered_at = coalesce(delivered_at, clock_timestamp())
+      FROM penstock.lock l
+     WHERE l.node_id = $1 AND l.queue_id = c.queue_id AND c.entry_id <= l.last_entry_id
+       AND l.lock_key = coalesce((SELECT e.lock_key FROM penstock.entry e WHERE e.queue_id = c.queue_id AND e.id = c.entry_id), '#' || c.entry_id)
+    RETURNING c.queue_id, c.entry_id, c.reason
+)
+SELECT b.draining, b.reason, (SELECT coalesce(sum(version), 0)::bigint + count(*) FROM penstock.queue),
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]') FROM asked)
+  FROM beat b`
+
+// Renew renews the node's lease and returns its orders. ErrNodeGone says that the node's row was removed: its
+// locks are gone, and the process must start anew under another incarnation.
+func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, error) {
+	var o Orders
+	var cancels []byte
+	if b.Load == nil {
+		b.Load = map[string]any{}
+	}
+	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Load).Scan(&o.Draining, &o.Reason, &o.RegistryVersion, &cancels)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return Orders{}, ErrNodeGone
+	case err != nil:
+		return Orders{}, err
+	}
+	return o, json.Unmarshal(cancels, &o.Cancel)
+}
+
+const removeNodeSQL = `
+DELETE FROM penstock.node n
+ WHERE n.id = $1 AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.node_id = n.id)`
+
+// RemoveNode forgets a node, unless it still holds locks: then its row is the evidence that recovery needs.
+func RemoveNode(ctx context.Context, db postgres.DB, id NodeID) (bool, error) {
+	tag, err := db.Exec(ctx, removeNodeSQL, id)
+	return err == nil && tag.RowsAffected() > 0, err
+}

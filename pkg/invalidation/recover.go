@@ -1,0 +1,156 @@
+package invalidation
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// HeldLock is a lock record as recovery sees it.
+type HeldLock struct {
+	QueueID int32
+	Key     string
+	Token   Token
+	Node    NodeID
+	Age     time.Duration // since the claim, by the database's clock
+}
+
+const heldLocksSQL = `
+SELECT queue_id, lock_key, token, node_id, extract(epoch FROM clock_timestamp() - claimed_at)::float8
+  FROM penstock.lock`
+
+// HeldLocks returns every lock record: the table is as small as the work in flight.
+func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
+	rows, err := db.Query(ctx, heldLocksSQL)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (HeldLock, error) {
+		var l HeldLock
+		var age float64
+		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age)
+		l.Age = time.Duration(age * float64(time.Second))
+		return l, err
+	})
+}
+
+// Recovered is what a recovery did.
+type Recovered struct {
+	Freed    []Token   // locks that were ended; their keys stand in line again where they stood
+	SetAside []EntryID // entries that had killed too many nodes and went to the failures
+}
+
+// recoverHoldSQL locks the records $2 with tokens $3 that nobody is settling just now. $4 is set for the death of
+// their node: then only those whose node's lease has really lapsed by the database's clock. A recovery waits for
+// nobody; what it passes by it meets again in its next pass.
+const recoverHoldSQL = `
+SELECT l.token
+  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
+  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+ WHERE NOT $4::boolean
+    OR (SELECT n.id FROM penstock.node n WHERE n.id = l.node_id AND n.beat_at + n.lease > clock_timestamp()) IS NULL
+ ORDER BY l.lock_key
+   FOR UPDATE OF l SKIP LOCKED`
+
+// crashSQL counts a crash for the entry that each of the locks with tokens $3 was running (of a group, the oldest
+// that is left), and sets aside as a failure what has used up the queue's crash limit $4.
+const crashSQL = `
+WITH struck AS (
+    UPDATE penstock.entry_X e
+       SET crashes = e.crashes + 1,
+           history = CASE WHEN jsonb_array_length(coalesce(e.history, '[]')) >= 20 THEN e.history - 0 ELSE coalesce(e.history, '[]') END
+                     || jsonb_build_object('at', clock_timestamp(), 'class', 'crash', 'node', k.node_id, 'token', k.token,
+                                           'error', 'node ' || k.name || ' died while it ran this entry')
+      FROM (SELECT l.token, l.node_id, coalesce((SELECT n.name FROM penstock.node n WHERE n.id = l.node_id), l.node_id::text) AS name,
+                   CASE WHEN left(l.lock_key, 1) = '#' THEN l.last_entry_id
+                        ELSE (SELECT g.id FROM penstock.entry_X g
+                               WHERE g.lock_key = l.lock_key AND g.status = 'pending' AND g.priority >= 0 AND g.id <= l.last_entry_id
+                               ORDER BY g.id LIMIT 1) END AS entry_id
+              FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
+              JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = t.lock_key AND l.token = t.token
+             ORDER BY 4) k
+     WHERE e.queue_id = $1 AND e.id = k.entry_id
+    RETURNING e.id, e.crashes
+)
+SELECT id FROM struck WHERE crashes >= $4`
+
+// setAsideSQL moves entries $2 to the failures as poison.
+const setAsideSQL = `
+WITH gone AS (
+    DELETE FROM penstock.entry_X WHERE queue_id = $1 AND id = ANY ($2::bigint[]) RETURNING *
+)
+INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
+                              lock_key, name, class, error, fingerprint, trace, callback, payload, history)
+SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
+       attempt, crashes, flow, lock_key, name, 'poison',
+       'set aside: ' || crashes || ' nodes died while they ran this entry', 'set aside: _ nodes died while they ran this entry',
+       trace, callback, payload, history
+  FROM gone`
+
+// Recover ends locks of this queue that nobody will settle and puts their keys back where they stood in line, all
+// under fence: a lock that was settled meanwhile is left alone. crashed says that their node died: its lease must
+// have lapsed by the database's clock, and each lock counts a crash (never an attempt) for what it ran.
+func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
+	var r Recovered
+	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
+		held, err := q.holdForRecovery(ctx, tx, locks, crashed)
+		if err != nil || len(held) == 0 {
+			return err
+		}
+		if crashed {
+			if r.SetAside, err = q.countCrashes(ctx, tx, held); err != nil {
+				return err
+			}
+		}
+		batch := &pgx.Batch{}
+		q.queueUnlock(batch, held)
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		for _, e := range held {
+			r.Freed = append(r.Freed, e.Lock.Token)
+		}
+		return nil
+	})
+	if err != nil {
+		return Recovered{}, q.errorf("recover locks of", err)
+	}
+	return r, nil
+}
+
+// holdForRecovery locks the records and returns a release for each: to recover is to hand back for somebody else.
+func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock, crashed bool) ([]Ending, error) {
+	byToken := make(map[Token]HeldLock, len(locks))
+	keys, tokens := make([]string, len(locks)), make([]Token, len(locks))
+	for i, l := range locks {
+		byToken[l.Token], keys[i], tokens[i] = l, l.Key, l.Token
+	}
+	rows, err := tx.Query(ctx, recoverHoldSQL, q.ID, keys, tokens, crashed)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Ending, error) {
+		var token Token
+		err := row.Scan(&token)
+		e := Release(&Lock{Key: byToken[token].Key, Token: token}, 0, 0)
+		e.Last = true
+		return e, err
+	})
+}
+
+func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]EntryID, error) {
+	c := pick(held, verbRelease)
+	rows, err := tx.Query(ctx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit)
+	if err != nil {
+		return nil, err
+	}
+	poison, err := pgx.CollectRows(rows, pgx.RowTo[EntryID])
+	if err != nil || len(poison) == 0 {
+		return nil, err
+	}
+	_, err = tx.Exec(ctx, q.sql.setAside, q.ID, poison)
+	return poison, err
+}
