@@ -3,10 +3,8 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/migrations"
 )
 
@@ -30,41 +27,12 @@ const startTimeout = 5 * time.Minute
 var sharedBackend = sync.OnceValues(func() (*backend, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	dsn, err := startServer(ctx)
+	server, err := startShared(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return newBackend(ctx, dsn)
+	return newBackend(ctx, server.ConnString())
 })
-
-// startServer returns the DSN of the server for tests: one that is named, a private cluster, or a container.
-// Nobody stops it: a private cluster ends with this process, and so does the container.
-func startServer(ctx context.Context) (string, error) {
-	server, err := devpostgres.Start(ctx, clusterConfig())
-	if err == nil {
-		return server.ConnString(), nil
-	}
-	var missing *devpostgres.NotFoundError
-	if !errors.As(err, &missing) {
-		return "", err
-	}
-	dsn, containerErr := startContainer(ctx)
-	if containerErr != nil {
-		missing.Attempts = append(missing.Attempts, devpostgres.Attempt{Source: "container by testcontainers-go", Reason: containerErr.Error()})
-		return "", missing
-	}
-	return dsn, nil
-}
-
-// clusterConfig: containers are testcontainers-go's task here.
-func clusterConfig() devpostgres.Config {
-	return devpostgres.Config{
-		DSN:         os.Getenv("PENSTOCK_TEST_DATABASE_URL"),
-		Fast:        true,
-		Settings:    map[string]string{"max_connections": "300"},
-		NoContainer: true,
-	}
-}
 
 // backend is a server with a migrated template in it.
 type backend struct {

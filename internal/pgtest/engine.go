@@ -1,0 +1,54 @@
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+)
+
+// engine is what runs a Postgres for tests: a private cluster, or a container where there are no binaries.
+type engine interface {
+	ConnString() string
+	Halt(ctx context.Context, sig devpostgres.Signal) error
+	Resume(ctx context.Context) error
+	Stop(ctx context.Context) error
+}
+
+// startShared gives the test binary its server: the one that PENSTOCK_TEST_DATABASE_URL names, or an own one.
+// Nobody stops it: it ends with this process.
+func startShared(ctx context.Context) (engine, error) {
+	if dsn := os.Getenv("PENSTOCK_TEST_DATABASE_URL"); dsn != "" {
+		return devpostgres.Start(ctx, devpostgres.Config{DSN: dsn})
+	}
+	return startOwn(ctx, nil)
+}
+
+// startOwn starts a private cluster or, if there are no binaries, a container.
+func startOwn(ctx context.Context, settings map[string]string) (engine, error) {
+	cfg := devpostgres.Config{Fast: true, NoContainer: true, Settings: map[string]string{"max_connections": "300"}}
+	maps.Copy(cfg.Settings, settings)
+	server, err := devpostgres.Start(ctx, cfg)
+	if err == nil {
+		return server, nil
+	}
+	var missing *devpostgres.NotFoundError
+	if !errors.As(err, &missing) {
+		return nil, err
+	}
+	return instead(ctx, cfg, missing)
+}
+
+// instead starts a container; where that does not work either, the error says so beside all else that was tried.
+func instead(ctx context.Context, cfg devpostgres.Config, missing *devpostgres.NotFoundError) (engine, error) {
+	settings := map[string]string{"fsync": "off", "full_page_writes": "off"}
+	maps.Copy(settings, cfg.Settings)
+	c, err := startContainer(ctx, settings)
+	if err != nil {
+		missing.Attempts = append(missing.Attempts, devpostgres.Attempt{Source: "container by testcontainers-go", Reason: err.Error()})
+		return nil, missing
+	}
+	return c, nil
+}
