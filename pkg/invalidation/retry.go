@@ -142,3 +142,9 @@ func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
 func Release(l *Lock, e EntryID, delay time.Duration) Ending {
 	return Ending{Lock: l, Entry: e, verb: verbRelease, delay: delay}
 }
+
+// Yield ends a lock whose quantum of time is over, before entry e and those behind it have run: the key goes to
+// the end of the line and spends nothing.
+func Yield(l *Lock, e EntryID) Ending {
+	return Ending{Lock: l, Entry: e, Last: true, verb: verbYield}
+}

@@ -32,6 +32,7 @@ const (
 	verbRetry
 	verbFail
 	verbRelease
+	verbYield
 	verbExpire
 	verbCancel
 )
@@ -89,15 +90,15 @@ func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
 	})
 }
 
-// unlockSQL ends locks $2 with tokens $3 and looks again for entries of their keys. $4 says that the lock is
-// handed back: then the key stands where it stood; else behind everybody if it used up its quantum ($5), and
-// otherwise where its oldest entry belongs.
+// unlockSQL ends locks $2 with tokens $3 and looks again for entries of their keys. $4 says where a key with more
+// entries stands: where it stood ("back"), behind everybody ("tail", also for a key that used up its quantum of $5
+// entries), or where its oldest entry belongs.
 const unlockSQL = `
 WITH freed AS (
     DELETE FROM penstock.lock l
-     USING unnest($2::text[], $3::bigint[], $4::boolean[]) k(lock_key, token, back)
+     USING unnest($2::text[], $3::bigint[], $4::text[]) k(lock_key, token, place)
      WHERE l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
-    RETURNING l.lock_key, l.pos, l.priority, l.flow, l.last_entry_id, l.entry_count, k.back
+    RETURNING l.lock_key, l.pos, l.priority, l.flow, l.last_entry_id, l.entry_count, k.place
 ), solo AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
     SELECT $1, e.priority, e.flow, f.pos, e.id
@@ -107,8 +108,11 @@ WITH freed AS (
     ON CONFLICT DO NOTHING
 )
 INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
-SELECT $1, CASE WHEN f.back THEN greatest(f.priority, n.priority) ELSE n.priority END, CASE WHEN f.back THEN f.flow ELSE n.flow END,
-       CASE WHEN f.back THEN f.pos WHEN f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq') ELSE n.id END, f.lock_key
+SELECT $1, CASE f.place WHEN 'back' THEN greatest(f.priority, n.priority) ELSE n.priority END,
+       CASE f.place WHEN 'back' THEN f.flow ELSE n.flow END,
+       CASE WHEN f.place = 'back' THEN f.pos
+            WHEN f.place = 'tail' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
+            ELSE n.id END, f.lock_key
   FROM freed f
  CROSS JOIN LATERAL (
        SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
@@ -121,15 +125,27 @@ ON CONFLICT DO NOTHING`
 func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	var keys []string
 	var tokens []Token
-	var back []bool
+	var places []string
 	for _, e := range endings {
 		if e.Last {
 			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
-			back = append(back, e.verb == verbRelease && e.delay == 0)
+			places = append(places, e.place())
 		}
 	}
 	if len(keys) > 0 {
-		batch.Queue(q.sql.unlock, q.ID, keys, tokens, back, q.Config.QuantumCount)
+		batch.Queue(q.sql.unlock, q.ID, keys, tokens, places, q.Config.QuantumCount)
+	}
+}
+
+// place is where the key stands again if it has more entries.
+func (e *Ending) place() string {
+	switch {
+	case e.verb == verbYield:
+		return "tail"
+	case e.verb == verbRelease && e.delay == 0:
+		return "back"
+	default:
+		return "oldest"
 	}
 }
 
@@ -141,7 +157,7 @@ func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
 	}
 	n := 0
 	for _, e := range endings {
-		if e.verb != verbRetry && e.verb != verbRelease {
+		if e.verb != verbRetry && e.verb != verbRelease && e.verb != verbYield {
 			n++
 		}
 	}

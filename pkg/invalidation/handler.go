@@ -1,0 +1,150 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Run is one run of an entry on a node.
+type Run struct {
+	Queue *Queue
+	Entry Entry
+	Lock  *Lock
+	Node  NodeID
+}
+
+// Handler does the work of a queue's entries.
+type Handler interface {
+	// Handle runs one entry. Its context ends at the entry's deadline, when the entry is cancelled, when the node
+	// lost its lease or shuts down; context.Cause says which. The result, nil for none, must be JSON.
+	// The error decides what follows: see RetryIn, Permanent, Snooze, NoCapacity and WithClass.
+	Handle(ctx context.Context, r *Run) (json.RawMessage, error)
+}
+
+// BatchHandler is a Handler that takes all entries of a lock at once, oldest first. It answers for each of them.
+type BatchHandler interface {
+	HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer
+}
+
+// BatchAnswer is what became of one entry of a batch.
+type BatchAnswer struct {
+	Result json.RawMessage
+	Err    error
+}
+
+// HandlerFunc is a function as a Handler.
+type HandlerFunc func(ctx context.Context, r *Run) (json.RawMessage, error)
+
+// Handle calls the function.
+func (f HandlerFunc) Handle(ctx context.Context, r *Run) (json.RawMessage, error) { return f(ctx, r) }
+
+// Causes with which a run's context ends. Handle may return them or any error that wraps them.
+var (
+	// ErrCancelled says that somebody wished the entry cancelled.
+	ErrCancelled = errors.New("entry cancelled")
+	// ErrLeaseLost says that the node could not renew its lease: others may run its entries.
+	ErrLeaseLost = errors.New("node lost its lease")
+	// ErrDraining says that the node is going and its grace is over.
+	ErrDraining = errors.New("node is draining")
+	// ErrFinishBy says that the entry's finish_by has passed.
+	ErrFinishBy = errors.New("finish_by has passed")
+	// ErrRunTimeout says that the run took longer than the queue's run_timeout.
+	ErrRunTimeout = errors.New("run took longer than run_timeout")
+)
+
+// answer is an error of a handler that says what shall follow.
+type answer struct {
+	err       error
+	class     string
+	delay     time.Duration
+	hasDelay  bool
+	permanent bool
+	release   bool // spends no attempt
+}
+
+func (a *answer) Error() string { return a.err.Error() }
+func (a *answer) Unwrap() error { return a.err }
+
+// RetryIn asks that the entry be tried again after d, whatever the policy's backoff says; its attempts still count.
+func RetryIn(d time.Duration, err error) error { return &answer{err: err, delay: d, hasDelay: true} }
+
+// Permanent says that trying again is of no use: the entry goes to the failures.
+func Permanent(err error) error { return &answer{err: err, permanent: true} }
+
+// WithClass gives an error a class, for which the queue's retry policy may have rules of its own.
+func WithClass(class string, err error) error { return &answer{err: err, class: class} }
+
+// Snooze hands the entry back for d and spends no attempt: it is not time for it yet.
+func Snooze(d time.Duration) error {
+	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, release: true}
+}
+
+// NoCapacity hands the entry back for d, 0 for at once, and spends no attempt: whoever should do the work is busy
+// or not ready.
+func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
+
+// Judge turns what a handler returned into an ending. random is a number in [0, 1) for the jitter of a retry.
+func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random float64) Ending {
+	l, id := r.Lock, r.Entry.ID
+	if err == nil {
+		if result != nil && !json.Valid(result) {
+			return Fail(l, id, Failure{Class: "result", Error: "handler returned a result that is not JSON"}, ran)
+		}
+		return Done(l, id, result, ran)
+	}
+	switch {
+	case errors.Is(err, ErrCancelled):
+		return Cancel(l, id, err.Error())
+	case errors.Is(err, ErrFinishBy):
+		return Expire(l, id, err.Error())
+	case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrDraining):
+		return Release(l, id, 0)
+	}
+	var a answer
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if one, ok := e.(*answer); ok { //nolint:errorlint // walks the chain itself, to join what each link says
+			a.merge(one)
+		}
+	}
+	if a.release {
+		return Release(l, id, a.delay)
+	}
+	if a.class == "" && errors.Is(err, ErrRunTimeout) {
+		a.class = "timeout"
+	}
+	f := Failure{Class: a.class, Error: err.Error()}
+	var p *PanicError
+	if errors.As(err, &p) {
+		f.Class, f.Stack = "panic", p.Stack
+	}
+	wait, again := r.Queue.Config.Retry.Next(f.Class, r.Entry.Attempt+1, random)
+	if a.permanent || !again {
+		return Fail(l, id, f, ran)
+	}
+	if a.hasDelay {
+		wait = a.delay
+	}
+	return Retry(l, id, f, wait, ran)
+}
+
+func (a *answer) merge(b *answer) {
+	if a.class == "" {
+		a.class = b.class
+	}
+	if b.hasDelay || b.release {
+		a.delay, a.hasDelay = b.delay, b.hasDelay
+	}
+	a.permanent = a.permanent || b.permanent
+	a.release = a.release || b.release
+}
+
+// PanicError is a panic of a handler.
+type PanicError struct {
+	Value any
+	Stack string
+}
+
+func (p *PanicError) Error() string { return fmt.Sprintf("handler panicked: %v", p.Value) }
