@@ -1,0 +1,239 @@
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Policy says where callbacks may go. The zero value allows http and https to
+// public addresses.
+type Policy struct {
+	HTTPSOnly bool
+
+	// AllowHosts and AllowNetworks admit internal receivers: a host by its name
+	// or literal address, exactly, wherever it resolves to; a network for
+	// whatever resolves into it.
+	AllowHosts    []string
+	AllowNetworks []netip.Prefix
+}
+
+// ErrForbiddenAddress is wrapped by every refusal.
+var ErrForbiddenAddress = errors.New("callback address is not allowed")
+
+func forbid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrForbiddenAddress, fmt.Sprintf(format, args...))
+}
+
+// CheckURL judges an address when it is registered, without asking DNS: what a
+// name resolves to now says nothing about later. Connecting is judged by Dialer.
+func (p Policy) CheckURL(raw string) (*url.URL, error) {
+	if len(raw) > 2048 {
+		return nil, forbid("it is longer than 2048 bytes")
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, forbid("it is not a URL")
+	}
+	switch {
+	case u.Scheme != "https" && u.Scheme != "http":
+		return nil, forbid("it must begin with https:// or http://")
+	case p.HTTPSOnly && u.Scheme != "https":
+		return nil, forbid("it must begin with https://")
+	case u.User != nil:
+		return nil, forbid("it must not carry a user or password")
+	case u.Fragment != "":
+		return nil, forbid("it must not carry a fragment")
+	}
+	if err := checkPort(u.Port(), u.Host); err != nil {
+		return nil, err
+	}
+	return u, p.checkHost(u.Hostname())
+}
+
+func checkPort(port, host string) error {
+	if port == "" {
+		if strings.HasSuffix(host, ":") {
+			return forbid("its port is empty")
+		}
+		return nil
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return forbid("its port is not a port")
+	}
+	return nil
+}
+
+// checkHost judges the host as written.
+func (p Policy) checkHost(host string) error {
+	if p.allowsHost(host) {
+		return nil
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return p.checkAddr(addr)
+	}
+	name := strings.ToLower(strings.TrimSuffix(host, "."))
+	if err := checkName(name); err != nil {
+		return err
+	}
+	for _, internal := range []string{"localhost", "local", "internal", "intranet", "lan", "home.arpa", "localdomain"} {
+		if name == internal || strings.HasSuffix(name, "."+internal) {
+			return forbid("%s is an internal name", name)
+		}
+	}
+	return nil
+}
+
+// checkName admits plain host names only. Everything else that a resolver or
+// another program might read as an address (2130706433, 0x7f.1, 127.1, full-width
+// digits) is refused instead of understood.
+func checkName(name string) error {
+	if name == "" || len(name) > 253 {
+		return forbid("it names no host")
+	}
+	for i := range len(name) {
+		if c := name[i]; !isLetterOrDigit(c) && c != '-' && c != '.' && c != '_' {
+			return forbid("its host must be plain ASCII; write international names in punycode")
+		}
+	}
+	labels := strings.Split(name, ".")
+	if slices.ContainsFunc(labels, func(l string) bool { return l == "" || len(l) > 63 }) {
+		return forbid("its host is malformed")
+	}
+	// The rule by which browsers tell addresses from names (WHATWG URL, "ends
+	// in a number"); no top-level domain is one.
+	last := labels[len(labels)-1]
+	if _, err := strconv.ParseUint(last, 0, 64); err == nil || isAllDigits(last) || strings.HasPrefix(last, "0x") {
+		return forbid("its host looks like a number; write IPv4 addresses as four decimal parts")
+	}
+	return nil
+}
+
+func isLetterOrDigit(c byte) bool { return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' }
+
+func isAllDigits(text string) bool {
+	return strings.Trim(text, "0123456789") == ""
+}
+
+func (p Policy) allowsHost(host string) bool {
+	host = strings.TrimSuffix(host, ".")
+	return slices.ContainsFunc(p.AllowHosts, func(h string) bool { return strings.EqualFold(strings.TrimSuffix(h, "."), host) })
+}
+
+// checkAddr judges an address that is about to be connected to.
+func (p Policy) checkAddr(addr netip.Addr) error {
+	if addr.Zone() != "" {
+		return forbid("%s belongs to one network interface", addr)
+	}
+	addr = addr.Unmap() // ::ffff:127.0.0.1 is 127.0.0.1
+	if slices.ContainsFunc(p.AllowNetworks, func(n netip.Prefix) bool { return n.Contains(addr) }) {
+		return nil
+	}
+	if nat64.Contains(addr) {
+		// On a network with IPv6 only, this is how public IPv4 is reached, and
+		// private IPv4 as well.
+		b := addr.As16()
+		return p.checkAddr(netip.AddrFrom4([4]byte(b[12:])))
+	}
+	if addr.Is6() && !globalIPv6.Contains(addr) {
+		return forbid("%s is not a public address", addr)
+	}
+	for _, r := range reserved {
+		if r.Contains(addr) {
+			return forbid("%s is not a public address (%s)", addr, r)
+		}
+	}
+	return nil
+}
+
+var (
+	nat64      = netip.MustParsePrefix("64:ff9b::/96") // RFC 6052
+	globalIPv6 = netip.MustParsePrefix("2000::/3")     // everything else is special (RFC 4291)
+
+	// reserved are the blocks of the IANA special-purpose registries (RFC 6890
+	// and its successors) that lie within what would else pass as public, and
+	// one public address that only ever answers inside a cloud.
+	reserved = []netip.Prefix{
+		netip.MustParsePrefix("0.0.0.0/8"),
+		netip.MustParsePrefix("10.0.0.0/8"),
+		netip.MustParsePrefix("100.64.0.0/10"), // shared by carriers; 100.100.100.200 is a metadata service
+		netip.MustParsePrefix("127.0.0.0/8"),
+		netip.MustParsePrefix("168.63.129.16/32"), // Azure's host agent
+		netip.MustParsePrefix("169.254.0.0/16"),   // link-local; 169.254.169.254 is the metadata service
+		netip.MustParsePrefix("172.16.0.0/12"),
+		netip.MustParsePrefix("192.0.0.0/24"),
+		netip.MustParsePrefix("192.0.2.0/24"),
+		netip.MustParsePrefix("192.31.196.0/24"),
+		netip.MustParsePrefix("192.52.193.0/24"),
+		netip.MustParsePrefix("192.88.99.0/24"), // 6to4 relays
+		netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("192.175.48.0/24"),
+		netip.MustParsePrefix("198.18.0.0/15"),
+		netip.MustParsePrefix("198.51.100.0/24"),
+		netip.MustParsePrefix("203.0.113.0/24"),
+		netip.MustParsePrefix("224.0.0.0/4"),
+		netip.MustParsePrefix("240.0.0.0/4"),
+
+		netip.MustParsePrefix("2001::/23"), // Teredo, ORCHID and other protocols; Teredo embeds IPv4
+		netip.MustParsePrefix("2001:db8::/32"),
+		netip.MustParsePrefix("2002::/16"), // 6to4 embeds IPv4
+		netip.MustParsePrefix("2620:4f:8000::/48"),
+		netip.MustParsePrefix("3fff::/20"),
+	}
+)
+
+// DialFunc opens a connection to host:port.
+type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
+
+// Dialer returns a dial function that judges every address right before it
+// connects, after the name was resolved. A Control of base's own runs only for
+// addresses that passed.
+func (p Policy) Dialer(base net.Dialer) DialFunc {
+	inner, innerContext := base.Control, base.ControlContext
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, forbid("%q is not host:port", address)
+		}
+		if err := p.checkHost(host); err != nil {
+			return nil, err
+		}
+		allowed := p.allowsHost(host)
+		dialer := base
+		dialer.Control = nil
+		dialer.ControlContext = func(ctx context.Context, network, resolved string, conn syscall.RawConn) error {
+			if !allowed {
+				if err := p.checkResolved(network, resolved); err != nil {
+					return err
+				}
+			}
+			switch {
+			case innerContext != nil:
+				return innerContext(ctx, network, resolved, conn)
+			case inner != nil:
+				return inner(network, resolved, conn)
+			}
+			return nil
+		}
+		return dialer.DialContext(ctx, network, address)
+	}
+}
+
+func (p Policy) checkResolved(network, resolved string) error {
+	if !strings.HasPrefix(network, "tcp") {
+		return forbid("%s is not TCP", network)
+	}
+	addr, err := netip.ParseAddrPort(resolved)
+	if err != nil {
+		return forbid("%q is not an address", resolved)
+	}
+	return p.checkAddr(addr.Addr())
+}

@@ -1,0 +1,224 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Config of a Deliverer. The zero value works; the defaults are in withDefaults.
+type Config struct {
+	Policy       Policy
+	Timeout      time.Duration // of one attempt, connecting included; 15 s
+	InFlight     int           // attempts at once to one address; 4
+	HostInFlight int           // and to one host, which strangers may share; 32
+	Breaker      BreakerConfig
+	Dialer       net.Dialer // for unusual networks; its Control runs after the policy's
+}
+
+func (c Config) withDefaults() Config {
+	if c.Timeout == 0 {
+		c.Timeout = 15 * time.Second
+	}
+	if c.InFlight == 0 {
+		c.InFlight = 4
+	}
+	if c.HostInFlight == 0 {
+		c.HostInFlight = 32
+	}
+	c.Breaker = c.Breaker.withDefaults()
+	return c
+}
+
+// Message is one callback on its way.
+type Message struct {
+	ID      string // stable over all attempts; no dot
+	URL     string
+	Body    []byte   // see NewBody
+	Secrets []Secret // one, or two while one replaces the other
+	Attempt int      // 1 for the first
+}
+
+// NewBody writes the body that Standard Webhooks recommends.
+func NewBody(kind string, at time.Time, data json.RawMessage) ([]byte, error) {
+	body, err := json.Marshal(struct {
+		Type      string          `json:"type"`
+		Timestamp string          `json:"timestamp"`
+		Data      json.RawMessage `json:"data"`
+	}{kind, at.UTC().Format(time.RFC3339Nano), data})
+	if err != nil {
+		return nil, fmt.Errorf("write webhook body %s: %w", kind, err)
+	}
+	return body, nil
+}
+
+// Kind of an outcome.
+type Kind string
+
+// What an attempt came to.
+const (
+	Delivered Kind = "delivered" // the receiver answered 2xx
+	Retry     Kind = "retry"     // try again after Wait; this was an attempt
+	Deferred  Kind = "deferred"  // not tried: come back after Wait; this was no attempt
+	Disabled  Kind = "disabled"  // the receiver answered 410: send it nothing more
+	Failed    Kind = "failed"    // no further attempt: they are used up, or the address is not allowed
+)
+
+// Outcome of one attempt.
+type Outcome struct {
+	Kind       Kind
+	Wait       time.Duration // Retry, Deferred
+	StatusCode int           // 0 when there was no answer
+	Reason     string        // one line for a person
+	Took       time.Duration
+}
+
+// answerBytesMost is how much of an answer is read: enough to show what the
+// receiver said, and to let it reuse the connection.
+const answerBytesMost = 4 << 10
+
+// Deliverer makes attempts. It is safe for concurrent use.
+type Deliverer struct {
+	config    Config
+	client    *http.Client
+	endpoints *endpoints
+}
+
+// NewDeliverer returns a deliverer with its own connections.
+func NewDeliverer(config Config) *Deliverer {
+	config = config.withDefaults()
+	return &Deliverer{
+		config:    config,
+		endpoints: newEndpoints(config.Breaker, config.InFlight, config.HostInFlight),
+		client: &http.Client{
+			Transport: &http.Transport{
+				// No proxy from the environment: it would connect on our behalf,
+				// past the policy.
+				Proxy:                  nil,
+				DialContext:            config.Policy.Dialer(config.Dialer),
+				TLSHandshakeTimeout:    10 * time.Second,
+				MaxIdleConnsPerHost:    config.InFlight,
+				MaxIdleConns:           256,
+				IdleConnTimeout:        30 * time.Second,
+				MaxResponseHeaderBytes: 16 << 10,
+				DisableCompression:     true,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}
+}
+
+// Deliver makes one attempt. Ending ctx ends it, as Deferred.
+func (d *Deliverer) Deliver(ctx context.Context, m Message) Outcome {
+	address, err := d.config.Policy.CheckURL(m.URL)
+	if err != nil {
+		return Outcome{Kind: Failed, Reason: err.Error()}
+	}
+	host := address.Scheme + "://" + strings.ToLower(address.Host)
+	endpoint := place{id: host + address.EscapedPath(), host: host}
+	began := time.Now()
+	if wait, admitted := d.endpoints.enter(began, endpoint); !admitted {
+		return Outcome{Kind: Deferred, Wait: jittered(wait), Reason: "endpoint is failing or has enough deliveries in flight"}
+	}
+	o, healthy := d.attempt(ctx, address, m, began)
+	o.Took = time.Since(began)
+	if o.Kind == Deferred {
+		d.endpoints.forgo(endpoint)
+	} else {
+		d.endpoints.leave(time.Now(), endpoint, healthy)
+	}
+	return o
+}
+
+// attempt also says whether the endpoint is to be taken as up.
+func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, now time.Time) (o Outcome, healthy bool) {
+	signed, err := Sign(m.ID, now, m.Body, m.Secrets...)
+	if err != nil {
+		return Outcome{Kind: Failed, Reason: err.Error()}, true
+	}
+	bounded, cancel := context.WithTimeout(ctx, d.config.Timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(bounded, http.MethodPost, address.String(), bytes.NewReader(m.Body))
+	if err != nil {
+		return Outcome{Kind: Failed, Reason: "build request: " + err.Error()}, true
+	}
+	req.Header = signed
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "Penstock-Webhook/1")
+	reply, err := d.client.Do(req)
+	if err != nil {
+		return d.broken(ctx, m, err)
+	}
+	defer reply.Body.Close()
+	said, _ := io.ReadAll(io.LimitReader(reply.Body, answerBytesMost)) // what cannot be read is not needed
+	return d.judge(m, reply, string(said), now)
+}
+
+func (d *Deliverer) broken(ctx context.Context, m Message, err error) (Outcome, bool) {
+	switch {
+	case ctx.Err() != nil:
+		return Outcome{Kind: Deferred, Reason: "delivery was interrupted on our side"}, true
+	case errors.Is(err, ErrForbiddenAddress):
+		return Outcome{Kind: Failed, Reason: oneLine(withoutURL(err).Error())}, true
+	}
+	return d.again(m, 0, oneLine(withoutURL(err).Error())), false
+}
+
+func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time.Time) (Outcome, bool) {
+	status := reply.StatusCode
+	reason := oneLine(fmt.Sprintf("receiver answered %d %s", status, said))
+	var o Outcome
+	switch {
+	case status/100 == 2:
+		o = Outcome{Kind: Delivered}
+	case status == http.StatusGone:
+		o = Outcome{Kind: Disabled, Reason: "receiver answered 410: it wants no more deliveries"}
+	case status/100 == 3:
+		o = d.again(m, 0, "receiver answered with a redirect, which is not followed: register the final address")
+	default:
+		o = d.again(m, retryAfter(reply.Header, now), reason)
+	}
+	o.StatusCode = status
+	// A receiver that refuses is up; one that says 5xx or too many is not.
+	return o, status < 500 && status != http.StatusTooManyRequests
+}
+
+// again plans the next attempt: at the time of the schedule, or later if the
+// receiver asked for it.
+func (d *Deliverer) again(m Message, asked time.Duration, reason string) Outcome {
+	wait, more := Schedule(m.Attempt+1, rand.Float64())
+	if !more {
+		return Outcome{Kind: Failed, Reason: oneLine(fmt.Sprintf("attempts used up; last: %s", reason))}
+	}
+	return Outcome{Kind: Retry, Wait: max(wait, asked), Reason: reason}
+}
+
+func jittered(wait time.Duration) time.Duration {
+	return wait + time.Duration(rand.Float64()*float64(wait)/5)
+}
+
+// withoutURL drops the URL, which may hold a capability, from the error.
+func withoutURL(err error) error {
+	var wrapped *url.Error
+	if errors.As(err, &wrapped) {
+		return wrapped.Err
+	}
+	return err
+}
+
+func oneLine(text string) string {
+	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")
+	if runes := []rune(text); len(runes) > 300 {
+		return string(runes[:300]) + "…"
+	}
+	return text
+}

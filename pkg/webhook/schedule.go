@@ -1,0 +1,44 @@
+package webhook
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Schedule returns how long to wait before attempt n, counted from 1, and
+// whether there is one: at once, then after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h,
+// 14 h, 20 h and 24 h, some three days in all. jitter is a random number in
+// [0, 1); it adds up to a fifth and never shortens a wait.
+func Schedule(n int, jitter float64) (wait time.Duration, ok bool) {
+	waits := [...]time.Duration{
+		0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour,
+		5 * time.Hour, 10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
+	}
+	if n < 1 || n > len(waits) {
+		return 0, false
+	}
+	wait = waits[n-1]
+	return wait + time.Duration(jitter*float64(wait)/5), true
+}
+
+// retryAfterMax bounds what a receiver may ask for.
+const retryAfterMax = 24 * time.Hour
+
+// retryAfter reads the header in both of its forms; a date is compared with the
+// receiver's own Date where it sent one.
+func retryAfter(header http.Header, now time.Time) time.Duration {
+	value := strings.TrimSpace(header.Get("Retry-After"))
+	if seconds, err := strconv.ParseUint(value, 10, 32); err == nil {
+		return min(time.Duration(seconds)*time.Second, retryAfterMax)
+	}
+	at, err := http.ParseTime(value)
+	if err != nil {
+		return 0
+	}
+	if sent, err := http.ParseTime(header.Get("Date")); err == nil {
+		now = sent
+	}
+	return min(max(at.Sub(now), 0), retryAfterMax)
+}
