@@ -1,0 +1,236 @@
+// Command peers compares Penstock with other Postgres queues on one private, durable Postgres and prints a table.
+//
+//	go run ./cmd/peers -short                       10,000 entries, one round
+//	go run ./cmd/peers -n 100000 -rounds 3          the published comparison
+//	go run ./cmd/peers -contenders river -scenarios solo,held
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/bench/peers"
+	"github.com/penstock/penstock/internal/devpostgres"
+)
+
+// Contenders written in Go run in a process of this same program, those for Node under peers/node.
+// A contender's module or package tells its version.
+var (
+	inGo = map[string]struct {
+		module string
+		make   func() peers.Contender
+	}{
+		"river": {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
+	}
+	onNode = map[string]struct{ script, module string }{
+		"graphile": {"graphile", "graphile-worker"},
+		"pgboss":   {"pgboss", "pg-boss"},
+	}
+)
+
+const everyContender = "river,graphile,pgboss"
+
+// serverSettings are the same for all. Checkpoints are made between measurements, so that full-page images
+// (which depend on when a checkpoint happens) do not blur the WAL of an entry.
+var serverSettings = map[string]string{
+	"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on",
+	"shared_buffers": "1GB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "max_connections": "100",
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "peers:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	sizes                    peers.Sizes
+	rounds                   int
+	short                    bool
+	contenders, scenarios    string
+	nodeDir, csvTo, jsonTo   string
+	child, childDSN, stepArg string
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	f := flag.NewFlagSet("peers", flag.ContinueOnError)
+	f.IntVar(&o.sizes.Entries, "n", 100_000, "entries to push and drain")
+	f.IntVar(&o.sizes.GroupSize, "group", 50, "entries of one ordered group")
+	f.IntVar(&o.sizes.Backlog, "backlog", 500_000, "further entries waiting in scenario backlog")
+	f.IntVar(&o.sizes.Conns, "conns", 16, "connections of single pushes")
+	f.IntVar(&o.sizes.Pickups, "pickups", 400, "entries of a latency measurement")
+	f.Float64Var(&o.sizes.Seconds, "seconds", 10, "length of sustained push and work")
+	f.IntVar(&o.sizes.PayloadBytes, "payload", 50, "bytes of JSON in an entry")
+	f.IntVar(&o.rounds, "rounds", 3, "how often each contender has its turn")
+	f.BoolVar(&o.short, "short", false, "10,000 entries, 3 s, one round")
+	f.StringVar(&o.contenders, "contenders", everyContender, "who takes part, in this order")
+	f.StringVar(&o.scenarios, "scenarios", "bulk,single,solo,groups,sustained,pickup,pickup-tuned", "what is measured; also: held, backlog, or all")
+	f.StringVar(&o.nodeDir, "node", "peers/node", "folder of the Node contenders, with node_modules")
+	f.StringVar(&o.csvTo, "csv", "", "file for every single run as CSV")
+	f.StringVar(&o.jsonTo, "json", "", "file for every single run as JSON")
+	f.StringVar(&o.child, "child", "", "internal: be the process of this contender")
+	f.StringVar(&o.childDSN, "dsn", "", "internal: the child's database")
+	f.StringVar(&o.stepArg, "step", "", "internal: the child's step")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if o.short {
+		o.sizes.Entries, o.sizes.Backlog, o.sizes.Pickups, o.sizes.Seconds, o.rounds = 10_000, 50_000, 100, 3, 1
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if o.child != "" {
+		return runChild(ctx, o)
+	}
+	return compare(ctx, o)
+}
+
+func runChild(ctx context.Context, o options) error {
+	var step peers.Step
+	if err := json.Unmarshal([]byte(o.stepArg), &step); err != nil {
+		return fmt.Errorf("read the step: %w", err)
+	}
+	return peers.RunChild(ctx, inGo[o.child].make(), o.childDSN, step, os.Stdin, os.Stdout)
+}
+
+func compare(ctx context.Context, o options) (err error) {
+	contenders, err := commands(o)
+	if err != nil {
+		return err
+	}
+	scenarios, err := chosen(o)
+	if err != nil {
+		return err
+	}
+	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: serverSettings})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
+
+	fmt.Printf("%d CPUs; %s; payload %d B, groups of %d, %d single-push connections, medians of %d rounds\n",
+		runtime.NumCPU(), server.Source(), o.sizes.PayloadBytes, o.sizes.GroupSize, o.sizes.Conns, o.rounds)
+	runner := peers.Runner{
+		Server: server.Config(), Contenders: contenders, Rounds: o.rounds,
+		StepTimeout: 10 * time.Minute, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	runs, err := runner.Run(ctx, scenarios)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		peers.WriteTable(os.Stdout, scenarios, contenders, runs),
+		save(o.csvTo, func(w io.Writer) error { return peers.WriteCSV(w, runs) }),
+		save(o.jsonTo, func(w io.Writer) error { return json.NewEncoder(w).Encode(runs) }))
+}
+
+func commands(o options) ([]peers.Command, error) {
+	var all []peers.Command
+	for name := range strings.SplitSeq(o.contenders, ",") {
+		var command peers.Command
+		var err error
+		if _, ok := inGo[name]; ok {
+			command, err = goCommand(name)
+		} else if _, ok := onNode[name]; ok {
+			command, err = nodeCommand(name, o.nodeDir)
+		} else {
+			err = fmt.Errorf("no such contender: %q (there are %s)", name, everyContender)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, command)
+	}
+	return all, nil
+}
+
+func goCommand(name string) (peers.Command, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return peers.Command{}, fmt.Errorf("find this program: %w", err)
+	}
+	command := peers.Command{Name: name, Args: func(dsn string, step peers.Step) []string {
+		return []string{self, "-child", name, "-dsn", dsn, "-step", encode(step)}
+	}}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, module := range info.Deps {
+			if module.Path == inGo[name].module {
+				command.Version = strings.TrimPrefix(module.Version, "v")
+			}
+		}
+	}
+	return command, nil
+}
+
+func nodeCommand(name, dir string) (peers.Command, error) {
+	contender := onNode[name]
+	text, err := os.ReadFile(filepath.Join(dir, "node_modules", contender.module, "package.json"))
+	if err != nil {
+		return peers.Command{}, fmt.Errorf("find %s: %w: run npm ci in %s first", name, err, dir)
+	}
+	var about struct{ Version string }
+	if err := json.Unmarshal(text, &about); err != nil {
+		return peers.Command{}, fmt.Errorf("read the version of %s: %w", name, err)
+	}
+	return peers.Command{Name: name, Version: about.Version, Args: func(dsn string, step peers.Step) []string {
+		node, child := filepath.Join(dir, "node_modules/.bin/node"), filepath.Join(dir, "child.js")
+		return []string{node, child, contender.script, dsn, encode(step)}
+	}}, nil
+}
+
+func encode(step peers.Step) string {
+	text, _ := json.Marshal(step) // numbers, a string and a boolean cannot fail
+	return string(text)
+}
+
+func chosen(o options) ([]peers.Scenario, error) {
+	all := peers.Scenarios(o.sizes)
+	if o.scenarios == "all" {
+		return all, nil
+	}
+	var some []peers.Scenario
+	for _, name := range strings.Split(o.scenarios, ",") {
+		i := slices.IndexFunc(all, func(s peers.Scenario) bool { return s.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no such scenario: %q", name)
+		}
+		some = append(some, all[i])
+	}
+	return some, nil
+}
+
+func save(path string, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("save results: %w", err)
+	}
+	return errors.Join(write(file), file.Close())
+}

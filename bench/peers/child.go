@@ -1,0 +1,95 @@
+package peers
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"time"
+)
+
+// Step tells a contender's process what to do.
+type Step struct {
+	Verb         string  `json:"verb"` // push, single, drain, sustained, pickup or left
+	Entries      int     `json:"entries,omitempty"`
+	GroupSize    int     `json:"group_size,omitempty"`
+	Conns        int     `json:"conns,omitempty"`
+	Seconds      float64 `json:"seconds,omitempty"`
+	Tuned        bool    `json:"tuned,omitempty"`
+	PayloadBytes int     `json:"payload_bytes"`
+}
+
+// Report is the last line of a contender's process.
+type Report struct {
+	Work
+	ClientCPUSeconds float64 `json:"client_cpu_seconds"`
+	ClientRSSBytes   int64   `json:"client_rss_bytes"` // the most it ever was
+	Unsupported      bool    `json:"unsupported,omitempty"`
+}
+
+// The conversation, one JSON line each, the same for every language (peers/node/child.js is its other half):
+//
+//	child  -> parent  {"ready":true}     connected and migrated
+//	parent -> child   any line           the parent has read its meters: go
+//	child  -> parent  a Report           and exit
+const readyLine = `{"ready":true}`
+
+// RunChild is the body of a contender's process: set up, say so, wait for the word, do the step, report.
+func RunChild(ctx context.Context, c Contender, dsn string, step Step, in io.Reader, out io.Writer) error {
+	if err := c.Setup(ctx, dsn, NewPayload(step.PayloadBytes)); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	defer c.Close()
+	fmt.Fprintln(out, readyLine)
+	if _, err := bufio.NewReader(in).ReadString('\n'); err != nil {
+		return fmt.Errorf("wait for the word: %w", err)
+	}
+
+	before := usage()
+	work, err := perform(ctx, c, step)
+	after := usage()
+	if err != nil && !errors.Is(err, ErrUnsupported) {
+		return fmt.Errorf("%s: %w", step.Verb, err)
+	}
+	return json.NewEncoder(out).Encode(Report{
+		Work:             work,
+		ClientCPUSeconds: cpuSeconds(after) - cpuSeconds(before),
+		ClientRSSBytes:   after.Maxrss * 1024,
+		Unsupported:      err != nil,
+	})
+}
+
+func perform(ctx context.Context, c Contender, step Step) (Work, error) {
+	switch step.Verb {
+	case "push":
+		return c.BulkPush(ctx, step.Entries, step.GroupSize)
+	case "single":
+		return c.SinglePush(ctx, step.Conns, step.Entries)
+	case "drain":
+		if step.GroupSize > 1 {
+			return c.DrainGroups(ctx, step.Entries, step.GroupSize)
+		}
+		return c.DrainSolo(ctx, step.Entries)
+	case "sustained":
+		return c.Sustained(ctx, time.Duration(step.Seconds*float64(time.Second)))
+	case "pickup":
+		return c.PickupLatency(ctx, step.Entries, step.Tuned)
+	case "left":
+		n, err := c.Left(ctx)
+		return Work{Entries: n}, err
+	}
+	return Work{}, fmt.Errorf("no such verb: %q", step.Verb)
+}
+
+func usage() syscall.Rusage {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail with these arguments
+	return u
+}
+
+func cpuSeconds(u syscall.Rusage) float64 {
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
+}

@@ -1,0 +1,130 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// meter reads what the server spent. Its connection is to another database than the contender's.
+type meter struct {
+	conn       *pgx.Conn
+	postmaster int // process id
+}
+
+// reading is the server's counters at one moment. The contender's database and server are otherwise idle.
+type reading struct {
+	walBytes, commits, buffers int64
+	cpuSeconds                 float64
+}
+
+// Server is what the server spent on one step.
+type Server struct {
+	CPUSeconds float64 `json:"server_cpu_seconds"` // of all its processes: backends, WAL writer, checkpointer, autovacuum
+	WALBytes   int64   `json:"wal_bytes"`
+	Commits    int64   `json:"commits"`
+	Buffers    int64   `json:"buffers"` // hit or read
+}
+
+func newMeter(ctx context.Context, conn *pgx.Conn) (*meter, error) {
+	var dir string
+	if err := conn.QueryRow(ctx, `SHOW data_directory`).Scan(&dir); err != nil {
+		return nil, fmt.Errorf("ask for the data directory: %w", err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "postmaster.pid"))
+	if err != nil {
+		return nil, fmt.Errorf("find the server's process: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.SplitN(string(text), "\n", 2)[0])
+	if err != nil {
+		return nil, fmt.Errorf("find the server's process: %w", err)
+	}
+	return &meter{conn: conn, postmaster: pid}, nil
+}
+
+const spentSQL = `
+SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, xact_commit, blks_hit + blks_read
+FROM pg_stat_database WHERE datname = $1`
+
+// read takes the counters of database, and settles before: a backend reports its statistics
+// at most once a second and when it ends, so final figures need its end.
+func (m *meter) read(ctx context.Context, database string) (reading, error) {
+	var r reading
+	err := m.conn.QueryRow(ctx, spentSQL, database).Scan(&r.walBytes, &r.commits, &r.buffers)
+	if err != nil {
+		return r, fmt.Errorf("read counters: %w", err)
+	}
+	r.cpuSeconds, err = m.serverCPU()
+	return r, err
+}
+
+const strangersSQL = `
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = $1 AND backend_type = 'client backend' AND application_name <> 'held snapshot'`
+
+// settle waits until the contender's backends are gone.
+func (m *meter) settle(ctx context.Context, database string) error {
+	for {
+		var n int
+		if err := m.conn.QueryRow(ctx, strangersSQL, database).Scan(&n); err != nil {
+			return fmt.Errorf("count backends: %w", err)
+		}
+		if n == 0 {
+			return nil
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (r reading) since(before reading) Server {
+	return Server{
+		CPUSeconds: r.cpuSeconds - before.cpuSeconds,
+		WALBytes:   r.walBytes - before.walBytes,
+		Commits:    r.commits - before.commits,
+		Buffers:    r.buffers - before.buffers,
+	}
+}
+
+// ticksPerSecond is USER_HZ, 100 on every Linux that Go runs on.
+const ticksPerSecond = 100
+
+// serverCPU adds up the postmaster, its living children, and (in the postmaster's own counters) its dead ones.
+func (m *meter) serverCPU() (float64, error) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return 0, err
+	}
+	total := 0
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // the process ended meanwhile
+		}
+		// "pid (name) state ppid ...", and the name may contain anything: see proc(5).
+		pid, rest, ok := strings.Cut(string(text), " (")
+		fields := strings.Fields(rest[strings.LastIndex(rest, ")")+1:])
+		if !ok || len(fields) < 15 {
+			continue
+		}
+		own := pid == strconv.Itoa(m.postmaster)
+		if !own && fields[1] != strconv.Itoa(m.postmaster) {
+			continue
+		}
+		total += ticks(fields[11]) + ticks(fields[12])
+		if own {
+			total += ticks(fields[13]) + ticks(fields[14])
+		}
+	}
+	return float64(total) / ticksPerSecond, nil
+}
+
+func ticks(field string) int {
+	n, _ := strconv.Atoi(field) // the kernel writes numbers
+	return n
+}

@@ -1,0 +1,37 @@
+// The process of a contender written for Node: node child.js <contender> <dsn> <step as JSON>.
+// The other half of the conversation described in ../child.go.
+import process from "node:process";
+import readline from "node:readline";
+
+const [, , name, dsn, stepText] = process.argv;
+const step = JSON.parse(stepText);
+const { connect } = await import(`./${name}.js`);
+const contender = await connect(dsn, step);
+
+const verbs = {
+  push: () => contender.bulkPush(step.entries, step.group_size ?? 0),
+  single: () => contender.singlePush(step.conns, step.entries),
+  drain: () => contender.drain(step.entries, step.group_size ?? 0),
+  sustained: () => contender.sustained(step.seconds),
+  pickup: () => contender.pickupLatency(step.entries, step.tuned ?? false),
+  left: () => contender.left(),
+};
+
+const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+say({ ready: true });
+await lines.next();
+
+const before = process.cpuUsage();
+const work = await verbs[step.verb]();
+const cpu = process.cpuUsage(before);
+say({
+  ...work,
+  client_cpu_seconds: (cpu.user + cpu.system) / 1e6,
+  client_rss_bytes: process.resourceUsage().maxRSS * 1024,
+});
+await contender.close();
+process.exit(0);
+
+function say(message) {
+  process.stdout.write(JSON.stringify(message) + "\n");
+}

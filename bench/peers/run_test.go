@@ -1,0 +1,166 @@
+package peers
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+)
+
+// TestMain lets the test's own program be a contender's process.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 4 && os.Args[1] == "child" {
+		os.Exit(childMain(os.Args[2], os.Args[3]))
+	}
+	os.Exit(m.Run())
+}
+
+func childMain(dsn, text string) int {
+	var step Step
+	err := json.Unmarshal([]byte(text), &step)
+	if err == nil {
+		err = RunChild(context.Background(), &table{}, dsn, step, os.Stdin, os.Stdout)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// table is a contender that pushes rows into a table and deletes them.
+// Under a held snapshot it claims more than it deletes, to be caught.
+type table struct {
+	Contender // what the tests do not call
+	conn      *pgx.Conn
+}
+
+func (t *table) Setup(ctx context.Context, dsn string, _ Payload) (err error) {
+	if t.conn, err = pgx.Connect(ctx, dsn); err != nil {
+		return err
+	}
+	_, err = t.conn.Exec(ctx, `CREATE TABLE IF NOT EXISTS entry (n int)`)
+	return err
+}
+
+func (t *table) Close() { _ = t.conn.Close(context.Background()) }
+
+func (t *table) BulkPush(ctx context.Context, n, groupSize int) (Work, error) {
+	if groupSize > 1 {
+		return Work{}, ErrUnsupported
+	}
+	_, err := t.conn.Exec(ctx, `INSERT INTO entry SELECT generate_series(1, $1)`, n)
+	return Work{Entries: n, Seconds: 1}, err
+}
+
+func (t *table) DrainSolo(ctx context.Context, n int) (Work, error) {
+	var snapshots int
+	err := t.conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
+		WHERE datname = current_database() AND state = 'idle in transaction' AND backend_xid IS NOT NULL`).Scan(&snapshots)
+	if err != nil {
+		return Work{}, err
+	}
+	_, err = t.conn.Exec(ctx, `DELETE FROM entry WHERE n <= $1`, n)
+	return Work{Entries: n + snapshots, Seconds: 2}, err
+}
+
+func (t *table) Left(ctx context.Context) (n int, err error) {
+	err = t.conn.QueryRow(ctx, `SELECT count(*) FROM entry`).Scan(&n)
+	return n, err
+}
+
+func newRunner(t *testing.T) *Runner {
+	t.Helper()
+	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop(context.Background()) })
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	contender := Command{Name: "table", Args: func(dsn string, step Step) []string {
+		text, _ := json.Marshal(step)
+		return []string{self, "child", dsn, string(text)}
+	}}
+	return &Runner{
+		Server: server.Config(), Contenders: []Command{contender}, Rounds: 2,
+		StepTimeout: time.Minute, Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+func TestEveryEntryIsAccountedFor(t *testing.T) {
+	runner := newRunner(t)
+	drain := Scenario{Name: "solo", Fill: 5000, Measured: Step{Verb: "drain", Entries: 4000}}
+	groups := Scenario{Name: "groups", Fill: 10, Measured: Step{Verb: "drain", Entries: 10, GroupSize: 5}}
+
+	runs, err := runner.Run(t.Context(), []Scenario{drain, groups})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(runs) != 4 || runs[0].Unsupported || !runs[3].Unsupported {
+		t.Fatalf("got %d runs, want two supported and two not: %+v", len(runs), runs)
+	}
+	first := runs[0]
+	if first.Rate() != 2000 || first.ClientRSSBytes == 0 {
+		t.Errorf("rate %v, memory %d; want 2000 entries/s and some memory", first.Rate(), first.ClientRSSBytes)
+	}
+	// A DELETE of 4,000 rows is one commit, visits each row's page and logs some 50 bytes a row.
+	if first.WALBytes < 4000*30 || first.WALBytes > 4000*500 || first.Buffers < 4000 || first.Commits < 1 {
+		t.Errorf("the server spent %+v on deleting 4,000 rows", first.Server)
+	}
+
+	drain.Held = true
+	if _, err := runner.Run(t.Context(), []Scenario{drain}); err == nil || !strings.Contains(err.Error(), "5000 entries accepted, 4001 finished, 1000 left") {
+		t.Errorf("a figure with an entry too many was let through: %v", err)
+	}
+}
+
+func TestSummaryTakesNearestRank(t *testing.T) {
+	var hundred []int
+	for i := range 100 {
+		hundred = append(hundred, 100-i)
+	}
+	for _, test := range []struct {
+		values []int
+		want   Latency
+	}{
+		{nil, Latency{}},
+		{[]int{7}, Latency{P50: 7, P99: 7, Max: 7}},
+		{[]int{3, 1, 2}, Latency{P50: 2, P99: 3, Max: 3}},
+		{hundred, Latency{P50: 50, P99: 99, Max: 100}},
+	} {
+		if got := summary(test.values); got != test.want {
+			t.Errorf("summary of %d values = %+v, want %+v", len(test.values), got, test.want)
+		}
+	}
+}
+
+func TestTableShowsMediansAndWhatIsNotSupported(t *testing.T) {
+	run := func(seconds float64) Run {
+		return Run{Scenario: "solo", Contender: "a", Report: Report{Work: Work{Entries: 1000, Seconds: seconds}}, Server: Server{WALBytes: 500_000}}
+	}
+	runs := []Run{run(1), run(4), run(2), {Scenario: "solo", Contender: "b", Report: Report{Unsupported: true}}}
+
+	var out strings.Builder
+	err := WriteTable(&out, []Scenario{{Name: "solo", About: "x"}}, []Command{{Name: "a", Version: "1.0"}, {Name: "b"}}, runs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(out.String(), "\n")
+	if fields := strings.Fields(lines[3]); fields[0] != "a" || fields[2] != "500" || fields[3] != "250" || fields[4] != "1000" || fields[7] != "500" {
+		t.Errorf("row of a is %q, want median 500, min 250, max 1000 and 500 B of WAL", lines[3])
+	}
+	if !strings.Contains(lines[4], "not supported") {
+		t.Errorf("row of b is %q", lines[4])
+	}
+}

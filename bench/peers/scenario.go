@@ -1,0 +1,47 @@
+package peers
+
+// Scenario is one row of the comparison: a measured step, and what must be there before it.
+type Scenario struct {
+	Name, About string
+	Fill        int  // entries pushed before, not measured
+	Measured    Step // its GroupSize is also that of Fill
+	Held        bool // a REPEATABLE READ transaction is open in the same database from after Fill to the end
+}
+
+// Sizes bounds the comparison.
+type Sizes struct {
+	Entries      int     // in pushes and drains
+	GroupSize    int     // entries with the same key
+	Backlog      int     // further entries waiting in the backlog scenario
+	Conns        int     // connections of single pushes
+	Pickups      int     // entries of a latency measurement
+	Seconds      float64 // length of sustained push and work
+	PayloadBytes int     // JSON body of every entry
+}
+
+// Scenarios returns all scenarios at the given sizes, in the order in which they run.
+func Scenarios(s Sizes) []Scenario {
+	step := func(verb string, entries int) Step {
+		return Step{Verb: verb, Entries: entries, PayloadBytes: s.PayloadBytes}
+	}
+	single := step("single", max(1000, s.Entries/5))
+	single.Conns = s.Conns
+	groups := step("drain", s.Entries)
+	groups.GroupSize = s.GroupSize
+	sustained := step("sustained", 0)
+	sustained.Seconds = s.Seconds
+	tuned := step("pickup", s.Pickups)
+	tuned.Tuned = true
+
+	return []Scenario{
+		{Name: "bulk", About: "bulk push, batches of 1000 from 2 connections", Measured: step("push", s.Entries)},
+		{Name: "single", About: "single pushes, one transaction each", Measured: single},
+		{Name: "solo", About: "drain of solo entries", Fill: s.Entries, Measured: step("drain", s.Entries)},
+		{Name: "groups", About: "drain of ordered groups, interleaved", Fill: s.Entries, Measured: groups},
+		{Name: "sustained", About: "push and work at once", Measured: sustained},
+		{Name: "pickup", About: "pick-up latency with default settings", Measured: step("pickup", s.Pickups)},
+		{Name: "pickup-tuned", About: "pick-up latency tuned", Measured: tuned},
+		{Name: "held", About: "drain of solo entries under a held snapshot", Fill: s.Entries, Measured: step("drain", s.Entries), Held: true},
+		{Name: "backlog", About: "drain in front of a backlog", Fill: s.Entries + s.Backlog, Measured: step("drain", s.Entries)},
+	}
+}

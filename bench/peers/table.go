@@ -1,0 +1,98 @@
+package peers
+
+import (
+	"cmp"
+	"encoding/csv"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+)
+
+// WriteTable prints one table a scenario: medians over the rounds, and the spread of the rate.
+// The columns after the rate are costs per entry; memory is the process's most.
+func WriteTable(w io.Writer, scenarios []Scenario, contenders []Command, runs []Run) error {
+	for _, s := range scenarios {
+		fmt.Fprintf(w, "\n%s: %s\n", s.Name, s.About)
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(tw, "contender\tentries/s\tmin\tmax\tp50 ms\tp99 ms\tfrom push p50\tp99\tclient us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\t")
+		for _, c := range contenders {
+			fmt.Fprintln(tw, c.Name+" "+c.Version+"\t"+row(of(runs, s.Name, c.Name)))
+		}
+		if err := tw.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func of(runs []Run, scenario, contender string) []Run {
+	return slices.DeleteFunc(slices.Clone(runs), func(r Run) bool {
+		return r.Scenario != scenario || r.Contender != contender
+	})
+}
+
+func row(runs []Run) string {
+	if len(runs) == 0 || runs[0].Unsupported {
+		return "not supported\t"
+	}
+	col := func(value func(Run) float64) []float64 {
+		var values []float64
+		for _, r := range runs {
+			values = append(values, value(r))
+		}
+		slices.Sort(values)
+		return values
+	}
+	median := func(value func(Run) float64) float64 { v := col(value); return v[len(v)/2] }
+	perEntry := func(value func(Run) float64) float64 {
+		return median(func(r Run) float64 { return value(r) / float64(r.Entries) })
+	}
+	rate := col(Run.Rate)
+	cells := fmt.Sprintf("%.0f\t%.0f\t%.0f\t", rate[len(rate)/2], rate[0], rate[len(rate)-1])
+	for _, latency := range []func(Run) Latency{
+		func(r Run) Latency { return r.Latency }, func(r Run) Latency { return r.FromPush },
+	} {
+		if latency(runs[0]) == (Latency{}) {
+			cells += "\t\t"
+			continue
+		}
+		cells += fmt.Sprintf("%.2f\t%.2f\t",
+			median(func(r Run) float64 { return float64(latency(r).P50) / 1000 }),
+			median(func(r Run) float64 { return float64(latency(r).P99) / 1000 }))
+	}
+	return cells + fmt.Sprintf("%.1f\t%.1f\t%.0f\t%.4f\t%.1f\t%.0f\t",
+		perEntry(func(r Run) float64 { return r.ClientCPUSeconds * 1e6 }),
+		perEntry(func(r Run) float64 { return r.CPUSeconds * 1e6 }),
+		perEntry(func(r Run) float64 { return float64(r.WALBytes) }),
+		perEntry(func(r Run) float64 { return float64(r.Commits) }),
+		perEntry(func(r Run) float64 { return float64(r.Buffers) }),
+		median(func(r Run) float64 { return float64(r.ClientRSSBytes) / (1 << 20) }))
+}
+
+// Rate is in entries a second.
+func (r Run) Rate() float64 { return float64(r.Entries) / r.Seconds }
+
+// WriteCSV writes every run as one line: totals, not per entry; latencies in microseconds.
+func WriteCSV(w io.Writer, runs []Run) error {
+	out := csv.NewWriter(w)
+	lines := [][]string{{
+		"scenario", "contender", "round", "unsupported", "entries", "seconds", "p50_us", "p99_us", "from_push_p50_us", "from_push_p99_us",
+		"client_cpu_seconds", "server_cpu_seconds", "wal_bytes", "commits", "buffers", "client_rss_bytes",
+	}}
+	for _, r := range runs {
+		line := []string{r.Scenario, r.Contender}
+		for _, v := range []any{
+			r.Round, r.Unsupported, r.Entries, round(r.Seconds),
+			r.Latency.P50, r.Latency.P99, r.FromPush.P50, r.FromPush.P99,
+			round(r.ClientCPUSeconds), round(r.CPUSeconds), r.WALBytes, r.Commits, r.Buffers, r.ClientRSSBytes,
+		} {
+			line = append(line, fmt.Sprint(v))
+		}
+		lines = append(lines, line)
+	}
+	return cmp.Or(out.WriteAll(lines), out.Error())
+}
+
+func round(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 4, 64) }
