@@ -1,0 +1,39 @@
+// Package cron knows when scheduled work is due.
+//
+// A Schedule is what a person writes and a row stores. Parse turns it into a
+// Timetable, whose methods are pure: they take the time, and no clock is read.
+//
+//	Next     the next nominal time
+//	Due      which nominal times to fire now, after any time of being away
+//	FireAt   nominal time plus jitter: when the entry is due
+//	Explain  the next firings in plain words
+//
+// A nominal time is the instant a spec names, and the identity of a firing: however
+// often it is computed, by whichever leader, it is the same instant, so that a unique
+// key on (job, nominal time) lets it fire once.
+//
+// # Clock changes
+//
+// A spec speaks of the clock on the wall, and where the clocks change a wall time may
+// exist twice or not at all. Two kinds of spec are told apart by their hour field.
+//
+//	                      hour is fixed: "30 2 * * *"      hour starts with *: "30 * * * *"
+//	clocks go forward     fires once, at the first          a wall time that does not exist
+//	(gap)                 instant after the gap             does not fire
+//	clocks go back        fires once, at the first          fires both times: the work
+//	(fold)                of the two                        goes on every hour
+//
+// So a daily job runs once on every day, and an hourly one once in every hour. Schedule.Gap
+// and Schedule.Fold say otherwise where somebody wants it otherwise. "@every" counts
+// elapsed time from Schedule.Start (or from 1970) and knows no zone.
+//
+// Time is walked zone period by zone period: between two clock changes the wall clock and
+// the instant differ by a constant, so the search for the next wall time runs in plain UTC
+// and no hour of any clock change can confuse it. A search ends after 12 years, which is
+// longer than the longest pause any spec can make (29 February, eight years around 2100).
+//
+// # Day of month and day of week
+//
+// As in most crons, a time must match either of the two if both are given ("0 0 13 * fri"
+// is every 13th and every Friday) and both if one of them is "*". A step such as */2 counts as given.
+package cron
