@@ -129,7 +129,9 @@ func TestBatchProperties(t *testing.T) {
 					t.Fatal("shapes mixed")
 				}
 				var number int
-				fmt.Sscan(m.Entry, &number)
+				if _, err := fmt.Sscan(m.Entry, &number); err != nil {
+					t.Fatal(err)
+				}
 				if number <= lastOfShape[m.Shape] {
 					t.Fatalf("%s overtook %d", m.Entry, lastOfShape[m.Shape])
 				}

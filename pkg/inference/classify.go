@@ -30,8 +30,8 @@ func classifyStatus(status int, header http.Header, body []byte) Outcome {
 		o.Kind, o.Reason = NotReady, clip("worker answered with a redirect, which is not followed: register the final address")
 	case blamesPlatform(status):
 		o.Kind = NotReady
-	case status == 499: // Ollama and nginx: the run was stopped because somebody hung up
-		o.Kind, o.Class = Failed, ClassTransient
+	case status == 499: // Ollama: the run was stopped because somebody cancelled or hung up
+		o.Kind = Cancelled
 	case status >= 400 && status < 500:
 		o.Kind, o.Class = Rejected, ClassInput
 	case class == ClassBusy:

@@ -75,6 +75,8 @@ func TestDispatcherSubmitContract(t *testing.T) {
 		contract{"failed with a class of its own", says(200, `{"status":"failed","error":"x","error_class":"input"}`), want{kind: Failed, class: ClassInput}},
 		contract{"busy within a success", says(200, `{"status":"failed","error":"queue full"}`), want{kind: Busy, class: ClassBusy}},
 		contract{"cancelled", says(200, `{"status":"canceled"}`), want{kind: Cancelled}},
+		contract{"stale token", says(409, `{"error":"stale token"}`), want{kind: Busy}},
+		contract{"failed, with a status to match", says(504, `{"status":"failed","error":"deadline exceeded"}`), want{kind: Failed, class: ClassTransient}},
 	))
 }
 
@@ -121,7 +123,7 @@ func TestOpenAISubmitContract(t *testing.T) {
 		contract{"SGLang's queue is full", says(503, `{"error":{"message":"The request queue is full.","code":503}}`), want{kind: Busy, class: ClassBusy}},
 		contract{"engine dead", says(503, `{"error":"EngineDeadError"}`), want{kind: NotReady, class: ClassContextLost}},
 		contract{"error within a success", says(200, `{"error":{"message":"context too long","code":400}}`), want{kind: Rejected, class: ClassInput}},
-		contract{"Ollama cancelled", says(499, `{"error":"request canceled"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"Ollama cancelled", says(499, `{"error":"request canceled"}`), want{kind: Cancelled}},
 	))
 }
 

@@ -45,10 +45,22 @@ func (d *dispatcher) Submit(ctx context.Context, call Call) Outcome {
 	if status/100 == 2 {
 		o = d.judge(status, reply, "")
 	} else {
-		o = classifyStatus(status, answered, reply)
+		o = d.judgeRefusal(status, answered, reply)
 	}
 	o.SentAt = sentAt
 	return o
+}
+
+func (d *dispatcher) judgeRefusal(status int, header http.Header, body []byte) Outcome {
+	var reply dispatcherReply
+	isReply := json.Unmarshal(body, &reply) == nil
+	switch {
+	case status == http.StatusConflict && strings.Contains(string(body), "stale token"):
+		return Outcome{Kind: Busy, StatusCode: status, Reason: ErrStaleToken.Error(), Err: ErrStaleToken}
+	case isReply && status >= 500 && status != http.StatusServiceUnavailable && isOneOf(reply.Status, d.model.Statuses.Failed):
+		return d.failure(status, reply) // the run's own end, whatever the status that carries it
+	}
+	return classifyStatus(status, header, body)
 }
 
 func (d *dispatcher) Poll(ctx context.Context, run Run) Outcome {

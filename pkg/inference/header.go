@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -138,5 +139,5 @@ func ReadSecret(ref string) (string, error) {
 		}
 		return strings.TrimRight(string(text), "\r\n"), nil
 	}
-	return "", fmt.Errorf("read secret: reference must begin with env: or file:")
+	return "", errors.New("read secret: want env:NAME or file:/path")
 }

@@ -32,6 +32,7 @@ func parseLoadObject(body []byte) Health {
 	var o struct {
 		ActiveJobs    *int `json:"active_jobs"`
 		MaxConcurrent *int `json:"max_concurrent"`
+		MaxJobs       *int `json:"max_jobs"` // the project's own worker
 		Capacity      *int `json:"capacity"`
 		Queued        *int `json:"queued"`
 		ServerLoad    *int `json:"server_load"` // vLLM /load
@@ -45,7 +46,7 @@ func parseLoadObject(body []byte) Health {
 	}
 	return Health{
 		Active:   sane(firstInt(o.ActiveJobs, o.ServerLoad, o.Concurrency.Current)),
-		Capacity: sane(firstInt(o.MaxConcurrent, o.Capacity, o.Concurrency.Max)),
+		Capacity: sane(firstInt(o.MaxConcurrent, o.MaxJobs, o.Capacity, o.Concurrency.Max)),
 		Queued:   sane(o.Queued),
 	}
 }

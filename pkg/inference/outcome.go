@@ -20,7 +20,7 @@ const (
 	NotReady              // the worker cannot serve now; nothing ran unless MaybeRunning
 	Rejected              // the worker refuses this entry for good
 	Failed                // it ran and failed
-	Cancelled             // the worker is known to have stopped it
+	Cancelled             // the worker is known to have stopped it, whoever asked
 )
 
 var kindNames = [...]string{"unknown", "done", "accepted", "busy", "not_ready", "rejected", "failed", "cancelled"}
@@ -84,6 +84,10 @@ func (o Outcome) FreeOfCharge() bool { return o.Kind == Busy || o.Kind == NotRea
 
 // Ended reports whether the run is over, as far as this call can tell.
 func (o Outcome) Ended() bool { return o.Kind != Accepted }
+
+// ErrStaleToken says that the worker has seen a newer token for the entry: this
+// lock is lost. Nothing ran; no attempt is to be spent on it.
+var ErrStaleToken = errors.New("worker has seen a newer token for the entry")
 
 // Limits that end a run from this side.
 var (

@@ -122,7 +122,7 @@ func (w *wire) do(ctx context.Context, r request) answer {
 		// Idempotency-Key a second time by itself when a reused connection breaks.
 		req.Body, req.ContentLength = io.NopCloser(body), int64(len(r.body))
 	}
-	reply, err := w.client.Do(req)
+	reply, err := w.client.Do(req) //nolint:bodyclose // the caller closes it, as it says above
 	a := answer{reply: reply, err: err, sentAt: trace.at()}
 	// A body of which the transport took every byte may have arrived, unless
 	// the final write itself was refused.
