@@ -15,12 +15,6 @@ type NodeID int64
 // Token is a fencing token. It grows with every lock of a key; each write about a running entry names it.
 type Token int64
 
-// Lane is the unit in which ready rows are ordered: first in, first out.
-type Lane struct {
-	Priority int16
-	Flow     string
-}
-
 // Entry is one unit of work as a claim hands it out.
 type Entry struct {
 	ID       EntryID

@@ -1,0 +1,61 @@
+package invalidation
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Lane is the unit in which ready rows are ordered: first in, first out.
+type Lane struct {
+	Priority int16
+	Flow     string
+}
+
+// LaneHead is a lane that has ready rows, and the place of its first one.
+type LaneHead struct {
+	Lane
+	Pos int64
+}
+
+// lanesSQL hops from lane to lane of each queue in $1 through the index of ready rows: one look-up for each lane
+// that has work, $2 lanes of a queue at most.
+const lanesSQL = `
+SELECT q.id, l.priority, l.flow, l.pos
+  FROM unnest($1::int[]) q(id)
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE lane AS (
+           (SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = q.id
+             ORDER BY priority, flow, pos LIMIT 1)
+           UNION ALL
+           SELECT n.priority, n.flow, n.pos
+             FROM lane CROSS JOIN LATERAL (
+                  SELECT priority, flow, pos FROM penstock.ready r
+                   WHERE r.queue_id = q.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
+                   ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+       )
+       SELECT priority, flow, pos FROM lane LIMIT $2::int) l`
+
+// Lanes returns the lanes of queues that have work, up to limit for each queue. Its cost grows with the lanes, not
+// with the backlog, except that it walks over rows that are dead but cannot be vacuumed yet: time it, and ask less
+// often where it is dear.
+func Lanes(ctx context.Context, db postgres.DB, queues []int32, limit int) (map[int32][]LaneHead, error) {
+	rows, err := db.Query(ctx, lanesSQL, queues, limit)
+	if err != nil {
+		return nil, fmt.Errorf("list lanes: %w", err)
+	}
+	found := map[int32][]LaneHead{}
+	var queue int32
+	var head LaneHead
+	_, err = pgx.ForEachRow(rows, []any{&queue, &head.Priority, &head.Flow, &head.Pos}, func() error {
+		found[queue] = append(found[queue], head)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list lanes: %w", err)
+	}
+	return found, nil
+}

@@ -1,0 +1,74 @@
+package invalidation
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// reclaimSQL finds the locks of one claim. The lock table is as small as the work in flight.
+const reclaimSQL = `
+SELECT lock_key, token, priority, flow, last_entry_id
+  FROM penstock.lock
+ WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3`
+
+// Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.
+func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Lock, error) {
+	start := time.Now()
+	rows, err := q.db.Query(ctx, reclaimSQL, q.ID, node, claimID)
+	if err != nil {
+		return nil, q.errorf("find claim in", err)
+	}
+	locks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lock, error) {
+		l := &Lock{ClaimedAt: start}
+		var last EntryID
+		return l, row.Scan(&l.Key, &l.Token, &l.Lane.Priority, &l.Lane.Flow, &last)
+	})
+	if err != nil || len(locks) == 0 {
+		return nil, q.errorf("find claim in", err)
+	}
+	return locks, q.readEntries(ctx, locks)
+}
+
+// readSoloSQL reads the entries of solo locks; claimGroupsSQL reads the others.
+const readSoloSQL = `
+SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace, e.callback, e.payload,
+       extract(epoch FROM clock_timestamp() - e.created_at)::float8,
+       extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8
+  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
+  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+  JOIN penstock.entry e ON e.queue_id = $1 AND e.id = l.last_entry_id`
+
+func (q *Queue) readEntries(ctx context.Context, locks []*Lock) error {
+	var groups []*Lock
+	byToken := map[Token]*Lock{}
+	var keys []string
+	var tokens []Token
+	for _, l := range locks {
+		if !l.Solo() {
+			groups = append(groups, l)
+			continue
+		}
+		byToken[l.Token] = l
+		keys, tokens = append(keys, l.Key), append(tokens, l.Token)
+	}
+	rows, err := q.db.Query(ctx, readSoloSQL, q.ID, keys, tokens)
+	if err != nil {
+		return q.errorf("read entries claimed from", err)
+	}
+	solo, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (claimRow, error) {
+		var c claimRow
+		return c, c.scanGroup(row)
+	})
+	if err != nil {
+		return q.errorf("read entries claimed from", err)
+	}
+	for _, c := range solo {
+		byToken[c.token].Entries = []Entry{c.entry}
+	}
+	if len(groups) == 0 {
+		return nil
+	}
+	return q.readGroups(ctx, groups)
+}

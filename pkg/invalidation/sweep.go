@@ -1,0 +1,39 @@
+package invalidation
+
+import "context"
+
+// sweepSQL deletes ready rows at places $4 to $5 of a lane that lead nowhere: those of keys that are locked, and
+// those of solo entries that are gone. It holds the lock record FOR KEY SHARE, so that the holder's finish cannot
+// have passed the point where it looks again for entries of the key and puts a ready row back. It waits for nobody.
+const sweepSQL = `
+WITH head AS MATERIALIZED (
+    SELECT ctid AS row, lock_key, entry_id
+      FROM penstock.ready
+     WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos BETWEEN $4::bigint AND $5::bigint
+), held AS MATERIALIZED (
+    SELECT lock_key
+      FROM penstock.lock
+     WHERE queue_id = $1 AND lock_key = ANY (ARRAY(SELECT DISTINCT coalesce(lock_key, '#' || entry_id) FROM head))
+       FOR KEY SHARE SKIP LOCKED
+), dead AS MATERIALIZED (
+    SELECT ctid AS row
+      FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(
+           SELECT h.row FROM head h
+            WHERE coalesce(h.lock_key, '#' || h.entry_id) IN (SELECT lock_key FROM held)
+               OR (h.entry_id IS NOT NULL AND NOT EXISTS (
+                   SELECT FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = h.entry_id AND e.priority >= 0))))
+       AND queue_id = $1
+       FOR UPDATE SKIP LOCKED
+)
+DELETE FROM penstock.ready
+ WHERE ctid = ANY (ARRAY(SELECT row FROM dead)) AND queue_id = $1`
+
+// Sweep deletes the ready rows of a lane between two places that lead nowhere, and returns how many.
+func (q *Queue) Sweep(ctx context.Context, lane Lane, from, to int64) (int, error) {
+	tag, err := q.db.Exec(ctx, q.sql.sweep, q.ID, lane.Priority, lane.Flow, from, to)
+	if err != nil {
+		return 0, q.errorf("sweep", err)
+	}
+	return int(tag.RowsAffected()), nil
+}
