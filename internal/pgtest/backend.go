@@ -19,7 +19,7 @@ import (
 // template asks createDatabase for a copy of the migrated template.
 const template = ""
 
-// startTimeout bounds the start of the cluster and its template, downloads included.
+// startTimeout bounds the start of the server and its template, downloads included.
 const startTimeout = 5 * time.Minute
 
 // sharedBackend starts the test binary's one server at the first call. A failure is every test's failure.
@@ -31,78 +31,100 @@ var sharedBackend = sync.OnceValues(func() (*backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newBackend(ctx, server.ConnString())
+	return newBackend(ctx, server)
 })
 
 // backend is a server with a migrated template in it.
 type backend struct {
-	dsn      string
+	engine   engine
 	admin    *pgxpool.Pool
+	presence *pgx.Conn // see presence.go; lives as long as the backend
 	template string
-	run      string // distinguishes the databases of this test binary
+	run      string // distinguishes the databases of this backend
 	count    atomic.Int64
 }
 
-func newBackend(ctx context.Context, dsn string) (*backend, error) {
-	config, err := pgxpool.ParseConfig(dsn)
+func newBackend(ctx context.Context, server engine) (*backend, error) {
+	config, err := pgxpool.ParseConfig(server.ConnString())
 	if err != nil {
 		return nil, fmt.Errorf("parse DSN of test server: %w", err)
 	}
 	config.MaxConns = 4
-	config.MaxConnIdleTime = time.Second // a server restarted by a test must not leave dead connections behind
 	admin, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to test server: %w", err)
 	}
-	b := &backend{dsn: dsn, admin: admin, run: strings.ToLower(rand.Text()[:10])}
-	if err := b.prepareTemplate(ctx); err != nil {
+	presence, err := pgx.Connect(ctx, server.ConnString())
+	if err != nil {
 		admin.Close()
+		return nil, fmt.Errorf("connect to test server: %w", err)
+	}
+	b := &backend{engine: server, admin: admin, presence: presence, run: strings.ToLower(rand.Text()[:10])}
+	if err := b.prepare(ctx); err != nil {
+		b.close(ctx)
 		return nil, err
 	}
 	return b, nil
 }
 
-// templateLock is the advisory lock under which a template is made on a server that test binaries share.
-const templateLock = 0x70656e73746f636b // "penstock"
+func (b *backend) close(ctx context.Context) {
+	b.admin.Close()
+	_ = b.presence.Close(ctx) // nothing hangs on a good-bye
+}
 
-// prepareTemplate makes the migrated template unless it is there, under a name that tells its migrations.
-func (b *backend) prepareTemplate(ctx context.Context) error {
+// prepare makes the migrated template unless it is there, under a name that tells its migrations,
+// and clears away what test binaries before this one left.
+func (b *backend) prepare(ctx context.Context) error {
 	digest, err := migrations.Digest()
 	if err != nil {
 		return fmt.Errorf("identify migrations: %w", err)
 	}
-	b.template = "penstock_template_" + digest[:16]
-	conn, err := pgx.Connect(ctx, b.dsn) // of its own: closing it gives the lock back, come what may
-	if err != nil {
-		return fmt.Errorf("connect to test server: %w", err)
+	owner := digest[:16]
+	b.template = "penstock_template_" + owner
+	if _, err := b.presence.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
+		return fmt.Errorf("lock templates: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
-		return fmt.Errorf("lock template: %w", err)
+	for _, held := range []string{b.run, owner} {
+		if err := hold(ctx, b.presence, held); err != nil {
+			return err
+		}
 	}
+	if err := sweep(ctx, b.presence, b.run, owner); err != nil {
+		return err
+	}
+	if err := b.ensureTemplate(ctx); err != nil {
+		return err
+	}
+	if _, err := b.presence.Exec(ctx, "SELECT pg_advisory_unlock($1)", templateLock); err != nil {
+		return fmt.Errorf("unlock templates: %w", err)
+	}
+	return nil
+}
+
+func (b *backend) ensureTemplate(ctx context.Context) error {
 	var exists bool
-	err = conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", b.template).Scan(&exists)
+	err := b.presence.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", b.template).Scan(&exists)
 	if err != nil {
 		return fmt.Errorf("look for template: %w", err)
 	}
 	if exists {
 		return nil
 	}
-	return b.makeTemplate(ctx, conn)
+	return b.makeTemplate(ctx)
 }
 
 // makeTemplate migrates a database of another name and renames it last: a template is complete or absent.
-func (b *backend) makeTemplate(ctx context.Context, conn *pgx.Conn) error {
+func (b *backend) makeTemplate(ctx context.Context) error {
 	unfinished := b.template + "_unfinished"
 	for _, sql := range []string{
 		"DROP DATABASE IF EXISTS " + quote(unfinished) + " WITH (FORCE)",
 		"CREATE DATABASE " + quote(unfinished) + " TEMPLATE template0",
 	} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
+		if _, err := b.presence.Exec(ctx, sql); err != nil {
 			return fmt.Errorf("create template: %w", err)
 		}
 	}
-	config, err := pgx.ParseConfig(withDatabase(b.dsn, unfinished))
+	config, err := pgx.ParseConfig(b.dsn(unfinished))
 	if err != nil {
 		return fmt.Errorf("parse DSN of template: %w", err)
 	}
@@ -114,7 +136,7 @@ func (b *backend) makeTemplate(ctx context.Context, conn *pgx.Conn) error {
 		"ALTER DATABASE " + quote(unfinished) + " WITH ALLOW_CONNECTIONS false",
 		"ALTER DATABASE " + quote(unfinished) + " RENAME TO " + quote(b.template),
 	} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
+		if _, err := b.presence.Exec(ctx, sql); err != nil {
 			return fmt.Errorf("finish template: %w", err)
 		}
 	}
@@ -134,8 +156,10 @@ func (b *backend) createDatabase(ctx context.Context, from string) (dsn string, 
 		_, err := b.admin.Exec(ctx, "DROP DATABASE "+quote(name)+" WITH (FORCE)")
 		return err
 	}
-	return withDatabase(b.dsn, name), drop, nil
+	return b.dsn(name), drop, nil
 }
+
+func (b *backend) dsn(database string) string { return withDatabase(b.engine.ConnString(), database) }
 
 func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 

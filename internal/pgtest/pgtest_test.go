@@ -3,6 +3,8 @@ package pgtest_test
 import (
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/pgtest"
 )
 
@@ -18,5 +20,31 @@ func TestEachTestHasItsOwnMigratedDatabase(t *testing.T) {
 	}
 	if found {
 		t.Error("a table made in one test's database is seen in another's")
+	}
+}
+
+func TestConnectionStillOpenDoesNotKeepDatabase(t *testing.T) {
+	var dsn string
+	t.Run("a test that leaves a connection open", func(t *testing.T) {
+		dsn = pgtest.DSN(t)
+		if _, err := pgx.Connect(t.Context(), dsn); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if conn, err := pgx.Connect(t.Context(), dsn); err == nil {
+		conn.Close(t.Context())
+		t.Error("the database outlived its test")
+	}
+}
+
+func TestEmptyDatabaseHasNoSchema(t *testing.T) {
+	conn, err := pgx.Connect(t.Context(), pgtest.Empty(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var migrated bool
+	if err := conn.QueryRow(t.Context(), "SELECT to_regnamespace('penstock') IS NOT NULL").Scan(&migrated); err != nil || migrated {
+		t.Errorf("the schema exists: %v, %v", migrated, err)
 	}
 }

@@ -39,11 +39,11 @@ func ServerWith(t testing.TB, settings map[string]string) *Own {
 			t.Errorf("stop the Postgres of this test: %v", err)
 		}
 	})
-	b, err := newBackend(t.Context(), e.ConnString())
+	b, err := newBackend(t.Context(), e)
 	if err != nil {
 		t.Fatalf("prepare the Postgres of this test: %v", err)
 	}
-	defer b.admin.Close()
+	defer b.close(t.Context())
 	if own.dsn, _, err = b.createDatabase(t.Context(), template); err != nil {
 		t.Fatalf("create test database: %v", err)
 	}
