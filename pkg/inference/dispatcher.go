@@ -129,6 +129,9 @@ func (d *dispatcher) judge(status int, body []byte, remote string) Outcome {
 
 func (d *dispatcher) failure(status int, reply dispatcherReply) Outcome {
 	text := textOf(reply.Error)
+	if isOneOf(text, d.model.Statuses.Cancelled) { // to a protocol with two ends, a cancel is a failure
+		return Outcome{Kind: Cancelled, StatusCode: status, Reason: "worker reports the run as cancelled"}
+	}
 	o := failed(namedClass(reply.ErrorClass, text), text)
 	o.StatusCode = status
 	if o.Class == ClassBusy {
