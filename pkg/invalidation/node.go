@@ -46,7 +46,7 @@ type Node struct {
 
 const registerSQL = `
 INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids)
-VALUES ($1, $2, $3, $4, $5, $6)
+VALUES ($1, $2, $3, $4, $5, coalesce($6::int[], '{}'))
 ON CONFLICT (id) DO UPDATE SET queue_ids = excluded.queue_ids, threads = excluded.threads`
 
 // Register makes the node known, or changes which queues it serves.

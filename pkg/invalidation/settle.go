@@ -137,6 +137,9 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	}
 }
 
+// Failed says that the ending moves the entry to the failures.
+func (e *Ending) Failed() bool { return e.verb == verbFail }
+
 // place is where the key stands again if it has more entries.
 func (e *Ending) place() string {
 	switch {

@@ -1,0 +1,222 @@
+package tasknode
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// board is what the scheduling threads know about lanes: which may have work, and where in line to begin.
+type board struct {
+	mu     sync.Mutex
+	queues map[int32]*service
+	lanes  map[flowKey]*lane
+}
+
+// service is a queue that the node serves.
+type service struct {
+	name    string
+	queue   *invalidation.Queue
+	handler invalidation.Handler
+	run     time.Duration // of an entry, moving average; 0 while unknown
+	held    int           // locks of the queue on this node
+	last    invalidation.Lane
+	seen    bool // last has a lane in it
+}
+
+// lane is a lane as the board remembers it.
+type lane struct {
+	key      flowKey
+	mark     int64 // place in line where the next claim begins
+	work     bool  // there may be work
+	claiming bool  // a scheduling thread is in it
+	again    time.Time
+	headAt   time.Time     // when it was last scanned from its beginning
+	headCost time.Duration // how long that took
+}
+
+// headEvery is how often a lane is scanned from its beginning, for rows that came in behind the mark. Where dead
+// rows make that dear, it may take 3 % of the time and no more.
+func (l *lane) headEvery() time.Duration { return max(time.Second, 33*l.headCost) }
+
+func newBoard() *board {
+	return &board{queues: map[int32]*service{}, lanes: map[flowKey]*lane{}}
+}
+
+// serve replaces the queues that the node serves, and says whether they are others than before.
+func (b *board) serve(services map[int32]*service) (changed bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	changed = len(services) != len(b.queues)
+	for id, s := range services {
+		if old := b.queues[id]; old != nil {
+			old.queue, old.handler = s.queue, s.handler
+			services[id] = old
+		} else {
+			changed = true
+		}
+	}
+	b.queues = services
+	maps.DeleteFunc(b.lanes, func(k flowKey, _ *lane) bool { return services[k.queue] == nil })
+	return changed
+}
+
+// served lists the queues from which the node may claim at all.
+func (b *board) served() []int32 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Sorted(maps.Keys(b.queues))
+}
+
+// hint says that a queue has new entries: its lane that was served last is worth a try.
+func (b *board) hint(queue int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s := b.queues[queue]; s != nil && s.seen {
+		if l := b.lanes[flowKey{queue, s.last}]; l != nil {
+			l.work = true
+		}
+	}
+}
+
+// found records which lanes of a queue have ready rows.
+func (b *board) found(queue int32, heads []invalidation.LaneHead) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, h := range heads {
+		key := flowKey{queue, h.Lane}
+		l := b.lanes[key]
+		if l == nil {
+			l = &lane{key: key, mark: h.Pos, headAt: time.Now()}
+			b.lanes[key] = l
+		}
+		// A row before the mark came late, or came back.
+		l.mark = min(l.mark, h.Pos)
+		l.work = true
+	}
+	if len(b.lanes) > 20_000 {
+		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return !l.work && !l.claiming })
+	}
+}
+
+// open says that a queue may be claimed from: neither paused nor disabled, nor at its limit on this node.
+func (s *service) open(now time.Time) bool {
+	c := &s.queue.Config
+	paused := c.Paused != nil && (c.Paused.Until.IsZero() || now.Before(c.Paused.Until))
+	return !paused && c.Disabled == nil && (c.MaxConcurrentPerNode == 0 || s.held < c.MaxConcurrentPerNode)
+}
+
+// visit is a scheduling thread's claim of a lane. While it lasts no other thread of the node is in the lane.
+type visit struct {
+	*service
+	queue    *invalidation.Queue // as it was when the visit began
+	lane     *lane
+	from     int64
+	fromHead bool
+}
+
+// take picks the lane that the ranker puts first among those with work that nobody of this node is in. It returns
+// nil if there is none.
+func (b *board) take(rank Ranker, now time.Time) *visit {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var candidates []Candidate
+	var lanes []*lane
+	for key, l := range b.lanes {
+		s := b.queues[key.queue]
+		if !l.work || l.claiming || now.Before(l.again) || !s.open(now) {
+			continue
+		}
+		candidates = append(candidates, s.candidate(key.lane))
+		lanes = append(lanes, l)
+	}
+	if len(lanes) == 0 {
+		return nil
+	}
+	l := lanes[rank.Next(candidates)]
+	l.claiming = true
+	s := b.queues[l.key.queue]
+	s.last, s.seen = l.key.lane, true
+	v := &visit{service: s, queue: s.queue, lane: l, from: l.mark}
+	if now.Sub(l.headAt) > l.headEvery() {
+		v.from, v.fromHead = 0, true
+	}
+	return v
+}
+
+func (s *service) candidate(l invalidation.Lane) Candidate {
+	return Candidate{Queue: s.queue, Lane: l, Weight: s.queue.Config.Priority}
+}
+
+// advance moves the lane's mark behind what a claim has met.
+func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if v.fromHead {
+		v.lane.headAt, v.lane.headCost = time.Now(), took
+	}
+	switch {
+	case c.Seen == 0:
+	case len(c.Locks) == 0:
+		// What is left there (a key whose row somebody holds) is met again when the lane is scanned from its head.
+		v.lane.mark = c.Mark + 1
+	default:
+		v.lane.mark = c.Mark
+	}
+}
+
+// leave ends a visit; work says whether it is worth coming back, again from when on.
+func (b *board) leave(v *visit, work bool, again time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v.lane.claiming, v.lane.work, v.lane.again = false, work, again
+}
+
+// reserve counts up to want locks of the queue as held by this node, as its own limit allows, and returns how many.
+func (b *board) reserve(s *service, want int) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if limit := s.queue.Config.MaxConcurrentPerNode; limit > 0 {
+		want = max(0, min(want, limit-s.held))
+	}
+	s.held += want
+	return want
+}
+
+// unhold counts n locks less.
+func (b *board) unhold(s *service, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.held -= n
+}
+
+// ran takes the length of a run into the average, which follows the last ten or so.
+func (b *board) ran(s *service, d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s.run == 0 {
+		s.run = d + 1
+	}
+	s.run += (d - s.run) / 10
+}
+
+// estimate is how long a run of the queue's entries is expected to take.
+func (b *board) estimate(s *service) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return s.run
+}
+
+// spare is how many locks of the queue may wait on this node beside those that run: 20 ms of work for all threads,
+// so that short runs do not leave threads idle for the time of a claim, and long ones are left for other nodes.
+func (b *board) spare(s *service, threads int) int {
+	const most = 2000
+	run := b.estimate(s)
+	if run == 0 {
+		return 0
+	}
+	return int(min(most, float64(threads)*float64(20*time.Millisecond)/float64(run)))
+}

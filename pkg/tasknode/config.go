@@ -1,0 +1,83 @@
+package tasknode
+
+import (
+	"log/slog"
+	"runtime"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Config says how a node works. A zero field means its default.
+type Config struct {
+	Name              string        // for people: host name and process
+	Application       string        // whose queues the node serves: "default"
+	Threads           int           // processing threads: 16 for each CPU, since most of them wait for a worker
+	SchedulingThreads int           // 2
+	Lease             time.Duration // 10 s: how long the node may be silent before others run its entries
+	Beat              time.Duration // 2 s between heartbeats
+	Poll              time.Duration // 250 ms between looks for work while nothing hints at any; jittered
+	Grace             time.Duration // 30 s for running entries to finish in a drain
+	ClaimMax          int           // 500 locks a claim at most
+	Log               *slog.Logger
+
+	// Governor says how many more entries the node may take; without one only permits bound it.
+	Governor Governor
+	// Ranker orders the lanes that have work; round robin weighted by queue if nil.
+	Ranker Ranker
+	// Random returns a number in [0, 1) for jitter; math/rand if nil.
+	Random func() float64
+}
+
+// Governor decides whether the node may take more.
+type Governor interface {
+	// Take asks for up to want entries of a queue while free processing threads are idle, and takes what it allows.
+	// Each taken entry is given back once by calling release.
+	Take(queue string, free, want int) (allow int, release func(n int))
+}
+
+// Ranker orders lanes for the scheduling threads. It is called by several of them.
+type Ranker interface {
+	// Next returns the index of the lane to claim from.
+	Next(lanes []Candidate) int
+	// Charge tells what a claim brought, Settle what it cost in the end, both in seconds of one processing thread.
+	Charge(lane Candidate, seconds float64)
+	Settle(lane Candidate, estimate, actual float64)
+}
+
+// Candidate is a lane that has, or may have, work.
+type Candidate struct {
+	Queue  *invalidation.Queue
+	Lane   invalidation.Lane
+	Weight float64 // of the queue
+}
+
+func (c Config) withDefaults() Config {
+	defaulted := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	period := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	defaulted(&c.Threads, 16*runtime.GOMAXPROCS(0))
+	defaulted(&c.SchedulingThreads, 2)
+	defaulted(&c.ClaimMax, 500)
+	period(&c.Lease, 10*time.Second)
+	period(&c.Beat, 2*time.Second)
+	period(&c.Poll, 250*time.Millisecond)
+	period(&c.Grace, 30*time.Second)
+	if c.Application == "" {
+		c.Application = "default"
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.Ranker == nil {
+		c.Ranker = &roundRobin{}
+	}
+	return c
+}

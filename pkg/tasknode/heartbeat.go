@@ -1,0 +1,115 @@
+package tasknode
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// heartbeat renews the node's lease on a connection of its own, and passes on the orders that come back. It goes
+// on while the node drains, until ctx ends: whoever still runs something must keep its lease.
+func (n *Node) heartbeat(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		start := time.Now()
+		if err := n.beat(ctx); err != nil && ctx.Err() == nil {
+			n.cfg.Log.Warn("heartbeat", "node", n.cfg.Name, "since", start.Sub(n.lease.renewed()), "error", err)
+			// Missed beats are tried again soon: each one counts against the lease.
+			timer.Reset(n.jitter(n.cfg.Beat / 4))
+			continue
+		}
+		timer.Reset(max(0, n.cfg.Beat-time.Since(start)))
+	}
+}
+
+// beat renews once. The lease is counted from before the request was sent: the database got it later than that.
+func (n *Node) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, n.cfg.Beat)
+	defer cancel()
+	start := time.Now()
+	orders, err := invalidation.Renew(ctx, n.beats, n.id(), invalidation.Beat{Tokens: n.desk.tokens(), Load: n.load()})
+	if errors.Is(err, invalidation.ErrNodeGone) {
+		return n.reincarnate(ctx, start)
+	}
+	if err != nil {
+		return err
+	}
+	n.lease.renew(start)
+	n.obey(ctx, orders)
+	return nil
+}
+
+// reincarnate registers the node anew after its row was removed. What it held is lost and ends by itself: every
+// run is told so, and every ending will be refused.
+func (n *Node) reincarnate(ctx context.Context, start time.Time) error {
+	n.cfg.Log.Error("node was given up by the leader, starting as another incarnation", "node", n.cfg.Name)
+	n.loseLease()
+	n.incarnation.Store(newIncarnation())
+	if err := n.register(ctx); err != nil {
+		return err
+	}
+	n.lease.renew(start)
+	return nil
+}
+
+func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
+	if o.Draining && !n.draining.Swap(true) {
+		n.cfg.Log.Info("drain ordered", "node", n.cfg.Name, "reason", o.Reason)
+		close(n.drainOrdered)
+	}
+	for _, c := range o.Cancel {
+		n.desk.cancelEntry(c)
+	}
+	if o.RegistryVersion != n.registry.Load() {
+		if err := n.readQueues(ctx); err != nil {
+			n.cfg.Log.Warn("read queues", "error", err)
+			return
+		}
+		n.registry.Store(o.RegistryVersion)
+		n.signal()
+	}
+}
+
+// leaseKeeper watches the lease. At three quarters of it without a renewal, every run ends: the leader waits for
+// the whole of it, so that nothing of ours touches the world when others begin.
+func (n *Node) leaseKeeper(ctx context.Context) {
+	limit := n.cfg.Lease * 3 / 4
+	for {
+		left := limit - time.Since(n.lease.renewed())
+		if left <= 0 {
+			if !n.leaseOver.Load() {
+				n.cfg.Log.Error("lease lost: runs end, nothing is claimed until it is renewed", "node", n.cfg.Name)
+				n.loseLease()
+			}
+			left = n.cfg.Beat / 4
+		} else if n.leaseOver.Load() {
+			n.regainLease()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(left):
+		}
+	}
+}
+
+// loseLease ends every run. New ones get a context that has not ended, once the lease is renewed.
+func (n *Node) loseLease() {
+	n.leaseOver.Store(true)
+	n.stats.leasesLost.Add(1)
+	n.desk.endAll(invalidation.ErrLeaseLost)
+}
+
+func (n *Node) regainLease() {
+	n.cfg.Log.Info("lease renewed", "node", n.cfg.Name)
+	n.leaseOver.Store(false)
+	n.signal()
+}

@@ -1,0 +1,196 @@
+package tasknode
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Node is one task node. Make it with New, give it handlers, then Run it once.
+type Node struct {
+	cfg      Config
+	db       postgres.DB // claims and endings
+	beats    postgres.DB // heartbeats, on a connection that nothing else can hold up
+	handlers map[string]invalidation.Handler
+
+	incarnation atomic.Int64
+	claims      atomic.Int32
+	registry    atomic.Int64
+	board       *board
+	look        look
+	permits     *permits
+	desk        *desk
+	settler     *settler
+	lease       lease
+	stats       Stats
+
+	work         chan *assignment
+	wake         chan struct{}
+	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
+	drainOrdered chan struct{}
+	draining     atomic.Bool // claim nothing more
+	handingBack  atomic.Bool // start nothing more
+	leaseOver    atomic.Bool
+}
+
+// New returns a node that claims and settles through db, and renews its lease through beats.
+func New(cfg Config, db, beats postgres.DB) *Node {
+	cfg = cfg.withDefaults()
+	n := &Node{
+		cfg: cfg, db: db, beats: beats, handlers: map[string]invalidation.Handler{},
+		board: newBoard(), desk: newDesk(), settler: newSettler(),
+		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
+		wake:         make(chan struct{}, cfg.SchedulingThreads),
+		drainOrdered: make(chan struct{}),
+	}
+	n.permits = &permits{threads: cfg.Threads, onFree: n.signal}
+	n.incarnation.Store(newIncarnation())
+	return n
+}
+
+// Handle sets the handler of a queue. Queues without one are left alone. Call it before Run.
+func (n *Node) Handle(queue string, h invalidation.Handler) { n.handlers[queue] = h }
+
+// Wake hints that a queue may have new entries. It never blocks, and nothing depends on it.
+func (n *Node) Wake(queue int32) {
+	n.board.hint(queue)
+	n.look.want()
+	n.signal()
+}
+
+func (n *Node) signal() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run registers the node and serves its queues until ctx ends or a drain is ordered. Then it claims nothing more,
+// lets what runs finish for the grace, hands back the rest without spending attempts, and returns nil.
+// It returns an error if the node could not be registered.
+func (n *Node) Run(ctx context.Context) error {
+	alive, die := context.WithCancel(context.WithoutCancel(ctx))
+	defer die()
+	runs, endRuns := context.WithCancelCause(alive)
+	defer endRuns(nil)
+	n.runs = runs
+
+	start := time.Now()
+	if err := n.readQueues(ctx); err != nil {
+		return err
+	}
+	if err := n.register(ctx); err != nil {
+		return err
+	}
+	n.lease.renew(start)
+
+	claiming, stopClaiming := context.WithCancel(ctx)
+	defer stopClaiming()
+	var schedulers, processors, settlers, keepers sync.WaitGroup
+	keepers.Go(func() { n.heartbeat(alive) })
+	keepers.Go(func() { n.leaseKeeper(alive) })
+	for range 2 {
+		settlers.Go(func() { n.settle(alive) })
+	}
+	for range n.cfg.Threads {
+		processors.Go(n.processor)
+	}
+	for range n.cfg.SchedulingThreads {
+		schedulers.Go(func() { n.scheduler(claiming) })
+	}
+
+	select {
+	case <-ctx.Done():
+	case <-n.drainOrdered:
+	}
+	n.draining.Store(true)
+	stopClaiming()
+	schedulers.Wait()
+	close(n.work)
+	n.drain(endRuns, &processors)
+	n.settler.close()
+	n.finishSettling(die, &settlers)
+	die()
+	keepers.Wait()
+	return n.leave(ctx)
+}
+
+// drain waits for the processing threads. What has not begun is handed back at once; what runs has the grace, and
+// then half as much again to answer the end of its context.
+func (n *Node) drain(endRuns context.CancelCauseFunc, processors *sync.WaitGroup) {
+	n.handingBack.Store(true)
+	done := make(chan struct{})
+	go func() { processors.Wait(); close(done) }()
+	select {
+	case <-done:
+		return
+	case <-time.After(n.cfg.Grace):
+	}
+	n.cfg.Log.Warn("grace is over, ending runs", "node", n.cfg.Name, "locks", n.permits.held())
+	endRuns(invalidation.ErrDraining)
+	select {
+	case <-done:
+	case <-time.After(n.cfg.Grace / 2):
+		n.cfg.Log.Error("handlers ignore the end of their context; their entries are left to recovery", "locks", n.permits.held())
+	}
+}
+
+// finishSettling gives the endings a lease's time to be recorded.
+func (n *Node) finishSettling(giveUp func(), settlers *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() { settlers.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(n.cfg.Lease):
+		giveUp()
+		<-done
+	}
+}
+
+// leave removes the node's row, which the database allows only once no lock names it.
+func (n *Node) leave(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.Beat)
+	defer cancel()
+	if _, err := invalidation.RemoveNode(ctx, n.beats, n.id()); err != nil {
+		n.cfg.Log.Warn("remove node", "node", n.cfg.Name, "error", err)
+	}
+	return nil
+}
+
+func (n *Node) claiming() bool { return !n.draining.Load() && !n.leaseOver.Load() }
+
+func (n *Node) register(ctx context.Context) error {
+	err := invalidation.Register(ctx, n.beats, invalidation.Node{
+		ID: n.id(), Name: n.cfg.Name, Application: n.cfg.Application, Lease: n.cfg.Lease, Threads: n.cfg.Threads,
+		Queues: n.board.served(),
+	})
+	if err != nil {
+		return fmt.Errorf("register node %q: %w", n.cfg.Name, err)
+	}
+	return nil
+}
+
+// readQueues reads which queues there are, and serves those of its application for which it has a handler.
+func (n *Node) readQueues(ctx context.Context) error {
+	queues, err := invalidation.List(ctx, n.db)
+	if err != nil {
+		return err
+	}
+	services := map[int32]*service{}
+	for _, q := range queues {
+		if h := n.handlers[q.Name]; h != nil && q.Config.Application == n.cfg.Application {
+			services[q.ID] = &service{name: q.Name, queue: q, handler: h}
+		}
+	}
+	changed := n.board.serve(services)
+	n.look.want()
+	if changed && !n.lease.renewed().IsZero() {
+		return n.register(ctx)
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package tasknode_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+func open(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	pool, err := postgres.Open(context.Background(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func create(t testing.TB, db postgres.DB, name string, c invalidation.Config) *invalidation.Queue {
+	t.Helper()
+	q, err := invalidation.Create(t.Context(), db, name, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+// start runs a node until the test ends, and returns it with a function that stops it and waits.
+func start(t testing.TB, pool *pgxpool.Pool, c tasknode.Config, handlers map[string]invalidation.HandlerFunc) (*tasknode.Node, func()) {
+	t.Helper()
+	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	n := tasknode.New(c, pool, pool)
+	for q, h := range handlers {
+		n.Handle(q, h)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("node: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return n, stop
+}
+
+func push(t testing.TB, q *invalidation.Queue, pushes ...invalidation.Push) []invalidation.Pushed {
+	t.Helper()
+	pushed, err := q.Push(t.Context(), pushes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pushed
+}
+
+// eventually waits for a condition of the database, asked again and again.
+func eventually(t testing.TB, pool *pgxpool.Pool, what, sql string, args ...any) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		var ok bool
+		if err := pool.QueryRow(t.Context(), sql, args...).Scan(&ok); err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+const emptySQL = `SELECT NOT EXISTS (SELECT FROM penstock.entry) AND NOT EXISTS (SELECT FROM penstock.lock)`
+
+func TestEveryEntryRunsOnceAndGroupsInOrder(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	const keys, each, solo = 20, 15, 300
+	var mu sync.Mutex
+	ran := map[string][]int{}
+	n, _ := start(t, pool, tasknode.Config{Threads: 8}, map[string]invalidation.HandlerFunc{
+		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			var p struct {
+				Key string
+				N   int
+			}
+			if err := json.Unmarshal(r.Entry.Payload, &p); err != nil {
+				return nil, err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ran[p.Key] = append(ran[p.Key], p.N)
+			return json.RawMessage(`{"ok": true}`), nil
+		},
+	})
+	for i := range each {
+		var pushes []invalidation.Push
+		for k := range keys {
+			key := fmt.Sprintf("key-%d", k)
+			pushes = append(pushes, invalidation.Push{LockKey: key, Payload: json.RawMessage(fmt.Sprintf(`{"Key":%q,"N":%d}`, key, i))})
+		}
+		push(t, q, pushes...)
+		n.Wake(q.ID)
+	}
+	for i := range solo {
+		push(t, q, invalidation.Push{Payload: json.RawMessage(fmt.Sprintf(`{"Key":"solo-%d"}`, i))})
+	}
+	eventually(t, pool, "all entries done", emptySQL)
+	mu.Lock()
+	defer mu.Unlock()
+	if len(ran) != keys+solo {
+		t.Errorf("%d keys ran, want %d", len(ran), keys+solo)
+	}
+	for k := range keys {
+		got := ran[fmt.Sprintf("key-%d", k)]
+		if len(got) != each {
+			t.Fatalf("key %d ran %v", k, got)
+		}
+		for i := range got {
+			if got[i] != i {
+				t.Fatalf("key %d ran out of order: %v", k, got)
+			}
+		}
+	}
+	var results int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.result WHERE outcome = 'done'`).Scan(&results); err != nil || results != keys*each+solo {
+		t.Errorf("%d results (%v), want %d", results, err, keys*each+solo)
+	}
+}
+
+func TestErrorIsRetriedThenFails(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{Retry: invalidation.RetryPolicy{MaxAttempts: 3, Base: invalidation.Seconds(time.Millisecond)}})
+	var runs atomic.Int64
+	start(t, pool, tasknode.Config{Threads: 2, Poll: 10 * time.Millisecond}, map[string]invalidation.HandlerFunc{
+		"work": func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+			if runs.Add(1) == 2 {
+				panic("boom 42")
+			}
+			return nil, errors.New("no luck")
+		},
+	})
+	id := push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})[0].ID
+	go promote(t, q)
+	eventually(t, pool, "entry failed", `SELECT EXISTS (SELECT FROM penstock.failure WHERE entry_id = $1 AND attempt = 3 AND jsonb_array_length(history) = 3 AND history->1->>'class' = 'panic')`, id)
+	eventually(t, pool, "queue empty", emptySQL)
+	if runs.Load() != 3 {
+		t.Errorf("%d runs, want 3", runs.Load())
+	}
+}
+
+func promote(t testing.TB, q *invalidation.Queue) {
+	for t.Context().Err() == nil {
+		_, _ = q.Promote(t.Context(), 100)
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestDrainHandsBackWithoutAnAttempt(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var begun atomic.Int64
+	_, stop := start(t, pool, tasknode.Config{Threads: 4, Grace: 50 * time.Millisecond}, map[string]invalidation.HandlerFunc{
+		"work": func(ctx context.Context, _ *invalidation.Run) (json.RawMessage, error) {
+			begun.Add(1)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+	})
+	for range 20 {
+		push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	}
+	for begun.Load() < 4 {
+		time.Sleep(time.Millisecond)
+	}
+	stop()
+	eventually(t, pool, "entries handed back", `SELECT count(*) = 20 AND sum(attempt) = 0 AND sum(crashes) = 0 AND (SELECT count(*) FROM penstock.ready) = 20
+		AND NOT EXISTS (SELECT FROM penstock.lock) AND NOT EXISTS (SELECT FROM penstock.node) FROM penstock.entry`)
+}
+
+func TestNodeServesOnlyItsApplication(t *testing.T) {
+	pool := open(t)
+	ours := create(t, pool, "ours", invalidation.Config{Application: "blue"})
+	theirs := create(t, pool, "theirs", invalidation.Config{Application: "green"})
+	unknown := create(t, pool, "unknown", invalidation.Config{Application: "blue"})
+	ok := func(context.Context, *invalidation.Run) (json.RawMessage, error) { return nil, nil }
+	start(t, pool, tasknode.Config{Threads: 2, Application: "blue"}, map[string]invalidation.HandlerFunc{"ours": ok, "theirs": ok})
+	push(t, theirs, invalidation.Push{Payload: json.RawMessage(`1`)})
+	push(t, unknown, invalidation.Push{Payload: json.RawMessage(`1`)})
+	push(t, ours, invalidation.Push{Payload: json.RawMessage(`1`)})
+	eventually(t, pool, "our entry done", `SELECT NOT EXISTS (SELECT FROM penstock.entry_ours)`)
+	eventually(t, pool, "others untouched", `SELECT count(*) = 2 FROM penstock.ready`)
+}
+
+func BenchmarkNodeSolo(b *testing.B) {
+	pool := open(b)
+	q := create(b, pool, "work", invalidation.Config{ResultRetention: -1})
+	var ran atomic.Int64
+	done := make(chan struct{})
+	total := int64(b.N)
+	for i := 0; i < b.N; i += 1000 {
+		pushes := make([]invalidation.Push, min(1000, b.N-i))
+		for j := range pushes {
+			pushes[j].Payload = json.RawMessage(`{"n": 1}`)
+		}
+		push(b, q, pushes...)
+	}
+	b.ResetTimer()
+	start(b, pool, tasknode.Config{Threads: 32}, map[string]invalidation.HandlerFunc{
+		"work": func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+			if ran.Add(1) == total {
+				close(done)
+			}
+			return nil, nil
+		},
+	})
+	<-done
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "entries/s")
+}

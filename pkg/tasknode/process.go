@@ -1,0 +1,227 @@
+package tasknode
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// assignment is a lock on its way through the node.
+type assignment struct {
+	lock    *invalidation.Lock
+	queue   *invalidation.Queue
+	service *service
+	lane    Candidate
+	charged float64 // seconds that the ranker was charged for it
+	done    func()  // gives back permit, place and leave
+
+	cancel context.CancelCauseFunc
+	wishes map[invalidation.EntryID]string // entries to be cancelled, and why; guarded by desk
+	now    invalidation.EntryID            // the entry that runs; guarded by desk
+}
+
+// accept takes claimed locks in and hands them to the processing threads.
+func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance) {
+	estimate := n.board.estimate(v.service).Seconds()
+	lane := v.service.candidate(v.lane.key.lane)
+	lane.Queue = v.queue
+	for _, l := range locks {
+		charge := estimate * float64(max(1, len(l.Entries)))
+		n.cfg.Ranker.Charge(lane, charge)
+		job := &assignment{
+			lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge, done: func() { a.giveBack(1) },
+		}
+		n.desk.add(job)
+		if len(l.Entries) == 0 {
+			// The key's entries went between its ready row and the claim. The ending looks for others once more.
+			n.end(job, last(invalidation.Done(l, 0, nil, 0)))
+			continue
+		}
+		n.work <- job
+	}
+}
+
+func last(e invalidation.Ending) invalidation.Ending {
+	e.Last = true
+	return e
+}
+
+// processor is one processing thread.
+func (n *Node) processor() {
+	for job := range n.work {
+		n.process(job)
+	}
+}
+
+// process runs the entries of one lock, oldest first, and passes on how each ended.
+func (n *Node) process(job *assignment) {
+	start := time.Now()
+	defer func() { n.cfg.Ranker.Settle(job.lane, job.charged, time.Since(start).Seconds()) }()
+	if batch, ok := job.service.handler.(invalidation.BatchHandler); ok {
+		n.processBatch(job, batch)
+		return
+	}
+	entries := job.lock.Entries
+	for i := range entries {
+		if why := n.stop(job, start, i); why != nil {
+			n.end(job, last(why(job.lock, entries[i].ID)))
+			return
+		}
+		ending := n.runOne(job, &entries[i])
+		ending.Last = i == len(entries)-1
+		n.end(job, ending)
+	}
+}
+
+// stop says how to end a lock before entry i has run, nil to go on.
+func (n *Node) stop(job *assignment, start time.Time, i int) func(*invalidation.Lock, invalidation.EntryID) invalidation.Ending {
+	switch {
+	case n.leaseOver.Load() || n.handingBack.Load():
+		return func(l *invalidation.Lock, e invalidation.EntryID) invalidation.Ending {
+			return invalidation.Release(l, e, 0)
+		}
+	case i > 0 && time.Since(start) > job.queue.Config.QuantumTime:
+		return invalidation.Yield
+	default:
+		return nil
+	}
+}
+
+// runOne runs an entry under its context and judges the outcome.
+func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Ending {
+	sinceClaim := time.Since(job.lock.ClaimedAt)
+	if sinceClaim >= e.StartIn {
+		return invalidation.Expire(job.lock, e.ID, "start_by has passed")
+	}
+	if sinceClaim >= e.FinishIn {
+		return invalidation.Expire(job.lock, e.ID, invalidation.ErrFinishBy.Error())
+	}
+	ctx, stop := n.runContext(job, e, sinceClaim)
+	defer stop()
+	if reason, wished := n.desk.begin(job, e.ID); wished {
+		return invalidation.Cancel(job.lock, e.ID, reason)
+	}
+	// The lease may have been lost before the desk knew how to end this run.
+	if n.leaseOver.Load() {
+		return invalidation.Release(job.lock, e.ID, 0)
+	}
+	start := time.Now()
+	result, err := n.handle(ctx, job, e)
+	ran := time.Since(start)
+	n.board.ran(job.service, ran)
+	n.stats.ran(err, ran)
+	if err != nil {
+		err = withCause(ctx, err)
+	}
+	r := &invalidation.Run{Queue: job.queue, Entry: *e, Lock: job.lock, Node: n.id()}
+	return invalidation.Judge(r, result, err, ran, n.random())
+}
+
+// withCause adds why the context ended, where that is why the handler returned an error.
+func withCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// runContext is the context of one run. Its cause says why it ended.
+func (n *Node) runContext(job *assignment, e *invalidation.Entry, sinceClaim time.Duration) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(n.runs)
+	stops := []func(){func() { cancel(nil) }}
+	if e.FinishIn != invalidation.NoDeadline {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, e.FinishIn-sinceClaim, invalidation.ErrFinishBy)
+		stops = append(stops, stop)
+	}
+	if limit := job.queue.Config.RunTimeout; limit > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, limit, invalidation.ErrRunTimeout)
+		stops = append(stops, stop)
+	}
+	n.desk.cancelWith(job, cancel)
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// handle calls the handler; a panic is an error like others.
+func (n *Node) handle(ctx context.Context, job *assignment, e *invalidation.Entry) (result json.RawMessage, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
+			n.cfg.Log.Error("handler panicked", "queue", job.queue.Name, "entry", e.ID, "token", job.lock.Token, "panic", v)
+		}
+	}()
+	r := &invalidation.Run{Queue: job.queue, Entry: *e, Lock: job.lock, Node: n.id()}
+	return job.service.handler.Handle(ctx, r)
+}
+
+// processBatch gives all entries of a lock to the handler at once.
+func (n *Node) processBatch(job *assignment, h invalidation.BatchHandler) {
+	entries := job.lock.Entries
+	if n.leaseOver.Load() || n.handingBack.Load() {
+		n.end(job, last(invalidation.Release(job.lock, entries[0].ID, 0)))
+		return
+	}
+	var runs []*invalidation.Run
+	var expired []invalidation.Ending
+	finishIn := invalidation.NoDeadline
+	sinceClaim := time.Since(job.lock.ClaimedAt)
+	for i := range entries {
+		if min(entries[i].StartIn, entries[i].FinishIn) <= sinceClaim {
+			expired = append(expired, invalidation.Expire(job.lock, entries[i].ID, "its deadline has passed"))
+			continue
+		}
+		finishIn = min(finishIn, entries[i].FinishIn)
+		runs = append(runs, &invalidation.Run{Queue: job.queue, Entry: entries[i], Lock: job.lock, Node: n.id()})
+	}
+	endings := expired
+	if len(runs) > 0 {
+		endings = append(endings, n.runBatch(job, h, runs, finishIn, sinceClaim)...)
+	}
+	endings[len(endings)-1].Last = true
+	n.end(job, endings...)
+}
+
+func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration) []invalidation.Ending {
+	ctx, stop := n.runContext(job, &invalidation.Entry{FinishIn: finishIn}, sinceClaim)
+	defer stop()
+	start := time.Now()
+	answers, err := callBatch(ctx, h, runs)
+	ran := time.Since(start)
+	n.board.ran(job.service, ran)
+	n.stats.ran(err, ran)
+	endings := make([]invalidation.Ending, len(runs))
+	for i, r := range runs {
+		answer := invalidation.BatchAnswer{Err: err}
+		if err == nil {
+			answer = answers[i]
+		}
+		if answer.Err != nil {
+			answer.Err = withCause(ctx, answer.Err)
+		}
+		endings[i] = invalidation.Judge(r, answer.Result, answer.Err, ran/time.Duration(len(runs)), n.random())
+	}
+	return endings
+}
+
+func callBatch(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (answers []invalidation.BatchAnswer, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
+		}
+	}()
+	answers = h.HandleBatch(ctx, runs)
+	if len(answers) != len(runs) {
+		return nil, fmt.Errorf("handler answered %d of %d entries", len(answers), len(runs))
+	}
+	return answers, nil
+}

@@ -1,0 +1,164 @@
+package tasknode
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// scheduler is one scheduling thread: it claims while there is work and permits, and sleeps when there is not.
+func (n *Node) scheduler(ctx context.Context) {
+	for ctx.Err() == nil {
+		if n.claiming() {
+			if n.step(ctx) {
+				continue
+			}
+			if n.discover(ctx) {
+				continue
+			}
+		}
+		n.rest(ctx)
+	}
+}
+
+// rest waits for a hint, a permit that comes free or the poll, whichever is first. The poll keeps everything going
+// without hints.
+func (n *Node) rest(ctx context.Context) {
+	timer := time.NewTimer(min(n.jitter(n.look.every(n.cfg.Poll)), n.look.wait(time.Now())))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-n.wake:
+	case <-timer.C:
+		n.look.want()
+	}
+}
+
+func (n *Node) jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.75 + 0.5*n.random()))
+}
+
+func (n *Node) random() float64 {
+	if n.cfg.Random != nil {
+		return n.cfg.Random()
+	}
+	return rand.Float64()
+}
+
+// step claims from the lane that comes first. It says whether to go on at once.
+func (n *Node) step(ctx context.Context) bool {
+	v := n.board.take(n.cfg.Ranker, time.Now())
+	if v == nil {
+		return false
+	}
+	a := n.allow(v)
+	if a.locks == 0 {
+		n.board.leave(v, true, time.Now().Add(n.jitter(20*time.Millisecond)))
+		return false
+	}
+	request := invalidation.ClaimRequest{
+		Node: n.id(), ClaimID: n.claims.Add(1), Lane: v.lane.key.lane, From: v.from, Limit: a.locks, Stubborn: v.fromHead,
+	}
+	start := time.Now()
+	claimed, err := v.queue.Claim(ctx, request)
+	if err != nil {
+		claimed.Locks = n.resolve(ctx, v.queue, request, err)
+	}
+	took := time.Since(start)
+	n.stats.claimed(len(claimed.Locks), took)
+	a.giveBack(a.locks - len(claimed.Locks))
+	n.accept(v, claimed.Locks, a)
+	n.after(ctx, v, claimed, err, took)
+	return err == nil && claimed.Seen > 0
+}
+
+// allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
+// node, and the governor's leave.
+type allowance struct {
+	locks    int
+	giveBack func(n int)
+}
+
+func (n *Node) allow(v *visit) allowance {
+	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
+	locks := n.permits.take(reserved, n.board.spare(v.service, n.cfg.Threads))
+	release := func(int) {}
+	allowed := locks
+	if n.cfg.Governor != nil && locks > 0 {
+		allowed, release = n.cfg.Governor.Take(v.name, locks, locks)
+	}
+	n.permits.put(locks - allowed)
+	n.board.unhold(v.service, reserved-allowed)
+	return allowance{locks: allowed, giveBack: func(k int) {
+		if k > 0 {
+			release(k)
+			n.board.unhold(v.service, k)
+			n.permits.put(k)
+		}
+	}}
+}
+
+// after updates what the board knows about a lane from how the claim found it.
+func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err error, took time.Duration) {
+	switch {
+	case err != nil:
+		n.board.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
+		return
+	case c.Busy:
+		// Somebody else is in the lane; they leave it within a few milliseconds.
+		n.board.leave(v, true, time.Now().Add(n.jitter(2*time.Millisecond)))
+		return
+	}
+	if c.Left > 0 {
+		if _, err := v.queue.Sweep(ctx, v.lane.key.lane, v.from, c.Mark); err != nil && ctx.Err() == nil {
+			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
+		}
+	}
+	n.board.advance(v, c, took)
+	n.board.leave(v, c.Seen > 0, time.Time{})
+}
+
+// resolve finds out whether a claim whose answer was lost was committed. It does not give up while the node lives;
+// a node that stops leaves the locks to recovery after a lease, which ends them as its heartbeats do not name them.
+func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, err error) []*invalidation.Lock {
+	if ctx.Err() == nil {
+		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)
+	}
+	if !postgres.Ambiguous(err) {
+		return nil
+	}
+	start := time.Now()
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		locks, err := q.Reclaim(context.WithoutCancel(ctx), r.Node, r.ClaimID)
+		if err == nil {
+			return locks
+		}
+		if ctx.Err() != nil && time.Since(start) > n.cfg.Lease {
+			return nil
+		}
+		time.Sleep(n.jitter(pause))
+	}
+}
+
+// discover asks which lanes have work, if that was not asked just now. It says whether any has.
+func (n *Node) discover(ctx context.Context) bool {
+	if !n.look.start(time.Now()) {
+		return false
+	}
+	start := time.Now()
+	found, err := invalidation.Lanes(ctx, n.db, n.board.served(), 1000)
+	n.look.end(time.Now(), time.Since(start))
+	if err != nil {
+		if ctx.Err() == nil {
+			n.cfg.Log.Warn("look for work", "error", err)
+		}
+		return false
+	}
+	for queue, heads := range found {
+		n.board.found(queue, heads)
+	}
+	return len(found) > 0
+}

@@ -1,0 +1,201 @@
+package tasknode
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// settler records endings in batches. While one batch is on its way, the endings that arrive make the next one:
+// batches are small when little happens and large under load, without a timer. The endings of a queue go in two
+// shards, so that two batches are on their way at once; those of one lock stay in one shard, where no batch
+// overtakes another, since the lock record goes with the last of them.
+type settler struct {
+	mu      sync.Mutex
+	arrived *sync.Cond
+	piles   map[shard]*pile
+	turn    []shard // shards with endings and no batch on its way, in the order in which they are served
+	closed  bool
+}
+
+type shard struct {
+	queue int32
+	half  invalidation.Token
+}
+
+// pile is the endings of one shard that wait to be recorded.
+type pile struct {
+	queue   *invalidation.Queue
+	endings []invalidation.Ending
+	jobs    []*assignment
+	sending bool
+}
+
+// settleMax bounds a transaction. What is beyond it makes the next one.
+const settleMax = 1000
+
+func newSettler() *settler {
+	s := &settler{piles: map[shard]*pile{}}
+	s.arrived = sync.NewCond(&s.mu)
+	return s
+}
+
+// end passes on how entries of an assignment ended.
+func (n *Node) end(job *assignment, endings ...invalidation.Ending) {
+	s := n.settler
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := shard{job.queue.ID, job.lock.Token % 2}
+	p := s.piles[key]
+	if p == nil {
+		p = &pile{}
+		s.piles[key] = p
+	}
+	if len(p.endings) == 0 && !p.sending {
+		s.turn = append(s.turn, key)
+		s.arrived.Signal()
+	}
+	p.queue = job.queue
+	for _, e := range endings {
+		p.endings, p.jobs = append(p.endings, e), append(p.jobs, job)
+	}
+}
+
+// next waits for endings and takes up to settleMax of one shard; sent must follow. It returns nil when the settler
+// is closed and empty.
+func (s *settler) next() (shard, *pile) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.turn) == 0 {
+		if s.closed {
+			return shard{}, nil
+		}
+		s.arrived.Wait()
+	}
+	key := s.turn[0]
+	s.turn = s.turn[1:]
+	p := s.piles[key]
+	p.sending = true
+	n := min(len(p.endings), settleMax)
+	batch := &pile{queue: p.queue, endings: p.endings[:n:n], jobs: p.jobs[:n:n]}
+	p.endings, p.jobs = p.endings[n:], p.jobs[n:]
+	return key, batch
+}
+
+// sent lets the next batch of a shard go.
+func (s *settler) sent(key shard) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.piles[key]
+	p.sending = false
+	if len(p.endings) == 0 {
+		delete(s.piles, key)
+		return
+	}
+	s.turn = append(s.turn, key)
+	s.arrived.Signal()
+}
+
+func (s *settler) close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.arrived.Broadcast()
+}
+
+// settle is one of the settling workers. It returns when the settler is closed and empty. When ctx ends it gives
+// up on what cannot be recorded: that is left to recovery.
+func (n *Node) settle(ctx context.Context) {
+	for {
+		key, batch := n.settler.next()
+		if batch == nil {
+			return
+		}
+		n.record(ctx, *batch)
+		n.settler.sent(key)
+	}
+}
+
+// record writes a batch, again and again while the database cannot be reached.
+func (n *Node) record(ctx context.Context, p pile) {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		start := time.Now()
+		ours, err := p.queue.Settle(ctx, n.id(), p.endings)
+		if err == nil {
+			n.recorded(p, ours, time.Since(start))
+			return
+		}
+		if ctx.Err() != nil {
+			n.cfg.Log.Warn("endings left to recovery", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
+			n.drop(p)
+			return
+		}
+		if n.undigestible(ctx, p, err) {
+			return
+		}
+		n.cfg.Log.Warn("settle entries", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(n.jitter(pause)):
+		}
+	}
+}
+
+// undigestible deals with a pile that the database refuses for what is in it: each ending is tried by itself, and
+// the one to blame becomes a failure of its entry.
+func (n *Node) undigestible(ctx context.Context, p pile, err error) bool {
+	code := postgres.Code(err)
+	if postgres.Unavailable(err) || len(code) < 2 || (code[:2] != "22" && code[:2] != "23" && code[:2] != "54") {
+		return false
+	}
+	if len(p.endings) > 1 {
+		for i := range p.endings {
+			n.record(ctx, pile{queue: p.queue, endings: p.endings[i : i+1], jobs: p.jobs[i : i+1]})
+		}
+		return true
+	}
+	e := p.endings[0]
+	if e.Failed() {
+		return false
+	}
+	n.cfg.Log.Error("ending cannot be recorded", "queue", p.queue.Name, "entry", e.Entry, "error", err)
+	failed := invalidation.Fail(e.Lock, e.Entry, invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
+	failed.Last = e.Last
+	n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs})
+	return true
+}
+
+// recorded frees what the endings held. Endings whose token was not ours any more changed nothing; somebody else
+// has the entry.
+func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
+	mine := make(map[invalidation.Token]bool, len(ours))
+	for _, t := range ours {
+		mine[t] = true
+	}
+	refused := 0
+	for i, e := range p.endings {
+		if !mine[e.Lock.Token] {
+			refused++
+		}
+		if e.Last {
+			n.desk.remove(e.Lock.Token)
+			p.jobs[i].done()
+		}
+	}
+	n.stats.settled(len(p.endings), refused, took)
+	if refused > 0 {
+		n.cfg.Log.Warn("endings refused: locks were lost", "queue", p.queue.Name, "refused", refused)
+	}
+}
+
+func (n *Node) drop(p pile) {
+	for i, e := range p.endings {
+		if e.Last {
+			n.desk.remove(e.Lock.Token)
+			p.jobs[i].done()
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package tasknode
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Stats counts what the node did since it started. All fields may be read at any time.
+type Stats struct {
+	Claims     atomic.Int64 // claims, empty ones too
+	Claimed    atomic.Int64 // locks
+	ClaimTime  atomic.Int64 // nanoseconds in claims
+	Runs       atomic.Int64 // entries or batches run
+	RunErrors  atomic.Int64
+	RunTime    atomic.Int64 // nanoseconds in handlers
+	Settles    atomic.Int64 // transactions
+	Settled    atomic.Int64 // endings recorded
+	Refused    atomic.Int64 // endings refused, because the lock was lost
+	SettleTime atomic.Int64 // nanoseconds in settles
+	leasesLost atomic.Int64
+}
+
+// LeasesLost is how often the node's lease ran out.
+func (s *Stats) LeasesLost() int64 { return s.leasesLost.Load() }
+
+// Stats returns the node's counters.
+func (n *Node) Stats() *Stats { return &n.stats }
+
+func (s *Stats) claimed(locks int, took time.Duration) {
+	s.Claims.Add(1)
+	s.Claimed.Add(int64(locks))
+	s.ClaimTime.Add(int64(took))
+}
+
+func (s *Stats) ran(err error, took time.Duration) {
+	s.Runs.Add(1)
+	s.RunTime.Add(int64(took))
+	if err != nil {
+		s.RunErrors.Add(1)
+	}
+}
+
+func (s *Stats) settled(endings, refused int, took time.Duration) {
+	s.Settles.Add(1)
+	s.Settled.Add(int64(endings - refused))
+	s.Refused.Add(int64(refused))
+	s.SettleTime.Add(int64(took))
+}
+
+// load is what the node reports of itself with each heartbeat, for people to read.
+func (n *Node) load() map[string]any {
+	return map[string]any{"locks": n.permits.held(), "threads": n.cfg.Threads, "waiting": len(n.work)}
+}
