@@ -158,9 +158,33 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 		if err := q.readGroups(ctx, groups); err != nil {
 			return Claimed{}, err
 		}
+		if groups, err = q.handBackEmpty(ctx, r.Node, groups); err != nil {
+			return Claimed{}, err
+		}
 		c.Locks = append(c.Locks, groups...)
 	}
 	return c, nil
+}
+
+// handBackEmpty ends locks that cover nothing, and returns the others. The claim's snapshot may show entries of a
+// key that ended before the claim locked it.
+func (q *Queue) handBackEmpty(ctx context.Context, node NodeID, locks []*Lock) ([]*Lock, error) {
+	var empty []Ending
+	full := locks[:0]
+	for _, l := range locks {
+		if len(l.Entries) > 0 {
+			full = append(full, l)
+			continue
+		}
+		e := Release(l, 0, 0)
+		e.Last = true
+		empty = append(empty, e)
+	}
+	if len(empty) == 0 {
+		return full, nil
+	}
+	_, err := q.Settle(ctx, node, empty)
+	return full, err
 }
 
 type claimRow struct {

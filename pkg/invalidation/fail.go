@@ -42,7 +42,7 @@ SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THE
 func (q *Queue) queueFail(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if c := pick(endings, verbFail); len(c.ids) > 0 {
 		batch.Queue(q.sql.fail, q.ID, c.keys, c.tokens, c.ids, each(c, func(e *Ending) Failure { return e.failure.clean() }),
-			each(c, func(e *Ending) string { return Fingerprint(e.failure.Error) }), node, c.ran)
+			each(c, func(e *Ending) string { return Fingerprint(e.failure.clean().Error) }), node, c.ran)
 	}
 }
 

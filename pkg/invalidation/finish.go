@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,6 +38,8 @@ WITH mine AS (
 SELECT token FROM mine`
 
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
+	// In key order, as holdSQL locks them: two settlers never wait for each other in a ring.
+	endings = slices.SortedFunc(slices.Values(endings), func(a, b Ending) int { return strings.Compare(a.Lock.Key, b.Lock.Key) })
 	c := pick(endings, verbDone)
 	rows, err := q.db.Query(ctx, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node)
 	if err != nil {
@@ -79,8 +83,16 @@ func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending) {
 }
 
 // FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit
-// together. It returns ErrLockLost if the entry is not ours any more: roll back then.
+// together. It returns ErrLockLost if the entry is not ours any more: roll back then. The transaction must be READ
+// COMMITTED: under a fixed snapshot the key's entries that came since could not be seen, and would be left behind.
 func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending Ending) error {
+	var isolation string
+	if err := tx.QueryRow(ctx, `SELECT current_setting('transaction_isolation')`).Scan(&isolation); err != nil {
+		return q.errorf("finish entry of", err)
+	}
+	if isolation != "read committed" {
+		return fmt.Errorf("finish entry %d of queue %q: the transaction is %s, use read committed: %w", ending.Entry, q.Name, isolation, ErrInvalid)
+	}
 	ours, err := q.On(tx).Settle(ctx, node, []Ending{ending})
 	if err != nil {
 		return err

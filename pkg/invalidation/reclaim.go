@@ -28,7 +28,10 @@ func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Loc
 	if err != nil || len(locks) == 0 {
 		return nil, q.errorf("find claim in", err)
 	}
-	return locks, q.readEntries(ctx, locks)
+	if err := q.readEntries(ctx, locks); err != nil {
+		return nil, err
+	}
+	return q.handBackEmpty(ctx, node, locks)
 }
 
 // readSoloSQL reads the entries of solo locks; claimGroupsSQL reads the others.

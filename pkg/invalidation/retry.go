@@ -131,7 +131,7 @@ func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if len(later.ids) > 0 {
 		batch.Queue(q.sql.retry, q.ID, later.keys, later.tokens, later.ids,
 			each(later, func(e *Ending) int64 { return e.delay.Milliseconds() }),
-			each(later, func(e *Ending) Failure { return e.failure }),
+			each(later, func(e *Ending) Failure { return e.failure.clean() }),
 			each(later, func(e *Ending) bool { return e.verb == verbRetry }), node, later.ran)
 	}
 }
