@@ -337,6 +337,16 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object) VALUES (current_user, 'drop_queue', queue_name);
 END $$;
 
+-- Name: holds_term(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.holds_term(number bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    PERFORM FROM penstock.leader WHERE term = number AND renewed_at + lease > clock_timestamp() FOR KEY SHARE;
+    RETURN FOUND;
+END $$;
+
 -- Name: holds_unique_key(bigint, bigint, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.holds_unique_key(queue bigint, held bigint, policy text) RETURNS boolean
@@ -787,6 +797,38 @@ CREATE TABLE penstock.idempotency (
     fingerprint bytea NOT NULL
 );
 
+-- Name: term_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+CREATE SEQUENCE penstock.term_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+-- Name: leader; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.leader (
+    name text NOT NULL COLLATE pg_catalog."C",
+    term bigint DEFAULT nextval('penstock.term_seq'::regclass) NOT NULL,
+    incarnation bigint DEFAULT 0 NOT NULL,
+    holder text DEFAULT ''::text NOT NULL,
+    lease interval DEFAULT '00:00:04'::interval NOT NULL,
+    changes bigint DEFAULT 0 NOT NULL,
+    elected_at timestamp with time zone,
+    renewed_at timestamp with time zone,
+    CONSTRAINT leader_lease_check CHECK ((lease > '00:00:00'::interval))
+)
+WITH (fillfactor='50');
+
+-- Name: COLUMN leader.changes; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.leader.changes IS 'terms so far';
+
+-- Name: COLUMN leader.renewed_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.leader.renewed_at IS 'the term ends one lease later; null: its holder has resigned';
+
 -- Name: lock; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.lock (
@@ -1010,6 +1052,16 @@ ALTER TABLE ONLY penstock.entry
 
 ALTER TABLE ONLY penstock.idempotency
     ADD CONSTRAINT idempotency_pkey PRIMARY KEY (queue_id, flow, key);
+
+-- Name: leader leader_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.leader
+    ADD CONSTRAINT leader_pkey PRIMARY KEY (name);
+
+-- Name: leader leader_term_key; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.leader
+    ADD CONSTRAINT leader_term_key UNIQUE (term);
 
 -- Name: lock lock_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 

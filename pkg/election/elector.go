@@ -1,0 +1,221 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Elector takes part in one election.
+type Elector struct {
+	cfg    Config
+	office office
+	status atomic.Pointer[Status]
+}
+
+// office is the row that electors compete for; a fake stands for it where a test needs its own clock.
+type office interface {
+	look(ctx context.Context, take bool) (seen, error)
+	renew(ctx context.Context, term Term) (bool, error)
+	resign(ctx context.Context, term Term) error
+}
+
+// New returns an elector under a fresh incarnation. db should be a pool of three connections for it alone.
+func New(db postgres.DB, cfg Config) *Elector {
+	cfg = cfg.withDefaults()
+	return newElector(row{
+		db: db, name: cfg.Name, holder: cfg.Holder, lease: cfg.Lease, incarnation: rand.Int64N(1<<62) + 1,
+	}, cfg)
+}
+
+func newElector(o office, cfg Config) *Elector {
+	e := &Elector{cfg: cfg.withDefaults(), office: o}
+	e.status.Store(&Status{})
+	return e
+}
+
+// Why a term's context ended, as context.Cause tells it.
+var (
+	// ErrTrustLost says that renewals went unanswered for so long that somebody else may be elected.
+	ErrTrustLost = errors.New("trust window closed")
+	errResigned  = errors.New("resigned")
+)
+
+// Lead does the work of a leader until ctx ends. If it returns before, the leader resigns and another process is
+// let ahead; so it should return when it cannot start or keep one of its duties.
+type Lead func(ctx context.Context, term Term) error
+
+// Run takes part until ctx ends, then resigns. It calls lead in each term that it wins, with a context that ends
+// with ctx, when the trust window closes or when the term turns out to be over. Run returns when lead has.
+func (e *Elector) Run(ctx context.Context, lead Lead) error {
+	failures := 0
+	var notBefore time.Time
+	for {
+		term, start, ok := e.follow(ctx, notBefore)
+		if !ok {
+			return nil
+		}
+		err := e.hold(ctx, term, start, lead)
+		e.standDown()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil, errors.Is(err, ErrTermOver), errors.Is(err, ErrTrustLost):
+			failures = 0
+			e.cfg.Log.WarnContext(ctx, "term ended", "election", e.cfg.Name, "term", term, "reason", err)
+		default:
+			if time.Since(start) > 10*e.cfg.HoldOff {
+				failures = 0
+			}
+			wait := e.holdOff(failures)
+			failures++
+			notBefore = time.Now().Add(wait)
+			e.cfg.Log.ErrorContext(ctx, "resigned because a duty failed", "election", e.cfg.Name, "term", term,
+				"hold_off", wait, "error", err)
+		}
+	}
+}
+
+// follow looks at the row until it wins a term or ctx ends. start is when the winning look began.
+func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, start time.Time, ok bool) {
+	failing := false
+	for {
+		start = time.Now()
+		s, err := e.look(ctx, !e.cfg.Spectator && !start.Before(notBefore))
+		switch {
+		case ctx.Err() != nil:
+			if s.won {
+				e.resign(ctx, s.term)
+			}
+			return 0, start, false
+		case err != nil && !failing:
+			e.cfg.Log.WarnContext(ctx, "look at the election went wrong; trying on", "election", e.cfg.Name, "error", err)
+		case err == nil && s.won:
+			return s.term, start, true
+		}
+		failing = err != nil
+		select {
+		case <-ctx.Done():
+			return 0, start, false
+		case <-time.After(e.cfg.Poll/2 + rand.N(e.cfg.Poll/2+1)):
+		}
+	}
+}
+
+// look takes no longer than the trust it could bring.
+func (e *Elector) look(ctx context.Context, take bool) (seen, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.trust()/2)
+	defer cancel()
+	s, err := e.office.look(ctx, take)
+	e.see(s, err)
+	return s, err
+}
+
+// hold runs lead for one term and returns why the term ended: lead's error, ErrTrustLost or ErrTermOver.
+func (e *Elector) hold(ctx context.Context, term Term, start time.Time, lead Lead) error {
+	leadCtx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	window := time.AfterFunc(time.Until(start.Add(e.cfg.trust())), func() { end(ErrTrustLost) })
+	defer window.Stop()
+	e.cfg.Log.InfoContext(ctx, "elected", "election", e.cfg.Name, "term", term, "holder", e.cfg.Holder)
+
+	done := make(chan error, 1)
+	go func() { done <- protect(leadCtx, term, lead) }()
+	err := e.keep(leadCtx, term, window, end, done)
+	end(errResigned)
+	// The row is freed when the duties have ended, so that hardly anything is refused. A duty that takes longer
+	// does not hold up the next leader: its writes name a term that is over.
+	select {
+	case late := <-done:
+		e.resign(ctx, term)
+		return errors.Join(err, quiet(late))
+	case <-time.After(resignGrace):
+		e.resign(ctx, term)
+		return errors.Join(err, quiet(<-done))
+	}
+}
+
+// resignGrace is how long the next leader waits for the duties of this one to end.
+const resignGrace = 100 * time.Millisecond
+
+// quiet leaves out what a duty says because its context ended.
+func quiet(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, ErrTermOver) {
+		return nil
+	}
+	return err
+}
+
+// keep renews the term until something ends it. When lead has returned, it puts that back into done.
+func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end context.CancelCauseFunc, done chan error) error {
+	pause := e.cfg.renewEvery()
+	for {
+		select {
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), ErrTrustLost) {
+				return ErrTrustLost
+			}
+			return nil
+		case err := <-done:
+			done <- nil
+			if err == nil {
+				err = errors.New("lead returned while elected")
+			}
+			return err
+		case <-time.After(pause):
+		}
+		start := time.Now()
+		held, err := e.renew(ctx, term)
+		switch {
+		case ctx.Err() != nil: // reported above
+		case err != nil:
+			pause = e.cfg.renewEvery() / 5
+			e.cfg.Log.WarnContext(ctx, "renewal went wrong; trying on", "election", e.cfg.Name, "term", term, "error", err)
+		case !held:
+			end(ErrTermOver)
+			return ErrTermOver
+		case window.Reset(time.Until(start.Add(e.cfg.trust()))):
+			pause = e.cfg.renewEvery()
+			e.seeRenewed()
+		default: // the window closed while the answer was on its way
+			end(ErrTrustLost)
+		}
+	}
+}
+
+func (e *Elector) renew(ctx context.Context, term Term) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.renewEvery())
+	defer cancel()
+	return e.office.renew(ctx, term)
+}
+
+// resign frees the row, even though ctx may have ended. Where it cannot, the lease lapses.
+func (e *Elector) resign(ctx context.Context, term Term) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.cfg.renewEvery())
+	defer cancel()
+	if err := e.office.resign(ctx, term); err != nil {
+		e.cfg.Log.WarnContext(ctx, "resign went wrong; the lease will lapse", "election", e.cfg.Name, "term", term, "error", err)
+	}
+}
+
+// holdOff doubles with each failure in a row, up to ten times the first, and adds up to a quarter at random.
+func (e *Elector) holdOff(failures int) time.Duration {
+	wait := min(e.cfg.HoldOff<<min(failures, 10), 10*e.cfg.HoldOff)
+	return wait + rand.N(wait/4+1)
+}
+
+// protect turns a panic of a duty into an error: the term ends, the process goes on serving.
+func protect(ctx context.Context, term Term, lead Lead) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("lead panicked: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return lead(ctx, term)
+}

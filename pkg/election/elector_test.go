@@ -1,0 +1,261 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// fakeOffice is the row in memory, judged by the test's clock. It can stop answering, as a database does.
+type fakeOffice struct {
+	mu      sync.Mutex
+	term    Term
+	renewed time.Time // zero: free
+	lease   time.Duration
+	away    bool
+	looks   int
+}
+
+var errAway = errors.New("database is away")
+
+// wait is how a database that is away answers: not at all.
+func (f *fakeOffice) wait(ctx context.Context) error {
+	f.mu.Lock()
+	away := f.away
+	f.mu.Unlock()
+	if away {
+		<-ctx.Done()
+		return errAway
+	}
+	return nil
+}
+
+func (f *fakeOffice) look(ctx context.Context, take bool) (seen, error) {
+	if err := f.wait(ctx); err != nil {
+		return seen{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looks++
+	if take && time.Since(f.renewed) >= f.lease {
+		f.term++
+		f.renewed = time.Now()
+		return seen{term: f.term, won: true, held: true}, nil
+	}
+	return seen{term: f.term, held: !f.renewed.IsZero()}, nil
+}
+
+func (f *fakeOffice) renew(ctx context.Context, term Term) (bool, error) {
+	if err := f.wait(ctx); err != nil {
+		return false, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if term != f.term || time.Since(f.renewed) >= f.lease {
+		return false, nil
+	}
+	f.renewed = time.Now()
+	return true, nil
+}
+
+func (f *fakeOffice) resign(ctx context.Context, term Term) error {
+	if err := f.wait(ctx); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if term == f.term {
+		f.renewed = time.Time{}
+	}
+	return nil
+}
+
+func (f *fakeOffice) setAway(away bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.away = away
+}
+
+func (f *fakeOffice) lastRenewal() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.renewed
+}
+
+const testLease = 4 * time.Second
+
+// run starts an elector and returns it; it ends with the test's bubble.
+func run(ctx context.Context, o office, cfg Config, lead Lead) (e *Elector, ended chan struct{}) {
+	cfg.Lease = testLease
+	e, ended = newElector(o, cfg), make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = e.Run(ctx, lead)
+	}()
+	return e, ended
+}
+
+func untilDone(ctx context.Context, _ Term) error {
+	<-ctx.Done()
+	return nil
+}
+
+func TestRenewedTermLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		office := &fakeOffice{lease: testLease}
+		e, ended := run(ctx, office, Config{}, untilDone)
+		time.Sleep(10 * time.Minute)
+		s := e.Status()
+		if !s.Leading || s.Term != 1 {
+			t.Errorf("after ten quiet minutes: %+v, want term 1, leading", s)
+		}
+		if s.SeenAgo > testLease/4 || s.Age < 9*time.Minute {
+			t.Errorf("last seen %v ago, age %v", s.SeenAgo, s.Age)
+		}
+		stop()
+		<-ended
+		if !office.renewed.IsZero() {
+			t.Error("the row is not free after the elector ended")
+		}
+	})
+}
+
+func TestLeadEndsBeforeTheLeaseWhenNobodyAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		office := &fakeOffice{lease: testLease}
+		ledUntil := make(chan time.Time, 10)
+		var cause error
+		_, ended := run(ctx, office, Config{}, func(ctx context.Context, _ Term) error {
+			<-ctx.Done()
+			cause = context.Cause(ctx)
+			ledUntil <- time.Now()
+			return nil
+		})
+		time.Sleep(10*time.Second + 300*time.Millisecond)
+		office.setAway(true)
+		end, renewed := <-ledUntil, office.lastRenewal()
+		if lapse := renewed.Add(testLease); !end.Before(lapse) {
+			t.Errorf("lead ended %v after its lease", end.Sub(lapse))
+		}
+		if end.Sub(renewed) < testLease/2 {
+			t.Errorf("lead ended %v after the last renewal: a short silence should be lived through", end.Sub(renewed))
+		}
+		if !errors.Is(cause, ErrTrustLost) {
+			t.Errorf("cause is %v, want ErrTrustLost", cause)
+		}
+		office.setAway(false)
+		synctest.Wait()
+		time.Sleep(2 * testLease)
+		stop()
+		<-ended
+		if office.term != 2 {
+			t.Errorf("term is %d after the database came back, want 2", office.term)
+		}
+	})
+}
+
+func TestTrustCountsFromTheStartOfTheRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		office := &slowOffice{fakeOffice: fakeOffice{lease: testLease}}
+		ledUntil := make(chan time.Time, 10)
+		_, ended := run(ctx, office, Config{}, func(ctx context.Context, _ Term) error {
+			<-ctx.Done()
+			ledUntil <- time.Now()
+			return nil
+		})
+		// The renewal that begins at 1 s is stamped at once and answered 900 ms later. Then nothing is answered.
+		end := <-ledUntil
+		if want := time.Second + testLease*3/4; end.Sub(office.won) != want {
+			t.Errorf("lead ended %v after it began, want %v", end.Sub(office.won), want)
+		}
+		stop()
+		<-ended
+	})
+}
+
+// slowOffice answers the first renewal late and no other.
+type slowOffice struct {
+	fakeOffice
+	won      time.Time
+	renewals int
+}
+
+func (s *slowOffice) look(ctx context.Context, take bool) (seen, error) {
+	found, err := s.fakeOffice.look(ctx, take)
+	if found.won && s.won.IsZero() {
+		s.won = time.Now()
+	}
+	return found, err
+}
+
+func (s *slowOffice) renew(ctx context.Context, term Term) (bool, error) {
+	if s.renewals++; s.renewals > 1 {
+		s.setAway(true)
+	}
+	held, err := s.fakeOffice.renew(ctx, term)
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-time.After(900 * time.Millisecond):
+		return held, err
+	}
+}
+
+func TestLeaderWhoseDutyFailsLetsAnotherAhead(t *testing.T) {
+	for name, lead := range map[string]Lead{
+		"error":  func(context.Context, Term) error { return errors.New("cannot start") },
+		"return": func(context.Context, Term) error { return nil },
+		"panic":  func(context.Context, Term) error { panic("duty") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, stop := context.WithCancel(t.Context())
+				office := &fakeOffice{lease: testLease}
+				began := time.Now()
+				bad, badEnded := run(ctx, office, Config{}, lead)
+				synctest.Wait()
+				good, goodEnded := run(ctx, office, Config{}, untilDone)
+				time.Sleep(time.Second)
+				if !good.Status().Leading || bad.Status().Leading {
+					t.Errorf("%v after the start: bad %+v, good %+v", time.Since(began), bad.Status(), good.Status())
+				}
+				stop()
+				<-badEnded
+				<-goodEnded
+			})
+		})
+	}
+}
+
+func TestHoldOffGrowsAndIsBounded(t *testing.T) {
+	e := newElector(&fakeOffice{}, Config{HoldOff: time.Second})
+	for failures, want := range map[int]time.Duration{0: 1, 1: 2, 3: 8, 4: 10, 1000: 10} {
+		want *= time.Second
+		if got := e.holdOff(failures); got < want || got > want*5/4 {
+			t.Errorf("hold-off after %d failures is %v, want %v and up to a quarter more", failures, got, want)
+		}
+	}
+}
+
+func TestSpectatorNeverLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		office := &fakeOffice{lease: testLease}
+		_, ended := run(ctx, office, Config{Spectator: true}, func(context.Context, Term) error {
+			t.Error("spectator was elected")
+			return nil
+		})
+		time.Sleep(time.Minute)
+		stop()
+		<-ended
+		if office.looks < 100 {
+			t.Errorf("spectator looked %d times in a minute; it should still watch", office.looks)
+		}
+	})
+}

@@ -1,0 +1,314 @@
+package election_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/election"
+)
+
+// candidate is an elector with a pool of its own, as a process has.
+type candidate struct {
+	*election.Elector
+	pool  *pgxpool.Pool
+	stop  context.CancelFunc
+	ended chan struct{}
+	terms chan election.Term // each term as it begins
+}
+
+func stand(t *testing.T, dsn string, cfg election.Config) *candidate {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 3
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	c := &candidate{
+		Elector: election.New(pool, cfg), pool: pool, stop: stop,
+		ended: make(chan struct{}), terms: make(chan election.Term, 100),
+	}
+	go func() {
+		defer close(c.ended)
+		_ = c.Run(ctx, func(ctx context.Context, term election.Term) error {
+			c.terms <- term
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-c.ended
+		pool.Close()
+	})
+	return c
+}
+
+// elected waits for the next term of any of the candidates.
+func elected(t *testing.T, within time.Duration, candidates ...*candidate) (*candidate, election.Term) {
+	t.Helper()
+	type win struct {
+		c    *candidate
+		term election.Term
+	}
+	wins := make(chan win, len(candidates))
+	done := make(chan struct{})
+	defer close(done)
+	for _, c := range candidates {
+		go func() {
+			select {
+			case term := <-c.terms:
+				wins <- win{c, term}
+			case <-done:
+			}
+		}()
+	}
+	select {
+	case w := <-wins:
+		return w.c, w.term
+	case <-time.After(within):
+		t.Fatalf("nobody was elected within %v", within)
+		return nil, 0
+	}
+}
+
+func others(all []*candidate, but *candidate) []*candidate {
+	var rest []*candidate
+	for _, c := range all {
+		if c != but {
+			rest = append(rest, c)
+		}
+	}
+	return rest
+}
+
+func TestResignationHandsOverWithinHalfASecond(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	all := []*candidate{stand(t, dsn, election.Config{}), stand(t, dsn, election.Config{}), stand(t, dsn, election.Config{})}
+	first, term := elected(t, 5*time.Second, all...)
+	// The others look every 300 ms at most. One of them must have looked since the election, as in a running system.
+	began := time.Now()
+	first.stop()
+	_, next := elected(t, 5*time.Second, others(all, first)...)
+	took := time.Since(began)
+	if took > 500*time.Millisecond {
+		t.Errorf("hand-over took %v", took)
+	}
+	if next <= term {
+		t.Errorf("term %d after term %d", next, term)
+	}
+	t.Logf("hand-over took %v", took)
+}
+
+func TestCrashIsTakenOverWithinSixSeconds(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	dead := stand(t, dsn, election.Config{})
+	_, term := elected(t, 5*time.Second, dead)
+	heir := stand(t, dsn, election.Config{})
+	// What a crash leaves: connections cut, nobody resigns.
+	began := time.Now()
+	dead.pool.Close()
+	_, next := elected(t, 6*time.Second, heir)
+	if next <= term {
+		t.Errorf("term %d after term %d", next, term)
+	}
+	t.Logf("take-over took %v", time.Since(began))
+}
+
+// When a new term begins, the process that had the last one has stopped believing in it.
+func TestTrustEndsBeforeTheNextTermBegins(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	cfg := election.Config{Lease: time.Second, Poll: 20 * time.Millisecond}
+	all := []*candidate{stand(t, dsn, cfg), stand(t, dsn, cfg), stand(t, dsn, cfg)}
+	var last election.Term
+	for len(all) > 0 {
+		now, term := elected(t, 10*time.Second, all...)
+		if term <= last {
+			t.Errorf("term %d after term %d", term, last)
+		}
+		last = term
+		all = others(all, now)
+		for _, c := range all {
+			if s := c.Status(); s.Leading {
+				t.Errorf("two lead: terms %d and %d", term, s.Term)
+			}
+		}
+		// From now on it neither renews nor resigns.
+		now.pool.Close()
+		if len(all) > 0 {
+			heir, next := elected(t, 10*time.Second, all...)
+			if now.Status().Leading {
+				t.Errorf("term %d is still trusted when term %d begins", term, next)
+			}
+			heir.terms <- next // for the next round
+		}
+	}
+}
+
+// A leader that was frozen between looking at its clock and writing.
+func TestWriteOfAnOldTermChangesNothing(t *testing.T) {
+	ctx := t.Context()
+	pool := pgtest.New(t)
+	exec(t, pool, `CREATE TABLE written (term bigint)`)
+	old, next := takeTerm(t, pool), election.Term(0)
+	write := func(term election.Term) error {
+		return term.On(pool).InTx(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO written VALUES ($1)`, term)
+			return err
+		})
+	}
+	if err := write(old); err != nil {
+		t.Fatalf("write within the term: %v", err)
+	}
+	exec(t, pool, `UPDATE penstock.leader SET renewed_at = renewed_at - interval '1 minute'`)
+	if err := write(old); !errors.Is(err, election.ErrTermOver) {
+		t.Errorf("write after the lease lapsed: %v, want ErrTermOver", err)
+	}
+	next = takeTerm(t, pool)
+	if err := write(old); !errors.Is(err, election.ErrTermOver) {
+		t.Errorf("write of an old term: %v, want ErrTermOver", err)
+	}
+	if err := write(next); err != nil {
+		t.Errorf("write of the new term: %v", err)
+	}
+	for _, single := range []struct {
+		term election.Term
+		rows int64
+	}{{old, 0}, {next, 1}} {
+		tag, err := pool.Exec(ctx, `INSERT INTO written SELECT $1::bigint WHERE (SELECT penstock.holds_term($1))`, single.term)
+		if err != nil || tag.RowsAffected() != single.rows {
+			t.Errorf("statement under term %d wrote %d rows (%v), want %d", single.term, tag.RowsAffected(), err, single.rows)
+		}
+	}
+	var terms []election.Term
+	rows, err := pool.Query(ctx, `SELECT term FROM written ORDER BY term`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if terms, err = pgx.CollectRows(rows, pgx.RowTo[election.Term]); err != nil || len(terms) != 3 || terms[0] != old || terms[1] != next {
+		t.Errorf("written under terms %v (%v), want one under %d and two under %d", terms, err, old, next)
+	}
+}
+
+// takeTerm elects somebody for the test and returns the term without renewing it.
+func takeTerm(t *testing.T, pool *pgxpool.Pool) election.Term {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var term election.Term
+	e := election.New(pool, election.Config{Lease: time.Minute})
+	err := e.Run(ctx, func(_ context.Context, won election.Term) error {
+		term = won
+		stop()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `UPDATE penstock.leader SET renewed_at = clock_timestamp()`) // as if it had not resigned
+	return term
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A write that began within the term and has not committed holds up the take-over: it is never seen after it.
+func TestTakeOverWaitsForWritesOfTheOldTerm(t *testing.T) {
+	ctx := t.Context()
+	dsn := pgtest.DSN(t)
+	pool, err := pgxpool.New(ctx, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	old := takeTerm(t, pool)
+	inside, goOn := make(chan struct{}), make(chan struct{})
+	var committed time.Time
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		err := old.On(pool).InTx(ctx, func(pgx.Tx) error {
+			close(inside)
+			<-goOn
+			return nil
+		})
+		committed = time.Now()
+		if err != nil {
+			t.Errorf("write within the term: %v", err)
+		}
+	})
+	<-inside
+	exec(t, pool, `UPDATE penstock.leader SET renewed_at = clock_timestamp()`) // a renewal does not wait
+	exec(t, pool, `UPDATE penstock.leader SET renewed_at = '-infinity'`)
+	heir := stand(t, dsn, election.Config{Poll: 20 * time.Millisecond})
+	select {
+	case term := <-heir.terms:
+		t.Errorf("term %d began while a write of term %d was open", term, old)
+	case <-time.After(time.Second):
+	}
+	close(goOn)
+	elected(t, 5*time.Second, heir)
+	wg.Wait()
+	if committed.IsZero() {
+		t.Error("the write of the old term never ended")
+	}
+}
+
+// A leader that is frozen or cut off in the middle of a write must not hold up the next one for ever.
+func TestSilentTransactionOfALeaderIsEnded(t *testing.T) {
+	ctx := t.Context()
+	dsn := pgtest.DSN(t)
+	pool, err := pgxpool.New(ctx, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	old := takeTerm(t, pool)
+	heir := stand(t, dsn, election.Config{})
+	began := time.Now()
+	err = old.On(pool).InTx(ctx, func(tx pgx.Tx) error {
+		exec(t, pool, `UPDATE penstock.leader SET renewed_at = '-infinity'`)
+		elected(t, 5*time.Second, heir)
+		_, err := tx.Exec(ctx, `CREATE TABLE too_late ()`)
+		return err
+	})
+	if err == nil {
+		t.Error("a transaction that was silent for longer than it may was committed")
+	}
+	if took := time.Since(began); took < 1900*time.Millisecond {
+		t.Errorf("a short pause of %v already ended the transaction", took)
+	}
+	var exists bool
+	if err := pool.QueryRow(ctx, `SELECT to_regclass('too_late') IS NOT NULL`).Scan(&exists); err != nil || exists {
+		t.Errorf("the old term's write is there: %v (%v)", exists, err)
+	}
+}
+
+func TestClockThatJumpsBackDoesNotProlongATerm(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	pool, err := pgxpool.New(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	old := takeTerm(t, pool)
+	exec(t, pool, `UPDATE penstock.leader SET renewed_at = clock_timestamp() + interval '1 hour'`)
+	_, next := elected(t, 3*time.Second, stand(t, dsn, election.Config{}))
+	if next <= old {
+		t.Errorf("term %d after %d", next, old)
+	}
+}

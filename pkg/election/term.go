@@ -1,0 +1,51 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Term is a time of office. Terms grow; each election and take-over begins a new one.
+type Term int64
+
+// ErrTermOver says that the term is not the newest any more, or that its lease has lapsed: nothing was written.
+var ErrTermOver = errors.New("term is over")
+
+// On is what a duty writes through: transactions of db that count only while the term lasts.
+func (t Term) On(db postgres.DB) Fence { return Fence{term: t, db: db} }
+
+// Fence runs transactions under a term.
+type Fence struct {
+	term Term
+	db   postgres.DB
+}
+
+// Term is the term that the fence names.
+func (f Fence) Term() Term { return f.term }
+
+// holdTermSQL bounds the transaction before it takes the row of the term: whoever holds that row holds up a
+// take-over. Both bounds end with the transaction, so they are safe behind a transaction pooler.
+const holdTermSQL = `
+SELECT set_config('statement_timeout', '2000', true) IS NOT NULL
+   AND set_config('idle_in_transaction_session_timeout', '2000', true) IS NOT NULL
+   AND penstock.holds_term($1)`
+
+// InTx runs fn in a transaction that commits only within the term; else it changes nothing and returns ErrTermOver.
+// No statement of fn may take longer than two seconds.
+func (f Fence) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return postgres.InTx(ctx, f.db, func(tx pgx.Tx) error {
+		var holds bool
+		if err := tx.QueryRow(ctx, holdTermSQL, f.term).Scan(&holds); err != nil {
+			return fmt.Errorf("hold term %d: %w", f.term, err)
+		}
+		if !holds {
+			return fmt.Errorf("hold term %d: %w", f.term, ErrTermOver)
+		}
+		return fn(tx)
+	})
+}
