@@ -14,6 +14,7 @@ type board struct {
 	mu     sync.Mutex
 	queues map[int32]*service
 	lanes  map[flowKey]*lane
+	freed  int64 // counts whenever something came free that a claim may need
 }
 
 // service is a queue that the node serves.
@@ -34,6 +35,7 @@ type lane struct {
 	work     bool  // there may be work
 	claiming bool  // a scheduling thread is in it
 	again    time.Time
+	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
 	headAt   time.Time     // when it was last scanned from its beginning
 	headCost time.Duration // how long that took
 }
@@ -43,7 +45,7 @@ type lane struct {
 func (l *lane) headEvery() time.Duration { return max(time.Second, 33*l.headCost) }
 
 func newBoard() *board {
-	return &board{queues: map[int32]*service{}, lanes: map[flowKey]*lane{}}
+	return &board{queues: map[int32]*service{}, lanes: map[flowKey]*lane{}, freed: 1}
 }
 
 // serve replaces the queues that the node serves, and says whether they are others than before.
@@ -127,7 +129,7 @@ func (b *board) take(rank Ranker, now time.Time) *visit {
 	var lanes []*lane
 	for key, l := range b.lanes {
 		s := b.queues[key.queue]
-		if !l.work || l.claiming || now.Before(l.again) || !s.open(now) {
+		if !l.work || l.claiming || l.resting(now, b.freed) || !s.open(now) {
 			continue
 		}
 		candidates = append(candidates, s.candidate(key.lane))
@@ -172,7 +174,26 @@ func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
 func (b *board) leave(v *visit, work bool, again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v.lane.claiming, v.lane.work, v.lane.again = false, work, again
+	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, work, again, 0
+}
+
+// resting says that the lane is not to be tried yet.
+func (l *lane) resting(now time.Time, freed int64) bool {
+	return now.Before(l.again) && (l.refused == 0 || l.refused == freed)
+}
+
+// refuse ends a visit for which there was no permit or no leave. The lane is tried again when something came free.
+func (b *board) refuse(v *visit, again time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, true, again, b.freed
+}
+
+// free notes that something came free that a claim may need.
+func (b *board) free() {
+	b.mu.Lock()
+	b.freed++
+	b.mu.Unlock()
 }
 
 // reserve counts up to want locks of the queue as held by this node, as its own limit allows, and returns how many.

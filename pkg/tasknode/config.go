@@ -21,18 +21,19 @@ type Config struct {
 	ClaimMax          int           // 500 locks a claim at most
 	Log               *slog.Logger
 
-	// Governor says how many more entries the node may take; without one only permits bound it.
-	Governor Governor
+	// Gates say how many more entries the node may take, beside its permits: the resource governor, model slots.
+	// All of them must agree.
+	Gates []Gate
 	// Ranker orders the lanes that have work; round robin weighted by queue if nil.
 	Ranker Ranker
 	// Random returns a number in [0, 1) for jitter; math/rand if nil.
 	Random func() float64
 }
 
-// Governor decides whether the node may take more.
-type Governor interface {
-	// Take asks for up to want entries of a queue while free processing threads are idle, and takes what it allows.
-	// Each taken entry is given back once by calling release.
+// Gate decides whether this node may take more of a queue's entries.
+type Gate interface {
+	// Take asks for up to want entries of a queue, with as many processing threads free for them, and takes what it
+	// allows. Each taken entry is given back once by calling release, when its run has ended or never began.
 	Take(queue string, free, want int) (allow int, release func(n int))
 }
 

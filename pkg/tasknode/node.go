@@ -48,7 +48,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
 		drainOrdered: make(chan struct{}),
 	}
-	n.permits = &permits{threads: cfg.Threads, onFree: n.signal}
+	n.permits = &permits{threads: cfg.Threads, onFree: n.cameFree}
 	n.incarnation.Store(newIncarnation())
 	return n
 }
@@ -68,6 +68,12 @@ func (n *Node) signal() {
 	case n.wake <- struct{}{}:
 	default:
 	}
+}
+
+// cameFree lets claims be tried again that a permit or a gate refused.
+func (n *Node) cameFree() {
+	n.board.free()
+	n.signal()
 }
 
 // Run registers the node and serves its queues until ctx ends or a drain is ordered. Then it claims nothing more,

@@ -18,7 +18,8 @@ type assignment struct {
 	service *service
 	lane    Candidate
 	charged float64 // seconds that the ranker was charged for it
-	done    func()  // gives back permit, place and leave
+	ran     func()  // gives back the leave of the gates
+	done    func()  // gives back the permit and the place under the queue's limit
 
 	cancel context.CancelCauseFunc
 	wishes map[invalidation.EntryID]string // entries to be cancelled, and why; guarded by desk
@@ -34,11 +35,13 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance) {
 		charge := estimate * float64(max(1, len(l.Entries)))
 		n.cfg.Ranker.Charge(lane, charge)
 		job := &assignment{
-			lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge, done: func() { a.giveBack(1) },
+			lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge,
+			ran: func() { a.run(1) }, done: func() { a.hold(1) },
 		}
 		n.desk.add(job)
 		if len(l.Entries) == 0 {
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
+			job.ran()
 			n.end(job, last(invalidation.Done(l, 0, nil, 0)))
 			continue
 		}
@@ -61,7 +64,11 @@ func (n *Node) processor() {
 // process runs the entries of one lock, oldest first, and passes on how each ended.
 func (n *Node) process(job *assignment) {
 	start := time.Now()
-	defer func() { n.cfg.Ranker.Settle(job.lane, job.charged, time.Since(start).Seconds()) }()
+	defer func() {
+		job.ran()
+		n.cfg.Ranker.Settle(job.lane, job.charged, time.Since(start).Seconds())
+		n.cameFree()
+	}()
 	if batch, ok := job.service.handler.(invalidation.BatchHandler); ok {
 		n.processBatch(job, batch)
 		return

@@ -56,7 +56,7 @@ func (n *Node) step(ctx context.Context) bool {
 	}
 	a := n.allow(v)
 	if a.locks == 0 {
-		n.board.leave(v, true, time.Now().Add(n.jitter(20*time.Millisecond)))
+		n.board.refuse(v, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return false
 	}
 	request := invalidation.ClaimRequest{
@@ -69,36 +69,62 @@ func (n *Node) step(ctx context.Context) bool {
 	}
 	took := time.Since(start)
 	n.stats.claimed(len(claimed.Locks), took)
-	a.giveBack(a.locks - len(claimed.Locks))
+	a.run(a.locks - len(claimed.Locks))
+	a.hold(a.locks - len(claimed.Locks))
 	n.accept(v, claimed.Locks, a)
 	n.after(ctx, v, claimed, err, took)
 	return err == nil && claimed.Seen > 0
 }
 
 // allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
-// node, and the governor's leave.
+// node, and the leave of every gate.
 type allowance struct {
-	locks    int
-	giveBack func(n int)
+	locks int
+	run   func(n int) // gives back what n runs take while they run
+	hold  func(n int) // gives back what n locks take until their last ending is recorded
+}
+
+type grant struct {
+	allowed int
+	release func(n int)
 }
 
 func (n *Node) allow(v *visit) allowance {
 	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
-	locks := n.permits.take(reserved, n.board.spare(v.service, n.cfg.Threads))
-	release := func(int) {}
-	allowed := locks
-	if n.cfg.Governor != nil && locks > 0 {
-		allowed, release = n.cfg.Governor.Take(v.name, locks, locks)
+	taken := n.permits.take(reserved, n.board.spare(v.service, n.cfg.Threads))
+	allowed := taken
+	var grants []grant
+	for _, g := range n.cfg.Gates {
+		if allowed == 0 {
+			break
+		}
+		k, release := g.Take(v.name, allowed, allowed)
+		grants = append(grants, grant{k, release})
+		allowed = min(allowed, k)
 	}
-	n.permits.put(locks - allowed)
+	for i := range grants {
+		grants[i].giveBack(grants[i].allowed - allowed)
+	}
+	n.permits.put(taken - allowed)
 	n.board.unhold(v.service, reserved-allowed)
-	return allowance{locks: allowed, giveBack: func(k int) {
-		if k > 0 {
-			release(k)
+	return allowance{
+		locks: allowed,
+		run: func(k int) {
+			for _, g := range grants {
+				g.giveBack(k)
+			}
+		},
+		hold: func(k int) {
 			n.board.unhold(v.service, k)
 			n.permits.put(k)
-		}
-	}}
+		},
+	}
+}
+
+func (g grant) giveBack(n int) {
+	if n > 0 {
+		g.release(n)
+	}
 }
 
 // after updates what the board knows about a lane from how the claim found it.
