@@ -12,6 +12,12 @@ type BatchLimits struct {
 	Tokens int64   `json:"tokens,omitempty"`
 	Bytes  int64   `json:"bytes,omitempty"`
 	Wait   Seconds `json:"wait,omitempty"` // longest wait of the oldest member; 50 ms
+
+	// Fields of the payload, by dotted path: members whose ShapeField differs do
+	// not share a call; TokensField says how many tokens a member has, which is
+	// otherwise estimated (rows, for tensors).
+	ShapeField  string `json:"shape_field,omitempty"`
+	TokensField string `json:"tokens_field,omitempty"`
 }
 
 func (l BatchLimits) withDefaults() BatchLimits {

@@ -67,6 +67,9 @@ type Outcome struct {
 	// the callback address of the lock that started it.
 	Reattached bool
 
+	// Alone: the entry was in a batch that did not succeed; try it outside one.
+	Alone bool
+
 	// Starting: accepted, but the worker has not begun (cold start, its own
 	// queue). Such time is charged to no limit of the run.
 	Starting bool
