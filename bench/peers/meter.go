@@ -22,7 +22,11 @@ type meter struct {
 type reading struct {
 	walBytes, commits, buffers int64
 	cpuSeconds                 float64
+	machine                    machine
 }
+
+// machine is what all CPUs of the machine did since it started, in seconds.
+type machine struct{ busy, total float64 }
 
 // Server is what the server spent on one step.
 type Server struct {
@@ -60,7 +64,10 @@ func (m *meter) read(ctx context.Context, database string) (reading, error) {
 	if err != nil {
 		return r, fmt.Errorf("read counters: %w", err)
 	}
-	r.cpuSeconds, err = m.serverCPU()
+	if r.cpuSeconds, err = m.serverCPU(); err != nil {
+		return r, err
+	}
+	r.machine, err = readMachine()
 	return r, err
 }
 
@@ -89,6 +96,13 @@ func (r reading) since(before reading) Server {
 		Commits:    r.commits - before.commits,
 		Buffers:    r.buffers - before.buffers,
 	}
+}
+
+// othersShare is the share of the machine that neither client nor server had: 0 on a machine left alone.
+// Rates of runs with a high share are not to be trusted; costs per entry bear it better.
+func (r reading) othersShare(before reading, clientCPUSeconds float64) float64 {
+	busy := r.machine.busy - before.machine.busy - (r.cpuSeconds - before.cpuSeconds) - clientCPUSeconds
+	return max(0, busy/(r.machine.total-before.machine.total))
 }
 
 // ticksPerSecond is USER_HZ, 100 on every Linux that Go runs on.
@@ -122,6 +136,24 @@ func (m *meter) serverCPU() (float64, error) {
 		}
 	}
 	return float64(total) / ticksPerSecond, nil
+}
+
+// readMachine reads the first line of /proc/stat: "cpu user nice system idle iowait irq softirq steal ...".
+func readMachine() (machine, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return machine{}, fmt.Errorf("read the machine's counters: %w", err)
+	}
+	fields := strings.Fields(strings.SplitN(string(text), "\n", 2)[0])
+	var m machine
+	for i, field := range fields[1:min(9, len(fields))] {
+		seconds := float64(ticks(field)) / ticksPerSecond
+		m.total += seconds
+		if idle := i == 3 || i == 4; !idle {
+			m.busy += seconds
+		}
+	}
+	return m, nil
 }
 
 func ticks(field string) int {

@@ -31,8 +31,9 @@ type Run struct {
 	Round     int    `json:"round"`
 	Report
 	Server
-	Latency  Latency `json:"latency"`
-	FromPush Latency `json:"from_push"`
+	Latency     Latency `json:"latency"`
+	FromPush    Latency `json:"from_push"`
+	OthersShare float64 `json:"others_share"` // of the machine's CPU time, taken by neither client nor server
 }
 
 // Latency sums up the latencies of a run, in microseconds; all zero where none were taken.
@@ -216,6 +217,7 @@ func (t *trial) converse(ctx context.Context, in io.Writer, out *bufio.Reader) (
 	}
 	after, err := t.meter.read(ctx, database)
 	run.Server = after.since(before)
+	run.OthersShare = after.othersShare(before, run.ClientCPUSeconds)
 	return run, err
 }
 

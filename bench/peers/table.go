@@ -11,12 +11,13 @@ import (
 )
 
 // WriteTable prints one table a scenario: medians over the rounds, and the spread of the rate.
-// The columns after the rate are costs per entry; memory is the process's most.
+// The columns from client on are costs per entry, the client process's greatest memory,
+// and the share of the machine that others took meanwhile.
 func WriteTable(w io.Writer, scenarios []Scenario, contenders []Command, runs []Run) error {
 	for _, s := range scenarios {
 		fmt.Fprintf(w, "\n%s: %s\n", s.Name, s.About)
 		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(tw, "contender\tentries/s\tmin\tmax\tp50 ms\tp99 ms\tfrom push p50\tp99\tclient us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\t")
+		fmt.Fprintln(tw, "contender\tentries/s\tmin\tmax\tp50 ms\tp99 ms\tfrom push p50\tp99\tclient us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\tothers %\t")
 		for _, c := range contenders {
 			fmt.Fprintln(tw, c.Name+" "+c.Version+"\t"+row(of(runs, s.Name, c.Name)))
 		}
@@ -45,12 +46,12 @@ func row(runs []Run) string {
 		slices.Sort(values)
 		return values
 	}
-	median := func(value func(Run) float64) float64 { v := col(value); return v[len(v)/2] }
+	median := func(value func(Run) float64) float64 { return middle(col(value)) }
 	perEntry := func(value func(Run) float64) float64 {
 		return median(func(r Run) float64 { return value(r) / float64(r.Entries) })
 	}
 	rate := col(Run.Rate)
-	cells := fmt.Sprintf("%.0f\t%.0f\t%.0f\t", rate[len(rate)/2], rate[0], rate[len(rate)-1])
+	cells := fmt.Sprintf("%.0f\t%.0f\t%.0f\t", middle(rate), rate[0], rate[len(rate)-1])
 	for _, latency := range []func(Run) Latency{
 		func(r Run) Latency { return r.Latency }, func(r Run) Latency { return r.FromPush },
 	} {
@@ -62,13 +63,20 @@ func row(runs []Run) string {
 			median(func(r Run) float64 { return float64(latency(r).P50) / 1000 }),
 			median(func(r Run) float64 { return float64(latency(r).P99) / 1000 }))
 	}
-	return cells + fmt.Sprintf("%.1f\t%.1f\t%.0f\t%.4f\t%.1f\t%.0f\t",
+	return cells + fmt.Sprintf("%.1f\t%.1f\t%.0f\t%.4f\t%.1f\t%.0f\t%.0f\t",
 		perEntry(func(r Run) float64 { return r.ClientCPUSeconds * 1e6 }),
 		perEntry(func(r Run) float64 { return r.CPUSeconds * 1e6 }),
 		perEntry(func(r Run) float64 { return float64(r.WALBytes) }),
 		perEntry(func(r Run) float64 { return float64(r.Commits) }),
 		perEntry(func(r Run) float64 { return float64(r.Buffers) }),
-		median(func(r Run) float64 { return float64(r.ClientRSSBytes) / (1 << 20) }))
+		median(func(r Run) float64 { return float64(r.ClientRSSBytes) / (1 << 20) }),
+		median(func(r Run) float64 { return r.OthersShare * 100 }))
+}
+
+// middle is the median of sorted values.
+func middle(sorted []float64) float64 {
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
 // Rate is in entries a second.
@@ -79,14 +87,14 @@ func WriteCSV(w io.Writer, runs []Run) error {
 	out := csv.NewWriter(w)
 	lines := [][]string{{
 		"scenario", "contender", "round", "unsupported", "entries", "seconds", "p50_us", "p99_us", "from_push_p50_us", "from_push_p99_us",
-		"client_cpu_seconds", "server_cpu_seconds", "wal_bytes", "commits", "buffers", "client_rss_bytes",
+		"client_cpu_seconds", "server_cpu_seconds", "wal_bytes", "commits", "buffers", "client_rss_bytes", "others_share",
 	}}
 	for _, r := range runs {
 		line := []string{r.Scenario, r.Contender}
 		for _, v := range []any{
 			r.Round, r.Unsupported, r.Entries, round(r.Seconds),
 			r.Latency.P50, r.Latency.P99, r.FromPush.P50, r.FromPush.P99,
-			round(r.ClientCPUSeconds), round(r.CPUSeconds), r.WALBytes, r.Commits, r.Buffers, r.ClientRSSBytes,
+			round(r.ClientCPUSeconds), round(r.CPUSeconds), r.WALBytes, r.Commits, r.Buffers, r.ClientRSSBytes, round(r.OthersShare),
 		} {
 			line = append(line, fmt.Sprint(v))
 		}
@@ -95,4 +103,4 @@ func WriteCSV(w io.Writer, runs []Run) error {
 	return cmp.Or(out.WriteAll(lines), out.Error())
 }
 
-func round(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 4, 64) }
+func round(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }

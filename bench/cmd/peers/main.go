@@ -140,10 +140,8 @@ func compare(ctx context.Context, o options) (err error) {
 		StepTimeout: 10 * time.Minute, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	runs, err := runner.Run(ctx, scenarios)
-	if err != nil {
-		return err
-	}
 	return errors.Join(
+		err, // what was measured before is shown all the same
 		peers.WriteTable(os.Stdout, scenarios, contenders, runs),
 		save(o.csvTo, func(w io.Writer) error { return peers.WriteCSV(w, runs) }),
 		save(o.jsonTo, func(w io.Writer) error { return json.NewEncoder(w).Encode(runs) }))

@@ -18,13 +18,13 @@ const verbs = {
 };
 
 const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]();
-say({ ready: true });
+await say({ ready: true });
 await lines.next();
 
 const before = process.cpuUsage();
 const work = await verbs[step.verb]();
 const cpu = process.cpuUsage(before);
-say({
+await say({
   ...work,
   client_cpu_seconds: (cpu.user + cpu.system) / 1e6,
   client_rss_bytes: process.resourceUsage().maxRSS * 1024,
@@ -32,6 +32,7 @@ say({
 await contender.close();
 process.exit(0);
 
+// Resolves when the line is out: exit would cut off what a full pipe has not taken yet.
 function say(message) {
-  process.stdout.write(JSON.stringify(message) + "\n");
+  return new Promise((resolve) => process.stdout.write(JSON.stringify(message) + "\n", resolve));
 }
