@@ -196,6 +196,29 @@ func TestEveryCallNamesItsRun(t *testing.T) {
 	}
 }
 
+// An accepted run may last longer than the submit, and its cold start is free.
+func TestWorkerIsToldHowLongAnAcceptedRunMayTake(t *testing.T) {
+	for name, c := range map[string]struct {
+		deadline time.Duration
+		want     time.Duration
+	}{
+		"limits of the model":   {0, 50 * time.Minute},
+		"deadline of the entry": {15 * time.Minute, 15 * time.Minute},
+	} {
+		s := newScript(t, says(200, `{"status":"processing","job_id":"j"}`))
+		model := Model{Name: "m", Protocol: ProtocolDispatcher, Type: TypeAsync, PollPath: "/status/{id}", MaxPollTime: Seconds(20 * time.Minute)}
+		call := testCall(`{}`)
+		if c.deadline > 0 {
+			call.FinishBy = time.Now().Add(c.deadline)
+		}
+		newAdapter(t, model, s.URL, 1).Submit(t.Context(), call)
+		got, err := time.ParseDuration(s.requests()[0].Header.Get("Penstock-Remaining-Ms") + "ms")
+		if err != nil || got > c.want || got < c.want-10*time.Second {
+			t.Errorf("%s: told %s, want %s", name, got, c.want)
+		}
+	}
+}
+
 // net/http sends a request with an Idempotency-Key again by itself when a kept
 // connection breaks under it. That would be a second run nobody counted.
 func TestBrokenKeptConnectionDoesNotSubmitTwice(t *testing.T) {

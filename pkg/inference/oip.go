@@ -101,5 +101,5 @@ func (p *oip) ok(ctx context.Context, path string) (int, error) {
 
 func hasMember(body []byte, name string) bool {
 	var object map[string]json.RawMessage
-	return json.Unmarshal(body, &object) == nil && object[name] != nil
+	return json.Unmarshal(body, &object) == nil && isSet(object[name])
 }

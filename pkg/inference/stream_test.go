@@ -99,6 +99,7 @@ func TestStreamContract(t *testing.T) {
 	for _, c := range []contract{
 		{"done", streams(token("Hel"), token("lo"), stopEvent, doneEvent), want{kind: Done, result: whole}},
 		{"done, CRLF and comments", streams(": ping\r\n\r\n", strings.ReplaceAll(token("Hello"), "\n", "\r\n"), stopEvent, doneEvent), want{kind: Done, result: whole}},
+		{"done, with a null error", streams(strings.Replace(token("Hello"), `{"id"`, `{"error":null,"id"`, 1), stopEvent, doneEvent), want{kind: Done, result: whole}},
 		{"done without [DONE]", streams(token("Hello"), stopEvent), want{kind: Done, result: whole}},
 		{"ends without a finish", streams(token("Hello")), want{kind: Unknown}},
 		{"ends inside an event", streams(token("Hello"), "data: {\"cho"), want{kind: Unknown}},

@@ -248,14 +248,23 @@ func (w *wire) reason(err error) string {
 	return err.Error()
 }
 
-// begin bounds a call by the run time limit and the entry's deadline, and
-// returns when that is, for the worker.
+// begin bounds a submit by the run time limit and the entry's deadline. It also
+// returns until when the worker may run: an accepted run outlives the submit,
+// and its cold start is not charged to it.
 func (w *wire) begin(ctx context.Context, call Call) (context.Context, context.CancelFunc, time.Time) {
-	finishBy, cause := time.Now().Add(w.model.Timeouts.Run.Duration()), ErrRunLimit
-	if !call.FinishBy.IsZero() && call.FinishBy.Before(finishBy) {
-		finishBy, cause = call.FinishBy, ErrDeadline
+	now, limits := time.Now(), w.model.Timeouts
+	hangUp, cause := now.Add(limits.Run.Duration()), ErrRunLimit
+	finishBy := hangUp
+	if w.model.Type == TypeAsync {
+		finishBy = now.Add(limits.Start.Duration() + w.model.MaxPollTime.Duration())
 	}
-	ctx, cancel := context.WithDeadlineCause(ctx, finishBy, cause)
+	if !call.FinishBy.IsZero() && call.FinishBy.Before(hangUp) {
+		hangUp, cause = call.FinishBy, ErrDeadline
+	}
+	if !call.FinishBy.IsZero() && call.FinishBy.Before(finishBy) {
+		finishBy = call.FinishBy
+	}
+	ctx, cancel := context.WithDeadlineCause(ctx, hangUp, cause)
 	return ctx, cancel, finishBy
 }
 
