@@ -112,8 +112,25 @@ BEGIN
         ids := '{}';
         RETURN;
     END IF;
-    PERFORM penstock.check_push(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
-                                unique_policies, dues, start_bys, finish_bys, costs);
+    PERFORM penstock.check_payloads(q, payloads);
+    IF q.grouping IS NULL AND q.capacity IS NULL AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
+       + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
+       + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
+       + cardinality(callbacks) = 0 THEN
+        -- The plain push, which uses no option: the same as below with everything left out that is about options.
+        WITH fresh AS (
+            INSERT INTO penstock.entry (id, queue_id, status, priority, payload)
+            SELECT nextval('penstock.entry_id_seq'), q.id, 'pending', q.entry_priority, p FROM unnest(payloads) p
+            RETURNING id
+        ), solo AS (
+            INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+            SELECT q.id, q.entry_priority, '', f.id, f.id FROM fresh f
+        )
+        SELECT array_agg(f.id ORDER BY f.id) INTO ids FROM fresh f;
+        RETURN;
+    END IF;
+    PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
+                                   unique_policies, dues, start_bys, finish_bys, costs);
     ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
     IF cardinality(idempotency_keys) > 0 THEN
         SELECT r.ids, r.verdicts INTO ids, verdicts
@@ -177,16 +194,15 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- check_push refuses what cannot be accepted, by the name of the field and the number of the entry (from 1).
+-- check_payloads refuses a payload that is missing or too large, by the number of the entry (from 1).
 -- +goose StatementBegin
-CREATE FUNCTION penstock.check_push(
-    q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[],
-    idempotency_keys text[], unique_keys text[], unique_policies text[],
-    dues timestamptz[], start_bys timestamptz[], finish_bys timestamptz[], costs real[]
-) RETURNS void LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void LANGUAGE plpgsql STABLE AS $$
 DECLARE
     bad record;
 BEGIN
+    IF cardinality(payloads) = 1 AND pg_column_size(payloads[1]) <= q.payload_limit THEN
+        RETURN; -- a push of one is too common to run a query for it
+    END IF;
     SELECT i, pg_column_size(p) AS bytes, p IS NULL AS missing INTO bad
       FROM unnest(payloads) WITH ORDINALITY u(p, i)
      WHERE p IS NULL OR pg_column_size(p) > q.payload_limit LIMIT 1;
@@ -197,11 +213,19 @@ BEGIN
         RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
             USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
     END IF;
-    IF cardinality(lock_keys) = 0 AND cardinality(flows) = 0 AND cardinality(priorities) = 0 AND cardinality(names) = 0
-       AND cardinality(idempotency_keys) = 0 AND cardinality(unique_keys) = 0 AND cardinality(start_bys) = 0
-       AND cardinality(finish_bys) = 0 AND cardinality(costs) = 0 AND cardinality(dues) = 0 AND q.grouping IS NULL THEN
-        RETURN;
-    END IF;
+END $$;
+-- +goose StatementEnd
+
+-- check_options refuses options that cannot be accepted, by the name of the field and the number of the entry (from 1).
+-- +goose StatementBegin
+CREATE FUNCTION penstock.check_options(
+    q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[],
+    idempotency_keys text[], unique_keys text[], unique_policies text[],
+    dues timestamptz[], start_bys timestamptz[], finish_bys timestamptz[], costs real[]
+) RETURNS void LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    bad record;
+BEGIN
     SELECT i, problem INTO bad FROM (
         SELECT i, CASE
             WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) LIKE '#%'

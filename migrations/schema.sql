@@ -186,29 +186,55 @@ EXCEPTION
         RAISE EXCEPTION 'queue option of "%" is not valid: %', queue_name, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- Name: check_push(penstock.queue, jsonb[], text[], text[], smallint[], text[], text[], text[], text[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], real[]); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: cancel_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.check_push(q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[], idempotency_keys text[], unique_keys text[], unique_policies text[], dues timestamp with time zone[], start_bys timestamp with time zone[], finish_bys timestamp with time zone[], costs real[]) RETURNS void
+CREATE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    answer text;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    answer := penstock.cancel_one(penstock.living_entry(cancel_entry.id), cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
+    IF answer IS NULL THEN
+        PERFORM penstock.living_entry(cancel_entry.id); -- raises: it ended while we looked
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(cancel_entry.actor, current_user), 'cancel_entry', 'entry ' || cancel_entry.id, cancel_entry.reason,
+            jsonb_build_object('answer', answer));
+    RETURN answer;
+END $$;
+
+-- Name: cancel_one(integer, bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    e penstock.entry := penstock.take_entry(queue, wanted);
+BEGIN
+    IF e.id IS NOT NULL THEN
+        PERFORM penstock.end_entry(e, 'cancelled', why);
+        RETURN 'cancelled';
+    END IF;
+    INSERT INTO penstock.cancel_request (queue_id, entry_id, actor, reason)
+    VALUES (queue, wanted, coalesce(who, current_user), coalesce(why, ''))
+    ON CONFLICT DO NOTHING;
+    IF NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted) THEN
+        DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
+        RETURN NULL;
+    END IF;
+    RETURN 'requested';
+END $$;
+
+-- Name: check_options(penstock.queue, jsonb[], text[], text[], smallint[], text[], text[], text[], text[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], real[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.check_options(q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[], idempotency_keys text[], unique_keys text[], unique_policies text[], dues timestamp with time zone[], start_bys timestamp with time zone[], finish_bys timestamp with time zone[], costs real[]) RETURNS void
     LANGUAGE plpgsql STABLE
     AS $$
 DECLARE
     bad record;
 BEGIN
-    SELECT i, pg_column_size(p) AS bytes, p IS NULL AS missing INTO bad
-      FROM unnest(payloads) WITH ORDINALITY u(p, i)
-     WHERE p IS NULL OR pg_column_size(p) > q.payload_limit LIMIT 1;
-    IF FOUND AND bad.missing THEN
-        RAISE EXCEPTION 'payload of entry % is missing', bad.i
-            USING ERRCODE = 'PS002', HINT = 'Give a JSON value; null is written as the JSON text null.';
-    ELSIF FOUND THEN
-        RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
-            USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
-    END IF;
-    IF cardinality(lock_keys) = 0 AND cardinality(flows) = 0 AND cardinality(priorities) = 0 AND cardinality(names) = 0
-       AND cardinality(idempotency_keys) = 0 AND cardinality(unique_keys) = 0 AND cardinality(start_bys) = 0
-       AND cardinality(finish_bys) = 0 AND cardinality(costs) = 0 AND cardinality(dues) = 0 AND q.grouping IS NULL THEN
-        RETURN;
-    END IF;
     SELECT i, problem INTO bad FROM (
         SELECT i, CASE
             WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) LIKE '#%'
@@ -234,6 +260,29 @@ BEGIN
     ) c WHERE problem IS NOT NULL ORDER BY i LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
+-- Name: check_payloads(penstock.queue, jsonb[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    bad record;
+BEGIN
+    IF cardinality(payloads) = 1 AND pg_column_size(payloads[1]) <= q.payload_limit THEN
+        RETURN; -- a push of one is too common to run a query for it
+    END IF;
+    SELECT i, pg_column_size(p) AS bytes, p IS NULL AS missing INTO bad
+      FROM unnest(payloads) WITH ORDINALITY u(p, i)
+     WHERE p IS NULL OR pg_column_size(p) > q.payload_limit LIMIT 1;
+    IF FOUND AND bad.missing THEN
+        RAISE EXCEPTION 'payload of entry % is missing', bad.i
+            USING ERRCODE = 'PS002', HINT = 'Give a JSON value; null is written as the JSON text null.';
+    ELSIF FOUND THEN
+        RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
+            USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
     END IF;
 END $$;
 
@@ -309,6 +358,74 @@ BEGIN
     RETURN q.id;
 END $_$;
 
+-- Name: disable_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.disable_entry(id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE sql
+    AS $_$ SELECT penstock.switch_entry($1, 'disable_entry', $2, $3) $_$;
+
+-- Name: disable_one(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.disable_one(queue integer, wanted bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    e penstock.entry;
+BEGIN
+    IF NOT penstock.hold_to_switch(queue, wanted) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE penstock.entry SET priority = -1, enabled_priority = priority
+     WHERE queue_id = queue AND id = wanted AND priority >= 0
+    RETURNING * INTO e;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF e.lock_key IS NOT NULL THEN
+        PERFORM penstock.tidy_key(queue, e.lock_key);
+    ELSE
+        DELETE FROM penstock.ready
+         WHERE queue_id = queue AND ctid = ANY (ARRAY(
+               SELECT r.ctid FROM penstock.ready r
+                WHERE r.queue_id = queue AND r.priority = e.enabled_priority AND r.flow = e.flow
+                  AND r.pos = coalesce(e.pos, wanted) AND r.entry_id = wanted
+                  FOR UPDATE SKIP LOCKED));
+    END IF;
+    RETURN true;
+END $$;
+
+-- Name: disable_queue(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.disable_queue(queue text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    UPDATE penstock.queue
+       SET disabled_at = clock_timestamp(), disabled_by = coalesce(actor, current_user), disabled_reason = coalesce(reason, ''),
+           version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'disable_queue', q.name, reason);
+END $$;
+
+-- Name: drain_node(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drain_node(node bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    UPDATE penstock.node n
+       SET draining_at = coalesce(n.draining_at, clock_timestamp()), drain_by = coalesce(actor, current_user),
+           drain_reason = coalesce(reason, '')
+     WHERE n.id = drain_node.node;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'node % is not registered', node USING ERRCODE = 'PS008', HINT = 'penstock.node_status lists the nodes.';
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'drain_node', 'node ' || node, reason);
+END $$;
+
 -- Name: drop_queue(text, boolean); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.drop_queue(queue_name text, force boolean DEFAULT false) RETURNS void
@@ -335,6 +452,202 @@ BEGIN
     DELETE FROM penstock.progress WHERE queue_id = q.id;
     DELETE FROM penstock.queue WHERE id = q.id;
     INSERT INTO penstock.audit (actor, verb, object) VALUES (current_user, 'drop_queue', queue_name);
+END $$;
+
+-- Name: enable_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.enable_entry(id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE sql
+    AS $_$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $_$;
+
+-- Name: enable_one(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.enable_one(queue integer, wanted bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    e penstock.entry;
+BEGIN
+    IF NOT penstock.hold_to_switch(queue, wanted) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE penstock.entry SET priority = enabled_priority, enabled_priority = NULL
+     WHERE queue_id = queue AND id = wanted AND priority < 0
+    RETURNING * INTO e;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF e.status = 'pending' AND NOT penstock.runs(e) THEN
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
+        VALUES (queue, e.priority, e.flow, coalesce(e.pos, e.id), CASE WHEN e.lock_key IS NULL THEN e.id END, e.lock_key)
+        ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
+    END IF;
+    RETURN true;
+END $$;
+
+-- Name: enable_queue(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.enable_queue(queue text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    UPDATE penstock.queue
+       SET disabled_at = NULL, disabled_by = NULL, disabled_reason = NULL, version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'enable_queue', q.name, reason);
+END $$;
+
+-- Name: entry; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.entry (
+    id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    due_at timestamp with time zone,
+    start_by timestamp with time zone,
+    finish_by timestamp with time zone,
+    queue_id integer NOT NULL,
+    status penstock.status NOT NULL,
+    cost real,
+    priority smallint NOT NULL,
+    enabled_priority smallint,
+    pos bigint,
+    attempt smallint DEFAULT 0 NOT NULL,
+    crashes smallint DEFAULT 0 NOT NULL,
+    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    name text COLLATE pg_catalog."C",
+    unique_key text COLLATE pg_catalog."C",
+    trace text,
+    callback jsonb,
+    history jsonb,
+    payload jsonb NOT NULL,
+    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
+)
+PARTITION BY LIST (queue_id);
+
+-- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
+
+-- Name: COLUMN entry.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
+
+-- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
+
+-- Name: COLUMN entry.crashes; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
+
+-- Name: COLUMN entry.history; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
+
+-- Name: end_entry(penstock.entry, penstock.outcome, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.end_entry(e penstock.entry, how penstock.outcome, why text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    DELETE FROM penstock.entry WHERE queue_id = e.queue_id AND id = e.id;
+    DELETE FROM penstock.progress WHERE queue_id = e.queue_id AND entry_id = e.id;
+    DELETE FROM penstock.cancel_request WHERE queue_id = e.queue_id AND entry_id = e.id;
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, attempt, outcome, reason)
+    VALUES (e.queue_id, e.id, e.created_at, e.attempt, how, why);
+    PERFORM penstock.count(d.queue_id, 'removed', 1) FROM penstock.depth d WHERE d.queue_id = e.queue_id;
+    IF e.lock_key IS NOT NULL THEN
+        PERFORM penstock.tidy_key(e.queue_id, e.lock_key);
+    END IF;
+END $$;
+
+-- Name: expire_entries(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.expire_entries(queue_id integer, most integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    late  record;
+    e     penstock.entry;
+    ended integer := 0;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    FOR late IN SELECT o.id, o.why FROM penstock.queue q CROSS JOIN LATERAL penstock.overdue(q.name, most) o
+                 WHERE q.id = expire_entries.queue_id
+    LOOP
+        e := penstock.take_entry(expire_entries.queue_id, late.id);
+        IF e.id IS NOT NULL THEN
+            PERFORM penstock.end_entry(e, 'expired', late.why);
+            ended := ended + 1;
+        END IF;
+    END LOOP;
+    RETURN ended;
+END $$;
+
+-- Name: expired_locks(interval); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.expired_locks(grace interval DEFAULT '00:00:30'::interval) RETURNS TABLE(queue_id integer, lock_key text, token bigint, node_id bigint, entry_id bigint, finish_by timestamp with time zone)
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT l.queue_id, l.lock_key, l.token, l.node_id, e.id, e.finish_by
+      FROM penstock.lock l
+      JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.id = l.last_entry_id
+     WHERE left(l.lock_key, 1) = '#' AND e.status = 'pending' AND e.finish_by < clock_timestamp() - grace
+    UNION ALL
+    SELECT l.queue_id, l.lock_key, l.token, l.node_id, e.id, e.finish_by
+      FROM penstock.lock l
+      JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
+     WHERE left(l.lock_key, 1) <> '#' AND e.status = 'pending' AND e.priority >= 0
+       AND e.finish_by < clock_timestamp() - grace
+$$;
+
+-- Name: find_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name text, OUT ended penstock.outcome) RETURNS record
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT q.id, q.name, f.outcome
+      FROM penstock.queue q CROSS JOIN LATERAL (
+           (SELECT NULL::penstock.outcome AS outcome FROM penstock.entry e WHERE e.queue_id = q.id AND e.id = $1 LIMIT 1)
+           UNION ALL
+           (SELECT r.outcome FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1 LIMIT 1)
+           UNION ALL
+           (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 LIMIT 1)) f
+     LIMIT 1
+$_$;
+
+-- Name: hold_key(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
+    LANGUAGE sql
+    AS $_$
+    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
+$_$;
+
+-- Name: hold_to_switch(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.hold_to_switch(queue integer, wanted bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    key text;
+BEGIN
+    SELECT coalesce(lock_key, '#' || wanted) INTO key FROM penstock.entry WHERE queue_id = queue AND id = wanted;
+    IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = key) THEN
+        PERFORM FROM penstock.lock WHERE queue_id = queue AND lock_key = key FOR KEY SHARE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    PERFORM FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR NO KEY UPDATE SKIP LOCKED;
+    RETURN FOUND OR NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted);
 END $$;
 
 -- Name: holds_term(bigint); Type: FUNCTION; Schema: penstock; Owner: -
@@ -380,6 +693,36 @@ BEGIN
                         WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || held) AND l.last_entry_id >= held);
 END $$;
 
+-- Name: in_line(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.in_line(e penstock.entry) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT e.lock_key IS NULL AND EXISTS (
+        SELECT FROM penstock.ready r
+         WHERE r.queue_id = e.queue_id AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
+           AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = e.id)
+$$;
+
+-- Name: living_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.living_entry(wanted bigint) RETURNS integer
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    found_at record;
+BEGIN
+    SELECT * INTO found_at FROM penstock.find_entry(wanted);
+    IF found_at.queue_id IS NULL THEN
+        RAISE EXCEPTION 'entry % does not exist', wanted
+            USING ERRCODE = 'PS007', HINT = 'It was never accepted, or its outcome is older than the retention of its queue.';
+    ELSIF found_at.ended IS NOT NULL THEN
+        RAISE EXCEPTION 'entry % of queue "%" has ended: %', wanted, found_at.queue_name, found_at.ended
+            USING ERRCODE = 'PS006', DETAIL = found_at.ended::text;
+    END IF;
+    RETURN found_at.queue_id;
+END $$;
+
 -- Name: lock_key_of(jsonb, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
@@ -389,6 +732,53 @@ CREATE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
                 WHEN position('.' IN path) > 0 THEN payload #>> string_to_array(path, '.')
                 ELSE payload ->> path END
 $_$;
+
+-- Name: need_read_committed(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.need_read_committed() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'this function needs read committed, and the transaction is %', current_setting('transaction_isolation')
+            USING ERRCODE = 'PS006', HINT = 'Call it in a transaction of its own.';
+    END IF;
+END $$;
+
+-- Name: overdue(text, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.overdue(queue_name text, most integer) RETURNS TABLE(id bigint, why text)
+    LANGUAGE plpgsql STABLE
+    AS $_$
+BEGIN
+    RETURN QUERY EXECUTE format($q$
+        (SELECT e.id, 'not started by ' || e.start_by FROM penstock.%1$I e
+          WHERE e.start_by <= $1 AND NOT penstock.runs(e) ORDER BY e.start_by LIMIT $2)
+        UNION ALL
+        (SELECT e.id, 'not finished by ' || e.finish_by FROM penstock.%1$I e
+          WHERE e.finish_by <= $1 AND NOT penstock.runs(e) ORDER BY e.finish_by LIMIT $2)
+        LIMIT $2$q$, 'entry_' || queue_name)
+    USING clock_timestamp(), most;
+END $_$;
+
+-- Name: pause_queue(text, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
+        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
+    END IF;
+    UPDATE penstock.queue
+       SET paused_at = clock_timestamp(), paused_by = coalesce(actor, current_user), paused_reason = coalesce(reason, ''),
+           paused_until = until, version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'pause_queue', q.name, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+END $$;
 
 -- Name: push(text, jsonb, text, text, integer, timestamp with time zone, timestamp with time zone, timestamp with time zone, real, text, text, text, text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -469,8 +859,25 @@ BEGIN
         ids := '{}';
         RETURN;
     END IF;
-    PERFORM penstock.check_push(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
-                                unique_policies, dues, start_bys, finish_bys, costs);
+    PERFORM penstock.check_payloads(q, payloads);
+    IF q.grouping IS NULL AND q.capacity IS NULL AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
+       + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
+       + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
+       + cardinality(callbacks) = 0 THEN
+        -- The plain push, which uses no option: the same as below with everything left out that is about options.
+        WITH fresh AS (
+            INSERT INTO penstock.entry (id, queue_id, status, priority, payload)
+            SELECT nextval('penstock.entry_id_seq'), q.id, 'pending', q.entry_priority, p FROM unnest(payloads) p
+            RETURNING id
+        ), solo AS (
+            INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+            SELECT q.id, q.entry_priority, '', f.id, f.id FROM fresh f
+        )
+        SELECT array_agg(f.id ORDER BY f.id) INTO ids FROM fresh f;
+        RETURN;
+    END IF;
+    PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
+                                   unique_policies, dues, start_bys, finish_bys, costs);
     ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
     IF cardinality(idempotency_keys) > 0 THEN
         SELECT r.ids, r.verdicts INTO ids, verdicts
@@ -613,6 +1020,128 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Name: resume_queue(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.resume_queue(queue text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    UPDATE penstock.queue
+       SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL, version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'resume_queue', q.name, reason);
+END $$;
+
+-- Name: runs(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT e.status = 'pending' AND EXISTS (
+        SELECT FROM penstock.lock l
+         WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
+$$;
+
+-- Name: settle_cancel_requests(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.settle_cancel_requests(queue integer, most integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    c     record;
+    e     penstock.entry;
+    ended integer := 0;
+BEGIN
+    FOR c IN SELECT r.entry_id, r.reason FROM penstock.cancel_request r WHERE r.queue_id = queue
+              ORDER BY r.entry_id LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        e := penstock.take_entry(queue, c.entry_id);
+        IF e.id IS NOT NULL THEN
+            PERFORM penstock.end_entry(e, 'cancelled', c.reason);
+            ended := ended + 1;
+        ELSIF NOT EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = queue AND x.id = c.entry_id) THEN
+            DELETE FROM penstock.cancel_request r WHERE r.queue_id = queue AND r.entry_id = c.entry_id;
+        END IF;
+    END LOOP;
+    RETURN ended;
+END $$;
+
+-- Name: switch_entry(bigint, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.switch_entry(wanted bigint, verb text, reason text, actor text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    queue   integer := penstock.living_entry(wanted);
+    changed boolean;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    FOR i IN 1 .. 200 LOOP
+        changed := CASE verb WHEN 'disable_entry' THEN penstock.disable_one(queue, wanted) ELSE penstock.enable_one(queue, wanted) END;
+        EXIT WHEN changed IS NOT NULL;
+        PERFORM pg_sleep(0.01);
+    END LOOP;
+    IF changed IS NULL THEN
+        RAISE EXCEPTION 'entry % is held by another transaction', wanted USING ERRCODE = 'PS006', HINT = 'Try again.';
+    ELSIF changed THEN
+        INSERT INTO penstock.audit (actor, verb, object, reason)
+        VALUES (coalesce(switch_entry.actor, current_user), switch_entry.verb, 'entry ' || wanted, switch_entry.reason);
+    ELSE
+        PERFORM penstock.living_entry(wanted); -- raises if it ended meanwhile
+    END IF;
+END $$;
+
+-- Name: take_entry(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.take_entry(queue integer, wanted bigint) RETURNS penstock.entry
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    e       penstock.entry;
+    nothing penstock.entry;
+    place   tid;
+BEGIN
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
+    IF NOT FOUND OR penstock.runs(e) THEN
+        RETURN nothing; -- before anything is locked, so that a settler of a running entry never waits for us
+    END IF;
+    IF e.lock_key IS NULL THEN
+        SELECT r.ctid INTO place FROM penstock.ready r
+         WHERE r.queue_id = queue AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
+           AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = wanted
+           FOR UPDATE SKIP LOCKED;
+    ELSIF NOT penstock.hold_key(queue, e.lock_key) THEN
+        RETURN nothing;
+    END IF;
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR UPDATE SKIP LOCKED;
+    -- From here on the row cannot change, so nobody can put it into line anew. If it is in line and we do not have its
+    -- ready row, then a claim or a pusher has it. No ready row and no lock in one snapshot: it is out of line.
+    IF NOT FOUND OR penstock.runs(e) OR (place IS NULL AND penstock.in_line(e)) THEN
+        RETURN nothing;
+    END IF;
+    DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = place;
+    RETURN e;
+END $$;
+
+-- Name: tidy_key(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.tidy_key(queue integer, key text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    mine tid[];
+BEGIN
+    mine := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND lock_key = key FOR UPDATE SKIP LOCKED);
+    IF cardinality(mine) > 0 AND NOT EXISTS (
+        SELECT FROM penstock.entry
+         WHERE queue_id = queue AND lock_key = key AND status = 'pending' AND priority >= 0) THEN
+        DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = ANY (mine);
+    END IF;
+END $$;
+
 -- Name: audit; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.audit (
@@ -673,54 +1202,6 @@ CREATE TABLE penstock.disabled (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT disabled_scope_check CHECK ((scope = ANY (ARRAY['name'::text, 'lock_key'::text])))
 );
-
--- Name: entry; Type: TABLE; Schema: penstock; Owner: -
-
-CREATE TABLE penstock.entry (
-    id bigint NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    due_at timestamp with time zone,
-    start_by timestamp with time zone,
-    finish_by timestamp with time zone,
-    queue_id integer NOT NULL,
-    status penstock.status NOT NULL,
-    cost real,
-    priority smallint NOT NULL,
-    enabled_priority smallint,
-    pos bigint,
-    attempt smallint DEFAULT 0 NOT NULL,
-    crashes smallint DEFAULT 0 NOT NULL,
-    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
-    lock_key text COLLATE pg_catalog."C",
-    name text COLLATE pg_catalog."C",
-    unique_key text COLLATE pg_catalog."C",
-    trace text,
-    callback jsonb,
-    history jsonb,
-    payload jsonb NOT NULL,
-    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
-)
-PARTITION BY LIST (queue_id);
-
--- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
-
--- Name: COLUMN entry.pos; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
-
--- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
-
--- Name: COLUMN entry.crashes; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
-
--- Name: COLUMN entry.history; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
 
 -- Name: entry_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
