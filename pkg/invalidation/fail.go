@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -46,20 +45,22 @@ func (q *Queue) queueFail(batch *pgx.Batch, node NodeID, endings []Ending) {
 	}
 }
 
-// clean makes a failure fit to be stored: valid UTF-8 without NUL, of bounded length, with a class.
+// clean makes a failure fit to be stored.
 func (f Failure) clean() Failure {
-	const longest = 8 << 10
-	tidy := func(s string) string {
-		s = strings.ReplaceAll(strings.ToValidUTF8(s, "?"), "\x00", "?")
-		for len(s) > longest || !utf8.ValidString(s) {
-			s = s[:min(len(s)-1, longest)]
-		}
-		return s
-	}
 	if f.Class == "" {
 		f.Class = "error"
 	}
 	return Failure{Class: tidy(f.Class), Error: tidy(f.Error), Stack: tidy(f.Stack)}
+}
+
+// tidy makes a text fit to be stored: valid UTF-8 without NUL, of at most 8 KiB.
+func tidy(s string) string {
+	const longest = 8 << 10
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "?"), "\x00", "?")
+	if len(s) > longest {
+		s = strings.ToValidUTF8(s[:longest], "") // the cut may have gone through a letter
+	}
+	return s
 }
 
 var varying = regexp.MustCompile(`"[^"]*"|'[^']*'|\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}\b|\b0x[0-9a-fA-F]+\b|[0-9]+`)

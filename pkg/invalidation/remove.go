@@ -38,6 +38,6 @@ func (q *Queue) queueRemove(batch *pgx.Batch, node NodeID, endings []Ending) {
 			return "cancelled"
 		}
 		batch.Queue(q.sql.remove, q.ID, c.keys, c.tokens, c.ids, each(c, outcome),
-			each(c, func(e *Ending) string { return e.reason }), node)
+			each(c, func(e *Ending) string { return tidy(e.reason) }), node)
 	}
 }
