@@ -91,12 +91,20 @@ func TestBrokenInstallationIsNotedAndTheNextTried(t *testing.T) {
 		t.Fatal(err)
 	}
 	nothingInstalled(t)
+	t.Setenv("TMPDIR", openTempDir(t))
 	server, err := find(t.Context(), Config{Fast: true}.withDefaults(), []place{{"test", base + "/*/bin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	stopAfter(t, server)
 	query(t, server.ConnString(), "SELECT 'up'")
+	if err := server.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(os.TempDir())
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind, with nothing on PATH: %v %v", left, err)
+	}
 }
 
 func TestKeptClusterAsksForTheVersionThatMadeIt(t *testing.T) {

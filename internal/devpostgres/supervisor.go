@@ -9,10 +9,14 @@ import (
 	"os/exec"
 )
 
+// scriptPath lets the scripts find sleep and rm whatever PATH the program has.
+const scriptPath = `PATH=$PATH:/usr/bin:/bin`
+
 // supervisorScript runs one postmaster until it ends. Arguments: last signal, then the postmaster's command line.
 // Each line of its input is a signal to pass on; end of file means that the program is gone.
-// A server that does not obey is pressed harder after 20 s.
-const supervisorScript = `
+// The signal is repeated, since a server that has only just been started ignores it; one that does not obey
+// is pressed harder after 20 s.
+const supervisorScript = scriptPath + `
 last=$1
 shift
 exec 5<&0
@@ -22,10 +26,9 @@ pg=$!
 	while read -r signal; do kill -s "$signal" "$pg"; done
 	for signal in "$last" QUIT KILL; do
 		n=0
-		kill -s "$signal" "$pg" || exit 0
 		while [ "$n" -lt 100 ]; do
+			kill -s "$signal" "$pg" || exit 0
 			sleep 0.2
-			kill -s 0 "$pg" || exit 0
 			n=$((n + 1))
 		done
 	done
@@ -45,7 +48,7 @@ exit "$status"
 
 // janitorScript deletes an ephemeral cluster's directory when the last holder of its input is gone.
 // Backends of a killed postmaster may still be writing for a moment: hence the second try.
-const janitorScript = `
+const janitorScript = scriptPath + `
 while read -r _; do :; done
 rm -rf -- "$1" 2>/dev/null || { sleep 1; rm -rf -- "$1"; }
 `

@@ -343,3 +343,28 @@ func unrelatedProcess(t *testing.T) int {
 	})
 	return cmd.Process.Pid
 }
+
+// A postmaster ignores signals in its first milliseconds. Who is killed just then must not leave it running.
+func TestServerStoppedAsSoonAsItIsStartedGoes(t *testing.T) {
+	server := start(t, Config{DataDir: keptDir(t), Fast: true})
+	if err := server.Halt(t.Context(), Fast); err != nil {
+		t.Fatal(err)
+	}
+	c := server.cluster
+	log, err := os.Create(c.dir.log())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	for range 5 {
+		run, err := supervise(supervisorCommand(c.acct, c.bin, c.dir.data(), Fast), c.dir.hold, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+		if err := run.stop(ctx); err != nil {
+			t.Errorf("%v: %s", err, c.logTail())
+		}
+		cancel()
+	}
+}
