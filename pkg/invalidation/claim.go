@@ -2,6 +2,8 @@ package invalidation
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,10 +24,14 @@ import (
 //
 // For groups only key and token come back: the entries must be read after this commits (claimGroupsSQL), for the
 // snapshot here may be older than the finish that freed the key. The last row says how the lane looked:
-// token 0, pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind.
+// token 0, pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind,
+// and what the queue's limits left: how long to wait for a token bucket (s), and room for how many locks.
 const claimSQL = `
 WITH alone AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0)) AS ok
+    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
+           AND /* admission */ AS ok
+), room AS MATERIALIZED (
+    SELECT /* room */ FROM alone WHERE ok
 ), head AS MATERIALIZED (
     SELECT r.*
       FROM alone CROSS JOIN LATERAL (
@@ -33,7 +39,7 @@ WITH alone AS MATERIALIZED (
              FROM penstock.ready
             WHERE alone.ok AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
             ORDER BY pos
-            LIMIT $5::int) r
+            LIMIT (SELECT locks FROM room)) r
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id
       FROM penstock.ready
@@ -75,7 +81,7 @@ WITH alone AS MATERIALIZED (
                               WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group)) IS TRUE))
        AND queue_id = $1
     RETURNING pos
-)
+)/* spent */
 SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
        extract(epoch FROM clock_timestamp() - created_at)::float8,
        extract(epoch FROM start_by - clock_timestamp())::float8, extract(epoch FROM finish_by - clock_timestamp())::float8
@@ -86,7 +92,32 @@ SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NUL
   FROM lock_group
 UNION ALL
 SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT ok::int FROM alone),
-       (SELECT count(*) FROM head)::int - (SELECT count(*) FROM taken)::int, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL`
+       (SELECT count(*) FROM head)::int - (SELECT count(*) FROM taken)::int, 0, NULL, NULL, NULL, NULL,
+       (SELECT wait FROM room), (SELECT locks FROM room)::float8, NULL /* spending */`
+
+// A queue under limits claims with the second form of the statement, which runs behind gatesSQL in one transaction:
+// that locks the rows of its limits, so that claims under a limit go one after another, and the claim, whose
+// snapshot is younger than that, counts the locks in use exactly. Both forms look whether the limits are those that
+// the queue knew of when it was opened; if not, nothing is claimed.
+var (
+	claimFreeSQL = strings.NewReplacer(
+		"/* admission */", "NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)",
+		"/* room */", "$5::int AS locks, 0::float8 AS wait",
+	).Replace(claimSQL)
+	claimLimitedSQL = strings.NewReplacer(
+		"/* admission */", `(SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1) = $10::int[]
+           AND (SELECT count(*) FROM (SELECT FROM penstock."limit" WHERE id = ANY ($10::int[]) FOR UPDATE SKIP LOCKED) g) = cardinality($10::int[])`,
+		"/* room */", "least($5::int, r.room) AS locks, r.wait",
+		"FROM alone WHERE ok\n", "FROM alone CROSS JOIN LATERAL penstock.limit_room($1, $3) r WHERE ok\n",
+		"/* spent */", `, spent AS MATERIALIZED (
+    SELECT penstock.spend($1, $3, (SELECT count(*) FROM lock_solo) + (SELECT count(*) FROM lock_group)) AS done
+)`,
+		"NULL /* spending */", "(SELECT 0 FROM spent)",
+	).Replace(claimSQL)
+)
+
+// gatesSQL locks limits $1, as many as nobody else holds, until the transaction ends.
+const gatesSQL = `SELECT id FROM penstock."limit" WHERE id = ANY ($1::int[]) ORDER BY id FOR UPDATE SKIP LOCKED`
 
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3.
 const claimGroupsSQL = `
@@ -115,7 +146,10 @@ type ClaimRequest struct {
 // Claimed is what a claim brought.
 type Claimed struct {
 	Locks []*Lock
-	Busy  bool // another claimer was in the lane: try the next one
+	Busy  bool // another claimer was in the lane, or holds a limit of the queue: try the next one
+	// Limited says that the queue's limits left no room. Wait is how long a token bucket needs, 0 if a lock must end.
+	Limited bool
+	Wait    time.Duration
 	// Mark is the place in line from which the next claim of the lane may begin. It only saves walking over what
 	// is dead already: a row may come in behind it, so begin at 0 about once a second.
 	Mark int64
@@ -128,8 +162,7 @@ type Claimed struct {
 // nevertheless; Reclaim finds out.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 	start := time.Now()
-	rows, err := q.db.Query(ctx, q.sql.claim, q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID,
-		q.Config.QuantumCount, r.Stubborn)
+	rows, end, err := q.queryClaim(ctx, r)
 	if err != nil {
 		return Claimed{}, q.errorf("claim from", err)
 	}
@@ -139,11 +172,12 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 		var row claimRow
 		if err := row.scan(rows); err != nil {
 			rows.Close()
+			_ = end()
 			return Claimed{}, q.errorf("claim from", err)
 		}
 		switch {
 		case row.token == 0:
-			c.Mark, c.Seen, c.Busy, c.Left = row.pos, int(row.entry.ID), row.entry.Attempt == 0, row.entry.Crashes
+			c.summary(&row)
 		case row.key != nil:
 			groups = append(groups, &Lock{Key: *row.key, Token: row.token, Lane: r.Lane, ClaimedAt: start})
 		default:
@@ -151,7 +185,7 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 		}
 	}
 	// Only now is the claim committed: the rows above arrived before.
-	if err := rows.Err(); err != nil {
+	if err := errors.Join(rows.Err(), end()); err != nil {
 		return Claimed{}, q.errorf("claim from", err)
 	}
 	if len(groups) > 0 {
@@ -185,6 +219,33 @@ func (q *Queue) handBackEmpty(ctx context.Context, node NodeID, locks []*Lock) (
 	}
 	_, err := q.Settle(ctx, node, empty)
 	return full, err
+}
+
+// queryClaim sends the claim in the form that the queue's limits ask for. end must be called when the rows are read.
+func (q *Queue) queryClaim(ctx context.Context, r ClaimRequest) (rows pgx.Rows, end func() error, err error) {
+	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, r.Stubborn}
+	if len(q.limits) == 0 {
+		rows, err = q.db.Query(ctx, q.sql.claim, args...)
+		return rows, func() error { return nil }, err
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(gatesSQL, q.limits)
+	batch.Queue(q.sql.claimLimited, append(args, q.limits)...)
+	results := q.db.SendBatch(ctx, batch)
+	if _, err := results.Exec(); err != nil {
+		_ = results.Close()
+		return nil, nil, err
+	}
+	rows, err = results.Query()
+	return rows, results.Close, err
+}
+
+func (c *Claimed) summary(row *claimRow) {
+	c.Mark, c.Seen, c.Busy, c.Left = row.pos, int(row.entry.ID), row.entry.Attempt == 0, row.entry.Crashes
+	if row.startIn != nil && *row.startIn < 1 {
+		c.Limited = true
+		c.Wait = time.Duration(*row.waited * float64(time.Second))
+	}
 }
 
 type claimRow struct {

@@ -104,7 +104,8 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0), retry, crash_limit,
        coalesce(run_timeout, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
        coalesce(model, ''), paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
-       disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version`
+       disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
+       ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id)`
 
 func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	var (
@@ -117,7 +118,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version)
+		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits)
 	if err != nil {
 		return nil, err
 	}

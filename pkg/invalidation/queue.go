@@ -16,13 +16,14 @@ type Queue struct {
 	ID     int32
 	Name   string
 	Config Config
+	limits []int32 // that the queue is under, in order
 	db     postgres.DB
 	sql    statements
 }
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
-	claim, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire, crash, setAside string
+	claim, claimLimited, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire, crash, setAside string
 }
 
 const openSQL = `
@@ -102,7 +103,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
 	q.db = db
 	q.sql = statements{
-		claim: own(claimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
+		claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), setAside: own(setAsideSQL),

@@ -73,7 +73,7 @@ func (n *Node) step(ctx context.Context) bool {
 	a.hold(a.locks - len(claimed.Locks))
 	n.accept(v, claimed.Locks, a)
 	n.after(ctx, v, claimed, err, took)
-	return err == nil && claimed.Seen > 0
+	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy)
 }
 
 // allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
@@ -136,6 +136,10 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 	case c.Busy:
 		// Somebody else is in the lane; they leave it within a few milliseconds.
 		n.board.leave(v, true, time.Now().Add(n.jitter(2*time.Millisecond)))
+		return
+	case c.Limited:
+		// A bucket fills at a known time; a lock of another node ends at an unknown one.
+		n.board.refuse(v, time.Now().Add(n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))))
 		return
 	}
 	if c.Left > 0 {

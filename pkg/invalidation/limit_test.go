@@ -1,0 +1,145 @@
+package invalidation
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+)
+
+// under puts queues of the bed under a limit, and returns handles that know of it.
+func (b *bed) under(name string, l Limit, units map[string]int) map[string]*Queue {
+	b.Helper()
+	if err := SetLimit(b.ctx, b.pool, name, l); err != nil {
+		b.Fatal(err)
+	}
+	queues := map[string]*Queue{}
+	for queue, n := range units {
+		if err := UseLimit(b.ctx, b.pool, queue, name, n); err != nil {
+			b.Fatal(err)
+		}
+		q, err := Open(b.ctx, b.pool, queue)
+		if err != nil {
+			b.Fatal(err)
+		}
+		queues[queue] = q
+	}
+	return queues
+}
+
+// TestLimitIsExactUnderConcurrentClaims runs claimers of two queues against one resource of 5 units, of which one
+// queue takes 2 a lock, while finishes and releases come and go. Every claim's own view must keep to the limit.
+func TestLimitIsExactUnderConcurrentClaims(t *testing.T) {
+	b := newBed(t, Config{})
+	five := 5
+	for _, name := range []string{"light", "heavy"} {
+		if _, err := Create(b.ctx, b.pool, name, Config{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	queues := b.under("gpu", Limit{MaxUnits: &five}, map[string]int{"light": 1, "heavy": 2})
+	light, heavy := queues["light"], queues["heavy"]
+	const n = 120
+	for _, q := range []*Queue{light, heavy} {
+		for i := range n {
+			if _, err := q.Push(b.ctx, withPayload(Push{Flow: fmt.Sprint("flow-", i%3)})); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ctx, stop := context.WithTimeout(b.ctx, 60*time.Second)
+	defer stop()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	finished, most := 0, 0
+	for w := range 8 {
+		wg.Go(func() {
+			for id := int32(1); ctx.Err() == nil; id++ {
+				q := light
+				if (w+int(id))%2 == 0 {
+					q = heavy
+				}
+				lane := Lane{Priority: 1, Flow: fmt.Sprint("flow-", rand.IntN(3))}
+				c, err := q.Claim(ctx, ClaimRequest{Node: NodeID(w + 1), ClaimID: id, Lane: lane, Limit: 1 + rand.IntN(4)})
+				if err != nil {
+					t.Errorf("claim: %v", err)
+					return
+				}
+				used := b.count(`SELECT coalesce(sum(CASE queue_id WHEN $1 THEN 1 WHEN $2 THEN 2 END), 0) FROM penstock.lock`, light.ID, heavy.ID)
+				mu.Lock()
+				most = max(most, used)
+				over := used > five
+				mu.Unlock()
+				if over {
+					t.Errorf("%d units in use, limit 5", used)
+				}
+				for _, l := range c.Locks {
+					e := Done(l, l.Entries[0].ID, nil, 0)
+					if rand.IntN(4) == 0 {
+						e = Release(l, l.Entries[0].ID, 0)
+					} else {
+						mu.Lock()
+						finished++
+						mu.Unlock()
+					}
+					e.Last = true
+					if _, err := q.Settle(ctx, NodeID(w+1), []Ending{e}); err != nil {
+						t.Errorf("settle: %v", err)
+					}
+				}
+				mu.Lock()
+				all := finished == 2*n
+				mu.Unlock()
+				if all {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if finished != 2*n || most < 4 {
+		t.Errorf("finished %d of %d, at most %d units in use: the limit was never near", finished, 2*n, most)
+	}
+}
+
+func TestClaimThatDoesNotKnowALimitIsRefused(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("")
+	fresh, err := Alter(b.ctx, b.pool, b.q.Name, map[string]any{"max_concurrent": 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := ClaimRequest{Node: here, Lane: usual, Limit: 1}
+	if c := b.claimAs(request); len(c.Locks) != 0 || !c.Busy {
+		t.Errorf("claim by an old handle: %d locks, busy %v; want none, busy", len(c.Locks), c.Busy)
+	}
+	b.q = fresh
+	if c := b.claimAs(request); len(c.Locks) != 1 {
+		t.Errorf("claim by a new handle: %d locks, want 1", len(c.Locks))
+	}
+	if c := b.claimAs(request); len(c.Locks) != 0 || !c.Limited {
+		t.Errorf("claim beyond max_concurrent: %d locks, limited %v; want none, limited", len(c.Locks), c.Limited)
+	}
+}
+
+func TestTokenBucketLetsBurstThenRateThrough(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("slow", Limit{Rate: 0.5, Burst: 3, PerFlow: true}, map[string]int{b.q.Name: 1})[b.q.Name]
+	for range 10 {
+		b.pushAll(b.pool, Push{Flow: "a"}, Push{Flow: "b"})
+	}
+	in := func(flow string) Claimed {
+		return b.claimAs(ClaimRequest{Node: here, Lane: Lane{Priority: 1, Flow: flow}, Limit: 10})
+	}
+	if c := in("a"); len(c.Locks) != 3 {
+		t.Fatalf("burst let %d through, want 3", len(c.Locks))
+	}
+	if c := in("a"); len(c.Locks) != 0 || !c.Limited || c.Wait <= 0 || c.Wait > 2*time.Second {
+		t.Errorf("empty bucket: %d locks, limited %v, wait %v; want none, up to 2 s", len(c.Locks), c.Limited, c.Wait)
+	}
+	if c := in("b"); len(c.Locks) != 3 {
+		t.Errorf("other flow got %d, want 3: the limit is for each flow", len(c.Locks))
+	}
+}
