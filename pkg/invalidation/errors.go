@@ -13,6 +13,7 @@ import (
 var (
 	ErrQueueNotFound       = errors.New("queue not found")
 	ErrEntryNotFound       = errors.New("entry not found")
+	ErrNotFound            = errors.New("not found") // a node or a bulk operation
 	ErrInvalid             = errors.New("invalid argument")
 	ErrPayloadTooLarge     = errors.New("payload too large")
 	ErrIdempotencyConflict = errors.New("idempotency key used with another body")
@@ -47,6 +48,7 @@ var sentinels = map[string]error{
 	"PS004": ErrIdempotencyConflict,
 	"PS006": ErrState,
 	"PS007": ErrEntryNotFound,
+	"PS008": ErrNotFound,
 }
 
 // translate turns an error of the schema's functions into one of this package's; others pass through.

@@ -1,17 +1,48 @@
 package invalidation
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"time"
 
-// expireSQL removes up to $2 entries whose time has passed and that nobody runs, without waiting for a thread.
-// Entries that are running end with their node's context; penstock.expired_locks finds those whose node does not
-// act on it. A ready row of an entry that goes is taken first, so that no claim can start it meanwhile; where a
-// claim holds it, the claim sees the deadline itself.
-const expireSQL = `
-SELECT penstock.expire_entries($1, $2) -- penstock.entry_X`
+	"github.com/jackc/pgx/v5"
 
-// Expire removes up to limit entries whose start_by or finish_by has passed and that nobody runs.
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// expireSQL removes up to $2 entries whose time has passed and that nobody runs, without waiting for anybody.
+// A ready row of an entry that goes is taken first, so that no claim can start it meanwhile; where a claim holds it,
+// the claim sees the deadline itself.
+const expireSQL = `SELECT penstock.expire_entries($1, $2)`
+
+// Expire removes up to limit entries whose start_by or finish_by has passed and that nobody runs. Entries that run end
+// with their node's context; ExpiredLocks finds those whose node does not act on it.
 func (q *Queue) Expire(ctx context.Context, limit int) (int, error) {
 	var n int
 	err := q.db.QueryRow(ctx, q.sql.expire, q.ID, limit).Scan(&n)
 	return n, q.errorf("expire entries of", err)
+}
+
+// ExpiredLock is an entry that still runs although its finish_by has passed.
+type ExpiredLock struct {
+	QueueID  int32
+	Key      string
+	Token    Token
+	Node     NodeID
+	Entry    EntryID
+	FinishBy time.Time
+}
+
+// ExpiredLocks returns the entries that still run more than grace after their finish_by, of all queues.
+func ExpiredLocks(ctx context.Context, db postgres.DB, grace time.Duration) ([]ExpiredLock, error) {
+	const sql = `SELECT queue_id, lock_key, token, node_id, entry_id, finish_by FROM penstock.expired_locks($1)`
+	rows, err := db.Query(ctx, sql, grace)
+	if err != nil {
+		return nil, fmt.Errorf("list expired locks: %w", err)
+	}
+	locks, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ExpiredLock])
+	if err != nil {
+		return nil, fmt.Errorf("list expired locks: %w", err)
+	}
+	return locks, nil
 }

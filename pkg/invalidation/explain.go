@@ -1,0 +1,93 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Explanation says in what state an entry is and why it does not run. No reason at all: it is next.
+type Explanation struct {
+	ID      EntryID  `json:"id"`
+	Queue   string   `json:"queue"`
+	State   string   `json:"state"` // initial, pending, disabled, computing, or an outcome
+	Reasons []Reason `json:"reasons"`
+}
+
+// Reason is one condition of the claim that does not hold, or who stands before the entry.
+type Reason struct {
+	// Code is one of paused, queue_disabled, limit, node_limit, nobody_serves, disabled, not_due, promotion_late,
+	// expired, cancel_requested, running, key_held, ahead_in_key, ahead_in_lane, ended.
+	Code    string         `json:"code"`
+	Text    string         `json:"text"`    // for people
+	Numbers map[string]any `json:"numbers"` // those in the text
+}
+
+// Explain evaluates the conditions of the claim for one entry, all at one moment.
+// ErrEntryNotFound says that there is no such entry, and no outcome of it any more.
+func Explain(ctx context.Context, db postgres.DB, id EntryID) (Explanation, error) {
+	var text []byte
+	if err := db.QueryRow(ctx, `SELECT penstock.explain_entry($1)`, id).Scan(&text); err != nil {
+		return Explanation{}, fmt.Errorf("explain entry %d: %w", id, translate(err))
+	}
+	var e Explanation
+	if err := json.Unmarshal(text, &e); err != nil {
+		return Explanation{}, fmt.Errorf("read explanation of entry %d: %w", id, err)
+	}
+	return e, nil
+}
+
+// Ended is how an entry ended.
+type Ended struct {
+	Queue    string
+	Outcome  string // done, failed, expired, cancelled
+	At       time.Time
+	Accepted time.Time
+	Attempt  int           // attempts that ended in an error; for a failure that of its end as well
+	Node     NodeID        // that ran it last, 0 if unknown
+	Token    Token         // under which it ended, 0 if it did not run
+	Ran      time.Duration // 0 if unknown
+	Reason   string        // the error of a failure
+	Class    string        // of a failure
+	Result   json.RawMessage
+}
+
+// Outcome returns how an entry ended, for as long as its queue keeps outcomes. ErrState says that it has not ended yet,
+// ErrEntryNotFound that there is no such entry.
+func Outcome(ctx context.Context, db postgres.DB, id EntryID) (Ended, error) {
+	const sql = `
+SELECT queue, outcome::text, ended_at, created_at, attempt, coalesce(node_id, 0), coalesce(token, 0), coalesce(run_ms, 0),
+       coalesce(reason, ''), coalesce(class, ''), result
+  FROM penstock.outcome_of($1)`
+	for {
+		var e Ended
+		var ms int64
+		err := db.QueryRow(ctx, sql, id).Scan(&e.Queue, &e.Outcome, &e.At, &e.Accepted, &e.Attempt, &e.Node, &e.Token, &ms,
+			&e.Reason, &e.Class, &e.Result)
+		e.Ran = time.Duration(ms) * time.Millisecond
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return e, outcomeErrorf(id, err)
+		}
+		_, err = db.Exec(ctx, `SELECT penstock.living_entry($1)`, id)
+		if err == nil {
+			return Ended{}, fmt.Errorf("read outcome of entry %d: it has not ended: %w", id, ErrState)
+		}
+		if err = outcomeErrorf(id, err); !errors.Is(err, ErrState) {
+			return Ended{}, err
+		}
+		// It ended between the two statements.
+	}
+}
+
+func outcomeErrorf(id EntryID, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("read outcome of entry %d: %w", id, translate(err))
+}

@@ -1,0 +1,141 @@
+package invalidation
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestExplainNamesEachConditionOfTheClaim(t *testing.T) {
+	b := newControlBed(t, Config{MaxConcurrent: 1, MaxConcurrentPerNode: 1})
+	first := b.push("", "", "K", "K", "K")
+	b.want(b.reasons(first[0]), []string{})
+	b.want(b.reasons(first[1]), []string{"ahead_in_lane"})
+	b.want(b.reasons(first[4]), []string{"ahead_in_key", "ahead_in_lane"})
+	lock := b.claimOne()
+	b.want(b.reasons(first[0]), []string{"running"})
+	b.want(b.reasons(first[1]), []string{"limit"})
+	b.settle(doneAll(lock)...)
+	b.want(b.reasons(first[0]), []string{"ended"})
+
+	later := b.pushAll(b.pool, Push{DueAt: time.Now().Add(4 * time.Minute)})[0]
+	b.want(b.reasons(later), []string{"not_due"})
+	b.exec(b.pool, `UPDATE penstock.entry SET due_at = now() WHERE id = $1`, later)
+	b.want(b.reasons(later), []string{"promotion_late"})
+
+	b.must(DisableEntry(b.ctx, b.pool, first[1], operator))
+	b.want(b.reasons(first[1]), []string{"disabled"})
+	b.must(PauseQueue(b.ctx, b.pool, "work", operator, time.Now().Add(time.Hour)))
+	b.must(DisableQueue(b.ctx, b.pool, "work", operator))
+	b.exec(b.pool, `UPDATE penstock.node SET draining_at = now()`)
+	b.want(b.reasons(first[2]), []string{"nobody_serves", "paused", "queue_disabled"})
+}
+
+func TestExplainSaysWhoHoldsTheKeyAndForHowLong(t *testing.T) {
+	b := newControlBed(t, Config{})
+	holder := b.push("K")[0]
+	lock := b.claimOne()
+	behind := b.push("K")[0]
+	b.exec(b.pool, `UPDATE penstock.lock SET claimed_at = clock_timestamp() - interval '41 seconds'`)
+	e, err := Explain(b.ctx, b.pool, behind)
+	b.must(err)
+	held := e.Reasons[0]
+	b.want([]any{e.State, held.Code, held.Numbers["entry_id"], held.Numbers["node"], held.Numbers["token"]},
+		[]any{"pending", "key_held", holder, "here", lock.Token})
+	if want := "is held by entry 1 on node here for 41 s"; !strings.Contains(held.Text, want) {
+		t.Errorf("text is %q, want it to say %q", held.Text, want)
+	}
+}
+
+func TestExplainSaysWhatNodesOfTheQueueDo(t *testing.T) {
+	b := newControlBed(t, Config{MaxConcurrentPerNode: 1})
+	b.push("", "")
+	b.claim(1)
+	b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 1})
+	id := b.push("")[0]
+	b.want(b.reasons(id), []string{"node_limit"})
+	b.exec(b.pool, `UPDATE penstock.node SET beat_at = now() - interval '2 hours'`)
+	b.want(b.reasons(id), []string{"nobody_serves"})
+	if e, err := Explain(b.ctx, b.pool, id); err != nil || !strings.Contains(e.Reasons[0].Text, "2 that did fell silent") {
+		t.Errorf("explanation is %+v (%v)", e, err)
+	}
+}
+
+func TestExplainOfALateEntrySaysThatItExpires(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.pushAll(b.pool, Push{StartBy: time.Now().Add(time.Hour)})[0]
+	b.exec(b.pool, `UPDATE penstock.entry SET start_by = now() - interval '1 minute'`)
+	b.want(b.reasons(id), []string{"expired"})
+	if _, err := Explain(b.ctx, b.pool, id+1000); !errors.Is(err, ErrEntryNotFound) {
+		t.Errorf("explanation of an unknown entry: %v", err)
+	}
+}
+
+func TestOutcomeIsReadableAfterTheEntryIsGone(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.push("", "", "")
+	if _, err := Outcome(b.ctx, b.pool, ids[0]); !errors.Is(err, ErrState) {
+		t.Errorf("outcome of a living entry: %v", err)
+	}
+	if _, err := Outcome(b.ctx, b.pool, 1<<40); !errors.Is(err, ErrEntryNotFound) {
+		t.Errorf("outcome of an unknown entry: %v", err)
+	}
+	locks := b.claim(2)
+	b.settle(last(Done(locks[0], locks[0].Entries[0].ID, []byte(`{"n": 1}`), time.Second)),
+		last(Fail(locks[1], locks[1].Entries[0].ID, Failure{Class: "input", Error: "no such file"}, time.Second)))
+	b.cancel(ids[2])
+	done, failed := b.outcome(ids[0]), b.outcome(ids[1])
+	b.want([]any{done.Outcome, done.Result, done.Ran, done.Node, done.Token}, []any{"done", map[string]int{"n": 1}, time.Second, here, locks[0].Token})
+	b.want([]any{failed.Outcome, failed.Class, failed.Reason, failed.Attempt}, []any{"failed", "input", "no such file", 1})
+	b.want(b.outcome(ids[2]).Outcome, "cancelled")
+}
+
+func TestQueueStatusCountsStoredAndComputedStates(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.push("", "", "K", "K", "", "")
+	b.pushAll(b.pool, Push{DueAt: time.Now().Add(time.Hour)}, Push{DueAt: time.Now().Add(time.Hour)})
+	b.claim(1)
+	b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 1, From: int64(ids[2])})
+	b.push("K")
+	b.must(DisableEntry(b.ctx, b.pool, ids[4], operator))
+	failed := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, From: int64(ids[5])}).Locks[0]
+	b.settle(last(Fail(failed, ids[5], Failure{Error: "boom"}, 0)))
+	var s [6]int
+	var estimated bool
+	b.must(b.pool.QueryRow(b.ctx, `SELECT initial, pending, disabled, computing, awaiting_compute, failed, estimated FROM penstock.queue_status`).
+		Scan(&s[0], &s[1], &s[2], &s[3], &s[4], &s[5], &estimated))
+	b.want(s, [6]int{2, 5, 1, 3, 4, 1})
+	b.want(estimated, false)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry_status WHERE state = 'computing'`), 3)
+	b.want(b.count(`SELECT count(*) FROM penstock.lock_status WHERE node IN ('here', 'there')`), 2)
+	b.want(b.count(`SELECT count(*) FROM penstock.node_status WHERE state = 'live' AND locks = 1`), 2)
+}
+
+func TestQueueStatusMarksEstimatesAndStaysNearTheTruth(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[12000]))`)
+	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[3000]), dues => array_fill(now() + interval '1 day', ARRAY[3000]))`)
+	b.exec(b.pool, `ANALYZE penstock.entry_work`)
+	var initial, pending int
+	var estimated bool
+	b.must(b.pool.QueryRow(b.ctx, `SELECT initial, pending, estimated FROM penstock.queue_status`).Scan(&initial, &pending, &estimated))
+	if !estimated || initial != 3000 || pending < 11000 || pending > 13000 {
+		t.Errorf("initial %d, pending %d, estimated %v; want 3000, about 12000, true", initial, pending, estimated)
+	}
+}
+
+func TestStuckShowsLocksOfDeadAndUnknownNodes(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.push("", "")
+	b.claim(1)
+	b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 1})
+	b.want(b.count(`SELECT count(*) FROM penstock.stuck`), 0)
+	tx := b.begin()
+	b.exec(tx, `UPDATE penstock.node SET beat_at = now() - interval '2 hours' WHERE id = $1`, here)
+	b.exec(tx, `DELETE FROM penstock.node WHERE id = $1`, there)
+	var reasons string
+	b.must(tx.QueryRow(b.ctx, `SELECT string_agg(reason, ', ' ORDER BY reason) FROM penstock.stuck`).Scan(&reasons))
+	b.want(reasons, "node dead, node unknown")
+	b.must(tx.Rollback(b.ctx))
+}
