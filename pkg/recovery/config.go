@@ -1,0 +1,63 @@
+package recovery
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Fence runs a transaction that counts only within the term of the leader for whom a duty was started.
+type Fence interface {
+	InTx(ctx context.Context, fn func(pgx.Tx) error) error
+}
+
+// Config says how much a duty does at once. Its zero value means the defaults.
+type Config struct {
+	// Pause between two looks at locks or deadlines, a fifth more or less at random. Default 500 ms.
+	Pause time.Duration
+	// PassLocksMax bounds the locks freed in one pass, and so their rate. Default 1000.
+	PassLocksMax int
+	// BatchLocksMax bounds the locks freed in one transaction. Default 100.
+	BatchLocksMax int
+	// BatchEntriesMax bounds the entries promoted or expired in one transaction. Default 1000.
+	BatchEntriesMax int
+	// SuspendShare and SuspendNodesMin: nothing is freed while more than this share of the nodes, and at least so
+	// many, have missed heartbeats together. Defaults 0.3 and 3.
+	SuspendShare    float64
+	SuspendNodesMin int
+	// NodeRetention is how long the row of a dead node can be read after its lease has lapsed. Default 10 minutes.
+	NodeRetention time.Duration
+	// RetentionPause is the time between two passes of Retention. Default 1 minute.
+	RetentionPause time.Duration
+	// CountPause is the shortest time between two counts of a bounded queue. Default 1 s.
+	CountPause time.Duration
+	// GiveUp is how long the passes of a duty may fail before it returns, so that another leader can try.
+	// Default 30 s.
+	GiveUp time.Duration
+	// Log is where findings and errors go. Default: nowhere.
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	fallback(&c.Pause, 500*time.Millisecond)
+	fallback(&c.PassLocksMax, 1000)
+	fallback(&c.BatchLocksMax, 100)
+	fallback(&c.BatchEntriesMax, 1000)
+	fallback(&c.SuspendShare, 0.3)
+	fallback(&c.SuspendNodesMin, 3)
+	fallback(&c.NodeRetention, 10*time.Minute)
+	fallback(&c.RetentionPause, time.Minute)
+	fallback(&c.CountPause, time.Second)
+	fallback(&c.GiveUp, 30*time.Second)
+	fallback(&c.Log, slog.New(slog.DiscardHandler))
+	return c
+}
+
+func fallback[T comparable](v *T, value T) {
+	var zero T
+	if *v == zero {
+		*v = value
+	}
+}

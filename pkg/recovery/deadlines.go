@@ -1,0 +1,216 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Deadlines is the duty that promotes entries when they are due and expires those that are late.
+type Deadlines struct {
+	cfg   Config
+	db    postgres.DB
+	fence Fence
+
+	batch map[int32]int // entries in one transaction, where fewer than cfg.BatchEntriesMax are as many as go in time
+
+	mu     sync.Mutex
+	status DeadlinesStatus
+}
+
+// DeadlinesStatus is what the duty has done in this term.
+type DeadlinesStatus struct {
+	Promoted int64         // entries
+	Expired  int64         // entries
+	Late     time.Duration // how far the work of the last pass was behind its time, at most
+	Errors   int64         // batches that went wrong; each one was logged
+}
+
+// NewDeadlines returns the duty for one term. It reads through db and writes through fence.
+func NewDeadlines(db postgres.DB, fence Fence, cfg Config) *Deadlines {
+	return &Deadlines{cfg: cfg.withDefaults(), db: db, fence: fence, batch: map[int32]int{}}
+}
+
+// Run keeps due times and deadlines until ctx ends.
+func (d *Deadlines) Run(ctx context.Context) error { return loop(ctx, d.cfg, "deadlines", d.pass) }
+
+// Status is safe to call at any time.
+func (d *Deadlines) Status() DeadlinesStatus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.status
+}
+
+// horizon is when a queue next needs attention, relative to the look; negative: so long ago.
+type horizon struct {
+	queue         *invalidation.Queue
+	due, deadline *float64 // seconds; nil: never
+}
+
+// pass serves the queues that have something to promote or to expire, and asks to be called again when the next
+// entry comes due, at once if there is more. Entries pushed meanwhile are seen after cfg.Pause.
+func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
+	queues, err := invalidation.List(ctx, d.db)
+	if err != nil {
+		return 0, err
+	}
+	horizons, err := d.peek(ctx, queues)
+	if err != nil {
+		return 0, err
+	}
+	pause := d.cfg.Pause
+	late := 0.0
+	for _, h := range horizons {
+		late = min(late, value(h.due), value(h.deadline))
+		next, err := d.serve(ctx, h)
+		if err != nil {
+			return 0, err
+		}
+		pause = min(pause, next)
+	}
+	d.count(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
+	return pause, nil
+}
+
+func value(seconds *float64) float64 {
+	if seconds == nil {
+		return 0
+	}
+	return *seconds
+}
+
+// peekSQL reads the ends of three partial indexes. A deadline of an entry that is running stays there until its
+// node ends it; such a queue is looked at in each pass, to no harm.
+const peekSQL = `
+SELECT extract(epoch FROM (SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial') - clock_timestamp())::float8,
+       extract(epoch FROM least((SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
+                                (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8`
+
+// peek asks for all queues in one round trip, and if that fails for each alone: a queue that cannot be read is
+// reported and does not hold up others.
+func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]horizon, error) {
+	horizons, err := d.peekAt(ctx, queues)
+	if err == nil || general(err) || ctx.Err() != nil {
+		return horizons, err
+	}
+	horizons = nil
+	for i, q := range queues {
+		one, err := d.peekAt(ctx, queues[i:i+1])
+		if err != nil && (general(err) || ctx.Err() != nil) {
+			return nil, err
+		}
+		if err != nil {
+			d.count(func(s *DeadlinesStatus) { s.Errors++ })
+			d.cfg.Log.ErrorContext(ctx, "due entries of a queue cannot be read", "queue", q.Name, "error", err)
+		}
+		horizons = append(horizons, one...)
+	}
+	return horizons, nil
+}
+
+func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([]horizon, error) {
+	var horizons []horizon
+	batch := &pgx.Batch{}
+	for _, q := range queues {
+		batch.Queue(onTable(peekSQL, q)).QueryRow(func(row pgx.Row) error {
+			h := horizon{queue: q}
+			if err := row.Scan(&h.due, &h.deadline); err != nil {
+				return err
+			}
+			horizons = append(horizons, h)
+			return nil
+		})
+	}
+	if err := d.db.SendBatch(ctx, batch).Close(); err != nil {
+		return nil, fmt.Errorf("look for due entries: %w", err)
+	}
+	return horizons, nil
+}
+
+// serve promotes and expires what is due in one queue, a few batches at most, so that other queues have their turn.
+// It returns how long the queue can wait. An error that is the queue's own is reported and does not hold up others.
+func (d *Deadlines) serve(ctx context.Context, h horizon) (time.Duration, error) {
+	wait := d.cfg.Pause
+	for _, verb := range []struct {
+		in    *float64
+		name  string
+		run   func(*invalidation.Queue, context.Context, int) (int, error)
+		total func(*DeadlinesStatus) *int64
+	}{
+		{h.due, "promote", (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
+		{h.deadline, "expire", (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
+	} {
+		if verb.in == nil {
+			continue
+		}
+		if *verb.in > 0 {
+			wait = min(wait, seconds(*verb.in)+time.Millisecond)
+			continue
+		}
+		for range servedBatchesMax {
+			limit := d.limit(h.queue.ID)
+			n, err := d.inTerm(ctx, h.queue, limit, verb.run)
+			if err != nil && (general(err) || ctx.Err() != nil) {
+				return 0, err
+			}
+			d.learn(h.queue.ID, n, err)
+			if err != nil {
+				d.count(func(s *DeadlinesStatus) { s.Errors++ })
+				d.cfg.Log.ErrorContext(ctx, "due entries were left for later", "verb", verb.name, "queue", h.queue.Name,
+					"batch", limit, "error", err)
+				break
+			}
+			d.count(func(s *DeadlinesStatus) { *verb.total(s) += int64(n) })
+			if n < limit {
+				break
+			}
+			wait = 0
+		}
+	}
+	return wait, nil
+}
+
+// servedBatchesMax is how many batches of one queue are served before the next queue has its turn.
+const servedBatchesMax = 5
+
+func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int,
+	verb func(*invalidation.Queue, context.Context, int) (int, error),
+) (n int, err error) {
+	err = d.fence.InTx(ctx, func(tx pgx.Tx) error {
+		n, err = verb(q.On(tx), ctx, limit)
+		return err
+	})
+	return n, err
+}
+
+func (d *Deadlines) limit(queue int32) int {
+	if n, known := d.batch[queue]; known {
+		return n
+	}
+	return d.cfg.BatchEntriesMax
+}
+
+// learn halves a queue's batch when one failed, perhaps for lack of time, and doubles it again with each that did not.
+func (d *Deadlines) learn(queue int32, n int, err error) {
+	limit := d.limit(queue)
+	switch {
+	case err != nil:
+		d.batch[queue] = max(1, limit/2)
+	case limit*2 >= d.cfg.BatchEntriesMax:
+		delete(d.batch, queue)
+	case n == limit:
+		d.batch[queue] = limit * 2
+	}
+}
+
+func (d *Deadlines) count(add func(*DeadlinesStatus)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	add(&d.status)
+}

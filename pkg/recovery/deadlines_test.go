@@ -1,0 +1,93 @@
+package recovery_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/recovery"
+)
+
+// run runs a duty until the test ends.
+func run(t *testing.T, duty interface {
+	Run(ctx context.Context) error
+},
+) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- duty.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("duty ended: %v", err)
+		}
+	})
+}
+
+func TestDueEntryIsPromotedAtOnce(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`CREATE TABLE ready_at (at timestamptz)`)
+	f.exec(`CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+	        'BEGIN INSERT INTO ready_at VALUES (clock_timestamp()); RETURN NULL; END'`)
+	f.exec(`CREATE TRIGGER note AFTER INSERT ON penstock.ready FOR EACH ROW EXECUTE FUNCTION note()`)
+	f.exec(`SELECT penstock.push('work', '{}', due_at => clock_timestamp() + interval '2 seconds')`)
+	run(t, recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Minute}))
+	eventually(t, "the entry is ready", func() bool { return f.count(`SELECT count(*) FROM ready_at`) == 1 })
+	var late float64
+	err := f.pool.QueryRow(t.Context(), `SELECT extract(epoch FROM at - due_at)::float8 FROM ready_at, penstock.entry`).Scan(&late)
+	if err != nil || late < 0 || late > 1 {
+		t.Errorf("ready %v s after it was due (%v)", late, err)
+	}
+	t.Logf("ready %.0f ms after it was due", late*1000)
+}
+
+func TestBacklogOfDueEntriesIsPromotedInBatches(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	due := time.Now().Add(time.Hour)
+	pushes := make([]invalidation.Push, 500)
+	for i := range pushes {
+		pushes[i] = invalidation.Push{Payload: json.RawMessage(`{}`), DueAt: due}
+	}
+	if _, err := f.q.Push(t.Context(), pushes...); err != nil {
+		t.Fatal(err)
+	}
+	f.exec(`UPDATE penstock.entry SET due_at = clock_timestamp() - interval '1 minute'`)
+	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{BatchEntriesMax: 40, Pause: 10 * time.Millisecond})
+	run(t, duty)
+	eventually(t, "all are ready", func() bool { return f.count(`SELECT count(*) FROM penstock.ready`) == 500 })
+	eventually(t, "all are counted", func() bool { return duty.Status().Promoted == 500 })
+}
+
+func TestQueueThatCannotBeServedHoldsUpNoOther(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	for _, name := range []string{"a_broken", "z_broken"} {
+		if _, err := invalidation.Create(t.Context(), f.pool, name, invalidation.Config{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.exec(`ALTER TABLE penstock.entry_a_broken RENAME TO elsewhere`)
+	f.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END'`)
+	f.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON penstock.entry_z_broken FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	for _, queue := range []string{"work", "z_broken"} {
+		f.exec(`SELECT penstock.push($1, '{}', due_at => clock_timestamp() + interval '200 milliseconds')`, queue)
+	}
+	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond, GiveUp: time.Second})
+	run(t, duty)
+	eventually(t, "the entry of the sound queue is ready", func() bool { return f.count(`SELECT count(*) FROM penstock.ready`) == 1 })
+	eventually(t, "the broken queues are reported", func() bool { return duty.Status().Errors > 2 })
+}
+
+func TestDepthOfABoundedQueueIsCountedAnew(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{Capacity: 10})
+	f.push(10, "")
+	f.exec(`DELETE FROM penstock.entry`) // nobody told the counters
+	run(t, recovery.NewStatistics(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, CountPause: 20 * time.Millisecond}))
+	eventually(t, "there is room again", func() bool {
+		_, err := f.q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`)})
+		return err == nil
+	})
+}

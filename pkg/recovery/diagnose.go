@@ -1,0 +1,112 @@
+package recovery
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Node is a node as one look finds it.
+type Node struct {
+	ID     invalidation.NodeID
+	Name   string
+	Beat   int64         // heartbeats so far
+	Silent time.Duration // since the last one, by the database's clock
+	Lease  time.Duration
+	Tokens []invalidation.Token // what it said it holds
+}
+
+// dead says that the node's lease has lapsed.
+func (n Node) dead() bool { return n.Silent > n.Lease }
+
+// Look is what the database says at one moment. The locks must have been read before the nodes: a node is known
+// before it claims, so every node of these locks that was not removed is among the nodes.
+type Look struct {
+	Locks []invalidation.HeldLock
+	Nodes []Node
+}
+
+// Cause is why a lock is stuck.
+type Cause string
+
+// The causes.
+const (
+	NodeDead Cause = "node_dead" // the node's lease has lapsed
+	NodeGone Cause = "node_gone" // the node has no row
+	Unlisted Cause = "unlisted"  // the node is alive and does not know of the lock
+)
+
+// Crashed says that the node died with the lock, which counts a crash for what it ran.
+func (c Cause) Crashed() bool { return c != Unlisted }
+
+// Stuck is a lock that nobody will settle.
+type Stuck struct {
+	invalidation.HeldLock
+	Cause Cause
+}
+
+// Sightings remember, for each lock that a live node left out, the heartbeat in which it was first left out of
+// those in a row.
+type Sightings map[invalidation.Token]Sighting
+
+// Sighting counts the heartbeats in a row that left a lock out, up to the one with number Beat.
+type Sighting struct {
+	Beat  int64
+	InRow int
+}
+
+// Diagnose says which locks are stuck and why, oldest claim first, and what to remember for the next look.
+// A lock that a live node lists is never among them.
+//
+// Being left out counts against a lock only in heartbeats from after its claim, and only once the lock is a lease
+// old: until then the answer to the claim may still be on its way to the node.
+func Diagnose(look Look, before Sightings) ([]Stuck, Sightings) {
+	nodes := make(map[invalidation.NodeID]*Node, len(look.Nodes))
+	type mention struct {
+		node  invalidation.NodeID
+		token invalidation.Token
+	}
+	listed := map[mention]bool{}
+	for i := range look.Nodes {
+		n := &look.Nodes[i]
+		nodes[n.ID] = n
+		for _, token := range n.Tokens {
+			listed[mention{n.ID, token}] = true
+		}
+	}
+	var stuck []Stuck
+	after := Sightings{}
+	for _, lock := range look.Locks {
+		node, known := nodes[lock.Node]
+		switch {
+		case !known:
+			stuck = append(stuck, Stuck{lock, NodeGone})
+		case node.dead():
+			stuck = append(stuck, Stuck{lock, NodeDead})
+		case listed[mention{lock.Node, lock.Token}], lock.Age <= node.Silent:
+			// Alive and at work, or claimed after the last heartbeat.
+		default:
+			s := before[lock.Token].next(node.Beat)
+			after[lock.Token] = s
+			if s.InRow >= 2 && lock.Age > node.Lease {
+				stuck = append(stuck, Stuck{lock, Unlisted})
+			}
+		}
+	}
+	slices.SortFunc(stuck, func(a, b Stuck) int { return cmp.Compare(a.Token, b.Token) })
+	return stuck, after
+}
+
+// next adds a heartbeat that left the lock out. One that nobody looked at in between breaks the row.
+func (s Sighting) next(beat int64) Sighting {
+	switch {
+	case s.InRow > 0 && beat == s.Beat:
+		return s
+	case s.InRow > 0 && beat == s.Beat+1:
+		return Sighting{beat, s.InRow + 1}
+	default:
+		return Sighting{beat, 1}
+	}
+}

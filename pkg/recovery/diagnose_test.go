@@ -1,0 +1,156 @@
+package recovery_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/recovery"
+)
+
+const lease = 10 * time.Second
+
+func lock(token int, node int, age time.Duration) invalidation.HeldLock {
+	return invalidation.HeldLock{QueueID: 1, Token: invalidation.Token(token), Node: invalidation.NodeID(node), Age: age}
+}
+
+func node(id int, beat int64, silent time.Duration, tokens ...invalidation.Token) recovery.Node {
+	return recovery.Node{ID: invalidation.NodeID(id), Beat: beat, Silent: silent, Lease: lease, Tokens: tokens}
+}
+
+func look(n recovery.Node, locks ...invalidation.HeldLock) recovery.Look {
+	return recovery.Look{Locks: locks, Nodes: []recovery.Node{n}}
+}
+
+func TestLockThatItsNodeListsIsLeftAloneForEver(t *testing.T) {
+	stuck, _ := recovery.Diagnose(look(node(1, 40_000, time.Second, 7), lock(7, 1, 24*time.Hour)), nil)
+	if len(stuck) != 0 {
+		t.Errorf("stuck: %v", stuck)
+	}
+}
+
+func TestLockIsStuckWhenItsNodesLeaseHasLapsed(t *testing.T) {
+	for silent, want := range map[time.Duration]int{lease: 0, lease + 1: 1} {
+		stuck, _ := recovery.Diagnose(look(node(1, 3, silent, 7), lock(7, 1, time.Minute)), nil)
+		if len(stuck) != want || want == 1 && (stuck[0].Cause != recovery.NodeDead || !stuck[0].Cause.Crashed()) {
+			t.Errorf("node silent for %v: %v, want %d", silent, stuck, want)
+		}
+	}
+}
+
+func TestLockOfAnUnknownNodeIsStuck(t *testing.T) {
+	stuck, _ := recovery.Diagnose(recovery.Look{Locks: []invalidation.HeldLock{lock(7, 1, 0)}}, nil)
+	if len(stuck) != 1 || stuck[0].Cause != recovery.NodeGone {
+		t.Errorf("stuck: %v", stuck)
+	}
+}
+
+// One heartbeat without the token says little: it may have been on its way when the claim was committed.
+func TestLockLeftOutOfTwoHeartbeatsInARowIsStuck(t *testing.T) {
+	old := lock(7, 1, time.Minute)
+	for _, c := range []struct {
+		name  string
+		looks []recovery.Look
+		want  bool
+	}{
+		{"one heartbeat, seen twice", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 5, time.Second), old)}, false},
+		{"two in a row", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 6, 0), old)}, true},
+		{"seen again between two looks, perhaps", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 7, 0), old)}, false},
+		{"listed in between", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 6, 0, 7), old), look(node(1, 7, 0), old)}, false},
+		{"younger than a lease", []recovery.Look{look(node(1, 5, 0), lock(7, 1, time.Second)), look(node(1, 6, 0), lock(7, 1, 3*time.Second))}, false},
+		{"claimed after the heartbeat", []recovery.Look{look(node(1, 5, 2*time.Minute), old), look(node(1, 6, 0), old)}, false},
+		{"listed by another node", []recovery.Look{
+			{Locks: []invalidation.HeldLock{old}, Nodes: []recovery.Node{node(1, 5, 0), node(2, 9, 0, 7)}},
+			{Locks: []invalidation.HeldLock{old}, Nodes: []recovery.Node{node(1, 6, 0), node(2, 10, 0, 7)}},
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var stuck []recovery.Stuck
+			var seen recovery.Sightings
+			for i, l := range c.looks {
+				if l.Nodes[0].Silent == 2*time.Minute {
+					l.Nodes[0].Lease = time.Hour // alive, and its last heartbeat is older than the claim
+				}
+				stuck, seen = recovery.Diagnose(l, seen)
+				if i < len(c.looks)-1 && len(stuck) != 0 {
+					t.Errorf("stuck after look %d: %v", i+1, stuck)
+				}
+			}
+			if got := len(stuck) == 1 && stuck[0].Cause == recovery.Unlisted; got != c.want {
+				t.Errorf("stuck: %v, want %v", stuck, c.want)
+			}
+		})
+	}
+}
+
+func looks() *rapid.Generator[recovery.Look] {
+	return rapid.Custom(func(t *rapid.T) recovery.Look {
+		var l recovery.Look
+		for id := range rapid.IntRange(0, 5).Draw(t, "nodes") {
+			var tokens []invalidation.Token
+			for token := range 20 {
+				if rapid.Bool().Draw(t, "listed") {
+					tokens = append(tokens, invalidation.Token(token))
+				}
+			}
+			silent := time.Duration(rapid.IntRange(0, 20).Draw(t, "silent")) * time.Second
+			l.Nodes = append(l.Nodes, node(id, rapid.Int64Range(0, 3).Draw(t, "beat"), silent, tokens...))
+		}
+		for token := range 20 {
+			age := time.Duration(rapid.IntRange(0, 30).Draw(t, "age")) * time.Second
+			l.Locks = append(l.Locks, lock(token, rapid.IntRange(0, 6).Draw(t, "holder"), age))
+		}
+		return l
+	})
+}
+
+func TestDiagnosisHoldsForAnySequenceOfLooks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var seen recovery.Sightings
+		for _, l := range rapid.SliceOfN(looks(), 1, 6).Draw(t, "looks") {
+			stuck, after := recovery.Diagnose(l, seen)
+			shuffled := recovery.Look{Locks: slices.Clone(l.Locks), Nodes: slices.Clone(l.Nodes)}
+			rand.Shuffle(len(l.Locks), func(i, j int) {
+				shuffled.Locks[i], shuffled.Locks[j] = shuffled.Locks[j], shuffled.Locks[i]
+			})
+			if again, _ := recovery.Diagnose(shuffled, seen); !slices.Equal(again, stuck) {
+				t.Fatalf("the order of rows matters: %v, then %v", stuck, again)
+			}
+			seen = after
+			checkStuck(t, l, stuck)
+			if len(seen) > len(l.Locks) {
+				t.Fatalf("%d sightings of %d locks: memory grows", len(seen), len(l.Locks))
+			}
+		}
+	})
+}
+
+// checkStuck asserts what one look alone decides.
+func checkStuck(t *rapid.T, l recovery.Look, stuck []recovery.Stuck) {
+	causes := map[invalidation.Token]recovery.Cause{}
+	for _, s := range stuck {
+		causes[s.Token] = s.Cause
+	}
+	for _, held := range l.Locks {
+		cause := causes[held.Token]
+		i := slices.IndexFunc(l.Nodes, func(n recovery.Node) bool { return n.ID == held.Node })
+		switch {
+		case i < 0:
+			if cause != recovery.NodeGone {
+				t.Fatalf("lock %d of an unknown node: cause %q", held.Token, cause)
+			}
+		case l.Nodes[i].Silent > lease:
+			if cause != recovery.NodeDead {
+				t.Fatalf("lock %d of a dead node: cause %q", held.Token, cause)
+			}
+		case slices.Contains(l.Nodes[i].Tokens, held.Token) || held.Age <= lease:
+			if cause != "" {
+				t.Fatalf("lock %d that its live node lists or has just claimed: cause %q", held.Token, cause)
+			}
+		}
+	}
+}

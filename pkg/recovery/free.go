@@ -1,0 +1,200 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// deferral keeps a lock that could not be freed from standing in the way of those that can.
+type deferral struct {
+	tries int
+	until time.Time
+}
+
+// errUnresolved says that a lock was not freed although nothing went wrong: somebody else has its record locked.
+var errUnresolved = errors.New("its record is locked by a transaction, or its node came back")
+
+// free ends stuck locks, at most cfg.PassLocksMax of them, oldest first. Its error says that no lock could have been
+// freed; a single lock that cannot be is deferred and reported, and the others go on.
+func (l *Locks) free(ctx context.Context, stuck []Stuck) error {
+	l.forget(stuck)
+	chosen := l.choose(stuck)
+	if len(chosen) == 0 {
+		return nil
+	}
+	queues, err := l.queues(ctx)
+	if err != nil {
+		return err
+	}
+	for _, batch := range batches(chosen, l.cfg.BatchLocksMax) {
+		queue, known := queues[batch[0].QueueID]
+		if !known {
+			l.postpone(ctx, batch, fmt.Errorf("queue %d is not registered", batch[0].QueueID))
+			continue
+		}
+		if err := l.freeBatch(ctx, queue, batch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget drops deferrals of locks that are not stuck any more.
+func (l *Locks) forget(stuck []Stuck) {
+	if len(l.deferred) == 0 {
+		return
+	}
+	here := make(map[invalidation.Token]bool, len(stuck))
+	for _, s := range stuck {
+		here[s.Token] = true
+	}
+	for token := range l.deferred {
+		if !here[token] {
+			delete(l.deferred, token)
+		}
+	}
+}
+
+func (l *Locks) choose(stuck []Stuck) []Stuck {
+	now := time.Now()
+	var chosen []Stuck
+	for _, s := range stuck {
+		if len(chosen) == l.cfg.PassLocksMax {
+			break
+		}
+		if !now.Before(l.deferred[s.Token].until) {
+			chosen = append(chosen, s)
+		}
+	}
+	return chosen
+}
+
+func (l *Locks) queues(ctx context.Context) (map[int32]*invalidation.Queue, error) {
+	list, err := invalidation.List(ctx, l.db)
+	if err != nil {
+		return nil, err
+	}
+	byID := make(map[int32]*invalidation.Queue, len(list))
+	for _, q := range list {
+		byID[q.ID] = q
+	}
+	return byID, nil
+}
+
+// batches groups locks that one call can free: of one queue, and all crashed or none.
+func batches(stuck []Stuck, size int) [][]Stuck {
+	type kind struct {
+		queue   int32
+		crashed bool
+	}
+	groups := map[kind][]Stuck{}
+	var order []kind
+	for _, s := range stuck {
+		k := kind{s.QueueID, s.Cause.Crashed()}
+		if groups[k] == nil {
+			order = append(order, k)
+		}
+		groups[k] = append(groups[k], s)
+	}
+	var all [][]Stuck
+	for _, k := range order {
+		all = slices.AppendSeq(all, slices.Chunk(groups[k], size))
+	}
+	return all
+}
+
+// freeBatch frees locks together, and one by one if that fails: then the one that is to blame is found.
+func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []Stuck) error {
+	freed, err := l.recover(ctx, q, batch)
+	switch {
+	case err == nil:
+		l.settle(ctx, q, batch, freed)
+		return nil
+	case general(err) || ctx.Err() != nil:
+		return err
+	case len(batch) == 1:
+		l.postpone(ctx, batch, err)
+		return nil
+	}
+	for _, one := range slices.Collect(slices.Chunk(batch, 1)) {
+		if err := l.freeBatch(ctx, q, one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// general says that an error is not about the locks: the database is away or the term is over. An error that the
+// server raised about a statement is about what the statement met.
+func general(err error) bool { return postgres.Code(err) == "" || postgres.Unavailable(err) }
+
+func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuck) (invalidation.Recovered, error) {
+	held := make([]invalidation.HeldLock, len(batch))
+	for i, s := range batch {
+		held[i] = s.HeldLock
+	}
+	var r invalidation.Recovered
+	err := l.fence.InTx(ctx, func(tx pgx.Tx) (err error) {
+		r, err = q.On(tx).Recover(ctx, held, batch[0].Cause.Crashed())
+		return err
+	})
+	return r, err
+}
+
+// settle notes what a batch has brought. A lock that was not freed is either gone, and not met again, or deferred.
+func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck, r invalidation.Recovered) {
+	freed := make(map[invalidation.Token]bool, len(r.Freed))
+	for _, token := range r.Freed {
+		freed[token] = true
+	}
+	var left []Stuck
+	for _, s := range batch {
+		if !freed[s.Token] {
+			left = append(left, s)
+			continue
+		}
+		l.count(func(status *LocksStatus) { status.Freed[s.Cause]++ })
+		l.cfg.Log.DebugContext(ctx, "freed a stuck lock", "queue", q.Name, "lock_key", s.Key, "token", s.Token,
+			"node", s.Node, "cause", s.Cause, "age", s.Age)
+	}
+	if len(freed) > 0 {
+		l.cfg.Log.InfoContext(ctx, "freed stuck locks", "queue", q.Name, "locks", len(freed), "first_token", batch[0].Token,
+			"node", batch[0].Node, "cause", batch[0].Cause)
+	}
+	for _, id := range r.SetAside {
+		l.cfg.Log.ErrorContext(ctx, "set an entry aside: too many nodes died while they ran it", "queue", q.Name, "entry", id)
+	}
+	l.count(func(status *LocksStatus) { status.SetAside += int64(len(r.SetAside)) })
+	l.postpone(ctx, left, errUnresolved)
+}
+
+const (
+	deferFirst = time.Second
+	deferMax   = 30 * time.Second
+	// quietTries are not reported for errUnresolved: to pass by a record that is just being settled is normal.
+	quietTries = 3
+)
+
+// postpone keeps locks back for a while that grows with each try, and reports them.
+func (l *Locks) postpone(ctx context.Context, locks []Stuck, why error) {
+	for _, s := range locks {
+		d := l.deferred[s.Token]
+		d.until = time.Now().Add(min(deferFirst<<min(d.tries, 10), deferMax))
+		d.tries++
+		l.deferred[s.Token] = d
+		if errors.Is(why, errUnresolved) && d.tries <= quietTries {
+			continue
+		}
+		l.count(func(status *LocksStatus) { status.Unresolved++ })
+		l.cfg.Log.ErrorContext(ctx, "cannot free a stuck lock; somebody should look", "queue_id", s.QueueID, "lock_key", s.Key,
+			"token", s.Token, "node", s.Node, "cause", s.Cause, "tries", d.tries, "error", why)
+	}
+}

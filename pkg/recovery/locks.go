@@ -1,0 +1,177 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Locks is the duty that frees stuck locks.
+type Locks struct {
+	cfg   Config
+	db    postgres.DB
+	fence Fence
+
+	suspender Suspender
+	sightings Sightings
+	deferred  map[invalidation.Token]deferral
+
+	mu     sync.Mutex
+	status LocksStatus
+}
+
+// LocksStatus is what the duty has found and done in this term.
+type LocksStatus struct {
+	Held       int             // locks at the last look
+	Stuck      int             // of these, stuck; above 0 for long, somebody should look
+	DeadNodes  int             // nodes whose lease has lapsed and whose row is kept
+	Suspended  string          // why nothing is freed now; empty if nothing keeps it
+	Freed      map[Cause]int64 // locks
+	SetAside   int64           // entries that had killed too many nodes
+	Unresolved int64           // tries to free a lock that did not; each one was logged
+	Removed    int64           // nodes
+	LookedAt   time.Time
+}
+
+// NewLocks returns the duty for one term. It reads through db and writes through fence.
+func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
+	cfg = cfg.withDefaults()
+	return &Locks{
+		cfg: cfg, db: db, fence: fence,
+		suspender: Suspender{Share: cfg.SuspendShare, NodesMin: cfg.SuspendNodesMin},
+		deferred:  map[invalidation.Token]deferral{},
+		status:    LocksStatus{Freed: map[Cause]int64{}},
+	}
+}
+
+// Run looks for stuck locks until ctx ends.
+func (l *Locks) Run(ctx context.Context) error { return loop(ctx, l.cfg, "locks", l.pass) }
+
+// Status is safe to call at any time.
+func (l *Locks) Status() LocksStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.status
+	s.Freed = make(map[Cause]int64, len(l.status.Freed))
+	for cause, n := range l.status.Freed {
+		s.Freed[cause] = n
+	}
+	return s
+}
+
+func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
+	reading, locks, err := l.look(ctx)
+	if err != nil {
+		return 0, err
+	}
+	stuck, sightings := Diagnose(Look{Locks: locks, Nodes: reading.Nodes}, l.sightings)
+	l.sightings = sightings
+	suspended := l.suspender.Judge(reading)
+	l.note(ctx, reading, len(locks), len(stuck), suspended)
+	if suspended != "" {
+		return l.cfg.Pause, nil
+	}
+	if err := l.free(ctx, stuck); err != nil {
+		return 0, err
+	}
+	return l.cfg.Pause, l.removeNodes(ctx, reading.Nodes)
+}
+
+const nodesSQL = `
+SELECT id, name, beat, extract(epoch FROM clock_timestamp() - beat_at)::float8, lease, tokens
+  FROM penstock.node`
+
+const clockSQL = `
+SELECT extract(epoch FROM clock_timestamp())::float8,
+       extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8`
+
+// look reads the locks first and then the nodes, as Diagnose needs it. Both tables are small.
+func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, error) {
+	r := Reading{At: time.Now()}
+	var clock, uptime float64
+	if err := l.db.QueryRow(ctx, clockSQL).Scan(&clock, &uptime); err != nil {
+		return r, nil, fmt.Errorf("read the database's clock: %w", err)
+	}
+	r.Clock, r.Uptime = seconds(clock), seconds(uptime)
+	locks, err := invalidation.HeldLocks(ctx, l.db)
+	if err != nil {
+		return r, nil, fmt.Errorf("read locks: %w", err)
+	}
+	rows, err := l.db.Query(ctx, nodesSQL)
+	if err != nil {
+		return r, nil, fmt.Errorf("read nodes: %w", err)
+	}
+	r.Nodes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) {
+		var n Node
+		var silent float64
+		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens)
+		n.Silent = seconds(silent)
+		return n, err
+	})
+	if err != nil {
+		return r, nil, fmt.Errorf("read nodes: %w", err)
+	}
+	return r, locks, nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// note keeps what the pass found, and logs when recovery suspends itself or goes on.
+func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended string) {
+	dead := 0
+	for _, n := range r.Nodes {
+		if n.dead() {
+			dead++
+		}
+	}
+	l.mu.Lock()
+	before := l.status.Suspended
+	l.status.Held, l.status.Stuck, l.status.DeadNodes = held, stuck, dead
+	l.status.Suspended, l.status.LookedAt = suspended, r.At
+	l.mu.Unlock()
+	switch {
+	case suspended == "" && before != "":
+		l.cfg.Log.InfoContext(ctx, "recovery goes on", "stuck", stuck)
+	case suspended != "" && before == "":
+		l.cfg.Log.WarnContext(ctx, "recovery suspended", "reason", suspended, "stuck", stuck)
+	}
+}
+
+// removeNodesSQL forgets nodes $1 that are dead for longer than $2 and hold no lock: as long as they hold one,
+// their row is evidence. A node that comes back in this moment keeps its row, for its lease is looked at again.
+const removeNodesSQL = `
+DELETE FROM penstock.node n
+ WHERE n.id = ANY ($1::bigint[]) AND n.beat_at + n.lease + $2::interval < clock_timestamp()
+   AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.node_id = n.id)`
+
+func (l *Locks) removeNodes(ctx context.Context, nodes []Node) error {
+	var old []invalidation.NodeID
+	for _, n := range nodes {
+		if n.Silent > n.Lease+l.cfg.NodeRetention {
+			old = append(old, n.ID)
+		}
+	}
+	if len(old) == 0 {
+		return nil
+	}
+	return l.fence.InTx(ctx, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, removeNodesSQL, old, l.cfg.NodeRetention)
+		if err != nil {
+			return fmt.Errorf("remove dead nodes: %w", err)
+		}
+		l.count(func(s *LocksStatus) { s.Removed += tag.RowsAffected() })
+		return nil
+	})
+}
+
+func (l *Locks) count(add func(*LocksStatus)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	add(&l.status)
+}

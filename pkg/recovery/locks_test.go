@@ -1,0 +1,414 @@
+package recovery_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/recovery"
+)
+
+// term is a fence that a test can close, as a lost election does.
+type term struct {
+	db   postgres.DB
+	mu   sync.Mutex
+	over bool
+}
+
+var errOver = errors.New("term is over")
+
+func (f *term) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	f.mu.Lock()
+	over := f.over
+	f.mu.Unlock()
+	if over {
+		return errOver
+	}
+	return postgres.InTx(ctx, f.db, fn)
+}
+
+// shortLease makes recovery's waits short: it measures them in leases.
+const shortLease = time.Second
+
+// fleet is a queue and nodes that claim from it.
+type fleet struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+	q    *invalidation.Queue
+	next invalidation.NodeID
+}
+
+func newFleet(t *testing.T, pool *pgxpool.Pool, cfg invalidation.Config) *fleet {
+	t.Helper()
+	q, err := invalidation.Create(t.Context(), pool, "work", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &fleet{t: t, pool: pool, q: q}
+}
+
+func (f *fleet) register(lease time.Duration) invalidation.NodeID {
+	f.t.Helper()
+	f.next++
+	n := invalidation.Node{ID: f.next, Name: "node", Application: "default", Lease: lease, Queues: []int32{f.q.ID}}
+	if err := invalidation.Register(f.t.Context(), f.pool, n); err != nil {
+		f.t.Fatal(err)
+	}
+	return n.ID
+}
+
+func (f *fleet) push(n int, lockKey string) {
+	f.t.Helper()
+	pushes := make([]invalidation.Push, n)
+	for i := range pushes {
+		pushes[i] = invalidation.Push{Payload: json.RawMessage(`{}`), LockKey: lockKey}
+	}
+	if _, err := f.q.Push(f.t.Context(), pushes...); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// claim lets a node claim up to limit locks and returns them.
+func (f *fleet) claim(node invalidation.NodeID, limit int) []*invalidation.Lock {
+	f.t.Helper()
+	c, err := f.q.Claim(f.t.Context(), invalidation.ClaimRequest{Node: node, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: limit})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return c.Locks
+}
+
+func (f *fleet) beat(node invalidation.NodeID, locks ...*invalidation.Lock) {
+	f.t.Helper()
+	if _, err := invalidation.Renew(f.t.Context(), f.pool, node, listing(locks)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func listing(locks []*invalidation.Lock) invalidation.Beat {
+	b := invalidation.Beat{Tokens: []invalidation.Token{}}
+	for _, l := range locks {
+		b.Tokens = append(b.Tokens, l.Token)
+	}
+	return b
+}
+
+// lapse makes a node's lease lapse: its last heartbeat was so long ago.
+func (f *fleet) lapse(node invalidation.NodeID, silent time.Duration) {
+	f.t.Helper()
+	f.exec(`UPDATE penstock.node SET beat_at = clock_timestamp() - $2::interval WHERE id = $1`, node, silent)
+}
+
+func (f *fleet) exec(sql string, args ...any) {
+	f.t.Helper()
+	if _, err := f.pool.Exec(f.t.Context(), sql, args...); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fleet) count(sql string, args ...any) (n int) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(f.t.Context(), sql, args...).Scan(&n); err != nil {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+func (f *fleet) locks() int { f.t.Helper(); return f.count(`SELECT count(*) FROM penstock.lock`) }
+
+// log collects what a duty reports.
+type log struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *log) contains(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Contains(l.buf.Bytes(), []byte(text))
+}
+
+// start runs the duty until the test ends.
+func (f *fleet) start(cfg recovery.Config) (*recovery.Locks, *term, *log) {
+	f.t.Helper()
+	out := &log{}
+	cfg.Pause = 20 * time.Millisecond
+	cfg.Log = slog.New(slog.NewTextHandler(out, nil))
+	fence := &term{db: f.pool}
+	duty := recovery.NewLocks(f.pool, fence, cfg)
+	ctx, stop := context.WithCancel(f.t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := duty.Run(ctx); err != nil {
+			f.t.Errorf("duty ended: %v", err)
+		}
+	}()
+	f.t.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	return duty, fence, out
+}
+
+// eventually waits for a condition that the duty brings about.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+func TestLocksOfADeadNodeAreFreedAndCountACrash(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead, alive := f.register(shortLease), f.register(shortLease)
+	f.push(5, "")
+	f.push(3, "group")
+	if got := len(f.claim(dead, 4)); got != 4 {
+		t.Fatalf("claimed %d locks", got)
+	}
+	kept := f.claim(alive, 10)
+	stopBeating := f.keepAlive(alive, kept...)
+	f.lapse(dead, time.Minute)
+	duty, _, _ := f.start(recovery.Config{})
+	eventually(t, "locks of the dead node are freed", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, dead) == 0
+	})
+	stopBeating()
+	if got := f.count(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, alive); got != len(kept) {
+		t.Errorf("the live node holds %d locks, want %d", got, len(kept))
+	}
+	if got := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 1 AND attempt = 0`); got != 4 {
+		t.Errorf("%d entries have a crash and no attempt counted, want 4", got)
+	}
+	if got := len(f.claim(alive, 10)); got != 4 {
+		t.Errorf("%d locks can be claimed again, want 4", got)
+	}
+	eventually(t, "four locks are counted", func() bool { return duty.Status().Freed[recovery.NodeDead] == 4 })
+}
+
+// keepAlive lets a node beat until the returned function is called.
+func (f *fleet) keepAlive(node invalidation.NodeID, locks ...*invalidation.Lock) func() {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			if _, err := invalidation.Renew(f.t.Context(), f.pool, node, listing(locks)); err != nil {
+				f.t.Errorf("heartbeat of node %d: %v", node, err)
+				return
+			}
+		}
+	}()
+	return func() { close(stop); <-stopped }
+}
+
+func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(shortLease)
+	f.push(2, "")
+	locks := f.claim(node, 2)
+	stop := f.keepAlive(node, locks[0]) // the claim of the second one was never answered
+	defer stop()
+	f.start(recovery.Config{})
+	eventually(t, "the unlisted lock is freed", func() bool { return f.locks() == 1 })
+	if got := f.count(`SELECT count(*) FROM penstock.lock WHERE token = $1`, locks[0].Token); got != 1 {
+		t.Error("the listed lock was freed")
+	}
+	if got := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes > 0 OR attempt > 0`); got != 0 {
+		t.Errorf("%d entries have a crash or an attempt counted", got)
+	}
+}
+
+func TestEntryThatKillsNodeAfterNodeIsSetAside(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 2})
+	f.push(1, "")
+	duty, _, _ := f.start(recovery.Config{})
+	for range 2 {
+		node := f.register(shortLease)
+		eventually(t, "the entry can be claimed", func() bool { return len(f.claim(node, 1)) == 1 })
+		f.lapse(node, time.Minute)
+	}
+	eventually(t, "the entry is set aside", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.failure WHERE class = 'poison' AND crashes = 2`) == 1
+	})
+	eventually(t, "it is counted", func() bool { return duty.Status().SetAside == 1 })
+	if got := f.locks(); got != 0 {
+		t.Errorf("%d locks are left", got)
+	}
+	var history string
+	if err := f.pool.QueryRow(t.Context(), `SELECT history::text FROM penstock.failure`).Scan(&history); err != nil {
+		t.Fatal(err)
+	}
+	var crashes []struct{ Node int64 }
+	if err := json.Unmarshal([]byte(history), &crashes); err != nil || len(crashes) != 2 || crashes[0].Node != 1 || crashes[1].Node != 2 {
+		t.Errorf("history does not name both nodes: %s (%v)", history, err)
+	}
+}
+
+func TestLockThatCannotBeFreedIsReportedAndHoldsUpNobody(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(shortLease)
+	f.push(3, "")
+	locks := f.claim(node, 3)
+	f.exec(`INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+	        VALUES (999, '#1', 0, $1, 1, 1, 1, 1, 1, 1, '', clock_timestamp())`, node)
+	// The database refuses to free one of the locks, whatever the reason may be.
+	f.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END'`)
+	f.exec(`CREATE TRIGGER refuse BEFORE DELETE ON penstock.lock FOR EACH ROW WHEN (OLD.token = ` +
+		itoa(int64(locks[0].Token)) + `) EXECUTE FUNCTION refuse()`)
+	f.lapse(node, time.Minute)
+	duty, _, out := f.start(recovery.Config{PassLocksMax: 1})
+	eventually(t, "the other two locks are freed", func() bool { return f.locks() == 2 })
+	eventually(t, "both are reported", func() bool {
+		return out.contains("queue 999 is not registered") && out.contains("refused")
+	})
+	eventually(t, "status says 2 stuck and at least as many reports", func() bool {
+		s := duty.Status()
+		return s.Stuck == 2 && s.Unresolved >= 2
+	})
+	f.exec(`DROP TRIGGER refuse ON penstock.lock`)
+	eventually(t, "the lock is freed once nothing keeps it", func() bool { return f.locks() == 1 })
+}
+
+func TestRecordThatATransactionHoldsIsPassedBy(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(shortLease)
+	f.push(2, "")
+	locks := f.claim(node, 2)
+	f.lapse(node, time.Minute)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.lock WHERE token = $1 FOR UPDATE`, locks[0].Token); err != nil {
+		t.Fatal(err)
+	}
+	f.start(recovery.Config{})
+	eventually(t, "the other lock is freed", func() bool { return f.locks() == 1 })
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the lock is freed once nobody holds it", func() bool { return f.locks() == 0 })
+}
+
+func TestDeadNodeIsRemovedOnceItHoldsNoLocks(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead, alive := f.register(shortLease), f.register(shortLease)
+	defer f.keepAlive(alive)()
+	f.push(1, "")
+	f.claim(dead, 1)
+	f.lapse(dead, time.Hour)
+	nodes := func(id invalidation.NodeID) int {
+		return f.count(`SELECT count(*) FROM penstock.node WHERE id = $1`, id)
+	}
+	f.start(recovery.Config{NodeRetention: time.Second})
+	eventually(t, "the dead node is removed", func() bool { return nodes(dead) == 0 })
+	if f.locks() != 0 {
+		t.Error("the node was removed before its locks were freed")
+	}
+	if nodes(alive) != 1 {
+		t.Error("the live node was removed")
+	}
+}
+
+func TestNothingIsFreedOnceTheTermIsOver(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(shortLease)
+	f.push(1, "")
+	f.claim(node, 1)
+	duty, fence, _ := f.start(recovery.Config{})
+	fence.mu.Lock()
+	fence.over = true
+	fence.mu.Unlock()
+	f.lapse(node, time.Minute)
+	looked := time.Now().Add(shortLease)
+	eventually(t, "several looks after the suspension of a new term", func() bool {
+		s := duty.Status()
+		return s.Stuck == 1 && s.Suspended == "" && s.LookedAt.After(looked)
+	})
+	if f.locks() != 1 {
+		t.Error("the lock was freed by a leader whose term is over")
+	}
+}
+
+func TestDutyThatCannotBeKeptEnds(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`ALTER TABLE penstock.node RENAME TO node_elsewhere`)
+	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, GiveUp: 100 * time.Millisecond})
+	ended := make(chan error, 1)
+	go func() { ended <- duty.Run(t.Context()) }()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("the duty ended without saying why")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the duty goes on although it cannot read the nodes")
+	}
+}
+
+func TestRestartOfPostgresFreesNoLockOfALiveNode(t *testing.T) {
+	own := pgtest.Server(t)
+	f := newFleet(t, own.Pool(), invalidation.Config{})
+	const lease = 3 * time.Second
+	nodes := []invalidation.NodeID{f.register(lease), f.register(lease)}
+	f.push(4, "")
+	held := map[invalidation.NodeID][]*invalidation.Lock{}
+	for _, n := range nodes {
+		held[n] = f.claim(n, 2)
+		f.beat(n, held[n]...)
+	}
+	duty, _, out := f.start(recovery.Config{})
+	eventually(t, "recovery is not suspended", func() bool { s := duty.Status(); return !s.LookedAt.IsZero() && s.Suspended == "" })
+	own.Stop(devpostgres.Crash)
+	<-time.After(lease) // while the database is down, every lease lapses
+	own.Start()
+	eventually(t, "recovery suspends itself", func() bool {
+		return out.contains("recovery suspended") && (out.contains("was restarted") || out.contains("out of reach"))
+	})
+	var wg sync.WaitGroup
+	for _, n := range nodes {
+		wg.Go(func() {
+			eventually(t, "the node beats again", func() bool {
+				_, err := invalidation.Renew(t.Context(), f.pool, n, listing(held[n]))
+				return err == nil
+			})
+		})
+	}
+	wg.Wait()
+	for _, n := range nodes {
+		defer f.keepAlive(n, held[n]...)()
+	}
+	eventually(t, "recovery goes on", func() bool { return duty.Status().Suspended == "" })
+	if got := f.locks(); got != 4 {
+		t.Errorf("%d of 4 locks of live nodes are left", got)
+	}
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

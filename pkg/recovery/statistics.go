@@ -1,0 +1,81 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// onTable writes a statement for a queue's own table, whose name comes from the registry and is quoted.
+func onTable(sql string, q *invalidation.Queue) string {
+	return strings.ReplaceAll(sql, "penstock.entry_X", pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize())
+}
+
+// Statistics is the duty that counts the depth of queues with a capacity. Pushes are admitted against the last
+// count and what two counters say has changed since; counting anew mends what the counters lost.
+type Statistics struct {
+	cfg       Config
+	db        postgres.DB
+	fence     Fence
+	notBefore map[int32]time.Time // when a queue may be counted again
+	counts    atomic.Int64
+}
+
+// NewStatistics returns the duty for one term.
+func NewStatistics(db postgres.DB, fence Fence, cfg Config) *Statistics {
+	return &Statistics{cfg: cfg.withDefaults(), db: db, fence: fence, notBefore: map[int32]time.Time{}}
+}
+
+// Run counts until ctx ends.
+func (s *Statistics) Run(ctx context.Context) error { return loop(ctx, s.cfg, "statistics", s.pass) }
+
+// Counts is how often a queue was counted in this term.
+func (s *Statistics) Counts() int64 { return s.counts.Load() }
+
+// countShare is the share of its time that counting a queue may take: a count of 50 ms comes every second.
+const countShare = 0.05
+
+func (s *Statistics) pass(ctx context.Context) (time.Duration, error) {
+	queues, err := invalidation.List(ctx, s.db)
+	if err != nil {
+		return 0, err
+	}
+	for _, q := range queues {
+		if q.Config.Capacity == 0 || time.Now().Before(s.notBefore[q.ID]) {
+			continue
+		}
+		start := time.Now()
+		err := s.countQueue(ctx, q)
+		if err != nil && (general(err) || ctx.Err() != nil) {
+			return 0, err
+		}
+		if err != nil {
+			s.cfg.Log.ErrorContext(ctx, "depth of a queue was not counted", "queue", q.Name, "error", err)
+		}
+		took := time.Since(start)
+		s.notBefore[q.ID] = start.Add(max(s.cfg.CountPause, time.Duration(float64(took)/countShare)))
+	}
+	return s.cfg.CountPause, nil
+}
+
+const countSQL = `SELECT penstock.count_depth($1)`
+
+// countQueue looks at the term before it counts and not while: a count of millions takes longer than anybody may
+// hold the term's row. A count that an old leader finishes late is as true as any other.
+func (s *Statistics) countQueue(ctx context.Context, q *invalidation.Queue) error {
+	if err := s.fence.InTx(ctx, func(pgx.Tx) error { return nil }); err != nil {
+		return err
+	}
+	if _, err := s.db.Exec(ctx, countSQL, q.ID); err != nil {
+		return fmt.Errorf("count queue %q: %w", q.Name, err)
+	}
+	s.counts.Add(1)
+	return nil
+}

@@ -1,0 +1,103 @@
+package recovery
+
+import (
+	"fmt"
+	"time"
+)
+
+// Reading is one look at the clocks and the nodes.
+type Reading struct {
+	At     time.Time     // of this process, monotonic, from before the request was sent
+	Clock  time.Duration // of the database, from any fixed moment
+	Uptime time.Duration // of the database server
+	Nodes  []Node
+}
+
+// Suspender judges whether a lapsed lease says anything about its node. Its zero value has seen nothing yet.
+//
+// Nothing is freed
+//
+//   - for a third of a lease after the first look: if the clock had jumped, that is when live nodes would show it;
+//   - for a lease after a look that came more than half a lease after the one before: the database was out of
+//     reach for us, so perhaps for the nodes;
+//   - for a lease after the database's clock moved otherwise than ours by more than a fifth of a lease;
+//   - for a lease after the database server was started;
+//   - while more than a share of the nodes (and not just one or two) have been silent for more than half their
+//     lease, and for a third of a lease after that, for they do not come back in the same moment. A node that has
+//     been silent for two leases is not counted any more: it is dead, whatever happened.
+//
+// Half a lease is more than two heartbeats. So when all nodes fall silent at once this is seen before the first
+// lease lapses.
+type Suspender struct {
+	Share    float64
+	NodesMin int
+
+	last   Reading
+	until  time.Time
+	reason string
+}
+
+// leaseDefault stands for the nodes' lease where there are no nodes.
+const leaseDefault = 10 * time.Second
+
+// Judge returns why nothing may be freed now, or an empty string. It must see every look, in order.
+func (s *Suspender) Judge(r Reading) string {
+	lease := longestLease(r.Nodes)
+	first := s.last.At.IsZero()
+	gap := r.At.Sub(s.last.At)
+	jump := (r.Clock - s.last.Clock) - gap
+	s.last = Reading{At: r.At, Clock: r.Clock}
+	switch {
+	case first:
+		s.suspend(r.At.Add(lease/3), "a new term looks before it acts")
+	case gap > lease/2:
+		s.suspend(r.At.Add(lease), fmt.Sprintf("the database was out of reach for %v", gap.Round(time.Millisecond)))
+	case jump.Abs() > lease/5:
+		s.suspend(r.At.Add(lease), fmt.Sprintf("the database's clock jumped by %v", jump.Round(time.Millisecond)))
+	}
+	if r.Uptime < lease {
+		s.suspend(r.At.Add(lease-r.Uptime), "the database was restarted")
+	}
+	if reason := s.silence(r.Nodes); reason != "" {
+		s.suspend(r.At.Add(lease/3), reason)
+	}
+	if r.At.Before(s.until) {
+		return s.reason
+	}
+	return ""
+}
+
+// suspend prolongs, it never shortens.
+func (s *Suspender) suspend(until time.Time, reason string) {
+	if until.After(s.until) {
+		s.until, s.reason = until, reason
+	}
+}
+
+func (s *Suspender) silence(nodes []Node) string {
+	silent, counted := 0, 0
+	for _, n := range nodes {
+		if n.Silent > 2*n.Lease {
+			continue
+		}
+		counted++
+		if n.Silent > n.Lease/2 {
+			silent++
+		}
+	}
+	if silent >= s.NodesMin && float64(silent) > s.Share*float64(counted) {
+		return fmt.Sprintf("%d of %d nodes fell silent together", silent, counted)
+	}
+	return ""
+}
+
+func longestLease(nodes []Node) time.Duration {
+	var longest time.Duration
+	for _, n := range nodes {
+		longest = max(longest, n.Lease)
+	}
+	if longest == 0 {
+		return leaseDefault
+	}
+	return longest
+}
