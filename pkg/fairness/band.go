@@ -1,0 +1,93 @@
+package fairness
+
+import (
+	"math"
+	"time"
+)
+
+// band is one priority. Bands are served from the highest down, but each one with work is
+// owed a guaranteed share of what this node gives out.
+type band struct {
+	priority int16
+	members  group // its queues
+
+	// credit is service owed: share x all service while the band had work, less what it got.
+	credit  float64
+	running float64       // estimates of what runs on this node
+	peak    float64       // the most that running was, inflated like an account
+	share   float64       // guaranteed now, 0 to 1
+	oldest  time.Duration // head age over its lanes
+	seen    time.Time     // when it last had work
+	now     bool          // it has work in this ranking
+}
+
+// wake notes that the band has work, with a head of this age.
+func (x *band) wake(age time.Duration, now time.Time) {
+	if !x.now {
+		x.now, x.seen, x.oldest = true, now, 0
+	}
+	x.oldest = max(x.oldest, age)
+}
+
+// shares sets the guaranteed share of every band with work but the highest, which needs none.
+// A share grows with the age of the oldest head, up to a cap; together they never exceed one half.
+func (b *Book) shares(now time.Time) {
+	owed, top := 0, int16(math.MinInt16)
+	for _, x := range b.bands {
+		if x.now {
+			top = max(top, x.priority)
+		}
+		if now.Sub(x.seen) <= b.config.Grace {
+			owed++
+		} else {
+			x.credit = min(x.credit, 0) // an idle band saves nothing up
+		}
+	}
+	for _, x := range b.bands {
+		x.share = 0
+		if now.Sub(x.seen) > b.config.Grace || x.priority == top {
+			continue
+		}
+		age := min(1+x.oldest.Seconds()/b.config.AgeStep.Seconds(), b.config.AgeCap)
+		x.share = min(b.config.MinShare*age, 0.5/float64(max(owed-1, 1)))
+	}
+}
+
+// due is how far the band has fallen behind its guarantee, 0 if it has not. One that is
+// owed nothing yet still takes its first turn.
+func (x *band) due() float64 {
+	if x.share == 0 || x.credit < 0 {
+		return 0
+	}
+	return x.credit + math.SmallestNonzeroFloat64
+}
+
+// most bounds credit, by twice the work that runs at once. A band may have been served alone
+// for hours while something else held up those above it: it must not pay for that for hours,
+// nor may a band that could not be served save up its share.
+const most = 2
+
+// earn books service given to a band: every band with work earns its share of it.
+func (b *Book) earn(served *band, cost, running, scale float64) {
+	served.running = max(0, served.running+running)
+	served.peak = max(served.peak, served.running*scale)
+	served.credit -= cost
+	all := 0.0
+	for _, x := range b.bands {
+		all += x.peak
+	}
+	for _, x := range b.bands {
+		x.credit = min(max(x.credit+x.share*cost, -most*x.peak/scale), most*x.share*all/scale)
+	}
+}
+
+func (b *Book) band(priority int16) *band {
+	for _, x := range b.bands {
+		if x.priority == priority {
+			return x
+		}
+	}
+	x := &band{priority: priority}
+	b.bands = append(b.bands, x)
+	return x
+}

@@ -1,0 +1,309 @@
+package fairness
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func at(seconds float64) time.Time {
+	return time.Unix(1_000_000, 0).Add(time.Duration(seconds * float64(time.Second)))
+}
+
+func minutes(m float64) time.Duration { return time.Duration(m * float64(time.Minute)) }
+
+func TestEqualLanesTakeTurns(t *testing.T) {
+	b := New(Config{})
+	lanes := []Lane{{Queue: 1, Flow: "a"}, {Queue: 1, Flow: "b"}, {Queue: 1, Flow: "c"}}
+	var turns []int
+	for range 9 {
+		i := b.Rank(nil, lanes, 1, at(0))[0]
+		turns = append(turns, i)
+		b.Charge(lanes[i], 0, at(0)) // even if nothing costs anything
+	}
+	for i := 3; i < 9; i++ {
+		if turns[i] != turns[i-3] {
+			t.Fatalf("turns %v, want the same three again and again", turns)
+		}
+	}
+	first := slices.Sorted(slices.Values(turns[:3]))
+	if !slices.Equal(first, []int{0, 1, 2}) {
+		t.Errorf("first round %v", turns[:3])
+	}
+}
+
+func TestFifoIgnoresWhoItIs(t *testing.T) {
+	b := New(Config{})
+	lanes := []Lane{
+		{Queue: 1, Flow: "light", Algorithm: Fifo, HeadAge: time.Second},
+		{Queue: 1, Flow: "heavy", Algorithm: Fifo, HeadAge: time.Minute},
+	}
+	b.Charge(lanes[1], 1000, at(0))
+	if order := b.Rank(nil, lanes, 0, at(1)); order[0] != 1 {
+		t.Errorf("order %v, want the older head first", order)
+	}
+	lanes[0].HeadPos, lanes[1].HeadPos = 7, 8
+	if order := b.Rank(nil, lanes, 0, at(1)); order[0] != 0 {
+		t.Errorf("order %v, want the lower place in line first", order)
+	}
+}
+
+// Turning fair, a queue does not hold against a flow what it got under fifo.
+func TestTurningFairStartsLevel(t *testing.T) {
+	b := New(Config{})
+	lanes := []Lane{{Queue: 1, Flow: "heavy", Algorithm: Fifo}, {Queue: 1, Flow: "light", Algorithm: Fifo}}
+	for range 1000 {
+		b.Rank(nil, lanes, 1, at(0))
+		b.Charge(lanes[0], 1, at(0))
+		b.Settle(lanes[0], 1, 1, at(0))
+	}
+	lanes[0].Algorithm, lanes[1].Algorithm = Fair, Fair
+	served := [2]int{}
+	for range 100 {
+		i := b.Rank(nil, lanes, 1, at(0))[0]
+		served[i]++
+		b.Charge(lanes[i], 1, at(0))
+		b.Settle(lanes[i], 1, 1, at(0))
+	}
+	if served[0] < 49 || served[1] < 49 {
+		t.Errorf("served %v, want 50 each", served)
+	}
+}
+
+// One node, no half-life to speak of: the bound of the package document. Two flows that
+// always have work never differ by more than one charge of each.
+func TestGapNeverExceedsOneChargeOfEach(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := New(Config{HalfLife: 1e6 * time.Hour})
+		n := rapid.IntRange(2, 8).Draw(t, "flows")
+		lanes := make([]Lane, n)
+		served, most := make([]float64, n), make([]float64, n)
+		for i := range lanes {
+			lanes[i] = Lane{Queue: 1, Flow: string(rune('a' + i)), Weight: rapid.Float64Range(0.1, 10).Draw(t, "weight")}
+		}
+		for range rapid.IntRange(1, 300).Draw(t, "claims") {
+			i := b.Rank(nil, lanes, 1, at(0))[0]
+			estimate := rapid.Float64Range(0, 10).Draw(t, "cost")
+			b.Charge(lanes[i], estimate, at(0))
+			served[i] += estimate
+			most[i] = max(most[i], estimate/lanes[i].Weight)
+			for j := range lanes {
+				gap := served[i]/lanes[i].Weight - served[j]/lanes[j].Weight
+				if gap > most[i]+1e-6 {
+					t.Fatalf("flow %d is %.3f ahead of %d, its largest charge is %.3f", i, gap, j, most[i])
+				}
+			}
+		}
+	})
+}
+
+// Nothing starves: whatever the priorities, weights, ages and costs, each lane with work is
+// served again within a number of claims that depends on them alone.
+func TestNothingStarves(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := New(Config{})
+		n := rapid.IntRange(2, 12).Draw(t, "lanes")
+		lanes := make([]Lane, n)
+		for i := range lanes {
+			lanes[i] = Lane{
+				Queue: rapid.Int32Range(1, 3).Draw(t, "queue"), Priority: rapid.Int16Range(0, 2).Draw(t, "priority"),
+				Flow: string(rune('a' + i)), Weight: rapid.Float64Range(0.5, 4).Draw(t, "weight"),
+			}
+			lanes[i].QueueWeight = float64(lanes[i].Queue)
+		}
+		cost := rapid.Float64Range(0.01, 10).Draw(t, "cost")
+		last, now := make([]int, n), 0.0
+		const claims, patience = 6000, 4000
+		for c := range claims {
+			now += 0.01
+			i := b.Rank(nil, lanes, 1, at(now))[0]
+			last[i] = c
+			b.Charge(lanes[i], cost, at(now))
+			b.Settle(lanes[i], cost, cost*rapid.Float64Range(0.5, 2).Draw(t, "factor"), at(now))
+		}
+		for i := range lanes {
+			if last[i] < claims-patience {
+				t.Fatalf("%+v was not served for %d claims", lanes[i], claims-last[i])
+			}
+		}
+	})
+}
+
+// However the book is used, its numbers stay finite and every lane is ranked exactly once.
+func TestRankIsAlwaysAPermutation(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := New(Config{HalfLife: time.Second}) // so that the epoch moves within the test
+		now := 0.0
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now += rapid.Float64Range(0, 400).Draw(t, "pause")
+			lanes := rapid.SliceOfNDistinct(rapid.Custom(drawLane), 0, 20, func(l Lane) Key { return l.key() }).Draw(t, "lanes")
+			limit := rapid.IntRange(0, 25).Draw(t, "limit")
+			order := b.Rank(nil, lanes, limit, at(now))
+			want := len(lanes)
+			if limit > 0 {
+				want = min(limit, want)
+			}
+			seen := map[int]bool{}
+			for _, i := range order {
+				seen[i] = true
+			}
+			if len(order) != want || len(seen) != want {
+				t.Fatalf("order %v of %d lanes with limit %d", order, len(lanes), limit)
+			}
+			for _, i := range order {
+				b.Charge(lanes[i], rapid.Float64().Draw(t, "estimate"), at(now))
+				b.Settle(lanes[i], rapid.Float64().Draw(t, "estimate"), rapid.Float64().Draw(t, "actual"), at(now))
+			}
+			switch rapid.IntRange(0, 3).Draw(t, "exchange") {
+			case 1:
+				b.Adopt(b.Report(at(now)), rapid.IntRange(-1, 50).Draw(t, "nodes"), at(now))
+			case 2:
+				b.Adopt(nil, 1, at(now))
+			}
+			for key, f := range b.flows {
+				if v := f.virtual(f.queue.nodes); math.IsNaN(v) || math.IsInf(v, 0) {
+					t.Fatalf("%+v is at %v", key, v)
+				}
+			}
+		}
+	})
+}
+
+func drawLane(t *rapid.T) Lane {
+	return Lane{
+		Queue: rapid.Int32Range(1, 3).Draw(t, "queue"), Priority: rapid.Int16Range(-1, 9).Draw(t, "priority"),
+		Flow:      rapid.SampledFrom([]string{"", "a", "b", "c", "d"}).Draw(t, "flow"),
+		Algorithm: Algorithm(rapid.IntRange(0, 1).Draw(t, "algorithm")),
+		Weight:    rapid.Float64Range(-1, 4).Draw(t, "weight"), QueueWeight: rapid.Float64Range(-1, 4).Draw(t, "queue weight"),
+		HeadAge: time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "age")),
+	}
+}
+
+// A few of many are the same few that sorting all would put first.
+func TestSelectingAFewAgreesWithSorting(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		standings := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Standing {
+			return Standing{
+				Due: float64(rapid.IntRange(0, 2).Draw(t, "due")), Priority: rapid.Int16Range(0, 2).Draw(t, "priority"),
+				QueueID: rapid.Int32Range(1, 3).Draw(t, "queue"), Flow: float64(rapid.IntRange(0, 3).Draw(t, "flow")),
+				FlowTurn: rapid.Uint64Range(0, 3).Draw(t, "turn"),
+			}
+		}), 0, 60).Draw(t, "standings")
+		for i := range standings {
+			standings[i].Index, standings[i].Queue = i, float64(standings[i].QueueID%2)
+		}
+		limit := rapid.IntRange(1, 16).Draw(t, "limit")
+		all := Order(nil, slices.Clone(standings), 0)
+		few := Order(nil, slices.Clone(standings), limit)
+		if !slices.Equal(few, all[:min(limit, len(all))]) {
+			t.Fatalf("a few %v, all %v", few, all)
+		}
+	})
+}
+
+// A report that got lost is told again; one that arrived is told once.
+func TestReportsAreToldUntilAdopted(t *testing.T) {
+	b := New(Config{})
+	l := Lane{Queue: 1, Flow: "a"}
+	sum := func() float64 {
+		for _, u := range b.Report(at(0)) {
+			if !u.Whole {
+				return u.Service
+			}
+		}
+		return 0
+	}
+	b.Charge(l, 3, at(0))
+	if first, again := sum(), sum(); first != 3 || again != 3 {
+		t.Fatalf("told %g and %g, want 3 and 3", first, again)
+	}
+	b.Charge(l, 2, at(0)) // after the report, before its answer
+	b.Adopt([]Usage{{Key: l.key(), Service: 3}}, 1, at(0))
+	if left := sum(); left != 2 {
+		t.Errorf("told %g after the answer, want 2", left)
+	}
+}
+
+func TestServiceIsHalvedByTheHalfLife(t *testing.T) {
+	b := New(Config{HalfLife: time.Minute})
+	l := Lane{Queue: 1, Flow: "a"}
+	b.Charge(l, 8, at(0))
+	for _, u := range b.Report(at(120)) {
+		if math.Abs(u.Service-2) > 1e-9 {
+			t.Errorf("%+v: %g after two half-lives, want 2", u.Key, u.Service)
+		}
+	}
+	if d := Decay(8, 2*time.Minute, time.Minute); d != 2 {
+		t.Errorf("Decay gives %g, want 2", d)
+	}
+}
+
+func TestFoldAddsServiceAndKeepsTheLargestLift(t *testing.T) {
+	got := Fold(Usage{Service: 8, Lift: 4}, Usage{Service: 1, Lift: 3}, time.Minute, time.Minute)
+	if got.Service != 5 || got.Lift != 3 {
+		t.Errorf("%+v, want service 5 and lift 3", got)
+	}
+	if got := Fold(Usage{Service: 1}, Usage{Service: -5}, 0, time.Minute); got.Service != 0 {
+		t.Errorf("%+v, want service 0", got)
+	}
+}
+
+func TestForgottenFlowsTakeNoMemory(t *testing.T) {
+	b := New(Config{HalfLife: time.Minute})
+	for i := range 1000 {
+		l := Lane{Queue: 1, Flow: string(rune(i))}
+		b.Charge(l, 1, at(0))
+		b.Settle(l, 1, 1, at(0))
+	}
+	kept := []Lane{{Queue: 1, Flow: string(rune(7))}}
+	b.Rank(nil, kept, 0, at(0))
+	b.Report(at(1))
+	b.Adopt(nil, 1, at(1))
+	b.Report(at(3600))
+	b.Adopt(nil, 1, at(3600))
+	if n := len(b.flows); n != 0 {
+		t.Errorf("%d flows are remembered after an hour", n)
+	}
+	b.Rank(nil, kept, 0, at(3600)) // the caller still has a lane of a forgotten flow
+	b.Charge(kept[0], 1, at(3600))
+	if f := b.flows[kept[0].key()]; f == nil || f.running != 1 {
+		t.Errorf("a charge after forgetting is lost: %+v", f)
+	}
+}
+
+func TestRankAllocatesNothing(t *testing.T) {
+	b := New(Config{})
+	lanes := manyLanes(1000)
+	dst := b.Rank(nil, lanes, 0, at(0))
+	if n := testing.AllocsPerRun(20, func() { dst = b.Rank(dst[:0], lanes, 8, at(1)) }); n != 0 {
+		t.Errorf("%.0f allocations, want 0", n)
+	}
+}
+
+func manyLanes(n int) []Lane {
+	lanes := make([]Lane, n)
+	for i := range lanes {
+		lanes[i] = Lane{Queue: int32(i % 5), Flow: "tenant-" + strconv.Itoa(i), Weight: 1}
+	}
+	return lanes
+}
+
+func BenchmarkRankAndCharge(b *testing.B) {
+	for _, n := range []int{1, 10, 100, 1000} {
+		b.Run(strconv.Itoa(n)+" lanes", func(b *testing.B) {
+			book := New(Config{})
+			lanes := manyLanes(n)
+			var dst []int
+			b.ReportAllocs()
+			for b.Loop() {
+				dst = book.Rank(dst[:0], lanes, 1, at(0))
+				book.Charge(lanes[dst[0]], 1, at(0))
+				book.Settle(lanes[dst[0]], 1, 1.1, at(0))
+			}
+		})
+	}
+}

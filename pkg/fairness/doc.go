@@ -1,0 +1,124 @@
+// Package fairness decides which lane is next.
+//
+// A Book is one node's view of who got how much. It is asked before each claim (Rank),
+// told what a claim is estimated to cost (Charge), what a long entry has used beyond that
+// (Extend) and what it cost in the end (Settle), and once a second or two it swaps what it
+// knows with the other nodes (Report, Adopt). It reads no clock and touches no database.
+//
+// # The order
+//
+// Lanes are compared in three levels, and each level by one number.
+//
+//	band    its priority; one that is owed part of its guaranteed share goes before all
+//	queue   virtual time of the queue among the queues of the band
+//	flow    virtual time of the flow among the flows of the queue's band;
+//	        in a fifo queue the place in line instead
+//
+// Equals take turns: the one charged longest ago goes first.
+//
+// # Virtual time
+//
+// The virtual time of an account f is its normalised service
+//
+//	V = (S + L) / w
+//
+// with S the service it attained, in slot-seconds or declared cost, halved every half-life
+// H; w its weight; and L its lift (below). The least V goes first, so that accounts with
+// work attain service in proportion to their weights, whatever their entries cost and
+// however many they have. This is start-time fair queueing (Goyal, Vin, Cheng 1996), with
+// three changes that a queue of running entries needs.
+//
+//   - The cost is not known at the claim. An estimate is charged then, and put right at the
+//     end, as in the request fair queueing of the Kubernetes API server. Entries that have
+//     already run longer than estimated are charged meanwhile (least attained service).
+//   - Service is forgotten exponentially (Kay and Lauder 1988). Amounts are kept inflated by
+//     2^(t/H), so that decay costs nothing and never changes an order.
+//   - Several nodes share it.
+//
+// # Coming and going
+//
+// Each group of accounts has a floor: the least V of the members that have had work all
+// along. Between two snapshots it only rises. A member that was away and returns below the
+// floor is lifted to it: L grows by w(floor - V). It has saved nothing up, and being among
+// the least it is served within a round. One that returns above the floor is there for
+// what it used lately, beside others who used as much: it got that service while it was
+// with them, or they were lifted to its level when they came. So a flow that had the
+// machine to itself is not punished when others come.
+//
+// A member that stayed may fall below the floor, because a refund lowers V. It may do so by
+// at most what its own estimates amounted to, w being counted; beyond that it too is lifted,
+// or a flow with one entry every so often would save up credit for a burst.
+//
+// # Bound, on one node
+//
+// Let two flows i and j have work all through, let q be the largest charge of a claim, and
+// let estimates be right. When i was last charged, it went before j: V(i) <= V(j). Since
+// then V(i) has grown by q(i)/w(i) at most and V(j) has not fallen. Hence at any time
+//
+//	V(i) - V(j) <= q(i)/w(i)                                                      (1)
+//
+// and over any interval, with W the service given in it,
+//
+//	|W(i)/w(i) - W(j)/w(j)| <= q(i)/w(i) + q(j)/w(j)                              (2)
+//
+// which is Goyal's bound, and the best there is for service that cannot be taken back.
+// Where estimates are wrong, add to each q what the running entries of the flow will be
+// put right by; Extend keeps that small. Decay multiplies a difference of V by 2^(-t/H),
+// and service differs by what has decayed as well: over an interval T (2) becomes
+//
+//	<= B(2 + ln 2 T/H), B the larger of the two q/w                               (3)
+//
+// in the worst case that one flow leads all the time; leads alternate in practice. A flow
+// that returns is served before any other one is served twice: V is the floor, and every
+// claim moves somebody above it. With n flows that is within 2n claims.
+//
+// # Bound, on N nodes
+//
+// A node knows all service up to the last snapshot, and its own since then. It assumes that
+// the others do as it does (Merge): V is the snapshot plus N times its own. So to a node
+// each of its claims counts N q/w, and by (1) its view at the end of a round satisfies
+//
+//	V0(i) + N x(i)/w(i) - V0(j) - N x(j)/w(j) <= N q/w
+//
+// with V0 the snapshot and x what this node gave. The mean over the nodes of the left side
+// is the true difference, so it too is at most N q/w: it depends neither on the length of
+// the round nor on how much is served in it, nor does it add up over rounds. A node that
+// is too slow to close the snapshot's gap in a round only closes less of it.
+//
+// Nodes with more or less work than others learn how many of their kind there are from
+// their part of the service in the last round, at most N.
+//
+// All nodes would answer a lag by the same claim at once, and swing to N q/w the other
+// way. So each adds to every V an offset of its own, uniform from 0 to N q/w and new in
+// each round. A flow that lags by d is then claimed by d/(N q/w) of the N nodes: by d w/q
+// claims, which is just what closes the lag.
+//
+// Measured in the tests by simulation (32 nodes of 8 slots, snapshots once a second, 20 flows
+// of weights 1 to 4, mean costs from 0.1 to 3 s, lognormal with sigma 1): the largest gap of
+// normalised service over 4 minutes is between 0.5 % and 1.8 %, Jain's index above 0.9999.
+// Without offsets the gap was 4 %.
+//
+// # Bands
+//
+// Higher priorities go first, but a lower band with work is owed a share g of what the node
+// gives out, 5 % by default. Each band has a credit that grows by g times each charge while
+// it has work, and falls by its own charges. At credit >= 0 it goes before all others, so
+//
+//	its service >= g x all service - g x (one charge)
+//
+// at any time since it has had work. Shares grow with the age of the band's oldest head:
+// twice g after Config.AgeStep, up to Config.AgeCap times. Together they are at most one
+// half, so that priority still means something. Shares are counted by each node for itself;
+// what holds on each holds in sum. Credit is bounded both ways by twice the work that runs
+// at once: neither can a band that could not be served save up for a flood, nor does one
+// that was served alone for hours pay for hours.
+//
+// Nothing starves: a band is served in time by its credit, a queue in it by (1), a flow in
+// that by (1).
+//
+// # Fifo and fair
+//
+// The algorithm of a queue may change at any time. Ready rows are not touched: within a
+// lane order is by place in line under both. When a queue turns fair all its flows start
+// from the same level, so nobody pays for what fifo gave them.
+package fairness
