@@ -334,7 +334,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     e record;
 BEGIN
-    SELECT status, priority, flow, lock_key INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
+    SELECT status, priority, flow, lock_key, pos INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
     IF NOT FOUND THEN
         RETURN false;
     ELSIF policy = 'while_active' THEN
@@ -346,7 +346,8 @@ BEGIN
         END IF;
     END IF;
     IF e.lock_key IS NULL THEN
-        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow AND r.pos = held
+        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow
+           AND r.pos = coalesce(e.pos, held)
             FOR UPDATE SKIP LOCKED;
     ELSE
         PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.lock_key = e.lock_key LIMIT 1 FOR UPDATE SKIP LOCKED;

@@ -143,6 +143,16 @@ BEGIN
               HINT = 'Push again after retry_after_ms, or raise the capacity of the queue.';
 END $$;
 
+-- Name: ago(interval); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.ago(i interval) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    SELECT CASE WHEN s < 60 THEN s || ' s' WHEN s < 3600 THEN s / 60 || ' m ' || s % 60 || ' s'
+                WHEN s < 86400 THEN s / 3600 || ' h ' || s % 3600 / 60 || ' m' ELSE s / 86400 || ' d ' || s % 86400 / 3600 || ' h' END
+      FROM (SELECT greatest(0, floor(extract(epoch FROM i)))::bigint AS s) x
+$$;
+
 -- Name: alter_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.alter_queue(queue_name text, options jsonb) RETURNS void
@@ -186,6 +196,54 @@ EXCEPTION
         RAISE EXCEPTION 'queue option of "%" is not valid: %', queue_name, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
+-- Name: because(text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.because(code text, sentence text, numbers jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    SELECT jsonb_build_object('code', code, 'text', sentence, 'numbers', jsonb_strip_nulls(numbers))
+$$;
+
+-- Name: limit; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock."limit" (
+    id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    per_flow boolean DEFAULT false NOT NULL,
+    max_units integer,
+    rate real,
+    burst real,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT limit_burst_check CHECK ((burst > (0)::double precision)),
+    CONSTRAINT limit_check CHECK (((rate IS NULL) = (burst IS NULL))),
+    CONSTRAINT limit_check1 CHECK (((max_units IS NOT NULL) OR (rate IS NOT NULL))),
+    CONSTRAINT limit_max_units_check CHECK ((max_units >= 0)),
+    CONSTRAINT limit_name_check CHECK ((name <> ''::text)),
+    CONSTRAINT limit_rate_check CHECK ((rate > (0)::double precision))
+);
+
+-- Name: COLUMN "limit".max_units; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock."limit".max_units IS 'units at once';
+
+-- Name: COLUMN "limit".rate; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock."limit".rate IS 'units a second that flow into the token bucket';
+
+-- Name: COLUMN "limit".burst; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock."limit".burst IS 'units that the token bucket holds';
+
+-- Name: bucket_units(penstock."limit", text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.bucket_units(l penstock."limit", in_flow text) RETURNS double precision
+    LANGUAGE sql
+    AS $$
+    SELECT coalesce((SELECT least(l.burst, b.units + l.rate * extract(epoch FROM clock_timestamp() - b.at))
+                       FROM penstock.bucket b
+                      WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow THEN in_flow ELSE '' END), l.burst)
+$$;
+
 -- Name: cancel_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS text
@@ -226,6 +284,71 @@ BEGIN
     END IF;
     RETURN 'requested';
 END $$;
+
+-- Name: check_invariants(interval); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.check_invariants(grace interval DEFAULT '00:00:00'::interval) RETURNS TABLE(invariant text, detail text)
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT 'a pending entry has a ready row or a lock', format('entry %s of queue %s', e.id, e.queue_id)
+      FROM penstock.entry e
+     WHERE e.status = 'pending' AND e.priority >= 0
+       AND NOT EXISTS (SELECT FROM penstock.lock l
+                        WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))
+       AND NOT CASE WHEN e.lock_key IS NOT NULL
+                    THEN EXISTS (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key)
+                    ELSE penstock.in_line(e) END
+    UNION ALL
+    SELECT 'an initial entry has a due time', format('entry %s of queue %s', e.id, e.queue_id)
+      FROM penstock.entry e WHERE e.status = 'initial' AND e.due_at IS NULL
+    UNION ALL
+    SELECT 'a disabled entry keeps its priority', format('entry %s of queue %s', e.id, e.queue_id)
+      FROM penstock.entry e WHERE (e.priority < 0) <> (e.enabled_priority IS NOT NULL)
+    UNION ALL
+    SELECT 'the ready row of a solo entry has an entry', format('entry %s of queue %s at %s', r.entry_id, r.queue_id, r.pos)
+      FROM penstock.ready r
+     WHERE r.entry_id IS NOT NULL
+       AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id AND e.status = 'pending')
+    UNION ALL
+    SELECT 'a solo entry has one ready row', format('entry %s of queue %s has %s', r.entry_id, r.queue_id, count(*))
+      FROM penstock.ready r WHERE r.entry_id IS NOT NULL GROUP BY r.queue_id, r.entry_id HAVING count(*) > 1
+    UNION ALL
+    SELECT 'a lock has entries', format('key %s of queue %s, token %s', l.lock_key, l.queue_id, l.token)
+      FROM penstock.lock l
+     WHERE l.claimed_at < clock_timestamp() - grace
+       AND NOT CASE WHEN left(l.lock_key, 1) = '#'
+                    THEN EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = l.queue_id AND e.id = l.last_entry_id)
+                    ELSE EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = l.queue_id AND e.lock_key = l.lock_key) END
+    UNION ALL
+    SELECT 'a lock has a node', format('key %s of queue %s, token %s, node %s', l.lock_key, l.queue_id, l.token, l.node_id)
+      FROM penstock.lock l WHERE NOT EXISTS (SELECT FROM penstock.node n WHERE n.id = l.node_id)
+    UNION ALL
+    SELECT 'a token is handed out once', format('token %s is on %s locks', l.token, count(*))
+      FROM penstock.lock l GROUP BY l.token HAVING count(*) > 1
+    UNION ALL
+    SELECT 'a token was handed out by the sequence', format('token %s of key %s', l.token, l.lock_key)
+      FROM penstock.lock l WHERE l.token > (SELECT coalesce(pg_sequence_last_value('penstock.token_seq'), 0))
+    UNION ALL
+    -- A later run of an entry has the larger token: its result cannot name an older one than a lock that stands.
+    SELECT 'tokens of a key grow', format('entry %s ended under token %s, its lock has %s', r.entry_id, r.token, l.token)
+      FROM penstock.lock l JOIN penstock.result r ON r.queue_id = l.queue_id AND l.lock_key = '#' || r.entry_id AND r.token >= l.token
+    UNION ALL
+    SELECT 'an entry is in one place', format('entry %s of queue %s is in %s', w.id, w.queue_id, string_agg(w.place, ', ' ORDER BY w.place))
+      FROM (SELECT queue_id, id, 'entry' AS place FROM penstock.entry
+            UNION ALL SELECT queue_id, entry_id, 'result' FROM penstock.result
+            UNION ALL SELECT queue_id, entry_id, 'failure' FROM penstock.failure) w
+     GROUP BY w.queue_id, w.id HAVING count(*) > 1
+    UNION ALL
+    -- Each side counted by itself: the first by what is stored, the second by what the locks say.
+    SELECT 'initial + pending = computing + awaiting_compute', format('queue %s: %s + %s, %s + %s', i.queue_id, i.initial, i.pending, i.computing, i.awaiting)
+      FROM (SELECT e.queue_id,
+                   count(*) FILTER (WHERE e.status = 'initial') AS initial, count(*) FILTER (WHERE e.status = 'pending') AS pending,
+                   count(*) FILTER (WHERE s.state = 'computing') AS computing,
+                   count(*) FILTER (WHERE s.state IN ('initial', 'pending')) AS awaiting
+              FROM penstock.entry e LEFT JOIN penstock.entry_status s ON s.queue_id = e.queue_id AND s.id = e.id
+             WHERE e.priority >= 0 GROUP BY e.queue_id) i
+     WHERE i.initial + i.pending <> i.computing + i.awaiting
+$$;
 
 -- Name: check_options(penstock.queue, jsonb[], text[], text[], smallint[], text[], text[], text[], text[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], real[]); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -426,6 +549,16 @@ BEGIN
     VALUES (coalesce(actor, current_user), 'drain_node', 'node ' || node, reason);
 END $$;
 
+-- Name: drop_own_limit(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drop_own_limit() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    DELETE FROM penstock."limit" WHERE name = 'queue:' || OLD.name;
+    RETURN NULL;
+END $$;
+
 -- Name: drop_queue(text, boolean); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.drop_queue(queue_name text, force boolean DEFAULT false) RETURNS void
@@ -564,6 +697,39 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: entry_reasons(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.entry_reasons(e penstock.entry) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because('disabled', 'the entry is disabled' || coalesce(format(', as is every entry with %s %s, by %s%s', d.scope, d.value,
+               d.actor, coalesce(': ' || nullif(d.reason, ''), '')), coalesce(format(' by %s%s', a.actor, coalesce(': ' || nullif(a.reason, ''), '')), '')),
+               jsonb_build_object('scope', d.scope, 'value', d.value, 'by', coalesce(d.actor, a.actor), 'reason', coalesce(d.reason, a.reason)))
+      FROM (SELECT 1) one
+      LEFT JOIN LATERAL (SELECT * FROM penstock.disabled x WHERE x.queue_id = e.queue_id
+                            AND ((x.scope = 'name' AND x.value = e.name) OR (x.scope = 'lock_key' AND x.value = e.lock_key)) LIMIT 1) d ON true
+      LEFT JOIN LATERAL (SELECT * FROM penstock.audit x WHERE x.verb = 'disable_entry' AND x.object = 'entry ' || e.id ORDER BY x.id DESC LIMIT 1) a ON true
+     WHERE e.priority < 0
+    UNION ALL
+    SELECT penstock.because('not_due', format('it is not due for %s%s', penstock.ago(e.due_at - clock_timestamp()),
+               CASE WHEN e.attempt > 0 THEN format(', after %s attempts that ended in an error', e.attempt) ELSE '' END),
+               jsonb_build_object('due_at', e.due_at, 'seconds', round(extract(epoch FROM e.due_at - clock_timestamp()), 1), 'attempt', e.attempt))
+     WHERE e.status = 'initial' AND e.due_at > clock_timestamp()
+    UNION ALL
+    SELECT penstock.because('promotion_late', format('it came due %s ago and waits for the leader to put it into line', penstock.ago(clock_timestamp() - e.due_at)),
+               jsonb_build_object('due_at', e.due_at, 'seconds', round(extract(epoch FROM clock_timestamp() - e.due_at), 1)))
+     WHERE e.status = 'initial' AND e.due_at <= clock_timestamp()
+    UNION ALL
+    SELECT penstock.because('expired', format('its %s passed %s ago; the leader will end it as expired', t.what, penstock.ago(clock_timestamp() - t.at)),
+               jsonb_build_object(t.what, t.at, 'seconds', round(extract(epoch FROM clock_timestamp() - t.at), 1)))
+      FROM (VALUES ('start_by', e.start_by), ('finish_by', e.finish_by)) t(what, at)
+     WHERE t.at <= clock_timestamp() AND NOT penstock.runs(e)
+    UNION ALL
+    SELECT penstock.because('cancel_requested', format('%s asked %s ago that it be cancelled%s', c.actor, penstock.ago(clock_timestamp() - c.requested_at),
+               coalesce(': ' || nullif(c.reason, ''), '')), jsonb_build_object('by', c.actor, 'reason', c.reason, 'delivered_at', c.delivered_at))
+      FROM penstock.cancel_request c WHERE c.queue_id = e.queue_id AND c.entry_id = e.id
+$$;
+
 -- Name: expire_entries(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.expire_entries(queue_id integer, most integer) RETURNS integer
@@ -607,6 +773,37 @@ CREATE FUNCTION penstock.expired_locks(grace interval DEFAULT '00:00:30'::interv
      WHERE left(l.lock_key, 1) <> '#' AND e.status = 'pending' AND e.priority >= 0
        AND e.finish_by < clock_timestamp() - grace
 $$;
+
+-- Name: explain_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.explain_entry(id bigint) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    found_at record;
+    e        penstock.entry;
+    q        penstock.queue;
+    reasons  jsonb;
+    state    text;
+BEGIN
+    SELECT * INTO found_at FROM penstock.find_entry(explain_entry.id);
+    IF found_at.queue_id IS NULL THEN
+        PERFORM penstock.living_entry(explain_entry.id); -- raises PS007
+    ELSIF found_at.ended IS NOT NULL THEN
+        RETURN (SELECT jsonb_build_object('id', explain_entry.id, 'queue', o.queue, 'state', o.outcome, 'reasons', jsonb_build_array(
+                    penstock.because('ended', format('it ended %s ago: %s%s', penstock.ago(clock_timestamp() - o.ended_at), o.outcome, coalesce(', ' || o.reason, '')),
+                                     jsonb_build_object('outcome', o.outcome, 'ended_at', o.ended_at, 'attempt', o.attempt))))
+                  FROM penstock.outcome_of(explain_entry.id) o);
+    END IF;
+    SELECT * INTO q FROM penstock.queue x WHERE x.id = found_at.queue_id;
+    SELECT * INTO e FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = explain_entry.id;
+    state := CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial' WHEN penstock.runs(e) THEN 'computing' ELSE 'pending' END;
+    SELECT jsonb_agg(r) INTO reasons FROM (
+        SELECT r FROM penstock.entry_reasons(e) r
+        UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE state <> 'computing'
+        UNION ALL SELECT r FROM penstock.place_reasons(e) r) all_reasons;
+    RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
+END $$;
 
 -- Name: find_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -668,7 +865,7 @@ CREATE FUNCTION penstock.holds_unique_key(queue bigint, held bigint, policy text
 DECLARE
     e record;
 BEGIN
-    SELECT status, priority, flow, lock_key INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
+    SELECT status, priority, flow, lock_key, pos INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
     IF NOT FOUND THEN
         RETURN false;
     ELSIF policy = 'while_active' THEN
@@ -680,7 +877,8 @@ BEGIN
         END IF;
     END IF;
     IF e.lock_key IS NULL THEN
-        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow AND r.pos = held
+        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow
+           AND r.pos = coalesce(e.pos, held)
             FOR UPDATE SKIP LOCKED;
     ELSE
         PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.lock_key = e.lock_key LIMIT 1 FOR UPDATE SKIP LOCKED;
@@ -702,6 +900,88 @@ CREATE FUNCTION penstock.in_line(e penstock.entry) RETURNS boolean
         SELECT FROM penstock.ready r
          WHERE r.queue_id = e.queue_id AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
            AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = e.id)
+$$;
+
+-- Name: indexed_entries(text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.indexed_entries(queue_name text, suffix text) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT greatest(c.reltuples, 0)::bigint
+      FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name || '_' || suffix))
+$$;
+
+-- Name: limit_own_concurrency(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.limit_own_concurrency() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF NEW.max_concurrent IS NOT NULL THEN
+        INSERT INTO penstock."limit" (name, max_units) VALUES ('queue:' || NEW.name, NEW.max_concurrent)
+        ON CONFLICT (name) DO UPDATE SET max_units = excluded.max_units;
+        INSERT INTO penstock.limit_use (queue_id, limit_id)
+        SELECT NEW.id, id FROM penstock."limit" WHERE name = 'queue:' || NEW.name
+        ON CONFLICT DO NOTHING;
+    ELSE
+        DELETE FROM penstock."limit" WHERE name = 'queue:' || NEW.name;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Name: limit_room(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.limit_room(queue integer, in_flow text, OUT room integer, OUT wait double precision) RETURNS record
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    l     record;
+    used  bigint;
+    units double precision;
+BEGIN
+    room := 2147483647;
+    wait := 0;
+    FOR l IN SELECT g AS row, g.*, u.units FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+              WHERE u.queue_id = queue ORDER BY g.id
+    LOOP
+        IF l.max_units IS NOT NULL THEN
+            SELECT coalesce(sum(u.units * c.locks), 0) INTO used
+              FROM penstock.limit_use u
+             CROSS JOIN LATERAL (SELECT count(*) AS locks FROM penstock.lock k
+                                  WHERE k.queue_id = u.queue_id AND (NOT l.per_flow OR k.flow = in_flow)) c
+             WHERE u.limit_id = l.id;
+            room := least(room, greatest(0, (l.max_units - used) / l.units));
+        END IF;
+        IF l.rate IS NOT NULL THEN
+            units := penstock.bucket_units(l.row, in_flow);
+            room := least(room, floor(units / l.units)::integer);
+            IF units < l.units THEN
+                wait := greatest(wait, (l.units - units) / l.rate);
+            END IF;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Name: limits_changed(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.limits_changed(changed integer) RETURNS void
+    LANGUAGE sql
+    AS $$
+    UPDATE penstock.queue SET version = version + 1
+     WHERE id IN (SELECT queue_id FROM penstock.limit_use WHERE limit_id = changed)
+$$;
+
+-- Name: live_entries(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.live_entries(queue_name text) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint)
+      FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name))
 $$;
 
 -- Name: living_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
@@ -745,6 +1025,20 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: outcome_of(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.outcome_of(bigint) RETURNS TABLE(queue text, outcome penstock.outcome, ended_at timestamp with time zone, created_at timestamp with time zone, attempt smallint, crashes smallint, node_id bigint, token bigint, run_ms bigint, reason text, class text, result jsonb)
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT q.name, o.*
+      FROM penstock.queue q CROSS JOIN LATERAL (
+           SELECT r.outcome, r.finished_at, r.created_at, r.attempt, NULL::smallint, r.node_id, r.token, r.run_ms, r.reason, NULL::text, r.result
+             FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1
+           UNION ALL
+           SELECT 'failed', f.failed_at, f.created_at, f.attempt, f.crashes, NULL, NULL, NULL, f.error, f.class, NULL
+             FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1) o
+$_$;
+
 -- Name: overdue(text, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.overdue(queue_name text, most integer) RETURNS TABLE(id bigint, why text)
@@ -779,6 +1073,51 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object, reason, detail)
     VALUES (coalesce(actor, current_user), 'pause_queue', q.name, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
 END $$;
+
+-- Name: place_of(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.place_of(e penstock.entry) RETURNS TABLE(priority smallint, flow text, pos bigint)
+    LANGUAGE sql STABLE
+    AS $$
+    (SELECT r.priority, r.flow, r.pos FROM penstock.ready r
+      WHERE e.lock_key IS NULL AND r.queue_id = e.queue_id AND r.priority = e.priority AND r.flow = e.flow
+        AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = e.id)
+    UNION ALL
+    (SELECT r.priority, r.flow, r.pos FROM penstock.ready r
+      WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key ORDER BY r.priority DESC, r.pos LIMIT 1)
+$$;
+
+-- Name: place_reasons(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.place_reasons(e penstock.entry) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because(CASE WHEN l.last_entry_id >= e.id THEN 'running' ELSE 'key_held' END,
+               CASE WHEN l.last_entry_id >= e.id THEN format('node %s has run it for %s', coalesce(n.name, l.node_id::text), penstock.ago(clock_timestamp() - l.claimed_at))
+                    ELSE format('lock key %s is held by entry %s on node %s for %s', e.lock_key, h.id, coalesce(n.name, l.node_id::text),
+                                penstock.ago(clock_timestamp() - l.claimed_at)) END
+               || CASE WHEN n.id IS NULL OR n.beat_at + n.lease < clock_timestamp() THEN '; that node is dead' ELSE '' END,
+               jsonb_build_object('node_id', l.node_id, 'node', n.name, 'token', l.token, 'entry_id', h.id, 'entries', l.entry_count,
+                                  'seconds', round(extract(epoch FROM clock_timestamp() - l.claimed_at), 1)))
+      FROM penstock.lock l
+      LEFT JOIN penstock.node n ON n.id = l.node_id
+      LEFT JOIN LATERAL (SELECT x.id FROM penstock.entry x WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key
+                            AND x.status = 'pending' AND x.priority >= 0 ORDER BY x.id LIMIT 1) h ON true
+     WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND e.status = 'pending'
+    UNION ALL
+    SELECT penstock.because('ahead_in_key', format('%s%s entries of lock key %s come before it', CASE WHEN k.n = 10000 THEN 'at least ' ELSE '' END, k.n, e.lock_key),
+               jsonb_build_object('ahead', k.n))
+      FROM (SELECT count(*) AS n FROM (SELECT FROM penstock.entry x WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key
+                AND x.status = 'pending' AND x.priority >= 0 AND x.id < e.id LIMIT 10000) s) k
+     WHERE k.n > 0 AND e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e)
+    UNION ALL
+    SELECT penstock.because('ahead_in_lane', format('%s%s keys stand before it in its lane (priority %s, flow "%s")', CASE WHEN a.n = 10000 THEN 'at least ' ELSE '' END,
+               a.n, p.priority, p.flow), jsonb_build_object('ahead', a.n, 'priority', p.priority, 'flow', p.flow))
+      FROM penstock.place_of(e) p
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id
+                AND r.priority = p.priority AND r.flow = p.flow AND r.pos < p.pos LIMIT 10000) s) a
+     WHERE a.n > 0 AND e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e)
+$$;
 
 -- Name: push(text, jsonb, text, text, integer, timestamp with time zone, timestamp with time zone, timestamp with time zone, real, text, text, text, text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -940,6 +1279,39 @@ BEGIN
      ORDER BY g.lock_key;
 END $$;
 
+-- Name: queue_reasons(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.queue_reasons(q penstock.queue) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because('paused', format('the queue is paused by %s for %s%s%s', q.paused_by, penstock.ago(clock_timestamp() - q.paused_at),
+               coalesce(', for ' || penstock.ago(q.paused_until - clock_timestamp()) || ' more', ''), coalesce(': ' || nullif(q.paused_reason, ''), '')),
+               jsonb_build_object('by', q.paused_by, 'reason', q.paused_reason, 'since', q.paused_at, 'until', q.paused_until))
+     WHERE q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true)
+    UNION ALL
+    SELECT penstock.because('queue_disabled', format('the queue is disabled by %s for %s%s', q.disabled_by,
+               penstock.ago(clock_timestamp() - q.disabled_at), coalesce(': ' || nullif(q.disabled_reason, ''), '')),
+               jsonb_build_object('by', q.disabled_by, 'reason', q.disabled_reason, 'since', q.disabled_at))
+     WHERE q.disabled_at IS NOT NULL
+    UNION ALL
+    SELECT penstock.because('limit', format('%s of at most %s locks of the queue are held', l.held, q.max_concurrent),
+               jsonb_build_object('held', l.held, 'limit', q.max_concurrent))
+      FROM (SELECT count(*) AS held FROM penstock.lock WHERE queue_id = q.id) l
+     WHERE l.held >= q.max_concurrent
+    UNION ALL
+    SELECT penstock.because('node_limit', format('each of the %s nodes that serve the queue holds its %s locks', count(*), q.max_concurrent_per_node),
+               jsonb_build_object('nodes', count(*), 'limit', q.max_concurrent_per_node))
+      FROM penstock.serving(q.id) s
+    HAVING count(*) > 0 AND bool_and((SELECT count(*) FROM penstock.lock l WHERE l.queue_id = q.id AND l.node_id = s.id) >= q.max_concurrent_per_node)
+    UNION ALL
+    SELECT penstock.because('nobody_serves', format('no live node serves the queue (application %s)%s', q.application,
+               coalesce('; ' || d.dead || ' that did fell silent', '') || coalesce('; ' || d.draining || ' drain', '')),
+               jsonb_build_object('application', q.application, 'dead', d.dead, 'draining', d.draining))
+      FROM (SELECT nullif(count(*) FILTER (WHERE state = 'dead'), 0) AS dead, nullif(count(*) FILTER (WHERE state = 'draining'), 0) AS draining
+              FROM penstock.node_status s WHERE q.name = ANY (s.queues)) d
+     WHERE NOT EXISTS (SELECT FROM penstock.serving(q.id))
+$$;
+
 -- Name: queue_row(text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.queue_row(queue_name text) RETURNS penstock.queue
@@ -1045,6 +1417,48 @@ CREATE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
          WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
 $$;
 
+-- Name: serving(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.serving(queue integer) RETURNS TABLE(id bigint, name text)
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT n.id, n.name FROM penstock.node n
+     WHERE $1 = ANY (n.queue_ids) AND n.draining_at IS NULL AND n.beat_at + n.lease > clock_timestamp()
+$_$;
+
+-- Name: set_limit(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.set_limit(limit_name text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    l       penstock."limit";
+    unknown text;
+BEGIN
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k WHERE k NOT IN ('per_flow', 'max_units', 'rate', 'burst');
+    IF FOUND THEN
+        RAISE EXCEPTION 'limit option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are per_flow, max_units, rate and burst.';
+    END IF;
+    SELECT * INTO l FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
+    l := jsonb_populate_record(l, options);
+    IF l.rate IS NOT NULL AND l.burst IS NULL THEN
+        l.burst := greatest(1, l.rate);
+    END IF;
+    INSERT INTO penstock."limit" (name, per_flow, max_units, rate, burst)
+    VALUES (limit_name, coalesce(l.per_flow, false), l.max_units, l.rate, l.burst)
+    ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, max_units = excluded.max_units,
+                                     rate = excluded.rate, burst = excluded.burst
+    RETURNING * INTO l;
+    PERFORM penstock.limits_changed(l.id);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail) VALUES (actor, 'set_limit', limit_name, reason, options);
+    RETURN l.id;
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
+        RAISE EXCEPTION 'limit "%" is not valid: %', limit_name, SQLERRM
+            USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three.';
+END $$;
+
 -- Name: settle_cancel_requests(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.settle_cancel_requests(queue integer, most integer) RETURNS integer
@@ -1067,6 +1481,24 @@ BEGIN
         END IF;
     END LOOP;
     RETURN ended;
+END $$;
+
+-- Name: spend(integer, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.spend(queue integer, in_flow text, n bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    l record;
+BEGIN
+    FOR l IN SELECT g AS row, g.*, u.units FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+              WHERE u.queue_id = queue AND g.rate IS NOT NULL ORDER BY g.id
+    LOOP
+        INSERT INTO penstock.bucket (limit_id, flow, units, at)
+        VALUES (l.id, CASE WHEN l.per_flow THEN in_flow ELSE '' END, l.burst - n * l.units, clock_timestamp())
+        ON CONFLICT (limit_id, flow) DO UPDATE
+           SET units = penstock.bucket_units(l.row, in_flow) - n * l.units, at = clock_timestamp();
+    END LOOP;
 END $$;
 
 -- Name: switch_entry(bigint, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -1142,6 +1574,32 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: use_limit(text, text, integer, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.use_limit(queue_name text, limit_name text, units integer DEFAULT 1, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q    penstock.queue := penstock.queue_row(queue_name);
+    lim  penstock."limit";
+BEGIN
+    SELECT * INTO lim FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'limit "%" does not exist', limit_name
+            USING ERRCODE = 'PS002', HINT = 'Make it first: SELECT penstock.set_limit(''name'', ''{"max_units": 4}'').';
+    END IF;
+    IF units > 0 THEN
+        INSERT INTO penstock.limit_use (queue_id, limit_id, units) VALUES (q.id, lim.id, use_limit.units)
+        ON CONFLICT (queue_id, limit_id) DO UPDATE SET units = excluded.units;
+    END IF;
+    PERFORM penstock.limits_changed(lim.id);
+    IF units = 0 THEN
+        DELETE FROM penstock.limit_use WHERE queue_id = q.id AND limit_id = lim.id;
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (actor, 'use_limit', queue_name, reason, jsonb_build_object('limit', limit_name, 'units', units));
+END $$;
+
 -- Name: audit; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.audit (
@@ -1164,6 +1622,16 @@ ALTER TABLE penstock.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+
+-- Name: bucket; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.bucket (
+    limit_id integer NOT NULL,
+    units double precision NOT NULL,
+    at timestamp with time zone NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C"
+)
+WITH (fillfactor='50');
 
 -- Name: cancel_request; Type: TABLE; Schema: penstock; Owner: -
 
@@ -1211,6 +1679,65 @@ CREATE SEQUENCE penstock.entry_id_seq
     NO MINVALUE
     NO MAXVALUE
     CACHE 1;
+
+-- Name: lock; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.lock (
+    token bigint NOT NULL,
+    node_id bigint NOT NULL,
+    pos bigint NOT NULL,
+    last_entry_id bigint NOT NULL,
+    claimed_at timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    claim_id integer NOT NULL,
+    entry_count integer NOT NULL,
+    cost real NOT NULL,
+    priority smallint NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    lock_key text NOT NULL COLLATE pg_catalog."C"
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
+
+-- Name: COLUMN lock.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.pos IS 'place in line of the ready row it was claimed by, for when the group is handed back';
+
+-- Name: COLUMN lock.last_entry_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.last_entry_id IS 'the claim covers the entries of the key up to this id; later ones wait';
+
+-- Name: COLUMN lock.claim_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.claim_id IS 'number the node gave the claim, so that a claim whose answer was lost can be found again';
+
+-- Name: entry_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.entry_status AS
+ SELECT e.id,
+    q.name AS queue,
+        CASE
+            WHEN (e.priority < 0) THEN 'disabled'::text
+            WHEN (e.status = 'initial'::penstock.status) THEN 'initial'::text
+            WHEN (l.token IS NOT NULL) THEN 'computing'::text
+            ELSE 'pending'::text
+        END AS state,
+    e.lock_key,
+    e.flow,
+    e.priority,
+    e.name,
+    e.attempt,
+    e.crashes,
+    e.created_at,
+    e.due_at,
+    e.start_by,
+    e.finish_by,
+    l.token,
+    l.node_id,
+    l.claimed_at,
+    e.queue_id
+   FROM ((penstock.entry e
+     JOIN penstock.queue q ON ((q.id = e.queue_id)))
+     LEFT JOIN penstock.lock l ON (((l.queue_id = e.queue_id) AND (l.lock_key = COALESCE(e.lock_key, ('#'::text || e.id))) AND (l.last_entry_id >= e.id) AND (e.status = 'pending'::penstock.status))));
 
 -- Name: failure; Type: TABLE; Schema: penstock; Owner: -
 
@@ -1310,35 +1837,25 @@ COMMENT ON COLUMN penstock.leader.changes IS 'terms so far';
 
 COMMENT ON COLUMN penstock.leader.renewed_at IS 'the term ends one lease later; null: its holder has resigned';
 
--- Name: lock; Type: TABLE; Schema: penstock; Owner: -
+-- Name: limit_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
-CREATE TABLE penstock.lock (
-    token bigint NOT NULL,
-    node_id bigint NOT NULL,
-    pos bigint NOT NULL,
-    last_entry_id bigint NOT NULL,
-    claimed_at timestamp with time zone NOT NULL,
+ALTER TABLE penstock."limit" ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.limit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: limit_use; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.limit_use (
     queue_id integer NOT NULL,
-    claim_id integer NOT NULL,
-    entry_count integer NOT NULL,
-    cost real NOT NULL,
-    priority smallint NOT NULL,
-    flow text NOT NULL COLLATE pg_catalog."C",
-    lock_key text NOT NULL COLLATE pg_catalog."C"
-)
-WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
-
--- Name: COLUMN lock.pos; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.lock.pos IS 'place in line of the ready row it was claimed by, for when the group is handed back';
-
--- Name: COLUMN lock.last_entry_id; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.lock.last_entry_id IS 'the claim covers the entries of the key up to this id; later ones wait';
-
--- Name: COLUMN lock.claim_id; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.lock.claim_id IS 'number the node gave the claim, so that a claim whose answer was lost can be found again';
+    limit_id integer NOT NULL,
+    units integer DEFAULT 1 NOT NULL,
+    CONSTRAINT limit_use_units_check CHECK ((units > 0))
+);
 
 -- Name: node; Type: TABLE; Schema: penstock; Owner: -
 
@@ -1363,6 +1880,56 @@ WITH (fillfactor='50');
 -- Name: COLUMN node.beat; Type: COMMENT; Schema: penstock; Owner: -
 
 COMMENT ON COLUMN penstock.node.beat IS 'heartbeats so far; recovery compares the token lists of two of them';
+
+-- Name: lock_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.lock_status AS
+ SELECT q.name AS queue,
+    l.lock_key,
+    l.flow,
+    l.priority,
+    l.entry_count AS entries,
+    l.token,
+    l.node_id,
+    n.name AS node,
+    (clock_timestamp() - l.claimed_at) AS age,
+    l.claimed_at,
+    l.last_entry_id,
+    l.cost,
+    l.queue_id
+   FROM ((penstock.lock l
+     JOIN penstock.queue q ON ((q.id = l.queue_id)))
+     LEFT JOIN penstock.node n ON ((n.id = l.node_id)));
+
+-- Name: node_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.node_status AS
+ SELECT n.id,
+    n.name,
+    n.application,
+        CASE
+            WHEN ((n.beat_at + n.lease) < clock_timestamp()) THEN 'dead'::text
+            WHEN (n.draining_at IS NOT NULL) THEN 'draining'::text
+            ELSE 'live'::text
+        END AS state,
+    (clock_timestamp() - n.beat_at) AS silent_for,
+    n.lease,
+    n.threads,
+    cardinality(n.tokens) AS says_locks,
+    ( SELECT count(*) AS count
+           FROM penstock.lock l
+          WHERE (l.node_id = n.id)) AS locks,
+    ARRAY( SELECT q.name
+           FROM penstock.queue q
+          WHERE (q.id = ANY (n.queue_ids))
+          ORDER BY q.name) AS queues,
+    n.started_at,
+    n.beat_at,
+    n.draining_at,
+    n.drain_by,
+    n.drain_reason,
+    n.load
+   FROM penstock.node n;
 
 -- Name: operation; Type: TABLE; Schema: penstock; Owner: -
 
@@ -1431,6 +1998,83 @@ ALTER TABLE penstock.queue ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+-- Name: queue_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.queue_status AS
+ SELECT q.name AS queue,
+    q.kind,
+    q.application,
+    n.initial,
+    n.pending,
+    n.disabled,
+    n.computing,
+    ((n.initial + n.pending) - n.computing) AS awaiting_compute,
+    n.failed,
+    n.estimated,
+    ((q.paused_at IS NOT NULL) AND COALESCE((q.paused_until > clock_timestamp()), true)) AS paused,
+    q.paused_by,
+    q.paused_reason,
+    q.paused_until,
+    (q.disabled_at IS NOT NULL) AS out_of_service,
+    q.capacity,
+    q.max_concurrent,
+    q.id AS queue_id
+   FROM ((((((((penstock.queue q
+     CROSS JOIN LATERAL ( SELECT count(*) AS n
+           FROM ( SELECT
+                   FROM penstock.entry e_1
+                  WHERE (e_1.queue_id = q.id)
+                 LIMIT 10001) s) total)
+     CROSS JOIN LATERAL ( SELECT count(*) AS n
+           FROM ( SELECT
+                   FROM penstock.entry e_1
+                  WHERE ((e_1.queue_id = q.id) AND (e_1.status = 'initial'::penstock.status))
+                 LIMIT 10001) s) initial)
+     CROSS JOIN LATERAL ( SELECT count(*) AS n
+           FROM ( SELECT
+                   FROM penstock.entry e_1
+                  WHERE ((e_1.queue_id = q.id) AND (e_1.priority = '-1'::integer))
+                 LIMIT 10001) s) disabled)
+     CROSS JOIN LATERAL ( SELECT count(*) AS n
+           FROM ( SELECT
+                   FROM penstock.entry e_1
+                  WHERE ((e_1.queue_id = q.id) AND (e_1.priority = '-1'::integer) AND (e_1.status = 'initial'::penstock.status))
+                 LIMIT 10001) s) both_ways)
+     CROSS JOIN LATERAL ( SELECT count(*) AS n
+           FROM ( SELECT
+                   FROM penstock.failure f
+                  WHERE (f.queue_id = q.id)
+                 LIMIT 100001) s) failed)
+     CROSS JOIN LATERAL ( SELECT (COALESCE(sum(c.n), (0)::numeric))::bigint AS n
+           FROM (penstock.lock l
+             CROSS JOIN LATERAL ( SELECT count(*) AS n
+                   FROM penstock.entry e_1
+                  WHERE (("left"(l.lock_key, 1) = '#'::text) AND (e_1.queue_id = q.id) AND (e_1.id = l.last_entry_id) AND (e_1.status = 'pending'::penstock.status) AND (e_1.priority >= 0))
+                UNION ALL
+                 SELECT count(*) AS count
+                   FROM penstock.entry e_1
+                  WHERE (("left"(l.lock_key, 1) <> '#'::text) AND (e_1.queue_id = q.id) AND (e_1.lock_key = l.lock_key) AND (e_1.id <= l.last_entry_id) AND (e_1.status = 'pending'::penstock.status) AND (e_1.priority >= 0))) c)
+          WHERE (l.queue_id = q.id)) computing)
+     CROSS JOIN LATERAL ( SELECT
+                CASE
+                    WHEN (total.n <= 10000) THEN total.n
+                    ELSE GREATEST(total.n, penstock.live_entries(q.name))
+                END AS total,
+                CASE
+                    WHEN (initial.n <= 10000) THEN initial.n
+                    ELSE GREATEST(initial.n, penstock.indexed_entries(q.name, 'due_at'::text))
+                END AS initial,
+                CASE
+                    WHEN (disabled.n <= 10000) THEN disabled.n
+                    ELSE GREATEST(disabled.n, penstock.indexed_entries(q.name, 'disabled'::text))
+                END AS disabled) e)
+     CROSS JOIN LATERAL ( SELECT GREATEST((0)::bigint, (e.initial - both_ways.n)) AS initial,
+            GREATEST(((e.total - e.disabled) - GREATEST((0)::bigint, (e.initial - both_ways.n))), computing.n) AS pending,
+            e.disabled,
+            computing.n AS computing,
+            failed.n AS failed,
+            ((total.n > 10000) OR (failed.n > 100000)) AS estimated) n);
+
 -- Name: ready; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.ready (
@@ -1479,6 +2123,26 @@ CREATE TABLE penstock.result_default (
     CONSTRAINT result_outcome_check CHECK ((outcome <> 'failed'::penstock.outcome))
 );
 
+-- Name: stuck; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.stuck AS
+ SELECT l.queue,
+    l.lock_key,
+    l.token,
+    l.node_id,
+    l.node,
+    l.age,
+    l.entries,
+        CASE
+            WHEN (n.id IS NULL) THEN 'node unknown'::text
+            ELSE 'node dead'::text
+        END AS reason,
+    (clock_timestamp() - n.beat_at) AS silent_for,
+    l.queue_id
+   FROM (penstock.lock_status l
+     LEFT JOIN penstock.node n ON ((n.id = l.node_id)))
+  WHERE ((n.id IS NULL) OR ((n.beat_at + n.lease) < clock_timestamp()));
+
 -- Name: token_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
 CREATE SEQUENCE penstock.token_seq
@@ -1508,6 +2172,11 @@ ALTER TABLE ONLY penstock.result ATTACH PARTITION penstock.result_default DEFAUL
 
 ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+
+-- Name: bucket bucket_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.bucket
+    ADD CONSTRAINT bucket_pkey PRIMARY KEY (limit_id, flow);
 
 -- Name: cancel_request cancel_request_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
@@ -1543,6 +2212,21 @@ ALTER TABLE ONLY penstock.leader
 
 ALTER TABLE ONLY penstock.leader
     ADD CONSTRAINT leader_term_key UNIQUE (term);
+
+-- Name: limit limit_name_key; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock."limit"
+    ADD CONSTRAINT limit_name_key UNIQUE (name);
+
+-- Name: limit limit_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock."limit"
+    ADD CONSTRAINT limit_pkey PRIMARY KEY (id);
+
+-- Name: limit_use limit_use_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.limit_use
+    ADD CONSTRAINT limit_use_pkey PRIMARY KEY (queue_id, limit_id);
 
 -- Name: lock lock_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
@@ -1604,6 +2288,10 @@ CREATE INDEX failure_default_queue_id_fingerprint_idx ON penstock.failure_defaul
 
 CREATE INDEX idempotency_created_at ON penstock.idempotency USING brin (created_at);
 
+-- Name: limit_use_limit; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX limit_use_limit ON penstock.limit_use USING btree (limit_id);
+
 -- Name: ready_lock_key; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX ready_lock_key ON penstock.ready USING btree (queue_id, lock_key) WHERE (lock_key IS NOT NULL);
@@ -1628,6 +2316,19 @@ ALTER INDEX penstock.failure_fingerprint ATTACH PARTITION penstock.failure_defau
 
 ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue_id_entry_id_idx;
 
+-- Name: queue drop_own_limit; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER drop_own_limit AFTER DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.drop_own_limit();
+
+-- Name: queue limit_own_concurrency; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER limit_own_concurrency AFTER UPDATE OF max_concurrent ON penstock.queue FOR EACH ROW WHEN ((old.max_concurrent IS DISTINCT FROM new.max_concurrent)) EXECUTE FUNCTION penstock.limit_own_concurrency();
+
+-- Name: bucket bucket_limit_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.bucket
+    ADD CONSTRAINT bucket_limit_id_fkey FOREIGN KEY (limit_id) REFERENCES penstock."limit"(id) ON DELETE CASCADE;
+
 -- Name: depth depth_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.depth
@@ -1637,6 +2338,16 @@ ALTER TABLE ONLY penstock.depth
 
 ALTER TABLE ONLY penstock.disabled
     ADD CONSTRAINT disabled_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
+
+-- Name: limit_use limit_use_limit_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.limit_use
+    ADD CONSTRAINT limit_use_limit_id_fkey FOREIGN KEY (limit_id) REFERENCES penstock."limit"(id) ON DELETE CASCADE;
+
+-- Name: limit_use limit_use_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.limit_use
+    ADD CONSTRAINT limit_use_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
 -- Name: operation operation_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -88,9 +89,17 @@ func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([
 		return join(ids, verdicts), nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("push to queue %q: %w", queue, translate(err))
+		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(translate(err)))
 	}
 	return pushed, nil
+}
+
+// unstorable marks an error about a text or payload that Postgres cannot hold (class 22) as the caller's.
+func unstorable(err error) error {
+	if strings.HasPrefix(postgres.Code(err), "22") {
+		return fmt.Errorf("%w: %w", err, ErrInvalid)
+	}
+	return err
 }
 
 func join(ids []EntryID, verdicts []Verdict) []Pushed {
@@ -176,7 +185,7 @@ func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([
 	var answer []byte
 	err = tx.QueryRowContext(ctx, `SELECT penstock.push_json($1, CAST($2 AS jsonb))`, queue, string(args)).Scan(&answer)
 	if err != nil {
-		return nil, fmt.Errorf("push to queue %q: %w", queue, translate(err))
+		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(translate(err)))
 	}
 	var pushed []Pushed
 	if err := json.Unmarshal(answer, &pushed); err != nil {
