@@ -143,6 +143,9 @@ func createKept(path string, acct account) (string, error) {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return "", fmt.Errorf("create data directory: %w", err)
 		}
+		if err := acct.own(path); err != nil { // a strict umask shuts others out
+			return "", fmt.Errorf("create data directory: %w", err)
+		}
 	} else if err != nil {
 		return "", fmt.Errorf("open data directory: %w", err)
 	}

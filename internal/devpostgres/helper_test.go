@@ -121,7 +121,7 @@ func stopAfter(t testing.TB, server *Server) {
 // keptDir is a directory for a kept cluster, below one which the server's user may enter (t.TempDir is root's alone).
 func keptDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "penstock-kept-")
+	dir, err := os.MkdirTemp("", "penstock-kept-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -194,16 +195,20 @@ func TestDataDirectoryOutOfReachOfServersUserIsRefused(t *testing.T) {
 }
 
 func TestColdStartToFirstQueryTakesLessThanTwoSeconds(t *testing.T) {
+	const limit, tries = 2 * time.Second, 10 // other tests may be keeping the machine busy
 	best := time.Hour
-	for range 3 { // the best of three: the machine may be busy with other tests
+	for try := 0; best > limit && try < tries; try++ {
 		began := time.Now()
 		server := start(t, Config{})
 		query(t, server.ConnString(), "SELECT 'first'")
 		best = min(best, time.Since(began))
+		if err := server.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Logf("cold start to first query: %v", best)
-	if best > 2*time.Second {
-		t.Errorf("cold start to first query took %v", best)
+	if best > limit {
+		t.Errorf("cold start to first query took %v at best", best)
 	}
 }
 
@@ -239,5 +244,13 @@ func freePort(t *testing.T) int {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
+	_, text, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"slices"
-	"strconv"
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver of the wait strategy
@@ -55,7 +54,7 @@ func startContainer(ctx context.Context, settings map[string]string) (*dockerize
 		testcontainers.WithWaitStrategy(ready),
 		testcontainers.WithHostConfigModifier(func(host *container.HostConfig) {
 			host.PortBindings = network.PortMap{
-				network.MustParsePort(inside): {{HostPort: strconv.Itoa(port)}},
+				network.MustParsePort(inside): {{HostPort: port}},
 			}
 		}))
 	if err != nil {
@@ -69,7 +68,7 @@ func startContainer(ctx context.Context, settings map[string]string) (*dockerize
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("find address of %s: %w", image, err), c.Terminate(context.WithoutCancel(ctx)))
 	}
-	return &dockerized{container: c, dsn: containerDSN(password, host, strconv.Itoa(port))}, nil
+	return &dockerized{container: c, dsn: containerDSN(password, host, port)}, nil
 }
 
 func containerDSN(password, host, port string) string {
@@ -107,11 +106,12 @@ func (d *dockerized) Halt(ctx context.Context, sig devpostgres.Signal) error {
 // Resume starts the container again and waits until the server accepts connections.
 func (d *dockerized) Resume(ctx context.Context) error { return d.container.Start(ctx) }
 
-func freePort(ctx context.Context) (int, error) {
+func freePort(ctx context.Context) (string, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return 0, err
+		return "", err
 	}
 	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	return port, err
 }
