@@ -24,6 +24,7 @@ type account struct {
 	weight float64
 	seen   time.Time // when it last had work
 	turn   uint64    // of the last charge
+	back   bool      // it returned, and nobody is known to have served it since
 	level  float64   // virtual time in this ranking
 }
 
@@ -67,7 +68,9 @@ func (g *group) rise() {
 // own estimates can have been too high, because a refund is not idleness.
 func (g *group) raise(a *account, nodes float64, now time.Time, grace time.Duration) {
 	floor := g.floor
-	if a.stayed(g.before, now, grace) {
+	if !a.stayed(g.before, now, grace) {
+		a.back = true
+	} else {
 		floor -= a.peak * nodes / a.weight
 	}
 	if a.level < floor {
@@ -85,8 +88,9 @@ func (a *account) virtual(nodes float64) float64 {
 // charges multiplied by the number of nodes, so levels closer than that are the same to it;
 // without dither all nodes would go for the same flow between two snapshots. The offsets
 // are uniform from zero to just that step: then as many nodes answer a flow's lag as it takes.
+// One that returned has no offset until it is served: each node would serve it next.
 func (a *account) dither(nodes, scale float64, round uint64) float64 {
-	if nodes <= 1 {
+	if nodes <= 1 || a.back {
 		return 0
 	}
 	u := float64(mix(a.tie^round*0x9e3779b97f4a7c15)>>11) / (1 << 53)
@@ -102,13 +106,16 @@ func mix(x uint64) uint64 {
 
 func (a *account) lifted() float64 { return max(a.lift+a.fresh, a.theirs) }
 
+// charged notes that a claim was served, the turn-th of this node.
+func (a *account) charged(estimate float64, turn uint64) {
+	a.turn, a.back = turn, false
+	a.typical += (estimate - a.typical) / 8
+}
+
 // add books inflated service, and estimates that began (or with running below zero, ended) to run.
 func (a *account) add(cost, running, scale float64) {
 	a.own += cost
 	a.running = max(0, a.running+running)
-	if running > 0 {
-		a.typical += (running - a.typical) / 8
-	}
 	a.peak = max(a.peak, a.running*scale)
 }
 

@@ -209,7 +209,8 @@ func (b *Book) Charge(l Lane, estimate float64, now time.Time) {
 	defer b.mu.Unlock()
 	f, estimate := b.flow(&l), sane(estimate)
 	b.turns++
-	f.turn, f.queue.turn = b.turns, b.turns
+	f.charged(estimate, b.turns)
+	f.queue.charged(estimate, b.turns)
 	b.book(f, estimate, estimate, now)
 }
 

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -305,5 +306,32 @@ func BenchmarkRankAndCharge(b *testing.B) {
 				book.Settle(lanes[dst[0]], 1, 1.1, at(0))
 			}
 		})
+	}
+}
+
+// All methods may be called at once; the race detector is the judge.
+func TestBookMayBeSharedByGoroutines(t *testing.T) {
+	b := New(Config{HalfLife: time.Millisecond})
+	var threads sync.WaitGroup
+	for thread := range 4 {
+		threads.Go(func() {
+			lanes := manyLanes(20)
+			for i := range 200 {
+				now := at(float64(i) / 10)
+				l := lanes[b.Rank(nil, lanes, 1, now)[0]]
+				b.Charge(l, 1, now)
+				b.Extend(l, 1, now)
+				b.Settle(l, 2, 3, now)
+				if thread == 0 && i%10 == 0 {
+					b.Adopt(b.Report(now), 2, now)
+				}
+			}
+		})
+	}
+	threads.Wait()
+	for _, f := range b.flows {
+		if f.running != 0 {
+			t.Errorf("%+v: estimates of %g still run", f.key, f.running)
+		}
 	}
 }

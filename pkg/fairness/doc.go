@@ -29,7 +29,7 @@
 // three changes that a queue of running entries needs.
 //
 //   - The cost is not known at the claim. An estimate is charged then, and put right at the
-//     end, as in the request fair queueing of the Kubernetes API server. Entries that have
+//     end, as in the fair queueing of requests by the Kubernetes API server. Entries that have
 //     already run longer than estimated are charged meanwhile (least attained service).
 //   - Service is forgotten exponentially (Kay and Lauder 1988). Amounts are kept inflated by
 //     2^(t/H), so that decay costs nothing and never changes an order.
@@ -69,8 +69,8 @@
 //	<= B(2 + ln 2 T/H), B the larger of the two q/w                               (3)
 //
 // in the worst case that one flow leads all the time; leads alternate in practice. A flow
-// that returns is served before any other one is served twice: V is the floor, and every
-// claim moves somebody above it. With n flows that is within 2n claims.
+// that returns is served before any other one is served twice: its V is the floor, and every
+// claim of another moves that one above it. With n flows that is within 2n claims.
 //
 // # Bound, on N nodes
 //
@@ -95,7 +95,7 @@
 //
 // Measured in the tests by simulation (32 nodes of 8 slots, snapshots once a second, 20 flows
 // of weights 1 to 4, mean costs from 0.1 to 3 s, lognormal with sigma 1): the largest gap of
-// normalised service over 4 minutes is between 0.5 % and 1.8 %, Jain's index above 0.9999.
+// normalised service over 5 minutes is between 0.5 % and 1.8 %, Jain's index above 0.9999.
 // Without offsets the gap was 4 %.
 //
 // # Bands

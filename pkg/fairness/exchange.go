@@ -70,6 +70,7 @@ func (q *queue) adopt(u Usage, nodes, scale float64) {
 }
 
 func (a *account) take(u Usage, scale float64) {
+	a.back = a.back && u.Service*scale <= a.shared
 	a.shared = u.Service * scale
 	a.own -= a.sent
 	a.sent = 0

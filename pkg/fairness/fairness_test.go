@@ -13,7 +13,7 @@ func TestGapIsUnderTwoPercentAt32Nodes(t *testing.T) {
 		c := newCluster(seed, 32, 8, 1, flows)
 		c.run(30)
 		m := c.meter(flows...)
-		c.run(240)
+		c.run(300)
 		t.Logf("seed %d: %d claims, largest gap %.2f%%, Jain index %.6f", seed, c.claims, 100*m.gap(), m.jain())
 		if m.gap() > 0.02 || m.jain() < 0.9999 {
 			t.Errorf("seed %d: gap %.2f%%, Jain %.5f; want under 2%% and over 0.9999", seed, 100*m.gap(), m.jain())
@@ -95,24 +95,24 @@ func TestGapStaysSmallUnderChurn(t *testing.T) {
 // time for it. That holds across the cluster, not only for one node.
 func TestReturningFlowIsServedWithinTwoRounds(t *testing.T) {
 	flows := tenants(20)
-	for _, f := range flows {
-		f.Weight, f.cost, f.estimate = 1, skewed(0.5, 0.5), 0.5
-	}
 	c := newCluster(4, 32, 8, 1, flows)
-	back := flows[7]
-	for trial := range 10 {
+	worst := 0
+	for trial := range 20 {
+		back := flows[trial]
 		back.active = false
-		c.run(float64(1 + trial*5))
+		c.run(float64(2 + trial*2))
 		claims := back.claims
 		c.claims, back.active = 0, true
 		for back.claims == claims {
 			c.run(0.001)
 		}
+		worst = max(worst, back.last)
 		if back.last > 2*len(flows) {
-			t.Errorf("trial %d: served at claim %d, want at most %d", trial, back.last, 2*len(flows))
+			t.Errorf("flow %d: served at claim %d, want at most %d", trial, back.last, 2*len(flows))
 		}
-		c.run(5)
+		c.run(3)
 	}
+	t.Logf("served at claim %d at the latest", worst)
 }
 
 // An hour away earns nothing: from its return on a flow gets its share and no more. And it
