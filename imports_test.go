@@ -24,6 +24,9 @@ var allowedImports = map[string][]string{
 	"internal/postgres":    {},
 	"internal/devpostgres": {},
 
+	// What a program is told.
+	"internal/config": {"internal/postgres"},
+
 	// The queue, the only writer of entry, ready, lock and failure.
 	"pkg/invalidation":              {"internal/postgres"},
 	"pkg/invalidation/penstocktest": {"pkg/invalidation", "internal/postgres"},
@@ -55,7 +58,7 @@ var allowedImports = map[string][]string{
 
 var (
 	duty    = []string{"pkg/invalidation", "internal/postgres"}
-	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres"}
+	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config"}
 
 	// allowedInTests is what the tests of any package may import besides.
 	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest"}

@@ -1,0 +1,190 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/knadh/koanf/parsers/yaml"
+	"github.com/knadh/koanf/providers/confmap"
+	"github.com/knadh/koanf/providers/env/v2"
+	"github.com/knadh/koanf/providers/file"
+	"github.com/knadh/koanf/providers/posflag"
+	"github.com/knadh/koanf/v2"
+	"github.com/spf13/pflag"
+)
+
+const envPrefix = "PENSTOCK_"
+
+// programs are those whose sections may stand beside each other in one file and one environment.
+var programs = []string{"leader", "tasknode"}
+
+// notOptions are variables that other parts of Penstock read.
+var notOptions = []string{"PENSTOCK_CONFIG", "PENSTOCK_ALLOW_DOWNLOAD", "PENSTOCK_TEST_DATABASE_URL"}
+
+// linked matches what Kubernetes and Docker put into the environment for a service whose name begins with penstock.
+var linked = regexp.MustCompile(`^PENSTOCK_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|NAME|ENV_.*)$`)
+
+// ErrHelp is returned after the help was printed because somebody asked for it.
+var ErrHelp = errors.New("help was printed")
+
+// Program says who reads the configuration and from where.
+type Program struct {
+	Name    string // its section
+	Summary string // printed above the options by --help
+	Args    []string
+	Environ []string  // nil: os.Environ
+	Out     io.Writer // of --help
+}
+
+// Load fills cfg, a pointer to a struct that holds the defaults.
+func Load(p Program, cfg any) error {
+	all := Options(p.Name, cfg)
+	flags, err := p.flags(all)
+	if err != nil {
+		return err
+	}
+	if err := flags.Parse(p.Args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return ErrHelp
+		}
+		return fmt.Errorf("read flags: %w", err)
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("read flags: %q is not a flag; %s takes no other arguments", flags.Arg(0), p.Name)
+	}
+	k := koanf.New(".")
+	if err := p.readFile(k, flags, all); err != nil {
+		return err
+	}
+	if err := p.readEnv(k, all); err != nil {
+		return err
+	}
+	// Only flags that were given count: the defaults stand in cfg already.
+	keys := map[string]string{}
+	for _, o := range all {
+		keys[o.Flag] = o.Key
+	}
+	given := posflag.ProviderWithFlag(flags, ".", nil, func(f *pflag.Flag) (string, any) {
+		return keys[f.Name], posflag.FlagVal(flags, f)
+	})
+	if err := k.Load(given, nil); err != nil {
+		return fmt.Errorf("read flags: %w", err)
+	}
+	if err := k.Unmarshal("", cfg); err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	return nil
+}
+
+func (p Program) flags(all []Option) (*pflag.FlagSet, error) {
+	flags := pflag.NewFlagSet(p.Name, pflag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.SortFlags = false
+	flags.String("config", "", "file to read, YAML (also PENSTOCK_CONFIG)")
+	for _, o := range all {
+		if err := o.addTo(flags); err != nil {
+			return nil, err
+		}
+	}
+	flags.Usage = func() {
+		fmt.Fprintf(p.Out, "%s\n\nOptions:\n%s\n", strings.TrimSpace(p.Summary), flags.FlagUsagesWrapped(110))
+		fmt.Fprintf(p.Out, "Each option can stand in the environment (--%s is %s) and in the file (%s).\n",
+			all[0].Flag, all[0].Env, all[0].Key)
+		fmt.Fprintln(p.Out, "Flags win over the environment, the environment over the file. All of it: docs/configuration.md.")
+	}
+	return flags, nil
+}
+
+// readFile loads the file that --config or PENSTOCK_CONFIG names, if any.
+func (p Program) readFile(k *koanf.Koanf, flags *pflag.FlagSet, all []Option) error {
+	path, err := flags.GetString("config")
+	if err != nil {
+		return err
+	}
+	if path == "" {
+		path = p.lookup("PENSTOCK_CONFIG")
+	}
+	if path == "" {
+		return nil
+	}
+	read := koanf.New(".")
+	if err := read.Load(file.Provider(path), yaml.Parser()); err != nil {
+		return fmt.Errorf("read configuration file %s: %w", path, err)
+	}
+	values := map[string]any{}
+	for key, value := range read.All() {
+		i := slices.IndexFunc(all, func(o Option) bool { return o.Key == key })
+		switch {
+		case i >= 0 && isDuration(all[i]) && !isText(value):
+			return fmt.Errorf("read configuration file %s: %s is %v; write it with a unit, such as 10s", path, key, value)
+		case i >= 0:
+			values[key] = value
+		case !p.belongsElsewhere(key, "."):
+			return fmt.Errorf("read configuration file %s: key %q does not exist; docs/configuration.md lists all", path, key)
+		}
+	}
+	return k.Load(confmap.Provider(values, "."), nil)
+}
+
+func isDuration(o Option) bool { return o.value.Type() == reflect.TypeFor[time.Duration]() }
+
+func isText(v any) bool { _, ok := v.(string); return ok }
+
+func (p Program) readEnv(k *koanf.Koanf, all []Option) error {
+	var unknown []string
+	err := k.Load(env.Provider(".", env.Opt{
+		Prefix:      envPrefix,
+		EnvironFunc: p.environ,
+		TransformFunc: func(name, value string) (string, any) {
+			i := slices.IndexFunc(all, func(o Option) bool { return o.Env == name })
+			switch {
+			case i >= 0 && all[i].value.Kind() == reflect.Slice:
+				return all[i].Key, strings.Split(value, ",")
+			case i >= 0:
+				return all[i].Key, value
+			case !slices.Contains(notOptions, name) && !linked.MatchString(name) &&
+				!p.belongsElsewhere(strings.ToLower(strings.TrimPrefix(name, envPrefix)), "_"):
+				unknown = append(unknown, name)
+			}
+			return "", nil
+		},
+	}), nil)
+	if err != nil {
+		return fmt.Errorf("read environment: %w", err)
+	}
+	if len(unknown) > 0 {
+		slices.Sort(unknown)
+		return fmt.Errorf("read environment: %s does not exist; docs/configuration.md lists all", strings.Join(unknown, ", "))
+	}
+	return nil
+}
+
+// belongsElsewhere says that a key is in the section of another program.
+func (p Program) belongsElsewhere(key, separator string) bool {
+	return slices.ContainsFunc(programs, func(other string) bool {
+		return other != p.Name && strings.HasPrefix(key, other+separator)
+	})
+}
+
+func (p Program) environ() []string {
+	if p.Environ != nil {
+		return p.Environ
+	}
+	return os.Environ()
+}
+
+func (p Program) lookup(name string) string {
+	for _, pair := range p.environ() {
+		if value, found := strings.CutPrefix(pair, name+"="); found {
+			return value
+		}
+	}
+	return ""
+}
