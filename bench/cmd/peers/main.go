@@ -34,7 +34,9 @@ var (
 		module string
 		make   func() peers.Contender
 	}{
-		"river": {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
+		"penstock":         {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{} }},
+		"penstock-results": {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{KeepResults: true} }},
+		"river":            {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
 	}
 	onNode = map[string]struct{ script, module string }{
 		"graphile": {"graphile", "graphile-worker"},
@@ -42,7 +44,7 @@ var (
 	}
 )
 
-const everyContender = "river,graphile,pgboss"
+const everyContender = "penstock,river,graphile,pgboss"
 
 // serverSettings are the same for all. Checkpoints are made between measurements, so that full-page images
 // (which depend on when a checkpoint happens) do not blur the WAL of an entry.

@@ -1,0 +1,166 @@
+package peers
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+// Penstock measures this project: a task node with its default settings, its connections as in production.
+// Finished entries are deleted and no results kept, as graphile-worker does; KeepResults keeps them, as River does.
+type Penstock struct {
+	KeepResults bool
+
+	dsn          string
+	pushes, node *pgxpool.Pool
+	beats        *pgxpool.Pool
+	queue        *invalidation.Queue
+	payload      Payload
+}
+
+type penstockPayload struct {
+	N   int    `json:"n"`
+	Pad string `json:"pad"`
+}
+
+func (p *Penstock) Setup(ctx context.Context, dsn string, payload Payload) (err error) {
+	p.dsn, p.payload = dsn, payload
+	for _, pool := range []struct {
+		into  **pgxpool.Pool
+		conns int32
+	}{{&p.pushes, 16}, {&p.node, 3}, {&p.beats, 1}} {
+		if *pool.into, err = postgres.Open(ctx, postgres.Config{DSN: dsn, MaxConns: pool.conns}); err != nil {
+			return err
+		}
+	}
+	if _, err := migrations.Up(ctx, p.pushes.Config().ConnConfig); err != nil {
+		return err
+	}
+	if p.queue, err = invalidation.Open(ctx, p.pushes, "bench"); err == nil {
+		return nil
+	}
+	retention := -time.Second
+	if p.KeepResults {
+		retention = time.Hour
+	}
+	p.queue, err = invalidation.Create(ctx, p.pushes, "bench", invalidation.Config{ResultRetention: retention})
+	return err
+}
+
+func (p *Penstock) Close() {
+	for _, pool := range []*pgxpool.Pool{p.pushes, p.node, p.beats} {
+		pool.Close()
+	}
+}
+
+func (p *Penstock) BulkPush(ctx context.Context, n, groupSize int) (Work, error) {
+	return bulk(ctx, n, p.pushBatch(n, groupSize))
+}
+
+func (p *Penstock) SinglePush(ctx context.Context, conns, n int) (Work, error) {
+	return single(ctx, conns, n, p.pushOne())
+}
+
+func (p *Penstock) DrainSolo(ctx context.Context, n int) (Work, error) {
+	var handled atomic.Int64
+	done := make(chan struct{})
+	start := time.Now()
+	stop := p.start(ctx, func(int) {
+		if handled.Add(1) == int64(n) {
+			close(done)
+		}
+	})
+	<-done
+	// The node stops when every ending is recorded.
+	err := stop()
+	return Work{Entries: int(handled.Load()), Seconds: time.Since(start).Seconds()}, err
+}
+
+func (p *Penstock) DrainGroups(ctx context.Context, n, _ int) (Work, error) { return p.DrainSolo(ctx, n) }
+
+func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error) {
+	var handled atomic.Int64
+	start := time.Now()
+	stop := p.start(ctx, func(int) { handled.Add(1) })
+	pushed, err := ahead(ctx, d, &handled, p.pushBatch(0, 0))
+	if err != nil {
+		return Work{}, err
+	}
+	for int(handled.Load()) < pushed && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	err = stop()
+	return Work{Entries: pushed, Seconds: time.Since(start).Seconds()}, err
+}
+
+// PickupLatency has nothing to tune: the settings one gets by not choosing are the fast ones.
+func (p *Penstock) PickupLatency(ctx context.Context, n int, _ bool) (Work, error) {
+	picked := newPickups(n)
+	stop := p.start(ctx, picked.handle)
+	work, err := picked.run(ctx, p.pushOne())
+	if err != nil {
+		return Work{}, err
+	}
+	return work, stop()
+}
+
+func (p *Penstock) Left(ctx context.Context) (n int, err error) {
+	err = p.pushes.QueryRow(ctx, `SELECT count(*) FROM penstock.entry`).Scan(&n)
+	return n, err
+}
+
+// start runs a node, and returns what stops it and waits until it is done.
+func (p *Penstock) start(ctx context.Context, handle func(n int)) (stop func() error) {
+	node := tasknode.New(tasknode.Config{Log: slog.New(slog.DiscardHandler)}, p.node, p.beats)
+	node.Handle("bench", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		var payload penstockPayload
+		if err := json.Unmarshal(r.Entry.Payload, &payload); err != nil {
+			return nil, err
+		}
+		handle(payload.N)
+		return nil, nil
+	}))
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- node.Run(ctx) }()
+	return func() error {
+		cancel()
+		return <-ended
+	}
+}
+
+func (p *Penstock) body(i int) json.RawMessage {
+	body, _ := json.Marshal(penstockPayload{N: i, Pad: p.payload.pad}) //nolint:errchkjson // two plain fields
+	return body
+}
+
+func (p *Penstock) pushBatch(n, groupSize int) func(ctx context.Context, first, last int) error {
+	return func(ctx context.Context, first, last int) error {
+		batch := make([]invalidation.Push, last-first)
+		for i := range batch {
+			batch[i].Payload = p.body(first + i)
+			if groupSize > 1 {
+				batch[i].LockKey = fmt.Sprint("group-", (first+i)%(n/groupSize))
+			}
+		}
+		_, err := p.queue.Push(ctx, batch...)
+		return err
+	}
+}
+
+func (p *Penstock) pushOne() func(ctx context.Context, i int) error {
+	return func(ctx context.Context, i int) error {
+		_, err := p.queue.Push(ctx, invalidation.Push{Payload: p.body(i)})
+		return err
+	}
+}
