@@ -1,0 +1,370 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Each window is opened by hand first: a transaction is held at the point that the guard protects.
+
+// Guard: take_entry locks the ready row before it ends a solo entry.
+func TestCancelDuringAClaimOnlyAsks(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.push("")[0]
+	claimer := b.gate("true")
+	claimed := later(b, func() (Claimed, error) {
+		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1})
+	})
+	b.awaitBlocked(claimer)
+	b.want(b.cancel(id), CancelRequested)
+	n, err := b.q.Expire(b.ctx, 10)
+	b.must(err)
+	b.want(n, 0)
+	b.commit(claimer)
+	b.want(entryIDs(claimed().Locks...), []EntryID{id})
+}
+
+// Guard: hold_key. A stubborn claim needs no ready row, only the key's advisory lock.
+func TestCancelDuringAStubbornClaimOfAGroupOnlyAsks(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.push("K", "K")
+	pusher := b.begin()
+	b.pushOn(pusher, "K") // holds K's ready row
+	claimer := b.gate("true")
+	claimed := later(b, func() (Claimed, error) {
+		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1, Stubborn: true})
+	})
+	b.awaitBlocked(claimer)
+	b.want(b.cancel(ids[1]), CancelRequested)
+	b.commit(claimer)
+	b.want(entryIDs(claimed().Locks...), ids)
+	b.commit(pusher)
+}
+
+// Guard: the other way round. While a cancel is not committed, the entry is not claimed.
+func TestClaimPassesByWhatIsBeingCancelled(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.push("", "K", "K")
+	operatorTx := b.begin()
+	for _, id := range ids[:2] {
+		if answer, err := CancelEntry(b.ctx, operatorTx, id, operator); err != nil || answer != CancelDone {
+			t.Fatal(answer, err)
+		}
+	}
+	c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10, Stubborn: true})
+	b.want(len(c.Locks), 0)
+	b.commit(operatorTx)
+	b.want(entryIDs(b.claim(10)...), ids[2:])
+}
+
+// Guard: tidy_key deletes only ready rows that it has locked, and looks for entries after that. The pusher relies on
+// the ready row that it has locked.
+func TestCancelKeepsTheReadyRowThatAPusherReliesOn(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.push("K")[0]
+	pusher := b.begin()
+	came := b.pushOn(pusher, "K")
+	b.want(b.cancel(id), CancelDone)
+	b.commit(pusher)
+	b.want(entryIDs(b.claim(1)...), came)
+}
+
+func TestPushDuringACancelGetsAReadyRowOfItsOwn(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.push("K")[0]
+	operatorTx := b.begin()
+	_, err := CancelEntry(b.ctx, operatorTx, id, operator)
+	b.must(err)
+	came := b.push("K")
+	b.commit(operatorTx)
+	b.want(entryIDs(b.claim(1)...), came)
+}
+
+// Guard: hold_to_switch takes the lock record FOR KEY SHARE. A settler that has looked at the entry while it was
+// disabled, and put no ready row back, must have committed before enable looks whether the lock stands.
+func TestEnableDuringASettleIsNotLost(t *testing.T) {
+	for _, key := range []string{"", "K"} {
+		b := newControlBed(t, Config{})
+		id := b.push(key)[0]
+		lock := b.claimOne()
+		b.must(DisableEntry(b.ctx, b.pool, id, operator))
+		settler := b.begin()
+		b.settleOn(settler, releaseAll(lock)...)
+		enabled := later(b, func() (bool, error) { return true, EnableEntry(b.ctx, b.pool, id, operator) })
+		time.AfterFunc(50*time.Millisecond, func() { _ = settler.Commit(context.WithoutCancel(b.ctx)) })
+		enabled()
+		b.want(entryIDs(b.claim(1)...), []EntryID{id})
+	}
+}
+
+// Guard: the same for disable. A settler that has seen the entry enabled puts a ready row back.
+func TestDisableDuringASettleIsNotForgotten(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.push("")[0]
+	lock := b.claimOne()
+	settler := b.begin()
+	b.settleOn(settler, releaseAll(lock)...)
+	disabled := later(b, func() (bool, error) { return true, DisableEntry(b.ctx, b.pool, id, operator) })
+	time.AfterFunc(50*time.Millisecond, func() { _ = settler.Commit(context.WithoutCancel(b.ctx)) })
+	disabled()
+	b.want(len(b.claim(1)), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.ready`), 0)
+}
+
+// Guard: enable writes a ready row that is there anew. A sweep that found the old one dead must pass by it.
+func TestEnableDuringASweepIsNotLost(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.push("")[0]
+	// A claim that was rolled back left the ready row of an entry that was disabled meanwhile.
+	b.exec(b.pool, `UPDATE penstock.entry SET priority = -1, enabled_priority = 1`)
+	var found string // what a sweep finds dead
+	b.must(b.pool.QueryRow(b.ctx, `SELECT ctid::text FROM penstock.ready WHERE entry_id = $1`, id).Scan(&found))
+	b.must(EnableEntry(b.ctx, b.pool, id, operator))
+	b.exec(b.pool, `DELETE FROM penstock.ready WHERE ctid = $1::text::tid`, found)
+	b.want(entryIDs(b.claim(1)...), []EntryID{id})
+}
+
+func TestCompactDuringAClaimDoesNothing(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true})
+	ids := b.push("K", "K")
+	claimer := b.gate("true")
+	claimed := later(b, func() (Claimed, error) {
+		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1})
+	})
+	b.awaitBlocked(claimer)
+	b.want(b.compact("K"), 0)
+	b.commit(claimer)
+	b.want(entryIDs(claimed().Locks...), ids)
+}
+
+func TestClaimPassesByAKeyThatIsBeingCompacted(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true})
+	ids := b.push("K", "K")
+	operatorTx := b.begin()
+	n, err := b.q.On(operatorTx).Compact(b.ctx, "K")
+	b.must(err)
+	b.want(n, 1)
+	b.want(len(b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, Stubborn: true}).Locks), 0)
+	b.commit(operatorTx)
+	b.want(entryIDs(b.claim(1)...), ids[:1])
+}
+
+// crew is claimers, pushers and operators at work on one queue at once, for a bounded time.
+type crew struct {
+	*bed
+	mu     sync.Mutex
+	pushed []EntryID
+	ran    map[EntryID]int // times a claim handed it out and its end was accepted
+	wg     sync.WaitGroup
+	stop   context.Context
+}
+
+func newCrew(b *bed, d time.Duration) *crew {
+	c := &crew{bed: b, ran: map[EntryID]int{}}
+	var cancel context.CancelFunc
+	c.stop, cancel = context.WithTimeout(b.ctx, d)
+	b.Cleanup(cancel)
+	return c
+}
+
+// work repeats step until the time is over.
+func (c *crew) work(step func(r *rand.Rand) error) {
+	seed := rand.Uint64()
+	c.wg.Go(func() {
+		r := rand.New(rand.NewPCG(seed, 1))
+		for c.stop.Err() == nil {
+			if err := step(r); err != nil {
+				c.Errorf("seed %d: %v", seed, err)
+				return
+			}
+		}
+	})
+}
+
+func (c *crew) pushSome(r *rand.Rand) error {
+	keys := []string{"", "A", "B"}
+	pushes := make([]Push, 1+r.IntN(5))
+	for i := range pushes {
+		pushes[i] = Push{Payload: json.RawMessage(`1`), LockKey: keys[r.IntN(3)]}
+	}
+	pushed, err := c.q.Push(c.ctx, pushes...)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range pushed {
+		c.pushed = append(c.pushed, p.ID)
+	}
+	time.Sleep(time.Millisecond) // a bound on the load, nothing hangs on it
+	return nil
+}
+
+// claimer claims, then ends what it got well, or hands it back one time in three.
+func (c *crew) claimer(node NodeID) func(r *rand.Rand) error {
+	claims := int32(0)
+	return func(r *rand.Rand) error {
+		claims++
+		got, err := c.q.Claim(c.ctx, ClaimRequest{Node: node, ClaimID: claims, Lane: usual, Limit: 5, Stubborn: r.IntN(4) == 0})
+		if err != nil {
+			return err
+		}
+		return c.endAll(r, node, got.Locks)
+	}
+}
+
+func (c *crew) endAll(r *rand.Rand, node NodeID, locks []*Lock) error {
+	for _, l := range locks {
+		endings := doneAll(l)
+		back := r.IntN(3) == 0
+		if back {
+			endings = releaseAll(l)
+		}
+		if len(endings) == 0 {
+			endings = []Ending{last(Release(l, 0, 0))}
+		}
+		ours, err := c.q.Settle(c.ctx, node, endings)
+		if err != nil {
+			return err
+		}
+		if back || len(ours) == 0 {
+			continue
+		}
+		c.mu.Lock()
+		for _, e := range l.Entries {
+			c.ran[e.ID]++
+		}
+		c.mu.Unlock()
+	}
+	return nil
+}
+
+// some returns an entry that was pushed lately.
+func (c *crew) some(r *rand.Rand) EntryID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.pushed) == 0 {
+		return 0
+	}
+	return c.pushed[max(0, len(c.pushed)-1-r.IntN(20))]
+}
+
+// gone leaves out the errors of an operator who was slower than the entry.
+func gone(err error) error {
+	if errors.Is(err, ErrState) || errors.Is(err, ErrEntryNotFound) {
+		return nil
+	}
+	return err
+}
+
+// drain enables, unpauses and runs what is left, and checks that every entry ended exactly once.
+func (c *crew) drain() {
+	c.Helper()
+	c.wg.Wait()
+	if c.Failed() {
+		return
+	}
+	for _, v := range c.violations() {
+		c.Errorf("before the drain: %s", v)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	claims := int32(1 << 20)
+	for deadline := time.Now().Add(20 * time.Second); c.count(`SELECT count(*) FROM penstock.entry`) > 0; {
+		if time.Now().After(deadline) {
+			c.Fatalf("%d entries are left", c.count(`SELECT count(*) FROM penstock.entry`))
+		}
+		c.exec(c.pool, `SELECT penstock.enable_entry(id) FROM penstock.entry WHERE priority < 0`)
+		_, err := c.q.SettleCancelRequests(c.ctx, 1000)
+		c.must(err)
+		claims++
+		got := c.claimAs(ClaimRequest{Node: here, ClaimID: claims, Lane: usual, Limit: 100})
+		c.must(c.endAll(r, here, got.Locks))
+		if len(got.Locks) == 0 {
+			_, err := c.q.Sweep(c.ctx, usual, 0, 1<<40)
+			c.must(err)
+		}
+	}
+	rows, err := c.pool.Query(c.ctx, `SELECT entry_id FROM penstock.result ORDER BY entry_id`)
+	c.must(err)
+	ended, err := pgx.CollectRows(rows, pgx.RowTo[EntryID])
+	c.must(err)
+	slices.Sort(c.pushed)
+	if !slices.Equal(ended, c.pushed) {
+		c.Errorf("%d entries were pushed and %d ended", len(c.pushed), len(ended))
+	}
+	for id, n := range c.ran {
+		if n > 1 {
+			c.Errorf("entry %d ended well %d times", id, n)
+		}
+	}
+	if n := c.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`); n < len(c.pushed)/10 {
+		c.Errorf("only %d of %d entries are done: the test hardly claimed anything", n, len(c.pushed))
+	}
+}
+
+// Every entry has one outcome, whoever was faster: the claim or the operator.
+func TestCancelDisableAndExpireWhileClaiming(t *testing.T) {
+	b := newControlBed(t, Config{})
+	c := newCrew(b, 3*time.Second)
+	answers := map[Cancelled]int{}
+	c.work(c.pushSome)
+	c.work(c.claimer(here))
+	c.work(c.claimer(there))
+	c.work(func(r *rand.Rand) error {
+		id := c.some(r)
+		answer, err := CancelEntry(b.ctx, b.pool, id, operator)
+		answers[answer]++
+		return gone(err)
+	})
+	c.work(func(r *rand.Rand) error {
+		id := c.some(r)
+		if err := DisableEntry(b.ctx, b.pool, id, operator); err != nil {
+			return gone(err)
+		}
+		return gone(EnableEntry(b.ctx, b.pool, id, operator))
+	})
+	c.work(func(r *rand.Rand) error {
+		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.entry SET start_by = now() WHERE id = $1 AND queue_id = $2`, c.some(r), b.q.ID)
+		if err != nil {
+			return err
+		}
+		_, err = b.q.Expire(b.ctx, 10)
+		return err
+	})
+	c.work(func(*rand.Rand) error {
+		time.Sleep(5 * time.Millisecond)
+		_, err := b.q.Sweep(b.ctx, usual, 0, 1<<40)
+		return err
+	})
+	c.drain()
+	t.Logf("%d entries, answers %v", len(c.pushed), answers)
+}
+
+// No entry is lost or run twice, and payloads add up, while keys are compacted under pushers and claimers.
+func TestCompactWhilePushingAndClaiming(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true, Merge: "array"})
+	c := newCrew(b, 3*time.Second)
+	merged := 0
+	c.work(c.pushSome)
+	c.work(c.pushSome)
+	c.work(c.claimer(here))
+	c.work(c.claimer(there))
+	c.work(func(*rand.Rand) error {
+		n, _, err := b.q.CompactQueue(b.ctx, 2, 10, "")
+		merged += n
+		return err
+	})
+	c.drain()
+	t.Logf("%d entries, %d merged", len(c.pushed), merged)
+	if merged == 0 {
+		t.Error("nothing was merged")
+	}
+}
