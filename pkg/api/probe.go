@@ -1,0 +1,72 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+)
+
+// Check is one thing that must hold for the process to be ready.
+type Check struct {
+	Name string
+	Run  func(ctx context.Context) error
+}
+
+// livez answers as long as the process can answer. It asks nobody: a database that is away is no reason to restart.
+func (a *API) livez(w http.ResponseWriter, _ *http.Request) error {
+	writeJSON(w, "application/json", http.StatusOK, map[string]string{"status": "live"})
+	return nil
+}
+
+// checkTimeout bounds each check; probes usually wait for a second or more.
+const checkTimeout = 900 * time.Millisecond
+
+// readyz runs the checks side by side and says of each one whether it holds, and if not, why.
+func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
+	defer cancel()
+	errs := make([]chan error, len(a.cfg.Checks))
+	for i, check := range a.cfg.Checks {
+		errs[i] = make(chan error, 1)
+		go func() { errs[i] <- check.Run(ctx) }()
+	}
+	status, word := http.StatusOK, "ready"
+	checks := map[string]string{}
+	for i, check := range a.cfg.Checks {
+		checks[check.Name] = "ok"
+		select {
+		case err := <-errs[i]:
+			if err == nil {
+				continue
+			}
+			checks[check.Name] = err.Error()
+		case <-ctx.Done():
+			checks[check.Name] = "did not answer within " + checkTimeout.String()
+		}
+		status, word = http.StatusServiceUnavailable, "not ready"
+	}
+	writeJSON(w, "application/json", status, map[string]any{"status": word, "checks": checks})
+	return nil
+}
+
+// writable says whether the database takes writes. A standby answers queries, too, and would look healthy.
+func (a *API) writable(ctx context.Context) error {
+	const sql = `SELECT NOT pg_is_in_recovery() AND current_setting('default_transaction_read_only') = 'off'`
+	var writable bool
+	if err := a.db.QueryRow(ctx, sql).Scan(&writable); err != nil {
+		return err
+	}
+	if !writable {
+		return errors.New("the database is a standby or read-only")
+	}
+	return nil
+}
+
+func (a *API) metrics(w http.ResponseWriter, r *http.Request) error {
+	if a.cfg.Metrics == nil {
+		return errNoRoute
+	}
+	a.cfg.Metrics.ServeHTTP(w, r)
+	return nil
+}
