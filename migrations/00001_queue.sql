@@ -289,3 +289,15 @@ CREATE TABLE penstock.node (
     drain_reason text
 ) WITH (fillfactor = 50);
 COMMENT ON COLUMN penstock.node.beat IS 'heartbeats so far; recovery compares the token lists of two of them';
+
+-- all_ended takes back a statement that ended fewer entries than locks, because somebody was just changing one.
+-- +goose StatementBegin
+CREATE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF locks <> entries THEN
+        RAISE EXCEPTION 'entry changed while it was ended' USING ERRCODE = 'serialization_failure';
+    END IF;
+    RETURN true;
+END $$;
+-- +goose StatementEnd

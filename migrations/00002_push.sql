@@ -278,7 +278,8 @@ BEGIN
     ON CONFLICT DO NOTHING;
     SELECT u.i, u.key INTO conflict
       FROM unnest(flows, keys, fingerprints) WITH ORDINALITY u(flow, key, fingerprint, i)
-           JOIN penstock.idempotency k ON k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key
+           CROSS JOIN LATERAL (SELECT fingerprint FROM penstock.idempotency
+                                WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k
      WHERE k.fingerprint <> u.fingerprint ORDER BY u.i LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'idempotency_key "%" was used with another body (entry %)', conflict.key, conflict.i
@@ -288,7 +289,8 @@ BEGIN
            array_agg(CASE WHEN k.entry_id <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i)
       INTO ids, verdicts
       FROM unnest(ids, flows, keys) WITH ORDINALITY u(id, flow, key, i)
-           LEFT JOIN penstock.idempotency k ON k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key;
+           LEFT JOIN LATERAL (SELECT entry_id FROM penstock.idempotency
+                               WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
 END $$;
 -- +goose StatementEnd
 

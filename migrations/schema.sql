@@ -153,6 +153,18 @@ CREATE FUNCTION penstock.ago(i interval) RETURNS text
       FROM (SELECT greatest(0, floor(extract(epoch FROM i)))::bigint AS s) x
 $$;
 
+-- Name: all_ended(bigint, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+BEGIN
+    IF locks <> entries THEN
+        RAISE EXCEPTION 'entry changed while it was ended' USING ERRCODE = 'serialization_failure';
+    END IF;
+    RETURN true;
+END $$;
+
 -- Name: alter_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.alter_queue(queue_name text, options jsonb) RETURNS void
@@ -1348,7 +1360,8 @@ BEGIN
     ON CONFLICT DO NOTHING;
     SELECT u.i, u.key INTO conflict
       FROM unnest(flows, keys, fingerprints) WITH ORDINALITY u(flow, key, fingerprint, i)
-           JOIN penstock.idempotency k ON k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key
+           CROSS JOIN LATERAL (SELECT fingerprint FROM penstock.idempotency
+                                WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k
      WHERE k.fingerprint <> u.fingerprint ORDER BY u.i LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'idempotency_key "%" was used with another body (entry %)', conflict.key, conflict.i
@@ -1358,7 +1371,8 @@ BEGIN
            array_agg(CASE WHEN k.entry_id <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i)
       INTO ids, verdicts
       FROM unnest(ids, flows, keys) WITH ORDINALITY u(id, flow, key, i)
-           LEFT JOIN penstock.idempotency k ON k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key;
+           LEFT JOIN LATERAL (SELECT entry_id FROM penstock.idempotency
+                               WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
 END $$;
 
 -- Name: resolve_uniqueness(penstock.queue, bigint[], text[], text[], text[]); Type: FUNCTION; Schema: penstock; Owner: -

@@ -31,9 +31,11 @@ type Config struct {
 	StatementTimeout time.Duration
 }
 
-// session holds the settings of every connection of ours. The hot statements are keyed look-ups, written so that
-// an index answers each step. A plan made while a table was empty must not turn into a scan when it is full, and
-// planning anew would cost more than running: one generic plan, through the indexes.
+// session holds the settings of every connection of ours. The hot statements are keyed look-ups. A plan made while
+// a table was empty (as the locks are whenever nothing runs) must not turn into a scan or into loops over loops when
+// it is full, and planning anew would cost more than running. So there is one generic plan, and the statements leave
+// the planner no choice, whatever the statistics say: a table is reached only by LATERAL (... OFFSET 0) look-ups
+// through an index, or by the ctids that such a look-up found; sets meet in hashed IN (...), never in joins.
 var session = map[string]string{
 	"application_name":                    "penstock",
 	"plan_cache_mode":                     "force_generic_plan",

@@ -19,8 +19,8 @@ import (
 // claimed without it when we are stubborn. A key is tried only under a try-lock of its own, so that the insert of
 // its lock never waits and the token it draws is larger than that of any earlier lock of the key.
 //
-// Sets of this statement meet in "IN (...) IS TRUE", which Postgres answers from a hash table: as joins they would
-// be nested loops over each other, because the session allows no other join (internal/postgres says why).
+// Sets of this statement meet in "IN (...) IS TRUE", which Postgres answers from a hash table; internal/postgres
+// says why they do not meet in joins.
 //
 // For groups only key and token come back: the entries must be read after this commits (claimGroupsSQL), for the
 // snapshot here may be older than the finish that freed the key. The last row says how the lane looked:
@@ -49,7 +49,7 @@ WITH alone AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload
       FROM mine m
-      JOIN penstock.entry_X e ON e.queue_id = $1 AND e.id = m.entry_id
+     CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), groups AS MATERIALIZED (
     SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, c.entries, c.last_id, c.cost
       FROM head h
@@ -125,7 +125,8 @@ SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace
        extract(epoch FROM clock_timestamp() - e.created_at)::float8,
        extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8
   FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
-  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+  CROSS JOIN LATERAL (
+       SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
   CROSS JOIN LATERAL (
        SELECT * FROM penstock.entry_X
         WHERE lock_key = l.lock_key AND status = 'pending' AND priority >= 0 AND id <= l.last_entry_id

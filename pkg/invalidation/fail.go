@@ -23,11 +23,14 @@ func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
 // failSQL moves entries $4 to penstock.failure.
 const failSQL = `
 WITH gone AS (
-    DELETE FROM penstock.entry_X e
+    DELETE FROM penstock.entry_X d
      USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::text[], $8::bigint[]) k(lock_key, token, id, error, fingerprint, run_ms)
-      JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
-     WHERE e.queue_id = $1 AND e.id = k.id
-    RETURNING e.*, k.error, k.fingerprint, k.run_ms
+     CROSS JOIN LATERAL (
+           SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE d.ctid = e.row
+    RETURNING d.*, k.error, k.fingerprint, k.run_ms
 )
 INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
                               lock_key, name, class, error, fingerprint, trace, callback, payload, history)

@@ -17,25 +17,32 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 }
 
 // finishSoloSQL ends solo entries $2 whose locks still carry tokens $3: lock record and entry go, and results $4
-// are kept if $6 says so. No entry can be behind a solo key, so nothing is looked for again.
+// are kept if $6 says so. No entry can be behind a solo key, so nothing is looked for again. An entry that somebody
+// changes at this very moment (disables it, say) is missed: then the statement takes itself back with SQLSTATE 40001,
+// and Settle goes the long way, which holds the lock records first.
 const finishSoloSQL = `
 WITH mine AS (
-    DELETE FROM penstock.lock l
+    DELETE FROM penstock.lock d
      USING unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[]) k(id, token, result, run_ms)
-     WHERE l.queue_id = $1 AND l.lock_key = '#' || k.id AND l.token = k.token
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = '#' || k.id AND token = k.token OFFSET 0) l
+     WHERE d.ctid = l.row
     RETURNING k.id, k.token, k.result, k.run_ms
 ), gone AS (
-    DELETE FROM penstock.entry_X e
-     USING mine
-     WHERE e.queue_id = $1 AND e.id = mine.id
-    RETURNING e.id, e.created_at, e.attempt, mine.token, mine.result, mine.run_ms
+    DELETE FROM penstock.entry_X d
+     USING mine k
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE d.ctid = e.row
+    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms
 ), kept AS (
     INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result)
     SELECT $1, id, created_at, $7::bigint, token, run_ms, attempt, 'done', result
       FROM gone
      WHERE $6::boolean
 )
-SELECT token FROM mine`
+SELECT token FROM mine
+ WHERE penstock.all_ended((SELECT count(*) FROM mine), (SELECT count(*) FROM gone))`
 
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	// In key order, as holdSQL locks them: two settlers never wait for each other in a ring.
@@ -65,11 +72,14 @@ func (q *Queue) results(c columns) []json.RawMessage {
 // doneSQL ends entries $4 under locks $2 with tokens $3. The lock records stay: unlockSQL ends them.
 const doneSQL = `
 WITH gone AS (
-    DELETE FROM penstock.entry_X e
+    DELETE FROM penstock.entry_X d
      USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[]) k(lock_key, token, id, result, run_ms)
-      JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
-     WHERE e.queue_id = $1 AND e.id = k.id
-    RETURNING e.id, e.created_at, e.attempt, k.token, k.result, k.run_ms
+     CROSS JOIN LATERAL (
+           SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE d.ctid = e.row
+    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms
 )
 INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result)
 SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result

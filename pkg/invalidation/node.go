@@ -62,12 +62,18 @@ WITH beat AS (
        SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], load = $3::jsonb
      WHERE id = $1
     RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason
+), wished AS MATERIALIZED (
+    SELECT c.ctid AS row
+      FROM penstock.cancel_request c
+     CROSS JOIN LATERAL (SELECT coalesce((SELECT e.lock_key FROM penstock.entry e WHERE e.queue_id = c.queue_id AND e.id = c.entry_id),
+                                         '#' || c.entry_id) AS lock_key OFFSET 0) k
+     CROSS JOIN LATERAL (SELECT FROM penstock.lock l
+                          WHERE l.queue_id = c.queue_id AND l.lock_key = k.lock_key AND l.node_id = $1 AND c.entry_id <= l.last_entry_id
+                         OFFSET 0) l
 ), asked AS (
     UPDATE penstock.cancel_request c
        SET delivered_at = coalesce(delivered_at, clock_timestamp())
-      FROM penstock.lock l
-     WHERE l.node_id = $1 AND l.queue_id = c.queue_id AND c.entry_id <= l.last_entry_id
-       AND l.lock_key = coalesce((SELECT e.lock_key FROM penstock.entry e WHERE e.queue_id = c.queue_id AND e.id = c.entry_id), '#' || c.entry_id)
+     WHERE c.ctid = ANY (ARRAY(SELECT row FROM wished))
     RETURNING c.queue_id, c.entry_id, c.reason
 )
 SELECT b.draining, b.reason, (SELECT coalesce(sum(version), 0)::bigint + count(*) FROM penstock.queue),

@@ -7,7 +7,7 @@ import "context"
 // else has locked are left for the next time.
 const promoteSQL = `
 WITH due AS MATERIALIZED (
-    SELECT id
+    SELECT ctid AS row
       FROM penstock.entry_X
      WHERE status = 'initial' AND due_at <= clock_timestamp()
      ORDER BY due_at, id
@@ -16,7 +16,7 @@ WITH due AS MATERIALIZED (
 ), fresh AS (
     UPDATE penstock.entry_X e
        SET status = 'pending', pos = nextval('penstock.entry_id_seq')
-     WHERE e.queue_id = $1 AND e.id = ANY (ARRAY(SELECT id FROM due))
+     WHERE e.ctid = ANY (ARRAY(SELECT row FROM due)) AND e.queue_id = $1
     RETURNING id, priority, flow, lock_key, pos
 ), solo AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)

@@ -40,8 +40,10 @@ SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace
        extract(epoch FROM clock_timestamp() - e.created_at)::float8,
        extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8
   FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
-  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
-  JOIN penstock.entry e ON e.queue_id = $1 AND e.id = l.last_entry_id`
+  CROSS JOIN LATERAL (
+       SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+  CROSS JOIN LATERAL (
+       SELECT * FROM penstock.entry WHERE queue_id = $1 AND id = l.last_entry_id OFFSET 0) e`
 
 func (q *Queue) readEntries(ctx context.Context, locks []*Lock) error {
 	var groups []*Lock

@@ -48,12 +48,13 @@ type Recovered struct {
 // nobody; what it passes by it meets again in its next pass.
 const recoverHoldSQL = `
 SELECT l.token
-  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
-  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
- WHERE NOT $4::boolean
-    OR (SELECT n.id FROM penstock.node n WHERE n.id = l.node_id AND n.beat_at + n.lease > clock_timestamp()) IS NULL
- ORDER BY l.lock_key
-   FOR UPDATE OF l SKIP LOCKED`
+  FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
+ CROSS JOIN LATERAL (
+       SELECT token FROM penstock.lock l
+        WHERE l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
+          AND (NOT $4::boolean OR (SELECT n.id FROM penstock.node n
+                                    WHERE n.id = l.node_id AND n.beat_at + n.lease > clock_timestamp()) IS NULL)
+          FOR UPDATE OF l SKIP LOCKED) l`
 
 // crashSQL counts a crash for the entry that each of the locks with tokens $3 was running (of a group, the oldest
 // that is left), and sets aside as a failure what has used up the queue's crash limit $4.
@@ -70,9 +71,11 @@ WITH struck AS (
                                WHERE g.lock_key = l.lock_key AND g.status = 'pending' AND g.priority >= 0 AND g.id <= l.last_entry_id
                                ORDER BY g.id LIMIT 1) END AS entry_id
               FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
-              JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = t.lock_key AND l.token = t.token
+             CROSS JOIN LATERAL (
+                   SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
              ORDER BY 4) k
-     WHERE e.queue_id = $1 AND e.id = k.entry_id
+     CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.entry_id OFFSET 0) f
+     WHERE e.ctid = f.row
     RETURNING e.id, e.crashes
 )
 SELECT id FROM struck WHERE crashes >= $4`
@@ -80,7 +83,11 @@ SELECT id FROM struck WHERE crashes >= $4`
 // setAsideSQL moves entries $2 to the failures as poison.
 const setAsideSQL = `
 WITH gone AS (
-    DELETE FROM penstock.entry_X WHERE queue_id = $1 AND id = ANY ($2::bigint[]) RETURNING *
+    DELETE FROM penstock.entry_X d
+     USING unnest($2::bigint[]) k(id)
+     CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE d.ctid = e.row
+    RETURNING d.*
 )
 INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
                               lock_key, name, class, error, fingerprint, trace, callback, payload, history)

@@ -17,13 +17,19 @@ func Cancel(l *Lock, e EntryID, reason string) Ending {
 // removeSQL ends entries $4 as expired or cancelled ($5), for reasons $6.
 const removeSQL = `
 WITH gone AS (
-    DELETE FROM penstock.entry_X e
+    DELETE FROM penstock.entry_X d
      USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[]) k(lock_key, token, id, outcome, reason)
-      JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
-     WHERE e.queue_id = $1 AND e.id = k.id
-    RETURNING e.id, e.created_at, e.attempt, k.token, k.outcome, k.reason
+     CROSS JOIN LATERAL (
+           SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE d.ctid = e.row
+    RETURNING d.id, d.created_at, d.attempt, k.token, k.outcome, k.reason
 ), asked AS (
-    DELETE FROM penstock.cancel_request c USING gone WHERE c.queue_id = $1 AND c.entry_id = gone.id
+    DELETE FROM penstock.cancel_request d
+     USING gone
+     CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.cancel_request WHERE queue_id = $1 AND entry_id = gone.id OFFSET 0) c
+     WHERE d.ctid = c.row
 )
 INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, attempt, outcome, reason)
 SELECT $1, id, created_at, $7::bigint, token, attempt, outcome::penstock.outcome, reason

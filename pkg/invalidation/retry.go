@@ -107,17 +107,20 @@ func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
 // retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an attempt and
 // write the error to the history; entries that are snoozed spend nothing. History keeps the newest 20 errors.
 const retrySQL = `
-UPDATE penstock.entry_X e
+UPDATE penstock.entry_X d
    SET status = 'initial', due_at = clock_timestamp() + k.delay_ms * interval '1 millisecond',
-       attempt = e.attempt + k.spent::int,
-       history = CASE WHEN NOT k.spent THEN e.history ELSE
-           CASE WHEN jsonb_array_length(coalesce(e.history, '[]')) >= 20 THEN e.history - 0 ELSE coalesce(e.history, '[]') END
-           || jsonb_build_object('at', clock_timestamp(), 'attempt', e.attempt + 1, 'error', k.error->>'error',
+       attempt = d.attempt + k.spent::int,
+       history = CASE WHEN NOT k.spent THEN d.history ELSE
+           CASE WHEN jsonb_array_length(coalesce(d.history, '[]')) >= 20 THEN d.history - 0 ELSE coalesce(d.history, '[]') END
+           || jsonb_build_object('at', clock_timestamp(), 'attempt', d.attempt + 1, 'error', k.error->>'error',
                                  'class', k.error->>'class', 'stack', k.error->'stack', 'node', $8::bigint, 'run_ms', k.run_ms) END
   FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[])
        k(lock_key, token, id, delay_ms, error, spent, run_ms)
-  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
- WHERE e.queue_id = $1 AND e.id = k.id`
+  CROSS JOIN LATERAL (
+       SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+  CROSS JOIN LATERAL (
+       SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+ WHERE d.ctid = e.row`
 
 func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
 	c := pick(endings, verbRetry, verbRelease)

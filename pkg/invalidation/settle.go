@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Ending is how one run of an entry ended. Make one with Done, Retry, Fail, Release, Expire or Cancel.
@@ -42,8 +44,11 @@ const (
 // knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the
 // caller simply settles again.
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
-	if solo := q.soloDone(endings); solo {
-		return q.finishSolo(ctx, node, endings)
+	if q.soloDone(endings) {
+		ours, err := q.finishSolo(ctx, node, endings)
+		if postgres.Code(err) != "40001" {
+			return ours, err
+		}
 	}
 	batch := &pgx.Batch{}
 	var ours []Token
@@ -69,10 +74,9 @@ func (q *Queue) soloDone(endings []Ending) bool {
 // took away, for the sweep held the record FOR KEY SHARE.
 const holdSQL = `
 SELECT l.token
-  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
-  JOIN penstock.lock l ON l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
- ORDER BY l.lock_key
-   FOR UPDATE OF l`
+  FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
+ CROSS JOIN LATERAL (
+       SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token FOR UPDATE) l`
 
 func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
 	keys, tokens := make([]string, 0, len(endings)), make([]Token, 0, len(endings))
@@ -95,15 +99,17 @@ func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
 // entries), or where its oldest entry belongs.
 const unlockSQL = `
 WITH freed AS (
-    DELETE FROM penstock.lock l
+    DELETE FROM penstock.lock d
      USING unnest($2::text[], $3::bigint[], $4::text[]) k(lock_key, token, place)
-     WHERE l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
-    RETURNING l.lock_key, l.pos, l.priority, l.flow, l.last_entry_id, l.entry_count, k.place
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+     WHERE d.ctid = l.row
+    RETURNING d.lock_key, d.pos, d.priority, d.flow, d.last_entry_id, d.entry_count, k.place
 ), solo AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
     SELECT $1, e.priority, e.flow, f.pos, e.id
       FROM freed f
-      JOIN penstock.entry_X e ON e.queue_id = $1 AND e.id = f.last_entry_id
+     CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = f.last_entry_id OFFSET 0) e
      WHERE left(f.lock_key, 1) = '#' AND e.status = 'pending' AND e.priority >= 0
     ON CONFLICT DO NOTHING
 )

@@ -7,22 +7,22 @@ import "context"
 // have passed the point where it looks again for entries of the key and puts a ready row back. It waits for nobody.
 const sweepSQL = `
 WITH head AS MATERIALIZED (
-    SELECT ctid AS row, lock_key, entry_id
+    SELECT ctid AS row, coalesce(lock_key, '#' || entry_id) AS lock_key, entry_id
       FROM penstock.ready
      WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos BETWEEN $4::bigint AND $5::bigint
 ), held AS MATERIALIZED (
-    SELECT lock_key
-      FROM penstock.lock
-     WHERE queue_id = $1 AND lock_key = ANY (ARRAY(SELECT DISTINCT coalesce(lock_key, '#' || entry_id) FROM head))
-       FOR KEY SHARE SKIP LOCKED
+    SELECT l.lock_key
+      FROM (SELECT DISTINCT lock_key FROM head) k
+     CROSS JOIN LATERAL (
+           SELECT lock_key FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key FOR KEY SHARE SKIP LOCKED) l
 ), dead AS MATERIALIZED (
     SELECT ctid AS row
       FROM penstock.ready
      WHERE ctid = ANY (ARRAY(
            SELECT h.row FROM head h
-            WHERE coalesce(h.lock_key, '#' || h.entry_id) IN (SELECT lock_key FROM held)
+            WHERE h.lock_key IN (SELECT lock_key FROM held)
                OR (h.entry_id IS NOT NULL AND NOT EXISTS (
-                   SELECT FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = h.entry_id AND e.priority >= 0))))
+                   SELECT FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = h.entry_id AND e.priority >= 0 OFFSET 0))))
        AND queue_id = $1
        FOR UPDATE SKIP LOCKED
 )
