@@ -95,7 +95,10 @@ func parseFields(text string, parts []string) (spec, error) {
 	if err != nil {
 		return spec{}, fmt.Errorf("spec %q: %w", text, err)
 	}
-	walls := parsed.(*robfig.SpecSchedule)
+	walls, ok := parsed.(*robfig.SpecSchedule)
+	if !ok {
+		return spec{}, fmt.Errorf("spec %q: want fields, not %T", text, parsed)
+	}
 	walls.Location = time.UTC
 	return spec{walls: walls, everyHour: hour[0] == '*' || hour[0] == '?'}, nil
 }

@@ -8,7 +8,7 @@ import (
 // The target: 32 nodes that exchange once a second keep flows with skewed costs and
 // weights 1 to 4 within 2 % of each other.
 func TestGapIsUnderTwoPercentAt32Nodes(t *testing.T) {
-	for seed := range uint64(3) {
+	for seed := range uint64(seeds) {
 		flows := tenants(20)
 		c := newCluster(seed, 32, 8, 1, flows)
 		c.run(30)

@@ -138,9 +138,10 @@ func (c *cluster) exchange(n *simNode) {
 func (c *cluster) run(seconds float64) {
 	end := c.now + seconds
 	for len(c.events) > 0 && c.events[0].at <= end {
-		e := heap.Pop(&c.events).(event)
-		c.now = e.at
-		e.do()
+		if e, ok := heap.Pop(&c.events).(event); ok {
+			c.now = e.at
+			e.do()
+		}
 	}
 	c.now = end
 }
@@ -157,7 +158,13 @@ type events []event
 func (e events) Len() int           { return len(e) }
 func (e events) Less(i, j int) bool { return e[i].at < e[j].at }
 func (e events) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)        { *e = append(*e, x.(event)) }
+
+func (e *events) Push(x any) {
+	if v, ok := x.(event); ok {
+		*e = append(*e, v)
+	}
+}
+
 func (e *events) Pop() any {
 	old := *e
 	last := old[len(old)-1]

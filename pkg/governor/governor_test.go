@@ -51,7 +51,7 @@ func started(t *testing.T, source Source) (*Governor, *bytes.Buffer) {
 	return g, &log
 }
 
-func allow(g *Governor, queue string) int { return g.Ask(queue, 8).Allow }
+func allow(g *Governor) int { return g.Ask("mail", 8).Allow }
 
 func TestNothingIsAllowedBeforeTheFirstReading(t *testing.T) {
 	g, err := New(Config{}, &script{}, slog.New(slog.DiscardHandler))
@@ -66,18 +66,18 @@ func TestNothingIsAllowedBeforeTheFirstReading(t *testing.T) {
 func TestRunFollowsTheReadings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, _ := started(t, &script{steps: []func() (Sample, error){memory(0.5), memory(0.95), memory(0.5)}})
-		if n := allow(g, "mail"); n != 8 {
+		if n := allow(g); n != 8 {
 			t.Errorf("allow %d after the first reading, want 8", n)
 		}
 		time.Sleep(500 * time.Millisecond)
 		synctest.Wait()
-		if n := allow(g, "mail"); n != 0 {
+		if n := allow(g); n != 0 {
 			t.Errorf("allow %d at 95%% memory, want 0", n)
 		}
 		// Nobody asks meanwhile: the loop alone opens the gate.
 		time.Sleep(3500 * time.Millisecond)
 		synctest.Wait()
-		if n := allow(g, "mail"); n != 8 {
+		if n := allow(g); n != 8 {
 			t.Errorf("allow %d after calm, want 8", n)
 		}
 	})
@@ -92,7 +92,7 @@ func TestFailedReadingsAreLoggedOnceAndGoStale(t *testing.T) {
 		g, log := started(t, &script{steps: append(steps, memory(0.5))})
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
-		if n := allow(g, "mail"); n != 8 {
+		if n := allow(g); n != 8 {
 			t.Errorf("allow %d with a reading 4 s old, want 8", n)
 		}
 		time.Sleep(2 * time.Second)
@@ -102,7 +102,7 @@ func TestFailedReadingsAreLoggedOnceAndGoStale(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if n := allow(g, "mail"); n != 8 {
+		if n := allow(g); n != 8 {
 			t.Errorf("allow %d when readings are back, want 8", n)
 		}
 		if lines := strings.Count(log.String(), "\n"); lines != 2 {

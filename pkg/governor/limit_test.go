@@ -73,18 +73,9 @@ func TestInsideMemoryLimit(t *testing.T) {
 	if limit := g.Status().Readings.MemoryLimitBytes; limit != limitBytes {
 		t.Fatalf("limit %d, want %d", limit, limitBytes)
 	}
-	// In small steps: under the race detector every byte costs several.
-	var ballast [][]byte
-	full := Verdict{Allow: 1}
-	for len(ballast) < limitBytes>>22 && (full.Allow > 0 || full.Reasons[0].Code != MemoryHigh) {
-		ballast = append(ballast, touched(4<<20))
-		full = ask("filling")
-	}
-	if full.Allow != 0 || full.Reasons[0].Code != MemoryHigh {
+	if full := fill(ask); full.Allow != 0 || full.Reasons[0].Code != MemoryHigh {
 		t.Errorf("nearly full: verdict %+v, want a refusal for %s", full, MemoryHigh)
 	}
-	runtime.KeepAlive(ballast)
-	ballast = nil
 	debug.FreeOSMemory()
 	ask("released")
 	time.Sleep(2 * time.Millisecond) // the calm time of this test's config
@@ -92,6 +83,19 @@ func TestInsideMemoryLimit(t *testing.T) {
 	if gate := g.Status().State.Memory; gate.Closed {
 		t.Errorf("calm: gate %+v, want it open", gate)
 	}
+}
+
+// fill uses memory until the gate closes or the limit is reached, in small steps: under the
+// race detector every byte costs several.
+func fill(ask func(string) Verdict) Verdict {
+	var ballast [][]byte
+	full := Verdict{Allow: 1}
+	for len(ballast) < limitBytes>>22 && (full.Allow > 0 || full.Reasons[0].Code != MemoryHigh) {
+		ballast = append(ballast, touched(4<<20))
+		full = ask("filling")
+	}
+	runtime.KeepAlive(ballast)
+	return full
 }
 
 func touched(bytes int) []byte {
