@@ -93,3 +93,15 @@ func Table(program string, cfg any) string {
 	}
 	return b.String()
 }
+
+// Page replaces the table of one program in the text of docs/configuration.md: what stands between the lines
+// <!-- program --> and <!-- end -->.
+func Page(text, program string, cfg any) (string, error) {
+	begin, end := "<!-- "+program+" -->\n", "<!-- end -->"
+	before, rest, found := strings.Cut(text, begin)
+	_, after, ended := strings.Cut(rest, end)
+	if !found || !ended {
+		return "", fmt.Errorf("the page has no place for %s: want the lines %s and %s", program, strings.TrimSpace(begin), end)
+	}
+	return before + begin + "\n" + Table(program, cfg) + "\n" + end + after, nil
+}

@@ -21,6 +21,9 @@ type Config struct {
 	// Pushed is called with the name of a queue after entries were accepted, so that nodes can be told. It must
 	// not block. Nil for nobody.
 	Pushed func(queue string)
+	// Observe is told of each request: the route as in the table ("GET /v1/entries/{id}"), the status and the
+	// time it took. Nil for nobody.
+	Observe func(route string, status int, took time.Duration)
 	// Log is where errors go that a client is not told. Default: nowhere.
 	Log *slog.Logger
 }
@@ -32,6 +35,9 @@ func (c Config) withDefaults() Config {
 	fallback(&c.Log, slog.New(slog.DiscardHandler))
 	if c.Pushed == nil {
 		c.Pushed = func(string) {}
+	}
+	if c.Observe == nil {
+		c.Observe = func(string, int, time.Duration) {}
 	}
 	return c
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -74,24 +75,42 @@ func (a *API) handler(routes []route) *http.ServeMux {
 	mux := http.NewServeMux()
 	methods := map[string][]string{}
 	for _, r := range routes {
-		mux.HandleFunc(r.method+" "+r.path, a.reporting(r.answer))
+		mux.HandleFunc(r.method+" "+r.path, a.reporting(r.method+" "+r.path, r.answer))
 		methods[r.path] = append(methods[r.path], r.method)
 	}
 	for path, allowed := range methods {
 		slices.Sort(allowed)
-		mux.HandleFunc(path, a.reporting(func(w http.ResponseWriter, _ *http.Request) error {
+		mux.HandleFunc(path, a.reporting("other", func(w http.ResponseWriter, _ *http.Request) error {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
 			return errNoMethod
 		}))
 	}
-	mux.HandleFunc("/", a.reporting(func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
+	mux.HandleFunc("/", a.reporting("other", func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
 	return mux
 }
 
-func (a *API) reporting(answer func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+// reporting turns errors into problem documents and tells cfg.Observe how it went.
+func (a *API) reporting(name string, answer func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if err := answer(w, r); err != nil {
-			a.report(w, r, err)
+		start := time.Now()
+		noted := &noting{ResponseWriter: w, status: http.StatusOK}
+		if err := answer(noted, r); err != nil {
+			a.report(noted, r, err)
 		}
+		a.cfg.Observe(name, noted.status, time.Since(start))
 	}
 }
+
+// noting remembers the status of the answer.
+type noting struct {
+	http.ResponseWriter
+	status int
+}
+
+func (n *noting) WriteHeader(status int) {
+	n.status = status
+	n.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (n *noting) Unwrap() http.ResponseWriter { return n.ResponseWriter }

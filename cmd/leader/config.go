@@ -1,0 +1,87 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/internal/config"
+)
+
+// Config is all that can be set about a leader. docs/configuration.md is made of it.
+type Config struct {
+	Database config.Database `koanf:"database"`
+	Log      config.Log      `koanf:"log"`
+	Leader   Leader          `koanf:"leader"`
+}
+
+// Leader is the section for leaders alone.
+type Leader struct {
+	Listen   string   `koanf:"listen" help:"address of the HTTP server; requests are not authenticated, so mind who can reach it"`
+	Migrate  bool     `koanf:"migrate" help:"apply missing migrations at start; set it to false where another tool does, or behind a pooler"`
+	HTTP     HTTP     `koanf:"http"`
+	Election Election `koanf:"election"`
+	Recovery Recovery `koanf:"recovery"`
+}
+
+// HTTP bounds what the server takes.
+type HTTP struct {
+	BodyBytes int64         `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
+	Entries   int           `koanf:"entries_max" help:"entries in one push, at most"`
+	Timeout   time.Duration `koanf:"timeout" help:"for the work of one request"`
+}
+
+// Election says how this leader takes part.
+type Election struct {
+	Eligible bool          `koanf:"eligible" help:"false: serve requests, but never be elected for singleton duties"`
+	Holder   string        `koanf:"holder" help:"what people read about this process; without it host name and process id"`
+	Lease    time.Duration `koanf:"lease" help:"how long a term lasts without renewal; equal on all leaders"`
+	Poll     time.Duration `koanf:"poll" help:"longest pause between the looks of those that are not elected"`
+}
+
+// Recovery says how the elected leader cares for the queues.
+type Recovery struct {
+	Pause         time.Duration `koanf:"pause" help:"between two looks for stuck locks and due entries"`
+	Locks         int           `koanf:"pass_locks_max" help:"locks freed in one pass, at most"`
+	SuspendShare  float64       `koanf:"suspend_share" help:"nothing is freed while more than this share of the nodes fell silent together"`
+	SuspendNodes  int           `koanf:"suspend_nodes_min" help:"and at least so many nodes"`
+	NodeRetention time.Duration `koanf:"node_retention" help:"how long the row of a dead node can be read"`
+}
+
+// defaults are the values of the packages, written out so that --help and the docs can show them.
+func defaults() Config {
+	return Config{
+		Database: config.DatabaseDefault(),
+		Log:      config.LogDefault(),
+		Leader: Leader{
+			Listen:   "127.0.0.1:8420",
+			Migrate:  true,
+			HTTP:     HTTP{BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
+			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
+			Recovery: Recovery{
+				Pause: 500 * time.Millisecond, Locks: 1000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute,
+			},
+		},
+	}
+}
+
+func (c Config) validate() error {
+	l := c.Leader
+	var errs []error
+	check := func(ok bool, key string, value any, want string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("leader.%s is %v: want %s", key, value, want))
+		}
+	}
+	check(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
+	check(l.HTTP.Entries > 0, "http.entries_max", l.HTTP.Entries, "more than 0")
+	check(l.HTTP.Timeout > 0, "http.timeout", l.HTTP.Timeout, "more than 0")
+	check(l.Election.Lease >= time.Second, "election.lease", l.Election.Lease, "at least 1s")
+	check(l.Election.Poll > 0, "election.poll", l.Election.Poll, "more than 0")
+	check(l.Recovery.Pause > 0, "recovery.pause", l.Recovery.Pause, "more than 0")
+	check(l.Recovery.Locks > 0, "recovery.pass_locks_max", l.Recovery.Locks, "more than 0")
+	check(l.Recovery.SuspendShare > 0 && l.Recovery.SuspendShare <= 1, "recovery.suspend_share", l.Recovery.SuspendShare, "more than 0 and at most 1")
+	check(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
+	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
+	return errors.Join(errs...)
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/pgtest"
+)
+
+var update = flag.Bool("update", false, "write this program's table in docs/configuration.md")
+
+const page = "../../docs/configuration.md"
+
+func TestConfigurationPageListsEveryOption(t *testing.T) {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := defaults()
+	want, err := config.Page(string(text), "leader", &cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want == string(text) {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s is not what the program knows; run: go test ./cmd/leader -run ConfigurationPage -update", page)
+	}
+	if err := os.WriteFile(page, []byte(want), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	if err := defaults().validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBadValueIsNamed(t *testing.T) {
+	cfg := defaults()
+	cfg.Leader.Election.Lease = 10 * time.Millisecond
+	cfg.Leader.Recovery.SuspendShare = 30
+	err := cfg.validate()
+	for _, want := range []string{"leader.election.lease is 10ms", "leader.recovery.suspend_share is 30"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not say %q", err, want)
+		}
+	}
+}
+
+// Metrics are described nowhere beforehand, so that a clash of names or labels shows only when they are read.
+func TestMetricsCanBeRead(t *testing.T) {
+	cfg := defaults()
+	cfg.Database.URL = pgtest.DSN(t)
+	p, err := open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	log, err := cfg.Log.Logger(&bytes.Buffer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLeader(cfg, p, log)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- l.elector.Run(ctx, l.lead) }()
+	for !l.elector.Status().Leading || l.duties.Load() == nil {
+		select {
+		case err := <-ended:
+			t.Fatalf("elector ended: %v", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	l.requests.observe("GET /", 200, time.Second)
+	families, err := l.registry().Gather()
+	if err != nil {
+		t.Errorf("read metrics: %v", err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("elector ended: %v", err)
+	}
+	found := map[string]bool{}
+	for _, f := range families {
+		found[f.GetName()] = true
+		if f.GetHelp() == "" {
+			t.Errorf("%s has no help", f.GetName())
+		}
+	}
+	for _, want := range []string{"penstock_leader_term", "penstock_locks_stuck", "penstock_recovery_locks_freed_total", "penstock_http_requests_total", "go_goroutines"} {
+		if !found[want] {
+			t.Errorf("%s is missing", want)
+		}
+	}
+}

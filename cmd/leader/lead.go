@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock/penstock/pkg/election"
+	"github.com/penstock/penstock/pkg/recovery"
+)
+
+// leader is what takes part in the election, and what it does once elected.
+type leader struct {
+	cfg      Config
+	pools    *pools
+	log      *slog.Logger
+	elector  *election.Elector
+	duties   atomic.Pointer[duties] // of the last term here; nil before the first
+	requests *requests
+}
+
+func newLeader(cfg Config, p *pools, log *slog.Logger) *leader {
+	return &leader{
+		cfg: cfg, pools: p, log: log, requests: newRequests(),
+		elector: election.New(p.election, electionConfig(cfg.Leader.Election, log)),
+	}
+}
+
+// duties are what the elected leader does. Each writes within its term only.
+type duties struct {
+	locks      *recovery.Locks
+	deadlines  *recovery.Deadlines
+	statistics *recovery.Statistics
+}
+
+// lead performs every duty until the term ends. If one of them cannot be kept, all end and the leader resigns.
+func (l *leader) lead(ctx context.Context, term election.Term) error {
+	db, fence := l.pools.duties, term.On(l.pools.duties)
+	cfg := recovery.Config{
+		Pause:           l.cfg.Leader.Recovery.Pause,
+		PassLocksMax:    l.cfg.Leader.Recovery.Locks,
+		SuspendShare:    l.cfg.Leader.Recovery.SuspendShare,
+		SuspendNodesMin: l.cfg.Leader.Recovery.SuspendNodes,
+		NodeRetention:   l.cfg.Leader.Recovery.NodeRetention,
+		Log:             l.log.With("term", term),
+	}
+	d := &duties{
+		locks:      recovery.NewLocks(db, fence, cfg),
+		deadlines:  recovery.NewDeadlines(db, fence, cfg),
+		statistics: recovery.NewStatistics(db, fence, cfg),
+	}
+	l.duties.Store(d)
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return d.locks.Run(ctx) })
+	group.Go(func() error { return d.deadlines.Run(ctx) })
+	group.Go(func() error { return d.statistics.Run(ctx) })
+	return group.Wait()
+}

@@ -1,0 +1,177 @@
+// Command leader serves Penstock's API, and when elected performs the duties that exactly one process must perform.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/election"
+)
+
+const summary = `leader takes in work over HTTP and looks after the queues.
+
+Run as many as you like on one database: all of them serve requests, and one is elected to promote
+due entries, to recover what dead nodes held, and for everything else that must be done by one alone.
+SIGTERM hands over to the next one and lets requests finish; a second signal ends at once.`
+
+func main() {
+	cfg := defaults()
+	err := config.Load(config.Program{Name: "leader", Summary: summary, Args: os.Args[1:], Out: os.Stdout}, &cfg)
+	if errors.Is(err, config.ErrHelp) {
+		return
+	}
+	if err == nil {
+		err = cfg.validate()
+	}
+	var log *slog.Logger
+	if err == nil {
+		log, err = cfg.Log.Logger(os.Stderr)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "leader: %v\n", err)
+		os.Exit(2)
+	}
+	if err := run(cfg, log); err != nil {
+		log.Error("leader ended", "error", err)
+		os.Exit(1)
+	}
+}
+
+// run is the leader from the first connection to the last. It returns nil after a signal.
+func run(cfg Config, log *slog.Logger) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal is not caught
+
+	pools, err := open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pools.close()
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Leader.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	defer listener.Close()
+	if err := prepare(ctx, cfg, pools, log); err != nil || ctx.Err() != nil {
+		return err
+	}
+
+	l := newLeader(cfg, pools, log)
+	server := api.New(pools.api, api.Config{
+		BodyBytesMax: cfg.Leader.HTTP.BodyBytes,
+		EntriesMax:   cfg.Leader.HTTP.Entries,
+		Timeout:      cfg.Leader.HTTP.Timeout,
+		Checks:       []api.Check{{Name: "signal", Run: func(context.Context) error { return context.Cause(ctx) }}},
+		Metrics:      promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{}),
+		Observe:      l.requests.observe,
+		Log:          log,
+	})
+	log.Info("leader started", "listen", listener.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return api.Serve(ctx, listener, server) })
+	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
+	err = group.Wait()
+	log.Info("leader stopped")
+	return err
+}
+
+// pools keep what must not wait apart: elections from duties, and duties from requests.
+type pools struct {
+	api, duties, election *pgxpool.Pool
+}
+
+func open(ctx context.Context, cfg Config) (*pools, error) {
+	p := &pools{}
+	for _, one := range []struct {
+		pool *(*pgxpool.Pool)
+		cfg  postgres.Config
+	}{
+		{&p.api, cfg.Database.Pool(16)},
+		{&p.duties, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 6, StatementTimeout: time.Minute}},
+		{&p.election, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 3}},
+	} {
+		pool, err := postgres.Open(ctx, one.cfg)
+		if err != nil {
+			p.close()
+			return nil, err
+		}
+		*one.pool = pool
+	}
+	return p, nil
+}
+
+func (p *pools) close() {
+	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.election} {
+		if pool != nil {
+			pool.Close()
+		}
+	}
+}
+
+// prepare waits for the database and sees to it that the schema is there. It returns early when ctx ends.
+func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		err := migrate(ctx, cfg, p.duties.Config().ConnConfig, log)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if tooOld := new(schemaError); errors.As(err, &tooOld) || !postgres.Unavailable(err) {
+			return err
+		}
+		log.Warn("waiting for the database", "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+func migrate(ctx context.Context, cfg Config, conn *pgx.ConnConfig, log *slog.Logger) error {
+	if cfg.Leader.Migrate {
+		n, err := migrations.Up(ctx, conn)
+		if n > 0 {
+			log.Info("migrated the schema", "applied", n)
+		}
+		return err
+	}
+	list, err := migrations.List(ctx, conn)
+	if err != nil {
+		return err
+	}
+	for _, m := range list {
+		if m.AppliedAt.IsZero() {
+			return &schemaError{m.Name}
+		}
+	}
+	return nil
+}
+
+// schemaError says that the database is older than this program.
+type schemaError struct{ missing string }
+
+func (e *schemaError) Error() string {
+	return fmt.Sprintf("the schema is too old: migration %s is missing; apply it, or start one leader with --migrate", e.missing)
+}
+
+func electionConfig(cfg Election, log *slog.Logger) election.Config {
+	return election.Config{Holder: cfg.Holder, Spectator: !cfg.Eligible, Lease: cfg.Lease, Poll: cfg.Poll, Log: log}
+}
