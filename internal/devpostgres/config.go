@@ -19,6 +19,7 @@ type Config struct {
 	// Port, if not 0, also opens TCP on 127.0.0.1, with a password.
 	Port int
 	// Fast gives up safety against a crash of the machine (not of the server) for speed: for tests.
+	// An ephemeral cluster then lives in memory where there is room, unless TMPDIR says where.
 	Fast bool
 	// Settings are further server settings (postgresql.conf names); they win over those of this package.
 	Settings map[string]string
@@ -75,6 +76,7 @@ func (c Config) settings() map[string]string {
 	if c.Fast {
 		s["fsync"] = "off"
 		s["full_page_writes"] = "off"
+		s["max_wal_size"] = "1GB" // it may live in memory
 	}
 	maps.Copy(s, c.Settings)
 	return s

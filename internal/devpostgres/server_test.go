@@ -41,6 +41,23 @@ func TestFastGivesUpSyncingAlone(t *testing.T) {
 	}
 }
 
+func TestOnlyFastClusterLivesInMemoryAndOnlyWhereThereIsRoom(t *testing.T) {
+	for _, c := range []struct {
+		fast, roomy bool
+		tmpdir      string
+		want        string
+	}{
+		{fast: true, roomy: true, want: "/dev/shm"},
+		{fast: true, roomy: false, want: "/tmp"},
+		{fast: false, roomy: true, want: "/tmp"},
+		{fast: true, roomy: true, tmpdir: "/elsewhere", want: "/elsewhere"},
+	} {
+		if got := temporaryBases(Config{Fast: c.fast}, c.tmpdir, c.roomy)[0]; got != c.want {
+			t.Errorf("%+v: got %s", c, got)
+		}
+	}
+}
+
 func TestGivenServerIsUsedAndLeftAlone(t *testing.T) {
 	owner := start(t, Config{Fast: true})
 	guest := start(t, Config{DSN: owner.ConnString()})

@@ -40,6 +40,7 @@ type backend struct {
 	admin    *pgxpool.Pool
 	presence *pgx.Conn // see presence.go; lives as long as the backend
 	template string
+	strategy string // of CREATE DATABASE
 	run      string // distinguishes the databases of this backend
 	count    atomic.Int64
 }
@@ -95,8 +96,25 @@ func (b *backend) prepare(ctx context.Context) error {
 	if err := b.ensureTemplate(ctx); err != nil {
 		return err
 	}
+	if err := b.chooseStrategy(ctx); err != nil {
+		return err
+	}
 	if _, err := b.presence.Exec(ctx, "SELECT pg_advisory_unlock($1)", templateLock); err != nil {
 		return fmt.Errorf("unlock templates: %w", err)
+	}
+	return nil
+}
+
+// chooseStrategy copies files where that is cheap. It takes two checkpoints, which cost nothing while fsync is off:
+// measured in memory 13 ms a clone, against 95-120 ms for the default, which writes every page to the log.
+func (b *backend) chooseStrategy(ctx context.Context) error {
+	const sql = "SELECT current_setting('fsync') = 'off' AND current_setting('server_version_num')::int >= 150000"
+	var cheap bool
+	if err := b.presence.QueryRow(ctx, sql).Scan(&cheap); err != nil {
+		return fmt.Errorf("read settings of test server: %w", err)
+	}
+	if cheap {
+		b.strategy = " STRATEGY file_copy"
 	}
 	return nil
 }
@@ -149,7 +167,7 @@ func (b *backend) createDatabase(ctx context.Context, from string) (dsn string, 
 		from = b.template
 	}
 	name := fmt.Sprintf("penstock_test_%s_%d", b.run, b.count.Add(1))
-	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+quote(name)+" TEMPLATE "+quote(from)); err != nil {
+	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+quote(name)+" TEMPLATE "+quote(from)+b.strategy); err != nil {
 		return "", nil, err
 	}
 	drop = func(ctx context.Context) error {
