@@ -100,7 +100,7 @@ func TestReturningFlowIsServedWithinTwoRounds(t *testing.T) {
 	for trial := range 20 {
 		back := flows[trial]
 		back.active = false
-		c.run(float64(2 + trial*2))
+		c.run(2 + float64(trial)/4)
 		claims := back.claims
 		c.claims, back.active = 0, true
 		for back.claims == claims {
@@ -198,7 +198,7 @@ func TestLowBandGetsItsShareUnderASaturatedHighBand(t *testing.T) {
 		c := newCluster(8, 8, 8, 1, []*simFlow{high, low})
 		c.run(60)
 		m := c.meter(high, low)
-		c.run(1200)
+		c.run(500)
 		v := m.normalised()
 		share := v[1] / (v[0] + v[1])
 		t.Logf("low entries of %.2f s: low band got %.2f%%", cost, 100*share)
