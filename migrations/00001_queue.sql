@@ -98,7 +98,9 @@ CREATE TABLE penstock.ready (
     PRIMARY KEY (queue_id, priority, flow, pos),
     CHECK ((entry_id IS NULL) <> (lock_key IS NULL))
 );
-CREATE INDEX ready_lock_key ON penstock.ready (queue_id, lock_key) WHERE lock_key IS NOT NULL;
+-- The lock key comes first, and look-ups say "queue_id + 0": so no plan, however old, can take the primary key for
+-- them and walk through a whole lane.
+CREATE INDEX ready_lock_key ON penstock.ready (lock_key, queue_id) WHERE lock_key IS NOT NULL;
 
 -- A lock record: the group is being computed by this node with this token. Never updated; one index.
 -- The lock key of a solo entry is '#' and its id; no other lock key may begin with '#'.

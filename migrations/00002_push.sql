@@ -187,7 +187,7 @@ BEGIN
         -- A ready row of the key that we can lock stays until we commit: whoever takes it away sees our entries.
         -- One that is locked already gives no such promise, so that the key gets another.
         SELECT FROM penstock.ready r
-         WHERE r.queue_id = q.id AND r.lock_key = g.lock_key AND r.priority = g.priority AND r.flow = g.flow
+         WHERE r.lock_key = g.lock_key AND r.queue_id + 0 = q.id AND r.priority = g.priority AND r.flow = g.flow
          LIMIT 1
            FOR UPDATE SKIP LOCKED)
      ORDER BY g.lock_key;
@@ -352,7 +352,7 @@ BEGIN
            AND r.pos = coalesce(e.pos, held)
             FOR UPDATE SKIP LOCKED;
     ELSE
-        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.lock_key = e.lock_key LIMIT 1 FOR UPDATE SKIP LOCKED;
+        PERFORM FROM penstock.ready r WHERE r.lock_key = e.lock_key AND r.queue_id + 0 = queue LIMIT 1 FOR UPDATE SKIP LOCKED;
     END IF;
     PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held;
     IF NOT FOUND THEN

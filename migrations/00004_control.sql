@@ -135,7 +135,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     mine tid[];
 BEGIN
-    mine := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND lock_key = key FOR UPDATE SKIP LOCKED);
+    mine := ARRAY(SELECT ctid FROM penstock.ready WHERE lock_key = key AND queue_id + 0 = queue FOR UPDATE SKIP LOCKED);
     IF cardinality(mine) > 0 AND NOT EXISTS (
         SELECT FROM penstock.entry
          WHERE queue_id = queue AND lock_key = key AND status = 'pending' AND priority >= 0) THEN

@@ -208,6 +208,66 @@ EXCEPTION
         RAISE EXCEPTION 'queue option of "%" is not valid: %', queue_name, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
+-- Name: operation; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.operation (
+    id bigint NOT NULL,
+    queue_id integer NOT NULL,
+    verb text NOT NULL,
+    filter jsonb NOT NULL,
+    per_second integer NOT NULL,
+    actor text NOT NULL,
+    reason text NOT NULL,
+    status text DEFAULT 'running'::text NOT NULL,
+    matched bigint NOT NULL,
+    changed bigint DEFAULT 0 NOT NULL,
+    last_id bigint DEFAULT 0 NOT NULL,
+    until_id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    stepped_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    CONSTRAINT operation_per_second_check CHECK ((per_second > 0)),
+    CONSTRAINT operation_status_check CHECK ((status = ANY (ARRAY['running'::text, 'done'::text, 'cancelled'::text]))),
+    CONSTRAINT operation_verb_check CHECK ((verb = ANY (ARRAY['retry_failures'::text, 'discard_failures'::text, 'cancel'::text, 'disable'::text, 'enable'::text, 'delete'::text])))
+);
+
+-- Name: COLUMN operation.matched; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.operation.matched IS 'entries that matched when the operation was asked for';
+
+-- Name: COLUMN operation.last_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id; it goes on behind it after a crash';
+
+-- Name: apply_operation(penstock.operation, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.apply_operation(o penstock.operation, wanted bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    e penstock.entry;
+BEGIN
+    CASE o.verb
+        WHEN 'retry_failures' THEN
+            RETURN penstock.return_failure(o.queue_id, wanted);
+        WHEN 'discard_failures' THEN
+            DELETE FROM penstock.failure WHERE queue_id = o.queue_id AND entry_id = wanted;
+            RETURN FOUND;
+        WHEN 'cancel' THEN
+            RETURN penstock.cancel_one(o.queue_id, wanted, o.reason, o.actor) IS NOT NULL;
+        WHEN 'delete' THEN -- cancels what does not run and leaves alone what does
+            e := penstock.take_entry(o.queue_id, wanted);
+            IF e.id IS NOT NULL THEN
+                PERFORM penstock.end_entry(e, 'cancelled', o.reason);
+            END IF;
+            RETURN e.id IS NOT NULL;
+        WHEN 'disable' THEN
+            RETURN penstock.disable_one(o.queue_id, wanted);
+        WHEN 'enable' THEN
+            RETURN penstock.enable_one(o.queue_id, wanted);
+    END CASE;
+END $$;
+
 -- Name: because(text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.because(code text, sentence text, numbers jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
@@ -295,6 +355,25 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN 'requested';
+END $$;
+
+-- Name: cancel_operation(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.cancel_operation(id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    was text;
+BEGIN
+    SELECT o.status INTO was FROM penstock.operation o WHERE o.id = cancel_operation.id FOR UPDATE;
+    IF was IS NULL THEN
+        RAISE EXCEPTION 'operation % does not exist', cancel_operation.id USING ERRCODE = 'PS008';
+    ELSIF was <> 'running' THEN
+        RAISE EXCEPTION 'operation % has ended: %', cancel_operation.id, was USING ERRCODE = 'PS006';
+    END IF;
+    UPDATE penstock.operation o SET status = 'cancelled', ended_at = clock_timestamp() WHERE o.id = cancel_operation.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(cancel_operation.actor, current_user), 'cancel_operation', 'operation ' || cancel_operation.id, cancel_operation.reason);
 END $$;
 
 -- Name: check_invariants(interval); Type: FUNCTION; Schema: penstock; Owner: -
@@ -421,6 +500,143 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: compact(text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.compact(queue text, lock_key text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q        penstock.queue := penstock.queue_row(queue);
+    ids      bigint[];
+    payloads jsonb[];
+BEGIN
+    IF NOT q.mergeable THEN
+        RAISE EXCEPTION 'queue "%" is not mergeable', q.name USING ERRCODE = 'PS006',
+            HINT = 'Set mergeable, and merge to first, last, object or array, with penstock.alter_queue.';
+    END IF;
+    SELECT array_agg(c.id ORDER BY c.id), array_agg(c.payload ORDER BY c.id) INTO ids, payloads
+      FROM penstock.compactable(q, compact.lock_key) c;
+    IF ids IS NULL THEN
+        RETURN 0;
+    END IF;
+    RETURN penstock.replace_merged(q, ids, penstock.merge_payloads(q.merge, payloads));
+END $$;
+
+-- Name: compact_queue(text, integer, integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.compact_queue(queue text, min_entries integer DEFAULT 2, most_keys integer DEFAULT 1000, INOUT after text DEFAULT ''::text, OUT replaced integer) RETURNS record
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    q    penstock.queue := penstock.queue_row(queue);
+    many boolean;
+BEGIN
+    replaced := 0;
+    FOR i IN 1 .. most_keys LOOP
+        SELECT min(e.lock_key) INTO after FROM (
+            SELECT x.lock_key FROM penstock.entry x
+             WHERE x.queue_id = q.id AND x.lock_key > after AND x.status = 'pending' AND x.priority >= 0
+             ORDER BY x.lock_key LIMIT 1) e;
+        EXIT WHEN after IS NULL;
+        SELECT count(*) = min_entries INTO many FROM (
+            SELECT FROM penstock.entry x
+             WHERE x.queue_id = q.id AND x.lock_key = after AND x.status = 'pending' AND x.priority >= 0 LIMIT min_entries) e;
+        IF many THEN
+            replaced := replaced + penstock.compact(q.name, after);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Name: entry; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.entry (
+    id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    due_at timestamp with time zone,
+    start_by timestamp with time zone,
+    finish_by timestamp with time zone,
+    queue_id integer NOT NULL,
+    status penstock.status NOT NULL,
+    cost real,
+    priority smallint NOT NULL,
+    enabled_priority smallint,
+    pos bigint,
+    attempt smallint DEFAULT 0 NOT NULL,
+    crashes smallint DEFAULT 0 NOT NULL,
+    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    name text COLLATE pg_catalog."C",
+    unique_key text COLLATE pg_catalog."C",
+    trace text,
+    callback jsonb,
+    history jsonb,
+    payload jsonb NOT NULL,
+    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
+)
+PARTITION BY LIST (queue_id);
+
+-- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
+
+-- Name: COLUMN entry.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
+
+-- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
+
+-- Name: COLUMN entry.crashes; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
+
+-- Name: COLUMN entry.history; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
+
+-- Name: compactable(penstock.queue, text, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    e     penstock.entry;
+    run   bigint[] := '{}';
+    bytes bigint := 0;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    IF NOT penstock.hold_key(q.id, key) THEN
+        RETURN;
+    END IF;
+    FOR e IN SELECT * FROM penstock.entry x
+              WHERE x.queue_id = q.id AND x.lock_key = key AND x.status = 'pending' AND x.priority >= 0
+                AND x.id > coalesce((SELECT l.last_entry_id FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = key), 0)
+              ORDER BY x.id LIMIT most
+    LOOP
+        bytes := bytes + pg_column_size(e.payload);
+        IF e.callback IS NOT NULL OR (bytes > q.payload_limit AND q.merge IN ('object', 'array')) THEN
+            EXIT WHEN cardinality(run) > 1;
+            run := '{}';
+            bytes := pg_column_size(e.payload);
+            CONTINUE WHEN e.callback IS NOT NULL;
+        END IF;
+        run := run || e.id;
+    END LOOP;
+    -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
+    PERFORM FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id FOR UPDATE NOWAIT;
+    IF cardinality(run) > 1 AND cardinality(run) = (SELECT count(*) FROM penstock.entry x
+        WHERE x.queue_id = q.id AND x.id = ANY (run) AND x.status = 'pending' AND x.priority >= 0) THEN
+        RETURN QUERY SELECT * FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id;
+    END IF;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN; -- disabling or cancelling one of them just now
+END $$;
+
 -- Name: count(integer, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.count(queue_id integer, what text, n bigint) RETURNS void
@@ -447,6 +663,22 @@ BEGIN
                         / greatest(0.001, extract(epoch FROM clock_timestamp() - d.counted_at))
      WHERE d.queue_id = queue;
     RETURN counted_now;
+END $$;
+
+-- Name: count_matching(text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.count_matching(queue text, verb text, filter jsonb) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+    n bigint;
+BEGIN
+    EXECUTE format('SELECT count(*) FROM %s WHERE %s', penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter)) INTO n;
+    RETURN n;
+EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow OR interval_field_overflow
+            OR numeric_value_out_of_range THEN
+    RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
 -- Name: counter(text, integer); Type: FUNCTION; Schema: penstock; Owner: -
@@ -492,6 +724,23 @@ BEGIN
     PERFORM penstock.alter_queue(queue_name, options);
     RETURN q.id;
 END $_$;
+
+-- Name: disable_entries(text, text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.disable_entries(queue text, scope text, value text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    IF scope NOT IN ('name', 'lock_key') OR coalesce(value, '') = '' THEN
+        RAISE EXCEPTION 'scope is not one of name, lock_key, or value is empty' USING ERRCODE = 'PS002';
+    END IF;
+    INSERT INTO penstock.disabled AS d (queue_id, scope, value, actor, reason)
+    VALUES (q.id, disable_entries.scope, disable_entries.value, coalesce(disable_entries.actor, current_user), coalesce(disable_entries.reason, ''))
+    ON CONFLICT ON CONSTRAINT disabled_pkey DO UPDATE SET actor = excluded.actor, reason = excluded.reason;
+    RETURN penstock.switch_entries(q, 'disable', disable_entries.scope, disable_entries.value, disable_entries.reason, disable_entries.actor);
+END $$;
 
 -- Name: disable_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -542,6 +791,24 @@ BEGIN
      WHERE id = q.id;
     INSERT INTO penstock.audit (actor, verb, object, reason)
     VALUES (coalesce(actor, current_user), 'disable_queue', q.name, reason);
+END $$;
+
+-- Name: discard_failure(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.discard_failure(entry_id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    queue integer := penstock.failed_entry(discard_failure.entry_id);
+    f     penstock.failure;
+BEGIN
+    DELETE FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = discard_failure.entry_id RETURNING * INTO f;
+    IF NOT FOUND THEN
+        PERFORM penstock.failed_entry(discard_failure.entry_id); -- raises: somebody was faster
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(discard_failure.actor, current_user), 'discard_failure', 'entry ' || discard_failure.entry_id, discard_failure.reason,
+            jsonb_build_object('class', f.class, 'fingerprint', f.fingerprint, 'failed_at', f.failed_at));
 END $$;
 
 -- Name: drain_node(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -599,6 +866,21 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object) VALUES (current_user, 'drop_queue', queue_name);
 END $$;
 
+-- Name: enable_entries(text, text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.enable_entries(queue text, scope text, value text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    DELETE FROM penstock.disabled d WHERE d.queue_id = q.id AND d.scope = enable_entries.scope AND d.value = enable_entries.value;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
+    END IF;
+    RETURN penstock.switch_entries(q, 'enable', enable_entries.scope, enable_entries.value, enable_entries.reason, enable_entries.actor);
+END $$;
+
 -- Name: enable_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.enable_entry(id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
@@ -623,7 +905,8 @@ BEGIN
         RETURN false;
     ELSIF e.status = 'pending' AND NOT penstock.runs(e) THEN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
-        VALUES (queue, e.priority, e.flow, coalesce(e.pos, e.id), CASE WHEN e.lock_key IS NULL THEN e.id END, e.lock_key)
+        VALUES (queue, e.priority, e.flow, CASE WHEN e.lock_key IS NULL THEN coalesce(e.pos, e.id) ELSE e.id END,
+                CASE WHEN e.lock_key IS NULL THEN e.id END, e.lock_key)
         ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
     END IF;
     RETURN true;
@@ -643,54 +926,6 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object, reason)
     VALUES (coalesce(actor, current_user), 'enable_queue', q.name, reason);
 END $$;
-
--- Name: entry; Type: TABLE; Schema: penstock; Owner: -
-
-CREATE TABLE penstock.entry (
-    id bigint NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    due_at timestamp with time zone,
-    start_by timestamp with time zone,
-    finish_by timestamp with time zone,
-    queue_id integer NOT NULL,
-    status penstock.status NOT NULL,
-    cost real,
-    priority smallint NOT NULL,
-    enabled_priority smallint,
-    pos bigint,
-    attempt smallint DEFAULT 0 NOT NULL,
-    crashes smallint DEFAULT 0 NOT NULL,
-    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
-    lock_key text COLLATE pg_catalog."C",
-    name text COLLATE pg_catalog."C",
-    unique_key text COLLATE pg_catalog."C",
-    trace text,
-    callback jsonb,
-    history jsonb,
-    payload jsonb NOT NULL,
-    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
-)
-PARTITION BY LIST (queue_id);
-
--- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
-
--- Name: COLUMN entry.pos; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
-
--- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
-
--- Name: COLUMN entry.crashes; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
-
--- Name: COLUMN entry.history; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
 
 -- Name: end_entry(penstock.entry, penstock.outcome, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -817,6 +1052,24 @@ BEGIN
     RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
 END $$;
 
+-- Name: failed_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.failed_entry(wanted bigint) RETURNS integer
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    found_at record;
+BEGIN
+    SELECT * INTO found_at FROM penstock.find_entry(wanted);
+    IF found_at.queue_id IS NULL THEN
+        PERFORM penstock.living_entry(wanted); -- raises PS007
+    ELSIF found_at.ended IS DISTINCT FROM 'failed' THEN
+        RAISE EXCEPTION 'entry % of queue "%" has not failed: %', wanted, found_at.queue_name, coalesce(found_at.ended::text, 'it has not ended')
+            USING ERRCODE = 'PS006', DETAIL = coalesce(found_at.ended::text, '');
+    END IF;
+    RETURN found_at.queue_id;
+END $$;
+
 -- Name: find_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name text, OUT ended penstock.outcome) RETURNS record
@@ -893,7 +1146,7 @@ BEGIN
            AND r.pos = coalesce(e.pos, held)
             FOR UPDATE SKIP LOCKED;
     ELSE
-        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.lock_key = e.lock_key LIMIT 1 FOR UPDATE SKIP LOCKED;
+        PERFORM FROM penstock.ready r WHERE r.lock_key = e.lock_key AND r.queue_id + 0 = queue LIMIT 1 FOR UPDATE SKIP LOCKED;
     END IF;
     PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held;
     IF NOT FOUND THEN
@@ -922,6 +1175,15 @@ CREATE FUNCTION penstock.indexed_entries(queue_name text, suffix text) RETURNS b
     SELECT greatest(c.reltuples, 0)::bigint
       FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name || '_' || suffix))
 $$;
+
+-- Name: is_off(integer, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT EXISTS (SELECT FROM penstock.disabled d
+                    WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
+$_$;
 
 -- Name: limit_own_concurrency(); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1025,6 +1287,28 @@ CREATE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
                 ELSE payload ->> path END
 $_$;
 
+-- Name: merge_payloads(text, jsonb[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.merge_payloads(rule text, payloads jsonb[]) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+DECLARE
+    merged jsonb := CASE rule WHEN 'object' THEN '{}' ELSE '[]' END;
+    p      jsonb;
+BEGIN
+    IF rule IN ('first', 'last') THEN
+        RETURN payloads[CASE rule WHEN 'first' THEN 1 ELSE cardinality(payloads) END];
+    END IF;
+    FOREACH p IN ARRAY payloads LOOP
+        IF rule = 'object' AND jsonb_typeof(p) <> 'object' THEN
+            RAISE EXCEPTION 'payload to be merged is not an object' USING ERRCODE = 'PS002',
+                HINT = 'Set merge of the queue to first, last or array.';
+        END IF;
+        merged := merged || CASE WHEN rule = 'array' AND jsonb_typeof(p) <> 'array' THEN jsonb_build_array(p) ELSE p END;
+    END LOOP;
+    RETURN merged;
+END $$;
+
 -- Name: need_read_committed(); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.need_read_committed() RETURNS void
@@ -1036,6 +1320,52 @@ BEGIN
             USING ERRCODE = 'PS006', HINT = 'Call it in a transaction of its own.';
     END IF;
 END $$;
+
+-- Name: operation_filter(penstock.queue, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.operation_filter(q penstock.queue, verb text, filter jsonb) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    of_failures boolean := verb IN ('retry_failures', 'discard_failures');
+    k           text;
+    v           text;
+    conditions  text[] := CASE verb WHEN 'disable' THEN ARRAY['priority >= 0']
+                                    WHEN 'enable' THEN ARRAY[format('priority < 0 AND NOT penstock.is_off(%s, name, lock_key)', q.id)]
+                                    ELSE ARRAY['true'] END;
+BEGIN
+    IF verb NOT IN ('retry_failures', 'discard_failures', 'cancel', 'disable', 'enable', 'delete') OR verb IS NULL THEN
+        RAISE EXCEPTION 'operation "%" does not exist', verb USING ERRCODE = 'PS002',
+            HINT = 'The operations are retry_failures, discard_failures, cancel, disable, enable and delete.';
+    ELSIF filter IS NULL OR jsonb_typeof(filter) <> 'object' OR filter = '{}' THEN
+        RAISE EXCEPTION 'filter is empty' USING ERRCODE = 'PS002', HINT = 'Write {"all": true} to mean everything in the queue.';
+    END IF;
+    FOR k, v IN SELECT * FROM jsonb_each_text(filter) LOOP
+        IF v IS NULL OR k NOT IN ('all', 'name', 'lock_key', 'flow', 'ids', 'older_than', 'before', 'class', 'fingerprint')
+           OR (k IN ('class', 'fingerprint') AND NOT of_failures) THEN
+            RAISE EXCEPTION 'filter "%" does not exist for operation %', k, verb USING ERRCODE = 'PS002',
+                HINT = 'The filters are all, name, lock_key, flow, ids, older_than, before, and for failures class and fingerprint.';
+        END IF;
+        conditions := conditions || CASE k
+            WHEN 'all' THEN format('%L::boolean', v)
+            WHEN 'ids' THEN format('id = ANY (%L::bigint[])', translate(v, '[]', '{}'))
+            WHEN 'older_than' THEN format('since < clock_timestamp() - %L::interval', v)
+            WHEN 'before' THEN format('since < %L::timestamptz', v)
+            ELSE format('%I = %L', k, v) END;
+    END LOOP;
+    RETURN array_to_string(conditions, ' AND ');
+END $$;
+
+-- Name: operation_source(penstock.queue, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
+           THEN format('(SELECT entry_id AS id, failed_at AS since, name, lock_key, flow, class, fingerprint
+                           FROM penstock.failure WHERE queue_id = %s) s', q.id)
+           ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
+$$;
 
 -- Name: outcome_of(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1285,7 +1615,7 @@ BEGIN
         -- A ready row of the key that we can lock stays until we commit: whoever takes it away sees our entries.
         -- One that is locked already gives no such promise, so that the key gets another.
         SELECT FROM penstock.ready r
-         WHERE r.queue_id = q.id AND r.lock_key = g.lock_key AND r.priority = g.priority AND r.flow = g.flow
+         WHERE r.lock_key = g.lock_key AND r.queue_id + 0 = q.id AND r.priority = g.priority AND r.flow = g.flow
          LIMIT 1
            FOR UPDATE SKIP LOCKED)
      ORDER BY g.lock_key;
@@ -1338,6 +1668,40 @@ BEGIN
             USING ERRCODE = 'PS001', HINT = 'Create it first: SELECT penstock.create_queue(''name'').';
     END IF;
     RETURN q;
+END $$;
+
+-- Name: replace_merged(penstock.queue, bigint[], jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.replace_merged(q penstock.queue, ids bigint[], merged jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    oldest bigint := (SELECT min(i) FROM unnest(ids) i);
+    gone   integer;
+BEGIN
+    IF merged IS NULL OR pg_column_size(merged) > q.payload_limit THEN
+        RAISE EXCEPTION 'payload merged into entry % is missing or larger than % bytes', oldest, q.payload_limit USING ERRCODE = 'PS003';
+    END IF;
+    UPDATE penstock.entry e
+       SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes, cost = a.cost
+      FROM (SELECT CASE WHEN bool_and(x.start_by IS NOT NULL) THEN max(x.start_by) END AS start_by,
+                   CASE WHEN bool_and(x.finish_by IS NOT NULL) THEN max(x.finish_by) END AS finish_by,
+                   max(x.attempt) AS attempt, max(x.crashes) AS crashes, max(x.cost) AS cost
+              FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids)) a
+     WHERE e.queue_id = q.id AND e.id = oldest;
+    WITH gone AS (
+        DELETE FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids) AND x.id <> oldest
+        RETURNING x.id, x.created_at, x.attempt
+    ), forgotten AS (
+        DELETE FROM penstock.cancel_request c USING gone WHERE c.queue_id = q.id AND c.entry_id = gone.id
+    ), unsaved AS (
+        DELETE FROM penstock.progress p USING gone WHERE p.queue_id = q.id AND p.entry_id = gone.id
+    )
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, attempt, outcome, reason)
+    SELECT q.id, id, created_at, attempt, 'done', 'merged into ' || oldest FROM gone;
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    PERFORM penstock.count(d.queue_id, 'removed', gone) FROM penstock.depth d WHERE d.queue_id = q.id;
+    RETURN gone;
 END $$;
 
 -- Name: resolve_idempotency(penstock.queue, bigint[], jsonb[], text[], text[], text[], text[]); Type: FUNCTION; Schema: penstock; Owner: -
@@ -1419,6 +1783,50 @@ BEGIN
      WHERE id = q.id;
     INSERT INTO penstock.audit (actor, verb, object, reason)
     VALUES (coalesce(actor, current_user), 'resume_queue', q.name, reason);
+END $$;
+
+-- Name: retry_failure(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.retry_failure(entry_id bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF NOT penstock.return_failure(penstock.failed_entry(retry_failure.entry_id), retry_failure.entry_id) THEN
+        PERFORM penstock.failed_entry(retry_failure.entry_id); -- raises: somebody was faster
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(retry_failure.actor, current_user), 'retry_failure', 'entry ' || retry_failure.entry_id, retry_failure.reason);
+END $$;
+
+-- Name: return_failure(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.return_failure(queue integer, wanted bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    f     penstock.failure;
+    place bigint;
+    off   boolean;
+BEGIN
+    DELETE FROM penstock.failure WHERE queue_id = queue AND entry_id = wanted RETURNING * INTO f;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
+    place := nextval('penstock.entry_id_seq');
+    off := penstock.is_off(queue, f.name, f.lock_key);
+    INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, priority, enabled_priority, pos,
+                                flow, lock_key, name, trace, callback, history, payload)
+    VALUES (wanted, queue, f.created_at, 'pending', CASE WHEN f.start_by > clock_timestamp() THEN f.start_by END,
+            CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost,
+            CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, place,
+            f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload);
+    IF NOT off THEN
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
+        VALUES (queue, f.priority, f.flow, place, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key);
+    END IF;
+    PERFORM penstock.count(d.queue_id, 'accepted', 1) FROM penstock.depth d WHERE d.queue_id = queue;
+    RETURN true;
 END $$;
 
 -- Name: runs(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
@@ -1515,6 +1923,94 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Name: start_operation(text, text, jsonb, text, text, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, per_second integer DEFAULT 1000) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q    penstock.queue := penstock.queue_row(queue);
+    n    bigint := penstock.count_matching(queue, verb, filter);
+    made bigint;
+BEGIN
+    IF per_second < 1 OR per_second IS NULL THEN
+        RAISE EXCEPTION 'per_second is not at least 1' USING ERRCODE = 'PS002';
+    END IF;
+    INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id)
+    VALUES (q.id, start_operation.verb, start_operation.filter, start_operation.per_second, coalesce(start_operation.actor, current_user),
+            coalesce(start_operation.reason, ''), n, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0))
+    RETURNING id INTO made;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(start_operation.actor, current_user), 'start_operation', q.name, start_operation.reason,
+            jsonb_build_object('operation', made, 'verb', start_operation.verb, 'filter', start_operation.filter, 'matched', n));
+    RETURN made;
+END $$;
+
+-- Name: step_operation(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean) RETURNS record
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $_$
+DECLARE
+    o     penstock.operation;
+    q     penstock.queue;
+    quota integer;
+    seen  record;
+    one   bigint;
+    did   boolean;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    changed := 0; wait := '0'; ended := false;
+    SELECT * INTO o FROM penstock.operation x WHERE x.id = step_operation.id AND x.status = 'running' FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        ended := true; -- or somebody else steps it
+        RETURN;
+    END IF;
+    quota := least(500, floor(o.per_second * extract(epoch FROM clock_timestamp() - coalesce(o.stepped_at, o.created_at - interval '1 second'))));
+    IF quota < 1 THEN
+        wait := greatest('1 millisecond', coalesce(o.stepped_at, o.created_at) + interval '1 second' / o.per_second - clock_timestamp());
+        RETURN;
+    END IF;
+    SELECT * INTO q FROM penstock.queue x WHERE x.id = o.queue_id;
+    EXECUTE format('SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE hit), ''{}'') AS ids, max(id) AS last, count(*) AS n
+                      FROM (SELECT id, coalesce(%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
+                   penstock.operation_filter(q, o.verb, o.filter), penstock.operation_source(q, o.verb))
+       INTO seen USING o.last_id, o.until_id;
+    FOREACH one IN ARRAY (seen.ids)[1:quota] LOOP
+        did := penstock.apply_operation(o, one);
+        EXIT WHEN did IS NULL;
+        o.last_id := one;
+        changed := changed + did::integer;
+    END LOOP;
+    IF did IS NULL AND cardinality(seen.ids) > 0 THEN
+        wait := '10 milliseconds'; -- the next step begins with the busy one
+    ELSIF cardinality(seen.ids) <= quota THEN
+        o.last_id := coalesce(seen.last, o.until_id);
+        ended := seen.n < 10000;
+    END IF;
+    UPDATE penstock.operation x
+       SET last_id = o.last_id, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
+           status = CASE WHEN ended THEN 'done' ELSE 'running' END, ended_at = CASE WHEN ended THEN clock_timestamp() END
+     WHERE x.id = o.id;
+END $_$;
+
+-- Name: switch_entries(penstock.queue, text, text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.switch_entries(q penstock.queue, verb text, scope text, value text, reason text, actor text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    operation bigint := penstock.start_operation(q.name, verb, jsonb_build_object(scope, value), reason, actor, 5000);
+BEGIN
+    UPDATE penstock.queue SET version = version + 1 WHERE id = q.id;
+    PERFORM penstock.step_operation(operation);
+    RETURN operation;
+END $$;
+
 -- Name: switch_entry(bigint, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.switch_entry(wanted bigint, verb text, reason text, actor text) RETURNS void
@@ -1580,7 +2076,7 @@ CREATE FUNCTION penstock.tidy_key(queue integer, key text) RETURNS void
 DECLARE
     mine tid[];
 BEGIN
-    mine := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND lock_key = key FOR UPDATE SKIP LOCKED);
+    mine := ARRAY(SELECT ctid FROM penstock.ready WHERE lock_key = key AND queue_id + 0 = queue FOR UPDATE SKIP LOCKED);
     IF cardinality(mine) > 0 AND NOT EXISTS (
         SELECT FROM penstock.entry
          WHERE queue_id = queue AND lock_key = key AND status = 'pending' AND priority >= 0) THEN
@@ -1945,37 +2441,6 @@ CREATE VIEW penstock.node_status AS
     n.load
    FROM penstock.node n;
 
--- Name: operation; Type: TABLE; Schema: penstock; Owner: -
-
-CREATE TABLE penstock.operation (
-    id bigint NOT NULL,
-    queue_id integer NOT NULL,
-    verb text NOT NULL,
-    filter jsonb NOT NULL,
-    per_second integer NOT NULL,
-    actor text NOT NULL,
-    reason text NOT NULL,
-    status text DEFAULT 'running'::text NOT NULL,
-    matched bigint NOT NULL,
-    changed bigint DEFAULT 0 NOT NULL,
-    last_id bigint DEFAULT 0 NOT NULL,
-    until_id bigint NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    stepped_at timestamp with time zone,
-    ended_at timestamp with time zone,
-    CONSTRAINT operation_per_second_check CHECK ((per_second > 0)),
-    CONSTRAINT operation_status_check CHECK ((status = ANY (ARRAY['running'::text, 'done'::text, 'cancelled'::text]))),
-    CONSTRAINT operation_verb_check CHECK ((verb = ANY (ARRAY['retry_failures'::text, 'discard_failures'::text, 'cancel'::text, 'disable'::text, 'enable'::text])))
-);
-
--- Name: COLUMN operation.matched; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.operation.matched IS 'entries that matched when the operation was asked for';
-
--- Name: COLUMN operation.last_id; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id; it goes on behind it after a crash';
-
 -- Name: operation_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
 ALTER TABLE penstock.operation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -2306,9 +2771,13 @@ CREATE INDEX idempotency_created_at ON penstock.idempotency USING brin (created_
 
 CREATE INDEX limit_use_limit ON penstock.limit_use USING btree (limit_id);
 
+-- Name: operation_running; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX operation_running ON penstock.operation USING btree (id) WHERE (status = 'running'::text);
+
 -- Name: ready_lock_key; Type: INDEX; Schema: penstock; Owner: -
 
-CREATE INDEX ready_lock_key ON penstock.ready USING btree (queue_id, lock_key) WHERE (lock_key IS NOT NULL);
+CREATE INDEX ready_lock_key ON penstock.ready USING btree (lock_key, queue_id) WHERE (lock_key IS NOT NULL);
 
 -- Name: result_entry; Type: INDEX; Schema: penstock; Owner: -
 

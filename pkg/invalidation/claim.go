@@ -43,7 +43,7 @@ WITH alone AS MATERIALIZED (
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id
       FROM penstock.ready
-     WHERE ctid = ANY (ARRAY(SELECT row FROM head)) AND queue_id = $1
+     WHERE ctid = ANY (ARRAY(SELECT row FROM head))
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
@@ -79,7 +79,6 @@ WITH alone AS MATERIALIZED (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM mine
                               WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group)) IS TRUE))
-       AND queue_id = $1
     RETURNING pos
 )/* spent */
 SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,

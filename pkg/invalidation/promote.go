@@ -16,7 +16,7 @@ WITH due AS MATERIALIZED (
 ), fresh AS (
     UPDATE penstock.entry_X e
        SET status = 'pending', pos = nextval('penstock.entry_id_seq')
-     WHERE e.ctid = ANY (ARRAY(SELECT row FROM due)) AND e.queue_id = $1
+     WHERE e.ctid = ANY (ARRAY(SELECT row FROM due))
     RETURNING id, priority, flow, lock_key, pos
 ), solo AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)

@@ -23,11 +23,10 @@ WITH head AS MATERIALIZED (
             WHERE h.lock_key IN (SELECT lock_key FROM held)
                OR (h.entry_id IS NOT NULL AND NOT EXISTS (
                    SELECT FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = h.entry_id AND e.priority >= 0 OFFSET 0))))
-       AND queue_id = $1
        FOR UPDATE SKIP LOCKED
 )
 DELETE FROM penstock.ready
- WHERE ctid = ANY (ARRAY(SELECT row FROM dead)) AND queue_id = $1`
+ WHERE ctid = ANY (ARRAY(SELECT row FROM dead))`
 
 // Sweep deletes the ready rows of a lane between two places that lead nowhere, and returns how many.
 func (q *Queue) Sweep(ctx context.Context, lane Lane, from, to int64) (int, error) {

@@ -1,0 +1,240 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// plan is a node of EXPLAIN's answer.
+type plan struct {
+	Type      string  `json:"Node Type"`
+	Relation  string  `json:"Relation Name"`
+	Index     string  `json:"Index Name"`
+	CTE       string  `json:"CTE Name"`
+	Rows      float64 `json:"Actual Rows"`
+	Loops     float64 `json:"Actual Loops"`
+	Removed   float64 `json:"Rows Removed by Filter"`
+	Rechecked float64 `json:"Rows Removed by Index Recheck"`
+	Hit       int     `json:"Shared Hit Blocks"`
+	Read      int     `json:"Shared Read Blocks"`
+	Plans     []plan
+}
+
+func (p *plan) buffers() int { return p.Hit + p.Read }
+
+func (p *plan) walk(see func(*plan)) {
+	see(p)
+	for i := range p.Plans {
+		p.Plans[i].walk(see)
+	}
+}
+
+// statement is a hot one with arguments, written as SQL.
+type statement struct{ sql, args string }
+
+// explainer is a connection with the settings of the pool, on which statements are prepared once, as a node's are.
+type explainer struct {
+	b        *bed
+	conn     *pgx.Conn
+	prepared map[string]bool
+}
+
+func (b *bed) explainer() *explainer {
+	b.Helper()
+	conn, err := pgx.ConnectConfig(b.ctx, b.pool.Config().ConnConfig)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return &explainer{b, conn, map[string]bool{}}
+}
+
+// explain runs a statement by its generic plan, as the session does, and takes back what it did.
+func (x *explainer) explain(name string, s statement) *plan {
+	x.b.Helper()
+	tx, err := x.conn.Begin(x.b.ctx)
+	if err != nil {
+		x.b.Fatal(err)
+	}
+	defer tx.Rollback(x.b.ctx) //nolint:errcheck // what it did is not wanted
+	name = strings.ReplaceAll(name, " ", "_")
+	if !x.prepared[name] {
+		x.b.exec(tx, `PREPARE `+name+` AS `+s.sql)
+		x.prepared[name] = true
+	}
+	var text []byte
+	err = tx.QueryRow(x.b.ctx, `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE `+name+`(`+s.args+`)`).Scan(&text)
+	if err != nil {
+		x.b.Fatalf("explain %s: %v", name, err)
+	}
+	var answer []struct{ Plan plan }
+	if err := json.Unmarshal(text, &answer); err != nil {
+		x.b.Fatal(err)
+	}
+	return &answer[0].Plan
+}
+
+// wantLean fails if the plan scans a table, or sorts or walks over more rows than the statement was asked to touch.
+func (b *bed) wantLean(what string, p *plan, touched float64) {
+	b.Helper()
+	p.walk(func(n *plan) {
+		seen := (n.Rows + n.Removed + n.Rechecked) * max(1, n.Loops)
+		switch {
+		case n.Type == "Seq Scan":
+			b.Errorf("%s scans %s", what, n.Relation)
+		case strings.Contains(n.Type, "Sort") && n.Rows*max(1, n.Loops) > touched:
+			b.Errorf("%s sorts %.0f rows", what, n.Rows*n.Loops)
+		case n.Relation != "" && seen > touched:
+			b.Errorf("%s: %s of %s by %s walks over %.0f rows, more than %.0f", what, n.Type, n.Relation, n.Index, seen, touched)
+		}
+	})
+}
+
+// The queue of these tests has solo entries in lane 1 and groups of ten in lane 2.
+var (
+	soloLane  = Lane{Priority: 1}
+	groupLane = Lane{Priority: 2}
+)
+
+// fill adds n entries with their ready rows, nine in ten of them solo, and leaves the statistics as they are.
+func (b *bed) fill(n int) {
+	b.Helper()
+	b.exec(b.pool, `WITH e AS (
+	    INSERT INTO penstock.entry_work (id, queue_id, status, priority, lock_key, payload)
+	    SELECT nextval('penstock.entry_id_seq'), $1, 'pending', CASE WHEN i % 100 < 10 THEN 2 ELSE 1 END,
+	           CASE WHEN i % 100 < 10 THEN 'k' || i / 100 || '-' || $2::int END, '{}'
+	      FROM generate_series(0, $2 - 1) i
+	    RETURNING id, priority, lock_key
+	), s AS (
+	    INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+	    SELECT $1, priority, '', id, id FROM e WHERE lock_key IS NULL
+	)
+	INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+	SELECT $1, 2, '', min(id), lock_key FROM e WHERE lock_key IS NOT NULL GROUP BY lock_key`, b.q.ID, n)
+}
+
+// freeze keeps statistics from being renewed behind the test's back: what they say now, they go on saying.
+func (b *bed) freeze() {
+	b.Helper()
+	for _, table := range []string{"entry_work", "ready", "lock", "result_default", "failure_default"} {
+		b.exec(b.pool, `ALTER TABLE penstock.`+table+` SET (autovacuum_enabled = off)`)
+		b.exec(b.pool, `ANALYZE penstock.`+table)
+	}
+}
+
+// hot are the statements that run all day, with arguments for what is locked just now.
+func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
+	q := b.q.sql
+	columns := func(locks []*Lock) (keys, tokens, ids string, n int) {
+		var k, t, e []string
+		for _, l := range locks {
+			for _, one := range l.Entries {
+				k, t, e = append(k, "'"+l.Key+"'"), append(t, fmt.Sprint(l.Token)), append(e, fmt.Sprint(one.ID))
+			}
+		}
+		array := func(of []string) string { return "ARRAY[" + strings.Join(of, ",") + "]" }
+		return array(k) + "::text[]", array(t) + "::bigint[]", array(e) + "::bigint[]", len(k)
+	}
+	fill := func(value string, n int) string { return fmt.Sprintf("array_fill(%s, ARRAY[%d])", value, n) }
+	keys, tokens, ids, n := columns(groups)
+	soloKeys, soloTokens, soloIDs, m := columns(solo)
+	one := func(sql, format string, args ...any) statement { return statement{sql, fmt.Sprintf(format, args...)} }
+	id, node := b.q.ID, int64(here)
+	failure := `'{"error": "x", "class": "y"}'::jsonb`
+	return map[string]statement{
+		"claim solo":   one(q.claim, `%d, 1::smallint, '', 0, 100, %d, 1, 100, false`, id, node),
+		"claim groups": one(q.claim, `%d, 2::smallint, '', 0, 10, %d, 1, 100, false`, id, node),
+		"claimGroups":  one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
+		"readSolo":     one(readSoloSQL, `%d, %s, %s`, id, soloKeys, soloTokens),
+		"reclaim":      one(reclaimSQL, `%d, %d, 1`, id, node),
+		"sweep solo":   one(q.sweep, `%d, 1::smallint, '', %d, %d`, id, from, to),
+		"finishSolo":   one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d`, id, soloIDs, soloTokens, fill("1::bigint", m), node),
+		"hold":         one(holdSQL, `%d, %s, %s`, id, keys, tokens),
+		"done":         one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d`, id, keys, tokens, ids, fill("1::bigint", n), node),
+		"retry": one(q.retry, `%d, %s, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill("5::bigint", n), fill(failure, n),
+			fill("true", n), node, fill("1::bigint", n)),
+		"fail": one(q.fail, `%d, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill(failure, n), fill("'f'::text", n), node,
+			fill("1::bigint", n)),
+		"remove":        one(q.remove, `%d, %s, %s, %s, %s, %s, %d`, id, keys, tokens, ids, fill("'expired'::text", n), fill("'r'::text", n), node),
+		"unlock groups": one(q.unlock, `%d, %s, %s, %s, 100`, id, keys, tokens, fill("'back'::text", n)),
+		"unlock solo":   one(q.unlock, `%d, %s, %s, %s, 100`, id, soloKeys, soloTokens, fill("'back'::text", m)),
+		"crash":         one(q.crash, `%d, %s, %s, 3`, id, keys, tokens),
+		"promote":       one(q.promote, `%d, 100`, id),
+		"push":          one(pushSQL, `'work', %s`+strings.Repeat(", '{}'", 13), fill("'{}'::jsonb", 50)),
+		"push groups": one(pushSQL, `'work', %s, %s`+strings.Repeat(", '{}'", 12), fill("'{}'::jsonb", 50),
+			"string_to_array('a b c d e k1-3000 k2-3000', ' ')"),
+		"lanes": one(lanesSQL, `ARRAY[%d], 100`, id),
+	}
+}
+
+// Every hot statement finds its rows through an index and touches no more of them as the backlog grows, whatever
+// the statistics say: they say here that everything is empty. A connection that planned its statements when it was
+// goes on with these plans when there are a million entries.
+func TestHotStatementsNeverScanTheBacklog(t *testing.T) {
+	b := newBed(t, Config{})
+	b.freeze()
+	early := b.explainer()
+	b.buffersAt("empty", 0, 0, early)
+	b.exec(b.pool, `INSERT INTO penstock.entry_work (id, queue_id, status, priority, due_at, payload)
+	    SELECT nextval('penstock.entry_id_seq'), $1, 'initial', 1, now() - interval '1 second', '{}' FROM generate_series(1, 1000)`, b.q.ID)
+	b.fill(3000)
+	small := b.buffersAt("3k", 100, 10, early, b.explainer())
+	b.fill(1_000_000)
+	large := b.buffersAt("1M", 100, 10, early, b.explainer())
+	for _, what := range slices.Sorted(maps.Keys(small)) {
+		t.Logf("%-14s 3k: %6d buffers, 1M: %6d", what, small[what], large[what])
+		// A tree of a million has one level more than one of a thousand.
+		if large[what] > 2*small[what]+50 {
+			t.Errorf("%s reads %d buffers at 1M entries, %d at 3k", what, large[what], small[what])
+		}
+	}
+	b.exec(b.pool, `TRUNCATE penstock.entry_work, penstock.ready, penstock.lock`)
+}
+
+// buffersAt explains every hot statement on each of the connections, with that many solo entries and groups locked,
+// and returns the most buffers that each read.
+func (b *bed) buffersAt(when string, solo, groups int, connections ...*explainer) map[string]int {
+	b.Helper()
+	c := b.claimAs(ClaimRequest{Node: here, Lane: soloLane, Limit: solo})
+	g := b.claimAs(ClaimRequest{Node: here, Lane: groupLane, Limit: groups})
+	buffers := map[string]int{}
+	for i, x := range connections {
+		for what, s := range b.hot(c.Locks, g.Locks, c.Mark, c.Mark+100) {
+			x.explain(what, s) // the first run sets hint bits and meets what earlier claims left dead
+			p := x.explain(what, s)
+			b.wantLean(fmt.Sprintf("%s at %s (connection %d)", what, when, i+1), p, 1200)
+			buffers[what] = max(buffers[what], p.buffers())
+		}
+	}
+	b.settle(append(releaseAll(c.Locks...), releaseAll(g.Locks...)...)...)
+	return buffers
+}
+
+// Every statement of this package parses against the migrated schema.
+func TestEveryStatementFitsTheSchema(t *testing.T) {
+	b := newBed(t, Config{})
+	conn, err := pgx.ConnectConfig(b.ctx, b.pool.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(b.ctx)
+	q := b.q.sql
+	for what, sql := range map[string]string{
+		"claim": q.claim, "claimLimited": q.claimLimited, "gates": gatesSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
+		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
+		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
+		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL,
+		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
+	} {
+		if _, err := conn.Prepare(b.ctx, what, sql); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
