@@ -43,7 +43,7 @@ WITH alone AS MATERIALIZED (
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id
       FROM penstock.ready
-     WHERE ctid = ANY (ARRAY(SELECT row FROM head))
+     WHERE ctid = ANY (ARRAY(SELECT row FROM head)) AND queue_id = $1
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
@@ -79,11 +79,12 @@ WITH alone AS MATERIALIZED (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM mine
                               WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group)) IS TRUE))
+       AND queue_id = $1
     RETURNING pos
 )/* spent */
 SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
-       extract(epoch FROM clock_timestamp() - created_at)::float8,
-       extract(epoch FROM start_by - clock_timestamp())::float8, extract(epoch FROM finish_by - clock_timestamp())::float8
+       date_part('epoch', clock_timestamp() - created_at),
+       date_part('epoch', start_by - clock_timestamp()), date_part('epoch', finish_by - clock_timestamp())
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
@@ -121,8 +122,8 @@ const gatesSQL = `SELECT id FROM penstock."limit" WHERE id = ANY ($1::int[]) ORD
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3.
 const claimGroupsSQL = `
 SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace, e.callback, e.payload,
-       extract(epoch FROM clock_timestamp() - e.created_at)::float8,
-       extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8
+       date_part('epoch', clock_timestamp() - e.created_at),
+       date_part('epoch', e.start_by - clock_timestamp()), date_part('epoch', e.finish_by - clock_timestamp())
   FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
   CROSS JOIN LATERAL (
        SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
@@ -168,8 +169,10 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 	}
 	c := Claimed{Locks: make([]*Lock, 0, r.Limit)}
 	var groups []*Lock
+	var solo slab
+	var row claimRow // one for all: what a scan leaves behind would be garbage
 	for rows.Next() {
-		var row claimRow
+		row = claimRow{}
 		if err := row.scan(rows); err != nil {
 			rows.Close()
 			_ = end()
@@ -181,7 +184,9 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 		case row.key != nil:
 			groups = append(groups, &Lock{Key: *row.key, Token: row.token, Lane: r.Lane, ClaimedAt: start})
 		default:
-			c.Locks = append(c.Locks, &Lock{Key: soloKey(row.entry.ID), Token: row.token, Lane: r.Lane, ClaimedAt: start, Entries: []Entry{row.entry}})
+			l := solo.lock(row.entry)
+			l.Key, l.Token, l.Lane, l.ClaimedAt = soloKey(row.entry.ID), row.token, r.Lane, start
+			c.Locks = append(c.Locks, l)
 		}
 	}
 	// Only now is the claim committed: the rows above arrived before.
@@ -198,6 +203,24 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 		c.Locks = append(c.Locks, groups...)
 	}
 	return c, nil
+}
+
+// slab hands out locks of one entry each from blocks of memory, which costs less than one by one.
+type slab struct {
+	locks   []Lock
+	entries []Entry
+}
+
+func (s *slab) lock(e Entry) *Lock {
+	const block = 32
+	if len(s.locks) == 0 {
+		s.locks, s.entries = make([]Lock, block), make([]Entry, block)
+	}
+	l := &s.locks[0]
+	s.entries[0] = e
+	l.Entries = s.entries[:1:1]
+	s.locks, s.entries = s.locks[1:], s.entries[1:]
+	return l
 }
 
 // handBackEmpty ends locks that cover nothing, and returns the others. The claim's snapshot may show entries of a

@@ -22,10 +22,12 @@ func (d *desk) add(job *assignment) {
 	d.mu.Unlock()
 }
 
-func (d *desk) remove(t invalidation.Token) {
+func (d *desk) remove(tokens ...invalidation.Token) {
 	d.mu.Lock()
-	delete(d.jobs, t)
-	d.mu.Unlock()
+	defer d.mu.Unlock()
+	for _, t := range tokens {
+		delete(d.jobs, t)
+	}
 }
 
 func (d *desk) tokens() []invalidation.Token {

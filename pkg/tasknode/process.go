@@ -17,9 +17,8 @@ type assignment struct {
 	queue   *invalidation.Queue
 	service *service
 	lane    Candidate
-	charged float64 // seconds that the ranker was charged for it
-	ran     func()  // gives back the leave of the gates
-	done    func()  // gives back the permit and the place under the queue's limit
+	charged float64   // seconds that the ranker was charged for it
+	leave   allowance // of the gates, given back when the run ends
 
 	cancel context.CancelCauseFunc
 	wishes map[invalidation.EntryID]string // entries to be cancelled, and why; guarded by desk
@@ -34,14 +33,11 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance) {
 	for _, l := range locks {
 		charge := estimate * float64(max(1, len(l.Entries)))
 		n.cfg.Ranker.Charge(lane, charge)
-		job := &assignment{
-			lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge,
-			ran: func() { a.run(1) }, done: func() { a.hold(1) },
-		}
+		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge, leave: a}
 		n.desk.add(job)
 		if len(l.Entries) == 0 {
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
-			job.ran()
+			a.ran(1)
 			n.end(job, last(invalidation.Done(l, 0, nil, 0)))
 			continue
 		}
@@ -65,9 +61,11 @@ func (n *Node) processor() {
 func (n *Node) process(job *assignment) {
 	start := time.Now()
 	defer func() {
-		job.ran()
 		n.cfg.Ranker.Settle(job.lane, job.charged, time.Since(start).Seconds())
-		n.cameFree()
+		if len(job.leave.grants) > 0 {
+			job.leave.ran(1)
+			n.cameFree()
+		}
 	}()
 	if batch, ok := job.service.handler.(invalidation.BatchHandler); ok {
 		n.processBatch(job, batch)

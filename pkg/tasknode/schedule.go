@@ -69,8 +69,7 @@ func (n *Node) step(ctx context.Context) bool {
 	}
 	took := time.Since(start)
 	n.stats.claimed(len(claimed.Locks), took)
-	a.run(a.locks - len(claimed.Locks))
-	a.hold(a.locks - len(claimed.Locks))
+	n.giveBack(v, a, a.locks-len(claimed.Locks))
 	n.accept(v, claimed.Locks, a)
 	n.after(ctx, v, claimed, err, took)
 	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy)
@@ -79,11 +78,11 @@ func (n *Node) step(ctx context.Context) bool {
 // allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
 // node, and the leave of every gate.
 type allowance struct {
-	locks int
-	run   func(n int) // gives back what n runs take while they run
-	hold  func(n int) // gives back what n locks take until their last ending is recorded
+	locks  int
+	grants []grant
 }
 
+// grant is the leave of one gate, to be given back as runs end.
 type grant struct {
 	allowed int
 	release func(n int)
@@ -92,32 +91,34 @@ type grant struct {
 func (n *Node) allow(v *visit) allowance {
 	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
 	taken := n.permits.take(reserved, n.board.spare(v.service, n.cfg.Threads))
-	allowed := taken
-	var grants []grant
+	a := allowance{locks: taken}
 	for _, g := range n.cfg.Gates {
-		if allowed == 0 {
+		if a.locks == 0 {
 			break
 		}
-		k, release := g.Take(v.name, allowed, allowed)
-		grants = append(grants, grant{k, release})
-		allowed = min(allowed, k)
+		k, release := g.Take(v.name, a.locks, a.locks)
+		a.grants = append(a.grants, grant{k, release})
+		a.locks = min(a.locks, k)
 	}
-	for i := range grants {
-		grants[i].giveBack(grants[i].allowed - allowed)
+	for _, g := range a.grants {
+		g.giveBack(g.allowed - a.locks)
 	}
-	n.permits.put(taken - allowed)
-	n.board.unhold(v.service, reserved-allowed)
-	return allowance{
-		locks: allowed,
-		run: func(k int) {
-			for _, g := range grants {
-				g.giveBack(k)
-			}
-		},
-		hold: func(k int) {
-			n.board.unhold(v.service, k)
-			n.permits.put(k)
-		},
+	n.permits.put(taken - a.locks)
+	n.board.unhold(v.service, reserved-a.locks)
+	return a
+}
+
+// giveBack returns what k claims took that brought nothing.
+func (n *Node) giveBack(v *visit, a allowance, k int) {
+	a.ran(k)
+	n.board.unhold(v.service, k)
+	n.permits.put(k)
+}
+
+// ran returns the leave of the gates for k runs.
+func (a allowance) ran(k int) {
+	for _, g := range a.grants {
+		g.giveBack(k)
 	}
 }
 

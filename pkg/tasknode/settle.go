@@ -130,7 +130,7 @@ func (n *Node) record(ctx context.Context, p pile) {
 		}
 		if ctx.Err() != nil {
 			n.cfg.Log.Warn("endings left to recovery", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
-			n.drop(p)
+			n.free(p)
 			return
 		}
 		if n.undigestible(ctx, p, err) {
@@ -171,31 +171,40 @@ func (n *Node) undigestible(ctx context.Context, p pile, err error) bool {
 // recorded frees what the endings held. Endings whose token was not ours any more changed nothing; somebody else
 // has the entry.
 func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
-	mine := make(map[invalidation.Token]bool, len(ours))
-	for _, t := range ours {
-		mine[t] = true
-	}
 	refused := 0
-	for i, e := range p.endings {
-		if !mine[e.Lock.Token] {
-			refused++
+	if len(ours) < len(p.endings) {
+		mine := make(map[invalidation.Token]bool, len(ours))
+		for _, t := range ours {
+			mine[t] = true
 		}
-		if e.Last {
-			n.desk.remove(e.Lock.Token)
-			p.jobs[i].done()
+		for i := range p.endings {
+			if !mine[p.endings[i].Lock.Token] {
+				refused++
+			}
 		}
 	}
+	n.free(p)
 	n.stats.settled(len(p.endings), refused, took)
 	if refused > 0 {
 		n.cfg.Log.Warn("endings refused: locks were lost", "queue", p.queue.Name, "refused", refused)
 	}
 }
 
-func (n *Node) drop(p pile) {
-	for i, e := range p.endings {
-		if e.Last {
-			n.desk.remove(e.Lock.Token)
-			p.jobs[i].done()
+// free takes the locks that ended off the desk and puts back their permits, all at once: the scheduling threads
+// wake once for a batch, not for each entry.
+func (n *Node) free(p pile) {
+	var tokens []invalidation.Token
+	var s *service
+	for i := range p.endings {
+		if p.endings[i].Last {
+			tokens = append(tokens, p.endings[i].Lock.Token)
+			s = p.jobs[i].service
 		}
 	}
+	if len(tokens) == 0 {
+		return
+	}
+	n.desk.remove(tokens...)
+	n.board.unhold(s, len(tokens))
+	n.permits.put(len(tokens))
 }
