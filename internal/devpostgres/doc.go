@@ -19,5 +19,7 @@
 // (The kernel's parent-death signal would not do: it follows the thread that forked, and Go ends threads.)
 // The hold is released when the last process of the cluster is gone. For a kept data directory it is a locked file,
 // so two servers can never run in one; for an ephemeral cluster it is a pipe to a janitor (sh), which then
-// deletes the directory.
+// deletes the directory. Only who kills program, supervisor and janitor all at once leaves a directory behind;
+// the server of a killed supervisor still ends with the program. No later start deletes such a directory:
+// nothing is ever deleted that the same process did not create.
 package devpostgres
