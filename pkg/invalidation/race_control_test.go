@@ -49,6 +49,24 @@ func TestCancelDuringAStubbornClaimOfAGroupOnlyAsks(t *testing.T) {
 	b.commit(pusher)
 }
 
+// Guard: take_entry looks once more whether the entry runs when it has the key. A claim came and went in between.
+func TestCancelSeesAClaimThatCameBeforeItHadTheKey(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.push("K")
+	b.exec(b.pool, `ALTER FUNCTION penstock.hold_key RENAME TO hold_key_now`)
+	b.exec(b.pool, `CREATE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean LANGUAGE plpgsql AS
+	                $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4713); RETURN penstock.hold_key_now(queue, key); END $$`)
+	gate := b.begin()
+	b.exec(gate, `SELECT pg_advisory_xact_lock(4713)`)
+	answer := later(b, func() (Cancelled, error) { return CancelEntry(b.ctx, b.pool, ids[0], operator) })
+	b.awaitBlocked(gate)
+	lock := b.claimOne()
+	b.commit(gate)
+	b.want(answer(), CancelRequested)
+	b.settle(doneAll(lock)...)
+	b.want(b.outcome(ids[0]).Outcome, "done")
+}
+
 // Guard: the other way round. While a cancel is not committed, the entry is not claimed.
 func TestClaimPassesByWhatIsBeingCancelled(t *testing.T) {
 	b := newControlBed(t, Config{})
@@ -88,6 +106,17 @@ func TestPushDuringACancelGetsAReadyRowOfItsOwn(t *testing.T) {
 	b.want(entryIDs(b.claim(1)...), came)
 }
 
+// awaitBusy returns when an operator has met an entry that somebody else has, and tries again after a while.
+func (b *bed) awaitBusy() {
+	b.Helper()
+	for deadline := time.Now().Add(10 * time.Second); b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`) == 0; {
+		if time.Now().After(deadline) {
+			b.Fatal("nobody tries again")
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
 // Guard: hold_to_switch takes the lock record FOR KEY SHARE. A settler that has looked at the entry while it was
 // disabled, and put no ready row back, must have committed before enable looks whether the lock stands.
 func TestEnableDuringASettleIsNotLost(t *testing.T) {
@@ -99,7 +128,8 @@ func TestEnableDuringASettleIsNotLost(t *testing.T) {
 		settler := b.begin()
 		b.settleOn(settler, releaseAll(lock)...)
 		enabled := later(b, func() (bool, error) { return true, EnableEntry(b.ctx, b.pool, id, operator) })
-		time.AfterFunc(50*time.Millisecond, func() { _ = settler.Commit(context.WithoutCancel(b.ctx)) })
+		b.awaitBusy()
+		b.commit(settler)
 		enabled()
 		b.want(entryIDs(b.claim(1)...), []EntryID{id})
 	}
@@ -113,7 +143,8 @@ func TestDisableDuringASettleIsNotForgotten(t *testing.T) {
 	settler := b.begin()
 	b.settleOn(settler, releaseAll(lock)...)
 	disabled := later(b, func() (bool, error) { return true, DisableEntry(b.ctx, b.pool, id, operator) })
-	time.AfterFunc(50*time.Millisecond, func() { _ = settler.Commit(context.WithoutCancel(b.ctx)) })
+	b.awaitBusy()
+	b.commit(settler)
 	disabled()
 	b.want(len(b.claim(1)), 0)
 	b.want(b.count(`SELECT count(*) FROM penstock.ready`), 0)
