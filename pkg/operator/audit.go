@@ -1,0 +1,53 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Audit is one thing that somebody did.
+type Audit struct {
+	ID     int64           `json:"id"`
+	At     time.Time       `json:"at"`
+	Actor  string          `json:"actor"`
+	Verb   string          `json:"verb"`
+	Object string          `json:"object"`
+	Reason string          `json:"reason"`
+	Detail json.RawMessage `json:"detail,omitempty"`
+}
+
+// AuditFilter chooses audit rows; all fields that are set must match.
+type AuditFilter struct {
+	Actor, Verb, Object string
+	Since               time.Time
+	Before              int64 // ids below this one
+	Limit               int
+}
+
+// auditSQL reads the newest first, backwards along the primary key.
+const auditSQL = `
+SELECT id, at, actor, verb, object, coalesce(reason, '') AS reason, detail
+  FROM penstock.audit
+ WHERE ($1::text IS NULL OR actor = $1) AND ($2::text IS NULL OR verb = $2) AND ($3::text IS NULL OR object = $3)
+   AND ($4::timestamptz IS NULL OR at >= $4) AND ($5::bigint IS NULL OR id < $5)
+ ORDER BY id DESC
+ LIMIT $6`
+
+// Audits returns what was done, the newest first.
+func (d *Database) Audits(ctx context.Context, f AuditFilter) ([]Audit, error) {
+	return list[Audit](ctx, d.db, "audit", auditSQL, given(f.Actor), given(f.Verb), given(f.Object), given(f.Since), given(f.Before), page(f.Limit))
+}
+
+// record writes what a function of the schema does not write by itself.
+func record(ctx context.Context, db postgres.DB, by invalidation.By, verb, object string, detail map[string]any) error {
+	const sql = `INSERT INTO penstock.audit (actor, verb, object, reason, detail) VALUES (coalesce($1, current_user), $2, $3, $4, $5)`
+	if _, err := db.Exec(ctx, sql, given(by.Actor), verb, object, by.Reason, detail); err != nil {
+		return fmt.Errorf("write audit of %s: %w", verb, err)
+	}
+	return nil
+}

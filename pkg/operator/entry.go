@@ -1,0 +1,284 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Entry is an entry in the words of penstock.entry_status.
+type Entry struct {
+	ID        int64      `json:"id"`
+	Queue     string     `json:"queue"`
+	State     string     `json:"state"` // initial, pending, computing, disabled
+	LockKey   string     `json:"lock_key,omitempty"`
+	Flow      string     `json:"flow,omitempty"`
+	Priority  int16      `json:"priority"`
+	Name      string     `json:"name,omitempty"`
+	Attempt   int16      `json:"attempt"`
+	Crashes   int16      `json:"crashes"`
+	CreatedAt time.Time  `json:"created_at"`
+	DueAt     *time.Time `json:"due_at,omitempty"`
+	StartBy   *time.Time `json:"start_by,omitempty"`
+	FinishBy  *time.Time `json:"finish_by,omitempty"`
+	Token     *int64     `json:"token,omitempty"`
+	NodeID    *int64     `json:"node_id,omitempty"`
+	ClaimedAt *time.Time `json:"claimed_at,omitempty"`
+}
+
+// EntryFilter chooses entries of one queue; all fields that are set must match.
+type EntryFilter struct {
+	Queue               string
+	State               string // initial, pending, computing, disabled
+	Flow, LockKey, Name string
+	After               int64 // ids above this one
+	Limit               int
+}
+
+const entryColumns = `
+SELECT s.id, s.queue, s.state, coalesce(s.lock_key, '') AS lock_key, s.flow, s.priority, coalesce(s.name, '') AS name, s.attempt, s.crashes,
+       s.created_at, s.due_at, s.start_by, s.finish_by, s.token, s.node_id, s.claimed_at`
+
+// entriesSQL chooses ids through the index that its conditions name, and then looks each of them up.
+const entriesSQL = entryColumns + `
+  FROM (SELECT e.id FROM %s AS e WHERE e.queue_id = $1 AND e.id > $2 AND %s ORDER BY e.id LIMIT $3) chosen
+  JOIN penstock.entry_status s ON s.queue_id = $1 AND s.id = chosen.id
+ ORDER BY s.id`
+
+// runningSQL stands for the entries that run: it begins at the lock records, which are as few as the work in flight.
+const runningSQL = `(
+        SELECT x.* FROM penstock.lock l JOIN penstock.entry x ON x.queue_id = l.queue_id AND x.id = l.last_entry_id
+         WHERE l.queue_id = $1 AND left(l.lock_key, 1) = '#'
+        UNION ALL
+        SELECT x.* FROM penstock.lock l JOIN penstock.entry x ON x.queue_id = l.queue_id AND x.lock_key = l.lock_key
+           AND x.id <= l.last_entry_id AND x.status = 'pending' AND x.priority >= 0
+         WHERE l.queue_id = $1 AND left(l.lock_key, 1) <> '#')`
+
+// states are the conditions of the stored and the derived states, worded as the partial indexes are.
+var states = map[string]string{
+	"":          "true",
+	"initial":   "e.status = 'initial' AND e.priority >= 0",
+	"pending":   "e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e.*::penstock.entry)",
+	"computing": "e.status = 'pending' AND e.priority >= 0",
+	"disabled":  "e.priority = -1",
+}
+
+// Entries returns entries of a queue, oldest first.
+func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]Entry, error) {
+	condition, known := states[f.State]
+	if !known {
+		return nil, fmt.Errorf("list entries of queue %q: state %q is not one of initial, pending, computing, disabled: %w", f.Queue, f.State, invalidation.ErrInvalid)
+	}
+	id, err := d.queueID(ctx, f.Queue)
+	if err != nil {
+		return nil, err
+	}
+	source := "penstock.entry"
+	if f.State == "computing" {
+		source = runningSQL
+	}
+	args := []any{id, f.After, page(f.Limit)}
+	for column, value := range map[string]string{"flow": f.Flow, "lock_key": f.LockKey, "name": f.Name} {
+		if value != "" {
+			args = append(args, value)
+			condition += " AND e." + column + " = $" + strconv.Itoa(len(args))
+		}
+	}
+	return list[Entry](ctx, d.db, "entries of queue "+f.Queue, fmt.Sprintf(entriesSQL, source, condition), args...)
+}
+
+func (d *Database) queueID(ctx context.Context, name string) (int32, error) {
+	var id int32
+	err := d.db.QueryRow(ctx, `SELECT id FROM penstock.queue WHERE name = $1`, name).Scan(&id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = invalidation.ErrQueueNotFound
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find queue %q: %w", name, err)
+	}
+	return id, nil
+}
+
+// EntryDetail is all about one entry, living or ended.
+type EntryDetail struct {
+	ID      int64           `json:"id"`
+	Queue   string          `json:"queue"`
+	State   string          `json:"state"`           // as Entry says, or an outcome
+	Entry   *Entry          `json:"entry,omitempty"` // while it lives
+	Payload json.RawMessage `json:"payload,omitempty"`
+	History json.RawMessage `json:"history,omitempty"` // errors of earlier attempts, oldest first
+	Trace   string          `json:"trace,omitempty"`
+	// Progress is the last word of a run: done (0 to 1), message, updated_at.
+	Progress json.RawMessage `json:"progress,omitempty"`
+	Ended    *Ended          `json:"ended,omitempty"`
+}
+
+// Ended is how an entry ended.
+type Ended struct {
+	Outcome    string          `json:"outcome"` // done, failed, expired, cancelled
+	At         time.Time       `json:"at"`
+	Accepted   time.Time       `json:"accepted"`
+	Attempt    int             `json:"attempt"`
+	NodeID     int64           `json:"node_id,omitempty"`
+	Token      int64           `json:"token,omitempty"`
+	RunSeconds float64         `json:"run_seconds,omitempty"`
+	Class      string          `json:"class,omitempty"`
+	Reason     string          `json:"reason,omitempty"`
+	Result     json.RawMessage `json:"result,omitempty"`
+}
+
+const livingSQL = entryColumns + `
+  FROM penstock.find_entry($1) f
+  JOIN penstock.entry_status s ON s.queue_id = f.queue_id AND s.id = $1`
+
+const bodySQL = `
+SELECT e.payload, e.history, coalesce(e.trace, ''),
+       (SELECT jsonb_strip_nulls(jsonb_build_object('done', p.done, 'message', p.message, 'updated_at', p.updated_at))
+          FROM penstock.progress p WHERE p.queue_id = e.queue_id AND p.entry_id = e.id)
+  FROM penstock.queue q JOIN penstock.entry e ON e.queue_id = q.id
+ WHERE q.name = $1 AND e.id = $2`
+
+// Entry returns one entry, or how it ended. invalidation.ErrEntryNotFound says that nothing is known of it.
+func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
+	// It may end between two statements, and come back into its queue when its failure is retried: look again.
+	for range 3 {
+		found, err := list[Entry](ctx, d.db, "entry "+strconv.FormatInt(id, 10), livingSQL, id)
+		if err != nil {
+			return EntryDetail{}, err
+		}
+		if len(found) > 0 {
+			e := found[0]
+			detail := EntryDetail{ID: id, Queue: e.Queue, State: e.State, Entry: &e}
+			err := d.db.QueryRow(ctx, bodySQL, e.Queue, id).Scan(&detail.Payload, &detail.History, &detail.Trace, &detail.Progress)
+			if !errors.Is(err, pgx.ErrNoRows) {
+				return detail, err
+			}
+		}
+		queue, ended, err := d.Outcome(ctx, id)
+		if !errors.Is(err, invalidation.ErrState) {
+			return EntryDetail{ID: id, Queue: queue, State: ended.Outcome, Ended: &ended}, err
+		}
+	}
+	return EntryDetail{}, fmt.Errorf("show entry %d: it changes faster than it can be read; try again: %w", id, invalidation.ErrState)
+}
+
+// Outcome returns the queue of an entry and how it ended. invalidation.ErrState says that it has not ended.
+func (d *Database) Outcome(ctx context.Context, id int64) (string, Ended, error) {
+	o, err := invalidation.Outcome(ctx, d.db, invalidation.EntryID(id))
+	return o.Queue, Ended{
+		Outcome: o.Outcome, At: o.At, Accepted: o.Accepted, Attempt: o.Attempt, NodeID: int64(o.Node), Token: int64(o.Token),
+		RunSeconds: o.Ran.Seconds(), Class: o.Class, Reason: o.Reason, Result: o.Result,
+	}, err
+}
+
+// Explain says why an entry does not run.
+func (d *Database) Explain(ctx context.Context, id int64) (invalidation.Explanation, error) {
+	return invalidation.Explain(ctx, d.db, invalidation.EntryID(id))
+}
+
+// Push accepts entries, all or none.
+func (d *Database) Push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error) {
+	q, err := invalidation.Open(ctx, d.db, queue)
+	if err != nil {
+		return nil, err
+	}
+	return q.Push(ctx, pushes...)
+}
+
+// CancelEntry ends an entry, or asks the node that runs it to.
+func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By) (invalidation.Cancelled, error) {
+	return invalidation.CancelEntry(ctx, d.db, invalidation.EntryID(id), by)
+}
+
+// DisableEntry takes an entry out of line.
+func (d *Database) DisableEntry(ctx context.Context, id int64, by invalidation.By) error {
+	return invalidation.DisableEntry(ctx, d.db, invalidation.EntryID(id), by)
+}
+
+// EnableEntry puts a disabled entry back.
+func (d *Database) EnableEntry(ctx context.Context, id int64, by invalidation.By) error {
+	return invalidation.EnableEntry(ctx, d.db, invalidation.EntryID(id), by)
+}
+
+// DisableEntries disables every entry of a name or lock key, those to come as well.
+func (d *Database) DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
+	return invalidation.DisableEntries(ctx, d.db, queue, scope, value, by)
+}
+
+// EnableEntries ends DisableEntries.
+func (d *Database) EnableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
+	return invalidation.EnableEntries(ctx, d.db, queue, scope, value, by)
+}
+
+// Group is a lock key with entries that wait or run.
+type Group struct {
+	LockKey       string   `json:"lock_key"`
+	Waiting       int64    `json:"entries"` // pending, running ones included; up to 10,000
+	OldestID      int64    `json:"oldest_id"`
+	OldestSeconds float64  `json:"oldest_age_seconds"`
+	Token         *int64   `json:"token,omitempty"` // of its lock
+	Node          string   `json:"node,omitempty"`
+	HeldSeconds   *float64 `json:"held_seconds,omitempty"`
+}
+
+// groupsSQL hops from key to key of a queue's own table through the index of lock keys.
+const groupsSQL = `
+WITH RECURSIVE key AS (
+    (SELECT lock_key, 1 AS n FROM penstock.entry_X
+      WHERE lock_key > $2 AND status = 'pending' AND priority >= 0 ORDER BY lock_key LIMIT 1)
+    UNION ALL
+    SELECT next.lock_key, key.n + 1
+      FROM key CROSS JOIN LATERAL (
+           SELECT e.lock_key FROM penstock.entry_X e
+            WHERE e.lock_key > key.lock_key AND e.status = 'pending' AND e.priority >= 0 ORDER BY e.lock_key LIMIT 1) next
+     WHERE key.n < $3
+)
+SELECT key.lock_key, c.n AS waiting, o.id AS oldest_id, extract(epoch FROM clock_timestamp() - o.created_at)::float8 AS oldest_seconds,
+       l.token, coalesce(l.node, l.node_id::text, '') AS node, extract(epoch FROM l.age)::float8 AS held_seconds
+  FROM key
+ CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.entry_X e
+       WHERE e.lock_key = key.lock_key AND e.status = 'pending' AND e.priority >= 0 LIMIT 10000) s) c
+ CROSS JOIN LATERAL (SELECT e.id, e.created_at FROM penstock.entry_X e
+       WHERE e.lock_key = key.lock_key AND e.status = 'pending' AND e.priority >= 0 ORDER BY e.id LIMIT 1) o
+  LEFT JOIN penstock.lock_status l ON l.queue_id = $1 AND l.lock_key = key.lock_key
+ ORDER BY key.lock_key`
+
+// Groups returns the lock keys of a queue that have entries in line, in their order, from behind the key after.
+func (d *Database) Groups(ctx context.Context, queue, after string, limit int) ([]Group, error) {
+	id, err := d.queueID(ctx, queue)
+	if err != nil {
+		return nil, err
+	}
+	// The name comes from the registry and is quoted.
+	table := pgx.Identifier{"penstock", "entry_" + queue}.Sanitize()
+	return list[Group](ctx, d.db, "groups of queue "+queue, strings.ReplaceAll(groupsSQL, "penstock.entry_X", table), id, after, page(limit))
+}
+
+// Compact merges the waiting entries of one lock key, or of the next 1,000 keys with at least two entries behind the
+// key after if key is empty. It returns how many entries it replaced, and the last key it saw, empty at the end.
+func (d *Database) Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error) {
+	q, err := invalidation.Open(ctx, d.db, queue)
+	if err != nil {
+		return 0, "", err
+	}
+	if key != "" {
+		replaced, err = q.Compact(ctx, key)
+	} else {
+		replaced, next, err = q.CompactQueue(ctx, 2, 1000, after)
+	}
+	if err != nil || replaced == 0 {
+		return replaced, next, err
+	}
+	return replaced, next, record(ctx, d.db, by, "compact", queue, map[string]any{"lock_key": key, "after": after, "replaced": replaced})
+}
+
+// States lists the states that Entries takes.
+func States() []string { return []string{"initial", "pending", "computing", "disabled"} }

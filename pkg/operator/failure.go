@@ -1,0 +1,132 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Failure is an entry that ended in error.
+type Failure struct {
+	ID          int64     `json:"id"`
+	Queue       string    `json:"queue"`
+	FailedAt    time.Time `json:"failed_at"`
+	CreatedAt   time.Time `json:"created_at"`
+	Class       string    `json:"class"`
+	Error       string    `json:"error"`
+	Fingerprint string    `json:"fingerprint"`
+	Attempt     int16     `json:"attempt"`
+	Crashes     int16     `json:"crashes"`
+	Name        string    `json:"name,omitempty"`
+	LockKey     string    `json:"lock_key,omitempty"`
+	Flow        string    `json:"flow,omitempty"`
+}
+
+// FailureDetail is a failure with what was pushed and what happened.
+type FailureDetail struct {
+	Failure
+	Payload json.RawMessage `json:"payload"`
+	History json.RawMessage `json:"history,omitempty"`
+	Trace   string          `json:"trace,omitempty"`
+}
+
+// FailureFilter chooses failures of one queue; all fields that are set must match.
+type FailureFilter struct {
+	Queue               string
+	Class, Fingerprint  string
+	Flow, LockKey, Name string
+	Before              int64 // ids below this one
+	Limit               int
+}
+
+const failureColumns = `
+SELECT f.entry_id AS id, q.name AS queue, f.failed_at, f.created_at, f.class, f.error, f.fingerprint, f.attempt, f.crashes,
+       coalesce(f.name, '') AS name, coalesce(f.lock_key, '') AS lock_key, f.flow`
+
+// Failures returns failures, those with the largest ids first.
+func (d *Database) Failures(ctx context.Context, f FailureFilter) ([]Failure, error) {
+	id, err := d.queueID(ctx, f.Queue)
+	if err != nil {
+		return nil, err
+	}
+	args := []any{id, page(f.Limit)}
+	condition := ""
+	where := func(text string, given bool, value any) {
+		if given {
+			args = append(args, value)
+			condition += " AND f." + text + " $" + strconv.Itoa(len(args))
+		}
+	}
+	where("class =", f.Class != "", f.Class)
+	where("fingerprint =", f.Fingerprint != "", f.Fingerprint)
+	where("flow =", f.Flow != "", f.Flow)
+	where("lock_key =", f.LockKey != "", f.LockKey)
+	where("name =", f.Name != "", f.Name)
+	where("entry_id <", f.Before > 0, f.Before)
+	sql := failureColumns + `
+  FROM penstock.failure f JOIN penstock.queue q ON q.id = f.queue_id
+ WHERE f.queue_id = $1` + condition + `
+ ORDER BY f.entry_id DESC LIMIT $2`
+	return list[Failure](ctx, d.db, "failures of queue "+f.Queue, sql, args...)
+}
+
+// Failure returns one failure, or invalidation.ErrEntryNotFound.
+func (d *Database) Failure(ctx context.Context, id int64) (FailureDetail, error) {
+	const sql = failureColumns + `, f.payload, f.history, coalesce(f.trace, '') AS trace
+  FROM penstock.queue q JOIN penstock.failure f ON f.queue_id = q.id AND f.entry_id = $1`
+	rows, err := d.db.Query(ctx, sql, id)
+	if err != nil {
+		return FailureDetail{}, fmt.Errorf("show failure %d: %w", id, err)
+	}
+	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[FailureDetail])
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = fmt.Errorf("no failure of that id is kept; penstock entry show %d says what became of the entry: %w", id, invalidation.ErrEntryNotFound)
+	}
+	if err != nil {
+		return FailureDetail{}, fmt.Errorf("show failure %d: %w", id, err)
+	}
+	return found, nil
+}
+
+// Cause is what failures have in common.
+type Cause struct {
+	Fingerprint string    `json:"fingerprint"`
+	Class       string    `json:"class"`
+	Failures    int64     `json:"failures"`
+	Newest      time.Time `json:"newest"`
+	ExampleID   int64     `json:"example_id"`
+}
+
+// causesSQL groups the 10,000 failures of a queue with the largest ids.
+const causesSQL = `
+SELECT fingerprint, class, count(*) AS failures, max(failed_at) AS newest, max(entry_id) AS example_id
+  FROM (SELECT fingerprint, class, failed_at, entry_id FROM penstock.failure WHERE queue_id = $1 ORDER BY entry_id DESC LIMIT 10000) newest
+ GROUP BY fingerprint, class
+ ORDER BY failures DESC, fingerprint
+ LIMIT $2`
+
+// Causes returns what the newest 10,000 failures of a queue were about, the most frequent first.
+func (d *Database) Causes(ctx context.Context, queue string, limit int) ([]Cause, error) {
+	id, err := d.queueID(ctx, queue)
+	if err != nil {
+		return nil, err
+	}
+	return list[Cause](ctx, d.db, "causes of failures of queue "+queue, causesSQL, id, page(limit))
+}
+
+// RetryFailure puts a failed entry back into its queue.
+func (d *Database) RetryFailure(ctx context.Context, id int64, by invalidation.By) error {
+	return invalidation.RetryFailure(ctx, d.db, invalidation.EntryID(id), by)
+}
+
+// DiscardFailure forgets a failure.
+func (d *Database) DiscardFailure(ctx context.Context, id int64, by invalidation.By) error {
+	return invalidation.DiscardFailure(ctx, d.db, invalidation.EntryID(id), by)
+}

@@ -1,0 +1,73 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Limit bounds the locks of the queues that use it.
+type Limit struct {
+	Name     string   `json:"name"`
+	MaxUnits *int32   `json:"max_units,omitempty"` // in use at once
+	InUse    int64    `json:"in_use"`              // over all flows
+	Rate     *float64 `json:"rate,omitempty"`      // units a second
+	Burst    *float64 `json:"burst,omitempty"`     // units
+	Left     *float64 `json:"left,omitempty"`      // units in the bucket; none for a limit per flow
+	PerFlow  bool     `json:"per_flow"`
+	Queues   []string `json:"queues"` // that use it
+}
+
+// limitsSQL counts what is in use as the claim does: from the lock records.
+const limitsSQL = `
+SELECT l.name, l.max_units, l.rate::float8 AS rate, l.burst::float8 AS burst, l.per_flow,
+       coalesce((SELECT sum(u.units * (SELECT count(*) FROM penstock.lock k WHERE k.queue_id = u.queue_id))
+                   FROM penstock.limit_use u WHERE u.limit_id = l.id), 0)::bigint AS in_use,
+       CASE WHEN l.rate IS NOT NULL AND NOT l.per_flow THEN penstock.bucket_units(l, '') END AS left,
+       ARRAY(SELECT q.name FROM penstock.limit_use u JOIN penstock.queue q ON q.id = u.queue_id WHERE u.limit_id = l.id ORDER BY q.name) AS queues
+  FROM penstock."limit" l
+ ORDER BY l.name
+ LIMIT $1`
+
+// Limits returns the limits by name.
+func (d *Database) Limits(ctx context.Context, limit int) ([]Limit, error) {
+	return list[Limit](ctx, d.db, "limits", limitsSQL, page(limit))
+}
+
+// SetLimit makes a limit or changes the options that are given: max_units, rate, burst, per_flow.
+func (d *Database) SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	const sql = `SELECT penstock.set_limit($1, $2, $3, coalesce($4, current_user))`
+	if _, err := d.db.Exec(ctx, sql, name, options, by.Reason, given(by.Actor)); err != nil {
+		return fmt.Errorf("set limit %q: %w", name, translate(err))
+	}
+	return nil
+}
+
+// UseLimit puts a queue under a limit with so many units for each lock; 0 takes it out again.
+func (d *Database) UseLimit(ctx context.Context, queue, limit string, units int, by invalidation.By) error {
+	const sql = `SELECT penstock.use_limit($1, $2, $3, $4, coalesce($5, current_user))`
+	if _, err := d.db.Exec(ctx, sql, queue, limit, units, by.Reason, given(by.Actor)); err != nil {
+		return fmt.Errorf("put queue %q under limit %q: %w", queue, limit, translate(err))
+	}
+	return nil
+}
+
+// translate says in words of the queue what the functions of limits raise.
+func translate(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return err
+	}
+	sentinel, known := map[string]error{"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid}[pg.Code]
+	switch {
+	case !known:
+		return err
+	case pg.Hint != "":
+		return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinel)
+	}
+	return fmt.Errorf("%s: %w", pg.Message, sentinel)
+}

@@ -1,0 +1,77 @@
+package operator
+
+import (
+	"context"
+	"time"
+)
+
+// Lock is a lock record: this node computes this key.
+type Lock struct {
+	Queue      string    `json:"queue"`
+	LockKey    string    `json:"lock_key"`
+	Flow       string    `json:"flow,omitempty"`
+	Priority   int16     `json:"priority"`
+	Entries    int32     `json:"entries"`
+	Token      int64     `json:"token"`
+	NodeID     int64     `json:"node_id"`
+	Node       string    `json:"node"`
+	ClaimedAt  time.Time `json:"claimed_at"`
+	AgeSeconds float64   `json:"age_seconds"`
+}
+
+// LockFilter chooses locks; all fields that are set must match.
+type LockFilter struct {
+	Queue  string
+	NodeID int64
+	Limit  int
+}
+
+// locksSQL reads all lock records, which are as few as the work in flight.
+const locksSQL = `
+SELECT queue, lock_key, flow, priority, entries, token, node_id, coalesce(node, '') AS node, claimed_at,
+       extract(epoch FROM age)::float8 AS age_seconds
+  FROM penstock.lock_status
+ WHERE ($1::text IS NULL OR queue = $1) AND ($2::bigint IS NULL OR node_id = $2)
+ ORDER BY claimed_at, token
+ LIMIT $3`
+
+// Locks returns lock records, the oldest first.
+func (d *Database) Locks(ctx context.Context, f LockFilter) ([]Lock, error) {
+	return list[Lock](ctx, d.db, "locks", locksSQL, given(f.Queue), given(f.NodeID), page(f.Limit))
+}
+
+// Suspect is a lock with which something is not as it should be.
+type Suspect struct {
+	Queue      string  `json:"queue"`
+	LockKey    string  `json:"lock_key"`
+	Token      int64   `json:"token"`
+	NodeID     int64   `json:"node_id"`
+	Node       string  `json:"node"`
+	AgeSeconds float64 `json:"age_seconds"`
+	Problem    string  `json:"problem"`
+}
+
+// suspectsSQL judges each lock by its node and its entries. A claim is left alone for two heartbeats (of a lease that is
+// five of them), in which its node can neither have listed its token nor have handed back a lock that came too late.
+const suspectsSQL = `
+SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node, extract(epoch FROM l.age)::float8 AS age_seconds, p.problem
+  FROM penstock.lock_status l
+  LEFT JOIN penstock.node n ON n.id = l.node_id
+ CROSS JOIN LATERAL (VALUES
+       (CASE WHEN n.id IS NULL THEN 'its node is not registered' END),
+       (CASE WHEN n.beat_at + n.lease < clock_timestamp() THEN 'its node has been silent for ' || penstock.ago(clock_timestamp() - n.beat_at) END),
+       (CASE WHEN n.beat_at + n.lease >= clock_timestamp() AND n.beat_at > l.claimed_at + n.lease * 0.4 AND NOT l.token = ANY (n.tokens)
+             THEN 'its node lives and does not list its token' END),
+       (CASE WHEN l.age > coalesce(n.lease, '10 seconds') * 0.4 AND NOT EXISTS (
+                  SELECT FROM penstock.entry e WHERE left(l.lock_key, 1) = '#' AND e.queue_id = l.queue_id AND e.id = l.last_entry_id
+                  UNION ALL
+                  SELECT FROM penstock.entry e WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = l.queue_id AND e.lock_key = l.lock_key)
+             THEN 'it has no entries' END)) p(problem)
+ WHERE p.problem IS NOT NULL
+ ORDER BY l.claimed_at, l.token
+ LIMIT $1`
+
+// VerifyLocks returns the locks that look stuck or wrong, the oldest first; none is the good answer.
+func (d *Database) VerifyLocks(ctx context.Context, limit int) ([]Suspect, error) {
+	return list[Suspect](ctx, d.db, "suspicious locks", suspectsSQL, page(limit))
+}

@@ -1,0 +1,75 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Node is one start of a process.
+type Node struct {
+	ID            int64           `json:"id"`
+	Name          string          `json:"name"`
+	Application   string          `json:"application"`
+	State         string          `json:"state"` // live, draining, dead
+	SilentSeconds float64         `json:"silent_seconds"`
+	LeaseSeconds  float64         `json:"lease_seconds"`
+	Threads       int32           `json:"threads"`
+	Locks         int64           `json:"locks"`
+	Queues        []string        `json:"queues"`
+	StartedAt     time.Time       `json:"started_at"`
+	DrainBy       string          `json:"drain_by,omitempty"`
+	DrainReason   string          `json:"drain_reason,omitempty"`
+	Load          json.RawMessage `json:"load"`
+}
+
+const nodesSQL = `
+SELECT id, name, application, state, extract(epoch FROM silent_for)::float8 AS silent_seconds, extract(epoch FROM lease)::float8 AS lease_seconds,
+       threads, locks, queues, started_at, coalesce(drain_by, '') AS drain_by, coalesce(drain_reason, '') AS drain_reason, load
+  FROM penstock.node_status
+ ORDER BY name, started_at, id
+ LIMIT $1`
+
+// Nodes returns the registered nodes by name.
+func (d *Database) Nodes(ctx context.Context, limit int) ([]Node, error) {
+	return list[Node](ctx, d.db, "nodes", nodesSQL, page(limit))
+}
+
+// FindNode returns the node of an id or a name. A name that several incarnations share means the one that lives;
+// invalidation.ErrState says that more than one does.
+func (d *Database) FindNode(ctx context.Context, wanted string) (Node, error) {
+	nodes, err := d.Nodes(ctx, PageMax)
+	if err != nil {
+		return Node{}, err
+	}
+	var named, living []Node
+	for _, n := range nodes {
+		switch {
+		case fmt.Sprint(n.ID) == wanted:
+			return n, nil
+		case n.Name == wanted && n.State != "dead":
+			living = append(living, n)
+		}
+		if n.Name == wanted {
+			named = append(named, n)
+		}
+	}
+	if len(living) == 1 {
+		return living[0], nil
+	}
+	switch len(named) {
+	case 0:
+		return Node{}, fmt.Errorf("find node %q: %w", wanted, invalidation.ErrNotFound)
+	case 1:
+		return named[0], nil
+	}
+	return Node{}, fmt.Errorf("find node %q: %d nodes have this name, give the id: %w", wanted, len(named), invalidation.ErrState)
+}
+
+// DrainNode asks a node to claim nothing more, finish, hand back the rest and exit.
+func (d *Database) DrainNode(ctx context.Context, id int64, by invalidation.By) error {
+	return invalidation.DrainNode(ctx, d.db, invalidation.NodeID(id), by)
+}

@@ -1,0 +1,390 @@
+package operator
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// bed is a database with a queue `work` in it, and the seat of an operator.
+type bed struct {
+	*testing.T
+	pool *pgxpool.Pool
+	q    *invalidation.Queue
+	d    *Database
+}
+
+var by = invalidation.By{Actor: "ada", Reason: "because"}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	b := &bed{T: t, pool: pool, d: New(pool)}
+	if err := b.d.CreateQueue(t.Context(), "work", map[string]any{"mergeable": true}, by); err != nil {
+		t.Fatal(err)
+	}
+	if b.q, err = invalidation.Open(t.Context(), pool, "work"); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *bed) push(pushes ...invalidation.Push) []int64 {
+	b.Helper()
+	for i := range pushes {
+		if pushes[i].Payload == nil {
+			pushes[i].Payload = json.RawMessage(`{}`)
+		}
+	}
+	pushed, err := b.d.Push(b.Context(), "work", pushes...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	ids := make([]int64, len(pushed))
+	for i, p := range pushed {
+		ids[i] = int64(p.ID)
+	}
+	return ids
+}
+
+// claim registers a node and takes up to n locks of the usual lane for it.
+func (b *bed) claim(node invalidation.NodeID, n int) []*invalidation.Lock {
+	b.Helper()
+	err := invalidation.Register(b.Context(), b.pool, invalidation.Node{
+		ID: node, Name: "gpu-1", Application: "default", Lease: 10 * time.Second, Threads: 4, Queues: []int32{b.q.ID},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	c, err := b.q.Claim(b.Context(), invalidation.ClaimRequest{Node: node, Lane: invalidation.Lane{Priority: 1}, Limit: n})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c.Locks
+}
+
+// fail ends every entry of the locks in error.
+func (b *bed) fail(node invalidation.NodeID, text string, locks ...*invalidation.Lock) {
+	b.Helper()
+	for _, l := range locks {
+		e := invalidation.Fail(l, l.Entries[0].ID, invalidation.Failure{Class: "input", Error: text}, time.Second)
+		e.Last = true
+		if _, err := b.q.Settle(b.Context(), node, []invalidation.Ending{e}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func (b *bed) exec(sql string, args ...any) {
+	b.Helper()
+	if _, err := b.pool.Exec(b.Context(), sql, args...); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestQueueShowsDepthByStateAndTheAgeOfItsHead(t *testing.T) {
+	b := newBed(t)
+	b.push(invalidation.Push{}, invalidation.Push{LockKey: "K"}, invalidation.Push{LockKey: "K"}, invalidation.Push{Flow: "other"},
+		invalidation.Push{DueAt: time.Now().Add(time.Hour)})
+	b.exec(`UPDATE penstock.entry SET created_at = now() - interval '90 seconds' WHERE lock_key = 'K'`)
+	b.claim(71, 1)
+	q, err := b.d.Queue(t.Context(), "work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q.Initial != 1 || q.Pending != 4 || q.Computing != 1 || q.AwaitingCompute != 4 || q.Serving != 1 || q.Estimated {
+		t.Errorf("queue is %+v", q.Queue)
+	}
+	if q.HeadAgeSeconds == nil || *q.HeadAgeSeconds < 90 || *q.HeadAgeSeconds > 120 {
+		t.Errorf("head of line has waited %v seconds, want those of group K", q.HeadAgeSeconds)
+	}
+	if len(q.Lanes) != 2 {
+		t.Errorf("lanes are %+v, want one a flow", q.Lanes)
+	}
+	if _, err := b.d.Queue(t.Context(), "nil"); !errors.Is(err, invalidation.ErrQueueNotFound) {
+		t.Errorf("a queue that is not there: %v", err)
+	}
+}
+
+func TestHeadOfLineLeavesOutWhatCannotRun(t *testing.T) {
+	b := newBed(t)
+	b.push(invalidation.Push{LockKey: "K"})
+	b.claim(71, 1)
+	b.push(invalidation.Push{LockKey: "K"})
+	b.exec(`UPDATE penstock.entry SET created_at = now() - interval '90 seconds'`)
+	head := func() *float64 {
+		q, err := b.d.Queue(t.Context(), "work")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return q.HeadAgeSeconds
+	}
+	if got := head(); got != nil {
+		t.Errorf("with only a held key in line the head has waited %v seconds, want none", *got)
+	}
+	b.push(invalidation.Push{})
+	if got := head(); got == nil || *got > 60 {
+		t.Errorf("head is %v, want the entry that can run", got)
+	}
+	if err := b.d.PauseQueue(t.Context(), "work", by, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := head(); got != nil {
+		t.Errorf("head of a paused queue is %v, want none", *got)
+	}
+}
+
+func TestEntriesAreFoundByEachState(t *testing.T) {
+	b := newBed(t)
+	ids := b.push(invalidation.Push{}, invalidation.Push{LockKey: "K"}, invalidation.Push{LockKey: "K"}, invalidation.Push{Name: "mail"},
+		invalidation.Push{DueAt: time.Now().Add(time.Hour)}, invalidation.Push{})
+	if err := b.d.DisableEntry(t.Context(), ids[5], by); err != nil {
+		t.Fatal(err)
+	}
+	b.claim(71, 2)
+	for _, c := range []struct {
+		filter EntryFilter
+		want   []int64
+	}{
+		{EntryFilter{}, ids},
+		{EntryFilter{After: ids[1], Limit: 2}, ids[2:4]},
+		{EntryFilter{State: "computing"}, ids[:3]},
+		{EntryFilter{State: "computing", LockKey: "K"}, ids[1:3]},
+		{EntryFilter{State: "pending"}, ids[3:4]},
+		{EntryFilter{State: "initial"}, ids[4:5]},
+		{EntryFilter{State: "disabled"}, ids[5:]},
+		{EntryFilter{Name: "mail"}, ids[3:4]},
+		{EntryFilter{Flow: "none"}, nil},
+	} {
+		c.filter.Queue = "work"
+		found, err := b.d.Entries(t.Context(), c.filter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int64
+		for _, e := range found {
+			got = append(got, e.ID)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%+v found %v, want %v", c.filter, got, c.want)
+		}
+	}
+	if _, err := b.d.Entries(t.Context(), EntryFilter{Queue: "work", State: "lost"}); !errors.Is(err, invalidation.ErrInvalid) {
+		t.Errorf("an unknown state: %v", err)
+	}
+}
+
+func TestEntryIsShownWhereverItIs(t *testing.T) {
+	b := newBed(t)
+	ids := b.push(invalidation.Push{Payload: json.RawMessage(`{"a": 1}`)}, invalidation.Push{})
+	e, err := b.d.Entry(t.Context(), ids[0])
+	if err != nil || e.State != "pending" || string(e.Payload) != `{"a": 1}` || e.Entry == nil {
+		t.Errorf("entry in line is %+v (%v)", e, err)
+	}
+	b.fail(71, "no such file 17", b.claim(71, 1)...)
+	if e, err = b.d.Entry(t.Context(), ids[0]); err != nil || e.State != "failed" || e.Queue != "work" || e.Ended.Reason != "no such file 17" {
+		t.Errorf("failed entry is %+v (%v)", e, err)
+	}
+	if _, err := b.d.Entry(t.Context(), 1<<40); !errors.Is(err, invalidation.ErrEntryNotFound) {
+		t.Errorf("an entry that is not there: %v", err)
+	}
+}
+
+func TestGroupsPageByKeyAndShowWhoHoldsThem(t *testing.T) {
+	b := newBed(t)
+	b.push(invalidation.Push{LockKey: "A"}, invalidation.Push{LockKey: "B"}, invalidation.Push{LockKey: "B"}, invalidation.Push{LockKey: "C"}, invalidation.Push{})
+	b.claim(71, 1)
+	first, err := b.d.Groups(t.Context(), "work", "", 2)
+	if err != nil || len(first) != 2 || first[0].LockKey != "A" || first[0].Node != "gpu-1" || first[1].Waiting != 2 || first[1].Token != nil {
+		t.Fatalf("first page is %+v (%v)", first, err)
+	}
+	rest, err := b.d.Groups(t.Context(), "work", "B", 2)
+	if err != nil || len(rest) != 1 || rest[0].LockKey != "C" {
+		t.Fatalf("second page is %+v (%v)", rest, err)
+	}
+	n, next, err := b.d.Compact(t.Context(), "work", "", "", by)
+	if err != nil || n != 1 || next != "" {
+		t.Fatalf("compacted %d up to %q (%v), want one of group B", n, next, err)
+	}
+}
+
+func TestFailuresAreFoundByWhatTheyHaveInCommon(t *testing.T) {
+	b := newBed(t)
+	ids := b.push(invalidation.Push{}, invalidation.Push{}, invalidation.Push{})
+	for i, l := range b.claim(71, 3) {
+		b.fail(71, []string{"line 1 is bad", "line 2 is bad", "out of paper"}[i], l)
+	}
+	causes, err := b.d.Causes(t.Context(), "work", 0)
+	if err != nil || len(causes) != 2 || causes[0].Failures != 2 || causes[0].ExampleID != ids[1] {
+		t.Fatalf("causes are %+v (%v)", causes, err)
+	}
+	found, err := b.d.Failures(t.Context(), FailureFilter{Queue: "work", Fingerprint: causes[0].Fingerprint, Class: "input"})
+	if err != nil || len(found) != 2 || found[0].ID != ids[1] {
+		t.Fatalf("failures are %+v (%v)", found, err)
+	}
+	if found, err = b.d.Failures(t.Context(), FailureFilter{Queue: "work", Before: ids[1]}); err != nil || len(found) != 1 || found[0].ID != ids[0] {
+		t.Fatalf("failures before %d are %+v (%v)", ids[1], found, err)
+	}
+	one, err := b.d.Failure(t.Context(), ids[2])
+	if err != nil || one.Error != "out of paper" || string(one.Payload) != `{}` {
+		t.Fatalf("failure is %+v (%v)", one, err)
+	}
+}
+
+func TestOperationsAreCarriedOutWithoutALeader(t *testing.T) {
+	b := newBed(t)
+	b.push(make([]invalidation.Push, 20)...)
+	b.fail(71, "no", b.claim(71, 20)...)
+	o := invalidation.Operation{Queue: "work", Verb: invalidation.RetryFailures, Filter: invalidation.Filter{All: true}, By: by}
+	if n, err := b.d.CountMatching(t.Context(), o); n != 20 || err != nil {
+		t.Fatalf("%d match (%v)", n, err)
+	}
+	id, err := b.d.StartOperation(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		op, err := b.d.Operation(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if op.Status != "running" {
+			if op.Changed != 20 || op.Matched != 20 || op.Actor != "ada" {
+				t.Errorf("operation is %+v", op)
+			}
+			break
+		}
+		wait, err := b.d.Step(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(wait)
+	}
+	running, err := b.d.Operations(t.Context(), "work", true, 0)
+	if err != nil || len(running) != 0 {
+		t.Errorf("running operations are %+v (%v)", running, err)
+	}
+}
+
+func TestVerifyLocksNamesWhatIsWrong(t *testing.T) {
+	b := newBed(t)
+	b.push(invalidation.Push{}, invalidation.Push{}, invalidation.Push{})
+	b.claim(71, 1)
+	b.claim(72, 1)
+	b.claim(73, 1)
+	suspects := func() map[int64]string {
+		found, err := b.d.VerifyLocks(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		problems := map[int64]string{}
+		for _, s := range found {
+			problems[s.NodeID] += s.Problem + ";"
+		}
+		return problems
+	}
+	if got := suspects(); len(got) != 0 {
+		t.Errorf("fresh locks are suspected: %v", got)
+	}
+	b.exec(`UPDATE penstock.lock SET claimed_at = now() - interval '1 minute'`)
+	b.exec(`UPDATE penstock.node SET tokens = ARRAY(SELECT token FROM penstock.lock WHERE node_id = 71) WHERE id = 71`)
+	b.exec(`UPDATE penstock.node SET beat_at = now() - interval '1 minute' WHERE id = 72`)
+	b.exec(`DELETE FROM penstock.entry e USING penstock.lock l WHERE l.node_id = 71 AND e.id = l.last_entry_id`)
+	got := suspects()
+	if got[71] != "it has no entries;" || got[72] != "its node has been silent for 1 m 0 s;" || got[73] != "its node lives and does not list its token;" {
+		t.Errorf("problems are %v", got)
+	}
+}
+
+func TestNodeIsFoundByIDAndByTheNameOfTheOneThatLives(t *testing.T) {
+	b := newBed(t)
+	b.claim(71, 1)
+	b.claim(72, 1)
+	if _, err := b.d.FindNode(t.Context(), "gpu-1"); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("two living nodes of one name: %v", err)
+	}
+	b.exec(`UPDATE penstock.node SET beat_at = now() - interval '1 minute' WHERE id = 72`)
+	n, err := b.d.FindNode(t.Context(), "gpu-1")
+	if err != nil || n.ID != 71 {
+		t.Errorf("found %+v (%v)", n, err)
+	}
+	if n, err = b.d.FindNode(t.Context(), "72"); err != nil || n.State != "dead" {
+		t.Errorf("found %+v (%v)", n, err)
+	}
+	if _, err = b.d.FindNode(t.Context(), "gpu-2"); !errors.Is(err, invalidation.ErrNotFound) {
+		t.Errorf("a node that is not there: %v", err)
+	}
+}
+
+func TestLimitsShowWhatIsInUse(t *testing.T) {
+	b := newBed(t)
+	if err := b.d.SetLimit(t.Context(), "gpus", map[string]any{"max_units": 4, "rate": 10}, by); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.d.UseLimit(t.Context(), "work", "gpus", 2, by); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if b.q, err = invalidation.Open(t.Context(), b.pool, "work"); err != nil {
+		t.Fatal(err)
+	}
+	b.push(invalidation.Push{})
+	b.claim(71, 1)
+	limits, err := b.d.Limits(t.Context(), 0)
+	if err != nil || len(limits) != 1 || limits[0].InUse != 2 || *limits[0].MaxUnits != 4 || limits[0].Queues[0] != "work" || *limits[0].Left > 10 {
+		t.Fatalf("limits are %+v (%v)", limits, err)
+	}
+	if err := b.d.SetLimit(t.Context(), "gpus", map[string]any{"speed": 1}, by); !errors.Is(err, invalidation.ErrInvalid) {
+		t.Errorf("an unknown option: %v", err)
+	}
+}
+
+func TestAuditTellsWhoChangedWhatAndWhy(t *testing.T) {
+	b := newBed(t)
+	if err := b.d.AlterQueue(t.Context(), "work", map[string]any{"capacity": 10}, by); err != nil {
+		t.Fatal(err)
+	}
+	found, err := b.d.Audits(t.Context(), AuditFilter{Actor: "ada", Verb: "alter_queue", Since: time.Now().Add(-time.Hour)})
+	if err != nil || len(found) != 1 || found[0].Reason != "because" || found[0].Object != "work" || string(found[0].Detail) != `{"capacity": 10}` {
+		t.Fatalf("audit is %+v (%v)", found, err)
+	}
+	if err := b.d.DropQueue(t.Context(), "work", false, by); err != nil {
+		t.Fatal(err)
+	}
+	if found, err = b.d.Audits(t.Context(), AuditFilter{Object: "work", Verb: "drop_queue", Actor: "ada"}); err != nil || len(found) != 1 {
+		t.Fatalf("audit is %+v (%v)", found, err)
+	}
+}
+
+func TestRatesComeFromTwoSnapshots(t *testing.T) {
+	at := time.Unix(100, 0)
+	one := &Snapshot{At: at, Queues: []Queue{{Name: "a", QueueID: 1, Accepted: 10, Gone: 4}, {Name: "b", QueueID: 2, Accepted: 10}}}
+	two := &Snapshot{At: at.Add(2 * time.Second), Queues: []Queue{
+		{Name: "a", QueueID: 1, Accepted: 30, Gone: 5}, {Name: "b", QueueID: 2, Accepted: 3}, {Name: "c", QueueID: 3, Accepted: 3},
+	}}
+	got := rates(one, two)
+	if len(got) != 1 || got[0] != (Rate{Queue: "a", In: 10, Out: 0.5}) {
+		t.Errorf("rates are %+v; a queue that is new or whose counters were reset has none", got)
+	}
+	b := newBed(t)
+	b.push(invalidation.Push{})
+	first, err := b.d.Snapshot(t.Context(), nil)
+	if err != nil || len(first.Queues) != 1 || first.Waiting != 1 || len(first.Lanes) != 1 || len(first.Rates) != 0 || first.Server.MaxConnections == 0 {
+		t.Fatalf("snapshot is %+v (%v)", first, err)
+	}
+	if second, err := b.d.Snapshot(t.Context(), first); err != nil || len(second.Rates) != 1 {
+		t.Fatalf("second snapshot is %+v (%v)", second, err)
+	}
+}

@@ -1,0 +1,245 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Queue is a queue and how it stands, in the words of penstock.queue_status.
+type Queue struct {
+	Name            string     `json:"name"`
+	Kind            string     `json:"kind"`
+	Application     string     `json:"application"`
+	Initial         int64      `json:"initial"`
+	Pending         int64      `json:"pending"`
+	Computing       int64      `json:"computing"`
+	AwaitingCompute int64      `json:"awaiting_compute"`
+	Disabled        int64      `json:"disabled"`
+	Failed          int64      `json:"failed"`
+	Estimated       bool       `json:"estimated"` // the counts are estimates
+	Serving         int        `json:"serving"`   // live nodes that would claim from it
+	HeadAgeSeconds  *float64   `json:"head_age_seconds"`
+	Paused          bool       `json:"paused"`
+	PausedBy        string     `json:"paused_by,omitempty"`
+	PausedReason    string     `json:"paused_reason,omitempty"`
+	PausedUntil     *time.Time `json:"paused_until,omitempty"`
+	OutOfService    bool       `json:"out_of_service"`
+	Capacity        *int64     `json:"capacity,omitempty"`
+	MaxConcurrent   *int32     `json:"max_concurrent,omitempty"`
+	QueueID         int32      `json:"queue_id"`
+	Accepted        int64      `json:"accepted"` // rows inserted into its table since the statistics began
+	Gone            int64      `json:"gone"`     // rows deleted from it
+	DeadTuples      int64      `json:"dead_tuples"`
+}
+
+// queuesSQL reads the queues named in $1, all if null. The head of the line is the oldest entry that a node could
+// claim now, in the first 100 lanes: a lane's first key that nobody holds, among its first 20 ready rows. It waits
+// since it was accepted, or came due. Inserts and deletes are the statistics collector's, about a second old.
+const queuesSQL = `
+SELECT s.queue AS name, s.kind::text, s.application, s.initial, s.pending, s.computing, s.awaiting_compute, s.disabled, s.failed, s.estimated,
+       (SELECT count(*)::int FROM penstock.serving(s.queue_id)) AS serving,
+       CASE WHEN NOT s.paused AND NOT s.out_of_service THEN h.age END AS head_age_seconds,
+       s.paused, coalesce(s.paused_by, '') AS paused_by, coalesce(s.paused_reason, '') AS paused_reason, s.paused_until,
+       s.out_of_service, s.capacity, s.max_concurrent, s.queue_id,
+       coalesce(pg_stat_get_tuples_inserted(t.oid), 0) AS accepted, coalesce(pg_stat_get_tuples_deleted(t.oid), 0) AS gone,
+       coalesce(pg_stat_get_dead_tuples(t.oid), 0) AS dead_tuples
+  FROM penstock.queue_status s
+  LEFT JOIN pg_class t ON t.oid = to_regclass(format('penstock.%I', 'entry_' || s.queue))
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE lane AS (
+           (SELECT priority, flow FROM penstock.ready WHERE queue_id = s.queue_id ORDER BY priority, flow, pos LIMIT 1)
+           UNION ALL
+           SELECT n.priority, n.flow
+             FROM lane CROSS JOIN LATERAL (
+                  SELECT r.priority, r.flow FROM penstock.ready r
+                   WHERE r.queue_id = s.queue_id AND (r.priority, r.flow) > (lane.priority, lane.flow)
+                   ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+       ), few AS (SELECT priority, flow FROM lane LIMIT 100)
+       SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8 AS age
+         FROM few CROSS JOIN LATERAL (
+              SELECT f.entry_id, f.lock_key FROM (
+                  SELECT r.entry_id, r.lock_key, r.pos FROM penstock.ready r
+                   WHERE r.queue_id = s.queue_id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
+               WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = s.queue_id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
+               ORDER BY f.pos LIMIT 1) first
+         CROSS JOIN LATERAL (
+              (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x
+                WHERE x.queue_id = s.queue_id AND x.id = first.entry_id)
+              UNION ALL
+              (SELECT greatest(x.created_at, x.due_at) FROM penstock.entry x
+                WHERE x.queue_id = s.queue_id AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0
+                ORDER BY x.id LIMIT 1)) e) h
+ WHERE $1::text[] IS NULL OR s.queue = ANY ($1)
+ ORDER BY s.queue`
+
+// Queues returns the queues of these names, all if there are none.
+func (d *Database) Queues(ctx context.Context, names ...string) ([]Queue, error) {
+	return list[Queue](ctx, d.db, "queues", queuesSQL, names)
+}
+
+// QueueNames returns the names of the queues that begin with a prefix.
+func (d *Database) QueueNames(ctx context.Context, prefix string) ([]string, error) {
+	const sql = `SELECT name FROM penstock.queue WHERE starts_with(name, $1) ORDER BY name LIMIT 200`
+	rows, err := d.db.Query(ctx, sql, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list queues: %w", err)
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// QueueDetail is all about one queue.
+type QueueDetail struct {
+	Queue
+	Settings json.RawMessage `json:"settings"` // as Alter takes them
+	Lanes    []Lane          `json:"lanes"`    // up to 20
+	Limits   json.RawMessage `json:"limits"`   // units a lock, by limit
+	Off      []Off           `json:"disabled_entries"`
+}
+
+// Off is a name or lock key whose entries are disabled.
+type Off struct {
+	Scope     string    `json:"scope"`
+	Value     string    `json:"value"`
+	Actor     string    `json:"actor"`
+	Reason    string    `json:"reason"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+const settingsSQL = `
+SELECT to_jsonb(q) - ARRAY['id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'disabled_at', 'disabled_by',
+                           'disabled_reason', 'version', 'created_at'] AS settings,
+       coalesce((SELECT jsonb_object_agg(l.name, u.units) FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id
+                  WHERE u.queue_id = q.id), '{}') AS limits
+  FROM penstock.queue q
+ WHERE q.name = $1`
+
+// Queue returns one queue, or invalidation.ErrQueueNotFound.
+func (d *Database) Queue(ctx context.Context, name string) (QueueDetail, error) {
+	found, err := d.Queues(ctx, name)
+	if err != nil {
+		return QueueDetail{}, err
+	}
+	if len(found) == 0 {
+		return QueueDetail{}, fmt.Errorf("show queue %q: %w", name, invalidation.ErrQueueNotFound)
+	}
+	detail := QueueDetail{Queue: found[0]}
+	err = d.db.QueryRow(ctx, settingsSQL, name).Scan(&detail.Settings, &detail.Limits)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = invalidation.ErrQueueNotFound
+	}
+	if err != nil {
+		return QueueDetail{}, fmt.Errorf("show queue %q: %w", name, err)
+	}
+	if detail.Lanes, err = d.Lanes(ctx, name, 20); err != nil {
+		return QueueDetail{}, err
+	}
+	const offSQL = `SELECT scope, value, actor, reason, created_at FROM penstock.disabled WHERE queue_id = $1 ORDER BY scope, value LIMIT 100`
+	detail.Off, err = list[Off](ctx, d.db, "disabled entries of queue "+name, offSQL, detail.QueueID)
+	return detail, err
+}
+
+// Lane is a lane that has ready rows. Keys counts them up to 1,000.
+type Lane struct {
+	Queue    string `json:"queue"`
+	Priority int16  `json:"priority"`
+	Flow     string `json:"flow"`
+	Keys     int64  `json:"keys"`
+	// HeadAgeSeconds is how long the first entry of the lane has waited.
+	HeadAgeSeconds *float64 `json:"head_age_seconds"`
+}
+
+const lanesSQL = `
+WITH RECURSIVE lane AS (
+    (SELECT q.id, q.name, f.priority, f.flow
+       FROM penstock.queue q CROSS JOIN LATERAL (
+            SELECT priority, flow FROM penstock.ready WHERE queue_id = q.id ORDER BY priority, flow, pos LIMIT 1) f
+      WHERE $1::text IS NULL OR q.name = $1)
+    UNION ALL
+    SELECT lane.id, lane.name, n.priority, n.flow
+      FROM lane CROSS JOIN LATERAL (
+           SELECT r.priority, r.flow FROM penstock.ready r
+            WHERE r.queue_id = lane.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
+            ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+)
+SELECT few.name AS queue, few.priority, few.flow, c.keys, extract(epoch FROM clock_timestamp() - e.since)::float8 AS head_age_seconds
+  FROM (SELECT * FROM lane LIMIT $2) few
+ CROSS JOIN LATERAL (SELECT count(*) AS keys FROM (
+       SELECT FROM penstock.ready r WHERE r.queue_id = few.id AND r.priority = few.priority AND r.flow = few.flow LIMIT 1000) s) c
+  LEFT JOIN LATERAL (
+       SELECT r.entry_id, r.lock_key FROM penstock.ready r
+        WHERE r.queue_id = few.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 1) first ON true
+  LEFT JOIN LATERAL (
+       (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x WHERE x.queue_id = few.id AND x.id = first.entry_id)
+       UNION ALL
+       (SELECT greatest(x.created_at, x.due_at) FROM penstock.entry x
+         WHERE x.queue_id = few.id AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0 ORDER BY x.id LIMIT 1)) e ON true
+ ORDER BY e.since, few.name, few.priority DESC, few.flow`
+
+// Lanes returns lanes that have work, of one queue or of all if it is empty, the longest waiting first. It finds limit
+// lanes by hopping through the index and orders those.
+func (d *Database) Lanes(ctx context.Context, queue string, limit int) ([]Lane, error) {
+	return list[Lane](ctx, d.db, "lanes", lanesSQL, given(queue), page(limit))
+}
+
+// CreateQueue makes a queue. Options are named as the columns of penstock.queue.
+func (d *Database) CreateQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		if _, err := invalidation.Create(ctx, tx, name, invalidation.Config{}); err != nil {
+			return err
+		}
+		if len(options) > 0 {
+			if _, err := invalidation.Alter(ctx, tx, name, options); err != nil {
+				return err
+			}
+		}
+		return record(ctx, tx, by, "create_queue", name, options)
+	})
+}
+
+// AlterQueue changes settings of a queue; a nil value takes a setting away.
+func (d *Database) AlterQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		if _, err := invalidation.Alter(ctx, tx, name, options); err != nil {
+			return err
+		}
+		return record(ctx, tx, by, "alter_queue", name, options)
+	})
+}
+
+// DropQueue removes a queue; with force also one that has entries, which are lost.
+func (d *Database) DropQueue(ctx context.Context, name string, force bool, by invalidation.By) error {
+	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		if err := invalidation.Drop(ctx, tx, name, force); err != nil {
+			return err
+		}
+		return record(ctx, tx, by, "drop_queue", name, map[string]any{"force": force})
+	})
+}
+
+// PauseQueue stops claims from a queue until it is resumed, or until a time that is not zero.
+func (d *Database) PauseQueue(ctx context.Context, name string, by invalidation.By, until time.Time) error {
+	return invalidation.PauseQueue(ctx, d.db, name, by, until)
+}
+
+// ResumeQueue ends a pause.
+func (d *Database) ResumeQueue(ctx context.Context, name string, by invalidation.By) error {
+	return invalidation.ResumeQueue(ctx, d.db, name, by)
+}
+
+// DisableQueue takes a queue out of service.
+func (d *Database) DisableQueue(ctx context.Context, name string, by invalidation.By) error {
+	return invalidation.DisableQueue(ctx, d.db, name, by)
+}
+
+// EnableQueue puts a queue back into service.
+func (d *Database) EnableQueue(ctx context.Context, name string, by invalidation.By) error {
+	return invalidation.EnableQueue(ctx, d.db, name, by)
+}

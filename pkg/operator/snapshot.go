@@ -1,0 +1,115 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Snapshot is the live system at one moment, as `penstock top` shows it.
+type Snapshot struct {
+	At      time.Time `json:"at"` // by the database's clock
+	Queues  []Queue   `json:"queues"`
+	Lanes   []Lane    `json:"lanes"`
+	Nodes   []Node    `json:"nodes"`
+	Locks   []Lock    `json:"locks"` // the 200 oldest
+	Rates   []Rate    `json:"rates"` // by queue; empty in a first snapshot
+	Leader  *Leader   `json:"leader,omitempty"`
+	Server  Server    `json:"server"`
+	Waiting int64     `json:"waiting"`
+}
+
+// Rate is how many entries a second came into and left a queue's table between two snapshots. It comes from the
+// statistics collector, so it lags by about a second; an entry that is retried counts in neither.
+type Rate struct {
+	Queue string  `json:"queue"`
+	In    float64 `json:"in"`
+	Out   float64 `json:"out"`
+}
+
+// Leader is who leads, or led last.
+type Leader struct {
+	Holder        string  `json:"holder"`
+	Term          int64   `json:"term"`
+	Live          bool    `json:"live"`
+	SilentSeconds float64 `json:"silent_seconds"`
+}
+
+// Server is what of the database itself an operator watches.
+type Server struct {
+	Connections    int     `json:"connections"`
+	MaxConnections int     `json:"max_connections"`
+	HorizonSeconds float64 `json:"horizon_seconds"` // age of the oldest transaction that keeps vacuum from cleaning
+	NotifyUsage    float64 `json:"notify_usage"`    // of the notification queue, 0 to 1
+	DeadTuples     int64   `json:"dead_tuples"`     // of ready and lock
+}
+
+const serverSQL = `
+SELECT clock_timestamp(), (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       current_setting('max_connections')::int,
+       coalesce((SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
+                  WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'walsender'), 0),
+       pg_notification_queue_usage(),
+       coalesce((SELECT sum(n_dead_tup)::bigint FROM pg_stat_user_tables WHERE schemaname = 'penstock' AND relname IN ('ready', 'lock')), 0)`
+
+const leaderSQL = `
+SELECT holder, term, renewed_at + lease > clock_timestamp() AS live, extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_seconds
+  FROM penstock.leader
+ WHERE renewed_at IS NOT NULL
+ ORDER BY renewed_at DESC
+ LIMIT 1`
+
+// Snapshot reads the live system. Rates are those since the earlier snapshot, none if that is nil.
+func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, error) {
+	s := &Snapshot{}
+	v := &s.Server
+	err := d.db.QueryRow(ctx, serverSQL).Scan(&s.At, &v.Connections, &v.MaxConnections, &v.HorizonSeconds, &v.NotifyUsage, &v.DeadTuples)
+	if err != nil {
+		return nil, fmt.Errorf("read the server's state: %w", err)
+	}
+	leaders, err := list[Leader](ctx, d.db, "leaders", leaderSQL)
+	if err != nil {
+		return nil, err
+	}
+	if len(leaders) > 0 {
+		s.Leader = &leaders[0]
+	}
+	if s.Queues, err = d.Queues(ctx); err != nil {
+		return nil, err
+	}
+	if s.Lanes, err = d.Lanes(ctx, "", 200); err != nil {
+		return nil, err
+	}
+	if s.Nodes, err = d.Nodes(ctx, 500); err != nil {
+		return nil, err
+	}
+	if s.Locks, err = d.Locks(ctx, LockFilter{Limit: 200}); err != nil {
+		return nil, err
+	}
+	for _, q := range s.Queues {
+		s.Waiting += q.AwaitingCompute
+	}
+	s.Rates = rates(earlier, s)
+	return s, nil
+}
+
+// rates compares the counters of two snapshots. Counters that went back were reset: they say nothing.
+func rates(earlier, now *Snapshot) []Rate {
+	if earlier == nil || !now.At.After(earlier.At) {
+		return nil
+	}
+	seconds := now.At.Sub(earlier.At).Seconds()
+	before := map[int32]Queue{}
+	for _, q := range earlier.Queues {
+		before[q.QueueID] = q
+	}
+	found := make([]Rate, 0, len(now.Queues))
+	for _, q := range now.Queues {
+		was, known := before[q.QueueID]
+		if !known || q.Accepted < was.Accepted || q.Gone < was.Gone {
+			continue
+		}
+		found = append(found, Rate{Queue: q.Name, In: float64(q.Accepted-was.Accepted) / seconds, Out: float64(q.Gone-was.Gone) / seconds})
+	}
+	return found
+}
