@@ -23,7 +23,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help run dev build fmt fmt-check vet lint test race schema schema-check check check-worker check-modules bench-peers clean
+.PHONY: help run dev build fmt fmt-check vet lint test race e2e schema schema-check check check-worker check-modules bench-peers clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ test: ## Test the product without the race detector; TESTS=./pkg/cron narrows it
 
 race: ## Test the product under the race detector, where the machine has a C compiler
 	go test $(RACE) -timeout $(TIMEOUT) $(TESTS)
+
+e2e: ## Start the real programs, kill them, and look at what is left; `make check` runs it as well
+	go test -count=1 -timeout $(TIMEOUT) -v ./e2e
 
 schema: ## Write migrations/schema.sql from the migrations
 	go run ./internal/schemadump

@@ -1,0 +1,278 @@
+package e2e_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// site is a database with leaders on it. Each leader has a database role of its own, so that the database can tell
+// who wrote what.
+type site struct {
+	t       *testing.T
+	dsn     string
+	pool    *pgxpool.Pool
+	leaders []*leader
+}
+
+type leader struct {
+	*program
+	address string
+}
+
+func newSite(t *testing.T, leaders int) *site {
+	t.Helper()
+	own := pgtest.Server(t)
+	s := &site{t: t, dsn: own.DSN(), pool: own.Pool()}
+	if _, err := invalidation.Create(t.Context(), s.pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`CREATE TABLE public.written (at timestamptz DEFAULT clock_timestamp(), who text DEFAULT session_user,
+	                                     relation text, verb text, entry_id bigint)`)
+	s.exec(`CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
+	        BEGIN INSERT INTO public.written (relation, verb, entry_id)
+	              VALUES (TG_TABLE_NAME, TG_OP, (to_jsonb(coalesce(NEW, OLD))->>'entry_id')::bigint); RETURN NULL; END $$`)
+	for _, relation := range []string{"ready", "entry_work", "lock", "node", "leader"} {
+		s.exec(`CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON penstock.` + relation + ` FOR EACH ROW EXECUTE FUNCTION public.note()`)
+	}
+	for i := range leaders {
+		s.leaders = append(s.leaders, s.startLeader(fmt.Sprintf("leader_%c", 'a'+i)))
+	}
+	return s
+}
+
+func (s *site) startLeader(role string) *leader {
+	s.t.Helper()
+	s.exec(`CREATE ROLE ` + role + ` SUPERUSER LOGIN`)
+	u, err := url.Parse(s.dsn)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	u.User = url.User(role)
+	l := &leader{program: start(s.t, "leader", role, "--listen", "127.0.0.1:0", "--database-url", u.String())}
+	l.address = "http://" + value(l.says("leader started", 20*time.Second), "listen")
+	return l
+}
+
+func (s *site) exec(sql string, args ...any) {
+	s.t.Helper()
+	if _, err := s.pool.Exec(s.t.Context(), sql, args...); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) query(sql string, args ...any) (value int64) {
+	s.t.Helper()
+	if err := s.pool.QueryRow(s.t.Context(), `SELECT n::bigint FROM (`+sql+`) q(n)`, args...).Scan(&value); err != nil {
+		s.t.Fatal(err)
+	}
+	return value
+}
+
+// term returns the newest term and the role of its holder; "" if its lease has lapsed or nobody holds it.
+func (s *site) term() (term int64, role string) {
+	s.t.Helper()
+	const sql = `
+SELECT term, coalesce((SELECT who FROM public.written WHERE relation = 'leader' ORDER BY at DESC LIMIT 1), '')
+  FROM penstock.leader WHERE renewed_at + lease > clock_timestamp()`
+	err := s.pool.QueryRow(s.t.Context(), sql).Scan(&term, &role)
+	if err != nil && err != pgx.ErrNoRows {
+		s.t.Fatal(err)
+	}
+	return term, role
+}
+
+// elected waits for a term after the given one and returns it with its leader.
+func (s *site) elected(after int64, within time.Duration) (int64, *leader) {
+	s.t.Helper()
+	var term int64
+	var found *leader
+	eventually(s.t, within, fmt.Sprintf("a leader is elected after term %d", after), func() bool {
+		t, role := s.term()
+		for _, l := range s.leaders {
+			if l.name == role && t > after {
+				term, found = t, l
+			}
+		}
+		return found != nil
+	})
+	return term, found
+}
+
+func (s *site) other(than *leader) *leader {
+	for _, l := range s.leaders {
+		if l != than {
+			return l
+		}
+	}
+	s.t.Fatal("there is no other leader")
+	return nil
+}
+
+// request sends JSON and reads JSON.
+func (l *leader) request(method, path string, body any) (answer map[string]any, err error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	r, err := http.NewRequestWithContext(l.t.Context(), method, l.address+path, bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode >= 300 {
+		err = fmt.Errorf("%s %s: %w %d", method, path, errStatus, response.StatusCode)
+	}
+	_ = json.NewDecoder(response.Body).Decode(&answer) // /metrics is not JSON
+	return answer, err
+}
+
+// pushDue pushes n entries through a leader that come due evenly spread over the time from now on.
+func (s *site) pushDue(through *leader, n int, over time.Duration) {
+	s.t.Helper()
+	entries := make([]map[string]any, n)
+	for i := range entries {
+		due := time.Now().Add(500*time.Millisecond + over*time.Duration(i)/time.Duration(n))
+		entries[i] = map[string]any{"payload": i, "due_at": due.Format(time.RFC3339Nano)}
+	}
+	if _, err := through.request("POST", "/v1/queues/work/entries", entries); err != nil {
+		s.t.Fatalf("push: %v", err)
+	}
+}
+
+// promotedOnce waits until n entries were promoted, and asserts that none of them was promoted twice.
+func (s *site) promotedOnce(n int64, within time.Duration) {
+	s.t.Helper()
+	const ready = `FROM public.written WHERE relation = 'ready' AND verb = 'INSERT'`
+	eventually(s.t, within, fmt.Sprintf("%d entries are promoted", n), func() bool {
+		return s.query(`SELECT count(DISTINCT entry_id) `+ready) == n
+	})
+	if all := s.query(`SELECT count(*) ` + ready); all != n {
+		s.t.Errorf("%d entries were promoted %d times", n, all)
+	}
+}
+
+func TestKilledLeaderIsReplacedWithinSixSecondsAndNoDutyIsDoneTwice(t *testing.T) {
+	s := newSite(t, 3)
+	term, first := s.elected(0, 10*time.Second)
+	s.pushDue(s.other(first), 400, 10*time.Second)
+	s.exec(`CREATE TABLE public.killed AS SELECT clock_timestamp() AS at`)
+	first.signal(syscall.SIGKILL)
+	next, second := s.elected(term, 10*time.Second)
+	if second == first {
+		t.Fatalf("term %d is that of the dead leader", next)
+	}
+	took := s.query(`SELECT extract(epoch FROM l.elected_at - k.at) * 1000 FROM penstock.leader l, public.killed k`)
+	t.Logf("taken over after %d ms", took)
+	if took > 6000 {
+		t.Errorf("take-over took %d ms", took)
+	}
+	s.promotedOnce(400, 30*time.Second)
+	late := s.query(`SELECT coalesce(max(extract(epoch FROM w.at - e.due_at) * 1000), -1) FROM public.written w JOIN penstock.entry e ON e.id = w.entry_id
+	                  WHERE w.relation = 'ready'`)
+	t.Logf("latest promotion %d ms after its due time", late)
+	if late < 0 || late > 7000 {
+		t.Errorf("a promotion came %d ms late", late)
+	}
+}
+
+func TestStoppedLeaderWritesNothingOnceItsTermIsOver(t *testing.T) {
+	s := newSite(t, 2)
+	term, frozen := s.elected(0, 10*time.Second)
+	s.pushDue(s.other(frozen), 1000, 15*time.Second)
+	eventually(t, 10*time.Second, "the first leader promotes", func() bool {
+		return s.query(`SELECT count(*) FROM public.written WHERE who = $1 AND relation = 'ready'`, frozen.name) > 20
+	})
+	frozen.signal(syscall.SIGSTOP)
+	next, heir := s.elected(term, 10*time.Second)
+	s.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
+	before := s.query(`SELECT count(*) FROM public.written WHERE who = $1`, heir.name)
+	frozen.signal(syscall.SIGCONT)
+	frozen.says("term ended", 10*time.Second)
+	s.promotedOnce(1000, 40*time.Second)
+	if n := s.query(`SELECT count(*) FROM public.written w, public.over o WHERE w.who = $1 AND w.at > o.at`, frozen.name); n != 0 {
+		t.Errorf("the old leader wrote %d times after term %d had begun", n, next)
+	}
+	if after := s.query(`SELECT count(*) FROM public.written WHERE who = $1`, heir.name); after == before {
+		t.Error("the new leader wrote nothing: the test shows nothing")
+	}
+	if now, role := s.term(); now != next || role != heir.name {
+		t.Errorf("term %d of %s, want %d of %s", now, role, next, heir.name)
+	}
+}
+
+func TestTerminatedLeaderHandsOverWithinHalfASecondAndExitsZero(t *testing.T) {
+	s := newSite(t, 3)
+	var worst int64
+	for range 2 {
+		term, l := s.elected(0, 10*time.Second)
+		s.exec(`DROP TABLE IF EXISTS public.told`)
+		s.exec(`CREATE TABLE public.told AS SELECT clock_timestamp() AS at`)
+		l.signal(syscall.SIGTERM)
+		if code := l.exit(10 * time.Second); code != 0 {
+			t.Errorf("exit status %d", code)
+		}
+		s.elected(term, 10*time.Second)
+		worst = max(worst, s.query(`SELECT extract(epoch FROM l.elected_at - o.at) * 1000 FROM penstock.leader l, public.told o`))
+	}
+	t.Logf("slowest hand-over took %d ms", worst)
+	if worst > 500 {
+		t.Errorf("hand-over took %d ms", worst)
+	}
+}
+
+func TestEveryLeaderServesRequests(t *testing.T) {
+	s := newSite(t, 2)
+	_, elected := s.elected(0, 10*time.Second)
+	for _, l := range []*leader{elected, s.other(elected)} {
+		pushed, err := l.request("POST", "/v1/queues/work/entries", map[string]any{"payload": l.name})
+		if err != nil {
+			t.Fatalf("push to %s: %v", l.name, err)
+		}
+		id, _ := pushed["id"].(float64)
+		read, err := s.other(l).request("GET", fmt.Sprintf("/v1/entries/%.0f", id), nil)
+		if err != nil || read["state"] != "pending" || read["queue"] != "work" {
+			t.Errorf("read from the other leader: %v (%v)", read, err)
+		}
+		for _, path := range []string{"/livez", "/readyz", "/metrics"} {
+			if _, err := l.request("GET", path, nil); err != nil {
+				t.Errorf("%s of %s: %v", path, l.name, err)
+			}
+		}
+	}
+}
+
+func TestLeaderRefusesWhatItIsToldWrongly(t *testing.T) {
+	for _, c := range []struct{ name, arg, want string }{
+		{"flag", "--lisen=:1", "lisen"},
+		{"value", "--election-lease=1ms", "leader.election.lease"},
+		{"database address", "--database-url=postgres://localhost:port/x", "database address"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := start(t, "leader", "leader", c.arg, "--listen", "127.0.0.1:0")
+			if code := p.exit(10 * time.Second); code == 0 {
+				t.Error("exit status 0")
+			}
+			if said := strings.Join(p.said(), "\n"); !strings.Contains(said, c.want) {
+				t.Errorf("it says %q, want something about %q", said, c.want)
+			}
+		})
+	}
+}
