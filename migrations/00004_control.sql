@@ -149,6 +149,9 @@ END $$;
 CREATE FUNCTION penstock.end_entry(e penstock.entry, how penstock.outcome, why text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF e.callback IS NOT NULL THEN
+        PERFORM penstock.call_back(e, how::text, jsonb_build_object('reason', why));
+    END IF;
     DELETE FROM penstock.entry WHERE queue_id = e.queue_id AND id = e.id;
     DELETE FROM penstock.progress WHERE queue_id = e.queue_id AND entry_id = e.id;
     DELETE FROM penstock.cancel_request WHERE queue_id = e.queue_id AND entry_id = e.id;

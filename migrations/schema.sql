@@ -143,6 +143,19 @@ BEGIN
               HINT = 'Push again after retry_after_ms, or raise the capacity of the queue.';
 END $$;
 
+-- Name: adopt_slot(integer, integer, bigint, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.adopt_slot(instance integer, slot_number integer, slot_token bigint, node bigint) RETURNS bigint
+    LANGUAGE sql
+    AS $_$
+    UPDATE penstock.slot s
+       SET node_id = $4, token = nextval('penstock.token_seq'), leased_at = clock_timestamp(), doubt_at = NULL, doubt = NULL,
+           queue_id = NULL, entry_id = NULL
+     WHERE s.instance_id = $1 AND s.number = $2 AND s.token = $3
+       AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id)) AND penstock.node_lives($4)
+    RETURNING s.token
+$_$;
+
 -- Name: ago(interval); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.ago(i interval) RETURNS text
@@ -315,6 +328,84 @@ CREATE FUNCTION penstock.bucket_units(l penstock."limit", in_flow text) RETURNS 
                        FROM penstock.bucket b
                       WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow THEN in_flow ELSE '' END), l.burst)
 $$;
+
+-- Name: bump_inference_version(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.bump_inference_version() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    UPDATE penstock.inference_version SET version = version + 1;
+    RETURN NULL;
+END $$;
+
+-- Name: entry; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.entry (
+    id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    due_at timestamp with time zone,
+    start_by timestamp with time zone,
+    finish_by timestamp with time zone,
+    queue_id integer NOT NULL,
+    status penstock.status NOT NULL,
+    cost real,
+    priority smallint NOT NULL,
+    enabled_priority smallint,
+    pos bigint,
+    attempt smallint DEFAULT 0 NOT NULL,
+    crashes smallint DEFAULT 0 NOT NULL,
+    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    name text COLLATE pg_catalog."C",
+    unique_key text COLLATE pg_catalog."C",
+    trace text,
+    callback jsonb,
+    history jsonb,
+    payload jsonb NOT NULL,
+    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
+)
+PARTITION BY LIST (queue_id);
+
+-- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
+
+-- Name: COLUMN entry.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
+
+-- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
+
+-- Name: COLUMN entry.crashes; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
+
+-- Name: COLUMN entry.history; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
+
+-- Name: call_back(penstock.entry, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.call_back(e penstock.entry, outcome text, detail jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF coalesce(e.callback->>'url', '') = '' THEN
+        RETURN;
+    ELSIF pg_column_size(detail->'result') > 65536 THEN
+        detail := detail - 'result' || '{"result_omitted": true}';
+    END IF;
+    PERFORM penstock.push_many('webhook',
+        ARRAY[jsonb_build_object('url', e.callback->>'url', 'type', 'entry.' || outcome, 'at', clock_timestamp(), 'data',
+            jsonb_build_object('id', e.id, 'queue', (SELECT q.name FROM penstock.queue q WHERE q.id = e.queue_id), 'outcome', outcome)
+            || CASE WHEN e.callback ? 'context' THEN jsonb_build_object('context', e.callback->'context') ELSE '{}' END
+            || jsonb_strip_nulls(detail - 'result') || CASE WHEN detail ? 'result' THEN jsonb_build_object('result', detail->'result') ELSE '{}' END)],
+        flows => ARRAY[left(coalesce(lower(substring(e.callback->>'url' FROM '^[A-Za-z]+://([^/?#]+)')), ''), 128)],
+        traces => ARRAY[e.trace]);
+END $$;
 
 -- Name: cancel_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -551,54 +642,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- Name: entry; Type: TABLE; Schema: penstock; Owner: -
-
-CREATE TABLE penstock.entry (
-    id bigint NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    due_at timestamp with time zone,
-    start_by timestamp with time zone,
-    finish_by timestamp with time zone,
-    queue_id integer NOT NULL,
-    status penstock.status NOT NULL,
-    cost real,
-    priority smallint NOT NULL,
-    enabled_priority smallint,
-    pos bigint,
-    attempt smallint DEFAULT 0 NOT NULL,
-    crashes smallint DEFAULT 0 NOT NULL,
-    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
-    lock_key text COLLATE pg_catalog."C",
-    name text COLLATE pg_catalog."C",
-    unique_key text COLLATE pg_catalog."C",
-    trace text,
-    callback jsonb,
-    history jsonb,
-    payload jsonb NOT NULL,
-    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
-)
-PARTITION BY LIST (queue_id);
-
--- Name: COLUMN entry.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
-
--- Name: COLUMN entry.pos; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
-
--- Name: COLUMN entry.attempt; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
-
--- Name: COLUMN entry.crashes; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
-
--- Name: COLUMN entry.history; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
-
 -- Name: compactable(penstock.queue, text, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
@@ -725,6 +768,12 @@ BEGIN
     RETURN q.id;
 END $_$;
 
+-- Name: delete_model_override(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.delete_model_override(name text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE sql
+    AS $_$ SELECT penstock.set_model_override($1, NULL, $2, $3) $_$;
+
 -- Name: disable_entries(text, text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.disable_entries(queue text, scope text, value text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
@@ -809,6 +858,21 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object, reason, detail)
     VALUES (coalesce(discard_failure.actor, current_user), 'discard_failure', 'entry ' || discard_failure.entry_id, discard_failure.reason,
             jsonb_build_object('class', f.class, 'fingerprint', f.fingerprint, 'failed_at', f.failed_at));
+END $$;
+
+-- Name: drain_instance(text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drain_instance(model text, server text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    UPDATE penstock.instance i
+       SET draining_at = coalesce(i.draining_at, clock_timestamp()), drain_by = coalesce(drain_instance.actor, current_user),
+           drain_reason = coalesce(drain_instance.reason, '')
+     WHERE i.id = penstock.instance_id(drain_instance.model, drain_instance.server);
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(drain_instance.actor, current_user), 'drain_instance', drain_instance.model || '/' || drain_instance.server,
+            drain_instance.reason);
 END $$;
 
 -- Name: drain_node(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -933,6 +997,9 @@ CREATE FUNCTION penstock.end_entry(e penstock.entry, how penstock.outcome, why t
     LANGUAGE plpgsql
     AS $$
 BEGIN
+    IF e.callback IS NOT NULL THEN
+        PERFORM penstock.call_back(e, how::text, jsonb_build_object('reason', why));
+    END IF;
     DELETE FROM penstock.entry WHERE queue_id = e.queue_id AND id = e.id;
     DELETE FROM penstock.progress WHERE queue_id = e.queue_id AND entry_id = e.id;
     DELETE FROM penstock.cancel_request WHERE queue_id = e.queue_id AND entry_id = e.id;
@@ -1085,6 +1152,66 @@ CREATE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name
      LIMIT 1
 $_$;
 
+-- Name: fit_model_queue(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    m        penstock.model;
+    name     text := penstock.model_queue(wanted);
+    q        penstock.queue;
+    settings jsonb;
+    total    bigint;
+    now_set  jsonb;
+BEGIN
+    SELECT * INTO m FROM penstock.model x WHERE x.name = wanted;
+    settings := m.config || coalesce(m.override, '{}');
+    SELECT sum(slots) INTO total FROM penstock.instance i WHERE i.model = wanted;
+    SELECT * INTO q FROM penstock.queue x WHERE x.name = fit_model_queue.name;
+    IF q.id IS NULL THEN
+        PERFORM penstock.create_queue(name, jsonb_build_object('kind', 'inference', 'model', wanted));
+        SELECT * INTO q FROM penstock.queue x WHERE x.name = fit_model_queue.name;
+    ELSIF q.model IS DISTINCT FROM wanted OR q.kind <> 'inference' THEN
+        RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', name, wanted
+            USING ERRCODE = 'PS006', HINT = 'Give the model another name, or create an inference queue with option model yourself.';
+    END IF;
+    now_set := jsonb_build_object(
+        'max_concurrent', least(total * greatest(1, coalesce((settings->'batch'->>'items')::integer, 1)), 2147483647),
+        'retry', q.retry || jsonb_build_object('max_attempts', coalesce((settings->>'max_retries')::integer, 50) + 1));
+    IF (now_set->'max_concurrent', now_set->'retry') IS DISTINCT FROM (coalesce(to_jsonb(q.max_concurrent), 'null'), q.retry) THEN
+        PERFORM penstock.alter_queue(name, now_set);
+    END IF;
+    RETURN name;
+EXCEPTION
+    WHEN invalid_text_representation OR numeric_value_out_of_range THEN
+        RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- Name: free_slots(integer, bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS integer
+    LANGUAGE sql
+    AS $_$
+    WITH freed AS (
+        DELETE FROM penstock.slot s
+         WHERE s.instance_id = $1 AND s.token = ANY (tokens) AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
+        RETURNING 1
+    )
+    SELECT count(*)::integer FROM freed
+$_$;
+
+-- Name: held_slots(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.held_slots(node bigint) RETURNS TABLE(instance integer, slot_number integer, slot_token bigint, in_doubt boolean, valid_ms bigint)
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT s.instance_id, s.number, s.token, s.doubt_at IS NOT NULL,
+           coalesce((SELECT floor(extract(epoch FROM n.beat_at + n.lease - clock_timestamp()) * 1000)::bigint
+                       FROM penstock.node n WHERE n.id = $1), 0)
+      FROM (SELECT) one LEFT JOIN penstock.slot s ON s.node_id = $1
+$_$;
+
 -- Name: hold_key(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
@@ -1176,6 +1303,22 @@ CREATE FUNCTION penstock.indexed_entries(queue_name text, suffix text) RETURNS b
       FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name || '_' || suffix))
 $$;
 
+-- Name: instance_id(text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.instance_id(wanted_model text, wanted_server text) RETURNS integer
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    found_id integer;
+BEGIN
+    SELECT id INTO found_id FROM penstock.instance WHERE model = wanted_model AND server = wanted_server;
+    IF found_id IS NULL THEN
+        RAISE EXCEPTION 'model "%" has no instance "%"', wanted_model, wanted_server
+            USING ERRCODE = 'PS008', HINT = 'penstock.instance_status lists the instances.';
+    END IF;
+    RETURN found_id;
+END $$;
+
 -- Name: is_off(integer, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS boolean
@@ -1184,6 +1327,59 @@ CREATE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS
     SELECT EXISTS (SELECT FROM penstock.disabled d
                     WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
 $_$;
+
+-- Name: lease_slots(text, bigint, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer) RETURNS TABLE(instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    i      record;
+    most   integer;
+    share  integer := penstock.slot_share(wanted, node);
+    mine   bigint;
+    left_  integer := want;
+    got    integer;
+    millis bigint;
+BEGIN
+    SELECT floor(extract(epoch FROM n.beat_at + n.lease - clock_timestamp()) * 1000) INTO millis
+      FROM penstock.node n WHERE n.id = node AND n.draining_at IS NULL;
+    IF millis IS NULL OR millis <= 0 THEN
+        RETURN;
+    END IF;
+    IF share IS NOT NULL THEN
+        SELECT count(*) INTO mine FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
+         WHERE x.model = wanted AND s.node_id = node;
+        left_ := least(left_, greatest(share - mine, 0));
+    END IF;
+    FOR i IN SELECT x.id, count(*) OVER () - row_number() OVER (ORDER BY h.held::real / x.slots, x.id) + 1 AS behind
+               FROM penstock.instance x
+              CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.slot s WHERE s.instance_id = x.id) h
+              WHERE x.model = wanted AND penstock.usable(x) AND h.held < x.slots
+              ORDER BY h.held::real / x.slots, x.id
+    LOOP
+        EXIT WHEN left_ <= 0;
+        SELECT x.slots INTO most FROM penstock.instance x
+         WHERE x.id = i.id AND penstock.usable(x) FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        RETURN QUERY
+        INSERT INTO penstock.slot (instance_id, number, token, node_id)
+        SELECT i.id, n.number, nextval('penstock.token_seq'), node
+          FROM (SELECT g.number FROM generate_series(0, most - 1) g(number)
+                 WHERE NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = i.id AND s.number = g.number)
+                 ORDER BY g.number
+                 LIMIT greatest(0, least(ceil(left_::real / i.behind)::bigint,
+                                         most - (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = i.id)))) n
+        ON CONFLICT DO NOTHING
+        RETURNING slot.instance_id, slot.number, slot.token, millis;
+        GET DIAGNOSTICS got = ROW_COUNT;
+        left_ := left_ - got;
+    END LOOP;
+    IF left_ = want THEN
+        INSERT INTO penstock.slot_demand AS d (model, node_id) VALUES (wanted, node)
+        ON CONFLICT (model, node_id) DO UPDATE SET wanted_at = clock_timestamp();
+    END IF;
+END $$;
 
 -- Name: limit_own_concurrency(); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1309,6 +1505,27 @@ BEGIN
     RETURN merged;
 END $$;
 
+-- Name: model_queue(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.model_queue(model text) RETURNS text
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT coalesce((SELECT q.name FROM penstock.queue q WHERE q.model = $1 AND q.kind = 'inference' ORDER BY q.id LIMIT 1),
+                    left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', 'm_\1'), 48))
+$_$;
+
+-- Name: need_model(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.need_model(wanted text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM penstock.model WHERE name = wanted) THEN
+        RAISE EXCEPTION 'model "%" is not registered', wanted
+            USING ERRCODE = 'PS008', HINT = 'Register it first: SELECT penstock.register_model(name, config).';
+    END IF;
+END $$;
+
 -- Name: need_read_committed(); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.need_read_committed() RETURNS void
@@ -1320,6 +1537,14 @@ BEGIN
             USING ERRCODE = 'PS006', HINT = 'Call it in a transaction of its own.';
     END IF;
 END $$;
+
+-- Name: node_lives(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.node_lives(bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT EXISTS (SELECT FROM penstock.node n WHERE n.id = $1 AND n.beat_at + n.lease > clock_timestamp())
+$_$;
 
 -- Name: operation_filter(penstock.queue, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1366,6 +1591,18 @@ CREATE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS t
                            FROM penstock.failure WHERE queue_id = %s) s', q.id)
            ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
 $$;
+
+-- Name: orphan_slots(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.orphan_slots(instance integer) RETURNS TABLE(slot_number integer, slot_token bigint, age interval)
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT s.number, s.token,
+           clock_timestamp() - coalesce(s.doubt_at,
+               greatest(s.leased_at, (SELECT n.beat_at + n.lease FROM penstock.node n WHERE n.id = s.node_id)))
+      FROM penstock.slot s
+     WHERE s.instance_id = $1 AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
+$_$;
 
 -- Name: outcome_of(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1621,6 +1858,16 @@ BEGIN
      ORDER BY g.lock_key;
 END $$;
 
+-- Name: quarantine_instance(integer, interval, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.quarantine_instance(instance integer, lasts interval, reason text) RETURNS void
+    LANGUAGE sql
+    AS $_$
+    UPDATE penstock.instance i
+       SET quarantined_until = greatest(i.quarantined_until, clock_timestamp() + lasts), quarantine_reason = $3
+     WHERE i.id = $1
+$_$;
+
 -- Name: queue_reasons(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.queue_reasons(q penstock.queue) RETURNS SETOF jsonb
@@ -1668,6 +1915,89 @@ BEGIN
             USING ERRCODE = 'PS001', HINT = 'Create it first: SELECT penstock.create_queue(''name'').';
     END IF;
     RETURN q;
+END $$;
+
+-- Name: register_instance(text, text, text, integer, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}'::jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    instance integer;
+BEGIN
+    PERFORM penstock.need_model(model);
+    INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels)
+    VALUES (register_instance.model, register_instance.server, register_instance.endpoint, register_instance.slots,
+            coalesce(register_instance.labels, '{}'))
+    ON CONFLICT ON CONSTRAINT instance_model_server_key DO UPDATE
+       SET slots = excluded.slots, labels = excluded.labels, draining_at = NULL, drain_by = NULL, drain_reason = NULL,
+           quarantined_until = NULL, quarantine_reason = NULL, next_check_at = clock_timestamp(),
+           state = CASE WHEN i.endpoint = excluded.endpoint THEN i.state ELSE 'unknown' END, endpoint = excluded.endpoint
+    RETURNING id INTO instance;
+    PERFORM penstock.fit_model_queue(model);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(register_instance.actor, current_user), 'register_instance', register_instance.model || '/' || register_instance.server,
+            register_instance.reason, jsonb_build_object('endpoint', endpoint, 'slots', slots, 'labels', labels));
+    RETURN instance;
+EXCEPTION
+    WHEN check_violation OR not_null_violation THEN
+        RAISE EXCEPTION 'instance "%" of model "%" is not valid: %', server, model, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- Name: register_model(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF jsonb_typeof(config) IS DISTINCT FROM 'object' OR coalesce(config->>'name', name) <> name THEN
+        RAISE EXCEPTION 'config of model "%" must be a JSON object that names no other model', name USING ERRCODE = 'PS002';
+    ELSIF coalesce(config->>'protocol', '') NOT IN ('dispatcher', 'cog', 'oip', 'openai') THEN
+        RAISE EXCEPTION 'protocol of model "%" must be dispatcher, cog, oip or openai', name USING ERRCODE = 'PS002';
+    END IF;
+    INSERT INTO penstock.model AS m (name, config) VALUES (register_model.name, register_model.config)
+    ON CONFLICT ON CONSTRAINT model_pkey DO UPDATE SET config = excluded.config, version = m.version + 1, changed_at = now();
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(register_model.actor, current_user), 'register_model', register_model.name, register_model.reason, config);
+    RETURN penstock.fit_model_queue(register_model.name);
+END $$;
+
+-- Name: remove_instance(text, text, boolean, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.remove_instance(model text, server text, force boolean DEFAULT false, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    instance integer := penstock.instance_id(model, server);
+    held     bigint;
+BEGIN
+    PERFORM FROM penstock.instance i WHERE i.id = instance FOR UPDATE; -- nobody leases while we look
+    SELECT count(*) INTO held FROM penstock.slot s WHERE s.instance_id = instance;
+    IF held > 0 AND NOT force THEN
+        RAISE EXCEPTION 'instance "%" of model "%" has % slots held', server, model, held
+            USING ERRCODE = 'PS006', HINT = 'Drain it first and wait, or remove with force => true.';
+    END IF;
+    DELETE FROM penstock.slot s WHERE s.instance_id = instance;
+    DELETE FROM penstock.instance i WHERE i.id = instance;
+    PERFORM penstock.fit_model_queue(model);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(remove_instance.actor, current_user), 'remove_instance', remove_instance.model || '/' || remove_instance.server,
+            remove_instance.reason, jsonb_build_object('force', force, 'held', held));
+END $$;
+
+-- Name: remove_model(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.remove_model(name text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    PERFORM penstock.need_model(name);
+    IF EXISTS (SELECT FROM penstock.instance i WHERE i.model = remove_model.name) THEN
+        RAISE EXCEPTION 'model "%" still has instances', name USING ERRCODE = 'PS006', HINT = 'Remove them first.';
+    END IF;
+    DELETE FROM penstock.model m WHERE m.name = remove_model.name;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(remove_model.actor, current_user), 'remove_model', remove_model.name, remove_model.reason);
 END $$;
 
 -- Name: replace_merged(penstock.queue, bigint[], jsonb); Type: FUNCTION; Schema: penstock; Owner: -
@@ -1881,6 +2211,24 @@ EXCEPTION
             USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three.';
 END $$;
 
+-- Name: set_model_override(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    PERFORM penstock.need_model(name);
+    IF jsonb_typeof(override) <> 'object' THEN
+        RAISE EXCEPTION 'override of model "%" must be a JSON object', name USING ERRCODE = 'PS002';
+    END IF;
+    UPDATE penstock.model m SET override = set_model_override.override, version = m.version + 1, changed_at = now()
+     WHERE m.name = set_model_override.name;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(set_model_override.actor, current_user), 'set_model_override', set_model_override.name,
+            set_model_override.reason, override);
+    PERFORM penstock.fit_model_queue(set_model_override.name);
+END $$;
+
 -- Name: settle_cancel_requests(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.settle_cancel_requests(queue integer, most integer) RETURNS integer
@@ -1904,6 +2252,23 @@ BEGIN
     END LOOP;
     RETURN ended;
 END $$;
+
+-- Name: slot_share(text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT ceil((SELECT sum(i.slots) FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i))::numeric
+                / (SELECT count(*) FROM (
+                       SELECT d.node_id FROM penstock.slot_demand d
+                        WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND penstock.node_lives(d.node_id)
+                        UNION SELECT s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+                               WHERE i.model = wanted AND s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
+                        UNION SELECT node) everybody))::integer
+     WHERE EXISTS (SELECT FROM penstock.slot_demand d
+                    WHERE d.model = wanted AND d.node_id <> node AND d.wanted_at > clock_timestamp() - interval '3 seconds'
+                      AND penstock.node_lives(d.node_id))
+$$;
 
 -- Name: spend(integer, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -2084,6 +2449,57 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: instance; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.instance (
+    id integer NOT NULL,
+    model text NOT NULL COLLATE pg_catalog."C",
+    server text NOT NULL COLLATE pg_catalog."C",
+    endpoint text NOT NULL,
+    slots integer NOT NULL,
+    labels jsonb DEFAULT '{}'::jsonb NOT NULL,
+    state text DEFAULT 'unknown'::text NOT NULL,
+    reason text,
+    active integer,
+    capacity integer,
+    queued integer,
+    kv_usage real,
+    checked_at timestamp with time zone,
+    next_check_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    draining_at timestamp with time zone,
+    drain_by text,
+    drain_reason text,
+    quarantined_until timestamp with time zone,
+    quarantine_reason text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT instance_labels_check CHECK ((jsonb_typeof(labels) = 'object'::text)),
+    CONSTRAINT instance_server_check CHECK (((octet_length(server) >= 1) AND (octet_length(server) <= 200))),
+    CONSTRAINT instance_slots_check CHECK (((slots >= 1) AND (slots <= 100000))),
+    CONSTRAINT instance_state_check CHECK ((state = ANY (ARRAY['unknown'::text, 'starting'::text, 'ready'::text, 'busy'::text, 'unhealthy'::text, 'defunct'::text])))
+)
+WITH (fillfactor='50');
+
+-- Name: COLUMN instance.state; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.instance.state IS 'what the last probe found; unknown before the first one, which keeps nobody from using it';
+
+-- Name: COLUMN instance.active; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.instance.active IS 'calls that the worker said it was running; null where its protocol does not say';
+
+-- Name: COLUMN instance.next_check_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.instance.next_check_at IS 'whoever moves it forward probes the instance';
+
+-- Name: usable(penstock.instance); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
+       AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
+$$;
+
 -- Name: use_limit(text, text, integer, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.use_limit(queue_name text, limit_name text, units integer DEFAULT 1, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS void
@@ -2249,6 +2665,54 @@ CREATE VIEW penstock.entry_status AS
      JOIN penstock.queue q ON ((q.id = e.queue_id)))
      LEFT JOIN penstock.lock l ON (((l.queue_id = e.queue_id) AND (l.lock_key = COALESCE(e.lock_key, ('#'::text || e.id))) AND (l.last_entry_id >= e.id) AND (e.status = 'pending'::penstock.status))));
 
+-- Name: entry_webhook; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.entry_webhook (
+    id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    due_at timestamp with time zone,
+    start_by timestamp with time zone,
+    finish_by timestamp with time zone,
+    queue_id integer NOT NULL,
+    status penstock.status NOT NULL,
+    cost real,
+    priority smallint NOT NULL,
+    enabled_priority smallint,
+    pos bigint,
+    attempt smallint DEFAULT 0 NOT NULL,
+    crashes smallint DEFAULT 0 NOT NULL,
+    flow text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    lock_key text COLLATE pg_catalog."C",
+    name text COLLATE pg_catalog."C",
+    unique_key text COLLATE pg_catalog."C",
+    trace text,
+    callback jsonb,
+    history jsonb,
+    payload jsonb NOT NULL,
+    CONSTRAINT entry_priority_check CHECK (((priority >= '-1'::integer) AND (priority <= 9)))
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
+
+-- Name: COLUMN entry_webhook.enabled_priority; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry_webhook.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
+
+-- Name: COLUMN entry_webhook.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry_webhook.pos IS 'place in line of a solo entry that came back into line; null means its id';
+
+-- Name: COLUMN entry_webhook.attempt; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry_webhook.attempt IS 'attempts that ended in an error so far';
+
+-- Name: COLUMN entry_webhook.crashes; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry_webhook.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
+
+-- Name: COLUMN entry_webhook.history; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.entry_webhook.history IS 'errors of earlier attempts, oldest first';
+
 -- Name: failure; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.failure (
@@ -2314,6 +2778,83 @@ CREATE TABLE penstock.idempotency (
     key text NOT NULL COLLATE pg_catalog."C",
     fingerprint bytea NOT NULL
 );
+
+-- Name: inference_version; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.inference_version (
+    one boolean DEFAULT true NOT NULL,
+    version bigint DEFAULT 1 NOT NULL,
+    CONSTRAINT inference_version_one_check CHECK (one)
+)
+WITH (fillfactor='50');
+
+-- Name: instance_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.instance ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.instance_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: slot; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.slot (
+    instance_id integer NOT NULL,
+    number integer NOT NULL,
+    token bigint NOT NULL,
+    node_id bigint NOT NULL,
+    leased_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    doubt_at timestamp with time zone,
+    doubt text,
+    queue_id integer,
+    entry_id bigint,
+    CONSTRAINT slot_number_check CHECK ((number >= 0))
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
+
+-- Name: COLUMN slot.doubt; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.slot.doubt IS 'why the call may still run; queue_id and entry_id say whose it was';
+
+-- Name: instance_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.instance_status AS
+ SELECT i.id,
+    i.model,
+    i.server,
+    i.endpoint,
+    i.state,
+    i.slots,
+    h.held,
+    h.doubtful,
+    i.active,
+    i.capacity,
+    i.queued,
+    (i.draining_at IS NOT NULL) AS draining,
+    penstock.usable(i.*) AS usable,
+    COALESCE(i.drain_reason,
+        CASE
+            WHEN (i.quarantined_until > clock_timestamp()) THEN i.quarantine_reason
+            ELSE NULL::text
+        END, i.reason) AS reason,
+        CASE
+            WHEN (i.quarantined_until > clock_timestamp()) THEN i.quarantined_until
+            ELSE NULL::timestamp with time zone
+        END AS quarantined_until,
+    i.checked_at,
+    i.labels
+   FROM (penstock.instance i
+     CROSS JOIN LATERAL ( SELECT count(*) AS held,
+            count(s.doubt_at) AS doubtful
+           FROM penstock.slot s
+          WHERE (s.instance_id = i.id)) h);
+
+-- Name: VIEW instance_status; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON VIEW penstock.instance_status IS 'instances, their slots and why no calls are sent to them';
 
 -- Name: term_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
@@ -2410,6 +2951,28 @@ CREATE VIEW penstock.lock_status AS
    FROM ((penstock.lock l
      JOIN penstock.queue q ON ((q.id = l.queue_id)))
      LEFT JOIN penstock.node n ON ((n.id = l.node_id)));
+
+-- Name: model; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.model (
+    name text NOT NULL COLLATE pg_catalog."C",
+    config jsonb NOT NULL,
+    override jsonb,
+    version bigint DEFAULT 1 NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT model_config_check CHECK ((jsonb_typeof(config) = 'object'::text)),
+    CONSTRAINT model_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200))),
+    CONSTRAINT model_override_check CHECK ((jsonb_typeof(override) = 'object'::text))
+);
+
+-- Name: COLUMN model.config; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.model.config IS 'how its workers are spoken to; a field that is absent takes its default';
+
+-- Name: COLUMN model.override; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.model.override IS 'fields laid over config while it is there; deleting it brings config back';
 
 -- Name: node_status; Type: VIEW; Schema: penstock; Owner: -
 
@@ -2567,6 +3130,34 @@ CREATE TABLE penstock.ready (
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
 
+-- Name: remote_run; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.remote_run (
+    entry_id bigint NOT NULL,
+    token bigint NOT NULL,
+    slot_token bigint NOT NULL,
+    started_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    ran_ms bigint DEFAULT 0 NOT NULL,
+    queue_id integer NOT NULL,
+    instance_id integer NOT NULL,
+    slot_number integer NOT NULL,
+    remote_id text,
+    report jsonb
+)
+WITH (fillfactor='70');
+
+-- Name: COLUMN remote_run.token; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.remote_run.token IS 'under which the worker was asked: the fencing token of the lock then';
+
+-- Name: COLUMN remote_run.remote_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.remote_run.remote_id IS 'the worker''s name for the run; null if its answer never came';
+
+-- Name: COLUMN remote_run.report; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.remote_run.report IS 'the last that the worker reported to a callback address while nobody listened there';
+
 -- Name: result; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.result (
@@ -2581,9 +3172,14 @@ CREATE TABLE penstock.result (
     outcome penstock.outcome NOT NULL,
     reason text,
     result jsonb,
+    meta jsonb,
     CONSTRAINT result_outcome_check CHECK ((outcome <> 'failed'::penstock.outcome))
 )
 PARTITION BY RANGE (finished_at);
+
+-- Name: COLUMN result.meta; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.result.meta IS 'what the handler measured: instance, slot, times in milliseconds';
 
 -- Name: result_default; Type: TABLE; Schema: penstock; Owner: -
 
@@ -2599,8 +3195,18 @@ CREATE TABLE penstock.result_default (
     outcome penstock.outcome NOT NULL,
     reason text,
     result jsonb,
+    meta jsonb,
     CONSTRAINT result_outcome_check CHECK ((outcome <> 'failed'::penstock.outcome))
 );
+
+-- Name: slot_demand; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.slot_demand (
+    model text NOT NULL COLLATE pg_catalog."C",
+    node_id bigint NOT NULL,
+    wanted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+)
+WITH (fillfactor='50');
 
 -- Name: stuck; Type: VIEW; Schema: penstock; Owner: -
 
@@ -2638,6 +3244,29 @@ CREATE TABLE penstock.uniqueness (
     queue_id integer NOT NULL,
     key text NOT NULL COLLATE pg_catalog."C"
 );
+
+-- Name: webhook_endpoint; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.webhook_endpoint (
+    url text NOT NULL COLLATE pg_catalog."C",
+    secret text,
+    old_secret text,
+    old_until timestamp with time zone,
+    disabled_at timestamp with time zone,
+    disabled_reason text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT webhook_endpoint_old_secret_check CHECK ((old_secret ~~ 'whsec\_%'::text)),
+    CONSTRAINT webhook_endpoint_secret_check CHECK ((secret ~~ 'whsec\_%'::text)),
+    CONSTRAINT webhook_endpoint_url_check CHECK ((octet_length(url) <= 2048))
+);
+
+-- Name: COLUMN webhook_endpoint.old_secret; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.webhook_endpoint.old_secret IS 'signs beside secret until old_until, so that a receiver can change over';
+
+-- Name: entry_webhook; Type: TABLE ATTACH; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.entry ATTACH PARTITION penstock.entry_webhook FOR VALUES IN (1);
 
 -- Name: failure_default; Type: TABLE ATTACH; Schema: penstock; Owner: -
 
@@ -2677,10 +3306,30 @@ ALTER TABLE ONLY penstock.disabled
 ALTER TABLE ONLY penstock.entry
     ADD CONSTRAINT entry_pkey PRIMARY KEY (queue_id, id);
 
+-- Name: entry_webhook entry_webhook_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.entry_webhook
+    ADD CONSTRAINT entry_webhook_pkey PRIMARY KEY (queue_id, id);
+
 -- Name: idempotency idempotency_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.idempotency
     ADD CONSTRAINT idempotency_pkey PRIMARY KEY (queue_id, flow, key);
+
+-- Name: inference_version inference_version_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.inference_version
+    ADD CONSTRAINT inference_version_pkey PRIMARY KEY (one);
+
+-- Name: instance instance_model_server_key; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.instance
+    ADD CONSTRAINT instance_model_server_key UNIQUE (model, server);
+
+-- Name: instance instance_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.instance
+    ADD CONSTRAINT instance_pkey PRIMARY KEY (id);
 
 -- Name: leader leader_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
@@ -2712,6 +3361,11 @@ ALTER TABLE ONLY penstock.limit_use
 ALTER TABLE ONLY penstock.lock
     ADD CONSTRAINT lock_pkey PRIMARY KEY (queue_id, lock_key);
 
+-- Name: model model_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.model
+    ADD CONSTRAINT model_pkey PRIMARY KEY (name);
+
 -- Name: node node_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.node
@@ -2742,10 +3396,54 @@ ALTER TABLE ONLY penstock.queue
 ALTER TABLE ONLY penstock.ready
     ADD CONSTRAINT ready_pkey PRIMARY KEY (queue_id, priority, flow, pos);
 
+-- Name: remote_run remote_run_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.remote_run
+    ADD CONSTRAINT remote_run_pkey PRIMARY KEY (queue_id, entry_id);
+
+-- Name: slot_demand slot_demand_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.slot_demand
+    ADD CONSTRAINT slot_demand_pkey PRIMARY KEY (model, node_id);
+
+-- Name: slot slot_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.slot
+    ADD CONSTRAINT slot_pkey PRIMARY KEY (instance_id, number);
+
 -- Name: uniqueness uniqueness_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.uniqueness
     ADD CONSTRAINT uniqueness_pkey PRIMARY KEY (queue_id, key);
+
+-- Name: webhook_endpoint webhook_endpoint_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.webhook_endpoint
+    ADD CONSTRAINT webhook_endpoint_pkey PRIMARY KEY (url);
+
+-- Name: entry_webhook_disabled; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX entry_webhook_disabled ON penstock.entry_webhook USING btree (id) WHERE (priority = '-1'::integer);
+
+-- Name: entry_webhook_due_at; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX entry_webhook_due_at ON penstock.entry_webhook USING btree (due_at, id) WHERE (status = 'initial'::penstock.status);
+
+-- Name: entry_webhook_finish_by; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX entry_webhook_finish_by ON penstock.entry_webhook USING btree (finish_by) WHERE (finish_by IS NOT NULL);
+
+-- Name: entry_webhook_lock_key; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX entry_webhook_lock_key ON penstock.entry_webhook USING btree (lock_key, id) WHERE ((lock_key IS NOT NULL) AND (status = 'pending'::penstock.status) AND (priority >= 0));
+
+-- Name: entry_webhook_name; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX entry_webhook_name ON penstock.entry_webhook USING btree (name, id) WHERE (name IS NOT NULL);
+
+-- Name: entry_webhook_start_by; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX entry_webhook_start_by ON penstock.entry_webhook USING btree (start_by) WHERE (start_by IS NOT NULL);
 
 -- Name: failure_entry; Type: INDEX; Schema: penstock; Owner: -
 
@@ -2787,6 +3485,10 @@ CREATE INDEX result_entry ON ONLY penstock.result USING btree (queue_id, entry_i
 
 CREATE INDEX result_default_queue_id_entry_id_idx ON penstock.result_default USING btree (queue_id, entry_id);
 
+-- Name: entry_webhook_pkey; Type: INDEX ATTACH; Schema: penstock; Owner: -
+
+ALTER INDEX penstock.entry_pkey ATTACH PARTITION penstock.entry_webhook_pkey;
+
 -- Name: failure_default_queue_id_entry_id_idx; Type: INDEX ATTACH; Schema: penstock; Owner: -
 
 ALTER INDEX penstock.failure_entry ATTACH PARTITION penstock.failure_default_queue_id_entry_id_idx;
@@ -2803,9 +3505,25 @@ ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue
 
 CREATE TRIGGER drop_own_limit AFTER DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.drop_own_limit();
 
+-- Name: instance instance_change; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER instance_change AFTER UPDATE ON penstock.instance FOR EACH ROW WHEN (((old.endpoint IS DISTINCT FROM new.endpoint) OR (old.slots IS DISTINCT FROM new.slots) OR (old.labels IS DISTINCT FROM new.labels) OR (old.state IS DISTINCT FROM new.state) OR (old.draining_at IS DISTINCT FROM new.draining_at) OR (old.quarantined_until IS DISTINCT FROM new.quarantined_until))) EXECUTE FUNCTION penstock.bump_inference_version();
+
+-- Name: instance instance_version; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER instance_version AFTER INSERT OR DELETE ON penstock.instance FOR EACH ROW EXECUTE FUNCTION penstock.bump_inference_version();
+
 -- Name: queue limit_own_concurrency; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER limit_own_concurrency AFTER UPDATE OF max_concurrent ON penstock.queue FOR EACH ROW WHEN ((old.max_concurrent IS DISTINCT FROM new.max_concurrent)) EXECUTE FUNCTION penstock.limit_own_concurrency();
+
+-- Name: model model_version; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER model_version AFTER INSERT OR DELETE OR UPDATE ON penstock.model FOR EACH ROW EXECUTE FUNCTION penstock.bump_inference_version();
+
+-- Name: queue queue_model; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER queue_model AFTER UPDATE OF model ON penstock.queue FOR EACH ROW WHEN ((old.model IS DISTINCT FROM new.model)) EXECUTE FUNCTION penstock.bump_inference_version();
 
 -- Name: bucket bucket_limit_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 
@@ -2822,6 +3540,11 @@ ALTER TABLE ONLY penstock.depth
 ALTER TABLE ONLY penstock.disabled
     ADD CONSTRAINT disabled_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
+-- Name: instance instance_model_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.instance
+    ADD CONSTRAINT instance_model_fkey FOREIGN KEY (model) REFERENCES penstock.model(name);
+
 -- Name: limit_use limit_use_limit_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.limit_use
@@ -2836,3 +3559,8 @@ ALTER TABLE ONLY penstock.limit_use
 
 ALTER TABLE ONLY penstock.operation
     ADD CONSTRAINT operation_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
+
+-- Name: slot slot_instance_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.slot
+    ADD CONSTRAINT slot_instance_id_fkey FOREIGN KEY (instance_id) REFERENCES penstock.instance(id);

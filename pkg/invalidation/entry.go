@@ -41,6 +41,18 @@ type Lock struct {
 	Lane      Lane
 	Entries   []Entry
 	ClaimedAt time.Time // on this process's monotonic clock, from before the claim was sent
+
+	notes map[EntryID]json.RawMessage // see Run.Note
+}
+
+// callback says where the outcome of one of the entries is to be reported, nil for nowhere.
+func (l *Lock) callback(id EntryID) json.RawMessage {
+	for i := range l.Entries {
+		if l.Entries[i].ID == id {
+			return l.Entries[i].Callback
+		}
+	}
+	return nil
 }
 
 // Solo says that the lock covers one entry that was pushed without a lock key.

@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"encoding/json"
 	"regexp"
 	"strings"
 	"time"
@@ -13,10 +14,13 @@ type Failure struct {
 	Class string `json:"class"` // of the retry policy: "transient", "input", "oom", ...; "error" if empty
 	Error string `json:"error"`
 	Stack string `json:"stack,omitempty"` // of a panic
+
+	meta json.RawMessage // see Run.Note
 }
 
 // Fail ends an entry in a failure row, with its history: it will not be tried again by itself.
 func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
+	f.meta = l.notes[e]
 	return Ending{Lock: l, Entry: e, verb: verbFail, failure: f, ran: ran}
 }
 
@@ -38,7 +42,7 @@ SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THE
        attempt + 1, crashes, flow, lock_key, name, coalesce(error->>'class', 'error'), coalesce(error->>'error', ''),
        fingerprint, trace, callback, payload,
        coalesce(history, '[]') || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt + 1, 'error', error->>'error',
-           'class', error->>'class', 'stack', error->'stack', 'node', $7::bigint, 'run_ms', run_ms)
+           'class', error->>'class', 'stack', error->'stack', 'node', $7::bigint, 'run_ms', run_ms, 'meta', error->'meta')
   FROM gone`
 
 func (q *Queue) queueFail(batch *pgx.Batch, node NodeID, endings []Ending) {
@@ -53,7 +57,16 @@ func (f Failure) clean() Failure {
 	if f.Class == "" {
 		f.Class = "error"
 	}
-	return Failure{Class: tidy(f.Class), Error: tidy(f.Error), Stack: tidy(f.Stack)}
+	return Failure{Class: tidy(f.Class), Error: tidy(f.Error), Stack: tidy(f.Stack), meta: f.meta}
+}
+
+// MarshalJSON writes what the statements keep of a failure.
+func (f Failure) MarshalJSON() ([]byte, error) {
+	type plain Failure
+	return json.Marshal(struct {
+		plain
+		Meta json.RawMessage `json:"meta,omitempty"`
+	}{plain(f), f.meta})
 }
 
 // tidy makes a text fit to be stored: valid UTF-8 without NUL, of at most 8 KiB.

@@ -13,7 +13,7 @@ import (
 
 // Done ends an entry well. The result, nil for none, can be read for the queue's ResultRetention.
 func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending {
-	return Ending{Lock: l, Entry: e, verb: verbDone, result: result, ran: ran}
+	return Ending{Lock: l, Entry: e, verb: verbDone, result: result, ran: ran, meta: l.notes[e]}
 }
 
 // finishSoloSQL ends solo entries $2 whose locks still carry tokens $3: lock record and entry go, and results $4
@@ -23,21 +23,21 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 const finishSoloSQL = `
 WITH mine AS (
     DELETE FROM penstock.lock d
-     USING unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[]) k(id, token, result, run_ms)
+     USING unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[]) k(id, token, result, run_ms, meta)
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = '#' || k.id AND token = k.token OFFSET 0) l
      WHERE d.ctid = l.row
-    RETURNING k.id, k.token, k.result, k.run_ms
+    RETURNING k.id, k.token, k.result, k.run_ms, k.meta
 ), gone AS (
     DELETE FROM penstock.entry_X d
      USING mine k
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
      WHERE d.ctid = e.row
-    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms
+    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms, k.meta
 ), kept AS (
-    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result)
-    SELECT $1, id, created_at, $7::bigint, token, run_ms, attempt, 'done', result
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
+    SELECT $1, id, created_at, $7::bigint, token, run_ms, attempt, 'done', result, meta
       FROM gone
      WHERE $6::boolean
 )
@@ -48,7 +48,7 @@ func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) (
 	// In key order, as holdSQL locks them: two settlers never wait for each other in a ring.
 	endings = slices.SortedFunc(slices.Values(endings), func(a, b Ending) int { return strings.Compare(a.Lock.Key, b.Lock.Key) })
 	c := pick(endings, verbDone)
-	rows, err := q.db.Query(ctx, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node)
+	rows, err := q.db.Query(ctx, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c))
 	if err != nil {
 		return nil, q.errorf("finish entries of", err)
 	}
@@ -69,26 +69,35 @@ func (q *Queue) results(c columns) []json.RawMessage {
 	return each(c, func(e *Ending) json.RawMessage { return e.result })
 }
 
+// metas are the notes on the results to be kept; an empty array stands for none at all.
+func (q *Queue) metas(c columns) []json.RawMessage {
+	noted := func(e *Ending) bool { return e.meta != nil }
+	if !q.keepsResults() || !slices.ContainsFunc(c.endings, noted) {
+		return []json.RawMessage{}
+	}
+	return each(c, func(e *Ending) json.RawMessage { return e.meta })
+}
+
 // doneSQL ends entries $4 under locks $2 with tokens $3. The lock records stay: unlockSQL ends them.
 const doneSQL = `
 WITH gone AS (
     DELETE FROM penstock.entry_X d
-     USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[]) k(lock_key, token, id, result, run_ms)
+     USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[]) k(lock_key, token, id, result, run_ms, meta)
      CROSS JOIN LATERAL (
            SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
      WHERE d.ctid = e.row
-    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms
+    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms, k.meta
 )
-INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result)
-SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result
+INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
+SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result, meta
   FROM gone
  WHERE $7::boolean`
 
 func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if c := pick(endings, verbDone); len(c.ids) > 0 {
-		batch.Queue(q.sql.done, q.ID, c.keys, c.tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node)
+		batch.Queue(q.sql.done, q.ID, c.keys, c.tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c))
 	}
 }
 

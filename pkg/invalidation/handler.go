@@ -16,6 +16,15 @@ type Run struct {
 	Node  NodeID
 }
 
+// Note keeps what the handler measured, a JSON object, beside the outcome of the entry: with the result, or with the
+// error in the history. The last note counts. Call it from the goroutine that Handle was called in.
+func (r *Run) Note(meta json.RawMessage) {
+	if r.Lock.notes == nil {
+		r.Lock.notes = map[EntryID]json.RawMessage{}
+	}
+	r.Lock.notes[r.Entry.ID] = meta
+}
+
 // Handler does the work of a queue's entries.
 type Handler interface {
 	// Handle runs one entry. Its context ends at the entry's deadline, when the entry is cancelled, when the node

@@ -23,7 +23,7 @@ type Queue struct {
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
-	claim, claimLimited, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire, crash, setAside string
+	claim, claimLimited, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire, crash, setAside, callBack, callBackPoison string
 }
 
 const openSQL = `
@@ -107,6 +107,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), setAside: own(setAsideSQL),
+		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),
 	}
 	return q
 }

@@ -158,6 +158,9 @@ func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]E
 	if err != nil || len(poison) == 0 {
 		return nil, err
 	}
+	if _, err := tx.Exec(ctx, q.sql.callBackPoison, q.ID, poison); err != nil {
+		return nil, err
+	}
 	_, err = tx.Exec(ctx, q.sql.setAside, q.ID, poison)
 	return poison, err
 }

@@ -101,6 +101,7 @@ func (p RetryPolicy) Next(class string, attempts int, random float64) (time.Dura
 
 // Retry ends a run in error; the entry is tried again after delay, by the database's clock.
 func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
+	f.meta = l.notes[e]
 	return Ending{Lock: l, Entry: e, verb: verbRetry, failure: f, delay: delay, ran: ran}
 }
 
@@ -113,7 +114,7 @@ UPDATE penstock.entry_X d
        history = CASE WHEN NOT k.spent THEN d.history ELSE
            CASE WHEN jsonb_array_length(coalesce(d.history, '[]')) >= 20 THEN d.history - 0 ELSE coalesce(d.history, '[]') END
            || jsonb_build_object('at', clock_timestamp(), 'attempt', d.attempt + 1, 'error', k.error->>'error',
-                                 'class', k.error->>'class', 'stack', k.error->'stack', 'node', $8::bigint, 'run_ms', k.run_ms) END
+                                 'class', k.error->>'class', 'stack', k.error->'stack', 'node', $8::bigint, 'run_ms', k.run_ms, 'meta', k.error->'meta') END
   FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[])
        k(lock_key, token, id, delay_ms, error, spent, run_ms)
   CROSS JOIN LATERAL (

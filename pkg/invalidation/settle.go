@@ -25,6 +25,7 @@ type Ending struct {
 	delay   time.Duration
 	reason  string
 	ran     time.Duration
+	meta    json.RawMessage // see Run.Note
 }
 
 type verb int
@@ -53,6 +54,7 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]To
 	batch := &pgx.Batch{}
 	var ours []Token
 	q.queueHold(batch, endings, &ours)
+	q.queueCallbacks(batch, endings) // while the entries are still there
 	q.queueDone(batch, node, endings)
 	q.queueRetry(batch, node, endings)
 	q.queueFail(batch, node, endings)
@@ -64,9 +66,11 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]To
 	return ours, q.countRemoved(ctx, endings)
 }
 
-// soloDone says that all endings are finishes of solo entries, which go the short way.
+// soloDone says that all endings are finishes of solo entries that nobody is called back for: they go the short way.
 func (q *Queue) soloDone(endings []Ending) bool {
-	return !slices.ContainsFunc(endings, func(e Ending) bool { return e.verb != verbDone || !e.Last || !e.Lock.Solo() })
+	return !slices.ContainsFunc(endings, func(e Ending) bool {
+		return e.verb != verbDone || !e.Last || !e.Lock.Solo() || e.Lock.callback(e.Entry) != nil
+	})
 }
 
 // holdSQL locks the lock records that are still ours until the transaction ends, in key order, so that two

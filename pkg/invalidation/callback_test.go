@@ -1,0 +1,139 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// calls are the callbacks that wait to be delivered, oldest first: outcome and what else they say.
+func (b *bed) calls() []map[string]any {
+	b.Helper()
+	rows, err := b.pool.Query(b.ctx, `SELECT payload->'data' FROM penstock.entry_webhook ORDER BY id`)
+	if err != nil {
+		b.Fatal(err)
+	}
+	calls, err := pgx.CollectRows(rows, pgx.RowTo[map[string]any])
+	if err != nil {
+		b.Fatal(err)
+	}
+	return calls
+}
+
+func (b *bed) wantCalls(outcomes ...string) {
+	b.Helper()
+	calls := b.calls()
+	var got []string
+	for _, c := range calls {
+		got = append(got, c["outcome"].(string))
+	}
+	if len(got) != len(outcomes) {
+		b.Fatalf("callbacks %v, want %v", got, outcomes)
+	}
+	for i := range got {
+		if got[i] != outcomes[i] {
+			b.Fatalf("callbacks %v, want %v", got, outcomes)
+		}
+	}
+}
+
+func withCallback() Push {
+	return Push{Callback: json.RawMessage(`{"url": "https://client.example/done", "context": 7}`)}
+}
+
+func TestEveryEndingOfAnEntryWithACallbackIsReportedOnce(t *testing.T) {
+	b := newBed(t, Config{})
+	b.pushAll(b.pool, withCallback(), withCallback(), withCallback(), withCallback(), withCallback(), Push{})
+	locks := b.claim(6)
+	id := func(i int) EntryID { return locks[i].Entries[0].ID }
+	endings := []Ending{
+		last(Done(locks[0], id(0), json.RawMessage(`{"n": 1}`), 0)),
+		last(Fail(locks[1], id(1), Failure{Class: "input", Error: "no"}, 0)),
+		last(Expire(locks[2], id(2), "late")),
+		last(Cancel(locks[3], id(3), "unwanted")),
+		last(Retry(locks[4], id(4), Failure{Error: "again"}, time.Hour, 0)),
+		last(Done(locks[5], id(5), nil, 0)),
+	}
+	b.settle(endings...)
+	if again := b.settleOn(b.pool, endings...); again != 0 {
+		t.Fatalf("%d endings were accepted twice", again)
+	}
+	b.wantCalls("done", "failed", "expired", "cancelled")
+	calls := b.calls()
+	if calls[0]["result"].(map[string]any)["n"] != 1.0 || calls[0]["context"] != 7.0 || calls[1]["error"] != "no" {
+		t.Errorf("callbacks say %v", calls)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_webhook WHERE flow = 'client.example'`); n != 4 {
+		t.Errorf("%d callbacks stand in the lane of their receiver, want 4", n)
+	}
+}
+
+func TestFencedEndingCallsNobodyBack(t *testing.T) {
+	b := newBed(t, Config{})
+	b.pushAll(b.pool, withCallback())
+	lost := b.claimOne()
+	b.settle(releaseAll(lost)...)
+	b.claimOne()
+	if n := b.settleOn(b.pool, doneAll(lost)...); n != 0 {
+		t.Fatal("a lost lock finished its entry")
+	}
+	b.wantCalls()
+}
+
+func TestCancelOfAWaitingEntryIsReported(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushAll(b.pool, withCallback())
+	if _, err := CancelEntry(b.ctx, b.pool, ids[0], By{}); err != nil {
+		t.Fatal(err)
+	}
+	b.wantCalls("cancelled")
+}
+
+func TestLargeResultIsNotSentAlong(t *testing.T) {
+	b := newBed(t, Config{})
+	b.pushAll(b.pool, withCallback())
+	lock := b.claimOne()
+	noise, err := json.Marshal(b.noise(100_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.settle(last(Done(lock, lock.Entries[0].ID, noise, 0)))
+	b.wantCalls("done")
+	if call := b.calls()[0]; call["result"] != nil || call["result_omitted"] != true {
+		t.Errorf("callback says result %T, omitted %v", call["result"], call["result_omitted"])
+	}
+}
+
+// noise is a text that does not compress.
+func (b *bed) noise(bytes int) string {
+	var text string
+	err := b.pool.QueryRow(b.ctx, `SELECT string_agg(md5(n::text), '') FROM generate_series(1, $1::int / 32) n`, bytes).Scan(&text)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return text
+}
+
+func TestNotesAreKeptWithResultsAndErrors(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "", "")
+	locks := b.claim(3)
+	for i, l := range locks[:2] {
+		run := Run{Queue: b.q, Entry: l.Entries[0], Lock: l}
+		run.Note(json.RawMessage(`{"slot": 4}`))
+		var err error
+		if i == 1 {
+			err = WithClass("oom", ErrInvalid)
+		}
+		b.settle(last(Judge(&run, nil, err, time.Second, 0)))
+	}
+	b.settle(doneAll(locks[2])...)
+	if n := b.count(`SELECT count(*) FROM penstock.result WHERE meta->>'slot' = '4'`); n != 1 {
+		t.Errorf("%d results have the note, want 1", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_work WHERE history->0->'meta'->>'slot' = '4'`); n != 1 {
+		t.Errorf("%d histories have the note, want 1", n)
+	}
+}
