@@ -149,7 +149,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	id, node := b.q.ID, int64(here)
 	failure := `'{"error": "x", "class": "y"}'::jsonb`
 	return map[string]statement{
-		"claim solo":   one(q.claim, `%d, 1::smallint, '', 0, 100, %d, 1, 100, false`, id, node),
+		"claim solo":   {q.claim, b.claimArgs(0)},
 		"claim groups": one(q.claim, `%d, 2::smallint, '', 0, 10, %d, 1, 100, false`, id, node),
 		"claimGroups":  one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
 		"readSolo":     one(readSoloSQL, `%d, %s, %s`, id, soloKeys, soloTokens),
@@ -173,6 +173,11 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 			"string_to_array('a b c d e k1-3000 k2-3000', ' ')"),
 		"lanes": one(lanesSQL, `ARRAY[%d], 100`, id),
 	}
+}
+
+// claimArgs are the arguments of a claim of a hundred from the solo lane.
+func (b *bed) claimArgs(from int64) string {
+	return fmt.Sprintf(`%d, 1::smallint, '', %d, 100, %d, 1, 100, false`, b.q.ID, from, int64(here))
 }
 
 // Every hot statement finds its rows through an index and touches no more of them as the backlog grows, whatever
