@@ -33,6 +33,7 @@ type duties struct {
 	locks      *recovery.Locks
 	deadlines  *recovery.Deadlines
 	statistics *recovery.Statistics
+	operations *recovery.Operations
 }
 
 // lead performs every duty until the term ends. If one of them cannot be kept, all end and the leader resigns.
@@ -50,6 +51,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		locks:      recovery.NewLocks(db, fence, cfg),
 		deadlines:  recovery.NewDeadlines(db, fence, cfg),
 		statistics: recovery.NewStatistics(db, fence, cfg),
+		operations: recovery.NewOperations(db, fence, cfg),
 	}
 	l.duties.Store(d)
 
@@ -57,5 +59,6 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.locks.Run(ctx) })
 	group.Go(func() error { return d.deadlines.Run(ctx) })
 	group.Go(func() error { return d.statistics.Run(ctx) })
+	group.Go(func() error { return d.operations.Run(ctx) })
 	return group.Wait()
 }

@@ -86,6 +86,8 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- counter("entries_expired_total", "entries whose deadline passed before they ran", float64(deadlines.Expired))
 	out <- gauge("deadlines_late_seconds", "how far the last pass was behind the due times, at most", deadlines.Late.Seconds())
 	out <- counter("deadlines_errors_total", "batches of due entries that went wrong; the log says why", float64(deadlines.Errors))
+	out <- counter("entries_cancelled_late_total", "entries ended because somebody had wished it while they ran", float64(deadlines.Ended))
+	out <- counter("operations_changed_total", "entries and failures changed by bulk operations", float64(d.operations.Changed()))
 	out <- counter("statistics_counts_total", "counts of bounded queues", float64(d.statistics.Counts()))
 }
 

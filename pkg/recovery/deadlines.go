@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Deadlines is the duty that promotes entries when they are due and expires those that are late.
+// Deadlines is the duty that promotes entries when they are due, expires those that are late, and ends those that
+// were asked to end while they ran and came back into line.
 type Deadlines struct {
 	cfg   Config
 	db    postgres.DB
@@ -28,6 +29,7 @@ type Deadlines struct {
 type DeadlinesStatus struct {
 	Promoted int64         // entries
 	Expired  int64         // entries
+	Ended    int64         // entries, as somebody had wished
 	Late     time.Duration // how far the work of the last pass was behind its time, at most
 	Errors   int64         // batches that went wrong; each one was logged
 }
@@ -47,10 +49,10 @@ func (d *Deadlines) Status() DeadlinesStatus {
 	return d.status
 }
 
-// horizon is when a queue next needs attention, relative to the look; negative: so long ago.
+// horizon is when a queue next needs attention, relative to the look in seconds; negative: so long ago, nil: never.
 type horizon struct {
-	queue         *invalidation.Queue
-	due, deadline *float64 // seconds; nil: never
+	queue                 *invalidation.Queue
+	due, deadline, cancel *float64
 }
 
 // pass serves the queues that have something to promote or to expire, and asks to be called again when the next
@@ -85,12 +87,13 @@ func value(seconds *float64) float64 {
 	return *seconds
 }
 
-// peekSQL reads the ends of three partial indexes. A deadline of an entry that is running stays there until its
-// node ends it; such a queue is looked at in each pass, to no harm.
+// peekSQL reads the ends of three partial indexes, and whether anybody wished a cancel. Deadlines and wishes of
+// entries that run stay there until their node ends them; such a queue is looked at in each pass, to no harm.
 const peekSQL = `
 SELECT extract(epoch FROM (SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial') - clock_timestamp())::float8,
        extract(epoch FROM least((SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
-                                (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8`
+                                (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
+       (SELECT 0 FROM penstock.cancel_request WHERE queue_id = $1 LIMIT 1)::float8`
 
 // peek asks for all queues in one round trip, and if that fails for each alone: a queue that cannot be read is
 // reported and does not hold up others.
@@ -118,9 +121,9 @@ func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([
 	var horizons []horizon
 	batch := &pgx.Batch{}
 	for _, q := range queues {
-		batch.Queue(onTable(peekSQL, q)).QueryRow(func(row pgx.Row) error {
+		batch.Queue(onTable(peekSQL, q), q.ID).QueryRow(func(row pgx.Row) error {
 			h := horizon{queue: q}
-			if err := row.Scan(&h.due, &h.deadline); err != nil {
+			if err := row.Scan(&h.due, &h.deadline, &h.cancel); err != nil {
 				return err
 			}
 			horizons = append(horizons, h)
@@ -133,44 +136,38 @@ func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([
 	return horizons, nil
 }
 
-// serve promotes and expires what is due in one queue, a few batches at most, so that other queues have their turn.
-// It returns how long the queue can wait. An error that is the queue's own is reported and does not hold up others.
+// verb is one thing that is done to a queue's entries in batches, at its time.
+type verb struct {
+	name  string
+	in    *float64 // seconds until it is time; nil: never
+	run   func(*invalidation.Queue, context.Context, int) (int, error)
+	total func(*DeadlinesStatus) *int64
+}
+
+func (h horizon) verbs() []verb {
+	return []verb{
+		{"promote", h.due, (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
+		{"expire", h.deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
+		{"cancel", h.cancel, (*invalidation.Queue).SettleCancelRequests, func(s *DeadlinesStatus) *int64 { return &s.Ended }},
+	}
+}
+
+// serve does to a queue what it is time for, and returns how long the queue can wait.
 func (d *Deadlines) serve(ctx context.Context, h horizon) (time.Duration, error) {
 	wait := d.cfg.Pause
-	for _, verb := range []struct {
-		in    *float64
-		name  string
-		run   func(*invalidation.Queue, context.Context, int) (int, error)
-		total func(*DeadlinesStatus) *int64
-	}{
-		{h.due, "promote", (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
-		{h.deadline, "expire", (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
-	} {
-		if verb.in == nil {
-			continue
-		}
-		if *verb.in > 0 {
-			wait = min(wait, seconds(*verb.in)+time.Millisecond)
-			continue
-		}
-		for range servedBatchesMax {
-			limit := d.limit(h.queue.ID)
-			n, err := d.inTerm(ctx, h.queue, limit, verb.run)
-			if err != nil && (general(err) || ctx.Err() != nil) {
+	for _, v := range h.verbs() {
+		switch {
+		case v.in == nil:
+		case *v.in > 0:
+			wait = min(wait, seconds(*v.in)+time.Millisecond)
+		default:
+			more, err := d.do(ctx, h.queue, v)
+			if err != nil {
 				return 0, err
 			}
-			d.learn(h.queue.ID, n, err)
-			if err != nil {
-				d.count(func(s *DeadlinesStatus) { s.Errors++ })
-				d.cfg.Log.ErrorContext(ctx, "due entries were left for later", "verb", verb.name, "queue", h.queue.Name,
-					"batch", limit, "error", err)
-				break
+			if more {
+				wait = 0
 			}
-			d.count(func(s *DeadlinesStatus) { *verb.total(s) += int64(n) })
-			if n < limit {
-				break
-			}
-			wait = 0
 		}
 	}
 	return wait, nil
@@ -178,6 +175,30 @@ func (d *Deadlines) serve(ctx context.Context, h horizon) (time.Duration, error)
 
 // servedBatchesMax is how many batches of one queue are served before the next queue has its turn.
 const servedBatchesMax = 5
+
+// do serves a few batches and says whether there is more. An error that is the queue's own is reported and does not
+// hold up others.
+func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more bool, err error) {
+	for range servedBatchesMax {
+		limit := d.limit(q.ID)
+		n, err := d.inTerm(ctx, q, limit, v.run)
+		if err != nil && (general(err) || ctx.Err() != nil) {
+			return false, err
+		}
+		d.learn(q.ID, n, err)
+		if err != nil {
+			d.count(func(s *DeadlinesStatus) { s.Errors++ })
+			d.cfg.Log.ErrorContext(ctx, "due entries were left for later", "verb", v.name, "queue", q.Name,
+				"batch", limit, "error", err)
+			return false, nil
+		}
+		d.count(func(s *DeadlinesStatus) { *v.total(s) += int64(n) })
+		if n < limit {
+			return false, nil
+		}
+	}
+	return true, nil
+}
 
 func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int,
 	verb func(*invalidation.Queue, context.Context, int) (int, error),

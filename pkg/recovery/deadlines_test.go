@@ -45,6 +45,52 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 	t.Logf("ready %.0f ms after it was due", late*1000)
 }
 
+func TestLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{})
+	run(t, duty)
+	f.exec(`SELECT penstock.push('work', '1', start_by => clock_timestamp() + interval '1 second')`)
+	f.exec(`SELECT penstock.push('work', '2', finish_by => clock_timestamp() + interval '1 second')`)
+	f.exec(`SELECT penstock.push('work', '3', due_at => clock_timestamp() + interval '1 hour', start_by => clock_timestamp() + interval '2 hours')`)
+	eventually(t, "two entries expired", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'expired'`) == 2
+	})
+	if left := f.count(`SELECT count(*) FROM penstock.entry`); left != 1 {
+		t.Errorf("%d entries are left, want the one whose time has not come", left)
+	}
+	late := f.count(`SELECT (extract(epoch FROM max(finished_at - created_at)) * 1000)::int FROM penstock.result`) - 1000
+	if late < 0 || late > 2000 {
+		t.Errorf("expired %d ms after the deadline", late)
+	}
+	t.Logf("expired %d ms after the deadline", late)
+}
+
+// The wish came while the entry ran; then its node died, and nobody who heard of it is left.
+func TestWishToCancelOutlivesTheNode(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(shortLease)
+	f.push(1, "")
+	f.claim(node, 1)
+	f.exec(`SELECT penstock.cancel_entry((SELECT id FROM penstock.entry), 'not wanted any more')`)
+	f.lapse(node, time.Minute)
+	f.start(recovery.Config{})
+	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond})
+	run(t, duty)
+	eventually(t, "the entry is cancelled", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'cancelled'`) == 1
+	})
+}
+
+func TestOperationIsCarriedOut(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.push(1200, "")
+	f.exec(`SELECT penstock.start_operation('work', 'cancel', '{"all": true}', per_second => 100000)`)
+	duty := recovery.NewOperations(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond})
+	run(t, duty)
+	eventually(t, "all entries are cancelled", func() bool { return f.count(`SELECT count(*) FROM penstock.entry`) == 0 })
+	eventually(t, "they are counted", func() bool { return duty.Changed() == 1200 })
+}
+
 func TestBacklogOfDueEntriesIsPromotedInBatches(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	due := time.Now().Add(time.Hour)

@@ -4,6 +4,7 @@
 //	duty        what it does                                              how soon
 //	Locks       frees locks that nobody will settle; removes dead nodes   within 2 s after the lease lapsed
 //	Deadlines   promotes due entries, expires late ones                   due: at once; late: within 2 s
+//	Operations  carries out bulk operations                               as throttled
 //	Retention   makes and drops partitions, sweeps what is left over      minutes
 //	Statistics  counts the depth of bounded queues                        about every second
 //
