@@ -43,8 +43,9 @@ var allowedImports = map[string][]string{
 	"pkg/api":       duty,
 	"web":           duty,
 
-	// What operators see and do; read by the CLI, on the database itself.
+	// What operators see and do, and what is wrong; for the CLI, on the database itself.
 	"pkg/operator": duty,
+	"pkg/doctor":   duty,
 
 	// The client speaks HTTP: whoever imports it links no database driver of ours.
 	"pkg/client": {},

@@ -1,0 +1,43 @@
+package doctor
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// check is one thing to look at. Its finding is fine unless it says otherwise.
+type check struct {
+	name string
+	run  func(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error)
+}
+
+// checks are run in this order: what everything rests on first.
+var checks = []check{
+	{"version", checkVersion},
+	{"schema", func(ctx context.Context, _ pgx.Tx, cfg Config) (Finding, error) { return cfg.Schema(ctx) }},
+	{"durability", checkDurability},
+	{"isolation", checkIsolation},
+	{"clock", checkClock},
+	{"connections", checkConnections},
+	{"horizon", checkHorizon},
+	{"wraparound", checkWraparound},
+	{"vacuum", checkVacuum},
+	{"notifications", checkNotifications},
+	{"partitions", checkPartitions},
+	{"leader", checkLeader},
+	{"late entries", checkLate},
+	{"stuck locks", checkStuck},
+	{"unserved queues", checkUnserved},
+	{"paused queues", checkPaused},
+	{"invariants", checkInvariants},
+}
+
+// texts reads the first column of a query, a line a row.
+func texts(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]string, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}

@@ -1,0 +1,135 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Severity says how urgent a finding is.
+type Severity string
+
+// The severities, from nothing to do to act now.
+const (
+	Fine     Severity = "fine"
+	Skipped  Severity = "skipped" // it was not looked at, and the summary says why
+	Warning  Severity = "warning"
+	Critical Severity = "critical"
+)
+
+// Finding is what one check has found.
+type Finding struct {
+	Check    string   `json:"check"`
+	Severity Severity `json:"severity"`
+	Summary  string   `json:"summary"`
+	Details  []string `json:"details,omitempty"`
+	Advice   string   `json:"advice,omitempty"` // what to do; empty if there is nothing to do
+}
+
+// Config says how to examine. The zero value is useful.
+type Config struct {
+	// Deep checks the invariants however many rows there are; else only up to RowsMax, estimated.
+	Deep    bool
+	RowsMax int64 // 200,000
+	// CheckMax bounds each check: 10 s, ten minutes for the invariants of a deep examination.
+	CheckMax time.Duration
+	// Schema compares the database with the program's migrations; the check is left out if nil.
+	Schema func(ctx context.Context) (Finding, error)
+	// Now is this machine's clock: time.Now if nil.
+	Now func() time.Time
+}
+
+func (c Config) withDefaults() Config {
+	if c.RowsMax <= 0 {
+		c.RowsMax = 200_000
+	}
+	if c.CheckMax <= 0 {
+		c.CheckMax = 10 * time.Second
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return c
+}
+
+// patient is what a check runs in: a transaction that reads, and may plan as it likes. The pool's sessions are set for
+// keyed look-ups; a check that reads much would take for ever by them.
+const patient = `SET TRANSACTION READ ONLY; SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on;
+SET LOCAL plan_cache_mode = auto; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = `
+
+// Examine runs every check and returns what each has found, in the order of the table. It returns an error only if the
+// database cannot be reached.
+func Examine(ctx context.Context, db postgres.DB, cfg Config) ([]Finding, error) {
+	cfg = cfg.withDefaults()
+	if _, err := db.Exec(ctx, `SELECT 1`); err != nil {
+		return nil, fmt.Errorf("reach the database: %w", err)
+	}
+	var findings []Finding
+	for _, c := range checks {
+		if c.name == "schema" && cfg.Schema == nil {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return findings, err
+		}
+		findings = append(findings, examine(ctx, db, cfg, c))
+	}
+	return findings, nil
+}
+
+func examine(ctx context.Context, db postgres.DB, cfg Config, c check) Finding {
+	limit := cfg.CheckMax
+	if cfg.Deep && c.name == "invariants" {
+		limit = max(limit, 10*time.Minute)
+	}
+	bounded, cancel := context.WithTimeout(ctx, limit+5*time.Second)
+	defer cancel()
+	var f Finding
+	err := postgres.InTx(bounded, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(bounded, patient+fmt.Sprint(limit.Milliseconds()), pgx.QueryExecModeSimpleProtocol); err != nil {
+			return err
+		}
+		var err error
+		f, err = c.run(bounded, tx, cfg)
+		return err
+	})
+	f.Check = c.name
+	switch {
+	case err == nil && f.Severity == "":
+		f.Severity = Fine
+	case err != nil:
+		f = Finding{Check: c.name, Severity: Warning, Summary: "could not be checked: " + err.Error(), Advice: cannot(postgres.Code(err))}
+	}
+	return f
+}
+
+// cannot says what to do about a check that failed.
+func cannot(code string) string {
+	switch code {
+	case "3F000", "42P01", "42883", "42703":
+		return "The schema is missing or older than this program: run penstock migrate status, then penstock migrate up."
+	case "42501":
+		return "Grant the role pg_monitor and rights on schema penstock, or run the doctor as a role that has them."
+	case "57014", "55P03":
+		return "The database is busy: try again, or read the view by hand."
+	}
+	return "Try again; if it stays, the error says what Postgres refused."
+}
+
+// Worst returns the severity of the worst finding.
+func Worst(findings []Finding) Severity {
+	worst := Fine
+	for _, f := range findings {
+		switch {
+		case f.Severity == Critical:
+			return Critical
+		case f.Severity == Warning:
+			worst = Warning
+		}
+	}
+	return worst
+}

@@ -1,0 +1,342 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+func newPool(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func exec(t *testing.T, db postgres.DB, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// find examines the database and returns what one check found.
+func find(t *testing.T, db postgres.DB, check string, cfg Config) Finding {
+	t.Helper()
+	findings, err := Examine(t.Context(), db, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(findings, func(f Finding) bool { return f.Check == check })
+	if i < 0 {
+		t.Fatalf("there is no check %q among %v", check, findings)
+	}
+	return findings[i]
+}
+
+// want fails unless the finding has this severity and says each of the texts; whatever is not fine gives advice.
+func want(t *testing.T, f Finding, s Severity, says ...string) {
+	t.Helper()
+	all := f.Summary + "\n" + strings.Join(f.Details, "\n") + "\n" + f.Advice
+	if f.Severity != s {
+		t.Errorf("%s is %s, want %s: %s", f.Check, f.Severity, s, all)
+	}
+	if f.Severity != Fine && f.Advice == "" {
+		t.Errorf("%s says nothing about what to do: %s", f.Check, all)
+	}
+	for _, text := range says {
+		if !strings.Contains(all, text) {
+			t.Errorf("%s does not say %q: %s", f.Check, text, all)
+		}
+	}
+}
+
+func TestAFreshDatabaseNeedsNothingButALeader(t *testing.T) {
+	findings, err := Examine(t.Context(), newPool(t), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range findings {
+		switch f.Check {
+		case "leader":
+			want(t, f, Warning, "no leader leads")
+		case "durability", "connections": // of the server that the tests share
+		default:
+			want(t, f, Fine)
+		}
+	}
+	if len(findings) != len(checks)-1 {
+		t.Errorf("%d findings of %d checks without that of the schema", len(findings), len(checks)-1)
+	}
+}
+
+func TestAsynchronousCommitIsCritical(t *testing.T) {
+	pool := newPool(t)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background()) //nolint:errcheck // it only reads
+	exec(t, tx, `SET LOCAL synchronous_commit = off`)
+	want(t, find(t, tx, "durability", Config{}), Critical, "synchronous_commit off", "fencing tokens")
+
+	exec(t, pool, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$`)
+	f := find(t, pool, "durability", Config{})
+	if !strings.Contains(strings.Join(f.Details, " "), "synchronous_commit=off of every role in database") {
+		t.Errorf("the database's own setting is not named: %+v", f)
+	}
+}
+
+func TestSerializableByDefaultIsCritical(t *testing.T) {
+	pool := newPool(t)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	exec(t, conn, `SET default_transaction_isolation = 'serializable'`)
+	want(t, find(t, conn, "isolation", Config{}), Critical, "read committed")
+	exec(t, conn, `RESET default_transaction_isolation`)
+}
+
+func TestClockSkewIsMeasuredAgainstTheDatabase(t *testing.T) {
+	pool := newPool(t)
+	for skew, says := range map[time.Duration]string{time.Minute: "ahead of the database's", -time.Minute: "behind the database's"} {
+		f := find(t, pool, "clock", Config{Now: func() time.Time { return time.Now().Add(skew) }})
+		want(t, f, Warning, "time service", says)
+	}
+}
+
+func TestHorizonHoldersAreNamedWithTheWayToEndThem(t *testing.T) {
+	pool := newPool(t)
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background()) //nolint:errcheck // it only reads
+	exec(t, tx, `SELECT count(*) FROM penstock.queue`)
+	// No test waits a minute for a transaction to be old: the same statement finds it with the age left out.
+	aged := strings.ReplaceAll(horizonSQL, "interval '1 minute'", "interval '0 seconds'")
+	aged = strings.ReplaceAll(aged, "interval '10 minutes'", "interval '0 seconds'")
+	rows, err := pool.Query(t.Context(), aged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	var line, advice string
+	var level int
+	if _, err = pgx.ForEachRow(rows, []any{&line, &level, &advice}, func() error {
+		found = append(found, fmt.Sprint(line, ": ", advice, " ", level))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	pid := fmt.Sprintf("SELECT pg_terminate_backend(%d) 2", tx.Conn().PgConn().PID())
+	if !strings.Contains(strings.Join(found, "\n"), pid) {
+		t.Errorf("%q is not among %q", pid, found)
+	}
+}
+
+func TestStuckLocksLateEntriesAndUnservedQueuesAreFound(t *testing.T) {
+	pool := newPool(t)
+	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{Application: "gpu"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	push := invalidation.Push{Payload: []byte(`{}`)}
+	if _, err := q.Push(t.Context(), push, push); err != nil {
+		t.Fatal(err)
+	}
+	node := invalidation.Node{ID: 7, Name: "gpu-1", Application: "gpu", Lease: 10 * time.Second, Queues: []int32{q.ID}}
+	if err := invalidation.Register(t.Context(), pool, node); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.Claim(t.Context(), invalidation.ClaimRequest{Node: 7, Lane: invalidation.Lane{Priority: 1}, Limit: 1}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, find(t, pool, "stuck locks", Config{}), Fine)
+	want(t, find(t, pool, "unserved queues", Config{}), Fine)
+	want(t, find(t, pool, "late entries", Config{}), Fine)
+
+	exec(t, pool, `UPDATE penstock.node SET beat_at = now() - interval '20 seconds'`)
+	want(t, find(t, pool, "stuck locks", Config{}), Warning, "queue work, key #", "silent for 20 s")
+	exec(t, pool, `UPDATE penstock.node SET beat_at = now() - interval '2 minutes'`)
+	want(t, find(t, pool, "stuck locks", Config{}), Critical, "2 m 0 s")
+	exec(t, pool, `UPDATE penstock.entry SET created_at = now() - interval '1 minute'`)
+	want(t, find(t, pool, "unserved queues", Config{}), Warning, "queue work of application gpu: the first entry has waited 1 m 0 s")
+	exec(t, pool, `UPDATE penstock.entry SET created_at = now() - interval '1 hour'`)
+	want(t, find(t, pool, "unserved queues", Config{}), Critical)
+
+	push.DueAt = time.Now().Add(time.Hour)
+	if _, err := q.Push(t.Context(), push); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `UPDATE penstock.entry SET due_at = now() - interval '20 seconds' WHERE status = 'initial'`)
+	want(t, find(t, pool, "late entries", Config{}), Warning, "came due 20 s ago")
+	exec(t, pool, `UPDATE penstock.entry SET due_at = now() - interval '2 minutes' WHERE status = 'initial'`)
+	want(t, find(t, pool, "late entries", Config{}), Critical)
+
+	if err := invalidation.PauseQueue(t.Context(), pool, "work", invalidation.By{Actor: "ada", Reason: "a test"}, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, find(t, pool, "unserved queues", Config{}), Fine)
+	want(t, find(t, pool, "paused queues", Config{}), Fine)
+	exec(t, pool, `UPDATE penstock.queue SET paused_at = now() - interval '3 days'`)
+	want(t, find(t, pool, "paused queues", Config{}), Warning, "by ada 3 d 0 h ago, a test")
+}
+
+func TestALeaderThatFellSilentIsCritical(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `INSERT INTO penstock.leader (name, holder, elected_at, renewed_at) VALUES ('main', 'a', now(), now())`)
+	want(t, find(t, pool, "leader", Config{}), Fine, "a leads")
+	exec(t, pool, `UPDATE penstock.leader SET renewed_at = now() - interval '5 minutes'`)
+	want(t, find(t, pool, "leader", Config{}), Critical, "fell silent 5 m 0 s ago", "Start a leader")
+}
+
+func TestABrokenInvariantIsCriticalAndManyRowsAreLeftForADeepExamination(t *testing.T) {
+	pool := newPool(t)
+	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.Push(t.Context(), invalidation.Push{Payload: []byte(`{}`)}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, find(t, pool, "invariants", Config{}), Fine)
+	exec(t, pool, `DELETE FROM penstock.ready`)
+	want(t, find(t, pool, "invariants", Config{}), Critical, "a pending entry has a ready row or a lock: entry")
+
+	exec(t, pool, `SELECT pg_stat_force_next_flush()`)
+	exec(t, pool, `ANALYZE penstock.entry_work`)
+	want(t, find(t, pool, "invariants", Config{RowsMax: -1}), Critical)
+	tiny := Config{RowsMax: 1}
+	exec(t, pool, `INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key) SELECT $1, 1, '', g, 'x' FROM generate_series(1, 50) g`, q.ID)
+	exec(t, pool, `ANALYZE penstock.ready`)
+	want(t, find(t, pool, "invariants", tiny), Skipped, "--deep")
+	tiny.Deep = true
+	want(t, find(t, pool, "invariants", tiny), Critical)
+}
+
+func TestAutovacuumSwitchedOffForATableIsCritical(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `ALTER TABLE penstock.ready SET (autovacuum_enabled = false)`)
+	want(t, find(t, pool, "vacuum", Config{}), Critical, "penstock.ready")
+}
+
+func TestOutcomesWithoutPartitionsAreAWarning(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `INSERT INTO penstock.result (entry_id, created_at, queue_id, attempt, outcome) VALUES (1, now(), 1, 0, 'done')`)
+	f := find(t, pool, "partitions", Config{})
+	if f.Severity != Warning {
+		// Partitions were there already: then those for what is to come must be too.
+		want(t, f, Fine, "partitions, until")
+	}
+	later := Config{Now: func() time.Time { return time.Now().AddDate(1, 0, 0) }}
+	want(t, find(t, pool, "partitions", later), Warning, "leader")
+}
+
+func TestACheckThatFailsIsAFindingAndTheOthersRun(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `DROP SCHEMA penstock CASCADE`)
+	findings, err := Examine(t.Context(), pool, Config{})
+	if err != nil || len(findings) != len(checks)-1 {
+		t.Fatalf("%d findings (%v)", len(findings), err)
+	}
+	want(t, find(t, pool, "leader", Config{}), Warning, "could not be checked", "penstock migrate up")
+	want(t, find(t, pool, "isolation", Config{}), Fine)
+}
+
+func TestADatabaseThatIsNotThereIsAnErrorNotAFinding(t *testing.T) {
+	pool := newPool(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if findings, err := Examine(ctx, pool, Config{}); err == nil || len(findings) > 0 {
+		t.Errorf("findings %v, error %v", findings, err)
+	}
+}
+
+func TestWorstIsTheMostUrgent(t *testing.T) {
+	for want, findings := range map[Severity][]Finding{
+		Fine:     {{Severity: Fine}, {Severity: Skipped}},
+		Warning:  {{Severity: Warning}, {Severity: Fine}},
+		Critical: {{Severity: Warning}, {Severity: Critical}, {Severity: Fine}},
+	} {
+		if got := Worst(findings); got != want {
+			t.Errorf("worst of %v is %s", findings, got)
+		}
+	}
+}
+
+// migrationTexts are the migrations that made the test's database.
+func migrationTexts(t *testing.T) []string {
+	t.Helper()
+	names, err := fs.Glob(os.DirFS("../../migrations"), "[0-9]*.sql")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("find migrations: %v, %v", names, err)
+	}
+	var all []string
+	for _, name := range names {
+		text, err := os.ReadFile("../../migrations/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(text))
+	}
+	return all
+}
+
+func TestDriftIsNothingAfterTheMigrationsAndNamesEachChange(t *testing.T) {
+	pool := newPool(t)
+	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	all := migrationTexts(t)
+	lines, err := Drift(t.Context(), pool, all)
+	if err != nil || len(lines) > 0 {
+		t.Fatalf("a fresh schema differs: %q (%v)", lines, err)
+	}
+	exec(t, pool, `CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'never' $$`)
+	exec(t, pool, `CREATE FUNCTION penstock.mine() RETURNS int LANGUAGE sql AS $$ SELECT 1 $$`)
+	exec(t, pool, `DROP VIEW penstock.stuck`)
+	exec(t, pool, `DROP INDEX penstock.ready_lock_key`)
+	exec(t, pool, `DROP FUNCTION penstock.merge_payloads`)
+	exec(t, pool, `ALTER TABLE penstock.entry DETACH PARTITION penstock.entry_work`)
+	if lines, err = Drift(t.Context(), pool, all); err != nil {
+		t.Fatal(err)
+	}
+	expected := []string{
+		"index ready_lock_key is missing", "view stuck is missing", "function ago has another text than the migrations give it",
+		"function merge_payloads is missing", "function mine is not of any migration", "queue work has no table entry_work",
+	}
+	if !slices.Equal(lines, expected) {
+		t.Errorf("drift is\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(expected, "\n"))
+	}
+}
+
+func TestParseFollowsMigrationsInTheirOrder(t *testing.T) {
+	m := parse([]string{
+		"CREATE TABLE penstock.a (x int);\nCREATE FUNCTION penstock.f() RETURNS int AS $$ CREATE TABLE penstock.not_me () $$;\n-- CREATE TABLE penstock.nor_me\n",
+		"DROP TABLE penstock.a;\nCREATE OR REPLACE FUNCTION penstock.f() RETURNS int LANGUAGE sql AS $x$ two $x$;\nCREATE UNIQUE INDEX IF NOT EXISTS i ON penstock.b (x);\n-- +goose Down\nDROP FUNCTION penstock.f();",
+	})
+	if len(m.objects) != 1 || !m.objects["index i"] {
+		t.Errorf("objects are %v", m.objects)
+	}
+	if got := m.functions["f"]; len(got) != 2 || got[1] != " two " {
+		t.Errorf("functions are %q", m.functions)
+	}
+}

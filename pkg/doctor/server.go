@@ -1,0 +1,159 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// versionMin is the oldest Postgres whose behaviour the schema relies on; CI runs on 15 and newer.
+const versionMin = 14
+
+func checkVersion(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	var number int
+	var text string
+	err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, current_setting('server_version')`).Scan(&number, &text)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Summary: "Postgres " + text}
+	if number < versionMin*10_000 {
+		f.Severity, f.Advice = Critical, fmt.Sprintf("Upgrade to Postgres %d or newer; nothing older is tested.", versionMin)
+	}
+	return f, nil
+}
+
+// durabilitySQL reads what the server does for us, and which roles or databases have an asynchronous commit set.
+const durabilitySQL = `
+SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+       ARRAY(SELECT format('%s of %s%s', option, coalesce('role ' || nullif(setrole, 0)::regrole::text, 'every role'),
+                    coalesce(' in database ' || d.datname, ''))
+               FROM pg_db_role_setting s CROSS JOIN unnest(setconfig) option LEFT JOIN pg_database d ON d.oid = s.setdatabase
+              WHERE option = 'synchronous_commit=off' AND (setdatabase = 0 OR d.datname = current_database()))`
+
+// A claim that was acknowledged and then lost in a crash hands out its token again: two runs of an entry would hold
+// the same token, and fencing fails. So an asynchronous commit is as bad as no fsync.
+func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	var fsync, pages, commit string
+	var overrides []string
+	if err := tx.QueryRow(ctx, durabilitySQL).Scan(&fsync, &pages, &commit, &overrides); err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Summary: fmt.Sprintf("fsync %s, full_page_writes %s, synchronous_commit %s", fsync, pages, commit), Details: overrides}
+	var todo []string
+	if fsync == "off" {
+		todo = append(todo, "ALTER SYSTEM SET fsync = on: without it a crash of the machine loses or corrupts the database.")
+	}
+	if pages == "off" {
+		todo = append(todo, "ALTER SYSTEM SET full_page_writes = on: a torn page cannot be repaired without it.")
+	}
+	if commit == "off" {
+		todo = append(todo, "Set synchronous_commit to on: with off a crash hands out fencing tokens twice and loses accepted entries.")
+	}
+	switch {
+	case len(todo) > 0:
+		f.Severity = Critical
+		f.Advice = strings.Join(todo, " ") + " Then SELECT pg_reload_conf()."
+	case len(overrides) > 0:
+		f.Severity = Warning
+		f.Advice = "If leaders, task nodes or pushers connect so, take it away with ALTER ROLE ... RESET synchronous_commit (or ALTER DATABASE)."
+	}
+	return f, nil
+}
+
+func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	var isolation, readOnly string
+	var replica bool
+	err := tx.QueryRow(ctx, `SELECT current_setting('default_transaction_isolation'), current_setting('default_transaction_read_only'), pg_is_in_recovery()`).
+		Scan(&isolation, &readOnly, &replica)
+	if err != nil {
+		return Finding{}, err
+	}
+	switch {
+	case replica:
+		return Finding{
+			Severity: Critical, Summary: "this is a standby: it cannot be written to",
+			Advice: "Point Penstock at the primary (target_session_attrs=read-write in the address).",
+		}, nil
+	case readOnly == "on":
+		return Finding{
+			Severity: Critical, Summary: "transactions are read-only by default",
+			Advice: "Find out why somebody set default_transaction_read_only (a full disk?), then reset it.",
+		}, nil
+	case isolation != "read committed":
+		return Finding{
+			Severity: Critical, Summary: "transactions are " + isolation + " by default; the queue needs read committed",
+			Advice: "Reset default_transaction_isolation for the roles of Penstock.",
+		}, nil
+	}
+	return Finding{Summary: "a primary, read committed by default"}, nil
+}
+
+// skewMax is how far this machine's clock may be from the database's: what is pushed with a due time or a deadline
+// is off by as much. Leases do not depend on it.
+const skewMax = 2 * time.Second
+
+func checkClock(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
+	best := time.Hour
+	var skew time.Duration
+	for range 3 {
+		var theirs time.Time
+		before, began := cfg.Now(), time.Now()
+		if err := tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&theirs); err != nil {
+			return Finding{}, err
+		}
+		if trip := time.Since(began); trip < best {
+			best, skew = trip, before.Add(trip/2).Sub(theirs)
+		}
+	}
+	f := Finding{Summary: fmt.Sprintf("this machine and the database differ by %s (give or take %s)", skew.Abs().Round(time.Millisecond), (best / 2).Round(time.Millisecond))}
+	if skew.Abs() > skewMax+best/2 {
+		f.Severity = Warning
+		f.Summary = fmt.Sprintf("this machine's clock is %s %s the database's", skew.Abs().Round(time.Millisecond), map[bool]string{true: "ahead of", false: "behind"}[skew > 0])
+		f.Advice = "Start a time service (chrony, systemd-timesyncd) on both; until then due times and deadlines that are set here are off by as much."
+	}
+	return f, nil
+}
+
+const connectionsSQL = `
+SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+       ARRAY(SELECT format('%s by %s', count(*), coalesce(nullif(application_name, ''), 'no name')) FROM pg_stat_activity
+              WHERE backend_type = 'client backend' GROUP BY application_name ORDER BY count(*) DESC, application_name LIMIT 5)`
+
+func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	var used, most int
+	var who []string
+	if err := tx.QueryRow(ctx, connectionsSQL).Scan(&used, &most, &who); err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Summary: fmt.Sprintf("%d of %d in use", used, most)}
+	if share := float64(used) / float64(max(most, 1)); share > 0.8 {
+		f.Severity, f.Details = Warning, who
+		if share > 0.95 {
+			f.Severity = Critical
+		}
+		f.Advice = "Raise max_connections, or put a pooler in transaction mode in between (--database-pooled): Penstock works through one."
+	}
+	return f, nil
+}
+
+func checkNotifications(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	var usage float64
+	if err := tx.QueryRow(ctx, `SELECT pg_notification_queue_usage()`).Scan(&usage); err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Summary: fmt.Sprintf("the queue of NOTIFY is %.0f %% full", usage*100)}
+	if usage > 0.1 {
+		f.Severity = Warning
+		if usage > 0.5 {
+			f.Severity = Critical
+		}
+		f.Advice = "A session that listens is stuck in a transaction: end it (see horizon). When the queue is full every NOTIFY fails at commit; " +
+			"Penstock works without, by polling."
+	}
+	return f, nil
+}

@@ -1,0 +1,154 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const leaderSQL = `
+SELECT holder, term, renewed_at + lease > clock_timestamp(), penstock.ago(clock_timestamp() - renewed_at), penstock.ago(clock_timestamp() - elected_at)
+  FROM penstock.leader
+ WHERE renewed_at IS NOT NULL
+ ORDER BY renewed_at DESC
+ LIMIT 1`
+
+func checkLeader(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	const advice = "Start a leader. Until then due entries wait, deadlines pass, and what dead nodes held stays locked; nodes go on with what is in line."
+	var holder, silent, since string
+	var term int64
+	var live bool
+	err := tx.QueryRow(ctx, leaderSQL).Scan(&holder, &term, &live, &silent, &since)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return Finding{Severity: Warning, Summary: "no leader leads", Advice: advice}, nil
+	case err != nil:
+		return Finding{}, err
+	case !live:
+		return Finding{Severity: Critical, Summary: fmt.Sprintf("no leader leads: %s (term %d) fell silent %s ago", holder, term, silent), Advice: advice}, nil
+	}
+	return Finding{Summary: fmt.Sprintf("%s leads since %s (term %d)", holder, since, term)}, nil
+}
+
+// lateSQL finds the entry that came due first and is not in line, one look-up a queue.
+const lateSQL = `
+SELECT format('queue %s: entry %s came due %s ago', q.name, e.id, penstock.ago(clock_timestamp() - e.due_at)),
+       e.due_at < clock_timestamp() - interval '1 minute'
+  FROM penstock.queue q CROSS JOIN LATERAL (
+       SELECT x.id, x.due_at FROM penstock.entry x
+        WHERE x.queue_id = q.id AND x.status = 'initial' AND x.priority >= 0 ORDER BY x.due_at, x.id LIMIT 1) e
+ WHERE e.due_at < clock_timestamp() - interval '10 seconds'
+ ORDER BY e.due_at
+ LIMIT 20`
+
+func checkLate(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, lateSQL, "due entries are in line", "%d queues have entries that are due and not in line",
+		"The elected leader puts them into line within a second: see the check leader and the leader's log.")
+}
+
+// stuckSQL lists locks that recovery should have freed: critical when it is late by more than 30 seconds.
+const stuckSQL = `
+SELECT format('queue %s, key %s (token %s): %s%s', queue, lock_key, token, reason, coalesce(', silent for ' || penstock.ago(silent_for), '')),
+       coalesce(silent_for, age) > interval '40 seconds'
+  FROM penstock.stuck
+ ORDER BY coalesce(silent_for, age) DESC
+ LIMIT 20`
+
+func checkStuck(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, stuckSQL, "no lock is held by a dead node", "%d locks are held by dead nodes",
+		"The elected leader frees them within the lease and two seconds, unless it has suspended itself because many leases lapsed at once: "+
+			"see the check leader, its log, and penstock lock verify.")
+}
+
+// unservedSQL lists queues that have work which nobody would claim: critical when the oldest has waited for a while.
+const unservedSQL = `
+SELECT format('queue %s of application %s: the first entry has waited %s', q.name, q.application, penstock.ago(clock_timestamp() - h.since)),
+       h.since < clock_timestamp() - interval '15 minutes'
+  FROM penstock.queue q CROSS JOIN LATERAL (
+       SELECT greatest(e.created_at, e.due_at) AS since
+         FROM (SELECT r.* FROM penstock.ready r WHERE r.queue_id = q.id ORDER BY r.priority, r.flow, r.pos LIMIT 1) r
+        CROSS JOIN LATERAL (
+              (SELECT x.created_at, x.due_at FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = r.entry_id)
+              UNION ALL
+              (SELECT x.created_at, x.due_at FROM penstock.entry x
+                WHERE x.queue_id = q.id AND x.lock_key = r.lock_key AND x.status = 'pending' AND x.priority >= 0 ORDER BY x.id LIMIT 1)) e) h
+ WHERE q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true))
+   AND NOT EXISTS (SELECT FROM penstock.serving(q.id)) AND h.since < clock_timestamp() - interval '10 seconds'
+ ORDER BY h.since
+ LIMIT 50`
+
+func checkUnserved(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, unservedSQL, "every queue with work has a node", "%d queues have work and no live node",
+		"Start a task node of that application with a handler for the queue, or disable the queue so that people know.")
+}
+
+// pausedSQL lists pauses that somebody may have forgotten.
+const pausedSQL = `
+SELECT format('queue %s: by %s %s ago%s', name, paused_by, penstock.ago(clock_timestamp() - paused_at), coalesce(', ' || nullif(paused_reason, ''), '')), false
+  FROM penstock.queue
+ WHERE paused_at < clock_timestamp() - interval '1 day' AND paused_until IS NULL
+ ORDER BY paused_at
+ LIMIT 50`
+
+func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, pausedSQL, "no pause looks forgotten", "%d queues have been paused for more than a day, without an end",
+		"Ask whoever paused it; penstock queue resume ends a pause, --until gives one an end.")
+}
+
+// judged turns lines and whether each is critical into a finding.
+func judged(ctx context.Context, tx pgx.Tx, sql, fine, many, advice string) (Finding, error) {
+	rows, err := tx.Query(ctx, sql)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Summary: fine}
+	var line string
+	var critical bool
+	_, err = pgx.ForEachRow(rows, []any{&line, &critical}, func() error {
+		f.Details = append(f.Details, line)
+		if critical {
+			f.Severity = Critical
+		} else if f.Severity == "" {
+			f.Severity = Warning
+		}
+		return nil
+	})
+	if len(f.Details) > 0 {
+		f.Summary, f.Advice = fmt.Sprintf(many, len(f.Details)), advice
+	}
+	return f, err
+}
+
+// rowsSQL estimates what the check of the invariants must read.
+const rowsSQL = `
+SELECT coalesce(sum(greatest(n_live_tup, 0)), 0)::bigint
+  FROM pg_stat_user_tables
+ WHERE schemaname = 'penstock' AND (relname IN ('ready', 'lock') OR relname ~ '^(entry|result|failure)_')`
+
+func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
+	var rows int64
+	if err := tx.QueryRow(ctx, rowsSQL).Scan(&rows); err != nil {
+		return Finding{}, err
+	}
+	if rows > cfg.RowsMax && !cfg.Deep {
+		return Finding{
+			Severity: Skipped, Summary: fmt.Sprintf("not checked: about %d rows would be read", rows),
+			Advice: "Run penstock doctor --deep when the database has time for it.",
+		}, nil
+	}
+	start := time.Now()
+	broken, err := texts(ctx, tx, `SELECT invariant || ': ' || detail FROM penstock.check_invariants('10 seconds') LIMIT 50`)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Summary: fmt.Sprintf("all hold (about %d rows read in %s)", rows, time.Since(start).Round(time.Millisecond)), Details: broken}
+	if len(broken) > 0 {
+		f.Severity = Critical
+		f.Summary = fmt.Sprintf("%d are broken", len(broken))
+		f.Advice = "This is a defect, or somebody wrote to the tables by hand: pause the queue, keep the lines below, and report them."
+	}
+	return f, nil
+}
