@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -22,6 +24,7 @@ import (
 // who wrote what.
 type site struct {
 	t       *testing.T
+	server  *pgtest.Own
 	dsn     string
 	pool    *pgxpool.Pool
 	leaders []*leader
@@ -35,7 +38,7 @@ type leader struct {
 func newSite(t *testing.T, leaders int) *site {
 	t.Helper()
 	own := pgtest.Server(t)
-	s := &site{t: t, dsn: own.DSN(), pool: own.Pool()}
+	s := &site{t: t, server: own, dsn: own.DSN(), pool: own.Pool()}
 	if _, err := invalidation.Create(t.Context(), s.pool, "work", invalidation.Config{}); err != nil {
 		t.Fatal(err)
 	}
@@ -66,9 +69,9 @@ func (s *site) startLeader(role string) *leader {
 	return l
 }
 
-func (s *site) exec(sql string, args ...any) {
+func (s *site) exec(sql string) {
 	s.t.Helper()
-	if _, err := s.pool.Exec(s.t.Context(), sql, args...); err != nil {
+	if _, err := s.pool.Exec(s.t.Context(), sql); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -88,15 +91,16 @@ func (s *site) term() (term int64, role string) {
 SELECT term, coalesce((SELECT who FROM public.written WHERE relation = 'leader' ORDER BY at DESC LIMIT 1), '')
   FROM penstock.leader WHERE renewed_at + lease > clock_timestamp()`
 	err := s.pool.QueryRow(s.t.Context(), sql).Scan(&term, &role)
-	if err != nil && err != pgx.ErrNoRows {
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		s.t.Fatal(err)
 	}
 	return term, role
 }
 
 // elected waits for a term after the given one and returns it with its leader.
-func (s *site) elected(after int64, within time.Duration) (int64, *leader) {
+func (s *site) elected(after int64) (int64, *leader) {
 	s.t.Helper()
+	const within = 15 * time.Second
 	var term int64
 	var found *leader
 	eventually(s.t, within, fmt.Sprintf("a leader is elected after term %d", after), func() bool {
@@ -171,11 +175,11 @@ func (s *site) promotedOnce(n int64, within time.Duration) {
 
 func TestKilledLeaderIsReplacedWithinSixSecondsAndNoDutyIsDoneTwice(t *testing.T) {
 	s := newSite(t, 3)
-	term, first := s.elected(0, 10*time.Second)
+	term, first := s.elected(0)
 	s.pushDue(s.other(first), 400, 10*time.Second)
 	s.exec(`CREATE TABLE public.killed AS SELECT clock_timestamp() AS at`)
 	first.signal(syscall.SIGKILL)
-	next, second := s.elected(term, 10*time.Second)
+	next, second := s.elected(term)
 	if second == first {
 		t.Fatalf("term %d is that of the dead leader", next)
 	}
@@ -195,13 +199,13 @@ func TestKilledLeaderIsReplacedWithinSixSecondsAndNoDutyIsDoneTwice(t *testing.T
 
 func TestStoppedLeaderWritesNothingOnceItsTermIsOver(t *testing.T) {
 	s := newSite(t, 2)
-	term, frozen := s.elected(0, 10*time.Second)
+	term, frozen := s.elected(0)
 	s.pushDue(s.other(frozen), 1000, 15*time.Second)
 	eventually(t, 10*time.Second, "the first leader promotes", func() bool {
 		return s.query(`SELECT count(*) FROM public.written WHERE who = $1 AND relation = 'ready'`, frozen.name) > 20
 	})
 	frozen.signal(syscall.SIGSTOP)
-	next, heir := s.elected(term, 10*time.Second)
+	next, heir := s.elected(term)
 	s.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
 	before := s.query(`SELECT count(*) FROM public.written WHERE who = $1`, heir.name)
 	frozen.signal(syscall.SIGCONT)
@@ -222,14 +226,14 @@ func TestTerminatedLeaderHandsOverWithinHalfASecondAndExitsZero(t *testing.T) {
 	s := newSite(t, 3)
 	var worst int64
 	for range 2 {
-		term, l := s.elected(0, 10*time.Second)
+		term, l := s.elected(0)
 		s.exec(`DROP TABLE IF EXISTS public.told`)
 		s.exec(`CREATE TABLE public.told AS SELECT clock_timestamp() AS at`)
 		l.signal(syscall.SIGTERM)
 		if code := l.exit(10 * time.Second); code != 0 {
 			t.Errorf("exit status %d", code)
 		}
-		s.elected(term, 10*time.Second)
+		s.elected(term)
 		worst = max(worst, s.query(`SELECT extract(epoch FROM l.elected_at - o.at) * 1000 FROM penstock.leader l, public.told o`))
 	}
 	t.Logf("slowest hand-over took %d ms", worst)
@@ -238,9 +242,42 @@ func TestTerminatedLeaderHandsOverWithinHalfASecondAndExitsZero(t *testing.T) {
 	}
 }
 
+func TestLeadersOutliveADatabaseThatIsRestarted(t *testing.T) {
+	s := newSite(t, 2)
+	term, l := s.elected(0)
+	s.server.Stop(devpostgres.Crash)
+	if _, err := l.request("POST", "/v1/queues/work/entries", map[string]any{"payload": 1}); !errors.Is(err, errStatus) {
+		t.Errorf("push without a database: %v, want status 503", err)
+	}
+	if answer, err := l.request("GET", "/readyz", nil); !errors.Is(err, errStatus) || answer["status"] != "not ready" {
+		t.Errorf("readiness without a database: %v (%v)", answer, err)
+	}
+	if _, err := l.request("GET", "/livez", nil); err != nil {
+		t.Errorf("a leader without a database is restarted for nothing: %v", err)
+	}
+	l.says("term ended", 15*time.Second)
+	s.server.Start()
+	began := time.Now()
+	for _, l := range s.leaders {
+		eventually(t, 15*time.Second, l.name+" accepts entries again", func() bool {
+			_, err := l.request("POST", "/v1/queues/work/entries", map[string]any{"payload": 1})
+			return err == nil
+		})
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("entries are accepted %v after the database is back", took)
+	}
+	s.pool.Reset()
+	if next, _ := s.elected(term); next <= term {
+		t.Errorf("term %d after term %d", next, term)
+	}
+	s.pushDue(l, 10, 0)
+	s.promotedOnce(12, 10*time.Second) // two of them were due at once
+}
+
 func TestEveryLeaderServesRequests(t *testing.T) {
 	s := newSite(t, 2)
-	_, elected := s.elected(0, 10*time.Second)
+	_, elected := s.elected(0)
 	for _, l := range []*leader{elected, s.other(elected)} {
 		pushed, err := l.request("POST", "/v1/queues/work/entries", map[string]any{"payload": l.name})
 		if err != nil {

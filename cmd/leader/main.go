@@ -106,7 +106,7 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 	}{
 		{&p.api, cfg.Database.Pool(16)},
 		{&p.duties, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 6, StatementTimeout: time.Minute}},
-		{&p.election, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 3}},
+		{&p.election, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 10}},
 	} {
 		pool, err := postgres.Open(ctx, one.cfg)
 		if err != nil {

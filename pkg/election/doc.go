@@ -47,6 +47,7 @@
 //	failover to a standby that has not seen the last term   the term is not in its table, so its writes are refused
 //	read-only standby           polls fail like those of a database that is away
 //
-// Each election has a name; a process may take part in several. An elector needs at most three connections, which
-// must not be shared with other work: a busy pool would starve the renewals.
+// Each election has a name; a process may take part in several. An elector needs one connection at a time, of a pool
+// that is not shared with other work: busy connections would starve the renewals. The pool should allow ten, because
+// a connection that a broken network has frozen takes up to 15 s to be given up, and by then others are tried.
 package election

@@ -26,7 +26,7 @@ type office interface {
 	resign(ctx context.Context, term Term) error
 }
 
-// New returns an elector under a fresh incarnation. db should be a pool of three connections for it alone.
+// New returns an elector under a fresh incarnation. db should be a pool of ten connections for it alone.
 func New(db postgres.DB, cfg Config) *Elector {
 	cfg = cfg.withDefaults()
 	return newElector(row{

@@ -3,7 +3,9 @@ package election_test
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,7 +31,12 @@ func stand(t *testing.T, dsn string, cfg election.Config) *candidate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.MaxConns = 3
+	return standOn(t, config, cfg)
+}
+
+func standOn(t *testing.T, config *pgxpool.Config, cfg election.Config) *candidate {
+	t.Helper()
+	config.MaxConns = 10
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -153,6 +160,46 @@ func TestTrustEndsBeforeTheNextTermBegins(t *testing.T) {
 			}
 			heir.terms <- next // for the next round
 		}
+	}
+}
+
+// deafConn is a connection of which nothing arrives once frozen is set, as behind a broken network.
+type deafConn struct {
+	net.Conn
+	frozen *atomic.Bool
+}
+
+func (c deafConn) Write(b []byte) (int, error) {
+	if c.frozen.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+func TestLeaderWhoseConnectionsFreezeStopsBeforeTheNextTerm(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var frozen atomic.Bool
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return deafConn{conn, &frozen}, err
+	}
+	first := standOn(t, config, election.Config{})
+	_, term := elected(t, 5*time.Second, first)
+	heir := stand(t, dsn, election.Config{})
+	frozen.Store(true)
+	_, next := elected(t, 6*time.Second, heir)
+	if first.Status().Leading || next <= term {
+		t.Errorf("term %d began while term %d was trusted", next, term)
+	}
+	frozen.Store(false)
+	heir.stop()
+	if _, again := elected(t, 6*time.Second, first); again <= next {
+		t.Errorf("term %d after %d: whose network was broken cannot be elected again", again, next)
 	}
 }
 
