@@ -58,7 +58,9 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	}
 	pc.MaxConnLifetimeJitter = 5 * time.Minute
 	if cfg.Pooled {
-		pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		// Statements are described once, by a server process that may be another one than runs them; each run names
+		// no prepared statement and carries its types. (QueryExecModeExec would not know the types of arguments.)
+		pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	} else {
 		for name, value := range session {
 			pc.ConnConfig.RuntimeParams[name] = value

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/election"
 )
 
@@ -357,5 +358,35 @@ func TestClockThatJumpsBackDoesNotProlongATerm(t *testing.T) {
 	_, next := elected(t, 3*time.Second, stand(t, dsn, election.Config{}))
 	if next <= old {
 		t.Errorf("term %d after %d", next, old)
+	}
+}
+
+// Statements must not lean on what a connection remembers: behind a pooler the next one goes to another server process.
+func TestElectionWorksWithoutPreparedStatements(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, Pooled: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	e := election.New(pool, election.Config{Lease: time.Second})
+	err = e.Run(ctx, func(ctx context.Context, term election.Term) error {
+		defer stop()
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(2 * time.Second): // longer than a lease: renewals work
+		}
+		return term.On(pool).InTx(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `CREATE TABLE written ()`)
+			return err
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `SELECT FROM written`); err != nil {
+		t.Errorf("nothing was written within the term: %v", err)
 	}
 }
