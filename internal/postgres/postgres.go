@@ -57,6 +57,10 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		pc.MaxConns = 4
 	}
 	pc.MaxConnLifetimeJitter = 5 * time.Minute
+	// A server that is going away or has become a standby stays what it is: the next connection may find a better one.
+	pc.ConnConfig.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
+		return err.Severity != "FATAL" && !Unavailable(err)
+	}
 	if cfg.Pooled {
 		// Statements are described once, by a server process that may be another one than runs them; each run names
 		// no prepared statement and carries its types. (QueryExecModeExec would not know the types of arguments.)

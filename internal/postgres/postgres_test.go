@@ -1,0 +1,41 @@
+package postgres_test
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+func backend(t *testing.T, pool *pgxpool.Pool) (pid int) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// After a fail-over the old server answers, too, as a standby. Who kept its connection would write in vain for ever.
+func TestConnectionToAServerThatTakesNoWritesIsNotKept(t *testing.T) {
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	before := backend(t, pool)
+	if _, err := pool.Exec(t.Context(), `SELECT 1 / 0`); err == nil || backend(t, pool) != before {
+		t.Errorf("an ordinary error (%v) costs the connection", err)
+	}
+	if _, err := pool.Exec(t.Context(), `SET default_transaction_read_only = on`); err != nil {
+		t.Fatal(err)
+	}
+	_, err = pool.Exec(t.Context(), `CREATE TABLE t ()`)
+	if postgres.Code(err) != "25006" || !postgres.Unavailable(err) {
+		t.Fatalf("write to a read-only server: %v", err)
+	}
+	if backend(t, pool) == before {
+		t.Error("the connection to a read-only server is kept")
+	}
+}
