@@ -249,29 +249,52 @@ END $$;
 
 -- Disable and enable of entries --------------------------------------------------------------------------------------
 
--- hold_to_switch locks what disabling or enabling an entry must exclude: the settler of its lock, and whoever changes
--- the entry. A settler locks the record first and then puts back into line what it sees in later statements; with
--- the record FOR KEY SHARE, it either has committed or will see our change. False: busy just now, try again.
+-- hold_to_switch locks what disabling or enabling an entry must exclude, or answers false and holds nothing: busy just
+-- now, try again.
+--   the settler  It locks the lock record first and then puts back into line what it sees in later statements. With the
+--                record FOR KEY SHARE, it either has committed or will see our change.
+--   the claim    We have the ready row of a solo entry, or one snapshot shows neither ready row nor lock; we have the
+--                key of a group. An entry that was claimed and settled before we commit would be missed by its settler,
+--                whose DELETE meets a row that changed, and would run again; and a ready row that enabling wrote could
+--                outlive the claim, to start the entry once more for a claim with an older snapshot.
 -- +goose StatementBegin
 CREATE FUNCTION penstock.hold_to_switch(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    key text;
+    e      penstock.entry;
+    locked boolean := false; -- there is a lock record, and we hold it
+    free   boolean := true;
 BEGIN
-    SELECT coalesce(lock_key, '#' || wanted) INTO key FROM penstock.entry WHERE queue_id = queue AND id = wanted;
-    IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = key) THEN
-        PERFORM FROM penstock.lock WHERE queue_id = queue AND lock_key = key FOR KEY SHARE SKIP LOCKED;
-        IF NOT FOUND THEN
-            RETURN false;
-        END IF;
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
+    IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)) THEN
+        PERFORM FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted) FOR KEY SHARE SKIP LOCKED;
+        locked := FOUND;
+        free := FOUND;
+    ELSIF e.lock_key IS NOT NULL THEN
+        free := penstock.hold_key(queue, e.lock_key);
     END IF;
-    PERFORM FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR NO KEY UPDATE SKIP LOCKED;
-    RETURN FOUND OR NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted);
+    IF free THEN
+        SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR NO KEY UPDATE SKIP LOCKED;
+        free := FOUND OR NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted);
+    END IF;
+    IF free AND NOT locked THEN
+        PERFORM FROM penstock.ready r
+          WHERE r.queue_id = queue AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
+            AND r.pos = coalesce(e.pos, wanted) AND r.entry_id = wanted
+            FOR UPDATE SKIP LOCKED;
+        free := FOUND OR (SELECT NOT penstock.in_line(e) AND NOT EXISTS (
+            SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)));
+    END IF;
+    IF NOT free THEN
+        RAISE SQLSTATE 'PS900';
+    END IF;
+    RETURN true;
+EXCEPTION WHEN SQLSTATE 'PS900' THEN
+    RETURN false; -- and what was locked is free again: a settler must not wait while we try again
 END $$;
 -- +goose StatementEnd
 
--- disable_one takes an entry out of line: priority -1, no ready row. One that runs ends its run; one that a claim is
--- just starting is started. True: it was disabled now; false: it was before, or is gone; null: busy, try again.
+-- disable_one takes an entry out of line: priority -1, no ready row. One that runs ends its run. True: it was disabled now; false: it was before, or is gone; null: busy, try again.
 -- +goose StatementBegin
 CREATE FUNCTION penstock.disable_one(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -300,7 +323,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- enable_one puts a disabled entry back into line where it stood. While its lock record stands, the settler does that.
+-- enable_one puts a disabled entry back into line where it stood. If it runs, the settler does that.
 -- A ready row that is there already is written anew, not left alone: a sweep that found it dead passes by the new version.
 -- +goose StatementBegin
 CREATE FUNCTION penstock.enable_one(queue integer, wanted bigint) RETURNS boolean
@@ -454,7 +477,8 @@ END $$;
 -- +goose StatementBegin
 CREATE FUNCTION penstock.expire_entries(queue_id integer, most integer) RETURNS integer
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+-- Walk the index of deadlines up to the bound: a bitmap would fetch every late entry first, and sort them.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     late  record;
@@ -737,7 +761,7 @@ END $$;
 -- +goose StatementBegin
 CREATE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean)
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     o     penstock.operation;

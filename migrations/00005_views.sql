@@ -59,44 +59,54 @@ LANGUAGE sql STABLE AS $$
 $$;
 -- +goose StatementEnd
 
--- queue_status counts. Up to 10,000 entries (100,000 failures) of a kind it counts exactly, through an index that holds
--- only them; what goes beyond is an estimate and marked as one. initial and pending leave out what is disabled, and
--- initial + pending = computing + awaiting_compute.
+-- count_queues counts. Up to 10,000 entries (100,000 failures) of a kind it counts exactly, through an index that holds
+-- only them; what goes beyond is an estimate and marked as one. initial and pending leave out what is disabled.
+-- The settings keep the plan at walking an index up to the bound, in whatever session it is asked.
+-- +goose StatementBegin
+CREATE FUNCTION penstock.count_queues()
+RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+LANGUAGE sql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+    SELECT q.id, s.initial, greatest(s.total - s.disabled - s.initial, computing.n), s.disabled, computing.n, failed.n,
+           total.n > 10000 OR failed.n > 100000
+      FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id LIMIT 10001) b) total
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
+           SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.status = 'initial' LIMIT 10001) b) initial
+     CROSS JOIN LATERAL (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
+           SELECT e.status FROM penstock.entry e WHERE e.queue_id = q.id AND e.priority = -1 LIMIT 10001) b) disabled
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) b) failed
+     CROSS JOIN LATERAL (
+           -- The locks are as few as the work in flight: each is looked up.
+           SELECT coalesce(sum(c.n), 0)::bigint AS n
+             FROM penstock.lock l CROSS JOIN LATERAL (
+                  SELECT count(*) AS n FROM penstock.entry e
+                   WHERE left(l.lock_key, 1) = '#' AND e.queue_id = q.id AND e.id = l.last_entry_id
+                     AND e.status = 'pending' AND e.priority >= 0
+                  UNION ALL
+                  SELECT count(*) FROM penstock.entry e
+                   WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = q.id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
+                     AND e.status = 'pending' AND e.priority >= 0) c
+            WHERE l.queue_id = q.id) computing
+     CROSS JOIN LATERAL (
+           SELECT CASE WHEN total.n <= 10000 THEN total.n ELSE greatest(total.n, penstock.live_entries(q.name)) END AS total,
+                  greatest(0, CASE WHEN initial.n <= 10000 THEN initial.n
+                                   ELSE greatest(initial.n, penstock.indexed_entries(q.name, 'due_at')) END - disabled.initial) AS initial,
+                  CASE WHEN disabled.n <= 10000 THEN disabled.n
+                       ELSE greatest(disabled.n, penstock.indexed_entries(q.name, 'disabled')) END AS disabled) s
+$$;
+-- +goose StatementEnd
+
+-- queue_status: initial + pending = computing + awaiting_compute.
 CREATE VIEW penstock.queue_status AS
 SELECT q.name AS queue, q.kind, q.application, n.initial, n.pending, n.disabled, n.computing,
        n.initial + n.pending - n.computing AS awaiting_compute, n.failed, n.estimated,
        q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true) AS paused,
        q.paused_by, q.paused_reason, q.paused_until, q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent,
        q.id AS queue_id
-  FROM penstock.queue q
- CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id LIMIT 10001) s) total
- CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
-       SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.status = 'initial' LIMIT 10001) s) initial
- CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
-       SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.priority = -1 LIMIT 10001) s) disabled
- CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
-       SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.priority = -1 AND e.status = 'initial' LIMIT 10001) s) both_ways
- CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) s) failed
- CROSS JOIN LATERAL (
-       -- The locks are as few as the work in flight: each is looked up.
-       SELECT coalesce(sum(c.n), 0)::bigint AS n
-         FROM penstock.lock l CROSS JOIN LATERAL (
-              SELECT count(*) AS n FROM penstock.entry e
-               WHERE left(l.lock_key, 1) = '#' AND e.queue_id = q.id AND e.id = l.last_entry_id AND e.status = 'pending' AND e.priority >= 0
-              UNION ALL
-              SELECT count(*) FROM penstock.entry e
-               WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = q.id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
-                 AND e.status = 'pending' AND e.priority >= 0) c
-        WHERE l.queue_id = q.id) computing
- CROSS JOIN LATERAL (
-       SELECT CASE WHEN total.n <= 10000 THEN total.n ELSE greatest(total.n, penstock.live_entries(q.name)) END AS total,
-              CASE WHEN initial.n <= 10000 THEN initial.n ELSE greatest(initial.n, penstock.indexed_entries(q.name, 'due_at')) END AS initial,
-              CASE WHEN disabled.n <= 10000 THEN disabled.n ELSE greatest(disabled.n, penstock.indexed_entries(q.name, 'disabled')) END AS disabled) e
- CROSS JOIN LATERAL (
-       SELECT greatest(0, e.initial - both_ways.n) AS initial,
-              greatest(e.total - e.disabled - greatest(0, e.initial - both_ways.n), computing.n) AS pending,
-              e.disabled, computing.n AS computing, failed.n AS failed,
-              total.n > 10000 OR failed.n > 100000 AS estimated) n;
+  FROM penstock.count_queues() n
+  JOIN penstock.queue q ON q.id = n.queue_id;
 
 -- check_invariants lists what must never be and is. It reads everything, in one snapshot: for tests and for doubt, not
 -- for a busy database. grace leaves alone locks without entries younger than that (a claim that came too late for an

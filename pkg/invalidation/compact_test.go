@@ -18,9 +18,9 @@ func (b *bed) pushPayloads(payloads ...string) []EntryID {
 	return b.pushAll(b.pool, pushes...)
 }
 
-func (b *bed) compact(key string) int {
+func (b *bed) compact() int {
 	b.Helper()
-	n, err := b.q.Compact(b.ctx, key)
+	n, err := b.q.Compact(b.ctx, "K")
 	b.must(err)
 	return n
 }
@@ -35,7 +35,7 @@ func TestCompactMergesByTheRule(t *testing.T) {
 		t.Run(rule, func(t *testing.T) {
 			b := newControlBed(t, Config{Mergeable: true, Merge: rule})
 			ids := b.pushPayloads(`{"a": 1, "b": 1}`, `{"a": 2, "c": 2}`, `{"a": 3}`)
-			b.want(b.compact("K"), 2)
+			b.want(b.compact(), 2)
 			for _, id := range ids[1:] {
 				e := b.outcome(id)
 				b.want([]string{e.Outcome, e.Reason}, []string{"done", fmt.Sprint("merged into ", ids[0])})
@@ -50,10 +50,10 @@ func TestCompactMergesByTheRule(t *testing.T) {
 func TestCompactingAgainMergesTheSame(t *testing.T) {
 	b := newControlBed(t, Config{Mergeable: true, Merge: "array"})
 	b.pushPayloads(`1`, `2`)
-	b.want(b.compact("K"), 1)
+	b.want(b.compact(), 1)
 	b.pushPayloads(`3`, `[4, 5]`)
-	b.want(b.compact("K"), 2)
-	b.want(b.compact("K"), 0)
+	b.want(b.compact(), 2)
+	b.want(b.compact(), 0)
 	b.want(b.claimOne().Entries[0].Payload, json.RawMessage(`[1,2,3,4,5]`))
 }
 
@@ -62,7 +62,7 @@ func TestCompactLeavesAloneWhatANodeWasHanded(t *testing.T) {
 	handed := b.pushPayloads(`1`, `2`)
 	lock := b.claimOne()
 	behind := b.pushPayloads(`3`, `4`, `5`)
-	b.want(b.compact("K"), 2)
+	b.want(b.compact(), 2)
 	b.want(entryIDs(lock), handed)
 	b.settle(doneAll(lock)...)
 	next := b.claimOne()
@@ -78,9 +78,9 @@ func TestCompactKeepsTheLatestDeadlineAndOwedCallbacks(t *testing.T) {
 	soon, late := time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	ids := b.pushAll(b.pool, Push{LockKey: "K", FinishBy: soon}, Push{LockKey: "K", FinishBy: late},
 		Push{LockKey: "K", Callback: json.RawMessage(`{"url": "https://example.com"}`)}, Push{LockKey: "K"}, Push{LockKey: "K", StartBy: late})
-	b.want(b.compact("K"), 1)
+	b.want(b.compact(), 1)
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1 AND finish_by = $2`, ids[0], late), 1)
-	b.want(b.compact("K"), 1) // the run behind the callback; it has no deadline, since one of it has none
+	b.want(b.compact(), 1) // the run behind the callback; it has no deadline, since one of it has none
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1 AND start_by IS NULL`, ids[3]), 1)
 	b.want(entryIDs(b.claim(1)...), []EntryID{ids[0], ids[2], ids[3]})
 }
@@ -88,8 +88,8 @@ func TestCompactKeepsTheLatestDeadlineAndOwedCallbacks(t *testing.T) {
 func TestCompactStaysWithinThePayloadLimit(t *testing.T) {
 	b := newControlBed(t, Config{Mergeable: true, Merge: "array", PayloadLimit: 200})
 	b.pushPayloads(`"`+string(make100())+`"`, `"`+string(make100())+`"`, `1`, `2`)
-	b.want(b.compact("K"), 2) // the second takes both numbers, the first is alone
-	b.want(b.compact("K"), 0)
+	b.want(b.compact(), 2) // the second takes both numbers, the first is alone
+	b.want(b.compact(), 0)
 	b.want(len(b.claimOne().Entries), 2)
 }
 

@@ -140,7 +140,7 @@ func TestOperationRefusesAFilterThatItDoesNotKnow(t *testing.T) {
 			t.Errorf("operation %s with %+v: %v", o.Verb, o.Filter, err)
 		}
 	}
-	for _, filter := range []string{`{"nmae": "x"}`, `{"older_than": "soon"}`, `{"ids": ["x'); DROP TABLE penstock.entry; --"]}`, `[]`, `{"name": null}`} {
+	for _, filter := range []string{`{"colour": "x"}`, `{"older_than": "soon"}`, `{"ids": ["x'); DROP TABLE penstock.entry; --"]}`, `[]`, `{"name": null}`} {
 		_, err := b.pool.Exec(b.ctx, `SELECT penstock.start_operation('work', 'cancel', $1)`, json.RawMessage(filter))
 		if err = translate(err); !errors.Is(err, ErrInvalid) {
 			t.Errorf("filter %s: %v", filter, err)
