@@ -19,6 +19,9 @@ type Deadlines struct {
 	db    postgres.DB
 	fence Fence
 
+	overrun   map[invalidation.Token]bool // reported
+	overrunAt time.Time                   // last look
+
 	batch map[int32]int // entries in one transaction, where fewer than cfg.BatchEntriesMax are as many as go in time
 
 	mu     sync.Mutex
@@ -32,6 +35,7 @@ type DeadlinesStatus struct {
 	Ended    int64         // entries, as somebody had wished
 	Late     time.Duration // how far the work of the last pass was behind its time, at most
 	Errors   int64         // batches that went wrong; each one was logged
+	Overrun  int           // entries that run on long after their finish_by, because their node does not end them
 }
 
 // NewDeadlines returns the duty for one term. It reads through db and writes through fence.
@@ -77,7 +81,36 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 		pause = min(pause, next)
 	}
 	d.count(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
-	return pause, nil
+	return pause, d.reportOverrun(ctx)
+}
+
+const (
+	overrunGrace = 30 * time.Second // for a node to end a run after its deadline
+	overrunPause = 5 * time.Second  // between two looks
+)
+
+// reportOverrun names entries that still run although their deadline is long past: a handler that does not heed its
+// context. Their lock is left alone, since to free it would let the rest of the key run beside them.
+func (d *Deadlines) reportOverrun(ctx context.Context) error {
+	if time.Since(d.overrunAt) < overrunPause {
+		return nil
+	}
+	locks, err := invalidation.ExpiredLocks(ctx, d.db, overrunGrace)
+	if err != nil {
+		return err
+	}
+	d.overrunAt = time.Now()
+	before := d.overrun
+	d.overrun = map[invalidation.Token]bool{}
+	for _, l := range locks {
+		d.overrun[l.Token] = true
+		if !before[l.Token] {
+			d.cfg.Log.ErrorContext(ctx, "entry runs on after its deadline: its node does not end it", "queue_id", l.QueueID,
+				"entry", l.Entry, "lock_key", l.Key, "node", l.Node, "token", l.Token, "finish_by", l.FinishBy)
+		}
+	}
+	d.count(func(s *DeadlinesStatus) { s.Overrun = len(locks) })
+	return nil
 }
 
 func value(seconds *float64) float64 {

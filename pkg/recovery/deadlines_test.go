@@ -3,6 +3,7 @@ package recovery_test
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -79,6 +80,23 @@ func TestWishToCancelOutlivesTheNode(t *testing.T) {
 	eventually(t, "the entry is cancelled", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'cancelled'`) == 1
 	})
+}
+
+func TestEntryThatRunsOnAfterItsDeadlineIsReportedOnce(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(time.Hour)
+	f.exec(`SELECT penstock.push('work', '1', finish_by => clock_timestamp() + interval '1 hour')`)
+	f.claim(node, 1)
+	f.exec(`UPDATE penstock.entry SET finish_by = clock_timestamp() - interval '1 minute'`)
+	out := &log{}
+	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{
+		Pause: 10 * time.Millisecond, Log: slog.New(slog.NewTextHandler(out, nil)),
+	})
+	run(t, duty)
+	eventually(t, "it is reported", func() bool { return duty.Status().Overrun == 1 && out.contains("runs on after its deadline") })
+	if f.locks() != 1 || f.count(`SELECT count(*) FROM penstock.entry`) != 1 {
+		t.Error("an entry that runs was taken from its node")
+	}
 }
 
 func TestOperationIsCarriedOut(t *testing.T) {
