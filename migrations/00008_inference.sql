@@ -135,7 +135,7 @@ CREATE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     m        penstock.model;
-    name     text := penstock.model_queue(wanted);
+    called   text := penstock.model_queue(wanted);
     q        penstock.queue;
     settings jsonb;
     total    bigint;
@@ -144,21 +144,21 @@ BEGIN
     SELECT * INTO m FROM penstock.model x WHERE x.name = wanted;
     settings := m.config || coalesce(m.override, '{}');
     SELECT sum(slots) INTO total FROM penstock.instance i WHERE i.model = wanted;
-    SELECT * INTO q FROM penstock.queue x WHERE x.name = fit_model_queue.name;
+    SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
     IF q.id IS NULL THEN
-        PERFORM penstock.create_queue(name, jsonb_build_object('kind', 'inference', 'model', wanted));
-        SELECT * INTO q FROM penstock.queue x WHERE x.name = fit_model_queue.name;
+        PERFORM penstock.create_queue(called, jsonb_build_object('kind', 'inference', 'model', wanted));
+        SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
     ELSIF q.model IS DISTINCT FROM wanted OR q.kind <> 'inference' THEN
-        RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', name, wanted
+        RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', called, wanted
             USING ERRCODE = 'PS006', HINT = 'Give the model another name, or create an inference queue with option model yourself.';
     END IF;
     now_set := jsonb_build_object(
         'max_concurrent', least(total * greatest(1, coalesce((settings->'batch'->>'items')::integer, 1)), 2147483647),
         'retry', q.retry || jsonb_build_object('max_attempts', coalesce((settings->>'max_retries')::integer, 50) + 1));
     IF (now_set->'max_concurrent', now_set->'retry') IS DISTINCT FROM (coalesce(to_jsonb(q.max_concurrent), 'null'), q.retry) THEN
-        PERFORM penstock.alter_queue(name, now_set);
+        PERFORM penstock.alter_queue(called, now_set);
     END IF;
-    RETURN name;
+    RETURN called;
 EXCEPTION
     WHEN invalid_text_representation OR numeric_value_out_of_range THEN
         RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';

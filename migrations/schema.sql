@@ -724,6 +724,45 @@ EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetim
     RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
+-- Name: count_queues(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.count_queues() RETURNS TABLE(queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+    LANGUAGE sql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+    SELECT q.id, s.initial, greatest(s.total - s.disabled - s.initial, computing.n), s.disabled, computing.n, failed.n,
+           total.n > 10000 OR failed.n > 100000
+      FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id LIMIT 10001) b) total
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
+           SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.status = 'initial' LIMIT 10001) b) initial
+     CROSS JOIN LATERAL (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
+           SELECT e.status FROM penstock.entry e WHERE e.queue_id = q.id AND e.priority = -1 LIMIT 10001) b) disabled
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) b) failed
+     CROSS JOIN LATERAL (
+           -- The locks are as few as the work in flight: each is looked up.
+           SELECT coalesce(sum(c.n), 0)::bigint AS n
+             FROM penstock.lock l CROSS JOIN LATERAL (
+                  SELECT count(*) AS n FROM penstock.entry e
+                   WHERE left(l.lock_key, 1) = '#' AND e.queue_id = q.id AND e.id = l.last_entry_id
+                     AND e.status = 'pending' AND e.priority >= 0
+                  UNION ALL
+                  SELECT count(*) FROM penstock.entry e
+                   WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = q.id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
+                     AND e.status = 'pending' AND e.priority >= 0) c
+            WHERE l.queue_id = q.id) computing
+     CROSS JOIN LATERAL (
+           SELECT CASE WHEN total.n <= 10000 THEN total.n ELSE greatest(total.n, penstock.live_entries(q.name)) END AS total,
+                  greatest(0, CASE WHEN initial.n <= 10000 THEN initial.n
+                                   ELSE greatest(initial.n, penstock.indexed_entries(q.name, 'due_at')) END - disabled.initial) AS initial,
+                  CASE WHEN disabled.n <= 10000 THEN disabled.n
+                       ELSE greatest(disabled.n, penstock.indexed_entries(q.name, 'disabled')) END AS disabled) s
+$$;
+
 -- Name: counter(text, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.counter(what text, queue_id integer) RETURNS bigint
@@ -1050,6 +1089,7 @@ CREATE FUNCTION penstock.expire_entries(queue_id integer, most integer) RETURNS 
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     AS $$
@@ -1159,7 +1199,7 @@ CREATE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
     AS $$
 DECLARE
     m        penstock.model;
-    name     text := penstock.model_queue(wanted);
+    called   text := penstock.model_queue(wanted);
     q        penstock.queue;
     settings jsonb;
     total    bigint;
@@ -1168,21 +1208,21 @@ BEGIN
     SELECT * INTO m FROM penstock.model x WHERE x.name = wanted;
     settings := m.config || coalesce(m.override, '{}');
     SELECT sum(slots) INTO total FROM penstock.instance i WHERE i.model = wanted;
-    SELECT * INTO q FROM penstock.queue x WHERE x.name = fit_model_queue.name;
+    SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
     IF q.id IS NULL THEN
-        PERFORM penstock.create_queue(name, jsonb_build_object('kind', 'inference', 'model', wanted));
-        SELECT * INTO q FROM penstock.queue x WHERE x.name = fit_model_queue.name;
+        PERFORM penstock.create_queue(called, jsonb_build_object('kind', 'inference', 'model', wanted));
+        SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
     ELSIF q.model IS DISTINCT FROM wanted OR q.kind <> 'inference' THEN
-        RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', name, wanted
+        RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', called, wanted
             USING ERRCODE = 'PS006', HINT = 'Give the model another name, or create an inference queue with option model yourself.';
     END IF;
     now_set := jsonb_build_object(
         'max_concurrent', least(total * greatest(1, coalesce((settings->'batch'->>'items')::integer, 1)), 2147483647),
         'retry', q.retry || jsonb_build_object('max_attempts', coalesce((settings->>'max_retries')::integer, 50) + 1));
     IF (now_set->'max_concurrent', now_set->'retry') IS DISTINCT FROM (coalesce(to_jsonb(q.max_concurrent), 'null'), q.retry) THEN
-        PERFORM penstock.alter_queue(name, now_set);
+        PERFORM penstock.alter_queue(called, now_set);
     END IF;
-    RETURN name;
+    RETURN called;
 EXCEPTION
     WHEN invalid_text_representation OR numeric_value_out_of_range THEN
         RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';
@@ -1226,17 +1266,36 @@ CREATE FUNCTION penstock.hold_to_switch(queue integer, wanted bigint) RETURNS bo
     LANGUAGE plpgsql
     AS $$
 DECLARE
-    key text;
+    e      penstock.entry;
+    locked boolean := false; -- there is a lock record, and we hold it
+    free   boolean := true;
 BEGIN
-    SELECT coalesce(lock_key, '#' || wanted) INTO key FROM penstock.entry WHERE queue_id = queue AND id = wanted;
-    IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = key) THEN
-        PERFORM FROM penstock.lock WHERE queue_id = queue AND lock_key = key FOR KEY SHARE SKIP LOCKED;
-        IF NOT FOUND THEN
-            RETURN false;
-        END IF;
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
+    IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)) THEN
+        PERFORM FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted) FOR KEY SHARE SKIP LOCKED;
+        locked := FOUND;
+        free := FOUND;
+    ELSIF e.lock_key IS NOT NULL THEN
+        free := penstock.hold_key(queue, e.lock_key);
     END IF;
-    PERFORM FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR NO KEY UPDATE SKIP LOCKED;
-    RETURN FOUND OR NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted);
+    IF free THEN
+        SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR NO KEY UPDATE SKIP LOCKED;
+        free := FOUND OR NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted);
+    END IF;
+    IF free AND NOT locked THEN
+        PERFORM FROM penstock.ready r
+          WHERE r.queue_id = queue AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
+            AND r.pos = coalesce(e.pos, wanted) AND r.entry_id = wanted
+            FOR UPDATE SKIP LOCKED;
+        free := FOUND OR (SELECT NOT penstock.in_line(e) AND NOT EXISTS (
+            SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)));
+    END IF;
+    IF NOT free THEN
+        RAISE SQLSTATE 'PS900';
+    END IF;
+    RETURN true;
+EXCEPTION WHEN SQLSTATE 'PS900' THEN
+    RETURN false; -- and what was locked is free again: a settler must not wait while we try again
 END $$;
 
 -- Name: holds_term(bigint); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2317,6 +2376,7 @@ CREATE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     AS $_$
@@ -3061,61 +3121,8 @@ CREATE VIEW penstock.queue_status AS
     q.capacity,
     q.max_concurrent,
     q.id AS queue_id
-   FROM ((((((((penstock.queue q
-     CROSS JOIN LATERAL ( SELECT count(*) AS n
-           FROM ( SELECT
-                   FROM penstock.entry e_1
-                  WHERE (e_1.queue_id = q.id)
-                 LIMIT 10001) s) total)
-     CROSS JOIN LATERAL ( SELECT count(*) AS n
-           FROM ( SELECT
-                   FROM penstock.entry e_1
-                  WHERE ((e_1.queue_id = q.id) AND (e_1.status = 'initial'::penstock.status))
-                 LIMIT 10001) s) initial)
-     CROSS JOIN LATERAL ( SELECT count(*) AS n
-           FROM ( SELECT
-                   FROM penstock.entry e_1
-                  WHERE ((e_1.queue_id = q.id) AND (e_1.priority = '-1'::integer))
-                 LIMIT 10001) s) disabled)
-     CROSS JOIN LATERAL ( SELECT count(*) AS n
-           FROM ( SELECT
-                   FROM penstock.entry e_1
-                  WHERE ((e_1.queue_id = q.id) AND (e_1.priority = '-1'::integer) AND (e_1.status = 'initial'::penstock.status))
-                 LIMIT 10001) s) both_ways)
-     CROSS JOIN LATERAL ( SELECT count(*) AS n
-           FROM ( SELECT
-                   FROM penstock.failure f
-                  WHERE (f.queue_id = q.id)
-                 LIMIT 100001) s) failed)
-     CROSS JOIN LATERAL ( SELECT (COALESCE(sum(c.n), (0)::numeric))::bigint AS n
-           FROM (penstock.lock l
-             CROSS JOIN LATERAL ( SELECT count(*) AS n
-                   FROM penstock.entry e_1
-                  WHERE (("left"(l.lock_key, 1) = '#'::text) AND (e_1.queue_id = q.id) AND (e_1.id = l.last_entry_id) AND (e_1.status = 'pending'::penstock.status) AND (e_1.priority >= 0))
-                UNION ALL
-                 SELECT count(*) AS count
-                   FROM penstock.entry e_1
-                  WHERE (("left"(l.lock_key, 1) <> '#'::text) AND (e_1.queue_id = q.id) AND (e_1.lock_key = l.lock_key) AND (e_1.id <= l.last_entry_id) AND (e_1.status = 'pending'::penstock.status) AND (e_1.priority >= 0))) c)
-          WHERE (l.queue_id = q.id)) computing)
-     CROSS JOIN LATERAL ( SELECT
-                CASE
-                    WHEN (total.n <= 10000) THEN total.n
-                    ELSE GREATEST(total.n, penstock.live_entries(q.name))
-                END AS total,
-                CASE
-                    WHEN (initial.n <= 10000) THEN initial.n
-                    ELSE GREATEST(initial.n, penstock.indexed_entries(q.name, 'due_at'::text))
-                END AS initial,
-                CASE
-                    WHEN (disabled.n <= 10000) THEN disabled.n
-                    ELSE GREATEST(disabled.n, penstock.indexed_entries(q.name, 'disabled'::text))
-                END AS disabled) e)
-     CROSS JOIN LATERAL ( SELECT GREATEST((0)::bigint, (e.initial - both_ways.n)) AS initial,
-            GREATEST(((e.total - e.disabled) - GREATEST((0)::bigint, (e.initial - both_ways.n))), computing.n) AS pending,
-            e.disabled,
-            computing.n AS computing,
-            failed.n AS failed,
-            ((total.n > 10000) OR (failed.n > 100000)) AS estimated) n);
+   FROM (penstock.count_queues() n(queue_id, initial, pending, disabled, computing, failed, estimated)
+     JOIN penstock.queue q ON ((q.id = n.queue_id)));
 
 -- Name: ready; Type: TABLE; Schema: penstock; Owner: -
 

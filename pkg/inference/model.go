@@ -70,6 +70,17 @@ type Model struct {
 	Batch            BatchLimits `json:"batch,omitzero"`
 	MaxResponseBytes int64       `json:"max_response_bytes,omitempty"`
 
+	// OnUnknown says what follows when nobody can tell whether a call ran:
+	// "at_least_once" runs it again, "at_most_once" ends the entry as failed with
+	// class unknown, "reattach" asks the same instance again, under the same
+	// entry id, and is for workers that know it by that.
+	OnUnknown string `json:"on_unknown,omitempty"`
+
+	// AffinityField is a field of the payload, by dotted path, that says what a
+	// worker has to load for an entry: an adapter, a variant. Entries go by
+	// preference to the instance that ran the same last.
+	AffinityField string `json:"affinity_field,omitempty"`
+
 	// AbortStops overrides whether closing the connection of a call is known to
 	// stop it. By default true for cog and openai, false for dispatcher and oip.
 	AbortStops *bool `json:"abort_stops,omitempty"`
@@ -102,9 +113,17 @@ const (
 	TypeAsync = "async"
 )
 
+// What follows an unknown outcome.
+const (
+	AtLeastOnce = "at_least_once"
+	AtMostOnce  = "at_most_once"
+	Reattach    = "reattach"
+)
+
 // WithDefaults fills in what the model leaves open. All defaults are here.
 func (m Model) WithDefaults() Model {
 	setDefault(&m.Type, TypeSync)
+	setDefault(&m.OnUnknown, AtLeastOnce)
 	setDefault(&m.RemoteName, m.Name)
 	setDefault(&m.IDField, "job_id")
 	setDefault(&m.PollInterval, Seconds(2*time.Second))
@@ -195,6 +214,9 @@ func checkProtocol(m Model) error {
 	}
 	if m.Type != TypeSync && m.Type != TypeAsync {
 		return fieldError("model_type", "must be sync or async, not %q", m.Type)
+	}
+	if m.OnUnknown != AtLeastOnce && m.OnUnknown != AtMostOnce && m.OnUnknown != Reattach {
+		return fieldError("on_unknown", "must be at_least_once, at_most_once or reattach, not %q", m.OnUnknown)
 	}
 	if m.Stream && m.Protocol != ProtocolOpenAI {
 		return fieldError("stream", "is for protocol openai only")

@@ -1,0 +1,362 @@
+package inference
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// bed is a database with one model in it, and the few verbs that tests are told in.
+type bed struct {
+	*testing.T
+	ctx   context.Context
+	pool  *pgxpool.Pool
+	model Model
+	queue *invalidation.Queue
+}
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+func newBed(t *testing.T, model Model) *bed {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	b := &bed{T: t, ctx: t.Context(), pool: pool, model: model}
+	setDefault(&b.model.Name, "Flux.1")
+	setDefault(&b.model.Protocol, ProtocolDispatcher)
+	queue, err := RegisterModel(b.ctx, pool, b.model, By{Actor: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = invalidation.Alter(b.ctx, pool, queue, map[string]any{"retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.queue, err = invalidation.Open(b.ctx, pool, queue); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *bed) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bed) instance(server, endpoint string, slots int) int32 {
+	b.Helper()
+	id, err := RegisterInstance(b.ctx, b.pool, b.model.Name, server, endpoint, slots, nil, By{})
+	b.must(err)
+	return id
+}
+
+func (b *bed) push(payloads ...string) []invalidation.EntryID {
+	b.Helper()
+	pushes := make([]invalidation.Push, len(payloads))
+	for i, p := range payloads {
+		pushes[i] = invalidation.Push{Payload: json.RawMessage(p)}
+	}
+	pushed, err := b.queue.Push(b.ctx, pushes...)
+	b.must(err)
+	ids := make([]invalidation.EntryID, len(pushed))
+	for i, p := range pushed {
+		ids[i] = p.ID
+	}
+	return ids
+}
+
+func (b *bed) count(sql string, args ...any) (n int) {
+	b.Helper()
+	b.must(b.pool.QueryRow(b.ctx, sql, args...).Scan(&n))
+	return n
+}
+
+// await returns when the query counts as wanted.
+func (b *bed) await(want int, sql string, args ...any) {
+	b.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for got := b.count(sql, args...); got != want; got = b.count(sql, args...) {
+		if time.Now().After(deadline) {
+			b.Fatalf("%s: got %d, want %d", sql, got, want)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (b *bed) outcome(id invalidation.EntryID) invalidation.Ended {
+	b.Helper()
+	b.await(1, `SELECT (SELECT count(*) FROM penstock.result WHERE entry_id = $1) + (SELECT count(*) FROM penstock.failure WHERE entry_id = $1)`, id)
+	ended, err := invalidation.Outcome(b.ctx, b.pool, id)
+	b.must(err)
+	return ended
+}
+
+// meta is what was noted beside a result.
+func (b *bed) meta(id invalidation.EntryID) (m map[string]any) {
+	b.Helper()
+	b.must(b.pool.QueryRow(b.ctx, `SELECT meta FROM penstock.result WHERE entry_id = $1`, id).Scan(&m))
+	return m
+}
+
+// miniNode is a task node in miniature: it claims, runs and settles, renews its lease, and can be killed.
+type miniNode struct {
+	*bed
+	*Service
+	id     invalidation.NodeID
+	alive  context.Context // of everything it does; ends at its death
+	kill   context.CancelCauseFunc
+	runs   context.Context // of its runs; ends with a drain too
+	drain  context.CancelCauseFunc
+	leave  context.CancelFunc
+	claims atomic.Int32
+	work   sync.WaitGroup
+	duties sync.WaitGroup
+
+	mu      sync.Mutex
+	running map[invalidation.EntryID]context.CancelCauseFunc
+}
+
+const testLease = 1500 * time.Millisecond
+
+// errKilled ends the contexts of a node that was killed. To the code it looks like a lost lease, upon which nothing
+// outside is touched; and mortal keeps it from touching the database.
+var errKilled = fmt.Errorf("killed: %w", invalidation.ErrLeaseLost)
+
+// mortal is a database handle that dies with its node.
+type mortal struct {
+	postgres.DB
+	alive context.Context
+}
+
+func (m mortal) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if m.alive.Err() != nil {
+		return pgconn.CommandTag{}, errKilled
+	}
+	return m.DB.Exec(ctx, sql, args...)
+}
+
+func (m mortal) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if m.alive.Err() != nil {
+		return nil, errKilled
+	}
+	return m.DB.Query(ctx, sql, args...)
+}
+
+func (m mortal) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if m.alive.Err() != nil {
+		return deadRow{}
+	}
+	return m.DB.QueryRow(ctx, sql, args...)
+}
+
+type deadRow struct{}
+
+func (deadRow) Scan(...any) error { return errKilled }
+
+// start starts a node with its duties. It leaves in order when the test ends, unless it was killed before.
+func (b *bed) start(config ServiceConfig) *miniNode {
+	b.Helper()
+	m := &miniNode{bed: b, id: invalidation.NodeID(rand.Int64()), running: map[invalidation.EntryID]context.CancelCauseFunc{}}
+	m.alive, m.kill = context.WithCancelCause(context.Background())
+	m.runs, m.drain = context.WithCancelCause(m.alive)
+	b.must(invalidation.Register(b.ctx, b.pool, invalidation.Node{ID: m.id, Name: "test", Application: "default", Lease: testLease, Threads: 64}))
+	config.Log = quiet
+	setDefault(&config.Poll, 20*time.Millisecond)
+	setDefault(&config.Pool.Every, 50*time.Millisecond)
+	setDefault(&config.Pool.HungerGap, 10*time.Millisecond)
+	setDefault(&config.Pool.IdleMax, 200*time.Millisecond)
+	setDefault(&config.Dispatch.BusyWait, 20*time.Millisecond)
+	setDefault(&config.Dispatch.ReadyWait, 30*time.Millisecond)
+	setDefault(&config.Prober.Interval, 100*time.Millisecond)
+	setDefault(&config.Prober.Grace, 300*time.Millisecond)
+	m.Service = NewService(config, mortal{b.pool, m.alive}, func() invalidation.NodeID { return m.id })
+	b.must(m.Registry.Refresh(b.ctx))
+	claiming, leave := context.WithCancel(m.alive)
+	m.leave = leave
+	m.duties.Go(func() { m.beat(m.alive) })
+	m.duties.Go(func() { _ = m.Registry.Run(m.alive) })
+	m.duties.Go(func() { _ = m.Prober.Run(m.alive) })
+	m.duties.Go(func() { m.recover(m.alive) })
+	slots, closeSlots := context.WithCancel(m.alive)
+	m.duties.Go(func() { _ = m.Pool.Run(slots) })
+	m.work.Go(func() { m.schedule(claiming) })
+	b.Cleanup(func() {
+		leave()
+		m.work.Wait()
+		closeSlots()
+		m.kill(nil)
+		m.duties.Wait()
+	})
+	return m
+}
+
+func (m *miniNode) beat(ctx context.Context) {
+	for ctx.Err() == nil {
+		orders, err := invalidation.Renew(ctx, m.pool, m.id, invalidation.Beat{Tokens: []invalidation.Token{}})
+		if err == nil {
+			m.mu.Lock()
+			for _, c := range orders.Cancel {
+				if cancel := m.running[c.Entry]; cancel != nil {
+					cancel(fmt.Errorf("%w: %s", invalidation.ErrCancelled, c.Reason))
+				}
+			}
+			m.mu.Unlock()
+		}
+		pause(ctx, 50*time.Millisecond)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// recover does what the leader does for dead nodes, and promotes what has come due.
+func (m *miniNode) recover(ctx context.Context) {
+	for ctx.Err() == nil {
+		_, _ = m.queue.On(m.pool).Promote(ctx, 100)
+		locks, _ := invalidation.HeldLocks(ctx, m.pool)
+		_, _ = m.queue.Recover(ctx, locks, true)
+		pause(ctx, 20*time.Millisecond)
+	}
+}
+
+// schedule claims with permits, as a scheduling thread does.
+func (m *miniNode) schedule(ctx context.Context) {
+	for ctx.Err() == nil {
+		n, release := m.Pool.Take(m.queue.Name, 16, 16)
+		if n == 0 {
+			pause(ctx, 2*time.Millisecond)
+			continue
+		}
+		c, err := m.queue.Claim(ctx, invalidation.ClaimRequest{
+			Node: m.id, ClaimID: m.claims.Add(1), Lane: invalidation.Lane{Priority: 1}, Limit: n, Stubborn: true,
+		})
+		if err != nil {
+			release(n)
+			continue
+		}
+		release(n - len(c.Locks))
+		for _, l := range c.Locks {
+			m.work.Go(func() { m.process(l, release) })
+		}
+		if len(c.Locks) == 0 {
+			pause(ctx, 3*time.Millisecond)
+		}
+	}
+}
+
+func (m *miniNode) process(l *invalidation.Lock, release func(int)) {
+	defer release(1)
+	e := l.Entries[0]
+	ctx, cancel := context.WithCancelCause(m.runs)
+	defer cancel(nil)
+	m.mu.Lock()
+	m.running[e.ID] = cancel
+	m.mu.Unlock()
+	run := &invalidation.Run{Queue: m.queue, Entry: e, Lock: l, Node: m.id}
+	start := time.Now()
+	result, err := m.Dispatcher.Handle(ctx, run)
+	if m.alive.Err() != nil && context.Cause(m.alive) == errKilled {
+		return // the process is gone
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", cause, err)
+	}
+	ending := invalidation.Judge(run, result, err, time.Since(start), rand.Float64())
+	ending.Last = true
+	for range 50 {
+		if _, err := m.queue.Settle(context.WithoutCancel(m.alive), m.id, []invalidation.Ending{ending}); err == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	m.Errorf("entry %d could not be settled", e.ID)
+}
+
+// die ends the member as kill -9 does: nothing is given back, connections break.
+func (m *miniNode) die() { m.kill(errKilled) }
+
+// gpu is a worker of the dispatcher protocol that goes on with what it has begun, whoever hangs up, and knows how many
+// calls it runs at once.
+type gpu struct {
+	*httptest.Server
+	run func(r *http.Request) (status int, body string)
+
+	mu     sync.Mutex
+	active int
+	peak   int
+	calls  int
+	byID   map[string]int // runs of each entry
+}
+
+func (b *bed) gpu(run func(r *http.Request) (int, string)) *gpu {
+	g := &gpu{run: run, byID: map[string]int{}}
+	g.Server = httptest.NewServer(http.HandlerFunc(g.serve))
+	b.Cleanup(func() {
+		g.CloseClientConnections()
+		g.Close()
+	})
+	return g
+}
+
+func (g *gpu) serve(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Path == "/health" {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		fmt.Fprintf(w, `{"active_jobs": %d}`, g.active)
+		return
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the caller went before all of it was here
+	}
+	r.Body = io.NopCloser(strings.NewReader(string(body)))
+	g.mu.Lock()
+	g.active++
+	g.calls++
+	g.peak = max(g.peak, g.active)
+	g.byID[r.Header.Get("Penstock-Entry")]++
+	g.mu.Unlock()
+	status, text := g.run(r)
+	g.mu.Lock()
+	g.active--
+	g.mu.Unlock()
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, text)
+}
+
+func (g *gpu) seen() (calls, peak int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.calls, g.peak
+}
+
+func answers(*http.Request) (int, string) { return 200, `{"status":"success","result":{"ok":true}}` }

@@ -1,0 +1,185 @@
+package inference
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Class of an entry that may have run, or not, and must not run twice.
+const classUnknown = "unknown"
+
+// conclude turns an outcome into what the queue is told, and lets go of the slot. A run that goes on at the worker
+// keeps its slot counted, and what is stored about it.
+func (a *attempt) conclude(ctx context.Context, o Outcome) (json.RawMessage, error) {
+	if cause := context.Cause(ctx); cause != nil && !final(o) {
+		o = a.interrupted(ctx, o, cause)
+	}
+	a.letGo(ctx, o)
+	a.run.Note(a.meta(o))
+	switch o.Kind {
+	case Done:
+		return a.result(ctx, o)
+	case Cancelled:
+		return nil, a.cancelled(ctx, o)
+	case Busy, NotReady:
+		if o.MaybeRunning && a.model.OnUnknown == AtMostOnce {
+			return nil, a.unknownOutcome(o.Reason)
+		}
+		return nil, invalidation.NoCapacity(max(a.config.ReadyWait, o.RetryAfter), errors.New(o.Reason))
+	case Rejected:
+		return nil, invalidation.Permanent(invalidation.WithClass(string(ClassInput), errors.New(o.Reason)))
+	case Failed:
+		return nil, a.failure(ctx, o)
+	default: // Unknown, and Accepted: handed over
+		return nil, a.unsettled(ctx, o)
+	}
+}
+
+// interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves an accepted run to the
+// next node; everything else stops it, as far as the worker lets us.
+func (a *attempt) interrupted(ctx context.Context, o Outcome, cause error) Outcome {
+	o.Err = cause
+	if !o.MaybeRunning {
+		return o
+	}
+	if o.Kind == Accepted && (errors.Is(cause, invalidation.ErrDraining) || errors.Is(cause, invalidation.ErrLeaseLost)) {
+		return o
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.CancelWait)
+	defer cancel()
+	run := a.call.Run
+	run.Remote = run.Entry // a worker that knows entries by their id is asked by that
+	if a.saved != nil && a.saved.Remote != "" {
+		run.Remote = a.saved.Remote
+	}
+	c := a.held.endpoint.adapter.Cancel(ctx, run)
+	if c.Delivered && !c.Confirmed && o.Kind == Accepted {
+		reports, done := a.listen(ctx, a.saved.Token)
+		defer done()
+		end := a.held.endpoint.follower.Follow(ctx, Pending{Run: run, Reports: reports})
+		if final(end) {
+			end.Err = cause
+			return end
+		}
+	}
+	if c.Confirmed {
+		return Outcome{Kind: Cancelled, Err: cause, Reason: "worker confirmed the cancel"}
+	}
+	o.Kind, o.Reason = Unknown, clip("cancel_unconfirmed: "+c.Reason)
+	return o
+}
+
+// letGo frees the slot, or leaves it counted while the call may still run.
+func (a *attempt) letGo(ctx context.Context, o Outcome) {
+	if o.MaybeRunning {
+		if a.saved == nil && a.model.OnUnknown == Reattach {
+			a.save(context.WithoutCancel(ctx), "")
+		}
+		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, clip(o.Kind.String()+": "+o.Reason))
+		return
+	}
+	a.held.release()
+	if a.saved != nil {
+		a.forget(ctx, a.saved)
+	}
+}
+
+// result hands the answer on, through the object store if it is large. That the store cannot be reached is no fault of
+// the entry.
+func (a *attempt) result(ctx context.Context, o Outcome) (json.RawMessage, error) {
+	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
+	result, err := storeLarge(ctx, a.config.Objects, a.config.InlineBytes, key, o.Result)
+	if err != nil {
+		return nil, invalidation.NoCapacity(10*time.Second, err)
+	}
+	return result, nil
+}
+
+func (a *attempt) cancelled(ctx context.Context, o Outcome) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%w (%s)", cause, o.Reason)
+	}
+	return fmt.Errorf("%w: %s", invalidation.ErrCancelled, o.Reason)
+}
+
+func (a *attempt) failure(ctx context.Context, o Outcome) error {
+	switch {
+	case context.Cause(ctx) != nil:
+		return fmt.Errorf("%w (%s)", context.Cause(ctx), o.Reason)
+	case errors.Is(o.Err, ErrDeadline):
+		return fmt.Errorf("%w: %s", invalidation.ErrFinishBy, o.Reason)
+	case isLimit(o.Err):
+		return invalidation.WithClass("timeout", errors.New(o.Reason))
+	case o.Class == ClassInput:
+		return invalidation.Permanent(invalidation.WithClass(string(o.Class), errors.New(o.Reason)))
+	}
+	return invalidation.WithClass(string(orTransient(o.Class)), errors.New(o.Reason))
+}
+
+func isLimit(err error) bool {
+	return errors.Is(err, ErrRunLimit) || errors.Is(err, ErrNoProgress) || errors.Is(err, ErrStartLimit)
+}
+
+// unsettled is for a run of which nobody knows whether it ended.
+func (a *attempt) unsettled(ctx context.Context, o Outcome) error {
+	if cause := context.Cause(ctx); cause != nil {
+		if a.model.OnUnknown == AtMostOnce && o.MaybeRunning && a.saved == nil && errors.Is(cause, invalidation.ErrDraining) {
+			return a.unknownOutcome("node drained while the call ran")
+		}
+		return fmt.Errorf("%w (%s)", cause, o.Reason)
+	}
+	switch {
+	case errors.Is(o.Err, ErrDeadline):
+		return fmt.Errorf("%w: %s", invalidation.ErrFinishBy, o.Reason)
+	case a.model.OnUnknown == AtMostOnce:
+		return a.unknownOutcome(o.Reason)
+	case isLimit(o.Err):
+		return invalidation.WithClass("timeout", errors.New(o.Reason))
+	}
+	return invalidation.WithClass(classUnknown, errors.New(o.Reason))
+}
+
+func (a *attempt) unknownOutcome(reason string) error {
+	return invalidation.Permanent(invalidation.WithClass(classUnknown,
+		fmt.Errorf("nobody knows whether this entry ran, and it must not run twice: %s", reason)))
+}
+
+// meta is what is kept beside the outcome.
+func (a *attempt) meta(o Outcome) json.RawMessage {
+	text, err := json.Marshal(struct {
+		Model      string          `json:"model"`
+		Instance   string          `json:"instance"`
+		InstanceID int32           `json:"instance_id"`
+		Slot       int32           `json:"slot"`
+		QueueMS    int64           `json:"queue_ms"`
+		RunMS      int64           `json:"run_ms"`
+		Attempts   int             `json:"attempts"`
+		Instances  int             `json:"instances_tried"`
+		Outcome    string          `json:"outcome"`
+		Status     int             `json:"status,omitempty"`
+		Remote     string          `json:"remote_id,omitempty"`
+		Reattached bool            `json:"reattached,omitempty"`
+		Metrics    json.RawMessage `json:"metrics,omitempty"`
+	}{
+		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.number,
+		QueueMS: (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(), RunMS: time.Since(a.began).Milliseconds(),
+		Attempts: a.call.Attempt, Instances: a.tries, Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
+		Reattached: a.saved != nil && a.saved.Token != a.call.Token, Metrics: o.Metrics,
+	})
+	if err != nil {
+		return nil // the worker's metrics were no JSON
+	}
+	return text
+}
+
+func (a *attempt) remote() string {
+	if a.saved == nil {
+		return ""
+	}
+	return a.saved.Remote
+}

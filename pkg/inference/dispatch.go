@@ -1,0 +1,234 @@
+package inference
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Dispatcher runs entries of inference queues: it is their invalidation.Handler. A permit for the entry was taken from
+// the pool before the entry was claimed.
+type Dispatcher struct {
+	config   DispatchConfig
+	db       postgres.DB
+	registry *Registry
+	pool     *SlotPool
+	log      *slog.Logger
+}
+
+// DispatchConfig of a Dispatcher. The zero value works.
+type DispatchConfig struct {
+	Instances   int           // tried for one claim before the entry is handed back: 3
+	BusyWait    time.Duration // before an entry comes back that found no room: 500 ms
+	ReadyWait   time.Duration // before an entry comes back that found nobody ready: 2 s
+	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
+	InlineBytes int           // of results that stand in their row: 64 KiB
+	Objects     ObjectStore   // for larger ones; nil: all stand in their row
+	Callbacks   *Callbacks    // where asynchronous Cog workers report; nil: such models cannot be run
+	Output      func(r *invalidation.Run) Sink
+}
+
+func (c DispatchConfig) withDefaults() DispatchConfig {
+	setDefault(&c.Instances, 3)
+	setDefault(&c.BusyWait, 500*time.Millisecond)
+	setDefault(&c.ReadyWait, 2*time.Second)
+	setDefault(&c.CancelWait, 10*time.Second)
+	setDefault(&c.InlineBytes, 64<<10)
+	return c
+}
+
+// NewDispatcher returns the handler of all inference queues.
+func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool, log *slog.Logger) *Dispatcher {
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Dispatcher{config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log}
+}
+
+// attempt is one run of an entry, on its way through the instances.
+type attempt struct {
+	*Dispatcher
+	run   *invalidation.Run
+	model Model
+	call  Call
+	start time.Time
+
+	held  *held
+	saved *remoteRun // stored, and to be forgotten when the run is over
+	tries int
+	began time.Time // of the exchange with the worker
+}
+
+// Handle runs one entry on a worker.
+func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	model, known := d.registry.Model(r.Queue.Config.Model)
+	if !known {
+		return nil, invalidation.NoCapacity(d.config.ReadyWait, fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
+	}
+	a := &attempt{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
+	if d.config.Output != nil {
+		a.call.Output = d.config.Output(r)
+	}
+	if remembered := model.Type == TypeAsync || model.OnUnknown == Reattach; remembered {
+		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)
+		if err != nil {
+			return nil, invalidation.NoCapacity(d.config.BusyWait, err)
+		}
+		if old != nil {
+			return a.reattach(ctx, old)
+		}
+	}
+	if r.Entry.Crashes > 0 && model.OnUnknown == AtMostOnce {
+		return nil, a.unknownOutcome("a node died while it ran this entry")
+	}
+	return a.submit(ctx)
+}
+
+func callOf(r *invalidation.Run) Call {
+	c := Call{
+		Run:     Run{Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token), Attempt: r.Entry.Attempt + 1},
+		Payload: r.Entry.Payload, TraceParent: r.Entry.Trace,
+	}
+	if r.Entry.FinishIn != invalidation.NoDeadline {
+		c.FinishBy = r.Lock.ClaimedAt.Add(r.Entry.FinishIn)
+	}
+	return c
+}
+
+// submit sends the call to one instance after the other until one takes it.
+func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
+	tried := map[int32]bool{}
+	var last Outcome
+	for a.tries < a.config.Instances {
+		a.held = a.pool.assign(a.model.Name, a.hint(), tried)
+		if a.held == nil {
+			break
+		}
+		a.tries++
+		tried[a.held.endpoint.ID] = true
+		last = a.exchange(ctx)
+		if !a.elsewhere(ctx, last) {
+			return a.conclude(ctx, last)
+		}
+		a.held.release()
+		a.held = nil
+	}
+	wait := a.config.BusyWait
+	switch {
+	case last.Kind == NotReady:
+		wait = a.config.ReadyWait
+	case a.tries == 0 && !a.pool.idle(a.model.Name):
+		wait = 0 // it was claimed on a permit for a run that somebody else left: it stands where it stood
+	}
+	if last.Reason == "" {
+		last.Reason = "no free slot"
+	}
+	return nil, invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
+}
+
+// hint says what the worker has to load for the entry.
+func (a *attempt) hint() string {
+	if a.model.AffinityField == "" {
+		return ""
+	}
+	value, _ := lookup(a.call.Payload, a.model.AffinityField)
+	return string(value)
+}
+
+// exchange makes the call, and follows it to its end if the worker accepted it.
+func (a *attempt) exchange(ctx context.Context) Outcome {
+	reports, done := a.listen(ctx, a.call.Token)
+	defer done()
+	a.began = time.Now()
+	o := a.held.endpoint.adapter.Submit(ctx, a.call)
+	if o.Kind == Accepted {
+		a.save(ctx, o.Remote)
+		run := a.call.Run
+		run.Remote = o.Remote
+		o = a.held.endpoint.follower.Follow(ctx, Pending{
+			Run: run, FinishBy: a.call.FinishBy, Starting: o.Starting, Reports: reports,
+		})
+	}
+	a.record(ctx, &o)
+	return o
+}
+
+// record tells the breaker. Where the instance is to blame, the entry does not pay.
+func (a *attempt) record(ctx context.Context, o *Outcome) {
+	v := a.held.record(ctx, *o, time.Since(a.began))
+	if v.Unspent && o.Kind == Failed && !o.MaybeRunning {
+		o.Kind, o.Reason = NotReady, clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
+	}
+	if o.FreeOfCharge() && !o.MaybeRunning {
+		a.held.cool(max(o.RetryAfter, 20*time.Millisecond))
+	}
+}
+
+// elsewhere says whether another instance should be tried: nothing ran here, and nobody has ended the run.
+func (a *attempt) elsewhere(ctx context.Context, o Outcome) bool {
+	return o.FreeOfCharge() && !o.MaybeRunning && !o.Alone && ctx.Err() == nil && !errors.Is(o.Err, ErrStaleToken)
+}
+
+// save stores the accepted run before it is followed. If the database cannot be reached, the run goes on all the same:
+// only a crash would then start it again.
+func (a *attempt) save(ctx context.Context, remote string) {
+	r := remoteRun{
+		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.call.Token, Instance: a.held.endpoint.ID,
+		SlotNumber: a.held.slot.number, SlotToken: a.held.slot.token, Remote: remote,
+	}
+	a.saved = &r
+	if err := saveRun(ctx, a.db, r); err != nil {
+		a.log.Warn("store accepted run", "queue", a.run.Queue.Name, "entry", r.Entry, "token", r.Token, "error", err)
+	}
+}
+
+// reattach follows a run that an earlier lock of the entry started, on the slot that is counted for it.
+func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
+	endpoint := a.registry.Endpoint(old.Instance)
+	if endpoint == nil {
+		a.forget(ctx, old)
+		if a.model.OnUnknown == AtMostOnce {
+			return nil, a.unknownOutcome("the instance that ran this entry was removed")
+		}
+		return a.submit(ctx)
+	}
+	var err error
+	if a.held, err = a.pool.adopt(ctx, endpoint, old.SlotNumber, old.SlotToken); err == nil && a.held == nil {
+		a.held = a.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
+	}
+	if a.held == nil {
+		if err == nil {
+			err = errors.New("no free slot on the instance that runs the entry")
+		}
+		return nil, invalidation.NoCapacity(a.config.BusyWait, err)
+	}
+	a.tries, a.saved, a.began = 1, old, time.Now()
+	old.SlotNumber, old.SlotToken = a.held.slot.number, a.held.slot.token
+	if err := moveRun(ctx, a.db, *old); err != nil {
+		a.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
+	}
+	if old.Remote == "" {
+		// The answer was lost: a worker that knows entries by their id gives it again.
+		return a.conclude(ctx, a.exchange(ctx))
+	}
+	reports, done := a.listen(ctx, old.Token)
+	defer done()
+	run := a.call.Run
+	run.Remote = old.Remote
+	o := endpoint.follower.Follow(ctx, Pending{Run: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
+	a.record(ctx, &o)
+	return a.conclude(ctx, o)
+}
+
+func (a *attempt) forget(ctx context.Context, r *remoteRun) {
+	if err := forgetRun(context.WithoutCancel(ctx), a.db, *r); err != nil {
+		a.log.Warn("forget run", "entry", r.Entry, "error", err)
+	}
+}

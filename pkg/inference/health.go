@@ -1,0 +1,206 @@
+package inference
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Prober is the duty that asks every instance how it is, and frees slots that nobody answers for any more. Any number
+// of processes may run it: each look at an instance is claimed by moving the time of its next one.
+type Prober struct {
+	config   ProberConfig
+	db       postgres.DB
+	registry *Registry
+	log      *slog.Logger
+}
+
+// ProberConfig of a Prober. The zero value works.
+type ProberConfig struct {
+	Interval time.Duration // between looks at an instance, jittered by a quarter: 5 s
+	AtOnce   int           // instances looked at at once: 32
+
+	// Grace is how old an orphaned slot must be before a probe may free it: the call that it was taken for may still
+	// have been on its way when the worker counted. 10 s.
+	Grace time.Duration
+
+	// DoubtMax frees an orphaned slot whatever the worker says, or does not say; 0: the model's own limit on a run.
+	DoubtMax time.Duration
+}
+
+func (c ProberConfig) withDefaults() ProberConfig {
+	setDefault(&c.Interval, 5*time.Second)
+	setDefault(&c.AtOnce, 32)
+	setDefault(&c.Grace, 10*time.Second)
+	return c
+}
+
+// NewProber returns the duty.
+func NewProber(config ProberConfig, db postgres.DB, registry *Registry, log *slog.Logger) *Prober {
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Prober{config: config.withDefaults(), db: db, registry: registry, log: log}
+}
+
+// Run looks at instances until ctx ends.
+func (p *Prober) Run(ctx context.Context) error {
+	var looks sync.WaitGroup
+	defer looks.Wait()
+	room := make(chan struct{}, p.config.AtOnce)
+	ticks := time.NewTicker(p.config.Interval / 5)
+	defer ticks.Stop()
+	swept := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+		due, err := p.claimDue(ctx, p.config.AtOnce-len(room))
+		if err != nil && ctx.Err() == nil {
+			p.log.Warn("claim looks at instances", "error", err)
+		}
+		for _, id := range due {
+			room <- struct{}{}
+			looks.Go(func() {
+				defer func() { <-room }()
+				if err := p.Check(ctx, id); err != nil && ctx.Err() == nil {
+					p.log.Warn("look at instance", "instance", id, "error", err)
+				}
+			})
+		}
+		if time.Since(swept) > time.Minute {
+			swept = time.Now()
+			p.sweep(ctx)
+		}
+	}
+}
+
+// claimDueSQL claims up to $2 looks that are due. The next one is not due before this one has surely ended, $1.
+const claimDueSQL = `
+UPDATE penstock.instance
+   SET next_check_at = clock_timestamp() + $1::interval
+ WHERE id = ANY (ARRAY(
+       SELECT id FROM penstock.instance WHERE next_check_at <= clock_timestamp()
+        ORDER BY next_check_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED))
+RETURNING id`
+
+func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
+	if most <= 0 {
+		return nil, nil
+	}
+	rows, err := p.db.Query(ctx, claimDueSQL, p.config.Interval+time.Minute, most)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[int32])
+}
+
+const orphansSQL = `SELECT slot_token, age FROM penstock.orphan_slots($1)`
+
+type orphan struct {
+	Token int64
+	Age   time.Duration
+}
+
+const foundSQL = `
+UPDATE penstock.instance
+   SET state = $2, reason = nullif($3, ''), active = $4, capacity = $5, queued = $6, kv_usage = $7,
+       checked_at = clock_timestamp(), next_check_at = clock_timestamp() + $8::interval
+ WHERE id = $1`
+
+const freeSQL = `SELECT penstock.free_slots($1, $2)`
+
+// Check looks at one instance: probes it, writes down what it found, and frees slots that are stale.
+func (p *Prober) Check(ctx context.Context, instance int32) error {
+	e := p.registry.Endpoint(instance)
+	if e == nil {
+		return nil // just removed, or not usable, which the registry reports
+	}
+	// Before the probe: what was orphaned after the worker counted is not for this count to judge.
+	rows, err := p.db.Query(ctx, orphansSQL, instance)
+	if err != nil {
+		return fmt.Errorf("read orphaned slots: %w", err)
+	}
+	orphans, err := pgx.CollectRows(rows, pgx.RowToStructByPos[orphan])
+	if err != nil {
+		return fmt.Errorf("read orphaned slots: %w", err)
+	}
+	h := e.adapter.Probe(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	next := time.Duration(float64(p.config.Interval) * (0.75 + 0.5*rand.Float64()))
+	if _, err := p.db.Exec(ctx, foundSQL, instance, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage, next); err != nil {
+		return fmt.Errorf("write down health: %w", err)
+	}
+	if h.State != e.State {
+		p.log.Info("instance changed", "model", e.Model.Name, "server", e.Server, "from", e.State, "to", h.State, "reason", h.Reason)
+	}
+	stale := staleOrphans(orphans, h, e, p.config)
+	if len(stale) == 0 {
+		return nil
+	}
+	var freed int
+	if err := p.db.QueryRow(ctx, freeSQL, instance, stale).Scan(&freed); err != nil {
+		return fmt.Errorf("free stale slots: %w", err)
+	}
+	p.log.Info("stale slots freed", "model", e.Model.Name, "server", e.Server, "freed", freed, "state", h.State)
+	return nil
+}
+
+// staleOrphans returns the tokens of the slots that may be freed. It is pure.
+//
+// Slots that living nodes answer for are no orphans, and their calls may be part of the reported count: so at most
+// as many orphans as the worker reports calls can really be running, and the others are not.
+func staleOrphans(orphans []orphan, h Health, e *Endpoint, c ProberConfig) []int64 {
+	doubtMax := c.DoubtMax
+	if doubtMax == 0 {
+		doubtMax = max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration())
+	}
+	active := h.Active
+	switch {
+	case h.State == StateUnhealthy || h.State == StateDefunct || h.State == StateStarting:
+		active = new(int) // nobody is there to run anything, or it has only just come up
+	case active == nil && e.Model.Protocol == ProtocolCog && h.State == StateReady && idle(h, e.Slots):
+		active = new(int)
+	}
+	var stale []int64
+	var held []HeldSlot
+	byID := map[string]int64{}
+	for _, o := range orphans {
+		if o.Age >= doubtMax {
+			stale = append(stale, o.Token)
+			continue
+		}
+		id := fmt.Sprint(o.Token)
+		byID[id] = o.Token
+		held = append(held, HeldSlot{ID: id, HeldFor: o.Age})
+	}
+	if active == nil {
+		return stale
+	}
+	for _, id := range StaleSlots(held, *active, c.Grace) {
+		stale = append(stale, byID[id])
+	}
+	return stale
+}
+
+const sweepDemandSQL = `DELETE FROM penstock.slot_demand WHERE wanted_at < clock_timestamp() - interval '1 minute'`
+
+// sweep drops what outlived its use.
+func (p *Prober) sweep(ctx context.Context) {
+	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL} {
+		if _, err := p.db.Exec(ctx, sql); err != nil && ctx.Err() == nil {
+			p.log.Warn("sweep", "error", err)
+		}
+	}
+}

@@ -1,0 +1,247 @@
+package inference
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// ledger is the arithmetic of the slots that a node holds of one model. It is pure: callers serialise, and pass the
+// time.
+//
+// A permit is acquired before an entry is claimed, and stands for one slot of some instance. When the entry is about
+// to run, the permit is assigned: a slot of a certain instance is busy with it. When the call has ended, the slot is
+// idle again and the permit unassigned, until whoever acquired it gives it back. A permit whose call may still run at
+// the worker is detached: its slot is in doubt, and is not the node's to give any more.
+//
+//	idle >= unassigned, but for slots that were lost while permits stood for them: then nothing is allowed
+type ledger struct {
+	held       map[slotKey]*heldSlot
+	instances  map[int32]*shelf
+	unassigned int         // permits acquired and not assigned to an entry
+	share      int         // how many slots this node may hold while others go without; -1: nobody does
+	leaving    []*heldSlot // not to be used again, and to be given back
+}
+
+type slotKey struct{ instance, number int32 }
+
+// heldSlot is a slot that this node holds.
+type heldSlot struct {
+	slotKey
+	token int64
+	busy  bool
+	doubt bool // busy no more, but not to be used: about to be marked in the database
+	since time.Time
+}
+
+// shelf is the slots of one instance.
+type shelf struct {
+	idle   []*heldSlot // used last at the end
+	busy   int
+	limit  int32     // slots the instance has; those numbered from there on are to go home; 0: not known
+	cool   time.Time // the worker had no room: not before then
+	hint   string    // what it ran last
+	served int64
+	swaps  int64 // calls that ran after one of another hint
+}
+
+func newLedger() *ledger {
+	return &ledger{held: map[slotKey]*heldSlot{}, instances: map[int32]*shelf{}, share: -1}
+}
+
+func (l *ledger) shelf(instance int32) *shelf {
+	s := l.instances[instance]
+	if s == nil {
+		s = &shelf{}
+		l.instances[instance] = s
+	}
+	return s
+}
+
+// add puts a leased slot into the ledger, idle.
+func (l *ledger) add(key slotKey, token int64, now time.Time) {
+	if old := l.held[key]; old != nil {
+		l.lose(old)
+	}
+	h := &heldSlot{slotKey: key, token: token, since: now}
+	l.held[key] = h
+	s := l.shelf(key.instance)
+	s.idle = append(s.idle, h)
+}
+
+// adopt puts a slot into the ledger that is busy already, and assigns a permit to it.
+func (l *ledger) adopt(key slotKey, token int64, now time.Time) *heldSlot {
+	l.add(key, token, now)
+	h := l.held[key]
+	l.occupy(h)
+	return h
+}
+
+// lose drops a slot that is not ours any more. If it is busy, its call goes on, and its end changes nothing here.
+func (l *ledger) lose(h *heldSlot) {
+	if l.held[h.slotKey] != h {
+		return
+	}
+	delete(l.held, h.slotKey)
+	s := l.shelf(h.instance)
+	switch {
+	case h.busy:
+		s.busy--
+	case !h.doubt:
+		s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
+	}
+}
+
+// take acquires up to want permits.
+func (l *ledger) take(now time.Time, want int, usable func(instance int32) bool) int {
+	n := max(0, min(want, l.free(now, usable)))
+	l.unassigned += n
+	return n
+}
+
+// free is how many permits could be acquired.
+func (l *ledger) free(now time.Time, usable func(instance int32) bool) int {
+	idle, busy := 0, 0
+	for id, s := range l.instances {
+		busy += s.busy
+		if len(s.idle) > 0 && !now.Before(s.cool) && usable(id) {
+			idle += len(s.idle)
+		}
+	}
+	if l.share >= 0 {
+		idle = min(idle, max(l.share, 1)-busy)
+	}
+	return idle - l.unassigned
+}
+
+// giveBack ends n permits that are not assigned.
+func (l *ledger) giveBack(n int) { l.unassigned -= n }
+
+// assign picks the slot for an entry: on the instance that ran its like last, if that has an idle one, else on the
+// least busy one. admit is asked last, about one instance after the other.
+func (l *ledger) assign(now time.Time, hint string, exclude map[int32]bool, admit func(instance int32) bool) *heldSlot {
+	var ids []int32
+	for id, s := range l.instances {
+		if len(s.idle) > 0 && !now.Before(s.cool) && !exclude[id] {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, func(a, b int32) int {
+		x, y := l.instances[a], l.instances[b]
+		return cmp.Or(cmp.Compare(x.strange(hint), y.strange(hint)), cmp.Compare(x.load(), y.load()),
+			cmp.Compare(x.served, y.served), cmp.Compare(a, b))
+	})
+	for _, id := range ids {
+		if admit(id) {
+			s := l.instances[id]
+			h := s.idle[len(s.idle)-1]
+			l.occupy(h)
+			s.note(hint)
+			return h
+		}
+	}
+	return nil
+}
+
+// occupy turns an idle slot busy and assigns a permit to it.
+func (l *ledger) occupy(h *heldSlot) {
+	s := l.shelf(h.instance)
+	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
+	s.busy++
+	h.busy = true
+	l.unassigned--
+}
+
+// finish ends the call of a slot: it is idle again, or in doubt.
+func (l *ledger) finish(h *heldSlot, now time.Time, doubt bool) {
+	l.unassigned++
+	if l.held[h.slotKey] != h {
+		return
+	}
+	s := l.shelf(h.instance)
+	s.busy--
+	h.busy, h.since, h.doubt = false, now, doubt
+	if !doubt {
+		s.idle = append(s.idle, h)
+		l.sendHome(s)
+	}
+}
+
+// setLimit says how many slots an instance has. Those beyond are not used again.
+func (l *ledger) setLimit(instance int32, limit int) {
+	s := l.shelf(instance)
+	s.limit = int32(min(limit, 1<<30)) //nolint:gosec // bounded just before
+	l.sendHome(s)
+}
+
+// sendHome lets the idle slots of an instance go that it has no more.
+func (l *ledger) sendHome(s *shelf) {
+	if s.limit == 0 {
+		return
+	}
+	for _, h := range slices.Clone(s.idle) {
+		if h.number >= s.limit {
+			l.lose(h)
+			l.leaving = append(l.leaving, h)
+		}
+	}
+}
+
+// surplus removes from the ledger and returns the idle slots that the node has no use for: idle for long, on an
+// instance that is not usable, or beyond its share while others go without. Permits that are out keep theirs.
+func (l *ledger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []*heldSlot {
+	out := l.leaving
+	l.leaving = nil
+	spare := 0
+	for id, s := range l.instances {
+		if usable(id) {
+			spare += len(s.idle)
+		}
+	}
+	spare -= max(l.unassigned, 0)
+	beyond := 0
+	if l.share >= 0 {
+		beyond = len(l.held) - max(l.share, 1)
+	}
+	for id, s := range l.instances {
+		good := usable(id)
+		for _, h := range slices.Clone(s.idle) {
+			leave := !good
+			if good && spare > 0 && (now.Sub(h.since) >= idleMax || beyond > 0) {
+				leave = true
+				spare--
+				beyond--
+			}
+			if leave {
+				l.lose(h)
+				out = append(out, h)
+			}
+		}
+		if len(s.idle) == 0 && s.busy == 0 && !now.Before(s.cool) && !good {
+			delete(l.instances, id)
+		}
+	}
+	return out
+}
+
+func (s *shelf) load() float64 {
+	return float64(s.busy) / float64(s.busy+len(s.idle))
+}
+
+// strange is 0 where the instance ran the hinted thing last, 1 elsewhere.
+func (s *shelf) strange(hint string) int {
+	if hint != "" && s.hint == hint {
+		return 0
+	}
+	return 1
+}
+
+func (s *shelf) note(hint string) {
+	s.served++
+	if hint != "" && s.hint != "" && s.hint != hint {
+		s.swaps++
+	}
+	if hint != "" {
+		s.hint = hint
+	}
+}

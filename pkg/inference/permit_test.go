@@ -1,0 +1,170 @@
+package inference
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var everywhere = func(int32) bool { return true }
+
+func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
+	now := time.Now()
+	l := newLedger()
+	l.add(slotKey{1, 0}, 100, now)
+	l.add(slotKey{1, 1}, 101, now)
+	if n := l.take(now, 5, everywhere); n != 2 {
+		t.Fatalf("took %d permits of 2 slots", n)
+	}
+	if n := l.take(now, 1, everywhere); n != 0 {
+		t.Fatal("a third permit was given out for two slots")
+	}
+	h := l.assign(now, "", nil, everywhere)
+	l.finish(h, now, false)
+	if n := l.take(now, 1, everywhere); n != 0 {
+		t.Fatal("the slot was given out again while its permit is still held")
+	}
+	l.giveBack(2)
+	if n := l.take(now, 5, everywhere); n != 2 {
+		t.Fatalf("took %d permits after both were given back", n)
+	}
+}
+
+func TestSlotInDoubtIsNotGivenOut(t *testing.T) {
+	now := time.Now()
+	l := newLedger()
+	l.add(slotKey{1, 0}, 100, now)
+	l.take(now, 1, everywhere)
+	l.finish(l.assign(now, "", nil, everywhere), now, true)
+	l.giveBack(1)
+	if n := l.take(now, 1, everywhere); n != 0 {
+		t.Fatal("a slot in doubt was given out")
+	}
+}
+
+func TestEntriesGoToTheInstanceThatRanTheirLikeLast(t *testing.T) {
+	now := time.Now()
+	l := newLedger()
+	for number := range int32(4) {
+		l.add(slotKey{1, number}, int64(100+number), now)
+		l.add(slotKey{2, number}, int64(200+number), now)
+	}
+	l.take(now, 8, everywhere)
+	a := l.assign(now, "french", nil, everywhere)
+	if b := l.assign(now, "german", nil, func(i int32) bool { return i != a.instance }); b.instance == a.instance {
+		t.Fatal("assigned to an instance that was not admitted")
+	}
+	if c := l.assign(now, "french", nil, everywhere); c.instance != a.instance {
+		t.Errorf("french went to instance %d, was loaded on %d", c.instance, a.instance)
+	}
+	if d := l.assign(now, "", nil, everywhere); d.instance == a.instance {
+		t.Error("an entry without a hint went to the busier instance")
+	}
+}
+
+func TestInstanceThatShrankTakesNoCallsBeyondItsSlots(t *testing.T) {
+	now := time.Now()
+	l := newLedger()
+	for number := range int32(4) {
+		l.add(slotKey{1, number}, int64(100+number), now)
+	}
+	l.take(now, 4, everywhere)
+	var running []*heldSlot
+	for range 3 {
+		running = append(running, l.assign(now, "", nil, everywhere))
+	}
+	l.setLimit(1, 2)
+	for _, h := range running {
+		l.finish(h, now, false)
+	}
+	l.giveBack(4)
+	if n := l.take(now, 4, everywhere); n != 2 {
+		t.Errorf("took %d permits of an instance with 2 slots", n)
+	}
+	if home := l.surplus(now, time.Hour, everywhere); len(home) != 2 {
+		t.Errorf("%d slots go home, want 2", len(home))
+	}
+}
+
+// Whatever happens, permits and busy slots together never exceed what is held, except by slots that were lost under
+// permits; and every slot comes home in the end.
+func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Unix(0, 0)
+		l := newLedger()
+		var busy []*heldSlot
+		permits, lost, next := 0, 0, int64(1)
+		t.Repeat(map[string]func(*rapid.T){
+			"add": func(t *rapid.T) {
+				key := slotKey{rapid.Int32Range(1, 3).Draw(t, "instance"), rapid.Int32Range(0, 4).Draw(t, "number")}
+				if l.held[key] == nil {
+					l.add(key, next, now)
+					next++
+				}
+			},
+			"take": func(t *rapid.T) { permits += l.take(now, rapid.IntRange(0, 6).Draw(t, "want"), everywhere) },
+			"give back": func(t *rapid.T) {
+				n := rapid.IntRange(0, max(0, permits-len(busy))).Draw(t, "n")
+				l.giveBack(n)
+				permits -= n
+			},
+			"assign": func(t *rapid.T) {
+				if permits <= len(busy) {
+					return
+				}
+				if h := l.assign(now, rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), nil, everywhere); h != nil {
+					busy = append(busy, h)
+				} else if lost == 0 {
+					t.Fatal("there was no slot for a permit")
+				}
+			},
+			"finish": func(t *rapid.T) {
+				if len(busy) == 0 {
+					return
+				}
+				i := rapid.IntRange(0, len(busy)-1).Draw(t, "call")
+				doubt := rapid.IntRange(0, 5).Draw(t, "doubt") == 0
+				h := busy[i]
+				busy = append(busy[:i], busy[i+1:]...)
+				l.finish(h, now, doubt)
+				if doubt {
+					l.lose(h)
+					lost++
+				}
+			},
+			"lose": func(t *rapid.T) {
+				for _, h := range l.held {
+					if rapid.IntRange(0, 9).Draw(t, "lose") == 0 {
+						l.lose(h)
+						lost++
+					}
+				}
+			},
+			"tidy": func(t *rapid.T) {
+				now = now.Add(time.Second)
+				l.share = rapid.IntRange(-1, 4).Draw(t, "share")
+				for _, h := range l.surplus(now, 3*time.Second, everywhere) {
+					if h.busy || l.held[h.slotKey] == h {
+						t.Fatal("a slot in use was sent home")
+					}
+				}
+			},
+			"": func(t *rapid.T) {
+				idle, atWork := 0, 0
+				for _, s := range l.instances {
+					idle, atWork = idle+len(s.idle), atWork+s.busy
+				}
+				if l.unassigned != permits-len(busy) {
+					t.Fatalf("%d permits unassigned, want %d", l.unassigned, permits-len(busy))
+				}
+				if idle+atWork != len(l.held) {
+					t.Fatalf("%d idle and %d busy, but %d held", idle, atWork, len(l.held))
+				}
+				if lost == 0 && permits > len(l.held) {
+					t.Fatalf("%d permits for %d slots", permits, len(l.held))
+				}
+			},
+		})
+	})
+}

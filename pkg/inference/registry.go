@@ -1,0 +1,256 @@
+package inference
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Registry is what a process knows about models and instances. It reads the tables anew whenever their version number
+// has changed, so that nothing needs a restart; asking for the number is one look-up of one row.
+type Registry struct {
+	db      postgres.DB
+	config  Config
+	log     *slog.Logger
+	poll    time.Duration
+	current atomic.Pointer[catalog]
+	reading sync.Mutex
+	changed []func()
+}
+
+// catalog is one version of the tables.
+type catalog struct {
+	version   int64
+	models    map[string]Model
+	instances map[int32]*Endpoint
+	byModel   map[string][]*Endpoint
+	queues    map[string]string // inference queues and their models
+}
+
+func newCatalog() *catalog {
+	return &catalog{
+		models: map[string]Model{}, instances: map[int32]*Endpoint{}, byModel: map[string][]*Endpoint{}, queues: map[string]string{},
+	}
+}
+
+// Endpoint is a registered instance, with the adapter that speaks to it.
+type Endpoint struct {
+	ID       int32
+	Model    Model
+	Server   string
+	Address  string // the endpoint's URL
+	Slots    int
+	Labels   map[string]string
+	State    State // as last probed; empty before the first probe
+	Draining bool
+
+	quarantined time.Time // on this process's monotonic clock; zero: not
+	adapter     Adapter
+	follower    *Follower
+	key         string // what adapter and follower were made from
+}
+
+// usable says whether calls may be sent to the instance.
+func (e *Endpoint) usable(now time.Time) bool {
+	return !e.Draining && (e.State == "" || e.State.Serving()) && !now.Before(e.quarantined)
+}
+
+// NewRegistry returns an empty registry; Run or Refresh fills it. A poll of 0 is taken as 1 s.
+func NewRegistry(db postgres.DB, config Config, poll time.Duration, log *slog.Logger) *Registry {
+	setDefault(&poll, time.Second)
+	if log == nil {
+		log = slog.Default()
+	}
+	r := &Registry{db: db, config: config, poll: poll, log: log}
+	r.current.Store(newCatalog())
+	return r
+}
+
+// Run keeps the registry up to date until ctx ends.
+func (r *Registry) Run(ctx context.Context) error {
+	ticks := time.NewTicker(r.poll)
+	defer ticks.Stop()
+	for {
+		if err := r.Refresh(ctx); err != nil && ctx.Err() == nil {
+			r.log.Warn("read inference registry", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+	}
+}
+
+// Refresh reads the tables if they have changed.
+func (r *Registry) Refresh(ctx context.Context) error {
+	r.reading.Lock()
+	defer r.reading.Unlock()
+	old := r.current.Load()
+	var version int64
+	if err := r.db.QueryRow(ctx, `SELECT version FROM penstock.inference_version`).Scan(&version); err != nil {
+		return fmt.Errorf("read version of models and instances: %w", err)
+	}
+	if version == old.version {
+		return nil
+	}
+	fresh, err := r.read(ctx, old)
+	if err != nil {
+		return err
+	}
+	// What was read first may be older than the rest, never newer: then the number says so at the next look.
+	fresh.version = version
+	r.current.Store(fresh)
+	for _, tell := range r.changed {
+		tell()
+	}
+	return nil
+}
+
+// onChange has fn called after each change. Call it before Run.
+func (r *Registry) onChange(fn func()) { r.changed = append(r.changed, fn) }
+
+// Model returns a model with its override and defaults.
+func (r *Registry) Model(name string) (Model, bool) {
+	m, ok := r.current.Load().models[name]
+	return m, ok
+}
+
+// QueueModel returns the model of an inference queue, empty for other queues.
+func (r *Registry) QueueModel(queue string) string { return r.current.Load().queues[queue] }
+
+// Endpoints returns the instances of a model.
+func (r *Registry) Endpoints(model string) []*Endpoint { return r.current.Load().byModel[model] }
+
+// Endpoint returns an instance by its id, nil if it is not registered any more.
+func (r *Registry) Endpoint(id int32) *Endpoint { return r.current.Load().instances[id] }
+
+// catalogSQL reads every model with its instances.
+const catalogSQL = `
+SELECT m.name, m.config, m.override, coalesce(i.id, 0), coalesce(i.server, ''), coalesce(i.endpoint, ''),
+       coalesce(i.slots, 0), coalesce(i.labels, '{}'), coalesce(nullif(i.state, 'unknown'), ''), i.draining_at IS NOT NULL,
+       coalesce(greatest(0, extract(epoch FROM i.quarantined_until - clock_timestamp())), 0)::float8
+  FROM penstock.model m
+  LEFT JOIN penstock.instance i ON i.model = m.name
+ ORDER BY i.id`
+
+func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
+	rows, err := r.db.Query(ctx, catalogSQL)
+	if err != nil {
+		return nil, fmt.Errorf("read models and instances: %w", err)
+	}
+	now := time.Now()
+	fresh := newCatalog()
+	var (
+		name             string
+		config, override []byte
+		labels           []byte
+		quarantine       float64
+		row              Endpoint
+	)
+	_, err = pgx.ForEachRow(rows, []any{&name, &config, &override, &row.ID, &row.Server, &row.Address,
+		&row.Slots, &labels, &row.State, &row.Draining, &quarantine}, func() error {
+		model, known := fresh.models[name]
+		if !known {
+			var usable bool
+			if model, usable = r.model(name, config, override, old); !usable {
+				return nil
+			}
+			fresh.models[name] = model
+		}
+		if row.ID == 0 {
+			return nil
+		}
+		e := row
+		e.Model, e.Labels = model, readLabels(labels)
+		if quarantine > 0 {
+			e.quarantined = now.Add(time.Duration(quarantine * float64(time.Second)))
+		}
+		e.key = string(config) + "\x00" + string(override) + "\x00" + e.Address + fmt.Sprint("\x00", e.Slots)
+		r.connect(&e, old.instances[e.ID], fresh)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read models and instances: %w", err)
+	}
+	return fresh, r.readQueues(ctx, fresh)
+}
+
+const queueModelsSQL = `
+SELECT name, model
+  FROM penstock.queue
+ WHERE kind = 'inference' AND model IS NOT NULL`
+
+func (r *Registry) readQueues(ctx context.Context, fresh *catalog) error {
+	rows, err := r.db.Query(ctx, queueModelsSQL)
+	if err != nil {
+		return fmt.Errorf("read queues of models: %w", err)
+	}
+	var queue, model string
+	_, err = pgx.ForEachRow(rows, []any{&queue, &model}, func() error {
+		fresh.queues[queue] = model
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read queues of models: %w", err)
+	}
+	return nil
+}
+
+// model reads one model. One that is not valid keeps what it was before: a slip in an override must not stop the work.
+func (r *Registry) model(name string, config, override []byte, old *catalog) (Model, bool) {
+	m, err := ReadModel(name, config, override)
+	if err == nil {
+		return m, true
+	}
+	before, known := old.models[name]
+	r.log.Error("model is not valid", "model", name, "kept", known, "error", err)
+	return before, known
+}
+
+// connect gives the instance its adapter: the one it had, with its open connections, if nothing about it has changed.
+func (r *Registry) connect(e, before *Endpoint, fresh *catalog) {
+	if before != nil && before.key == e.key {
+		e.adapter, e.follower = before.adapter, before.follower
+	} else {
+		adapter, err := New(e.Model, Instance{Endpoint: e.Address, Slots: e.Slots}, r.config)
+		if err != nil {
+			r.log.Error("instance is not usable", "model", e.Model.Name, "server", e.Server, "error", err)
+			return
+		}
+		e.adapter, e.follower = adapter, NewFollower(adapter, e.Model)
+	}
+	fresh.instances[e.ID] = e
+	fresh.byModel[e.Model.Name] = append(fresh.byModel[e.Model.Name], e)
+}
+
+// ReadModel makes a model of its stored config and override, with defaults, and checks it.
+func ReadModel(name string, config, override []byte) (Model, error) {
+	m, err := Model{Name: name}.With(config)
+	if err != nil {
+		return Model{}, err
+	}
+	if m, err = m.With(override); err != nil {
+		return Model{}, err
+	}
+	m.Name = name
+	m = m.WithDefaults()
+	if err := m.Validate(); err != nil {
+		return Model{}, fmt.Errorf("check model %q: %w", name, err)
+	}
+	return m, nil
+}
+
+func readLabels(text []byte) map[string]string {
+	var labels map[string]string
+	_ = json.Unmarshal(text, &labels) // labels that are no texts are for people alone
+	return labels
+}

@@ -1,0 +1,117 @@
+package inference
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// remoteRun is a run that a worker has accepted, as stored: whoever claims its entry next follows it on.
+type remoteRun struct {
+	Queue      int32
+	Entry      invalidation.EntryID
+	Token      int64 // under which the worker was asked
+	Instance   int32
+	SlotNumber int32
+	SlotToken  int64
+	Remote     string // empty: the worker's answer never came
+	Ran        time.Duration
+}
+
+// saveRunSQL stores a run. An older one of the entry is over: its lock was.
+const saveRunSQL = `
+INSERT INTO penstock.remote_run (queue_id, entry_id, token, instance_id, slot_number, slot_token, remote_id, ran_ms)
+VALUES ($1, $2, $3, $4, $5, $6, nullif($7, ''), $8)
+ON CONFLICT (queue_id, entry_id) DO UPDATE
+   SET token = excluded.token, instance_id = excluded.instance_id, slot_number = excluded.slot_number,
+       slot_token = excluded.slot_token, remote_id = excluded.remote_id, ran_ms = excluded.ran_ms,
+       started_at = clock_timestamp(), report = NULL
+ WHERE remote_run.token <= excluded.token`
+
+func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
+	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Instance, r.SlotNumber, r.SlotToken, r.Remote, r.Ran.Milliseconds())
+	if err != nil {
+		return fmt.Errorf("store run of entry %d: %w", r.Entry, err)
+	}
+	return nil
+}
+
+const findRunSQL = `
+SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran_ms
+  FROM penstock.remote_run
+ WHERE queue_id = $1 AND entry_id = $2`
+
+// findRun returns the run of an entry that a worker may still know, nil if there is none.
+func findRun(ctx context.Context, db postgres.DB, queue int32, entry invalidation.EntryID) (*remoteRun, error) {
+	r := remoteRun{Queue: queue, Entry: entry}
+	var ranMS int64
+	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Instance, &r.SlotNumber, &r.SlotToken, &r.Remote, &ranMS)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("find run of entry %d: %w", entry, err)
+	}
+	r.Ran = time.Duration(ranMS) * time.Millisecond
+	return &r, nil
+}
+
+const moveRunSQL = `
+UPDATE penstock.remote_run SET slot_number = $4, slot_token = $5
+ WHERE queue_id = $1 AND entry_id = $2 AND token = $3`
+
+// moveRun notes which slot a run is counted on now.
+func moveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
+	_, err := db.Exec(ctx, moveRunSQL, r.Queue, r.Entry, r.Token, r.SlotNumber, r.SlotToken)
+	if err != nil {
+		return fmt.Errorf("move run of entry %d: %w", r.Entry, err)
+	}
+	return nil
+}
+
+const forgetRunSQL = `DELETE FROM penstock.remote_run WHERE queue_id = $1 AND entry_id = $2 AND token = $3`
+
+// forgetRun drops a run that is over. What is not dropped is swept once its entry is gone.
+func forgetRun(ctx context.Context, db postgres.DB, r remoteRun) error {
+	_, err := db.Exec(ctx, forgetRunSQL, r.Queue, r.Entry, r.Token)
+	if err != nil {
+		return fmt.Errorf("forget run of entry %d: %w", r.Entry, err)
+	}
+	return nil
+}
+
+const sweepRunsSQL = `
+DELETE FROM penstock.remote_run r
+ WHERE r.started_at < clock_timestamp() - interval '1 minute'
+   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id)`
+
+const reportSQL = `
+UPDATE penstock.remote_run SET report = $3
+ WHERE entry_id = $1 AND token = $2`
+
+// saveReport keeps what a worker reported while nobody listened here. False: there is no such run.
+func saveReport(ctx context.Context, db postgres.DB, entry, token int64, body json.RawMessage) (bool, error) {
+	tag, err := db.Exec(ctx, reportSQL, entry, token, body)
+	if err != nil {
+		return false, fmt.Errorf("keep report on entry %d: %w", entry, err)
+	}
+	return tag.RowsAffected() > 0, nil
+}
+
+const readReportSQL = `SELECT report FROM penstock.remote_run WHERE queue_id = $1 AND entry_id = $2 AND token = $3 AND report IS NOT NULL`
+
+func readReport(ctx context.Context, db postgres.DB, r remoteRun) (json.RawMessage, error) {
+	var body json.RawMessage
+	err := db.QueryRow(ctx, readReportSQL, r.Queue, r.Entry, r.Token).Scan(&body)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return body, err
+}
