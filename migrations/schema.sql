@@ -178,6 +178,43 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Name: alter_cron_job(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.alter_cron_job(job text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    j       penstock.cron_job;
+    was     penstock.cron_job;
+    unknown text;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    SELECT * INTO was FROM penstock.cron_job_row(job);
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k
+     WHERE k NOT IN ('spec', 'zone', 'jitter', 'starts_at', 'ends_at', 'catch_up', 'catch_up_max', 'grace', 'gap', 'fold', 'overlap',
+                     'payload', 'lock_key', 'flow', 'priority');
+    IF FOUND THEN
+        RAISE EXCEPTION 'cron job option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.cron_job that are settings.';
+    END IF;
+    j := jsonb_populate_record(was, options);
+    UPDATE penstock.cron_job SET
+        spec = j.spec, zone = j.zone, jitter = j.jitter, starts_at = j.starts_at, ends_at = j.ends_at, catch_up = j.catch_up,
+        catch_up_max = j.catch_up_max, grace = j.grace, gap = j.gap, fold = j.fold, overlap = j.overlap, payload = j.payload,
+        lock_key = j.lock_key, flow = j.flow, priority = j.priority, problem = NULL, look_at = '-infinity',
+        handled_at = CASE WHEN (j.spec, j.zone, j.starts_at, j.ends_at, j.gap, j.fold)
+                               IS DISTINCT FROM (was.spec, was.zone, was.starts_at, was.ends_at, was.gap, was.fold)
+                          THEN greatest(handled_at, clock_timestamp()) ELSE handled_at END
+     WHERE id = j.id;
+    PERFORM penstock.withdraw_cron_entry(j.id, 'the cron job was altered');
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(alter_cron_job.actor, current_user), 'alter_cron_job', 'cron job ' || job, alter_cron_job.reason, options);
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR invalid_datetime_format
+      OR datetime_field_overflow OR interval_field_overflow OR not_null_violation THEN
+        RAISE EXCEPTION 'option of cron job "%" is not valid: %', job, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
 -- Name: alter_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.alter_queue(queue_name text, options jsonb) RETURNS void
@@ -771,6 +808,62 @@ CREATE FUNCTION penstock.counter(what text, queue_id integer) RETURNS bigint
     SELECT coalesce(pg_sequence_last_value(format('penstock.%I', what || '_' || queue_id)::regclass), 0)
 $$;
 
+-- Name: create_cron_entries(bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.create_cron_entries(jobs bigint[], nominals timestamp with time zone[], dues timestamp with time zone[], handled timestamp with time zone[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    batch record;
+    made  integer := 0;
+BEGIN
+    FOR batch IN
+        SELECT q.name AS queue, array_agg(k.i ORDER BY k.i) AS picks
+          FROM unnest(jobs) WITH ORDINALITY k(job, i)
+          JOIN penstock.cron_job j ON j.id = k.job
+          JOIN penstock.queue q ON q.id = j.queue_id
+         GROUP BY q.name
+    LOOP
+        BEGIN
+            made := made + penstock.push_cron_entries(batch.queue, batch.picks, jobs, nominals, dues, handled);
+        EXCEPTION WHEN OTHERS THEN
+            FOR i IN 1 .. cardinality(batch.picks) LOOP
+                BEGIN
+                    made := made + penstock.push_cron_entries(batch.queue, batch.picks[i:i], jobs, nominals, dues, handled);
+                EXCEPTION WHEN OTHERS THEN
+                    UPDATE penstock.cron_job SET problem = SQLERRM, look_at = clock_timestamp() + interval '1 minute'
+                     WHERE id = jobs[batch.picks[i]];
+                END;
+            END LOOP;
+        END;
+    END LOOP;
+    RETURN made;
+END $$;
+
+-- Name: create_cron_job(text, text, text, jsonb, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.create_cron_job(job text, queue text, spec text, payload jsonb DEFAULT '{}'::jsonb, options jsonb DEFAULT '{}'::jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q    penstock.queue := penstock.queue_row(queue);
+    made bigint;
+BEGIN
+    IF q.kind <> 'cron' THEN
+        RAISE EXCEPTION 'queue "%" is of kind %, not cron', q.name, q.kind
+            USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''name'', ''{"kind": "cron"}'').';
+    END IF;
+    INSERT INTO penstock.cron_job (queue_id, name, spec, payload)
+    VALUES (q.id, job, create_cron_job.spec, create_cron_job.payload) RETURNING id INTO made;
+    PERFORM penstock.alter_cron_job(job, options, reason, actor);
+    RETURN made;
+EXCEPTION
+    WHEN unique_violation THEN
+        RAISE EXCEPTION 'cron job "%" exists already', job USING ERRCODE = 'PS006', HINT = 'Change it with penstock.alter_cron_job.';
+    WHEN check_violation OR not_null_violation THEN
+        RAISE EXCEPTION 'cron job "%" is not valid: %', job, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
 -- Name: create_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.create_queue(queue_name text, options jsonb DEFAULT '{}'::jsonb) RETURNS integer
@@ -806,6 +899,100 @@ BEGIN
     PERFORM penstock.alter_queue(queue_name, options);
     RETURN q.id;
 END $_$;
+
+-- Name: cron_job; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.cron_job (
+    id bigint NOT NULL,
+    queue_id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    spec text NOT NULL,
+    zone text DEFAULT 'UTC'::text NOT NULL,
+    jitter interval DEFAULT '00:00:00'::interval NOT NULL,
+    starts_at timestamp with time zone,
+    ends_at timestamp with time zone,
+    catch_up text DEFAULT 'last'::text NOT NULL,
+    catch_up_max smallint DEFAULT 100 NOT NULL,
+    grace interval DEFAULT '00:01:00'::interval NOT NULL,
+    gap text,
+    fold text,
+    overlap text DEFAULT 'skip'::text NOT NULL,
+    payload jsonb DEFAULT '{}'::jsonb NOT NULL,
+    lock_key text COLLATE pg_catalog."C",
+    flow text COLLATE pg_catalog."C",
+    priority smallint,
+    paused_at timestamp with time zone,
+    paused_by text,
+    paused_reason text,
+    paused_until timestamp with time zone,
+    problem text,
+    run_now_at timestamp with time zone,
+    handled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    catching_up_to timestamp with time zone,
+    nominal_at timestamp with time zone,
+    due_at timestamp with time zone,
+    entry_id bigint,
+    fired_at timestamp with time zone,
+    following_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    look_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT cron_job_catch_up_check CHECK ((catch_up = ANY (ARRAY['none'::text, 'last'::text, 'all'::text]))),
+    CONSTRAINT cron_job_catch_up_max_check CHECK (((catch_up_max >= 1) AND (catch_up_max <= 1000))),
+    CONSTRAINT cron_job_ends_at_check CHECK (isfinite(ends_at)),
+    CONSTRAINT cron_job_fold_check CHECK ((fold = ANY (ARRAY['first'::text, 'both'::text]))),
+    CONSTRAINT cron_job_gap_check CHECK ((gap = ANY (ARRAY['fire'::text, 'skip'::text]))),
+    CONSTRAINT cron_job_grace_check CHECK ((grace > '00:00:00'::interval)),
+    CONSTRAINT cron_job_jitter_check CHECK (((jitter >= '00:00:00'::interval) AND (jitter <= '1 day'::interval))),
+    CONSTRAINT cron_job_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 256))),
+    CONSTRAINT cron_job_overlap_check CHECK ((overlap = ANY (ARRAY['skip'::text, 'queue'::text, 'cancel_running'::text]))),
+    CONSTRAINT cron_job_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT cron_job_starts_at_check CHECK (isfinite(starts_at))
+)
+WITH (fillfactor='70');
+
+-- Name: COLUMN cron_job.problem; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_job.problem IS 'why the job has no entry: a spec that cannot be read, or a push that was refused';
+
+-- Name: COLUMN cron_job.handled_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_job.handled_at IS 'nominal times up to this one have been fired or dropped';
+
+-- Name: COLUMN cron_job.catching_up_to; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_job.catching_up_to IS 'the last of several missed nominal times that are fired one after another';
+
+-- Name: COLUMN cron_job.due_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_job.due_at IS 'nominal time plus jitter: when the waiting entry fires; -infinity: somebody wants it now';
+
+-- Name: COLUMN cron_job.fired_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_job.fired_at IS 'when the entry was fired; null: it waits';
+
+-- Name: COLUMN cron_job.following_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_job.following_at IS 'when the running entry is to be cancelled, since the next nominal time has come';
+
+-- Name: COLUMN cron_job.look_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_job.look_at IS 'when a job without an entry is looked at again; infinity: after somebody has altered it';
+
+-- Name: cron_job_row(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.cron_job_row(job text) RETURNS penstock.cron_job
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    j penstock.cron_job;
+BEGIN
+    SELECT * INTO j FROM penstock.cron_job c WHERE c.name = job FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'cron job "%" does not exist', job USING ERRCODE = 'PS010', HINT = 'penstock.cron_status lists the jobs.';
+    END IF;
+    RETURN j;
+END $$;
 
 -- Name: delete_model_override(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -931,6 +1118,38 @@ BEGIN
     VALUES (coalesce(actor, current_user), 'drain_node', 'node ' || node, reason);
 END $$;
 
+-- Name: drop_cron_job(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drop_cron_job(job text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    j penstock.cron_job;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    SELECT * INTO j FROM penstock.cron_job_row(job);
+    PERFORM penstock.withdraw_cron_entry(j.id, 'the cron job was dropped');
+    DELETE FROM penstock.cron_job WHERE id = j.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'drop_cron_job', 'cron job ' || job, reason);
+END $$;
+
+-- Name: drop_missing_cron_entries(bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drop_missing_cron_entries(jobs bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    n integer;
+BEGIN
+    UPDATE penstock.cron_job j
+       SET entry_id = NULL, look_at = '-infinity', handled_at = greatest(j.handled_at, j.nominal_at)
+     WHERE j.id = ANY (jobs) AND j.entry_id IS NOT NULL AND j.fired_at IS NULL
+       AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id);
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
 -- Name: drop_own_limit(); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.drop_own_limit() RETURNS trigger
@@ -1029,6 +1248,40 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object, reason)
     VALUES (coalesce(actor, current_user), 'enable_queue', q.name, reason);
 END $$;
+
+-- Name: end_cron_runs(timestamp with time zone, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.end_cron_runs(at timestamp with time zone, most integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    q     record;
+    n     integer;
+    ended integer := 0;
+BEGIN
+    FOR q IN SELECT x.id, 'entry_' || x.name AS entries FROM penstock.queue x
+              WHERE x.kind = 'cron' AND EXISTS (SELECT FROM penstock.cron_job j WHERE j.queue_id = x.id AND j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL)
+    LOOP
+        EXECUTE format($q$
+            WITH gone AS MATERIALIZED (
+                SELECT j.id, j.entry_id FROM penstock.cron_job j
+                 WHERE j.queue_id = $1 AND j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL
+                   AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.queue_id = $1 AND e.id = j.entry_id)
+                 ORDER BY j.id LIMIT $3 FOR UPDATE OF j SKIP LOCKED
+            )
+            UPDATE penstock.cron_job j
+               SET entry_id = NULL, following_at = NULL, look_at = '-infinity',
+                   ended_at = least($2, coalesce(
+                       (SELECT r.finished_at FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = gone.entry_id LIMIT 1),
+                       (SELECT f.failed_at FROM penstock.failure f WHERE f.queue_id = $1 AND f.entry_id = gone.entry_id LIMIT 1), $2))
+              FROM gone WHERE j.id = gone.id$q$, q.entries)
+        USING q.id, at, most - ended;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        ended := ended + n;
+        EXIT WHEN ended >= most;
+    END LOOP;
+    RETURN ended;
+END $_$;
 
 -- Name: end_entry(penstock.entry, penstock.outcome, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1191,6 +1444,73 @@ CREATE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name
            (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 LIMIT 1)) f
      LIMIT 1
 $_$;
+
+-- Name: fire_cron_jobs(bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.fire_cron_jobs(jobs bigint[], nominals timestamp with time zone[], handled timestamp with time zone[], catching timestamp with time zone[], following timestamp with time zone[], at timestamp with time zone) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
+    AS $_$
+DECLARE
+    q     record;
+    n     integer;
+    fired integer := 0;
+BEGIN
+    FOR q IN SELECT x.id, 'entry_' || x.name AS entries FROM penstock.queue x
+              WHERE x.id = ANY (ARRAY(SELECT DISTINCT j.queue_id FROM penstock.cron_job j WHERE j.id = ANY (jobs)))
+    LOOP
+        EXECUTE format($q$
+            WITH wish AS MATERIALIZED (
+                -- OFFSET 0: look each job up, whatever the statistics of a table that was just filled say.
+                SELECT j.id, j.entry_id, j.manual, e.row, f.nominal, f.handled, f.catching, f.following
+                  FROM unnest($2, $3, $4, $5, $6) f(job, nominal, handled, catching, following)
+                 CROSS JOIN LATERAL (
+                       SELECT x.id, x.entry_id, x.run_now_at IS NOT NULL AS manual FROM penstock.cron_job x
+                        WHERE x.id = f.job AND x.queue_id = $1 OFFSET 0) j
+                 CROSS JOIN LATERAL (
+                       SELECT x.ctid AS row FROM penstock.%1$I x
+                        WHERE x.queue_id = $1 AND x.id = j.entry_id FOR UPDATE SKIP LOCKED) e
+            ), firing AS (
+                INSERT INTO penstock.cron_firing (job_id, nominal_at, fired_at, entry_id, manual)
+                SELECT w.id, w.nominal, $7, w.entry_id, w.manual FROM wish w
+                ON CONFLICT DO NOTHING
+                RETURNING job_id, entry_id, nominal_at
+            ), turned AS (
+                UPDATE penstock.%1$I e
+                   SET status = 'pending', due_at = $7, pos = nextval('penstock.entry_id_seq'),
+                       payload = CASE WHEN jsonb_typeof(e.payload) = 'object'
+                                      THEN jsonb_build_object('nominal_at', (SELECT jsonb_object_agg(entry_id, nominal_at) FROM firing) -> e.id::text)
+                                           || e.payload
+                                      ELSE e.payload END
+                 WHERE e.queue_id = $1 AND e.ctid = ANY (ARRAY(SELECT row FROM wish))
+                   AND (e.id IN (SELECT entry_id FROM firing)) IS TRUE AND (e.status = 'initial') IS TRUE
+                RETURNING e.id, e.priority, e.flow, e.lock_key, e.pos
+            ), solo AS (
+                INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+                SELECT $1, priority, flow, pos, id FROM turned WHERE lock_key IS NULL AND priority >= 0
+            ), grouped AS (
+                INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+                SELECT $1, priority, flow, min(pos), lock_key FROM turned WHERE lock_key IS NOT NULL AND priority >= 0
+                 GROUP BY priority, flow, lock_key
+            )
+            UPDATE penstock.cron_job j
+               SET fired_at = $7, nominal_at = w.nominal, due_at = $7, handled_at = w.handled, run_now_at = NULL,
+                   catching_up_to = w.catching, following_at = w.following
+              FROM firing f JOIN wish w ON w.id = f.job_id
+             WHERE j.id = f.job_id$q$, q.entries)
+        USING q.id, jobs, nominals, handled, catching, following, at;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        fired := fired + n;
+    END LOOP;
+    IF fired < cardinality(jobs) THEN
+        UPDATE penstock.cron_job j SET handled_at = greatest(j.handled_at, f.nominal_at), run_now_at = NULL, due_at = at
+          FROM unnest(jobs, nominals) w(job, nominal)
+          JOIN penstock.cron_firing f ON f.job_id = w.job AND f.nominal_at = w.nominal
+         WHERE j.id = w.job AND j.fired_at IS NULL;
+        PERFORM penstock.drop_missing_cron_entries(jobs);
+    END IF;
+    RETURN fired;
+END $_$;
 
 -- Name: fit_model_queue(text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1573,6 +1893,27 @@ CREATE FUNCTION penstock.model_queue(model text) RETURNS text
                     left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', 'm_\1'), 48))
 $_$;
 
+-- Name: move_cron_jobs(bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.move_cron_jobs(jobs bigint[], nominals timestamp with time zone[], dues timestamp with time zone[], handled timestamp with time zone[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
+    AS $$
+BEGIN
+    PERFORM penstock.drop_missing_cron_entries(jobs);
+    UPDATE penstock.entry e SET due_at = m.due
+      FROM unnest(jobs, dues) m(job, due) JOIN penstock.cron_job j ON j.id = m.job
+     WHERE e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND m.due IS NOT NULL;
+    UPDATE penstock.cron_job j SET nominal_at = m.nominal, due_at = m.due, handled_at = m.handled
+      FROM unnest(jobs, nominals, dues, handled) m(job, nominal, due, handled)
+     WHERE j.id = m.job AND j.entry_id IS NOT NULL AND m.nominal IS NOT NULL;
+    UPDATE penstock.cron_job j SET handled_at = m.handled, look_at = 'infinity'
+      FROM unnest(jobs, nominals, handled) m(job, nominal, handled)
+     WHERE j.id = m.job AND m.nominal IS NULL;
+    PERFORM penstock.withdraw_cron_entry(m.job, 'the schedule has ended')
+       FROM unnest(jobs, nominals) m(job, nominal) WHERE m.nominal IS NULL;
+END $$;
+
 -- Name: need_model(text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.need_model(wanted text) RETURNS void
@@ -1693,6 +2034,26 @@ BEGIN
     USING clock_timestamp(), most;
 END $_$;
 
+-- Name: pause_cron_job(text, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.pause_cron_job(job text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    j penstock.cron_job;
+BEGIN
+    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
+        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
+    END IF;
+    SELECT * INTO j FROM penstock.cron_job_row(job);
+    UPDATE penstock.cron_job
+       SET paused_at = clock_timestamp(), paused_by = coalesce(actor, current_user), paused_reason = coalesce(reason, ''), paused_until = until
+     WHERE id = j.id;
+    UPDATE penstock.entry e SET due_at = NULL WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial';
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'pause_cron_job', 'cron job ' || job, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+END $$;
+
 -- Name: pause_queue(text, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
@@ -1777,6 +2138,32 @@ CREATE FUNCTION penstock.push(queue text, payload jsonb, lock_key text DEFAULT N
         CASE WHEN trace IS NULL THEN '{}' ELSE ARRAY[trace] END,
         CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END)).ids[1]
 $$;
+
+-- Name: push_cron_entries(text, bigint[], bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.push_cron_entries(queue text, picks bigint[], jobs bigint[], nominals timestamp with time zone[], dues timestamp with time zone[], handled timestamp with time zone[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
+    AS $$
+BEGIN
+    WITH wanted AS MATERIALIZED (
+        SELECT p.i, j.id, j.payload, j.lock_key, j.flow, j.priority, j.name,
+               greatest(dues[p.k], now() + interval '1 microsecond') AS due_at
+          FROM unnest(picks) WITH ORDINALITY p(k, i) JOIN penstock.cron_job j ON j.id = jobs[p.k]
+    ), pushed AS MATERIALIZED (
+        SELECT penstock.push_many(queue, array_agg(w.payload ORDER BY w.i), array_agg(w.lock_key ORDER BY w.i),
+                   array_agg(w.flow ORDER BY w.i), array_agg(w.priority ORDER BY w.i), array_agg(w.due_at ORDER BY w.i),
+                   names => array_agg(w.name ORDER BY w.i)) AS answer
+          FROM wanted w
+    )
+    UPDATE penstock.cron_job j
+       SET entry_id = (p.answer).ids[w.i], fired_at = NULL, following_at = NULL, problem = NULL,
+           nominal_at = nominals[picks[w.i]], handled_at = handled[picks[w.i]],
+           due_at = CASE WHEN j.run_now_at IS NULL THEN dues[picks[w.i]] ELSE '-infinity' END
+      FROM wanted w CROSS JOIN pushed p
+     WHERE j.id = w.id;
+    RETURN cardinality(picks);
+END $$;
 
 -- Name: push_json(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -2159,6 +2546,22 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Name: resume_cron_job(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.resume_cron_job(job text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    j penstock.cron_job;
+BEGIN
+    SELECT * INTO j FROM penstock.cron_job_row(job);
+    UPDATE penstock.cron_job SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL WHERE id = j.id;
+    UPDATE penstock.entry e SET due_at = j.due_at
+     WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND isfinite(j.due_at);
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'resume_cron_job', 'cron job ' || job, reason);
+END $$;
+
 -- Name: resume_queue(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.resume_queue(queue text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
@@ -2216,6 +2619,32 @@ BEGIN
     END IF;
     PERFORM penstock.count(d.queue_id, 'accepted', 1) FROM penstock.depth d WHERE d.queue_id = queue;
     RETURN true;
+END $$;
+
+-- Name: run_cron_job_now(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.run_cron_job_now(job text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    j penstock.cron_job;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    SELECT * INTO j FROM penstock.cron_job_row(job);
+    IF j.problem IS NOT NULL THEN
+        RAISE EXCEPTION 'cron job "%" cannot run: %', job, j.problem USING ERRCODE = 'PS006', HINT = 'Change it with penstock.alter_cron_job.';
+    ELSIF j.fired_at IS NOT NULL AND j.overlap = 'skip' AND EXISTS (
+          SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id) THEN
+        RAISE EXCEPTION 'cron job "%" runs already, as entry %', job, j.entry_id
+            USING ERRCODE = 'PS006', HINT = 'Wait until it has ended, or alter its overlap to queue or cancel_running.';
+    END IF;
+    UPDATE penstock.cron_job
+       SET run_now_at = clock_timestamp(), look_at = '-infinity',
+           due_at = CASE WHEN fired_at IS NULL THEN '-infinity' ELSE due_at END,
+           following_at = CASE WHEN fired_at IS NOT NULL AND entry_id IS NOT NULL AND overlap = 'cancel_running' THEN '-infinity' ELSE following_at END
+     WHERE id = j.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'run_cron_job_now', 'cron job ' || job, reason);
 END $$;
 
 -- Name: runs(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2586,6 +3015,37 @@ BEGIN
     VALUES (actor, 'use_limit', queue_name, reason, jsonb_build_object('limit', limit_name, 'units', units));
 END $$;
 
+-- Name: waits_for_cron(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.waits_for_cron(entry bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT EXISTS (SELECT FROM penstock.cron_job j WHERE j.entry_id = $1 AND j.fired_at IS NULL)
+$_$;
+
+-- Name: withdraw_cron_entry(bigint, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.withdraw_cron_entry(job bigint, why text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    j penstock.cron_job;
+    e penstock.entry;
+BEGIN
+    SELECT * INTO j FROM penstock.cron_job WHERE id = job;
+    IF j.entry_id IS NULL OR j.fired_at IS NOT NULL THEN
+        RETURN;
+    END IF;
+    e := penstock.take_entry(j.queue_id, j.entry_id);
+    IF e.id IS NOT NULL THEN
+        PERFORM penstock.end_entry(e, 'cancelled', why);
+    ELSIF EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = j.queue_id AND x.id = j.entry_id) THEN
+        RAISE EXCEPTION 'entry % of cron job "%" is held by another transaction', j.entry_id, j.name
+            USING ERRCODE = 'PS006', HINT = 'Try again.';
+    END IF;
+    UPDATE penstock.cron_job SET entry_id = NULL WHERE id = job;
+END $$;
+
 -- Name: audit; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.audit (
@@ -2629,6 +3089,62 @@ CREATE TABLE penstock.cancel_request (
     actor text NOT NULL,
     reason text NOT NULL
 );
+
+-- Name: cron_firing; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.cron_firing (
+    job_id bigint NOT NULL,
+    nominal_at timestamp with time zone NOT NULL,
+    fired_at timestamp with time zone NOT NULL,
+    entry_id bigint NOT NULL,
+    manual boolean NOT NULL
+);
+
+-- Name: COLUMN cron_firing.manual; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.cron_firing.manual IS 'somebody asked for it; the nominal time is when he did';
+
+-- Name: cron_job_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.cron_job ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.cron_job_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: cron_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.cron_status AS
+ SELECT j.name AS job,
+    q.name AS queue,
+        CASE
+            WHEN (j.problem IS NOT NULL) THEN 'broken'::text
+            WHEN ((j.entry_id IS NOT NULL) AND (j.fired_at IS NOT NULL)) THEN 'running'::text
+            WHEN ((j.paused_at IS NOT NULL) AND COALESCE((j.paused_until > clock_timestamp()), true)) THEN 'paused'::text
+            WHEN ((j.entry_id IS NULL) AND (j.look_at = 'infinity'::timestamp with time zone)) THEN 'ended'::text
+            ELSE 'waiting'::text
+        END AS state,
+    j.spec,
+    j.zone,
+    j.nominal_at,
+    j.due_at,
+    j.entry_id,
+    j.overlap,
+    j.catch_up,
+    j.handled_at,
+    j.problem,
+    j.paused_by,
+    j.paused_reason,
+    j.paused_until,
+    ( SELECT max(f.fired_at) AS max
+           FROM penstock.cron_firing f
+          WHERE (f.job_id = j.id)) AS last_fired_at,
+    j.queue_id
+   FROM (penstock.cron_job j
+     JOIN penstock.queue q ON ((q.id = j.queue_id)));
 
 -- Name: depth; Type: TABLE; Schema: penstock; Owner: -
 
@@ -3298,6 +3814,21 @@ ALTER TABLE ONLY penstock.bucket
 ALTER TABLE ONLY penstock.cancel_request
     ADD CONSTRAINT cancel_request_pkey PRIMARY KEY (queue_id, entry_id);
 
+-- Name: cron_firing cron_firing_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.cron_firing
+    ADD CONSTRAINT cron_firing_pkey PRIMARY KEY (job_id, nominal_at);
+
+-- Name: cron_job cron_job_name_key; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.cron_job
+    ADD CONSTRAINT cron_job_name_key UNIQUE (name);
+
+-- Name: cron_job cron_job_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.cron_job
+    ADD CONSTRAINT cron_job_pkey PRIMARY KEY (id);
+
 -- Name: depth depth_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.depth
@@ -3428,6 +3959,30 @@ ALTER TABLE ONLY penstock.uniqueness
 ALTER TABLE ONLY penstock.webhook_endpoint
     ADD CONSTRAINT webhook_endpoint_pkey PRIMARY KEY (url);
 
+-- Name: cron_firing_fired_at; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX cron_firing_fired_at ON penstock.cron_firing USING brin (fired_at);
+
+-- Name: cron_job_entry; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE UNIQUE INDEX cron_job_entry ON penstock.cron_job USING btree (entry_id) WHERE (entry_id IS NOT NULL);
+
+-- Name: cron_job_fired; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX cron_job_fired ON penstock.cron_job USING btree (queue_id, id) WHERE ((entry_id IS NOT NULL) AND (fired_at IS NOT NULL));
+
+-- Name: cron_job_following; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX cron_job_following ON penstock.cron_job USING btree (following_at) WHERE (following_at IS NOT NULL);
+
+-- Name: cron_job_look; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX cron_job_look ON penstock.cron_job USING btree (look_at) WHERE (entry_id IS NULL);
+
+-- Name: cron_job_waiting; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX cron_job_waiting ON penstock.cron_job USING btree (due_at) WHERE ((entry_id IS NOT NULL) AND (fired_at IS NULL));
+
 -- Name: entry_webhook_disabled; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX entry_webhook_disabled ON penstock.entry_webhook USING btree (id) WHERE (priority = '-1'::integer);
@@ -3536,6 +4091,16 @@ CREATE TRIGGER queue_model AFTER UPDATE OF model ON penstock.queue FOR EACH ROW 
 
 ALTER TABLE ONLY penstock.bucket
     ADD CONSTRAINT bucket_limit_id_fkey FOREIGN KEY (limit_id) REFERENCES penstock."limit"(id) ON DELETE CASCADE;
+
+-- Name: cron_firing cron_firing_job_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.cron_firing
+    ADD CONSTRAINT cron_firing_job_id_fkey FOREIGN KEY (job_id) REFERENCES penstock.cron_job(id) ON DELETE CASCADE;
+
+-- Name: cron_job cron_job_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.cron_job
+    ADD CONSTRAINT cron_job_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
 -- Name: depth depth_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

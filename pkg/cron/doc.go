@@ -12,6 +12,25 @@
 // often it is computed, by whichever leader, it is the same instant, so that a unique
 // key on (job, nominal time) lets it fire once.
 //
+// An Engine fires jobs, which are rows (penstock.cron_job): Create, Alter, Pause, Resume, RunNow and Drop change them.
+// It is a duty of the elected leader. Each job has one entry in a queue of kind cron:
+//
+//	          createNext            fireDue                     any outcome
+//	no entry ───────────► initial ──────────► pending, running ─────────────► no entry
+//	                      due_at: nominal time plus jitter      endRuns
+//
+// A firing is a row (job, nominal time), unique, written in the transaction that turns the entry pending and advances
+// the job, by the database's clock. A leader that is cut off amid firing leaves whole firings or none.
+//
+//	what happens                     what becomes of nominal times
+//	nobody fired for a while         CatchUp decides: none, the latest, the latest n one after another
+//	a run goes on                    Overlap decides: skipped, fired when it ends, or it is cancelled for the next
+//	the job was paused               CatchUp decides when the pause ends
+//	clock jumps ahead                as if nobody had fired for a while
+//	clock jumps back                 what was fired is not fired again; the next one waits until the clock is there
+//	somebody cancels the entry       its nominal time goes with it
+//	the spec cannot be read          the job is reported (cron_status: broken) and holds up nobody
+//
 // # Clock changes
 //
 // A spec speaks of the clock on the wall, and where the clocks change a wall time may

@@ -23,13 +23,17 @@ type Due struct {
 // The cost grows with the number fired and the logarithm of the time away, not with the
 // number of nominal times missed.
 func (t *Timetable) Due(last, now time.Time) Due {
+	return t.due(t.schedule.CatchUp, last, now)
+}
+
+func (t *Timetable) due(policy CatchUp, last, now time.Time) Due {
 	latest, ok := t.latest(last, now)
 	if !ok {
 		return Due{Handled: last}
 	}
 	due := Due{Handled: latest}
 	limit := 1
-	switch t.schedule.CatchUp {
+	switch policy {
 	case CatchUpAll:
 		limit = t.schedule.CatchUpMax
 	case CatchUpNone:

@@ -1,15 +1,19 @@
 package invalidation
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 // promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A retry and a deferred
 // entry stand behind everybody who was in line when they came due: each gets a new place. Entries that somebody
-// else has locked are left for the next time.
+// else has locked are left for the next time. In a cron queue the entry of a job that waits for its time is left to
+// the cron engine, which knows what to do about a time that was missed.
 const promoteSQL = `
 WITH due AS MATERIALIZED (
     SELECT ctid AS row
       FROM penstock.entry_X
-     WHERE status = 'initial' AND due_at <= clock_timestamp()
+     WHERE status = 'initial' AND due_at <= clock_timestamp() /* cron */
      ORDER BY due_at, id
      LIMIT $2::int
        FOR UPDATE SKIP LOCKED
@@ -27,6 +31,9 @@ WITH due AS MATERIALIZED (
      GROUP BY priority, flow, lock_key
 )
 SELECT count(*) FROM fresh`
+
+// promoteCronSQL is promoteSQL for queues of kind cron.
+var promoteCronSQL = strings.Replace(promoteSQL, "/* cron */", "AND NOT penstock.waits_for_cron(id)", 1)
 
 // Promote turns up to limit due entries pending and returns how many there were. Any process may call it; two at
 // once share the work.

@@ -109,6 +109,9 @@ func (q *Queue) on(db postgres.DB) *Queue {
 		crash: own(crashSQL), setAside: own(setAsideSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),
 	}
+	if q.Config.Kind == KindCron {
+		q.sql.promote = own(promoteCronSQL)
+	}
 	return q
 }
 

@@ -1,0 +1,257 @@
+package cron
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Fence runs a transaction that counts only within the term of the leader for whom the engine was started.
+type Fence interface {
+	InTx(ctx context.Context, fn func(pgx.Tx) error) error
+}
+
+// Config says how much the engine does at once. Its zero value means the defaults.
+type Config struct {
+	// Pause is the longest time between two looks. Default 500 ms.
+	Pause time.Duration
+	// BatchJobsMax bounds the jobs changed in one transaction. Default 2000.
+	BatchJobsMax int
+	// FiringRetention is how long a firing can be read. Default 30 days.
+	FiringRetention time.Duration
+	// GiveUp is how long passes may fail before Run returns, so that another leader can try. Default 30 s.
+	GiveUp time.Duration
+	// Log is where findings and errors go. Default: nowhere.
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	if c.Pause <= 0 {
+		c.Pause = 500 * time.Millisecond
+	}
+	if c.BatchJobsMax <= 0 {
+		c.BatchJobsMax = 2000
+	}
+	if c.FiringRetention <= 0 {
+		c.FiringRetention = 30 * 24 * time.Hour
+	}
+	if c.GiveUp <= 0 {
+		c.GiveUp = 30 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Engine is the duty of the elected leader that fires cron jobs. Each job has one entry: initial until its time comes,
+// then pending; when that has ended, whatever became of it, the engine makes the next one.
+//
+// A firing is a row (job, nominal time), unique, written in the transaction that turns the entry pending and advances
+// the job. So even two engines at once fire each nominal time once. All times are the database's.
+type Engine struct {
+	cfg   Config
+	fence Fence
+	clock func(ctx context.Context, tx pgx.Tx) (time.Time, error)
+
+	timetables timetables
+	swept      int64     // the missing-entry sweep goes on behind this job
+	cleared    time.Time // when old firings were last removed
+
+	mu     sync.Mutex
+	status Status
+}
+
+// Status is what the engine has done in this term.
+type Status struct {
+	Fired   int64         // entries turned pending
+	Created int64         // entries made
+	Dropped int64         // times that nominal times were given up: by catch-up or overlap policy
+	Broken  int64         // jobs whose schedule could not be read
+	Late    time.Duration // of the firing that was latest in the last pass that fired
+}
+
+// New returns the engine for one term. It does everything in transactions of fence.
+func New(fence Fence, cfg Config) *Engine {
+	return &Engine{cfg: cfg.withDefaults(), fence: fence, clock: databaseTime, timetables: timetables{}}
+}
+
+func databaseTime(ctx context.Context, tx pgx.Tx) (now time.Time, err error) {
+	err = tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now)
+	return now, err
+}
+
+// Status is safe to call at any time.
+func (e *Engine) Status() Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.status
+}
+
+// Run fires jobs until ctx ends. It returns an error when passes have failed for longer than GiveUp.
+func (e *Engine) Run(ctx context.Context) error {
+	var failingSince time.Time
+	pause := rand.N(e.cfg.Pause)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		start := time.Now()
+		next, err := e.pass(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			failingSince = time.Time{}
+		case failingSince.IsZero():
+			failingSince = start
+			e.cfg.Log.WarnContext(ctx, "cron engine went wrong; trying on", "error", err)
+		case time.Since(failingSince) > e.cfg.GiveUp:
+			return fmt.Errorf("fire cron jobs: failing for %v: %w", time.Since(failingSince).Round(time.Second), err)
+		}
+		if err != nil {
+			next = e.cfg.Pause
+		}
+		pause = next
+	}
+}
+
+// pass gives jobs without an entry one, fires those that are due, and asks to be called again when the next one is.
+// Firing goes first: what is due must not wait for what is to come.
+func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
+	for _, stage := range []func(context.Context) error{e.fireDue, e.cancelOverlapped, e.endRuns, e.tidy, e.createNext, e.fireDue} {
+		if err := stage(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return e.untilNext(ctx)
+}
+
+// each repeats a batch until one is not full.
+func (e *Engine) each(ctx context.Context, batch func(tx pgx.Tx, now time.Time) (int, error)) error {
+	for {
+		var n int
+		err := e.fence.InTx(ctx, func(tx pgx.Tx) error {
+			now, err := e.clock(ctx, tx)
+			if err != nil {
+				return err
+			}
+			n, err = batch(tx, now)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if n < e.cfg.BatchJobsMax {
+			return nil
+		}
+	}
+}
+
+const untilNextSQL = `
+SELECT extract(epoch FROM min(due_at) - $1)::float8
+  FROM penstock.cron_job
+ WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at > $1`
+
+// untilNext is how long the engine may sleep.
+func (e *Engine) untilNext(ctx context.Context) (pause time.Duration, err error) {
+	pause = e.cfg.Pause
+	err = e.fence.InTx(ctx, func(tx pgx.Tx) error {
+		now, err := e.clock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		var seconds *float64
+		if err := tx.QueryRow(ctx, untilNextSQL, now).Scan(&seconds); err != nil {
+			return fmt.Errorf("look for the next cron job: %w", err)
+		}
+		if seconds != nil && *seconds < pause.Seconds() {
+			pause = time.Duration(*seconds*float64(time.Second)) + time.Millisecond
+		}
+		return nil
+	})
+	return pause, err
+}
+
+// endRuns notes which runs have ended.
+func (e *Engine) endRuns(ctx context.Context) error {
+	return e.each(ctx, func(tx pgx.Tx, now time.Time) (n int, err error) {
+		err = tx.QueryRow(ctx, `SELECT penstock.end_cron_runs($1, $2)`, now, e.cfg.BatchJobsMax).Scan(&n)
+		return n, err
+	})
+}
+
+// cancelSQL asks for the end of runs whose next nominal time has come.
+const cancelSQL = `
+WITH late AS MATERIALIZED (
+    SELECT id, queue_id, entry_id
+      FROM penstock.cron_job
+     WHERE following_at <= $1 AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)
+     ORDER BY following_at LIMIT $2
+       FOR UPDATE SKIP LOCKED
+), asked AS MATERIALIZED (
+    SELECT id, penstock.cancel_one(queue_id, entry_id, 'the next run of its cron job is due', 'cron') FROM late
+)
+UPDATE penstock.cron_job SET following_at = NULL WHERE id IN (SELECT id FROM asked)`
+
+func (e *Engine) cancelOverlapped(ctx context.Context) error {
+	return e.each(ctx, func(tx pgx.Tx, now time.Time) (int, error) {
+		tag, err := tx.Exec(ctx, cancelSQL, now, e.cfg.BatchJobsMax)
+		if err != nil {
+			return 0, fmt.Errorf("cancel overlapped runs: %w", err)
+		}
+		return int(tag.RowsAffected()), nil
+	})
+}
+
+// sweepSQL looks at $2 jobs behind job $1 for waiting entries that somebody cancelled. Only what it finds is locked;
+// the function looks again under the lock.
+const sweepSQL = `
+WITH part AS MATERIALIZED (
+    SELECT id, queue_id, entry_id, fired_at FROM penstock.cron_job WHERE id > $1 ORDER BY id LIMIT $2
+), lost AS MATERIALIZED (
+    SELECT id FROM penstock.cron_job
+     WHERE id = ANY (ARRAY(SELECT p.id FROM part p WHERE p.entry_id IS NOT NULL AND p.fired_at IS NULL AND NOT EXISTS (
+           SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)))
+       FOR UPDATE SKIP LOCKED
+)
+SELECT coalesce((SELECT max(id) FROM part), 0), penstock.drop_missing_cron_entries(ARRAY(SELECT id FROM lost))`
+
+const clearSQL = `
+DELETE FROM penstock.cron_firing
+ WHERE ctid = ANY (ARRAY(SELECT ctid FROM penstock.cron_firing WHERE fired_at < $1 LIMIT 5000))`
+
+// tidy looks, a part at a time, after waiting jobs whose entry somebody cancelled, and removes old firings.
+func (e *Engine) tidy(ctx context.Context) error {
+	return e.fence.InTx(ctx, func(tx pgx.Tx) error {
+		now, err := e.clock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		var dropped int
+		if err := tx.QueryRow(ctx, sweepSQL, e.swept, 1000).Scan(&e.swept, &dropped); err != nil {
+			return fmt.Errorf("look for cancelled entries of cron jobs: %w", err)
+		}
+		if now.Sub(e.cleared).Abs() < time.Minute {
+			return nil
+		}
+		e.cleared = now
+		if _, err := tx.Exec(ctx, clearSQL, now.Add(-e.cfg.FiringRetention)); err != nil {
+			return fmt.Errorf("remove old firings: %w", err)
+		}
+		return nil
+	})
+}
+
+func (e *Engine) count(add func(*Status)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	add(&e.status)
+}

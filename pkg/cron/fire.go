@@ -1,0 +1,267 @@
+package cron
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// jobRow is a job as the engine reads it.
+type jobRow struct {
+	id       int64
+	name     string
+	schedule Schedule
+	overlap  Overlap
+	runNow   *time.Time
+	dueAgo   float64 // seconds since its due time
+	memory
+}
+
+const jobColumns = `id, name, spec, zone, jitter, starts_at, ends_at, catch_up, catch_up_max, grace, coalesce(gap, ''), coalesce(fold, ''),
+       overlap, run_now_at, handled_at, catching_up_to, ended_at`
+
+// waitingSQL locks up to $2 jobs whose waiting entry is due at $1.
+const waitingSQL = `
+SELECT ` + jobColumns + `, coalesce(extract(epoch FROM $1 - nullif(due_at, '-infinity')), 0)::float8
+  FROM penstock.cron_job
+ WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at <= $1
+   AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)
+ ORDER BY due_at
+ LIMIT $2
+   FOR UPDATE SKIP LOCKED`
+
+// entrylessSQL locks up to $2 jobs that have no entry and want one at $1.
+const entrylessSQL = `
+SELECT ` + jobColumns + `, 0::float8
+  FROM penstock.cron_job
+ WHERE entry_id IS NULL AND look_at <= $1
+   AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)
+ ORDER BY look_at
+ LIMIT $2
+   FOR UPDATE SKIP LOCKED`
+
+func readJobs(ctx context.Context, tx pgx.Tx, sql string, now time.Time, limit int) ([]jobRow, error) {
+	rows, err := tx.Query(ctx, sql, now, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read cron jobs: %w", err)
+	}
+	jobs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (j jobRow, err error) {
+		var start, end, catching, ended *time.Time
+		s := &j.schedule
+		err = row.Scan(&j.id, &j.name, &s.Spec, &s.Zone, &s.Jitter, &start, &end, &s.CatchUp, &s.CatchUpMax, &s.Grace, &s.Gap, &s.Fold,
+			&j.overlap, &j.runNow, &j.handled, &catching, &ended, &j.dueAgo)
+		s.Start, s.End, j.catchingUpTo, j.ended = utc(start), utc(end), utc(catching), utc(ended)
+		return j, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read cron jobs: %w", err)
+	}
+	return jobs, nil
+}
+
+// utc makes instants comparable with ==, as keys of the timetables must be. Null is the zero time.
+func utc(at *time.Time) time.Time {
+	if at == nil {
+		return time.Time{}
+	}
+	return at.UTC()
+}
+
+// fireDue fires the jobs whose time has come, or moves them to the time that their policies name instead.
+func (e *Engine) fireDue(ctx context.Context) error {
+	return e.each(ctx, func(tx pgx.Tx, now time.Time) (int, error) {
+		jobs, err := readJobs(ctx, tx, waitingSQL, now, e.cfg.BatchJobsMax)
+		if err != nil || len(jobs) == 0 {
+			return 0, err
+		}
+		var fire, move changes
+		broken := map[int64]string{}
+		dropped, late := 0, 0.0
+		for _, j := range jobs {
+			t, err := e.timetables.of(j.schedule)
+			if err != nil {
+				broken[j.id] = err.Error()
+				move.add(j.id, time.Time{}, time.Time{}, j.memory)
+				continue
+			}
+			s := j.step(t, now)
+			if s.dropped {
+				dropped++
+			}
+			if !s.fire {
+				move.add(j.id, s.nominal, t.fireAt(j.name, s.nominal), s.memory)
+				continue
+			}
+			late = max(late, j.dueAgo)
+			fire.add(j.id, s.nominal, time.Time{}, s.memory)
+			fire.following[len(fire.ids)-1] = following(t, j.overlap, s.memory)
+		}
+		fired, err := fire.fire(ctx, tx, now)
+		if err != nil {
+			return 0, err
+		}
+		e.count(func(s *Status) {
+			s.Fired += int64(fired)
+			s.Dropped += int64(dropped)
+			s.Late = time.Duration(late * float64(time.Second))
+		})
+		if err := move.move(ctx, tx); err != nil {
+			return 0, err
+		}
+		return len(jobs), e.report(ctx, tx, broken)
+	})
+}
+
+// step is what to do about the job; a wish of a person for a run now goes before the schedule and leaves it as it is.
+func (j *jobRow) step(t *Timetable, now time.Time) step {
+	if j.runNow == nil {
+		return t.plan(j.name, j.overlap, j.memory, now)
+	}
+	return step{memory: j.memory, fire: true, nominal: *j.runNow}
+}
+
+// following is when a run that begins now is cancelled for the next one.
+func following(t *Timetable, overlap Overlap, m memory) *time.Time {
+	if overlap != OverlapCancel {
+		return nil
+	}
+	next, ok := t.Next(m.handled)
+	if !ok {
+		return nil
+	}
+	return &next
+}
+
+// createNext gives each job that has no entry its next one, due when its next nominal time comes. One that has come
+// already is judged by the policies when it is fired, in the same pass.
+func (e *Engine) createNext(ctx context.Context) error {
+	return e.each(ctx, func(tx pgx.Tx, now time.Time) (int, error) {
+		jobs, err := readJobs(ctx, tx, entrylessSQL, now, e.cfg.BatchJobsMax)
+		if err != nil || len(jobs) == 0 {
+			return 0, err
+		}
+		var create, rest changes
+		broken := map[int64]string{}
+		for _, j := range jobs {
+			t, err := e.timetables.of(j.schedule)
+			if err != nil {
+				broken[j.id] = err.Error()
+				continue
+			}
+			m, _ := t.skipOverlapped(j.overlap, j.memory)
+			nominal, ok := t.Next(m.handled)
+			switch {
+			case j.runNow != nil && !ok:
+				create.add(j.id, now, now, m)
+			case !ok:
+				rest.add(j.id, time.Time{}, time.Time{}, m)
+			default:
+				create.add(j.id, nominal, t.fireAt(j.name, nominal), m)
+			}
+		}
+		created, err := create.create(ctx, tx)
+		if err != nil {
+			return 0, err
+		}
+		e.count(func(s *Status) { s.Created += int64(created) })
+		if err := e.report(ctx, tx, broken); err != nil {
+			return 0, err
+		}
+		return len(jobs), rest.move(ctx, tx)
+	})
+}
+
+// report writes down why jobs cannot fire. They are looked at again when somebody has altered them.
+func (e *Engine) report(ctx context.Context, tx pgx.Tx, broken map[int64]string) error {
+	e.count(func(s *Status) { s.Broken += int64(len(broken)) })
+	for id, problem := range broken {
+		e.cfg.Log.WarnContext(ctx, "cron job cannot fire", "job", id, "problem", problem)
+		if _, err := tx.Exec(ctx, `UPDATE penstock.cron_job SET problem = $2, look_at = 'infinity' WHERE id = $1`, id, problem); err != nil {
+			return fmt.Errorf("report problem of cron job %d: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// fireAt is FireAt; no time stays none.
+func (t *Timetable) fireAt(job string, nominal time.Time) time.Time {
+	if nominal.IsZero() {
+		return nominal
+	}
+	return t.FireAt(job, nominal)
+}
+
+// changes are what one transaction does to jobs, laid out as arrays. Zero times stand for null.
+type changes struct {
+	ids                                              []int64
+	nominals, dues, handled, catchingUpTo, following []*time.Time
+}
+
+func (c *changes) add(id int64, nominal, due time.Time, m memory) {
+	c.ids = append(c.ids, id)
+	c.nominals, c.dues = append(c.nominals, orNull(nominal)), append(c.dues, orNull(due))
+	c.handled, c.catchingUpTo = append(c.handled, &m.handled), append(c.catchingUpTo, orNull(m.catchingUpTo))
+	c.following = append(c.following, nil)
+}
+
+func orNull(at time.Time) *time.Time {
+	if at.IsZero() {
+		return nil
+	}
+	return &at
+}
+
+func (c *changes) fire(ctx context.Context, tx pgx.Tx, now time.Time) (n int, err error) {
+	if len(c.ids) == 0 {
+		return 0, nil
+	}
+	err = tx.QueryRow(ctx, `SELECT penstock.fire_cron_jobs($1, $2, $3, $4, $5, $6)`,
+		c.ids, c.nominals, c.handled, c.catchingUpTo, c.following, now).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("fire cron jobs: %w", err)
+	}
+	return n, nil
+}
+
+func (c *changes) create(ctx context.Context, tx pgx.Tx) (n int, err error) {
+	if len(c.ids) == 0 {
+		return 0, nil
+	}
+	err = tx.QueryRow(ctx, `SELECT penstock.create_cron_entries($1, $2, $3, $4)`, c.ids, c.nominals, c.dues, c.handled).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("create entries of cron jobs: %w", err)
+	}
+	return n, nil
+}
+
+func (c *changes) move(ctx context.Context, tx pgx.Tx) error {
+	if len(c.ids) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, `SELECT penstock.move_cron_jobs($1, $2, $3, $4)`, c.ids, c.nominals, c.dues, c.handled); err != nil {
+		return fmt.Errorf("move cron jobs: %w", err)
+	}
+	return nil
+}
+
+// timetables keeps schedules that were read before: many jobs share one, and each is needed at every firing.
+type timetables map[Schedule]*Timetable
+
+const timetablesMax = 20_000
+
+func (k timetables) of(s Schedule) (*Timetable, error) {
+	if t := k[s]; t != nil {
+		return t, nil
+	}
+	t, err := Parse(s)
+	if err != nil {
+		return nil, err
+	}
+	if len(k) >= timetablesMax {
+		clear(k)
+	}
+	k[s] = t
+	return t, nil
+}
