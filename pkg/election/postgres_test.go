@@ -3,7 +3,6 @@ package election_test
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -164,32 +163,10 @@ func TestTrustEndsBeforeTheNextTermBegins(t *testing.T) {
 	}
 }
 
-// deafConn is a connection of which nothing arrives once frozen is set, as behind a broken network.
-type deafConn struct {
-	net.Conn
-	frozen *atomic.Bool
-}
-
-func (c deafConn) Write(b []byte) (int, error) {
-	if c.frozen.Load() {
-		return len(b), nil
-	}
-	return c.Conn.Write(b)
-}
-
 func TestLeaderWhoseConnectionsFreezeStopsBeforeTheNextTerm(t *testing.T) {
 	dsn := pgtest.DSN(t)
-	config, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var frozen atomic.Bool
-	dial := config.ConnConfig.DialFunc
-	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		return deafConn{conn, &frozen}, err
-	}
-	first := standOn(t, config, election.Config{})
+	first := standOn(t, deafConfig(t, dsn, &frozen), election.Config{})
 	_, term := elected(t, 5*time.Second, first)
 	heir := stand(t, dsn, election.Config{})
 	frozen.Store(true)
