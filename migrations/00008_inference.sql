@@ -113,6 +113,7 @@ CREATE TABLE penstock.remote_run (
     report      jsonb,
     PRIMARY KEY (queue_id, entry_id)
 ) WITH (fillfactor = 70);
+CREATE UNIQUE INDEX remote_run_remote ON penstock.remote_run (instance_id, remote_id);
 COMMENT ON COLUMN penstock.remote_run.token IS 'under which the worker was asked: the fencing token of the lock then';
 COMMENT ON COLUMN penstock.remote_run.remote_id IS 'the worker''s name for the run; null if its answer never came';
 COMMENT ON COLUMN penstock.remote_run.report IS 'the last that the worker reported to a callback address while nobody listened there';

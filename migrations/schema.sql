@@ -4039,6 +4039,10 @@ CREATE INDEX operation_running ON penstock.operation USING btree (id) WHERE (sta
 
 CREATE INDEX ready_lock_key ON penstock.ready USING btree (lock_key, queue_id) WHERE (lock_key IS NOT NULL);
 
+-- Name: remote_run_remote; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE UNIQUE INDEX remote_run_remote ON penstock.remote_run USING btree (instance_id, remote_id);
+
 -- Name: result_entry; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX result_entry ON ONLY penstock.result USING btree (queue_id, entry_id);

@@ -50,14 +50,17 @@ func newBed(t *testing.T, model Model) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = invalidation.Alter(b.ctx, pool, queue, map[string]any{"retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 4}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b.queue, err = invalidation.Open(b.ctx, pool, queue); err != nil {
-		t.Fatal(err)
-	}
+	b.queue = &invalidation.Queue{Name: queue}
+	b.alter(map[string]any{"retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 4}})
 	return b
+}
+
+// alter changes the model's queue.
+func (b *bed) alter(options map[string]any) {
+	b.Helper()
+	queue, err := invalidation.Alter(b.ctx, b.pool, b.queue.Name, options)
+	b.must(err)
+	b.queue = queue
 }
 
 func (b *bed) must(err error) {

@@ -47,8 +47,8 @@ func (a *attempt) interrupted(ctx context.Context, o Outcome, cause error) Outco
 	if !o.MaybeRunning {
 		return o
 	}
-	if o.Kind == Accepted && (errors.Is(cause, invalidation.ErrDraining) || errors.Is(cause, invalidation.ErrLeaseLost)) {
-		return o
+	if errors.Is(cause, invalidation.ErrLeaseLost) || (o.Kind == Accepted && errors.Is(cause, invalidation.ErrDraining)) {
+		return o // after a lost lease the run to be stopped might be another node's
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.CancelWait)
 	defer cancel()
@@ -74,18 +74,23 @@ func (a *attempt) interrupted(ctx context.Context, o Outcome, cause error) Outco
 	return o
 }
 
-// letGo frees the slot, or leaves it counted while the call may still run.
+// letGo frees the slot, or leaves it counted while the call may still run. What is stored about the run stays only if
+// it is to be followed on.
 func (a *attempt) letGo(ctx context.Context, o Outcome) {
-	if o.MaybeRunning {
-		if a.saved == nil && a.model.OnUnknown == Reattach {
-			a.save(context.WithoutCancel(ctx), "")
+	handedOver := o.Kind == Accepted
+	again := o.Kind == Unknown && a.model.OnUnknown == Reattach && context.Cause(ctx) == nil && !errors.Is(o.Err, ErrSharedID)
+	switch {
+	case !handedOver && !(o.MaybeRunning && again):
+		if a.saved != nil {
+			a.forget(ctx, a.saved)
 		}
-		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, clip(o.Kind.String()+": "+o.Reason))
-		return
+	case a.saved == nil:
+		_ = a.save(context.WithoutCancel(ctx), "") // it logs; without it the worker is asked as if anew
 	}
-	a.held.release()
-	if a.saved != nil {
-		a.forget(ctx, a.saved)
+	if o.MaybeRunning {
+		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, clip(o.Kind.String()+": "+o.Reason))
+	} else {
+		a.held.release()
 	}
 }
 

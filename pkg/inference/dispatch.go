@@ -149,12 +149,16 @@ func (a *attempt) exchange(ctx context.Context) Outcome {
 	a.began = time.Now()
 	o := a.held.endpoint.adapter.Submit(ctx, a.call)
 	if o.Kind == Accepted {
-		a.save(ctx, o.Remote)
-		run := a.call.Run
-		run.Remote = o.Remote
-		o = a.held.endpoint.follower.Follow(ctx, Pending{
-			Run: run, FinishBy: a.call.FinishBy, Starting: o.Starting, Reports: reports,
-		})
+		if err := a.save(ctx, o.Remote); errors.Is(err, ErrSharedID) {
+			o = unknown(err.Error())
+			o.Err = ErrSharedID
+		} else {
+			run := a.call.Run
+			run.Remote = o.Remote
+			o = a.held.endpoint.follower.Follow(ctx, Pending{
+				Run: run, FinishBy: a.call.FinishBy, Starting: o.Starting, Reports: reports,
+			})
+		}
 	}
 	a.record(ctx, &o)
 	return o
@@ -178,15 +182,19 @@ func (a *attempt) elsewhere(ctx context.Context, o Outcome) bool {
 
 // save stores the accepted run before it is followed. If the database cannot be reached, the run goes on all the same:
 // only a crash would then start it again.
-func (a *attempt) save(ctx context.Context, remote string) {
+func (a *attempt) save(ctx context.Context, remote string) error {
 	r := remoteRun{
 		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.call.Token, Instance: a.held.endpoint.ID,
 		SlotNumber: a.held.slot.number, SlotToken: a.held.slot.token, Remote: remote,
 	}
-	a.saved = &r
-	if err := saveRun(ctx, a.db, r); err != nil {
+	err := saveRun(ctx, a.db, r)
+	if err != nil {
 		a.log.Warn("store accepted run", "queue", a.run.Queue.Name, "entry", r.Entry, "token", r.Token, "error", err)
 	}
+	if !errors.Is(err, ErrSharedID) {
+		a.saved = &r
+	}
+	return err
 }
 
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for it.

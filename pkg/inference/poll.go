@@ -43,7 +43,9 @@ func (f *Follower) Follow(ctx context.Context, p Pending) Outcome {
 	if other, taken := f.enter(p.Run); taken {
 		// Two entries under one id cannot be told apart: neither answer could
 		// be trusted to be this entry's.
-		return unknown(fmt.Sprintf("worker gave the id %s, under which it is running entry %s", clip(p.Remote), other))
+		o := unknown(fmt.Sprintf("worker gave the id %s, under which it is running entry %s", clip(p.Remote), other))
+		o.Err = ErrSharedID
+		return o
 	}
 	defer f.leave(p.Run)
 	watch := newWatch(f.model, p, time.Now())

@@ -25,7 +25,8 @@ type remoteRun struct {
 	Ran        time.Duration
 }
 
-// saveRunSQL stores a run. An older one of the entry is over: its lock was.
+// saveRunSQL stores a run. An older one of the entry is over: its lock was. A unique index refuses a second run under
+// one id of an instance.
 const saveRunSQL = `
 INSERT INTO penstock.remote_run (queue_id, entry_id, token, instance_id, slot_number, slot_token, remote_id, ran_ms)
 VALUES ($1, $2, $3, $4, $5, $6, nullif($7, ''), $8)
@@ -37,7 +38,10 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
 
 func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Instance, r.SlotNumber, r.SlotToken, r.Remote, r.Ran.Milliseconds())
-	if err != nil {
+	switch {
+	case postgres.Code(err) == "23505":
+		return fmt.Errorf("store run of entry %d: %w %q", r.Entry, ErrSharedID, r.Remote)
+	case err != nil:
 		return fmt.Errorf("store run of entry %d: %w", r.Entry, err)
 	}
 	return nil

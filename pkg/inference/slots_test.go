@@ -1,0 +1,333 @@
+package inference
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// watchSlots makes the database itself refuse a lease that would exceed an instance's slots.
+func (b *bed) watchSlots() {
+	b.Helper()
+	for _, sql := range []string{
+		`CREATE FUNCTION public.watch() RETURNS trigger LANGUAGE plpgsql AS $$
+		 BEGIN
+		     IF EXISTS (SELECT FROM penstock.instance i
+		                 WHERE (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = i.id) > i.slots
+		                   AND i.id IN (SELECT instance_id FROM fresh)) THEN
+		         RAISE EXCEPTION 'more slots held than there are';
+		     END IF;
+		     RETURN NULL;
+		 END $$`,
+		`CREATE TRIGGER watch AFTER INSERT ON penstock.slot REFERENCING NEW TABLE AS fresh
+		 FOR EACH STATEMENT EXECUTE FUNCTION public.watch()`,
+	} {
+		_, err := b.pool.Exec(b.ctx, sql)
+		b.must(err)
+	}
+}
+
+// node registers a node and returns its id.
+func (b *bed) node(lease time.Duration) invalidation.NodeID {
+	b.Helper()
+	id := invalidation.NodeID(rand.Int64())
+	b.must(invalidation.Register(b.ctx, b.pool, invalidation.Node{ID: id, Name: "test", Application: "default", Lease: lease}))
+	return id
+}
+
+func (b *bed) lease(node invalidation.NodeID, want int) []leasedSlot {
+	b.Helper()
+	rows, err := b.pool.Query(b.ctx, leaseSlotsSQL, b.model.Name, node, want)
+	b.must(err)
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[leasedSlot])
+	b.must(err)
+	return got
+}
+
+func (b *bed) giveBack(node invalidation.NodeID, slots ...leasedSlot) {
+	b.Helper()
+	for _, s := range slots {
+		_, err := b.pool.Exec(b.ctx, returnSlotsSQL, []int32{s.Instance}, []int32{s.Number}, []int64{s.Token}, node)
+		b.must(err)
+	}
+}
+
+const nowhere = "http://127.0.0.1:9"
+
+func TestConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow(t *testing.T) {
+	b := newBed(t, Model{})
+	b.watchSlots()
+	for i := range 3 {
+		b.instance(fmt.Sprint("gpu-", i), nowhere, 4)
+	}
+	ctx, stop := context.WithTimeout(b.ctx, 2*time.Second)
+	defer stop()
+	var crew sync.WaitGroup
+	var leases atomic.Int64
+	for range 6 {
+		crew.Go(func() {
+			node := b.node(time.Minute)
+			var mine []leasedSlot
+			for ctx.Err() == nil {
+				got := b.lease(node, 1+rand.IntN(5))
+				leases.Add(int64(len(got)))
+				mine = append(mine, got...)
+				rand.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
+				n := rand.IntN(len(mine) + 1)
+				b.giveBack(node, mine[:n]...)
+				mine = mine[n:]
+			}
+			b.giveBack(node, mine...)
+		})
+	}
+	crew.Go(func() {
+		for ctx.Err() == nil {
+			b.instance(fmt.Sprint("gpu-", rand.IntN(3)), nowhere, 1+rand.IntN(6))
+			pause(ctx, 5*time.Millisecond)
+		}
+	})
+	crew.Wait()
+	if n := b.count(`SELECT count(*) FROM penstock.slot`); n != 0 || leases.Load() < 100 {
+		t.Errorf("%d slots are held at rest, after %d leases", n, leases.Load())
+	}
+}
+
+func TestShrinkWaitsForSlotsToComeHome(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 3)
+	node := b.node(time.Minute)
+	held := b.lease(node, 3)
+	b.instance("gpu-1", nowhere, 2)
+	if got := b.lease(node, 1); len(got) != 0 {
+		t.Fatal("leased while more are held than there are")
+	}
+	b.giveBack(node, held[0]) // number 0, which exists still
+	if got := b.lease(node, 1); len(got) != 0 {
+		t.Fatal("leased a number that is free, while two of two are held")
+	}
+	b.giveBack(node, held[2])
+	if got := b.lease(node, 2); len(got) != 1 || got[0].Number != 0 {
+		t.Fatalf("leased %v, want number 0", got)
+	}
+}
+
+func TestDrainedQuarantinedAndIllInstancesAreNotLeased(t *testing.T) {
+	b := newBed(t, Model{})
+	id := b.instance("gpu-1", nowhere, 1)
+	node := b.node(time.Minute)
+	refused := func(what string) {
+		t.Helper()
+		if got := b.lease(node, 1); len(got) != 0 {
+			t.Errorf("leased from an instance that is %s", what)
+		}
+	}
+	b.must(DrainInstance(b.ctx, b.pool, b.model.Name, "gpu-1", By{Reason: "driver update"}))
+	refused("draining")
+	b.instance("gpu-1", nowhere, 1) // ends the drain
+	b.must(quarantine(b.ctx, b.pool, id, time.Minute, "fails fast"))
+	refused("quarantined")
+	b.instance("gpu-1", nowhere, 1)
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.instance SET state = 'defunct'`)
+	b.must(err)
+	refused("defunct")
+	b.must(RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", false, By{}))
+	if n := b.count(`SELECT count(*) FROM penstock.audit WHERE object = 'Flux.1/gpu-1'`); n != 5 {
+		t.Errorf("%d lines of audit, want 5", n)
+	}
+}
+
+func TestInstanceWithHeldSlotsIsNotRemoved(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 1)
+	b.lease(b.node(time.Minute), 1)
+	if err := RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", false, By{}); err == nil {
+		t.Fatal("an instance was removed with a call in flight")
+	}
+	b.must(RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", true, By{}))
+}
+
+func TestNodeWhoseLeaseLapsedLeasesNothingAndUsesNothing(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 2)
+	node := b.node(400 * time.Millisecond)
+	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	b.must(s.Registry.Refresh(b.ctx))
+	n, release := s.Pool.Take(b.queue.Name, 8, 8)
+	if n != 1 {
+		t.Fatalf("took %d permits, want the first block of one", n)
+	}
+	release(1)
+	b.await(0, `SELECT count(*) FROM penstock.node WHERE beat_at + lease > clock_timestamp()`)
+	if n, _ := s.Pool.Take(b.queue.Name, 8, 8); n != 0 {
+		t.Error("a permit was given out on a lapsed lease")
+	}
+	_, err := invalidation.Renew(b.ctx, b.pool, node, invalidation.Beat{Tokens: []invalidation.Token{}})
+	b.must(err)
+	b.must(s.Pool.Renew(b.ctx))
+	if n, _ := s.Pool.Take(b.queue.Name, 8, 8); n == 0 {
+		t.Error("no permit after the lease was renewed")
+	}
+}
+
+func TestSlotsFreedBehindANodesBackAreNotUsedByIt(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 1)
+	node := b.node(time.Minute)
+	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	b.must(s.Registry.Refresh(b.ctx))
+	_, release := s.Pool.Take(b.queue.Name, 1, 1)
+	release(1)
+	_, err := b.pool.Exec(b.ctx, `DELETE FROM penstock.slot`)
+	b.must(err)
+	b.lease(b.node(time.Minute), 1)
+	b.must(s.Pool.Renew(b.ctx))
+	if n, _ := s.Pool.Take(b.queue.Name, 1, 1); n != 0 {
+		t.Error("a slot was used that somebody else holds")
+	}
+}
+
+// Two nodes, one of which has everything: the other gets its half once it asks.
+func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 8)
+	service := func() *Service {
+		node := b.node(time.Minute)
+		s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Hour, HungerGap: time.Nanosecond}}, b.pool,
+			func() invalidation.NodeID { return node })
+		b.must(s.Registry.Refresh(b.ctx))
+		return s
+	}
+	take := func(s *Service) (n int) {
+		for {
+			k, _ := s.Pool.Take(b.queue.Name, 64, 64)
+			if k == 0 {
+				return n
+			}
+			n += k
+		}
+	}
+	rich, poor := service(), service()
+	if n := take(rich); n != 8 {
+		t.Fatalf("the first node got %d of 8", n)
+	}
+	if n := take(poor); n != 0 {
+		t.Fatalf("the second node got %d, when all were held", n)
+	}
+	rich.Pool.account(b.model.Name).ledger.giveBack(8) // its calls have ended
+	b.must(rich.Pool.Renew(b.ctx))
+	if n := take(poor); n != 4 {
+		t.Errorf("the second node got %d, want its share of 4", n)
+	}
+	if n := take(rich); n != 4 {
+		t.Errorf("the first node kept %d, want its share of 4", n)
+	}
+}
+
+func TestIdleSlotsGoHome(t *testing.T) {
+	b := newBed(t, Model{})
+	g := b.gpu(answers)
+	b.instance("gpu-1", g.URL, 4)
+	b.start(ServiceConfig{})
+	for _, id := range b.push(repeat(`{}`, 10)...) {
+		b.outcome(id)
+	}
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+}
+
+// The race of a probe with a call: the worker counts 0 because the call is still on its way to it.
+func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
+	b := newBed(t, Model{})
+	g := b.gpu(answers) // reports 0 active
+	id := b.instance("gpu-1", g.URL, 2)
+	node, gone := b.node(time.Minute), b.node(time.Millisecond)
+	b.lease(node, 1)
+	registry := NewRegistry(b.pool, Config{}, 0, quiet)
+	b.must(registry.Refresh(b.ctx))
+	prober := NewProber(ProberConfig{Grace: time.Hour}, b.pool, registry, quiet)
+	b.must(prober.Check(b.ctx, id))
+	b.await(1, `SELECT count(*) FROM penstock.slot`)
+
+	// One whose node has died is freed, but only once a call could have arrived.
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET node_id = $1`, gone)
+	b.must(err)
+	b.must(prober.Check(b.ctx, id))
+	b.await(1, `SELECT count(*) FROM penstock.slot`)
+	prober.config.Grace = time.Millisecond
+	time.Sleep(5 * time.Millisecond)
+	b.must(prober.Check(b.ctx, id))
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+}
+
+func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
+	one := 1
+	e := &Endpoint{Model: Model{Name: "m", Protocol: ProtocolDispatcher}.WithDefaults(), Slots: 4}
+	orphans := []orphan{{Token: 1, Age: time.Minute}, {Token: 2, Age: 2 * time.Minute}, {Token: 3, Age: time.Second}}
+	c := ProberConfig{Grace: 10 * time.Second}
+	if got := staleOrphans(orphans, Health{State: StateReady, Active: &one}, e, c); len(got) != 1 || got[0] != 2 {
+		t.Errorf("freed %v, want the oldest alone: one call still runs, one slot is too young", got)
+	}
+	if got := staleOrphans(orphans, Health{State: StateReady}, e, c); len(got) != 0 {
+		t.Errorf("freed %v though the worker says nothing", got)
+	}
+	if got := staleOrphans(orphans, Health{State: StateUnhealthy}, e, c); len(got) != 2 {
+		t.Errorf("freed %v of a worker that is gone, want the two old ones", got)
+	}
+	c.DoubtMax = 90 * time.Second
+	if got := staleOrphans(orphans, Health{State: StateReady}, e, c); len(got) != 1 || got[0] != 2 {
+		t.Errorf("freed %v, want the one beyond any run", got)
+	}
+}
+
+// Nodes die at any moment and others start; instances shrink and grow; workers go on with calls whose caller is gone.
+// No worker ever has more calls than slots, every entry is done once and pays nothing, and all slots are free at rest.
+func TestSlotsUnderRandomCrashes(t *testing.T) {
+	b := newBed(t, Model{})
+	b.alter(map[string]any{"crash_limit": 1000})
+	b.watchSlots()
+	var gpus []*gpu
+	for i := range 2 {
+		g := b.gpu(func(r *http.Request) (int, string) {
+			time.Sleep(time.Duration(5+rand.IntN(60)) * time.Millisecond)
+			return answers(r)
+		})
+		gpus = append(gpus, g)
+		b.instance(fmt.Sprint("gpu-", i), g.URL, 3)
+	}
+	ids := b.push(repeat(`{}`, 400)...)
+	nodes := []*miniNode{b.start(ServiceConfig{}), b.start(ServiceConfig{}), b.start(ServiceConfig{})}
+	deaths := 0
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
+		time.Sleep(time.Duration(100+rand.IntN(500)) * time.Millisecond)
+		i := rand.IntN(len(nodes))
+		nodes[i].die()
+		deaths++
+		nodes[i] = b.start(ServiceConfig{})
+		b.instance("gpu-0", gpus[0].URL, 2+rand.IntN(2))
+		b.instance("gpu-1", gpus[1].URL, 2+rand.IntN(2))
+	}
+	for _, id := range ids {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Fatalf("outcome %+v", o)
+		}
+	}
+	for _, n := range nodes {
+		n.leave() // a node that looks for work holds a slot now and then
+	}
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+	for i, g := range gpus {
+		calls, peak := g.seen()
+		if peak > 3 {
+			t.Errorf("gpu-%d ran %d calls at once, has at most 3 slots", i, peak)
+		}
+		t.Logf("gpu-%d: %d calls, at most %d at once; %d nodes died", i, calls, peak, deaths)
+	}
+}

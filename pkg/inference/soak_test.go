@@ -1,0 +1,199 @@
+package inference
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// soakFor is how long the soak lasts: a few seconds, or PENSTOCK_SOAK (`make soak` sets 10 m).
+func soakFor(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("PENSTOCK_SOAK")
+	if text == "" {
+		return 4 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("read PENSTOCK_SOAK: %v", err)
+	}
+	return d
+}
+
+// harms remembers what each entry suffered that may cost it an attempt. All else must cost nothing.
+type harms struct {
+	mu    sync.Mutex
+	done  map[string]int
+	kinds map[string]int
+}
+
+func newHarms() *harms { return &harms{done: map[string]int{}, kinds: map[string]int{}} }
+
+func (h *harms) note(r *http.Request, kind string, costs bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.kinds[kind]++
+	if costs {
+		h.done[r.Header.Get("Penstock-Entry")]++
+	}
+}
+
+// hostile is a worker that does everything wrong, in turns.
+func (h *harms) hostile(w http.ResponseWriter, r *http.Request) {
+	switch n := rand.IntN(1000); {
+	case r.URL.Path == "/health":
+		says(200, `{"active_jobs":0}`)(w, r)
+	case n < 300:
+		h.note(r, "busy", false)
+		says(503, `{"detail":"GPU busy"}`, "Retry-After", "0.05")(w, r)
+	case n < 400:
+		h.note(r, "loading", false)
+		says(503, `{"detail":"model is loading"}`)(w, r)
+	case n < 430:
+		h.note(r, "proxy error", false)
+		says(502, `bad gateway`)(w, r)
+	case n < 450:
+		h.note(r, "odd failure", true)
+		says(500, `{"status":"failed","error":"odd"}`)(w, r)
+	case n < 470:
+		h.note(r, "reset", true)
+		resets(w, r)
+	case n < 480:
+		h.note(r, "reset in the middle", true)
+		resetsMidBody(w, r)
+	case n < 485:
+		h.note(r, "hang", true)
+		hangs(w, r)
+	case n < 490:
+		h.note(r, "nonsense", true)
+		says(200, `this is not JSON`)(w, r)
+	case n < 495:
+		h.note(r, "slower than a lease", false)
+		pause(r.Context(), testLease*5/4)
+		says(200, `{"status":"success","result":1}`)(w, r)
+	default:
+		h.note(r, "answer", false)
+		says(200, `{"status":"success","result":1}`)(w, r)
+	}
+}
+
+// pretender takes calls and mixes up their ids.
+func (h *harms) pretender() http.HandlerFunc {
+	var mu sync.Mutex
+	last, next := "", 0
+	began := map[string]time.Time{}
+	return func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		id, polled := strings.CutPrefix(r.URL.Path, "/status/")
+		switch n := rand.IntN(100); {
+		case r.URL.Path == "/health":
+			says(200, `{"active_jobs":0}`)(w, r)
+		case polled && n < 10:
+			says(503, `{"detail":"too busy to say"}`)(w, r)
+		case polled && began[id].IsZero():
+			h.note(r, "forgotten", true)
+			says(404, `{"error":"no such job"}`)(w, r)
+		case polled && time.Since(began[id]) > 60*time.Millisecond:
+			says(200, `{"status":"completed","result":`+strconv.Quote(id)+`}`)(w, r)
+		case polled:
+			says(200, `{"status":"processing"}`)(w, r)
+		case n < 20:
+			h.note(r, "busy", false)
+			says(503, `{"detail":"GPU busy"}`)(w, r)
+		case n < 25 && last != "":
+			h.note(r, "same id twice", true)
+			says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
+		case n < 27:
+			h.note(r, "restart", false)
+			clear(began)
+			says(503, `{"detail":"starting"}`)(w, r)
+		default:
+			next++
+			last = fmt.Sprint("job-", next)
+			began[last] = time.Now()
+			h.note(r, "accepted", false)
+			says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
+		}
+	}
+}
+
+// Whatever the workers do, and while nodes die: nothing is lost, and no entry pays for what it did not suffer itself.
+func TestSoakWithHostileWorkers(t *testing.T) {
+	t.Run("answers at once", func(t *testing.T) {
+		t.Parallel()
+		h := newHarms()
+		soak(t, Model{Timeouts: Timeouts{Run: Seconds(3 * time.Second)}}, h, h.hostile)
+	})
+	t.Run("polled", func(t *testing.T) {
+		t.Parallel()
+		h := newHarms()
+		m := asyncModel()
+		m.MaxPollTime, m.Timeouts.Silence = Seconds(3*time.Second), Seconds(time.Second)
+		soak(t, m, h, h.pretender())
+	})
+}
+
+func soak(t *testing.T, model Model, h *harms, worker http.HandlerFunc) {
+	b := newBed(t, model)
+	b.alter(map[string]any{"crash_limit": 1000, "retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 1000}})
+	for i := range 3 {
+		b.instance(fmt.Sprint("hostile-", i), newScript(t, worker).URL, 8)
+	}
+	dead := newScript(t, hangs)
+	dead.Close()
+	b.instance("not there", dead.URL, 8)
+	broken := newScript(t, says(500, `{"status":"failed","error":"CUDA error: unspecified launch failure"}`))
+	b.instance("broken", broken.URL, 8)
+	config := ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Quarantine: 200 * time.Millisecond, QuarantineMax: 400 * time.Millisecond}}}
+	nodes := []*miniNode{b.start(config), b.start(config)}
+
+	var ids []invalidation.EntryID
+	deaths := 0
+	start, died := time.Now(), time.Now()
+	for time.Since(start) < soakFor(t) {
+		if b.count(`SELECT count(*) FROM (SELECT FROM penstock.entry WHERE queue_id = $1 LIMIT 300) e`, b.queue.ID) < 200 {
+			ids = append(ids, b.push(repeat(`{}`, 50)...)...)
+		}
+		if time.Since(died) > 2500*time.Millisecond {
+			i := rand.IntN(len(nodes))
+			nodes[i].die()
+			nodes[i] = b.start(config)
+			deaths, died = deaths+1, time.Now()
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	b.judgeSoak(ids, h)
+	for _, n := range nodes {
+		n.leave()
+	}
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+	t.Logf("%d entries done in %s, %d nodes died; %v", len(ids), time.Since(start).Round(time.Second), deaths, h.kinds)
+}
+
+func (b *bed) judgeSoak(ids []invalidation.EntryID, h *harms) {
+	b.Helper()
+	spent := 0
+	for _, id := range ids {
+		o := b.outcome(id)
+		h.mu.Lock()
+		harm := h.done[fmt.Sprint(id)]
+		h.mu.Unlock()
+		spent += o.Attempt
+		if o.Outcome != "done" {
+			b.Fatalf("entry %d: outcome %+v", id, o)
+		}
+		if o.Attempt > harm {
+			b.Errorf("entry %d paid %d attempts and suffered %d harms", id, o.Attempt, harm)
+		}
+	}
+	b.Logf("%d attempts were spent, all on harm suffered", spent)
+}
