@@ -359,6 +359,7 @@ BEGIN
     SELECT jsonb_agg(r) INTO reasons FROM (
         SELECT r FROM penstock.entry_reasons(e) r
         UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE state <> 'computing'
+        UNION ALL SELECT r FROM penstock.push_back_reasons(e) r
         UNION ALL SELECT r FROM penstock.place_reasons(e) r) all_reasons;
     RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
 END $$;

@@ -1150,6 +1150,34 @@ BEGIN
     RETURN n;
 END $$;
 
+-- Name: drop_old_partitions(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drop_old_partitions() RETURNS integer
+    LANGUAGE plpgsql
+    SET lock_timeout TO '200ms'
+    SET "TimeZone" TO 'UTC'
+    AS $_$
+DECLARE
+    old text;
+BEGIN
+    SELECT c.relname INTO old
+      FROM (SELECT 'result' AS parent, max(result_retention) AS kept FROM penstock.queue
+            UNION ALL SELECT 'failure', max(failure_retention) FROM penstock.queue) p
+      JOIN pg_inherits i ON i.inhparent = ('penstock.' || p.parent)::regclass
+      JOIN pg_class c ON c.oid = i.inhrelid
+     WHERE c.relname ~ ('^' || p.parent || '_[0-9]{8}$')
+       AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - coalesce(p.kept, '1 day')
+     ORDER BY right(c.relname, 8) LIMIT 1;
+    IF old IS NULL THEN
+        RETURN 0;
+    END IF;
+    EXECUTE format('DROP TABLE penstock.%I', old);
+    RETURN 1;
+EXCEPTION
+    WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
+        RETURN 0;
+END $_$;
+
 -- Name: drop_own_limit(); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.drop_own_limit() RETURNS trigger
@@ -1303,6 +1331,39 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: ensure_partitions(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.ensure_partitions(days_ahead integer DEFAULT 7) RETURNS integer
+    LANGUAGE plpgsql
+    SET lock_timeout TO '200ms'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+DECLARE
+    made   integer := 0;
+    kind   record;
+    day    date;
+    child  text;
+BEGIN
+    FOR kind IN SELECT * FROM (VALUES ('result', 'finished_at'), ('failure', 'failed_at')) t(parent, at) LOOP
+        FOR day IN SELECT generate_series(current_date, current_date + days_ahead, interval '1 day')::date LOOP
+            child := kind.parent || to_char(day, '_YYYYMMDD');
+            CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
+            BEGIN
+                EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.%I INCLUDING ALL)', child, kind.parent);
+                EXECUTE format('ALTER TABLE penstock.%I ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',
+                               kind.parent, child, day, day + 1);
+                made := made + 1;
+            EXCEPTION
+                -- Somebody else makes it, the default partition has rows of the day, or a long query is in the way:
+                -- the day's rows go to the default partition, and the next call tries again.
+                WHEN duplicate_table OR unique_violation OR check_violation OR lock_not_available OR deadlock_detected THEN
+                    NULL;
+            END;
+        END LOOP;
+    END LOOP;
+    RETURN made;
+END $$;
+
 -- Name: entry_reasons(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.entry_reasons(e penstock.entry) RETURNS SETOF jsonb
@@ -1408,6 +1469,7 @@ BEGIN
     SELECT jsonb_agg(r) INTO reasons FROM (
         SELECT r FROM penstock.entry_reasons(e) r
         UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE state <> 'computing'
+        UNION ALL SELECT r FROM penstock.push_back_reasons(e) r
         UNION ALL SELECT r FROM penstock.place_reasons(e) r) all_reasons;
     RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
 END $$;
@@ -1560,6 +1622,16 @@ CREATE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS i
     )
     SELECT count(*)::integer FROM freed
 $_$;
+
+-- Name: held_back(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.held_back(queue integer, in_flow text) RETURNS double precision
+    LANGUAGE sql
+    AS $$
+    SELECT nullif(greatest(0, extract(epoch FROM greatest(
+        (SELECT until FROM penstock.push_back WHERE queue_id = queue AND whole = true AND flow = ''),
+        (SELECT until FROM penstock.push_back WHERE queue_id = queue AND whole = false AND flow = in_flow)) - clock_timestamp())), 0)::double precision
+$$;
 
 -- Name: held_slots(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1758,6 +1830,20 @@ BEGIN
         INSERT INTO penstock.slot_demand AS d (model, node_id) VALUES (wanted, node)
         ON CONFLICT (model, node_id) DO UPDATE SET wanted_at = clock_timestamp();
     END IF;
+END $$;
+
+-- Name: lift_push_back(text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.lift_push_back(queue text, flow text DEFAULT NULL::text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    DELETE FROM penstock.push_back p
+     WHERE p.queue_id = q.id AND p.whole = (lift_push_back.flow IS NULL) AND p.flow = coalesce(lift_push_back.flow, '')
+       AND p.until > clock_timestamp();
+    RETURN FOUND;
 END $$;
 
 -- Name: limit_own_concurrency(); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2137,6 +2223,38 @@ CREATE FUNCTION penstock.push(queue text, payload jsonb, lock_key text DEFAULT N
         CASE WHEN unique_policy IS NULL THEN '{}' ELSE ARRAY[unique_policy] END,
         CASE WHEN trace IS NULL THEN '{}' ELSE ARRAY[trace] END,
         CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END)).ids[1]
+$$;
+
+-- Name: push_back(text, interval, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.push_back(queue text, wait interval, flow text DEFAULT NULL::text, reason text DEFAULT ''::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    IF wait IS NULL OR wait <= '0' OR wait > '1 day' THEN
+        RAISE EXCEPTION 'wait is not between 0 and 1 day' USING ERRCODE = 'PS002',
+            HINT = 'Pause the queue to stop it for longer.';
+    END IF;
+    INSERT INTO penstock.push_back AS p (queue_id, whole, flow, until, reason)
+    VALUES (q.id, push_back.flow IS NULL, coalesce(push_back.flow, ''), clock_timestamp() + wait, push_back.reason)
+    ON CONFLICT ON CONSTRAINT push_back_pkey DO UPDATE
+       SET until = excluded.until, at = excluded.at, reason = excluded.reason
+     WHERE excluded.until - p.until > least(interval '100 ms', wait / 4);
+END $$;
+
+-- Name: push_back_reasons(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.push_back_reasons(e penstock.entry) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because('pushed_back', format('%s is held back for %s more%s',
+               CASE WHEN p.whole THEN 'the queue' ELSE format('flow "%s"', p.flow) END,
+               penstock.ago(p.until - clock_timestamp()), coalesce(': ' || nullif(p.reason, ''), '')),
+               jsonb_build_object('until', p.until, 'reason', p.reason, 'seconds', round(extract(epoch FROM p.until - clock_timestamp()), 1)))
+      FROM penstock.push_back p
+     WHERE p.queue_id = e.queue_id AND (p.whole OR p.flow = e.flow) AND p.until > clock_timestamp() AND NOT penstock.runs(e)
 $$;
 
 -- Name: push_cron_entries(text, bigint[], bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[]); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3605,6 +3723,18 @@ CREATE TABLE penstock.progress (
 )
 WITH (fillfactor='70');
 
+-- Name: push_back; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.push_back (
+    until timestamp with time zone NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    queue_id integer NOT NULL,
+    whole boolean NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    reason text NOT NULL,
+    CONSTRAINT push_back_check CHECK (((flow = ''::text) OR (NOT whole)))
+);
+
 -- Name: queue_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
 ALTER TABLE penstock.queue ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -3919,6 +4049,11 @@ ALTER TABLE ONLY penstock.operation
 ALTER TABLE ONLY penstock.progress
     ADD CONSTRAINT progress_pkey PRIMARY KEY (queue_id, entry_id);
 
+-- Name: push_back push_back_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.push_back
+    ADD CONSTRAINT push_back_pkey PRIMARY KEY (queue_id, whole, flow);
+
 -- Name: queue queue_name_key; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.queue
@@ -4039,10 +4174,6 @@ CREATE INDEX operation_running ON penstock.operation USING btree (id) WHERE (sta
 
 CREATE INDEX ready_lock_key ON penstock.ready USING btree (lock_key, queue_id) WHERE (lock_key IS NOT NULL);
 
--- Name: remote_run_remote; Type: INDEX; Schema: penstock; Owner: -
-
-CREATE UNIQUE INDEX remote_run_remote ON penstock.remote_run USING btree (instance_id, remote_id);
-
 -- Name: result_entry; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX result_entry ON ONLY penstock.result USING btree (queue_id, entry_id);
@@ -4135,6 +4266,11 @@ ALTER TABLE ONLY penstock.limit_use
 
 ALTER TABLE ONLY penstock.operation
     ADD CONSTRAINT operation_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
+
+-- Name: push_back push_back_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.push_back
+    ADD CONSTRAINT push_back_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
 -- Name: slot slot_instance_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

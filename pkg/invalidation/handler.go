@@ -72,6 +72,7 @@ type answer struct {
 	hasDelay  bool
 	permanent bool
 	release   bool // spends no attempt
+	back      pushBack
 }
 
 func (a *answer) Error() string { return a.err.Error() }
@@ -95,6 +96,17 @@ func Snooze(d time.Duration) error {
 // or not ready.
 func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
 
+// PushBackQueue hands the entry back and spends no attempt, and for d keeps every node from claiming from the whole
+// queue: whoever does its work has asked for quiet (a 429 with Retry-After). d is at most a day.
+func PushBackQueue(d time.Duration, err error) error {
+	return &answer{err: err, release: true, back: pushBack{wait: d}}
+}
+
+// PushBackFlow is PushBackQueue for the flow of the entry alone.
+func PushBackFlow(d time.Duration, err error) error {
+	return &answer{err: err, release: true, back: pushBack{wait: d, flow: true}}
+}
+
 // Judge turns what a handler returned into an ending. random is a number in [0, 1) for the jitter of a retry.
 func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random float64) Ending {
 	l, id := r.Lock, r.Entry.ID
@@ -113,13 +125,11 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		return Release(l, id, 0)
 	}
 	var a answer
-	for e := err; e != nil; e = errors.Unwrap(e) {
-		if one, ok := e.(*answer); ok { //nolint:errorlint // walks the chain itself, to join what each link says
-			a.merge(one)
-		}
-	}
+	a.collect(err)
 	if a.release {
-		return Release(l, id, a.delay)
+		e := Release(l, id, a.delay)
+		e.back, e.reason = a.back, err.Error()
+		return e
 	}
 	if a.class == "" && errors.Is(err, ErrRunTimeout) {
 		a.class = "timeout"
@@ -139,6 +149,22 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	return Retry(l, id, f, wait, ran)
 }
 
+// collect joins what each link of the chain says, outer links first.
+func (a *answer) collect(err error) {
+	switch e := err.(type) { //nolint:errorlint // walks the chain itself
+	case nil:
+	case *answer:
+		a.merge(e)
+		a.collect(e.err)
+	case interface{ Unwrap() error }:
+		a.collect(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			a.collect(one)
+		}
+	}
+}
+
 func (a *answer) merge(b *answer) {
 	if a.class == "" {
 		a.class = b.class
@@ -148,6 +174,9 @@ func (a *answer) merge(b *answer) {
 	}
 	a.permanent = a.permanent || b.permanent
 	a.release = a.release || b.release
+	if a.back.wait == 0 {
+		a.back = b.back
+	}
 }
 
 // PanicError is a panic of a handler.

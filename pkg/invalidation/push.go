@@ -72,7 +72,11 @@ SELECT ids, verdicts
 // Push accepts entries, all or none, in one statement. On a pool it commits before it returns; on a transaction
 // (see On) the entries exist when that commits. The answers stand in the order of pushes.
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
-	return pushOn(ctx, q.db, q.Name, pushes)
+	pushed, err := pushOn(ctx, q.db, q.Name, pushes)
+	if _, inside := q.db.(pgx.Tx); err == nil && !inside {
+		q.hinter.Hint(q.ID)
+	}
+	return pushed, err
 }
 
 func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {

@@ -24,6 +24,7 @@ type Ending struct {
 	failure Failure
 	delay   time.Duration
 	reason  string
+	back    pushBack
 	ran     time.Duration
 	meta    json.RawMessage // see Run.Note
 }
@@ -59,6 +60,7 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]To
 	q.queueRetry(batch, node, endings)
 	q.queueFail(batch, node, endings)
 	q.queueRemove(batch, node, endings)
+	q.queuePushBack(batch, endings)
 	q.queueUnlock(batch, endings)
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, q.errorf("settle entries of", err)

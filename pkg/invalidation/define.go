@@ -1,0 +1,196 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Definition is a queue as a program knows it: its name, the type of its payloads, and its settings. Define it once,
+// sync it at the start, push and handle through it.
+//
+//	var thumbnails = invalidation.Definition[Thumbnail]{
+//		Name:   "thumbnail",
+//		Config: invalidation.Config{Grouping: "image_id", MaxConcurrent: 20},
+//	}
+type Definition[P any] struct {
+	Name string
+	// Config is what a new queue starts with. Of a queue that exists, kind, grouping, mergeable and merge must agree
+	// with it, for they say what the entries mean; the rest belongs to operators, and is left as it is.
+	Config Config
+	// Merge joins the payloads that one lock covers, oldest first, into one, which is handled once and answers for
+	// all of them; nil handles each by itself. It is for queues with a grouping.
+	Merge func([]P) P
+}
+
+// Definer is a Definition of any payload.
+type Definer interface {
+	define() (name string, c Config)
+}
+
+func (d Definition[P]) define() (string, Config) { return d.Name, d.Config }
+
+// Sync makes the queues that are missing and compares the others with the registry. What does not agree is an
+// ErrDefinitionConflict that names queue, field and both values; all conflicts are reported at once.
+func Sync(ctx context.Context, db postgres.DB, definitions ...Definer) error {
+	var conflicts []error
+	for _, d := range definitions {
+		name, config := d.define()
+		q, err := openOrCreate(ctx, db, name, config)
+		if err != nil {
+			return err
+		}
+		conflicts = append(conflicts, compare(q, config)...)
+	}
+	return errors.Join(conflicts...)
+}
+
+func openOrCreate(ctx context.Context, db postgres.DB, name string, config Config) (*Queue, error) {
+	q, err := Open(ctx, db, name)
+	if !errors.Is(err, ErrQueueNotFound) {
+		return q, err
+	}
+	q, err = Create(ctx, db, name, config)
+	if errors.Is(err, ErrState) || postgres.Code(err) == "23505" { // another process was faster
+		return Open(ctx, db, name)
+	}
+	return q, err
+}
+
+// compare lists where the registry differs in what entries mean. An empty setting of the code means the default.
+func compare(q *Queue, code Config) (conflicts []error) {
+	registry := q.Config
+	differ := func(field string, inCode, inRegistry any) {
+		if inCode != inRegistry {
+			conflicts = append(conflicts, fmt.Errorf("queue %q: %s is %v in the code and %v in the registry; change one, or use another name: %w",
+				q.Name, field, show(inCode), show(inRegistry), ErrDefinitionConflict))
+		}
+	}
+	or := func(value, fallback string) string {
+		if value == "" {
+			return fallback
+		}
+		return value
+	}
+	differ("kind", or(string(code.Kind), string(KindTask)), string(registry.Kind))
+	differ("grouping", code.Grouping, registry.Grouping)
+	differ("mergeable", code.Mergeable, registry.Mergeable)
+	if code.Mergeable {
+		differ("merge", or(code.Merge, "last"), registry.Merge)
+	}
+	return conflicts
+}
+
+func show(value any) string {
+	if s, ok := value.(string); ok {
+		return fmt.Sprintf("%q", s)
+	}
+	return fmt.Sprint(value)
+}
+
+// Open returns a handle on the queue, which must exist.
+func (d Definition[P]) Open(ctx context.Context, db postgres.DB) (*Queue, error) {
+	return Open(ctx, db, d.Name)
+}
+
+// Entry makes a push of a payload; options says the rest, its own payload aside.
+func (d Definition[P]) Entry(payload P, options Push) (Push, error) {
+	text, err := json.Marshal(payload)
+	if err != nil {
+		return Push{}, fmt.Errorf("write payload for queue %q: %w: %w", d.Name, err, ErrInvalid)
+	}
+	options.Payload = text
+	return options, nil
+}
+
+// Push accepts payloads, all or none, on a pool or inside the caller's transaction (see Queue.Push).
+func (d Definition[P]) Push(ctx context.Context, db postgres.DB, payloads ...P) ([]Pushed, error) {
+	pushes := make([]Push, len(payloads))
+	for i, p := range payloads {
+		var err error
+		if pushes[i], err = d.Entry(p, Push{}); err != nil {
+			return nil, err
+		}
+	}
+	return pushOn(ctx, db, d.Name, pushes)
+}
+
+// PushWith accepts one payload with options, its own payload aside.
+func (d Definition[P]) PushWith(ctx context.Context, db postgres.DB, payload P, options Push) (Pushed, error) {
+	push, err := d.Entry(payload, options)
+	if err != nil {
+		return Pushed{}, err
+	}
+	pushed, err := pushOn(ctx, db, d.Name, []Push{push})
+	if err != nil {
+		return Pushed{}, err
+	}
+	return pushed[0], nil
+}
+
+// Handle is what handles the payloads of a queue. Whatever it returns as a result is kept as JSON, nil for none. The
+// error decides what follows, see Handler.
+type Handle[P any] func(ctx context.Context, r *Run, payload P) (result any, err error)
+
+// Handler makes a Handler of a function. A payload that does not fit P is a failure of class "payload".
+func (d Definition[P]) Handler(fn Handle[P]) Handler {
+	if d.Merge != nil {
+		return merging[P]{typed[P](fn), d.Merge}
+	}
+	return typed[P](fn)
+}
+
+type typed[P any] Handle[P]
+
+// Handle runs one entry.
+func (fn typed[P]) Handle(ctx context.Context, r *Run) (json.RawMessage, error) {
+	var payload P
+	if err := r.Decode(&payload); err != nil {
+		return nil, err
+	}
+	return fn.run(ctx, r, payload)
+}
+
+func (fn typed[P]) run(ctx context.Context, r *Run, payload P) (json.RawMessage, error) {
+	result, err := fn(ctx, r, payload)
+	if err != nil || result == nil {
+		return nil, err
+	}
+	text, err := json.Marshal(result)
+	if err != nil {
+		return nil, Permanent(WithClass("result", fmt.Errorf("write result: %w", err)))
+	}
+	return text, nil
+}
+
+// merging handles the entries of a lock as one.
+type merging[P any] struct {
+	typed[P]
+	merge func([]P) P
+}
+
+// HandleBatch merges what can be read and gives every entry the one answer. What cannot be read fails by itself.
+func (m merging[P]) HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer {
+	answers := make([]BatchAnswer, len(runs))
+	var payloads []P
+	var newest *Run
+	for i, r := range runs {
+		var p P
+		if answers[i].Err = r.Decode(&p); answers[i].Err == nil {
+			payloads, newest = append(payloads, p), r
+		}
+	}
+	if newest == nil {
+		return answers
+	}
+	result, err := m.run(ctx, newest, m.merge(payloads))
+	for i := range answers {
+		if answers[i].Err == nil {
+			answers[i] = BatchAnswer{Result: result, Err: err}
+		}
+	}
+	return answers
+}

@@ -1,0 +1,124 @@
+package invalidation
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+type thumbnail struct {
+	Image string `json:"image"`
+	Width int    `json:"width"`
+}
+
+func TestSyncMakesWhatIsMissingOnce(t *testing.T) {
+	pool := openPool(t)
+	thumbs := Definition[thumbnail]{Name: "thumbs", Config: Config{Grouping: "image", MaxConcurrent: 5}}
+	mails := Definition[string]{Name: "mails"}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := Sync(t.Context(), pool, thumbs, mails); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	q, err := thumbs.Open(t.Context(), pool)
+	if err != nil || q.Config.Grouping != "image" || q.Config.MaxConcurrent != 5 {
+		t.Fatalf("queue is %+v (%v)", q, err)
+	}
+}
+
+func TestSyncNamesEachFieldThatConflicts(t *testing.T) {
+	pool := openPool(t)
+	before := Definition[thumbnail]{Name: "thumbs", Config: Config{Grouping: "image", Mergeable: true}}
+	if err := Sync(t.Context(), pool, before); err != nil {
+		t.Fatal(err)
+	}
+	after := Definition[thumbnail]{Name: "thumbs", Config: Config{Kind: KindBatch, Grouping: "width", Mergeable: true, Merge: "first"}}
+	err := Sync(t.Context(), pool, after)
+	if !errors.Is(err, ErrDefinitionConflict) {
+		t.Fatalf("error is %v, want ErrDefinitionConflict", err)
+	}
+	for _, want := range []string{
+		`queue "thumbs": kind is "batch" in the code and "task" in the registry`,
+		`grouping is "width" in the code and "image" in the registry`, `merge is "first" in the code and "last" in the registry`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error does not say %s:\n%v", want, err)
+		}
+	}
+	after = Definition[thumbnail]{Name: "thumbs", Config: Config{Grouping: "image"}}
+	if err := Sync(t.Context(), pool, after); err == nil || !strings.Contains(err.Error(), "mergeable is false in the code and true") {
+		t.Errorf("error is %v, want one about mergeable", err)
+	}
+}
+
+func TestSyncLeavesWhatOperatorsTune(t *testing.T) {
+	pool := openPool(t)
+	d := Definition[thumbnail]{Name: "thumbs", Config: Config{MaxConcurrent: 5, RunTimeout: time.Minute}}
+	if err := Sync(t.Context(), pool, d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Alter(t.Context(), pool, "thumbs", map[string]any{"max_concurrent": 50, "run_timeout": "1 hour"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Sync(t.Context(), pool, d); err != nil {
+		t.Fatal(err)
+	}
+	if q, err := d.Open(t.Context(), pool); err != nil || q.Config.MaxConcurrent != 50 || q.Config.RunTimeout != time.Hour {
+		t.Errorf("settings are %+v (%v), want the operator's", q.Config, err)
+	}
+}
+
+func TestTypedPushReachesATypedHandler(t *testing.T) {
+	b := newBed(t, Config{Grouping: "image"})
+	d := Definition[thumbnail]{Name: "work", Config: Config{Grouping: "image"}}
+	if _, err := d.Push(b.ctx, b.pool, thumbnail{"a.png", 10}, thumbnail{"a.png", 20}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.PushWith(b.ctx, b.pool, thumbnail{"b.png", 30}, Push{Name: "late"}); err != nil {
+		t.Fatal(err)
+	}
+	h := d.Handler(func(_ context.Context, r *Run, p thumbnail) (any, error) {
+		return map[string]any{"area": p.Width * p.Width, "name": r.Entry.Name}, nil
+	})
+	for i, l := range b.claim(9) {
+		want := []string{`{"area":100,"name":""}`, `{"area":900,"name":"late"}`}[i]
+		run := &Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
+		if got, err := h.Handle(b.ctx, run); err != nil || string(got) != want {
+			t.Errorf("handled to %s (%v), want %s", got, err, want)
+		}
+		b.settle(doneAll(l)...)
+	}
+}
+
+func TestAPayloadThatDoesNotFitIsAFailureAtOnce(t *testing.T) {
+	h := Definition[thumbnail]{Name: "work"}.Handler(func(context.Context, *Run, thumbnail) (any, error) { return nil, nil })
+	r := &Run{Queue: &Queue{}, Entry: Entry{ID: 7, Payload: []byte(`{"width": "wide"}`)}, Lock: &Lock{Key: "#7"}}
+	result, err := h.Handle(t.Context(), r)
+	if e := Judge(r, result, err, 0, 0); !e.Failed() || e.failure.Class != "payload" {
+		t.Errorf("judged %+v after %v, want a failure of class payload", e, err)
+	}
+}
+
+func TestMergedEntriesAreHandledOnceAndAllAnswered(t *testing.T) {
+	d := Definition[thumbnail]{Name: "work", Merge: func(all []thumbnail) thumbnail { return all[len(all)-1] }}
+	calls := 0
+	h := d.Handler(func(_ context.Context, _ *Run, p thumbnail) (any, error) {
+		calls++
+		return p.Width, nil
+	}).(BatchHandler)
+	var runs []*Run
+	for _, payload := range []string{`{"width": 1}`, `"bad"`, `{"width": 3}`} {
+		runs = append(runs, &Run{Queue: &Queue{}, Entry: Entry{Payload: []byte(payload)}, Lock: &Lock{Key: "K"}})
+	}
+	answers := h.HandleBatch(t.Context(), runs)
+	if calls != 1 || string(answers[0].Result) != "3" || answers[1].Err == nil || string(answers[2].Result) != "3" {
+		t.Errorf("%d calls, answers %+v", calls, answers)
+	}
+}

@@ -1,0 +1,158 @@
+package invalidation
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
+	boom := errors.New("boom")
+	r := &Run{Queue: &Queue{Config: Config{Retry: RetryPolicy{
+		MaxAttempts: 3, Classes: map[string]RetryPolicy{"input": {MaxAttempts: 1}},
+	}}}, Entry: Entry{ID: 1}, Lock: &Lock{Key: "#1"}}
+	for name, c := range map[string]struct {
+		err  error
+		want Ending
+	}{
+		"plain":                 {boom, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Error: "boom"}}},
+		"permanent":             {Permanent(boom), Ending{verb: verbFail, failure: Failure{Error: "boom"}}},
+		"wrapped":               {fmt.Errorf("a: %w", Permanent(boom)), Ending{verb: verbFail, failure: Failure{Error: "a: boom"}}},
+		"beside a cause":        {fmt.Errorf("%w: %w", ErrRunTimeout, Permanent(boom)), Ending{verb: verbFail, failure: Failure{Class: "timeout"}}},
+		"joined":                {errors.Join(boom, RetryIn(time.Minute, boom)), Ending{verb: verbRetry, delay: time.Minute}},
+		"class without retries": {WithClass("input", boom), Ending{verb: verbFail, failure: Failure{Class: "input"}}},
+		"class and delay":       {WithClass("oom", RetryIn(time.Hour, boom)), Ending{verb: verbRetry, delay: time.Hour, failure: Failure{Class: "oom"}}},
+		"timeout":               {ErrRunTimeout, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "timeout"}}},
+		"snooze":                {Snooze(time.Minute), Ending{verb: verbRelease, delay: time.Minute}},
+		"no capacity":           {NoCapacity(0, boom), Ending{verb: verbRelease}},
+		"push back":             {PushBackQueue(time.Minute, boom), Ending{verb: verbRelease, back: pushBack{wait: time.Minute}}},
+		"push back a flow":      {fmt.Errorf("x: %w", PushBackFlow(time.Minute, boom)), Ending{verb: verbRelease, back: pushBack{time.Minute, true}}},
+		"cancelled":             {fmt.Errorf("x: %w", ErrCancelled), Ending{verb: verbCancel}},
+		"late":                  {ErrFinishBy, Ending{verb: verbExpire}},
+		"drained":               {fmt.Errorf("%w: %w", ErrDraining, Permanent(boom)), Ending{verb: verbRelease}},
+		"panic":                 {&PanicError{Value: 1}, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "panic"}}},
+	} {
+		got := Judge(r, nil, c.err, 0, 0)
+		if got.verb != c.want.verb || got.delay != c.want.delay || got.back != c.want.back || got.failure.Class != c.want.failure.Class {
+			t.Errorf("%s: judged %+v, want %+v", name, got, c.want)
+		}
+	}
+	r.Entry.Attempt = 2
+	if got := Judge(r, nil, boom, 0, 0); got.verb != verbFail {
+		t.Errorf("after the last attempt: %+v, want a failure", got)
+	}
+	if got := Judge(r, []byte("not json"), nil, 0, 0); got.verb != verbFail || got.failure.Class != "result" {
+		t.Errorf("a result that is not JSON: %+v", got)
+	}
+}
+
+func TestAStalePushBackIsRefused(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("")
+	old := b.claimOne()
+	b.settle(releaseAll(old)...)
+	fresh := b.claimOne()
+	run := &Run{Queue: b.q, Entry: old.Entries[0], Lock: old, Node: here}
+	b.settleOn(b.pool, last(Judge(run, nil, PushBackQueue(time.Minute, errors.New("429")), 0, 0)))
+	if n := b.count(`SELECT count(*) FROM penstock.push_back`); n != 0 {
+		t.Error("a run that lost its lock pushed the queue back")
+	}
+	b.settle(doneAll(fresh)...)
+}
+
+func TestPushBacksOfManyRunsKeepTheLongest(t *testing.T) {
+	b := newBed(t, Config{})
+	for _, d := range []time.Duration{time.Minute, time.Second, time.Hour, time.Minute} {
+		if err := PushBack(b.ctx, b.pool, "work", nil, d, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.push_back WHERE until > now() + interval '59 minutes'`); n != 1 {
+		t.Error("the longest order does not stand")
+	}
+	if err := PushBack(b.ctx, b.pool, "work", nil, 48*time.Hour, ""); !errors.Is(err, ErrInvalid) {
+		t.Errorf("two days: %v, want ErrInvalid", err)
+	}
+}
+
+func TestProgressAndCheckpointsAreFenced(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("")
+	run := func() *Run {
+		l := b.claimOne()
+		return &Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
+	}
+	first := run()
+	var at struct{ Page int }
+	if found, err := first.Load(b.ctx, &at); found || err != nil {
+		t.Fatalf("found a checkpoint before there was one (%v)", err)
+	}
+	for _, err := range []error{first.Progress(b.ctx, 0.25, "a quarter"), first.Save(b.ctx, map[string]int{"page": 7}), first.Progress(b.ctx, 7, "")} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.settle(last(Release(first.Lock, first.Entry.ID, 0)))
+	for name, err := range map[string]error{"Progress": first.Progress(b.ctx, 0.9, ""), "Save": first.Save(b.ctx, 1)} {
+		if !errors.Is(err, ErrLockLost) {
+			t.Errorf("%s after the lock was lost: %v, want ErrLockLost", name, err)
+		}
+	}
+	second := run()
+	if found, err := second.Load(b.ctx, &at); !found || err != nil || at.Page != 7 {
+		t.Fatalf("the next run loaded %+v (%t, %v), want page 7", at, found, err)
+	}
+	if err := first.Save(b.ctx, 1); !errors.Is(err, ErrLockLost) {
+		t.Errorf("Save beside the next run: %v, want ErrLockLost", err)
+	}
+	p, err := b.q.Progress(b.ctx, first.Entry.ID)
+	if err != nil || p.Done != 1 || p.Message != "a quarter" {
+		t.Errorf("progress is %+v (%v)", p, err)
+	}
+	if _, err := b.q.Progress(b.ctx, 999); !errors.Is(err, ErrEntryNotFound) {
+		t.Errorf("progress of nothing: %v", err)
+	}
+}
+
+// A checkpoint holds the lock record: an entry cannot change hands under it.
+func TestASaveThatIsNotCommittedKeepsTheLock(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("")
+	l := b.claimOne()
+	saver := b.begin()
+	run := &Run{Queue: b.q.On(saver), Entry: l.Entries[0], Lock: l, Node: here}
+	if err := run.Save(b.ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	settled := later(b, func() ([]Token, error) { return b.q.Settle(b.ctx, here, doneAll(l)) })
+	b.awaitBlocked(saver)
+	b.commit(saver)
+	if len(settled()) != 1 {
+		t.Error("the entry could not be finished after the save")
+	}
+}
+
+func TestARunThatFinishedInItsTransactionIsSettledOnce(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "K", "K")
+	for _, l := range b.claim(9) {
+		for i, e := range l.Entries {
+			run := &Run{Queue: b.q, Entry: e, Lock: l, Node: here}
+			tx := b.begin()
+			if err := run.FinishTx(b.ctx, tx, []byte(`{"in": "tx"}`)); err != nil {
+				t.Fatal(err)
+			}
+			b.commit(tx)
+			ending := Judge(run, nil, nil, 0, 0)
+			ending.Last = i == len(l.Entries)-1
+			b.settle(ending)
+		}
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.result WHERE result = '{"in": "tx"}'`); n != 3 {
+		t.Errorf("%d results of the transactions, want 3", n)
+	}
+	if n := b.count(`SELECT (SELECT count(*) FROM penstock.lock) + (SELECT count(*) FROM penstock.entry)`); n != 0 {
+		t.Errorf("%d locks and entries are left", n)
+	}
+}

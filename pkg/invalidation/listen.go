@@ -1,0 +1,181 @@
+package invalidation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ListenConfig says where to listen and whom to wake. Conn and Wake are needed.
+type ListenConfig struct {
+	// Conn is for a connection of the listener's own. A pooler in transaction mode cannot carry one: then the
+	// self-test fails, the status says so, and nodes go by their polls.
+	Conn *pgx.ConnConfig
+	// Wake is called with the id of each queue hinted at. It must not block.
+	Wake func(queue int32)
+	Log  *slog.Logger // slog.Default if nil
+
+	SelfTest   time.Duration // between round trips that show that hints arrive: 10 s
+	EchoWithin time.Duration // within which a round trip must come back: 5 s
+	RetryMax   time.Duration // longest pause between attempts to connect: 10 s
+}
+
+// Listener hears hints and wakes scheduling threads. Hints that come while the connection is down are lost, and so
+// is nothing else: nodes poll.
+type Listener struct {
+	cfg ListenConfig
+
+	mu     sync.Mutex
+	status ListenStatus
+}
+
+// ListenStatus is how a listener does.
+type ListenStatus struct {
+	Connected  bool          `json:"connected"`  // and the last self-test came back
+	Since      time.Time     `json:"since"`      // of the last change of Connected
+	RoundTrip  time.Duration `json:"round_trip"` // of the last self-test
+	TestedAt   time.Time     `json:"tested_at"`
+	Heard      int64         `json:"heard"`      // hints
+	Reconnects int64         `json:"reconnects"` // connections lost
+	Error      string        `json:"error,omitempty"`
+}
+
+// NewListener returns a listener. Nothing happens before Run.
+func NewListener(cfg ListenConfig) *Listener {
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.SelfTest == 0 {
+		cfg.SelfTest = 10 * time.Second
+	}
+	if cfg.EchoWithin == 0 {
+		cfg.EchoWithin = 5 * time.Second
+	}
+	if cfg.RetryMax == 0 {
+		cfg.RetryMax = 10 * time.Second
+	}
+	return &Listener{cfg: cfg}
+}
+
+// Status returns how the listener does.
+func (l *Listener) Status() ListenStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.status
+}
+
+func (l *Listener) update(change func(*ListenStatus)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.status.Connected
+	change(&l.status)
+	if l.status.Connected != was || l.status.Since.IsZero() {
+		l.status.Since = time.Now()
+	}
+}
+
+// Run listens, and connects again whenever the connection is lost, until ctx ends.
+func (l *Listener) Run(ctx context.Context) error {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, l.cfg.RetryMax) {
+		worked, err := l.listen(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if worked {
+			pause = 100 * time.Millisecond
+		}
+		l.cfg.Log.Warn("hints are not heard", "error", err, "again_in", pause)
+		l.update(func(s *ListenStatus) { s.Connected, s.Error = false, err.Error(); s.Reconnects++ })
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// listen is one connection's life. worked says that at least one self-test came back.
+func (l *Listener) listen(ctx context.Context) (worked bool, err error) {
+	connectCtx, cancel := context.WithTimeout(ctx, l.cfg.EchoWithin)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(connectCtx, l.cfg.Conn)
+	if err != nil {
+		return false, fmt.Errorf("connect: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(connectCtx)) //nolint:errcheck // the connection is given up either way
+	if _, err := conn.Exec(connectCtx, `LISTEN `+hintChannel); err != nil {
+		return false, fmt.Errorf("listen: %w", err)
+	}
+	for n := 1; ; n++ {
+		if err := l.selfTest(ctx, conn, n); err != nil {
+			return worked, err
+		}
+		worked = true
+		if err := l.hear(ctx, conn, l.cfg.SelfTest, ""); !errors.Is(err, errQuiet) {
+			return worked, err
+		}
+	}
+}
+
+// selfTest sends a hint to itself and waits until it comes back.
+func (l *Listener) selfTest(ctx context.Context, conn *pgx.Conn, n int) error {
+	start := time.Now()
+	echo := fmt.Sprintf("echo %d %d", conn.PgConn().PID(), n)
+	sendCtx, cancel := context.WithTimeout(ctx, l.cfg.EchoWithin)
+	defer cancel()
+	if _, err := conn.Exec(sendCtx, `SELECT pg_notify($1, $2)`, hintChannel, echo); err != nil {
+		return fmt.Errorf("send self-test: %w", err)
+	}
+	switch err := l.hear(ctx, conn, l.cfg.EchoWithin, echo); {
+	case errors.Is(err, errQuiet):
+		return fmt.Errorf("self-test did not come back within %s: is there a pooler in transaction mode?", l.cfg.EchoWithin)
+	case err != nil:
+		return err
+	}
+	l.update(func(s *ListenStatus) {
+		s.Connected, s.RoundTrip, s.TestedAt, s.Error = true, time.Since(start), time.Now(), ""
+	})
+	return nil
+}
+
+// errQuiet says that the time to listen is over.
+var errQuiet = errors.New("nothing heard")
+
+// hear passes hints on for a while, or until it hears the text that it waits for.
+func (l *Listener) hear(ctx context.Context, conn *pgx.Conn, d time.Duration, until string) error {
+	quiet, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	for {
+		n, err := conn.WaitForNotification(quiet)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil && quiet.Err() != nil && !conn.IsClosed():
+			return errQuiet
+		case err != nil:
+			return fmt.Errorf("wait for hints: %w", err)
+		case until != "" && n.Payload == until:
+			return nil
+		case strings.HasPrefix(n.Payload, "echo "):
+		default:
+			l.pass(n.Payload)
+		}
+	}
+}
+
+// pass wakes whoever serves the queue. What is not the id of a queue is not from us.
+func (l *Listener) pass(payload string) {
+	queue, err := strconv.ParseInt(payload, 10, 32)
+	if err != nil {
+		return
+	}
+	l.update(func(s *ListenStatus) { s.Heard++ })
+	l.cfg.Wake(int32(queue))
+}

@@ -1,0 +1,63 @@
+package invalidation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// pushBack is an order to hold off, of a handler; none if wait is zero.
+type pushBack struct {
+	wait time.Duration
+	flow bool // only the flow of the lock's lane
+}
+
+// pushBackSQL writes the orders of endings whose tokens are still ours, one for each flow, in sorted order. It is in
+// the transaction that hands the entries back, so that nobody can claim them in between.
+const pushBackSQL = `
+SELECT penstock.push_back($4, max(k.wait_ms) * interval '1 millisecond', k.flow, max(k.reason))
+  FROM unnest($2::text[], $3::bigint[], $5::bigint[], $6::text[], $7::text[]) k(lock_key, token, wait_ms, flow, reason)
+ CROSS JOIN LATERAL (
+       SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+ GROUP BY k.flow
+ ORDER BY k.flow NULLS FIRST`
+
+func (q *Queue) queuePushBack(batch *pgx.Batch, endings []Ending) {
+	if !slices.ContainsFunc(endings, func(e Ending) bool { return e.back.wait != 0 }) {
+		return
+	}
+	c := pick(slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return e.back.wait == 0 }), verbRelease)
+	batch.Queue(pushBackSQL, q.ID, c.keys, c.tokens, q.Name,
+		each(c, func(e *Ending) int64 { return min(max(e.back.wait, time.Millisecond), 24*time.Hour).Milliseconds() }),
+		each(c, func(e *Ending) *string {
+			if !e.back.flow {
+				return nil
+			}
+			return &e.Lock.Lane.Flow
+		}),
+		each(c, func(e *Ending) string { return tidy(e.reason) }))
+}
+
+// PushBack keeps every node from claiming from a queue, or from one flow of it (nil for all), for at most a day. A
+// longer order that stands is left alone.
+func PushBack(ctx context.Context, db postgres.DB, queue string, flow *string, wait time.Duration, reason string) error {
+	_, err := db.Exec(ctx, `SELECT penstock.push_back($1, $2, $3, $4)`, queue, wait, flow, reason)
+	if err != nil {
+		return fmt.Errorf("push back queue %q: %w", queue, translate(err))
+	}
+	return nil
+}
+
+// LiftPushBack ends an order to hold off before its time, and says whether there was one.
+func LiftPushBack(ctx context.Context, db postgres.DB, queue string, flow *string) (bool, error) {
+	var stood bool
+	if err := db.QueryRow(ctx, `SELECT penstock.lift_push_back($1, $2)`, queue, flow).Scan(&stood); err != nil {
+		return false, fmt.Errorf("lift push-back of queue %q: %w", queue, translate(err))
+	}
+	return stood, nil
+}

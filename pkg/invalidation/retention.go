@@ -1,0 +1,142 @@
+package invalidation
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// EnsurePartitions gives results and failures a partition for today and each of the days ahead, and returns how many
+// it made. It waits for nobody longer than 200 ms; what it cannot make it leaves to the next call.
+func EnsurePartitions(ctx context.Context, db postgres.DB, daysAhead int) (int, error) {
+	var n int
+	if err := db.QueryRow(ctx, `SELECT penstock.ensure_partitions($1)`, daysAhead).Scan(&n); err != nil {
+		return 0, fmt.Errorf("make partitions: %w", err)
+	}
+	return n, nil
+}
+
+// DropOldPartitions drops partitions of results and failures that are past the longest retention of any queue, each
+// in a transaction of its own, and returns how many.
+func DropOldPartitions(ctx context.Context, db postgres.DB) (int, error) {
+	for total := 0; ; total++ {
+		var n int
+		if err := db.QueryRow(ctx, `SELECT penstock.drop_old_partitions()`).Scan(&n); err != nil {
+			return total, fmt.Errorf("drop old partitions: %w", err)
+		}
+		if n == 0 {
+			return total, nil
+		}
+	}
+}
+
+// The statements of a janitor each look at up to $1 rows and delete those of them that stand for nothing any more.
+// They say how many they looked at and how many they deleted, and pass by what somebody else has locked.
+
+// tidyDefaultResultSQL deletes results from the default partition, which is never dropped.
+const tidyDefaultResultSQL = `
+WITH old AS (
+    DELETE FROM penstock.result_default
+     WHERE ctid = ANY (ARRAY(
+           SELECT r.ctid FROM penstock.result_default r
+            WHERE r.finished_at < now() - coalesce((SELECT max(result_retention) FROM penstock.queue), '1 day')
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM old`
+
+// tidyDefaultFailureSQL is the same for failures.
+const tidyDefaultFailureSQL = `
+WITH old AS (
+    DELETE FROM penstock.failure_default
+     WHERE ctid = ANY (ARRAY(
+           SELECT f.ctid FROM penstock.failure_default f
+            WHERE f.failed_at < now() - coalesce((SELECT max(failure_retention) FROM penstock.queue), '30 days')
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM old`
+
+// tidyIdempotencySQL forgets idempotency keys that are older than a day and than their queue keeps results, once
+// their entry is gone: while it lives, the same push must find it.
+const tidyIdempotencySQL = `
+WITH old AS (
+    DELETE FROM penstock.idempotency
+     WHERE ctid = ANY (ARRAY(
+           SELECT k.ctid FROM penstock.idempotency k
+            WHERE k.created_at < now() - interval '1 day'
+              AND k.created_at < now() - coalesce((SELECT q.result_retention FROM penstock.queue q WHERE q.id = k.queue_id), '0')
+              AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = k.queue_id AND e.id = k.entry_id)
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM old`
+
+// tidyUniquenessSQL forgets unique keys whose entry is gone. A push that takes such a row over locks it, and is
+// passed by.
+const tidyUniquenessSQL = `
+WITH old AS (
+    DELETE FROM penstock.uniqueness
+     WHERE ctid = ANY (ARRAY(
+           SELECT u.ctid FROM penstock.uniqueness u
+            WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = u.queue_id AND e.id = u.entry_id)
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM old`
+
+// tidyProgressSQL forgets how far entries came that are gone.
+const tidyProgressSQL = `
+WITH old AS (
+    DELETE FROM penstock.progress
+     WHERE ctid = ANY (ARRAY(
+           SELECT p.ctid FROM penstock.progress p
+            WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM old`
+
+// tidyPushBackSQL forgets orders to hold off that ended an hour ago.
+const tidyPushBackSQL = `
+WITH old AS (
+    DELETE FROM penstock.push_back
+     WHERE ctid = ANY (ARRAY(
+           SELECT p.ctid FROM penstock.push_back p WHERE p.until < clock_timestamp() - interval '1 hour'
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM old`
+
+// Tidied counts what a janitor's pass deleted.
+type Tidied struct {
+	Results, Failures, IdempotencyKeys, UniqueKeys, Progress, PushBacks int
+}
+
+// Total is how many rows were deleted.
+func (t Tidied) Total() int {
+	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.PushBacks
+}
+
+// Tidy deletes up to limit rows of each kind that stand for nothing any more, each kind in a short transaction of
+// its own. A pass that deleted limit of some kind has probably left more: call again after a pause.
+func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
+	var t Tidied
+	for _, step := range []struct {
+		what, sql string
+		n         *int
+	}{
+		{"results", tidyDefaultResultSQL, &t.Results},
+		{"failures", tidyDefaultFailureSQL, &t.Failures},
+		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys},
+		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys},
+		{"progress", tidyProgressSQL, &t.Progress},
+		{"push-backs", tidyPushBackSQL, &t.PushBacks},
+	} {
+		if err := db.QueryRow(ctx, step.sql, limit).Scan(step.n); err != nil {
+			return t, fmt.Errorf("tidy %s: %w", step.what, err)
+		}
+	}
+	return t, nil
+}

@@ -1,0 +1,144 @@
+package invalidation
+
+import (
+	"testing"
+	"time"
+)
+
+func (b *bed) partitions(parent string) int {
+	return b.count(`SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+	                 WHERE i.inhparent = $1::regclass AND c.relname ~ '_[0-9]{8}$'`, "penstock."+parent)
+}
+
+func TestPartitionsAreMadeDaysAheadAndOnce(t *testing.T) {
+	b := newBed(t, Config{})
+	n, err := EnsurePartitions(b.ctx, b.pool, 3)
+	if err != nil || n != 8 || b.partitions("result") != 4 || b.partitions("failure") != 4 {
+		t.Fatalf("made %d (%v), there are %d and %d; want today and three days, of both", n, err, b.partitions("result"), b.partitions("failure"))
+	}
+	if n, err := EnsurePartitions(b.ctx, b.pool, 3); n != 0 || err != nil {
+		t.Errorf("made %d more (%v)", n, err)
+	}
+	b.push("", "K")
+	for _, l := range b.claim(9) {
+		b.settle(endAll(func(l *Lock, e EntryID) Ending {
+			if l.Solo() {
+				return Done(l, e, nil, 0)
+			}
+			return Fail(l, e, Failure{Error: "x"}, 0)
+		}, l)...)
+	}
+	if n := b.count(`SELECT (SELECT count(*) FROM penstock.result_default) + (SELECT count(*) FROM penstock.failure_default)`); n != 0 {
+		t.Errorf("%d outcomes went to the default partitions", n)
+	}
+	if n := b.count(`SELECT (SELECT count(*) FROM penstock.result) + (SELECT count(*) FROM penstock.failure)`); n != 2 {
+		t.Errorf("%d outcomes, want 2", n)
+	}
+}
+
+func TestADayThatTheDefaultPartitionHasRowsOfStaysThere(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("")
+	b.settle(doneAll(b.claim(1)...)...)
+	if n, err := EnsurePartitions(b.ctx, b.pool, 1); n != 3 || err != nil {
+		t.Fatalf("made %d (%v), want tomorrow for results and two days for failures", n, err)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.result`); n != 1 {
+		t.Errorf("%d results, want 1", n)
+	}
+}
+
+func TestMaintenanceGivesWay(t *testing.T) {
+	b := newBed(t, Config{})
+	reader := b.begin()
+	b.exec(reader, `LOCK TABLE penstock.result_default, penstock.failure_default IN ACCESS SHARE MODE`)
+	start := time.Now()
+	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != 0 || err != nil {
+		t.Fatalf("made %d (%v) past a reader", n, err)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("maintenance waited %s", took)
+	}
+	b.commit(reader)
+	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != 2 || err != nil {
+		t.Fatalf("made %d (%v), want 2 once the reader is gone", n, err)
+	}
+}
+
+func TestPartitionsPastTheLongestRetentionAreDropped(t *testing.T) {
+	b := newBed(t, Config{ResultRetention: 3 * 24 * time.Hour})
+	for _, day := range []string{"20200101", "20200102"} {
+		b.exec(b.pool, `CREATE TABLE penstock.result_`+day+` PARTITION OF penstock.result FOR VALUES FROM ('`+day+`') TO ('`+day+` 24:00')`)
+	}
+	if _, err := EnsurePartitions(b.ctx, b.pool, 1); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(b.pool, `DO $$ DECLARE day text := to_char((now() - interval '2 days') AT TIME ZONE 'UTC', 'YYYYMMDD'); BEGIN
+	    EXECUTE format('CREATE TABLE penstock.result_%s PARTITION OF penstock.result FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC'); END $$`)
+	if n, err := DropOldPartitions(b.ctx, b.pool); n != 2 || err != nil {
+		t.Fatalf("dropped %d (%v), want the two of 2020", n, err)
+	}
+	if n := b.partitions("result"); n != 3 {
+		t.Errorf("%d partitions are left, want that of two days ago, today's and tomorrow's", n)
+	}
+}
+
+func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushAll(b.pool,
+		Push{UniqueKey: "gone", UniquePolicy: WhileActive, IdempotencyKey: "gone"},
+		Push{UniqueKey: "lives", UniquePolicy: WhileActive, IdempotencyKey: "lives"})
+	first := b.claimOne()
+	for _, id := range ids {
+		b.exec(b.pool, `INSERT INTO penstock.progress (queue_id, entry_id, token, done) VALUES ($1, $2, 1, 0.5)`, b.q.ID, id)
+	}
+	b.settle(doneAll(first)...)
+	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
+	b.pushAll(b.pool, Push{IdempotencyKey: "fresh"})
+	b.exec(b.pool, `INSERT INTO penstock.result_default (queue_id, entry_id, created_at, finished_at, attempt, outcome)
+	    VALUES ($1, 99991, now(), now() - interval '40 days', 0, 'done')`, b.q.ID)
+	b.exec(b.pool, `INSERT INTO penstock.failure_default (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
+	    VALUES ($1, 99992, now(), now() - interval '40 days', 1, 1, 0, '', 'x', 'x', 'x', '{}')`, b.q.ID)
+	b.exec(b.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES
+	    ($1, true, '', now() - interval '2 hours', ''), ($1, false, 'x', now() + interval '2 hours', '')`, b.q.ID)
+
+	got, err := Tidy(b.ctx, b.pool, 100)
+	if want := (Tidied{1, 1, 1, 1, 1, 1}); err != nil || got != want {
+		t.Fatalf("tidied %+v (%v), want %+v", got, err, want)
+	}
+	if again, err := Tidy(b.ctx, b.pool, 100); again.Total() != 0 || err != nil {
+		t.Errorf("tidied %+v more (%v)", again, err)
+	}
+	for table, want := range map[string]int{"idempotency": 2, "uniqueness": 1, "progress": 1, "result": 1, "failure": 0, "push_back": 1} {
+		if n := b.count(`SELECT count(*) FROM penstock.` + table); n != want {
+			t.Errorf("%d rows in %s, want %d", n, table, want)
+		}
+	}
+}
+
+func TestTidyStopsAtItsLimit(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `INSERT INTO penstock.progress (queue_id, entry_id, token) SELECT $1, i, 1 FROM generate_series(1, 10) i`, b.q.ID)
+	for _, want := range []int{4, 4, 2, 0} {
+		if got, err := Tidy(b.ctx, b.pool, 4); err != nil || got.Progress != want {
+			t.Fatalf("tidied %d (%v), want %d", got.Progress, err, want)
+		}
+	}
+}
+
+// A push that takes a unique key over has its row in hand: the janitor passes it by.
+func TestTidyLeavesAKeyThatAPushTakesOver(t *testing.T) {
+	b := newBed(t, Config{})
+	p := Push{UniqueKey: "u", UniquePolicy: WhileActive}
+	b.pushAll(b.pool, p)
+	b.settle(doneAll(b.claimOne())...)
+	pusher := b.begin()
+	b.pushAll(pusher, p)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.UniqueKeys != 0 {
+		t.Fatalf("tidied %+v (%v)", got, err)
+	}
+	b.commit(pusher)
+	if pushed, err := b.q.Push(b.ctx, withPayload(p)); err != nil || pushed[0].Verdict != Duplicate {
+		t.Errorf("the next push got %v (%v), want a duplicate", pushed, err)
+	}
+}
