@@ -352,6 +352,20 @@ func TestExpireEndsWhatIsLateAndLeavesWhatRuns(t *testing.T) {
 	b.want(len(late), 0)
 }
 
+func TestCancelledAndExpiredEntriesCallBack(t *testing.T) {
+	b := newControlBed(t, Config{})
+	call := json.RawMessage(`{"url": "https://example.com/hook", "context": {"order": 7}}`)
+	ids := b.pushAll(b.pool, Push{Callback: call}, Push{Callback: call, StartBy: time.Now().Add(time.Hour)})
+	b.cancel(ids[0])
+	b.exec(b.pool, `UPDATE penstock.entry SET start_by = now() WHERE id = $1`, ids[1])
+	_, err := b.q.Expire(b.ctx, 10)
+	b.must(err)
+	var said string
+	b.must(b.pool.QueryRow(b.ctx, `SELECT string_agg(payload->>'type', ' ' ORDER BY e.id) FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id
+	                               WHERE q.name = 'webhook' AND payload#>>'{data,context,order}' = '7'`).Scan(&said))
+	b.want(said, "entry.cancelled entry.expired")
+}
+
 func TestInvariantsSeeAnEntryThatWasLost(t *testing.T) {
 	b := newControlBed(t, Config{})
 	b.push("", "K")

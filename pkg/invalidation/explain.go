@@ -23,7 +23,8 @@ type Explanation struct {
 // Reason is one condition of the claim that does not hold, or who stands before the entry.
 type Reason struct {
 	// Code is one of paused, queue_disabled, limit, node_limit, nobody_serves, disabled, not_due, promotion_late,
-	// expired, cancel_requested, running, key_held, ahead_in_key, ahead_in_lane, ended.
+	// expired, cancel_requested, pushed_back, rate, no_thread, no_instance, no_slot, running, key_held, ahead_in_key,
+	// ahead_in_lane, ended.
 	Code    string         `json:"code"`
 	Text    string         `json:"text"`    // for people
 	Numbers map[string]any `json:"numbers"` // those in the text

@@ -72,6 +72,27 @@ func TestExplainOfALateEntrySaysThatItExpires(t *testing.T) {
 	}
 }
 
+func TestExplainNamesWhatIsShared(t *testing.T) {
+	b := newControlBed(t, Config{Model: "m"})
+	b.push("")
+	b.claim(1)
+	id := b.push("")[0]
+	b.want(b.reasons(id), []string{"no_instance"})
+	b.exec(b.pool, `UPDATE penstock.queue SET model = NULL`)
+	b.want(b.reasons(id), []string{})
+	b.exec(b.pool, `UPDATE penstock.node SET threads = 1 WHERE id = $1`, here)
+	b.want(b.reasons(id), []string{}) // the other node has no bound
+	b.exec(b.pool, `UPDATE penstock.node SET queue_ids = '{}' WHERE id = $1`, there)
+	b.want(b.reasons(id), []string{"no_thread"})
+	b.exec(b.pool, `UPDATE penstock.node SET threads = 2 WHERE id = $1`, here)
+	b.exec(b.pool, `SELECT penstock.set_limit('disk', '{"max_units": 1}'), penstock.use_limit('work', 'disk')`)
+	b.want(b.reasons(id), []string{"limit"})
+	b.exec(b.pool, `SELECT penstock.set_limit('disk', '{"max_units": 2, "rate": 0.01, "burst": 1}'), penstock.spend($1, '', 1)`, b.q.ID)
+	b.want(b.reasons(id), []string{"rate"})
+	b.exec(b.pool, `SELECT penstock.push_back('work', '1 minute', reason => '429')`)
+	b.want(b.reasons(id), []string{"pushed_back", "rate"})
+}
+
 func TestOutcomeIsReadableAfterTheEntryIsGone(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("", "", "")
