@@ -1468,8 +1468,9 @@ BEGIN
     state := CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial' WHEN penstock.runs(e) THEN 'computing' ELSE 'pending' END;
     SELECT jsonb_agg(r) INTO reasons FROM (
         SELECT r FROM penstock.entry_reasons(e) r
-        UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE state <> 'computing'
+        UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE NOT penstock.runs(e)
         UNION ALL SELECT r FROM penstock.push_back_reasons(e) r
+        UNION ALL SELECT r FROM penstock.hold_reasons(q, e) r WHERE NOT penstock.runs(e)
         UNION ALL SELECT r FROM penstock.place_reasons(e) r) all_reasons;
     RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
 END $$;
@@ -1651,6 +1652,46 @@ CREATE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
     AS $_$
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
 $_$;
+
+-- Name: hold_reasons(penstock.queue, penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.hold_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because('limit', format('%s of %s units of limit "%s" are in use%s', u.used, g.max_units, g.name,
+               CASE WHEN g.per_flow THEN format(' by flow "%s"', e.flow) ELSE '' END),
+               jsonb_build_object('limit', g.name, 'held', u.used, 'max_units', g.max_units, 'units', m.units))
+      FROM penstock.limit_use m
+      JOIN penstock."limit" g ON g.id = m.limit_id
+     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units), 0) AS used
+                           FROM penstock.limit_use o JOIN penstock.lock k ON k.queue_id = o.queue_id
+                          WHERE o.limit_id = g.id AND (NOT g.per_flow OR k.flow = e.flow)) u
+     WHERE m.queue_id = q.id AND g.name <> 'queue:' || q.name AND u.used + m.units > g.max_units
+    UNION ALL
+    SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; the next in %s', g.name, g.rate,
+               penstock.ago((m.units - b.units) / g.rate * interval '1 second')),
+               jsonb_build_object('limit', g.name, 'rate', g.rate, 'units', round(b.units::numeric, 2), 'seconds', round(((m.units - b.units) / g.rate)::numeric, 2)))
+      FROM penstock.limit_use m
+      JOIN penstock."limit" g ON g.id = m.limit_id
+     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, e.flow) AS units) b
+     WHERE m.queue_id = q.id AND g.rate IS NOT NULL AND b.units < m.units
+    UNION ALL
+    SELECT penstock.because('no_thread', format('all %s processing threads of the nodes that serve the queue are taken', sum(n.threads)),
+               jsonb_build_object('threads', sum(n.threads), 'nodes', count(*)))
+      FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id
+    HAVING count(*) > 0 AND bool_and(n.threads > 0 AND (SELECT count(*) FROM penstock.lock l WHERE l.node_id = n.id) >= n.threads)
+    UNION ALL
+    SELECT CASE WHEN i.usable = 0 THEN
+               penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s', i.n, q.model, coalesce(': ' || i.why, '')),
+                                jsonb_build_object('model', q.model, 'instances', i.n))
+           ELSE penstock.because('no_slot', format('%s of %s slots of model %s are held', i.held, i.slots, q.model),
+                                jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots)) END
+      FROM (SELECT count(*) AS n, count(*) FILTER (WHERE x.usable) AS usable, coalesce(sum(x.slots) FILTER (WHERE x.usable), 0) AS slots,
+                   coalesce(sum(x.held) FILTER (WHERE x.usable), 0) AS held,
+                   string_agg(DISTINCT x.server || ' ' || CASE WHEN x.draining THEN 'drains' ELSE x.state END || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ') AS why
+              FROM penstock.instance_status x WHERE x.model = q.model) i
+     WHERE q.model IS NOT NULL AND i.held >= i.slots
+$$;
 
 -- Name: hold_to_switch(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -4173,6 +4214,10 @@ CREATE INDEX operation_running ON penstock.operation USING btree (id) WHERE (sta
 -- Name: ready_lock_key; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX ready_lock_key ON penstock.ready USING btree (lock_key, queue_id) WHERE (lock_key IS NOT NULL);
+
+-- Name: remote_run_remote; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE UNIQUE INDEX remote_run_remote ON penstock.remote_run USING btree (instance_id, remote_id);
 
 -- Name: result_entry; Type: INDEX; Schema: penstock; Owner: -
 
