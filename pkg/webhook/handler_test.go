@@ -1,0 +1,222 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// desk is a database, a receiver on the loopback, and the webhook queue between them.
+type desk struct {
+	*testing.T
+	ctx      context.Context
+	pool     *pgxpool.Pool
+	handler  *Handler
+	queue    *invalidation.Queue
+	receiver *httptest.Server
+	claims   int32
+
+	mu     sync.Mutex
+	status []int // answers to come; 200 when there are no more
+	header http.Header
+	body   []byte
+	ids    []string
+}
+
+var atHome = Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+
+func newDesk(t *testing.T, policy Policy, status ...int) *desk {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	d := &desk{T: t, ctx: t.Context(), pool: pool, status: status, handler: NewHandler(Config{Policy: policy}, pool, nil)}
+	if d.queue, err = invalidation.Open(d.ctx, pool, "webhook"); err != nil {
+		t.Fatal(err)
+	}
+	d.receiver = httptest.NewServer(http.HandlerFunc(d.receive))
+	t.Cleanup(d.receiver.Close)
+	return d
+}
+
+func (d *desk) receive(w http.ResponseWriter, r *http.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.header = r.Header.Clone()
+	d.body, _ = io.ReadAll(r.Body)
+	d.ids = append(d.ids, r.Header.Get(HeaderID))
+	if len(d.status) > 0 {
+		w.WriteHeader(d.status[0])
+		d.status = d.status[1:]
+	}
+}
+
+func (d *desk) must(err error) {
+	d.Helper()
+	if err != nil {
+		d.Fatal(err)
+	}
+}
+
+// finishWork ends an entry of another queue that wants to be called back.
+func (d *desk) finishWork(url string) {
+	d.Helper()
+	q, err := invalidation.Create(d.ctx, d.pool, "work", invalidation.Config{})
+	d.must(err)
+	_, err = q.Push(d.ctx, invalidation.Push{
+		Payload:  json.RawMessage(`{}`),
+		Callback: json.RawMessage(`{"url": "` + url + `", "context": {"order": 7}}`),
+	})
+	d.must(err)
+	lock := d.claim(q, "")
+	ending := invalidation.Done(lock, lock.Entries[0].ID, json.RawMessage(`{"faces": 2}`), time.Second)
+	ending.Last = true
+	_, err = q.Settle(d.ctx, 1, []invalidation.Ending{ending})
+	d.must(err)
+}
+
+func (d *desk) claim(q *invalidation.Queue, flow string) *invalidation.Lock {
+	d.Helper()
+	d.claims++
+	c, err := q.Claim(d.ctx, invalidation.ClaimRequest{
+		Node: 1, ClaimID: d.claims, Lane: invalidation.Lane{Priority: 1, Flow: flow}, Limit: 1, Stubborn: true,
+	})
+	d.must(err)
+	if len(c.Locks) != 1 {
+		d.Fatalf("claimed %d entries of queue %s in flow %q", len(c.Locks), q.Name, flow)
+	}
+	return c.Locks[0]
+}
+
+// deliver runs the callback that waits, and settles it as a node would.
+func (d *desk) deliver() error {
+	d.Helper()
+	_, err := d.pool.Exec(d.ctx, `UPDATE penstock.entry_webhook SET due_at = now() WHERE status = 'initial'`)
+	d.must(err)
+	_, err = d.queue.Promote(d.ctx, 10)
+	d.must(err)
+	lock := d.claim(d.queue, strings.TrimPrefix(d.receiver.URL, "http://"))
+	run := &invalidation.Run{Queue: d.queue, Entry: lock.Entries[0], Lock: lock, Node: 1}
+	result, err := d.handler.Handle(d.ctx, run)
+	ending := invalidation.Judge(run, result, err, time.Millisecond, 0)
+	ending.Last = true
+	_, settled := d.queue.Settle(d.ctx, 1, []invalidation.Ending{ending})
+	d.must(settled)
+	return err
+}
+
+func (d *desk) count(sql string) (n int) {
+	d.Helper()
+	d.must(d.pool.QueryRow(d.ctx, sql).Scan(&n))
+	return n
+}
+
+func TestOutcomeOfAnEntryReachesItsReceiverSigned(t *testing.T) {
+	d := newDesk(t, atHome)
+	d.finishWork(d.receiver.URL + "/done")
+	d.must(d.deliver())
+	var said struct {
+		Type string `json:"type"`
+		Data struct {
+			Queue, Outcome string
+			Result         map[string]int
+			Context        map[string]int
+		} `json:"data"`
+	}
+	d.must(json.Unmarshal(d.body, &said))
+	if said.Type != "entry.done" || said.Data.Queue != "work" || said.Data.Result["faces"] != 2 || said.Data.Context["order"] != 7 {
+		t.Errorf("receiver was told %s", d.body)
+	}
+	e, err := FindEndpoint(d.ctx, d.pool, d.receiver.URL+"/done")
+	d.must(err)
+	d.must(Verify(d.header, time.Now(), d.body, e.Secrets...))
+	if n := d.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`); n != 2 {
+		t.Errorf("%d entries are done, want the work and its callback", n)
+	}
+}
+
+func TestEachAttemptIsOneRunUnderTheSameID(t *testing.T) {
+	d := newDesk(t, atHome, 500, 503, 200)
+	d.finishWork(d.receiver.URL)
+	if err := d.deliver(); err == nil {
+		t.Fatal("an answer of 500 was taken as delivered")
+	}
+	if n := d.count(`SELECT count(*) FROM penstock.entry_webhook WHERE status = 'initial' AND attempt = 1
+	                 AND due_at BETWEEN now() + interval '3 seconds' AND now() + interval '7 seconds'`); n != 1 {
+		t.Error("the second attempt is not planned for 5 s from now")
+	}
+	_ = d.deliver()
+	d.must(d.deliver())
+	if len(d.ids) != 3 || d.ids[0] != d.ids[1] || d.ids[1] != d.ids[2] {
+		t.Errorf("attempts went under the ids %v", d.ids)
+	}
+}
+
+func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
+	d := newDesk(t, atHome, 410)
+	d.finishWork(d.receiver.URL)
+	_ = d.deliver()
+	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'disabled'`); n != 1 {
+		t.Fatal("the callback is not a failure")
+	}
+	_, err := d.pool.Exec(d.ctx, `SELECT penstock.push('webhook', payload, flow => flow) FROM penstock.failure`)
+	d.must(err)
+	_ = d.deliver()
+	if len(d.ids) != 1 {
+		t.Fatal("a disabled endpoint was called")
+	}
+	_, err = Register(d.ctx, d.pool, atHome, d.receiver.URL, "test")
+	d.must(err)
+	_, err = d.pool.Exec(d.ctx, `SELECT penstock.push('webhook', payload, flow => flow) FROM penstock.failure LIMIT 1`)
+	d.must(err)
+	d.must(d.deliver())
+}
+
+func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
+	d := newDesk(t, atHome)
+	first, err := Register(d.ctx, d.pool, atHome, d.receiver.URL, "test")
+	d.must(err)
+	second, err := Rotate(d.ctx, d.pool, d.receiver.URL, time.Hour, "test")
+	d.must(err)
+	d.finishWork(d.receiver.URL)
+	d.must(d.deliver())
+	d.must(Verify(d.header, time.Now(), d.body, first))
+	d.must(Verify(d.header, time.Now(), d.body, second))
+	_, err = d.pool.Exec(d.ctx, `UPDATE penstock.webhook_endpoint SET old_until = now()`)
+	d.must(err)
+	e, err := FindEndpoint(d.ctx, d.pool, d.receiver.URL)
+	d.must(err)
+	if len(e.Secrets) != 1 || e.Secrets[0].Reveal() != second.Reveal() {
+		t.Error("the old secret still signs after its time")
+	}
+}
+
+func TestForbiddenAddressIsNeverConnectedTo(t *testing.T) {
+	d := newDesk(t, Policy{})
+	d.finishWork(d.receiver.URL)
+	_ = d.deliver()
+	if len(d.ids) != 0 {
+		t.Fatal("a loopback address was called")
+	}
+	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'refused'`); n != 1 {
+		t.Error("the callback is not a failure")
+	}
+	if _, err := Register(d.ctx, d.pool, Policy{}, d.receiver.URL, "test"); err == nil {
+		t.Error("a loopback address was registered")
+	}
+}
