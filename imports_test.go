@@ -40,6 +40,8 @@ var allowedImports = map[string][]string{
 	"pkg/recovery":  duty,
 	"pkg/election":  duty,
 	"pkg/webhook":   duty,
+	"pkg/changelog": duty,
+	"pkg/batch":     duty,
 	"pkg/api":       duty,
 	"web":           duty,
 

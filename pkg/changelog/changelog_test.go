@@ -1,0 +1,421 @@
+package changelog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// bed is a database with a table to watch, `account`, and a change_log queue, `changes`.
+type bed struct {
+	testing.TB
+	ctx    context.Context
+	pool   *pgxpool.Pool
+	claims int32
+}
+
+const here invalidation.NodeID = 7001
+
+func newBed(t testing.TB) *bed {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	b := &bed{TB: t, ctx: t.Context(), pool: pool}
+	b.exec(`CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL DEFAULT 0, owner text, note json)`)
+	b.exec(`SELECT penstock.create_queue('changes', '{"kind": "change_log", "grouping": "object"}')`)
+	return b
+}
+
+func (b *bed) exec(sql string, args ...any) {
+	b.Helper()
+	if _, err := b.pool.Exec(b.ctx, sql, args...); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bed) watch(columns ...string) {
+	b.Helper()
+	if err := Watch(b.ctx, b.pool, "account", "changes", columns, nil, invalidation.By{Actor: "ada", Reason: "test"}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bed) count(sql string) (n int) {
+	b.Helper()
+	if err := b.pool.QueryRow(b.ctx, sql).Scan(&n); err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// changes lists what was recorded since the last call, in order.
+func (b *bed) changes() []string {
+	b.Helper()
+	rows, err := b.pool.Query(b.ctx, `SELECT payload - 'table' FROM penstock.entry_changes ORDER BY id`)
+	if err != nil {
+		b.Fatal(err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[json.RawMessage])
+	if err != nil {
+		b.Fatal(err)
+	}
+	var changes []string
+	for _, c := range list {
+		var change Change
+		if err := json.Unmarshal(c, &change); err != nil {
+			b.Fatal(err)
+		}
+		changes = append(changes, fmt.Sprintf("%s.%s: %s -> %s", change.Object, change.Field, change.From, change.To))
+	}
+	b.exec(`DELETE FROM penstock.ready`)
+	b.exec(`DELETE FROM penstock.entry_changes`)
+	return changes
+}
+
+func (b *bed) wantChanges(want ...string) {
+	b.Helper()
+	if got := b.changes(); !slices.Equal(got, want) {
+		b.Errorf("changes:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// run runs everything that is ready in a queue, and returns how many entries it ran and the last error.
+func (b *bed) run(queue string, h invalidation.Handler) (ran int, last error) {
+	b.Helper()
+	q, err := invalidation.Open(b.ctx, b.pool, queue)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.claims++
+	c, err := q.Claim(b.ctx, invalidation.ClaimRequest{Node: here, ClaimID: b.claims, Lane: invalidation.Lane{Priority: 1}, Limit: 100})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, l := range c.Locks {
+		for i, e := range l.Entries {
+			r := &invalidation.Run{Queue: q, Entry: e, Lock: l, Node: here}
+			result, err := h.Handle(b.ctx, r)
+			last = errors.Join(last, err)
+			ending := invalidation.Judge(r, result, err, time.Millisecond, 0)
+			ending.Last = i == len(l.Entries)-1
+			if _, err := q.Settle(b.ctx, here, []invalidation.Ending{ending}); err != nil {
+				b.Fatal(err)
+			}
+			ran++
+		}
+	}
+	return ran, last
+}
+
+func TestChangesOfATableBecomeEntriesInTheSameTransaction(t *testing.T) {
+	b := newBed(t)
+	b.watch("balance", "owner")
+	b.exec(`INSERT INTO account (id, balance, owner) VALUES (1, 10, 'ada'), (2, 20, NULL)`)
+	b.wantChanges(`1.: null -> {"owner": "ada", "balance": 10}`, `2.: null -> {"owner": null, "balance": 20}`)
+	b.exec(`UPDATE account SET balance = balance + 1, owner = 'bob' WHERE id = 1`)
+	b.wantChanges(`1.balance: 10 -> 11`, `1.owner: "ada" -> "bob"`)
+	b.exec(`UPDATE account SET owner = 'bob', note = '{"a": 1}'`)
+	b.wantChanges(`2.owner: null -> "bob"`) // what stayed as it was, or is not watched, is no change
+	b.exec(`UPDATE account SET id = 3 WHERE id = 2`)
+	b.wantChanges(`2.: {"owner": "bob", "balance": 20} -> null`, `3.: null -> {"owner": "bob", "balance": 20}`)
+	b.exec(`DELETE FROM account WHERE id = 3`)
+	b.wantChanges(`3.: {"owner": "bob", "balance": 20} -> null`)
+	b.exec(`INSERT INTO account (id, balance) VALUES (1, 5), (4, 5) ON CONFLICT (id) DO UPDATE SET balance = excluded.balance`)
+	if got := b.changes(); len(got) != 2 || !slices.Contains(got, `1.balance: 11 -> 5`) || !slices.Contains(got, `4.: null -> {"owner": null, "balance": 5}`) {
+		t.Errorf("upsert recorded %q", got)
+	}
+	b.exec(`TRUNCATE account`)
+	b.wantChanges(`null.: null -> null`)
+
+	tx, err := b.pool.Begin(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(b.ctx, `INSERT INTO account VALUES (9)`); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.wantChanges()
+}
+
+func TestWatchOfAllColumnsIncludesTypesWithoutEquality(t *testing.T) {
+	b := newBed(t)
+	b.watch()
+	b.exec(`INSERT INTO account (id, note) VALUES (1, '{"a": 1}')`)
+	b.changes()
+	b.exec(`UPDATE account SET note = '{"a":1}'`)
+	b.wantChanges()
+	b.exec(`UPDATE account SET note = '{"a": 2}'`)
+	b.wantChanges(`1.note: {"a": 1} -> {"a": 2}`)
+	b.exec(`UPDATE account SET owner = repeat('x', 300000)`) // must not refuse the writer
+	if got := b.changes(); len(got) != 1 || !strings.Contains(got[0], "omitted") {
+		t.Errorf("a large value recorded %.200q", got)
+	}
+}
+
+func TestKeyOfSeveralColumns(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE line ("order" int, no int, "unit Price" numeric, PRIMARY KEY (no, "order"))`)
+	if err := Watch(b.ctx, b.pool, "line", "changes", nil, nil, invalidation.By{}); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`INSERT INTO line VALUES (1, 2, 3.50)`)
+	b.exec(`UPDATE line SET "unit Price" = 4`)
+	b.wantChanges(`{"no": 2, "order": 1}.: null -> {"unit Price": 3.50}`, `{"no": 2, "order": 1}.unit Price: 3.50 -> 4`)
+}
+
+func TestChangesOfOneObjectAreOneGroupInOrder(t *testing.T) {
+	b := newBed(t)
+	b.watch("balance")
+	b.exec(`INSERT INTO account VALUES (1, 0), (2, 0)`)
+	b.changes()
+	for i := range 5 {
+		b.exec(`UPDATE account SET balance = $1 WHERE id = 1`, i+1)
+	}
+	var seen []string
+	ran, err := b.run("changes", Handler(b.pool, func(_ context.Context, c Change) ([]Push, error) {
+		seen = append(seen, string(c.To))
+		return nil, nil
+	}))
+	if ran != 5 || err != nil || !slices.Equal(seen, []string{"1", "2", "3", "4", "5"}) {
+		t.Errorf("ran %d, %v, in order %v", ran, err, seen)
+	}
+}
+
+func TestUnwatchLeavesNothingBehind(t *testing.T) {
+	b := newBed(t)
+	traces := func() int {
+		return b.count(`SELECT (SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgname LIKE 'penstock%')
+		                     + (SELECT count(*) FROM pg_proc WHERE proname LIKE 'watch\_%\_%' AND proname ~ '[0-9]')
+		                     + (SELECT count(*) FROM penstock.watch)`)
+	}
+	before := traces()
+	b.watch("balance")
+	b.watch("balance", "owner") // replaces the first
+	if traces() != before+4+4+1 {
+		t.Errorf("%d traces of a watch, want 9", traces()-before)
+	}
+	if n, err := Unwatch(b.ctx, b.pool, "account", invalidation.By{}); n != 1 || err != nil {
+		t.Fatalf("ended %d, %v", n, err)
+	}
+	if traces() != before {
+		t.Errorf("%d traces left", traces()-before)
+	}
+	b.exec(`INSERT INTO account VALUES (1)`)
+	b.wantChanges()
+
+	b.watch("balance")
+	b.exec(`DROP TABLE account`)
+	b.exec(`CREATE TABLE other (id int PRIMARY KEY)`)
+	if n, err := Unwatch(b.ctx, b.pool, "other", invalidation.By{}); n != 0 || err != nil {
+		t.Fatalf("ended %d, %v", n, err)
+	}
+	if traces() != before {
+		t.Errorf("%d traces left of a table that was dropped", traces()-before)
+	}
+}
+
+func TestWatchRefusesWhatCannotWork(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE keyless (a int)`)
+	b.exec(`SELECT penstock.create_queue('plain')`)
+	for _, c := range []struct{ table, queue, column, want string }{
+		{"keyless", "changes", "a", "primary key"},
+		{"account", "plain", "balance", "kind"},
+		{"account", "changes", "colour", "colour"},
+	} {
+		err := Watch(b.ctx, b.pool, c.table, c.queue, []string{c.column}, nil, invalidation.By{})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+}
+
+func TestBulkUpdateIsOnePushForTenThousand(t *testing.T) {
+	b := newBed(t)
+	b.watch("balance")
+	b.exec(`UPDATE account SET balance = 1`) // the plan of this session is made here, of no rows
+	b.exec(`INSERT INTO account SELECT i FROM generate_series(1, 25000) i`)
+	start := time.Now()
+	b.exec(`UPDATE account SET balance = 1`)
+	took := time.Since(start)
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->>'field' = 'balance'`); n != 25000 {
+		t.Errorf("%d changes, want 25000", n)
+	}
+	t.Logf("25,000 rows in %v", took.Round(time.Millisecond))
+	if took > 20*time.Second {
+		t.Errorf("took %v: not linear", took)
+	}
+}
+
+func TestLoopEndsAndIsNamed(t *testing.T) {
+	b := newBed(t)
+	b.watch("balance")
+	b.exec(`SELECT penstock.create_queue('calc')`)
+	impact := Handler(b.pool, func(_ context.Context, c Change) ([]Push, error) {
+		return []Push{{Queue: "calc", Push: invalidation.Push{Payload: json.RawMessage(`{}`)}}}, nil
+	})
+	// This one writes what is watched, for ever.
+	calc := invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		return nil, postgres.InTx(ctx, b.pool, func(tx pgx.Tx) error {
+			if err := Descend(ctx, tx, r); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `UPDATE account SET balance = balance + 1`)
+			return loop(err)
+		})
+	})
+	b.exec(`INSERT INTO account VALUES (1)`)
+	total := 0
+	for range 100 {
+		one, err := b.run("changes", impact)
+		two, err2 := b.run("calc", calc)
+		total += one + two
+		if err = errors.Join(err, err2); err != nil {
+			if !errors.Is(err, ErrLoop) || !strings.Contains(err.Error(), `queue "calc"`) || !strings.Contains(err.Error(), `queue "changes"`) {
+				t.Errorf("refused with: %v", err)
+			}
+			break
+		}
+		if one+two == 0 {
+			break
+		}
+	}
+	if total != 17 {
+		t.Errorf("ran %d entries, want one for each depth from 0 to 16", total)
+	}
+	if n := b.count(`SELECT max(balance) FROM account`); n != 8 {
+		t.Errorf("the circle went round %d times, want 8 for depth 16", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.failure WHERE class = 'loop'`); n != 1 {
+		t.Errorf("%d failures of class loop, want one", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry`); n != 0 {
+		t.Errorf("%d entries left of a loop that ended", n)
+	}
+}
+
+func TestBatchHandlesEachAloneWhereOneIsToBlame(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.create_queue('calc')`)
+	h, batched := Handler(b.pool, func(_ context.Context, c Change) ([]Push, error) {
+		if string(c.To) == "2" {
+			return nil, errors.New("no two")
+		}
+		return []Push{{Queue: "calc", Push: invalidation.Push{Payload: c.To}}}, nil
+	}).(invalidation.BatchHandler)
+	if !batched {
+		t.Fatal("the handler takes no batches")
+	}
+	q, err := invalidation.Open(b.ctx, b.pool, "changes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var runs []*invalidation.Run
+	for i := range 3 {
+		runs = append(runs, &invalidation.Run{Queue: q, Entry: invalidation.Entry{ID: invalidation.EntryID(i + 1), Payload: json.RawMessage(fmt.Sprintf(`{"to": %d}`, i+1))}})
+	}
+	answers := h.HandleBatch(b.ctx, runs)
+	if answers[0].Err != nil || answers[1].Err == nil || answers[2].Err != nil {
+		t.Errorf("answers %v", answers)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_calc`); n != 2 {
+		t.Errorf("%d pushed, want 2", n)
+	}
+}
+
+// Calculated fields: the total of an order follows its lines, calculated once for many changes.
+func TestCalculatedFieldsGroupedAndCompacted(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE orders (id int PRIMARY KEY, total int NOT NULL DEFAULT 0)`)
+	b.exec(`CREATE TABLE order_line (id int PRIMARY KEY, order_id int NOT NULL, price int NOT NULL)`)
+	b.exec(`SELECT penstock.create_queue('calc_fields', '{"grouping": "target", "mergeable": true, "merge": "last"}')`)
+	b.exec(`INSERT INTO orders VALUES (1), (2)`)
+	b.exec(`INSERT INTO order_line SELECT i, 1 + i % 2, 10 FROM generate_series(1, 20) i`)
+	if err := Watch(b.ctx, b.pool, "order_line", "changes", []string{"order_id", "price"}, nil, invalidation.By{}); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`UPDATE order_line SET price = 11`)
+	b.exec(`UPDATE order_line SET price = 12 WHERE id <= 4`)
+	b.exec(`DELETE FROM order_line WHERE id = 20`)
+
+	impact := func(ctx context.Context, c Change) ([]Push, error) {
+		target := func(order string) []Push {
+			return []Push{{Queue: "calc_fields", Push: invalidation.Push{Payload: json.RawMessage(`{"target": ` + order + `}`)}}}
+		}
+		if c.Came() || c.Went() {
+			columns, err := c.Columns()
+			return target(string(columns["order_id"])), err
+		}
+		var order string
+		err := b.pool.QueryRow(ctx, `SELECT order_id::text FROM order_line WHERE id = $1::text::int`, string(c.Object)).Scan(&order)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil, nil // gone since: that is a change of its own
+		}
+		return target(order), err
+	}
+	if ran, err := b.run("changes", Handler(b.pool, impact)); ran != 25 || err != nil {
+		t.Fatalf("ran %d changes, %v", ran, err)
+	}
+	calc, err := invalidation.Open(b.ctx, b.pool, "calc_fields")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if replaced, _, err := calc.CompactQueue(b.ctx, 2, 100, ""); err != nil || replaced < 20 {
+		t.Fatalf("replaced %d, %v", replaced, err)
+	}
+	ran, err := b.run("calc_fields", invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		_, err := b.pool.Exec(ctx, `UPDATE orders o SET total = (SELECT sum(price) FROM order_line l WHERE l.order_id = o.id)
+		                             WHERE id = ($1::jsonb ->> 'target')::int`, r.Entry.Payload)
+		return nil, err
+	}))
+	if ran != 2 || err != nil {
+		t.Errorf("calculated %d times, %v; want once for each order", ran, err)
+	}
+	if n := b.count(`SELECT count(*) FROM orders o WHERE total = (SELECT sum(price) FROM order_line l WHERE l.order_id = o.id)`); n != 2 {
+		t.Errorf("%d totals are right, want 2", n)
+	}
+}
+
+// BenchmarkUpdate is an update of one row by its key, as pgbench makes them, without and with a watch.
+func BenchmarkUpdate(b *testing.B) {
+	for _, c := range []struct{ name, watched string }{
+		{"unwatched", ""}, {"watched, another column", "owner"}, {"watched, this column", "balance"},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			bed := newBed(b)
+			bed.exec(`INSERT INTO account SELECT i FROM generate_series(1, 10000) i`)
+			if c.watched != "" {
+				bed.watch(c.watched)
+			}
+			b.SetParallelism(4)
+			b.ResetTimer()
+			b.RunParallel(func(pb *testing.PB) {
+				for i := 1; pb.Next(); i++ {
+					if _, err := bed.pool.Exec(bed.ctx, `UPDATE account SET balance = balance + 1 WHERE id = 1 + (random() * 9999)::int`); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "updates/s")
+		})
+	}
+}

@@ -1,0 +1,132 @@
+package changelog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Impact says what a change implies: what to push, and where. It may be called again for a change that it has seen:
+// a task is run at least once.
+type Impact func(ctx context.Context, c Change) ([]Push, error)
+
+// Push is an entry to be of some queue.
+type Push struct {
+	Queue string
+	invalidation.Push
+}
+
+// ErrLoop says that entries push one another without end; the message names two of them.
+var ErrLoop = errors.New("entries push one another without end")
+
+// Handler runs the entries of a change_log queue. It takes all entries of a lock at once: their pushes are one
+// statement for each target queue.
+func Handler(db postgres.DB, impact Impact) invalidation.Handler {
+	return &handler{db: db, impact: impact, queues: map[string]*invalidation.Queue{}}
+}
+
+type handler struct {
+	db     postgres.DB
+	impact Impact
+
+	mu     sync.Mutex
+	queues map[string]*invalidation.Queue
+}
+
+// Handle runs one entry.
+func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	return nil, h.handle(ctx, []*invalidation.Run{r})
+}
+
+// HandleBatch runs entries together and, where that goes wrong, each by itself, so that only those to blame answer for it.
+func (h *handler) HandleBatch(ctx context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
+	answers := make([]invalidation.BatchAnswer, len(runs))
+	if err := h.handle(ctx, runs); err == nil {
+		return answers
+	}
+	for i, r := range runs {
+		answers[i].Err = h.handle(ctx, []*invalidation.Run{r})
+	}
+	return answers
+}
+
+// handle pushes what the changes of runs imply, all or nothing.
+func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
+	var order []string
+	pushes := map[string][]invalidation.Push{}
+	for _, r := range runs {
+		var c Change
+		if err := json.Unmarshal(r.Entry.Payload, &c); err != nil {
+			return invalidation.Permanent(fmt.Errorf("read change: %w", err))
+		}
+		implied, err := h.impact(ctx, c)
+		if err != nil {
+			return err
+		}
+		for _, p := range implied {
+			if pushes[p.Queue] == nil {
+				order = append(order, p.Queue)
+			}
+			pushes[p.Queue] = append(pushes[p.Queue], p.Push)
+		}
+	}
+	if len(order) == 0 {
+		return nil
+	}
+	return postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+		if err := Descend(ctx, tx, runs...); err != nil {
+			return err
+		}
+		for _, name := range order {
+			q, err := h.open(ctx, name)
+			if err != nil {
+				return err
+			}
+			if _, err := q.On(tx).Push(ctx, pushes[name]...); err != nil {
+				return loop(err)
+			}
+		}
+		return nil
+	})
+}
+
+func (h *handler) open(ctx context.Context, name string) (*invalidation.Queue, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if q := h.queues[name]; q != nil {
+		return q, nil
+	}
+	q, err := invalidation.Open(ctx, h.db, name)
+	if err == nil {
+		h.queues[name] = q
+	}
+	return q, err
+}
+
+// Descend says that what tx pushes from here on, itself or by changing a watched table, is caused by these runs of one
+// queue: it is one deeper than the deepest of them. Handlers that write what is watched call it first.
+func Descend(ctx context.Context, tx pgx.Tx, runs ...*invalidation.Run) error {
+	ids := make([]invalidation.EntryID, len(runs))
+	for i, r := range runs {
+		ids[i] = r.Entry.ID
+	}
+	if _, err := tx.Exec(ctx, `SELECT penstock.work_for($1, $2)`, runs[0].Queue.ID, ids); err != nil {
+		return fmt.Errorf("work for entry %d of queue %q: %w", ids[0], runs[0].Queue.Name, err)
+	}
+	return nil
+}
+
+// loop marks the refusal of a push that went too deep: to try again is of no use.
+func loop(err error) error {
+	if postgres.Code(err) == "PS011" {
+		return invalidation.Permanent(invalidation.WithClass("loop", fmt.Errorf("%w: %w", err, ErrLoop)))
+	}
+	return err
+}
