@@ -19,6 +19,7 @@ type Config struct {
 type Leader struct {
 	Listen   string   `koanf:"listen" help:"address of the HTTP server; requests are not authenticated, so mind who can reach it"`
 	Migrate  bool     `koanf:"migrate" help:"apply missing migrations at start; set it to false where another tool does, or behind a pooler"`
+	Hints    bool     `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
 	HTTP     HTTP     `koanf:"http"`
 	Election Election `koanf:"election"`
 	Recovery Recovery `koanf:"recovery"`
@@ -56,10 +57,11 @@ func defaults() Config {
 		Leader: Leader{
 			Listen:   "127.0.0.1:8420",
 			Migrate:  true,
+			Hints:    true,
 			HTTP:     HTTP{BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
 			Recovery: Recovery{
-				Pause: 500 * time.Millisecond, Locks: 1000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute,
+				Pause: 500 * time.Millisecond, Locks: 2000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute,
 			},
 		},
 	}

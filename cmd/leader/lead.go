@@ -7,7 +7,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock/pkg/cron"
 	"github.com/penstock/penstock/pkg/election"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
@@ -18,14 +20,19 @@ type leader struct {
 	log      *slog.Logger
 	elector  *election.Elector
 	duties   atomic.Pointer[duties] // of the last term here; nil before the first
+	hinter   *invalidation.Hinter   // nil: no hints
 	requests *requests
 }
 
 func newLeader(cfg Config, p *pools, log *slog.Logger) *leader {
-	return &leader{
+	l := &leader{
 		cfg: cfg, pools: p, log: log, requests: newRequests(),
 		elector: election.New(p.election, electionConfig(cfg.Leader.Election, log)),
 	}
+	if cfg.Leader.Hints {
+		l.hinter = invalidation.NewHinter(p.duties, 0)
+	}
+	return l
 }
 
 // duties are what the elected leader does. Each writes within its term only.
@@ -34,6 +41,8 @@ type duties struct {
 	deadlines  *recovery.Deadlines
 	statistics *recovery.Statistics
 	operations *recovery.Operations
+	retention  *recovery.Retention
+	cron       *cron.Engine
 }
 
 // lead performs every duty until the term ends. If one of them cannot be kept, all end and the leader resigns.
@@ -45,6 +54,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		SuspendShare:    l.cfg.Leader.Recovery.SuspendShare,
 		SuspendNodesMin: l.cfg.Leader.Recovery.SuspendNodes,
 		NodeRetention:   l.cfg.Leader.Recovery.NodeRetention,
+		Hint:            l.hinter.Hint,
 		Log:             l.log.With("term", term),
 	}
 	d := &duties{
@@ -52,6 +62,8 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		deadlines:  recovery.NewDeadlines(db, fence, cfg),
 		statistics: recovery.NewStatistics(db, fence, cfg),
 		operations: recovery.NewOperations(db, fence, cfg),
+		retention:  recovery.NewRetention(db, fence, cfg),
+		cron:       cron.New(fence, cron.Config{Log: cfg.Log}),
 	}
 	l.duties.Store(d)
 
@@ -60,5 +72,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.deadlines.Run(ctx) })
 	group.Go(func() error { return d.statistics.Run(ctx) })
 	group.Go(func() error { return d.operations.Run(ctx) })
+	group.Go(func() error { return d.retention.Run(ctx) })
+	group.Go(func() error { return d.cron.Run(ctx) })
 	return group.Wait()
 }

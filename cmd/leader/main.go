@@ -81,6 +81,7 @@ func run(cfg Config, log *slog.Logger) error {
 		Checks:       []api.Check{{Name: "signal", Run: func(context.Context) error { return context.Cause(ctx) }}},
 		Metrics:      promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{}),
 		Observe:      l.requests.observe,
+		Hinter:       l.hinter,
 		Log:          log,
 	})
 	log.Info("leader started", "listen", listener.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
@@ -88,6 +89,9 @@ func run(cfg Config, log *slog.Logger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(ctx, listener, server) })
 	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
+	if l.hinter != nil {
+		group.Go(func() error { return l.hinter.Run(ctx) })
+	}
 	err = group.Wait()
 	log.Info("leader stopped")
 	return err

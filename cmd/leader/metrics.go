@@ -18,7 +18,7 @@ func (l *leader) registry() *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		l.requests.total, l.requests.seconds,
-		collector{l.electionMetrics}, collector{l.dutyMetrics}, collector{l.poolMetrics},
+		collector{l.electionMetrics}, collector{l.hintMetrics}, collector{l.dutyMetrics}, collector{l.poolMetrics},
 	)
 	return r
 }
@@ -64,6 +64,13 @@ func (l *leader) electionMetrics(out chan<- prometheus.Metric) {
 	out <- gauge("leader_row_age_seconds", "since the leader's row was last read or renewed; grows when the database is away", s.SeenAgo.Seconds())
 }
 
+func (l *leader) hintMetrics(out chan<- prometheus.Metric) {
+	if l.hinter != nil {
+		out <- counter("hints_sent_total", "hints that nodes were sent", float64(l.hinter.Sent.Load()))
+		out <- counter("hints_dropped_total", "hints that the database did not take", float64(l.hinter.Dropped.Load()))
+	}
+}
+
 func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	d := l.duties.Load()
 	if d == nil {
@@ -86,7 +93,17 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- counter("entries_expired_total", "entries whose deadline passed before they ran", float64(deadlines.Expired))
 	out <- gauge("deadlines_late_seconds", "how far the last pass was behind the due times, at most", deadlines.Late.Seconds())
 	out <- counter("deadlines_errors_total", "batches of due entries that went wrong; the log says why", float64(deadlines.Errors))
+	out <- gauge("entries_overrun", "entries that run on long after their finish_by; their node does not end them", float64(deadlines.Overrun))
 	out <- counter("entries_cancelled_late_total", "entries ended because somebody had wished it while they ran", float64(deadlines.Ended))
+	fired := d.cron.Status()
+	out <- counter("cron_fired_total", "entries of cron jobs that were put into line", float64(fired.Fired))
+	out <- counter("cron_dropped_total", "nominal times given up by catch-up or overlap policy", float64(fired.Dropped))
+	out <- counter("cron_broken_total", "times a cron job had a schedule that could not be read", float64(fired.Broken))
+	out <- gauge("cron_late_seconds", "lateness of the latest firing of the last pass that fired", fired.Late.Seconds())
+	retention := d.retention.Status()
+	out <- gauge("retention_behind_seconds", "since the oldest partition that is left passed its retention", retention.Behind.Seconds())
+	out <- counter("retention_partitions_dropped_total", "partitions of results and failures that were dropped", float64(retention.Dropped))
+	out <- counter("retention_rows_tidied_total", "rows that stood for nothing any more", float64(retention.Tidied))
 	out <- counter("operations_changed_total", "entries and failures changed by bulk operations", float64(d.operations.Changed()))
 	out <- counter("statistics_counts_total", "counts of bounded queues", float64(d.statistics.Counts()))
 }

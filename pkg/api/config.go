@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"net/http"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Config says what a server accepts. Its zero value means the defaults.
@@ -18,9 +20,8 @@ type Config struct {
 	Checks []Check
 	// Metrics answers GET /metrics; nil for none.
 	Metrics http.Handler
-	// Pushed is called with the name of a queue after entries were accepted, so that nodes can be told. It must
-	// not block. Nil for nobody.
-	Pushed func(queue string)
+	// Hinter tells nodes of entries that were accepted. Nil: they find out by themselves.
+	Hinter *invalidation.Hinter
 	// Observe is told of each request: the route as in the table ("GET /v1/entries/{id}"), the status and the
 	// time it took. Nil for nobody.
 	Observe func(route string, status int, took time.Duration)
@@ -33,9 +34,6 @@ func (c Config) withDefaults() Config {
 	fallback(&c.EntriesMax, 10_000)
 	fallback(&c.Timeout, 10*time.Second)
 	fallback(&c.Log, slog.New(slog.DiscardHandler))
-	if c.Pushed == nil {
-		c.Pushed = func(string) {}
-	}
 	if c.Observe == nil {
 		c.Observe = func(string, int, time.Duration) {}
 	}

@@ -40,8 +40,7 @@ func (a *API) push(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	name := r.PathValue("queue")
-	queue, err := a.queue(r.Context(), name)
+	queue, err := a.queue(r.Context(), r.PathValue("queue"))
 	if err != nil {
 		return err
 	}
@@ -54,9 +53,6 @@ func (a *API) push(w http.ResponseWriter, r *http.Request) error {
 		if p.Verdict == invalidation.Inserted {
 			status = http.StatusCreated
 		}
-	}
-	if status == http.StatusCreated {
-		a.cfg.Pushed(name)
 	}
 	if !one {
 		writeJSON(w, "application/json", status, map[string]any{"entries": pushed})
@@ -73,10 +69,12 @@ func (a *API) queue(ctx context.Context, name string) (*invalidation.Queue, erro
 		return q.(*invalidation.Queue), nil //nolint:errcheck // nothing else is stored
 	}
 	q, err := invalidation.Open(ctx, a.db, name)
-	if err == nil {
-		a.queues.Store(name, q)
+	if err != nil {
+		return nil, err
 	}
-	return q, err
+	q = q.Hinting(a.cfg.Hinter)
+	a.queues.Store(name, q)
+	return q, nil
 }
 
 // readPushes reads the body, and gives each entry the request's trace and its part of the Idempotency-Key.

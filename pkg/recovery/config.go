@@ -17,7 +17,7 @@ type Fence interface {
 type Config struct {
 	// Pause between two looks at locks or deadlines, a fifth more or less at random. Default 500 ms.
 	Pause time.Duration
-	// PassLocksMax bounds the locks freed in one pass, and so their rate. Default 1000.
+	// PassLocksMax bounds the locks freed in one pass, and so their rate. Default 2000.
 	PassLocksMax int
 	// BatchLocksMax bounds the locks freed in one transaction. Default 100.
 	BatchLocksMax int
@@ -36,13 +36,15 @@ type Config struct {
 	// GiveUp is how long the passes of a duty may fail before it returns, so that another leader can try.
 	// Default 30 s.
 	GiveUp time.Duration
+	// Hint is called with a queue after entries of it were put into line. It must not block. Nil for nobody.
+	Hint func(queue int32)
 	// Log is where findings and errors go. Default: nowhere.
 	Log *slog.Logger
 }
 
 func (c Config) withDefaults() Config {
 	fallback(&c.Pause, 500*time.Millisecond)
-	fallback(&c.PassLocksMax, 1000)
+	fallback(&c.PassLocksMax, 2000)
 	fallback(&c.BatchLocksMax, 100)
 	fallback(&c.BatchEntriesMax, 1000)
 	fallback(&c.SuspendShare, 0.3)
@@ -52,6 +54,9 @@ func (c Config) withDefaults() Config {
 	fallback(&c.CountPause, time.Second)
 	fallback(&c.GiveUp, 30*time.Second)
 	fallback(&c.Log, slog.New(slog.DiscardHandler))
+	if c.Hint == nil {
+		c.Hint = func(int32) {}
+	}
 	return c
 }
 

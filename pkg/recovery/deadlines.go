@@ -226,6 +226,9 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 			return false, nil
 		}
 		d.count(func(s *DeadlinesStatus) { *v.total(s) += int64(n) })
+		if n > 0 {
+			d.cfg.Hint(q.ID)
+		}
 		if n < limit {
 			return false, nil
 		}

@@ -166,6 +166,7 @@ func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck
 			"node", s.Node, "cause", s.Cause, "age", s.Age)
 	}
 	if len(freed) > 0 {
+		l.cfg.Hint(q.ID)
 		l.cfg.Log.InfoContext(ctx, "freed stuck locks", "queue", q.Name, "locks", len(freed), "first_token", batch[0].Token,
 			"node", batch[0].Node, "cause", batch[0].Cause)
 	}

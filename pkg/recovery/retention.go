@@ -1,0 +1,119 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Retention is the duty that makes room: results and failures go to a partition for each day, partitions past their
+// retention are dropped whole, and what stands for nothing any more is swept up.
+type Retention struct {
+	cfg   Config
+	db    postgres.DB
+	fence Fence
+
+	mu     sync.Mutex
+	status RetentionStatus
+}
+
+// RetentionStatus is what the duty has done in this term.
+type RetentionStatus struct {
+	Made    int64         // partitions
+	Dropped int64         // partitions
+	Tidied  int64         // rows that were swept up one by one
+	Behind  time.Duration // since the oldest partition that is left passed its retention; more than a day, and the disk fills
+}
+
+// NewRetention returns the duty for one term.
+func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
+	return &Retention{cfg: cfg.withDefaults(), db: db, fence: fence}
+}
+
+// Run makes room until ctx ends.
+func (r *Retention) Run(ctx context.Context) error { return loop(ctx, r.cfg, "retention", r.pass) }
+
+// Status is safe to call at any time.
+func (r *Retention) Status() RetentionStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+
+const (
+	daysAhead     = 7
+	tidyBatchRows = 1000
+	// tidyPassMax bounds the batches of one pass.
+	tidyPassMax = 20
+)
+
+// pass looks at the term before it begins and not while it works: a drop waits for readers, and nobody may hold the
+// term's row for as long. All of it is what any process may do at any time, and two at once do no harm.
+func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
+	if err := r.fence.InTx(ctx, func(pgx.Tx) error { return nil }); err != nil {
+		return 0, err
+	}
+	made, err := invalidation.EnsurePartitions(ctx, r.db, daysAhead)
+	r.count(func(s *RetentionStatus) { s.Made += int64(made) })
+	if err != nil {
+		return 0, err
+	}
+	dropped, err := invalidation.DropOldPartitions(ctx, r.db)
+	r.count(func(s *RetentionStatus) { s.Dropped += int64(dropped) })
+	if err != nil {
+		return 0, err
+	}
+	behind, err := r.behind(ctx)
+	r.count(func(s *RetentionStatus) { s.Behind = behind })
+	if err != nil {
+		return 0, err
+	}
+	return r.cfg.RetentionPause, r.tidy(ctx)
+}
+
+// tidy sweeps in small batches, with a pause as long as each took.
+func (r *Retention) tidy(ctx context.Context) error {
+	for range tidyPassMax {
+		start := time.Now()
+		tidied, err := invalidation.Tidy(ctx, r.db, tidyBatchRows)
+		r.count(func(s *RetentionStatus) { s.Tidied += int64(tidied.Total()) })
+		if err != nil || tidied.Total() < tidyBatchRows {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Since(start)):
+		}
+	}
+	return nil
+}
+
+// behindSQL says how long ago the oldest partition passed its retention, in seconds.
+const behindSQL = `
+SELECT coalesce(max(extract(epoch FROM clock_timestamp() - (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC' - p.kept)), 0)::float8
+  FROM (SELECT 'result' AS parent, coalesce(max(result_retention), '1 day') AS kept FROM penstock.queue
+        UNION ALL SELECT 'failure', coalesce(max(failure_retention), '1 day') FROM penstock.queue) p
+  JOIN pg_inherits i ON i.inhparent = ('penstock.' || p.parent)::regclass
+  JOIN pg_class c ON c.oid = i.inhrelid
+ WHERE c.relname ~ ('^' || p.parent || '_[0-9]{8}$')`
+
+func (r *Retention) behind(ctx context.Context) (time.Duration, error) {
+	var behind float64
+	if err := r.db.QueryRow(ctx, behindSQL).Scan(&behind); err != nil {
+		return 0, fmt.Errorf("look for the oldest partition: %w", err)
+	}
+	return max(0, seconds(behind)), nil
+}
+
+func (r *Retention) count(add func(*RetentionStatus)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	add(&r.status)
+}

@@ -1,0 +1,48 @@
+package recovery_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/recovery"
+)
+
+func TestOldPartitionsAreDroppedAndNewOnesMade(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{ResultRetention: 24 * time.Hour})
+	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
+	f.exec(`CREATE TABLE penstock.failure_20200101 PARTITION OF penstock.failure FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
+	f.exec(`INSERT INTO penstock.uniqueness (queue_id, key, entry_id) SELECT $1, n::text, -n FROM generate_series(1, 2500) n`, f.q.ID)
+	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond})
+	run(t, duty)
+	partitions := func(pattern string) int {
+		return f.count(`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'penstock'::regnamespace AND relname ~ $1`, pattern)
+	}
+	eventually(t, "the old partitions are gone", func() bool { return partitions(`_20200101$`) == 0 })
+	eventually(t, "there are partitions for a week", func() bool { return partitions(`^(result|failure)_[0-9]{8}$`) >= 2*7 })
+	eventually(t, "unique keys without an entry are swept", func() bool { return f.count(`SELECT count(*) FROM penstock.uniqueness`) == 0 })
+	eventually(t, "all of it is counted", func() bool {
+		s := duty.Status()
+		return s.Dropped == 2 && s.Made >= 14 && s.Tidied >= 2500 && s.Behind == 0
+	})
+}
+
+func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.result_20200101`); err != nil {
+		t.Fatal(err)
+	}
+	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond})
+	run(t, duty)
+	eventually(t, "the duty is years behind", func() bool { return duty.Status().Behind > 365*24*time.Hour })
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the duty has caught up", func() bool { return duty.Status().Behind == 0 && duty.Status().Dropped == 1 })
+}
