@@ -34,8 +34,8 @@ var checks = []check{
 }
 
 // texts reads the first column of a query, a line a row.
-func texts(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]string, error) {
-	rows, err := tx.Query(ctx, sql, args...)
+func texts(ctx context.Context, tx pgx.Tx, sql string) ([]string, error) {
+	rows, err := tx.Query(ctx, sql)
 	if err != nil {
 		return nil, err
 	}

@@ -124,10 +124,10 @@ func cannot(code string) string {
 func Worst(findings []Finding) Severity {
 	worst := Fine
 	for _, f := range findings {
-		switch {
-		case f.Severity == Critical:
+		switch f.Severity {
+		case Critical:
 			return Critical
-		case f.Severity == Warning:
+		case Warning:
 			worst = Warning
 		}
 	}

@@ -91,7 +91,7 @@ func TestAsynchronousCommitIsCritical(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(context.Background()) //nolint:errcheck // it only reads
+	defer tx.Rollback(context.Background())
 	exec(t, tx, `SET LOCAL synchronous_commit = off`)
 	want(t, find(t, tx, "durability", Config{}), Critical, "synchronous_commit off", "fencing tokens")
 
@@ -128,7 +128,7 @@ func TestHorizonHoldersAreNamedWithTheWayToEndThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(context.Background()) //nolint:errcheck // it only reads
+	defer tx.Rollback(context.Background())
 	exec(t, tx, `SELECT count(*) FROM penstock.queue`)
 	// No test waits a minute for a transaction to be old: the same statement finds it with the age left out.
 	aged := strings.ReplaceAll(horizonSQL, "interval '1 minute'", "interval '0 seconds'")

@@ -164,12 +164,11 @@ func checkPartitions(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 	f := Finding{}
 	for _, p := range parents {
 		ahead := p.until != nil && p.until.Sub(cfg.Now()).Hours() >= 24
-		switch {
-		case p.n == 0:
-			f.Details = append(f.Details, p.name+" has no partitions yet")
-		default:
-			f.Details = append(f.Details, fmt.Sprintf("%s has %d partitions, until %s", p.name, p.n, p.until.UTC().Format("2006-01-02")))
+		line := p.name + " has no partitions yet"
+		if p.until != nil {
+			line = fmt.Sprintf("%s has %d partitions, until %s", p.name, p.n, p.until.UTC().Format("2006-01-02"))
 		}
+		f.Details = append(f.Details, line)
 		if (p.n > 0 && !ahead) || (p.n == 0 && p.spill) {
 			f.Severity = Warning
 			f.Advice = "The elected leader makes partitions a few days ahead: see that one leads. Rows that found no partition are removed one by one."

@@ -2,10 +2,7 @@ package operator
 
 import (
 	"context"
-	"errors"
 	"fmt"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -54,20 +51,4 @@ func (d *Database) UseLimit(ctx context.Context, queue, limit string, units int,
 		return fmt.Errorf("put queue %q under limit %q: %w", queue, limit, translate(err))
 	}
 	return nil
-}
-
-// translate says in words of the queue what the functions of limits raise.
-func translate(err error) error {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return err
-	}
-	sentinel, known := map[string]error{"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid}[pg.Code]
-	switch {
-	case !known:
-		return err
-	case pg.Hint != "":
-		return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinel)
-	}
-	return fmt.Errorf("%s: %w", pg.Message, sentinel)
 }

@@ -87,9 +87,9 @@ func (b *bed) fail(node invalidation.NodeID, text string, locks ...*invalidation
 	}
 }
 
-func (b *bed) exec(sql string, args ...any) {
+func (b *bed) exec(sql string) {
 	b.Helper()
-	if _, err := b.pool.Exec(b.Context(), sql, args...); err != nil {
+	if _, err := b.pool.Exec(b.Context(), sql); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -381,10 +381,10 @@ func TestRatesComeFromTwoSnapshots(t *testing.T) {
 	b := newBed(t)
 	b.push(invalidation.Push{})
 	first, err := b.d.Snapshot(t.Context(), nil)
-	if err != nil || len(first.Queues) != 1 || first.Waiting != 1 || len(first.Lanes) != 1 || len(first.Rates) != 0 || first.Server.MaxConnections == 0 {
+	if err != nil || len(first.Queues) == 0 || first.Waiting != 1 || len(first.Lanes) != 1 || len(first.Rates) != 0 || first.Server.MaxConnections == 0 {
 		t.Fatalf("snapshot is %+v (%v)", first, err)
 	}
-	if second, err := b.d.Snapshot(t.Context(), first); err != nil || len(second.Rates) != 1 {
+	if second, err := b.d.Snapshot(t.Context(), first); err != nil || len(second.Rates) != len(first.Queues) {
 		t.Fatalf("second snapshot is %+v (%v)", second, err)
 	}
 }

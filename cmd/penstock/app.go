@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/term"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// app is one run of the program: where it reads and writes, what its global flags say, and its way to the system.
+type app struct {
+	in       io.Reader
+	out, err io.Writer
+	env      func(string) string
+
+	databaseURL string
+	pooled      bool
+	timeout     time.Duration
+	format      string
+	noColor     bool
+	actor       string
+
+	started bool // our own code runs: errors are no longer about the command line's form
+	colours bool
+	seat    backend // given by tests; else made when it is first asked for
+	pool    *pgxpool.Pool
+	now     func() time.Time
+}
+
+func newApp(in io.Reader, out, err io.Writer, env func(string) string) *app {
+	return &app{in: in, out: out, err: err, env: env, now: time.Now}
+}
+
+// whoami names the person for the audit: the database user is often one for all.
+func whoami() string {
+	name := "unknown"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if host, err := os.Hostname(); err == nil {
+		name += "@" + host
+	}
+	return name
+}
+
+// check looks at the global flags once they are read, and fills in what the environment says.
+func (a *app) check() error {
+	if !slices.Contains(formats, a.format) {
+		return usagef("--output is %q: want table, wide, json, jsonl or yaml", a.format)
+	}
+	if a.databaseURL == "" {
+		a.databaseURL = a.env("PENSTOCK_DATABASE_URL")
+	}
+	if a.actor == "" {
+		a.actor = whoami()
+	}
+	a.colours = terminal(a.out) && !a.noColor && a.env("NO_COLOR") == "" && a.env("TERM") != "dumb"
+	return nil
+}
+
+func terminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// database returns the pool, which connects when it is first used.
+func (a *app) database(ctx context.Context) (*pgxpool.Pool, error) {
+	if a.pool != nil {
+		return a.pool, nil
+	}
+	pool, err := postgres.Open(ctx, postgres.Config{DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout})
+	if err != nil {
+		return nil, usageError{fmt.Errorf("%w; --database-url wants postgres://user:password@host:port/name", err)}
+	}
+	a.pool = pool
+	return pool, nil
+}
+
+// backend returns the way to the system that the flags ask for. There is one so far: straight on the database.
+func (a *app) backend(ctx context.Context) (backend, error) {
+	if a.seat != nil {
+		return a.seat, nil
+	}
+	pool, err := a.database(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a.seat = operator.New(pool)
+	return a.seat, nil
+}
+
+func (a *app) close() {
+	if a.pool != nil {
+		a.pool.Close()
+	}
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func auditCommand(a *app) *cobra.Command { return noun("audit", "Who did what and why", auditList(a)) }
+
+func auditList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "What was done, newest first", Args: cobra.NoArgs}
+	var f operator.AuditFilter
+	var since time.Duration
+	flags := c.Flags()
+	flags.StringVar(&f.Actor, "by", "", "by this actor")
+	flags.StringVar(&f.Verb, "verb", "", "this verb, such as pause_queue")
+	flags.StringVar(&f.Object, "object", "", "to this object: a queue, 'entry 17', 'node 4711'")
+	flags.DurationVar(&since, "since", 0, "not longer ago than this")
+	flags.Int64Var(&f.Before, "before", 0, "ids below this one: the last of the page before")
+	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		if since > 0 {
+			f.Since = a.now().Add(-since)
+		}
+		found, err := b.Audits(ctx, f)
+		if err != nil {
+			return err
+		}
+		err = printList(a, []column[operator.Audit]{
+			{title: "ID", right: true, text: func(r operator.Audit) string { return fmt.Sprint(r.ID) }},
+			{title: "AT", text: func(r operator.Audit) string { return stamp(&r.At) }},
+			{title: "ACTOR", text: func(r operator.Audit) string { return r.Actor }},
+			{title: "VERB", text: func(r operator.Audit) string { return r.Verb }},
+			{title: "OBJECT", text: func(r operator.Audit) string { return r.Object }},
+			{title: "REASON", text: func(r operator.Audit) string { return short(r.Reason, 60) }},
+			{title: "DETAIL", wide: true, text: func(r operator.Audit) string { return string(r.Detail) }},
+		}, found)
+		if err == nil && len(found) > 0 {
+			a.more(len(found), f.Limit, fmt.Sprintf("--before %d", found[len(found)-1].ID))
+		}
+		return err
+	})
+}

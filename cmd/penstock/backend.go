@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// backend is what the commands need of the system, noun by noun. operator.Database is one that needs no leader; one
+// that goes through the HTTP API can stand in its place.
+type backend interface {
+	queues
+	entries
+	groups
+	failures
+	operations
+	locks
+	nodes
+	limits
+	audits
+	models
+	instances
+	live
+}
+
+type queues interface {
+	Queues(ctx context.Context, names ...string) ([]operator.Queue, error)
+	Queue(ctx context.Context, name string) (operator.QueueDetail, error)
+	QueueNames(ctx context.Context, prefix string) ([]string, error)
+	CreateQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error
+	AlterQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error
+	DropQueue(ctx context.Context, name string, force bool, by invalidation.By) error
+	PauseQueue(ctx context.Context, name string, by invalidation.By, until time.Time) error
+	ResumeQueue(ctx context.Context, name string, by invalidation.By) error
+	DisableQueue(ctx context.Context, name string, by invalidation.By) error
+	EnableQueue(ctx context.Context, name string, by invalidation.By) error
+}
+
+type entries interface {
+	Entries(ctx context.Context, f operator.EntryFilter) ([]operator.Entry, error)
+	Entry(ctx context.Context, id int64) (operator.EntryDetail, error)
+	Outcome(ctx context.Context, id int64) (queue string, ended operator.Ended, err error)
+	Explain(ctx context.Context, id int64) (invalidation.Explanation, error)
+	Push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error)
+	CancelEntry(ctx context.Context, id int64, by invalidation.By) (invalidation.Cancelled, error)
+	DisableEntry(ctx context.Context, id int64, by invalidation.By) error
+	EnableEntry(ctx context.Context, id int64, by invalidation.By) error
+	DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
+	EnableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
+}
+
+type groups interface {
+	Groups(ctx context.Context, queue, after string, limit int) ([]operator.Group, error)
+	Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error)
+}
+
+type failures interface {
+	Failures(ctx context.Context, f operator.FailureFilter) ([]operator.Failure, error)
+	Failure(ctx context.Context, id int64) (operator.FailureDetail, error)
+	Causes(ctx context.Context, queue string, limit int) ([]operator.Cause, error)
+	RetryFailure(ctx context.Context, id int64, by invalidation.By) error
+	DiscardFailure(ctx context.Context, id int64, by invalidation.By) error
+}
+
+type operations interface {
+	Operations(ctx context.Context, queue string, running bool, limit int) ([]operator.Operation, error)
+	Operation(ctx context.Context, id int64) (operator.Operation, error)
+	CountMatching(ctx context.Context, o invalidation.Operation) (int64, error)
+	StartOperation(ctx context.Context, o invalidation.Operation) (int64, error)
+	Step(ctx context.Context, id int64) (wait time.Duration, err error)
+	CancelOperation(ctx context.Context, id int64, by invalidation.By) error
+}
+
+type locks interface {
+	Locks(ctx context.Context, f operator.LockFilter) ([]operator.Lock, error)
+	VerifyLocks(ctx context.Context, limit int) ([]operator.Suspect, error)
+}
+
+type nodes interface {
+	Nodes(ctx context.Context, limit int) ([]operator.Node, error)
+	FindNode(ctx context.Context, wanted string) (operator.Node, error)
+	DrainNode(ctx context.Context, id int64, by invalidation.By) error
+}
+
+type limits interface {
+	Limits(ctx context.Context, limit int) ([]operator.Limit, error)
+	SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error
+	UseLimit(ctx context.Context, queue, limit string, units int, by invalidation.By) error
+}
+
+type audits interface {
+	Audits(ctx context.Context, f operator.AuditFilter) ([]operator.Audit, error)
+}
+
+type models interface {
+	Models(ctx context.Context, limit int) ([]operator.Model, error)
+	RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (queue string, err error)
+	OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error
+	RemoveModel(ctx context.Context, name string, by invalidation.By) error
+}
+
+type instances interface {
+	Instances(ctx context.Context, model string, limit int) ([]operator.Instance, error)
+	RegisterInstance(ctx context.Context, i operator.Instance, by invalidation.By) error
+	DrainInstance(ctx context.Context, model, server string, by invalidation.By) error
+	RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error
+}
+
+// live is what top shows.
+type live interface {
+	Snapshot(ctx context.Context, earlier *operator.Snapshot) (*operator.Snapshot, error)
+}

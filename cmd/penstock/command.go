@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// reading makes c a command that reads and prints, with --watch to do so again and again.
+func reading(a *app, c *cobra.Command, read func(ctx context.Context, b backend, args []string) error) *cobra.Command {
+	var every time.Duration
+	c.Flags().DurationVar(&every, "watch", 0, "print again every so often, until interrupted")
+	c.Flags().Lookup("watch").NoOptDefVal = "2s"
+	c.RunE = func(c *cobra.Command, args []string) error {
+		b, err := a.backend(c.Context())
+		if err != nil {
+			return err
+		}
+		return a.watch(c.Context(), every, func() error { return read(c.Context(), b, args) })
+	}
+	return c
+}
+
+// watch runs print once, or every so often until the context ends, which is then not an error. On a terminal each
+// picture takes the place of the one before.
+func (a *app) watch(ctx context.Context, every time.Duration, print func() error) error {
+	if every <= 0 {
+		return print()
+	}
+	for {
+		if terminal(a.out) && (a.format == "table" || a.format == "wide") {
+			fmt.Fprintf(a.out, "\x1b[H\x1b[2Jevery %s, %s\n\n", every, a.now().Format("15:04:05"))
+		}
+		if err := print(); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if !isA[verdict](err) { // what it found now may be gone with the next picture
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
+		if a.format == "table" || a.format == "wide" {
+			fmt.Fprintln(a.out)
+		}
+	}
+}
+
+// change is what a command that changes something has to say about one run.
+type change struct {
+	does   string // "pause queue mail": for the question, the dry run and the report
+	detail string // what it means, for the question
+	risky  bool   // ask first
+	// do carries it out and returns what is worth telling, empty for nothing.
+	do func(ctx context.Context, by invalidation.By) (string, error)
+}
+
+// String says what the change does and what it means.
+func (c change) String() string {
+	if c.detail == "" {
+		return c.does
+	}
+	return c.does + " (" + c.detail + ")"
+}
+
+// done is the report about a change, for programs.
+type done struct {
+	Did    string `json:"did"`
+	DryRun bool   `json:"dry_run,omitempty"`
+	Answer string `json:"answer,omitempty"`
+}
+
+// changing makes c a command that changes something: it needs a reason, takes --dry-run, and asks first where the change
+// is risky. plan looks at the arguments and reads what it needs; it changes nothing.
+func changing(a *app, c *cobra.Command, plan func(ctx context.Context, b backend, args []string) (change, error)) *cobra.Command {
+	var reason string
+	var yes, dry bool
+	c.Flags().StringVar(&reason, "reason", "", "why, for the audit (required)")
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	c.Flags().BoolVar(&dry, "dry-run", false, "say what would change, and change nothing")
+	must(c.RegisterFlagCompletionFunc("reason", cobra.NoFileCompletions))
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		if strings.TrimSpace(reason) == "" && !dry {
+			return usagef("%s changes behaviour: say why with --reason, it goes into the audit", c.CommandPath())
+		}
+		b, err := a.backend(ctx)
+		if err != nil {
+			return err
+		}
+		planned, err := plan(ctx, b, args)
+		if err != nil {
+			return err
+		}
+		if dry {
+			return printOne(a, done{Did: planned.does, DryRun: true, Answer: planned.detail}, func(w io.Writer) {
+				fmt.Fprintf(w, "would %s%s\n", planned.does, after(": ", planned.detail))
+			})
+		}
+		if planned.risky && !yes {
+			if err := a.confirm(planned); err != nil {
+				return err
+			}
+		}
+		answer, err := planned.do(ctx, invalidation.By{Actor: a.actor, Reason: reason})
+		if err != nil {
+			return err
+		}
+		return printOne(a, done{Did: planned.does, Answer: answer}, func(w io.Writer) {
+			fmt.Fprintf(w, "%s: %s\n", planned.does, before(answer, "done"))
+		})
+	}
+	return c
+}
+
+// confirm asks on the terminal. Where there is none, the answer is no.
+func (a *app) confirm(c change) error {
+	if !terminal(a.in) {
+		return fmt.Errorf("%s: %w", c, errUnconfirmed)
+	}
+	fmt.Fprintf(a.err, "%s? [y/N] ", c)
+	line, err := bufio.NewReader(a.in).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read answer: %w", err)
+	}
+	if s := strings.ToLower(strings.TrimSpace(line)); s == "y" || s == "yes" {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", c.does, errUnconfirmed)
+}
+
+// after is prefix and text, nothing if there is no text.
+func after(prefix, text string) string {
+	if text == "" {
+		return ""
+	}
+	return prefix + text
+}
+
+func before(text, otherwise string) string {
+	if text == "" {
+		return otherwise
+	}
+	return text
+}
+
+// simple is the plan of a change that needs nothing but its arguments.
+func simple(does string, risky bool, do func(ctx context.Context, by invalidation.By) error) change {
+	return change{does: does, risky: risky, do: func(ctx context.Context, by invalidation.By) (string, error) { return "", do(ctx, by) }}
+}
+
+// entryIDs reads ids; "#17" is as good as "17", since lock keys of solo entries are written so.
+func entryIDs(args []string) ([]int64, error) {
+	ids := make([]int64, len(args))
+	for i, arg := range args {
+		id, err := strconv.ParseInt(strings.TrimPrefix(arg, "#"), 10, 64)
+		if err != nil || id <= 0 {
+			return nil, usagef("%q is not the id of an entry", arg)
+		}
+		ids[i] = id
+	}
+	return ids, nil
+}
+
+// moment reads a time: RFC 3339, or a duration from now (10m, 2h).
+func (a *app) moment(flag, text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil {
+		return a.now().Add(d), nil
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return time.Time{}, usagef("--%s is %q: want a time like 2006-01-02T15:04:05Z, or a duration from now like 10m", flag, text)
+	}
+	return t, nil
+}
+
+// completeQueues completes the first argument with names of queues.
+func (a *app) completeQueues(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return a.queueNames(c, prefix)
+}
+
+// queueFlag adds --queue with completion.
+func (a *app) queueFlag(c *cobra.Command, queue *string, help string) {
+	c.Flags().StringVar(queue, "queue", "", help)
+	must(c.RegisterFlagCompletionFunc("queue", func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return a.queueNames(c, prefix)
+	}))
+}
+
+// queueNames asks the database, for a second at most: a person waits at the prompt.
+func (a *app) queueNames(c *cobra.Command, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(c.Context(), time.Second)
+	defer cancel()
+	b, err := a.backend(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names, err := b.QueueNames(ctx, prefix)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

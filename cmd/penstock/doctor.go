@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/doctor"
+)
+
+func doctorCommand(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "doctor", Short: "Examine the database and what runs on it, and say what to do; exit code 10 for warnings, 20 for critical", Args: cobra.NoArgs,
+		Long: "Examine settings (durability, isolation, clock), what keeps vacuum from cleaning, the schema, partitions, the leader, late\n" +
+			"entries, stuck locks, unserved queues, and the invariants. It only reads, and each check is bounded in time.",
+	}
+	var cfg doctor.Config
+	var quiet bool
+	c.Flags().BoolVar(&cfg.Deep, "deep", false, "check the invariants however many rows must be read")
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "say nothing about what is fine")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		db, err := a.database(c.Context())
+		if err != nil {
+			return err
+		}
+		// A check of its own that runs outside the doctor's transaction: it needs a second connection.
+		cfg.Schema, cfg.Now = a.schemaFinding, a.now
+		findings, err := doctor.Examine(c.Context(), db, cfg)
+		if err != nil {
+			return err
+		}
+		if err := a.writeFindings(findings, quiet); err != nil {
+			return err
+		}
+		return severityExit(doctor.Worst(findings))
+	}
+	return c
+}
+
+func severityExit(s doctor.Severity) error {
+	switch s {
+	case doctor.Critical:
+		return verdict{exitCritical}
+	case doctor.Warning:
+		return verdict{exitWarning}
+	}
+	return nil
+}
+
+func (a *app) writeFindings(findings []doctor.Finding, quiet bool) error {
+	if a.format != "table" && a.format != "wide" {
+		return printList[doctor.Finding](a, nil, findings)
+	}
+	counts := map[doctor.Severity]int{}
+	for _, f := range findings {
+		counts[f.Severity]++
+		if !quiet || (f.Severity != doctor.Fine && f.Severity != doctor.Skipped) {
+			a.writeFinding(a.out, f)
+		}
+	}
+	fmt.Fprintf(a.out, "\n%d critical, %d warnings, %d fine", counts[doctor.Critical], counts[doctor.Warning], counts[doctor.Fine])
+	if n := counts[doctor.Skipped]; n > 0 {
+		fmt.Fprintf(a.out, ", %d skipped", n)
+	}
+	fmt.Fprintln(a.out)
+	return nil
+}
+
+func (a *app) writeFinding(w io.Writer, f doctor.Finding) {
+	severity := string(f.Severity)
+	fmt.Fprintf(w, "%s%s  %-16s %s\n", a.paint(cellColours[severity], severity), strings.Repeat(" ", max(0, 8-len(severity))), f.Check, oneLine(f.Summary))
+	if f.Severity == doctor.Fine {
+		return // what is fine needs no evidence
+	}
+	for _, d := range f.Details {
+		fmt.Fprintf(w, "%27s- %s\n", "", oneLine(d))
+	}
+	if f.Advice != "" {
+		fmt.Fprintf(w, "%27s%s %s\n", "", a.paint(bold, "do:"), f.Advice)
+	}
+}

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func entryCommand(a *app) *cobra.Command {
+	return noun("entry", "Entries: push, find, explain, cancel, disable, wait",
+		entryPush(a), entryList(a), entryShow(a), entryExplain(a), entryWait(a),
+		entryCancel(a),
+		entrySwitch(a, "disable", "Take entries out of line: by id, or all of a name or lock key, those to come as well",
+			backend.DisableEntry, backend.DisableEntries),
+		entrySwitch(a, "enable", "Put disabled entries back into line", backend.EnableEntry, backend.EnableEntries),
+	)
+}
+
+func (a *app) entryColumns() []column[operator.Entry] {
+	return []column[operator.Entry]{
+		{title: "ID", right: true, text: func(e operator.Entry) string { return fmt.Sprint(e.ID) }},
+		{title: "STATE", text: func(e operator.Entry) string { return e.State }},
+		{title: "LOCK KEY", text: func(e operator.Entry) string { return before(short(e.LockKey, 32), "-") }},
+		{title: "FLOW", text: func(e operator.Entry) string { return before(short(e.Flow, 24), "-") }},
+		{title: "PRIORITY", right: true, text: func(e operator.Entry) string { return fmt.Sprint(e.Priority) }},
+		{title: "NAME", text: func(e operator.Entry) string { return before(short(e.Name, 24), "-") }},
+		{title: "ATTEMPT", right: true, text: func(e operator.Entry) string { return number(e.Attempt) }},
+		{title: "CRASHES", right: true, wide: true, text: func(e operator.Entry) string { return number(e.Crashes) }},
+		{title: "AGE", right: true, text: func(e operator.Entry) string { return a.since(e.CreatedAt) }},
+		{title: "DUE", wide: true, text: func(e operator.Entry) string { return stamp(e.DueAt) }},
+		{title: "START BY", wide: true, text: func(e operator.Entry) string { return stamp(e.StartBy) }},
+		{title: "FINISH BY", wide: true, text: func(e operator.Entry) string { return stamp(e.FinishBy) }},
+		{title: "NODE", wide: true, text: func(e operator.Entry) string { return optional(e.NodeID) }},
+		{title: "TOKEN", wide: true, right: true, text: func(e operator.Entry) string { return optional(e.Token) }},
+	}
+}
+
+func entryList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list QUEUE", Short: "Entries of a queue, oldest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	var f operator.EntryFilter
+	flags := c.Flags()
+	flags.StringVar(&f.State, "state", "", "initial, pending, computing or disabled")
+	flags.StringVar(&f.Flow, "flow", "", "of this flow")
+	flags.StringVar(&f.LockKey, "lock-key", "", "of this lock key")
+	flags.StringVar(&f.Name, "name", "", "of this name")
+	flags.Int64Var(&f.After, "after", 0, "ids above this one: the last of the page before")
+	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
+	must(c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(operator.States(), cobra.ShellCompDirectiveNoFileComp)))
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		f.Queue = args[0]
+		found, err := b.Entries(ctx, f)
+		if err != nil {
+			return err
+		}
+		if err := printList(a, a.entryColumns(), found); err != nil {
+			return err
+		}
+		if len(found) > 0 {
+			a.more(len(found), f.Limit, fmt.Sprintf("--after %d", found[len(found)-1].ID))
+		}
+		return nil
+	})
+}
+
+// more says on the error stream how to see the next page of a full one.
+func (a *app) more(shown, limit int, flag string) {
+	if shown == limit && (a.format == "table" || a.format == "wide") {
+		fmt.Fprintf(a.err, "there may be more: %s\n", flag)
+	}
+}
+
+func entryShow(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "show ID", Short: "All about one entry, living or ended", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		ids, err := entryIDs(args)
+		if err != nil {
+			return err
+		}
+		e, err := b.Entry(ctx, ids[0])
+		if err != nil {
+			return err
+		}
+		return printOne(a, e, func(w io.Writer) { a.writeEntry(w, e) })
+	})
+}
+
+func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
+	facts := [][2]string{{"entry", fmt.Sprint(d.ID)}, {"queue", d.Queue}, {"state", d.State}}
+	if e := d.Entry; e != nil {
+		facts = append(facts, [][2]string{
+			{"lock key", e.LockKey},
+			{"flow", e.Flow},
+			{"priority", fmt.Sprint(e.Priority)},
+			{"name", e.Name},
+			{"attempts", fmt.Sprint(e.Attempt)},
+			{"crashes", fmt.Sprint(e.Crashes)},
+			{"accepted", stamp(&e.CreatedAt)},
+			{"due", stamp(e.DueAt)},
+			{"start by", stamp(e.StartBy)},
+			{"finish by", stamp(e.FinishBy)},
+			{"node", optional(e.NodeID)},
+			{"token", optional(e.Token)},
+			{"claimed", stamp(e.ClaimedAt)},
+			{"trace", d.Trace},
+		}...)
+	}
+	if e := d.Ended; e != nil {
+		facts = append(facts, [][2]string{
+			{"ended", stamp(&e.At)}, {"accepted", stamp(&e.Accepted)}, {"attempts", fmt.Sprint(e.Attempt)}, {"class", e.Class}, {"reason", e.Reason},
+		}...)
+		if e.NodeID != 0 {
+			facts = append(facts, [2]string{"node", fmt.Sprint(e.NodeID)}, [2]string{"token", fmt.Sprint(e.Token)}, [2]string{"ran for", age(e.RunSeconds)})
+		}
+	}
+	a.facts(w, facts...)
+	a.indented(w, "progress", d.Progress)
+	a.indented(w, "history", d.History)
+	a.indented(w, "payload", d.Payload)
+	if d.Ended != nil {
+		a.indented(w, "result", d.Ended.Result)
+	}
+}
+
+func entryExplain(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "explain ID", Short: "Why does it not run? The conditions of the claim, one by one, with their numbers",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		ids, err := entryIDs(args)
+		if err != nil {
+			return err
+		}
+		e, err := b.Explain(ctx, ids[0])
+		if err != nil {
+			return err
+		}
+		return printOne(a, e, func(w io.Writer) {
+			fmt.Fprintf(w, "entry %d of queue %s: %s\n", e.ID, e.Queue, a.paint(cellColours[e.State], e.State))
+			for _, r := range e.Reasons {
+				fmt.Fprintf(w, "  %s: %s\n", r.Code, oneLine(r.Text))
+			}
+			if len(e.Reasons) == 0 {
+				fmt.Fprintln(w, "  nothing holds it: it is next in its lane")
+			}
+		})
+	})
+}
+
+// ended is an awaited entry that has ended.
+type ended struct {
+	ID int64 `json:"id"`
+	operator.Ended
+}
+
+func entryWait(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "wait ID...", Short: "Wait until entries have ended; exit code 9 if one did not end done",
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	var most time.Duration
+	c.Flags().DurationVar(&most, "for", 0, "give up after so long; 0: never")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ids, err := entryIDs(args)
+		if err != nil {
+			return err
+		}
+		b, err := a.backend(c.Context())
+		if err != nil {
+			return err
+		}
+		return a.await(c.Context(), b, ids, most)
+	}
+	return c
+}
+
+// await prints how entries ended, in the order in which they were asked for.
+func (a *app) await(ctx context.Context, b backend, ids []int64, most time.Duration) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if most > 0 {
+		timer := time.AfterFunc(most, func() { cancel(errTimeout) })
+		defer timer.Stop()
+	}
+	var found []ended
+	for _, id := range ids {
+		e, err := poll(ctx, b, id)
+		if err != nil {
+			if errors.Is(context.Cause(ctx), errTimeout) {
+				return fmt.Errorf("wait for entry %d: it has not ended after %s: %w", id, most, errTimeout)
+			}
+			return err
+		}
+		found = append(found, ended{id, e})
+	}
+	err := printList(a, []column[ended]{
+		{title: "ID", right: true, text: func(e ended) string { return fmt.Sprint(e.ID) }},
+		{title: "OUTCOME", text: func(e ended) string { return e.Outcome }},
+		{title: "RAN", right: true, text: func(e ended) string {
+			if e.NodeID == 0 {
+				return "-"
+			}
+			return age(e.RunSeconds)
+		}},
+		{title: "RESULT", text: func(e ended) string { return before(short(e.Reason, 100), short(string(e.Result), 100)) }},
+	}, found)
+	for _, e := range found {
+		if e.Outcome != "done" && err == nil {
+			err = verdict{exitEndedBadly}
+		}
+	}
+	return err
+}
+
+// poll asks for the outcome of an entry, at first often and then once a second.
+func poll(ctx context.Context, b backend, id int64) (operator.Ended, error) {
+	for wait := 50 * time.Millisecond; ; wait = min(wait*3/2, time.Second) {
+		_, e, err := b.Outcome(ctx, id)
+		if !errors.Is(err, invalidation.ErrState) {
+			return e, err
+		}
+		select {
+		case <-ctx.Done():
+			return operator.Ended{}, ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+func entryCancel(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "cancel [ID...]", Short: "End entries by id, or all that match a filter; one that runs is asked to end",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		Example:           "  penstock entry cancel 17 18 --reason 'wrong input'\n  penstock entry cancel --queue mails --name newsletter --reason 'sent twice'",
+	}
+	bulk := a.bulkFlags(c, false)
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		return a.oneOrMany(ctx, b, args, bulk, invalidation.CancelEntries, "cancel entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+			answer, err := b.CancelEntry(ctx, id, by)
+			if answer == invalidation.CancelRequested {
+				return "requested; the node that runs it hears of it at its heartbeat", err
+			}
+			return string(answer), err
+		})
+	})
+}
+
+// entrySwitch is disable or enable: by ids, or by a name or lock key of a queue.
+func entrySwitch(a *app, verb, help string, one func(backend, context.Context, int64, invalidation.By) error,
+	many func(backend, context.Context, string, invalidation.Scope, string, invalidation.By) (invalidation.OperationID, error),
+) *cobra.Command {
+	c := &cobra.Command{Use: verb + " [ID...]", Short: help, ValidArgsFunction: cobra.NoFileCompletions}
+	var queue, name, key string
+	a.queueFlag(c, &queue, "queue of --name or --lock-key")
+	c.Flags().StringVar(&name, "name", "", "all entries of this name")
+	c.Flags().StringVar(&key, "lock-key", "", "all entries of this lock key")
+	c.MarkFlagsMutuallyExclusive("name", "lock-key")
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		scope, value := invalidation.ByName, name
+		if key != "" {
+			scope, value = invalidation.ByLockKey, key
+		}
+		switch {
+		case len(args) > 0 && queue+name+key == "":
+			return a.each(args, verb+" entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+				return "", one(b, ctx, id, by)
+			})
+		case len(args) > 0 || queue == "" || value == "":
+			return change{}, usagef("give ids, or --queue with --name or --lock-key")
+		}
+		return change{
+			does: fmt.Sprintf("%s entries of queue %s with %s %s", verb, queue, scope, value),
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				id, err := many(b, ctx, queue, scope, value, by)
+				if err != nil {
+					return "", err
+				}
+				return a.follow(ctx, b, int64(id))
+			},
+		}, nil
+	})
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// The exit codes are fixed: scripts rely on them. docs/cli.md lists them too.
+const (
+	exitDone        = 0
+	exitError       = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitState       = 4
+	exitFull        = 5
+	exitUnavailable = 6
+	exitUnconfirmed = 7
+	exitTimeout     = 8
+	exitEndedBadly  = 9
+	exitWarning     = 10
+	exitCritical    = 20
+	exitInterrupted = 130
+)
+
+const exitHelp = `Exit codes:
+  0   done                              7   not confirmed
+  1   something unforeseen              8   waited in vain
+  2   the command line is wrong         9   an awaited entry did not end well
+  3   there is no such thing            10  doctor, verify: warnings
+  4   its state does not allow it       20  doctor, verify: critical
+  5   the queue is full                 130 interrupted
+  6   the database cannot be reached`
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// Errors of the commands themselves.
+var (
+	errUnconfirmed = errors.New("not confirmed")
+	errTimeout     = errors.New("waited in vain")
+)
+
+// verdict ends a command that did its work and found something: the output says what.
+type verdict struct{ code int }
+
+func (v verdict) Error() string { return fmt.Sprintf("exit code %d", v.code) }
+
+// kinds is the one table from error to exit code, and to what a person should do next. The first that matches counts.
+var kinds = []struct {
+	is   func(error) bool
+	code int
+	next string
+}{
+	{isA[usageError], exitUsage, "--help says what can be written"},
+	{is(errUnconfirmed), exitUnconfirmed, "give --yes to go ahead without a question, or --dry-run to see what would change"},
+	{is(errTimeout), exitTimeout, "wait longer with --for, or ask penstock entry explain"},
+	{is(invalidation.ErrQueueNotFound), exitNotFound, "penstock queue list shows the queues; penstock queue create makes one"},
+	{is(invalidation.ErrEntryNotFound), exitNotFound, "ids are those that a push answered; outcomes are kept for the queue's result_retention"},
+	{is(invalidation.ErrNotFound), exitNotFound, "the verb list of the same noun shows what there is"},
+	{is(invalidation.ErrQueueFull), exitFull, "push again later, or raise the capacity: penstock queue alter NAME --set capacity=N"},
+	{is(invalidation.ErrPayloadTooLarge), exitUsage, "store the data elsewhere and push a reference, or raise payload_limit"},
+	{is(invalidation.ErrIdempotencyConflict), exitState, "an idempotency key stands for one payload: use another key for another payload"},
+	{is(invalidation.ErrInvalid), exitUsage, "--help says what can be written"},
+	{is(invalidation.ErrState), exitState, "the verbs show and explain say how it stands"},
+	{code("3F000", "42P01", "42883", "42703"), exitState, "the schema is missing or not of this version: penstock migrate status, then penstock migrate up"},
+	{code("28P01", "28000", "3D000", "42501"), exitUnavailable, "check the user, the password, the database and its grants in --database-url (PENSTOCK_DATABASE_URL)"},
+	{code("57014"), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
+	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock doctor looks further"},
+}
+
+func is(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
+
+func isA[T error](err error) bool {
+	var target T
+	return errors.As(err, &target)
+}
+
+func code(states ...string) func(error) bool {
+	return func(err error) bool {
+		for _, state := range states {
+			if postgres.Code(err) == state {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// sentence is the error's text without the words that only its class adds to a sentence of the database.
+func sentence(err error) string {
+	text := err.Error()
+	for _, sentinel := range []error{invalidation.ErrState, invalidation.ErrInvalid} {
+		text = strings.ReplaceAll(text, ": "+sentinel.Error(), "")
+	}
+	for _, sentinel := range []error{invalidation.ErrEntryNotFound, invalidation.ErrNotFound, invalidation.ErrQueueNotFound} {
+		text = strings.ReplaceAll(text, ".: "+sentinel.Error(), ".")
+	}
+	return text
+}
+
+// unavailable says that the database could not be reached, or refused work for a reason that passes.
+func unavailable(err error) bool {
+	if postgres.Code(err) != "" {
+		return postgres.Unavailable(err)
+	}
+	return isA[*pgconn.ConnectError](err) || isA[*net.OpError](err) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// report writes what went wrong and what to do next, and returns the exit code.
+func (a *app) report(ctx context.Context, err error) int {
+	var found verdict
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, &found):
+		return found.code
+	case ctx.Err() != nil:
+		fmt.Fprintln(a.err, "penstock: interrupted")
+		return exitInterrupted
+	}
+	fmt.Fprintln(a.err, a.paint(red, "penstock:"), sentence(err))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return exitUsage
+	}
+	for _, k := range kinds {
+		if k.is(err) {
+			fmt.Fprintln(a.err, "next:", k.next)
+			return k.code
+		}
+	}
+	return exitError
+}

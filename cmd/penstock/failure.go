@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func failureCommand(a *app) *cobra.Command {
+	return noun("failure", "Failures: entries that ended in error; retry or discard them",
+		failureList(a), failureCauses(a), failureShow(a), failureRetry(a), failureDiscard(a))
+}
+
+func failureList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list QUEUE", Short: "Failures of a queue, newest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	var f operator.FailureFilter
+	flags := c.Flags()
+	flags.StringVar(&f.Class, "class", "", "of this class of error")
+	flags.StringVar(&f.Fingerprint, "fingerprint", "", "of this fingerprint, see failure causes")
+	flags.StringVar(&f.Flow, "flow", "", "of this flow")
+	flags.StringVar(&f.LockKey, "lock-key", "", "of this lock key")
+	flags.StringVar(&f.Name, "name", "", "of this name")
+	flags.Int64Var(&f.Before, "before", 0, "ids below this one: the last of the page before")
+	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		f.Queue = args[0]
+		found, err := b.Failures(ctx, f)
+		if err != nil {
+			return err
+		}
+		err = printList(a, []column[operator.Failure]{
+			{title: "ID", right: true, text: func(f operator.Failure) string { return fmt.Sprint(f.ID) }},
+			{title: "FAILED", right: true, text: func(f operator.Failure) string { return a.since(f.FailedAt) }},
+			{title: "CLASS", text: func(f operator.Failure) string { return f.Class }},
+			{title: "ATTEMPT", right: true, text: func(f operator.Failure) string { return number(f.Attempt) }},
+			{title: "CRASHES", right: true, wide: true, text: func(f operator.Failure) string { return number(f.Crashes) }},
+			{title: "NAME", wide: true, text: func(f operator.Failure) string { return f.Name }},
+			{title: "LOCK KEY", wide: true, text: func(f operator.Failure) string { return f.LockKey }},
+			{title: "FLOW", wide: true, text: func(f operator.Failure) string { return f.Flow }},
+			{title: "ERROR", text: func(f operator.Failure) string { return short(f.Error, 80) }},
+		}, found)
+		if err == nil && len(found) > 0 {
+			a.more(len(found), f.Limit, fmt.Sprintf("--before %d", found[len(found)-1].ID))
+		}
+		return err
+	})
+}
+
+func failureCauses(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "causes QUEUE", Short: "What the newest 10,000 failures have in common: fingerprints, by frequency",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+	}
+	var limit int
+	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		found, err := b.Causes(ctx, args[0], limit)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.Cause]{
+			{title: "FAILURES", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.Failures) }},
+			{title: "CLASS", text: func(c operator.Cause) string { return c.Class }},
+			{title: "NEWEST", right: true, text: func(c operator.Cause) string { return a.since(c.Newest) }},
+			{title: "EXAMPLE", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.ExampleID) }},
+			{title: "FINGERPRINT", text: func(c operator.Cause) string {
+				if a.format == "wide" {
+					return c.Fingerprint
+				}
+				return short(c.Fingerprint, 100)
+			}},
+		}, found)
+	})
+}
+
+func failureShow(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "show ID", Short: "One failure with payload and history", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		ids, err := entryIDs(args)
+		if err != nil {
+			return err
+		}
+		f, err := b.Failure(ctx, ids[0])
+		if err != nil {
+			return err
+		}
+		return printOne(a, f, func(w io.Writer) {
+			a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue}, [2]string{"failed", stamp(&f.FailedAt)},
+				[2]string{"accepted", stamp(&f.CreatedAt)}, [2]string{"class", f.Class}, [2]string{"error", f.Error},
+				[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts", fmt.Sprint(f.Attempt)}, [2]string{"crashes", fmt.Sprint(f.Crashes)},
+				[2]string{"name", f.Name}, [2]string{"lock key", f.LockKey}, [2]string{"flow", f.Flow}, [2]string{"trace", f.Trace})
+			a.indented(w, "history", f.History)
+			a.indented(w, "payload", f.Payload)
+		})
+	})
+}
+
+func failureRetry(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "retry [ID...]", Short: "Put failed entries back into line, by id or by filter", ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock failure retry 17 --reason 'fixed'\n  penstock failure retry --queue mails --class timeout --reason 'provider is back' --dry-run",
+	}
+	bulk := a.bulkFlags(c, true)
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		return a.oneOrMany(ctx, b, args, bulk, invalidation.RetryFailures, "retry failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+			return "", b.RetryFailure(ctx, id, by)
+		})
+	})
+}
+
+func failureDiscard(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "discard [ID...]", Short: "Forget failures, by id or by filter; only the audit remembers them", ValidArgsFunction: cobra.NoFileCompletions}
+	bulk := a.bulkFlags(c, true)
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		planned, err := a.oneOrMany(ctx, b, args, bulk, invalidation.DiscardFailures, "discard failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+			return "", b.DiscardFailure(ctx, id, by)
+		})
+		planned.risky = true
+		return planned, err
+	})
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func groupCommand(a *app) *cobra.Command {
+	return noun("group", "Groups: lock keys with entries in line", groupList(a), groupCompact(a))
+}
+
+func groupList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list QUEUE", Short: "Lock keys of a queue, in their order", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	var after string
+	var limit int
+	c.Flags().StringVar(&after, "after", "", "keys behind this one: the last of the page before")
+	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		found, err := b.Groups(ctx, args[0], after, limit)
+		if err != nil {
+			return err
+		}
+		err = printList(a, []column[operator.Group]{
+			{title: "LOCK KEY", text: func(g operator.Group) string { return short(g.LockKey, 60) }},
+			{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Waiting) }},
+			{title: "OLDEST", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.OldestID) }},
+			{title: "AGE", right: true, text: func(g operator.Group) string { return age(g.OldestSeconds) }},
+			{title: "NODE", text: func(g operator.Group) string { return before(g.Node, "-") }},
+			{title: "HELD", right: true, text: func(g operator.Group) string { return before(ageOrNone(g.HeldSeconds), "-") }},
+			{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
+		}, found)
+		if err == nil && len(found) > 0 {
+			a.more(len(found), limit, fmt.Sprintf("--after %q", found[len(found)-1].LockKey))
+		}
+		return err
+	})
+}
+
+func groupCompact(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "compact QUEUE", Short: "Merge waiting entries of each lock key into one, by the queue's merge rule",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+	}
+	var key string
+	c.Flags().StringVar(&key, "lock-key", "", "this key only")
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		if _, err := b.Queue(ctx, args[0]); err != nil {
+			return change{}, err
+		}
+		return change{
+			does: "compact queue " + args[0] + after(", key ", key), risky: true,
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				total, from := 0, ""
+				for {
+					n, next, err := b.Compact(ctx, args[0], key, from, by)
+					total += n
+					if err != nil || next == "" {
+						return many(total, "entry was", "entries were") + " merged into others", err
+					}
+					from = next
+				}
+			},
+		}, nil
+	})
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func limitCommand(a *app) *cobra.Command {
+	return noun("limit", "Limits: how many locks at once, how many a second", limitList(a), limitSet(a), limitUse(a))
+}
+
+func limitList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Limits, what is in use, and which queues are under them", Args: cobra.NoArgs}
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Limits(ctx, operator.PageMax)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.Limit]{
+			{title: "LIMIT", text: func(l operator.Limit) string { return l.Name }},
+			{title: "IN USE", right: true, text: func(l operator.Limit) string { return number(l.InUse) }},
+			{title: "MAX", right: true, text: func(l operator.Limit) string { return before(optional(l.MaxUnits), "-") }},
+			{title: "PER SECOND", right: true, text: func(l operator.Limit) string { return before(optional(l.Rate), "-") }},
+			{title: "BURST", right: true, text: func(l operator.Limit) string { return before(optional(l.Burst), "-") }},
+			{title: "LEFT", right: true, wide: true, text: func(l operator.Limit) string { return optional(l.Left) }},
+			{title: "OF", text: func(l operator.Limit) string {
+				if l.PerFlow {
+					return "each flow"
+				}
+				return "all flows"
+			}},
+			{title: "QUEUES", text: func(l operator.Limit) string { return before(short(strings.Join(l.Queues, ","), 60), "-") }},
+		}, found)
+	})
+}
+
+func limitSet(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "set LIMIT", Short: "Make a limit, or change what is given", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock limit set gpus --max-units 8 --reason 'two cards more'\n  penstock limit set provider --rate 50 --burst 100 --per-flow --reason 'their quota'",
+	}
+	var units int
+	var rate, burst float64
+	var perFlow bool
+	flags := c.Flags()
+	flags.IntVar(&units, "max-units", 0, "units in use at once")
+	flags.Float64Var(&rate, "rate", 0, "units a second")
+	flags.Float64Var(&burst, "burst", 0, "units that may be saved up")
+	flags.BoolVar(&perFlow, "per-flow", false, "each flow has the limit for itself")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		options := map[string]any{}
+		for flag, value := range map[string]any{"max-units": units, "rate": rate, "burst": burst, "per-flow": perFlow} {
+			if flags.Changed(flag) {
+				options[strings.ReplaceAll(flag, "-", "_")] = value
+			}
+		}
+		if len(options) == 0 {
+			return change{}, usagef("nothing to set: give --max-units, --rate, --burst or --per-flow")
+		}
+		planned := simple("set limit "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+			return b.SetLimit(ctx, args[0], options, by)
+		})
+		planned.detail = described(options)
+		return planned, nil
+	})
+}
+
+func limitUse(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "use QUEUE LIMIT", Short: "Put a queue under a limit, or take it out with --units 0", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues,
+	}
+	var units int
+	c.Flags().IntVar(&units, "units", 1, "units that each lock of the queue uses; 0: take the queue out")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		if units < 0 {
+			return change{}, usagef("--units is %d: want 0 or more", units)
+		}
+		planned := simple(fmt.Sprintf("put queue %s under limit %s", args[0], args[1]), false, func(ctx context.Context, by invalidation.By) error {
+			return b.UseLimit(ctx, args[0], args[1], units, by)
+		})
+		planned.detail = fmt.Sprintf("%d units a lock", units)
+		if units == 0 {
+			planned.does, planned.detail = fmt.Sprintf("take queue %s out of limit %s", args[0], args[1]), ""
+		}
+		return planned, nil
+	})
+}

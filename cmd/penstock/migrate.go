@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/doctor"
+)
+
+func migrateCommand(a *app) *cobra.Command {
+	return noun("migrate", "The schema: apply, list, print and verify migrations", migrateUp(a), migrateStatus(a), migrateSQL(a), migrateVerify(a))
+}
+
+// migration is one step of the schema's history, as this program or the database knows it.
+type migration struct {
+	Version   int64      `json:"version"`
+	Name      string     `json:"name,omitempty"` // empty: this program does not know it
+	State     string     `json:"state"`          // applied, pending, unknown
+	AppliedAt *time.Time `json:"applied_at,omitempty"`
+}
+
+// history compares the migrations that this program knows with those that the database has seen. It only reads.
+func history(ctx context.Context, db postgres.DB) ([]migration, error) {
+	known, err := migrations.Names()
+	if err != nil {
+		return nil, err
+	}
+	applied, err := appliedMigrations(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("read which migrations were applied: %w", err)
+	}
+	var all []migration
+	for _, m := range known {
+		step := migration{Version: m.Version, Name: m.Name, State: "pending"}
+		if at, done := applied[m.Version]; done {
+			step.State, step.AppliedAt = "applied", &at
+		}
+		delete(applied, m.Version)
+		all = append(all, step)
+	}
+	for version, at := range applied {
+		all = append(all, migration{Version: version, State: "unknown", AppliedAt: &at})
+	}
+	slices.SortFunc(all, func(x, y migration) int { return int(x.Version - y.Version) })
+	return all, nil
+}
+
+func appliedMigrations(ctx context.Context, db postgres.DB) (map[int64]time.Time, error) {
+	var there bool
+	if err := db.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, migrations.Table).Scan(&there); err != nil || !there {
+		return nil, err
+	}
+	rows, err := db.Query(ctx, `SELECT version_id, max(tstamp) FROM `+migrations.Table+` WHERE is_applied AND version_id > 0 GROUP BY version_id`)
+	if err != nil {
+		return nil, err
+	}
+	applied := map[int64]time.Time{}
+	var version int64
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error { applied[version] = at; return nil })
+	return applied, err
+}
+
+// of returns the migrations in one state.
+func of(all []migration, state string) []migration {
+	return slices.DeleteFunc(slices.Clone(all), func(m migration) bool { return m.State != state })
+}
+
+func migrationColumns() []column[migration] {
+	return []column[migration]{
+		{title: "VERSION", right: true, text: func(m migration) string { return fmt.Sprint(m.Version) }},
+		{title: "NAME", text: func(m migration) string { return before(m.Name, "-") }},
+		{title: "STATE", text: func(m migration) string { return m.State }},
+		{title: "APPLIED", text: func(m migration) string { return before(stamp(m.AppliedAt), "-") }},
+	}
+}
+
+func migrateStatus(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "status", Short: "Which migrations were applied, are pending, or are unknown to this program", Args: cobra.NoArgs}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		db, err := a.database(c.Context())
+		if err != nil {
+			return err
+		}
+		all, err := history(c.Context(), db)
+		if err != nil {
+			return err
+		}
+		return printList(a, migrationColumns(), all)
+	}
+	return c
+}
+
+func migrateUp(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "up", Short: "Apply what is pending; two at once are safe", Args: cobra.NoArgs,
+		Long: "Apply what is pending. Migrations are short-locking, and the programs of the version before run on the new schema:\n" +
+			"migrate first, then roll out. Two calls at once are safe, the second waits for the first.",
+	}
+	var dry bool
+	c.Flags().BoolVar(&dry, "dry-run", false, "list what would be applied")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		ctx := c.Context()
+		db, err := a.database(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := history(ctx, db)
+		if err != nil {
+			return err
+		}
+		pending := of(all, "pending")
+		if dry {
+			return printList(a, migrationColumns(), pending)
+		}
+		// A connection as migrations want it, without the settings of a pool for keyed look-ups.
+		cfg, err := pgx.ParseConfig(a.databaseURL)
+		if err != nil {
+			return usageError{fmt.Errorf("read database address: %w", err)}
+		}
+		n, err := migrations.Up(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		return printOne(a, map[string]int{"applied": n}, func(w io.Writer) {
+			if n == 0 {
+				fmt.Fprintln(w, "nothing is pending")
+				return
+			}
+			fmt.Fprintf(w, "applied %d, up to %s\n", n, pending[len(pending)-1].Name)
+		})
+	}
+	return c
+}
+
+func migrateSQL(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "sql [NAME...]", Short: "Print migrations as SQL, all by default, for those who apply them with a tool of their own",
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			known, err := migrations.Names()
+			var names []string
+			for _, m := range known {
+				names = append(names, m.Name)
+			}
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveError
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		known, err := migrations.Names()
+		if err != nil {
+			return err
+		}
+		for _, name := range args {
+			if !slices.ContainsFunc(known, func(m migrations.Status) bool { return m.Name == name }) {
+				return usagef("there is no migration %q; penstock migrate status lists them", name)
+			}
+		}
+		for _, m := range known {
+			if len(args) > 0 && !slices.Contains(args, m.Name) {
+				continue
+			}
+			text, err := migrations.SQL(m.Name)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(a.out, "-- %s\n%s\n", m.Name, strings.TrimRight(text, "\n"))
+		}
+		return nil
+	}
+	return c
+}
+
+func migrateVerify(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "verify", Short: "Compare the schema with the migrations; exit code 10 if some are pending, 20 if it has drifted", Args: cobra.NoArgs,
+		Long: "Compare the schema with the migrations: the text of every function, that every table, view, sequence, type, index and\n" +
+			"trigger is there, that indexes are valid, that each queue has its table. Columns are not compared one by one.",
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		f, err := a.schemaFinding(c.Context())
+		if err != nil {
+			return err
+		}
+		f.Check = "schema"
+		if err := printOne(a, f, func(w io.Writer) { a.writeFinding(w, f) }); err != nil {
+			return err
+		}
+		return severityExit(f.Severity)
+	}
+	return c
+}
+
+// schemaFinding judges the schema of the database by the migrations of this program.
+func (a *app) schemaFinding(ctx context.Context) (doctor.Finding, error) {
+	db, err := a.database(ctx)
+	if err != nil {
+		return doctor.Finding{}, err
+	}
+	all, err := history(ctx, db)
+	if err != nil {
+		return doctor.Finding{}, err
+	}
+	if pending := of(all, "pending"); len(pending) > 0 {
+		f := doctor.Finding{
+			Severity: doctor.Warning, Summary: many(len(pending), "migration is", "migrations are") + " pending",
+			Advice: "Run penstock migrate up before the programs of this version.",
+		}
+		for _, m := range pending {
+			f.Details = append(f.Details, m.Name)
+		}
+		return f, nil
+	}
+	if unknown := of(all, "unknown"); len(unknown) > 0 {
+		return doctor.Finding{
+			Severity: doctor.Warning, Summary: fmt.Sprintf("the database is newer than this program: it has migration %d", unknown[len(unknown)-1].Version),
+			Advice: "Use the CLI of the version that runs. Programs of the version before keep working.",
+		}, nil
+	}
+	var texts []string
+	for _, m := range all {
+		text, err := migrations.SQL(m.Name)
+		if err != nil {
+			return doctor.Finding{}, err
+		}
+		texts = append(texts, text)
+	}
+	drift, err := doctor.Drift(ctx, db, texts)
+	if err != nil {
+		return doctor.Finding{}, err
+	}
+	if len(drift) > 0 {
+		return doctor.Finding{
+			Severity: doctor.Critical, Summary: many(len(drift), "thing differs", "things differ") + " from what the migrations make", Details: drift,
+			Advice: "Somebody changed the schema by hand. penstock migrate sql prints what should be there; restore it, or put your change in a migration.",
+		}, nil
+	}
+	return doctor.Finding{Severity: doctor.Fine, Summary: fmt.Sprintf("as the %d migrations make it", len(all))}, nil
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func modelCommand(a *app) *cobra.Command {
+	return noun("model", "Models: how their workers are spoken to", modelList(a), modelRegister(a), modelOverride(a), modelRemove(a))
+}
+
+func modelList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Models by name", Args: cobra.NoArgs}
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Models(ctx, operator.PageMax)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.Model]{
+			{title: "MODEL", text: func(m operator.Model) string { return m.Name }},
+			{title: "PROTOCOL", text: func(m operator.Model) string { return m.Protocol }},
+			{title: "QUEUE", text: func(m operator.Model) string { return m.Queue }},
+			{title: "USABLE", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Usable, m.Instances) }},
+			{title: "SLOTS HELD", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Held, m.Slots) }},
+			{title: "OVERRIDE", text: func(m operator.Model) string { return before(short(string(m.Override), 60), "-") }},
+			{title: "CONFIG", wide: true, text: func(m operator.Model) string { return string(m.Config) }},
+		}, found)
+	})
+}
+
+// object reads a JSON object from an argument, @FILE, or standard input (-).
+func (a *app) object(what, arg string) ([]byte, error) {
+	text := []byte(arg)
+	var err error
+	switch {
+	case arg == "-":
+		text, err = io.ReadAll(io.LimitReader(a.in, lineMax))
+	case strings.HasPrefix(arg, "@"):
+		text, err = os.ReadFile(arg[1:])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", what, err)
+	}
+	var object map[string]any
+	if err := json.Unmarshal(text, &object); err != nil {
+		return nil, usagef("%s is not a JSON object: %w", what, err)
+	}
+	return text, nil
+}
+
+func modelRegister(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "register MODEL CONFIG", Short: "Make a model known, or replace its config (JSON, @FILE or -); an override stays",
+		Args: cobra.ExactArgs(2),
+	}
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		config, err := a.object("config", args[1])
+		if err != nil {
+			return change{}, err
+		}
+		return change{does: "register model " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
+			queue, err := b.RegisterModel(ctx, args[0], config, by)
+			return "its queue is " + queue, err
+		}}, nil
+	})
+}
+
+func modelOverride(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "override MODEL FIELDS", Short: "Lay fields over a model's config for all nodes at once; --clear takes them away",
+		Args: cobra.RangeArgs(1, 2),
+	}
+	var remove bool
+	c.Flags().BoolVar(&remove, "clear", false, "take the override away")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		var fields []byte
+		var err error
+		switch {
+		case remove == (len(args) == 2):
+			return change{}, usagef("give fields (JSON, @FILE or -), or --clear")
+		case !remove:
+			if fields, err = a.object("override", args[1]); err != nil {
+				return change{}, err
+			}
+		}
+		return simple("override model "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+			return b.OverrideModel(ctx, args[0], fields, by)
+		}), nil
+	})
+}
+
+func modelRemove(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", Args: cobra.ExactArgs(1)}
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		return simple("remove model "+args[0], true, func(ctx context.Context, by invalidation.By) error { return b.RemoveModel(ctx, args[0], by) }), nil
+	})
+}
+
+func instanceCommand(a *app) *cobra.Command {
+	return noun("instance", "Instances: endpoints of models and their slots",
+		instanceList(a), instanceRegister(a), instanceDrain(a), instanceRemove(a))
+}
+
+func (a *app) instanceColumns() []column[operator.Instance] {
+	return []column[operator.Instance]{
+		{title: "MODEL", text: func(i operator.Instance) string { return i.Model }},
+		{title: "SERVER", text: func(i operator.Instance) string { return i.Server }},
+		{title: "STATE", text: func(i operator.Instance) string {
+			if i.Draining {
+				return "draining"
+			}
+			return i.State
+		}},
+		{title: "SLOTS HELD", right: true, text: func(i operator.Instance) string { return fmt.Sprintf("%d/%d", i.Held, i.Slots) }},
+		{title: "ACTIVE", right: true, text: func(i operator.Instance) string { return before(optional(i.Active), "-") }},
+		{title: "QUEUED", right: true, wide: true, text: func(i operator.Instance) string { return optional(i.Queued) }},
+		{title: "DOUBTFUL", right: true, wide: true, text: func(i operator.Instance) string { return number(i.Doubtful) }},
+		{title: "CHECKED", right: true, text: func(i operator.Instance) string {
+			if i.CheckedAt == nil {
+				return "-"
+			}
+			return a.since(*i.CheckedAt)
+		}},
+		{title: "ENDPOINT", text: func(i operator.Instance) string { return i.Endpoint }},
+		{title: "REASON", text: func(i operator.Instance) string { return short(i.Reason, 60) }},
+		{title: "QUARANTINED", wide: true, text: func(i operator.Instance) string { return stamp(i.QuarantinedUntil) }},
+		{title: "LABELS", wide: true, text: func(i operator.Instance) string { return string(i.Labels) }},
+	}
+}
+
+func instanceList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1)}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		model := ""
+		if len(args) > 0 {
+			model = args[0]
+		}
+		found, err := b.Instances(ctx, model, operator.PageMax)
+		if err != nil {
+			return err
+		}
+		return printList(a, a.instanceColumns(), found)
+	})
+}
+
+func instanceRegister(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "register MODEL SERVER ENDPOINT", Short: "Make an endpoint known, or change it; ends a drain and a quarantine", Args: cobra.ExactArgs(3),
+		Example: "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
+	}
+	var slots int32
+	var labels string
+	c.Flags().Int32Var(&slots, "slots", 1, "how many calls at once")
+	c.Flags().StringVar(&labels, "labels", "", "JSON object")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		i := operator.Instance{Model: args[0], Server: args[1], Endpoint: args[2], Slots: slots}
+		if labels != "" {
+			text, err := a.object("--labels", labels)
+			if err != nil {
+				return change{}, err
+			}
+			i.Labels = text
+		}
+		planned := simple(fmt.Sprintf("register instance %s of model %s", i.Server, i.Model), false, func(ctx context.Context, by invalidation.By) error {
+			return b.RegisterInstance(ctx, i, by)
+		})
+		planned.detail = fmt.Sprintf("%s with %d slots", i.Endpoint, slots)
+		return planned, nil
+	})
+}
+
+func instanceDrain(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "drain MODEL SERVER", Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2)}
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), false, func(ctx context.Context, by invalidation.By) error {
+			return b.DrainInstance(ctx, args[0], args[1], by)
+		}), nil
+	})
+}
+
+func instanceRemove(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "remove MODEL SERVER", Short: "Forget an instance; refused while slots are held, unless forced", Args: cobra.ExactArgs(2)}
+	var force bool
+	c.Flags().BoolVar(&force, "force", false, "even if slots are held: calls that still run there are counted nowhere")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), true, func(ctx context.Context, by invalidation.By) error {
+			return b.RemoveInstance(ctx, args[0], args[1], force, by)
+		}), nil
+	})
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func nodeCommand(a *app) *cobra.Command {
+	return noun("node", "Task nodes: who works, drain", nodeList(a), nodeDrain(a))
+}
+
+func (a *app) nodeColumns() []column[operator.Node] {
+	return []column[operator.Node]{
+		{title: "NODE", text: func(n operator.Node) string { return n.Name }},
+		{title: "STATE", text: func(n operator.Node) string { return n.State }},
+		{title: "APPLICATION", text: func(n operator.Node) string { return n.Application }},
+		{title: "THREADS", right: true, text: func(n operator.Node) string { return fmt.Sprint(n.Threads) }},
+		{title: "LOCKS", right: true, text: func(n operator.Node) string { return number(n.Locks) }},
+		{title: "SILENT", right: true, text: func(n operator.Node) string { return age(n.SilentSeconds) }},
+		{title: "UP", right: true, text: func(n operator.Node) string { return a.since(n.StartedAt) }},
+		{title: "QUEUES", text: func(n operator.Node) string { return short(strings.Join(n.Queues, ","), 60) }},
+		{title: "ID", wide: true, right: true, text: func(n operator.Node) string { return fmt.Sprint(n.ID) }},
+		{title: "LEASE", wide: true, right: true, text: func(n operator.Node) string { return age(n.LeaseSeconds) }},
+		{title: "DRAIN BY", wide: true, text: func(n operator.Node) string { return n.DrainBy + after(": ", n.DrainReason) }},
+		{title: "LOAD", wide: true, text: func(n operator.Node) string { return string(n.Load) }},
+	}
+}
+
+func nodeList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Nodes by name", Args: cobra.NoArgs}
+	var limit int
+	c.Flags().IntVar(&limit, "limit", 500, "at most so many")
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Nodes(ctx, limit)
+		if err != nil {
+			return err
+		}
+		return printList(a, a.nodeColumns(), found)
+	})
+}
+
+// drainPoll is how often a drain is looked at that somebody waits for.
+const drainPoll = 500 * time.Millisecond
+
+func nodeDrain(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "drain NODE", Short: "Ask a node, by name or id, to claim nothing more, finish, hand back the rest and exit",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeNodes,
+	}
+	var wait bool
+	c.Flags().BoolVar(&wait, "wait", false, "until the node is gone or dead")
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		n, err := b.FindNode(ctx, args[0])
+		if err != nil {
+			return change{}, err
+		}
+		return change{
+			does: "drain node " + n.Name, detail: n.State + ", it holds " + many(n.Locks, "lock", "locks"), risky: true,
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				if err := b.DrainNode(ctx, n.ID, by); err != nil || !wait {
+					return "asked; it hears of it at its heartbeat", err
+				}
+				return a.awaitGone(ctx, b, n.ID)
+			},
+		}, nil
+	})
+}
+
+func (a *app) awaitGone(ctx context.Context, b backend, id int64) (string, error) {
+	for {
+		all, err := b.Nodes(ctx, operator.PageMax)
+		if err != nil {
+			return "", err
+		}
+		state := "gone"
+		for _, n := range all {
+			if n.ID == id {
+				state = n.State
+			}
+		}
+		switch state {
+		case "gone":
+			return "gone, with nothing left behind", nil
+		case "dead":
+			return "dead: its lease lapsed; the leader frees what it held", nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(drainPoll):
+		}
+	}
+}
+
+func (a *app) completeNodes(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(c.Context(), time.Second)
+	defer cancel()
+	b, err := a.backend(ctx)
+	if err != nil || len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	all, err := b.Nodes(ctx, 500)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, n := range all {
+		if strings.HasPrefix(n.Name, prefix) {
+			names = append(names, n.Name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

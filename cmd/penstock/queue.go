@@ -1,0 +1,311 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func queueCommand(a *app) *cobra.Command {
+	return noun("queue", "Queues: how they stand, their settings, pause and disable",
+		queueList(a), queueShow(a), queueCreate(a), queueAlter(a), queueDrop(a),
+		queuePause(a),
+		queueSwitch(a, "resume", "End a pause", backend.ResumeQueue),
+		queueSwitch(a, "disable", "Take a queue out of service; it still accepts entries", backend.DisableQueue),
+		queueSwitch(a, "enable", "Put a queue back into service", backend.EnableQueue),
+	)
+}
+
+// standing is a queue's state in one word.
+func standing(q operator.Queue) string {
+	switch {
+	case q.OutOfService:
+		return "disabled"
+	case q.Paused:
+		return "paused"
+	case q.Serving == 0:
+		return "no node"
+	}
+	return "serving"
+}
+
+// estimate marks a number that is one.
+func estimate(n int64, estimated bool) string {
+	if estimated && n > 0 {
+		return fmt.Sprintf("~%d", n)
+	}
+	return fmt.Sprint(n)
+}
+
+func queueColumns() []column[operator.Queue] {
+	depth := func(title string, of func(operator.Queue) int64, wide bool) column[operator.Queue] {
+		return column[operator.Queue]{title: title, right: true, wide: wide, text: func(q operator.Queue) string {
+			if of(q) == 0 {
+				return "-"
+			}
+			return estimate(of(q), q.Estimated)
+		}}
+	}
+	return []column[operator.Queue]{
+		{title: "QUEUE", text: func(q operator.Queue) string { return q.Name }},
+		{title: "KIND", text: func(q operator.Queue) string { return q.Kind }},
+		{title: "STATE", text: standing},
+		{title: "APPLICATION", wide: true, text: func(q operator.Queue) string { return q.Application }},
+		depth("INITIAL", func(q operator.Queue) int64 { return q.Initial }, false),
+		depth("PENDING", func(q operator.Queue) int64 { return q.Pending }, false),
+		depth("COMPUTING", func(q operator.Queue) int64 { return q.Computing }, false),
+		depth("AWAITING", func(q operator.Queue) int64 { return q.AwaitingCompute }, true),
+		depth("DISABLED", func(q operator.Queue) int64 { return q.Disabled }, true),
+		depth("FAILED", func(q operator.Queue) int64 { return q.Failed }, false),
+		{title: "HEAD AGE", right: true, text: func(q operator.Queue) string { return before(ageOrNone(q.HeadAgeSeconds), "-") }},
+		{title: "NODES", right: true, text: func(q operator.Queue) string { return number(q.Serving) }},
+		{title: "CAPACITY", right: true, wide: true, text: func(q operator.Queue) string { return optional(q.Capacity) }},
+		{title: "MAX", right: true, wide: true, text: func(q operator.Queue) string { return optional(q.MaxConcurrent) }},
+		{title: "PAUSED BY", wide: true, text: func(q operator.Queue) string { return q.PausedBy + after(": ", q.PausedReason) }},
+	}
+}
+
+func queueList(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "list [QUEUE...]", Short: "How the queues stand",
+		Long: "How the queues stand. ~ marks estimates, beyond 10,000 entries of a kind. HEAD AGE is how long the entry has\n" +
+			"waited that a node would take first; entries of held keys and paused queues do not count.",
+		ValidArgsFunction: func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return a.queueNames(c, prefix)
+		},
+	}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		queues, err := b.Queues(ctx, args...)
+		if err != nil {
+			return err
+		}
+		for _, name := range args {
+			if !slices.ContainsFunc(queues, func(q operator.Queue) bool { return q.Name == name }) {
+				return fmt.Errorf("list queue %q: %w", name, invalidation.ErrQueueNotFound)
+			}
+		}
+		return printList(a, queueColumns(), queues)
+	})
+}
+
+func queueShow(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "show QUEUE", Short: "All about one queue: state, settings, lanes", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		q, err := b.Queue(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return printOne(a, q, func(w io.Writer) { a.writeQueue(w, q) })
+	})
+}
+
+func (a *app) writeQueue(w io.Writer, q operator.QueueDetail) {
+	pause := ""
+	if q.Paused {
+		pause = q.PausedBy + after(": ", q.PausedReason) + after(", until ", stamp(q.PausedUntil))
+	}
+	n := func(v int64) string { return estimate(v, q.Estimated) }
+	a.facts(w,
+		[2]string{"queue", q.Name}, [2]string{"state", standing(q.Queue)}, [2]string{"paused by", pause},
+		[2]string{"initial", n(q.Initial)}, [2]string{"pending", n(q.Pending)}, [2]string{"computing", n(q.Computing)},
+		[2]string{"awaiting compute", n(q.AwaitingCompute)}, [2]string{"disabled", n(q.Disabled)}, [2]string{"failed", n(q.Failed)},
+		[2]string{"head of line", ageOrNone(q.HeadAgeSeconds)}, [2]string{"nodes", fmt.Sprint(q.Serving)},
+	)
+	a.indented(w, "settings", q.Settings)
+	a.indented(w, "limits", q.Limits)
+	if len(q.Lanes) > 0 {
+		fmt.Fprintf(w, "\n%s\n%s", a.paint(bold, "lanes"), a.table(columns2text(laneColumns(), q.Lanes, false)))
+	}
+	if len(q.Off) > 0 {
+		fmt.Fprintf(w, "\n%s\n%s", a.paint(bold, "disabled entries"), a.table(columns2text([]column[operator.Off]{
+			{title: "SCOPE", text: func(o operator.Off) string { return o.Scope }},
+			{title: "VALUE", text: func(o operator.Off) string { return o.Value }},
+			{title: "BY", text: func(o operator.Off) string { return o.Actor + after(": ", o.Reason) }},
+		}, q.Off, false)))
+	}
+}
+
+func laneColumns() []column[operator.Lane] {
+	return []column[operator.Lane]{
+		{title: "QUEUE", text: func(l operator.Lane) string { return l.Queue }},
+		{title: "PRIORITY", right: true, text: func(l operator.Lane) string { return fmt.Sprint(l.Priority) }},
+		{title: "FLOW", text: func(l operator.Lane) string { return before(l.Flow, "-") }},
+		{title: "KEYS", right: true, text: func(l operator.Lane) string {
+			if l.Keys >= 1000 {
+				return "1000+"
+			}
+			return fmt.Sprint(l.Keys)
+		}},
+		{title: "HEAD AGE", right: true, text: func(l operator.Lane) string { return before(ageOrNone(l.HeadAgeSeconds), "-") }},
+	}
+}
+
+// settings are the options of create and alter, for completion; the database knows what each takes.
+var settings = []string{
+	"algorithm", "application", "capacity", "crash_limit", "entry_priority", "failure_retention", "grouping", "kind", "max_concurrent",
+	"max_concurrent_per_node", "merge", "mergeable", "model", "payload_limit", "priority", "quantum_count", "quantum_time",
+	"result_retention", "retry", "run_timeout",
+}
+
+func settingFlag(c *cobra.Command, set *[]string) {
+	c.Flags().StringArrayVar(set, "set", nil, "name=value of a setting; several times. Values are JSON, or text")
+	must(c.RegisterFlagCompletionFunc("set", func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		names := make([]string, len(settings))
+		for i, s := range settings {
+			names[i] = s + "="
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}))
+}
+
+// readSettings turns name=value into options. What is JSON is taken as JSON, the rest as text: 10, true, {"base": 2}, 1 day.
+func readSettings(set []string) (map[string]any, error) {
+	options := map[string]any{}
+	for _, pair := range set {
+		name, value, found := strings.Cut(pair, "=")
+		if !found || name == "" {
+			return nil, usagef("--set is %q: want name=value", pair)
+		}
+		var parsed any
+		if json.Unmarshal([]byte(value), &parsed) != nil {
+			parsed = value
+		}
+		options[name] = parsed
+	}
+	return options, nil
+}
+
+// described lists options in their order, as they were given.
+func described(options map[string]any) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		text, err := json.Marshal(options[name])
+		if err != nil {
+			text = fmt.Append(nil, options[name])
+		}
+		parts = append(parts, name+"="+string(text))
+	}
+	return strings.Join(parts, " ")
+}
+
+func queueCreate(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "create QUEUE", Short: "Make a queue with its table", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock queue create thumbnails --kind task --set max_concurrent=4 --set 'result_retention=2 days' --reason 'new feature'",
+	}
+	var kind string
+	var set []string
+	c.Flags().StringVar(&kind, "kind", "", "task (default), batch, cron, change_log, inference, webhook")
+	settingFlag(c, &set)
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		options, err := readSettings(set)
+		if err != nil {
+			return change{}, err
+		}
+		if kind != "" {
+			options["kind"] = kind
+		}
+		planned := simple("create queue "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+			return b.CreateQueue(ctx, args[0], options, by)
+		})
+		planned.detail = described(options)
+		return planned, nil
+	})
+}
+
+func queueAlter(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "alter QUEUE", Short: "Change settings of a queue", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+		Example: "  penstock queue alter thumbnails --set capacity=100000 --unset max_concurrent --reason 'black friday'",
+	}
+	var set, unset []string
+	settingFlag(c, &set)
+	c.Flags().StringArrayVar(&unset, "unset", nil, "setting to take away; several times")
+	must(c.RegisterFlagCompletionFunc("unset", cobra.FixedCompletions(settings, cobra.ShellCompDirectiveNoFileComp)))
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		options, err := readSettings(set)
+		if err != nil {
+			return change{}, err
+		}
+		for _, name := range unset {
+			options[name] = nil
+		}
+		if len(options) == 0 {
+			return change{}, usagef("nothing to change: give --set name=value or --unset name")
+		}
+		if _, err := b.Queue(ctx, args[0]); err != nil {
+			return change{}, err
+		}
+		planned := simple("alter queue "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+			return b.AlterQueue(ctx, args[0], options, by)
+		})
+		planned.detail = described(options)
+		return planned, nil
+	})
+}
+
+func queueDrop(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "drop QUEUE", Short: "Remove a queue; with --force also its entries", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	var force bool
+	c.Flags().BoolVar(&force, "force", false, "even if it has entries: they are lost")
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		q, err := b.Queue(ctx, args[0])
+		if err != nil {
+			return change{}, err
+		}
+		planned := simple("drop queue "+q.Name, true, func(ctx context.Context, by invalidation.By) error {
+			return b.DropQueue(ctx, q.Name, force, by)
+		})
+		held := q.Initial + q.Pending + q.Disabled
+		planned.detail = fmt.Sprintf("entries: %s, failures: %d", estimate(held, q.Estimated), q.Failed)
+		return planned, nil
+	})
+}
+
+func queuePause(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "pause QUEUE", Short: "Stop claims from a queue; what runs goes on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+		Example: "  penstock queue pause mails --until 30m --reason 'provider is down'",
+	}
+	var until string
+	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		end, err := a.moment("until", until)
+		if err != nil {
+			return change{}, err
+		}
+		q, err := b.Queue(ctx, args[0])
+		if err != nil {
+			return change{}, err
+		}
+		planned := simple("pause queue "+q.Name, false, func(ctx context.Context, by invalidation.By) error {
+			return b.PauseQueue(ctx, q.Name, by, end)
+		})
+		planned.detail = fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated), q.Computing)
+		if !end.IsZero() {
+			planned.detail += ", until " + end.UTC().Format(time.RFC3339)
+		}
+		return planned, nil
+	})
+}
+
+// queueSwitch is a verb that needs nothing but the queue.
+func queueSwitch(a *app, verb, help string, do func(backend, context.Context, string, invalidation.By) error) *cobra.Command {
+	c := &cobra.Command{Use: verb + " QUEUE", Short: help, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		if _, err := b.Queue(ctx, args[0]); err != nil {
+			return change{}, err
+		}
+		return simple(verb+" queue "+args[0], false, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) }), nil
+	})
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// commands are everything the program can do, in the order of its help.
+var commands = []func(*app) *cobra.Command{
+	queueCommand, entryCommand, groupCommand, failureCommand,
+	lockCommand, nodeCommand, limitCommand, operationCommand, auditCommand,
+	modelCommand, instanceCommand,
+	topCommand, doctorCommand, migrateCommand, benchCommand, versionCommand,
+}
+
+// newRoot builds the tree of commands for one run.
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "penstock",
+		Short: "See and steer Penstock, the queue between requests and GPUs",
+		Long: "See and steer Penstock, straight on its database: no leader need run.\n\n" +
+			"The database is --database-url or PENSTOCK_DATABASE_URL, else PGHOST, PGUSER and so on.\n" +
+			"Whatever changes behaviour needs a --reason, which ends up in the audit.\n\n" + exitHelp,
+		SilenceUsage: true, SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			a.started = true
+			return a.check()
+		},
+	}
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	flags := root.PersistentFlags()
+	// The variable is read later and not as a default, or --help would print the password in it.
+	flags.StringVar(&a.databaseURL, "database-url", "", "postgres://user:password@host/name (PENSTOCK_DATABASE_URL)")
+	flags.BoolVar(&a.pooled, "database-pooled", false, "there is a pooler in transaction mode in between")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "of one statement")
+	flags.StringVarP(&a.format, "output", "o", "table", "table, wide, json, jsonl or yaml")
+	flags.BoolVar(&a.noColor, "no-color", false, "no colours (NO_COLOR); there are none where the output is not a terminal")
+	flags.StringVar(&a.actor, "actor", "", "who does it, for the audit; by default user@host")
+	must(root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)))
+	must(root.RegisterFlagCompletionFunc("database-url", cobra.NoFileCompletions))
+	for _, command := range commands {
+		root.AddCommand(command(a))
+	}
+	return root
+}
+
+// run carries out one command line and returns the exit code.
+func run(ctx context.Context, a *app, args []string) int {
+	defer a.close()
+	root := newRoot(a)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err != nil && !a.started {
+		err = usageError{err} // cobra refused it before any of our code ran
+	}
+	return a.report(ctx, err)
+}
+
+// noun is a command that only holds verbs. Alone it prints its help; with a verb that it does not have it fails, so
+// that a script with a misspelt verb does not go on.
+func noun(use, short string, verbs ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("%q is not a verb of %s", args[0], c.CommandPath())
+		}
+		return nil
+	}}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	c.AddCommand(verbs...)
+	return c
+}
+
+// must is for mistakes in the tree of commands itself, which every test meets.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}

@@ -1,0 +1,144 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Model is a model and how its workers are spoken to.
+type Model struct {
+	Name      string          `json:"name"`
+	Protocol  string          `json:"protocol"`
+	Queue     string          `json:"queue"`
+	Config    json.RawMessage `json:"config"`
+	Override  json.RawMessage `json:"override,omitempty"` // laid over config while it is there
+	Instances int64           `json:"instances"`
+	Usable    int64           `json:"usable"` // instances to which calls may be sent
+	Slots     int64           `json:"slots"`  // of those
+	Held      int64           `json:"held"`
+	ChangedAt time.Time       `json:"changed_at"`
+}
+
+const modelsSQL = `
+SELECT m.name, coalesce((coalesce(m.config, '{}') || coalesce(m.override, '{}'))->>'protocol', '') AS protocol, penstock.model_queue(m.name) AS queue,
+       m.config, m.override, i.instances, i.usable, i.slots, i.held, m.changed_at
+  FROM penstock.model m
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS instances, count(*) FILTER (WHERE s.usable) AS usable, coalesce(sum(s.slots) FILTER (WHERE s.usable), 0)::bigint AS slots,
+              coalesce(sum(s.held), 0)::bigint AS held
+         FROM penstock.instance_status s WHERE s.model = m.name) i
+ ORDER BY m.name
+ LIMIT $1`
+
+// Models returns the models by name.
+func (d *Database) Models(ctx context.Context, limit int) ([]Model, error) {
+	return list[Model](ctx, d.db, "models", modelsSQL, page(limit))
+}
+
+// RegisterModel makes a model known, or replaces its config, and returns its queue.
+func (d *Database) RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (queue string, err error) {
+	const sql = `SELECT penstock.register_model($1, $2::jsonb, $3, $4)`
+	if err := d.db.QueryRow(ctx, sql, name, config, by.Reason, given(by.Actor)).Scan(&queue); err != nil {
+		return "", fmt.Errorf("register model %q: %w", name, translate(err))
+	}
+	return queue, nil
+}
+
+// OverrideModel lays fields over a model's config for all nodes at once; nil takes them away again.
+func (d *Database) OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error {
+	const sql = `SELECT penstock.set_model_override($1, $2::jsonb, $3, $4)`
+	if _, err := d.db.Exec(ctx, sql, name, override, by.Reason, given(by.Actor)); err != nil {
+		return fmt.Errorf("override model %q: %w", name, translate(err))
+	}
+	return nil
+}
+
+// RemoveModel forgets a model that has no instances.
+func (d *Database) RemoveModel(ctx context.Context, name string, by invalidation.By) error {
+	if _, err := d.db.Exec(ctx, `SELECT penstock.remove_model($1, $2, $3)`, name, by.Reason, given(by.Actor)); err != nil {
+		return fmt.Errorf("remove model %q: %w", name, translate(err))
+	}
+	return nil
+}
+
+// Instance is an endpoint of a model.
+type Instance struct {
+	Model            string          `json:"model"`
+	Server           string          `json:"server"`
+	Endpoint         string          `json:"endpoint"`
+	State            string          `json:"state"` // what the last probe found
+	Usable           bool            `json:"usable"`
+	Slots            int32           `json:"slots"`
+	Held             int64           `json:"held"`
+	Doubtful         int64           `json:"doubtful"` // held slots of which the worker knows nothing
+	Active           *int32          `json:"active,omitempty"`
+	Queued           *int32          `json:"queued,omitempty"`
+	Draining         bool            `json:"draining"`
+	Reason           string          `json:"reason,omitempty"`
+	QuarantinedUntil *time.Time      `json:"quarantined_until,omitempty"`
+	CheckedAt        *time.Time      `json:"checked_at,omitempty"`
+	Labels           json.RawMessage `json:"labels"`
+}
+
+const instancesSQL = `
+SELECT model, server, endpoint, state, usable, slots, held, doubtful, active, queued, draining, coalesce(reason, '') AS reason,
+       quarantined_until, checked_at, labels
+  FROM penstock.instance_status
+ WHERE $1::text IS NULL OR model = $1
+ ORDER BY model, server
+ LIMIT $2`
+
+// Instances returns the instances of a model, of all if it is empty.
+func (d *Database) Instances(ctx context.Context, model string, limit int) ([]Instance, error) {
+	return list[Instance](ctx, d.db, "instances", instancesSQL, given(model), page(limit))
+}
+
+// RegisterInstance makes an endpoint known or changes it; it ends a drain and a quarantine.
+func (d *Database) RegisterInstance(ctx context.Context, i Instance, by invalidation.By) error {
+	const sql = `SELECT penstock.register_instance($1, $2, $3, $4, coalesce($5::jsonb, '{}'), $6, $7)`
+	if _, err := d.db.Exec(ctx, sql, i.Model, i.Server, i.Endpoint, i.Slots, i.Labels, by.Reason, given(by.Actor)); err != nil {
+		return fmt.Errorf("register instance %s of model %q: %w", i.Server, i.Model, translate(err))
+	}
+	return nil
+}
+
+// DrainInstance sends an instance no new calls; those in flight end.
+func (d *Database) DrainInstance(ctx context.Context, model, server string, by invalidation.By) error {
+	if _, err := d.db.Exec(ctx, `SELECT penstock.drain_instance($1, $2, $3, $4)`, model, server, by.Reason, given(by.Actor)); err != nil {
+		return fmt.Errorf("drain instance %s of model %q: %w", server, model, translate(err))
+	}
+	return nil
+}
+
+// RemoveInstance forgets an instance. It refuses while slots of it are held, unless forced.
+func (d *Database) RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error {
+	const sql = `SELECT penstock.remove_instance($1, $2, $3, $4, $5)`
+	if _, err := d.db.Exec(ctx, sql, model, server, force, by.Reason, given(by.Actor)); err != nil {
+		return fmt.Errorf("remove instance %s of model %q: %w", server, model, translate(err))
+	}
+	return nil
+}
+
+// sentinels are the SQLSTATEs that the functions called here raise.
+var sentinels = map[string]error{
+	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS008": invalidation.ErrNotFound,
+}
+
+// translate says in words of the queue what the functions of the schema raise; other errors pass through.
+func translate(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || sentinels[pg.Code] == nil {
+		return err
+	}
+	if pg.Hint != "" {
+		return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinels[pg.Code])
+	}
+	return fmt.Errorf("%s: %w", pg.Message, sentinels[pg.Code])
+}
