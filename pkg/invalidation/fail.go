@@ -26,24 +26,29 @@ func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
 
 // failSQL moves entries $4 to penstock.failure.
 const failSQL = `
-WITH gone AS (
-    DELETE FROM penstock.entry_X d
-     USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::text[], $8::bigint[]) k(lock_key, token, id, error, fingerprint, run_ms)
+WITH found AS MATERIALIZED (
+    SELECT k.*, e.row
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::text[], $8::bigint[]) k(lock_key, token, id, error, fingerprint, run_ms)
      CROSS JOIN LATERAL (
-           SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+           SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-     WHERE d.ctid = e.row
-    RETURNING d.*, k.error, k.fingerprint, k.run_ms
+), gone AS (
+    DELETE FROM penstock.entry_X d
+     USING found f
+     WHERE d.ctid = f.row
+    RETURNING d.*, f.error, f.fingerprint, f.run_ms
+), failed AS (
+    INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
+                                  lock_key, name, class, error, fingerprint, trace, callback, payload, history)
+    SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
+           attempt + 1, crashes, flow, lock_key, name, coalesce(error->>'class', 'error'), coalesce(error->>'error', ''),
+           fingerprint, trace, callback, payload,
+           coalesce(history, '[]') || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt + 1, 'error', error->>'error',
+               'class', error->>'class', 'stack', error->'stack', 'node', $7::bigint, 'run_ms', run_ms, 'meta', error->'meta')
+      FROM gone
 )
-INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
-                              lock_key, name, class, error, fingerprint, trace, callback, payload, history)
-SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
-       attempt + 1, crashes, flow, lock_key, name, coalesce(error->>'class', 'error'), coalesce(error->>'error', ''),
-       fingerprint, trace, callback, payload,
-       coalesce(history, '[]') || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt + 1, 'error', error->>'error',
-           'class', error->>'class', 'stack', error->'stack', 'node', $7::bigint, 'run_ms', run_ms, 'meta', error->'meta')
-  FROM gone`
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
 func (q *Queue) queueFail(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if c := pick(endings, verbFail); len(c.ids) > 0 {

@@ -18,7 +18,7 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 
 // finishSoloSQL ends solo entries $2 whose locks still carry tokens $3: lock record and entry go, and results $4
 // are kept if $6 says so. No entry can be behind a solo key, so nothing is looked for again. An entry that somebody
-// changes at this very moment (disables it, say) is missed: then the statement takes itself back with SQLSTATE 40001,
+// changes at this very moment (disables it, say) is missed: then the statement takes itself back with entryChanged,
 // and Settle goes the long way, which holds the lock records first.
 const finishSoloSQL = `
 WITH mine AS (
@@ -28,13 +28,16 @@ WITH mine AS (
            SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = '#' || k.id AND token = k.token OFFSET 0) l
      WHERE d.ctid = l.row
     RETURNING k.id, k.token, k.result, k.run_ms, k.meta
-), gone AS (
-    DELETE FROM penstock.entry_X d
-     USING mine k
+), found AS MATERIALIZED (
+    SELECT k.*, e.row
+      FROM mine k
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-     WHERE d.ctid = e.row
-    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms, k.meta
+), gone AS (
+    DELETE FROM penstock.entry_X d
+     USING found f
+     WHERE d.ctid = f.row
+    RETURNING d.id, d.created_at, d.attempt, f.token, f.result, f.run_ms, f.meta
 ), kept AS (
     INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
     SELECT $1, id, created_at, $7::bigint, token, run_ms, attempt, 'done', result, meta
@@ -42,7 +45,7 @@ WITH mine AS (
      WHERE $6::boolean
 )
 SELECT token FROM mine
- WHERE penstock.all_ended((SELECT count(*) FROM mine), (SELECT count(*) FROM gone))`
+ WHERE penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	// In key order, as holdSQL locks them: two settlers never wait for each other in a ring.
@@ -80,20 +83,25 @@ func (q *Queue) metas(c columns) []json.RawMessage {
 
 // doneSQL ends entries $4 under locks $2 with tokens $3. The lock records stay: unlockSQL ends them.
 const doneSQL = `
-WITH gone AS (
-    DELETE FROM penstock.entry_X d
-     USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[]) k(lock_key, token, id, result, run_ms, meta)
+WITH found AS MATERIALIZED (
+    SELECT k.*, e.row
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[]) k(lock_key, token, id, result, run_ms, meta)
      CROSS JOIN LATERAL (
-           SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+           SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-     WHERE d.ctid = e.row
-    RETURNING d.id, d.created_at, d.attempt, k.token, k.result, k.run_ms, k.meta
+), gone AS (
+    DELETE FROM penstock.entry_X d
+     USING found f
+     WHERE d.ctid = f.row
+    RETURNING d.id, d.created_at, d.attempt, f.token, f.result, f.run_ms, f.meta
+), kept AS (
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
+    SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result, meta
+      FROM gone
+     WHERE $7::boolean
 )
-INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
-SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result, meta
-  FROM gone
- WHERE $7::boolean`
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
 func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if c := pick(endings, verbDone); len(c.ids) > 0 {

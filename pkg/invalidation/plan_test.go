@@ -233,7 +233,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"claim": q.claim, "claimLimited": q.claimLimited, "gates": gatesSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
+		"swift": q.swift, "claim": q.claim, "claimLimited": q.claimLimited, "gates": gatesSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
 		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL,

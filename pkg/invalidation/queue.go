@@ -20,11 +20,14 @@ type Queue struct {
 	hinter *Hinter // of pushes outside a transaction; nil for none
 	db     postgres.DB
 	sql    statements
+	// careful is shared by all handles made from this one.
+	careful *manners
 }
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
-	claim, claimLimited, claimGroups, sweep, finishSolo, done, retry, fail, remove, unlock, promote, expire, crash, setAside, callBack, callBackPoison string
+	swift, claim, claimLimited, claimGroups, sweep, promote, expire                          string
+	finishSolo, done, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison string
 }
 
 const openSQL = `
@@ -102,9 +105,9 @@ func Drop(ctx context.Context, db postgres.DB, name string, force bool) error {
 func (q *Queue) on(db postgres.DB) *Queue {
 	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
 	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
-	q.db = db
+	q.db, q.careful = db, &manners{}
 	q.sql = statements{
-		claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
+		swift: own(swiftSQL), claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), setAside: own(setAsideSQL),

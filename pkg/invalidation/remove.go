@@ -16,24 +16,29 @@ func Cancel(l *Lock, e EntryID, reason string) Ending {
 
 // removeSQL ends entries $4 as expired or cancelled ($5), for reasons $6.
 const removeSQL = `
-WITH gone AS (
-    DELETE FROM penstock.entry_X d
-     USING unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[]) k(lock_key, token, id, outcome, reason)
+WITH found AS MATERIALIZED (
+    SELECT k.*, e.row
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[]) k(lock_key, token, id, outcome, reason)
      CROSS JOIN LATERAL (
-           SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+           SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-     WHERE d.ctid = e.row
-    RETURNING d.id, d.created_at, d.attempt, k.token, k.outcome, k.reason
+), gone AS (
+    DELETE FROM penstock.entry_X d
+     USING found f
+     WHERE d.ctid = f.row
+    RETURNING d.id, d.created_at, d.attempt, f.token, f.outcome, f.reason
 ), asked AS (
     DELETE FROM penstock.cancel_request d
      USING gone
      CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.cancel_request WHERE queue_id = $1 AND entry_id = gone.id OFFSET 0) c
      WHERE d.ctid = c.row
+), kept AS (
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, attempt, outcome, reason)
+    SELECT $1, id, created_at, $7::bigint, token, attempt, outcome::penstock.outcome, reason
+      FROM gone
 )
-INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, attempt, outcome, reason)
-SELECT $1, id, created_at, $7::bigint, token, attempt, outcome::penstock.outcome, reason
-  FROM gone`
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
 func (q *Queue) queueRemove(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if c := pick(endings, verbExpire, verbCancel); len(c.ids) > 0 {

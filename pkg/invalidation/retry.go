@@ -108,20 +108,26 @@ func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
 // retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an attempt and
 // write the error to the history; entries that are snoozed spend nothing. History keeps the newest 20 errors.
 const retrySQL = `
-UPDATE penstock.entry_X d
-   SET status = 'initial', due_at = clock_timestamp() + k.delay_ms * interval '1 millisecond',
-       attempt = d.attempt + k.spent::int,
-       history = CASE WHEN NOT k.spent THEN d.history ELSE
-           CASE WHEN jsonb_array_length(coalesce(d.history, '[]')) >= 20 THEN d.history - 0 ELSE coalesce(d.history, '[]') END
-           || jsonb_build_object('at', clock_timestamp(), 'attempt', d.attempt + 1, 'error', k.error->>'error',
-                                 'class', k.error->>'class', 'stack', k.error->'stack', 'node', $8::bigint, 'run_ms', k.run_ms, 'meta', k.error->'meta') END
-  FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[])
-       k(lock_key, token, id, delay_ms, error, spent, run_ms)
-  CROSS JOIN LATERAL (
-       SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
-  CROSS JOIN LATERAL (
-       SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
- WHERE d.ctid = e.row`
+WITH found AS MATERIALIZED (
+    SELECT k.*, e.row
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[]) k(lock_key, token, id, delay_ms, error, spent, run_ms)
+     CROSS JOIN LATERAL (
+           SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+), later AS (
+    UPDATE penstock.entry_X d
+       SET status = 'initial', due_at = clock_timestamp() + f.delay_ms * interval '1 millisecond',
+           attempt = d.attempt + f.spent::int,
+           history = CASE WHEN NOT f.spent THEN d.history ELSE
+               CASE WHEN jsonb_array_length(coalesce(d.history, '[]')) >= 20 THEN d.history - 0 ELSE coalesce(d.history, '[]') END
+               || jsonb_build_object('at', clock_timestamp(), 'attempt', d.attempt + 1, 'error', f.error->>'error',
+                                     'class', f.error->>'class', 'stack', f.error->'stack', 'node', $8::bigint, 'run_ms', f.run_ms, 'meta', f.error->'meta') END
+      FROM found f
+     WHERE d.ctid = f.row
+    RETURNING d.id
+)
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM later))`
 
 func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
 	c := pick(endings, verbRetry, verbRelease)

@@ -48,10 +48,23 @@ const (
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	if q.soloDone(endings) {
 		ours, err := q.finishSolo(ctx, node, endings)
-		if postgres.Code(err) != "40001" {
+		if postgres.Code(err) != entryChanged {
 			return ours, err
 		}
 	}
+	for tries := 1; ; tries++ {
+		ours, err := q.settleHeld(ctx, node, endings)
+		if postgres.Code(err) != entryChanged || tries == 10 {
+			return ours, err
+		}
+	}
+}
+
+// entryChanged is the SQLSTATE of penstock.all_ended: an operator changed an entry (disabled it, say) at the very
+// moment when it was ended. Nothing was written; the next try, which waits for the operator's commit, sees it.
+const entryChanged = "40001"
+
+func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	batch := &pgx.Batch{}
 	var ours []Token
 	q.queueHold(batch, endings, &ours)
