@@ -17,6 +17,7 @@ type Node struct {
 	db       postgres.DB // claims and endings
 	beats    postgres.DB // heartbeats, on a connection that nothing else can hold up
 	handlers map[string]invalidation.Handler
+	kinds    map[invalidation.Kind]invalidation.Handler
 
 	incarnation atomic.Int64
 	claims      atomic.Int32
@@ -43,6 +44,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 	cfg = cfg.withDefaults()
 	n := &Node{
 		cfg: cfg, db: db, beats: beats, handlers: map[string]invalidation.Handler{},
+		kinds: map[invalidation.Kind]invalidation.Handler{},
 		board: newBoard(), desk: newDesk(), settler: newSettler(),
 		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
@@ -55,6 +57,15 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 
 // Handle sets the handler of a queue. Queues without one are left alone. Call it before Run.
 func (n *Node) Handle(queue string, h invalidation.Handler) { n.handlers[queue] = h }
+
+// HandleKind sets the handler of all queues of a kind that have none of their own, those to come as well.
+func (n *Node) HandleKind(kind invalidation.Kind, h invalidation.Handler) { n.kinds[kind] = h }
+
+// ID is the node's incarnation. It changes if the leader gives the node up while it still runs.
+func (n *Node) ID() invalidation.NodeID { return n.id() }
+
+// Freed tells the node that a gate which refused it may allow more now. It never blocks.
+func (n *Node) Freed() { n.cameFree() }
 
 // Wake hints that a queue may have new entries. It never blocks, and nothing depends on it.
 func (n *Node) Wake(queue int32) {
@@ -189,7 +200,11 @@ func (n *Node) readQueues(ctx context.Context) error {
 	}
 	services := map[int32]*service{}
 	for _, q := range queues {
-		if h := n.handlers[q.Name]; h != nil && q.Config.Application == n.cfg.Application {
+		h := n.handlers[q.Name]
+		if h == nil {
+			h = n.kinds[q.Config.Kind]
+		}
+		if h != nil && q.Config.Application == n.cfg.Application {
 			services[q.ID] = &service{name: q.Name, queue: q, handler: h}
 		}
 	}
