@@ -27,7 +27,8 @@ type ClaimRequest struct {
 type Claimed struct {
 	Locks []*Lock
 	Busy  bool // another claimer was in the lane, or holds a limit of the queue: try the next one
-	// Limited says that the queue's limits left no room. Wait is how long a token bucket needs, 0 if a lock must end.
+	// Limited says that the queue's limits left no room, or that it or the flow is pushed back (see PushBackQueue).
+	// Wait is how long a token bucket needs or the push-back lasts, 0 if a lock must end.
 	Limited bool
 	Wait    time.Duration
 	// Mark is the place in line from which the next claim of the lane may begin. It only saves walking over what

@@ -18,13 +18,13 @@ import "strings"
 // For groups only key and token come back: the entries must be read after this commits (claimGroupsSQL), for the
 // snapshot here may be older than the finish that freed the key. The last row says how the lane looked:
 // token 0, pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind,
-// and what the queue's limits left: how long to wait for a token bucket (s), and room for how many locks.
+// and what the queue's limits left: how long to wait for a token bucket or a push-back (s), and room for how many locks.
 const claimSQL = `
 WITH alone AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
            AND /* admission */ AS ok
 ), room AS MATERIALIZED (
-    SELECT /* room */ FROM alone WHERE ok
+    SELECT /* room */ FROM alone CROSS JOIN LATERAL (SELECT penstock.held_back($1, $3) AS wait) b WHERE ok
 ), head AS MATERIALIZED (
     SELECT r.*
       FROM alone CROSS JOIN LATERAL (
@@ -94,13 +94,13 @@ SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head),
 var (
 	claimFreeSQL = strings.NewReplacer(
 		"/* admission */", "NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)",
-		"/* room */", "$5::int AS locks, 0::float8 AS wait",
+		"/* room */", "CASE WHEN b.wait IS NULL THEN $5::int ELSE 0 END AS locks, coalesce(b.wait, 0) AS wait",
 	).Replace(claimSQL)
 	claimLimitedSQL = strings.NewReplacer(
 		"/* admission */", `(SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1) = $10::int[]
            AND (SELECT count(*) FROM (SELECT FROM penstock."limit" WHERE id = ANY ($10::int[]) FOR UPDATE SKIP LOCKED) g) = cardinality($10::int[])`,
-		"/* room */", "least($5::int, r.room) AS locks, r.wait",
-		"FROM alone WHERE ok\n", "FROM alone CROSS JOIN LATERAL penstock.limit_room($1, $3) r WHERE ok\n",
+		"/* room */", "CASE WHEN b.wait IS NULL THEN least($5::int, r.room) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait",
+		") b WHERE ok\n", ") b CROSS JOIN LATERAL penstock.limit_room($1, $3) r WHERE ok\n",
 		"/* spent */", `, spent AS MATERIALIZED (
     SELECT penstock.spend($1, $3, (SELECT count(*) FROM lock_solo) + (SELECT count(*) FROM lock_group)) AS done
 )`,
@@ -119,12 +119,14 @@ const swiftSQL = `
 WITH alone AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
            AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1) AS ok
+), back AS MATERIALIZED (
+    SELECT penstock.held_back($1, $3) AS wait
 ), head AS MATERIALIZED (
     SELECT r.*
-      FROM alone CROSS JOIN LATERAL (
+      FROM alone CROSS JOIN back CROSS JOIN LATERAL (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
-            WHERE alone.ok AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
+            WHERE alone.ok AND back.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
             ORDER BY pos
             LIMIT $5::int) r
 ), mine AS MATERIALIZED (
@@ -150,7 +152,9 @@ SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, tr
  WHERE (token IN (SELECT token FROM locked)) IS TRUE
 UNION ALL
 SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT ok::int FROM alone),
-       (SELECT count(*) FROM head)::int - (SELECT count(*) FROM mine)::int, 0, NULL, NULL, NULL, NULL, 0, NULL, NULL`
+       (SELECT count(*) FROM head)::int - (SELECT count(*) FROM mine)::int, 0, NULL, NULL, NULL, NULL,
+       back.wait, CASE WHEN back.wait IS NOT NULL THEN 0::float8 END, NULL
+  FROM back`
 
 // brieflySQL keeps a swift claim from waiting long for whoever has locked a ready row.
 const brieflySQL = `SELECT set_config('lock_timeout', '100ms', true)`

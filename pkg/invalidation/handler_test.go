@@ -47,6 +47,46 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 	}
 }
 
+func TestAPushBackKeepsEveryNodeOff(t *testing.T) {
+	b := newBed(t, Config{})
+	b.pushAll(b.pool, Push{}, Push{}, Push{Flow: "x"}, Push{Flow: "x"})
+	x := Lane{Priority: 1, Flow: "x"}
+	end := func(lane Lane, err error) EntryID {
+		l := b.claimAs(ClaimRequest{Node: here, Lane: lane, Limit: 1}).Locks[0]
+		run := &Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
+		b.settle(last(Judge(run, nil, err, 0, 0)))
+		return run.Entry.ID
+	}
+	limited := func(lane Lane) bool {
+		c := b.claimAs(ClaimRequest{Node: there, Lane: lane, Limit: 1})
+		b.settle(releaseAll(c.Locks...)...)
+		if c.Limited != (len(c.Locks) == 0) || c.Limited && (c.Wait < 50*time.Second || c.Wait > time.Minute) {
+			t.Errorf("claim of %v: %d locks, limited %t, wait %s", lane, len(c.Locks), c.Limited, c.Wait)
+		}
+		return c.Limited
+	}
+	first := end(x, PushBackFlow(time.Minute, errors.New("429 of x")))
+	if !limited(x) || limited(usual) {
+		t.Error("a flow that is pushed back should hold off, and no other")
+	}
+	end(usual, PushBackQueue(time.Minute, errors.New("429 of all")))
+	if !limited(usual) || !limited(x) {
+		t.Error("a queue that is pushed back should hold off in every flow")
+	}
+	e, err := Explain(b.ctx, b.pool, first)
+	if err != nil || len(e.Reasons) < 2 {
+		t.Errorf("explained %+v (%v), want both push-backs", e, err)
+	}
+	for _, flow := range []*string{nil, &x.Flow} {
+		if stood, err := LiftPushBack(b.ctx, b.pool, "work", flow); !stood || err != nil {
+			t.Fatalf("lifted: %t, %v", stood, err)
+		}
+	}
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: x, Limit: 1}); len(c.Locks) != 1 || c.Locks[0].Entries[0].ID != first || c.Locks[0].Entries[0].Attempt != 0 {
+		t.Errorf("claimed %v, want %d in its old place and no attempt spent", entryIDs(c.Locks...), first)
+	}
+}
+
 func TestAStalePushBackIsRefused(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("")
