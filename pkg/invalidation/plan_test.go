@@ -149,7 +149,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	id, node := b.q.ID, int64(here)
 	failure := `'{"error": "x", "class": "y"}'::jsonb`
 	return map[string]statement{
-		"claim swiftly": {q.swift, b.claimArgs(0)},
+		"claim swiftly": one(q.swift, `%d, 1::smallint, '', 0, 100, %d, 1`, id, node),
 		"claim solo":    {q.claim, b.claimArgs(0)},
 		"claim groups":  one(q.claim, `%d, 2::smallint, '', 0, 10, %d, 1, 100, false`, id, node),
 		"claimGroups":   one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
