@@ -118,6 +118,7 @@ type visit struct {
 	lane     *lane
 	from     int64
 	fromHead bool
+	freed    int64 // what freed was when the visit began: what comes free during it must not be missed
 }
 
 // take picks the lane that the ranker puts first among those with work that nobody of this node is in. It returns
@@ -142,7 +143,7 @@ func (b *board) take(rank Ranker, now time.Time) *visit {
 	l.claiming = true
 	s := b.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
-	v := &visit{service: s, queue: s.queue, lane: l, from: l.mark}
+	v := &visit{service: s, queue: s.queue, lane: l, from: l.mark, freed: b.freed}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
 	}
@@ -186,7 +187,7 @@ func (l *lane) resting(now time.Time, freed int64) bool {
 func (b *board) refuse(v *visit, again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, true, again, b.freed
+	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, true, again, v.freed
 }
 
 // free notes that something came free that a claim may need.
