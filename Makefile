@@ -13,6 +13,7 @@ RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 TESTS   ?= ./...
 TIMEOUT ?= 20m
 ARGS    ?=
+SOAK    ?= 10m
 
 # Modules of their own, so that the product's go.mod lists only what it runs on. One without Go files yet is left out.
 MODULES := $(sort $(foreach mod,$(wildcard examples/*/go.mod bench/go.mod bench/*/go.mod),$(if $(shell find $(dir $(mod)) -name '*.go' -print -quit),$(patsubst %/,%,$(dir $(mod))))))
@@ -23,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help run dev build fmt fmt-check vet lint test race e2e schema schema-check check check-worker check-modules bench-peers clean
+.PHONY: help run dev build fmt fmt-check vet lint test race e2e schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +76,12 @@ check-worker: ## Test the example worker under the race detector
 bench-peers: ## Compare with other queues on one private Postgres; needs npm; ARGS=-short for one small round
 	[ -d bench/peers/node/node_modules ] || npm ci --prefix bench/peers/node
 	go -C bench run ./cmd/peers $(ARGS)
+
+bench-dispatch: ## Calls a second through one node to a worker that answers at once, with 8, 64 and 512 slots
+	go -C bench run ./cmd/dispatch $(ARGS)
+
+soak: ## Ten minutes of inference on hostile workers while nodes die; SOAK=1m shortens it
+	PENSTOCK_SOAK=$(SOAK) go test -count=1 -timeout 60m -run TestSoak -v ./pkg/inference
 
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done

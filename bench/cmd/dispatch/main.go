@@ -1,0 +1,228 @@
+// Command dispatch measures what it costs to send an entry to a worker: a task node with an inference queue, and a
+// worker in the same process that answers at once. For 8, 64 and 512 slots it prints calls a second and how long an
+// entry was on its way, beside what the same worker takes when it is called without a queue.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+func main() {
+	n := flag.Int("n", 20_000, "calls of each round")
+	dsn := flag.String("dsn", "", "database to use; a private durable one if empty")
+	flag.Parse()
+	if err := run(context.Background(), *dsn, *n); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, dsn string, n int) error {
+	if dsn == "" {
+		server, err := devpostgres.Start(ctx, devpostgres.Config{})
+		if err != nil {
+			return err
+		}
+		defer server.Stop(context.WithoutCancel(ctx)) //nolint:errcheck // the run is over
+		dsn = server.ConnString()
+	}
+	pool, err := postgres.Open(ctx, postgres.Config{DSN: dsn, MaxConns: 16})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
+		return err
+	}
+	w, err := newWorker()
+	if err != nil {
+		return err
+	}
+	defer w.server.Close()
+	fmt.Printf("%6s %10s %10s %12s   %-24s %-24s\n", "slots", "calls", "calls/s", "bare calls/s", "claim to worker p50/p99", "thread to worker p50/p99")
+	for _, slots := range []int{8, 64, 512} {
+		bare, err := w.bare(slots, n)
+		if err != nil {
+			return err
+		}
+		r, err := w.queued(ctx, pool, slots, n)
+		if err != nil {
+			return fmt.Errorf("%d slots: %w", slots, err)
+		}
+		fmt.Printf("%6d %10d %10.0f %12.0f   %-24s %-24s\n", slots, n, r.perSecond, bare, quantiles(r.claim), quantiles(r.thread))
+	}
+	return nil
+}
+
+// worker answers at once and remembers when each entry arrived.
+type worker struct {
+	server  *http.Server
+	url     string
+	arrived sync.Map // entry id to time.Time
+	calls   atomic.Int64
+}
+
+func newWorker() (*worker, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{url: "http://" + listener.Addr().String() + "/run"}
+	w.server = &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second}
+	go w.server.Serve(listener) //nolint:errcheck // it ends with Close
+	return w, nil
+}
+
+func (w *worker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/run" {
+		w.arrived.Store(r.Header.Get("Penstock-Entry"), time.Now())
+		w.calls.Add(1)
+	}
+	_, _ = io.Copy(io.Discard, r.Body)
+	_, _ = io.WriteString(rw, `{"status":"success","result":{"ok":true},"active_jobs":0}`)
+}
+
+// bare calls the worker by the same adapter without a queue, with as many calls at once as there are slots.
+func (w *worker) bare(slots, n int) (perSecond float64, err error) {
+	adapter, err := inference.New(inference.Model{Name: "bare", Protocol: inference.ProtocolDispatcher}, inference.Instance{Endpoint: w.url, Slots: slots}, inference.Config{})
+	if err != nil {
+		return 0, err
+	}
+	var next atomic.Int64
+	var callers sync.WaitGroup
+	start := time.Now()
+	for range slots {
+		callers.Go(func() {
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				call := inference.Call{Run: inference.Run{Entry: strconv.FormatInt(-i, 10), Token: i, Attempt: 1}, Payload: json.RawMessage(`{}`)}
+				if o := adapter.Submit(context.Background(), call); o.Kind != inference.Done {
+					log.Fatalf("bare call: %s %s", o.Kind, o.Reason)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	return float64(n) / time.Since(start).Seconds(), nil
+}
+
+// round is what one round came to.
+type round struct {
+	perSecond     float64
+	claim, thread []time.Duration
+}
+
+// timed is the dispatcher with a stopwatch: it remembers when a thread took each entry up, and its claim began.
+type timed struct {
+	invalidation.Handler
+	mu      sync.Mutex
+	claimed map[string]time.Time
+	taken   map[string]time.Time
+}
+
+func (t *timed) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	id := strconv.FormatInt(int64(r.Entry.ID), 10)
+	now := time.Now()
+	t.mu.Lock()
+	t.claimed[id], t.taken[id] = r.Lock.ClaimedAt, now
+	t.mu.Unlock()
+	return t.Handler.Handle(ctx, r)
+}
+
+// queued pushes n entries and runs them through a node.
+func (w *worker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n int) (round, error) {
+	model := inference.Model{Name: fmt.Sprintf("instant-%d", slots), Protocol: inference.ProtocolDispatcher}
+	name, err := inference.RegisterModel(ctx, pool, model, inference.By{Actor: "bench"})
+	if err != nil {
+		return round{}, err
+	}
+	if _, err := inference.RegisterInstance(ctx, pool, model.Name, "here", w.url, slots, nil, inference.By{Actor: "bench"}); err != nil {
+		return round{}, err
+	}
+	queue, err := invalidation.Open(ctx, pool, name)
+	if err != nil {
+		return round{}, err
+	}
+	pushes := make([]invalidation.Push, n)
+	for i := range pushes {
+		pushes[i].Payload = json.RawMessage(`{}`)
+	}
+	for part := range slices.Chunk(pushes, 1000) {
+		if _, err := queue.Push(ctx, part...); err != nil {
+			return round{}, err
+		}
+	}
+	t := &timed{claimed: make(map[string]time.Time, n), taken: make(map[string]time.Time, n)}
+	start := time.Now()
+	if err := w.serve(ctx, pool, queue, slots, n, t); err != nil {
+		return round{}, err
+	}
+	r := round{perSecond: float64(n) / time.Since(start).Seconds()}
+	for id, at := range t.claimed {
+		arrived, _ := w.arrived.Load(id)
+		r.claim = append(r.claim, arrived.(time.Time).Sub(at))
+		r.thread = append(r.thread, arrived.(time.Time).Sub(t.taken[id]))
+	}
+	return r, nil
+}
+
+// serve runs a node until the queue is empty.
+func (w *worker) serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, slots, n int, t *timed) error {
+	ctx, stop := context.WithTimeout(ctx, 5*time.Minute)
+	defer stop()
+	var node *tasknode.Node
+	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	service := inference.NewService(inference.ServiceConfig{
+		Log: quiet, Pool: inference.PoolConfig{Freed: func() { node.Freed() }},
+	}, pool, func() invalidation.NodeID { return node.ID() })
+	t.Handler = service.Dispatcher
+	node = tasknode.New(tasknode.Config{Name: "bench", Threads: slots, Gates: []tasknode.Gate{service.Pool}, Log: quiet}, pool, pool)
+	node.Handle(queue.Name, t)
+	if err := service.Registry.Refresh(ctx); err != nil {
+		return err
+	}
+	var duties sync.WaitGroup
+	slotsEnd, endSlots := context.WithCancel(context.WithoutCancel(ctx))
+	duties.Go(func() { _ = service.Pool.Run(slotsEnd) })
+	duties.Go(func() { _ = service.Registry.Run(ctx) })
+	ran := make(chan error, 1)
+	go func() { ran <- node.Run(ctx) }()
+	for ctx.Err() == nil && node.Stats().Settled.Load() < int64(n) {
+		time.Sleep(time.Millisecond)
+	}
+	failed := ctx.Err()
+	stop()
+	err := <-ran
+	endSlots()
+	duties.Wait()
+	if failed != nil {
+		return fmt.Errorf("queue is not empty after five minutes: %w", failed)
+	}
+	return err
+}
+
+func quantiles(d []time.Duration) string {
+	slices.Sort(d)
+	at := func(q float64) time.Duration { return d[int(q*float64(len(d)-1))].Round(10 * time.Microsecond) }
+	return fmt.Sprintf("%s / %s", at(0.5), at(0.99))
+}
