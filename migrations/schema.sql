@@ -318,6 +318,84 @@ BEGIN
     END CASE;
 END $$;
 
+-- Name: batch; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.batch (
+    id bigint NOT NULL,
+    queue_id integer NOT NULL,
+    name text NOT NULL,
+    status text DEFAULT 'splitting'::text NOT NULL,
+    query text,
+    items jsonb,
+    part_size integer DEFAULT 100 NOT NULL,
+    window_parts integer DEFAULT 1000 NOT NULL,
+    detail jsonb DEFAULT '{}'::jsonb NOT NULL,
+    flow text COLLATE pg_catalog."C",
+    priority smallint,
+    completion_queue_id integer,
+    actor text NOT NULL,
+    paused_at timestamp with time zone,
+    paused_by text,
+    paused_reason text,
+    paused_until timestamp with time zone,
+    cancelled_by text,
+    cancelled_reason text,
+    split_entry_id bigint,
+    completion_entry_id bigint,
+    result jsonb,
+    problem text,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    ended_at timestamp with time zone,
+    CONSTRAINT batch_check CHECK ((num_nonnulls(query, items) <= 1)),
+    CONSTRAINT batch_detail_check CHECK ((jsonb_typeof(detail) = 'object'::text)),
+    CONSTRAINT batch_items_check CHECK ((jsonb_typeof(items) = 'array'::text)),
+    CONSTRAINT batch_part_size_check CHECK (((part_size >= 1) AND (part_size <= 100000))),
+    CONSTRAINT batch_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT batch_status_check CHECK ((status = ANY (ARRAY['splitting'::text, 'running'::text, 'ending'::text, 'done'::text, 'failed'::text, 'cancelled'::text]))),
+    CONSTRAINT batch_window_parts_check CHECK (((window_parts >= 1) AND (window_parts <= 10000)))
+);
+
+-- Name: COLUMN batch.query; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.batch.query IS 'a SELECT whose rows are the set; it is run by a task node, with its rights';
+
+-- Name: COLUMN batch.items; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.batch.items IS 'the set, until it is split';
+
+-- Name: COLUMN batch.detail; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.batch.detail IS 'goes into the payload of every entry of the batch';
+
+-- Name: COLUMN batch.completion_queue_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.batch.completion_queue_id IS 'where the completion entry goes: the one that is pushed once, when all parts have ended';
+
+-- Name: batch_payload(penstock.batch, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.batch_payload(b penstock.batch, step text, more jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    SELECT b.detail || jsonb_build_object('batch', b.id, 'step', step) || more
+$$;
+
+-- Name: batch_row(bigint, boolean); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.batch_row(wanted bigint, open_only boolean DEFAULT true) RETURNS penstock.batch
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    b penstock.batch;
+BEGIN
+    SELECT * INTO b FROM penstock.batch WHERE id = wanted FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'batch % does not exist', wanted USING ERRCODE = 'PS012', HINT = 'penstock.batch_status lists the batches.';
+    ELSIF open_only AND b.ended_at IS NOT NULL THEN
+        RAISE EXCEPTION 'batch % has ended: %', wanted, b.status USING ERRCODE = 'PS006', DETAIL = b.status;
+    END IF;
+    RETURN b;
+END $$;
+
 -- Name: because(text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.because(code text, sentence text, numbers jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
@@ -466,6 +544,25 @@ BEGIN
             || jsonb_strip_nulls(detail - 'result') || CASE WHEN detail ? 'result' THEN jsonb_build_object('result', detail->'result') ELSE '{}' END)],
         flows => ARRAY[left(coalesce(lower(substring(e.callback->>'url' FROM '^[A-Za-z]+://([^/?#]+)')), ''), 128)],
         traces => ARRAY[e.trace]);
+END $$;
+
+-- Name: cancel_batch(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.cancel_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    b penstock.batch;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    b := penstock.batch_row(batch);
+    UPDATE penstock.batch SET cancelled_by = coalesce(cancel_batch.actor, current_user), cancelled_reason = coalesce(reason, '') WHERE id = b.id;
+    PERFORM penstock.cancel_one(b.queue_id, p.entry_id, reason, coalesce(actor, current_user))
+       FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL;
+    IF b.status = 'splitting' THEN
+        PERFORM penstock.cancel_one(b.queue_id, b.split_entry_id, reason, coalesce(actor, current_user));
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(actor, current_user), 'cancel_batch', 'batch ' || batch, reason);
 END $$;
 
 -- Name: cancel_entry(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -741,6 +838,29 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN; -- disabling or cancelling one of them just now
 END $$;
 
+-- Name: complete_batch(penstock.batch); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.complete_batch(b penstock.batch) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    verdict text;
+    bad     bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.outcome <> 'done');
+    parts   bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id);
+    target  text := (SELECT name FROM penstock.queue WHERE id = b.completion_queue_id);
+    pushed  bigint;
+BEGIN
+    verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed' ELSE 'done' END;
+    IF target IS NOT NULL THEN
+        pushed := penstock.push(target, penstock.batch_payload(b, 'end', jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad)),
+                                flow => b.flow, priority => b.priority, name => 'batch:' || b.id);
+    END IF;
+    UPDATE penstock.batch SET status = CASE WHEN pushed IS NULL THEN verdict ELSE 'ending' END, completion_entry_id = pushed,
+                              problem = coalesce(problem, CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || parts || ' parts did not end well' END),
+                              ended_at = CASE WHEN pushed IS NULL THEN clock_timestamp() END
+     WHERE id = b.id;
+END $$;
+
 -- Name: count(integer, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.count(queue_id integer, what text, n bigint) RETURNS void
@@ -831,6 +951,46 @@ CREATE FUNCTION penstock.counter(what text, queue_id integer) RETURNS bigint
     AS $$
     SELECT coalesce(pg_sequence_last_value(format('penstock.%I', what || '_' || queue_id)::regclass), 0)
 $$;
+
+-- Name: create_batch(text, text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q       penstock.queue := penstock.queue_row(queue);
+    b       penstock.batch;
+    unknown text;
+BEGIN
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k
+     WHERE k NOT IN ('items', 'query', 'part_size', 'window_parts', 'detail', 'flow', 'priority', 'completion_queue');
+    IF FOUND THEN
+        RAISE EXCEPTION 'batch option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are items or query, part_size, window_parts, detail, flow, priority and completion_queue.';
+    ELSIF (options ? 'items') = (options ? 'query') THEN
+        RAISE EXCEPTION 'a batch needs items or a query, one of them' USING ERRCODE = 'PS002';
+    END IF;
+    b := jsonb_populate_record(NULL::penstock.batch, options);
+    INSERT INTO penstock.batch AS x (queue_id, name, query, items, part_size, window_parts, detail, flow, priority, actor, completion_queue_id)
+    VALUES (q.id, create_batch.name, b.query, b.items, coalesce(b.part_size, 100), coalesce(b.window_parts, 1000), coalesce(b.detail, '{}'),
+            b.flow, b.priority, coalesce(create_batch.actor, current_user),
+            CASE WHEN options->>'completion_queue' IS NOT NULL THEN (penstock.queue_row(options->>'completion_queue')).id END)
+    RETURNING * INTO b;
+    IF b.items IS NOT NULL THEN
+        PERFORM penstock.split_batch(b.id);
+    ELSE
+        UPDATE penstock.batch x SET split_entry_id = penstock.push(q.name, penstock.batch_payload(b, 'split'), flow => b.flow,
+                                                                   priority => b.priority, name => 'batch:' || b.id)
+         WHERE x.id = b.id;
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(create_batch.actor, current_user), 'create_batch', 'batch ' || b.id, create_batch.reason,
+            jsonb_build_object('queue', q.name, 'name', create_batch.name));
+    RETURN b.id;
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR not_null_violation THEN
+        RAISE EXCEPTION 'batch option is not valid: %', SQLERRM USING ERRCODE = 'PS002';
+END $$;
 
 -- Name: create_cron_entries(bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[]); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1309,6 +1469,20 @@ BEGIN
     VALUES (coalesce(actor, current_user), 'enable_queue', q.name, reason);
 END $$;
 
+-- Name: end_batch(penstock.batch); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.end_batch(b penstock.batch) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    failed text := (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.completion_queue_id AND f.entry_id = b.completion_entry_id LIMIT 1);
+BEGIN
+    UPDATE penstock.batch
+       SET status = CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN b.problem IS NOT NULL OR failed IS NOT NULL THEN 'failed' ELSE 'done' END,
+           problem = coalesce(b.problem, 'completion: ' || failed), ended_at = clock_timestamp()
+     WHERE id = b.id;
+END $$;
+
 -- Name: end_cron_runs(timestamp with time zone, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.end_cron_runs(at timestamp with time zone, most integer) RETURNS integer
@@ -1525,6 +1699,31 @@ BEGIN
     RETURN found_at.queue_id;
 END $$;
 
+-- Name: feed_batch(penstock.batch); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.feed_batch(b penstock.batch) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    room integer := b.window_parts - (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL);
+    next integer[];
+    made bigint[];
+BEGIN
+    next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL
+                   ORDER BY p.no LIMIT greatest(room, 0));
+    IF cardinality(next) = 0 THEN
+        RETURN 0;
+    END IF;
+    SELECT p.ids INTO made
+      FROM penstock.push_many((SELECT name FROM penstock.queue WHERE id = b.queue_id),
+               ARRAY(SELECT penstock.batch_payload(b, 'part', jsonb_build_object('part', n)) FROM unnest(next) WITH ORDINALITY u(n, i) ORDER BY i),
+               flows => array_fill(b.flow, ARRAY[cardinality(next)]), priorities => array_fill(b.priority, ARRAY[cardinality(next)]),
+               names => array_fill('batch:' || b.id, ARRAY[cardinality(next)])) p;
+    UPDATE penstock.batch_part p SET entry_id = u.id
+      FROM unnest(next, made) u(no, id) WHERE p.batch_id = b.id AND p.no = u.no;
+    RETURN cardinality(next);
+END $$;
+
 -- Name: find_entry(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name text, OUT ended penstock.outcome) RETURNS record
@@ -1539,6 +1738,21 @@ CREATE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name
            (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 LIMIT 1)) f
      LIMIT 1
 $_$;
+
+-- Name: finish_batch_part(bigint, integer, integer, text, bigint, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.finish_batch_part(batch bigint, part integer, queue integer, key text, token bigint, result jsonb) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    PERFORM FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key AND l.token = finish_batch_part.token FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE penstock.batch_part p SET outcome = 'done', ended_at = clock_timestamp(), result = finish_batch_part.result
+     WHERE p.batch_id = batch AND p.no = part AND p.ended_at IS NULL;
+    RETURN FOUND;
+END $$;
 
 -- Name: fire_cron_jobs(bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -2193,6 +2407,27 @@ BEGIN
     USING clock_timestamp(), most;
 END $_$;
 
+-- Name: pause_batch(bigint, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.pause_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    b penstock.batch;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
+        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
+    END IF;
+    b := penstock.batch_row(batch);
+    UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = coalesce(pause_batch.actor, current_user), paused_reason = coalesce(reason, ''),
+                              paused_until = until
+     WHERE id = b.id;
+    PERFORM penstock.withdraw_batch(b, 'the batch was paused');
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'pause_batch', 'batch ' || batch, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+END $$;
+
 -- Name: pause_cron_job(text, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.pause_cron_job(job text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
@@ -2554,6 +2789,33 @@ BEGIN
     RETURN q;
 END $$;
 
+-- Name: reap_batch(penstock.batch); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.reap_batch(b penstock.batch) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    n integer;
+BEGIN
+    WITH gone AS MATERIALIZED (
+        SELECT p.no, p.entry_id FROM penstock.batch_part p
+         WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL
+           AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = p.entry_id)
+    )
+    UPDATE penstock.batch_part p
+       SET ended_at = clock_timestamp(), outcome = coalesce(w.outcome, 'done'), result = w.result, error = w.error
+      FROM gone g
+      LEFT JOIN LATERAL (
+           SELECT 'failed'::penstock.outcome AS outcome, NULL::jsonb AS result, f.error
+             FROM penstock.failure f WHERE f.queue_id = b.queue_id AND f.entry_id = g.entry_id
+           UNION ALL
+           SELECT r.outcome, r.result, r.reason FROM penstock.result r WHERE r.queue_id = b.queue_id AND r.entry_id = g.entry_id
+            LIMIT 1) w ON true
+     WHERE p.batch_id = b.id AND p.no = g.no AND p.ended_at IS NULL;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
 -- Name: register_instance(text, text, text, integer, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}'::jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS integer
@@ -2737,6 +2999,18 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Name: resume_batch(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.resume_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    b penstock.batch := penstock.batch_row(batch);
+BEGIN
+    UPDATE penstock.batch SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL WHERE id = b.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(actor, current_user), 'resume_batch', 'batch ' || batch, reason);
+END $$;
+
 -- Name: resume_cron_job(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.resume_cron_job(job text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
@@ -2766,6 +3040,30 @@ BEGIN
      WHERE id = q.id;
     INSERT INTO penstock.audit (actor, verb, object, reason)
     VALUES (coalesce(actor, current_user), 'resume_queue', q.name, reason);
+END $$;
+
+-- Name: retry_batch(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    b penstock.batch := penstock.batch_row(batch, false);
+    n integer;
+BEGIN
+    IF b.ended_at IS NULL THEN
+        RAISE EXCEPTION 'batch % has not ended', batch USING ERRCODE = 'PS006', HINT = 'Wait until it has, or cancel it.';
+    END IF;
+    UPDATE penstock.batch_part p SET outcome = NULL, ended_at = NULL, entry_id = NULL, error = NULL WHERE p.batch_id = b.id AND p.outcome <> 'done';
+    GET DIAGNOSTICS n = ROW_COUNT;
+    IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id) THEN
+        RAISE EXCEPTION 'batch % was never split', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
+    END IF;
+    UPDATE penstock.batch SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL
+     WHERE id = b.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
+    RETURN n;
 END $$;
 
 -- Name: retry_failure(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2967,6 +3265,28 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Name: split_batch(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.split_batch(batch bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    b penstock.batch := penstock.batch_row(batch, false);
+BEGIN
+    IF b.status <> 'splitting' THEN
+        RETURN;
+    END IF;
+    EXECUTE format($q$
+        INSERT INTO penstock.batch_part (batch_id, no, items)
+        SELECT $1, (r.n - 1) / $2 + 1, jsonb_agg(r.item ORDER BY r.n)
+          FROM (%s) r
+         GROUP BY (r.n - 1) / $2$q$,
+        CASE WHEN b.query IS NULL THEN 'SELECT i.item, i.n FROM jsonb_array_elements($3) WITH ORDINALITY i(item, n)'
+             ELSE format('SELECT to_jsonb(q) AS item, row_number() OVER () AS n FROM (%s) q', rtrim(b.query, '; ')) END)
+    USING b.id, b.part_size, b.items;
+    UPDATE penstock.batch SET status = 'running', items = NULL WHERE id = b.id;
+END $_$;
+
 -- Name: start_operation(text, text, jsonb, text, text, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, per_second integer DEFAULT 1000) RETURNS bigint
@@ -2988,6 +3308,44 @@ BEGIN
     VALUES (coalesce(start_operation.actor, current_user), 'start_operation', q.name, start_operation.reason,
             jsonb_build_object('operation', made, 'verb', start_operation.verb, 'filter', start_operation.filter, 'matched', n));
     RETURN made;
+END $$;
+
+-- Name: step_batch(bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.step_batch(batch bigint) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    b penstock.batch;
+    n integer := 0;
+BEGIN
+    SELECT * INTO b FROM penstock.batch x WHERE x.id = batch AND x.ended_at IS NULL FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    ELSIF b.status = 'splitting' AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id) THEN
+        -- Splitting commits before its entry ends; the batch was read after that. So it went wrong, or was cancelled.
+        UPDATE penstock.batch SET problem = 'split: ' || coalesce(
+            (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.queue_id AND f.entry_id = b.split_entry_id LIMIT 1), 'its entry was cancelled')
+         WHERE id = b.id AND status = 'splitting' RETURNING * INTO b;
+        IF FOUND THEN
+            PERFORM penstock.complete_batch(b);
+        END IF;
+    ELSIF b.status = 'running' THEN
+        n := penstock.reap_batch(b);
+        IF b.cancelled_by IS NOT NULL THEN
+            UPDATE penstock.batch_part p SET outcome = 'cancelled', ended_at = clock_timestamp(), error = b.cancelled_reason
+             WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL;
+        END IF;
+        IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL) THEN
+            PERFORM penstock.complete_batch(b);
+        ELSIF b.cancelled_by IS NULL AND (b.paused_at IS NULL OR b.paused_until <= clock_timestamp()) THEN
+            n := n + penstock.feed_batch(b);
+        END IF;
+    ELSIF b.status = 'ending' AND NOT EXISTS (
+          SELECT FROM penstock.entry e WHERE e.queue_id = b.completion_queue_id AND e.id = b.completion_entry_id) THEN
+        PERFORM penstock.end_batch(b);
+    END IF;
+    RETURN n;
 END $$;
 
 -- Name: step_operation(bigint); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3340,6 +3698,24 @@ CREATE FUNCTION penstock.watch_value(v jsonb) RETURNS jsonb
     SELECT CASE WHEN pg_column_size(v) > 8192 THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END
 $$;
 
+-- Name: withdraw_batch(penstock.batch, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.withdraw_batch(b penstock.batch, why text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    p record;
+    e penstock.entry;
+BEGIN
+    FOR p IN SELECT x.no, x.entry_id FROM penstock.batch_part x WHERE x.batch_id = b.id AND x.ended_at IS NULL AND x.entry_id IS NOT NULL ORDER BY x.no LOOP
+        e := penstock.take_entry(b.queue_id, p.entry_id);
+        IF e.id IS NOT NULL THEN
+            PERFORM penstock.end_entry(e, 'cancelled', why);
+            UPDATE penstock.batch_part x SET entry_id = NULL WHERE x.batch_id = b.id AND x.no = p.no AND x.ended_at IS NULL;
+        END IF;
+    END LOOP;
+END $$;
+
 -- Name: withdraw_cron_entry(bigint, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.withdraw_cron_entry(job bigint, why text) RETURNS void
@@ -3395,6 +3771,72 @@ ALTER TABLE penstock.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+
+-- Name: batch_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.batch ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.batch_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: batch_part; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.batch_part (
+    batch_id bigint NOT NULL,
+    no integer NOT NULL,
+    outcome penstock.outcome,
+    entry_id bigint,
+    ended_at timestamp with time zone,
+    error text,
+    items jsonb NOT NULL,
+    result jsonb
+)
+WITH (fillfactor='80');
+
+-- Name: batch_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.batch_status AS
+ SELECT b.id,
+    b.name,
+    q.name AS queue,
+        CASE
+            WHEN ((b.ended_at IS NULL) AND (b.cancelled_by IS NOT NULL)) THEN 'cancelling'::text
+            WHEN ((b.ended_at IS NULL) AND (b.paused_at IS NOT NULL) AND COALESCE((b.paused_until > clock_timestamp()), true)) THEN 'paused'::text
+            ELSE b.status
+        END AS state,
+    p.parts,
+    p.waiting,
+    p.queued,
+    p.done,
+    p.bad,
+        CASE
+            WHEN (p.parts > 0) THEN round(((100.0 * ((p.done + p.bad))::numeric) / (p.parts)::numeric), 1)
+            ELSE NULL::numeric
+        END AS percent,
+    b.paused_by,
+    b.paused_reason,
+    b.paused_until,
+    b.cancelled_by,
+    b.cancelled_reason,
+    b.problem,
+    b.result,
+    b.actor,
+    b.created_at,
+    b.ended_at,
+    b.queue_id
+   FROM ((penstock.batch b
+     JOIN penstock.queue q ON ((q.id = b.queue_id)))
+     CROSS JOIN LATERAL ( SELECT count(*) AS parts,
+            count(*) FILTER (WHERE ((x.ended_at IS NULL) AND (x.entry_id IS NULL))) AS waiting,
+            count(*) FILTER (WHERE ((x.ended_at IS NULL) AND (x.entry_id IS NOT NULL))) AS queued,
+            count(*) FILTER (WHERE (x.outcome = 'done'::penstock.outcome)) AS done,
+            count(*) FILTER (WHERE (x.outcome <> 'done'::penstock.outcome)) AS bad
+           FROM penstock.batch_part x
+          WHERE (x.batch_id = b.id)) p);
 
 -- Name: bucket; Type: TABLE; Schema: penstock; Owner: -
 
@@ -4159,6 +4601,16 @@ ALTER TABLE ONLY penstock.result ATTACH PARTITION penstock.result_default DEFAUL
 ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
+-- Name: batch_part batch_part_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.batch_part
+    ADD CONSTRAINT batch_part_pkey PRIMARY KEY (batch_id, no);
+
+-- Name: batch batch_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.batch
+    ADD CONSTRAINT batch_pkey PRIMARY KEY (id);
+
 -- Name: bucket bucket_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.bucket
@@ -4324,6 +4776,26 @@ ALTER TABLE ONLY penstock.watch
 ALTER TABLE ONLY penstock.webhook_endpoint
     ADD CONSTRAINT webhook_endpoint_pkey PRIMARY KEY (url);
 
+-- Name: batch_ended; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX batch_ended ON penstock.batch USING btree (ended_at) WHERE (ended_at IS NOT NULL);
+
+-- Name: batch_open; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX batch_open ON penstock.batch USING btree (id) WHERE (ended_at IS NULL);
+
+-- Name: batch_part_bad; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX batch_part_bad ON penstock.batch_part USING btree (batch_id, no) WHERE (outcome <> 'done'::penstock.outcome);
+
+-- Name: batch_part_queued; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX batch_part_queued ON penstock.batch_part USING btree (batch_id, no) WHERE ((ended_at IS NULL) AND (entry_id IS NOT NULL));
+
+-- Name: batch_part_waiting; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX batch_part_waiting ON penstock.batch_part USING btree (batch_id, no) WHERE ((ended_at IS NULL) AND (entry_id IS NULL));
+
 -- Name: cron_firing_fired_at; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX cron_firing_fired_at ON penstock.cron_firing USING brin (fired_at);
@@ -4455,6 +4927,21 @@ CREATE TRIGGER model_version AFTER INSERT OR DELETE OR UPDATE ON penstock.model 
 -- Name: queue queue_model; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER queue_model AFTER UPDATE OF model ON penstock.queue FOR EACH ROW WHEN ((old.model IS DISTINCT FROM new.model)) EXECUTE FUNCTION penstock.bump_inference_version();
+
+-- Name: batch batch_completion_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.batch
+    ADD CONSTRAINT batch_completion_queue_id_fkey FOREIGN KEY (completion_queue_id) REFERENCES penstock.queue(id) ON DELETE SET NULL;
+
+-- Name: batch_part batch_part_batch_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.batch_part
+    ADD CONSTRAINT batch_part_batch_id_fkey FOREIGN KEY (batch_id) REFERENCES penstock.batch(id) ON DELETE CASCADE;
+
+-- Name: batch batch_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.batch
+    ADD CONSTRAINT batch_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
 -- Name: bucket bucket_limit_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

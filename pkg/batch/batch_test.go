@@ -1,0 +1,475 @@
+package batch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// bed is a database with a batch queue, `parts`, a stepper and a node that runs what the test lets it.
+type bed struct {
+	*testing.T
+	ctx     context.Context
+	pool    *pgxpool.Pool
+	q       *invalidation.Queue
+	stepper *Stepper
+	claims  int32
+	mapped  []string // items of each run of Map
+	fail    func(Part) error
+}
+
+type open struct{ db postgres.DB }
+
+func (o open) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return postgres.InTx(ctx, o.db, fn)
+}
+
+const here invalidation.NodeID = 7001
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := &bed{T: t, ctx: t.Context()}
+	var err error
+	if b.pool, err = postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 10}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.pool.Close)
+	retry := invalidation.RetryPolicy{MaxAttempts: 1}
+	if b.q, err = invalidation.Create(b.ctx, b.pool, "parts", invalidation.Config{Kind: invalidation.KindBatch, Retry: retry}); err != nil {
+		t.Fatal(err)
+	}
+	b.stepper = NewStepper(b.pool, open{b.pool}, Config{})
+	return b
+}
+
+// work adds up numbers: Map those of a part, Reduce those of all parts.
+func (b *bed) work() invalidation.Handler {
+	return Handler(b.pool, Work{
+		Map: func(_ context.Context, p Part) (json.RawMessage, error) {
+			sum := 0
+			var items []string
+			for _, item := range p.Items {
+				var n int
+				if err := json.Unmarshal(item, &n); err != nil {
+					var row struct{ N int }
+					if err := json.Unmarshal(item, &row); err != nil {
+						return nil, err
+					}
+					n = row.N
+				}
+				sum += n
+				items = append(items, fmt.Sprint(n))
+			}
+			b.mapped = append(b.mapped, strings.Join(items, ","))
+			if b.fail != nil {
+				if err := b.fail(p); err != nil {
+					return nil, err
+				}
+			}
+			return json.RawMessage(fmt.Sprint(sum)), nil
+		},
+		Reduce: func(_ context.Context, results iter.Seq2[json.RawMessage, error]) (json.RawMessage, error) {
+			total := 0
+			for r, err := range results {
+				var n int
+				if err := errors.Join(err, json.Unmarshal(r, &n)); err != nil {
+					return nil, err
+				}
+				total += n
+			}
+			return json.RawMessage(fmt.Sprint(total)), nil
+		},
+	})
+}
+
+func (b *bed) create(c Batch) int64 {
+	b.Helper()
+	c.Queue = "parts"
+	if c.Name == "" {
+		c.Name = "sum"
+	}
+	id, err := Create(b.ctx, b.pool, c, invalidation.By{Actor: "ada", Reason: "test"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return id
+}
+
+// numbers are the items 1 to n.
+func numbers(n int) []json.RawMessage {
+	items := make([]json.RawMessage, n)
+	for i := range items {
+		items[i] = json.RawMessage(fmt.Sprint(i + 1))
+	}
+	return items
+}
+
+func (b *bed) step() {
+	b.Helper()
+	if _, err := b.stepper.pass(b.ctx); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bed) claim(limit int) []*invalidation.Lock {
+	b.Helper()
+	b.claims++
+	c, err := b.q.Claim(b.ctx, invalidation.ClaimRequest{Node: here, ClaimID: b.claims, Lane: invalidation.Lane{Priority: 1}, Limit: limit})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c.Locks
+}
+
+// run runs up to limit ready entries as a node would and returns how many it ran.
+func (b *bed) run(limit int) int {
+	b.Helper()
+	locks := b.claim(limit)
+	for _, l := range locks {
+		b.runLock(l)
+	}
+	return len(locks)
+}
+
+func (b *bed) runLock(l *invalidation.Lock) {
+	b.Helper()
+	r := &invalidation.Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
+	result, err := b.work().Handle(b.ctx, r)
+	e := invalidation.Judge(r, result, err, time.Millisecond, 0)
+	e.Last = true
+	if _, err := b.q.Settle(b.ctx, here, []invalidation.Ending{e}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// drain lets leader and node work until nothing is left to do.
+func (b *bed) drain() {
+	b.Helper()
+	for range 1000 {
+		b.step()
+		if b.run(100) == 0 && b.count(`SELECT count(*) FROM penstock.batch WHERE ended_at IS NULL AND paused_at IS NULL`) == 0 {
+			return
+		}
+	}
+	b.Fatal("it does not come to an end")
+}
+
+func (b *bed) look(id int64) Status {
+	b.Helper()
+	s, err := Look(b.ctx, b.pool, id)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
+func (b *bed) count(sql string, args ...any) (n int) {
+	b.Helper()
+	if err := b.pool.QueryRow(b.ctx, sql, args...).Scan(&n); err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// completions is how many completion entries there ever were.
+func (b *bed) completions() int {
+	b.Helper()
+	return b.count(`SELECT (SELECT count(*) FROM penstock.entry WHERE payload->>'step' = 'end')
+	                     + (SELECT count(*) FROM penstock.result r JOIN penstock.batch b ON b.completion_entry_id = r.entry_id)`)
+}
+
+func TestListIsMappedAndReduced(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(1000), PartSize: 7, Window: 50, CompletionQueue: "parts", Detail: json.RawMessage(`{"unit": "m"}`)})
+	b.step()
+	if s := b.look(id); s.Parts != 143 || s.Queued != 50 || s.Waiting != 93 || s.State != "running" {
+		t.Errorf("after a step: %+v", s)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry WHERE payload->>'unit' = 'm'`); n != 50 {
+		t.Errorf("%d entries carry the detail, want 50", n)
+	}
+	b.drain()
+	s := b.look(id)
+	if s.State != "done" || string(s.Result) != "500500" || s.Done != 143 || s.Bad != 0 {
+		t.Errorf("ended as %+v", s)
+	}
+	if len(b.mapped) != 143 {
+		t.Errorf("Map ran %d times for 143 parts", len(b.mapped))
+	}
+	if n := b.completions(); n != 1 {
+		t.Errorf("%d completion entries, want one", n)
+	}
+}
+
+func TestQueryIsSplitByANode(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Query: `SELECT i AS n FROM generate_series(1, 10) i ORDER BY i DESC;`, PartSize: 4, CompletionQueue: "parts"})
+	b.step()
+	if s := b.look(id); s.State != "splitting" || s.Parts != 0 {
+		t.Errorf("before a node came: %+v", s)
+	}
+	b.drain()
+	if s := b.look(id); s.State != "done" || string(s.Result) != "55" {
+		t.Errorf("ended as %+v", s)
+	}
+	if got := strings.Join(b.mapped, " "); got != "10,9,8,7 6,5,4,3 2,1" {
+		t.Errorf("parts were %s", got)
+	}
+}
+
+func TestQueryThatFailsFailsTheBatch(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Query: `SELECT no_such_column`})
+	b.drain()
+	if s := b.look(id); s.State != "failed" || !strings.Contains(s.Problem, "no_such_column") {
+		t.Errorf("ended as %+v", s)
+	}
+}
+
+func TestEmptySetIsDone(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: []json.RawMessage{}, CompletionQueue: "parts"})
+	b.drain()
+	if s := b.look(id); s.State != "done" || s.Parts != 0 || string(s.Result) != "0" {
+		t.Errorf("ended as %+v", s)
+	}
+}
+
+func TestPartThatWasRecordedIsNotRunAgain(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(2), PartSize: 1, CompletionQueue: "parts"})
+	b.step()
+	l := b.claim(1)[0]
+	r := &invalidation.Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
+	if _, err := b.work().Handle(b.ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	// Here the node dies: the entry is handed out again.
+	e := invalidation.Release(l, l.Entries[0].ID, 0)
+	e.Last = true
+	if _, err := b.q.Settle(b.ctx, here, []invalidation.Ending{e}); err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	if s := b.look(id); s.State != "done" || string(s.Result) != "3" || len(b.mapped) != 2 {
+		t.Errorf("ended as %+v after %d runs of Map, want 2", s, len(b.mapped))
+	}
+}
+
+func TestRunThatLostItsLockRecordsNothing(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(1)})
+	b.step()
+	old := b.claim(1)[0]
+	e := invalidation.Release(old, old.Entries[0].ID, 0)
+	e.Last = true
+	if _, err := b.q.Settle(b.ctx, here, []invalidation.Ending{e}); err != nil {
+		t.Fatal(err)
+	}
+	again := b.claim(1)[0]
+	_, err := b.work().Handle(b.ctx, &invalidation.Run{Queue: b.q, Entry: old.Entries[0], Lock: old, Node: here})
+	if !errors.Is(err, invalidation.ErrLockLost) {
+		t.Errorf("a run without its lock recorded: %v", err)
+	}
+	if s := b.look(id); s.Done != 0 {
+		t.Errorf("%+v", s)
+	}
+	b.runLock(again)
+	b.drain()
+	if s := b.look(id); s.State != "done" {
+		t.Errorf("ended as %+v", s)
+	}
+}
+
+func TestPausedBatchStartsNothingAndResumesWithoutRedoing(t *testing.T) {
+	b := newBed(t)
+	by := invalidation.By{Actor: "ada", Reason: "window"}
+	id := b.create(Batch{Items: numbers(20), PartSize: 1, Window: 10, CompletionQueue: "parts"})
+	b.step()
+	b.run(4)
+	running := b.claim(2)
+	if err := Pause(b.ctx, b.pool, id, by, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	b.step()
+	if n := len(b.claim(100)); n != 0 {
+		t.Errorf("%d parts started during the pause", n)
+	}
+	for _, l := range running {
+		b.runLock(l)
+	}
+	b.step()
+	if s := b.look(id); s.State != "paused" || s.Done != 6 || s.Waiting != 14 || s.Queued != 0 {
+		t.Errorf("paused as %+v", s)
+	}
+	if err := Resume(b.ctx, b.pool, id, by); err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	if s := b.look(id); s.State != "done" || string(s.Result) != "210" || len(b.mapped) != 20 {
+		t.Errorf("ended as %+v after %d runs of Map, want 20", s, len(b.mapped))
+	}
+}
+
+func TestCancelledBatchEndsWithOneCompletionEntry(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(20), PartSize: 1, Window: 5, CompletionQueue: "parts"})
+	b.step()
+	running := b.claim(1)[0]
+	if err := Cancel(b.ctx, b.pool, id, invalidation.By{Actor: "ada", Reason: "wrong set"}); err != nil {
+		t.Fatal(err)
+	}
+	b.step()
+	if s := b.look(id); s.State != "cancelling" || s.Queued != 1 || s.Bad != 19 {
+		t.Errorf("while one part runs: %+v", s)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.cancel_request WHERE entry_id = $1`, running.Entries[0].ID); n != 1 {
+		t.Error("nobody asked the running part to end")
+	}
+	e := invalidation.Cancel(running, running.Entries[0].ID, "asked")
+	e.Last = true
+	if _, err := b.q.Settle(b.ctx, here, []invalidation.Ending{e}); err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	if s := b.look(id); s.State != "cancelled" || s.Bad != 20 || s.Result != nil || len(b.mapped) != 0 {
+		t.Errorf("ended as %+v", s)
+	}
+	if n := b.completions(); n != 1 {
+		t.Errorf("%d completion entries, want one", n)
+	}
+	if err := Cancel(b.ctx, b.pool, id, invalidation.By{}); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("cancel of an ended batch: %v", err)
+	}
+	if err := Cancel(b.ctx, b.pool, 999, invalidation.By{}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("cancel of no batch: %v", err)
+	}
+}
+
+func TestRetryRunsOnlyThePartsThatFailed(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(10), PartSize: 1, CompletionQueue: "parts"})
+	b.fail = func(p Part) error {
+		if p.No%5 == 0 {
+			return errors.New("no fives")
+		}
+		return nil
+	}
+	b.drain()
+	s := b.look(id)
+	if s.State != "failed" || s.Done != 8 || s.Bad != 2 || !strings.Contains(s.Problem, "2 of 10") || s.Result != nil {
+		t.Errorf("ended as %+v", s)
+	}
+	b.fail, b.mapped = nil, nil
+	if err := Retry(b.ctx, b.pool, id, invalidation.By{Actor: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	if s := b.look(id); s.State != "done" || string(s.Result) != "55" || len(b.mapped) != 2 {
+		t.Errorf("ended as %+v after %d runs of Map, want 2", s, len(b.mapped))
+	}
+}
+
+// A queue may be run by a handler that knows nothing of batches: then the entry's own outcome is the part's.
+func TestOutcomeOfAnyHandlerIsThePartsOutcome(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(2), PartSize: 1})
+	b.step()
+	for i, l := range b.claim(2) {
+		e := invalidation.Done(l, l.Entries[0].ID, json.RawMessage(fmt.Sprint(i+7)), 0)
+		e.Last = true
+		if _, err := b.q.Settle(b.ctx, here, []invalidation.Ending{e}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.drain()
+	var results []string
+	for r, err := range Results(b.ctx, b.pool, id) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, string(r))
+	}
+	if s := b.look(id); s.State != "done" || strings.Join(results, " ") != "7 8" {
+		t.Errorf("ended as %+v with results %v", s, results)
+	}
+}
+
+func TestManySteppersCompleteABatchOnce(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(300), PartSize: 1, Window: 100, CompletionQueue: "parts"})
+	stop := make(chan struct{})
+	var steppers sync.WaitGroup
+	for range 4 {
+		steppers.Go(func() {
+			s := NewStepper(b.pool, open{b.pool}, Config{})
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := s.pass(b.ctx); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	b.drain()
+	close(stop)
+	steppers.Wait()
+	if s := b.look(id); s.State != "done" || string(s.Result) != "45150" || len(b.mapped) != 300 {
+		t.Errorf("ended as %+v after %d runs of Map, want 300", s, len(b.mapped))
+	}
+	if n := b.completions(); n != 1 {
+		t.Errorf("%d completion entries, want one", n)
+	}
+}
+
+func TestStepperRunsUntilItsContextEnds(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(5), PartSize: 1, CompletionQueue: "parts"})
+	ctx, end := context.WithCancel(b.ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- b.stepper.Run(ctx) }()
+	deadline := time.Now().Add(20 * time.Second)
+	for b.look(id).State != "done" {
+		if time.Now().After(deadline) {
+			t.Fatalf("it is %+v after 20 s", b.look(id))
+		}
+		b.run(10)
+		time.Sleep(5 * time.Millisecond)
+	}
+	end()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCreateRefusesWhatCannotWork(t *testing.T) {
+	b := newBed(t)
+	for want, c := range map[string]Batch{
+		"items or a query": {Queue: "parts"},
+		"part_size":        {Queue: "parts", Items: numbers(1), PartSize: -1},
+		"none":             {Queue: "none", Items: numbers(1)},
+	} {
+		_, err := Create(b.ctx, b.pool, c, invalidation.By{})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package batch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Part is a part of a batch, to be worked on.
+type Part struct {
+	Batch  int64
+	No     int // from 1
+	Items  []json.RawMessage
+	Detail json.RawMessage // the payload of its entry, with the batch's detail in it
+	Run    *invalidation.Run
+}
+
+// Work is what a queue of batches does.
+type Work struct {
+	// Map works on a part and returns its result, nil for none. Its error decides what follows, as that of any handler.
+	Map func(ctx context.Context, p Part) (json.RawMessage, error)
+	// Reduce makes the batch's result of the results of its parts, which come in the order of the parts. It runs when all
+	// parts ended well, in batches whose CompletionQueue has this Work. Nil: the batch has no result.
+	Reduce func(ctx context.Context, results iter.Seq2[json.RawMessage, error]) (json.RawMessage, error)
+}
+
+// Handler runs the entries of a queue of batches.
+func Handler(db postgres.DB, w Work) invalidation.Handler { return &handler{db: db, work: w} }
+
+type handler struct {
+	db   postgres.DB
+	work Work
+}
+
+// task is the payload of an entry of a batch.
+type task struct {
+	Batch  int64  `json:"batch"`
+	Step   string `json:"step"`
+	Part   int    `json:"part"`
+	Status string `json:"status"`
+}
+
+// Handle runs one step of a batch.
+func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	var t task
+	if err := json.Unmarshal(r.Entry.Payload, &t); err != nil {
+		return nil, invalidation.Permanent(fmt.Errorf("read step of a batch: %w", err))
+	}
+	switch t.Step {
+	case "split":
+		if _, err := h.db.Exec(ctx, `SELECT penstock.split_batch($1)`, t.Batch); err != nil {
+			return nil, fmt.Errorf("split batch %d: %w", t.Batch, translate(err))
+		}
+		return nil, nil
+	case "part":
+		return nil, h.part(ctx, t, r)
+	case "end":
+		if t.Status != "done" || h.work.Reduce == nil {
+			return nil, nil
+		}
+		return nil, h.reduce(ctx, t, r)
+	}
+	return nil, invalidation.Permanent(fmt.Errorf("batch %d has no step %q", t.Batch, t.Step))
+}
+
+const partSQL = `
+SELECT items, ended_at IS NOT NULL
+  FROM penstock.batch_part
+ WHERE batch_id = $1 AND no = $2`
+
+// part runs Map unless an earlier run has recorded its result already.
+func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
+	p := Part{Batch: t.Batch, No: t.Part, Detail: r.Entry.Payload, Run: r}
+	var ended bool
+	err := h.db.QueryRow(ctx, partSQL, t.Batch, t.Part).Scan(&p.Items, &ended)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return invalidation.Permanent(fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, ErrNotFound))
+	case err != nil:
+		return fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, err)
+	case ended:
+		return nil
+	}
+	result, err := h.work.Map(ctx, p)
+	if err != nil {
+		return err
+	}
+	return h.record(ctx, t, r, `SELECT penstock.finish_batch_part($1, $2, $3, $4, $5, $6)`, t.Batch, t.Part, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+}
+
+// resultSQL keeps what Reduce made, while the lock still carries the run's token.
+const resultSQL = `
+WITH mine AS MATERIALIZED (
+    SELECT FROM penstock.lock WHERE queue_id = $3 AND lock_key = $4 AND token = $5 FOR KEY SHARE
+), kept AS (
+    UPDATE penstock.batch SET result = $6 WHERE id = $1 AND status = 'ending' AND completion_entry_id = $2 AND EXISTS (SELECT FROM mine)
+    RETURNING id
+)
+SELECT EXISTS (SELECT FROM kept)`
+
+func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error {
+	result, err := h.work.Reduce(ctx, Results(ctx, h.db, t.Batch))
+	if err != nil {
+		return err
+	}
+	return h.record(ctx, t, r, resultSQL, t.Batch, r.Entry.ID, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+}
+
+// record writes what a run has made, and refuses it if the entry is not this run's any more.
+func (h *handler) record(ctx context.Context, t task, r *invalidation.Run, sql string, args ...any) error {
+	var ours bool
+	if err := h.db.QueryRow(ctx, sql, args...).Scan(&ours); err != nil {
+		return fmt.Errorf("record result of %s of batch %d: %w", t.Step, t.Batch, err)
+	}
+	if !ours {
+		return fmt.Errorf("record result of %s of batch %d, entry %d: %w", t.Step, t.Batch, r.Entry.ID, invalidation.ErrLockLost)
+	}
+	return nil
+}
+
+// resultsSQL reads a page of results behind part $2.
+const resultsSQL = `
+SELECT no, result
+  FROM penstock.batch_part
+ WHERE batch_id = $1 AND no > $2 AND outcome = 'done'
+ ORDER BY no
+ LIMIT 500`
+
+// Results returns the results of the parts that are done, in the order of the parts, read a page at a time.
+func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.RawMessage, error] {
+	type part struct {
+		No     int
+		Result json.RawMessage
+	}
+	return func(yield func(json.RawMessage, error) bool) {
+		last := 0
+		for {
+			rows, err := db.Query(ctx, resultsSQL, batch, last)
+			if err != nil {
+				yield(nil, fmt.Errorf("read results of batch %d: %w", batch, err))
+				return
+			}
+			page, err := pgx.CollectRows(rows, pgx.RowToStructByPos[part])
+			if err != nil {
+				yield(nil, fmt.Errorf("read results of batch %d: %w", batch, err))
+				return
+			}
+			for _, p := range page {
+				if !yield(p.Result, nil) {
+					return
+				}
+				last = p.No
+			}
+			if len(page) == 0 {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package batch
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Fence runs a transaction that counts only within the term of the leader for whom the duty was started.
+type Fence interface {
+	InTx(ctx context.Context, fn func(pgx.Tx) error) error
+}
+
+// Config says how often the duty looks. Its zero value means the defaults.
+type Config struct {
+	Pause     time.Duration // between two looks: 500 ms
+	Retention time.Duration // of ended batches and their part results: 30 days
+	GiveUp    time.Duration // how long passes may fail before Run returns: 30 s
+	Log       *slog.Logger  // nowhere
+}
+
+func (c Config) withDefaults() Config {
+	for v, d := range map[*time.Duration]time.Duration{&c.Pause: 500 * time.Millisecond, &c.Retention: 30 * 24 * time.Hour, &c.GiveUp: 30 * time.Second} {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Stepper is the duty of the elected leader that moves batches on.
+type Stepper struct {
+	cfg     Config
+	db      postgres.DB
+	fence   Fence
+	cleared time.Time
+}
+
+// NewStepper returns the duty for one term. It reads through db and writes through fence.
+func NewStepper(db postgres.DB, fence Fence, cfg Config) *Stepper {
+	return &Stepper{cfg: cfg.withDefaults(), db: db, fence: fence}
+}
+
+// Run moves batches on until ctx ends. It returns an error when passes have failed for longer than GiveUp.
+func (s *Stepper) Run(ctx context.Context) error {
+	var failingSince time.Time
+	for {
+		start := time.Now()
+		busy, err := s.pass(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			failingSince = time.Time{}
+		case failingSince.IsZero():
+			failingSince = start
+			s.cfg.Log.WarnContext(ctx, "batches went wrong; trying on", "error", err)
+		case time.Since(failingSince) > s.cfg.GiveUp:
+			return fmt.Errorf("step batches: failing for %v: %w", time.Since(failingSince).Round(time.Second), err)
+		}
+		pause := s.cfg.Pause
+		if busy && err == nil {
+			pause = min(pause, max(50*time.Millisecond, time.Since(start))) // parts are short: keep the window full
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+const openSQL = `
+SELECT id
+  FROM penstock.batch
+ WHERE ended_at IS NULL
+ ORDER BY id`
+
+const clearSQL = `
+DELETE FROM penstock.batch
+ WHERE id = ANY (ARRAY(SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10))`
+
+// pass steps every open batch in a transaction of its own: one that goes wrong does not hold up the others.
+func (s *Stepper) pass(ctx context.Context) (busy bool, err error) {
+	rows, err := s.db.Query(ctx, openSQL)
+	if err != nil {
+		return false, fmt.Errorf("list batches: %w", err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return false, fmt.Errorf("list batches: %w", err)
+	}
+	for _, id := range ids {
+		var n int
+		err := s.fence.InTx(ctx, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, `SELECT penstock.step_batch($1)`, id).Scan(&n)
+		})
+		if err != nil && postgres.Code(err) == "" {
+			return false, fmt.Errorf("step batch %d: %w", id, err) // the term or the database is away
+		}
+		if err != nil {
+			s.cfg.Log.ErrorContext(ctx, "batch was left for later", "batch", id, "error", err)
+		}
+		busy = busy || n > 0
+	}
+	if time.Since(s.cleared) > time.Minute {
+		s.cleared = time.Now()
+		err = s.fence.InTx(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, clearSQL, s.cfg.Retention)
+			return err
+		})
+	}
+	return busy, err
+}
