@@ -34,7 +34,7 @@ type bed struct {
 	queue *invalidation.Queue
 }
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 func newBed(t *testing.T, model Model) *bed {
 	t.Helper()
@@ -286,7 +286,7 @@ func (m *miniNode) process(l *invalidation.Lock, release func(int)) {
 	run := &invalidation.Run{Queue: m.queue, Entry: e, Lock: l, Node: m.id}
 	start := time.Now()
 	result, err := m.Dispatcher.Handle(ctx, run)
-	if m.alive.Err() != nil && context.Cause(m.alive) == errKilled {
+	if m.alive.Err() != nil && errors.Is(context.Cause(m.alive), errKilled) {
 		return // the process is gone
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {

@@ -80,12 +80,12 @@ func (a *attempt) letGo(ctx context.Context, o Outcome) {
 	handedOver := o.Kind == Accepted
 	again := o.Kind == Unknown && a.model.OnUnknown == Reattach && context.Cause(ctx) == nil && !errors.Is(o.Err, ErrSharedID)
 	switch {
-	case !handedOver && !(o.MaybeRunning && again):
-		if a.saved != nil {
-			a.forget(ctx, a.saved)
+	case handedOver || (o.MaybeRunning && again):
+		if a.saved == nil {
+			_ = a.save(context.WithoutCancel(ctx), "") // it logs; without it the worker is asked as if anew
 		}
-	case a.saved == nil:
-		_ = a.save(context.WithoutCancel(ctx), "") // it logs; without it the worker is asked as if anew
+	case a.saved != nil:
+		a.forget(ctx, a.saved)
 	}
 	if o.MaybeRunning {
 		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, clip(o.Kind.String()+": "+o.Reason))

@@ -46,7 +46,7 @@ func TestBusyAndNotReadyCostNoAttemptAndAreTriedElsewhere(t *testing.T) {
 			b.instance("full", full.URL, 1)
 			b.instance("free", free.URL, 1)
 			b.start(ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Failures: 1000}}})
-			ids := b.push(repeat(`{}`, 20)...)
+			ids := b.push(empty(20)...)
 			for _, id := range ids {
 				if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 					t.Fatalf("outcome %+v", o)
@@ -146,7 +146,7 @@ func TestInstanceThatFailsFastIsQuarantinedAndEntriesDoNotPay(t *testing.T) {
 	b.instance("broken", broken.URL, 1)
 	b.instance("good", good.URL, 1)
 	b.start(ServiceConfig{})
-	for _, id := range b.push(repeat(`{}`, 60)...) {
+	for _, id := range b.push(empty(60)...) {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 			t.Fatalf("outcome %+v", o)
 		}
@@ -359,10 +359,11 @@ func TestLargeResultGoesToTheObjectStoreBeforeTheCommit(t *testing.T) {
 	}
 }
 
-func repeat(text string, n int) []string {
+// empty are n payloads without anything in them.
+func empty(n int) []string {
 	list := make([]string, n)
 	for i := range list {
-		list[i] = text
+		list[i] = `{}`
 	}
 	return list
 }

@@ -57,7 +57,7 @@ func (d Directory) Put(_ context.Context, key string, data []byte) (string, erro
 	if err != nil {
 		return "", fmt.Errorf("put object: %w", err)
 	}
-	defer os.Remove(file.Name()) //nolint:errcheck // after the rename there is nothing to remove
+	defer os.Remove(file.Name())
 	if err := writeAll(file, data); err != nil {
 		return "", fmt.Errorf("put object: %w", err)
 	}

@@ -156,8 +156,10 @@ func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
 		quarantine       float64
 		row              Endpoint
 	)
-	_, err = pgx.ForEachRow(rows, []any{&name, &config, &override, &row.ID, &row.Server, &row.Address,
-		&row.Slots, &labels, &row.State, &row.Draining, &quarantine}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{
+		&name, &config, &override, &row.ID, &row.Server, &row.Address,
+		&row.Slots, &labels, &row.State, &row.Draining, &quarantine,
+	}, func() error {
 		model, known := fresh.models[name]
 		if !known {
 			var usable bool

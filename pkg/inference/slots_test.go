@@ -237,7 +237,7 @@ func TestIdleSlotsGoHome(t *testing.T) {
 	g := b.gpu(answers)
 	b.instance("gpu-1", g.URL, 4)
 	b.start(ServiceConfig{})
-	for _, id := range b.push(repeat(`{}`, 10)...) {
+	for _, id := range b.push(empty(10)...) {
 		b.outcome(id)
 	}
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
@@ -305,7 +305,7 @@ func TestSlotsUnderRandomCrashes(t *testing.T) {
 		gpus = append(gpus, g)
 		b.instance(fmt.Sprint("gpu-", i), g.URL, 3)
 	}
-	ids := b.push(repeat(`{}`, 150)...)
+	ids := b.push(empty(150)...)
 	nodes := []*miniNode{b.start(ServiceConfig{}), b.start(ServiceConfig{}), b.start(ServiceConfig{})}
 	deaths := 0
 	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {

@@ -46,6 +46,13 @@ func (h *harms) note(r *http.Request, kind string, costs bool) {
 	}
 }
 
+// blame notes a harm that an entry suffered by another one's call.
+func (h *harms) blame(entry string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.done[entry]++
+}
+
 // hostile is a worker that does everything wrong, in turns.
 func (h *harms) hostile(w http.ResponseWriter, r *http.Request) {
 	switch n := rand.IntN(1000); {
@@ -88,7 +95,7 @@ func (h *harms) hostile(w http.ResponseWriter, r *http.Request) {
 // pretender takes calls and mixes up their ids.
 func (h *harms) pretender() http.HandlerFunc {
 	var mu sync.Mutex
-	last, next := "", 0
+	last, owner, next := "", "", 0
 	began := map[string]time.Time{}
 	return func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
@@ -111,6 +118,7 @@ func (h *harms) pretender() http.HandlerFunc {
 			says(503, `{"detail":"GPU busy"}`)(w, r)
 		case n < 25 && last != "":
 			h.note(r, "same id twice", true)
+			h.blame(owner) // whichever of the two is stored first is believed
 			says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
 		case n < 27:
 			h.note(r, "restart", false)
@@ -119,7 +127,7 @@ func (h *harms) pretender() http.HandlerFunc {
 		default:
 			next++
 			last = fmt.Sprint("job-", next)
-			began[last] = time.Now()
+			began[last], owner = time.Now(), r.Header.Get("Penstock-Entry")
 			h.note(r, "accepted", false)
 			says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
 		}
@@ -161,7 +169,7 @@ func soak(t *testing.T, model Model, h *harms, worker http.HandlerFunc) {
 	start, died := time.Now(), time.Now()
 	for time.Since(start) < soakFor(t) {
 		if b.count(`SELECT count(*) FROM (SELECT FROM penstock.entry WHERE queue_id = $1 LIMIT 300) e`, b.queue.ID) < 200 {
-			ids = append(ids, b.push(repeat(`{}`, 50)...)...)
+			ids = append(ids, b.push(empty(50)...)...)
 		}
 		if time.Since(died) > 2500*time.Millisecond {
 			i := rand.IntN(len(nodes))

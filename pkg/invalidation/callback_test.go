@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func (b *bed) wantCalls(outcomes ...string) {
 	calls := b.calls()
 	var got []string
 	for _, c := range calls {
-		got = append(got, c["outcome"].(string))
+		got = append(got, fmt.Sprint(c["outcome"]))
 	}
 	if len(got) != len(outcomes) {
 		b.Fatalf("callbacks %v, want %v", got, outcomes)
@@ -62,7 +63,7 @@ func TestEveryEndingOfAnEntryWithACallbackIsReportedOnce(t *testing.T) {
 	}
 	b.wantCalls("done", "failed", "expired", "cancelled")
 	calls := b.calls()
-	if calls[0]["result"].(map[string]any)["n"] != 1.0 || calls[0]["context"] != 7.0 || calls[1]["error"] != "no" {
+	if fmt.Sprint(calls[0]["result"]) != "map[n:1]" || calls[0]["context"] != 7.0 || calls[1]["error"] != "no" {
 		t.Errorf("callbacks say %v", calls)
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.entry_webhook WHERE flow = 'client.example'`); n != 4 {
