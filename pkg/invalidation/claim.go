@@ -1,8 +1,10 @@
 package invalidation
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -64,7 +66,16 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 		return Claimed{}, err
 	}
 	more.Locks = append(c.Locks, more.Locks...)
+	inLine(more.Locks)
 	return more, nil
+}
+
+// inLine puts locks in the order of their places: the statements find rows in the order of the disk.
+func inLine(locks []*Lock) {
+	byPlace := func(a, b *Lock) int { return cmp.Compare(a.pos, b.pos) }
+	if !slices.IsSortedFunc(locks, byPlace) {
+		slices.SortFunc(locks, byPlace)
+	}
 }
 
 const lockNotAvailable = "55P03"
@@ -121,6 +132,7 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, b *pgx.Batch) (Claime
 		return Claimed{}, q.errorf("claim from", err)
 	}
 	if len(groups) == 0 {
+		inLine(c.Locks)
 		return c, nil
 	}
 	if err := q.readGroups(ctx, groups); err != nil {
@@ -130,6 +142,7 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, b *pgx.Batch) (Claime
 		return Claimed{}, err
 	}
 	c.Locks = append(c.Locks, groups...)
+	inLine(c.Locks)
 	return c, nil
 }
 
@@ -160,10 +173,10 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, b *pgx.Batch, sta
 		case row.token == 0:
 			c.summary(&row)
 		case row.key != nil:
-			groups = append(groups, &Lock{Key: *row.key, Token: row.token, Lane: r.Lane, ClaimedAt: start})
+			groups = append(groups, &Lock{Key: *row.key, Token: row.token, Lane: r.Lane, ClaimedAt: start, pos: row.pos})
 		default:
 			l := solo.lock(row.entry)
-			l.Key, l.Token, l.Lane, l.ClaimedAt = soloKey(row.entry.ID), row.token, r.Lane, start
+			l.Key, l.Token, l.Lane, l.ClaimedAt, l.pos = soloKey(row.entry.ID), row.token, r.Lane, start, row.pos
 			c.Locks = append(c.Locks, l)
 		}
 	}

@@ -42,6 +42,7 @@ type Lock struct {
 	Entries   []Entry
 	ClaimedAt time.Time // on this process's monotonic clock, from before the claim was sent
 
+	pos   int64                       // place in line of the ready row it was claimed by
 	notes map[EntryID]json.RawMessage // see Run.Note
 }
 
