@@ -1,0 +1,166 @@
+package inference
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// The project's own worker, unmodified, behind a queue.
+func TestLiveWorkerBehindTheQueue(t *testing.T) {
+	if testing.Short() {
+		t.Skip("not run: -short")
+	}
+	binary := filepath.Join(t.TempDir(), "worker")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".")
+	build.Dir = "../../examples/worker"
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Skipf("not run: examples/worker cannot be built here: %v\n%s", err, output)
+	}
+	start := func(t *testing.T, model Model, path string, args ...string) (*bed, string) {
+		t.Helper()
+		b := newBed(t, model)
+		url, _ := startProcess(t, binary, append([]string{"--listen", "127.0.0.1:0", "--slots", "2"}, args...)...)
+		waitFor(t, func() bool { return b.workerHealth(url).Max == 2 })
+		b.instance("cpu-1", url+path, 2)
+		return b, url
+	}
+
+	t.Run("texts", func(t *testing.T) {
+		b, _ := start(t, Model{}, "/language")
+		b.start(ServiceConfig{})
+		ids := b.push(`{"text":"Bonjour tout le monde, comment allez-vous"}`, `{"txt":1}`)
+		if o := b.outcome(ids[0]); !strings.Contains(string(o.Result), `"language": "fr"`) {
+			t.Errorf("outcome %+v: %s", o, o.Result)
+		}
+		if o := b.outcome(ids[1]); o.Outcome != "failed" || o.Class != "input" {
+			t.Errorf("outcome %+v", o)
+		}
+	})
+	t.Run("runs are followed on", func(t *testing.T) {
+		b, url := start(t, asyncModel(), "/echo", "--async", "echo", "--delay", "400ms")
+		ids := b.push(empty(6)...)
+		first := b.start(ServiceConfig{})
+		waitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.remote_run`) == 2 })
+		first.die()
+		b.start(ServiceConfig{})
+		for _, id := range ids {
+			if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+				t.Fatalf("outcome %+v", o)
+			}
+		}
+		if h := b.workerHealth(url); h.Completed != 6 {
+			t.Errorf("the worker ran %d calls for 6 entries", h.Completed)
+		}
+	})
+	t.Run("cancel frees the worker", func(t *testing.T) {
+		b, url := start(t, asyncModel(), "/echo", "--async", "echo", "--delay", "1h")
+		b.start(ServiceConfig{})
+		id := b.push(`{}`)[0]
+		waitFor(t, func() bool { return b.workerHealth(url).Active == 1 })
+		_, err := invalidation.CancelEntry(b.ctx, b.pool, id, invalidation.By{Reason: "unwanted"})
+		b.must(err)
+		if o := b.outcome(id); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "worker confirmed") {
+			t.Errorf("outcome %+v", o)
+		}
+		if h := b.workerHealth(url); h.Active != 0 {
+			t.Errorf("the worker still runs %d calls", h.Active)
+		}
+	})
+}
+
+type workerHealth struct {
+	Active    int    `json:"active_jobs"`
+	Max       int    `json:"max_jobs"`
+	Completed int    `json:"completed"`
+}
+
+func (b *bed) workerHealth(url string) (h workerHealth) {
+	b.Helper()
+	req, err := http.NewRequestWithContext(b.ctx, http.MethodGet, url+"/health", nil)
+	b.must(err)
+	reply, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return h
+	}
+	defer reply.Body.Close()
+	_ = json.NewDecoder(reply.Body).Decode(&h) // not ready yet: zero
+	return h
+}
+
+// A Cog-protocol server around tesseract, which reports to callbacks. Its caller dies; the report reaches the node that
+// follows the run on, through whatever process the address leads to.
+func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
+	server := startCog(t, 1)
+	b := newBed(t, ocrAsync)
+	b.instance("cpu-1", server.URL, 1)
+
+	// One address for all nodes, as behind a load balancer: here it leads to a process that runs nothing itself.
+	var front atomic.Pointer[Callbacks]
+	address := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front.Load().ServeHTTP(w, r) }))
+	t.Cleanup(address.Close)
+	callbacks := func() *Callbacks { return NewCallbacks(address.URL+"/callback", []byte("key of the installation"), b.pool, quiet) }
+	front.Store(callbacks())
+	config := func() ServiceConfig { return ServiceConfig{Dispatch: DispatchConfig{Callbacks: callbacks()}} }
+
+	first := b.start(config())
+	id := b.push(fmt.Sprintf(`{"image": %q, "pages": 12}`, picture(t, "HELLO")))[0]
+	waitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`) == 1 })
+	first.die()
+	b.start(config())
+	o := b.outcome(id)
+	if o.Outcome != "done" || !strings.Contains(string(o.Result), "HELLO") || o.Attempt != 0 {
+		t.Fatalf("outcome %+v: %s", o, o.Result)
+	}
+	if server.started() != 1 {
+		t.Errorf("the prediction ran %d times", server.started())
+	}
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+}
+
+func TestReportOnARunIsTakenOnlyAtItsOwnAddress(t *testing.T) {
+	b := newBed(t, ocrAsync)
+	c := NewCallbacks("http://127.0.0.1/callback/", []byte("key"), b.pool, quiet)
+	reports, stop := c.listen("17", 5)
+	defer stop()
+	post := func(path, body string) int {
+		w := httptest.NewRecorder()
+		c.ServeHTTP(w, httptest.NewRequestWithContext(b.ctx, http.MethodPost, path, strings.NewReader(body)))
+		return w.Code
+	}
+	good := strings.TrimPrefix(c.address("17", 5), "http://127.0.0.1")
+	report := `{"id":"17","status":"succeeded","output":"x"}`
+	if code := post(strings.Replace(good, "/17/", "/18/", 1), report); code != 404 {
+		t.Errorf("the address of another entry answered %d", code)
+	}
+	if code := post(strings.Replace(good, "/5/", "/6/", 1), report); code != 404 {
+		t.Errorf("the address of another lock answered %d", code)
+	}
+	if code := post(good, `{"id":"18","status":"succeeded"}`); code != 400 {
+		t.Errorf("a report about another entry was answered %d", code)
+	}
+	if code := post(good, report); code != 200 {
+		t.Errorf("a report was answered %d", code)
+	}
+	select {
+	case o := <-reports:
+		if o.Kind != Done {
+			t.Errorf("heard %s", o.Kind)
+		}
+	case <-time.After(time.Second):
+		t.Error("the report was not heard")
+	}
+	stop()
+	if code := post(good, report); code != 503 {
+		t.Errorf("a final report on a run that nobody knows was answered %d: the worker must try again", code)
+	}
+}
