@@ -20,6 +20,7 @@ type backend interface {
 	nodes
 	limits
 	audits
+	crons
 	models
 	instances
 	live
@@ -92,6 +93,17 @@ type limits interface {
 
 type audits interface {
 	Audits(ctx context.Context, f operator.AuditFilter) ([]operator.Audit, error)
+}
+
+type crons interface {
+	CronJobs(ctx context.Context, queue string, limit int) ([]operator.CronJob, error)
+	CronJob(ctx context.Context, name string) (operator.CronJobDetail, error)
+	CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error
+	AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error
+	PauseCronJob(ctx context.Context, name string, by invalidation.By, until time.Time) error
+	ResumeCronJob(ctx context.Context, name string, by invalidation.By) error
+	RunCronJob(ctx context.Context, name string, by invalidation.By) error
+	DropCronJob(ctx context.Context, name string, by invalidation.By) error
 }
 
 type models interface {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -206,17 +207,29 @@ func (a *app) queueFlag(c *cobra.Command, queue *string, help string) {
 	}))
 }
 
-// queueNames asks the database, for a second at most: a person waits at the prompt.
 func (a *app) queueNames(c *cobra.Command, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.complete(c, nil, prefix, func(ctx context.Context, b backend) ([]string, error) { return b.QueueNames(ctx, prefix) })
+}
+
+// complete offers the names that begin with a prefix for the first argument. It asks for a second at most: a person
+// waits at the prompt. Global flags were not checked yet, since nothing runs.
+func (a *app) complete(c *cobra.Command, args []string, prefix string, ask func(context.Context, backend) ([]string, error)) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
 	ctx, cancel := context.WithTimeout(c.Context(), time.Second)
 	defer cancel()
+	if a.check() != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
 	b, err := a.backend(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	names, err := b.QueueNames(ctx, prefix)
+	names, err := ask(ctx, b)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, prefix) })
 	return names, cobra.ShellCompDirectiveNoFileComp
 }

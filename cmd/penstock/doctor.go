@@ -60,7 +60,7 @@ func (a *app) writeFindings(findings []doctor.Finding, quiet bool) error {
 			a.writeFinding(a.out, f)
 		}
 	}
-	fmt.Fprintf(a.out, "\n%d critical, %d warnings, %d fine", counts[doctor.Critical], counts[doctor.Warning], counts[doctor.Fine])
+	fmt.Fprintf(a.out, "\n%d critical, %s, %d fine", counts[doctor.Critical], many(counts[doctor.Warning], "warning", "warnings"), counts[doctor.Fine])
 	if n := counts[doctor.Skipped]; n > 0 {
 		fmt.Fprintf(a.out, ", %d skipped", n)
 	}

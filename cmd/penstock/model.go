@@ -77,7 +77,7 @@ func modelRegister(a *app) *cobra.Command {
 func modelOverride(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "override MODEL FIELDS", Short: "Lay fields over a model's config for all nodes at once; --clear takes them away",
-		Args: cobra.RangeArgs(1, 2),
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeModels,
 	}
 	var remove bool
 	c.Flags().BoolVar(&remove, "clear", false, "take the override away")
@@ -99,7 +99,7 @@ func modelOverride(a *app) *cobra.Command {
 }
 
 func modelRemove(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeModels}
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
 		return simple("remove model "+args[0], true, func(ctx context.Context, by invalidation.By) error { return b.RemoveModel(ctx, args[0], by) }), nil
 	})
@@ -138,7 +138,7 @@ func (a *app) instanceColumns() []column[operator.Instance] {
 }
 
 func instanceList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1)}
+	c := &cobra.Command{Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeModels}
 	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
 		model := ""
 		if len(args) > 0 {
@@ -154,7 +154,7 @@ func instanceList(a *app) *cobra.Command {
 
 func instanceRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "register MODEL SERVER ENDPOINT", Short: "Make an endpoint known, or change it; ends a drain and a quarantine", Args: cobra.ExactArgs(3),
+		Use: "register MODEL SERVER ENDPOINT", Short: "Make an endpoint known, or change it; ends a drain and a quarantine", Args: cobra.ExactArgs(3), ValidArgsFunction: a.completeModels,
 		Example: "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
 	}
 	var slots int32
@@ -179,7 +179,7 @@ func instanceRegister(a *app) *cobra.Command {
 }
 
 func instanceDrain(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "drain MODEL SERVER", Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2)}
+	c := &cobra.Command{Use: "drain MODEL SERVER", Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeModels}
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
 		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), false, func(ctx context.Context, by invalidation.By) error {
 			return b.DrainInstance(ctx, args[0], args[1], by)
@@ -188,12 +188,23 @@ func instanceDrain(a *app) *cobra.Command {
 }
 
 func instanceRemove(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "remove MODEL SERVER", Short: "Forget an instance; refused while slots are held, unless forced", Args: cobra.ExactArgs(2)}
+	c := &cobra.Command{Use: "remove MODEL SERVER", Short: "Forget an instance; refused while slots are held, unless forced", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeModels}
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if slots are held: calls that still run there are counted nowhere")
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
 		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), true, func(ctx context.Context, by invalidation.By) error {
 			return b.RemoveInstance(ctx, args[0], args[1], force, by)
 		}), nil
+	})
+}
+
+func (a *app) completeModels(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.complete(c, args, prefix, func(ctx context.Context, b backend) ([]string, error) {
+		all, err := b.Models(ctx, 500)
+		names := make([]string, len(all))
+		for i, m := range all {
+			names[i] = m.Name
+		}
+		return names, err
 	})
 }

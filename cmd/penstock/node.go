@@ -100,21 +100,12 @@ func (a *app) awaitGone(ctx context.Context, b backend, id int64) (string, error
 }
 
 func (a *app) completeNodes(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(c.Context(), time.Second)
-	defer cancel()
-	b, err := a.backend(ctx)
-	if err != nil || len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	all, err := b.Nodes(ctx, 500)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var names []string
-	for _, n := range all {
-		if strings.HasPrefix(n.Name, prefix) {
-			names = append(names, n.Name)
+	return a.complete(c, args, prefix, func(ctx context.Context, b backend) ([]string, error) {
+		all, err := b.Nodes(ctx, 500)
+		names := make([]string, len(all))
+		for i, n := range all {
+			names[i] = n.Name
 		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+		return names, err
+	})
 }

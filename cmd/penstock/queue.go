@@ -157,14 +157,14 @@ var settings = []string{
 	"result_retention", "retry", "run_timeout",
 }
 
-func settingFlag(c *cobra.Command, set *[]string) {
+func settingFlag(c *cobra.Command, set *[]string, names []string) {
 	c.Flags().StringArrayVar(set, "set", nil, "name=value of a setting; several times. Values are JSON, or text")
 	must(c.RegisterFlagCompletionFunc("set", func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		names := make([]string, len(settings))
-		for i, s := range settings {
-			names[i] = s + "="
+		choices := make([]string, len(names))
+		for i, name := range names {
+			choices[i] = name + "="
 		}
-		return names, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		return choices, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 	}))
 }
 
@@ -206,7 +206,7 @@ func queueCreate(a *app) *cobra.Command {
 	var kind string
 	var set []string
 	c.Flags().StringVar(&kind, "kind", "", "task (default), batch, cron, change_log, inference, webhook")
-	settingFlag(c, &set)
+	settingFlag(c, &set, settings)
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
 		options, err := readSettings(set)
 		if err != nil {
@@ -229,7 +229,7 @@ func queueAlter(a *app) *cobra.Command {
 		Example: "  penstock queue alter thumbnails --set capacity=100000 --unset max_concurrent --reason 'black friday'",
 	}
 	var set, unset []string
-	settingFlag(c, &set)
+	settingFlag(c, &set, settings)
 	c.Flags().StringArrayVar(&unset, "unset", nil, "setting to take away; several times")
 	must(c.RegisterFlagCompletionFunc("unset", cobra.FixedCompletions(settings, cobra.ShellCompDirectiveNoFileComp)))
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {

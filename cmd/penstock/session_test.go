@@ -219,4 +219,3 @@ func (s *session) end(failed bool, text string) error {
 	s.locks = nil
 	return nil
 }
-

@@ -71,6 +71,7 @@ type top struct {
 	every time.Duration
 
 	snapshot      *operator.Snapshot
+	past          []*operator.Snapshot // of the last rateSpan, the oldest first
 	err           error
 	page, order   int
 	offset        int
@@ -97,15 +98,32 @@ func newTop(ctx context.Context, a *app, b live, every time.Duration) *top {
 	return &top{a: a, ctx: ctx, b: b, every: every, width: 120, height: 40}
 }
 
+// rateSpan is the time over which rates are measured: the counters behind them move about once a second.
+const rateSpan = 5 * time.Second
+
 // Init reads the first snapshot.
-func (t *top) Init() tea.Cmd { return t.read }
+func (t *top) Init() tea.Cmd { return t.read() }
 
 // read takes at most ten seconds: a view that stands still must say why.
-func (t *top) read() tea.Msg {
-	ctx, cancel := context.WithTimeout(t.ctx, 10*time.Second)
-	defer cancel()
-	s, err := t.b.Snapshot(ctx, t.snapshot)
-	return arrived{s, err}
+func (t *top) read() tea.Cmd {
+	var earlier *operator.Snapshot
+	if len(t.past) > 0 {
+		earlier = t.past[0]
+	}
+	return func() tea.Msg {
+		ctx, cancel := context.WithTimeout(t.ctx, 10*time.Second)
+		defer cancel()
+		s, err := t.b.Snapshot(ctx, earlier)
+		return arrived{s, err}
+	}
+}
+
+// remember keeps a snapshot for the rates of those to come.
+func (t *top) remember(s *operator.Snapshot) {
+	t.past = append(t.past, s)
+	for len(t.past) > 1 && s.At.Sub(t.past[1].At) >= rateSpan {
+		t.past = t.past[1:]
+	}
 }
 
 // Update changes the model by one message.
@@ -114,12 +132,15 @@ func (t *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		t.width, t.height = msg.Width, msg.Height
 	case arrived:
-		if t.err = msg.err; msg.err == nil && !t.frozen {
-			t.snapshot = msg.snapshot
+		if t.err = msg.err; msg.err == nil {
+			t.remember(msg.snapshot)
+			if !t.frozen {
+				t.snapshot = msg.snapshot
+			}
 		}
 		return t, tea.Tick(t.every, func(time.Time) tea.Msg { return due{} })
 	case due:
-		return t, t.read
+		return t, t.read()
 	case tea.KeyPressMsg:
 		return t, t.press(msg.String())
 	}

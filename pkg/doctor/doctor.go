@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -69,6 +70,7 @@ func Examine(ctx context.Context, db postgres.DB, cfg Config) ([]Finding, error)
 		return nil, fmt.Errorf("reach the database: %w", err)
 	}
 	var findings []Finding
+	var foreign bool // the schema is not this program's: checks that stumble over it say nothing more
 	for _, c := range checks {
 		if c.name == "schema" && cfg.Schema == nil {
 			continue
@@ -76,12 +78,26 @@ func Examine(ctx context.Context, db postgres.DB, cfg Config) ([]Finding, error)
 		if err := ctx.Err(); err != nil {
 			return findings, err
 		}
-		findings = append(findings, examine(ctx, db, cfg, c))
+		f, err := examine(ctx, db, cfg, c)
+		switch {
+		case err == nil && c.name == "schema":
+			foreign = f.Severity != Fine
+		case err != nil && foreign && ofSchema(postgres.Code(err)):
+			f = Finding{Check: c.name, Severity: Skipped, Summary: "not checked: it needs the schema of this program"}
+		case err != nil:
+			f = Finding{Check: c.name, Severity: Warning, Summary: "could not be checked: " + err.Error(), Advice: cannot(postgres.Code(err))}
+		}
+		findings = append(findings, f)
 	}
 	return findings, nil
 }
 
-func examine(ctx context.Context, db postgres.DB, cfg Config, c check) Finding {
+// ofSchema says that an error is about a table, function or column that is not there.
+func ofSchema(code string) bool {
+	return slices.Contains([]string{"3F000", "42P01", "42883", "42703"}, code)
+}
+
+func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding, error) {
 	limit := cfg.CheckMax
 	if cfg.Deep && c.name == "invariants" {
 		limit = max(limit, 10*time.Minute)
@@ -98,23 +114,20 @@ func examine(ctx context.Context, db postgres.DB, cfg Config, c check) Finding {
 		return err
 	})
 	f.Check = c.name
-	switch {
-	case err == nil && f.Severity == "":
+	if f.Severity == "" {
 		f.Severity = Fine
-	case err != nil:
-		f = Finding{Check: c.name, Severity: Warning, Summary: "could not be checked: " + err.Error(), Advice: cannot(postgres.Code(err))}
 	}
-	return f
+	return f, err
 }
 
 // cannot says what to do about a check that failed.
 func cannot(code string) string {
-	switch code {
-	case "3F000", "42P01", "42883", "42703":
+	switch {
+	case ofSchema(code):
 		return "The schema is missing or older than this program: run penstock migrate status, then penstock migrate up."
-	case "42501":
+	case code == "42501":
 		return "Grant the role pg_monitor and rights on schema penstock, or run the doctor as a role that has them."
-	case "57014", "55P03":
+	case code == "57014", code == "55P03":
 		return "The database is busy: try again, or read the view by hand."
 	}
 	return "Try again; if it stays, the error says what Postgres refused."

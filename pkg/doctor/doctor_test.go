@@ -261,6 +261,26 @@ func TestACheckThatFailsIsAFindingAndTheOthersRun(t *testing.T) {
 	want(t, find(t, pool, "isolation", Config{}), Fine)
 }
 
+func TestWithoutItsSchemaTheDoctorSaysSoOnce(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `DROP SCHEMA penstock CASCADE`)
+	cfg := Config{Schema: func(context.Context) (Finding, error) {
+		return Finding{Severity: Warning, Summary: "pending", Advice: "migrate"}, nil
+	}}
+	findings, err := Examine(t.Context(), pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range findings {
+		if f.Severity == Warning && f.Check != "schema" {
+			t.Errorf("%s warns of the same: %s", f.Check, f.Summary)
+		}
+	}
+	if Worst(findings) == Fine {
+		t.Error("a missing schema is fine")
+	}
+}
+
 func TestADatabaseThatIsNotThereIsAnErrorNotAFinding(t *testing.T) {
 	pool := newPool(t)
 	ctx, cancel := context.WithCancel(t.Context())

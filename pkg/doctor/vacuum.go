@@ -57,8 +57,8 @@ func checkHorizon(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		return nil
 	})
 	if len(f.Details) > 0 {
-		f.Summary = fmt.Sprintf("%d hold the horizon: dead rows cannot be removed, and tables grow", len(f.Details))
-		f.Advice = "End what is named below, and set idle_in_transaction_session_timeout for whoever left it open."
+		f.Summary = fmt.Sprintf("dead rows cannot be removed, and tables grow; what holds the horizon: %d", len(f.Details))
+		f.Advice = "End what is named here, and set idle_in_transaction_session_timeout for whoever left it open."
 	}
 	return f, err
 }
@@ -126,7 +126,7 @@ func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		return nil
 	})
 	if len(f.Details) > 0 {
-		f.Summary = fmt.Sprintf("%d tables have many dead rows", len(f.Details))
+		f.Summary = fmt.Sprintf("tables with many dead rows: %d", len(f.Details))
 		f.Advice = "See horizon first; if nothing holds it, autovacuum is too slow: lower autovacuum_naptime to 10s, raise autovacuum_max_workers, or VACUUM them now."
 	}
 	return f, err

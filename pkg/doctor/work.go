@@ -45,7 +45,7 @@ SELECT format('queue %s: entry %s came due %s ago', q.name, e.id, penstock.ago(c
  LIMIT 20`
 
 func checkLate(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, lateSQL, "due entries are in line", "%d queues have entries that are due and not in line",
+	return judged(ctx, tx, lateSQL, "due entries are in line", "queues with entries that are due and not in line: %d",
 		"The elected leader puts them into line within a second: see the check leader and the leader's log.")
 }
 
@@ -58,7 +58,7 @@ SELECT format('queue %s, key %s (token %s): %s%s', queue, lock_key, token, reaso
  LIMIT 20`
 
 func checkStuck(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, stuckSQL, "no lock is held by a dead node", "%d locks are held by dead nodes",
+	return judged(ctx, tx, stuckSQL, "no lock is held by a dead node", "locks held by dead nodes: %d",
 		"The elected leader frees them within the lease and two seconds, unless it has suspended itself because many leases lapsed at once: "+
 			"see the check leader, its log, and penstock lock verify.")
 }
@@ -81,7 +81,7 @@ SELECT format('queue %s of application %s: the first entry has waited %s', q.nam
  LIMIT 50`
 
 func checkUnserved(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, unservedSQL, "every queue with work has a node", "%d queues have work and no live node",
+	return judged(ctx, tx, unservedSQL, "every queue with work has a node", "queues with work and no live node: %d",
 		"Start a task node of that application with a handler for the queue, or disable the queue so that people know.")
 }
 
@@ -94,7 +94,7 @@ SELECT format('queue %s: by %s %s ago%s', name, paused_by, penstock.ago(clock_ti
  LIMIT 50`
 
 func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, pausedSQL, "no pause looks forgotten", "%d queues have been paused for more than a day, without an end",
+	return judged(ctx, tx, pausedSQL, "no pause looks forgotten", "queues paused for more than a day, without an end: %d",
 		"Ask whoever paused it; penstock queue resume ends a pause, --until gives one an end.")
 }
 
@@ -147,8 +147,8 @@ func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 	f := Finding{Summary: fmt.Sprintf("all hold (about %d rows read in %s)", rows, time.Since(start).Round(time.Millisecond)), Details: broken}
 	if len(broken) > 0 {
 		f.Severity = Critical
-		f.Summary = fmt.Sprintf("%d are broken", len(broken))
-		f.Advice = "This is a defect, or somebody wrote to the tables by hand: pause the queue, keep the lines below, and report them."
+		f.Summary = fmt.Sprintf("broken: %d", len(broken))
+		f.Advice = "This is a defect, or somebody wrote to the tables by hand: pause the queue, keep these lines, and report them."
 	}
 	return f, nil
 }

@@ -129,6 +129,7 @@ func (d *Database) RemoveInstance(ctx context.Context, model, server string, for
 // sentinels are the SQLSTATEs that the functions called here raise.
 var sentinels = map[string]error{
 	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS008": invalidation.ErrNotFound,
+	"PS010": invalidation.ErrNotFound,
 }
 
 // translate says in words of the queue what the functions of the schema raise; other errors pass through.

@@ -110,6 +110,9 @@ func TestQueueShowsDepthByStateAndTheAgeOfItsHead(t *testing.T) {
 	if q.HeadAgeSeconds == nil || *q.HeadAgeSeconds < 90 || *q.HeadAgeSeconds > 120 {
 		t.Errorf("head of line has waited %v seconds, want those of group K", q.HeadAgeSeconds)
 	}
+	if all, err := b.d.Queues(t.Context(), []string{}...); err != nil || len(all) == 0 {
+		t.Errorf("no names find %d queues (%v), want all", len(all), err)
+	}
 	if len(q.Lanes) != 2 {
 		t.Errorf("lanes are %+v, want one a flow", q.Lanes)
 	}

@@ -82,6 +82,9 @@ SELECT s.queue AS name, s.kind::text, s.application, s.initial, s.pending, s.com
 
 // Queues returns the queues of these names, all if there are none.
 func (d *Database) Queues(ctx context.Context, names ...string) ([]Queue, error) {
+	if len(names) == 0 {
+		names = nil // an empty array would match no queue
+	}
 	return list[Queue](ctx, d.db, "queues", queuesSQL, names)
 }
 

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/cron"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func cronCommand(a *app) *cobra.Command {
+	return noun("cron", "Cron jobs: schedules that fire entries",
+		cronList(a), cronShow(a), cronCreate(a), cronAlter(a), cronPause(a),
+		cronVerb(a, "resume", "End a pause; the job's catch-up policy says what becomes of missed times", false, backend.ResumeCronJob),
+		cronVerb(a, "run", "Ask for one run beside the schedule; the elected leader starts it", false, backend.RunCronJob),
+		cronVerb(a, "drop", "Remove a job; a run goes on", true, backend.DropCronJob),
+	)
+}
+
+func (a *app) cronColumns() []column[operator.CronJob] {
+	return []column[operator.CronJob]{
+		{title: "JOB", text: func(j operator.CronJob) string { return j.Name }},
+		{title: "QUEUE", text: func(j operator.CronJob) string { return j.Queue }},
+		{title: "STATE", text: func(j operator.CronJob) string { return j.State }},
+		{title: "SPEC", text: func(j operator.CronJob) string { return j.Spec }},
+		{title: "ZONE", text: func(j operator.CronJob) string { return j.Zone }},
+		{title: "NEXT", text: func(j operator.CronJob) string { return before(stamp(j.NominalAt), "-") }},
+		{title: "FIRED", right: true, text: func(j operator.CronJob) string {
+			if j.LastFiredAt == nil {
+				return "-"
+			}
+			return a.since(*j.LastFiredAt)
+		}},
+		{title: "ENTRY", wide: true, right: true, text: func(j operator.CronJob) string { return optional(j.EntryID) }},
+		{title: "OVERLAP", wide: true, text: func(j operator.CronJob) string { return j.Overlap }},
+		{title: "CATCH UP", wide: true, text: func(j operator.CronJob) string { return j.CatchUp }},
+		{title: "WHY", text: func(j operator.CronJob) string {
+			if j.State == "paused" {
+				return short(j.PausedBy+after(": ", j.PausedReason), 60)
+			}
+			return short(j.Problem, 60)
+		}},
+	}
+}
+
+func cronList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Cron jobs by name", Args: cobra.NoArgs}
+	var queue string
+	a.queueFlag(c, &queue, "of this queue")
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.CronJobs(ctx, queue, operator.PageMax)
+		if err != nil {
+			return err
+		}
+		return printList(a, a.cronColumns(), found)
+	})
+}
+
+// timetable reads the settings that say when a job fires, and refuses a spec that cannot be read.
+func timetable(settings json.RawMessage) (*cron.Timetable, error) {
+	var s struct {
+		Spec     string     `json:"spec"`
+		Zone     string     `json:"zone"`
+		StartsAt *time.Time `json:"starts_at"`
+		EndsAt   *time.Time `json:"ends_at"`
+		Gap      cron.Gap   `json:"gap"`
+		Fold     cron.Fold  `json:"fold"`
+	}
+	if err := json.Unmarshal(settings, &s); err != nil {
+		return nil, usagef("the schedule cannot be read: %w", err)
+	}
+	schedule := cron.Schedule{Spec: s.Spec, Zone: s.Zone, Gap: s.Gap, Fold: s.Fold}
+	if s.StartsAt != nil {
+		schedule.Start = *s.StartsAt
+	}
+	if s.EndsAt != nil {
+		schedule.End = *s.EndsAt
+	}
+	t, err := cron.Parse(schedule)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return t, nil
+}
+
+func cronShow(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "show JOB", Short: "One job: state, settings, and its next firings in words", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		j, err := b.CronJob(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return printOne(a, j, func(w io.Writer) {
+			a.facts(w, [2]string{"job", j.Name}, [2]string{"queue", j.Queue}, [2]string{"state", j.State}, [2]string{"problem", j.Problem},
+				[2]string{"paused by", j.PausedBy + after(": ", j.PausedReason) + after(", until ", stamp(j.PausedUntil))},
+				[2]string{"entry", optional(j.EntryID)}, [2]string{"last fired", stamp(j.LastFiredAt)})
+			a.indented(w, "settings", j.Settings)
+			if t, err := timetable(j.Settings); err == nil { // else the problem has been told above
+				a.firings(w, t)
+			}
+		})
+	})
+}
+
+func (a *app) firings(w io.Writer, t *cron.Timetable) {
+	fmt.Fprintf(w, "\n%s\n", a.paint(bold, "next"))
+	for _, f := range t.Explain(a.now(), 5) {
+		fmt.Fprintf(w, "  %s\n", f)
+	}
+}
+
+// cronSettings are the options of create and alter.
+var cronSettings = []string{
+	"zone", "jitter", "starts_at", "ends_at", "catch_up", "catch_up_max", "grace", "gap", "fold", "overlap", "payload", "lock_key", "flow", "priority",
+}
+
+func cronCreate(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "create JOB QUEUE SPEC", Short: "Make a job that fires entries of a queue of kind cron", Args: cobra.ExactArgs(3), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock cron create nightly reports '30 2 * * *' --set zone=Europe/Berlin --set 'payload={\"all\": true}' --reason 'asked for by sales'",
+	}
+	var set []string
+	settingFlag(c, &set, cronSettings)
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		options, err := readSettings(set)
+		if err != nil {
+			return change{}, err
+		}
+		spec, err := json.Marshal(map[string]string{"spec": args[2]})
+		if err != nil {
+			return change{}, fmt.Errorf("read spec: %w", err)
+		}
+		if err := checkSchedule(spec, options); err != nil {
+			return change{}, err
+		}
+		plan := simple("create cron job "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+			return b.CreateCronJob(ctx, args[0], args[1], args[2], options, by)
+		})
+		plan.detail = args[2] + after(" ", described(options))
+		return plan, nil
+	})
+}
+
+// checkSchedule refuses options that, laid over the settings of a job, make a schedule that cannot be read.
+func checkSchedule(settings json.RawMessage, options map[string]any) error {
+	all := map[string]any{}
+	if settings != nil {
+		if err := json.Unmarshal(settings, &all); err != nil {
+			return fmt.Errorf("read settings: %w", err)
+		}
+	}
+	maps.Copy(all, options)
+	text, err := json.Marshal(all)
+	if err != nil {
+		return fmt.Errorf("read settings: %w", err)
+	}
+	_, err = timetable(text)
+	return err
+}
+
+func cronAlter(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "alter JOB", Short: "Change settings of a job; a run that has begun goes on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron,
+		Example: "  penstock cron alter nightly --set 'spec=0 3 * * *' --reason 'after the backup'",
+	}
+	var set []string
+	settingFlag(c, &set, append([]string{"spec"}, cronSettings...))
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		options, err := readSettings(set)
+		if err != nil {
+			return change{}, err
+		}
+		if len(options) == 0 {
+			return change{}, usagef("nothing to change: give --set name=value")
+		}
+		j, err := b.CronJob(ctx, args[0])
+		if err != nil {
+			return change{}, err
+		}
+		if err := checkSchedule(j.Settings, options); err != nil {
+			return change{}, err
+		}
+		plan := simple("alter cron job "+j.Name, false, func(ctx context.Context, by invalidation.By) error {
+			return b.AlterCronJob(ctx, j.Name, options, by)
+		})
+		plan.detail = described(options)
+		return plan, nil
+	})
+}
+
+func cronPause(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "pause JOB", Short: "Keep a job from firing; a run goes on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
+	var until string
+	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		end, err := a.moment("until", until)
+		if err != nil {
+			return change{}, err
+		}
+		if _, err := b.CronJob(ctx, args[0]); err != nil {
+			return change{}, err
+		}
+		return simple("pause cron job "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+			return b.PauseCronJob(ctx, args[0], by, end)
+		}), nil
+	})
+}
+
+// cronVerb is a verb that needs nothing but the job.
+func cronVerb(a *app, verb, help string, risky bool, do func(backend, context.Context, string, invalidation.By) error) *cobra.Command {
+	c := &cobra.Command{Use: verb + " JOB", Short: help, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		if _, err := b.CronJob(ctx, args[0]); err != nil {
+			return change{}, err
+		}
+		return simple(verb+" cron job "+args[0], risky, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) }), nil
+	})
+}
+
+func (a *app) completeCron(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.complete(c, args, prefix, func(ctx context.Context, b backend) ([]string, error) {
+		all, err := b.CronJobs(ctx, "", 500)
+		names := make([]string, len(all))
+		for i, j := range all {
+			names[i] = j.Name
+		}
+		return names, err
+	})
+}

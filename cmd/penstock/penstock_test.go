@@ -1,0 +1,453 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/doctor"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// seat is a system with fixed content. Whatever a test does not give it panics, for the interface in it is nil.
+type seat struct {
+	backend
+	snapshots []*operator.Snapshot
+	pushed    []invalidation.Push
+	refuse    int // the push with this number fails, from 1
+	pushes    int
+	done      []string
+}
+
+func (s *seat) Queues(context.Context, ...string) ([]operator.Queue, error) { return queuesNow(), nil }
+
+func (s *seat) Queue(_ context.Context, name string) (operator.QueueDetail, error) {
+	for _, q := range queuesNow() {
+		if q.Name == name {
+			return operator.QueueDetail{Queue: q}, nil
+		}
+	}
+	return operator.QueueDetail{}, invalidation.ErrQueueNotFound
+}
+
+func (s *seat) PauseQueue(_ context.Context, name string, by invalidation.By, until time.Time) error {
+	s.done = append(s.done, fmt.Sprintf("pause %s by %s because %s until %s", name, by.Actor, by.Reason, until.UTC().Format(time.RFC3339)))
+	return nil
+}
+
+func (s *seat) Snapshot(_ context.Context, earlier *operator.Snapshot) (*operator.Snapshot, error) {
+	if len(s.snapshots) == 0 {
+		return nil, errors.New("the database is away")
+	}
+	next := s.snapshots[0]
+	if len(s.snapshots) > 1 {
+		s.snapshots = s.snapshots[1:]
+	}
+	return next, nil
+}
+
+func (s *seat) Push(_ context.Context, _ string, pushes ...invalidation.Push) ([]invalidation.Pushed, error) {
+	if s.pushes++; s.pushes == s.refuse {
+		return nil, invalidation.ErrQueueFull
+	}
+	var answers []invalidation.Pushed
+	for _, p := range pushes {
+		s.pushed = append(s.pushed, p)
+		answers = append(answers, invalidation.Pushed{ID: invalidation.EntryID(len(s.pushed)), Verdict: invalidation.Inserted})
+	}
+	return answers, nil
+}
+
+func queuesNow() []operator.Queue {
+	head := []float64{0.42, 93}
+	capacity, most := int64(100_000), int32(8)
+	until := noon.Add(time.Hour)
+	return []operator.Queue{
+		{
+			Name: "embed", Kind: "inference", Application: "gpu", Pending: 1_200_000, Computing: 64, AwaitingCompute: 1_199_936, Estimated: true,
+			Serving: 4, HeadAgeSeconds: &head[1], Capacity: &capacity, QueueID: 1,
+		},
+		{Name: "mails", Kind: "task", Application: "default", Initial: 3, Pending: 2, AwaitingCompute: 5, Failed: 7, Serving: 1, HeadAgeSeconds: &head[0], MaxConcurrent: &most, QueueID: 2},
+		{
+			Name: "reports", Kind: "cron", Application: "default", Pending: 1, AwaitingCompute: 1, Paused: true, PausedBy: "ada@ops",
+			PausedReason: "books are closed\n\x1b[2J", PausedUntil: &until, QueueID: 3,
+		},
+		{Name: "thumbs", Kind: "task", Application: "default", Disabled: 2, OutOfService: true, QueueID: 4},
+	}
+}
+
+func snapshotNow() *operator.Snapshot {
+	head := 93.0
+	return &operator.Snapshot{
+		At: noon, Queues: queuesNow(), Waiting: 1_199_942,
+		Lanes: []operator.Lane{{Queue: "embed", Priority: 1, Flow: "acme", Keys: 1000, HeadAgeSeconds: &head}, {Queue: "mails", Priority: 5, Keys: 2}},
+		Nodes: []operator.Node{
+			{ID: 7001, Name: "gpu-1", Application: "gpu", State: "live", Threads: 32, Locks: 64, SilentSeconds: 0.8, Queues: []string{"embed"}, StartedAt: noon.Add(-50 * time.Hour)},
+			{ID: 7002, Name: "gpu-2", Application: "gpu", State: "dead", Threads: 32, Locks: 2, SilentSeconds: 75, Queues: []string{"embed"}, StartedAt: noon.Add(-time.Hour)},
+		},
+		Locks:  []operator.Lock{{Queue: "embed", LockKey: "#17", Entries: 1, Token: 99, NodeID: 7002, Node: "gpu-2", AgeSeconds: 200}},
+		Rates:  []operator.Rate{{Queue: "embed", In: 120.25, Out: 118}, {Queue: "mails"}},
+		Leader: &operator.Leader{Holder: "leader-a", Term: 3, Live: true},
+		Server: operator.Server{Connections: 12, MaxConnections: 100, HorizonSeconds: 0.3, DeadTuples: 1200},
+	}
+}
+
+// command runs one command line on a seat, and returns output, errors and exit code.
+func command(t *testing.T, b backend, args ...string) (out, errs string, code int) {
+	t.Helper()
+	var o, e bytes.Buffer
+	a := newApp(strings.NewReader(""), &o, &e, func(string) string { return "" })
+	a.seat, a.now = b, func() time.Time { return noon }
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	code = run(ctx, a, args)
+	return o.String(), e.String(), code
+}
+
+func TestListsInEachFormat(t *testing.T) {
+	for _, format := range formats {
+		out, errs, code := command(t, &seat{}, "queue", "list", "-o", format)
+		if code != 0 || errs != "" {
+			t.Fatalf("-o %s: exit %d, %s", format, code, errs)
+		}
+		compare(t, "testdata/queues."+format, out)
+	}
+}
+
+func TestTopOnce(t *testing.T) {
+	out, errs, code := command(t, &seat{snapshots: []*operator.Snapshot{snapshotNow()}}, "top", "--once", "--interval", "100ms")
+	if code != 0 {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	compare(t, "testdata/top.txt", out)
+}
+
+func TestFindingsSayWhatToDo(t *testing.T) {
+	var out bytes.Buffer
+	a := newApp(nil, &out, &out, os.Getenv)
+	a.format = "table"
+	findings := []doctor.Finding{
+		{Check: "version", Severity: doctor.Fine, Summary: "Postgres 17.2"},
+		{Check: "horizon", Severity: doctor.Critical, Summary: "1 hold the horizon", Details: []string{"session 4711: SELECT pg_terminate_backend(4711)"}, Advice: "End it."},
+		{Check: "leader", Severity: doctor.Warning, Summary: "no leader leads", Advice: "Start a leader."},
+		{Check: "invariants", Severity: doctor.Skipped, Summary: "not checked: about 9000000 rows would be read", Advice: "Run penstock doctor --deep."},
+	}
+	for _, quiet := range []bool{false, true} {
+		if err := a.writeFindings(findings, quiet); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compare(t, "testdata/doctor.txt", out.String())
+}
+
+func TestDoctorExitsBySeverity(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	findings := func() (map[string]doctor.Finding, int) {
+		out, errs, code := command(t, nil, "doctor", "-o", "json", "--database-url", dsn)
+		var all []doctor.Finding
+		if err := json.Unmarshal([]byte(out), &all); err != nil {
+			t.Fatalf("%v: %s%s", err, out, errs)
+		}
+		byName := map[string]doctor.Finding{}
+		for _, f := range all {
+			byName[f.Check] = f
+		}
+		return byName, code
+	}
+	found, code := findings()
+	if found["schema"].Severity != doctor.Fine || found["leader"].Severity != doctor.Warning || code < exitWarning {
+		t.Fatalf("exit %d, %+v", code, found)
+	}
+	if _, _, code := command(t, nil, "migrate", "verify", "--database-url", dsn); code != 0 {
+		t.Errorf("verify of a fresh schema exits with %d", code)
+	}
+	if _, _, code := command(t, nil, "doctor", "--database-url", "postgres://nobody@127.0.0.1:1/none"); code != exitUnavailable {
+		t.Errorf("a database that is away: exit %d, want %d", code, exitUnavailable)
+	}
+}
+
+func TestMigrateFromNothing(t *testing.T) {
+	dsn := pgtest.Empty(t)
+	out, _, code := command(t, nil, "queue", "list", "--database-url", dsn)
+	if code != exitState || out != "" {
+		t.Errorf("list without a schema: exit %d, want %d", code, exitState)
+	}
+	if out, _, code := command(t, nil, "migrate", "verify", "--database-url", dsn); code != exitWarning || !strings.Contains(out, "migrations are pending") {
+		t.Errorf("verify without a schema: exit %d, %s", code, out)
+	}
+	if out, _, _ := command(t, nil, "migrate", "status", "--database-url", dsn, "-o", "jsonl"); strings.Contains(out, "applied") || !strings.Contains(out, "pending") {
+		t.Errorf("status without a schema: %s", out)
+	}
+	if out, errs, code := command(t, nil, "migrate", "up", "--database-url", dsn); code != 0 || !strings.Contains(out, "applied") {
+		t.Fatalf("up: exit %d, %s%s", code, out, errs)
+	}
+	if out, _, _ := command(t, nil, "migrate", "status", "--database-url", dsn, "-o", "jsonl"); strings.Contains(out, "pending") || !strings.Contains(out, `"applied"`) {
+		t.Errorf("status after up: %s", out)
+	}
+	if out, _, _ := command(t, nil, "migrate", "up", "--database-url", dsn); out != "nothing is pending\n" {
+		t.Errorf("a second up: %s", out)
+	}
+}
+
+func TestBenchMeasuresAndLeavesNothingBehind(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	out, errs, code := command(t, nil, "bench", "--entries", "300", "--single", "10", "--batch", "100", "--yes", "-o", "json", "--database-url", dsn)
+	var phases []phase
+	if err := json.Unmarshal([]byte(out), &phases); code != 0 || err != nil {
+		t.Fatalf("exit %d (%v): %s%s", code, err, out, errs)
+	}
+	if len(phases) != 3 || phases[2].Entries != 310 || phases[2].PerSecond <= 0 || phases[0].P99MS <= 0 {
+		t.Errorf("phases are %+v", phases)
+	}
+	if out, _, _ := command(t, nil, "queue", "list", "--database-url", dsn); strings.Contains(out, "bench_") {
+		t.Errorf("the bench left a queue behind:\n%s", out)
+	}
+	if out, _, _ := command(t, nil, "node", "list", "--database-url", dsn, "-o", "json"); out != "[]\n" {
+		t.Errorf("the bench left a node behind:\n%s", out)
+	}
+}
+
+func TestEveryErrorHasItsExitCodeAndANextStep(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{nil, exitDone},
+		{errors.New("who knows"), exitError},
+		{usagef("wrong"), exitUsage},
+		{fmt.Errorf("x: %w", invalidation.ErrInvalid), exitUsage},
+		{fmt.Errorf("x: %w", invalidation.ErrQueueNotFound), exitNotFound},
+		{fmt.Errorf("x: %w", invalidation.ErrEntryNotFound), exitNotFound},
+		{fmt.Errorf("x: %w", invalidation.ErrNotFound), exitNotFound},
+		{fmt.Errorf("x: %w", invalidation.ErrState), exitState},
+		{fmt.Errorf("x: %w", invalidation.ErrIdempotencyConflict), exitState},
+		{&pgconn.PgError{Code: "42P01"}, exitState},
+		{fmt.Errorf("x: %w", &invalidation.FullError{}), exitFull},
+		{&pgconn.PgError{Code: "57P01"}, exitUnavailable},
+		{&pgconn.PgError{Code: "28P01"}, exitUnavailable},
+		{errUnconfirmed, exitUnconfirmed},
+		{errTimeout, exitTimeout},
+		{&pgconn.PgError{Code: "57014"}, exitTimeout},
+		{verdict{exitEndedBadly}, exitEndedBadly},
+	} {
+		var errs bytes.Buffer
+		a := newApp(nil, &errs, &errs, os.Getenv)
+		if got := a.report(t.Context(), c.err); got != c.want {
+			t.Errorf("%v: exit %d, want %d", c.err, got, c.want)
+		}
+		if silent := c.want == exitDone || c.want == exitError || c.want == exitEndedBadly; !silent && !strings.Contains(errs.String(), "next: ") {
+			t.Errorf("%v: nothing about what to do next: %s", c.err, errs.String())
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	a := newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv)
+	if got := a.report(ctx, ctx.Err()); got != exitInterrupted {
+		t.Errorf("interrupted: exit %d, want %d", got, exitInterrupted)
+	}
+}
+
+// leaves are the commands that do something, by their path.
+func leaves(c *cobra.Command) map[string]*cobra.Command {
+	found := map[string]*cobra.Command{}
+	for _, child := range c.Commands() {
+		if child.HasSubCommands() {
+			for path, leaf := range leaves(child) {
+				found[path] = leaf
+			}
+		} else if child.Name() != "help" {
+			found[child.CommandPath()] = child
+		}
+	}
+	return found
+}
+
+func TestWhateverChangesBehaviourNeedsAReasonAndCanBeTriedFirst(t *testing.T) {
+	root := newRoot(newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv))
+	changes := 0
+	for path, leaf := range leaves(root) {
+		if leaf.Flags().Lookup("reason") == nil {
+			continue
+		}
+		changes++
+		if leaf.Flags().Lookup("dry-run") == nil || leaf.Flags().Lookup("yes") == nil {
+			t.Errorf("%s takes a reason, but not --dry-run and --yes", path)
+		}
+		args := strings.Fields(path)[1:]
+		for range strings.Count(strings.ReplaceAll(leaf.Use, "[", ""), " ") {
+			args = append(args, "1")
+		}
+		if out, errs, code := command(t, &seat{}, args...); code != exitUsage || !strings.Contains(errs, "--reason") || out != "" {
+			t.Errorf("%s without a reason: exit %d, %s%s", path, code, out, errs)
+		}
+	}
+	if changes < 20 {
+		t.Errorf("only %d commands need a reason", changes)
+	}
+}
+
+func TestTheManualNamesEveryCommand(t *testing.T) {
+	manual, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path := range leaves(newRoot(newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv))) {
+		if !bytes.Contains(manual, []byte("`"+path)) {
+			t.Errorf("docs/cli.md does not name `%s`", path)
+		}
+	}
+	for _, line := range strings.Split(exitHelp, "\n")[1:] {
+		for _, part := range regexp.MustCompile(` {5,}`).Split(strings.TrimSpace(line), -1) {
+			code, meaning, _ := strings.Cut(part, " ")
+			if want := fmt.Sprintf("| %s | %s |", code, strings.TrimSpace(meaning)); !bytes.Contains(manual, []byte(want)) {
+				t.Errorf("docs/cli.md does not say %q", want)
+			}
+		}
+	}
+}
+
+func TestADryRunChangesNothing(t *testing.T) {
+	s := &seat{}
+	out, _, code := command(t, s, "queue", "pause", "mails", "--until", "1h", "--dry-run")
+	if code != 0 || len(s.done) > 0 || !strings.HasPrefix(out, "would pause queue mails: waiting: 5, computing: 0, until 2026-11-21T13:00:00Z") {
+		t.Errorf("exit %d, did %q, said %s", code, s.done, out)
+	}
+	if _, _, code = command(t, s, "queue", "pause", "mails", "--until", "1h", "--reason", "why", "--actor", "ada"); code != 0 {
+		t.Errorf("exit %d", code)
+	}
+	if want := "pause mails by ada because why until 2026-11-21T13:00:00Z"; len(s.done) != 1 || s.done[0] != want {
+		t.Errorf("did %q, want %q", s.done, want)
+	}
+}
+
+func TestHelpKeepsTheDatabasePasswordToItself(t *testing.T) {
+	var out bytes.Buffer
+	a := newApp(strings.NewReader(""), &out, &out, func(string) string { return "postgres://u:secret@h/d" })
+	if code := run(t.Context(), a, []string{"queue", "list", "--help"}); code != 0 || strings.Contains(out.String(), "secret") {
+		t.Errorf("exit %d: %s", code, out.String())
+	}
+}
+
+func TestQueueNamesAreCompleted(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	for _, name := range []string{"mails", "maps", "thumbs"} {
+		if _, errs, code := command(t, nil, "queue", "create", name, "--reason", "test", "--database-url", dsn); code != 0 {
+			t.Fatal(errs)
+		}
+	}
+	for _, args := range [][]string{{"queue", "show"}, {"entry", "list"}, {"lock", "list", "--queue"}, {"queue", "list", "thumbs"}} {
+		args = append([]string{"__complete", "--database-url", dsn}, append(args, "ma")...)
+		if out, _, code := command(t, nil, args...); code != 0 || !strings.HasPrefix(out, "mails\nmaps\n:") {
+			t.Errorf("%v completes to exit %d, %s", args[3:], code, out)
+		}
+	}
+	if out, _, _ := command(t, nil, "__complete", "--database-url", "postgres://nobody@127.0.0.1:1/none", "queue", "show", ""); !strings.HasPrefix(out, ":") {
+		t.Errorf("completion without a database offers %s", out)
+	}
+}
+
+func TestLinesArePushedInBatchesAndTheFirstBadOneIsNamed(t *testing.T) {
+	write := func(lines ...string) string {
+		path := filepath.Join(t.TempDir(), "lines")
+		if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	many := make([]string, 2500)
+	for i := range many {
+		many[i] = fmt.Sprintf(`{"n": %d}`, i)
+	}
+	s := &seat{}
+	out, errs, code := command(t, s, "entry", "push", "mails", "--lines", write(many...), "--flow", "acme")
+	if code != 0 || out != "2500 entries, ids 1 to 2500\n" || s.pushes != 3 {
+		t.Fatalf("exit %d after %d batches: %s%s", code, s.pushes, out, errs)
+	}
+	if last := s.pushed[2499]; string(last.Payload) != `{"n": 2499}` || last.Flow != "acme" || string(s.pushed[0].Payload) != `{"n": 0}` {
+		t.Errorf("the last push is %+v", last)
+	}
+	for _, c := range []struct {
+		seat  *seat
+		lines []string
+		code  int
+		says  string
+	}{
+		{&seat{}, append(many[:1100:1100], "nonsense"), exitUsage, "line 1101 is not JSON; 1000 entries before line 1001 were accepted"},
+		{&seat{refuse: 2}, many, exitFull, "lines 1001 to 2000 were not accepted, the 1000 entries before them were"},
+	} {
+		if _, errs, code := command(t, c.seat, "entry", "push", "mails", "--lines", write(c.lines...)); code != c.code || !strings.Contains(errs, c.says) {
+			t.Errorf("exit %d, %s; want %q", code, errs, c.says)
+		}
+	}
+}
+
+func TestTextOfOthersCannotSteerTheTerminal(t *testing.T) {
+	out, _, _ := command(t, &seat{}, "queue", "list", "-o", "wide")
+	if strings.ContainsAny(out, "\x1b\x07") {
+		t.Errorf("an escape sequence got through: %q", out)
+	}
+	if strings.Count(out, "\n") != len(queuesNow())+1 {
+		t.Errorf("a line break got through:\n%s", out)
+	}
+}
+
+func TestColoursAreForTerminalsAndDoNotShiftColumns(t *testing.T) {
+	a := newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv)
+	g := columns2text(queueColumns(), queuesNow(), false)
+	plain := a.table(g)
+	a.colours = true
+	coloured := a.table(g)
+	if plain == coloured || strings.Contains(plain, "\x1b") {
+		t.Error("colours do not differ from none")
+	}
+	for _, colour := range []string{bold, dim, red, green, yellow, "0"} {
+		coloured = strings.ReplaceAll(coloured, "\x1b["+colour+"m", "")
+	}
+	if plain != coloured {
+		t.Errorf("colours change the layout:\n%s\n%s", plain, coloured)
+	}
+}
+
+func TestWatchPrintsUntilItIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var out bytes.Buffer
+	a := newApp(nil, &out, &out, os.Getenv)
+	pictures := 0
+	err := a.watch(ctx, time.Millisecond, func() error {
+		if pictures++; pictures == 3 {
+			cancel()
+		}
+		return verdict{exitCritical} // what is found does not end a watch
+	})
+	if err != nil || pictures != 3 {
+		t.Errorf("%d pictures (%v)", pictures, err)
+	}
+	if err := a.watch(t.Context(), time.Millisecond, func() error { return errTimeout }); !errors.Is(err, errTimeout) {
+		t.Errorf("an error does not end a watch: %v", err)
+	}
+}
+
+func TestAgesAreSaidAsPeopleSayThem(t *testing.T) {
+	for seconds, want := range map[float64]string{
+		-1: "0.0s", 0.04: "0.0s", 9.94: "9.9s", 9.96: "9s", 59.9: "59s", 60: "1m0s", 3599: "59m59s", 3600: "1h0m", 86400: "1d0h", 1e6: "11d13h",
+	} {
+		if got := age(seconds); got != want {
+			t.Errorf("%v seconds: %s, want %s", seconds, got, want)
+		}
+	}
+}

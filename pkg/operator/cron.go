@@ -1,0 +1,108 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// CronJob is a cron job and how it stands, in the words of penstock.cron_status.
+type CronJob struct {
+	Name         string     `json:"name"`
+	Queue        string     `json:"queue"`
+	State        string     `json:"state"` // waiting, running, paused, ended, broken
+	Spec         string     `json:"spec"`
+	Zone         string     `json:"zone"`
+	Overlap      string     `json:"overlap"`
+	CatchUp      string     `json:"catch_up"`
+	NominalAt    *time.Time `json:"nominal_at,omitempty"` // of its entry
+	EntryID      *int64     `json:"entry_id,omitempty"`
+	LastFiredAt  *time.Time `json:"last_fired_at,omitempty"`
+	Problem      string     `json:"problem,omitempty"`
+	PausedBy     string     `json:"paused_by,omitempty"`
+	PausedReason string     `json:"paused_reason,omitempty"`
+	PausedUntil  *time.Time `json:"paused_until,omitempty"`
+}
+
+// CronJobDetail is a job with its settings, named as AlterCronJob takes them.
+type CronJobDetail struct {
+	CronJob
+	Settings json.RawMessage `json:"settings"`
+}
+
+const cronColumns = `
+SELECT s.job AS name, s.queue, s.state, s.spec, s.zone, s.overlap, s.catch_up, s.nominal_at, s.entry_id, s.last_fired_at,
+       coalesce(s.problem, '') AS problem, coalesce(s.paused_by, '') AS paused_by, coalesce(s.paused_reason, '') AS paused_reason, s.paused_until`
+
+// CronJobs returns the cron jobs by name, of one queue if it is not empty.
+func (d *Database) CronJobs(ctx context.Context, queue string, limit int) ([]CronJob, error) {
+	const sql = cronColumns + ` FROM penstock.cron_status s WHERE $1::text IS NULL OR s.queue = $1 ORDER BY s.job LIMIT $2`
+	return list[CronJob](ctx, d.db, "cron jobs", sql, given(queue), page(limit))
+}
+
+// CronJob returns one job, or invalidation.ErrNotFound.
+func (d *Database) CronJob(ctx context.Context, name string) (CronJobDetail, error) {
+	const sql = cronColumns + `,
+       to_jsonb(j) - ARRAY['id', 'queue_id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'problem', 'run_now_at',
+                           'handled_at', 'catching_up_to', 'nominal_at', 'due_at', 'entry_id', 'fired_at', 'following_at', 'ended_at',
+                           'look_at', 'created_at'] AS settings
+  FROM penstock.cron_status s JOIN penstock.cron_job j ON j.name = s.job
+ WHERE s.job = $1`
+	rows, err := d.db.Query(ctx, sql, name)
+	if err != nil {
+		return CronJobDetail{}, fmt.Errorf("show cron job %q: %w", name, err)
+	}
+	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[CronJobDetail])
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = invalidation.ErrNotFound
+	}
+	if err != nil {
+		return CronJobDetail{}, fmt.Errorf("show cron job %q: %w", name, err)
+	}
+	return found, nil
+}
+
+// CreateCronJob makes a job that fires entries of a queue of kind cron. Options are named as the columns of penstock.cron_job.
+func (d *Database) CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error {
+	return d.cron(ctx, "create", name, `SELECT penstock.create_cron_job($1, $4, $5, coalesce($6::jsonb->'payload', '{}'), $6::jsonb - 'payload', $2, coalesce($3, current_user))`,
+		by, queue, spec, options)
+}
+
+// AlterCronJob changes settings of a job. A run that has begun goes on.
+func (d *Database) AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	return d.cron(ctx, "alter", name, `SELECT penstock.alter_cron_job($1, $4, $2, coalesce($3, current_user))`, by, options)
+}
+
+// PauseCronJob keeps a job from firing until it is resumed, or until a time that is not zero.
+func (d *Database) PauseCronJob(ctx context.Context, name string, by invalidation.By, until time.Time) error {
+	return d.cron(ctx, "pause", name, `SELECT penstock.pause_cron_job($1, $2, coalesce($3, current_user), $4)`, by, given(until))
+}
+
+// ResumeCronJob ends a pause; the job's catch-up policy says what becomes of the times that it missed.
+func (d *Database) ResumeCronJob(ctx context.Context, name string, by invalidation.By) error {
+	return d.cron(ctx, "resume", name, `SELECT penstock.resume_cron_job($1, $2, coalesce($3, current_user))`, by)
+}
+
+// RunCronJob asks for one run beside the schedule; the elected leader starts it.
+func (d *Database) RunCronJob(ctx context.Context, name string, by invalidation.By) error {
+	return d.cron(ctx, "run", name, `SELECT penstock.run_cron_job_now($1, $2, coalesce($3, current_user))`, by)
+}
+
+// DropCronJob removes a job; a run goes on.
+func (d *Database) DropCronJob(ctx context.Context, name string, by invalidation.By) error {
+	return d.cron(ctx, "drop", name, `SELECT penstock.drop_cron_job($1, $2, coalesce($3, current_user))`, by)
+}
+
+// cron calls a function of the schema with the name as $1, the reason as $2, the actor as $3, and the rest.
+func (d *Database) cron(ctx context.Context, verb, name, sql string, by invalidation.By, rest ...any) error {
+	if _, err := d.db.Exec(ctx, sql, append([]any{name, by.Reason, given(by.Actor)}, rest...)...); err != nil {
+		return fmt.Errorf("%s cron job %q: %w", verb, name, translate(err))
+	}
+	return nil
+}
