@@ -109,10 +109,13 @@ func TestAPayloadThatDoesNotFitIsAFailureAtOnce(t *testing.T) {
 func TestMergedEntriesAreHandledOnceAndAllAnswered(t *testing.T) {
 	d := Definition[thumbnail]{Name: "work", Merge: func(all []thumbnail) thumbnail { return all[len(all)-1] }}
 	calls := 0
-	h := d.Handler(func(_ context.Context, _ *Run, p thumbnail) (any, error) {
+	h, ok := d.Handler(func(_ context.Context, _ *Run, p thumbnail) (any, error) {
 		calls++
 		return p.Width, nil
 	}).(BatchHandler)
+	if !ok {
+		t.Fatal("a definition with Merge should take entries as batches")
+	}
 	var runs []*Run
 	for _, payload := range []string{`{"width": 1}`, `"bad"`, `{"width": 3}`} {
 		runs = append(runs, &Run{Queue: &Queue{}, Entry: Entry{Payload: []byte(payload)}, Lock: &Lock{Key: "K"}})

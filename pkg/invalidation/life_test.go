@@ -66,7 +66,7 @@ func TestTheWholeLife(t *testing.T) {
 	s.because(more, "key_held")
 
 	// Bob's bread burns. It is tried again in a minute; the error is remembered, the baker's notes too.
-	run := stove.run(second, 0)
+	run := stove.run(second)
 	s.must(run.Progress(s.ctx, 0.5, "half done"))
 	s.must(run.Save(s.ctx, map[string]int{"loaves": 3}))
 	stove.end(run, nil, errors.New("burnt at 260 degrees"))
@@ -74,7 +74,7 @@ func TestTheWholeLife(t *testing.T) {
 	s.because(bob.ID, "not_due")
 
 	// Ann's is done. Her next order comes up by itself.
-	oven.end(oven.run(lock, 0), json.RawMessage(`{"weight": 1000}`), nil)
+	oven.end(oven.run(lock), json.RawMessage(`{"weight": 1000}`), nil)
 	ended, err := Outcome(s.ctx, s.db, ann)
 	s.must(err)
 	s.equal([]any{ended.Outcome, string(ended.Result), ended.Attempt}, []any{"done", `{"weight": 1000}`, 0})
@@ -94,7 +94,7 @@ func TestTheWholeLife(t *testing.T) {
 	s.state("computing", more)
 
 	// The stove hands the order back, for it is to be cleaned. That costs nothing either.
-	stove.end(stove.run(lock, 0), nil, NoCapacity(0, errors.New("cleaning")))
+	stove.end(stove.run(lock), nil, NoCapacity(0, errors.New("cleaning")))
 	lock = stove.claim()
 	s.equal(lock.Entries[0].Attempt, 0)
 
@@ -102,16 +102,16 @@ func TestTheWholeLife(t *testing.T) {
 	s.inTx(true, func(tx pgx.Tx) {
 		_, err := tx.Exec(s.ctx, `CREATE TABLE public.shelf AS SELECT 'wheat' AS bread`)
 		s.must(err)
-		s.must(stove.run(lock, 0).FinishTx(s.ctx, tx, nil))
+		s.must(stove.run(lock).FinishTx(s.ctx, tx, nil))
 	})
-	stove.end(stove.run(lock, 0), nil, nil)
+	stove.end(stove.run(lock), nil, nil)
 	s.outcome("done", more)
 
 	// The minute is over, the leader puts Bob's order back into line. The next attempt goes on from the notes, fails
 	// for good, and is set aside with all its history.
 	s.due(bob.ID)
 	lock = stove.claim()
-	run = stove.run(lock, 0)
+	run = stove.run(lock)
 	var notes struct{ Loaves int }
 	found, err := run.Load(s.ctx, &notes)
 	s.must(err)
@@ -123,7 +123,7 @@ func TestTheWholeLife(t *testing.T) {
 	s.must(RetryFailure(s.ctx, s.db, bob.ID, By{"ann", "thermostat mended"}))
 	s.state("pending", bob.ID)
 	lock = stove.claim()
-	stove.end(stove.run(lock, 0), nil, nil)
+	stove.end(stove.run(lock), nil, nil)
 	s.outcome("done", bob.ID)
 
 	// An order for tomorrow waits; one that nobody wants any more is cancelled; one that comes too late expires.
@@ -150,13 +150,13 @@ func TestTheWholeLife(t *testing.T) {
 
 	// The mill asks for quiet: nobody claims for a while, on any node, and nothing is lost by it.
 	lock = stove.claim()
-	stove.end(stove.run(lock, 0), nil, PushBackQueue(time.Minute, errors.New("429 from the mill")))
+	stove.end(stove.run(lock), nil, PushBackQueue(time.Minute, errors.New("429 from the mill")))
 	s.nothingToClaim()
 	s.because(eve, "pushed_back")
 	_, err = LiftPushBack(s.ctx, s.db, "orders", nil)
 	s.must(err)
 	lock = stove.claim()
-	stove.end(stove.run(lock, 0), nil, nil)
+	stove.end(stove.run(lock), nil, nil)
 
 	// At the end of the day every accepted order has exactly one outcome, and the tables are empty.
 	s.equal(s.count(`SELECT count(*) FROM penstock.result`), 6)
@@ -307,8 +307,8 @@ func (n *node) claim() *Lock {
 	return n.held
 }
 
-func (n *node) run(l *Lock, i int) *Run {
-	return &Run{Queue: n.q, Entry: l.Entries[i], Lock: l, Node: n.id}
+func (n *node) run(l *Lock) *Run {
+	return &Run{Queue: n.q, Entry: l.Entries[0], Lock: l, Node: n.id}
 }
 
 // end records what the handler answered.

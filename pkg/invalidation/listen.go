@@ -109,7 +109,7 @@ func (l *Listener) listen(ctx context.Context) (worked bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("connect: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(connectCtx)) //nolint:errcheck // the connection is given up either way
+	defer conn.Close(context.WithoutCancel(connectCtx))
 	if _, err := conn.Exec(connectCtx, `LISTEN `+hintChannel); err != nil {
 		return false, fmt.Errorf("listen: %w", err)
 	}

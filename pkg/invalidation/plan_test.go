@@ -63,7 +63,7 @@ func (x *explainer) explain(name string, s statement) *plan {
 	if err != nil {
 		x.b.Fatal(err)
 	}
-	defer tx.Rollback(x.b.ctx) //nolint:errcheck // what it did is not wanted
+	defer tx.Rollback(x.b.ctx) // what it did is not wanted
 	name = strings.ReplaceAll(name, " ", "_")
 	if !x.prepared[name] {
 		x.b.exec(tx, `PREPARE `+name+` AS `+s.sql)
