@@ -129,22 +129,18 @@ LANGUAGE sql STABLE AS $$
 $$;
 -- +goose StatementEnd
 
--- fit_model_queue makes the queue of a model, or brings its limits up to date: as many locks at once as there are slots
--- (times the members of a batch), and as many attempts as the model says.
+-- fit_model_queue makes the queue of a model, or brings its attempts up to date. How many of its entries run at once is
+-- bounded by the slots themselves: a limit on locks beside them would also count those whose ending is being recorded.
 -- +goose StatementBegin
 CREATE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-    m        penstock.model;
-    called   text := penstock.model_queue(wanted);
-    q        penstock.queue;
-    settings jsonb;
-    total    bigint;
-    now_set  jsonb;
+    m      penstock.model;
+    called text := penstock.model_queue(wanted);
+    q      penstock.queue;
+    policy jsonb;
 BEGIN
     SELECT * INTO m FROM penstock.model x WHERE x.name = wanted;
-    settings := m.config || coalesce(m.override, '{}');
-    SELECT sum(slots) INTO total FROM penstock.instance i WHERE i.model = wanted;
     SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
     IF q.id IS NULL THEN
         PERFORM penstock.create_queue(called, jsonb_build_object('kind', 'inference', 'model', wanted));
@@ -153,11 +149,10 @@ BEGIN
         RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', called, wanted
             USING ERRCODE = 'PS006', HINT = 'Give the model another name, or create an inference queue with option model yourself.';
     END IF;
-    now_set := jsonb_build_object(
-        'max_concurrent', least(total * greatest(1, coalesce((settings->'batch'->>'items')::integer, 1)), 2147483647),
-        'retry', q.retry || jsonb_build_object('max_attempts', coalesce((settings->>'max_retries')::integer, 50) + 1));
-    IF (now_set->'max_concurrent', now_set->'retry') IS DISTINCT FROM (coalesce(to_jsonb(q.max_concurrent), 'null'), q.retry) THEN
-        PERFORM penstock.alter_queue(called, now_set);
+    policy := q.retry || jsonb_build_object('max_attempts',
+        coalesce(((m.config || coalesce(m.override, '{}'))->>'max_retries')::integer, 50) + 1);
+    IF policy <> q.retry THEN
+        PERFORM penstock.alter_queue(called, jsonb_build_object('retry', policy));
     END IF;
     RETURN called;
 EXCEPTION

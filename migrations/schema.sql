@@ -1827,16 +1827,12 @@ CREATE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
     LANGUAGE plpgsql
     AS $$
 DECLARE
-    m        penstock.model;
-    called   text := penstock.model_queue(wanted);
-    q        penstock.queue;
-    settings jsonb;
-    total    bigint;
-    now_set  jsonb;
+    m      penstock.model;
+    called text := penstock.model_queue(wanted);
+    q      penstock.queue;
+    policy jsonb;
 BEGIN
     SELECT * INTO m FROM penstock.model x WHERE x.name = wanted;
-    settings := m.config || coalesce(m.override, '{}');
-    SELECT sum(slots) INTO total FROM penstock.instance i WHERE i.model = wanted;
     SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
     IF q.id IS NULL THEN
         PERFORM penstock.create_queue(called, jsonb_build_object('kind', 'inference', 'model', wanted));
@@ -1845,11 +1841,10 @@ BEGIN
         RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', called, wanted
             USING ERRCODE = 'PS006', HINT = 'Give the model another name, or create an inference queue with option model yourself.';
     END IF;
-    now_set := jsonb_build_object(
-        'max_concurrent', least(total * greatest(1, coalesce((settings->'batch'->>'items')::integer, 1)), 2147483647),
-        'retry', q.retry || jsonb_build_object('max_attempts', coalesce((settings->>'max_retries')::integer, 50) + 1));
-    IF (now_set->'max_concurrent', now_set->'retry') IS DISTINCT FROM (coalesce(to_jsonb(q.max_concurrent), 'null'), q.retry) THEN
-        PERFORM penstock.alter_queue(called, now_set);
+    policy := q.retry || jsonb_build_object('max_attempts',
+        coalesce(((m.config || coalesce(m.override, '{}'))->>'max_retries')::integer, 50) + 1);
+    IF policy <> q.retry THEN
+        PERFORM penstock.alter_queue(called, jsonb_build_object('retry', policy));
     END IF;
     RETURN called;
 EXCEPTION

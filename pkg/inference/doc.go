@@ -20,6 +20,35 @@
 // after the request was sent is Unknown, not Failed, because the work may be
 // done. Outcome.MaybeRunning tells apart whether the slot is free.
 //
+// # Slots
+//
+// A slot is the right to one call at a time to an instance. A held slot is a row of penstock.slot with a token; there
+// is none for a free one. Nodes lease slots in blocks (slots.go), and hand them out as permits (permit.go):
+//
+//	            Take, before the claim       assign                 the call ended
+//	leased ──────────────► permit ──────────► busy with an entry ──────────► permit ──► given back, leased still
+//	  ▲                                        │
+//	  │ lease_slots                            └─ the call may still run: in doubt ──► freed, or adopted by
+//	free ◄── idle for a while, beyond the node's share, instance shrank                whoever follows the run on
+//
+// What keeps calls within slots:
+//   - a lease is given under the instance's row, by number and by count, never beyond its slots;
+//   - a node uses what it holds only while its own lease cannot have lapsed by the database's clock;
+//   - a slot is freed by others only when its node's lease has lapsed or its call is in doubt, and then only as the
+//     worker's own count allows, or when no call could have lasted so long (health.go).
+//
+// A run that a worker accepted is stored before it is followed (remote.go). The node that claims its entry next adopts
+// its slot and follows it on. Since that slot is taken, the claim needs a permit without one: SlotPool.takeAbandoned.
+//
+// # Where what is
+//
+//	register.go, registry.go   models and instances: changed by anybody, read by every process
+//	slots.go, permit.go        leases and permits; permit.go is pure
+//	dispatch.go, conclude.go   the life of an entry, and what each outcome means for it
+//	remote.go, callbacks.go    runs that outlive their connection or their node
+//	health.go                  probes, and slots that nobody answers for
+//	service.go                 all of it together, for a node
+//
 // Everything in this package that decides (classes, breaker, batches, stale
 // slots, limits of a run) is pure and takes now; everything that talks HTTP is
 // in transport.go and the adapter's own file.

@@ -79,9 +79,9 @@ func TestLiveWorkerBehindTheQueue(t *testing.T) {
 }
 
 type workerHealth struct {
-	Active    int    `json:"active_jobs"`
-	Max       int    `json:"max_jobs"`
-	Completed int    `json:"completed"`
+	Active    int `json:"active_jobs"`
+	Max       int `json:"max_jobs"`
+	Completed int `json:"completed"`
 }
 
 func (b *bed) workerHealth(url string) (h workerHealth) {
@@ -108,13 +108,17 @@ func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 	var front atomic.Pointer[Callbacks]
 	address := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front.Load().ServeHTTP(w, r) }))
 	t.Cleanup(address.Close)
-	callbacks := func() *Callbacks { return NewCallbacks(address.URL+"/callback", []byte("key of the installation"), b.pool, quiet) }
+	callbacks := func() *Callbacks {
+		return NewCallbacks(address.URL+"/callback", []byte("key of the installation"), b.pool, quiet)
+	}
 	front.Store(callbacks())
 	config := func() ServiceConfig { return ServiceConfig{Dispatch: DispatchConfig{Callbacks: callbacks()}} }
 
 	first := b.start(config())
 	id := b.push(fmt.Sprintf(`{"image": %q, "pages": 12}`, picture(t, "HELLO")))[0]
-	waitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`) == 1 })
+	waitFor(t, func() bool {
+		return b.count(`SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`) == 1
+	})
 	first.die()
 	b.start(config())
 	o := b.outcome(id)
