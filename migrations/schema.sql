@@ -1537,6 +1537,24 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: end_pauses(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.end_pauses() RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    p     record;
+    ended integer := 0;
+BEGIN
+    FOR p IN SELECT x.scope, x.value, q.name AS queue FROM penstock.pause x LEFT JOIN penstock.queue q ON q.id = x.queue_id
+              WHERE x.until <= clock_timestamp() ORDER BY x.id LIMIT 100 FOR UPDATE OF x SKIP LOCKED
+    LOOP
+        PERFORM penstock.resume(p.scope, p.value, p.queue, 'its time is over', 'penstock');
+        ended := ended + 1;
+    END LOOP;
+    RETURN ended;
+END $$;
+
 -- Name: ensure_partitions(integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.ensure_partitions(days_ahead integer DEFAULT 7) RETURNS integer
@@ -1852,6 +1870,20 @@ EXCEPTION
         RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
+-- Name: follow_quota(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.follow_quota() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    DELETE FROM penstock.limit_use u USING penstock."limit" l
+     WHERE u.queue_id = NEW.id AND l.id = u.limit_id AND l.name LIKE 'application:%' AND l.name <> 'application:' || NEW.application;
+    INSERT INTO penstock.limit_use (queue_id, limit_id)
+    SELECT NEW.id, l.id FROM penstock."limit" l WHERE l.name = 'application:' || NEW.application
+    ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END $$;
+
 -- Name: free_slots(integer, bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS integer
@@ -1899,39 +1931,7 @@ $_$;
 CREATE FUNCTION penstock.hold_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
     LANGUAGE sql STABLE
     AS $$
-    SELECT penstock.because('limit', format('%s of %s units of limit "%s" are in use%s', u.used, g.max_units, g.name,
-               CASE WHEN g.per_flow THEN format(' by flow "%s"', e.flow) ELSE '' END),
-               jsonb_build_object('limit', g.name, 'held', u.used, 'max_units', g.max_units, 'units', m.units))
-      FROM penstock.limit_use m
-      JOIN penstock."limit" g ON g.id = m.limit_id
-     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units), 0) AS used
-                           FROM penstock.limit_use o JOIN penstock.lock k ON k.queue_id = o.queue_id
-                          WHERE o.limit_id = g.id AND (NOT g.per_flow OR k.flow = e.flow)) u
-     WHERE m.queue_id = q.id AND g.name <> 'queue:' || q.name AND u.used + m.units > g.max_units
-    UNION ALL
-    SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; the next in %s', g.name, g.rate,
-               penstock.ago((m.units - b.units) / g.rate * interval '1 second')),
-               jsonb_build_object('limit', g.name, 'rate', g.rate, 'units', round(b.units::numeric, 2), 'seconds', round(((m.units - b.units) / g.rate)::numeric, 2)))
-      FROM penstock.limit_use m
-      JOIN penstock."limit" g ON g.id = m.limit_id
-     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, e.flow) AS units) b
-     WHERE m.queue_id = q.id AND g.rate IS NOT NULL AND b.units < m.units
-    UNION ALL
-    SELECT penstock.because('no_thread', format('all %s processing threads of the nodes that serve the queue are taken', sum(n.threads)),
-               jsonb_build_object('threads', sum(n.threads), 'nodes', count(*)))
-      FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id
-    HAVING count(*) > 0 AND bool_and(n.threads > 0 AND (SELECT count(*) FROM penstock.lock l WHERE l.node_id = n.id) >= n.threads)
-    UNION ALL
-    SELECT CASE WHEN i.usable = 0 THEN
-               penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s', i.n, q.model, coalesce(': ' || i.why, '')),
-                                jsonb_build_object('model', q.model, 'instances', i.n))
-           ELSE penstock.because('no_slot', format('%s of %s slots of model %s are held', i.held, i.slots, q.model),
-                                jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots)) END
-      FROM (SELECT count(*) AS n, count(*) FILTER (WHERE x.usable) AS usable, coalesce(sum(x.slots) FILTER (WHERE x.usable), 0) AS slots,
-                   coalesce(sum(x.held) FILTER (WHERE x.usable), 0) AS held,
-                   string_agg(DISTINCT x.server || ' ' || CASE WHEN x.draining THEN 'drains' ELSE x.state END || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ') AS why
-              FROM penstock.instance_status x WHERE x.model = q.model) i
-     WHERE q.model IS NOT NULL AND i.held >= i.slots
+    SELECT penstock.pause_reasons(q, e) UNION ALL SELECT penstock.limit_reasons(q, e)
 $$;
 
 -- Name: hold_to_switch(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2146,6 +2146,46 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Name: limit_reasons(penstock.queue, penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because('limit', format('%s of %s units of limit "%s" are in use%s', u.used, g.max_units, g.name,
+               CASE WHEN g.per_flow THEN format(' by flow "%s"', e.flow) ELSE '' END),
+               jsonb_build_object('limit', g.name, 'held', u.used, 'max_units', g.max_units, 'units', m.units))
+      FROM penstock.limit_use m
+      JOIN penstock."limit" g ON g.id = m.limit_id
+     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units), 0) AS used
+                           FROM penstock.limit_use o JOIN penstock.lock k ON k.queue_id = o.queue_id
+                          WHERE o.limit_id = g.id AND (NOT g.per_flow OR k.flow = e.flow)) u
+     WHERE m.queue_id = q.id AND g.name <> 'queue:' || q.name AND u.used + m.units > g.max_units
+    UNION ALL
+    SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; the next in %s', g.name, g.rate,
+               penstock.ago((m.units - b.units) / g.rate * interval '1 second')),
+               jsonb_build_object('limit', g.name, 'rate', g.rate, 'units', round(b.units::numeric, 2), 'seconds', round(((m.units - b.units) / g.rate)::numeric, 2)))
+      FROM penstock.limit_use m
+      JOIN penstock."limit" g ON g.id = m.limit_id
+     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, e.flow) AS units) b
+     WHERE m.queue_id = q.id AND g.rate IS NOT NULL AND b.units < m.units
+    UNION ALL
+    SELECT penstock.because('no_thread', format('all %s processing threads of the nodes that serve the queue are taken', sum(n.threads)),
+               jsonb_build_object('threads', sum(n.threads), 'nodes', count(*)))
+      FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id
+    HAVING count(*) > 0 AND bool_and(n.threads > 0 AND (SELECT count(*) FROM penstock.lock l WHERE l.node_id = n.id) >= n.threads)
+    UNION ALL
+    SELECT CASE WHEN i.usable = 0 THEN
+               penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s', i.n, q.model, coalesce(': ' || i.why, '')),
+                                jsonb_build_object('model', q.model, 'instances', i.n))
+           ELSE penstock.because('no_slot', format('%s of %s slots of model %s are held', i.held, i.slots, q.model),
+                                jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots)) END
+      FROM (SELECT count(*) AS n, count(*) FILTER (WHERE x.usable) AS usable, coalesce(sum(x.slots) FILTER (WHERE x.usable), 0) AS slots,
+                   coalesce(sum(x.held) FILTER (WHERE x.usable), 0) AS held,
+                   string_agg(DISTINCT x.server || ' ' || CASE WHEN x.draining THEN 'drains' ELSE x.state END || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ') AS why
+              FROM penstock.instance_status x WHERE x.model = q.model) i
+     WHERE q.model IS NOT NULL AND i.held >= i.slots
+$$;
+
 -- Name: limit_room(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.limit_room(queue integer, in_flow text, OUT room integer, OUT wait double precision) RETURNS record
@@ -2314,6 +2354,15 @@ CREATE FUNCTION penstock.node_lives(bigint) RETURNS boolean
     SELECT EXISTS (SELECT FROM penstock.node n WHERE n.id = $1 AND n.beat_at + n.lease > clock_timestamp())
 $_$;
 
+-- Name: node_paused(bigint, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.node_paused(node_id bigint, node_name text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $_$
+    SELECT EXISTS (SELECT FROM penstock.pause p
+                    WHERE p.scope = 'node' AND p.value IN ($2, $1::text) AND coalesce(p.until > clock_timestamp(), true))
+$_$;
+
 -- Name: operation_filter(penstock.queue, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.operation_filter(q penstock.queue, verb text, filter jsonb) RETURNS text
@@ -2402,6 +2451,40 @@ BEGIN
     USING clock_timestamp(), most;
 END $_$;
 
+-- Name: pause(text, text, text, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.pause(scope text, value text, queue text DEFAULT NULL::text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    q     integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+    known boolean;
+BEGIN
+    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
+        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
+    END IF;
+    PERFORM FROM penstock.pause p WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;
+    known := FOUND;
+    IF NOT known AND pause.scope IN ('name', 'lock_key') AND EXISTS (
+       SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = pause.scope AND d.value = pause.value) THEN
+        RAISE EXCEPTION 'entries with % "%" are disabled', scope, value USING ERRCODE = 'PS006', HINT = 'Enable them first: penstock.enable_entries.';
+    END IF;
+    INSERT INTO penstock.pause AS p (scope, value, queue_id, actor, reason, until)
+    VALUES (pause.scope, pause.value, q, coalesce(pause.actor, current_user), coalesce(pause.reason, ''), pause.until)
+    ON CONFLICT (scope, value, coalesce(queue_id, 0)) DO UPDATE SET actor = excluded.actor, reason = excluded.reason, until = excluded.until;
+    IF NOT known AND pause.scope IN ('name', 'lock_key') THEN
+        PERFORM penstock.disable_entries(queue, pause.scope, pause.value, pause.reason, pause.actor);
+    END IF;
+    PERFORM penstock.pauses_changed(q);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(pause.actor, current_user), 'pause', pause.scope || ' ' || pause.value, pause.reason,
+            jsonb_strip_nulls(jsonb_build_object('queue', queue, 'until', until)));
+EXCEPTION WHEN check_violation OR not_null_violation THEN
+    RAISE EXCEPTION 'pause of % "%" is not valid', scope, value USING ERRCODE = 'PS002',
+        HINT = 'The scopes are name and lock_key (with a queue), flow (with or without), model, application and node.';
+END $$;
+
 -- Name: pause_batch(bigint, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.pause_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
@@ -2461,6 +2544,34 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object, reason, detail)
     VALUES (coalesce(actor, current_user), 'pause_queue', q.name, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
 END $$;
+
+-- Name: pause_reasons(penstock.queue, penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.pause_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because('paused', format('%s "%s" is paused by %s for %s%s', p->>'scope', p->>'value', p->>'actor',
+               penstock.ago(clock_timestamp() - (p->>'at')::timestamptz), coalesce(': ' || nullif(p->>'reason', ''), '')),
+               jsonb_build_object('scope', p->'scope', 'value', p->'value', 'by', p->'actor', 'reason', p->'reason', 'since', p->'at', 'left', p->'left'))
+      FROM jsonb_array_elements(penstock.queue_pauses(q)) p
+     WHERE (p->>'scope' <> 'flow' OR p->>'value' = e.flow) AND coalesce((p->>'left')::float8 > 0, true)
+    UNION ALL
+    SELECT penstock.because('nodes_paused', format('all %s nodes that serve the queue are paused', count(*)), jsonb_build_object('nodes', count(*)))
+      FROM penstock.serving(q.id) s HAVING count(*) > 0 AND bool_and(penstock.node_paused(s.id, s.name))
+    UNION ALL
+    SELECT penstock.because('cron_paused', format('cron job "%s" is paused by %s%s', j.name, j.paused_by, coalesce(': ' || nullif(j.paused_reason, ''), '')),
+               jsonb_build_object('job', j.name, 'by', j.paused_by, 'reason', j.paused_reason, 'until', j.paused_until))
+      FROM penstock.cron_job j
+     WHERE j.entry_id = e.id AND j.fired_at IS NULL AND j.paused_at IS NOT NULL AND coalesce(j.paused_until > clock_timestamp(), true)
+$$;
+
+-- Name: pauses_changed(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.pauses_changed(queue integer) RETURNS void
+    LANGUAGE sql
+    AS $_$
+    UPDATE penstock.queue SET version = version + 1 WHERE id = coalesce($1, (SELECT min(id) FROM penstock.queue))
+$_$;
 
 -- Name: place_of(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -2735,6 +2846,18 @@ CREATE FUNCTION penstock.quarantine_instance(instance integer, lasts interval, r
      WHERE i.id = $1
 $_$;
 
+-- Name: queue_pauses(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.queue_pauses(q penstock.queue) RETURNS jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT coalesce(jsonb_agg(jsonb_build_object('scope', p.scope, 'value', p.value, 'actor', p.actor, 'reason', p.reason, 'at', p.created_at,
+                    'left', extract(epoch FROM p.until - clock_timestamp()))), '[]')
+      FROM penstock.pause p
+     WHERE (p.scope = 'flow' AND (p.queue_id IS NULL OR p.queue_id = q.id))
+        OR (p.scope = 'model' AND p.value = q.model) OR (p.scope = 'application' AND p.value = q.application)
+$$;
+
 -- Name: queue_reasons(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.queue_reasons(q penstock.queue) RETURNS SETOF jsonb
@@ -2994,6 +3117,28 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Name: resume(text, text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL::text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+BEGIN
+    DELETE FROM penstock.pause p WHERE p.scope = resume.scope AND p.value = resume.value AND p.queue_id IS NOT DISTINCT FROM q;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION '% "%" is not paused', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.pause lists what is.';
+    END IF;
+    IF resume.scope IN ('name', 'lock_key') AND EXISTS (
+       SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = resume.scope AND d.value = resume.value) THEN
+        PERFORM penstock.enable_entries(queue, resume.scope, resume.value, resume.reason, resume.actor);
+    END IF;
+    PERFORM penstock.pauses_changed(q);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(resume.actor, current_user), 'resume', resume.scope || ' ' || resume.value, resume.reason,
+            jsonb_strip_nulls(jsonb_build_object('queue', queue)));
+END $$;
+
 -- Name: resume_batch(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.resume_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
@@ -3199,6 +3344,30 @@ BEGIN
     VALUES (coalesce(set_model_override.actor, current_user), 'set_model_override', set_model_override.name,
             set_model_override.reason, override);
     PERFORM penstock.fit_model_queue(set_model_override.name);
+END $$;
+
+-- Name: set_quota(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.set_quota(application text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    quota text := 'application:' || application;
+    q     record;
+BEGIN
+    IF options IS NULL THEN
+        PERFORM penstock.limits_changed(l.id) FROM penstock."limit" l WHERE l.name = quota;
+        DELETE FROM penstock."limit" l WHERE l.name = quota;
+        INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (set_quota.actor, 'set_quota', quota, set_quota.reason);
+        RETURN;
+    END IF;
+    PERFORM penstock.set_limit(quota, options, reason, actor);
+    FOR q IN SELECT x.name FROM penstock.queue x WHERE x.application = set_quota.application
+                AND NOT EXISTS (SELECT FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id WHERE u.queue_id = x.id AND l.name = quota)
+              ORDER BY x.id
+    LOOP
+        PERFORM penstock.use_limit(q.name, quota, 1, reason, actor);
+    END LOOP;
 END $$;
 
 -- Name: settle_cancel_requests(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3744,6 +3913,120 @@ CREATE FUNCTION penstock.work_for(queue integer, entries bigint[]) RETURNS integ
       FROM penstock.entry e WHERE e.queue_id = $1 AND e.id = ANY ($2)
 $_$;
 
+-- Name: lock; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.lock (
+    token bigint NOT NULL,
+    node_id bigint NOT NULL,
+    pos bigint NOT NULL,
+    last_entry_id bigint NOT NULL,
+    claimed_at timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    claim_id integer NOT NULL,
+    entry_count integer NOT NULL,
+    cost real NOT NULL,
+    priority smallint NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    lock_key text NOT NULL COLLATE pg_catalog."C"
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
+
+-- Name: COLUMN lock.pos; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.pos IS 'place in line of the ready row it was claimed by, for when the group is handed back';
+
+-- Name: COLUMN lock.last_entry_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.last_entry_id IS 'the claim covers the entries of the key up to this id; later ones wait';
+
+-- Name: COLUMN lock.claim_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.lock.claim_id IS 'number the node gave the claim, so that a claim whose answer was lost can be found again';
+
+-- Name: node; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.node (
+    id bigint NOT NULL,
+    name text NOT NULL,
+    application text NOT NULL COLLATE pg_catalog."C",
+    started_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    beat_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    beat bigint DEFAULT 0 NOT NULL,
+    lease interval DEFAULT '00:00:10'::interval NOT NULL,
+    threads integer DEFAULT 0 NOT NULL,
+    queue_ids integer[] DEFAULT '{}'::integer[] NOT NULL,
+    tokens bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+    load jsonb DEFAULT '{}'::jsonb NOT NULL,
+    draining_at timestamp with time zone,
+    drain_by text,
+    drain_reason text
+)
+WITH (fillfactor='50');
+
+-- Name: COLUMN node.beat; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.node.beat IS 'heartbeats so far; recovery compares the token lists of two of them';
+
+-- Name: pause; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.pause (
+    id bigint NOT NULL,
+    scope text NOT NULL,
+    value text NOT NULL COLLATE pg_catalog."C",
+    queue_id integer,
+    actor text NOT NULL,
+    reason text NOT NULL,
+    until timestamp with time zone,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT pause_check CHECK (
+CASE
+    WHEN (scope = ANY (ARRAY['name'::text, 'lock_key'::text])) THEN (queue_id IS NOT NULL)
+    WHEN (scope <> 'flow'::text) THEN (queue_id IS NULL)
+    ELSE true
+END),
+    CONSTRAINT pause_scope_check CHECK ((scope = ANY (ARRAY['name'::text, 'lock_key'::text, 'flow'::text, 'model'::text, 'application'::text, 'node'::text])))
+);
+
+-- Name: COLUMN pause.value; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.pause.value IS 'a name, lock key or flow (empty: entries without one), a model, an application, or the name or id of a node';
+
+-- Name: COLUMN pause.queue_id; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.pause.queue_id IS 'names and lock keys are those of a queue; a flow may be paused in one queue or, with null, in all';
+
+-- Name: application_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.application_status AS
+ SELECT a.application,
+    a.queues,
+    n.nodes,
+    n.threads,
+    COALESCE(k.locks, (0)::bigint) AS locks,
+    COALESCE(k.cost, (0)::real) AS cost,
+    k.oldest,
+    l.max_units AS quota_units,
+    COALESCE(k.locks, (0)::bigint) AS used_units,
+    l.rate AS quota_rate,
+    (EXISTS ( SELECT
+           FROM penstock.pause p
+          WHERE ((p.scope = 'application'::text) AND (p.value = a.application) AND COALESCE((p.until > clock_timestamp()), true)))) AS paused
+   FROM (((( SELECT queue.application,
+            count(*) AS queues
+           FROM penstock.queue
+          GROUP BY queue.application) a
+     LEFT JOIN LATERAL ( SELECT count(*) AS nodes,
+            COALESCE(sum(x.threads), (0)::bigint) AS threads
+           FROM penstock.node x
+          WHERE ((x.application = a.application) AND ((x.beat_at + x.lease) > clock_timestamp()))) n ON (true))
+     LEFT JOIN LATERAL ( SELECT count(*) AS locks,
+            sum(o.cost) AS cost,
+            (clock_timestamp() - min(o.claimed_at)) AS oldest
+           FROM (penstock.lock o
+             JOIN penstock.queue q ON ((q.id = o.queue_id)))
+          WHERE (q.application = a.application)) k ON (true))
+     LEFT JOIN penstock."limit" l ON ((l.name = ('application:'::text || a.application))));
+
 -- Name: audit; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.audit (
@@ -3945,36 +4228,6 @@ CREATE SEQUENCE penstock.entry_id_seq
     NO MINVALUE
     NO MAXVALUE
     CACHE 1;
-
--- Name: lock; Type: TABLE; Schema: penstock; Owner: -
-
-CREATE TABLE penstock.lock (
-    token bigint NOT NULL,
-    node_id bigint NOT NULL,
-    pos bigint NOT NULL,
-    last_entry_id bigint NOT NULL,
-    claimed_at timestamp with time zone NOT NULL,
-    queue_id integer NOT NULL,
-    claim_id integer NOT NULL,
-    entry_count integer NOT NULL,
-    cost real NOT NULL,
-    priority smallint NOT NULL,
-    flow text NOT NULL COLLATE pg_catalog."C",
-    lock_key text NOT NULL COLLATE pg_catalog."C"
-)
-WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
-
--- Name: COLUMN lock.pos; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.lock.pos IS 'place in line of the ready row it was claimed by, for when the group is handed back';
-
--- Name: COLUMN lock.last_entry_id; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.lock.last_entry_id IS 'the claim covers the entries of the key up to this id; later ones wait';
-
--- Name: COLUMN lock.claim_id; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.lock.claim_id IS 'number the node gave the claim, so that a claim whose answer was lost can be found again';
 
 -- Name: entry_status; Type: VIEW; Schema: penstock; Owner: -
 
@@ -4253,30 +4506,6 @@ CREATE TABLE penstock.limit_use (
     CONSTRAINT limit_use_units_check CHECK ((units > 0))
 );
 
--- Name: node; Type: TABLE; Schema: penstock; Owner: -
-
-CREATE TABLE penstock.node (
-    id bigint NOT NULL,
-    name text NOT NULL,
-    application text NOT NULL COLLATE pg_catalog."C",
-    started_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    beat_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    beat bigint DEFAULT 0 NOT NULL,
-    lease interval DEFAULT '00:00:10'::interval NOT NULL,
-    threads integer DEFAULT 0 NOT NULL,
-    queue_ids integer[] DEFAULT '{}'::integer[] NOT NULL,
-    tokens bigint[] DEFAULT '{}'::bigint[] NOT NULL,
-    load jsonb DEFAULT '{}'::jsonb NOT NULL,
-    draining_at timestamp with time zone,
-    drain_by text,
-    drain_reason text
-)
-WITH (fillfactor='50');
-
--- Name: COLUMN node.beat; Type: COMMENT; Schema: penstock; Owner: -
-
-COMMENT ON COLUMN penstock.node.beat IS 'heartbeats so far; recovery compares the token lists of two of them';
-
 -- Name: lock_status; Type: VIEW; Schema: penstock; Owner: -
 
 CREATE VIEW penstock.lock_status AS
@@ -4353,6 +4582,17 @@ CREATE VIEW penstock.node_status AS
 
 ALTER TABLE penstock.operation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.operation_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: pause_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.pause ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.pause_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -4716,6 +4956,11 @@ ALTER TABLE ONLY penstock.node
 ALTER TABLE ONLY penstock.operation
     ADD CONSTRAINT operation_pkey PRIMARY KEY (id);
 
+-- Name: pause pause_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.pause
+    ADD CONSTRAINT pause_pkey PRIMARY KEY (id);
+
 -- Name: progress progress_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.progress
@@ -4867,6 +5112,10 @@ CREATE INDEX limit_use_limit ON penstock.limit_use USING btree (limit_id);
 
 CREATE INDEX operation_running ON penstock.operation USING btree (id) WHERE (status = 'running'::text);
 
+-- Name: pause_what; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE UNIQUE INDEX pause_what ON penstock.pause USING btree (scope, value, COALESCE(queue_id, 0));
+
 -- Name: ready_lock_key; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX ready_lock_key ON penstock.ready USING btree (lock_key, queue_id) WHERE (lock_key IS NOT NULL);
@@ -4902,6 +5151,10 @@ ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue
 -- Name: queue drop_own_limit; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER drop_own_limit AFTER DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.drop_own_limit();
+
+-- Name: queue follow_quota; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER follow_quota AFTER INSERT OR UPDATE OF application ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.follow_quota();
 
 -- Name: instance instance_change; Type: TRIGGER; Schema: penstock; Owner: -
 
@@ -4982,6 +5235,11 @@ ALTER TABLE ONLY penstock.limit_use
 
 ALTER TABLE ONLY penstock.operation
     ADD CONSTRAINT operation_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
+
+-- Name: pause pause_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.pause
+    ADD CONSTRAINT pause_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
 -- Name: push_back push_back_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

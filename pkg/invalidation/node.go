@@ -21,6 +21,7 @@ type Beat struct {
 type Orders struct {
 	Draining bool   // claim nothing more, finish, hand back the rest
 	Reason   string // of the drain
+	Paused   bool   // claim nothing until a later answer says otherwise; go on with what runs
 	// Cancel lists the entries that somebody wishes cancelled, of those the node runs.
 	Cancel []CancelRequest
 	// RegistryVersion changes when any queue's settings, pauses or limits did: read the queues again.
@@ -61,7 +62,7 @@ WITH beat AS (
     UPDATE penstock.node
        SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], load = $3::jsonb
      WHERE id = $1
-    RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason
+    RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason, penstock.node_paused(id, name) AS paused
 ), wished AS MATERIALIZED (
     SELECT c.ctid AS row
       FROM penstock.cancel_request c
@@ -76,7 +77,7 @@ WITH beat AS (
      WHERE c.ctid = ANY (ARRAY(SELECT row FROM wished))
     RETURNING c.queue_id, c.entry_id, c.reason
 )
-SELECT b.draining, b.reason, (SELECT coalesce(sum(version), 0)::bigint + count(*) FROM penstock.queue),
+SELECT b.draining, b.reason, b.paused, (SELECT coalesce(sum(version), 0)::bigint + count(*) FROM penstock.queue),
        (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]') FROM asked)
   FROM beat b`
 
@@ -88,7 +89,7 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 	if b.Load == nil {
 		b.Load = map[string]any{}
 	}
-	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Load).Scan(&o.Draining, &o.Reason, &o.RegistryVersion, &cancels)
+	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Load).Scan(&o.Draining, &o.Reason, &o.Paused, &o.RegistryVersion, &cancels)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Orders{}, ErrNodeGone

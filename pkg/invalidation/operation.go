@@ -87,7 +87,7 @@ func CancelOperation(ctx context.Context, db postgres.DB, id OperationID, by By)
 	return control(ctx, db, fmt.Sprintf("cancel operation %d", id), `SELECT penstock.cancel_operation($1, $2, $3)`, id, by.Reason, given(by.Actor))
 }
 
-// Scope is by what entries are disabled together.
+// Scope is by what entries are disabled or paused together.
 type Scope string
 
 // The scopes.

@@ -17,6 +17,7 @@ type Queue struct {
 	Name   string
 	Config Config
 	limits []int32 // that the queue is under, in order
+	holds  []hold
 	hinter *Hinter // of pushes outside a transaction; nil for none
 	db     postgres.DB
 	sql    statements

@@ -12,7 +12,7 @@ import (
 )
 
 // Operations is the duty that carries out bulk operations on entries and failures, as fast as each one's throttle
-// lets it.
+// lets it, and ends pauses.
 type Operations struct {
 	cfg     Config
 	db      postgres.DB
@@ -31,10 +31,14 @@ func (o *Operations) Run(ctx context.Context) error { return loop(ctx, o.cfg, "o
 // Changed is how many entries and failures were changed in this term.
 func (o *Operations) Changed() int64 { return o.changed.Load() }
 
-// pass looks at the term before it steps the operations, not while. A step holds the row of its operation, so that
+// pass ends pauses whose time is over, and so looks at the term before it steps the operations, not while. A step holds the row of its operation, so that
 // no two leaders make the same one; a step that an old leader makes late is made where the operation stands.
 func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
-	if err := o.fence.InTx(ctx, func(pgx.Tx) error { return nil }); err != nil {
+	err := o.fence.InTx(ctx, func(tx pgx.Tx) error {
+		_, err := invalidation.EndPauses(ctx, tx)
+		return err
+	})
+	if err != nil {
 		return 0, err
 	}
 	n, err := invalidation.RunOperations(ctx, o.db)

@@ -104,11 +104,15 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 	}
 }
 
-// open says that a queue may be claimed from: neither paused nor disabled, nor at its limit on this node.
-func (s *service) open(now time.Time) bool {
+// open says that a flow of a queue may be claimed from: neither is paused, and the queue is neither disabled nor at its
+// limit on this node.
+func (s *service) open(flow string, now time.Time) bool {
 	c := &s.queue.Config
-	paused := c.Paused != nil && (c.Paused.Until.IsZero() || now.Before(c.Paused.Until))
-	return !paused && c.Disabled == nil && (c.MaxConcurrentPerNode == 0 || s.held < c.MaxConcurrentPerNode)
+	if c.Disabled != nil || (c.MaxConcurrentPerNode > 0 && s.held >= c.MaxConcurrentPerNode) {
+		return false
+	}
+	_, held := s.queue.Held(flow, now)
+	return !held
 }
 
 // visit is a scheduling thread's claim of a lane. While it lasts no other thread of the node is in the lane.
@@ -130,7 +134,7 @@ func (b *board) take(rank Ranker, now time.Time) *visit {
 	var lanes []*lane
 	for key, l := range b.lanes {
 		s := b.queues[key.queue]
-		if !l.work || l.claiming || l.resting(now, b.freed) || !s.open(now) {
+		if !l.work || l.claiming || l.resting(now, b.freed) || !s.open(key.lane.Flow, now) {
 			continue
 		}
 		candidates = append(candidates, s.candidate(key.lane))

@@ -65,6 +65,10 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 		n.cfg.Log.Info("drain ordered", "node", n.cfg.Name, "reason", o.Reason)
 		close(n.drainOrdered)
 	}
+	if o.Paused != n.paused.Swap(o.Paused) {
+		n.cfg.Log.Info("pause of this node", "node", n.cfg.Name, "paused", o.Paused)
+		n.signal()
+	}
 	for _, c := range o.Cancel {
 		n.desk.cancelEntry(c)
 	}

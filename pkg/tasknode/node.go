@@ -35,6 +35,7 @@ type Node struct {
 	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
 	drainOrdered chan struct{}
 	draining     atomic.Bool // claim nothing more
+	paused       atomic.Bool // claim nothing until somebody resumes this node
 	handingBack  atomic.Bool // start nothing more
 	leaseOver    atomic.Bool
 }
@@ -179,7 +180,7 @@ func (n *Node) leave(ctx context.Context) error {
 	return nil
 }
 
-func (n *Node) claiming() bool { return !n.draining.Load() && !n.leaseOver.Load() }
+func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() && !n.leaseOver.Load() }
 
 func (n *Node) register(ctx context.Context) error {
 	err := invalidation.Register(ctx, n.beats, invalidation.Node{
