@@ -367,3 +367,35 @@ func empty(n int) []string {
 	}
 	return list
 }
+
+// A worker that knows entries by their id is asked again, on the slot that stayed counted for the lost call.
+func TestReattachAsksTheSameInstanceAgain(t *testing.T) {
+	b := newBed(t, Model{OnUnknown: Reattach})
+	var calls, elsewhere atomic.Int32
+	var entries [2]string
+	first := newScript(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/health":
+			says(200, `{"active_jobs":1}`)(w, r)
+		case calls.Add(1) == 1:
+			entries[0] = r.Header.Get("Penstock-Entry")
+			resets(w, r)
+		default:
+			entries[1] = r.Header.Get("Penstock-Entry")
+			says(200, `{"status":"success","result":"kept"}`)(w, r)
+		}
+	})
+	b.instance("first", first.URL, 1)
+	b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &calls, 1)
+	second := b.gpu(func(r *http.Request) (int, string) { elsewhere.Add(1); return answers(r) })
+	b.instance("second", second.URL, 4)
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 1 {
+		t.Errorf("outcome %+v", o)
+	}
+	if elsewhere.Load() != 0 || entries[0] != entries[1] || entries[0] == "" {
+		t.Errorf("%d calls went elsewhere; asked as %v", elsewhere.Load(), entries)
+	}
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+}

@@ -138,3 +138,21 @@ func TestNotesAreKeptWithResultsAndErrors(t *testing.T) {
 		t.Errorf("%d histories have the note, want 1", n)
 	}
 }
+
+func TestPoisonIsReported(t *testing.T) {
+	b := newBed(t, Config{CrashLimit: 1})
+	b.pushAll(b.pool, withCallback())
+	b.claimOne()
+	b.exec(b.pool, `UPDATE penstock.node SET beat_at = now() - interval '2 hours' WHERE id = $1`, here)
+	locks, err := HeldLocks(b.ctx, b.pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.q.Recover(b.ctx, locks, true); err != nil {
+		t.Fatal(err)
+	}
+	b.wantCalls("failed")
+	if class := b.calls()[0]["class"]; class != "poison" {
+		t.Errorf("callback says class %v", class)
+	}
+}
