@@ -21,6 +21,7 @@ type backend interface {
 	limits
 	audits
 	crons
+	batches
 	models
 	instances
 	live
@@ -104,6 +105,16 @@ type crons interface {
 	ResumeCronJob(ctx context.Context, name string, by invalidation.By) error
 	RunCronJob(ctx context.Context, name string, by invalidation.By) error
 	DropCronJob(ctx context.Context, name string, by invalidation.By) error
+}
+
+type batches interface {
+	Batches(ctx context.Context, queue string, limit int) ([]operator.Batch, error)
+	Batch(ctx context.Context, id int64) (operator.Batch, error)
+	CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error)
+	PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error
+	ResumeBatch(ctx context.Context, id int64, by invalidation.By) error
+	CancelBatch(ctx context.Context, id int64, by invalidation.By) error
+	RetryBatch(ctx context.Context, id int64, by invalidation.By) error
 }
 
 type models interface {

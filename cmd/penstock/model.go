@@ -37,8 +37,8 @@ func modelList(a *app) *cobra.Command {
 	})
 }
 
-// object reads a JSON object from an argument, @FILE, or standard input (-).
-func (a *app) object(what, arg string) ([]byte, error) {
+// document reads JSON from an argument, @FILE, or standard input (-).
+func (a *app) document(what, arg string) ([]byte, error) {
 	text := []byte(arg)
 	var err error
 	switch {
@@ -49,6 +49,18 @@ func (a *app) object(what, arg string) ([]byte, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", what, err)
+	}
+	if !json.Valid(text) {
+		return nil, usagef("%s is not JSON: %s", what, short(string(text), 60))
+	}
+	return text, nil
+}
+
+// object is a document that is a JSON object.
+func (a *app) object(what, arg string) ([]byte, error) {
+	text, err := a.document(what, arg)
+	if err != nil {
+		return nil, err
 	}
 	var object map[string]any
 	if err := json.Unmarshal(text, &object); err != nil {

@@ -47,10 +47,11 @@ func operationList(a *app) *cobra.Command {
 	})
 }
 
-func operationID(args []string) (int64, error) {
+// numbered reads the id of something else than an entry.
+func numbered(what string, args []string) (int64, error) {
 	ids, err := entryIDs(args)
 	if err != nil {
-		return 0, usagef("%q is not the id of an operation", args[0])
+		return 0, usagef("%q is not the id of a %s", args[0], what)
 	}
 	return ids[0], nil
 }
@@ -60,7 +61,7 @@ func operationFollow(a *app) *cobra.Command {
 		Use: "follow ID", Short: "Carry an operation out to its end, and show how far it is", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
-		id, err := operationID(args)
+		id, err := numbered("bulk operation", args)
 		if err != nil {
 			return err
 		}
@@ -82,7 +83,7 @@ func operationCancel(a *app) *cobra.Command {
 		Use: "cancel ID", Short: "End an operation; what it has changed stays changed", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		id, err := operationID(args)
+		id, err := numbered("bulk operation", args)
 		if err != nil {
 			return change{}, err
 		}

@@ -105,19 +105,9 @@ func (f *pushFlags) template(a *app) (invalidation.Push, error) {
 }
 
 func (a *app) pushOne(ctx context.Context, b backend, queue, payload string, p invalidation.Push, wait bool) error {
-	text := []byte(payload)
-	var err error
-	switch {
-	case payload == "-":
-		text, err = io.ReadAll(io.LimitReader(a.in, lineMax))
-	case payload[:min(1, len(payload))] == "@":
-		text, err = os.ReadFile(payload[1:])
-	}
+	text, err := a.document("the payload", payload)
 	if err != nil {
-		return fmt.Errorf("read payload: %w", err)
-	}
-	if !json.Valid(text) {
-		return usagef("the payload is not JSON: %s", short(string(text), 60))
+		return err
 	}
 	p.Payload = text
 	pushed, err := b.Push(ctx, queue, p)

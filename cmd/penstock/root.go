@@ -12,7 +12,7 @@ import (
 var commands = []func(*app) *cobra.Command{
 	queueCommand, entryCommand, groupCommand, failureCommand,
 	lockCommand, nodeCommand, limitCommand, operationCommand, auditCommand,
-	cronCommand, modelCommand, instanceCommand,
+	cronCommand, batchCommand, modelCommand, instanceCommand,
 	topCommand, doctorCommand, migrateCommand, benchCommand, versionCommand,
 }
 

@@ -131,6 +131,8 @@ var unsettled = []struct {
 	{regexp.MustCompile(`dead rows \d+`), "dead rows <n>"},
 	{regexp.MustCompile(`\d+\.\d million`), "<n> million"},
 	{regexp.MustCompile(`(result|failure) has [^\n]*`), "$1 has <partitions>"},
+	{regexp.MustCompile(`(?m)^ *\d+  <time>`), "<id>  <time>"}, // of the audit, which migrations may write as well
+	{regexp.MustCompile(`--before \d+`), "--before <id>"},
 	{regexp.MustCompile(`(\S)  +`), "$1  "},
 }
 

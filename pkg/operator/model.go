@@ -130,6 +130,7 @@ func (d *Database) RemoveInstance(ctx context.Context, model, server string, for
 var sentinels = map[string]error{
 	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS008": invalidation.ErrNotFound,
 	"PS010": invalidation.ErrNotFound,
+	"PS012": invalidation.ErrNotFound,
 }
 
 // translate says in words of the queue what the functions of the schema raise; other errors pass through.

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func batchCommand(a *app) *cobra.Command {
+	return noun("batch", "Batches: a set, worked through in parts",
+		batchList(a), batchShow(a), batchCreate(a), batchPause(a),
+		batchVerb(a, "resume", "End a pause", false, backend.ResumeBatch),
+		batchVerb(a, "cancel", "End a batch; parts that run are asked to end", true, backend.CancelBatch),
+		batchVerb(a, "retry", "Run the parts again that did not end done", false, backend.RetryBatch),
+	)
+}
+
+func batchList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Batches, newest first", Args: cobra.NoArgs}
+	var queue string
+	var limit int
+	a.queueFlag(c, &queue, "of this queue")
+	c.Flags().IntVar(&limit, "limit", 20, "at most so many; the parts of each are counted")
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Batches(ctx, queue, limit)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.Batch]{
+			{title: "ID", right: true, text: func(b operator.Batch) string { return fmt.Sprint(b.ID) }},
+			{title: "NAME", text: func(b operator.Batch) string { return short(b.Name, 40) }},
+			{title: "QUEUE", text: func(b operator.Batch) string { return b.Queue }},
+			{title: "STATE", text: func(b operator.Batch) string { return b.State }},
+			{title: "DONE", right: true, text: func(b operator.Batch) string { return fmt.Sprintf("%d/%d", b.Done, b.Parts) }},
+			{title: "BAD", right: true, text: func(b operator.Batch) string { return number(b.Bad) }},
+			{title: "QUEUED", right: true, text: func(b operator.Batch) string { return number(b.Queued) }},
+			{title: "WAITING", right: true, wide: true, text: func(b operator.Batch) string { return number(b.Waiting) }},
+			{title: "AGE", right: true, text: func(b operator.Batch) string { return a.since(b.CreatedAt) }},
+			{title: "BY", wide: true, text: func(b operator.Batch) string { return b.Actor }},
+			{title: "PROBLEM", text: func(b operator.Batch) string { return short(b.Problem, 60) }},
+		}, found)
+	})
+}
+
+func batchShow(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "show ID", Short: "One batch: state, parts, result", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		id, err := numbered("batch", args)
+		if err != nil {
+			return err
+		}
+		x, err := b.Batch(ctx, id)
+		if err != nil {
+			return err
+		}
+		return printOne(a, x, func(w io.Writer) {
+			a.facts(w, [2]string{"batch", fmt.Sprint(x.ID)}, [2]string{"name", x.Name}, [2]string{"queue", x.Queue}, [2]string{"state", x.State},
+				[2]string{"parts", fmt.Sprint(x.Parts)}, [2]string{"done", fmt.Sprint(x.Done)}, [2]string{"bad", fmt.Sprint(x.Bad)},
+				[2]string{"queued", fmt.Sprint(x.Queued)}, [2]string{"waiting", fmt.Sprint(x.Waiting)}, [2]string{"problem", x.Problem},
+				[2]string{"paused by", x.PausedBy + after(": ", x.PausedReason) + after(", until ", stamp(x.PausedUntil))},
+				[2]string{"made by", x.Actor}, [2]string{"made", stamp(&x.CreatedAt)}, [2]string{"ended", stamp(x.EndedAt)})
+			a.indented(w, "result", x.Result)
+		})
+	})
+}
+
+func batchCreate(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "create NAME QUEUE", Short: "Make a batch of a list of items, or of the rows of a query", Args: cobra.ExactArgs(2),
+		Example: "  penstock batch create backfill embeddings --items @ids.json --set part_size=50 --reason 'new model'\n" +
+			"  penstock batch create backfill embeddings --query 'SELECT id FROM document' --reason 'new model'",
+	}
+	var items, query string
+	var set []string
+	c.Flags().StringVar(&items, "items", "", "the set as a JSON array, @FILE or -")
+	c.Flags().StringVar(&query, "query", "", "a SELECT whose rows are the set; a task node runs it, with its rights")
+	settingFlag(c, &set, []string{"part_size", "window_parts", "detail", "flow", "priority", "completion_queue"})
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		options, err := readSettings(set)
+		if err != nil {
+			return change{}, err
+		}
+		switch {
+		case (items == "") == (query == ""):
+			return change{}, usagef("give --items or --query, one of them")
+		case query != "":
+			options["query"] = query
+		default:
+			text, err := a.document("--items", items)
+			if err != nil {
+				return change{}, err
+			}
+			options["items"] = json.RawMessage(text)
+		}
+		return change{does: "create batch " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
+			id, err := b.CreateBatch(ctx, args[0], args[1], options, by)
+			return fmt.Sprintf("batch %d", id), err
+		}}, nil
+	})
+}
+
+func batchPause(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "pause ID", Short: "Take the parts that nobody runs out of the queue", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	var until string
+	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		end, err := a.moment("until", until)
+		if err != nil {
+			return change{}, err
+		}
+		return a.batchChange(ctx, b, "pause", args, false, func(ctx context.Context, id int64, by invalidation.By) error {
+			return b.PauseBatch(ctx, id, by, end)
+		})
+	})
+}
+
+// batchVerb is a verb that needs nothing but the batch.
+func batchVerb(a *app, verb, help string, risky bool, do func(backend, context.Context, int64, invalidation.By) error) *cobra.Command {
+	c := &cobra.Command{Use: verb + " ID", Short: help, Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		return a.batchChange(ctx, b, verb, args, risky, func(ctx context.Context, id int64, by invalidation.By) error { return do(b, ctx, id, by) })
+	})
+}
+
+func (a *app) batchChange(ctx context.Context, b backend, verb string, args []string, risky bool, do func(context.Context, int64, invalidation.By) error) (change, error) {
+	id, err := numbered("batch", args)
+	if err != nil {
+		return change{}, err
+	}
+	x, err := b.Batch(ctx, id)
+	if err != nil {
+		return change{}, err
+	}
+	planned := simple(fmt.Sprintf("%s batch %d", verb, id), risky, func(ctx context.Context, by invalidation.By) error { return do(ctx, id, by) })
+	planned.detail = fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts)
+	return planned, nil
+}

@@ -1,0 +1,101 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Batch is a batch and how far it has come, in the words of penstock.batch_status.
+type Batch struct {
+	ID           int64           `json:"id"`
+	Name         string          `json:"name"`
+	Queue        string          `json:"queue"`
+	State        string          `json:"state"` // splitting, running, paused, cancelling, ending, done, failed, cancelled
+	Parts        int64           `json:"parts"`
+	Waiting      int64           `json:"waiting"` // parts that are not in the queue yet
+	Queued       int64           `json:"queued"`
+	Done         int64           `json:"done"`
+	Bad          int64           `json:"bad"` // parts that ended otherwise than done
+	PausedBy     string          `json:"paused_by,omitempty"`
+	PausedReason string          `json:"paused_reason,omitempty"`
+	PausedUntil  *time.Time      `json:"paused_until,omitempty"`
+	Problem      string          `json:"problem,omitempty"`
+	Actor        string          `json:"actor"`
+	CreatedAt    time.Time       `json:"created_at"`
+	EndedAt      *time.Time      `json:"ended_at,omitempty"`
+	Result       json.RawMessage `json:"result,omitempty"`
+}
+
+// batchesSQL counts the parts of the batches that it lists, and of no others.
+const batchesSQL = `
+SELECT s.id, s.name, s.queue, s.state, s.parts, s.waiting, s.queued, s.done, s.bad, coalesce(s.paused_by, '') AS paused_by,
+       coalesce(s.paused_reason, '') AS paused_reason, s.paused_until, coalesce(s.problem, '') AS problem, s.actor, s.created_at, s.ended_at, s.result
+  FROM (SELECT b.id FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id
+         WHERE ($1::bigint IS NULL OR b.id = $1) AND ($2::text IS NULL OR q.name = $2) ORDER BY b.id DESC LIMIT $3) chosen
+ CROSS JOIN LATERAL (SELECT * FROM penstock.batch_status x WHERE x.id = chosen.id) s
+ ORDER BY s.id DESC`
+
+// Batches returns batches, the newest first, of one queue if it is not empty.
+func (d *Database) Batches(ctx context.Context, queue string, limit int) ([]Batch, error) {
+	return list[Batch](ctx, d.db, "batches", batchesSQL, nil, given(queue), page(limit))
+}
+
+// Batch returns one batch, or invalidation.ErrNotFound.
+func (d *Database) Batch(ctx context.Context, id int64) (Batch, error) {
+	rows, err := d.db.Query(ctx, batchesSQL, id, nil, 1)
+	if err != nil {
+		return Batch{}, fmt.Errorf("show batch %d: %w", id, err)
+	}
+	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Batch])
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = invalidation.ErrNotFound
+	}
+	if err != nil {
+		return Batch{}, fmt.Errorf("show batch %d: %w", id, err)
+	}
+	return found, nil
+}
+
+// CreateBatch makes a batch; options are those of penstock.create_batch: items or query, part_size, window_parts, ...
+func (d *Database) CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error) {
+	const sql = `SELECT penstock.create_batch($1, $2, $3, $4, coalesce($5, current_user))`
+	var id int64
+	if err := d.db.QueryRow(ctx, sql, name, queue, options, by.Reason, given(by.Actor)).Scan(&id); err != nil {
+		return 0, fmt.Errorf("create batch %q: %w", name, translate(err))
+	}
+	return id, nil
+}
+
+// PauseBatch takes the parts that nobody runs out of the queue until the batch is resumed, or until a time that is not zero.
+func (d *Database) PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error {
+	return d.batch(ctx, "pause", id, `SELECT penstock.pause_batch($1, $2, coalesce($3, current_user), $4)`, by, given(until))
+}
+
+// ResumeBatch ends a pause.
+func (d *Database) ResumeBatch(ctx context.Context, id int64, by invalidation.By) error {
+	return d.batch(ctx, "resume", id, `SELECT penstock.resume_batch($1, $2, coalesce($3, current_user))`, by)
+}
+
+// CancelBatch ends a batch; parts that run are asked to end.
+func (d *Database) CancelBatch(ctx context.Context, id int64, by invalidation.By) error {
+	return d.batch(ctx, "cancel", id, `SELECT penstock.cancel_batch($1, $2, coalesce($3, current_user))`, by)
+}
+
+// RetryBatch runs the parts again that did not end done.
+func (d *Database) RetryBatch(ctx context.Context, id int64, by invalidation.By) error {
+	return d.batch(ctx, "retry", id, `SELECT penstock.retry_batch($1, $2, coalesce($3, current_user))`, by)
+}
+
+func (d *Database) batch(ctx context.Context, verb string, id int64, sql string, by invalidation.By, rest ...any) error {
+	if _, err := d.db.Exec(ctx, sql, append([]any{id, by.Reason, given(by.Actor)}, rest...)...); err != nil {
+		return fmt.Errorf("%s batch %d: %w", verb, id, translate(err))
+	}
+	return nil
+}
