@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -350,11 +351,16 @@ func TestDriftIsNothingAfterTheMigrationsAndNamesEachChange(t *testing.T) {
 
 func TestParseFollowsMigrationsInTheirOrder(t *testing.T) {
 	m := parse([]string{
-		"CREATE TABLE penstock.a (x int);\nCREATE FUNCTION penstock.f() RETURNS int AS $$ CREATE TABLE penstock.not_me () $$;\n-- CREATE TABLE penstock.nor_me\n",
-		"DROP TABLE penstock.a;\nCREATE OR REPLACE FUNCTION penstock.f() RETURNS int LANGUAGE sql AS $x$ two $x$;\nCREATE UNIQUE INDEX IF NOT EXISTS i ON penstock.b (x);\n-- +goose Down\nDROP FUNCTION penstock.f();",
+		"CREATE TABLE penstock.a (x int);\nCREATE INDEX gone ON penstock.a (x);\nCREATE VIEW penstock.v AS SELECT 1;\n" +
+			"CREATE FUNCTION penstock.g(x int) RETURNS int AS $$ g $$;\nCREATE FUNCTION penstock.f() RETURNS int AS $$ CREATE TABLE penstock.not_me () $$;\n-- CREATE TABLE penstock.nor_me\n",
+		"DROP TABLE penstock.a;\nALTER VIEW penstock.v RENAME TO w;\nALTER TABLE penstock.b RENAME x TO y;\n" +
+			"ALTER FUNCTION penstock.g(int) RENAME TO h;\nCREATE FUNCTION penstock.g() RETURNS int AS $$ new $$;\nCREATE OR REPLACE FUNCTION penstock.f() RETURNS int LANGUAGE sql AS $x$ two $x$;\nCREATE UNIQUE INDEX IF NOT EXISTS i ON penstock.b (x);\n-- +goose Down\nDROP FUNCTION penstock.f();",
 	})
-	if len(m.objects) != 1 || !m.objects["index i"] {
-		t.Errorf("objects are %v", m.objects)
+	if got := slices.Sorted(maps.Keys(m.objects)); !slices.Equal(got, []string{"index i", "view w"}) {
+		t.Errorf("objects are %v", got)
+	}
+	if got := m.functions["h"]; len(got) != 1 || got[0] != " g " || m.functions["g"][0] != " new " {
+		t.Errorf("functions are %q", m.functions)
 	}
 	if got := m.functions["f"]; len(got) != 2 || got[1] != " two " {
 		t.Errorf("functions are %q", m.functions)

@@ -41,13 +41,15 @@ func Drift(ctx context.Context, db postgres.DB, migrations []string) ([]string, 
 
 // made is what migrations make.
 type made struct {
-	objects   map[string]bool     // "table queue"
+	objects   map[string]string   // "table queue"; of an index and a trigger the table
 	functions map[string][]string // bodies by name, oldest first
 }
 
 var (
-	objectPattern   = regexp.MustCompile(`(?im)^\s*(CREATE|DROP)\s+(?:OR REPLACE\s+)?(?:UNLOGGED\s+|UNIQUE\s+)*(TABLE|VIEW|SEQUENCE|TYPE|INDEX|TRIGGER)\s+(?:CONCURRENTLY\s+)?(?:IF (?:NOT )?EXISTS\s+)?(?:penstock\.)?"?(\w+)"?`)
-	functionPattern = regexp.MustCompile(`(?is)(CREATE|DROP)\s+(?:OR REPLACE\s+)?FUNCTION\s+(?:IF EXISTS\s+)?penstock\.(\w+)\s*\(`)
+	objectPattern   = regexp.MustCompile(`(?im)^\s*(CREATE|DROP|ALTER)\s+(?:OR REPLACE\s+)?(?:UNLOGGED\s+|UNIQUE\s+)*(TABLE|VIEW|SEQUENCE|TYPE|INDEX|TRIGGER)\s+(?:CONCURRENTLY\s+)?(?:IF (?:NOT )?EXISTS\s+)?(?:penstock\.)?"?(\w+)"?([^;]*)`)
+	onPattern       = regexp.MustCompile(`(?i)\bON\s+(?:penstock\.)?"?(\w+)"?`)
+	renamePattern   = regexp.MustCompile(`(?i)^[^;]*\bRENAME\s+TO\s+"?(\w+)"?`)
+	functionPattern = regexp.MustCompile(`(?is)\b(CREATE|DROP|ALTER)\s+(?:OR REPLACE\s+)?FUNCTION\s+(?:IF EXISTS\s+)?penstock\.(\w+)\b`)
 	bodyPattern     = regexp.MustCompile(`(?i)\bAS\s+(\$\w*\$)`)
 	downPattern     = regexp.MustCompile(`(?im)^-- \+goose Down`)
 	commentPattern  = regexp.MustCompile(`(?m)^\s*--.*$`)
@@ -55,7 +57,7 @@ var (
 
 // parse reads what the migrations make: bodies of functions are taken out first, for they create things of their own.
 func parse(migrations []string) made {
-	m := made{objects: map[string]bool{}, functions: map[string][]string{}}
+	m := made{objects: map[string]string{}, functions: map[string][]string{}}
 	for _, text := range migrations {
 		if at := downPattern.FindStringIndex(text); at != nil {
 			text = text[:at[0]]
@@ -63,15 +65,35 @@ func parse(migrations []string) made {
 		rest := m.takeFunctions(text)
 		rest = commentPattern.ReplaceAllString(rest, "")
 		for _, found := range objectPattern.FindAllStringSubmatch(rest, -1) {
-			name := strings.ToLower(found[2]) + " " + found[3]
-			if strings.EqualFold(found[1], "DROP") {
-				delete(m.objects, name)
-			} else {
-				m.objects[name] = true
-			}
+			m.take(strings.ToUpper(found[1]), strings.ToLower(found[2]), found[3], found[4])
 		}
 	}
 	return m
+}
+
+// take notes one statement about an object: its kind, its name, and what follows.
+func (m made) take(verb, kind, name, rest string) {
+	object := kind + " " + name
+	switch verb {
+	case "CREATE":
+		m.objects[object] = ""
+		if on := onPattern.FindStringSubmatch(rest); on != nil && (kind == "index" || kind == "trigger") {
+			m.objects[object] = on[1]
+		}
+	case "DROP":
+		delete(m.objects, object)
+		for dependent, table := range m.objects {
+			if kind == "table" && table == name {
+				delete(m.objects, dependent)
+			}
+		}
+	case "ALTER":
+		// RENAME TO renames the object; RENAME x TO y, which the pattern does not match, a part of it.
+		if to := renamePattern.FindStringSubmatch(rest); to != nil {
+			m.objects[kind+" "+to[1]] = m.objects[object]
+			delete(m.objects, object)
+		}
+	}
 }
 
 // takeFunctions notes the functions of a migration and returns its text without their bodies.
@@ -86,8 +108,13 @@ func (m made) takeFunctions(text string) string {
 		rest.WriteString(text[:found[0]])
 		verb, name := text[found[2]:found[3]], text[found[4]:found[5]]
 		text = text[found[1]:]
-		if strings.EqualFold(verb, "DROP") {
-			delete(m.functions, name)
+		if !strings.EqualFold(verb, "CREATE") {
+			if to := renamePattern.FindStringSubmatch(text); to != nil {
+				m.functions[to[1]] = m.functions[name]
+				delete(m.functions, name)
+			} else if strings.EqualFold(verb, "DROP") {
+				delete(m.functions, name)
+			}
 			continue
 		}
 		at := bodyPattern.FindStringSubmatchIndex(text)
@@ -132,7 +159,7 @@ func functionTexts(ctx context.Context, tx pgx.Tx) (map[string][]string, error) 
 	return found, err
 }
 
-func missing(want, have map[string]bool) []string {
+func missing(want map[string]string, have map[string]bool) []string {
 	var lines []string
 	for name := range want {
 		if !have[name] {
