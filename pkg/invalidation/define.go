@@ -131,6 +131,27 @@ func (d Definition[P]) PushWith(ctx context.Context, db postgres.DB, payload P, 
 	return pushed[0], nil
 }
 
+// Compact replaces the entries of a key that do not run by the one that Merge makes of them, or the queue's own merge
+// where there is no Merge, and returns how many went. Only queues whose settings say mergeable can be compacted.
+func (d Definition[P]) Compact(ctx context.Context, db postgres.DB, key string) (int, error) {
+	q, err := d.Open(ctx, db)
+	if err != nil {
+		return 0, err
+	}
+	if d.Merge == nil {
+		return q.Compact(ctx, key)
+	}
+	return q.CompactWith(ctx, key, func(entries []Entry) (json.RawMessage, error) {
+		payloads := make([]P, len(entries))
+		for i, e := range entries {
+			if err := json.Unmarshal(e.Payload, &payloads[i]); err != nil {
+				return nil, fmt.Errorf("read payload of entry %d: %w", e.ID, err)
+			}
+		}
+		return json.Marshal(d.Merge(payloads))
+	})
+}
+
 // Handle is what handles the payloads of a queue. Whatever it returns as a result is kept as JSON, nil for none. The
 // error decides what follows, see Handler.
 type Handle[P any] func(ctx context.Context, r *Run, payload P) (result any, err error)

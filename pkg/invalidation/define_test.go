@@ -125,3 +125,32 @@ func TestMergedEntriesAreHandledOnceAndAllAnswered(t *testing.T) {
 		t.Errorf("%d calls, answers %+v", calls, answers)
 	}
 }
+
+func TestCompactionMergesAsTheDefinitionSays(t *testing.T) {
+	pool := openPool(t)
+	d := Definition[thumbnail]{
+		Name:   "thumbs",
+		Config: Config{Grouping: "image", Mergeable: true},
+		Merge: func(all []thumbnail) thumbnail {
+			sum := all[0]
+			for _, one := range all[1:] {
+				sum.Width += one.Width
+			}
+			return sum
+		},
+	}
+	if err := Sync(t.Context(), pool, d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Push(t.Context(), pool, thumbnail{"a", 1}, thumbnail{"b", 10}, thumbnail{"a", 2}, thumbnail{"a", 4}); err != nil {
+		t.Fatal(err)
+	}
+	n, err := d.Compact(t.Context(), pool, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left string
+	if err := pool.QueryRow(t.Context(), `SELECT string_agg(payload->>'width', ' ' ORDER BY lock_key) FROM penstock.entry`).Scan(&left); err != nil || left != "7 10" {
+		t.Errorf("compaction replaced %d and left widths %s (%v), want 7 and 10", n, left, err)
+	}
+}
