@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock/pkg/batch"
 	"github.com/penstock/penstock/pkg/cron"
 	"github.com/penstock/penstock/pkg/election"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -43,6 +44,7 @@ type duties struct {
 	operations *recovery.Operations
 	retention  *recovery.Retention
 	cron       *cron.Engine
+	batches    *batch.Stepper
 }
 
 // lead performs every duty until the term ends. If one of them cannot be kept, all end and the leader resigns.
@@ -63,7 +65,8 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		statistics: recovery.NewStatistics(db, fence, cfg),
 		operations: recovery.NewOperations(db, fence, cfg),
 		retention:  recovery.NewRetention(db, fence, cfg),
-		cron:       cron.New(fence, cron.Config{Log: cfg.Log}),
+		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Log: cfg.Log}),
+		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Log: cfg.Log}),
 	}
 	l.duties.Store(d)
 
@@ -74,5 +77,6 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.operations.Run(ctx) })
 	group.Go(func() error { return d.retention.Run(ctx) })
 	group.Go(func() error { return d.cron.Run(ctx) })
+	group.Go(func() error { return d.batches.Run(ctx) })
 	return group.Wait()
 }

@@ -21,7 +21,9 @@ type Config struct {
 	Pause     time.Duration // between two looks: 500 ms
 	Retention time.Duration // of ended batches and their part results: 30 days
 	GiveUp    time.Duration // how long passes may fail before Run returns: 30 s
-	Log       *slog.Logger  // nowhere
+	// Hint is called with a queue after entries of it were put into line. It must not block. Default: nobody is told.
+	Hint func(queue int32)
+	Log  *slog.Logger // nowhere
 }
 
 func (c Config) withDefaults() Config {
@@ -29,6 +31,9 @@ func (c Config) withDefaults() Config {
 		if *v <= 0 {
 			*v = d
 		}
+	}
+	if c.Hint == nil {
+		c.Hint = func(int32) {}
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -79,7 +84,7 @@ func (s *Stepper) Run(ctx context.Context) error {
 }
 
 const openSQL = `
-SELECT id
+SELECT id, queue_id
   FROM penstock.batch
  WHERE ended_at IS NULL
  ORDER BY id`
@@ -94,22 +99,29 @@ func (s *Stepper) pass(ctx context.Context) (busy bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("list batches: %w", err)
 	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	type batch struct {
+		ID    int64
+		Queue int32
+	}
+	batches, err := pgx.CollectRows(rows, pgx.RowToStructByPos[batch])
 	if err != nil {
 		return false, fmt.Errorf("list batches: %w", err)
 	}
-	for _, id := range ids {
+	for _, b := range batches {
 		var n int
 		err := s.fence.InTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, `SELECT penstock.step_batch($1)`, id).Scan(&n)
+			return tx.QueryRow(ctx, `SELECT penstock.step_batch($1)`, b.ID).Scan(&n)
 		})
 		if err != nil && postgres.Code(err) == "" {
-			return false, fmt.Errorf("step batch %d: %w", id, err) // the term or the database is away
+			return false, fmt.Errorf("step batch %d: %w", b.ID, err) // the term or the database is away
 		}
 		if err != nil {
-			s.cfg.Log.ErrorContext(ctx, "batch was left for later", "batch", id, "error", err)
+			s.cfg.Log.ErrorContext(ctx, "batch was left for later", "batch", b.ID, "error", err)
 		}
-		busy = busy || n > 0
+		if n > 0 {
+			busy = true
+			s.cfg.Hint(b.Queue)
+		}
 	}
 	if time.Since(s.cleared) > time.Minute {
 		s.cleared = time.Now()

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Fence runs a transaction that counts only within the term of the leader for whom the engine was started.
@@ -26,6 +28,8 @@ type Config struct {
 	FiringRetention time.Duration
 	// GiveUp is how long passes may fail before Run returns, so that another leader can try. Default 30 s.
 	GiveUp time.Duration
+	// Hint is called with a queue after entries of it were put into line. It must not block. Default: nobody is told.
+	Hint func(queue int32)
 	// Log is where findings and errors go. Default: nowhere.
 	Log *slog.Logger
 }
@@ -43,6 +47,9 @@ func (c Config) withDefaults() Config {
 	if c.GiveUp <= 0 {
 		c.GiveUp = 30 * time.Second
 	}
+	if c.Hint == nil {
+		c.Hint = func(int32) {}
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -56,8 +63,9 @@ func (c Config) withDefaults() Config {
 // the job. So even two engines at once fire each nominal time once. All times are the database's.
 type Engine struct {
 	cfg   Config
+	db    postgres.DB
 	fence Fence
-	clock func(ctx context.Context, tx pgx.Tx) (time.Time, error)
+	clock func(ctx context.Context, db postgres.DB) (time.Time, error)
 
 	timetables timetables
 	swept      int64     // the missing-entry sweep goes on behind this job
@@ -76,13 +84,13 @@ type Status struct {
 	Late    time.Duration // of the firing that was latest in the last pass that fired
 }
 
-// New returns the engine for one term. It does everything in transactions of fence.
-func New(fence Fence, cfg Config) *Engine {
-	return &Engine{cfg: cfg.withDefaults(), fence: fence, clock: databaseTime, timetables: timetables{}}
+// New returns the engine for one term. It looks through db and writes through fence.
+func New(db postgres.DB, fence Fence, cfg Config) *Engine {
+	return &Engine{cfg: cfg.withDefaults(), db: db, fence: fence, clock: databaseTime, timetables: timetables{}}
 }
 
-func databaseTime(ctx context.Context, tx pgx.Tx) (now time.Time, err error) {
-	err = tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now)
+func databaseTime(ctx context.Context, db postgres.DB) (now time.Time, err error) {
+	err = db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now)
 	return now, err
 }
 
@@ -123,15 +131,76 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 }
 
-// pass gives jobs without an entry one, fires those that are due, and asks to be called again when the next one is.
-// Firing goes first: what is due must not wait for what is to come.
+// pass fires what is due and gives jobs without an entry their next one, and asks to be called again when the next job
+// is due. Firing goes first: what is due must not wait for what is to come. A pass that finds nothing writes nothing.
 func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
-	for _, stage := range []func(context.Context) error{e.fireDue, e.cancelOverlapped, e.endRuns, e.tidy, e.createNext, e.fireDue} {
-		if err := stage(ctx); err != nil {
+	o, err := e.peek(ctx)
+	if err != nil {
+		return 0, err
+	}
+	renew := o.ended || o.entryless
+	for _, stage := range []struct {
+		wanted bool
+		run    func(context.Context) error
+	}{
+		{o.due, e.fireDue},
+		{o.overlapped, e.cancelOverlapped},
+		{o.ended, e.endRuns},
+		{true, e.sweep},
+		{renew, e.createNext},
+		{renew, e.fireDue}, // the next nominal time may have come already
+		{true, e.clear},
+	} {
+		if !stage.wanted {
+			continue
+		}
+		if err := stage.run(ctx); err != nil {
 			return 0, err
 		}
 	}
-	return e.untilNext(ctx)
+	if o.due || renew {
+		if o, err = e.peek(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return min(o.next, e.cfg.Pause), nil
+}
+
+// outlook is what a look at the jobs finds to do.
+type outlook struct {
+	due, overlapped, ended, entryless bool
+	next                              time.Duration // until the next job is due
+}
+
+// peekSQL looks at the ends of partial indexes, and for each running job whether its entry is gone.
+const peekSQL = `
+SELECT EXISTS (SELECT FROM penstock.cron_job
+                WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at <= $1
+                  AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)),
+       EXISTS (SELECT FROM penstock.cron_job WHERE following_at <= $1),
+       EXISTS (SELECT FROM penstock.cron_job j
+                WHERE j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL
+                  AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id)),
+       EXISTS (SELECT FROM penstock.cron_job
+                WHERE entry_id IS NULL AND look_at <= $1
+                  AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)),
+       (SELECT extract(epoch FROM min(due_at) - $1)::float8 FROM penstock.cron_job
+         WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at > $1)`
+
+func (e *Engine) peek(ctx context.Context) (outlook, error) {
+	now, err := e.clock(ctx, e.db)
+	if err != nil {
+		return outlook{}, err
+	}
+	o := outlook{next: e.cfg.Pause}
+	var seconds *float64
+	if err := e.db.QueryRow(ctx, peekSQL, now).Scan(&o.due, &o.overlapped, &o.ended, &o.entryless, &seconds); err != nil {
+		return outlook{}, fmt.Errorf("look for cron jobs: %w", err)
+	}
+	if seconds != nil && *seconds < e.cfg.Pause.Seconds() {
+		o.next = time.Duration(*seconds*float64(time.Second)) + time.Millisecond
+	}
+	return o, nil
 }
 
 // each repeats a batch until one is not full.
@@ -153,31 +222,6 @@ func (e *Engine) each(ctx context.Context, batch func(tx pgx.Tx, now time.Time) 
 			return nil
 		}
 	}
-}
-
-const untilNextSQL = `
-SELECT extract(epoch FROM min(due_at) - $1)::float8
-  FROM penstock.cron_job
- WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at > $1`
-
-// untilNext is how long the engine may sleep.
-func (e *Engine) untilNext(ctx context.Context) (pause time.Duration, err error) {
-	pause = e.cfg.Pause
-	err = e.fence.InTx(ctx, func(tx pgx.Tx) error {
-		now, err := e.clock(ctx, tx)
-		if err != nil {
-			return err
-		}
-		var seconds *float64
-		if err := tx.QueryRow(ctx, untilNextSQL, now).Scan(&seconds); err != nil {
-			return fmt.Errorf("look for the next cron job: %w", err)
-		}
-		if seconds != nil && *seconds < pause.Seconds() {
-			pause = time.Duration(*seconds*float64(time.Second)) + time.Millisecond
-		}
-		return nil
-	})
-	return pause, err
 }
 
 // endRuns notes which runs have ended.
@@ -211,38 +255,55 @@ func (e *Engine) cancelOverlapped(ctx context.Context) error {
 	})
 }
 
-// sweepSQL looks at $2 jobs behind job $1 for waiting entries that somebody cancelled. Only what it finds is locked;
-// the function looks again under the lock.
-const sweepSQL = `
+// lostSQL lists, of $2 jobs behind job $1, those whose waiting entry is gone: somebody cancelled it.
+const lostSQL = `
 WITH part AS MATERIALIZED (
     SELECT id, queue_id, entry_id, fired_at FROM penstock.cron_job WHERE id > $1 ORDER BY id LIMIT $2
-), lost AS MATERIALIZED (
-    SELECT id FROM penstock.cron_job
-     WHERE id = ANY (ARRAY(SELECT p.id FROM part p WHERE p.entry_id IS NOT NULL AND p.fired_at IS NULL AND NOT EXISTS (
-           SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)))
-       FOR UPDATE SKIP LOCKED
 )
-SELECT coalesce((SELECT max(id) FROM part), 0), penstock.drop_missing_cron_entries(ARRAY(SELECT id FROM lost))`
+SELECT coalesce((SELECT max(id) FROM part), 0), ARRAY(
+       SELECT p.id FROM part p
+        WHERE p.entry_id IS NOT NULL AND p.fired_at IS NULL
+          AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id))`
+
+// dropLostSQL looks again at jobs $1 under their locks.
+const dropLostSQL = `
+WITH held AS MATERIALIZED (
+    SELECT id FROM penstock.cron_job WHERE id = ANY ($1) FOR UPDATE SKIP LOCKED
+)
+SELECT penstock.drop_missing_cron_entries(ARRAY(SELECT id FROM held))`
+
+// sweep looks, a thousand jobs at a time, for waiting jobs whose entry somebody cancelled. They are given another.
+func (e *Engine) sweep(ctx context.Context) error {
+	var lost []int64
+	if err := e.db.QueryRow(ctx, lostSQL, e.swept, 1000).Scan(&e.swept, &lost); err != nil {
+		return fmt.Errorf("look for cancelled entries of cron jobs: %w", err)
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	return e.fence.InTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, dropLostSQL, lost); err != nil {
+			return fmt.Errorf("drop cancelled entries of cron jobs: %w", err)
+		}
+		return nil
+	})
+}
 
 const clearSQL = `
 DELETE FROM penstock.cron_firing
  WHERE ctid = ANY (ARRAY(SELECT ctid FROM penstock.cron_firing WHERE fired_at < $1 LIMIT 5000))`
 
-// tidy looks, a part at a time, after waiting jobs whose entry somebody cancelled, and removes old firings.
-func (e *Engine) tidy(ctx context.Context) error {
+// clear removes old firings, some of them every minute.
+func (e *Engine) clear(ctx context.Context) error {
+	if time.Since(e.cleared) < time.Minute {
+		return nil
+	}
+	e.cleared = time.Now()
 	return e.fence.InTx(ctx, func(tx pgx.Tx) error {
 		now, err := e.clock(ctx, tx)
 		if err != nil {
 			return err
 		}
-		var dropped int
-		if err := tx.QueryRow(ctx, sweepSQL, e.swept, 1000).Scan(&e.swept, &dropped); err != nil {
-			return fmt.Errorf("look for cancelled entries of cron jobs: %w", err)
-		}
-		if now.Sub(e.cleared).Abs() < time.Minute {
-			return nil
-		}
-		e.cleared = now
 		if _, err := tx.Exec(ctx, clearSQL, now.Add(-e.cfg.FiringRetention)); err != nil {
 			return fmt.Errorf("remove old firings: %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 // jobRow is a job as the engine reads it.
 type jobRow struct {
 	id       int64
+	queue    int32
 	name     string
 	schedule Schedule
 	overlap  Overlap
@@ -19,7 +20,7 @@ type jobRow struct {
 	memory
 }
 
-const jobColumns = `id, name, spec, zone, jitter, starts_at, ends_at, catch_up, catch_up_max, grace, coalesce(gap, ''), coalesce(fold, ''),
+const jobColumns = `id, queue_id, name, spec, zone, jitter, starts_at, ends_at, catch_up, catch_up_max, grace, coalesce(gap, ''), coalesce(fold, ''),
        overlap, run_now_at, handled_at, catching_up_to, ended_at`
 
 // waitingSQL locks up to $2 jobs whose waiting entry is due at $1.
@@ -50,7 +51,7 @@ func readJobs(ctx context.Context, tx pgx.Tx, sql string, now time.Time, limit i
 	jobs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (j jobRow, err error) {
 		var start, end, catching, ended *time.Time
 		s := &j.schedule
-		err = row.Scan(&j.id, &j.name, &s.Spec, &s.Zone, &s.Jitter, &start, &end, &s.CatchUp, &s.CatchUpMax, &s.Grace, &s.Gap, &s.Fold,
+		err = row.Scan(&j.id, &j.queue, &j.name, &s.Spec, &s.Zone, &s.Jitter, &start, &end, &s.CatchUp, &s.CatchUpMax, &s.Grace, &s.Gap, &s.Fold,
 			&j.overlap, &j.runNow, &j.handled, &catching, &ended, &j.dueAgo)
 		s.Start, s.End, j.catchingUpTo, j.ended = utc(start), utc(end), utc(catching), utc(ended)
 		return j, err
@@ -71,6 +72,12 @@ func utc(at *time.Time) time.Time {
 
 // fireDue fires the jobs whose time has come, or moves them to the time that their policies name instead.
 func (e *Engine) fireDue(ctx context.Context) error {
+	queues := map[int32]bool{}
+	defer func() { // after the commit
+		for queue := range queues {
+			e.cfg.Hint(queue)
+		}
+	}()
 	return e.each(ctx, func(tx pgx.Tx, now time.Time) (int, error) {
 		jobs, err := readJobs(ctx, tx, waitingSQL, now, e.cfg.BatchJobsMax)
 		if err != nil || len(jobs) == 0 {
@@ -95,6 +102,7 @@ func (e *Engine) fireDue(ctx context.Context) error {
 				continue
 			}
 			late = max(late, j.dueAgo)
+			queues[j.queue] = true
 			fire.add(j.id, s.nominal, time.Time{}, s.memory)
 			fire.following[len(fire.ids)-1] = following(t, j.overlap, s.memory)
 		}
