@@ -41,9 +41,14 @@
 //	disable, enable                   disable.go   operators
 //	compact   ready entries of a key → one  compact.go  push, operators
 //
+// Around them: define.go (typed queues, synced with the registry), handler.go (what a handler's error asks for),
+// progress.go (progress and checkpoints under the same fence), pushback.go (hold a queue or a flow back), hint.go and
+// listen.go (wake-ups after commits), limit.go, explain.go (why an entry does not run, how it ended), operation.go
+// (bulk operations), retention.go (partitions and what stands for nothing any more).
+//
 // # Who waits for whom
 //
-// Claims and sweeps pass by what others have locked. Endings lock records in key order, and wait only for a sweep
-// that holds one of them FOR KEY SHARE, which in turn waits for nobody. Pushers lock at most one ready row of a
+// Claims and sweeps pass by what others have locked. Endings lock records in key order, and wait only for a sweep,
+// a checkpoint or an operator that holds one of them FOR KEY SHARE, which in turn wait for nobody. Pushers lock at most one ready row of a
 // key and wait only where the caller asked for it: for an uncommitted push with the same idempotency or unique key.
 package invalidation
