@@ -22,6 +22,7 @@ type backend interface {
 	audits
 	crons
 	batches
+	pauses
 	models
 	instances
 	live
@@ -115,6 +116,14 @@ type batches interface {
 	ResumeBatch(ctx context.Context, id int64, by invalidation.By) error
 	CancelBatch(ctx context.Context, id int64, by invalidation.By) error
 	RetryBatch(ctx context.Context, id int64, by invalidation.By) error
+}
+
+type pauses interface {
+	Pauses(ctx context.Context, limit int) ([]operator.Pause, error)
+	Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error
+	Resume(ctx context.Context, s invalidation.Subject, by invalidation.By) error
+	Applications(ctx context.Context, limit int) ([]operator.Application, error)
+	SetQuota(ctx context.Context, application string, l *invalidation.Limit, by invalidation.By) error
 }
 
 type models interface {

@@ -29,7 +29,7 @@ var checks = []check{
 	{"late entries", checkLate},
 	{"stuck locks", checkStuck},
 	{"unserved queues", checkUnserved},
-	{"paused queues", checkPaused},
+	{"pauses", checkPaused},
 	{"invariants", checkInvariants},
 }
 

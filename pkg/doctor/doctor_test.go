@@ -196,9 +196,14 @@ func TestStuckLocksLateEntriesAndUnservedQueuesAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, find(t, pool, "unserved queues", Config{}), Fine)
-	want(t, find(t, pool, "paused queues", Config{}), Fine)
+	want(t, find(t, pool, "pauses", Config{}), Fine)
 	exec(t, pool, `UPDATE penstock.queue SET paused_at = now() - interval '3 days'`)
-	want(t, find(t, pool, "paused queues", Config{}), Warning, "by ada 3 d 0 h ago, a test")
+	flow := invalidation.Subject{Scope: invalidation.ByFlow, Value: "acme"}
+	if err := invalidation.Pause(t.Context(), pool, flow, invalidation.By{Actor: "bob"}, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `UPDATE penstock.pause SET created_at = now() - interval '2 days'`)
+	want(t, find(t, pool, "pauses", Config{}), Warning, "queue work: by ada 3 d 0 h ago, a test", "flow acme: by bob 2 d 0 h ago")
 }
 
 func TestALeaderThatFellSilentIsCritical(t *testing.T) {

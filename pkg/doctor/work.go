@@ -76,6 +76,8 @@ SELECT format('queue %s of application %s: the first entry has waited %s', q.nam
               (SELECT x.created_at, x.due_at FROM penstock.entry x
                 WHERE x.queue_id = q.id AND x.lock_key = r.lock_key AND x.status = 'pending' AND x.priority >= 0 ORDER BY x.id LIMIT 1)) e) h
  WHERE q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true))
+   AND NOT EXISTS (SELECT FROM penstock.pause p WHERE coalesce(p.until > clock_timestamp(), true)
+                      AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)))
    AND NOT EXISTS (SELECT FROM penstock.serving(q.id)) AND h.since < clock_timestamp() - interval '10 seconds'
  ORDER BY h.since
  LIMIT 50`
@@ -87,15 +89,18 @@ func checkUnserved(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 
 // pausedSQL lists pauses that somebody may have forgotten.
 const pausedSQL = `
-SELECT format('queue %s: by %s %s ago%s', name, paused_by, penstock.ago(clock_timestamp() - paused_at), coalesce(', ' || nullif(paused_reason, ''), '')), false
-  FROM penstock.queue
- WHERE paused_at < clock_timestamp() - interval '1 day' AND paused_until IS NULL
- ORDER BY paused_at
+SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_timestamp() - since), coalesce(', ' || nullif(reason, ''), '')), false
+  FROM (SELECT 'queue' AS scope, name AS value, paused_by AS actor, paused_reason AS reason, paused_at AS since
+          FROM penstock.queue WHERE paused_until IS NULL
+        UNION ALL
+        SELECT scope, value, actor, reason, created_at FROM penstock.pause WHERE until IS NULL) p
+ WHERE since < clock_timestamp() - interval '1 day'
+ ORDER BY since
  LIMIT 50`
 
 func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, pausedSQL, "no pause looks forgotten", "queues paused for more than a day, without an end: %d",
-		"Ask whoever paused it; penstock queue resume ends a pause, --until gives one an end.")
+	return judged(ctx, tx, pausedSQL, "no pause looks forgotten", "pauses of more than a day, without an end: %d",
+		"Ask whoever paused it; penstock queue resume and penstock pause end do what they say, --until gives a pause an end.")
 }
 
 // judged turns lines and whether each is critical into a finding.

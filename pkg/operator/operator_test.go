@@ -141,6 +141,16 @@ func TestHeadOfLineLeavesOutWhatCannotRun(t *testing.T) {
 	if got := head(); got == nil || *got > 60 {
 		t.Errorf("head is %v, want the entry that can run", got)
 	}
+	flow := invalidation.Subject{Scope: invalidation.ByFlow, Value: ""}
+	if err := b.d.Pause(t.Context(), flow, by, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := head(); got != nil {
+		t.Errorf("head of a paused flow is %v, want none", *got)
+	}
+	if err := b.d.Resume(t.Context(), flow, by); err != nil {
+		t.Fatal(err)
+	}
 	if err := b.d.PauseQueue(t.Context(), "work", by, time.Time{}); err != nil {
 		t.Fatal(err)
 	}

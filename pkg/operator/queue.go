@@ -41,7 +41,7 @@ type Queue struct {
 }
 
 // queuesSQL reads the queues named in $1, all if null. The head of the line is the oldest entry that a node could
-// claim now, in the first 100 lanes: a lane's first key that nobody holds, among its first 20 ready rows. It waits
+// claim now, in the first 100 lanes that nobody paused: a lane's first key that nobody holds, among its first 20 ready rows. It waits
 // since it was accepted, or came due. Inserts and deletes are the statistics collector's, about a second old.
 const queuesSQL = `
 SELECT s.queue AS name, s.kind::text, s.application, s.initial, s.pending, s.computing, s.awaiting_compute, s.disabled, s.failed, s.estimated,
@@ -62,7 +62,15 @@ SELECT s.queue AS name, s.kind::text, s.application, s.initial, s.pending, s.com
                   SELECT r.priority, r.flow FROM penstock.ready r
                    WHERE r.queue_id = s.queue_id AND (r.priority, r.flow) > (lane.priority, lane.flow)
                    ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
-       ), few AS (SELECT priority, flow FROM lane LIMIT 100)
+       ), few AS (
+           SELECT priority, flow FROM lane
+            WHERE NOT EXISTS (
+                  SELECT FROM penstock.pause p
+                   WHERE coalesce(p.until > clock_timestamp(), true)
+                     AND ((p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = s.queue_id, true))
+                       OR (p.scope = 'application' AND p.value = s.application)
+                       OR (p.scope = 'model' AND p.value = (SELECT q.model FROM penstock.queue q WHERE q.id = s.queue_id))))
+            LIMIT 100)
        SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8 AS age
          FROM few CROSS JOIN LATERAL (
               SELECT f.entry_id, f.lock_key FROM (

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func pauseCommand(a *app) *cobra.Command {
+	return noun("pause", "Pauses of flows, names, lock keys, models, applications and nodes; those of queues are listed too",
+		pauseList(a), pauseSet(a), pauseEnd(a))
+}
+
+func pauseList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Every pause that lasts, oldest first", Args: cobra.NoArgs}
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Pauses(ctx, operator.PageMax)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.Pause]{
+			{title: "SCOPE", text: func(p operator.Pause) string { return p.Scope }},
+			{title: "VALUE", text: func(p operator.Pause) string { return before(short(p.Value, 60), `""`) }},
+			{title: "QUEUE", text: func(p operator.Pause) string { return before(p.Queue, "-") }},
+			{title: "FOR", right: true, text: func(p operator.Pause) string { return a.since(p.Since) }},
+			{title: "UNTIL", text: func(p operator.Pause) string { return before(stamp(p.Until), "-") }},
+			{title: "BY", text: func(p operator.Pause) string { return short(p.Actor+after(": ", p.Reason), 80) }},
+		}, found)
+	})
+}
+
+// scopes are what can be paused beside a queue.
+var scopes = []string{"flow", "name", "lock_key", "model", "application", "node"}
+
+// subject makes c take a scope, a value and --queue.
+func (a *app) subject(c *cobra.Command) func(args []string) invalidation.Subject {
+	var queue string
+	a.queueFlag(c, &queue, "of a name or lock key, or of a flow in one queue only")
+	c.Args = cobra.ExactArgs(2)
+	c.ValidArgsFunction = cobra.FixedCompletions(scopes, cobra.ShellCompDirectiveNoFileComp)
+	return func(args []string) invalidation.Subject {
+		return invalidation.Subject{Scope: invalidation.Scope(args[0]), Value: args[1], Queue: queue}
+	}
+}
+
+func pauseSet(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "set SCOPE VALUE", Short: "Stop claims of a flow, name, lock key, model, application or node; what runs goes on",
+		Long: "Stop claims of a flow, name, lock_key, model, application or node, for ever or --until; what runs goes on. To pause\n" +
+			"again changes reason and end. A whole queue is paused with penstock queue pause.",
+		Example: "  penstock pause set flow acme --until 1h --reason 'over their quota'\n  penstock pause set name newsletter --queue mails --reason 'wrong text'",
+	}
+	read := a.subject(c)
+	var until string
+	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		end, err := a.moment("until", until)
+		if err != nil {
+			return change{}, err
+		}
+		s := read(args)
+		planned := simple("pause "+s.String(), false, func(ctx context.Context, by invalidation.By) error { return b.Pause(ctx, s, by, end) })
+		if !end.IsZero() {
+			planned.detail = "until " + end.UTC().Format(time.RFC3339)
+		}
+		return planned, nil
+	})
+}
+
+func pauseEnd(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "end SCOPE VALUE", Short: "End a pause"}
+	read := a.subject(c)
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		s := read(args)
+		return simple("resume "+s.String(), false, func(ctx context.Context, by invalidation.By) error { return b.Resume(ctx, s, by) }), nil
+	})
+}
+
+func applicationCommand(a *app) *cobra.Command {
+	return noun("application", "Applications: what they have, use and may use", applicationList(a), applicationQuota(a))
+}
+
+func applicationList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Applications by name", Args: cobra.NoArgs}
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Applications(ctx, operator.PageMax)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.Application]{
+			{title: "APPLICATION", text: func(x operator.Application) string { return x.Name }},
+			{title: "STATE", text: func(x operator.Application) string {
+				switch {
+				case x.Paused:
+					return "paused"
+				case x.Nodes == 0:
+					return "no node"
+				}
+				return "serving"
+			}},
+			{title: "QUEUES", right: true, text: func(x operator.Application) string { return fmt.Sprint(x.Queues) }},
+			{title: "NODES", right: true, text: func(x operator.Application) string { return number(x.Nodes) }},
+			{title: "THREADS", right: true, text: func(x operator.Application) string { return number(x.Threads) }},
+			{title: "LOCKS", right: true, text: func(x operator.Application) string { return number(x.Locks) }},
+			{title: "QUOTA", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaUnits), "-") }},
+			{title: "PER SECOND", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaRate), "-") }},
+			{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string { return before(ageOrNone(x.OldestSeconds), "-") }},
+		}, found)
+	})
+}
+
+func applicationQuota(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "quota APPLICATION", Short: "Bound what an application uses over all its queues, those to come as well; --clear removes the bound",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	var units int
+	var l invalidation.Limit
+	var remove bool
+	flags := c.Flags()
+	flags.IntVar(&units, "max-units", 0, "locks at once")
+	flags.Float64Var(&l.Rate, "rate", 0, "locks a second")
+	flags.Float64Var(&l.Burst, "burst", 0, "locks that may be saved up")
+	flags.BoolVar(&remove, "clear", false, "remove the bound")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		quota, does := &l, fmt.Sprintf("set quota of application %s", args[0])
+		if flags.Changed("max-units") {
+			l.MaxUnits = &units
+		}
+		if given := l.MaxUnits != nil || l.Rate != 0; given == remove {
+			return change{}, usagef("give --max-units or --rate, or --clear")
+		}
+		if remove {
+			quota, does = nil, fmt.Sprintf("remove quota of application %s", args[0])
+		}
+		return simple(does, false, func(ctx context.Context, by invalidation.By) error { return b.SetQuota(ctx, args[0], quota, by) }), nil
+	})
+}
