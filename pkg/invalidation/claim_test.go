@@ -45,16 +45,19 @@ func TestClaimStaysInItsLane(t *testing.T) {
 	}
 }
 
-func TestLanesListsEachLaneOnceWithItsHead(t *testing.T) {
+func TestLanesListsEachLaneOnceHighestPriorityFirst(t *testing.T) {
 	b := newBed(t, Config{})
 	high := int16(9)
 	ids := b.pushAll(b.pool, Push{}, Push{}, Push{Flow: "x"}, Push{Flow: "x"}, Push{Priority: &high})
 	found, err := Lanes(b.ctx, b.pool, []int32{b.q.ID, b.q.ID + 1}, 10)
 	lanes := found[b.q.ID]
-	want := []LaneHead{{Lane{1, ""}, int64(ids[0])}, {Lane{1, "x"}, int64(ids[2])}, {Lane{9, ""}, int64(ids[4])}}
-	slices.SortFunc(lanes, func(a, b LaneHead) int { return int(a.Pos - b.Pos) })
+	want := []LaneHead{{Lane{9, ""}, int64(ids[4])}, {Lane{1, ""}, int64(ids[0])}, {Lane{1, "x"}, int64(ids[2])}}
 	if err != nil || !slices.Equal(lanes, want) {
 		t.Fatalf("lanes are %v (%v), want %v", lanes, err, want)
+	}
+	// However many flows there are: those of low priority never hide those of high priority.
+	if found, err = Lanes(b.ctx, b.pool, []int32{b.q.ID}, 2); err != nil || !slices.Equal(found[b.q.ID], want[:2]) {
+		t.Fatalf("the first lanes are %v (%v), want %v", found, err, want[:2])
 	}
 }
 

@@ -21,25 +21,37 @@ type LaneHead struct {
 	Pos int64
 }
 
-// lanesSQL hops from lane to lane of each queue in $1 through the index of ready rows: one look-up for each lane
-// that has work, $2 lanes of a queue at most.
+// lanesSQL hops from lane to lane of each queue in $1 through the index of ready rows, highest priority first, then
+// by flow: one look-up for each lane that has work and two for each priority, $2 lanes of a queue at most.
 const lanesSQL = `
 SELECT q.id, l.priority, l.flow, l.pos
   FROM unnest($1::int[]) q(id)
  CROSS JOIN LATERAL (
        WITH RECURSIVE lane AS (
-           (SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = q.id
-             ORDER BY priority, flow, pos LIMIT 1)
+           (SELECT f.priority, f.flow, f.pos
+              FROM (SELECT priority FROM penstock.ready WHERE queue_id = q.id
+                     ORDER BY priority DESC, flow DESC, pos DESC LIMIT 1) top
+             CROSS JOIN LATERAL (
+                   SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = q.id AND priority = top.priority
+                    ORDER BY flow, pos LIMIT 1) f)
            UNION ALL
            SELECT n.priority, n.flow, n.pos
              FROM lane CROSS JOIN LATERAL (
-                  SELECT priority, flow, pos FROM penstock.ready r
-                   WHERE r.queue_id = q.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
-                   ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+                  SELECT x.priority, x.flow, x.pos FROM (
+                      (SELECT priority, flow, pos FROM penstock.ready
+                        WHERE queue_id = q.id AND priority = lane.priority AND flow > lane.flow
+                        ORDER BY flow, pos LIMIT 1)
+                      UNION ALL
+                      (SELECT f.priority, f.flow, f.pos
+                         FROM (SELECT priority FROM penstock.ready WHERE queue_id = q.id AND priority < lane.priority
+                                ORDER BY priority DESC, flow DESC, pos DESC LIMIT 1) lower
+                        CROSS JOIN LATERAL (
+                              SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = q.id AND priority = lower.priority
+                               ORDER BY flow, pos LIMIT 1) f)) x LIMIT 1) n
        )
        SELECT priority, flow, pos FROM lane LIMIT $2::int) l`
 
-// Lanes returns the lanes of queues that have work, up to limit for each queue. Its cost grows with the lanes, not
+// Lanes returns the lanes of queues that have work, highest priority first, up to limit for each queue. Its cost grows with the lanes, not
 // with the backlog, except that it walks over rows that are dead but cannot be vacuumed yet: time it, and ask less
 // often where it is dear.
 func Lanes(ctx context.Context, db postgres.DB, queues []int32, limit int) (map[int32][]LaneHead, error) {

@@ -76,11 +76,10 @@ func (r *runner) pass(limit int) []Ran {
 		r.t.Fatal(err)
 	}
 	var ran []Ran
-	heads := lanes[r.q.ID]
-	for i := len(heads) - 1; i >= 0; i-- { // lanes come lowest priority first
+	for _, head := range lanes[r.q.ID] {
 		r.claims++
 		c, err := r.q.Claim(r.t.Context(), invalidation.ClaimRequest{
-			Node: r.node, ClaimID: r.claims, Lane: heads[i].Lane, Limit: limit, Stubborn: true,
+			Node: r.node, ClaimID: r.claims, Lane: head.Lane, Limit: limit, Stubborn: true,
 		})
 		if err != nil {
 			r.t.Fatal(err)
