@@ -1,0 +1,263 @@
+package invalidation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// crowd is everybody at once: pushers, nodes that end runs in every way, a leader that promotes, expires and takes
+// locks away, operators that cancel, disable and compact. It keeps what must hold whatever they do.
+type crowd struct {
+	*bed
+	over context.Context // when it ends, no more is pushed and disturbed
+
+	mu       sync.Mutex
+	accepted map[EntryID]string   // and its key
+	started  map[string][]EntryID // of each key, in the order in which they first started
+}
+
+const crowdKeys = 6
+
+// act repeats something until the disturbance is over.
+func (c *crowd) act(wg *sync.WaitGroup, pause time.Duration, fn func(*rand.Rand) error) {
+	wg.Go(func() {
+		random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1)) //nolint:gosec // any seed will do
+		for c.over.Err() == nil {
+			if err := fn(random); err != nil && !errors.Is(err, ErrEntryNotFound) && !errors.Is(err, ErrState) {
+				c.Error(err)
+				return
+			}
+			if pause > 0 {
+				time.Sleep(time.Duration(random.Int64N(int64(pause))))
+			}
+		}
+	})
+}
+
+// push has one pusher for each key, so that the order of acceptance is known; some of its transactions roll back.
+func (c *crowd) push(key string) func(*rand.Rand) error {
+	return func(random *rand.Rand) error {
+		pushes := make([]Push, 1+random.IntN(3))
+		for i := range pushes {
+			pushes[i] = withPayload(Push{LockKey: key, Flow: fmt.Sprint(random.IntN(2))})
+			if key == "" && random.IntN(5) == 0 {
+				pushes[i].DueAt = time.Now().Add(20 * time.Millisecond)
+			}
+			if key == "" && random.IntN(20) == 0 {
+				pushes[i].StartBy = time.Now().Add(time.Second)
+			}
+		}
+		back := random.IntN(5) == 0
+		err := postgres.InTx(c.ctx, c.pool, func(tx pgx.Tx) error {
+			pushed, err := c.q.On(tx).Push(c.ctx, pushes...)
+			if err != nil {
+				return err
+			}
+			if back {
+				return errRollBack
+			}
+			time.Sleep(time.Duration(random.IntN(3)) * time.Millisecond) // the ready row that it relies on is held meanwhile
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for _, p := range pushed {
+				c.accepted[p.ID] = key
+			}
+			return nil
+		})
+		if errors.Is(err, errRollBack) {
+			return nil
+		}
+		return err
+	}
+}
+
+var errRollBack = errors.New("thought better of it")
+
+// node claims from one lane after another and ends what it runs in every way.
+func (c *crowd) node(id NodeID, q *Queue) func(*rand.Rand) error {
+	claims := int32(0)
+	return func(random *rand.Rand) error {
+		claims++
+		lane := Lane{Priority: 1, Flow: fmt.Sprint(random.IntN(2))}
+		got, err := q.Claim(c.ctx, ClaimRequest{Node: id, ClaimID: claims, Lane: lane, Limit: 1 + random.IntN(5), Stubborn: random.IntN(4) == 0})
+		if err != nil {
+			return err
+		}
+		for _, l := range got.Locks {
+			if err := c.run(q, id, l, random); err != nil {
+				return err
+			}
+		}
+		if got.Left > 0 {
+			_, err = q.Sweep(c.ctx, lane, 0, got.Mark)
+		}
+		return err
+	}
+}
+
+func (c *crowd) run(q *Queue, node NodeID, l *Lock, random *rand.Rand) error {
+	for i, e := range l.Entries {
+		c.start(l.Key, e.ID)
+		endings := []func() Ending{
+			func() Ending { return Done(l, e.ID, nil, 0) },
+			func() Ending { return Retry(l, e.ID, Failure{Error: "x"}, 5*time.Millisecond, 0) },
+			func() Ending { return Fail(l, e.ID, Failure{Error: "x"}, 0) },
+			func() Ending { return last(Release(l, e.ID, 0)) },
+			func() Ending { return Release(l, e.ID, 5*time.Millisecond) },
+			func() Ending { return Yield(l, e.ID) },
+		}
+		ending := endings[0]()
+		if c.over.Err() == nil && random.IntN(3) == 0 {
+			ending = endings[random.IntN(len(endings))]()
+		}
+		ending.Last = ending.Last || i == len(l.Entries)-1
+		if _, err := q.Settle(c.ctx, node, []Ending{ending}); err != nil {
+			return err
+		}
+		if ending.Last {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (c *crowd) start(key string, id EntryID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Contains(c.started[key], id) {
+		c.started[key] = append(c.started[key], id)
+	}
+}
+
+// any is an entry that was accepted, solo or not, ended or not.
+func (c *crowd) any(random *rand.Rand, solo bool) EntryID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	skip := random.IntN(1 + len(c.accepted))
+	for id, key := range c.accepted { // the order of a map is random too
+		if skip--; skip <= 0 && (!solo || key == "") {
+			return id
+		}
+	}
+	return 0
+}
+
+// takeAway frees some locks as the leader does for a node that lost them, while the node goes on.
+func (c *crowd) takeAway(random *rand.Rand) error {
+	held, err := HeldLocks(c.ctx, c.pool)
+	if err != nil || len(held) == 0 {
+		return err
+	}
+	_, err = c.q.Recover(c.ctx, held[:1+random.IntN(len(held))], false)
+	return err
+}
+
+func (c *crowd) disturb(wg *sync.WaitGroup) {
+	c.act(wg, 30*time.Millisecond, func(random *rand.Rand) error {
+		_, err := CancelEntry(c.ctx, c.pool, c.any(random, false), operator)
+		return err
+	})
+	c.act(wg, 30*time.Millisecond, func(random *rand.Rand) error {
+		id := c.any(random, true)
+		if err := DisableEntry(c.ctx, c.pool, id, operator); err != nil {
+			return err
+		}
+		return EnableEntry(c.ctx, c.pool, id, operator)
+	})
+	c.act(wg, 20*time.Millisecond, c.takeAway)
+	c.act(wg, 20*time.Millisecond, func(*rand.Rand) error { _, err := c.q.SettleCancelRequests(c.ctx, 100); return err })
+	c.act(wg, 20*time.Millisecond, func(*rand.Rand) error { _, err := c.q.Expire(c.ctx, 100); return err })
+}
+
+func TestNothingIsLostOrOvertakenInACrowd(t *testing.T) {
+	b := newBed(t, Config{QuantumCount: 4})
+	over, stop := context.WithTimeout(b.ctx, 3*time.Second)
+	defer stop()
+	c := &crowd{bed: b, over: over, accepted: map[EntryID]string{}, started: map[string][]EntryID{}}
+	var wg sync.WaitGroup
+	c.act(&wg, 10*time.Millisecond, c.push(""))
+	for k := range crowdKeys {
+		c.act(&wg, 20*time.Millisecond, c.push(fmt.Sprint("key ", k)))
+	}
+	c.act(&wg, 10*time.Millisecond, func(*rand.Rand) error { _, err := c.q.Promote(c.ctx, 100); return err })
+	for n := range 4 {
+		c.act(&wg, 5*time.Millisecond, c.node(NodeID(100+n), b.q))
+	}
+	c.disturb(&wg)
+	wg.Wait()
+	c.finish()
+}
+
+// finish lets one node end what is left, and looks at the whole.
+func (c *crowd) finish() {
+	c.Helper()
+	c.exec(c.pool, `INSERT INTO penstock.node (id, name, application) SELECT 100 + i, 'crowd ' || i, 'default' FROM generate_series(0, 4) i`)
+	c.checkInvariants()
+	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // a test
+	if err := c.takeAllAway(); err != nil {
+		c.Fatal(err)
+	}
+	node := c.node(104, c.q)
+	deadline := time.Now().Add(30 * time.Second)
+	for c.count(`SELECT count(*) FROM penstock.entry`) > 0 {
+		if _, err := c.q.SettleCancelRequests(c.ctx, 1000); err != nil {
+			c.Fatal(err)
+		}
+		if _, err := c.q.Promote(c.ctx, 1000); err != nil {
+			c.Fatal(err)
+		}
+		if err := node(random); err != nil {
+			c.Fatal(err)
+		}
+		if time.Now().After(deadline) {
+			c.Fatalf("%d entries never end", c.count(`SELECT count(*) FROM penstock.entry`))
+		}
+	}
+	rows, err := c.pool.Query(c.ctx, `SELECT entry_id FROM penstock.result UNION ALL SELECT entry_id FROM penstock.failure`)
+	if err != nil {
+		c.Fatal(err)
+	}
+	ended, err := pgx.CollectRows(rows, pgx.RowTo[EntryID])
+	if err != nil {
+		c.Fatal(err)
+	}
+	outcomes := map[EntryID]int{}
+	for _, id := range ended {
+		outcomes[id]++
+	}
+	for id := range c.accepted {
+		if outcomes[id] != 1 {
+			c.Errorf("entry %d of %q has %d outcomes", id, c.accepted[id], outcomes[id])
+		}
+	}
+	if len(outcomes) != len(c.accepted) {
+		c.Errorf("%d entries ended, %d were accepted", len(outcomes), len(c.accepted))
+	}
+	for key, ids := range c.started {
+		if !slices.IsSorted(ids) {
+			c.Errorf("entries of %s started as %v", key, ids)
+		}
+	}
+	c.Logf("%d entries, %d keys", len(c.accepted), len(c.started))
+	if len(c.accepted) < 100 {
+		c.Errorf("only %d entries were accepted: this was no crowd", len(c.accepted))
+	}
+}
+
+func (c *crowd) takeAllAway() error {
+	held, err := HeldLocks(c.ctx, c.pool)
+	if err == nil && len(held) > 0 {
+		_, err = c.q.Recover(c.ctx, held, false)
+	}
+	return err
+}
