@@ -66,6 +66,22 @@ CREATE TABLE penstock.watch (
     PRIMARY KEY (watched, queue_id)
 );
 
+-- A queue that records changes cannot be dropped: the triggers would refuse every writer of the table.
+-- +goose StatementBegin
+CREATE FUNCTION penstock.keep_watch_queue() RETURNS trigger
+LANGUAGE plpgsql AS $$
+DECLARE
+    watched text := (SELECT string_agg(w.watched::text, ', ') FROM penstock.watch w JOIN pg_class c ON c.oid = w.watched WHERE w.queue_id = OLD.id);
+BEGIN
+    IF watched IS NOT NULL THEN
+        RAISE EXCEPTION 'queue "%" records changes of %', OLD.name, watched USING ERRCODE = 'PS006', HINT = 'End that first: SELECT penstock.unwatch(...).';
+    END IF;
+    DELETE FROM penstock.watch WHERE queue_id = OLD.id;
+    RETURN OLD;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER keep_watch_queue BEFORE DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.keep_watch_queue();
+
 -- watch_value is a column's value as a change records it. A value of over 8 kB is left out: a payload that is too large
 -- would refuse the statement that changed the table.
 -- +goose StatementBegin

@@ -2061,6 +2061,21 @@ CREATE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS
                     WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
 $_$;
 
+-- Name: keep_watch_queue(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.keep_watch_queue() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    watched text := (SELECT string_agg(w.watched::text, ', ') FROM penstock.watch w JOIN pg_class c ON c.oid = w.watched WHERE w.queue_id = OLD.id);
+BEGIN
+    IF watched IS NOT NULL THEN
+        RAISE EXCEPTION 'queue "%" records changes of %', OLD.name, watched USING ERRCODE = 'PS006', HINT = 'End that first: SELECT penstock.unwatch(...).';
+    END IF;
+    DELETE FROM penstock.watch WHERE queue_id = OLD.id;
+    RETURN OLD;
+END $$;
+
 -- Name: lease_slots(text, bigint, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer) RETURNS TABLE(instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
@@ -5163,6 +5178,10 @@ CREATE TRIGGER instance_change AFTER UPDATE ON penstock.instance FOR EACH ROW WH
 -- Name: instance instance_version; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER instance_version AFTER INSERT OR DELETE ON penstock.instance FOR EACH ROW EXECUTE FUNCTION penstock.bump_inference_version();
+
+-- Name: queue keep_watch_queue; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER keep_watch_queue BEFORE DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.keep_watch_queue();
 
 -- Name: queue limit_own_concurrency; Type: TRIGGER; Schema: penstock; Owner: -
 

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +214,9 @@ func TestUnwatchLeavesNothingBehind(t *testing.T) {
 	if traces() != before+4+4+1 {
 		t.Errorf("%d traces of a watch, want 9", traces()-before)
 	}
+	if err := invalidation.Drop(b.ctx, b.pool, "changes", true); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("drop of a queue that is written to by triggers: %v", err)
+	}
 	if n, err := Unwatch(b.ctx, b.pool, "account", invalidation.By{}); n != 1 || err != nil {
 		t.Fatalf("ended %d, %v", n, err)
 	}
@@ -391,6 +396,36 @@ func TestCalculatedFieldsGroupedAndCompacted(t *testing.T) {
 	}
 	if n := b.count(`SELECT count(*) FROM orders o WHERE total = (SELECT sum(price) FROM order_line l WHERE l.order_id = o.id)`); n != 2 {
 		t.Errorf("%d totals are right, want 2", n)
+	}
+}
+
+// What docs/queue-kinds.md shows in SQL works, in that order.
+func TestStatementsOfTheDocumentWork(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.drop_queue('changes')`)
+	b.exec(`CREATE TABLE photo (id int PRIMARY KEY, path text, year int)`)
+	b.exec(`CREATE TABLE order_line (id int PRIMARY KEY, order_id int, price int, amount int)`)
+	b.exec(`INSERT INTO order_line VALUES (4, 1, 10, 1)`)
+	text, err := os.ReadFile("../../docs/queue-kinds.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(text), -1)
+	if len(blocks) != 4 {
+		t.Fatalf("%d blocks of SQL, want 4", len(blocks))
+	}
+	conn, err := b.pool.Acquire(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, block := range blocks {
+		if _, err := conn.Conn().PgConn().Exec(b.ctx, block[1]).ReadAll(); err != nil {
+			t.Errorf("%s\n%v", block[1], err)
+		}
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload = '{"table": "public.order_line", "object": 4, "field": "price", "from": 10, "to": 11}'`); n != 1 {
+		t.Error("the entry is not the one that the document shows")
 	}
 }
 

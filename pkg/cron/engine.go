@@ -68,6 +68,7 @@ type Engine struct {
 	clock func(ctx context.Context, db postgres.DB) (time.Time, error)
 
 	timetables timetables
+	endedAfter time.Time // when to look for ended runs again
 	swept      int64     // the missing-entry sweep goes on behind this job
 	cleared    time.Time // when old firings were last removed
 
@@ -172,20 +173,38 @@ type outlook struct {
 	next                              time.Duration // until the next job is due
 }
 
-// peekSQL looks at the ends of partial indexes, and for each running job whether its entry is gone.
+// peekSQL looks at the ends of partial indexes.
 const peekSQL = `
 SELECT EXISTS (SELECT FROM penstock.cron_job
                 WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at <= $1
                   AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)),
        EXISTS (SELECT FROM penstock.cron_job WHERE following_at <= $1),
-       EXISTS (SELECT FROM penstock.cron_job j
-                WHERE j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL
-                  AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id)),
        EXISTS (SELECT FROM penstock.cron_job
                 WHERE entry_id IS NULL AND look_at <= $1
                   AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)),
        (SELECT extract(epoch FROM min(due_at) - $1)::float8 FROM penstock.cron_job
          WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at > $1)`
+
+// endedSQL looks for each running job whether its entry is gone.
+const endedSQL = `
+SELECT EXISTS (SELECT FROM penstock.cron_job j
+                WHERE j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL
+                  AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id))`
+
+// lookForEnded may take a tenth of the time, where very many jobs run.
+func (e *Engine) lookForEnded(ctx context.Context) (ended bool, err error) {
+	start := time.Now()
+	if start.Before(e.endedAfter) {
+		return false, nil
+	}
+	if err := e.db.QueryRow(ctx, endedSQL).Scan(&ended); err != nil {
+		return false, fmt.Errorf("look for ended runs of cron jobs: %w", err)
+	}
+	if took := time.Since(start); took > e.cfg.Pause/10 {
+		e.endedAfter = time.Now().Add(10 * took)
+	}
+	return ended, nil
+}
 
 func (e *Engine) peek(ctx context.Context) (outlook, error) {
 	now, err := e.clock(ctx, e.db)
@@ -194,8 +213,11 @@ func (e *Engine) peek(ctx context.Context) (outlook, error) {
 	}
 	o := outlook{next: e.cfg.Pause}
 	var seconds *float64
-	if err := e.db.QueryRow(ctx, peekSQL, now).Scan(&o.due, &o.overlapped, &o.ended, &o.entryless, &seconds); err != nil {
+	if err := e.db.QueryRow(ctx, peekSQL, now).Scan(&o.due, &o.overlapped, &o.entryless, &seconds); err != nil {
 		return outlook{}, fmt.Errorf("look for cron jobs: %w", err)
+	}
+	if o.ended, err = e.lookForEnded(ctx); err != nil {
+		return outlook{}, err
 	}
 	if seconds != nil && *seconds < e.cfg.Pause.Seconds() {
 		o.next = time.Duration(*seconds*float64(time.Second)) + time.Millisecond
