@@ -81,6 +81,9 @@ func (a *answer) Unwrap() error { return a.err }
 // RetryIn asks that the entry be tried again after d, whatever the policy's backoff says; its attempts still count.
 func RetryIn(d time.Duration, err error) error { return &answer{err: err, delay: d, hasDelay: true} }
 
+// RetryAt is RetryIn until a time, by this process's clock: for a downstream that says when to come back.
+func RetryAt(t time.Time, err error) error { return RetryIn(max(0, time.Until(t)), err) }
+
 // Permanent says that trying again is of no use: the entry goes to the failures.
 func Permanent(err error) error { return &answer{err: err, permanent: true} }
 

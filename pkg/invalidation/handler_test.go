@@ -3,6 +3,7 @@ package invalidation
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -23,6 +24,7 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"joined":                {errors.Join(boom, RetryIn(time.Minute, boom)), Ending{verb: verbRetry, delay: time.Minute}},
 		"class without retries": {WithClass("input", boom), Ending{verb: verbFail, failure: Failure{Class: "input"}}},
 		"class and delay":       {WithClass("oom", RetryIn(time.Hour, boom)), Ending{verb: verbRetry, delay: time.Hour, failure: Failure{Class: "oom"}}},
+		"at a time gone by":     {RetryAt(time.Unix(0, 0), boom), Ending{verb: verbRetry}},
 		"timeout":               {ErrRunTimeout, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "timeout"}}},
 		"snooze":                {Snooze(time.Minute), Ending{verb: verbRelease, delay: time.Minute}},
 		"no capacity":           {NoCapacity(0, boom), Ending{verb: verbRelease}},
@@ -149,6 +151,9 @@ func TestProgressAndCheckpointsAreFenced(t *testing.T) {
 	p, err := b.q.Progress(b.ctx, first.Entry.ID)
 	if err != nil || p.Done != 1 || p.Message != "a quarter" {
 		t.Errorf("progress is %+v (%v)", p, err)
+	}
+	if err := second.Save(b.ctx, strings.Repeat("x", checkpointBytesMax)); !errors.Is(err, ErrPayloadTooLarge) {
+		t.Errorf("a checkpoint over the limit: %v", err)
 	}
 	if _, err := b.q.Progress(b.ctx, 999); !errors.Is(err, ErrEntryNotFound) {
 		t.Errorf("progress of nothing: %v", err)

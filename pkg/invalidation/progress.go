@@ -28,12 +28,19 @@ func (r *Run) Progress(ctx context.Context, done float64, message string) error 
 	return r.saveProgress(ctx, min(max(done, 0), 1), given(tidy(message)), nil)
 }
 
-// Save records a checkpoint, anything that JSON can hold, from which a retry or another node can go on (see Load).
+// checkpointBytesMax bounds a checkpoint: it is written whole each time. What is larger belongs elsewhere.
+const checkpointBytesMax = 1 << 20
+
+// Save records a checkpoint, anything that JSON can hold in 1 MiB, from which a retry or another node can go on (see Load).
 // It returns ErrLockLost if the entry is not this run's any more.
 func (r *Run) Save(ctx context.Context, checkpoint any) error {
 	text, err := json.Marshal(checkpoint)
 	if err != nil {
 		return fmt.Errorf("write checkpoint of entry %d: %w", r.Entry.ID, err)
+	}
+	if len(text) > checkpointBytesMax {
+		return fmt.Errorf("checkpoint of entry %d has %d bytes, more than %d; save a reference to it: %w",
+			r.Entry.ID, len(text), checkpointBytesMax, ErrPayloadTooLarge)
 	}
 	return r.saveProgress(ctx, nil, nil, text)
 }
