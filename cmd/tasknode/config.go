@@ -1,0 +1,69 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/internal/config"
+)
+
+// Config is all that can be set about a task node. docs/configuration.md is made of it.
+type Config struct {
+	Database config.Database `koanf:"database"`
+	Log      config.Log      `koanf:"log"`
+	TaskNode TaskNode        `koanf:"tasknode"`
+}
+
+// TaskNode is the section for task nodes alone.
+type TaskNode struct {
+	Listen            string        `koanf:"listen" help:"address of the HTTP server with /livez, /readyz and /metrics"`
+	Name              string        `koanf:"name" help:"what people read about this node; without it host name and process id"`
+	Application       string        `koanf:"application" help:"the application whose queues the node serves, and no others"`
+	Threads           int           `koanf:"threads" help:"processing threads; 0: 16 for each CPU"`
+	SchedulingThreads int           `koanf:"scheduling_threads" help:"threads that claim"`
+	Lease             time.Duration `koanf:"lease" help:"how long the node may be silent before others run its entries"`
+	Beat              time.Duration `koanf:"beat" help:"between heartbeats"`
+	Poll              time.Duration `koanf:"poll" help:"between looks for work while nothing hints at any"`
+	Grace             time.Duration `koanf:"grace" help:"for what runs to finish when the node stops"`
+	Hints             bool          `koanf:"hints" help:"listen for hints by NOTIFY; without it the node finds work by polling"`
+	Governor          bool          `koanf:"governor" help:"take no more than CPU and memory of the machine or container allow"`
+	Webhook           Webhook       `koanf:"webhook"`
+}
+
+// Webhook says where callbacks may go.
+type Webhook struct {
+	HTTPSOnly     bool     `koanf:"https_only" help:"deliver callbacks to https addresses alone"`
+	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be called although their addresses are private"`
+	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be called although they are private"`
+}
+
+func defaults() Config {
+	return Config{
+		Database: config.DatabaseDefault(),
+		Log:      config.LogDefault(),
+		TaskNode: TaskNode{
+			Listen: "127.0.0.1:8421", Application: "default", SchedulingThreads: 2,
+			Lease: 10 * time.Second, Beat: 2 * time.Second, Poll: 250 * time.Millisecond, Grace: 30 * time.Second,
+			Hints: true, Governor: true,
+		},
+	}
+}
+
+func (c Config) validate() error {
+	t := c.TaskNode
+	var errs []error
+	check := func(ok bool, key string, value any, want string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("tasknode.%s is %v: want %s", key, value, want))
+		}
+	}
+	check(t.Application != "", "application", t.Application, "a name")
+	check(t.Threads >= 0, "threads", t.Threads, "0 or more")
+	check(t.SchedulingThreads > 0, "scheduling_threads", t.SchedulingThreads, "more than 0")
+	check(t.Beat > 0, "beat", t.Beat, "more than 0")
+	check(t.Lease >= 3*t.Beat, "lease", t.Lease, "at least three beats")
+	check(t.Poll > 0, "poll", t.Poll, "more than 0")
+	check(t.Grace >= 0, "grace", t.Grace, "0 or more")
+	return errors.Join(errs...)
+}

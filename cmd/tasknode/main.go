@@ -1,0 +1,170 @@
+// Command tasknode claims entries and runs them: inference by the instances of their models, webhooks by itself.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/governor"
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+	"github.com/penstock/penstock/pkg/webhook"
+)
+
+const summary = `tasknode claims entries of one application's queues and runs them.
+
+It serves every inference queue and the webhook queue; programs with handlers of their own use pkg/tasknode.
+Run as many as you like. SIGTERM drains: nothing more is claimed, what runs has its grace, the rest goes back
+into line and spends no attempt. A second signal ends at once.`
+
+func main() {
+	cfg := defaults()
+	err := config.Load(config.Program{Name: "tasknode", Summary: summary, Args: os.Args[1:], Out: os.Stdout}, &cfg)
+	if errors.Is(err, config.ErrHelp) {
+		return
+	}
+	if err == nil {
+		err = cfg.validate()
+	}
+	var log *slog.Logger
+	if err == nil {
+		log, err = cfg.Log.Logger(os.Stderr)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "tasknode: %v\n", err)
+		os.Exit(2)
+	}
+	if err := run(cfg, log); err != nil {
+		log.Error("task node ended", "error", err)
+		os.Exit(1)
+	}
+}
+
+// run is the node from the first connection to the last. It returns nil after a signal or an ordered drain.
+func run(cfg Config, log *slog.Logger) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal is not caught
+
+	claims, err := postgres.Open(ctx, cfg.Database.Pool(2))
+	if err != nil {
+		return err
+	}
+	defer claims.Close()
+	beats, err := postgres.Open(ctx, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 1})
+	if err != nil {
+		return err
+	}
+	defer beats.Close()
+	n, err := newNode(cfg, claims, beats, log)
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.TaskNode.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	defer listener.Close()
+	log.Info("task node started", "listen", listener.Addr().String(), "node", n.cfg.TaskNode.Name, "application", cfg.TaskNode.Application)
+	err = n.run(ctx, listener)
+	log.Info("task node stopped")
+	return err
+}
+
+// node is everything that runs in this process.
+type node struct {
+	cfg       Config
+	log       *slog.Logger
+	beats     *pgxpool.Pool
+	task      *tasknode.Node
+	inference *inference.Service
+	governor  *governor.Governor
+	listener  *invalidation.Listener
+}
+
+func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, error) {
+	t := &cfg.TaskNode
+	if t.Name == "" {
+		host, _ := os.Hostname()
+		t.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
+	}
+	n := &node{cfg: cfg, log: log, beats: beats}
+	n.inference = inference.NewService(inference.ServiceConfig{
+		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Log: log,
+	}, claims, func() invalidation.NodeID { return n.task.ID() })
+	gates := []tasknode.Gate{n.inference.Pool}
+	if t.Governor {
+		var err error
+		if n.governor, err = governor.New(governor.Config{}, governor.NewMachine(), log); err != nil {
+			return nil, err
+		}
+		gates = append(gates, resources{n.governor})
+	}
+	n.task = tasknode.New(tasknode.Config{
+		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
+		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates,
+	}, claims, beats)
+	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
+	policy, err := t.Webhook.policy()
+	if err != nil {
+		return nil, err
+	}
+	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(webhook.Config{Policy: policy}, claims, log))
+	if t.Hints && !cfg.Database.Pooled {
+		n.listener = invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.task.Wake, Log: log})
+	}
+	return n, nil
+}
+
+// run starts every duty of the node and returns when the task node has drained. The duties that its runs lean on
+// (slots, models) end after it.
+func (n *node) run(ctx context.Context, listener net.Listener) error {
+	duties, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, duties := errgroup.WithContext(duties)
+	if err := n.inference.Registry.Refresh(ctx); err != nil {
+		return fmt.Errorf("read models: %w", err)
+	}
+	for _, duty := range n.inference.Duties() {
+		group.Go(func() error { return duty(duties) })
+	}
+	if n.governor != nil {
+		group.Go(func() error { return n.governor.Run(duties) })
+	}
+	if n.listener != nil {
+		group.Go(func() error { return n.listener.Run(duties) })
+	}
+	probes := api.NewProbes(api.Config{
+		Checks:  []api.Check{{Name: "database", Run: n.beats.Ping}, {Name: "draining", Run: func(context.Context) error { return context.Cause(ctx) }}},
+		Metrics: promhttp.HandlerFor(n.registry(), promhttp.HandlerOpts{}), Log: n.log,
+	})
+	group.Go(func() error { return api.Serve(duties, listener, probes) })
+	group.Go(func() error {
+		defer end()
+		return n.task.Run(ctx)
+	})
+	return group.Wait()
+}
+
+// resources is the governor as a gate of the task node.
+type resources struct{ *governor.Governor }
+
+// Take implements tasknode.Gate.
+func (r resources) Take(queue string, free, want int) (int, func(n int)) {
+	verdict, hold := r.Governor.Take(queue, free, want)
+	return verdict.Allow, func(n int) { r.Release(hold, n) }
+}
