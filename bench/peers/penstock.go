@@ -86,7 +86,9 @@ func (p *Penstock) DrainSolo(ctx context.Context, n int) (Work, error) {
 	return Work{Entries: int(handled.Load()), Seconds: time.Since(start).Seconds()}, err
 }
 
-func (p *Penstock) DrainGroups(ctx context.Context, n, _ int) (Work, error) { return p.DrainSolo(ctx, n) }
+func (p *Penstock) DrainGroups(ctx context.Context, n, _ int) (Work, error) {
+	return p.DrainSolo(ctx, n)
+}
 
 func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error) {
 	var handled atomic.Int64

@@ -86,7 +86,7 @@ func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // after a commit this does nothing
+	defer tx.Rollback(context.WithoutCancel(ctx)) // after a commit this does nothing
 	if err := fn(tx); err != nil {
 		return err
 	}
@@ -114,10 +114,10 @@ func Ambiguous(err error) bool {
 // Unavailable says that the database could not be reached or refused work for a reason that passes: shutting
 // down, starting up, read-only after a failover, out of connections.
 func Unavailable(err error) bool {
-	switch code := Code(err); {
-	case code == "":
+	switch code := Code(err); code {
+	case "":
 		return err != nil
-	case code == "25006", code == "57P01", code == "57P02", code == "57P03", code == "53300":
+	case "25006", "57P01", "57P02", "57P03", "53300":
 		return true
 	default:
 		return code[:2] == "08"

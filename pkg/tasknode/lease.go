@@ -32,7 +32,7 @@ func (l *lease) renewed() time.Time {
 // newIncarnation is a random positive number. 63 bits make it certain enough that no two starts share one.
 func newIncarnation() int64 {
 	var b [8]byte
-	rand.Read(b[:]) //nolint:errcheck // crypto/rand never returns an error
+	rand.Read(b[:]) // never returns an error
 	return int64(binary.BigEndian.Uint64(b[:])>>1) | 1
 }
 

@@ -28,7 +28,7 @@ type assignment struct {
 // accept takes claimed locks in and hands them to the processing threads.
 func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance) {
 	estimate := n.board.estimate(v.service).Seconds()
-	lane := v.service.candidate(v.lane.key.lane)
+	lane := v.candidate(v.lane.key.lane)
 	lane.Queue = v.queue
 	for _, l := range locks {
 		charge := estimate * float64(max(1, len(l.Entries)))

@@ -55,7 +55,7 @@ func run(ctx context.Context, dsn string, n int) error {
 	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
 		return err
 	}
-	w, err := newWorker()
+	w, err := newWorker(ctx)
 	if err != nil {
 		return err
 	}
@@ -83,8 +83,9 @@ type worker struct {
 	calls   atomic.Int64
 }
 
-func newWorker() (*worker, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+func newWorker(ctx context.Context) (*worker, error) {
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
@@ -179,9 +180,13 @@ func (w *worker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n int) (
 	}
 	r := round{perSecond: float64(n) / time.Since(start).Seconds()}
 	for id, at := range t.claimed {
-		arrived, _ := w.arrived.Load(id)
-		r.claim = append(r.claim, arrived.(time.Time).Sub(at))
-		r.thread = append(r.thread, arrived.(time.Time).Sub(t.taken[id]))
+		value, _ := w.arrived.Load(id)
+		arrived, ok := value.(time.Time)
+		if !ok {
+			return round{}, fmt.Errorf("entry %s never arrived at the worker", id)
+		}
+		r.claim = append(r.claim, arrived.Sub(at))
+		r.thread = append(r.thread, arrived.Sub(t.taken[id]))
 	}
 	return r, nil
 }
@@ -191,7 +196,7 @@ func (w *worker) serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidat
 	ctx, stop := context.WithTimeout(ctx, 5*time.Minute)
 	defer stop()
 	var node *tasknode.Node
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	quiet := slog.New(slog.DiscardHandler)
 	service := inference.NewService(inference.ServiceConfig{
 		Log: quiet, Pool: inference.PoolConfig{Freed: func() { node.Freed() }},
 	}, pool, func() invalidation.NodeID { return node.ID() })
