@@ -24,16 +24,21 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help run dev build fmt fmt-check vet lint test race e2e schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
+.PHONY: help run dev programs build fmt fmt-check vet lint test race e2e schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: ## Start everything in one process on an embedded Postgres and push real work through it
-	go run ./cmd/penstock dev $(ARGS)
+run: programs ## Start everything on an embedded Postgres and push real work through it; ARGS=--once ends after the first batch
+	bin/penstock dev $(ARGS)
 
-dev: ## The same, with the database kept in tmp/dev between runs
-	go run ./cmd/penstock dev --data tmp/dev $(ARGS)
+dev: programs ## The same, with the database kept in tmp/dev between runs
+	bin/penstock dev --data tmp/dev $(ARGS)
+
+programs:
+	@mkdir -p bin
+	go build -o bin/ ./cmd/...
+	go -C examples/worker build -o ../../bin/worker .
 
 build: ## Build every module; programs go to bin/
 	go build ./...

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/inference"
+)
+
+// devOptions say what `penstock dev` starts.
+type devOptions struct {
+	data    string
+	entries int
+	nodes   int
+	slots   int
+	every   time.Duration
+	once    bool
+}
+
+func devCommand(a *app) *cobra.Command {
+	var o devOptions
+	c := &cobra.Command{
+		Use:   "dev",
+		Short: "Start the whole platform on an embedded Postgres, with real work flowing",
+		Long: "Start an embedded Postgres, a leader, task nodes and an inference worker, push real pictures and texts\n" +
+			"through them and show the results. The programs are those beside this one (make build puts them there).\n" +
+			"Each is a process of its own that may be killed: it is started again, and no entry is lost.\n" +
+			"Ctrl-C stops everything.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return dev(c.Context(), a.out, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.data, "data", "", "keep the database in this directory; without it, it is deleted in the end")
+	f.IntVar(&o.entries, "entries", 200, "entries of the first batch")
+	f.IntVar(&o.nodes, "nodes", 2, "task nodes")
+	f.IntVar(&o.slots, "slots", 4, "calls the worker takes at once")
+	f.DurationVar(&o.every, "every", time.Second, "push another entry so often after the first batch; 0: none")
+	f.BoolVar(&o.once, "once", false, "stop when the first batch has ended")
+	return c
+}
+
+// platform is everything that dev has started.
+type platform struct {
+	out    io.Writer
+	logs   string
+	dsn    string
+	pool   *pgxpool.Pool
+	worker string // address
+	leader string // address
+	crew   *crew
+	queues map[string]string // model to queue
+}
+
+func dev(ctx context.Context, out io.Writer, o devOptions) (err error) {
+	if o.entries < 1 || o.nodes < 1 || o.slots < 1 {
+		return usagef("--entries, --nodes and --slots must be at least 1")
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	server, err := devpostgres.Start(ctx, devpostgres.Config{DataDir: o.data, Confirm: devpostgres.ConfirmOnTerminal})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
+	fmt.Fprintf(out, "postgres    %s\n", server.Source())
+	p := &platform{out: out, dsn: server.ConnString()}
+	if p.logs, err = os.MkdirTemp("", "penstock-dev-"); err != nil {
+		return fmt.Errorf("make directory for logs: %w", err)
+	}
+	if p.pool, err = postgres.Open(ctx, postgres.Config{DSN: p.dsn, MaxConns: 4}); err != nil {
+		return err
+	}
+	defer p.pool.Close()
+	if _, err := migrations.Up(ctx, p.pool.Config().ConnConfig); err != nil {
+		return err
+	}
+	if err := p.start(ctx, o); err != nil {
+		return interrupted(ctx, err)
+	}
+	defer p.crew.stop(out)
+	return interrupted(ctx, p.work(ctx, o))
+}
+
+// interrupted makes an error that follows from Ctrl-C none.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// start brings the processes up, in the order in which they need each other.
+func (p *platform) start(ctx context.Context, o devOptions) (err error) {
+	if p.crew, err = newCrew(p.logs, p.out); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			p.crew.stop(p.out)
+		}
+	}()
+	const patience = 30 * time.Second
+	if p.worker, err = p.crew.start(ctx, "worker", patience, "listening on ", "--listen", "127.0.0.1:0", "--slots", fmt.Sprint(o.slots)); err != nil {
+		return err
+	}
+	env := []string{"PENSTOCK_DATABASE_URL=" + p.dsn}
+	p.crew.env = env
+	if p.leader, err = p.crew.start(ctx, "leader", patience, "listen=", "--listen", "127.0.0.1:0"); err != nil {
+		return err
+	}
+	if err := p.register(ctx, o); err != nil {
+		return err
+	}
+	for i := range o.nodes {
+		name := fmt.Sprintf("tasknode-%d", i+1)
+		if _, err = p.crew.start(ctx, name, patience, "listen=", "--listen", "127.0.0.1:0", "--name", name); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(p.out, "worker      %s  (%d slots; finds faces, tells languages)\n", p.worker, o.slots)
+	fmt.Fprintf(p.out, "leader      http://%s/v1/entries/1  (also /readyz, /metrics)\n", p.leader)
+	fmt.Fprintf(p.out, "task nodes  %d\nlogs        %s\n", o.nodes, p.logs)
+	fmt.Fprintf(p.out, "look        psql %q -c 'TABLE penstock.queue_status'\n", p.dsn)
+	fmt.Fprintf(p.out, "            %s top --database-url %q\n\n", os.Args[0], p.dsn)
+	return nil
+}
+
+// register makes the worker's models known; that makes their queues.
+func (p *platform) register(ctx context.Context, o devOptions) error {
+	by := inference.By{Actor: "penstock dev", Reason: "first start"}
+	retries := 1
+	p.queues = map[string]string{}
+	for _, name := range []string{"faces", "language"} {
+		queue, err := inference.RegisterModel(ctx, p.pool, inference.Model{Name: name, Protocol: inference.ProtocolDispatcher, MaxRetries: &retries}, by)
+		if err != nil {
+			return err
+		}
+		if _, err := inference.RegisterInstance(ctx, p.pool, name, "dev", p.worker+"/"+name, o.slots, nil, by); err != nil {
+			return err
+		}
+		p.queues[name] = queue
+	}
+	return nil
+}
+
+// beside returns the path of a program that was built together with this one.
+func beside(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	path := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("program %q is not beside %s: build all of them with `make build`, or start with `make run`", name, self)
+	}
+	return path, nil
+}
