@@ -27,6 +27,11 @@ var binaries = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
+	worker := exec.CommandContext(context.Background(), "go", "build", "-o", filepath.Join(dir, "worker"), ".")
+	worker.Dir = "../examples/worker" // a module of its own
+	if out, err = worker.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build of the worker: %w\n%s", err, out)
+	}
 	return dir, nil
 })
 
@@ -60,15 +65,16 @@ func start(t *testing.T, binary, name string, args ...string) *program {
 	p := &program{t: t, name: name, ended: make(chan struct{}), news: make(chan struct{})}
 	p.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), filepath.Join(dir, binary), args...)
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
-	stderr, err := p.cmd.StderrPipe()
+	said, err := p.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.cmd.Stdout = p.cmd.Stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		p.read(stderr)
+		p.read(said)
 		_ = p.cmd.Wait() // how it ended is in ProcessState
 		close(p.ended)
 	}()
