@@ -3,6 +3,7 @@ package peers
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -132,12 +133,20 @@ func (p *Penstock) start(ctx context.Context, handle func(n int)) (stop func() e
 		handle(payload.N)
 		return nil, nil
 	}))
+	// As in cmd/tasknode and cmd/leader: pushes hint after their commit, and the node listens.
+	listener := invalidation.NewListener(invalidation.ListenConfig{
+		Conn: p.beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: slog.New(slog.DiscardHandler),
+	})
+	hinter := invalidation.NewHinter(p.pushes, 0)
+	p.queue = p.queue.Hinting(hinter)
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- node.Run(ctx) }()
+	ended := make(chan error, 3)
+	for _, run := range []func(context.Context) error{node.Run, listener.Run, hinter.Run} {
+		go func() { ended <- run(ctx) }()
+	}
 	return func() error {
 		cancel()
-		return <-ended
+		return errors.Join(<-ended, <-ended, <-ended)
 	}
 }
 
