@@ -35,19 +35,28 @@ func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
 	checks := map[string]string{}
 	for i, check := range a.cfg.Checks {
 		checks[check.Name] = "ok"
-		select {
-		case err := <-errs[i]:
-			if err == nil {
-				continue
-			}
+		if err := answerOf(ctx, errs[i]); err != nil {
 			checks[check.Name] = err.Error()
-		case <-ctx.Done():
-			checks[check.Name] = "did not answer within " + checkTimeout.String()
+			status, word = http.StatusServiceUnavailable, "not ready"
 		}
-		status, word = http.StatusServiceUnavailable, "not ready"
 	}
 	writeJSON(w, "application/json", status, map[string]any{"status": word, "checks": checks})
 	return nil
+}
+
+// answerOf waits for the answer of a check. One that has come counts even after ctx ended, while another check was waited for.
+func answerOf(ctx context.Context, answer <-chan error) error {
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-answer:
+		return err
+	default:
+		return errors.New("did not answer within " + checkTimeout.String())
+	}
 }
 
 // writable says whether the database takes writes. A standby answers queries, too, and would look healthy.
