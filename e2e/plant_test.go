@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -139,12 +141,30 @@ func (p *plant) ended(within time.Duration) {
 // eachDoneOnce asserts that every accepted entry was done, once, and that nothing is left that should not be.
 func (p *plant) eachDoneOnce() {
 	p.t.Helper()
-	if n := p.query(`SELECT count(*) FROM unnest($1::bigint[]) id WHERE (SELECT count(*) FROM penstock.result r
-	                  WHERE r.entry_id = id AND r.outcome = 'done') <> 1`, p.ids); n != 0 {
-		p.t.Errorf("%d of %d entries were not done exactly once", n, len(p.ids))
-	}
+	p.complain(`%d entries were not done exactly once`, `
+SELECT id, coalesce((SELECT 'failed as ' || class || ': ' || error FROM penstock.failure f WHERE f.entry_id = id LIMIT 1),
+                    (SELECT string_agg(outcome || ' on ' || node_id, ', ') FROM penstock.result r WHERE r.entry_id = id), 'lost')
+  FROM unnest($1::bigint[]) id
+ WHERE (SELECT count(*) FROM penstock.result r WHERE r.entry_id = id AND r.outcome = 'done') <> 1`, p.ids)
 	p.noneEndedTwice()
 	p.consistent()
+}
+
+// complain reports how many rows a query finds, (bigint, text), and some of them; none are as it should be.
+func (p *plant) complain(format, sql string, args ...any) {
+	p.t.Helper()
+	rows, err := p.pool.Query(p.t.Context(), sql, args...)
+	p.must(err)
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (line string, err error) {
+		var id int64
+		var what string
+		err = row.Scan(&id, &what)
+		return fmt.Sprintf("%d: %s", id, what), err
+	})
+	p.must(err)
+	if len(found) > 0 {
+		p.t.Errorf(format+", such as\n%s", len(found), strings.Join(found[:min(5, len(found))], "\n"))
+	}
 }
 
 func (p *plant) noneEndedTwice() {
@@ -157,14 +177,7 @@ func (p *plant) noneEndedTwice() {
 
 func (p *plant) consistent() {
 	p.t.Helper()
-	rows, err := p.pool.Query(p.t.Context(), `SELECT invariant, detail FROM penstock.check_invariants()`)
-	p.must(err)
-	var invariant, detail string
-	for rows.Next() {
-		p.must(rows.Scan(&invariant, &detail))
-		p.t.Errorf("against the invariant %q: %s", invariant, detail)
-	}
-	p.must(rows.Err())
+	p.complain("%d times against the invariants", `SELECT 0, invariant || ': ' || detail FROM penstock.check_invariants()`)
 }
 
 // spent asserts how many attempts and crashes were counted, over all entries that have ended.

@@ -2,14 +2,17 @@ package e2e_test
 
 import (
 	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 func TestKilledNodesEntriesRunElsewhereWithinLeaseAndTwoSeconds(t *testing.T) {
-	p := newPlant(t, 200, inference.Model{Name: "echo"}, "--delay", "1500ms")
+	p := newPlant(t, 300, inference.Model{Name: "echo"}, "--delay", "1500ms")
 	first := p.startNode("node_a")
 	p.push(p.queue, 100)
 	p.running(first, 100)
@@ -39,4 +42,168 @@ SELECT coalesce(extract(epoch FROM %s(c.at) - (SELECT beat_at + lease FROM penst
 	}
 	p.eachDoneOnce()
 	p.spent(0, held)
+}
+
+func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testing.T) {
+	p := newPlant(t, 300, inference.Model{Name: "echo"}, "--delay", "1500ms")
+	frozen := p.startNode("node_a")
+	p.push(p.queue, 100)
+	p.running(frozen, 100)
+	heir := p.startNode("node_b")
+	frozen.signal(syscall.SIGSTOP)
+	held := p.query(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, frozen.id)
+	p.running(heir, held)
+	// While the other node runs them, this one finds the worker's answers to its own calls waiting for it.
+	p.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
+	frozen.signal(syscall.SIGCONT)
+	frozen.says("endings refused", 10*time.Second)
+	p.ended(20 * time.Second)
+	if n := p.query(`SELECT count(*) FROM public.entry_change c, public.over o WHERE c.who = 'node_a' AND c.at > o.at`); n != 0 {
+		t.Errorf("the stopped node wrote %d times about entries, locks and results after they were given to others", n)
+	}
+	if n := p.query(`SELECT count(*) FROM penstock.result WHERE node_id = $1`, heir.id); n != held {
+		t.Errorf("%d results of the other node, want %d", n, held)
+	}
+	p.eachDoneOnce()
+	p.spent(0, held)
+
+	p.push(p.queue, 200) // more than one node has threads for: the stopped one is of use again
+	p.ended(20 * time.Second)
+	if p.query(`SELECT count(*) FROM penstock.result r, public.over o WHERE node_id = $1 AND finished_at > o.at`, frozen.id) == 0 {
+		t.Error("the stopped node runs nothing any more")
+	}
+	p.eachDoneOnce()
+}
+
+// load pushes entries, some at once, until stop is called, which returns when the last of them is accepted.
+// A push that the database does not answer is made again under its idempotency key.
+func (p *plant) load() (stop func()) {
+	ending, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for number := 0; ; {
+			select {
+			case <-ending:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			pushed, err := p.queue.Push(p.t.Context(), invalidation.Push{
+				Payload: []byte(`{}`), IdempotencyKey: fmt.Sprint("load-", number),
+			})
+			if err == nil {
+				p.ids = append(p.ids, int64(pushed[0].ID))
+				number++
+			}
+		}
+	}()
+	return func() {
+		close(ending)
+		<-ended
+	}
+}
+
+func TestRestartedDatabaseLosesNothingAndNobodysWorkIsRescued(t *testing.T) {
+	p := newPlant(t, 60, inference.Model{Name: "echo"}, "--delay", "500ms")
+	for _, name := range []string{"node_a", "node_b"} {
+		p.startNode(name, "--lease", "10s", "--beat", "2s", "--threads", "30")
+	}
+	p.push(p.queue, 600)
+	stop := p.load()
+	eventually(t, 15*time.Second, "both nodes are busy", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.lock`) >= 50
+	})
+	for _, how := range []devpostgres.Signal{devpostgres.Fast, devpostgres.Crash} {
+		p.server.Restart(how)
+		began := time.Now()
+		eventually(t, 10*time.Second, "the database answers", func() bool { return p.pool.Ping(t.Context()) == nil })
+		p.exec(`DROP TABLE IF EXISTS public.back`)
+		p.exec(`CREATE TABLE public.back AS SELECT clock_timestamp() AS at`)
+		eventually(t, 10*time.Second, "entries are accepted, claimed and done again", func() bool {
+			return p.query(`SELECT least((SELECT count(*) FROM penstock.result r, public.back b WHERE r.finished_at > b.at),
+			                             (SELECT count(*) FROM public.claim c, public.back b WHERE c.at > b.at),
+			                             (SELECT count(*) FROM public.entry_change c, public.back b
+			                               WHERE c.at > b.at AND relation ~ '^entry' AND verb = 'INSERT'))`) > 0
+		})
+		took := time.Since(began)
+		t.Logf("in service %v after a restart of the database (%s)", took.Round(time.Millisecond), how)
+		if took > 5*time.Second {
+			t.Errorf("service came back after %v, want 5s at most", took)
+		}
+	}
+	stop()
+	p.ended(30 * time.Second)
+	t.Logf("%d entries were accepted", len(p.ids))
+	p.eachDoneOnce()
+	p.spent(0, 0)
+	if n := p.query(`SELECT count(*) FROM (SELECT FROM public.claim GROUP BY entry_id HAVING count(*) > 1) twice`); n != 0 {
+		t.Errorf("%d entries were claimed more than once", n)
+	}
+}
+
+func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
+	for _, c := range []struct {
+		name, grace string
+		handsBack   bool
+	}{
+		{"what runs finishes within the grace", "10s", false},
+		{"what does not finish is handed back", "300ms", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlant(t, 200, inference.Model{Name: "echo"}, "--delay", "1500ms")
+			leaving := p.startNode("node_a", "--grace", c.grace, "--threads", "50")
+			p.push(p.queue, 150)
+			p.running(leaving, 50)
+			staying := p.startNode("node_b")
+			leaving.signal(syscall.SIGTERM)
+			if code := leaving.exit(15 * time.Second); code != 0 {
+				t.Errorf("exit status %d", code)
+			}
+			if n := p.query(`SELECT count(*) FROM penstock.node WHERE id = $1`, leaving.id); n != 0 {
+				t.Error("the node's row is still there")
+			}
+			p.ended(20 * time.Second)
+			p.eachDoneOnce()
+			p.spent(0, 0)
+			byOther := p.query(`SELECT count(*) FROM penstock.result WHERE node_id = $1`, staying.id)
+			again := p.query(`SELECT count(*) FROM (SELECT FROM public.claim GROUP BY entry_id HAVING count(DISTINCT node_id) > 1) moved`)
+			t.Logf("%d of 150 were done by the other node, %d of them had been handed back", byOther, again)
+			if byOther < 1 || (again > 0) != c.handsBack {
+				t.Errorf("%d entries changed hands, %d were done by the other node", again, byOther)
+			}
+		})
+	}
+}
+
+func TestApplicationsNeverMix(t *testing.T) {
+	p := newPlant(t, 40, inference.Model{Name: "echo"}, "--delay", "5ms")
+	other := p.register(inference.Model{Name: "elsewhere"}, 40, p.startWorker(40, "--delay", "5ms"))
+	other, err := invalidation.Alter(t.Context(), p.pool, other.Name, map[string]any{"application": "other"})
+	p.must(err)
+	mine := p.startNode("node_a")
+	p.push(other, 200)
+	p.push(p.queue, 200)
+	const left = `SELECT count(*) FROM penstock.entry WHERE queue_id = $1`
+	eventually(t, 20*time.Second, "the node has done all of its application", func() bool {
+		return p.query(left, p.queue.ID) == 0
+	})
+	if n := p.query(left, other.ID); n != 200 {
+		t.Errorf("%d of 200 entries of an application without nodes are left", n)
+	}
+	if n := p.query(`SELECT count(*) FROM public.claim`); n != 200 {
+		t.Errorf("%d claims, want 200", n)
+	}
+	theirs := p.startNode("node_b", "--application", "other")
+	p.push(p.queue, 200)
+	p.ended(20 * time.Second)
+	for _, x := range []struct {
+		node  *taskNode
+		queue int32
+		want  int64
+	}{{mine, p.queue.ID, 400}, {theirs, other.ID, 200}, {mine, other.ID, 0}, {theirs, p.queue.ID, 0}} {
+		if n := p.query(`SELECT count(*) FROM penstock.result WHERE node_id = $1 AND queue_id = $2`, x.node.id, x.queue); n != x.want {
+			t.Errorf("%s has %d results of queue %d, want %d", x.node.name, n, x.queue, x.want)
+		}
+	}
+	p.eachDoneOnce()
+	p.spent(0, 0)
 }
