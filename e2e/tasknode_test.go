@@ -41,7 +41,7 @@ SELECT coalesce(extract(epoch FROM %s(c.at) - (SELECT beat_at + lease FROM penst
 		t.Errorf("%d of the dead node's entries have no result of the other node", n)
 	}
 	p.eachDoneOnce()
-	p.spent(0, held)
+	p.spent(held)
 }
 
 func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testing.T) {
@@ -65,7 +65,7 @@ func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testi
 		t.Errorf("%d results of the other node, want %d", n, held)
 	}
 	p.eachDoneOnce()
-	p.spent(0, held)
+	p.spent(held)
 
 	p.push(p.queue, 200) // more than one node has threads for: the stopped one is of use again
 	p.ended(20 * time.Second)
@@ -134,7 +134,7 @@ func TestRestartedDatabaseLosesNothingAndNobodysWorkIsRescued(t *testing.T) {
 	p.ended(30 * time.Second)
 	t.Logf("%d entries were accepted", len(p.ids))
 	p.eachDoneOnce()
-	p.spent(0, 0)
+	p.spent(0)
 	if n := p.query(`SELECT count(*) FROM (SELECT FROM public.claim GROUP BY entry_id HAVING count(*) > 1) twice`); n != 0 {
 		t.Errorf("%d entries were claimed more than once", n)
 	}
@@ -163,7 +163,7 @@ func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
 			}
 			p.ended(20 * time.Second)
 			p.eachDoneOnce()
-			p.spent(0, 0)
+			p.spent(0)
 			byOther := p.query(`SELECT count(*) FROM penstock.result WHERE node_id = $1`, staying.id)
 			again := p.query(`SELECT count(*) FROM (SELECT FROM public.claim GROUP BY entry_id HAVING count(DISTINCT node_id) > 1) moved`)
 			t.Logf("%d of 150 were done by the other node, %d of them had been handed back", byOther, again)
@@ -205,5 +205,5 @@ func TestApplicationsNeverMix(t *testing.T) {
 		}
 	}
 	p.eachDoneOnce()
-	p.spent(0, 0)
+	p.spent(0)
 }
