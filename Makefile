@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help run dev programs build fmt fmt-check vet lint test race e2e schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
+.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,8 +63,16 @@ lint: $(LINT) ## Run the linters of .golangci.yml over every module
 test: ## Test the product without the race detector; TESTS=./pkg/cron narrows it
 	go test -timeout $(TIMEOUT) $(TESTS)
 
+# Tests that hold a throughput to a number of seconds say nothing under the race detector, nor while other packages
+# have the same cores: they run by themselves and without it.
+TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds
+TIMED_IN := ./pkg/cron
+
 race: ## Test the product under the race detector, where the machine has a C compiler
-	go test $(RACE) -timeout $(TIMEOUT) $(TESTS)
+	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(TESTS)
+
+timed: ## Test what has to be done within a number of seconds, alone on the machine
+	go test -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
 
 e2e: ## Start the real programs, kill them, and look at what is left; `make check` runs it as well
 	go test -count=1 -timeout $(TIMEOUT) -v ./e2e
@@ -77,6 +85,9 @@ schema-check: ## Compare migrations/schema.sql with the migrations
 
 check-worker: ## Test the example worker under the race detector
 	go -C examples/worker test $(RACE) -timeout $(TIMEOUT) ./...
+
+bench: ## Push and drain the queue by itself on a private Postgres, with WAL an entry; ARGS='-backlog 5000000' times claims
+	go -C bench run ./cmd/core $(ARGS)
 
 bench-peers: ## Compare with other queues on one private Postgres; needs npm; ARGS=-short for one small round
 	[ -d bench/peers/node/node_modules ] || npm ci --prefix bench/peers/node
@@ -92,7 +103,7 @@ check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
 # A step that fails does not hide what the later ones have to say; the tests are last, so that their lines close the output.
-STEPS := fmt-check build vet lint schema-check check-modules race
+STEPS := fmt-check build vet lint schema-check check-modules timed race
 
 check: ## What CI runs: format, build, vet, linters, schema, all tests
 	@failed=; \
