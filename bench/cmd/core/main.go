@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,8 +26,9 @@ func main() {
 	batch := flag.Int("batch", 500, "locks a claim")
 	dsn := flag.String("dsn", "", "database to use; a private durable one if empty")
 	keep := flag.Bool("results", false, "keep results")
+	backlog := flag.Int("backlog", 0, "instead: the time of a claim of 10 with 1,000 entries ready, and with so many")
 	flag.Parse()
-	if err := run(context.Background(), *dsn, *n, *batch, *keep); err != nil {
+	if err := run(context.Background(), *dsn, *n, *batch, *backlog, *keep); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -36,7 +38,7 @@ type bench struct {
 	n    int
 }
 
-func run(ctx context.Context, dsn string, n, batch int, keep bool) error {
+func run(ctx context.Context, dsn string, n, batch, backlog int, keep bool) error {
 	if dsn == "" {
 		server, err := devpostgres.Start(ctx, devpostgres.Config{})
 		if err != nil {
@@ -63,6 +65,9 @@ func run(ctx context.Context, dsn string, n, batch int, keep bool) error {
 	if err != nil {
 		return err
 	}
+	if backlog > 0 {
+		return b.claimTimes(ctx, q, backlog)
+	}
 	fmt.Printf("%-22s %12s %10s %12s\n", "scenario", "entries", "seconds", "entries/s   WAL B/entry")
 	if err := b.measure(ctx, "push bulk of 1000", n, func() error { return b.pushBulk(ctx, q, n, 0) }); err != nil {
 		return err
@@ -81,6 +86,43 @@ func run(ctx context.Context, dsn string, n, batch int, keep bool) error {
 		return err
 	}
 	return b.measure(ctx, "drain solo (2)", single, func() error { return b.drain(ctx, q, single, batch) })
+}
+
+// claimTimes prints how long a claim of 10 takes at a small backlog and at a large one, 500 claims each.
+func (b *bench) claimTimes(ctx context.Context, q *invalidation.Queue, backlog int) error {
+	for _, ready := range []int{1000, backlog} {
+		if err := b.pushBulk(ctx, q, ready, 0); err != nil {
+			return err
+		}
+		var times []time.Duration
+		var mark int64
+		for id := range int32(520) {
+			start := time.Now()
+			c, err := q.Claim(ctx, invalidation.ClaimRequest{Node: 1, ClaimID: id, Lane: invalidation.Lane{Priority: 1}, From: mark, Limit: 10})
+			if err != nil {
+				return err
+			}
+			if id >= 20 { // the first ones warm up
+				times = append(times, time.Since(start))
+			}
+			mark = c.Mark
+			var endings []invalidation.Ending
+			for _, l := range c.Locks {
+				e := invalidation.Done(l, l.Entries[0].ID, nil, 0)
+				e.Last = true
+				endings = append(endings, e)
+			}
+			if _, err := q.Settle(ctx, 1, endings); err != nil {
+				return err
+			}
+			if err := b.pushBulk(ctx, q, 10, 0); err != nil {
+				return err
+			}
+		}
+		slices.Sort(times)
+		fmt.Printf("%9d ready  claim of 10: p50 %.2f ms  p99 %.2f ms\n", ready, times[len(times)/2].Seconds()*1e3, times[len(times)*99/100].Seconds()*1e3)
+	}
+	return nil
 }
 
 func (b *bench) measure(ctx context.Context, name string, n int, fn func() error) error {
