@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/pkg/governor"
 )
 
 // Config is all that can be set about a task node. docs/configuration.md is made of it.
@@ -28,6 +31,7 @@ type TaskNode struct {
 	Grace             time.Duration `koanf:"grace" help:"for what runs to finish when the node stops"`
 	Hints             bool          `koanf:"hints" help:"listen for hints by NOTIFY; without it the node finds work by polling"`
 	Governor          bool          `koanf:"governor" help:"take no more than CPU and memory of the machine or container allow"`
+	Needs             []string      `koanf:"needs" help:"what an entry of a queue uses while it runs, queue=cores/MiB, as in thumbs=0.5/256; the governor takes no more than fit"`
 	Webhook           Webhook       `koanf:"webhook"`
 }
 
@@ -65,5 +69,22 @@ func (c Config) validate() error {
 	check(t.Lease >= 3*t.Beat, "lease", t.Lease, "at least three beats")
 	check(t.Poll > 0, "poll", t.Poll, "more than 0")
 	check(t.Grace >= 0, "grace", t.Grace, "0 or more")
-	return errors.Join(errs...)
+	_, err := t.needs()
+	return errors.Join(append(errs, err)...)
+}
+
+// needs reads what entries are declared to use.
+func (t TaskNode) needs() (map[string]governor.Need, error) {
+	needs := map[string]governor.Need{}
+	for _, text := range t.Needs {
+		queue, amounts, _ := strings.Cut(text, "=")
+		cores, mebibytes, _ := strings.Cut(amounts, "/")
+		cpu, err := strconv.ParseFloat(cores, 64)
+		mib, err2 := strconv.ParseFloat(mebibytes, 64)
+		if queue == "" || err != nil || err2 != nil || cpu < 0 || mib < 0 {
+			return nil, fmt.Errorf("tasknode.needs: %q is not queue=cores/MiB, as in thumbs=0.5/256", text)
+		}
+		needs[queue] = governor.Need{CPU: cpu, MemoryBytes: int64(mib * (1 << 20))}
+	}
+	return needs, nil
 }

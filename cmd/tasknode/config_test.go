@@ -54,3 +54,15 @@ func TestBadValueIsNamed(t *testing.T) {
 		t.Errorf("%v does not name allow_networks", err)
 	}
 }
+
+func TestNeedsAreReadAndBadOnesNamed(t *testing.T) {
+	needs, err := TaskNode{Needs: []string{"thumbs=0.5/256"}}.needs()
+	if n := needs["thumbs"]; err != nil || n.CPU != 0.5 || n.MemoryBytes != 256<<20 {
+		t.Errorf("needs are %+v (%v)", needs, err)
+	}
+	for _, bad := range []string{"thumbs", "=1/1", "thumbs=1", "thumbs=-1/5", "thumbs=x/5"} {
+		if _, err := (TaskNode{Needs: []string{bad}}).needs(); err == nil || !strings.Contains(err.Error(), "tasknode.needs") {
+			t.Errorf("needs %q: %v", bad, err)
+		}
+	}
+}

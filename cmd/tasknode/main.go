@@ -109,7 +109,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, 
 	gates := []tasknode.Gate{n.inference.Pool}
 	if t.Governor {
 		var err error
-		if n.governor, err = governor.New(governor.Config{}, governor.NewMachine(), log); err != nil {
+		if n.governor, err = newGovernor(*t, log); err != nil {
 			return nil, err
 		}
 		gates = append(gates, resources{n.governor})
@@ -128,6 +128,23 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, 
 		n.listener = invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.task.Wake, Log: log})
 	}
 	return n, nil
+}
+
+func newGovernor(t TaskNode, log *slog.Logger) (*governor.Governor, error) {
+	g, err := governor.New(governor.Config{}, governor.NewMachine(), log)
+	if err != nil {
+		return nil, err
+	}
+	needs, err := t.needs()
+	if err != nil {
+		return nil, err
+	}
+	for queue, need := range needs {
+		if err := g.Declare(queue, need); err != nil {
+			return nil, err
+		}
+	}
+	return g, nil
 }
 
 // run starts every duty of the node and returns when the task node has drained. The duties that its runs lean on
