@@ -105,12 +105,6 @@ func Code(err error) string {
 	return ""
 }
 
-// Ambiguous says that a statement may or may not have been committed: the connection broke under it.
-// An error that the server sent, or one from before anything was sent, is not ambiguous.
-func Ambiguous(err error) bool {
-	return err != nil && Code(err) == "" && !pgconn.SafeToRetry(err)
-}
-
 // Unavailable says that the database could not be reached or refused work for a reason that passes: shutting
 // down, starting up, read-only after a failover, out of connections.
 func Unavailable(err error) bool {

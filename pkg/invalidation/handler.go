@@ -1,11 +1,13 @@
 package invalidation
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
+	"unicode/utf8"
 )
 
 // Run is one run of an entry on a node.
@@ -17,8 +19,12 @@ type Run struct {
 }
 
 // Note keeps what the handler measured, a JSON object, beside the outcome of the entry: with the result, or with the
-// error in the history. The last note counts. Call it from the goroutine that Handle was called in.
+// error in the history. The last note counts; one that Postgres cannot store (no JSON, or with a NUL in a text) is left
+// out. Call it from the goroutine that Handle was called in.
 func (r *Run) Note(meta json.RawMessage) {
+	if !utf8.Valid(meta) || !json.Valid(meta) || bytes.Contains(meta, []byte(`\u0000`)) {
+		return
+	}
 	if r.Lock.notes == nil {
 		r.Lock.notes = map[EntryID]json.RawMessage{}
 	}

@@ -40,10 +40,11 @@ func (d *desk) tokens() []invalidation.Token {
 	return tokens
 }
 
-// cancelWith keeps the function that ends the run which is about to begin.
+// cancelWith keeps the function that ends the run which is about to begin. What ran before is over: a wish for it must
+// not end this one.
 func (d *desk) cancelWith(job *assignment, cancel context.CancelCauseFunc) {
 	d.mu.Lock()
-	job.cancel = cancel
+	job.cancel, job.now = cancel, 0
 	d.mu.Unlock()
 }
 
@@ -56,6 +57,14 @@ func (d *desk) begin(job *assignment, e invalidation.EntryID) (reason string, wi
 	}
 	job.now = e
 	return "", false
+}
+
+// wished says that somebody wished an entry cancelled that does not run yet, and why.
+func (d *desk) wished(job *assignment, e invalidation.EntryID) (reason string, wished bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	reason, wished = job.wishes[e]
+	return reason, wished
 }
 
 // cancelEntry ends the run of an entry, or keeps it from starting.

@@ -33,6 +33,13 @@ func (l *look) start(now time.Time) bool {
 	return true
 }
 
+// overdue says that nobody has looked for a while.
+func (l *look) overdue(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.busy && !now.Before(l.notBefore) && now.Sub(l.last) >= time.Second
+}
+
 func (l *look) end(now time.Time, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

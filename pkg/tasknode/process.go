@@ -177,18 +177,22 @@ func (n *Node) processBatch(job *assignment, h invalidation.BatchHandler) {
 		return
 	}
 	var runs []*invalidation.Run
-	var expired []invalidation.Ending
+	var over []invalidation.Ending
 	finishIn := invalidation.NoDeadline
 	sinceClaim := time.Since(job.lock.ClaimedAt)
 	for i := range entries {
 		if min(entries[i].StartIn, entries[i].FinishIn) <= sinceClaim {
-			expired = append(expired, invalidation.Expire(job.lock, entries[i].ID, "its deadline has passed"))
+			over = append(over, invalidation.Expire(job.lock, entries[i].ID, "its deadline has passed"))
+			continue
+		}
+		if reason, wished := n.desk.wished(job, entries[i].ID); wished {
+			over = append(over, invalidation.Cancel(job.lock, entries[i].ID, reason))
 			continue
 		}
 		finishIn = min(finishIn, entries[i].FinishIn)
 		runs = append(runs, &invalidation.Run{Queue: job.queue, Entry: entries[i], Lock: job.lock, Node: n.id()})
 	}
-	endings := expired
+	endings := over
 	if len(runs) > 0 {
 		endings = append(endings, n.runBatch(job, h, runs, finishIn, sinceClaim)...)
 	}
@@ -199,6 +203,10 @@ func (n *Node) processBatch(job *assignment, h invalidation.BatchHandler) {
 func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration) []invalidation.Ending {
 	ctx, stop := n.runContext(job, &invalidation.Entry{FinishIn: finishIn}, sinceClaim)
 	defer stop()
+	// The lease may have been lost before the desk knew how to end this run.
+	if n.leaseOver.Load() {
+		return []invalidation.Ending{invalidation.Release(job.lock, runs[0].Entry.ID, 0)}
+	}
 	start := time.Now()
 	answers, err := callBatch(ctx, h, runs)
 	ran := time.Since(start)

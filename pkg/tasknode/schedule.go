@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -13,6 +12,10 @@ import (
 func (n *Node) scheduler(ctx context.Context) {
 	for ctx.Err() == nil {
 		if n.claiming() {
+			// Lanes that never run dry must not hide those that nobody has looked at yet.
+			if n.look.overdue(time.Now()) {
+				n.discover(ctx)
+			}
 			if n.step(ctx) {
 				continue
 			}
@@ -63,7 +66,9 @@ func (n *Node) step(ctx context.Context) bool {
 		Node: n.id(), ClaimID: n.claims.Add(1), Lane: v.lane.key.lane, From: v.from, Limit: a.locks, Stubborn: v.fromHead,
 	}
 	start := time.Now()
-	claimed, err := v.queue.Claim(ctx, request)
+	claim, end := outlive(ctx, n.cfg.Beat)
+	claimed, err := v.queue.Claim(claim, request)
+	end()
 	if err != nil {
 		claimed.Locks = n.resolve(ctx, v.queue, request, err)
 	}
@@ -152,14 +157,26 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 	n.board.leave(v, c.Seen > 0, time.Time{})
 }
 
-// resolve finds out whether a claim whose answer was lost was committed. It does not give up while the node lives;
+// outlive is a context that ends d after ctx does. A claim that is cut off may be committed after its node looked for
+// it and left; its locks would then count as crashes. So a drain waits for claims, which take milliseconds.
+func outlive(ctx context.Context, d time.Duration) (context.Context, func()) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-late.Done():
+		case <-time.After(d):
+			cancel()
+		}
+	})
+	return late, func() { stop(); cancel() }
+}
+
+// resolve finds out what of a claim that ended in an error was committed. Whatever the error, that may be some of it: a
+// claim has parts, and the entries of groups are read after its commit. It does not give up while the node lives;
 // a node that stops leaves the locks to recovery after a lease, which ends them as its heartbeats do not name them.
 func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, err error) []*invalidation.Lock {
 	if ctx.Err() == nil {
 		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)
-	}
-	if !postgres.Ambiguous(err) {
-		return nil
 	}
 	start := time.Now()
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {

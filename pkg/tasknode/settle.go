@@ -145,7 +145,8 @@ func (n *Node) record(ctx context.Context, p pile) {
 }
 
 // undigestible deals with a pile that the database refuses for what is in it: each ending is tried by itself, and
-// the one to blame becomes a failure of its entry.
+// the one to blame becomes a failure of its entry, without what the handler noted. If that is refused as well, the
+// lock is left to recovery: nothing that cannot be recorded may hold up what can.
 func (n *Node) undigestible(ctx context.Context, p pile, err error) bool {
 	code := postgres.Code(err)
 	if postgres.Unavailable(err) || len(code) < 2 || (code[:2] != "22" && code[:2] != "23" && code[:2] != "54") {
@@ -157,12 +158,14 @@ func (n *Node) undigestible(ctx context.Context, p pile, err error) bool {
 		}
 		return true
 	}
-	e := p.endings[0]
-	if e.Failed() {
-		return false
-	}
+	e, held := p.endings[0], p.jobs[0].lock
 	n.cfg.Log.Error("ending cannot be recorded", "queue", p.queue.Name, "entry", e.Entry, "error", err)
-	failed := invalidation.Fail(e.Lock, e.Entry, invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
+	if e.Lock != held { // the failure made below
+		n.free(p)
+		return true
+	}
+	bare := &invalidation.Lock{Key: held.Key, Token: held.Token, Lane: held.Lane, Entries: held.Entries, ClaimedAt: held.ClaimedAt}
+	failed := invalidation.Fail(bare, e.Entry, invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
 	failed.Last = e.Last
 	n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs})
 	return true

@@ -1,0 +1,125 @@
+package tasknode_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+// troubled is a database to which things happen.
+type troubled struct {
+	*pgxpool.Pool
+	query func(sql string) error
+	batch func(ctx context.Context, b *pgx.Batch)
+}
+
+func (d troubled) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if d.query != nil {
+		if err := d.query(sql); err != nil {
+			return nil, err
+		}
+	}
+	return d.Pool.Query(ctx, sql, args...)
+}
+
+func (d troubled) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if d.batch != nil {
+		d.batch(ctx, b)
+	}
+	return d.Pool.SendBatch(ctx, b)
+}
+
+func startOn(t *testing.T, db troubled, h invalidation.HandlerFunc) (cancel func(), done chan error) {
+	n := tasknode.New(tasknode.Config{Threads: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}, db, db.Pool)
+	n.Handle("work", h)
+	ctx, cancel := context.WithCancel(context.Background())
+	done = make(chan error, 1)
+	go func() { done <- n.Run(ctx); close(done) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return cancel, done
+}
+
+func fine(context.Context, *invalidation.Run) (json.RawMessage, error) { return nil, nil }
+
+// The claim of a group is committed before its entries are read.
+func TestAClaimIsFoundAgainWhenItsEntriesCouldNotBeRead(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var once sync.Once
+	startOn(t, troubled{Pool: pool, query: func(sql string) (err error) {
+		if strings.Contains(sql, "ORDER BY id LIMIT $4") {
+			once.Do(func() { err = &pgconn.PgError{Severity: "ERROR", Code: "57014"} })
+		}
+		return err
+	}}, fine)
+	push(t, q, invalidation.Push{LockKey: "k", Payload: json.RawMessage(`1`)})
+	eventually(t, pool, "the group ran", emptySQL)
+}
+
+// Cut off, a claim may be committed after the node looked for it: its locks would count as the death of a node.
+func TestADrainDoesNotCutOffAClaim(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	var cancel func()
+	begun := make(chan struct{})
+	var once sync.Once
+	var cut atomic.Bool
+	cancel, done := startOn(t, troubled{Pool: pool, batch: func(ctx context.Context, b *pgx.Batch) {
+		if strings.Contains(b.QueuedQueries[b.Len()-1].SQL, "penstock lane") {
+			once.Do(func() {
+				<-begun
+				cancel()
+				cut.Store(ctx.Err() != nil)
+			})
+		}
+	}}, fine)
+	close(begun)
+	<-done
+	if cut.Load() {
+		t.Error("the drain ended a claim that was on its way")
+	}
+	eventually(t, pool, "nothing held", `SELECT NOT EXISTS (SELECT FROM penstock.lock)`)
+}
+
+func TestEndingsThatCannotBeRecordedDoNotHoldUpOthers(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	if _, err := pool.Exec(t.Context(), `ALTER TABLE penstock.failure ADD CHECK (class NOT IN ('bad', 'result'))`); err != nil {
+		t.Fatal(err)
+	}
+	startOn(t, troubled{Pool: pool}, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		switch string(r.Entry.Payload) {
+		case `"fail"`:
+			return nil, invalidation.Permanent(invalidation.WithClass("bad", errors.New("no")))
+		case `"note"`:
+			r.Note(json.RawMessage(`{"text": "\u0000"}`))
+		case `"garbled"`:
+			r.Note(json.RawMessage(`{`))
+			return nil, invalidation.Permanent(errors.New("no"))
+		}
+		return nil, nil
+	})
+	for range 2 {
+		for _, p := range []string{`"fail"`, `"note"`, `"garbled"`} {
+			push(t, q, invalidation.Push{Payload: json.RawMessage(p)})
+		}
+	}
+	eventually(t, pool, "notes left out", `SELECT (SELECT count(*) FROM penstock.result) = 2 AND (SELECT count(*) FROM penstock.failure) = 2`)
+	for range 20 {
+		push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	}
+	eventually(t, pool, "others done", `SELECT count(*) = 22 FROM penstock.result`)
+}
