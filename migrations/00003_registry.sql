@@ -123,6 +123,9 @@ BEGIN
     DELETE FROM penstock.idempotency WHERE queue_id = q.id;
     DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
     DELETE FROM penstock.progress WHERE queue_id = q.id;
+    DELETE FROM penstock.cancel_request WHERE queue_id = q.id;
+    DELETE FROM penstock.result WHERE queue_id = q.id;
+    DELETE FROM penstock.failure WHERE queue_id = q.id;
     DELETE FROM penstock.queue WHERE id = q.id;
     INSERT INTO penstock.audit (actor, verb, object) VALUES (current_user, 'drop_queue', queue_name);
 END $$;

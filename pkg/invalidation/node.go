@@ -89,6 +89,9 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 	if b.Load == nil {
 		b.Load = map[string]any{}
 	}
+	if b.Tokens == nil {
+		b.Tokens = []Token{} // none held; a null would be refused
+	}
 	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Load).Scan(&o.Draining, &o.Reason, &o.Paused, &o.RegistryVersion, &cancels)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

@@ -13,7 +13,7 @@ const promoteSQL = `
 WITH due AS MATERIALIZED (
     SELECT ctid AS row
       FROM penstock.entry_X
-     WHERE status = 'initial' AND due_at <= clock_timestamp() /* cron */
+     WHERE status = 'initial' AND due_at <= (SELECT clock_timestamp()) /* cron */
      ORDER BY due_at, id
      LIMIT $2::int
        FOR UPDATE SKIP LOCKED

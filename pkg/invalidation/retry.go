@@ -118,7 +118,7 @@ WITH found AS MATERIALIZED (
 ), later AS (
     UPDATE penstock.entry_X d
        SET status = 'initial', due_at = clock_timestamp() + f.delay_ms * interval '1 millisecond',
-           attempt = d.attempt + f.spent::int,
+           attempt = least(d.attempt + f.spent::int, 32767),
            history = CASE WHEN NOT f.spent THEN d.history ELSE
                CASE WHEN jsonb_array_length(coalesce(d.history, '[]')) >= 20 THEN d.history - 0 ELSE coalesce(d.history, '[]') END
                || jsonb_build_object('at', clock_timestamp(), 'attempt', d.attempt + 1, 'error', f.error->>'error',

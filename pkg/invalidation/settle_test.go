@@ -3,6 +3,7 @@ package invalidation
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -358,5 +359,52 @@ func TestFinishTxCommitsWithTheHandlersEffects(t *testing.T) {
 	}
 	if n := b.count(`SELECT count(*) FROM public.effect`); n != 2 {
 		t.Errorf("%d effects, want one an entry", n)
+	}
+}
+
+func TestAttemptsBeyondWhatIsCountedAreStillRetriedAndFail(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.push("", "")
+	b.exec(b.pool, `UPDATE penstock.entry SET attempt = 32767`)
+	locks := b.claim(2)
+	retry := Retry(locks[0], ids[0], Failure{Error: "no"}, time.Hour, 0)
+	fail := Fail(locks[1], ids[1], Failure{Error: "no"}, 0)
+	retry.Last, fail.Last = true, true
+	if ours, err := b.q.Settle(b.ctx, here, []Ending{retry, fail}); err != nil || len(ours) != 2 {
+		t.Errorf("settled %v: %v", ours, err)
+	}
+}
+
+func TestPromotionDoesNotWalkOverWhatIsNotDue(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `INSERT INTO penstock.entry_work (id, queue_id, status, priority, due_at, payload)
+	    SELECT nextval('penstock.entry_id_seq'), $1, 'initial', 1, now() + interval '1 hour', '{}' FROM generate_series(1, 5000)`, b.q.ID)
+	b.explainer().explain("promote", statement{b.q.sql.promote, fmt.Sprintf(`%d, 100`, b.q.ID)}).walk(func(p *plan) {
+		if p.Removed > 0 || p.buffers() > 100 {
+			t.Errorf("%s on %s reads %d buffers and drops %.0f rows, though nothing is due", p.Type, p.Relation, p.buffers(), p.Removed)
+		}
+	})
+}
+
+func TestANodeThatHoldsNothingMayRenewWithNoTokens(t *testing.T) {
+	b := newBed(t, Config{})
+	if _, err := Renew(b.ctx, b.pool, here, Beat{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestADroppedQueueLeavesNothing(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.push("", "", "")
+	locks := b.claim(3)
+	done, fail := Done(locks[0], ids[0], nil, 0), Fail(locks[1], ids[1], Failure{Error: "no"}, 0)
+	done.Last, fail.Last = true, true
+	b.settle(done, fail)
+	b.exec(b.pool, `INSERT INTO penstock.cancel_request (entry_id, queue_id, actor, reason) VALUES ($1, $2, 'me', 'no')`, ids[2], b.q.ID)
+	b.exec(b.pool, `SELECT penstock.drop_queue('work', force => true)`)
+	var left int
+	if err := b.pool.QueryRow(b.ctx, `SELECT (SELECT count(*) FROM penstock.result) + (SELECT count(*) FROM penstock.failure)
+	    + (SELECT count(*) FROM penstock.cancel_request) + (SELECT count(*) FROM penstock.lock)`).Scan(&left); err != nil || left != 0 {
+		t.Errorf("%d rows are left (%v)", left, err)
 	}
 }
