@@ -65,6 +65,33 @@ func TestMaintenanceGivesWay(t *testing.T) {
 	}
 }
 
+func TestEndingsOnTheirWayWhileTheirDayGetsItsPartitionAreRecorded(t *testing.T) {
+	for name, end := range map[string]func(*Lock) Ending{
+		"done":      func(l *Lock) Ending { return Done(l, l.Entries[0].ID, nil, 0) },
+		"cancelled": func(l *Lock) Ending { return Cancel(l, l.Entries[0].ID, "unwanted") },
+		"failed":    func(l *Lock) Ending { return Fail(l, l.Entries[0].ID, Failure{Class: "x", Error: "x"}, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, Config{})
+			b.push("")
+			ending := last(end(b.claimOne()))
+			maker := b.begin()
+			if n, err := EnsurePartitions(b.ctx, maker, 0); n != 2 || err != nil {
+				t.Fatalf("made %d (%v), want 2", n, err)
+			}
+			settled := later(b, func() ([]Token, error) { return b.q.Settle(b.ctx, here, []Ending{ending}) })
+			b.awaitBlocked(maker)
+			b.commit(maker)
+			if ours := settled(); len(ours) != 1 {
+				t.Errorf("%d endings were recorded, want 1", len(ours))
+			}
+			if n := b.count(`SELECT (SELECT count(*) FROM penstock.result) + (SELECT count(*) FROM penstock.failure)`); n != 1 {
+				t.Errorf("%d outcomes are recorded, want 1", n)
+			}
+		})
+	}
+}
+
 func TestPartitionsPastTheLongestRetentionAreDropped(t *testing.T) {
 	b := newBed(t, Config{ResultRetention: 3 * 24 * time.Hour})
 	for _, day := range []string{"20200101", "20200102"} {

@@ -3,12 +3,12 @@ package invalidation
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Ending is how one run of an entry ended. Make one with Done, Retry, Fail, Release, Expire or Cancel.
@@ -48,13 +48,13 @@ const (
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	if q.soloDone(endings) {
 		ours, err := q.finishSolo(ctx, node, endings)
-		if postgres.Code(err) != entryChanged {
+		if !changedMeanwhile(err) {
 			return ours, err
 		}
 	}
 	for tries := 1; ; tries++ {
 		ours, err := q.settleHeld(ctx, node, endings)
-		if postgres.Code(err) != entryChanged || tries == 10 {
+		if !changedMeanwhile(err) || tries == 10 {
 			return ours, err
 		}
 	}
@@ -63,6 +63,14 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]To
 // entryChanged is the SQLSTATE of penstock.all_ended: an operator changed an entry (disabled it, say) at the very
 // moment when it was ended. Nothing was written; the next try, which waits for the operator's commit, sees it.
 const entryChanged = "40001"
+
+// changedMeanwhile says that something that endings depend on changed at the very moment: an entry, or the partitions
+// of results and failures. A row that was on its way to the default partition when its day got one of its own is
+// refused there, with the SQLSTATE of a check constraint and without the name of one; the next try goes to the new one.
+func changedMeanwhile(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (pg.Code == entryChanged || pg.Code == "23514" && pg.ConstraintName == "")
+}
 
 func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	batch := &pgx.Batch{}
