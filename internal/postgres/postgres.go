@@ -44,6 +44,8 @@ var session = map[string]string{
 	"enable_mergejoin":                    "off",
 	"jit":                                 "off",
 	"idle_in_transaction_session_timeout": "60s",
+	// Settling looks again in a new statement for what came meanwhile; a snapshot from before would hide it.
+	"default_transaction_isolation": "read committed",
 }
 
 // Open returns a pool on the database of cfg. It connects when first used.

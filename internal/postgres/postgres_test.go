@@ -39,3 +39,21 @@ func TestConnectionToAServerThatTakesNoWritesIsNotKept(t *testing.T) {
 		t.Error("the connection to a read-only server is kept")
 	}
 }
+
+// A database may be set up for another isolation, under which a finish would not see what was pushed meanwhile.
+func TestConnectionsAreReadCommittedWhateverTheDatabaseSays(t *testing.T) {
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	const set = `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), 'repeatable read'); END $$`
+	if _, err := pool.Exec(t.Context(), set); err != nil {
+		t.Fatal(err)
+	}
+	pool.Reset()
+	var level string
+	if err := pool.QueryRow(t.Context(), `SHOW transaction_isolation`).Scan(&level); err != nil || level != "read committed" {
+		t.Errorf("transactions are %s (%v)", level, err)
+	}
+}

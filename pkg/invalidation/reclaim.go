@@ -11,7 +11,8 @@ import (
 const reclaimSQL = `
 SELECT lock_key, token, priority, flow, last_entry_id
   FROM penstock.lock
- WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3`
+ WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3
+ ORDER BY pos`
 
 // Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.
 func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Lock, error) {

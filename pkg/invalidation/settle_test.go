@@ -408,3 +408,24 @@ func TestADroppedQueueLeavesNothing(t *testing.T) {
 		t.Errorf("%d rows are left (%v)", left, err)
 	}
 }
+
+func TestReclaimedLocksComeInTheOrderOfTheirPlaces(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "", "", "", "", "")
+	first, rest := b.claim(3), b.claim(3)
+	// Handed back, the first three take their places anew, on the disk behind the others.
+	b.settle(releaseAll(append(rest, first...)...)...)
+	b.exec(b.pool, `CREATE TABLE scratch AS SELECT * FROM penstock.ready ORDER BY pos DESC`)
+	b.exec(b.pool, `DELETE FROM penstock.ready`)
+	b.exec(b.pool, `INSERT INTO penstock.ready SELECT * FROM scratch ORDER BY pos DESC`)
+	b.claim(6)
+	locks, err := b.q.Reclaim(b.ctx, here, b.n)
+	if err != nil || len(locks) != 6 {
+		t.Fatalf("reclaimed %d locks: %v", len(locks), err)
+	}
+	for i := range locks[1:] {
+		if locks[i].Entries[0].ID > locks[i+1].Entries[0].ID {
+			t.Errorf("entry %d comes before %d", locks[i].Entries[0].ID, locks[i+1].Entries[0].ID)
+		}
+	}
+}
