@@ -122,6 +122,15 @@ func (p *plant) startNode(name string, args ...string) *taskNode {
 	return n
 }
 
+// settled waits until recovery is not suspended for a database that was started less than a lease of 10 s ago, as that
+// of the tests may have been.
+func (p *plant) settled() {
+	p.t.Helper()
+	eventually(p.t, 20*time.Second, "the database has been up for longer than the lease", func() bool {
+		return p.query(`SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::bigint`) > 11
+	})
+}
+
 // running waits until a node holds so many locks.
 func (p *plant) running(n *taskNode, locks int64) {
 	p.t.Helper()

@@ -13,6 +13,7 @@ import (
 
 func TestKilledNodesEntriesRunElsewhereWithinLeaseAndTwoSeconds(t *testing.T) {
 	p := newPlant(t, 300, inference.Model{Name: "echo"}, "--delay", "1500ms")
+	p.settled()
 	first := p.startNode("node_a")
 	p.push(p.queue, 100)
 	p.running(first, 100)
