@@ -77,6 +77,9 @@ timed: ## Test what has to be done within a number of seconds, alone on the mach
 e2e: ## Start the real programs, kill them, and look at what is left; `make check` runs it as well
 	go test -count=1 -timeout $(TIMEOUT) -v ./e2e
 
+e2e-load: ## 50,000 entries through 8 slots with random worker faults, and the account of them; ENTRIES=2000 shortens it
+	ENTRIES=$${ENTRIES:-50000} go test -count=1 -timeout 60m -run TestLoad -v ./e2e
+
 schema: ## Write migrations/schema.sql from the migrations
 	go run ./internal/schemadump
 
