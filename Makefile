@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
+.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
