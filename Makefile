@@ -65,11 +65,11 @@ test: ## Test the product without the race detector; TESTS=./pkg/cron narrows it
 
 # Tests that hold a throughput to a number of seconds say nothing under the race detector, nor while other packages
 # have the same cores: they run by themselves and without it.
-TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds
-TIMED_IN := ./pkg/cron
+TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers
+TIMED_IN := ./pkg/cron ./pkg/inference
 
 race: ## Test the product under the race detector, where the machine has a C compiler
-	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(TESTS)
+	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
 
 timed: ## Test what has to be done within a number of seconds, alone on the machine
 	go test -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
@@ -106,7 +106,7 @@ check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
 # A step that fails does not hide what the later ones have to say; the tests are last, so that their lines close the output.
-STEPS := fmt-check build vet lint schema-check check-modules timed race
+STEPS := fmt-check build vet lint schema-check check-modules timed e2e race
 
 check: ## What CI runs: format, build, vet, linters, schema, all tests
 	@failed=; \

@@ -101,7 +101,7 @@ func (b *bed) count(sql string, args ...any) (n int) {
 // await returns when the query counts as wanted.
 func (b *bed) await(want int, sql string, args ...any) {
 	b.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for got := b.count(sql, args...); got != want; got = b.count(sql, args...) {
 		if time.Now().After(deadline) {
 			b.Fatalf("%s: got %d, want %d", sql, got, want)
