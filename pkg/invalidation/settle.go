@@ -64,14 +64,6 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]To
 // moment when it was ended. Nothing was written; the next try, which waits for the operator's commit, sees it.
 const entryChanged = "40001"
 
-// overtaken says that a settle met a change that was committed in its midst, and that the next try will see: an entry
-// was changed, or a partition was attached while a result was on its way to the default one. The latter comes as a
-// check violation (23514) that names no constraint.
-func overtaken(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == entryChanged || pg.Code == "23514" && pg.ConstraintName == "")
-}
-
 // changedMeanwhile says that something that endings depend on changed at the very moment: an entry, or the partitions
 // of results and failures. A row that was on its way to the default partition when its day got one of its own is
 // refused there, with the SQLSTATE of a check constraint and without the name of one; the next try goes to the new one.
