@@ -47,7 +47,12 @@ func startOn(t *testing.T, db troubled, h invalidation.HandlerFunc) (cancel func
 	ctx, cancel := context.WithCancel(context.Background())
 	done = make(chan error, 1)
 	go func() { done <- n.Run(ctx); close(done) }()
-	t.Cleanup(func() { cancel(); <-done })
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run node: %v", err)
+		}
+	})
 	return cancel, done
 }
 
@@ -87,7 +92,9 @@ func TestADrainDoesNotCutOffAClaim(t *testing.T) {
 		}
 	}}, fine)
 	close(begun)
-	<-done
+	if err := <-done; err != nil {
+		t.Errorf("run node: %v", err)
+	}
 	if cut.Load() {
 		t.Error("the drain ended a claim that was on its way")
 	}
