@@ -55,7 +55,7 @@ func (b *board) serve(services map[int32]*service) (changed bool) {
 	changed = len(services) != len(b.queues)
 	for id, s := range services {
 		if old := b.queues[id]; old != nil {
-			old.queue, old.handler = s.queue, s.handler
+			old.queue = s.queue // but not the handler: it stays the same, and runs read it without the lock
 			services[id] = old
 		} else {
 			changed = true
