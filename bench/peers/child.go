@@ -13,13 +13,13 @@ import (
 
 // Step tells a contender's process what to do.
 type Step struct {
-	Verb         string  `json:"verb"` // push, single, drain, sustained, pickup or left
-	Entries      int     `json:"entries,omitempty"`
-	GroupSize    int     `json:"group_size,omitempty"`
-	Conns        int     `json:"conns,omitempty"`
-	Seconds      float64 `json:"seconds,omitempty"`
-	Tuned        bool    `json:"tuned,omitempty"`
-	PayloadBytes int     `json:"payload_bytes"`
+	Verb         string   `json:"verb"` // push, single, drain, sustained, pickup or left
+	Entries      int      `json:"entries,omitempty"`
+	GroupSize    int      `json:"group_size,omitempty"`
+	Conns        int      `json:"conns,omitempty"`
+	Seconds      float64  `json:"seconds,omitempty"`
+	Settings     Settings `json:"settings,omitempty"`
+	PayloadBytes int      `json:"payload_bytes"`
 }
 
 // Report is the last line of a contender's process.
@@ -76,7 +76,7 @@ func perform(ctx context.Context, c Contender, step Step) (Work, error) {
 	case "sustained":
 		return c.Sustained(ctx, time.Duration(step.Seconds*float64(time.Second)))
 	case "pickup":
-		return c.PickupLatency(ctx, step.Entries, step.Tuned)
+		return c.PickupLatency(ctx, step.Entries, step.Settings)
 	case "left":
 		n, err := c.Left(ctx)
 		return Work{Entries: n}, err

@@ -33,12 +33,21 @@ type Contender interface {
 	// Sustained pushes and works at once for d with a bounded backlog, then finishes what is left.
 	Sustained(ctx context.Context, d time.Duration) (Work, error)
 	// PickupLatency pushes n entries, one every 5 to 25 ms, into an idle queue with a waiting worker.
-	// Not tuned means: the settings one gets by not choosing.
-	PickupLatency(ctx context.Context, n int, tuned bool) (Work, error)
+	PickupLatency(ctx context.Context, n int, s Settings) (Work, error)
 	// Left counts accepted entries that are not finished yet: the check on the figures.
 	Left(ctx context.Context) (int, error)
 	Close()
 }
+
+// Settings says how a contender is set up for a pick-up.
+type Settings string
+
+// The settings of a pick-up.
+const (
+	Defaults Settings = ""          // what one gets by not choosing
+	Tuned    Settings = "tuned"     // for latency, as its documentation advises
+	HintsOff Settings = "hints_off" // defaults, without LISTEN and NOTIFY: what polling alone gives
+)
 
 const (
 	batchSize = 1000 // entries in one bulk push, for every contender alike

@@ -3,13 +3,13 @@ package peers
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
@@ -65,10 +65,12 @@ func (p *Penstock) Close() {
 }
 
 func (p *Penstock) BulkPush(ctx context.Context, n, groupSize int) (Work, error) {
+	defer p.hint(ctx)()
 	return bulk(ctx, n, p.pushBatch(n, groupSize))
 }
 
 func (p *Penstock) SinglePush(ctx context.Context, conns, n int) (Work, error) {
+	defer p.hint(ctx)()
 	return single(ctx, conns, n, p.pushOne())
 }
 
@@ -76,7 +78,7 @@ func (p *Penstock) DrainSolo(ctx context.Context, n int) (Work, error) {
 	var handled atomic.Int64
 	done := make(chan struct{})
 	start := time.Now()
-	stop := p.start(ctx, func(int) {
+	stop := p.start(ctx, Defaults, func(int) {
 		if handled.Add(1) == int64(n) {
 			close(done)
 		}
@@ -94,7 +96,7 @@ func (p *Penstock) DrainGroups(ctx context.Context, n, _ int) (Work, error) {
 func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error) {
 	var handled atomic.Int64
 	start := time.Now()
-	stop := p.start(ctx, func(int) { handled.Add(1) })
+	stop := p.start(ctx, Defaults, func(int) { handled.Add(1) })
 	pushed, err := ahead(ctx, d, &handled, p.pushBatch(0, 0))
 	if err != nil {
 		return Work{}, err
@@ -106,10 +108,9 @@ func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error)
 	return Work{Entries: pushed, Seconds: time.Since(start).Seconds()}, err
 }
 
-// PickupLatency has nothing to tune: the settings one gets by not choosing are the fast ones.
-func (p *Penstock) PickupLatency(ctx context.Context, n int, _ bool) (Work, error) {
+func (p *Penstock) PickupLatency(ctx context.Context, n int, s Settings) (Work, error) {
 	picked := newPickups(n)
-	stop := p.start(ctx, picked.handle)
+	stop := p.start(ctx, s, picked.handle)
 	work, err := picked.run(ctx, p.pushOne())
 	if err != nil {
 		return Work{}, err
@@ -122,9 +123,23 @@ func (p *Penstock) Left(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
+// hint lets pushes hint at themselves, as in cmd/leader, until the returned function is called.
+func (p *Penstock) hint(ctx context.Context) (stop func()) {
+	hinter := invalidation.NewHinter(p.pushes, 0)
+	p.queue = p.queue.Hinting(hinter)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { _ = hinter.Run(ctx); close(done) }() // it returns nil, and only when ctx has ended
+	return func() { cancel(); <-done }
+}
+
 // start runs a node, and returns what stops it and waits until it is done.
-func (p *Penstock) start(ctx context.Context, handle func(n int)) (stop func() error) {
-	node := tasknode.New(tasknode.Config{Log: slog.New(slog.DiscardHandler)}, p.node, p.beats)
+func (p *Penstock) start(ctx context.Context, s Settings, handle func(n int)) (stop func() error) {
+	config, hintEvery := tasknode.Config{Log: slog.New(slog.DiscardHandler)}, time.Duration(0)
+	if s == Tuned {
+		config.Poll, hintEvery = 10*time.Millisecond, time.Millisecond
+	}
+	node := tasknode.New(config, p.node, p.beats)
 	node.Handle("bench", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 		var payload penstockPayload
 		if err := json.Unmarshal(r.Entry.Payload, &payload); err != nil {
@@ -133,20 +148,24 @@ func (p *Penstock) start(ctx context.Context, handle func(n int)) (stop func() e
 		handle(payload.N)
 		return nil, nil
 	}))
-	// As in cmd/tasknode and cmd/leader: pushes hint after their commit, and the node listens.
-	listener := invalidation.NewListener(invalidation.ListenConfig{
-		Conn: p.beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: slog.New(slog.DiscardHandler),
-	})
-	hinter := invalidation.NewHinter(p.pushes, 0)
-	p.queue = p.queue.Hinting(hinter)
+	duties := []func(context.Context) error{node.Run}
+	if s != HintsOff {
+		// As in cmd/tasknode and cmd/leader: pushes hint after their commit, and the node listens.
+		listener := invalidation.NewListener(invalidation.ListenConfig{
+			Conn: p.beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: slog.New(slog.DiscardHandler),
+		})
+		hinter := invalidation.NewHinter(p.pushes, hintEvery)
+		p.queue = p.queue.Hinting(hinter)
+		duties = append(duties, listener.Run, hinter.Run)
+	}
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 3)
-	for _, run := range []func(context.Context) error{node.Run, listener.Run, hinter.Run} {
-		go func() { ended <- run(ctx) }()
+	group, ctx := errgroup.WithContext(ctx)
+	for _, run := range duties {
+		group.Go(func() error { return run(ctx) })
 	}
 	return func() error {
 		cancel()
-		return errors.Join(<-ended, <-ended, <-ended)
+		return group.Wait()
 	}
 }
 

@@ -142,10 +142,13 @@ func (r *River) Sustained(ctx context.Context, d time.Duration) (Work, error) {
 	return Work{Entries: pushed, Seconds: time.Since(start).Seconds()}, nil
 }
 
-func (r *River) PickupLatency(ctx context.Context, n int, tuned bool) (Work, error) {
+func (r *River) PickupLatency(ctx context.Context, n int, s Settings) (Work, error) {
 	config := riverDefaults
-	if tuned {
+	switch s {
+	case Tuned:
 		config = riverFast
+	case HintsOff:
+		config.PollOnly = true
 	}
 	p := newPickups(n)
 	client, err := r.client(config, p.handle)

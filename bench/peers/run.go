@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/bench/meter"
 )
 
 // Command starts a contender's process for a step against a database; see child.go for what it must say.
@@ -30,7 +32,7 @@ type Run struct {
 	Contender string `json:"contender"`
 	Round     int    `json:"round"`
 	Report
-	Server
+	meter.Spent
 	Latency     Latency `json:"latency"`
 	FromPush    Latency `json:"from_push"`
 	OthersShare float64 `json:"others_share"` // of the machine's CPU time, taken by neither client nor server
@@ -39,6 +41,7 @@ type Run struct {
 // Latency sums up the latencies of a run, in microseconds; all zero where none were taken.
 type Latency struct {
 	P50 int `json:"p50_us"`
+	P95 int `json:"p95_us"`
 	P99 int `json:"p99_us"`
 	Max int `json:"max_us"`
 }
@@ -50,7 +53,7 @@ func summary(values []int) Latency {
 	}
 	sorted := slices.Sorted(slices.Values(values))
 	at := func(percent int) int { return sorted[(len(sorted)*percent+99)/100-1] }
-	return Latency{P50: at(50), P99: at(99), Max: at(100)}
+	return Latency{P50: at(50), P95: at(95), P99: at(99), Max: at(100)}
 }
 
 // Runner runs scenarios on one server that does nothing else.
@@ -96,7 +99,7 @@ func (r *Runner) measure(ctx context.Context, scenario Scenario, contender Comma
 			return run, fmt.Errorf("prepare database: %w", err)
 		}
 	}
-	m, err := newMeter(ctx, admin)
+	m, err := meter.New(ctx, admin)
 	if err != nil {
 		return run, err
 	}
@@ -129,7 +132,7 @@ func (r *Runner) measure(ctx context.Context, scenario Scenario, contender Comma
 func (r *Runner) analyzed(ctx context.Context) (*pgx.Conn, error) {
 	config := r.Server.Copy()
 	config.Database = database
-	config.RuntimeParams["application_name"] = "held snapshot"
+	config.RuntimeParams["application_name"] = meter.HeldSnapshot
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -144,7 +147,7 @@ func (r *Runner) analyzed(ctx context.Context) (*pgx.Conn, error) {
 type trial struct {
 	runner    *Runner
 	contender Command
-	meter     *meter
+	meter     *meter.Meter
 }
 
 // check refuses a figure whose entries are not accounted for: all that were accepted are finished or still there.
@@ -198,7 +201,7 @@ func (t *trial) converse(ctx context.Context, in io.Writer, out *bufio.Reader) (
 	if _, err := out.ReadString('\n'); err != nil {
 		return run, fmt.Errorf("wait until ready: %w", err)
 	}
-	before, err := t.meter.read(ctx, database)
+	before, err := t.meter.Read(ctx, database)
 	if err != nil {
 		return run, err
 	}
@@ -212,12 +215,12 @@ func (t *trial) converse(ctx context.Context, in io.Writer, out *bufio.Reader) (
 	}
 	run.Latency, run.FromPush = summary(run.LatencyMicros), summary(run.FromPushMicros)
 	run.LatencyMicros, run.FromPushMicros = nil, nil
-	if err := t.meter.settle(ctx, database); err != nil {
+	if err := t.meter.Settle(ctx, database); err != nil {
 		return run, err
 	}
-	after, err := t.meter.read(ctx, database)
-	run.Server = after.since(before)
-	run.OthersShare = after.othersShare(before, run.ClientCPUSeconds)
+	after, err := t.meter.Read(ctx, database)
+	run.Spent = after.Since(before)
+	run.OthersShare = after.OthersShare(before, run.ClientCPUSeconds)
 	return run, err
 }
 

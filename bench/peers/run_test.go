@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/internal/devpostgres"
 )
 
@@ -116,7 +117,7 @@ func TestEveryEntryIsAccountedFor(t *testing.T) {
 	}
 	// A DELETE of 4,000 rows is one commit, visits each row's page and logs some 50 bytes a row.
 	if first.WALBytes < 4000*30 || first.WALBytes > 4000*500 || first.Buffers < 4000 || first.Commits < 1 {
-		t.Errorf("the server spent %+v on deleting 4,000 rows", first.Server)
+		t.Errorf("the server spent %+v on deleting 4,000 rows", first.Spent)
 	}
 
 	drain.Held = true
@@ -135,9 +136,9 @@ func TestSummaryTakesNearestRank(t *testing.T) {
 		want   Latency
 	}{
 		{nil, Latency{}},
-		{[]int{7}, Latency{P50: 7, P99: 7, Max: 7}},
-		{[]int{3, 1, 2}, Latency{P50: 2, P99: 3, Max: 3}},
-		{hundred, Latency{P50: 50, P99: 99, Max: 100}},
+		{[]int{7}, Latency{P50: 7, P95: 7, P99: 7, Max: 7}},
+		{[]int{3, 1, 2}, Latency{P50: 2, P95: 3, P99: 3, Max: 3}},
+		{hundred, Latency{P50: 50, P95: 95, P99: 99, Max: 100}},
 	} {
 		if got := summary(test.values); got != test.want {
 			t.Errorf("summary of %d values = %+v, want %+v", len(test.values), got, test.want)
@@ -147,7 +148,7 @@ func TestSummaryTakesNearestRank(t *testing.T) {
 
 func TestTableShowsMediansAndWhatIsNotSupported(t *testing.T) {
 	run := func(seconds float64) Run {
-		return Run{Scenario: "solo", Contender: "a", Report: Report{Work: Work{Entries: 1000, Seconds: seconds}}, Server: Server{WALBytes: 500_000}}
+		return Run{Scenario: "solo", Contender: "a", Report: Report{Work: Work{Entries: 1000, Seconds: seconds}}, Spent: meter.Spent{WALBytes: 500_000}}
 	}
 	runs := []Run{run(1), run(4), run(2), {Scenario: "solo", Contender: "b", Report: Report{Unsupported: true}}}
 

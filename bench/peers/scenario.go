@@ -30,8 +30,11 @@ func Scenarios(s Sizes) []Scenario {
 	groups.GroupSize = s.GroupSize
 	sustained := step("sustained", 0)
 	sustained.Seconds = s.Seconds
-	tuned := step("pickup", s.Pickups)
-	tuned.Tuned = true
+	pickup := func(s Settings, entries int) Step {
+		p := step("pickup", entries)
+		p.Settings = s
+		return p
+	}
 
 	return []Scenario{
 		{Name: "bulk", About: "bulk push, batches of 1000 from 2 connections", Measured: step("push", s.Entries)},
@@ -39,8 +42,9 @@ func Scenarios(s Sizes) []Scenario {
 		{Name: "solo", About: "drain of solo entries", Fill: s.Entries, Measured: step("drain", s.Entries)},
 		{Name: "groups", About: "drain of ordered groups, interleaved", Fill: s.Entries, Measured: groups},
 		{Name: "sustained", About: "push and work at once", Measured: sustained},
-		{Name: "pickup", About: "pick-up latency with default settings", Measured: step("pickup", s.Pickups)},
-		{Name: "pickup-tuned", About: "pick-up latency tuned", Measured: tuned},
+		{Name: "pickup", About: "pick-up latency with default settings", Measured: pickup(Defaults, s.Pickups)},
+		{Name: "pickup-tuned", About: "pick-up latency tuned", Measured: pickup(Tuned, s.Pickups)},
+		{Name: "pickup-polling", About: "pick-up latency with default settings, without LISTEN and NOTIFY", Measured: pickup(HintsOff, s.Pickups)},
 		{Name: "held", About: "drain of solo entries under a held snapshot", Fill: s.Entries, Measured: step("drain", s.Entries), Held: true},
 		{Name: "backlog", About: "drain in front of a backlog", Fill: s.Entries + s.Backlog, Measured: step("drain", s.Entries)},
 	}

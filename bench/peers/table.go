@@ -17,7 +17,7 @@ func WriteTable(w io.Writer, scenarios []Scenario, contenders []Command, runs []
 	for _, s := range scenarios {
 		fmt.Fprintf(w, "\n%s: %s\n", s.Name, s.About)
 		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(tw, "contender\tentries/s\tmin\tmax\tp50 ms\tp99 ms\tfrom push p50\tp99\tclient us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\tothers %\t")
+		fmt.Fprintln(tw, "contender\tentries/s\tmin\tmax\tp50 ms\tp95\tp99\tfrom push p50\tp95\tp99\tclient us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\tothers %\t")
 		for _, c := range contenders {
 			fmt.Fprintln(tw, c.Name+" "+c.Version+"\t"+row(of(runs, s.Name, c.Name)))
 		}
@@ -56,12 +56,14 @@ func row(runs []Run) string {
 		func(r Run) Latency { return r.Latency }, func(r Run) Latency { return r.FromPush },
 	} {
 		if latency(runs[0]) == (Latency{}) {
-			cells += "\t\t"
+			cells += "\t\t\t"
 			continue
 		}
-		cells += fmt.Sprintf("%.2f\t%.2f\t",
-			median(func(r Run) float64 { return float64(latency(r).P50) / 1000 }),
-			median(func(r Run) float64 { return float64(latency(r).P99) / 1000 }))
+		for _, at := range []func(Latency) int{
+			func(l Latency) int { return l.P50 }, func(l Latency) int { return l.P95 }, func(l Latency) int { return l.P99 },
+		} {
+			cells += fmt.Sprintf("%.2f\t", median(func(r Run) float64 { return float64(at(latency(r))) / 1000 }))
+		}
 	}
 	return cells + fmt.Sprintf("%.1f\t%.1f\t%.0f\t%.4f\t%.1f\t%.0f\t%.0f\t",
 		perEntry(func(r Run) float64 { return r.ClientCPUSeconds * 1e6 }),
@@ -86,14 +88,14 @@ func (r Run) Rate() float64 { return float64(r.Entries) / r.Seconds }
 func WriteCSV(w io.Writer, runs []Run) error {
 	out := csv.NewWriter(w)
 	lines := [][]string{{
-		"scenario", "contender", "round", "unsupported", "entries", "seconds", "p50_us", "p99_us", "from_push_p50_us", "from_push_p99_us",
+		"scenario", "contender", "round", "unsupported", "entries", "seconds", "p50_us", "p95_us", "p99_us", "from_push_p50_us", "from_push_p95_us", "from_push_p99_us",
 		"client_cpu_seconds", "server_cpu_seconds", "wal_bytes", "commits", "buffers", "client_rss_bytes", "others_share",
 	}}
 	for _, r := range runs {
 		line := []string{r.Scenario, r.Contender}
 		for _, v := range []any{
 			r.Round, r.Unsupported, r.Entries, round(r.Seconds),
-			r.Latency.P50, r.Latency.P99, r.FromPush.P50, r.FromPush.P99,
+			r.Latency.P50, r.Latency.P95, r.Latency.P99, r.FromPush.P50, r.FromPush.P95, r.FromPush.P99,
 			round(r.ClientCPUSeconds), round(r.CPUSeconds), r.WALBytes, r.Commits, r.Buffers, r.ClientRSSBytes, round(r.OthersShare),
 		} {
 			line = append(line, fmt.Sprint(v))

@@ -44,7 +44,7 @@ var (
 	}
 )
 
-const everyContender = "penstock,river,graphile,pgboss"
+const everyContender = "penstock,penstock-results,river,graphile,pgboss"
 
 // serverSettings are the same for all. Checkpoints are made between measurements, so that full-page images
 // (which depend on when a checkpoint happens) do not blur the WAL of an entry.
@@ -85,7 +85,7 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.rounds, "rounds", 3, "how often each contender has its turn")
 	f.BoolVar(&o.short, "short", false, "10,000 entries, 3 s, one round")
 	f.StringVar(&o.contenders, "contenders", everyContender, "who takes part, in this order")
-	f.StringVar(&o.scenarios, "scenarios", "bulk,single,solo,groups,sustained,pickup,pickup-tuned", "what is measured; also: held, backlog, or all")
+	f.StringVar(&o.scenarios, "scenarios", "bulk,single,solo,groups,sustained,pickup,pickup-tuned,pickup-polling", "what is measured; also: held, backlog, or all")
 	f.StringVar(&o.nodeDir, "node", "peers/node", "folder of the Node contenders, with node_modules")
 	f.StringVar(&o.csvTo, "csv", "", "file for every single run as CSV")
 	f.StringVar(&o.jsonTo, "json", "", "file for every single run as JSON")
@@ -179,7 +179,7 @@ func goCommand(name string) (peers.Command, error) {
 	}}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, module := range info.Deps {
-			if module.Path == inGo[name].module {
+			if module.Path == inGo[name].module && module.Replace == nil { // this tree has no version
 				command.Version = strings.TrimPrefix(module.Version, "v")
 			}
 		}

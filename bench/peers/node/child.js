@@ -13,7 +13,7 @@ const verbs = {
   single: () => contender.singlePush(step.conns, step.entries),
   drain: () => contender.drain(step.entries, step.group_size ?? 0),
   sustained: () => contender.sustained(step.seconds),
-  pickup: () => contender.pickupLatency(step.entries, step.tuned ?? false),
+  pickup: () => contender.pickupLatency(step.entries, step.settings ?? ""),
   left: () => contender.left(),
 };
 

@@ -75,9 +75,10 @@ export async function connect(dsn, step) {
       return { entries: handled, seconds: seconds(start) };
     },
 
-    async pickupLatency(n, tuned) {
+    async pickupLatency(n, settings) {
+      if (settings === "hints_off") return { unsupported: true }; // it always listens
       const p = pickups(n);
-      const runner = await work(tuned ? { concurrentJobs: 24 } : {}, (body) => p.handle(body.n));
+      const runner = await work(settings === "tuned" ? { concurrentJobs: 24 } : {}, (body) => p.handle(body.n));
       const result = await p.run((i) => utils.addJob("bench", payload(i)));
       await runner.stop();
       return result;

@@ -7,16 +7,17 @@ const fetchSize = 1000;
 const fetchers = { solo: 3, groups: 2 };
 
 export async function connect(dsn, step) {
+  const tuned = step.settings === "tuned";
   const boss = new PgBoss({
     connectionString: dsn,
     max: 20,
     schedule: false,
     supervise: false,
-    useListenNotify: step.tuned ?? false,
+    useListenNotify: tuned,
   });
   boss.on("error", (error) => console.error(error));
   await boss.start();
-  await boss.createQueue("solo", { partition: true, notify: step.tuned ?? false });
+  await boss.createQueue("solo", { partition: true, notify: tuned });
   await boss.createQueue("groups", { partition: true, policy: "key_strict_fifo" });
   const payload = payloadOf(step);
 
@@ -75,9 +76,9 @@ export async function connect(dsn, step) {
       return { entries: handled, seconds: seconds(start) };
     },
 
-    async pickupLatency(n, tuned) {
-      // By default pg-boss polls every 2 s for one job: pushing faster would measure a growing backlog.
-      const p = tuned ? pickups(n) : pickups(Math.min(n, 10), 3000);
+    async pickupLatency(n) {
+      // Without hints, which is its default, pg-boss polls every 2 s for one job: pushing faster would measure a growing backlog.
+      const p = tuned ? pickups(n) : pickups(Math.min(n, 6), 3000);
       const options = tuned ? { localConcurrency: 4, pollingIntervalSeconds: 0.5 } : {};
       await boss.work("solo", options, async (jobs) => jobs.forEach((job) => p.handle(job.data.n)));
       return p.run((i) => boss.send("solo", payload(i)));

@@ -1,4 +1,6 @@
-package peers
+// Package meter counts what work on a Postgres costs: CPU of all its processes, WAL, commits, buffers.
+// It reads /proc, and so needs Linux and a server on the same machine.
+package meter
 
 import (
 	"context"
@@ -12,14 +14,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// meter reads what the server spent. Its connection is to another database than the contender's.
-type meter struct {
+// Meter reads what the server spent. Its connection is to another database than the one that is measured.
+type Meter struct {
 	conn       *pgx.Conn
 	postmaster int // process id
 }
 
-// reading is the server's counters at one moment. The contender's database and server are otherwise idle.
-type reading struct {
+// Reading is the server's counters at one moment. The measured database and the server are otherwise idle.
+type Reading struct {
 	walBytes, commits, buffers int64
 	cpuSeconds                 float64
 	machine                    machine
@@ -28,15 +30,16 @@ type reading struct {
 // machine is what all CPUs of the machine did since it started, in seconds.
 type machine struct{ busy, total float64 }
 
-// Server is what the server spent on one step.
-type Server struct {
+// Spent is what the server spent between two readings.
+type Spent struct {
 	CPUSeconds float64 `json:"server_cpu_seconds"` // of all its processes: backends, WAL writer, checkpointer, autovacuum
 	WALBytes   int64   `json:"wal_bytes"`
 	Commits    int64   `json:"commits"`
 	Buffers    int64   `json:"buffers"` // hit or read
 }
 
-func newMeter(ctx context.Context, conn *pgx.Conn) (*meter, error) {
+// New returns a meter that reads through conn, which a superuser opened.
+func New(ctx context.Context, conn *pgx.Conn) (*Meter, error) {
 	var dir string
 	if err := conn.QueryRow(ctx, `SHOW data_directory`).Scan(&dir); err != nil {
 		return nil, fmt.Errorf("ask for the data directory: %w", err)
@@ -49,17 +52,17 @@ func newMeter(ctx context.Context, conn *pgx.Conn) (*meter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the server's process: %w", err)
 	}
-	return &meter{conn: conn, postmaster: pid}, nil
+	return &Meter{conn: conn, postmaster: pid}, nil
 }
 
 const spentSQL = `
 SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, xact_commit, blks_hit + blks_read
 FROM pg_stat_database WHERE datname = $1`
 
-// read takes the counters of database, and settles before: a backend reports its statistics
-// at most once a second and when it ends, so final figures need its end.
-func (m *meter) read(ctx context.Context, database string) (reading, error) {
-	var r reading
+// Read takes the counters of database. A backend reports its statistics at most once a second and when it ends:
+// call Settle before, or see to it that the backends have reported.
+func (m *Meter) Read(ctx context.Context, database string) (Reading, error) {
+	var r Reading
 	err := m.conn.QueryRow(ctx, spentSQL, database).Scan(&r.walBytes, &r.commits, &r.buffers)
 	if err != nil {
 		return r, fmt.Errorf("read counters: %w", err)
@@ -71,12 +74,15 @@ func (m *meter) read(ctx context.Context, database string) (reading, error) {
 	return r, err
 }
 
+// HeldSnapshot is the application_name of a connection that Settle does not wait for.
+const HeldSnapshot = "held snapshot"
+
 const strangersSQL = `
 SELECT count(*) FROM pg_stat_activity
-WHERE datname = $1 AND backend_type = 'client backend' AND application_name <> 'held snapshot'`
+WHERE datname = $1 AND backend_type = 'client backend' AND application_name <> '` + HeldSnapshot + `'`
 
-// settle waits until the contender's backends are gone.
-func (m *meter) settle(ctx context.Context, database string) error {
+// Settle waits until the backends of database are gone, but for those named HeldSnapshot.
+func (m *Meter) Settle(ctx context.Context, database string) error {
 	for {
 		var n int
 		if err := m.conn.QueryRow(ctx, strangersSQL, database).Scan(&n); err != nil {
@@ -89,8 +95,9 @@ func (m *meter) settle(ctx context.Context, database string) error {
 	}
 }
 
-func (r reading) since(before reading) Server {
-	return Server{
+// Since is what was spent from before to r.
+func (r Reading) Since(before Reading) Spent {
+	return Spent{
 		CPUSeconds: r.cpuSeconds - before.cpuSeconds,
 		WALBytes:   r.walBytes - before.walBytes,
 		Commits:    r.commits - before.commits,
@@ -98,9 +105,9 @@ func (r reading) since(before reading) Server {
 	}
 }
 
-// othersShare is the share of the machine that neither client nor server had: 0 on a machine left alone.
+// OthersShare is the share of the machine that neither client nor server had: 0 on a machine left alone.
 // Rates of runs with a high share are not to be trusted; costs per entry bear it better.
-func (r reading) othersShare(before reading, clientCPUSeconds float64) float64 {
+func (r Reading) OthersShare(before Reading, clientCPUSeconds float64) float64 {
 	busy := r.machine.busy - before.machine.busy - (r.cpuSeconds - before.cpuSeconds) - clientCPUSeconds
 	return max(0, busy/(r.machine.total-before.machine.total))
 }
@@ -109,7 +116,7 @@ func (r reading) othersShare(before reading, clientCPUSeconds float64) float64 {
 const ticksPerSecond = 100
 
 // serverCPU adds up the postmaster, its living children, and (in the postmaster's own counters) its dead ones.
-func (m *meter) serverCPU() (float64, error) {
+func (m *Meter) serverCPU() (float64, error) {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return 0, err
