@@ -905,9 +905,9 @@ EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetim
     RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- Name: count_queues(); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: count_queue(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.count_queues() RETURNS TABLE(queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+CREATE FUNCTION penstock.count_queue(q penstock.queue) RETURNS TABLE(queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
     LANGUAGE sql STABLE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -917,8 +917,7 @@ CREATE FUNCTION penstock.count_queues() RETURNS TABLE(queue_id integer, initial 
     AS $$
     SELECT q.id, s.initial, greatest(s.total - s.disabled - s.initial, computing.n), s.disabled, computing.n, failed.n,
            total.n > 10000 OR failed.n > 100000
-      FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id LIMIT 10001) b) total
+      FROM (SELECT count(*) AS n FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id LIMIT 10001) b) total
      CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
            SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.status = 'initial' LIMIT 10001) b) initial
      CROSS JOIN LATERAL (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
@@ -942,6 +941,14 @@ CREATE FUNCTION penstock.count_queues() RETURNS TABLE(queue_id integer, initial 
                                    ELSE greatest(initial.n, penstock.indexed_entries(q.name, 'due_at')) END - disabled.initial) AS initial,
                   CASE WHEN disabled.n <= 10000 THEN disabled.n
                        ELSE greatest(disabled.n, penstock.indexed_entries(q.name, 'disabled')) END AS disabled) s
+$$;
+
+-- Name: count_queues(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.count_queues() RETURNS TABLE(queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT c.* FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c
 $$;
 
 -- Name: counter(text, integer); Type: FUNCTION; Schema: penstock; Owner: -
@@ -1348,18 +1355,10 @@ CREATE FUNCTION penstock.drop_old_partitions() RETURNS integer
     LANGUAGE plpgsql
     SET lock_timeout TO '200ms'
     SET "TimeZone" TO 'UTC'
-    AS $_$
+    AS $$
 DECLARE
-    old text;
+    old text := (SELECT partition FROM penstock.old_partitions ORDER BY behind DESC LIMIT 1);
 BEGIN
-    SELECT c.relname INTO old
-      FROM (SELECT 'result' AS parent, max(result_retention) AS kept FROM penstock.queue
-            UNION ALL SELECT 'failure', max(failure_retention) FROM penstock.queue) p
-      JOIN pg_inherits i ON i.inhparent = ('penstock.' || p.parent)::regclass
-      JOIN pg_class c ON c.oid = i.inhrelid
-     WHERE c.relname ~ ('^' || p.parent || '_[0-9]{8}$')
-       AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - coalesce(p.kept, '1 day')
-     ORDER BY right(c.relname, 8) LIMIT 1;
     IF old IS NULL THEN
         RETURN 0;
     END IF;
@@ -1368,7 +1367,7 @@ BEGIN
 EXCEPTION
     WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
         RETURN 0;
-END $_$;
+END $$;
 
 -- Name: drop_own_limit(); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1571,7 +1570,7 @@ DECLARE
     day    date;
     child  text;
 BEGIN
-    FOR kind IN SELECT * FROM (VALUES ('result', 'finished_at'), ('failure', 'failed_at')) t(parent, at) LOOP
+    FOR kind IN SELECT parent FROM penstock.retention LOOP
         FOR day IN SELECT generate_series(current_date, current_date + days_ahead, interval '1 day')::date LOOP
             child := kind.parent || to_char(day, '_YYYYMMDD');
             CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
@@ -1582,7 +1581,7 @@ BEGIN
                 made := made + 1;
             EXCEPTION
                 -- Somebody else makes it, the default partition has rows of the day, or a long query is in the way:
-                -- the day's rows go to the default partition, and the next call tries again.
+                -- the next call tries again.
                 WHEN duplicate_table OR unique_violation OR check_violation OR lock_not_available OR deadlock_detected THEN
                     NULL;
             END;
@@ -1900,6 +1899,50 @@ CREATE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS i
     SELECT count(*)::integer FROM freed
 $_$;
 
+-- Name: head_age(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
+    LANGUAGE sql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+    WITH RECURSIVE lane AS (
+        (SELECT priority, flow FROM penstock.ready WHERE queue_id = q.id ORDER BY priority, flow, pos LIMIT 1)
+        UNION ALL
+        SELECT n.priority, n.flow
+          FROM lane CROSS JOIN LATERAL (
+               SELECT r.priority, r.flow FROM penstock.ready r
+                WHERE r.queue_id = q.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
+                ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+    ), few AS (
+        SELECT priority, flow FROM lane
+         WHERE NOT EXISTS (
+               SELECT FROM penstock.pause p
+                WHERE coalesce(p.until > clock_timestamp(), true)
+                  AND ((p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
+                    OR (p.scope = 'application' AND p.value = q.application)
+                    OR (p.scope = 'model' AND p.value = q.model)))
+         LIMIT 100)
+    SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8
+      FROM few CROSS JOIN LATERAL (
+           SELECT f.entry_id, f.lock_key FROM (
+               SELECT r.entry_id, r.lock_key, r.pos FROM penstock.ready r
+                WHERE r.queue_id = q.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
+            WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
+            ORDER BY f.pos LIMIT 1) first
+      CROSS JOIN LATERAL (
+           (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x
+             WHERE x.queue_id = q.id AND x.id = first.entry_id)
+           UNION ALL
+           (SELECT greatest(x.created_at, x.due_at) FROM penstock.entry x
+             WHERE x.queue_id = q.id AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0
+             ORDER BY x.id LIMIT 1)) e
+     WHERE q.disabled_at IS NULL AND (q.paused_at IS NULL OR q.paused_until <= clock_timestamp())
+$$;
+
 -- Name: held_back(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.held_back(queue integer, in_flow text) RETURNS double precision
@@ -2078,6 +2121,56 @@ BEGIN
     DELETE FROM penstock.watch WHERE queue_id = OLD.id;
     RETURN OLD;
 END $$;
+
+-- Name: sample; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.sample (
+    queue_id integer NOT NULL,
+    at timestamp with time zone NOT NULL,
+    initial bigint NOT NULL,
+    pending bigint NOT NULL,
+    disabled bigint NOT NULL,
+    computing bigint NOT NULL,
+    failed bigint NOT NULL,
+    estimated boolean NOT NULL,
+    serving integer NOT NULL,
+    head_age double precision,
+    blocked text,
+    accepted bigint NOT NULL,
+    gone bigint NOT NULL,
+    dead_tuples bigint NOT NULL,
+    in_per_second double precision,
+    out_per_second double precision
+)
+PARTITION BY RANGE (at);
+
+-- Name: COLUMN sample.estimated; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample.estimated IS 'some count passed the bound up to which counting is exact';
+
+-- Name: COLUMN sample.head_age; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample.head_age IS 'seconds that the entry has waited which a node would take first; null: there is none';
+
+-- Name: COLUMN sample.blocked; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample.blocked IS 'why no node claims from the queue, as a code of explain_entry; null: nothing is in the way';
+
+-- Name: COLUMN sample.accepted; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample.accepted IS 'rows inserted into the queue''s table since its statistics began; gone: deleted';
+
+-- Name: COLUMN sample.in_per_second; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample.in_per_second IS 'entries accepted a second since the sample before; out_per_second: gone, which is the drain rate';
+
+-- Name: last_sample(integer, interval); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.last_sample(queue integer, within interval DEFAULT '00:00:30'::interval) RETURNS penstock.sample
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > clock_timestamp() - within ORDER BY s.at DESC LIMIT 1
+$$;
 
 -- Name: lease_slots(text, bigint, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -2287,6 +2380,24 @@ CREATE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
                 WHEN position('.' IN path) > 0 THEN payload #>> string_to_array(path, '.')
                 ELSE payload ->> path END
 $_$;
+
+-- Name: measure(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.measure(q penstock.queue) RETURNS penstock.sample
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT ROW(q.id, clock_timestamp(), c.initial, c.pending, c.disabled, c.computing, c.failed, c.estimated,
+               (SELECT count(*)::integer FROM penstock.serving(q.id)), penstock.head_age(q),
+               coalesce((SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
+                        (SELECT p.scope || '_paused' FROM penstock.pause p
+                          WHERE coalesce(p.until > clock_timestamp(), true)
+                            AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
+                        (SELECT 'pushed_back' FROM penstock.push_back b WHERE b.queue_id = q.id AND b.whole AND b.until > clock_timestamp())),
+               coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
+               coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL)::penstock.sample
+      FROM penstock.count_queue(q) c
+      LEFT JOIN pg_class t ON t.oid = to_regclass(format('penstock.%I', 'entry_' || q.name))
+$$;
 
 -- Name: merge_payloads(text, jsonb[]); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -3267,6 +3378,33 @@ BEGIN
     PERFORM penstock.count(d.queue_id, 'accepted', 1) FROM penstock.depth d WHERE d.queue_id = queue;
     RETURN true;
 END $$;
+
+-- Name: roll_up_samples(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.roll_up_samples() RETURNS bigint
+    LANGUAGE sql
+    AS $$
+    WITH written AS (
+        INSERT INTO penstock.sample_minute
+        SELECT m.*
+          FROM penstock.queue q
+         CROSS JOIN LATERAL (
+               SELECT greatest(date_trunc('minute', now()) - interval '1 hour',
+                               (SELECT max(d.at) + interval '1 minute' FROM penstock.sample_minute d
+                                 WHERE d.queue_id = q.id AND d.at > now() - interval '1 hour')) AS since) span
+         CROSS JOIN LATERAL (
+               SELECT s.queue_id, date_trunc('minute', s.at), avg(s.initial)::bigint, avg(s.pending)::bigint, avg(s.disabled)::bigint,
+                      avg(s.computing)::bigint, max(s.failed), bool_or(s.estimated), round(avg(s.serving))::integer, max(s.head_age),
+                      mode() WITHIN GROUP (ORDER BY s.blocked), max(s.accepted), max(s.gone), max(s.dead_tuples),
+                      avg(s.in_per_second), avg(s.out_per_second)
+                 FROM penstock.sample s
+                WHERE s.queue_id = q.id AND s.at >= span.since AND s.at < date_trunc('minute', now())
+                GROUP BY 1, 2) m
+        ON CONFLICT DO NOTHING
+        RETURNING 1
+    )
+    SELECT count(*) FROM written
+$$;
 
 -- Name: run_cron_job_now(text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -4596,6 +4734,38 @@ CREATE VIEW penstock.node_status AS
     n.load
    FROM penstock.node n;
 
+-- Name: retention; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.retention AS
+ SELECT 'result'::text AS parent,
+    'finished_at'::text AS by_column,
+    COALESCE(max(queue.result_retention), '1 day'::interval) AS kept
+   FROM penstock.queue
+UNION ALL
+ SELECT 'failure'::text AS parent,
+    'failed_at'::text AS by_column,
+    COALESCE(max(queue.failure_retention), '1 day'::interval) AS kept
+   FROM penstock.queue
+UNION ALL
+ SELECT 'sample'::text AS parent,
+    'at'::text AS by_column,
+    '1 day'::interval AS kept
+UNION ALL
+ SELECT 'sample_minute'::text AS parent,
+    'at'::text AS by_column,
+    '30 days'::interval AS kept;
+
+-- Name: old_partitions; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.old_partitions AS
+ SELECT c.relname AS partition,
+    p.parent,
+    ((now() - p.kept) - (((to_date("right"((c.relname)::text, 8), 'YYYYMMDD'::text) + 1))::timestamp without time zone AT TIME ZONE 'UTC'::text)) AS behind
+   FROM ((penstock.retention p
+     JOIN pg_inherits i ON ((i.inhparent = (to_regclass(('penstock.'::text || p.parent)))::oid)))
+     JOIN pg_class c ON ((c.oid = i.inhrelid)))
+  WHERE ((c.relname ~ (('^'::text || p.parent) || '_[0-9]{8}$'::text)) AND ((((to_date("right"((c.relname)::text, 8), 'YYYYMMDD'::text) + 1))::timestamp without time zone AT TIME ZONE 'UTC'::text) < (now() - p.kept)));
+
 -- Name: operation_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
 ALTER TABLE penstock.operation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -4760,6 +4930,63 @@ CREATE TABLE penstock.result_default (
     meta jsonb,
     CONSTRAINT result_outcome_check CHECK ((outcome <> 'failed'::penstock.outcome))
 );
+
+-- Name: sample_minute; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.sample_minute (
+    queue_id integer NOT NULL,
+    at timestamp with time zone NOT NULL,
+    initial bigint NOT NULL,
+    pending bigint NOT NULL,
+    disabled bigint NOT NULL,
+    computing bigint NOT NULL,
+    failed bigint NOT NULL,
+    estimated boolean NOT NULL,
+    serving integer NOT NULL,
+    head_age double precision,
+    blocked text,
+    accepted bigint NOT NULL,
+    gone bigint NOT NULL,
+    dead_tuples bigint NOT NULL,
+    in_per_second double precision,
+    out_per_second double precision
+)
+PARTITION BY RANGE (at);
+
+-- Name: COLUMN sample_minute.estimated; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample_minute.estimated IS 'some count passed the bound up to which counting is exact';
+
+-- Name: COLUMN sample_minute.head_age; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample_minute.head_age IS 'seconds that the entry has waited which a node would take first; null: there is none';
+
+-- Name: COLUMN sample_minute.blocked; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample_minute.blocked IS 'why no node claims from the queue, as a code of explain_entry; null: nothing is in the way';
+
+-- Name: COLUMN sample_minute.accepted; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample_minute.accepted IS 'rows inserted into the queue''s table since its statistics began; gone: deleted';
+
+-- Name: COLUMN sample_minute.in_per_second; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.sample_minute.in_per_second IS 'entries accepted a second since the sample before; out_per_second: gone, which is the drain rate';
+
+-- Name: server_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.server_status AS
+ SELECT ( SELECT (count(*))::integer AS count
+           FROM pg_stat_activity
+          WHERE (pg_stat_activity.backend_type = 'client backend'::text)) AS connections,
+    (current_setting('max_connections'::text))::integer AS max_connections,
+    COALESCE(( SELECT (EXTRACT(epoch FROM max((clock_timestamp() - pg_stat_activity.xact_start))))::double precision AS "extract"
+           FROM pg_stat_activity
+          WHERE ((pg_stat_activity.backend_xmin IS NOT NULL) AND (pg_stat_activity.pid <> pg_backend_pid()) AND (pg_stat_activity.backend_type <> 'walsender'::text))), (0)::double precision) AS horizon_age,
+    pg_notification_queue_usage() AS notify_usage,
+    COALESCE(( SELECT (sum(pg_stat_user_tables.n_dead_tup))::bigint AS sum
+           FROM pg_stat_user_tables
+          WHERE ((pg_stat_user_tables.schemaname = 'penstock'::name) AND (pg_stat_user_tables.relname = ANY (ARRAY['ready'::name, 'lock'::name])))), (0)::bigint) AS dead_tuples;
 
 -- Name: slot_demand; Type: TABLE; Schema: penstock; Owner: -
 
@@ -5008,6 +5235,16 @@ ALTER TABLE ONLY penstock.ready
 
 ALTER TABLE ONLY penstock.remote_run
     ADD CONSTRAINT remote_run_pkey PRIMARY KEY (queue_id, entry_id);
+
+-- Name: sample_minute sample_minute_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.sample_minute
+    ADD CONSTRAINT sample_minute_pkey PRIMARY KEY (queue_id, at);
+
+-- Name: sample sample_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.sample
+    ADD CONSTRAINT sample_pkey PRIMARY KEY (queue_id, at);
 
 -- Name: slot_demand slot_demand_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 

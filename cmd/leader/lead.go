@@ -41,6 +41,7 @@ type duties struct {
 	locks      *recovery.Locks
 	deadlines  *recovery.Deadlines
 	statistics *recovery.Statistics
+	samples    *recovery.Samples
 	operations *recovery.Operations
 	retention  *recovery.Retention
 	cron       *cron.Engine
@@ -63,6 +64,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		locks:      recovery.NewLocks(db, fence, cfg),
 		deadlines:  recovery.NewDeadlines(db, fence, cfg),
 		statistics: recovery.NewStatistics(db, fence, cfg),
+		samples:    recovery.NewSamples(db, fence, cfg),
 		operations: recovery.NewOperations(db, fence, cfg),
 		retention:  recovery.NewRetention(db, fence, cfg),
 		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Log: cfg.Log}),
@@ -74,6 +76,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.locks.Run(ctx) })
 	group.Go(func() error { return d.deadlines.Run(ctx) })
 	group.Go(func() error { return d.statistics.Run(ctx) })
+	group.Go(func() error { return d.samples.Run(ctx) })
 	group.Go(func() error { return d.operations.Run(ctx) })
 	group.Go(func() error { return d.retention.Run(ctx) })
 	group.Go(func() error { return d.cron.Run(ctx) })

@@ -13,8 +13,8 @@ func (b *bed) partitions(parent string) int {
 func TestPartitionsAreMadeDaysAheadAndOnce(t *testing.T) {
 	b := newBed(t, Config{})
 	n, err := EnsurePartitions(b.ctx, b.pool, 3)
-	if err != nil || n != 8 || b.partitions("result") != 4 || b.partitions("failure") != 4 {
-		t.Fatalf("made %d (%v), there are %d and %d; want today and three days, of both", n, err, b.partitions("result"), b.partitions("failure"))
+	if err != nil || n != 4*4 || b.partitions("result") != 4 || b.partitions("failure") != 4 {
+		t.Fatalf("made %d (%v), there are %d and %d; want today and three days, of all", n, err, b.partitions("result"), b.partitions("failure"))
 	}
 	if n, err := EnsurePartitions(b.ctx, b.pool, 3); n != 0 || err != nil {
 		t.Errorf("made %d more (%v)", n, err)
@@ -40,8 +40,8 @@ func TestADayThatTheDefaultPartitionHasRowsOfStaysThere(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("")
 	b.settle(doneAll(b.claim(1)...)...)
-	if n, err := EnsurePartitions(b.ctx, b.pool, 1); n != 3 || err != nil {
-		t.Fatalf("made %d (%v), want tomorrow for results and two days for failures", n, err)
+	if n, err := EnsurePartitions(b.ctx, b.pool, 1); n != 1+2+2*2 || err != nil {
+		t.Fatalf("made %d (%v), want tomorrow for results, and two days for failures and both kinds of samples", n, err)
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.result`); n != 1 {
 		t.Errorf("%d results, want 1", n)
@@ -53,8 +53,8 @@ func TestMaintenanceGivesWay(t *testing.T) {
 	reader := b.begin()
 	b.exec(reader, `LOCK TABLE penstock.result_default, penstock.failure_default IN ACCESS SHARE MODE`)
 	start := time.Now()
-	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != 0 || err != nil {
-		t.Fatalf("made %d (%v) past a reader", n, err)
+	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != 2 || err != nil {
+		t.Fatalf("made %d (%v) past a reader, want those of samples alone", n, err)
 	}
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("maintenance waited %s", took)
@@ -76,8 +76,8 @@ func TestEndingsOnTheirWayWhileTheirDayGetsItsPartitionAreRecorded(t *testing.T)
 			b.push("")
 			ending := last(end(b.claimOne()))
 			maker := b.begin()
-			if n, err := EnsurePartitions(b.ctx, maker, 0); n != 2 || err != nil {
-				t.Fatalf("made %d (%v), want 2", n, err)
+			if n, err := EnsurePartitions(b.ctx, maker, 0); n != 4 || err != nil {
+				t.Fatalf("made %d (%v), want 4", n, err)
 			}
 			settled := later(b, func() ([]Token, error) { return b.q.Settle(b.ctx, here, []Ending{ending}) })
 			b.awaitBlocked(maker)

@@ -401,3 +401,32 @@ func TestRatesComeFromTwoSnapshots(t *testing.T) {
 		t.Fatalf("second snapshot is %+v (%v)", second, err)
 	}
 }
+
+func TestListOfQueuesReadsSamplesWhereThereAreSome(t *testing.T) {
+	b := newBed(t)
+	b.push(invalidation.Push{})
+	b.exec(`SELECT penstock.ensure_partitions(0)`)
+	b.exec(`INSERT INTO penstock.sample SELECT (s).* FROM (SELECT jsonb_populate_record(penstock.measure(q), '{"pending": 77, "in_per_second": 5, "out_per_second": 4}') AS s
+	          FROM penstock.queue q WHERE q.name = 'work') x`)
+	find := func(queues []Queue, err error) Queue {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return queues[slices.IndexFunc(queues, func(q Queue) bool { return q.Name == "work" })]
+	}
+	if q := find(b.d.Queues(t.Context())); q.Pending != 77 || q.SampledAt == nil || q.AwaitingCompute != 77 {
+		t.Errorf("the list says %+v, want what was sampled", q)
+	}
+	if q := find(b.d.Queues(t.Context(), "work")); q.Pending != 1 || q.SampledAt != nil {
+		t.Errorf("by name it says %+v, want what is there now", q)
+	}
+	s, err := b.d.Snapshot(t.Context(), nil)
+	if err != nil || len(s.Rates) != 1 || s.Rates[0] != (Rate{"work", 5, 4}) {
+		t.Errorf("the first snapshot has rates %+v (%v), want the sample's", s, err)
+	}
+	b.exec(`UPDATE penstock.sample SET at = at - interval '31 seconds'`)
+	if q := find(b.d.Queues(t.Context())); q.Pending != 1 || q.SampledAt != nil {
+		t.Errorf("with an old sample it says %+v, want what is there now", q)
+	}
+}

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Queue is a queue and how it stands, in the words of penstock.queue_status.
+// Queue is a queue and how it stands.
 type Queue struct {
 	Name            string     `json:"name"`
 	Kind            string     `json:"kind"`
@@ -24,9 +24,11 @@ type Queue struct {
 	AwaitingCompute int64      `json:"awaiting_compute"`
 	Disabled        int64      `json:"disabled"`
 	Failed          int64      `json:"failed"`
-	Estimated       bool       `json:"estimated"` // the counts are estimates
-	Serving         int        `json:"serving"`   // live nodes that would claim from it
+	Estimated       bool       `json:"estimated"`         // the counts are estimates
+	Serving         int        `json:"serving"`           // live nodes that would claim from it
+	Blocked         *string    `json:"blocked,omitempty"` // why no node claims from it: a code of explain
 	HeadAgeSeconds  *float64   `json:"head_age_seconds"`
+	SampledAt       *time.Time `json:"sampled_at,omitempty"` // when the leader looked; nil: just now
 	Paused          bool       `json:"paused"`
 	PausedBy        string     `json:"paused_by,omitempty"`
 	PausedReason    string     `json:"paused_reason,omitempty"`
@@ -38,62 +40,33 @@ type Queue struct {
 	Accepted        int64      `json:"accepted"` // rows inserted into its table since the statistics began
 	Gone            int64      `json:"gone"`     // rows deleted from it
 	DeadTuples      int64      `json:"dead_tuples"`
+	InPerSecond     *float64   `json:"in_per_second,omitempty"` // of a sample
+	OutPerSecond    *float64   `json:"out_per_second,omitempty"`
 }
 
-// queuesSQL reads the queues named in $1, all if null. The head of the line is the oldest entry that a node could
-// claim now, in the first 100 lanes that nobody paused: a lane's first key that nobody holds, among its first 20 ready rows. It waits
-// since it was accepted, or came due. Inserts and deletes are the statistics collector's, about a second old.
+// queuesSQL reads the queues named in $1, all if null. How they stand comes from their newest sample if $2, and where
+// there is none of the last 30 seconds, since no leader leads, from a look of its own. Counts are bounded, see
+// penstock.count_queue; inserts and deletes are the statistics collector's, about a second old.
 const queuesSQL = `
-SELECT s.queue AS name, s.kind::text, s.application, s.initial, s.pending, s.computing, s.awaiting_compute, s.disabled, s.failed, s.estimated,
-       (SELECT count(*)::int FROM penstock.serving(s.queue_id)) AS serving,
-       CASE WHEN NOT s.paused AND NOT s.out_of_service THEN h.age END AS head_age_seconds,
-       s.paused, coalesce(s.paused_by, '') AS paused_by, coalesce(s.paused_reason, '') AS paused_reason, s.paused_until,
-       s.out_of_service, s.capacity, s.max_concurrent, s.queue_id,
-       coalesce(pg_stat_get_tuples_inserted(t.oid), 0) AS accepted, coalesce(pg_stat_get_tuples_deleted(t.oid), 0) AS gone,
-       coalesce(pg_stat_get_dead_tuples(t.oid), 0) AS dead_tuples
-  FROM penstock.queue_status s
-  LEFT JOIN pg_class t ON t.oid = to_regclass(format('penstock.%I', 'entry_' || s.queue))
- CROSS JOIN LATERAL (
-       WITH RECURSIVE lane AS (
-           (SELECT priority, flow FROM penstock.ready WHERE queue_id = s.queue_id ORDER BY priority, flow, pos LIMIT 1)
-           UNION ALL
-           SELECT n.priority, n.flow
-             FROM lane CROSS JOIN LATERAL (
-                  SELECT r.priority, r.flow FROM penstock.ready r
-                   WHERE r.queue_id = s.queue_id AND (r.priority, r.flow) > (lane.priority, lane.flow)
-                   ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
-       ), few AS (
-           SELECT priority, flow FROM lane
-            WHERE NOT EXISTS (
-                  SELECT FROM penstock.pause p
-                   WHERE coalesce(p.until > clock_timestamp(), true)
-                     AND ((p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = s.queue_id, true))
-                       OR (p.scope = 'application' AND p.value = s.application)
-                       OR (p.scope = 'model' AND p.value = (SELECT q.model FROM penstock.queue q WHERE q.id = s.queue_id))))
-            LIMIT 100)
-       SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8 AS age
-         FROM few CROSS JOIN LATERAL (
-              SELECT f.entry_id, f.lock_key FROM (
-                  SELECT r.entry_id, r.lock_key, r.pos FROM penstock.ready r
-                   WHERE r.queue_id = s.queue_id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
-               WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = s.queue_id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
-               ORDER BY f.pos LIMIT 1) first
-         CROSS JOIN LATERAL (
-              (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x
-                WHERE x.queue_id = s.queue_id AND x.id = first.entry_id)
-              UNION ALL
-              (SELECT greatest(x.created_at, x.due_at) FROM penstock.entry x
-                WHERE x.queue_id = s.queue_id AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0
-                ORDER BY x.id LIMIT 1)) e) h
- WHERE $1::text[] IS NULL OR s.queue = ANY ($1)
- ORDER BY s.queue`
+SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing, s.initial + s.pending - s.computing AS awaiting_compute,
+       s.disabled, s.failed, s.estimated, s.serving, s.blocked,
+       s.head_age AS head_age_seconds, n.at AS sampled_at,
+       q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true) AS paused,
+       coalesce(q.paused_by, '') AS paused_by, coalesce(q.paused_reason, '') AS paused_reason, q.paused_until,
+       q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent, q.id AS queue_id,
+       s.accepted, s.gone, s.dead_tuples, s.in_per_second, s.out_per_second
+  FROM penstock.queue q
+ CROSS JOIN LATERAL (SELECT l, (l).at FROM (SELECT CASE WHEN $2 THEN penstock.last_sample(q.id) END AS l OFFSET 0) x) n
+ CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT CASE WHEN n.at IS NULL THEN penstock.measure(q) ELSE n.l END AS l OFFSET 0) x) s
+ WHERE $1::text[] IS NULL OR q.name = ANY ($1)
+ ORDER BY q.name`
 
-// Queues returns the queues of these names, all if there are none.
+// Queues returns the queues of these names, as they stand; all if there are none, as the elected leader sampled them.
 func (d *Database) Queues(ctx context.Context, names ...string) ([]Queue, error) {
 	if len(names) == 0 {
 		names = nil // an empty array would match no queue
 	}
-	return list[Queue](ctx, d.db, "queues", queuesSQL, names)
+	return list[Queue](ctx, d.db, "queues", queuesSQL, names, names == nil)
 }
 
 // QueueNames returns the names of the queues that begin with a prefix.

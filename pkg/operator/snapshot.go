@@ -13,13 +13,13 @@ type Snapshot struct {
 	Lanes   []Lane    `json:"lanes"`
 	Nodes   []Node    `json:"nodes"`
 	Locks   []Lock    `json:"locks"` // the 200 oldest
-	Rates   []Rate    `json:"rates"` // by queue; empty in a first snapshot
+	Rates   []Rate    `json:"rates"` // by queue; without samples empty in a first snapshot
 	Leader  *Leader   `json:"leader,omitempty"`
 	Server  Server    `json:"server"`
 	Waiting int64     `json:"waiting"`
 }
 
-// Rate is how many entries a second came into and left a queue's table between two snapshots. It comes from the
+// Rate is how many entries a second came into and left a queue's table between two looks. It comes from the
 // statistics collector, so it lags by about a second; an entry that is retried counts in neither.
 type Rate struct {
 	Queue string  `json:"queue"`
@@ -45,12 +45,7 @@ type Server struct {
 }
 
 const serverSQL = `
-SELECT clock_timestamp(), (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend'),
-       current_setting('max_connections')::int,
-       coalesce((SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
-                  WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'walsender'), 0),
-       pg_notification_queue_usage(),
-       coalesce((SELECT sum(n_dead_tup)::bigint FROM pg_stat_user_tables WHERE schemaname = 'penstock' AND relname IN ('ready', 'lock')), 0)`
+SELECT clock_timestamp(), connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
 
 const leaderSQL = `
 SELECT holder, term, renewed_at + lease > clock_timestamp() AS live, extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_seconds
@@ -59,7 +54,8 @@ SELECT holder, term, renewed_at + lease > clock_timestamp() AS live, extract(epo
  ORDER BY renewed_at DESC
  LIMIT 1`
 
-// Snapshot reads the live system. Rates are those since the earlier snapshot, none if that is nil.
+// Snapshot reads the live system: queues as the leader sampled them, the rest as it is. Where nobody samples, rates are
+// those since the earlier snapshot, none if that is nil.
 func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, error) {
 	s := &Snapshot{}
 	v := &s.Server
@@ -93,20 +89,24 @@ func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, 
 	return s, nil
 }
 
-// rates compares the counters of two snapshots. Counters that went back were reset: they say nothing.
+// rates are those of the samples; without samples it compares the counters of two snapshots. Counters that went back
+// were reset: they say nothing.
 func rates(earlier, now *Snapshot) []Rate {
-	if earlier == nil || !now.At.After(earlier.At) {
-		return nil
+	before, seconds := map[int32]Queue{}, 0.0
+	if earlier != nil {
+		seconds = now.At.Sub(earlier.At).Seconds()
+		for _, q := range earlier.Queues {
+			before[q.QueueID] = q
+		}
 	}
-	seconds := now.At.Sub(earlier.At).Seconds()
-	before := map[int32]Queue{}
-	for _, q := range earlier.Queues {
-		before[q.QueueID] = q
-	}
-	found := make([]Rate, 0, len(now.Queues))
+	var found []Rate
 	for _, q := range now.Queues {
+		if q.InPerSecond != nil && q.OutPerSecond != nil {
+			found = append(found, Rate{Queue: q.Name, In: *q.InPerSecond, Out: *q.OutPerSecond})
+			continue
+		}
 		was, known := before[q.QueueID]
-		if !known || q.Accepted < was.Accepted || q.Gone < was.Gone {
+		if !known || seconds <= 0 || was.SampledAt != nil || q.SampledAt != nil || q.Accepted < was.Accepted || q.Gone < was.Gone {
 			continue
 		}
 		found = append(found, Rate{Queue: q.Name, In: float64(q.Accepted-was.Accepted) / seconds, Out: float64(q.Gone-was.Gone) / seconds})

@@ -33,6 +33,8 @@ type Config struct {
 	RetentionPause time.Duration
 	// CountPause is the shortest time between two counts of a bounded queue. Default 1 s.
 	CountPause time.Duration
+	// SamplePause is the shortest time between two samples of the queues. Default 5 s.
+	SamplePause time.Duration
 	// GiveUp is how long the passes of a duty may fail before it returns, so that another leader can try.
 	// Default 30 s.
 	GiveUp time.Duration
@@ -52,6 +54,7 @@ func (c Config) withDefaults() Config {
 	fallback(&c.NodeRetention, 10*time.Minute)
 	fallback(&c.RetentionPause, time.Minute)
 	fallback(&c.CountPause, time.Second)
+	fallback(&c.SamplePause, 5*time.Second)
 	fallback(&c.GiveUp, 30*time.Second)
 	fallback(&c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {

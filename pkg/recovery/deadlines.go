@@ -113,11 +113,11 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	return nil
 }
 
-func value(seconds *float64) float64 {
-	if seconds == nil {
+func value[T int64 | float64](v *T) T {
+	if v == nil {
 		return 0
 	}
-	return *seconds
+	return *v
 }
 
 // peekSQL reads the ends of three partial indexes, and whether anybody wished a cancel. Deadlines and wishes of

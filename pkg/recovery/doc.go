@@ -7,6 +7,7 @@
 //	Operations  carries out bulk operations                               as throttled
 //	Retention   makes and drops partitions, sweeps what is left over      minutes
 //	Statistics  counts the depth of bounded queues                        about every second
+//	Samples     writes down how each queue stands, for all who show it    about every five seconds
 //
 // Each is a Run(ctx) error that blocks until ctx ends, or until its passes have failed for so long that another
 // leader should try. Whatever a duty writes, it writes through a Fence: within the term for which it was started.

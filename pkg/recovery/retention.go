@@ -96,13 +96,7 @@ func (r *Retention) tidy(ctx context.Context) error {
 }
 
 // behindSQL says how long ago the oldest partition passed its retention, in seconds.
-const behindSQL = `
-SELECT coalesce(max(extract(epoch FROM clock_timestamp() - (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC' - p.kept)), 0)::float8
-  FROM (SELECT 'result' AS parent, coalesce(max(result_retention), '1 day') AS kept FROM penstock.queue
-        UNION ALL SELECT 'failure', coalesce(max(failure_retention), '1 day') FROM penstock.queue) p
-  JOIN pg_inherits i ON i.inhparent = ('penstock.' || p.parent)::regclass
-  JOIN pg_class c ON c.oid = i.inhrelid
- WHERE c.relname ~ ('^' || p.parent || '_[0-9]{8}$')`
+const behindSQL = `SELECT coalesce(extract(epoch FROM max(behind)), 0)::float8 FROM penstock.old_partitions`
 
 func (r *Retention) behind(ctx context.Context) (time.Duration, error) {
 	var behind float64

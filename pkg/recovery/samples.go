@@ -1,0 +1,208 @@
+package recovery
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Samples is the duty that looks at each queue every few seconds and writes down how it stands. All that shows depths
+// reads what this writes; nobody else counts.
+type Samples struct {
+	cfg      Config
+	db       postgres.DB
+	fence    Fence
+	prepared bool      // there are partitions for today
+	rolledUp time.Time // to the minute
+
+	mu     sync.Mutex
+	latest Sampling
+}
+
+// Sampling is one look at everything.
+type Sampling struct {
+	At     time.Time     // by this process's clock; zero before the first look
+	Took   time.Duration // for the look
+	Queues []Sample
+	Server Server
+	Models []ModelSlots
+}
+
+// Sample is how a queue stood: a row of penstock.sample, which explains the columns.
+type Sample struct {
+	QueueID      int32     `json:"queue_id"`
+	Queue        string    `json:"-"`
+	At           time.Time `json:"at"`
+	Initial      int64     `json:"initial"`
+	Pending      int64     `json:"pending"`
+	Disabled     int64     `json:"disabled"`
+	Computing    int64     `json:"computing"`
+	Failed       int64     `json:"failed"`
+	Estimated    bool      `json:"estimated"`
+	Serving      int       `json:"serving"`
+	HeadAge      *float64  `json:"head_age"` // seconds
+	Blocked      *string   `json:"blocked"`
+	Accepted     int64     `json:"accepted"`
+	Gone         int64     `json:"gone"`
+	DeadTuples   int64     `json:"dead_tuples"`
+	InPerSecond  *float64  `json:"in_per_second"`
+	OutPerSecond *float64  `json:"out_per_second"`
+}
+
+// Server is penstock.server_status.
+type Server struct {
+	Connections    int
+	MaxConnections int
+	HorizonAge     float64 // seconds
+	NotifyUsage    float64 // 0 to 1
+	DeadTuples     int64
+}
+
+// ModelSlots are the slots of a model's instances that may be used, how many of them are held, and how many held ones
+// are in doubt.
+type ModelSlots struct {
+	Model                 string
+	Slots, Held, Doubtful int64
+}
+
+// NewSamples returns the duty for one term. It reads through db and writes through fence.
+func NewSamples(db postgres.DB, fence Fence, cfg Config) *Samples {
+	return &Samples{cfg: cfg.withDefaults(), db: db, fence: fence}
+}
+
+// Run samples until ctx ends.
+func (s *Samples) Run(ctx context.Context) error { return loop(ctx, s.cfg, "samples", s.pass) }
+
+// Latest is the last look of this term.
+func (s *Samples) Latest() Sampling {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.latest
+}
+
+// sampleShare is the share of its time that sampling may take: a look of a second comes every ten.
+const sampleShare = 0.1
+
+func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
+	if !s.prepared {
+		if _, err := invalidation.EnsurePartitions(ctx, s.db, 1); err != nil {
+			return 0, err
+		}
+		s.prepared = true
+	}
+	start := time.Now()
+	found, err := s.look(ctx)
+	if err != nil {
+		return 0, err
+	}
+	found.At, found.Took = start, time.Since(start)
+	rate(s.latest.Queues, found.Queues)
+	s.mu.Lock()
+	s.latest = found
+	s.mu.Unlock()
+	if err := s.write(ctx, found.Queues); err != nil {
+		s.prepared = false // perhaps a partition is missing
+		return 0, err
+	}
+	return max(s.cfg.SamplePause, time.Duration(float64(found.Took)/sampleShare)), nil
+}
+
+const measureSQL = `
+SELECT m.queue_id, q.name, m.at, m.initial, m.pending, m.disabled, m.computing, m.failed, m.estimated, m.serving, m.head_age, m.blocked,
+       m.accepted, m.gone, m.dead_tuples, m.in_per_second, m.out_per_second
+  FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m
+ ORDER BY q.id`
+
+const serverSQL = `SELECT connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
+
+const modelSlotsSQL = `
+SELECT model, sum(slots) FILTER (WHERE usable)::bigint, sum(held)::bigint, sum(doubtful)::bigint
+  FROM penstock.instance_status GROUP BY model ORDER BY model`
+
+func (s *Samples) look(ctx context.Context) (Sampling, error) {
+	var found Sampling
+	collect := func(what string, into func(rows pgx.Rows) error, sql string) error {
+		rows, err := s.db.Query(ctx, sql)
+		if err == nil {
+			err = into(rows)
+		}
+		if err != nil {
+			return fmt.Errorf("sample %s: %w", what, err)
+		}
+		return nil
+	}
+	err := collect("queues", func(rows pgx.Rows) (err error) {
+		found.Queues, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Sample])
+		return err
+	}, measureSQL)
+	if err != nil {
+		return found, err
+	}
+	err = collect("server", func(rows pgx.Rows) (err error) {
+		found.Server, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Server])
+		return err
+	}, serverSQL)
+	if err != nil {
+		return found, err
+	}
+	return found, collect("slots", func(rows pgx.Rows) (err error) {
+		found.Models, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m ModelSlots, err error) {
+			var usable *int64
+			err = row.Scan(&m.Model, &usable, &m.Held, &m.Doubtful)
+			m.Slots = value(usable)
+			return m, err
+		})
+		return err
+	}, modelSlotsSQL)
+}
+
+// rate fills in what came and went a second between two looks. Counters that went back were reset, and say nothing.
+func rate(earlier, now []Sample) {
+	before := make(map[int32]Sample, len(earlier))
+	for _, q := range earlier {
+		before[q.QueueID] = q
+	}
+	for i := range now {
+		q := &now[i]
+		was, known := before[q.QueueID]
+		seconds := q.At.Sub(was.At).Seconds()
+		if !known || seconds <= 0 || q.Accepted < was.Accepted || q.Gone < was.Gone {
+			continue
+		}
+		in, out := float64(q.Accepted-was.Accepted)/seconds, float64(q.Gone-was.Gone)/seconds
+		q.InPerSecond, q.OutPerSecond = &in, &out
+	}
+}
+
+// writeSampleSQL writes samples $1, and the minutes that are over if $2. A sample that is lost in a crash is no loss.
+const writeSampleSQL = `
+WITH written AS (
+    INSERT INTO penstock.sample
+    SELECT s.* FROM jsonb_populate_recordset(NULL::penstock.sample, $1) s
+    ON CONFLICT DO NOTHING
+)
+SELECT set_config('synchronous_commit', 'off', true) IS NOT NULL, CASE WHEN $2 THEN penstock.roll_up_samples() END`
+
+func (s *Samples) write(ctx context.Context, samples []Sample) error {
+	text, err := json.Marshal(samples)
+	if err != nil {
+		return fmt.Errorf("write samples as JSON: %w", err)
+	}
+	minute := time.Now().Truncate(time.Minute)
+	err = s.fence.InTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, writeSampleSQL, text, minute.After(s.rolledUp))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("write samples: %w", err)
+	}
+	s.rolledUp = minute
+	return nil
+}

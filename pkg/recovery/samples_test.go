@@ -1,0 +1,137 @@
+package recovery_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/recovery"
+)
+
+func sampler(t *testing.T, f *fleet) *recovery.Samples {
+	t.Helper()
+	duty := recovery.NewSamples(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, SamplePause: 50 * time.Millisecond})
+	run(t, duty)
+	return duty
+}
+
+func TestLeaderSamplesEachQueue(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(time.Minute)
+	f.push(3, "")
+	f.exec(`UPDATE penstock.entry SET created_at = now() - interval '90 seconds'`)
+	f.claim(node, 1)
+	duty := sampler(t, f)
+	eventually(t, "samples with rates are written", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.sample WHERE queue_id = $1 AND in_per_second IS NOT NULL`, f.q.ID) > 0
+	})
+	if n := f.count(`SELECT count(*) FROM penstock.sample WHERE queue_id = $1 AND pending = 3 AND computing = 1 AND serving = 1
+	                    AND head_age BETWEEN 90 AND 200 AND blocked IS NULL AND NOT estimated`, f.q.ID); n == 0 {
+		t.Errorf("no sample says how the queue stands: %+v", duty.Latest().Queues)
+	}
+	f.exec(`SELECT penstock.pause_queue('work', 'test', 'ada')`)
+	eventually(t, "a pause shows as what blocks the queue, and its head does not age", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.sample WHERE queue_id = $1 AND blocked = 'paused' AND head_age IS NULL`, f.q.ID) > 0
+	})
+	if latest := duty.Latest(); latest.Server.MaxConnections == 0 || len(latest.Queues) < 2 || latest.Took == 0 {
+		t.Errorf("the last look was %+v", latest)
+	}
+}
+
+func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	duty := recovery.NewSamples(f.pool, &term{db: f.pool, over: true},
+		recovery.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: 20 * time.Millisecond})
+	if err := duty.Run(t.Context()); !errors.Is(err, errOver) {
+		t.Errorf("the duty ended with %v, want the end of the term", err)
+	}
+	if n := f.count(`SELECT count(*) FROM penstock.sample`); n != 0 {
+		t.Errorf("%d samples were written after the term", n)
+	}
+}
+
+func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`SELECT penstock.ensure_partitions(0)`)
+	f.exec(`CREATE TABLE penstock.sample_20200101 PARTITION OF penstock.sample FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
+	f.exec(`CREATE TABLE penstock.sample_minute_20200101 PARTITION OF penstock.sample_minute FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
+	f.exec(`INSERT INTO penstock.sample SELECT $1, at, 0, n, 0, 0, 0, false, 1, n, NULL, 100 + n, 50, 0, 2, 1
+	          FROM generate_series(1, 12) n CROSS JOIN LATERAL (SELECT date_trunc('minute', now()) - interval '5 seconds' * n AS at) t
+	         WHERE at >= current_date`, f.q.ID)
+	if f.count(`SELECT count(*) FROM penstock.sample`) < 12 {
+		t.Skip("it is midnight")
+	}
+	for _, want := range []int{1, 0} {
+		if n := f.count(`SELECT penstock.roll_up_samples()`); n != want {
+			t.Fatalf("%d minutes were written, want %d", n, want)
+		}
+	}
+	if f.count(`SELECT count(*) FROM penstock.sample_minute WHERE pending = 7 AND head_age = 12 AND accepted = 112 AND in_per_second = 2`) != 1 {
+		t.Error("the minute is not the mean of depths, the worst age and the last counters")
+	}
+	for f.count(`SELECT penstock.drop_old_partitions()`) > 0 {
+	}
+	if n := f.count(`SELECT count(*) FROM pg_class WHERE relname ~ '_20200101$' AND relkind = 'r'`); n != 0 {
+		t.Errorf("%d old partitions are left", n)
+	}
+}
+
+// A sample reads as many buffers at any depth: it counts up to a bound, and marks what goes beyond as an estimate.
+// SAMPLE_ENTRIES=10000000 measures at ten million.
+func TestSampleCostsTheSameAtAnyDepth(t *testing.T) {
+	most := 200_000
+	if text := os.Getenv("SAMPLE_ENTRIES"); text != "" {
+		var err error
+		if most, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	depth := 0
+	fill := func(to int) {
+		f.exec(`INSERT INTO penstock.entry_work (id, queue_id, status, priority, due_at, payload)
+		        SELECT n, $1, (CASE WHEN n % 3 = 0 THEN 'initial' ELSE 'pending' END)::penstock.status, CASE WHEN n % 3 = 1 THEN -1 ELSE 1 END,
+		               CASE WHEN n % 3 = 0 THEN now() + interval '1 day' END, '{}' FROM generate_series($2::int, $3) n`, f.q.ID, depth+1, to)
+		f.exec(`INSERT INTO penstock.ready (pos, entry_id, queue_id, priority, flow)
+		        SELECT n, n, $1, 1, 'flow ' || n % 500 FROM generate_series($2::int, $3) n WHERE n % 3 = 2`, f.q.ID, depth+1, to)
+		f.exec(`VACUUM ANALYZE penstock.entry_work, penstock.ready`)
+		depth = to
+	}
+	measured := func() (buffers float64, ms float64) {
+		var text []byte
+		for range 2 { // the first one meets what nobody has cached
+			if err := f.pool.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
+			    SELECT m.* FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m`).Scan(&text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var plans []struct {
+			Plan struct {
+				Hit  float64 `json:"Shared Hit Blocks"`
+				Read float64 `json:"Shared Read Blocks"`
+			}
+			Time float64 `json:"Execution Time"`
+		}
+		if err := json.Unmarshal(text, &plans); err != nil {
+			t.Fatal(err)
+		}
+		return plans[0].Plan.Hit + plans[0].Plan.Read, plans[0].Time
+	}
+	fill(40_000)
+	small, _ := measured()
+	fill(most)
+	large, ms := measured()
+	t.Logf("a look at every queue reads %.0f buffers at 40,000 entries, %.0f at %d, in %.1f ms", small, large, most, ms)
+	if small == 0 || large > 1.5*small+100 {
+		t.Errorf("%.0f buffers at 40,000 entries and %.0f at %d", small, large, most)
+	}
+	if f.count(`SELECT count(*) FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m WHERE q.id = $1 AND m.estimated
+	              AND m.initial + m.pending + m.disabled BETWEEN $2::int / 2 AND $2::int * 2`, f.q.ID, most) != 1 {
+		t.Error("the estimate is not marked as one, or far from the truth")
+	}
+}
