@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-peers bench-dispatch soak clean
+.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-guard bench-peers bench-dispatch soak clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +91,9 @@ check-worker: ## Test the example worker under the race detector
 
 bench: ## Push and drain the queue by itself on a private Postgres, with WAL an entry; ARGS='-backlog 5000000' times claims
 	go -C bench run ./cmd/core $(ARGS)
+
+bench-guard: ## What an entry costs in WAL, buffers, statements and allocations, against its bounds; in `make check` as well
+	go -C bench test -count=1 -v ./guard
 
 bench-peers: ## Compare with other queues on one private Postgres; needs npm; ARGS=-short for one small round
 	[ -d bench/peers/node/node_modules ] || npm ci --prefix bench/peers/node
