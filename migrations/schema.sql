@@ -1379,9 +1379,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Name: drop_queue(text, boolean); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: drop_queue(text, boolean, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.drop_queue(queue_name text, force boolean DEFAULT false) RETURNS void
+CREATE FUNCTION penstock.drop_queue(queue_name text, force boolean DEFAULT false, reason text DEFAULT NULL::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -1407,7 +1407,8 @@ BEGIN
     DELETE FROM penstock.result WHERE queue_id = q.id;
     DELETE FROM penstock.failure WHERE queue_id = q.id;
     DELETE FROM penstock.queue WHERE id = q.id;
-    INSERT INTO penstock.audit (actor, verb, object) VALUES (current_user, 'drop_queue', queue_name);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(drop_queue.actor, current_user), 'drop_queue', queue_name, drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
 END $$;
 
 -- Name: enable_entries(text, text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3159,10 +3160,11 @@ BEGIN
         RAISE EXCEPTION 'payload merged into entry % is missing or larger than % bytes', oldest, q.payload_limit USING ERRCODE = 'PS003';
     END IF;
     UPDATE penstock.entry e
-       SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes, cost = a.cost
+       SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes, cost = a.cost,
+           depth = a.depth
       FROM (SELECT CASE WHEN bool_and(x.start_by IS NOT NULL) THEN max(x.start_by) END AS start_by,
                    CASE WHEN bool_and(x.finish_by IS NOT NULL) THEN max(x.finish_by) END AS finish_by,
-                   max(x.attempt) AS attempt, max(x.crashes) AS crashes, max(x.cost) AS cost
+                   max(x.attempt) AS attempt, max(x.crashes) AS crashes, max(x.cost) AS cost, max(x.depth) AS depth
               FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids)) a
      WHERE e.queue_id = q.id AND e.id = oldest;
     WITH gone AS (
@@ -3366,11 +3368,11 @@ BEGIN
     place := nextval('penstock.entry_id_seq');
     off := penstock.is_off(queue, f.name, f.lock_key);
     INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, priority, enabled_priority, pos,
-                                flow, lock_key, name, trace, callback, history, payload)
+                                flow, lock_key, name, trace, callback, history, payload, depth)
     VALUES (wanted, queue, f.created_at, 'pending', CASE WHEN f.start_by > clock_timestamp() THEN f.start_by END,
             CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost,
             CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, place,
-            f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload);
+            f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload, f.depth);
     IF NOT off THEN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
         VALUES (queue, f.priority, f.flow, place, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key);
@@ -4489,13 +4491,18 @@ CREATE TABLE penstock.failure (
     trace text,
     callback jsonb,
     history jsonb,
-    payload jsonb NOT NULL
+    payload jsonb NOT NULL,
+    depth smallint DEFAULT 0 NOT NULL
 )
 PARTITION BY RANGE (failed_at);
 
 -- Name: COLUMN failure.fingerprint; Type: COMMENT; Schema: penstock; Owner: -
 
 COMMENT ON COLUMN penstock.failure.fingerprint IS 'the error with numbers and quoted texts left out: equal for errors of one cause';
+
+-- Name: COLUMN failure.depth; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.failure.depth IS 'of the entry: how many entries lie between it and a push from outside';
 
 -- Name: failure_default; Type: TABLE; Schema: penstock; Owner: -
 
@@ -4519,7 +4526,8 @@ CREATE TABLE penstock.failure_default (
     trace text,
     callback jsonb,
     history jsonb,
-    payload jsonb NOT NULL
+    payload jsonb NOT NULL,
+    depth smallint DEFAULT 0 NOT NULL
 );
 
 -- Name: idempotency; Type: TABLE; Schema: penstock; Owner: -

@@ -214,7 +214,7 @@ func TestUnwatchLeavesNothingBehind(t *testing.T) {
 	if traces() != before+4+4+1 {
 		t.Errorf("%d traces of a watch, want 9", traces()-before)
 	}
-	if err := invalidation.Drop(b.ctx, b.pool, "changes", true); !errors.Is(err, invalidation.ErrState) {
+	if err := invalidation.Drop(b.ctx, b.pool, "changes", true, invalidation.By{}); !errors.Is(err, invalidation.ErrState) {
 		t.Errorf("drop of a queue that is written to by triggers: %v", err)
 	}
 	if n, err := Unwatch(b.ctx, b.pool, "account", invalidation.By{}); n != 1 || err != nil {

@@ -142,3 +142,16 @@ func TestCompactQueueVisitsKeysWithManyEntries(t *testing.T) {
 	b.want([]any{n, after}, []any{2, ""})
 	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 5)
 }
+
+// A loop ends at a depth; neither compaction nor a retry of what it ended in may begin it anew.
+func TestDepthIsKeptByCompactionAndByRetryOfAFailure(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true})
+	ids := b.pushPayloads(`1`, `2`, `3`)
+	b.exec(b.pool, `UPDATE penstock.entry SET depth = 7 WHERE id = $1`, ids[1])
+	b.want(b.compact(), 2)
+	b.want(b.count(`SELECT depth FROM penstock.entry WHERE id = $1`, ids[0]), 7)
+	lock := b.claimOne()
+	b.settle(last(Fail(lock, ids[0], Failure{Error: "no"}, 0)))
+	b.exec(b.pool, `SELECT penstock.retry_failure($1)`, ids[0])
+	b.want(b.count(`SELECT depth FROM penstock.entry WHERE id = $1`, ids[0]), 7)
+}

@@ -22,6 +22,9 @@ var (
 	// ErrLockLost says that the lock record no longer carries our token: somebody else was given the entry, and
 	// whatever we know about it counts no more.
 	ErrLockLost = errors.New("lock lost")
+	// ErrConflict says that somebody changed the entry at the very moment when it was finished inside a transaction of the
+	// caller's. The transaction is lost; a handler that returns this error is run again and spends no attempt.
+	ErrConflict = errors.New("entry changed while it was finished")
 	// ErrNodeGone says that the node's row was removed, and with it every lock it held.
 	ErrNodeGone = errors.New("node is not registered any more")
 	// ErrDefinitionConflict says that the queue in the database is not the one that the program defines.

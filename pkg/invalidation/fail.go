@@ -40,10 +40,10 @@ WITH found AS MATERIALIZED (
     RETURNING d.*, f.error, f.fingerprint, f.run_ms
 ), failed AS (
     INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
-                                  lock_key, name, class, error, fingerprint, trace, callback, payload, history)
+                                  lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
     SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
            least(attempt + 1, 32767), crashes, flow, lock_key, name, coalesce(error->>'class', 'error'), coalesce(error->>'error', ''),
-           fingerprint, trace, callback, payload,
+           fingerprint, trace, callback, payload, depth,
            coalesce(history, '[]') || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt + 1, 'error', error->>'error',
                'class', error->>'class', 'stack', error->'stack', 'node', $7::bigint, 'run_ms', run_ms, 'meta', error->'meta')
       FROM gone

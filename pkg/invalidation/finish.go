@@ -110,8 +110,9 @@ func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending) {
 }
 
 // FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit
-// together. It returns ErrLockLost if the entry is not ours any more: roll back then. The transaction must be READ
-// COMMITTED: under a fixed snapshot the key's entries that came since could not be seen, and would be left behind.
+// together. It returns ErrLockLost if the entry is not ours any more, and ErrConflict if an operator changed it just now:
+// roll back then. The transaction must be READ COMMITTED: under a fixed snapshot the key's entries that came since could
+// not be seen, and would be left behind.
 func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending Ending) error {
 	var isolation string
 	if err := tx.QueryRow(ctx, `SELECT current_setting('transaction_isolation')`).Scan(&isolation); err != nil {
@@ -120,7 +121,11 @@ func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending End
 	if isolation != "read committed" {
 		return fmt.Errorf("finish entry %d of queue %q: the transaction is %s, use read committed: %w", ending.Entry, q.Name, isolation, ErrInvalid)
 	}
-	ours, err := q.On(tx).Settle(ctx, node, []Ending{ending})
+	// Not by Settle, which tries again what meets a change: here the transaction is aborted by then.
+	ours, err := q.On(tx).settleHeld(ctx, node, []Ending{ending})
+	if changedMeanwhile(err) {
+		return fmt.Errorf("finish entry %d of queue %q; roll back and run it again: %w (%w)", ending.Entry, q.Name, ErrConflict, err)
+	}
 	if err != nil {
 		return err
 	}

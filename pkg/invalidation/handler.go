@@ -130,7 +130,7 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		return Cancel(l, id, err.Error())
 	case errors.Is(err, ErrFinishBy):
 		return Expire(l, id, err.Error())
-	case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrDraining):
+	case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrDraining), errors.Is(err, ErrConflict):
 		return Release(l, id, 0)
 	}
 	var a answer

@@ -161,7 +161,7 @@ func TestTheWholeLife(t *testing.T) {
 	// At the end of the day every accepted order has exactly one outcome, and the tables are empty.
 	s.equal(s.count(`SELECT count(*) FROM penstock.result`), 6)
 	s.equal(s.count(`SELECT (SELECT count(*) FROM penstock.entry) + (SELECT count(*) FROM penstock.ready) + (SELECT count(*) FROM penstock.lock)`), 0)
-	s.must(Drop(s.ctx, s.db, "orders", false))
+	s.must(Drop(s.ctx, s.db, "orders", false, By{}))
 }
 
 // story is what the tale is told with.

@@ -1,6 +1,8 @@
 package invalidation
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -259,4 +261,29 @@ func TestFinishTxIsRefusedUnderAFixedSnapshot(t *testing.T) {
 	} else if code := postgres.Code(err); code != "" {
 		t.Fatalf("FinishTx was refused by the server (%s), want a plain answer: %v", code, err)
 	}
+}
+
+// FinishTx cannot try again what meets a change: the caller's transaction is aborted by then.
+func TestFinishTxThatMeetsAChangeSaysSo(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("")
+	lock := b.claimOne()
+	ending := last(Done(lock, lock.Entries[0].ID, nil, 0))
+	operatorTx, tx := b.begin(), b.begin()
+	b.exec(operatorTx, `UPDATE penstock.entry SET cost = 2`)
+	answer := later(b, func() (error, error) { return b.q.FinishTx(b.ctx, tx, here, ending), nil })
+	b.awaitBlocked(operatorTx)
+	b.commit(operatorTx)
+	err := answer()
+	if !errors.Is(err, ErrConflict) {
+		t.Errorf("finish met a change: %v, want ErrConflict", err)
+	}
+	run := &Run{Queue: b.q, Entry: lock.Entries[0], Lock: lock, Node: here}
+	if e := Judge(run, nil, fmt.Errorf("save: %w", err), 0, 0); e.verb != verbRelease {
+		t.Errorf("a conflict is judged %+v, want a release: it spends no attempt", e)
+	}
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.settle(ending)
 }

@@ -90,11 +90,11 @@ WITH gone AS (
     RETURNING d.*
 )
 INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
-                              lock_key, name, class, error, fingerprint, trace, callback, payload, history)
+                              lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
 SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
        attempt, crashes, flow, lock_key, name, 'poison',
        'set aside: ' || crashes || ' nodes died while they ran this entry', 'set aside: _ nodes died while they ran this entry',
-       trace, callback, payload, history
+       trace, callback, payload, depth, history
   FROM gone`
 
 // Recover ends locks of this queue that nobody will settle and puts their keys back where they stood in line, all

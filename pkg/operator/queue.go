@@ -200,12 +200,7 @@ func (d *Database) AlterQueue(ctx context.Context, name string, options map[stri
 
 // DropQueue removes a queue; with force also one that has entries, which are lost.
 func (d *Database) DropQueue(ctx context.Context, name string, force bool, by invalidation.By) error {
-	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
-		if err := invalidation.Drop(ctx, tx, name, force); err != nil {
-			return err
-		}
-		return record(ctx, tx, by, "drop_queue", name, map[string]any{"force": force})
-	})
+	return invalidation.Drop(ctx, d.db, name, force, by)
 }
 
 // PauseQueue stops claims from a queue until it is resumed, or until a time that is not zero.

@@ -57,6 +57,7 @@ func (n *Node) reincarnate(ctx context.Context, start time.Time) error {
 		return err
 	}
 	n.lease.renew(start)
+	n.regainLease()
 	return nil
 }
 
@@ -105,15 +106,23 @@ func (n *Node) leaseKeeper(ctx context.Context) {
 	}
 }
 
-// loseLease ends every run. New ones get a context that has not ended, once the lease is renewed.
+// loseLease ends every run, and keeps from running what was claimed before: others may have it by the time when the
+// lease is renewed.
 func (n *Node) loseLease() {
 	n.leaseOver.Store(true)
-	n.stats.leasesLost.Add(1)
+	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
 	n.desk.endAll(invalidation.ErrLeaseLost)
 }
 
+func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }
+
+// leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it has it again.
+func (n *Node) leaseLost(job *assignment) bool { return n.leaseOver.Load() || n.losses() != job.losses }
+
 func (n *Node) regainLease() {
+	if !n.leaseOver.Swap(false) {
+		return
+	}
 	n.cfg.Log.Info("lease renewed", "node", n.cfg.Name)
-	n.leaseOver.Store(false)
 	n.signal()
 }

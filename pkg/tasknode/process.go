@@ -19,6 +19,7 @@ type assignment struct {
 	lane    Candidate
 	charged float64   // seconds that the ranker was charged for it
 	leave   allowance // of the gates, given back when the run ends
+	losses  int64     // of the node's lease, before it was claimed
 
 	cancel context.CancelCauseFunc
 	wishes map[invalidation.EntryID]string // entries to be cancelled, and why; guarded by desk
@@ -26,14 +27,14 @@ type assignment struct {
 }
 
 // accept takes claimed locks in and hands them to the processing threads.
-func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance) {
+func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64) {
 	estimate := n.board.estimate(v.service).Seconds()
 	lane := v.candidate(v.lane.key.lane)
 	lane.Queue = v.queue
 	for _, l := range locks {
 		charge := estimate * float64(max(1, len(l.Entries)))
 		n.cfg.Ranker.Charge(lane, charge)
-		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge, leave: a}
+		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge, leave: a, losses: losses}
 		n.desk.add(job)
 		if len(l.Entries) == 0 {
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
@@ -86,7 +87,7 @@ func (n *Node) process(job *assignment) {
 // stop says how to end a lock before entry i has run, nil to go on.
 func (n *Node) stop(job *assignment, start time.Time, i int) func(*invalidation.Lock, invalidation.EntryID) invalidation.Ending {
 	switch {
-	case n.leaseOver.Load() || n.handingBack.Load():
+	case n.leaseLost(job) || n.handingBack.Load():
 		return func(l *invalidation.Lock, e invalidation.EntryID) invalidation.Ending {
 			return invalidation.Release(l, e, 0)
 		}
@@ -112,7 +113,7 @@ func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Endin
 		return invalidation.Cancel(job.lock, e.ID, reason)
 	}
 	// The lease may have been lost before the desk knew how to end this run.
-	if n.leaseOver.Load() {
+	if n.leaseLost(job) {
 		return invalidation.Release(job.lock, e.ID, 0)
 	}
 	start := time.Now()
@@ -172,7 +173,7 @@ func (n *Node) handle(ctx context.Context, job *assignment, e *invalidation.Entr
 // processBatch gives all entries of a lock to the handler at once.
 func (n *Node) processBatch(job *assignment, h invalidation.BatchHandler) {
 	entries := job.lock.Entries
-	if n.leaseOver.Load() || n.handingBack.Load() {
+	if n.leaseLost(job) || n.handingBack.Load() {
 		n.end(job, last(invalidation.Release(job.lock, entries[0].ID, 0)))
 		return
 	}
@@ -204,7 +205,7 @@ func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*in
 	ctx, stop := n.runContext(job, &invalidation.Entry{FinishIn: finishIn}, sinceClaim)
 	defer stop()
 	// The lease may have been lost before the desk knew how to end this run.
-	if n.leaseOver.Load() {
+	if n.leaseLost(job) {
 		return []invalidation.Ending{invalidation.Release(job.lock, runs[0].Entry.ID, 0)}
 	}
 	start := time.Now()

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -65,7 +66,7 @@ func (n *Node) step(ctx context.Context) bool {
 	request := invalidation.ClaimRequest{
 		Node: n.id(), ClaimID: n.claims.Add(1), Lane: v.lane.key.lane, From: v.from, Limit: a.locks, Stubborn: v.fromHead,
 	}
-	start := time.Now()
+	start, losses := time.Now(), n.losses()
 	claim, end := outlive(ctx, n.cfg.Beat)
 	claimed, err := v.queue.Claim(claim, request)
 	end()
@@ -75,7 +76,7 @@ func (n *Node) step(ctx context.Context) bool {
 	took := time.Since(start)
 	n.stats.claimed(len(claimed.Locks), took)
 	n.giveBack(v, a, a.locks-len(claimed.Locks))
-	n.accept(v, claimed.Locks, a)
+	n.accept(v, claimed.Locks, a, losses)
 	n.after(ctx, v, claimed, err, took)
 	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy)
 }
@@ -173,7 +174,8 @@ func outlive(ctx context.Context, d time.Duration) (context.Context, func()) {
 
 // resolve finds out what of a claim that ended in an error was committed. Whatever the error, that may be some of it: a
 // claim has parts, and the entries of groups are read after its commit. It does not give up while the node lives;
-// a node that stops leaves the locks to recovery after a lease, which ends them as its heartbeats do not name them.
+// a node that stops, or that the database refuses, leaves the locks to recovery after a lease, which ends them as its
+// heartbeats do not name them.
 func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, err error) []*invalidation.Lock {
 	if ctx.Err() == nil {
 		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)
@@ -184,7 +186,11 @@ func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidatio
 		if err == nil {
 			return locks
 		}
-		if ctx.Err() != nil && time.Since(start) > n.cfg.Lease {
+		refused := !postgres.Unavailable(err)
+		if refused {
+			n.cfg.Log.Error("find out what a claim brought", "queue", q.Name, "claim", r.ClaimID, "since", time.Since(start), "error", err)
+		}
+		if (refused || ctx.Err() != nil) && time.Since(start) > n.cfg.Lease {
 			return nil
 		}
 		time.Sleep(n.jitter(pause))

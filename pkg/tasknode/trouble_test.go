@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -129,4 +130,60 @@ func TestEndingsThatCannotBeRecordedDoNotHoldUpOthers(t *testing.T) {
 		push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
 	}
 	eventually(t, pool, "others done", `SELECT count(*) = 22 FROM penstock.result`)
+}
+
+// While a node is cut off, others may be given what it holds. What it claimed before runs no more, even if the lease is
+// back before its turn comes; and the node is at work again at once, however long its lease.
+func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var dead atomic.Int64 // tokens up to this one are of the life before
+	var late atomic.Int64
+	running, again, once := make(chan struct{}), make(chan struct{}), sync.Once{}
+	start(t, pool, tasknode.Config{Threads: 2, SchedulingThreads: 1, Lease: time.Minute, Beat: 50 * time.Millisecond}, map[string]invalidation.HandlerFunc{
+		"work": func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			if int64(r.Lock.Token) <= dead.Load() {
+				late.Add(1)
+			}
+			if string(r.Entry.Payload) == `"stay"` && dead.Load() == 0 {
+				once.Do(func() { close(running) })
+				<-ctx.Done()
+				<-again
+				return nil, ctx.Err()
+			}
+			return nil, nil
+		},
+	})
+	short := make([]invalidation.Push, 100) // so short that others are claimed while they run
+	for i := range short {
+		short[i].Payload = json.RawMessage(`1`)
+	}
+	push(t, q, short...)
+	eventually(t, pool, "short ones done", emptySQL)
+	for i := range 20 {
+		short[i].Payload = json.RawMessage(`"stay"`)
+	}
+	push(t, q, short...)
+	<-running
+	eventually(t, pool, "some wait behind", `SELECT count(*) > 10 FROM penstock.lock`)
+
+	held, err := invalidation.HeldLocks(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range held {
+		dead.Store(max(dead.Load(), int64(l.Token)))
+	}
+	if _, err := q.Recover(t.Context(), held, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `DELETE FROM penstock.node`); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, pool, "the node claims again", `SELECT EXISTS (SELECT FROM penstock.lock WHERE token > $1)`, dead.Load())
+	close(again)
+	eventually(t, pool, "all done", emptySQL)
+	if late.Load() > 0 {
+		t.Errorf("%d runs began under dead tokens", late.Load())
+	}
 }

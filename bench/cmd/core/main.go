@@ -60,7 +60,7 @@ func run(ctx context.Context, dsn string, n, batch, backlog int, keep bool) erro
 	if keep {
 		retention = time.Hour
 	}
-	_ = invalidation.Drop(ctx, pool, "bench", true)
+	_ = invalidation.Drop(ctx, pool, "bench", true, invalidation.By{})
 	q, err := invalidation.Create(ctx, pool, "bench", invalidation.Config{ResultRetention: retention})
 	if err != nil {
 		return err

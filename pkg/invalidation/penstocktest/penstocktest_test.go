@@ -20,7 +20,9 @@ type mail struct {
 	To string `json:"to"`
 }
 
-var mails = invalidation.Definition[mail]{Name: "mails", Config: invalidation.Config{Grouping: "to"}}
+var mails = invalidation.Definition[mail]{Name: "mails", Config: invalidation.Config{
+	Grouping: "to", Retry: invalidation.RetryPolicy{Base: invalidation.Seconds(time.Hour)}, // no retry comes due while a test runs
+}}
 
 func begin(t *testing.T) (pgx.Tx, *pgxpool.Pool) {
 	t.Helper()
