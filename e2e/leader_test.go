@@ -64,7 +64,7 @@ func (s *site) startLeader(role string) *leader {
 		s.t.Fatal(err)
 	}
 	u.User = url.User(role)
-	l := &leader{program: start(s.t, "leader", role, "--listen", "127.0.0.1:0", "--database-url", u.String())}
+	l := &leader{program: start(s.t, "leader", role, "--listen", "127.0.0.1:0", "--open", "--database-url", u.String())}
 	l.address = "http://" + value(l.says("leader started", 20*time.Second), "listen")
 	return l
 }

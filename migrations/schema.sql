@@ -2108,6 +2108,15 @@ CREATE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS
                     WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
 $_$;
 
+-- Name: keep_audit(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.keep_audit() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    RAISE EXCEPTION 'the audit is only ever added to' USING ERRCODE = 'insufficient_privilege';
+END $$;
+
 -- Name: keep_watch_queue(); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.keep_watch_queue() RETURNS trigger
@@ -4071,6 +4080,48 @@ CREATE FUNCTION penstock.work_for(queue integer, entries bigint[]) RETURNS integ
       FROM penstock.entry e WHERE e.queue_id = $1 AND e.id = ANY ($2)
 $_$;
 
+-- Name: api_token; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.api_token (
+    id bigint NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    hash bytea NOT NULL,
+    scopes text[] NOT NULL,
+    applications text[] DEFAULT '{}'::text[] NOT NULL,
+    queues text[] DEFAULT '{}'::text[] NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    created_by text NOT NULL,
+    expires_at timestamp with time zone,
+    revoked_at timestamp with time zone,
+    used_at timestamp with time zone,
+    CONSTRAINT api_token_hash_check CHECK ((length(hash) = 32)),
+    CONSTRAINT api_token_name_check CHECK ((name ~ '^[a-zA-Z0-9][a-zA-Z0-9._@-]{0,62}$'::text)),
+    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['push'::text, 'read'::text, 'operate'::text, 'admin'::text])))
+);
+
+-- Name: COLUMN api_token.applications; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.api_token.applications IS 'to which the token is limited; empty: to none';
+
+-- Name: COLUMN api_token.queues; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.api_token.queues IS 'to which the token is limited; empty: to none';
+
+-- Name: COLUMN api_token.used_at; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.api_token.used_at IS 'within a minute';
+
+-- Name: api_token_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.api_token ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.api_token_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 -- Name: lock; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.lock (
@@ -5084,6 +5135,16 @@ ALTER TABLE ONLY penstock.failure ATTACH PARTITION penstock.failure_default DEFA
 
 ALTER TABLE ONLY penstock.result ATTACH PARTITION penstock.result_default DEFAULT;
 
+-- Name: api_token api_token_hash_key; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.api_token
+    ADD CONSTRAINT api_token_hash_key UNIQUE (hash);
+
+-- Name: api_token api_token_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.api_token
+    ADD CONSTRAINT api_token_pkey PRIMARY KEY (id);
+
 -- Name: audit audit_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.audit
@@ -5279,6 +5340,10 @@ ALTER TABLE ONLY penstock.watch
 ALTER TABLE ONLY penstock.webhook_endpoint
     ADD CONSTRAINT webhook_endpoint_pkey PRIMARY KEY (url);
 
+-- Name: api_token_name; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE INDEX api_token_name ON penstock.api_token USING btree (name, id);
+
 -- Name: batch_ended; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX batch_ended ON penstock.batch USING btree (ended_at) WHERE (ended_at IS NOT NULL);
@@ -5410,6 +5475,10 @@ ALTER INDEX penstock.failure_fingerprint ATTACH PARTITION penstock.failure_defau
 -- Name: result_default_queue_id_entry_id_idx; Type: INDEX ATTACH; Schema: penstock; Owner: -
 
 ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue_id_entry_id_idx;
+
+-- Name: audit audit_stays; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER audit_stays BEFORE DELETE OR UPDATE OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
 
 -- Name: queue drop_own_limit; Type: TRIGGER; Schema: penstock; Owner: -
 

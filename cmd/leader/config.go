@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
@@ -17,7 +19,8 @@ type Config struct {
 
 // Leader is the section for leaders alone.
 type Leader struct {
-	Listen   string   `koanf:"listen" help:"address of the HTTP server; requests are not authenticated, so mind who can reach it"`
+	Listen   string   `koanf:"listen" help:"address of the HTTP server"`
+	Open     bool     `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
 	Migrate  bool     `koanf:"migrate" help:"apply missing migrations at start; set it to false where another tool does, or behind a pooler"`
 	Hints    bool     `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
 	HTTP     HTTP     `koanf:"http"`
@@ -75,6 +78,7 @@ func (c Config) validate() error {
 			errs = append(errs, fmt.Errorf("leader.%s is %v: want %s", key, value, want))
 		}
 	}
+	check(!l.Open || loopback(l.Listen), "open", l.Open, "it only with leader.listen on a loopback address such as 127.0.0.1:8420")
 	check(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
 	check(l.HTTP.Entries > 0, "http.entries_max", l.HTTP.Entries, "more than 0")
 	check(l.HTTP.Timeout > 0, "http.timeout", l.HTTP.Timeout, "more than 0")
@@ -86,4 +90,14 @@ func (c Config) validate() error {
 	check(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
 	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
 	return errors.Join(errs...)
+}
+
+// loopback says whether only this machine can reach an address to listen on.
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }

@@ -75,6 +75,7 @@ func run(cfg Config, log *slog.Logger) error {
 
 	l := newLeader(cfg, pools, log)
 	server := api.New(pools.api, api.Config{
+		Open:         cfg.Leader.Open,
 		BodyBytesMax: cfg.Leader.HTTP.BodyBytes,
 		EntriesMax:   cfg.Leader.HTTP.Entries,
 		Timeout:      cfg.Leader.HTTP.Timeout,

@@ -35,6 +35,7 @@ func newServer(t *testing.T, cfg api.Config, queue invalidation.Config) *server 
 	if _, err := invalidation.Create(t.Context(), pool, "work", queue); err != nil {
 		t.Fatal(err)
 	}
+	cfg.Open = true
 	return &server{t: t, pool: pool, API: api.New(pool, cfg)}
 }
 
@@ -42,6 +43,7 @@ func newServer(t *testing.T, cfg api.Config, queue invalidation.Config) *server 
 func (s *server) do(method, path, body string, headers ...string) (status int, answer map[string]any, header http.Header) {
 	s.t.Helper()
 	r := httptest.NewRequestWithContext(s.t.Context(), method, path, strings.NewReader(body))
+	r.Host = "localhost"
 	if body != "" {
 		r.Header.Set("Content-Type", "application/json")
 	}
@@ -99,7 +101,7 @@ func TestPushHintsAtItsQueue(t *testing.T) {
 			t.Fatal("the listener is not connected")
 		}
 	}
-	s := &server{t: t, pool: pool, API: api.New(pool, api.Config{Hinter: hinter})}
+	s := &server{t: t, pool: pool, API: api.New(pool, api.Config{Open: true, Hinter: hinter})}
 	s.do("POST", entries, `{"payload": 1}`)
 	select {
 	case queue := <-woken:
@@ -119,7 +121,7 @@ func TestSameIdempotencyKeyGivesTheSameEntries(t *testing.T) {
 		t.Errorf("again: %d %v, first %v", status, again, first)
 	}
 	status, problem, _ := s.do("POST", entries, `{"payload": 2}`, "Idempotency-Key", "a")
-	if status != 409 || problem["code"] != "idempotency_conflict" {
+	if status != 422 || problem["code"] != "idempotency_conflict" {
 		t.Errorf("other body: %d %v", status, problem)
 	}
 	_, many, _ := s.do("POST", entries, `[{"payload": 1}, {"payload": 2}]`, "Idempotency-Key", "b")
@@ -146,6 +148,7 @@ func TestHundredPushesOfOneKeyAtOnceMakeOneEntry(t *testing.T) {
 	for range 100 {
 		wg.Go(func() {
 			r := httptest.NewRequestWithContext(t.Context(), "POST", entries, strings.NewReader(`{"payload": 1}`))
+			r.Host = "localhost"
 			r.Header.Set("Content-Type", "application/json")
 			r.Header.Set("Idempotency-Key", "a")
 			w := httptest.NewRecorder()
@@ -178,7 +181,7 @@ func TestEachErrorIsAProblemDocumentWithItsStatus(t *testing.T) {
 	}{
 		{name: "no such queue", method: "POST", path: "/v1/queues/nowhere/entries", body: `{"payload": 1}`, status: 404, code: "queue_not_found"},
 		{name: "no such entry", method: "GET", path: "/v1/entries/17", status: 404, code: "entry_not_found"},
-		{name: "no id", method: "GET", path: "/v1/entries/x", status: 400, code: "malformed"},
+		{name: "no id", method: "GET", path: "/v1/entries/x", status: 422, code: "invalid"},
 		{name: "no such address", method: "GET", path: "/v2", status: 404, code: "no_such_address"},
 		{name: "other method", method: "DELETE", path: entries, status: 405, code: "method_not_allowed"},
 		{name: "no JSON", method: "POST", path: entries, body: `{`, status: 400, code: "malformed"},
@@ -187,8 +190,8 @@ func TestEachErrorIsAProblemDocumentWithItsStatus(t *testing.T) {
 		{name: "no such option", method: "POST", path: entries, body: `{"payload": 1, "lockkey": "k"}`, status: 400, code: "malformed"},
 		{name: "two keys", method: "POST", path: entries, body: `{"payload": 1, "idempotency_key": "a"}`, headers: []string{"Idempotency-Key", "b"}, status: 400, code: "malformed"},
 		{name: "no media type", method: "POST", path: entries, body: `{"payload": 1}`, headers: []string{"Content-Type", "text/plain"}, status: 415, code: "not_json"},
-		{name: "bad option", method: "POST", path: entries, body: `{"payload": 1, "priority": 10}`, status: 400, code: "invalid"},
-		{name: "NUL", method: "POST", path: entries, body: `{"payload": "\u0000"}`, status: 400, code: "invalid"},
+		{name: "bad option", method: "POST", path: entries, body: `{"payload": 1, "priority": 10}`, status: 422, code: "invalid"},
+		{name: "NUL", method: "POST", path: entries, body: `{"payload": "\u0000"}`, status: 422, code: "invalid"},
 		{name: "large payload", method: "POST", path: entries, body: large, status: 413, code: "payload_too_large"},
 		{name: "large body", method: "POST", path: entries, body: `[` + large + `,` + large + `,` + large + `]`, status: 413, code: "payload_too_large"},
 		{name: "many entries", method: "POST", path: entries, body: `[{"payload":1},{"payload":1},{"payload":1},{"payload":1}]`, status: 413, code: "too_many_entries"},
@@ -297,9 +300,9 @@ func TestDatabaseThatIsAwayIsReportedAndNotExplainedToClients(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	a := api.New(pool, api.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	a := api.New(pool, api.Config{Open: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	w := httptest.NewRecorder()
-	a.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/v1/entries/1", nil))
+	a.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "http://localhost/v1/entries/1", nil))
 	if w.Code != 503 || strings.Contains(w.Body.String(), "127.0.0.1") {
 		t.Errorf("got %d %s", w.Code, w.Body)
 	}

@@ -10,7 +10,10 @@ import (
 
 // Config says what a server accepts. Its zero value means the defaults.
 type Config struct {
-	// BodyBytesMax bounds the body of a request. Default 32 MiB.
+	// Open lets in who has no token, with every right. It is for development: requests must be addressed to this
+	// machine, and whoever serves the API must listen on a loopback address.
+	Open bool
+	// BodyBytesMax bounds the body of a push. Default 32 MiB.
 	BodyBytesMax int64
 	// EntriesMax bounds the entries in one push. Default 10,000.
 	EntriesMax int

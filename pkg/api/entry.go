@@ -1,11 +1,9 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -33,28 +31,29 @@ type entryRead struct {
 	Result     json.RawMessage     `json:"result,omitempty"`
 }
 
+func (a *API) entryRoutes() {
+	add(a, route{method: "GET", path: "/v1/entries/{id}", id: "show-entry", summary: "One entry, living or ended", scope: read, of: ofEntry}, a.entry)
+}
+
+type inID struct {
+	ID int64 `path:"id"`
+}
+
 // entry tells the state of a living entry, or the outcome of one that has ended for as long as that is kept.
-func (a *API) entry(w http.ResponseWriter, r *http.Request) error {
-	number, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
-	if err != nil {
-		return fmt.Errorf("%w: %q is not the id of an entry", errMalformed, r.PathValue("id"))
-	}
-	id := invalidation.EntryID(number)
-	ended, err := invalidation.Outcome(r.Context(), a.db, id)
+func (a *API) entry(ctx context.Context, in *inID) (*answer[entryRead], error) {
+	id := invalidation.EntryID(in.ID)
+	ended, err := invalidation.Outcome(ctx, a.db, id)
 	switch {
 	case err == nil:
-		writeJSON(w, "application/json", http.StatusOK, endedEntry(id, ended))
-		return nil
+		return &answer[entryRead]{endedEntry(id, ended)}, nil
 	case !errors.Is(err, invalidation.ErrState):
-		return err
+		return nil, err
 	}
-	living, err := invalidation.Explain(r.Context(), a.db, id)
+	living, err := invalidation.Explain(ctx, a.db, id)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	writeJSON(w, "application/json", http.StatusOK,
-		entryRead{ID: id, Queue: living.Queue, State: living.State, Reasons: living.Reasons})
-	return nil
+	return &answer[entryRead]{entryRead{ID: id, Queue: living.Queue, State: living.State, Reasons: living.Reasons}}, nil
 }
 
 func endedEntry(id invalidation.EntryID, e invalidation.Ended) entryRead {

@@ -13,6 +13,12 @@ type Check struct {
 	Run  func(ctx context.Context) error
 }
 
+func (a *API) probes() {
+	a.raw(route{method: "GET", path: "/livez"}, nil, a.livez)
+	a.raw(route{method: "GET", path: "/readyz"}, nil, a.readyz)
+	a.raw(route{method: "GET", path: "/metrics"}, nil, a.metrics)
+}
+
 // livez answers as long as the process can answer. It asks nobody: a database that is away is no reason to restart.
 func (a *API) livez(w http.ResponseWriter, _ *http.Request) error {
 	writeJSON(w, "application/json", http.StatusOK, map[string]string{"status": "live"})

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -18,9 +20,12 @@ import (
 // Errors of requests as such; those of the queue are invalidation's.
 var (
 	errMalformed   = errors.New("the request is malformed")
+	errInvalid     = errors.New("the request is not valid")
 	errMediaType   = errors.New("the body must be application/json")
 	errTooMany     = errors.New("too many entries in one push")
-	errBadData     = errors.New("the database cannot store this")
+	errLoop        = errors.New("entries push one another without end")
+	errSlow        = errors.New("the body came too slowly")
+	errTaken       = errors.New("another change came in between; try again")
 	errUnavailable = errors.New("the database is not available; try again")
 	errTimeout     = errors.New("the request took too long; try again")
 	errInternal    = errors.New("something went wrong here; the leader's log says what")
@@ -34,15 +39,21 @@ var statuses = []struct {
 }{
 	{errNoRoute, http.StatusNotFound, "no_such_address"},
 	{errNoMethod, http.StatusMethodNotAllowed, "method_not_allowed"},
+	{errNoToken, http.StatusUnauthorized, "unauthorized"},
+	{errForbidden, http.StatusForbidden, "forbidden"},
 	{errMalformed, http.StatusBadRequest, "malformed"},
 	{errMediaType, http.StatusUnsupportedMediaType, "not_json"},
 	{errTooMany, http.StatusRequestEntityTooLarge, "too_many_entries"},
-	{errBadData, http.StatusBadRequest, "invalid"},
+	{errSlow, http.StatusRequestTimeout, "body_too_slow"},
+	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
+	{errTaken, http.StatusConflict, "state_conflict"},
+	{errLoop, http.StatusConflict, "loop"},
 	{invalidation.ErrQueueNotFound, http.StatusNotFound, "queue_not_found"},
 	{invalidation.ErrEntryNotFound, http.StatusNotFound, "entry_not_found"},
-	{invalidation.ErrInvalid, http.StatusBadRequest, "invalid"},
+	{invalidation.ErrNotFound, http.StatusNotFound, "not_found"},
+	{invalidation.ErrInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{invalidation.ErrPayloadTooLarge, http.StatusRequestEntityTooLarge, "payload_too_large"},
-	{invalidation.ErrIdempotencyConflict, http.StatusConflict, "idempotency_conflict"},
+	{invalidation.ErrIdempotencyConflict, http.StatusUnprocessableEntity, "idempotency_conflict"},
 	{invalidation.ErrQueueFull, http.StatusTooManyRequests, "queue_full"},
 	{invalidation.ErrState, http.StatusConflict, "state_conflict"},
 	{errTimeout, http.StatusServiceUnavailable, "timeout"},
@@ -50,25 +61,63 @@ var statuses = []struct {
 	{errInternal, http.StatusInternalServerError, "internal"},
 }
 
+// sqlstates are what functions of the schema raise and the packages that call them pass through.
+var sqlstates = map[string]error{
+	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS003": invalidation.ErrPayloadTooLarge,
+	"PS004": invalidation.ErrIdempotencyConflict, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
+	"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS011": errLoop, "PS012": invalidation.ErrNotFound,
+	"57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errTaken,
+}
+
 // Problem is a problem document.
 type Problem struct {
-	Type   string `json:"type"`
+	Type   string `json:"type" doc:"urn:penstock:problem: and the code."`
 	Title  string `json:"title"`
 	Status int    `json:"status"`
-	Detail string `json:"detail,omitempty"`
-	Code   string `json:"code"` // the end of Type, for programs that compare
+	Detail string `json:"detail,omitempty" doc:"For people."`
+	Code   string `json:"code" doc:"For programs; it stays."`
+	Errors []Flaw `json:"errors,omitempty" nullable:"false" doc:"What is wrong with the request, and where."`
 
 	// Of a full queue.
-	Depth        *int64 `json:"depth,omitempty"`          // entries
-	Capacity     *int64 `json:"capacity,omitempty"`       // entries
-	RetryAfterMS *int64 `json:"retry_after_ms,omitempty"` // unless nothing drains
+	Depth        *int64 `json:"depth,omitempty" doc:"Entries in the full queue."`
+	Capacity     *int64 `json:"capacity,omitempty" doc:"Entries that it takes."`
+	RetryAfterMS *int64 `json:"retry_after_ms,omitempty" doc:"When room can be expected; absent if nothing drains."`
+}
+
+// Flaw is one thing that is wrong with a request.
+type Flaw struct {
+	Location string `json:"location,omitempty" doc:"As in body.reason or query.limit."`
+	Message  string `json:"message"`
+}
+
+// Error makes it an error of a handler.
+func (p *Problem) Error() string { return p.Detail }
+
+// GetStatus is the status of the answer.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType is that of problem documents.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+// GetHeaders says when to come back, and how to get in.
+func (p *Problem) GetHeaders() http.Header {
+	header := http.Header{}
+	switch {
+	case p.RetryAfterMS != nil:
+		header.Set("Retry-After", retryAfter(time.Duration(*p.RetryAfterMS)*time.Millisecond))
+	case p.Status == http.StatusServiceUnavailable:
+		header.Set("Retry-After", "1")
+	case p.Status == http.StatusUnauthorized:
+		header.Set("WWW-Authenticate", `Bearer realm="penstock"`)
+	}
+	return header
 }
 
 // problem looks err up in the table.
-func problem(err error) Problem {
+func problem(err error) *Problem {
 	for _, row := range statuses {
 		if errors.Is(err, row.err) {
-			p := Problem{Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status), Status: row.status, Code: row.code, Detail: err.Error()}
+			p := &Problem{Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status), Status: row.status, Code: row.code, Detail: err.Error()}
 			var full *invalidation.FullError
 			if errors.As(err, &full) {
 				p.Depth, p.Capacity = &full.Depth, &full.Capacity
@@ -88,10 +137,12 @@ func classify(ctx context.Context, err error) error {
 	switch code := postgres.Code(err); {
 	case errors.As(err, &tooLarge):
 		return fmt.Errorf("the body is larger than %d bytes: %w", tooLarge.Limit, invalidation.ErrPayloadTooLarge)
-	case errors.Is(context.Cause(ctx), context.DeadlineExceeded), code == "57014":
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		return errTimeout
+	case sqlstates[code] != nil && !known(err):
+		return fmt.Errorf("%w: %w", err, sqlstates[code])
 	case strings.HasPrefix(code, "22"): // data exception, such as a NUL in a text
-		return fmt.Errorf("%w: %w", errBadData, err)
+		return fmt.Errorf("the database cannot store this: %w: %w", errInvalid, err)
 	case code == "" && !known(err), code != "" && postgres.Unavailable(err):
 		return errUnavailable
 	case !known(err):
@@ -102,20 +153,57 @@ func classify(ctx context.Context, err error) error {
 
 func known(err error) bool { return problem(err).Code != "internal" }
 
-// report answers with a problem document, and logs what the client is not told.
+// told makes the problem document of an error, and logs what the client is not told.
+func (a *API) told(ctx context.Context, err error) *Problem {
+	p := problem(classify(ctx, err))
+	if p.Status >= 500 && ctx.Err() == nil {
+		a.cfg.Log.ErrorContext(ctx, "request went wrong", "code", p.Code, "error", err)
+	}
+	return p
+}
+
+// report answers with a problem document.
 func (a *API) report(w http.ResponseWriter, r *http.Request, err error) {
-	told := classify(r.Context(), err)
-	p := problem(told)
-	if p.Status >= 500 && r.Context().Err() == nil {
-		a.cfg.Log.ErrorContext(r.Context(), "request went wrong", "method", r.Method, "path", r.URL.Path, "code", p.Code, "error", err)
+	p := a.told(r.Context(), err)
+	for name, values := range p.GetHeaders() {
+		w.Header()[name] = values
 	}
-	switch {
-	case p.RetryAfterMS != nil:
-		w.Header().Set("Retry-After", retryAfter(time.Duration(*p.RetryAfterMS)*time.Millisecond))
-	case p.Status == http.StatusServiceUnavailable:
-		w.Header().Set("Retry-After", "1")
+	writeJSON(w, p.ContentType(""), p.Status, p)
+}
+
+// inOurWords makes problem documents of what is found wrong with a request before it reaches its handler. Values are
+// left out: they may be secrets, and the client knows them.
+func inOurWords(_ huma.Context, _ string, body any) (any, error) {
+	model, theirs := body.(*huma.ErrorModel)
+	if !theirs {
+		return body, nil
 	}
-	writeJSON(w, "application/problem+json", p.Status, p)
+	var is error
+	switch model.Status {
+	case http.StatusBadRequest:
+		is = errMalformed
+	case http.StatusRequestEntityTooLarge:
+		is = invalidation.ErrPayloadTooLarge
+	case http.StatusUnsupportedMediaType:
+		is = errMediaType
+	case http.StatusRequestTimeout:
+		is = errSlow
+	case http.StatusUnprocessableEntity:
+		is = errInvalid
+	default:
+		is = errInternal
+	}
+	p := problem(is)
+	p.Status, p.Title = model.Status, http.StatusText(model.Status)
+	for _, e := range model.Errors {
+		p.Errors = append(p.Errors, Flaw{Location: e.Location, Message: e.Message})
+	}
+	if len(p.Errors) > 0 {
+		p.Detail = fmt.Sprintf("%s: %s (%s)", p.Detail, p.Errors[0].Message, p.Errors[0].Location)
+	} else {
+		p.Detail += ": " + model.Detail
+	}
+	return p, nil
 }
 
 // retryAfter is in whole seconds, rounded up: a client that comes back too early comes in vain.

@@ -2,7 +2,6 @@ package api
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,6 +32,13 @@ type entryToPush struct {
 	Callback       json.RawMessage `json:"callback"`
 }
 
+func (a *API) pushRoutes() {
+	a.raw(route{
+		method: "POST", path: "/v1/queues/{queue}/entries", id: "push", summary: "Accept one entry or many, all or none",
+		scope: push, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax,
+	}, nil, a.push)
+}
+
 // push accepts a JSON object, or an array of them: all or none. The answer has the same shape. Its status is 201 if
 // any entry is new and 200 if all of them had been accepted before or were duplicates.
 func (a *API) push(w http.ResponseWriter, r *http.Request) error {
@@ -61,20 +67,6 @@ func (a *API) push(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Location", "/v1/entries/"+strconv.FormatInt(int64(pushed[0].ID), 10))
 	writeJSON(w, "application/json", status, pushed[0])
 	return nil
-}
-
-// queue returns a handle, which for a push is no more than a name: one that was found once is good for ever.
-func (a *API) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
-	if q, found := a.queues.Load(name); found {
-		return q.(*invalidation.Queue), nil //nolint:errcheck // nothing else is stored
-	}
-	q, err := invalidation.Open(ctx, a.db, name)
-	if err != nil {
-		return nil, err
-	}
-	q = q.Hinting(a.cfg.Hinter)
-	a.queues.Store(name, q)
-	return q, nil
 }
 
 // readPushes reads the body, and gives each entry the request's trace and its part of the Idempotency-Key.

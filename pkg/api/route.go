@@ -4,65 +4,119 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/penstock/penstock/internal/postgres"
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
 )
 
-// API answers requests. It is an http.Handler.
-type API struct {
-	cfg Config
-	db  postgres.DB
-	mux *http.ServeMux
-
-	queues sync.Map // from name to *invalidation.Queue
-}
-
-// New returns the whole API on a database.
-func New(db postgres.DB, cfg Config) *API {
-	a := &API{cfg: cfg.withDefaults(), db: db}
-	a.cfg.Checks = append([]Check{{Name: "database", Run: a.writable}}, a.cfg.Checks...)
-	a.mux = a.handler(append(a.routes(), a.probes()...))
-	return a
-}
-
-// NewProbes returns the part of the API that every daemon has: /livez, /readyz and /metrics.
-func NewProbes(cfg Config) *API {
-	a := &API{cfg: cfg.withDefaults()}
-	a.mux = a.handler(a.probes())
-	return a
-}
-
-// route is a pattern of http.ServeMux and what answers it. An error becomes a problem document.
+// route is an address, who may call it, and what bounds a call.
 type route struct {
-	method, path string
-	answer       func(w http.ResponseWriter, r *http.Request) error
+	method, path string // as http.ServeMux writes them
+	id           string // verb and noun, stable: generated clients name their functions by it
+	summary      string
+	scope        scope         // that a token needs; empty: anybody may call
+	of           object        // whose queue and application a limited token must be good for
+	status       int           // of success; 0: 200
+	bytesMax     int64         // of the body; 0: 64 KiB
+	timeout      time.Duration // 0: that of Config; negative: none, for what streams
 }
 
-func (a *API) routes() []route {
-	return []route{
-		{"POST", "/v1/queues/{queue}/entries", a.push},
-		{"GET", "/v1/entries/{id}", a.entry},
+const (
+	defaultBytesMax = 64 << 10
+	routeKey        = "route" // in the metadata of operations
+)
+
+// add registers an address whose bodies are described by types: a field that does not exist is refused, and an error
+// becomes a problem document.
+func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)) {
+	op := a.operation(r)
+	huma.Register(a.huma, *op, func(ctx context.Context, in *I) (*O, error) {
+		out, err := answer(ctx, in)
+		if err != nil {
+			return nil, a.told(ctx, err)
+		}
+		return out, nil
+	})
+}
+
+// raw registers an address that reads and writes by itself. Its operation can be described further; whatever is said of
+// a body there is documentation alone.
+func (a *API) raw(r route, describe func(*huma.Operation), answer func(http.ResponseWriter, *http.Request) error) {
+	op := a.operation(r)
+	if describe != nil {
+		describe(op)
 	}
-}
-
-func (a *API) probes() []route {
-	return []route{
-		{"GET", "/livez", a.livez},
-		{"GET", "/readyz", a.readyz},
-		{"GET", "/metrics", a.metrics},
+	if !op.Hidden {
+		a.huma.OpenAPI().AddOperation(op)
 	}
+	a.huma.Adapter().Handle(op, a.huma.Middlewares().Handler(func(ctx huma.Context) {
+		request, w := humago.Unwrap(ctx)
+		request = request.WithContext(ctx.Context())
+		request.Body = http.MaxBytesReader(w, request.Body, op.MaxBodyBytes)
+		if err := answer(w, request); err != nil {
+			a.report(w, request, err)
+		}
+	}))
 }
 
-// ServeHTTP answers a request within the configured time and size.
-func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
-	defer cancel()
-	r.Body = http.MaxBytesReader(w, r.Body, a.cfg.BodyBytesMax)
-	a.mux.ServeHTTP(w, r.WithContext(ctx))
+func (a *API) operation(r route) *huma.Operation {
+	if r.bytesMax == 0 {
+		r.bytesMax = defaultBytesMax
+	}
+	if r.timeout == 0 {
+		r.timeout = a.cfg.Timeout
+	}
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	a.routes = append(a.routes, r)
+	op := &huma.Operation{
+		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, DefaultStatus: r.status,
+		Hidden: r.id == "", MaxBodyBytes: r.bytesMax,
+		// Beyond the time for the work: a read that runs into its deadline ends the whole request.
+		BodyReadTimeout: max(r.timeout, 0) + 5*time.Second,
+		Metadata:        map[string]any{routeKey: r},
+		Responses: map[string]*huma.Response{"default": {
+			Description: "A problem",
+			Content:     map[string]*huma.MediaType{"application/problem+json": {Schema: a.schema(Problem{})}},
+		}},
+	}
+	if r.scope != "" {
+		op.Security = []map[string][]string{{"token": {}}}
+		op.Description = "Needs scope `" + string(r.scope) + "`."
+	}
+	if noun := strings.Split(r.path, "/"); len(noun) > 2 {
+		op.Tags = []string{noun[2]}
+	}
+	return op
+}
+
+// schema describes a type, and adds it to the components of the document.
+func (a *API) schema(of any) *huma.Schema {
+	return a.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeOf(of), true, "")
+}
+
+// guard stands before every address: it bounds the time, finds out who calls, and whether they may.
+func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
+	r, _ := ctx.Operation().Metadata[routeKey].(route) // operation puts it there
+	request, w := humago.Unwrap(ctx)
+	within := request.Context()
+	if r.timeout > 0 {
+		var cancel context.CancelFunc
+		within, cancel = context.WithTimeout(within, r.timeout)
+		defer cancel()
+	}
+	who, err := a.admit(within, ctx, r)
+	if err != nil {
+		a.report(w, request.WithContext(within), err)
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	next(huma.WithContext(ctx, context.WithValue(within, callerKey{}, who)))
 }
 
 var (
@@ -70,47 +124,18 @@ var (
 	errNoMethod = errors.New("this address does not take this method")
 )
 
-// handler registers the routes, and for each path an answer to the methods that it does not take.
-func (a *API) handler(routes []route) *http.ServeMux {
-	mux := http.NewServeMux()
+// finish gives each path an answer to the methods that it does not take, and everything else one as well.
+func (a *API) finish() {
 	methods := map[string][]string{}
-	for _, r := range routes {
-		mux.HandleFunc(r.method+" "+r.path, a.reporting(r.method+" "+r.path, r.answer))
+	for _, r := range a.routes {
 		methods[r.path] = append(methods[r.path], r.method)
 	}
 	for path, allowed := range methods {
 		slices.Sort(allowed)
-		mux.HandleFunc(path, a.reporting("other", func(w http.ResponseWriter, _ *http.Request) error {
+		a.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
-			return errNoMethod
-		}))
+			a.report(w, r, errNoMethod)
+		})
 	}
-	mux.HandleFunc("/", a.reporting("other", func(http.ResponseWriter, *http.Request) error { return errNoRoute }))
-	return mux
+	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { a.report(w, r, errNoRoute) })
 }
-
-// reporting turns errors into problem documents and tells cfg.Observe how it went.
-func (a *API) reporting(name string, answer func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		start := time.Now()
-		noted := &noting{ResponseWriter: w, status: http.StatusOK}
-		if err := answer(noted, r); err != nil {
-			a.report(noted, r, err)
-		}
-		a.cfg.Observe(name, noted.status, time.Since(start))
-	}
-}
-
-// noting remembers the status of the answer.
-type noting struct {
-	http.ResponseWriter
-	status int
-}
-
-func (n *noting) WriteHeader(status int) {
-	n.status = status
-	n.ResponseWriter.WriteHeader(status)
-}
-
-// Unwrap lets http.ResponseController reach the connection.
-func (n *noting) Unwrap() http.ResponseWriter { return n.ResponseWriter }

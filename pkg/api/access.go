@@ -1,0 +1,205 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// scope is what a token must be good for. Operate includes read, and admin everything.
+type scope string
+
+const (
+	push    scope = "push"    // put work in, read back what became of it
+	read    scope = "read"    // see everything
+	operate scope = "operate" // pause, resume, retry, cancel, drain
+	admin   scope = "admin"   // settings, and tokens themselves
+)
+
+// included lists what each scope of a token is good for.
+var included = map[string][]scope{
+	"push": {push}, "read": {read}, "operate": {operate, read}, "admin": {admin, operate, read, push},
+}
+
+// object says how to find the queue and the application that an address is about.
+type object string
+
+const (
+	ofNobody    object = ""          // anybody with the scope: about the caller, or filtered by allows
+	ofPlatform  object = "platform"  // only tokens that are limited to nothing
+	ofQueue     object = "queue"     // {queue}, or the query parameter of that name; a limited token must give it
+	ofEntry     object = "entry"     // {id}
+	ofBatch     object = "batch"     // {id}
+	ofOperation object = "operation" // {id}
+	ofNode      object = "node"      // {id}
+	ofCron      object = "cron job"  // {name}
+	ofModel     object = "model"     // {model}
+)
+
+// owners find queue and application of an object by its id or name. A node has no queue.
+var owners = map[object]string{
+	ofQueue:     `SELECT name, application FROM penstock.queue WHERE name = $1`,
+	ofEntry:     `SELECT q.name, q.application FROM penstock.find_entry($1::bigint) f JOIN penstock.queue q ON q.id = f.queue_id`,
+	ofBatch:     `SELECT q.name, q.application FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id WHERE b.id = $1::bigint`,
+	ofOperation: `SELECT q.name, q.application FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id WHERE o.id = $1::bigint`,
+	ofNode:      `SELECT '', application FROM penstock.node WHERE id = $1::bigint`,
+	ofCron:      `SELECT q.name, q.application FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id WHERE j.name = $1`,
+	ofModel:     `SELECT q.name, q.application FROM penstock.queue q WHERE q.name = penstock.model_queue($1)`,
+}
+
+var (
+	errNoToken   = errors.New("the request has no token, or one that is not known, has expired or was revoked; send Authorization: Bearer and the token")
+	errForbidden = errors.New("the token does not allow this")
+)
+
+// caller is who sends a request.
+type caller struct {
+	operator.APIToken
+}
+
+type callerKey struct{}
+
+// who returns the caller of the request.
+func who(ctx context.Context) caller {
+	c, _ := ctx.Value(callerKey{}).(caller) // the zero caller may nothing
+	return c
+}
+
+// by says for the audit who does something, and why.
+func by(ctx context.Context, reason string) invalidation.By {
+	return invalidation.By{Actor: who(ctx).Name, Reason: reason}
+}
+
+func (c caller) may(s scope) bool {
+	return slices.ContainsFunc(c.Scopes, func(has string) bool { return slices.Contains(included[has], s) })
+}
+
+// limited says whether the caller is let in to some queues or applications only.
+func (c caller) limited() bool { return len(c.Queues)+len(c.Applications) > 0 }
+
+// allows says whether the caller's limits include a queue. One without a name stands for what is of an application.
+func (c caller) allows(queue, application string) bool {
+	return (len(c.Queues) == 0 || slices.Contains(c.Queues, queue)) &&
+		(len(c.Applications) == 0 || slices.Contains(c.Applications, application))
+}
+
+// admit finds out who sends a request and whether they may.
+func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller, error) {
+	if r.scope == "" {
+		return caller{}, nil
+	}
+	if a.cfg.Open {
+		return caller{operator.APIToken{Name: "anybody", Scopes: []string{"admin"}}}, nil
+	}
+	kind, secret, _ := strings.Cut(request.Header("Authorization"), " ")
+	if !strings.EqualFold(kind, "bearer") {
+		return caller{}, errNoToken
+	}
+	token, err := a.tokens.look(ctx, strings.TrimSpace(secret))
+	if err != nil {
+		return caller{}, err
+	}
+	c := caller{token}
+	if !c.may(r.scope) {
+		return caller{}, fmt.Errorf("%w: it needs scope %s and has %s", errForbidden, r.scope, strings.Join(c.Scopes, ", "))
+	}
+	return c, a.within(ctx, request, r.of, c)
+}
+
+// within says whether what the request is about lies within the limits of the caller.
+func (a *API) within(ctx context.Context, request huma.Context, of object, c caller) error {
+	if !c.limited() || of == ofNobody {
+		return nil
+	}
+	var key string
+	switch of {
+	case ofPlatform:
+		return fmt.Errorf("%w: it is limited to some queues or applications, and this is about all of them", errForbidden)
+	case ofQueue:
+		// Read as the handler reads it: a second way of reading could see another queue.
+		if key = request.Param("queue"); key == "" {
+			key = request.Query("queue")
+		}
+		if key == "" {
+			return fmt.Errorf("%w: it is limited to some queues or applications; name one with ?queue=", errForbidden)
+		}
+	case ofCron:
+		key = request.Param("name")
+	case ofModel:
+		key = request.Param("model")
+	default:
+		key = request.Param("id")
+		if _, err := strconv.ParseInt(key, 10, 64); err != nil {
+			return fmt.Errorf("%w: %q is not an id", errInvalid, key)
+		}
+	}
+	var queue, application string
+	err := a.db.QueryRow(ctx, owners[of], key).Scan(&queue, &application)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return fmt.Errorf("%s %s: %w", of, key, invalidation.ErrNotFound)
+	}
+	if err != nil {
+		return fmt.Errorf("find %s %s: %w", of, key, err)
+	}
+	if !c.allows(queue, application) {
+		return fmt.Errorf("%w: it is limited to other queues or applications", errForbidden)
+	}
+	return nil
+}
+
+const (
+	tokenKept = 5 * time.Second // so long a revoked token may still be let in
+	tokensMax = 10_000
+)
+
+// tokens remembers what was found for a few seconds, so that a request costs no round trip for it.
+type tokens struct {
+	find func(ctx context.Context, secret string) (operator.APIToken, error)
+
+	mu   sync.Mutex
+	seen map[string]seenToken
+}
+
+type seenToken struct {
+	operator.APIToken
+	until time.Time
+}
+
+// look returns a living token, or errNoToken.
+func (t *tokens) look(ctx context.Context, secret string) (operator.APIToken, error) {
+	if !operator.WellFormed(secret) {
+		return operator.APIToken{}, errNoToken
+	}
+	now := time.Now()
+	t.mu.Lock()
+	known, found := t.seen[secret]
+	t.mu.Unlock()
+	if found && now.Before(known.until) {
+		return known.APIToken, nil
+	}
+	token, err := t.find(ctx, secret)
+	if errors.Is(err, invalidation.ErrNotFound) || err == nil && !token.Live {
+		return operator.APIToken{}, errNoToken
+	}
+	if err != nil {
+		return operator.APIToken{}, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.seen == nil || len(t.seen) >= tokensMax {
+		t.seen = map[string]seenToken{}
+	}
+	t.seen[secret] = seenToken{token, now.Add(tokenKept)}
+	return token, nil
+}

@@ -1,0 +1,112 @@
+package api
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// API answers requests. It is an http.Handler.
+type API struct {
+	cfg      Config
+	db       postgres.DB
+	operator *operator.Database
+	mux      *http.ServeMux
+	handler  http.Handler // mux, and what stands before it
+	huma     huma.API
+	routes   []route
+	tokens   tokens
+
+	queues sync.Map // from name to *invalidation.Queue
+}
+
+// New returns the whole API on a database. The addresses are listed here and nowhere else: a file a noun.
+func New(db postgres.DB, cfg Config) *API {
+	a := newAPI(cfg)
+	a.db, a.operator = db, operator.New(db)
+	a.tokens.find = a.operator.FindToken
+	a.cfg.Checks = append([]Check{{Name: "database", Run: a.writable}}, a.cfg.Checks...)
+	a.probes()
+	a.queueRoutes()
+	a.entryRoutes()
+	a.pushRoutes()
+	a.finish()
+	return a
+}
+
+// NewProbes returns the part of the API that every daemon has: /livez, /readyz and /metrics.
+func NewProbes(cfg Config) *API {
+	a := newAPI(cfg)
+	a.probes()
+	a.finish()
+	return a
+}
+
+func newAPI(cfg Config) *API {
+	a := &API{cfg: cfg.withDefaults(), mux: http.NewServeMux()}
+	config := huma.DefaultConfig("Penstock", "v1")
+	config.Info.Description = "A durable task queue on Postgres. Errors are problem documents (RFC 9457) whose `code` is stable."
+	config.OpenAPIPath, config.DocsPath, config.SchemasPath = "", "", "" // openapi.go serves the document
+	config.CreateHooks = nil                                             // no $schema in answers
+	config.RejectUnknownQueryParameters = true
+	config.Transformers = []huma.Transformer{inOurWords}
+	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer"}}
+	a.huma = humago.New(a.mux, config)
+	a.huma.UseMiddleware(a.guard)
+	a.handler = a.mux
+	if a.cfg.Open {
+		a.handler = localOnly(http.NewCrossOriginProtection().Handler(a.mux))
+	}
+	return a
+}
+
+// ServeHTTP answers a request and tells Config.Observe how it went.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	noted := &noting{ResponseWriter: w, status: http.StatusOK}
+	a.handler.ServeHTTP(noted, r)
+	route := r.Pattern // set by the mux
+	if !strings.Contains(route, " ") {
+		route = "other"
+	}
+	a.cfg.Observe(route, noted.status, time.Since(start))
+}
+
+// localOnly refuses requests for another host. Without tokens, the address alone keeps strangers out; a page on the web
+// whose name was made to point at this machine must not get in through a browser here.
+func localOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = strings.Trim(r.Host, "[]")
+		}
+		if address, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !address.IsLoopback()) {
+			http.Error(w, "requests without a token are for this machine: address it as localhost", http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// noting remembers the status of the answer.
+type noting struct {
+	http.ResponseWriter
+	status int
+}
+
+func (n *noting) WriteHeader(status int) {
+	n.status = status
+	n.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (n *noting) Unwrap() http.ResponseWriter { return n.ResponseWriter }

@@ -1,0 +1,180 @@
+package operator
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// APIToken is what a client of the HTTP API may do. Its secret is not kept.
+type APIToken struct {
+	ID           int64      `json:"id"`
+	Name         string     `json:"name"`         // goes into the audit as who did it
+	Scopes       []string   `json:"scopes"`       // of push, read, operate, admin
+	Applications []string   `json:"applications"` // to which it is limited; empty: to none
+	Queues       []string   `json:"queues"`       // to which it is limited; empty: to none
+	CreatedAt    time.Time  `json:"created_at"`
+	CreatedBy    string     `json:"created_by"`
+	ExpiresAt    *time.Time `json:"expires_at,omitempty"`
+	RevokedAt    *time.Time `json:"revoked_at,omitempty"`
+	UsedAt       *time.Time `json:"used_at,omitempty"` // within a minute
+	Live         bool       `json:"live"`              // neither expired nor revoked, by the database's clock
+}
+
+// Grant is what a new token may do, and until when.
+type Grant struct {
+	Name                         string
+	Scopes, Applications, Queues []string
+	ExpiresAt                    time.Time // zero: never
+}
+
+const (
+	secretPrefix = "pst_"
+	secretBytes  = 32
+)
+
+// NewSecret makes a secret. Its last eight digits are a checksum, so that what was mistyped or invented is refused
+// without a look into the database, and a scanner can tell a leaked one from other text.
+func NewSecret() string {
+	text := make([]byte, secretBytes)
+	_, _ = rand.Read(text) // never fails
+	body := secretPrefix + hex.EncodeToString(text)
+	return body + checksum(body)
+}
+
+func checksum(body string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(body))) }
+
+// WellFormed says whether a text can be a secret at all.
+func WellFormed(secret string) bool {
+	const length = len(secretPrefix) + 2*secretBytes + 8
+	return len(secret) == length && strings.HasPrefix(secret, secretPrefix) && checksum(secret[:length-8]) == secret[length-8:]
+}
+
+const tokenColumns = `
+SELECT id, name, scopes, applications, queues, created_at, created_by, expires_at, revoked_at, used_at,
+       revoked_at IS NULL AND coalesce(expires_at > clock_timestamp(), true) AS live
+  FROM penstock.api_token`
+
+// FindToken returns the token of a secret, living or not, and notes that it was used. invalidation.ErrNotFound says that there is none.
+func (d *Database) FindToken(ctx context.Context, secret string) (APIToken, error) {
+	hash := sha256.Sum256([]byte(secret))
+	found, err := list[APIToken](ctx, d.db, "tokens", tokenColumns+` WHERE hash = $1`, hash[:])
+	if err != nil {
+		return APIToken{}, err
+	}
+	if len(found) == 0 {
+		return APIToken{}, fmt.Errorf("find token: %w", invalidation.ErrNotFound)
+	}
+	t := found[0]
+	if t.Live {
+		const usedSQL = `UPDATE penstock.api_token SET used_at = clock_timestamp() WHERE id = $1 AND coalesce(used_at < clock_timestamp() - interval '1 minute', true)`
+		if _, err := d.db.Exec(ctx, usedSQL, t.ID); err != nil && !postgres.Unavailable(err) { // a standby can still be read
+			return APIToken{}, fmt.Errorf("note use of token %q: %w", t.Name, err)
+		}
+	}
+	return t, nil
+}
+
+// Tokens returns the tokens by name, those of one name oldest first.
+func (d *Database) Tokens(ctx context.Context, limit int) ([]APIToken, error) {
+	return list[APIToken](ctx, d.db, "tokens", tokenColumns+` ORDER BY name, id LIMIT $1`, page(limit))
+}
+
+// CreateToken makes a token of a new name and returns its secret, which cannot be read again.
+func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By) (secret string, err error) {
+	err = postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		living, err := livingTokens(ctx, tx, g.Name)
+		if err != nil {
+			return err
+		}
+		if len(living) > 0 {
+			return fmt.Errorf("create token %q: there is one; rotate it, or revoke it first: %w", g.Name, invalidation.ErrState)
+		}
+		if secret, err = insertToken(ctx, tx, g, by); err != nil {
+			return err
+		}
+		return record(ctx, tx, by, "create_token", "token "+g.Name,
+			map[string]any{"scopes": g.Scopes, "applications": g.Applications, "queues": g.Queues, "expires_at": given(g.ExpiresAt)})
+	})
+	return secret, err
+}
+
+// livingTokens takes the lock on a name, so that of two who make it one sees the other's.
+func livingTokens(ctx context.Context, tx pgx.Tx, name string) ([]APIToken, error) {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext('penstock.api_token'), hashtext($1))`, name); err != nil {
+		return nil, fmt.Errorf("lock token %q: %w", name, err)
+	}
+	found, err := list[APIToken](ctx, tx, "tokens", tokenColumns+` WHERE name = $1 ORDER BY id DESC`, name)
+	return slices.DeleteFunc(found, func(t APIToken) bool { return !t.Live }), err
+}
+
+func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (string, error) {
+	secret := NewSecret()
+	hash := sha256.Sum256([]byte(secret))
+	const sql = `
+INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by)
+VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user))`
+	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt), given(by.Actor))
+	if code := postgres.Code(err); code == "23514" || code == "23502" {
+		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, at least one: %w", invalidation.ErrInvalid)
+	}
+	if err != nil {
+		return "", fmt.Errorf("create token %q: %w", g.Name, err)
+	}
+	return secret, nil
+}
+
+// RotateToken makes another secret for a token and lets the older ones of its name end after the overlap. The new one
+// ends at expires; zero means never.
+func (d *Database) RotateToken(ctx context.Context, name string, overlap time.Duration, expires time.Time, by invalidation.By) (secret string, err error) {
+	if overlap < 0 {
+		return "", fmt.Errorf("rotate token %q: overlap is negative: %w", name, invalidation.ErrInvalid)
+	}
+	err = postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		living, err := livingTokens(ctx, tx, name)
+		if err != nil {
+			return err
+		}
+		if len(living) == 0 {
+			return fmt.Errorf("rotate token %q: no living token has this name: %w", name, invalidation.ErrNotFound)
+		}
+		const endSQL = `
+UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() + $2::interval)
+ WHERE name = $1 AND revoked_at IS NULL`
+		if _, err := tx.Exec(ctx, endSQL, name, overlap); err != nil {
+			return fmt.Errorf("rotate token %q: %w", name, err)
+		}
+		was := living[0]
+		secret, err = insertToken(ctx, tx, Grant{Name: name, Scopes: was.Scopes, Applications: was.Applications, Queues: was.Queues, ExpiresAt: expires}, by)
+		if err != nil {
+			return err
+		}
+		return record(ctx, tx, by, "rotate_token", "token "+name, map[string]any{"overlap_seconds": overlap.Seconds(), "expires_at": given(expires)})
+	})
+	return secret, err
+}
+
+// RevokeToken ends every token of a name. Leaders that have just seen one let it in for a few seconds more.
+func (d *Database) RevokeToken(ctx context.Context, name string, by invalidation.By) error {
+	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `UPDATE penstock.api_token SET revoked_at = clock_timestamp() WHERE name = $1 AND revoked_at IS NULL`, name)
+		if err != nil {
+			return fmt.Errorf("revoke token %q: %w", name, err)
+		}
+		if tag.RowsAffected() == 0 {
+			return fmt.Errorf("revoke token %q: %w", name, invalidation.ErrNotFound)
+		}
+		return record(ctx, tx, by, "revoke_token", "token "+name, nil)
+	})
+}
