@@ -3046,6 +3046,15 @@ BEGIN
     RETURN q;
 END $$;
 
+-- Name: queue_weights(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.queue_weights(q penstock.queue) RETURNS jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT coalesce(jsonb_object_agg(w.flow, w.weight ORDER BY w.queue_id NULLS FIRST), '{}')
+      FROM penstock.flow_weight w WHERE w.queue_id IS NULL OR w.queue_id = q.id
+$$;
+
 -- Name: reap_batch(penstock.batch); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.reap_batch(b penstock.batch) RETURNS integer
@@ -3461,6 +3470,30 @@ CREATE FUNCTION penstock.serving(queue integer) RETURNS TABLE(id bigint, name te
     SELECT n.id, n.name FROM penstock.node n
      WHERE $1 = ANY (n.queue_ids) AND n.draining_at IS NULL AND n.beat_at + n.lease > clock_timestamp()
 $_$;
+
+-- Name: set_flow_weight(text, real, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.set_flow_weight(flow text, weight real, queue text DEFAULT NULL::text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    q integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+BEGIN
+    IF set_flow_weight.weight IS NULL THEN
+        DELETE FROM penstock.flow_weight w WHERE w.flow = set_flow_weight.flow AND w.queue_id IS NOT DISTINCT FROM q;
+    ELSE
+        INSERT INTO penstock.flow_weight AS w (flow, queue_id, weight) VALUES (set_flow_weight.flow, q, set_flow_weight.weight)
+        ON CONFLICT (flow, coalesce(queue_id, 0)) DO UPDATE SET weight = excluded.weight;
+    END IF;
+    PERFORM penstock.pauses_changed(q);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(set_flow_weight.actor, current_user), 'set_flow_weight', 'flow ' || set_flow_weight.flow, set_flow_weight.reason,
+            jsonb_strip_nulls(jsonb_build_object('queue', queue, 'weight', set_flow_weight.weight)));
+EXCEPTION WHEN check_violation OR not_null_violation THEN
+    RAISE EXCEPTION 'weight of flow "%" is not valid: %', set_flow_weight.flow, set_flow_weight.weight
+        USING ERRCODE = 'PS002', HINT = 'Give a number from 0.001 to 1000; 1 is what every other flow has.';
+END $$;
 
 -- Name: set_limit(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -3897,6 +3930,14 @@ CREATE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
     AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
        AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
+$$;
+
+-- Name: usage_left(double precision, timestamp with time zone, double precision); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.usage_left(amount double precision, at timestamp with time zone, half_life double precision DEFAULT 300) RETURNS double precision
+    LANGUAGE sql
+    AS $$
+    SELECT amount * power(0.5::float8, least(200, greatest(0, extract(epoch FROM clock_timestamp() - at)::float8 / half_life)))
 $$;
 
 -- Name: use_limit(text, text, integer, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -4581,6 +4622,15 @@ CREATE TABLE penstock.failure_default (
     depth smallint DEFAULT 0 NOT NULL
 );
 
+-- Name: flow_weight; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.flow_weight (
+    queue_id integer,
+    weight real NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C",
+    CONSTRAINT flow_weight_weight_check CHECK (((weight >= (0.001)::double precision) AND (weight <= (1000)::double precision)))
+);
+
 -- Name: idempotency; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.idempotency (
@@ -5093,6 +5143,51 @@ CREATE TABLE penstock.uniqueness (
     key text NOT NULL COLLATE pg_catalog."C"
 );
 
+-- Name: usage; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.usage (
+    service double precision NOT NULL,
+    lift double precision NOT NULL,
+    at timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    priority smallint NOT NULL,
+    whole boolean NOT NULL,
+    flow text NOT NULL COLLATE pg_catalog."C"
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
+
+-- Name: COLUMN usage.service; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.usage.service IS 'slot-seconds, or cost where entries declare it, with what is forgotten left out';
+
+-- Name: COLUMN usage.lift; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.usage.lift IS 'never given: what brought a flow that was away to the level of those that stayed';
+
+-- Name: usage_status; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.usage_status AS
+ SELECT u.queue,
+    u.application,
+    u.flow,
+    u.slots,
+    (u.slots / NULLIF(sum(u.slots) OVER (PARTITION BY u.application), (0)::double precision)) AS share,
+    COALESCE(((penstock.queue_weights(q.*) ->> u.flow))::real, (1)::real) AS weight,
+    q.priority AS queue_weight,
+    q.algorithm,
+    u.at
+   FROM (( SELECT q_1.id,
+            q_1.name AS queue,
+            q_1.application,
+            x.flow,
+            max(x.at) AS at,
+            ((sum(GREATEST((0)::double precision, penstock.usage_left(x.service, x.at))) * ln((2)::double precision)) / (300)::double precision) AS slots
+           FROM (penstock.queue q_1
+             JOIN penstock.usage x ON ((x.queue_id = q_1.id)))
+          WHERE (NOT x.whole)
+          GROUP BY q_1.id, q_1.name, q_1.application, x.flow) u
+     JOIN penstock.queue q ON ((q.id = u.id)));
+
 -- Name: watch; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.watch (
@@ -5330,6 +5425,11 @@ ALTER TABLE ONLY penstock.slot
 ALTER TABLE ONLY penstock.uniqueness
     ADD CONSTRAINT uniqueness_pkey PRIMARY KEY (queue_id, key);
 
+-- Name: usage usage_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.usage
+    ADD CONSTRAINT usage_pkey PRIMARY KEY (queue_id, priority, whole, flow);
+
 -- Name: watch watch_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.watch
@@ -5427,6 +5527,10 @@ CREATE INDEX failure_fingerprint ON ONLY penstock.failure USING btree (queue_id,
 -- Name: failure_default_queue_id_fingerprint_idx; Type: INDEX; Schema: penstock; Owner: -
 
 CREATE INDEX failure_default_queue_id_fingerprint_idx ON penstock.failure_default USING btree (queue_id, fingerprint);
+
+-- Name: flow_weight_of; Type: INDEX; Schema: penstock; Owner: -
+
+CREATE UNIQUE INDEX flow_weight_of ON penstock.flow_weight USING btree (flow, COALESCE(queue_id, 0));
 
 -- Name: idempotency_created_at; Type: INDEX; Schema: penstock; Owner: -
 
@@ -5552,6 +5656,11 @@ ALTER TABLE ONLY penstock.depth
 ALTER TABLE ONLY penstock.disabled
     ADD CONSTRAINT disabled_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
+-- Name: flow_weight flow_weight_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.flow_weight
+    ADD CONSTRAINT flow_weight_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
+
 -- Name: instance instance_model_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 
 ALTER TABLE ONLY penstock.instance
@@ -5586,6 +5695,11 @@ ALTER TABLE ONLY penstock.push_back
 
 ALTER TABLE ONLY penstock.slot
     ADD CONSTRAINT slot_instance_id_fkey FOREIGN KEY (instance_id) REFERENCES penstock.instance(id);
+
+-- Name: usage usage_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.usage
+    ADD CONSTRAINT usage_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
 
 -- Name: watch watch_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/governor"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -91,6 +92,7 @@ type node struct {
 	log       *slog.Logger
 	beats     *pgxpool.Pool
 	task      *tasknode.Node
+	ranker    *fairness.Ranker
 	inference *inference.Service
 	governor  *governor.Governor
 	listener  *invalidation.Listener
@@ -103,6 +105,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, 
 		t.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
 	}
 	n := &node{cfg: cfg, log: log, beats: beats}
+	n.ranker = fairness.NewRanker(fairness.RankerConfig{Application: t.Application, Log: log}, claims)
 	n.inference = inference.NewService(inference.ServiceConfig{
 		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Log: log,
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
@@ -116,7 +119,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, 
 	}
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
-		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates,
+		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
 	}, claims, beats)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
 	policy, err := t.Webhook.policy()
@@ -159,6 +162,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	for _, duty := range n.inference.Duties() {
 		group.Go(func() error { return duty(duties) })
 	}
+	group.Go(func() error { return n.ranker.Run(duties) })
 	if n.governor != nil {
 		group.Go(func() error { return n.governor.Run(duties) })
 	}

@@ -105,20 +105,21 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        coalesce(run_timeout, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
        coalesce(model, ''), paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
-       ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id), penstock.queue_pauses(queue)`
+       ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id), penstock.queue_pauses(queue),
+       penstock.queue_weights(queue)`
 
 func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	var (
 		q                               Queue
 		c                               = &q.Config
-		retry, holds                    []byte
+		retry, holds, weights           []byte
 		pausedAt, pausedUntil, disabled *time.Time
 		paused, off                     Control
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &holds)
+		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &holds, &weights)
 	if err != nil {
 		return nil, err
 	}
@@ -126,6 +127,9 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 		return nil, fmt.Errorf("read retry policy of queue %q: %w", q.Name, err)
 	}
 	if q.holds, err = readHolds(holds); err != nil {
+		return nil, fmt.Errorf("queue %q: %w", q.Name, err)
+	}
+	if q.weights, err = readWeights(weights); err != nil {
 		return nil, fmt.Errorf("queue %q: %w", q.Name, err)
 	}
 	if pausedAt != nil {

@@ -3,6 +3,10 @@ package invalidation
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -21,19 +25,25 @@ type LaneHead struct {
 	Pos int64
 }
 
+// Candidate is a lane from which a node may claim, as its scheduling threads know it and what ranks lanes sees it.
+type Candidate struct {
+	Queue *Queue
+	Lane  Lane
+	Head  int64     // place in line of its first ready row; a later one if the node has not heard of the first yet
+	Since time.Time // when it last moved, or began to have work
+	Busy  bool      // a thread of this node is just claiming from it
+	Note  any       // what ranks lanes keeps of this one
+}
+
 // lanesSQL hops from lane to lane of each queue in $1 through the index of ready rows, highest priority first, then
-// by flow: one look-up for each lane that has work and two for each priority, $2 lanes of a queue at most.
+// by flow, behind the lane of priority $3 and flow $4: one look-up for each lane that has work and two for each
+// priority, $2 lanes of a queue at most.
 const lanesSQL = `
 SELECT q.id, l.priority, l.flow, l.pos
-  FROM unnest($1::int[]) q(id)
+  FROM unnest($1::int[], $3::smallint[], $4::text[]) q(id, priority, flow)
  CROSS JOIN LATERAL (
        WITH RECURSIVE lane AS (
-           (SELECT f.priority, f.flow, f.pos
-              FROM (SELECT priority FROM penstock.ready WHERE queue_id = q.id
-                     ORDER BY priority DESC, flow DESC, pos DESC LIMIT 1) top
-             CROSS JOIN LATERAL (
-                   SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = q.id AND priority = top.priority
-                    ORDER BY flow, pos LIMIT 1) f)
+           SELECT q.priority, q.flow COLLATE "C" AS flow, 0::bigint AS pos
            UNION ALL
            SELECT n.priority, n.flow, n.pos
              FROM lane CROSS JOIN LATERAL (
@@ -49,13 +59,28 @@ SELECT q.id, l.priority, l.flow, l.pos
                               SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = q.id AND priority = lower.priority
                                ORDER BY flow, pos LIMIT 1) f)) x LIMIT 1) n
        )
-       SELECT priority, flow, pos FROM lane LIMIT $2::int) l`
+       SELECT priority, flow, pos FROM lane OFFSET 1 LIMIT $2::int) l`
 
 // Lanes returns the lanes of queues that have work, highest priority first, up to limit for each queue. Its cost grows with the lanes, not
 // with the backlog, except that it walks over rows that are dead but cannot be vacuumed yet: time it, and ask less
 // often where it is dear.
 func Lanes(ctx context.Context, db postgres.DB, queues []int32, limit int) (map[int32][]LaneHead, error) {
-	rows, err := db.Query(ctx, lanesSQL, queues, limit)
+	start := make(map[int32]Lane, len(queues))
+	for _, id := range queues {
+		start[id] = Lane{Priority: math.MaxInt16}
+	}
+	return LanesAfter(ctx, db, start, limit)
+}
+
+// LanesAfter is Lanes for those that come after a given lane of each queue: of less priority, or of the same and a
+// later flow.
+func LanesAfter(ctx context.Context, db postgres.DB, after map[int32]Lane, limit int) (map[int32][]LaneHead, error) {
+	queues := slices.Sorted(maps.Keys(after))
+	priorities, flows := make([]int16, len(queues)), make([]string, len(queues))
+	for i, id := range queues {
+		priorities[i], flows[i] = after[id].Priority, after[id].Flow
+	}
+	rows, err := db.Query(ctx, lanesSQL, queues, limit, priorities, flows)
 	if err != nil {
 		return nil, fmt.Errorf("list lanes: %w", err)
 	}

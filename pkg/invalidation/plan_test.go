@@ -172,7 +172,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"push":          one(pushSQL, `'work', %s`+strings.Repeat(", '{}'", 13), fill("'{}'::jsonb", 50)),
 		"push groups": one(pushSQL, `'work', %s, %s`+strings.Repeat(", '{}'", 12), fill("'{}'::jsonb", 50),
 			"string_to_array('a b c d e k1-3000 k2-3000', ' ')"),
-		"lanes": one(lanesSQL, `ARRAY[%d], 100`, id),
+		"lanes": one(lanesSQL, `ARRAY[%d], 100, '{32767}', '{""}'`, id),
 	}
 }
 

@@ -18,9 +18,11 @@ type Queue struct {
 	Config Config
 	limits []int32 // that the queue is under, in order
 	holds  []hold
-	hinter *Hinter // of pushes outside a transaction; nil for none
-	db     postgres.DB
-	sql    statements
+	// weights of flows that have another one than 1.
+	weights map[string]float64
+	hinter  *Hinter // of pushes outside a transaction; nil for none
+	db      postgres.DB
+	sql     statements
 	// careful is shared by all handles made from this one.
 	careful *manners
 }

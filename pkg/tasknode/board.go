@@ -15,6 +15,15 @@ type board struct {
 	queues map[int32]*service
 	lanes  map[flowKey]*lane
 	freed  int64 // counts whenever something came free that a claim may need
+	top    int64 // the last place in line that any look or claim has met
+	// of the last ranking, kept so that the next one need not make them
+	ranked     []*lane
+	candidates []*invalidation.Candidate
+}
+
+type flowKey struct {
+	queue int32
+	lane  invalidation.Lane
 }
 
 // service is a queue that the node serves.
@@ -30,6 +39,7 @@ type service struct {
 
 // lane is a lane as the board remembers it.
 type lane struct {
+	invalidation.Candidate
 	key      flowKey
 	mark     int64 // place in line where the next claim begins
 	work     bool  // there may be work
@@ -79,7 +89,7 @@ func (b *board) hint(queue int32) {
 	defer b.mu.Unlock()
 	if s := b.queues[queue]; s != nil && s.seen {
 		if l := b.lanes[flowKey{queue, s.last}]; l != nil {
-			l.work = true
+			l.wake()
 		}
 	}
 }
@@ -93,15 +103,33 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 		l := b.lanes[key]
 		if l == nil {
 			l = &lane{key: key, mark: h.Pos, headAt: time.Now()}
+			l.Lane = h.Lane
 			b.lanes[key] = l
 		}
 		// A row before the mark came late, or came back.
 		l.mark = min(l.mark, h.Pos)
-		l.work = true
+		l.wake()
+		l.moved(h.Pos)
+		b.top = max(b.top, h.Pos)
 	}
 	if len(b.lanes) > 20_000 {
 		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return !l.work && !l.claiming })
 	}
+}
+
+// wake notes that there may be work.
+func (l *lane) wake() {
+	if !l.work {
+		l.work, l.Since = true, time.Now()
+	}
+}
+
+// moved notes where the lane begins now.
+func (l *lane) moved(head int64) {
+	if head > l.Head {
+		l.Since = time.Now()
+	}
+	l.Head = head
 }
 
 // open says that a flow of a queue may be claimed from: neither is paused, and the queue is neither disabled nor at its
@@ -120,46 +148,43 @@ type visit struct {
 	*service
 	queue    *invalidation.Queue // as it was when the visit began
 	lane     *lane
+	ranked   invalidation.Candidate // the lane as it was ranked
 	from     int64
 	fromHead bool
 	freed    int64 // what freed was when the visit began: what comes free during it must not be missed
 }
 
-// take picks the lane that the ranker puts first among those with work that nobody of this node is in. It returns
-// nil if there is none.
+// take picks the lane that the ranker puts first among those with work. It returns nil if there is none, or none that
+// should go before one that a thread of this node is in.
 func (b *board) take(rank Ranker, now time.Time) *visit {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var candidates []Candidate
-	var lanes []*lane
+	b.candidates, b.ranked = b.candidates[:0], b.ranked[:0]
 	for key, l := range b.lanes {
 		s := b.queues[key.queue]
-		if !l.work || l.claiming || l.resting(now, b.freed) || !s.open(key.lane.Flow, now) {
+		if !l.work || (!l.claiming && l.resting(now, b.freed)) || !s.open(key.lane.Flow, now) {
 			continue
 		}
-		candidates = append(candidates, s.candidate(key.lane))
-		lanes = append(lanes, l)
+		l.Queue, l.Busy = s.queue, l.claiming
+		b.candidates, b.ranked = append(b.candidates, &l.Candidate), append(b.ranked, l)
 	}
-	if len(lanes) == 0 {
+	best := rank.Next(b.candidates)
+	if best < 0 {
 		return nil
 	}
-	l := lanes[rank.Next(candidates)]
+	l := b.ranked[best]
 	l.claiming = true
 	s := b.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
-	v := &visit{service: s, queue: s.queue, lane: l, from: l.mark, freed: b.freed}
+	v := &visit{service: s, queue: s.queue, lane: l, ranked: l.Candidate, from: l.mark, freed: b.freed}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
 	}
 	return v
 }
 
-func (s *service) candidate(l invalidation.Lane) Candidate {
-	return Candidate{Queue: s.queue, Lane: l, Weight: s.queue.Config.Priority}
-}
-
-// advance moves the lane's mark behind what a claim has met.
-func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
+// advance moves the lane's mark behind what a claim of up to limit locks has met.
+func (b *board) advance(v *visit, c invalidation.Claimed, limit int, took time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if v.fromHead {
@@ -172,6 +197,12 @@ func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
 		v.lane.mark = c.Mark + 1
 	default:
 		v.lane.mark = c.Mark
+	}
+	b.top = max(b.top, c.Mark)
+	if c.Seen < limit {
+		v.lane.moved(b.top + 1) // it is empty: what comes now comes after all that is known
+	} else {
+		v.lane.moved(c.Mark + 1)
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"log/slog"
 	"runtime"
 	"time"
-
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Config says how a node works. A zero field means its default.
@@ -24,7 +22,7 @@ type Config struct {
 	// Gates say how many more entries the node may take, beside its permits: the resource governor, model slots.
 	// All of them must agree.
 	Gates []Gate
-	// Ranker orders the lanes that have work; round robin weighted by queue if nil.
+	// Ranker orders the lanes that have work; queues and lanes in turn if nil.
 	Ranker Ranker
 	// Random returns a number in [0, 1) for jitter; math/rand if nil.
 	Random func() float64
@@ -35,22 +33,6 @@ type Gate interface {
 	// Take asks for up to want entries of a queue, with as many processing threads free for them, and takes what it
 	// allows. Each taken entry is given back once by calling release, when its run has ended or never began.
 	Take(queue string, free, want int) (allow int, release func(n int))
-}
-
-// Ranker orders lanes for the scheduling threads. It is called by several of them.
-type Ranker interface {
-	// Next returns the index of the lane to claim from.
-	Next(lanes []Candidate) int
-	// Charge tells what a claim brought, Settle what it cost in the end, both in seconds of one processing thread.
-	Charge(lane Candidate, seconds float64)
-	Settle(lane Candidate, estimate, actual float64)
-}
-
-// Candidate is a lane that has, or may have, work.
-type Candidate struct {
-	Queue  *invalidation.Queue
-	Lane   invalidation.Lane
-	Weight float64 // of the queue
 }
 
 func (c Config) withDefaults() Config {
@@ -78,7 +60,7 @@ func (c Config) withDefaults() Config {
 		c.Log = slog.Default()
 	}
 	if c.Ranker == nil {
-		c.Ranker = &roundRobin{}
+		c.Ranker = &turns{}
 	}
 	return c
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -41,11 +42,44 @@ func (d *desk) tokens() []invalidation.Token {
 }
 
 // cancelWith keeps the function that ends the run which is about to begin. What ran before is over: a wish for it must
-// not end this one.
-func (d *desk) cancelWith(job *assignment, cancel context.CancelCauseFunc) {
+// not end this one. timed says that the run costs its time.
+func (d *desk) cancelWith(job *assignment, cancel context.CancelCauseFunc, timed bool) {
 	d.mu.Lock()
 	job.cancel, job.now = cancel, 0
+	if timed {
+		job.began = time.Now()
+	}
 	d.mu.Unlock()
+}
+
+// ran adds what a run has cost.
+func (d *desk) ran(job *assignment, cost float64) {
+	d.mu.Lock()
+	job.used, job.began = job.used+cost, time.Time{}
+	d.mu.Unlock()
+}
+
+// account closes a job's account: what was charged for it, and what it has used. Nothing is added from then on.
+func (d *desk) account(job *assignment) (charged, used float64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	job.began = time.Time{}
+	return job.charged, job.used
+}
+
+// extend charges for runs that have outlived what was charged for them.
+func (d *desk) extend(now time.Time, charge func(lane invalidation.Candidate, more float64)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, job := range d.jobs {
+		if job.began.IsZero() {
+			continue
+		}
+		if more := job.used + now.Sub(job.began).Seconds() - job.charged; more > 0 {
+			job.charged += more
+			charge(job.lane, more)
+		}
+	}
 }
 
 // begin marks an entry as running, unless somebody wished it cancelled before.

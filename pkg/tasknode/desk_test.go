@@ -15,17 +15,17 @@ func assigned(ids ...invalidation.EntryID) *assignment {
 		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id, StartIn: invalidation.NoDeadline, FinishIn: invalidation.NoDeadline})
 	}
 	q := &invalidation.Queue{ID: 1}
-	return &assignment{lock: lock, queue: q, service: &service{}, lane: Candidate{Queue: q}}
+	return &assignment{lock: lock, queue: q, service: &service{}, lane: invalidation.Candidate{Queue: q}}
 }
 
 // A wish to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
 	d, job := newDesk(), assigned(1, 2)
 	d.add(job)
-	d.cancelWith(job, func(error) {})
+	d.cancelWith(job, func(error) {}, true)
 	d.begin(job, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d.cancelWith(job, cancel)
+	d.cancelWith(job, cancel, true)
 	d.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1})
 	if _, wished := d.begin(job, 2); wished || ctx.Err() != nil {
 		t.Errorf("entry 2 is cancelled (%v, %v) by a wish for entry 1", wished, context.Cause(ctx))

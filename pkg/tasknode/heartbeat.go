@@ -35,6 +35,7 @@ func (n *Node) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.Beat)
 	defer cancel()
 	start := time.Now()
+	n.desk.extend(start, n.cfg.Ranker.Extend)
 	orders, err := invalidation.Renew(ctx, n.beats, n.id(), invalidation.Beat{Tokens: n.desk.tokens(), Load: n.load()})
 	if errors.Is(err, invalidation.ErrNodeGone) {
 		return n.reincarnate(ctx, start)

@@ -24,6 +24,7 @@ type Node struct {
 	registry    atomic.Int64
 	board       *board
 	look        look
+	beyond      map[int32]invalidation.Lane // where the last look further ended; touched by whoever looks
 	permits     *permits
 	desk        *desk
 	settler     *settler
@@ -45,8 +46,8 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 	cfg = cfg.withDefaults()
 	n := &Node{
 		cfg: cfg, db: db, beats: beats, handlers: map[string]invalidation.Handler{},
-		kinds: map[invalidation.Kind]invalidation.Handler{},
-		board: newBoard(), desk: newDesk(), settler: newSettler(),
+		kinds:  map[invalidation.Kind]invalidation.Handler{},
+		beyond: map[int32]invalidation.Lane{}, board: newBoard(), desk: newDesk(), settler: newSettler(),
 		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
 		drainOrdered: make(chan struct{}),

@@ -16,25 +16,31 @@ type assignment struct {
 	lock    *invalidation.Lock
 	queue   *invalidation.Queue
 	service *service
-	lane    Candidate
-	charged float64   // seconds that the ranker was charged for it
+	lane    invalidation.Candidate
 	leave   allowance // of the gates, given back when the run ends
 	losses  int64     // of the node's lease, before it was claimed
 
-	cancel context.CancelCauseFunc
-	wishes map[invalidation.EntryID]string // entries to be cancelled, and why; guarded by desk
-	now    invalidation.EntryID            // the entry that runs; guarded by desk
+	// guarded by desk
+	charged float64   // what the ranker was told that it costs
+	used    float64   // what its entries cost that have run
+	began   time.Time // of the run whose cost is its time; zero while there is none
+	cancel  context.CancelCauseFunc
+	wishes  map[invalidation.EntryID]string // entries to be cancelled, and why; guarded by desk
+	now     invalidation.EntryID            // the entry that runs; guarded by desk
 }
 
 // accept takes claimed locks in and hands them to the processing threads.
 func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64) {
-	estimate := n.board.estimate(v.service).Seconds()
-	lane := v.candidate(v.lane.key.lane)
-	lane.Queue = v.queue
+	if len(locks) == 0 {
+		return
+	}
+	seconds, total := n.board.estimate(v.service).Seconds(), 0.0
 	for _, l := range locks {
-		charge := estimate * float64(max(1, len(l.Entries)))
-		n.cfg.Ranker.Charge(lane, charge)
-		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: lane, charged: charge, leave: a, losses: losses}
+		total += cost(l.Entries, seconds)
+	}
+	n.cfg.Ranker.Charge(v.ranked, total)
+	for _, l := range locks {
+		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: v.ranked, charged: cost(l.Entries, seconds), leave: a, losses: losses}
 		n.desk.add(job)
 		if len(l.Entries) == 0 {
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
@@ -44,6 +50,19 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses 
 		}
 		n.work <- job
 	}
+}
+
+// cost is what runs of entries cost that take so long each: what they declare, or the time.
+func cost(entries []invalidation.Entry, seconds float64) float64 {
+	sum := 0.0
+	for i := range entries {
+		if c := entries[i].Cost; c > 0 {
+			sum += c
+		} else {
+			sum += seconds
+		}
+	}
+	return sum
 }
 
 func last(e invalidation.Ending) invalidation.Ending {
@@ -62,7 +81,8 @@ func (n *Node) processor() {
 func (n *Node) process(job *assignment) {
 	start := time.Now()
 	defer func() {
-		n.cfg.Ranker.Settle(job.lane, job.charged, time.Since(start).Seconds())
+		charged, used := n.desk.account(job)
+		n.cfg.Ranker.Settle(job.lane, charged, used)
 		if len(job.leave.grants) > 0 {
 			job.leave.ran(1)
 			n.cameFree()
@@ -120,6 +140,7 @@ func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Endin
 	result, err := n.handle(ctx, job, e)
 	ran := time.Since(start)
 	n.board.ran(job.service, ran)
+	n.desk.ran(job, cost([]invalidation.Entry{*e}, ran.Seconds()))
 	n.stats.ran(err, ran)
 	if err != nil {
 		err = withCause(ctx, err)
@@ -150,7 +171,7 @@ func (n *Node) runContext(job *assignment, e *invalidation.Entry, sinceClaim tim
 		ctx, stop = context.WithTimeoutCause(ctx, limit, invalidation.ErrRunTimeout)
 		stops = append(stops, stop)
 	}
-	n.desk.cancelWith(job, cancel)
+	n.desk.cancelWith(job, cancel, e.Cost == 0)
 	return ctx, func() {
 		for _, stop := range stops {
 			stop()
@@ -202,7 +223,7 @@ func (n *Node) processBatch(job *assignment, h invalidation.BatchHandler) {
 }
 
 func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration) []invalidation.Ending {
-	ctx, stop := n.runContext(job, &invalidation.Entry{FinishIn: finishIn}, sinceClaim)
+	ctx, stop := n.runContext(job, &invalidation.Entry{FinishIn: finishIn, Cost: runs[0].Entry.Cost}, sinceClaim)
 	defer stop()
 	// The lease may have been lost before the desk knew how to end this run.
 	if n.leaseLost(job) {
@@ -213,6 +234,9 @@ func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*in
 	ran := time.Since(start)
 	n.board.ran(job.service, ran)
 	n.stats.ran(err, ran)
+	for _, r := range runs {
+		n.desk.ran(job, cost([]invalidation.Entry{r.Entry}, ran.Seconds()/float64(len(runs))))
+	}
 	endings := make([]invalidation.Ending, len(runs))
 	for i, r := range runs {
 		answer := invalidation.BatchAnswer{Err: err}

@@ -1,68 +1,62 @@
 package tasknode
 
 import (
-	"sync"
+	"cmp"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// roundRobin serves the queue that has used the least time for its weight, and within it the highest priority and
-// then the flow that has used the least. A lane that comes back is lifted to the least used of those present, so
-// that it neither saves up credit nor pays for its absence.
-type roundRobin struct {
-	mu     sync.Mutex
-	queues map[int32]float64 // seconds used, divided by weight
-	flows  map[flowKey]float64
-	floor  float64
+// Ranker orders lanes for the scheduling threads, and hears what came of it. Costs are seconds of a processing thread,
+// or what entries declare.
+type Ranker interface {
+	// Next returns the index of the lane to claim from, none of the busy ones; -1 to wait until one of those is free.
+	// It is called by one thread at a time.
+	Next(lanes []*invalidation.Candidate) int
+	// Charge tells what a claim is estimated to cost, Extend what a run has cost beyond that so far, and Settle what was
+	// charged for a lock, extensions included, and what it cost in the end.
+	Charge(lane invalidation.Candidate, estimate float64)
+	Extend(lane invalidation.Candidate, more float64)
+	Settle(lane invalidation.Candidate, charged, actual float64)
 }
 
-type flowKey struct {
-	queue int32
-	lane  invalidation.Lane
+// turns serves queues in turn, in each its highest priority first, and lanes of one priority in turn.
+type turns struct {
+	turn   uint64
+	queues map[int32]uint64 // the turn in which each was served last
 }
 
 // Next implements Ranker.
-func (r *roundRobin) Next(lanes []Candidate) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	best := 0
-	for i := 1; i < len(lanes); i++ {
-		if r.before(&lanes[i], &lanes[best]) {
+func (r *turns) Next(lanes []*invalidation.Candidate) int {
+	best := -1
+	for i, l := range lanes {
+		if !l.Busy && (best < 0 || r.compare(l, lanes[best]) < 0) {
 			best = i
 		}
 	}
-	r.floor = max(r.floor, r.queues[lanes[best].Queue.ID])
+	if best >= 0 {
+		if r.queues == nil {
+			r.queues = map[int32]uint64{}
+		}
+		r.turn++
+		r.queues[lanes[best].Queue.ID], lanes[best].Note = r.turn, r.turn
+	}
 	return best
 }
 
-func (r *roundRobin) before(a, b *Candidate) bool {
-	if a.Queue.ID != b.Queue.ID {
-		return r.queueUse(a.Queue.ID) < r.queueUse(b.Queue.ID)
+func (r *turns) compare(a, b *invalidation.Candidate) int {
+	served := func(l *invalidation.Candidate) uint64 {
+		turn, _ := l.Note.(uint64)
+		return turn
 	}
-	if a.Lane.Priority != b.Lane.Priority {
-		return a.Lane.Priority > b.Lane.Priority
-	}
-	return r.flows[flowKey{a.Queue.ID, a.Lane}] < r.flows[flowKey{b.Queue.ID, b.Lane}]
+	return cmp.Or(cmp.Compare(r.queues[a.Queue.ID], r.queues[b.Queue.ID]), cmp.Compare(b.Lane.Priority, a.Lane.Priority),
+		cmp.Compare(served(a), served(b)))
 }
-
-// queueUse lifts a queue that was away to the floor, at most a second of service below the queue served last.
-func (r *roundRobin) queueUse(id int32) float64 { return max(r.queues[id], r.floor-1) }
 
 // Charge implements Ranker.
-func (r *roundRobin) Charge(lane Candidate, seconds float64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.queues == nil {
-		r.queues, r.flows = map[int32]float64{}, map[flowKey]float64{}
-	}
-	if len(r.flows) > 10_000 {
-		clear(r.flows) // flows come and go; forgetting them all treats them alike
-	}
-	r.queues[lane.Queue.ID] = r.queueUse(lane.Queue.ID) + seconds/max(lane.Weight, 1e-3)
-	r.flows[flowKey{lane.Queue.ID, lane.Lane}] += seconds
-}
+func (*turns) Charge(invalidation.Candidate, float64) {}
+
+// Extend implements Ranker.
+func (*turns) Extend(invalidation.Candidate, float64) {}
 
 // Settle implements Ranker.
-func (r *roundRobin) Settle(lane Candidate, estimate, actual float64) {
-	r.Charge(lane, actual-estimate)
-}
+func (*turns) Settle(invalidation.Candidate, float64, float64) {}

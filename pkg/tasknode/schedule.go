@@ -77,7 +77,7 @@ func (n *Node) step(ctx context.Context) bool {
 	n.stats.claimed(len(claimed.Locks), took)
 	n.giveBack(v, a, a.locks-len(claimed.Locks))
 	n.accept(v, claimed.Locks, a, losses)
-	n.after(ctx, v, claimed, err, took)
+	n.after(ctx, v, claimed, err, request.Limit, took)
 	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy)
 }
 
@@ -135,7 +135,7 @@ func (g grant) giveBack(n int) {
 }
 
 // after updates what the board knows about a lane from how the claim found it.
-func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err error, took time.Duration) {
+func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err error, limit int, took time.Duration) {
 	switch {
 	case err != nil:
 		n.board.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
@@ -154,7 +154,7 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 		}
 	}
-	n.board.advance(v, c, took)
+	n.board.advance(v, c, limit, took)
 	n.board.leave(v, c.Seen > 0, time.Time{})
 }
 
@@ -203,16 +203,48 @@ func (n *Node) discover(ctx context.Context) bool {
 		return false
 	}
 	start := time.Now()
-	found, err := invalidation.Lanes(ctx, n.db, n.board.served(), 1000)
-	n.look.end(time.Now(), time.Since(start))
-	if err != nil {
-		if ctx.Err() == nil {
-			n.cfg.Log.Warn("look for work", "error", err)
-		}
-		return false
-	}
+	found, err := invalidation.Lanes(ctx, n.db, n.board.served(), lanesMax)
 	for queue, heads := range found {
 		n.board.found(queue, heads)
 	}
+	if err == nil {
+		err = n.lookFurther(ctx, found)
+	}
+	n.look.end(time.Now(), time.Since(start))
+	if err != nil && ctx.Err() == nil {
+		n.cfg.Log.Warn("look for work", "error", err)
+	}
 	return len(found) > 0
+}
+
+// lanesMax bounds how many lanes of a queue one look lists.
+const lanesMax = 1000
+
+// lookFurther lists lanes of the queues that have more than found shows. Each look goes on where the one before it
+// ended, so that all lanes are met in turn, however many there are.
+func (n *Node) lookFurther(ctx context.Context, found map[int32][]invalidation.LaneHead) error {
+	after := map[int32]invalidation.Lane{}
+	for queue, heads := range found {
+		if len(heads) == lanesMax {
+			after[queue] = heads[lanesMax-1].Lane
+			if last, begun := n.beyond[queue]; begun {
+				after[queue] = last
+			}
+		}
+	}
+	if len(after) == 0 {
+		return nil
+	}
+	more, err := invalidation.LanesAfter(ctx, n.db, after, lanesMax)
+	if err != nil {
+		return err
+	}
+	clear(n.beyond)
+	for queue, heads := range more {
+		n.board.found(queue, heads)
+		if len(heads) == lanesMax {
+			n.beyond[queue] = heads[lanesMax-1].Lane
+		}
+	}
+	return nil
 }

@@ -1,0 +1,91 @@
+package fairness
+
+import (
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Ranker ranks the lanes of a task node by a Book. Make it with NewRanker, and run it beside the node so that the book
+// is shared with other nodes.
+type Ranker struct {
+	book  *Book
+	share exchange
+	lanes []Lane // of the ranking under way; its callers take turns
+	order []int
+
+	mu   sync.Mutex
+	used bool // lanes were ranked since the last exchange
+}
+
+// note is what the ranker keeps with a candidate.
+type note struct {
+	Lane
+	queue *invalidation.Queue // as it was when the note was made
+}
+
+// Next returns the index of the lane to claim from, -1 if none is to be claimed from now: while a thread of this node
+// is in a lane of a higher band, those of lower ones wait their turn.
+func (r *Ranker) Next(candidates []*invalidation.Candidate) int {
+	now, busy := time.Now(), 0
+	r.lanes = r.lanes[:0]
+	for _, c := range candidates {
+		n, known := c.Note.(*note)
+		if !known || n.queue != c.Queue {
+			n = newNote(c)
+			c.Note = n
+		}
+		n.HeadPos, n.HeadAge = c.Head, now.Sub(c.Since)
+		r.lanes = append(r.lanes, n.Lane)
+		if c.Busy {
+			busy++
+		}
+	}
+	r.order = r.book.Rank(r.order[:0], r.lanes, busy+1, now)
+	for i, c := range candidates {
+		if n, known := c.Note.(*note); known {
+			n.found = r.lanes[i].found
+		}
+	}
+	r.mu.Lock()
+	r.used = r.used || len(candidates) > 0
+	r.mu.Unlock()
+	for _, i := range r.order {
+		if candidates[i].Lane.Priority != candidates[r.order[0]].Lane.Priority {
+			break
+		}
+		if !candidates[i].Busy {
+			return i
+		}
+	}
+	return -1
+}
+
+func newNote(c *invalidation.Candidate) *note {
+	n := &note{Lane: laneOf(*c), queue: c.Queue}
+	n.QueueWeight, n.Weight = c.Queue.Config.Priority, c.Queue.FlowWeight(c.Lane.Flow)
+	if c.Queue.Config.Algorithm == "fifo" {
+		n.Algorithm = Fifo
+	}
+	return n
+}
+
+func laneOf(c invalidation.Candidate) Lane {
+	return Lane{Queue: c.Queue.ID, Priority: c.Lane.Priority, Flow: c.Lane.Flow}
+}
+
+// Charge books what a claim is estimated to cost.
+func (r *Ranker) Charge(c invalidation.Candidate, estimate float64) {
+	r.book.Charge(laneOf(c), estimate, time.Now())
+}
+
+// Extend books what a run has cost beyond its estimate so far.
+func (r *Ranker) Extend(c invalidation.Candidate, more float64) {
+	r.book.Extend(laneOf(c), more, time.Now())
+}
+
+// Settle puts right what was booked for a lock, once it is known.
+func (r *Ranker) Settle(c invalidation.Candidate, charged, actual float64) {
+	r.book.Settle(laneOf(c), charged, actual, time.Now())
+}

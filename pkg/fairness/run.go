@@ -1,0 +1,150 @@
+package fairness
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// RankerConfig says whose usage a ranker shares, and how often. A zero field means its default.
+type RankerConfig struct {
+	Config
+	Application string        // of the node: "default"
+	Every       time.Duration // between exchanges: 1 s; longer where they are dear, so that they take a twentieth of the time
+	Log         *slog.Logger
+}
+
+// NewRanker returns a ranker that shares usage through db.
+func NewRanker(c RankerConfig, db postgres.DB) *Ranker {
+	if c.Application == "" {
+		c.Application = "default"
+	}
+	if c.Every <= 0 {
+		c.Every = time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	c.Config = c.withDefaults()
+	return &Ranker{book: New(c.Config), share: exchange{c, db}}
+}
+
+// exchange is the part of a ranker that talks to the database.
+type exchange struct {
+	RankerConfig
+	db postgres.DB
+}
+
+// Run swaps usage with the other nodes until ctx ends. While it fails the node goes on by its own book. A node that
+// has nothing to rank and nothing to tell stays silent.
+func (r *Ranker) Run(ctx context.Context) error {
+	pause := r.share.Every
+	for round := 1; ; round++ {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64()))):
+		}
+		start := time.Now()
+		if err := r.swap(ctx); err != nil && ctx.Err() == nil {
+			r.share.Log.Warn("share usage", "error", err)
+		}
+		if round%60 == 0 {
+			if _, err := r.share.db.Exec(ctx, forgetSQL, r.share.HalfLife.Seconds()); err != nil && ctx.Err() == nil {
+				r.share.Log.Warn("forget usage", "error", err)
+			}
+		}
+		pause = max(r.share.Every, min(20*time.Since(start), time.Minute))
+	}
+}
+
+// swap tells what this node gave, and learns what all did.
+func (r *Ranker) swap(ctx context.Context) error {
+	r.mu.Lock()
+	used := r.used
+	r.used = false
+	r.mu.Unlock()
+	report := r.book.Report(time.Now())
+	if len(report) == 0 && !used {
+		return nil
+	}
+	snapshot, nodes, err := r.share.swap(ctx, report)
+	if err == nil {
+		r.book.Adopt(snapshot, nodes, time.Now())
+	}
+	return err
+}
+
+// Usage needs no durability, and waits for nobody long: what is not told now is told in the next round.
+const hastilySQL = `SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '200ms', true)`
+
+// foldSQL adds a node's deltas to the shared usage, as Fold does; $7 is the half-life in seconds. All nodes take the rows
+// in the order of their keys, so that none waits for another one that waits for it.
+const foldSQL = `
+INSERT INTO penstock.usage AS u (queue_id, priority, whole, flow, service, lift, at)
+SELECT d.queue_id, d.priority, d.whole, d.flow, d.service, d.lift, clock_timestamp()
+  FROM unnest($1::int[], $2::smallint[], $3::boolean[], $4::text[], $5::float8[], $6::float8[])
+       AS d(queue_id, priority, whole, flow, service, lift)
+ WHERE EXISTS (SELECT FROM penstock.queue q WHERE q.id = d.queue_id)
+ ORDER BY d.queue_id, d.priority, d.whole, d.flow COLLATE "C"
+ON CONFLICT (queue_id, priority, whole, flow) DO UPDATE
+   SET service = greatest(0, penstock.usage_left(u.service, u.at, $7::float8) + excluded.service),
+       lift = greatest(penstock.usage_left(u.lift, u.at, $7::float8), excluded.lift),
+       at = clock_timestamp()`
+
+// usageSQL is the usage in the queues of application $1 by now.
+const usageSQL = `
+SELECT u.queue_id, u.priority, u.whole, u.flow,
+       greatest(0, penstock.usage_left(u.service, u.at, $2::float8)), penstock.usage_left(u.lift, u.at, $2::float8)
+  FROM penstock.queue q
+ CROSS JOIN LATERAL (SELECT * FROM penstock.usage WHERE queue_id = q.id OFFSET 0) u
+ WHERE q.application = $1`
+
+// peersSQL counts the live nodes of application $1.
+const peersSQL = `
+SELECT count(*)::int FROM penstock.node
+ WHERE application = $1 AND draining_at IS NULL AND beat_at + lease > clock_timestamp()`
+
+// forgetSQL removes what has decayed to less than a millisecond.
+const forgetSQL = `
+DELETE FROM penstock.usage
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM penstock.usage u
+        WHERE penstock.usage_left(u.service + u.lift, u.at, $1::float8) < 0.001
+        LIMIT 10000 FOR UPDATE SKIP LOCKED))`
+
+// swap is one round trip and one short transaction.
+func (x *exchange) swap(ctx context.Context, report []Usage) (snapshot []Usage, nodes int, err error) {
+	b := &pgx.Batch{}
+	b.Queue(hastilySQL)
+	b.Queue(foldSQL, append(columns(report), x.HalfLife.Seconds())...)
+	b.Queue(usageSQL, x.Application, x.HalfLife.Seconds()).Query(func(rows pgx.Rows) (err error) {
+		snapshot, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (u Usage, err error) {
+			return u, row.Scan(&u.Queue, &u.Priority, &u.Whole, &u.Flow, &u.Service, &u.Lift)
+		})
+		return err
+	})
+	b.Queue(peersSQL, x.Application).QueryRow(func(row pgx.Row) error { return row.Scan(&nodes) })
+	if err := x.db.SendBatch(ctx, b).Close(); err != nil {
+		return nil, 0, fmt.Errorf("swap usage of %d flows: %w", len(report), err)
+	}
+	return snapshot, nodes, nil
+}
+
+// columns turns a report into the arguments of foldSQL.
+func columns(report []Usage) []any {
+	n := len(report)
+	queues, priorities, wholes, flows := make([]int32, n), make([]int16, n), make([]bool, n), make([]string, n)
+	services, lifts := make([]float64, n), make([]float64, n)
+	for i, u := range report {
+		queues[i], priorities[i], wholes[i], flows[i] = u.Queue, u.Priority, u.Whole, u.Flow
+		services[i], lifts[i] = u.Service, u.Lift
+	}
+	return []any{queues, priorities, wholes, flows, services, lifts}
+}

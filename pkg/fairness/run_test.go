@@ -1,0 +1,192 @@
+package fairness
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+func open(t *testing.T) (*pgxpool.Pool, *invalidation.Queue) {
+	t.Helper()
+	pool, err := postgres.Open(context.Background(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pool, q
+}
+
+// The statement that folds a delta into the table, and Fold, which the simulations use, are the same function.
+func TestDatabaseFoldsAsTheSimulationDoes(t *testing.T) {
+	pool, q := open(t)
+	x := NewRanker(RankerConfig{}, pool).share
+	random := skewed(10, 1)
+	r := newCluster(3, 0, 0, 0, nil).random
+	for i := range 50 {
+		key := Key{Queue: q.ID, Priority: 1, Flow: fmt.Sprint(i)}
+		old := Usage{key, random(r), random(r) * float64(i%2)}
+		delta := Usage{key, random(r) - 15, random(r) * float64(i%3)}
+		elapsed := time.Duration(r.Int64N(int64(30 * time.Minute)))
+		if i == 0 {
+			elapsed = 100 * 365 * 24 * time.Hour
+		}
+		if _, err := pool.Exec(t.Context(), `INSERT INTO penstock.usage (queue_id, priority, whole, flow, service, lift, at)
+			VALUES ($1, 1, false, $2, $3, $4, clock_timestamp() - $5::interval)`, q.ID, key.Flow, old.Service, old.Lift, elapsed); err != nil {
+			t.Fatal(err)
+		}
+		snapshot, _, err := x.swap(t.Context(), []Usage{delta})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := slices.IndexFunc(snapshot, func(u Usage) bool { return u.Key == key })
+		want := Fold(old, delta, elapsed, x.HalfLife)
+		if got := snapshot[at]; math.Abs(got.Service-want.Service) > 0.1 || math.Abs(got.Lift-want.Lift) > 0.1 {
+			t.Errorf("after %v: %v and %v make %v, want %v", elapsed, old, delta, got, want)
+		}
+	}
+	if _, err := pool.Exec(t.Context(), forgetSQL, x.HalfLife.Seconds()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Nodes that tell of the same flows at the same time, in any order, wait for each other for a moment and lose nothing.
+func TestNodesThatTellOfTheSameFlowsNeverDeadlock(t *testing.T) {
+	pool, q := open(t)
+	const nodes, flows, rounds = 4, 1000, 10
+	var wg sync.WaitGroup
+	for n := range nodes {
+		wg.Go(func() {
+			x := NewRanker(RankerConfig{}, pool).share
+			for range rounds {
+				var report []Usage
+				for i := range flows {
+					report = append(report, Usage{Key: Key{Queue: q.ID, Priority: 1, Flow: fmt.Sprint((i*[]int{1, 3, 7, 9}[n] + n) % flows)}, Service: 1})
+				}
+				// A node that had to wait too long tells the same again in its next round.
+				for {
+					_, _, err := x.swap(t.Context(), report)
+					if err == nil {
+						break
+					}
+					if code := postgres.Code(err); code != "55P03" {
+						t.Errorf("swap: %v", err)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	var least, most float64
+	if err := pool.QueryRow(t.Context(), `SELECT min(service), max(service) FROM penstock.usage`).Scan(&least, &most); err != nil {
+		t.Fatal(err)
+	}
+	if want := float64(nodes * rounds); least < 0.9*want || most > want {
+		t.Errorf("flows have %v to %v, want %v less what a few seconds forget", least, most, want)
+	}
+}
+
+// What one node gave, the other takes into account within a round.
+func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
+	pool, q := open(t)
+	a, b := NewRanker(RankerConfig{}, pool), NewRanker(RankerConfig{}, pool)
+	candidates := func() []*invalidation.Candidate {
+		return []*invalidation.Candidate{
+			{Queue: q, Lane: invalidation.Lane{Priority: 1, Flow: "big"}, Since: time.Now()},
+			{Queue: q, Lane: invalidation.Lane{Priority: 1, Flow: "small"}, Since: time.Now()},
+		}
+	}
+	onA, onB := candidates(), candidates()
+	for _, r := range []struct {
+		*Ranker
+		lanes []*invalidation.Candidate
+	}{{a, onA}, {b, onB}} {
+		r.Next(r.lanes)
+		r.Charge(*r.lanes[1], 1)
+		if err := r.swap(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Next(onB) // or it would have no reason to ask
+	a.Charge(*onA[0], 100)
+	a.Settle(*onA[0], 100, 100)
+	for _, r := range []*Ranker{a, b} {
+		if err := r.swap(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := onB[b.Next(onB)].Lane.Flow; got != "small" {
+		t.Errorf("the other node serves %q, want the flow that has used less", got)
+	}
+}
+
+// A thread that finds the first lane taken goes on to another one of its band, and to no lower band.
+func TestSecondThreadStaysInTheBandOfTheFirst(t *testing.T) {
+	pool, q := open(t)
+	r := NewRanker(RankerConfig{}, pool)
+	lane := func(priority int16, flow string) *invalidation.Candidate {
+		return &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
+	}
+	high, low := lane(9, "high"), lane(0, "low")
+	if got := r.Next(nil); got != -1 {
+		t.Errorf("of no lanes comes lane %d", got)
+	}
+	lanes := []*invalidation.Candidate{low, high}
+	for range 2 { // a low band takes one turn at first: nothing is owed to it yet
+		r.Charge(*lanes[r.Next(lanes)], 1)
+	}
+	high.Busy = true
+	if got := r.Next(lanes); got != -1 {
+		t.Errorf("beside a claim of the high band comes lane %d, want none", got)
+	}
+	if got := r.Next(append(lanes, lane(9, "other"))); got != 2 {
+		t.Errorf("beside a claim of the high band comes lane %d, want the other one of that band", got)
+	}
+}
+
+// Weights are rows: of a flow in all queues, and in one, which goes first.
+func TestWeightOfAFlowIsReadWithItsQueue(t *testing.T) {
+	pool, q := open(t)
+	by := invalidation.By{Actor: "ada", Reason: "gold"}
+	version := int64(0)
+	weight := func(flow string) float64 {
+		again, err := invalidation.Open(t.Context(), pool, q.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := version
+		if err := pool.QueryRow(t.Context(), `SELECT sum(version)::bigint FROM penstock.queue`).Scan(&version); err != nil || version <= before {
+			t.Errorf("version is %d after %d (%v): nodes would not read their queues again", version, before, err)
+		}
+		return again.FlowWeight(flow)
+	}
+	for _, set := range []struct {
+		queue  string
+		weight float64
+		want   float64
+	}{{"", 3, 3}, {"work", 5, 5}, {"", 2, 5}, {"work", 0, 2}, {"", 0, 1}} {
+		if err := invalidation.SetFlowWeight(t.Context(), pool, "acme", set.queue, set.weight, by); err != nil {
+			t.Fatal(err)
+		}
+		if got := weight("acme"); got != set.want {
+			t.Errorf("after weight %v in queue %q flow has %v, want %v", set.weight, set.queue, got, set.want)
+		}
+	}
+	if err := invalidation.SetFlowWeight(t.Context(), pool, "acme", "", -1, by); err == nil {
+		t.Error("a weight below zero is taken")
+	}
+}
