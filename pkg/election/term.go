@@ -39,13 +39,22 @@ SELECT set_config('statement_timeout', '2000', true) IS NOT NULL
 // No statement of fn may take longer than two seconds.
 func (f Fence) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return postgres.InTx(ctx, f.db, func(tx pgx.Tx) error {
-		var holds bool
-		if err := tx.QueryRow(ctx, holdTermSQL, f.term).Scan(&holds); err != nil {
-			return fmt.Errorf("hold term %d: %w", f.term, err)
-		}
-		if !holds {
-			return fmt.Errorf("hold term %d: %w", f.term, ErrTermOver)
+		if err := f.Hold(ctx, tx); err != nil {
+			return err
 		}
 		return fn(tx)
 	})
+}
+
+// Hold keeps the term from ending before tx does, which must be within two seconds; ErrTermOver says that it has ended.
+// A transaction that works for longer holds the term last of all, and commits.
+func (f Fence) Hold(ctx context.Context, tx pgx.Tx) error {
+	var holds bool
+	if err := tx.QueryRow(ctx, holdTermSQL, f.term).Scan(&holds); err != nil {
+		return fmt.Errorf("hold term %d: %w", f.term, err)
+	}
+	if !holds {
+		return fmt.Errorf("hold term %d: %w", f.term, ErrTermOver)
+	}
+	return nil
 }

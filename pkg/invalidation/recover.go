@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +17,8 @@ type HeldLock struct {
 	Token   Token
 	Node    NodeID
 	Age     time.Duration // since the claim, by the database's clock
+	// Waited says that its node died before any thread can have begun to run it: no crash is counted. Recovery sets it.
+	Waited bool
 }
 
 const heldLocksSQL = `
@@ -99,7 +102,7 @@ SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THE
 
 // Recover ends locks of this queue that nobody will settle and puts their keys back where they stood in line, all
 // under fence: a lock that was settled meanwhile is left alone. crashed says that their node died: its lease must
-// have lapsed by the database's clock, and each lock counts a crash (never an attempt) for what it ran.
+// have lapsed by the database's clock, and each lock counts a crash (never an attempt) for what it ran, unless it waited.
 func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
@@ -108,7 +111,7 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 			return err
 		}
 		if crashed {
-			if r.SetAside, err = q.countCrashes(ctx, tx, held); err != nil {
+			if r.SetAside, err = q.countCrashes(ctx, tx, ran(held, locks)); err != nil {
 				return err
 			}
 		}
@@ -148,7 +151,17 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 	})
 }
 
+// ran leaves out the locks that waited.
+func ran(held []Ending, locks []HeldLock) []Ending {
+	return slices.DeleteFunc(slices.Clone(held), func(e Ending) bool {
+		return slices.ContainsFunc(locks, func(l HeldLock) bool { return l.Waited && l.Token == e.Lock.Token })
+	})
+}
+
 func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]EntryID, error) {
+	if len(held) == 0 {
+		return nil, nil
+	}
 	c := pick(held, verbRelease)
 	rows, err := tx.Query(ctx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit)
 	if err != nil {

@@ -6,12 +6,40 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Fence runs a transaction that counts only within the term of the leader for whom a duty was started.
 type Fence interface {
 	InTx(ctx context.Context, fn func(pgx.Tx) error) error
+	// Hold makes the commit of a transaction depend on the term, from here on.
+	Hold(ctx context.Context, tx pgx.Tx) error
 }
+
+// late is a database on which each QueryRow is a transaction that commits only within the term. It holds the term when
+// the statement has run: one that takes long (a drop waits for readers, a count reads millions) holds up no take-over.
+type late struct {
+	postgres.DB
+	fence Fence
+}
+
+// QueryRow implements postgres.DB.
+func (l late) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return scanner(func(dest ...any) error {
+		return postgres.InTx(ctx, l.DB, func(tx pgx.Tx) error {
+			if err := tx.QueryRow(ctx, sql, args...).Scan(dest...); err != nil {
+				return err
+			}
+			return l.fence.Hold(ctx, tx)
+		})
+	})
+}
+
+type scanner func(dest ...any) error
+
+// Scan implements pgx.Row.
+func (s scanner) Scan(dest ...any) error { return s(dest...) }
 
 // Config says how much a duty does at once. Its zero value means the defaults.
 type Config struct {
@@ -24,7 +52,7 @@ type Config struct {
 	// BatchEntriesMax bounds the entries promoted or expired in one transaction. Default 1000.
 	BatchEntriesMax int
 	// SuspendShare and SuspendNodesMin: nothing is freed while more than this share of the nodes, and at least so
-	// many, have missed heartbeats together. Defaults 0.3 and 3.
+	// many, have missed heartbeats together and it may not have been they, see Suspender. Defaults 0.3 and 3.
 	SuspendShare    float64
 	SuspendNodesMin int
 	// NodeRetention is how long the row of a dead node can be read after its lease has lapsed. Default 10 minutes.

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -16,6 +17,8 @@ type Node struct {
 	Silent time.Duration // since the last one, by the database's clock
 	Lease  time.Duration
 	Tokens []invalidation.Token // what it said it holds
+	// Threads is how many locks it can have run at once; 0 if it did not say.
+	Threads int
 }
 
 // dead says that the node's lease has lapsed.
@@ -109,4 +112,34 @@ func (s Sighting) next(beat int64) Sighting {
 	default:
 		return Sighting{beat, 1}
 	}
+}
+
+// Begun remembers, for each node that died, the last token that it can have begun to run.
+type Begun map[invalidation.NodeID]invalidation.Token
+
+// Mark marks the locks of dead nodes that no thread can have taken yet as waited: what a node had only claimed did not
+// kill it. A node runs as many locks at once as it has threads, and its threads take them in the order of the claims.
+// Its heartbeats could not tell better: they are two seconds apart, and what kills a node does so at once.
+//
+// stuck is in the order of tokens, as Diagnose returns it. The first look at a dead node counts: what is freed later
+// does not move others up.
+func (b Begun) Mark(stuck []Stuck, nodes []Node) {
+	threads := make(map[invalidation.NodeID]int, len(nodes))
+	for _, n := range nodes {
+		threads[n.ID] = n.Threads
+	}
+	seen := map[invalidation.NodeID]int{}
+	before := maps.Clone(b)
+	for i := range stuck {
+		s := &stuck[i]
+		if s.Cause != NodeDead || threads[s.Node] == 0 {
+			continue
+		}
+		seen[s.Node]++
+		if _, known := before[s.Node]; !known && seen[s.Node] <= threads[s.Node] {
+			b[s.Node] = s.Token
+		}
+		s.Waited = s.Token > b[s.Node]
+	}
+	maps.DeleteFunc(b, func(id invalidation.NodeID, _ invalidation.Token) bool { return seen[id] == 0 })
 }

@@ -20,6 +20,7 @@ type Locks struct {
 
 	suspender Suspender
 	sightings Sightings
+	begun     Begun
 	deferred  map[invalidation.Token]deferral
 
 	mu     sync.Mutex
@@ -45,6 +46,7 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 	return &Locks{
 		cfg: cfg, db: db, fence: fence,
 		suspender: Suspender{Share: cfg.SuspendShare, NodesMin: cfg.SuspendNodesMin},
+		begun:     Begun{},
 		deferred:  map[invalidation.Token]deferral{},
 		status:    LocksStatus{Freed: map[Cause]int64{}},
 	}
@@ -72,6 +74,7 @@ func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
 	}
 	stuck, sightings := Diagnose(Look{Locks: locks, Nodes: reading.Nodes}, l.sightings)
 	l.sightings = sightings
+	l.begun.Mark(stuck, reading.Nodes)
 	suspended := l.suspender.Judge(reading)
 	l.note(ctx, reading, len(locks), len(stuck), suspended)
 	if suspended != "" {
@@ -84,21 +87,17 @@ func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
 }
 
 const nodesSQL = `
-SELECT id, name, beat, extract(epoch FROM clock_timestamp() - beat_at)::float8, lease, tokens
+SELECT id, name, beat, extract(epoch FROM clock_timestamp() - beat_at)::float8, lease, tokens, threads
   FROM penstock.node`
 
 const clockSQL = `
 SELECT extract(epoch FROM clock_timestamp())::float8,
        extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8`
 
-// look reads the locks first and then the nodes, as Diagnose needs it. Both tables are small.
+// look reads the locks first and then the nodes, as Diagnose needs it. Both tables are small. The clocks come last, so
+// that they show a database which stalled in the middle.
 func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, error) {
-	r := Reading{At: time.Now()}
-	var clock, uptime float64
-	if err := l.db.QueryRow(ctx, clockSQL).Scan(&clock, &uptime); err != nil {
-		return r, nil, fmt.Errorf("read the database's clock: %w", err)
-	}
-	r.Clock, r.Uptime = seconds(clock), seconds(uptime)
+	var r Reading
 	locks, err := invalidation.HeldLocks(ctx, l.db)
 	if err != nil {
 		return r, nil, fmt.Errorf("read locks: %w", err)
@@ -110,13 +109,18 @@ func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, err
 	r.Nodes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) {
 		var n Node
 		var silent float64
-		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens)
+		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads)
 		n.Silent = seconds(silent)
 		return n, err
 	})
 	if err != nil {
 		return r, nil, fmt.Errorf("read nodes: %w", err)
 	}
+	var clock, uptime float64
+	if err := l.db.QueryRow(ctx, clockSQL).Scan(&clock, &uptime); err != nil {
+		return r, nil, fmt.Errorf("read the database's clock: %w", err)
+	}
+	r.At, r.Clock, r.Uptime = time.Now(), seconds(clock), seconds(uptime)
 	return r, locks, nil
 }
 

@@ -40,6 +40,10 @@ func (f *term) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return postgres.InTx(ctx, f.db, fn)
 }
 
+func (f *term) Hold(context.Context, pgx.Tx) error {
+	return f.InTx(context.Background(), func(pgx.Tx) error { return nil })
+}
+
 // shortLease makes recovery's waits short: it measures them in leases.
 const shortLease = time.Second
 
@@ -242,6 +246,28 @@ func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
 	}
 	if got := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes > 0 OR attempt > 0`); got != 0 {
 		t.Errorf("%d entries have a crash or an attempt counted", got)
+	}
+}
+
+// What a node had only claimed did not kill it. Several passes: freeing some must not move others up.
+func TestOnlyWhatADeadNodeCanHaveBegunCountsACrash(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 1})
+	dead := f.register(shortLease)
+	f.exec(`UPDATE penstock.node SET threads = 2`)
+	f.push(102, "")
+	running := f.claim(dead, 2)
+	if n := len(running) + len(f.claim(dead, 100)); n != 102 {
+		t.Fatalf("claimed %d locks", n)
+	}
+	f.lapse(dead, time.Minute)
+	f.start(recovery.Config{PassLocksMax: 30})
+	eventually(t, "all locks are freed", func() bool { return f.locks() == 0 })
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 0`); n != 100 {
+		t.Errorf("%d entries have no crash counted, want the 100 that waited", n)
+	}
+	if n := f.count(`SELECT count(*) FROM penstock.failure WHERE class = 'poison' AND entry_id = ANY ($1)`,
+		[]invalidation.EntryID{running[0].Entries[0].ID, running[1].Entries[0].ID}); n != 2 {
+		t.Errorf("%d of the two that ran are set aside", n)
 	}
 }
 

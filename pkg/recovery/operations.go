@@ -15,14 +15,14 @@ import (
 // lets it, and ends pauses.
 type Operations struct {
 	cfg     Config
-	db      postgres.DB
+	db      postgres.DB // whose statements count within the term only
 	fence   Fence
 	changed atomic.Int64
 }
 
 // NewOperations returns the duty for one term.
 func NewOperations(db postgres.DB, fence Fence, cfg Config) *Operations {
-	return &Operations{cfg: cfg.withDefaults(), db: db, fence: fence}
+	return &Operations{cfg: cfg.withDefaults(), db: late{db, fence}, fence: fence}
 }
 
 // Run carries out operations until ctx ends.
@@ -31,8 +31,8 @@ func (o *Operations) Run(ctx context.Context) error { return loop(ctx, o.cfg, "o
 // Changed is how many entries and failures were changed in this term.
 func (o *Operations) Changed() int64 { return o.changed.Load() }
 
-// pass ends pauses whose time is over, and so looks at the term before it steps the operations, not while. A step holds the row of its operation, so that
-// no two leaders make the same one; a step that an old leader makes late is made where the operation stands.
+// pass ends pauses whose time is over, and steps the operations. A step holds the row of its operation, so that no two
+// leaders make the same one.
 func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
 	err := o.fence.InTx(ctx, func(tx pgx.Tx) error {
 		_, err := invalidation.EndPauses(ctx, tx)

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -15,9 +13,8 @@ import (
 // Retention is the duty that makes room: results and failures go to a partition for each day, partitions past their
 // retention are dropped whole, and what stands for nothing any more is swept up.
 type Retention struct {
-	cfg   Config
-	db    postgres.DB
-	fence Fence
+	cfg Config
+	db  postgres.DB // whose statements count within the term only
 
 	mu     sync.Mutex
 	status RetentionStatus
@@ -33,7 +30,7 @@ type RetentionStatus struct {
 
 // NewRetention returns the duty for one term.
 func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
-	return &Retention{cfg: cfg.withDefaults(), db: db, fence: fence}
+	return &Retention{cfg: cfg.withDefaults(), db: late{db, fence}}
 }
 
 // Run makes room until ctx ends.
@@ -53,12 +50,7 @@ const (
 	tidyPassMax = 20
 )
 
-// pass looks at the term before it begins and not while it works: a drop waits for readers, and nobody may hold the
-// term's row for as long. All of it is what any process may do at any time, and two at once do no harm.
 func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
-	if err := r.fence.InTx(ctx, func(pgx.Tx) error { return nil }); err != nil {
-		return 0, err
-	}
 	made, err := invalidation.EnsurePartitions(ctx, r.db, daysAhead)
 	r.count(func(s *RetentionStatus) { s.Made += int64(made) })
 	if err != nil {

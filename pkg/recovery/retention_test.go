@@ -1,6 +1,8 @@
 package recovery_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -45,4 +47,26 @@ func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the duty has caught up", func() bool { return duty.Status().Behind == 0 && duty.Status().Dropped == 1 })
+}
+
+// What takes long holds the term when it is done: only then does it count.
+func TestDutiesWhoseTermEndsWhileTheyWorkChangeNothing(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{Capacity: 100})
+	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
+	f.push(1, "")
+	f.exec(`SELECT penstock.start_operation('work', 'cancel', '{"all": true}')`)
+	f.exec(`UPDATE penstock.depth SET counted = 77`)
+	over := &term{db: f.pool, over: true}
+	cfg := recovery.Config{Pause: time.Millisecond, CountPause: time.Millisecond, GiveUp: 100 * time.Millisecond}
+	for what, duty := range map[string]interface{ Run(context.Context) error }{
+		"retention": recovery.NewRetention(f.pool, over, cfg), "operations": recovery.NewOperations(f.pool, over, cfg),
+		"statistics": recovery.NewStatistics(f.pool, over, cfg),
+	} {
+		if err := duty.Run(t.Context()); !errors.Is(err, errOver) {
+			t.Errorf("%s: %v, want that the term is over", what, err)
+		}
+	}
+	if n := f.count(`SELECT count(*) FROM penstock.entry, penstock.depth WHERE counted = 77 AND to_regclass('penstock.result_20200101') IS NOT NULL`); n != 1 {
+		t.Error("a duty changed something outside its term")
+	}
 }

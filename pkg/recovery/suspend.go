@@ -7,7 +7,7 @@ import (
 
 // Reading is one look at the clocks and the nodes.
 type Reading struct {
-	At     time.Time     // of this process, monotonic, from before the request was sent
+	At     time.Time     // of this process, monotonic, from when all was answered: a look that took long came late
 	Clock  time.Duration // of the database, from any fixed moment
 	Uptime time.Duration // of the database server
 	Nodes  []Node
@@ -23,8 +23,14 @@ type Reading struct {
 //   - for a lease after the database's clock moved otherwise than ours by more than a fifth of a lease;
 //   - for a lease after the database server was started;
 //   - while more than a share of the nodes (and not just one or two) have been silent for more than half their
-//     lease, and for a third of a lease after that, for they do not come back in the same moment. A node that has
-//     been silent for two leases is not counted any more: it is dead, whatever happened.
+//     lease and something says that it was not they: none of the others is heard either, or a look of ours was more
+//     than a fifth of a lease late within the last lease. And for a third of a lease after that, for they do not come
+//     back in the same moment. A node that has been silent for two leases is not counted any more: it is dead,
+//     whatever happened.
+//
+// Where others are heard all the while, and our looks come on time, heartbeats get through: those who are silent died,
+// however many they are, and wait no longer than one that died alone. Where none is heard, nobody is there to run what
+// they held, so that waiting costs nothing.
 //
 // Half a lease is more than two heartbeats. So when all nodes fall silent at once this is seen before the first
 // lease lapses.
@@ -32,9 +38,10 @@ type Suspender struct {
 	Share    float64
 	NodesMin int
 
-	last   Reading
-	until  time.Time
-	reason string
+	last      Reading
+	lateUntil time.Time // a lease after the last look that came late
+	until     time.Time
+	reason    string
 }
 
 // leaseDefault stands for the nodes' lease where there are no nodes.
@@ -47,6 +54,9 @@ func (s *Suspender) Judge(r Reading) string {
 	gap := r.At.Sub(s.last.At)
 	jump := (r.Clock - s.last.Clock) - gap
 	s.last = Reading{At: r.At, Clock: r.Clock}
+	if !first && gap > lease/5 {
+		s.lateUntil = r.At.Add(lease)
+	}
 	switch {
 	case first:
 		s.suspend(r.At.Add(lease/3), "a new term looks before it acts")
@@ -58,7 +68,7 @@ func (s *Suspender) Judge(r Reading) string {
 	if r.Uptime < lease {
 		s.suspend(r.At.Add(lease-r.Uptime), "the database was restarted")
 	}
-	if reason := s.silence(r.Nodes); reason != "" {
+	if reason := s.silence(r); reason != "" {
 		s.suspend(r.At.Add(lease/3), reason)
 	}
 	if r.At.Before(s.until) {
@@ -74,9 +84,9 @@ func (s *Suspender) suspend(until time.Time, reason string) {
 	}
 }
 
-func (s *Suspender) silence(nodes []Node) string {
+func (s *Suspender) silence(r Reading) string {
 	silent, counted := 0, 0
-	for _, n := range nodes {
+	for _, n := range r.Nodes {
 		if n.Silent > 2*n.Lease {
 			continue
 		}
@@ -85,7 +95,8 @@ func (s *Suspender) silence(nodes []Node) string {
 			silent++
 		}
 	}
-	if silent >= s.NodesMin && float64(silent) > s.Share*float64(counted) {
+	doubt := silent == counted || r.At.Before(s.lateUntil)
+	if doubt && silent >= s.NodesMin && float64(silent) > s.Share*float64(counted) {
 		return fmt.Sprintf("%d of %d nodes fell silent together", silent, counted)
 	}
 	return ""

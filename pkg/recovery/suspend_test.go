@@ -127,6 +127,60 @@ func TestOneDeadNodeIsFoundWithinASecondOfItsLease(t *testing.T) {
 	}
 }
 
+// However many they are, if others are heard all the while.
+func TestNodesThatDieTogetherAreFoundWithinASecondOfTheirLease(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		nodes := rapid.IntRange(2, 20).Draw(t, "nodes")
+		w := newWorld(nodes, phases(t))
+		w.advance(time.Minute, true, true)
+		var lapse time.Duration
+		for _, n := range w.nodes[:rapid.IntRange(1, nodes-1).Draw(t, "dead")] {
+			n.dead = true
+			lapse = max(lapse, n.beatAt+lease)
+		}
+		before, _ := w.advance(lapse-w.clock, true, true)
+		found, reason := w.advance(500*time.Millisecond, true, true)
+		if reason != "" || len(found) == 0 {
+			t.Fatalf("half a second after the last lease has lapsed: %d found, %q", len(found), reason)
+		}
+		for _, n := range append(before, found...) {
+			if !n.dead {
+				t.Fatal("a node that beats was found dead")
+			}
+		}
+	})
+}
+
+func TestNodesThatDiedAllAreFoundSoonAfterOthersCome(t *testing.T) {
+	w := newWorld(8, func(i int) time.Duration { return time.Duration(i) * step })
+	w.advance(time.Minute, true, true)
+	for _, n := range w.nodes {
+		n.dead = true
+	}
+	if found, reason := w.advance(15*time.Second, true, true); len(found) != 0 || reason == "" {
+		t.Errorf("nobody is heard, and %d are found dead", len(found))
+	}
+	w.nodes = append(w.nodes, &simNode{beatAt: w.clock})
+	if found, reason := w.advance(lease/3+time.Second, true, true); len(found) == 0 {
+		t.Errorf("a third of a lease after a node came: %s", reason)
+	}
+}
+
+// The database was so slow that many heartbeats were given up, but not all.
+func TestNodesThatFallSilentWhileOurLooksAreLateAreGivenTime(t *testing.T) {
+	w := newWorld(10, func(i int) time.Duration { return time.Duration(i) * step })
+	w.advance(time.Minute, true, true)
+	for _, n := range w.nodes[:5] {
+		n.dead = true // not heard, that is
+	}
+	for range 5 {
+		w.advance(2500*time.Millisecond, true, false)
+		if found, reason := w.advance(5*step, true, true); len(found) > 0 || w.clock-w.nodes[0].beatAt > lease && reason == "" {
+			t.Fatalf("%d nodes found dead while looks come every three seconds", len(found))
+		}
+	}
+}
+
 func TestJumpOfTheDatabasesClockKillsNobody(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(rapid.IntRange(1, 12).Draw(t, "nodes"), phases(t))
