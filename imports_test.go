@@ -24,8 +24,11 @@ var allowedImports = map[string][]string{
 	"internal/postgres":    {},
 	"internal/devpostgres": {},
 
-	// What a program is told.
-	"internal/config": {"internal/postgres"},
+	// What a program is told, and what it tells.
+	"internal/config":    {"internal/postgres"},
+	"internal/telemetry": {},
+
+	"internal/telemetry/telemetrytest": {"internal/telemetry"},
 
 	// The queue, the only writer of entry, ready, lock and failure.
 	"pkg/invalidation":              {"internal/postgres"},
@@ -66,10 +69,10 @@ var allowedImports = map[string][]string{
 
 var (
 	duty    = []string{"pkg/invalidation", "internal/postgres"}
-	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config"}
+	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/telemetry"}
 
 	// allowedInTests is what the tests of any package may import besides.
-	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest"}
+	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/telemetry/telemetrytest"}
 )
 
 // listed is what `go list -json` says about a package, as far as it is needed here.
@@ -118,6 +121,7 @@ func TestImportsPointDownwards(t *testing.T) {
 func TestProgramsDoNotLinkTestingCode(t *testing.T) {
 	forbidden := []string{
 		module + "/internal/pgtest",
+		module + "/internal/telemetry/telemetrytest",
 		"github.com/testcontainers/testcontainers-go",
 		"github.com/docker/docker",
 		"github.com/moby/moby",

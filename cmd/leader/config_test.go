@@ -11,6 +11,8 @@ import (
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/telemetry"
+	"github.com/penstock/penstock/internal/telemetry/telemetrytest"
 )
 
 var update = flag.Bool("update", false, "write this program's table in docs/configuration.md")
@@ -65,6 +67,10 @@ func TestMetricsCanBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.close()
+	if _, err := p.api.Exec(t.Context(), `SELECT penstock.create_queue('work'), penstock.register_model('m', '{"protocol": "dispatcher"}'),
+	        penstock.register_instance('m', 's', 'http://127.0.0.1:1', 1)`); err != nil {
+		t.Fatal(err)
+	}
 	log, err := cfg.Log.Logger(&bytes.Buffer{})
 	if err != nil {
 		t.Fatal(err)
@@ -81,24 +87,28 @@ func TestMetricsCanBeRead(t *testing.T) {
 		}
 	}
 	l.requests.observe("GET /", 200, time.Second)
-	families, err := l.registry().Gather()
-	if err != nil {
-		t.Errorf("read metrics: %v", err)
+	for l.duties.Load().samples.Latest().At.IsZero() {
+		select {
+		case err := <-ended:
+			t.Fatalf("elector ended: %v", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	found := telemetrytest.Check(t, telemetry.Leader, l.registry())
+	if n := len(found["penstock_queue_entries"].GetMetric()); n != 15 {
+		t.Errorf("penstock_queue_entries has %d series, want five states of three queues", n)
 	}
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("elector ended: %v", err)
 	}
-	found := map[string]bool{}
-	for _, f := range families {
-		found[f.GetName()] = true
-		if f.GetHelp() == "" {
-			t.Errorf("%s has no help", f.GetName())
-		}
+	families, err := l.registry().Gather()
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, want := range []string{"penstock_leader_term", "penstock_locks_stuck", "penstock_recovery_locks_freed_total", "penstock_http_requests_total", "go_goroutines"} {
-		if !found[want] {
-			t.Errorf("%s is missing", want)
+	for _, f := range families {
+		if f.GetName() == "penstock_queue_head_age_seconds" || f.GetName() == "penstock_locks_stuck" {
+			t.Errorf("a former leader still shows %s", f.GetName())
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/batch"
 	"github.com/penstock/penstock/pkg/cron"
 	"github.com/penstock/penstock/pkg/election"
@@ -22,12 +23,16 @@ type leader struct {
 	elector  *election.Elector
 	duties   atomic.Pointer[duties] // of the last term here; nil before the first
 	hinter   *invalidation.Hinter   // nil: no hints
+	metrics  telemetry.Metrics
+	queues   telemetry.Bound // names that have series of their own
+	models   telemetry.Bound
 	requests *requests
 }
 
 func newLeader(cfg Config, p *pools, log *slog.Logger) *leader {
+	m := telemetry.NewMetrics()
 	l := &leader{
-		cfg: cfg, pools: p, log: log, requests: newRequests(),
+		cfg: cfg, pools: p, log: log, metrics: m, requests: newRequests(m),
 		elector: election.New(p.election, electionConfig(cfg.Leader.Election, log)),
 	}
 	if cfg.Leader.Hints {

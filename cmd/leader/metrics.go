@@ -8,44 +8,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
-// registry holds all that /metrics shows. What duties count begins anew with each term.
+// registry holds all that /metrics shows; telemetry.Catalog explains it. What duties count begins anew with each term.
 func (l *leader) registry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		l.requests.total, l.requests.seconds,
-		collector{l.electionMetrics}, collector{l.hintMetrics}, collector{l.dutyMetrics}, collector{l.poolMetrics},
+		telemetry.Collector(l.queueMetrics), telemetry.Collector(l.serverMetrics), telemetry.Collector(l.electionMetrics),
+		telemetry.Collector(l.hintMetrics), telemetry.Collector(l.dutyMetrics), telemetry.Collector(l.poolMetrics),
 	)
 	return r
-}
-
-// collector reads values when it is asked for them. It describes nothing beforehand, as Prometheus allows.
-type collector struct {
-	collect func(out chan<- prometheus.Metric)
-}
-
-func (c collector) Describe(chan<- *prometheus.Desc)         {}
-func (c collector) Collect(metrics chan<- prometheus.Metric) { c.collect(metrics) }
-
-// gauge and counter make one value. Labels are name and value in turn.
-func gauge(name, help string, value float64, labels ...string) prometheus.Metric {
-	return metric(prometheus.GaugeValue, name, help, value, labels)
-}
-
-func counter(name, help string, value float64, labels ...string) prometheus.Metric {
-	return metric(prometheus.CounterValue, name, help, value, labels)
-}
-
-func metric(kind prometheus.ValueType, name, help string, value float64, labels []string) prometheus.Metric {
-	var names, values []string
-	for i := 0; i+1 < len(labels); i += 2 {
-		names, values = append(names, labels[i]), append(values, labels[i+1])
-	}
-	return prometheus.MustNewConstMetric(prometheus.NewDesc("penstock_"+name, help, names, nil), kind, value, values...)
 }
 
 func oneIf(set bool) float64 {
@@ -55,65 +32,127 @@ func oneIf(set bool) float64 {
 	return 0
 }
 
+// sampling is the last look at the queues, if this process is elected: of a former leader it is old.
+func (l *leader) sampling() (s recovery.Sampling, known bool) {
+	if d := l.duties.Load(); d != nil && l.elector.Status().Leading {
+		s = d.samples.Latest()
+	}
+	return s, !s.At.IsZero()
+}
+
+func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
+	sampling, known := l.sampling()
+	if !known {
+		return
+	}
+	sums := l.metrics.Sums()
+	for _, s := range sampling.Queues {
+		queue := l.queues.Label(s.Queue)
+		sums.Max("queue_head_age_seconds", read(s.HeadAge), queue)
+		reason := ""
+		if s.Blocked != nil {
+			reason = *s.Blocked
+		}
+		sums.Add("queue_entries", float64(s.Initial), queue, "initial", "")
+		sums.Add("queue_entries", float64(s.Pending-s.Computing), queue, "pending", reason)
+		sums.Add("queue_entries", float64(s.Computing), queue, "computing", "")
+		sums.Add("queue_entries", float64(s.Disabled), queue, "disabled", "")
+		sums.Add("queue_entries", float64(s.Failed), queue, "failed", "")
+		sums.Max("queue_estimated", oneIf(s.Estimated), queue)
+		sums.Add("queue_drain_per_second", read(s.OutPerSecond), queue)
+		sums.Add("queue_accepted_total", float64(s.Accepted), queue)
+		sums.Add("queue_gone_total", float64(s.Gone), queue)
+		sums.Add("queue_serving_nodes", float64(s.Serving), queue)
+		sums.Add("queue_dead_tuples", float64(s.DeadTuples), queue)
+	}
+	for _, m := range sampling.Models {
+		model := l.models.Label(m.Model)
+		sums.Add("model_slots", float64(max(0, m.Slots-m.Held)), model, "free")
+		sums.Add("model_slots", float64(m.Held-m.Doubtful), model, "held")
+		sums.Add("model_slots", float64(m.Doubtful), model, "doubtful")
+	}
+	sums.Collect(out)
+	out <- l.metrics.Value("sample_age_seconds", time.Since(sampling.At).Seconds())
+	out <- l.metrics.Value("sample_seconds", sampling.Took.Seconds())
+}
+
+func read(v *float64) float64 {
+	if v == nil {
+		return 0
+	}
+	return *v
+}
+
+func (l *leader) serverMetrics(out chan<- prometheus.Metric) {
+	sampling, known := l.sampling()
+	if !known {
+		return
+	}
+	s := sampling.Server
+	out <- l.metrics.Value("horizon_age_seconds", s.HorizonAge)
+	out <- l.metrics.Value("dead_tuples", float64(s.DeadTuples))
+	out <- l.metrics.Value("database_connections", float64(s.Connections))
+	out <- l.metrics.Value("database_connections_max", float64(s.MaxConnections))
+	out <- l.metrics.Value("notify_queue_usage_ratio", s.NotifyUsage)
+}
+
 func (l *leader) electionMetrics(out chan<- prometheus.Metric) {
 	s := l.elector.Status()
-	out <- gauge("leader_elected", "1 if this process is the elected leader", oneIf(s.Leading))
-	out <- gauge("leader_term", "newest term that this process has seen", float64(s.Term))
-	out <- gauge("leader_term_age_seconds", "since this process first saw the newest term", s.Age.Seconds())
-	out <- counter("leader_terms_total", "terms of the election so far", float64(s.Changes))
-	out <- gauge("leader_row_age_seconds", "since the leader's row was last read or renewed; grows when the database is away", s.SeenAgo.Seconds())
+	out <- l.metrics.Value("leader_elected", oneIf(s.Leading))
+	out <- l.metrics.Value("leader_term", float64(s.Term))
+	out <- l.metrics.Value("leader_term_age_seconds", s.Age.Seconds())
+	out <- l.metrics.Value("leader_terms_total", float64(s.Changes))
+	out <- l.metrics.Value("leader_row_age_seconds", s.SeenAgo.Seconds())
 }
 
 func (l *leader) hintMetrics(out chan<- prometheus.Metric) {
 	if l.hinter != nil {
-		out <- counter("hints_sent_total", "hints that nodes were sent", float64(l.hinter.Sent.Load()))
-		out <- counter("hints_dropped_total", "hints that the database did not take", float64(l.hinter.Dropped.Load()))
+		out <- l.metrics.Value("hints_sent_total", float64(l.hinter.Sent.Load()))
+		out <- l.metrics.Value("hints_dropped_total", float64(l.hinter.Dropped.Load()))
 	}
 }
 
 func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	d := l.duties.Load()
-	if d == nil {
-		return
+	if d == nil || !l.elector.Status().Leading {
+		return // what a former leader found is old
 	}
 	locks := d.locks.Status()
-	out <- gauge("locks", "lock records at the last look of recovery", float64(locks.Held))
-	out <- gauge("locks_stuck", "lock records that nobody will settle; should be 0 but for moments", float64(locks.Stuck))
-	out <- gauge("nodes_dead", "nodes whose lease has lapsed and whose row is kept", float64(locks.DeadNodes))
-	out <- gauge("recovery_suspended", "1 while recovery frees nothing because many leases lapsed, the database restarted or its clock jumped", oneIf(locks.Suspended != ""))
+	out <- l.metrics.Value("locks", float64(locks.Held))
+	out <- l.metrics.Value("locks_stuck", float64(locks.Stuck))
+	out <- l.metrics.Value("nodes_dead", float64(locks.DeadNodes))
+	out <- l.metrics.Value("leases_lapsed_total", float64(locks.Lapsed))
+	out <- l.metrics.Value("recovery_suspended", oneIf(locks.Suspended != ""))
 	for _, cause := range []recovery.Cause{recovery.NodeDead, recovery.NodeGone, recovery.Unlisted} {
-		out <- counter("recovery_locks_freed_total", "stuck locks that were freed", float64(locks.Freed[cause]), "cause", string(cause))
+		out <- l.metrics.Value("recovery_locks_freed_total", float64(locks.Freed[cause]), string(cause))
 	}
-	out <- counter("recovery_unresolved_total", "tries to free a lock that did not; the log says which", float64(locks.Unresolved))
-	out <- counter("recovery_set_aside_total", "entries set aside because too many nodes died while they ran them", float64(locks.SetAside))
-	out <- counter("recovery_nodes_removed_total", "rows of dead nodes that were removed", float64(locks.Removed))
+	out <- l.metrics.Value("recovery_unresolved_total", float64(locks.Unresolved))
+	out <- l.metrics.Value("recovery_set_aside_total", float64(locks.SetAside))
+	out <- l.metrics.Value("recovery_nodes_removed_total", float64(locks.Removed))
 
 	deadlines := d.deadlines.Status()
-	out <- counter("entries_promoted_total", "entries that came due", float64(deadlines.Promoted))
-	out <- counter("entries_expired_total", "entries whose deadline passed before they ran", float64(deadlines.Expired))
-	out <- gauge("deadlines_late_seconds", "how far the last pass was behind the due times, at most", deadlines.Late.Seconds())
-	out <- counter("deadlines_errors_total", "batches of due entries that went wrong; the log says why", float64(deadlines.Errors))
-	out <- gauge("entries_overrun", "entries that run on long after their finish_by; their node does not end them", float64(deadlines.Overrun))
-	out <- counter("entries_cancelled_late_total", "entries ended because somebody had wished it while they ran", float64(deadlines.Ended))
+	out <- l.metrics.Value("entries_promoted_total", float64(deadlines.Promoted))
+	out <- l.metrics.Value("entries_expired_total", float64(deadlines.Expired))
+	out <- l.metrics.Value("deadlines_late_seconds", deadlines.Late.Seconds())
+	out <- l.metrics.Value("deadlines_errors_total", float64(deadlines.Errors))
+	out <- l.metrics.Value("entries_overrun", float64(deadlines.Overrun))
+	out <- l.metrics.Value("entries_cancelled_late_total", float64(deadlines.Ended))
 	fired := d.cron.Status()
-	out <- counter("cron_fired_total", "entries of cron jobs that were put into line", float64(fired.Fired))
-	out <- counter("cron_dropped_total", "nominal times given up by catch-up or overlap policy", float64(fired.Dropped))
-	out <- counter("cron_broken_total", "times a cron job had a schedule that could not be read", float64(fired.Broken))
-	out <- gauge("cron_late_seconds", "lateness of the latest firing of the last pass that fired", fired.Late.Seconds())
+	out <- l.metrics.Value("cron_fired_total", float64(fired.Fired))
+	out <- l.metrics.Value("cron_dropped_total", float64(fired.Dropped))
+	out <- l.metrics.Value("cron_broken_total", float64(fired.Broken))
+	out <- l.metrics.Value("cron_late_seconds", fired.Late.Seconds())
 	retention := d.retention.Status()
-	out <- gauge("retention_behind_seconds", "since the oldest partition that is left passed its retention", retention.Behind.Seconds())
-	out <- counter("retention_partitions_dropped_total", "partitions of results and failures that were dropped", float64(retention.Dropped))
-	out <- counter("retention_rows_tidied_total", "rows that stood for nothing any more", float64(retention.Tidied))
-	out <- counter("operations_changed_total", "entries and failures changed by bulk operations", float64(d.operations.Changed()))
-	out <- counter("statistics_counts_total", "counts of bounded queues", float64(d.statistics.Counts()))
+	out <- l.metrics.Value("retention_behind_seconds", retention.Behind.Seconds())
+	out <- l.metrics.Value("retention_partitions_dropped_total", float64(retention.Dropped))
+	out <- l.metrics.Value("retention_rows_tidied_total", float64(retention.Tidied))
+	out <- l.metrics.Value("operations_changed_total", float64(d.operations.Changed()))
+	out <- l.metrics.Value("statistics_counts_total", float64(d.statistics.Counts()))
 }
 
 func (l *leader) poolMetrics(out chan<- prometheus.Metric) {
 	for name, pool := range map[string]*pgxpool.Pool{"api": l.pools.api, "duties": l.pools.duties, "election": l.pools.election} {
-		s := pool.Stat()
-		out <- gauge("db_connections", "connections of a pool", float64(s.TotalConns()), "pool", name)
-		out <- gauge("db_connections_in_use", "connections of a pool that are in use", float64(s.AcquiredConns()), "pool", name)
-		out <- counter("db_waits_total", "times somebody had to wait for a connection of a pool", float64(s.EmptyAcquireCount()), "pool", name)
+		l.metrics.Pool(out, name, pool)
 	}
 }
 
@@ -123,15 +162,10 @@ type requests struct {
 	seconds *prometheus.HistogramVec
 }
 
-func newRequests() *requests {
+func newRequests(m telemetry.Metrics) *requests {
 	return &requests{
-		total: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "penstock_http_requests_total", Help: "requests answered",
-		}, []string{"route", "status"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "penstock_http_request_seconds", Help: "time to answer a request",
-			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, 1, 5, 10},
-		}, []string{"route"}),
+		total:   m.Counter("http_requests_total"),
+		seconds: m.Histogram("http_request_seconds", .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5, 10),
 	}
 }
 

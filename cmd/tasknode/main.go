@@ -90,7 +90,9 @@ func run(cfg Config, log *slog.Logger) error {
 type node struct {
 	cfg       Config
 	log       *slog.Logger
+	claims    *pgxpool.Pool
 	beats     *pgxpool.Pool
+	observer  *observer
 	task      *tasknode.Node
 	ranker    *fairness.Ranker
 	inference *inference.Service
@@ -104,12 +106,12 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, 
 		host, _ := os.Hostname()
 		t.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
 	}
-	n := &node{cfg: cfg, log: log, beats: beats}
+	n := &node{cfg: cfg, log: log, claims: claims, beats: beats, observer: newObserver()}
 	n.ranker = fairness.NewRanker(fairness.RankerConfig{Application: t.Application, Log: log}, claims)
 	n.inference = inference.NewService(inference.ServiceConfig{
 		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Log: log,
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
-	gates := []tasknode.Gate{n.inference.Pool}
+	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}}
 	if t.Governor {
 		var err error
 		if n.governor, err = newGovernor(*t, log); err != nil {
@@ -119,7 +121,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, 
 	}
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
-		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
+		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker, Observer: n.observer,
 	}, claims, beats)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
 	policy, err := t.Webhook.policy()

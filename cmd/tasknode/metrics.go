@@ -3,52 +3,139 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/penstock/penstock/internal/telemetry"
+	"github.com/penstock/penstock/pkg/tasknode"
 	"github.com/penstock/penstock/pkg/webhook"
 )
 
-// registry holds all that /metrics shows.
+// observer turns what the node does into metrics. It is a tasknode.Observer.
+type observer struct {
+	metrics   telemetry.Metrics
+	queues    telemetry.Bound
+	wait, run *prometheus.HistogramVec
+	claim     *prometheus.HistogramVec
+	errors    *prometheus.CounterVec
+	claimed   *prometheus.CounterVec
+	mu        sync.Mutex
+	refusals  map[refusal]float64
+}
+
+type refusal struct{ queue, reason string }
+
+func newObserver() *observer {
+	m := telemetry.NewMetrics()
+	return &observer{
+		metrics:  m,
+		wait:     m.Histogram("node_wait_seconds", .001, .01, .1, 1, 10, 60, 600, 3600, 86400),
+		run:      m.Histogram("node_run_seconds", .001, .01, .1, .5, 1, 5, 30, 120, 600, 3600),
+		claim:    m.Histogram("node_claim_seconds", .0005, .001, .0025, .005, .01, .025, .1, .5, 2),
+		errors:   m.Counter("node_run_errors_total"),
+		claimed:  m.Counter("node_claimed_total"),
+		refusals: map[refusal]float64{},
+	}
+}
+
+// Claimed implements tasknode.Observer.
+func (o *observer) Claimed(queue string, locks int, took time.Duration, limited bool) {
+	o.claim.WithLabelValues().Observe(took.Seconds())
+	if locks > 0 {
+		o.claimed.WithLabelValues(o.queues.Label(queue)).Add(float64(locks))
+	}
+	if limited {
+		o.Refused(queue, "limit")
+	}
+}
+
+// Refused implements tasknode.Observer.
+func (o *observer) Refused(queue, reason string) {
+	queue = o.queues.Label(queue)
+	o.mu.Lock()
+	o.refusals[refusal{queue, reason}]++
+	o.mu.Unlock()
+}
+
+// Ran implements tasknode.Observer.
+func (o *observer) Ran(queue string, waited, ran time.Duration, err error) {
+	queue = o.queues.Label(queue)
+	o.wait.WithLabelValues(queue).Observe(waited.Seconds())
+	o.run.WithLabelValues(queue).Observe(ran.Seconds())
+	if err != nil {
+		o.errors.WithLabelValues(queue).Inc()
+	}
+}
+
+// slots is the slot pool as a gate whose refusals are counted.
+type slots struct {
+	tasknode.Gate
+	*observer
+}
+
+// Take implements tasknode.Gate.
+func (s slots) Take(queue string, free, want int) (int, func(n int)) {
+	allow, release := s.Gate.Take(queue, free, want)
+	if allow == 0 {
+		s.Refused(queue, "slots")
+	}
+	return allow, release
+}
+
+// registry holds all that /metrics shows; telemetry.Catalog explains it.
 func (n *node) registry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	s := n.task.Stats()
-	for _, c := range []struct {
-		name, help string
-		read       func() float64
-	}{
-		{"claims_total", "claims, empty ones too", func() float64 { return float64(s.Claims.Load()) }},
-		{"claimed_total", "locks claimed", func() float64 { return float64(s.Claimed.Load()) }},
-		{"claim_seconds_total", "time in claims", func() float64 { return float64(s.ClaimTime.Load()) / 1e9 }},
-		{"runs_total", "runs of handlers", func() float64 { return float64(s.Runs.Load()) }},
-		{"run_errors_total", "runs that returned an error", func() float64 { return float64(s.RunErrors.Load()) }},
-		{"run_seconds_total", "time in handlers", func() float64 { return float64(s.RunTime.Load()) / 1e9 }},
-		{"settles_total", "transactions that recorded endings", func() float64 { return float64(s.Settles.Load()) }},
-		{"settled_total", "endings recorded", func() float64 { return float64(s.Settled.Load()) }},
-		{"settle_refused_total", "endings refused because the lock was lost", func() float64 { return float64(s.Refused.Load()) }},
-		{"leases_lost_total", "times the node's lease ran out", func() float64 { return float64(s.LeasesLost()) }},
-	} {
-		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "penstock_node_" + c.name, Help: c.help}, c.read))
-	}
-	if n.governor != nil {
-		r.MustRegister(refusals{n})
-	}
+	o := n.observer
+	r.MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		o.wait, o.run, o.claim, o.errors, o.claimed,
+		telemetry.Collector(n.refusalMetrics), telemetry.Collector(n.nodeMetrics),
+	)
 	return r
 }
 
-// refusals shows what the governor refused, by queue and reason.
-type refusals struct{ n *node }
-
-var refusalsDesc = prometheus.NewDesc("penstock_node_governor_refusals_total", "claims that the governor cut short", []string{"queue", "reason"}, nil)
-
-func (r refusals) Describe(out chan<- *prometheus.Desc) { out <- refusalsDesc }
-
-func (r refusals) Collect(out chan<- prometheus.Metric) {
-	for _, c := range r.n.governor.Refusals() {
-		out <- prometheus.MustNewConstMetric(refusalsDesc, prometheus.CounterValue, float64(c.Count), c.Queue, string(c.Code))
+func (n *node) refusalMetrics(out chan<- prometheus.Metric) {
+	o := n.observer
+	sums := o.metrics.Sums()
+	o.mu.Lock()
+	for r, count := range o.refusals {
+		sums.Add("node_refusals_total", count, r.queue, r.reason)
 	}
+	o.mu.Unlock()
+	if n.governor != nil {
+		for _, c := range n.governor.Refusals() {
+			sums.Add("node_refusals_total", float64(c.Count), o.queues.Label(c.Queue), string(c.Code))
+		}
+	}
+	sums.Collect(out)
+}
+
+func (n *node) nodeMetrics(out chan<- prometheus.Metric) {
+	s, value := n.task.Stats(), n.observer.metrics.Value
+	out <- value("node_settles_total", float64(s.Settles.Load()))
+	out <- value("node_settle_seconds_total", time.Duration(s.SettleTime.Load()).Seconds())
+	out <- value("node_settled_total", float64(s.Settled.Load()))
+	out <- value("node_settle_refused_total", float64(s.Refused.Load()))
+	out <- value("node_leases_lost_total", float64(s.LeasesLost()))
+	out <- value("node_threads", float64(n.task.Threads()))
+	out <- value("node_locks", float64(n.task.Held()))
+	n.observer.metrics.Pool(out, "claims", n.claims)
+	n.observer.metrics.Pool(out, "heartbeat", n.beats)
+	if n.listener == nil {
+		return
+	}
+	hints := n.listener.Status()
+	connected := 0.0
+	if hints.Connected {
+		connected = 1
+	}
+	out <- value("hints_connected", connected)
+	out <- value("hints_heard_total", float64(hints.Heard))
+	out <- value("hints_reconnects_total", float64(hints.Reconnects))
+	out <- value("hints_round_trip_seconds", hints.RoundTrip.Seconds())
 }
 
 func (w Webhook) policy() (webhook.Policy, error) {

@@ -23,6 +23,8 @@ type Locks struct {
 	begun     Begun
 	deferred  map[invalidation.Token]deferral
 
+	dead map[invalidation.NodeID]bool // at the last look; nil before the first
+
 	mu     sync.Mutex
 	status LocksStatus
 }
@@ -32,6 +34,7 @@ type LocksStatus struct {
 	Held       int             // locks at the last look
 	Stuck      int             // of these, stuck; above 0 for long, somebody should look
 	DeadNodes  int             // nodes whose lease has lapsed and whose row is kept
+	Lapsed     int64           // times a lease lapsed between two looks
 	Suspended  string          // why nothing is freed now; empty if nothing keeps it
 	Freed      map[Cause]int64 // locks
 	SetAside   int64           // entries that had killed too many nodes
@@ -128,15 +131,20 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // note keeps what the pass found, and logs when recovery suspends itself or goes on.
 func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended string) {
-	dead := 0
+	dead, lapsed := map[invalidation.NodeID]bool{}, int64(0)
 	for _, n := range r.Nodes {
 		if n.dead() {
-			dead++
+			dead[n.ID] = true
+			if l.dead != nil && !l.dead[n.ID] {
+				lapsed++
+			}
 		}
 	}
+	l.dead = dead
 	l.mu.Lock()
 	before := l.status.Suspended
-	l.status.Held, l.status.Stuck, l.status.DeadNodes = held, stuck, dead
+	l.status.Held, l.status.Stuck, l.status.DeadNodes = held, stuck, len(dead)
+	l.status.Lapsed += lapsed
 	l.status.Suspended, l.status.LookedAt = suspended, r.At
 	l.mu.Unlock()
 	switch {

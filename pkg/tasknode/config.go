@@ -24,6 +24,8 @@ type Config struct {
 	Gates []Gate
 	// Ranker orders the lanes that have work; queues and lanes in turn if nil.
 	Ranker Ranker
+	// Observer is told of claims and runs as they happen; nil for nobody.
+	Observer Observer
 	// Random returns a number in [0, 1) for jitter; math/rand if nil.
 	Random func() float64
 }
@@ -34,6 +36,23 @@ type Gate interface {
 	// allows. Each taken entry is given back once by calling release, when its run has ended or never began.
 	Take(queue string, free, want int) (allow int, release func(n int))
 }
+
+// Observer sees what a node does, for metrics. Its methods are called by all threads, on the way of every entry.
+type Observer interface {
+	// Claimed tells of a claim: how many locks it brought, how long it took, and whether the queue's limits left no room.
+	Claimed(queue string, locks int, took time.Duration, limited bool)
+	// Refused tells that nothing was claimed from a queue, since the node had no free processing thread ("threads") or
+	// holds its share of the queue ("queue_limit"). Gates know their own refusals.
+	Refused(queue, reason string)
+	// Ran tells of a run: how long the entry had waited since it was accepted, how long it ran and with what error.
+	Ran(queue string, waited, ran time.Duration, err error)
+}
+
+type nobody struct{}
+
+func (nobody) Claimed(string, int, time.Duration, bool)        {}
+func (nobody) Refused(string, string)                          {}
+func (nobody) Ran(string, time.Duration, time.Duration, error) {}
 
 func (c Config) withDefaults() Config {
 	defaulted := func(v *int, d int) {
@@ -58,6 +77,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
+	}
+	if c.Observer == nil {
+		c.Observer = nobody{}
 	}
 	if c.Ranker == nil {
 		c.Ranker = &turns{}

@@ -142,6 +142,7 @@ func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Endin
 	n.board.ran(job.service, ran)
 	n.desk.ran(job, cost([]invalidation.Entry{*e}, ran.Seconds()))
 	n.stats.ran(err, ran)
+	n.cfg.Observer.Ran(job.service.name, e.Waited+sinceClaim, ran, err)
 	if err != nil {
 		err = withCause(ctx, err)
 	}
@@ -236,6 +237,7 @@ func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*in
 	n.stats.ran(err, ran)
 	for _, r := range runs {
 		n.desk.ran(job, cost([]invalidation.Entry{r.Entry}, ran.Seconds()/float64(len(runs))))
+		n.cfg.Observer.Ran(job.service.name, r.Entry.Waited+sinceClaim, ran, err)
 	}
 	endings := make([]invalidation.Ending, len(runs))
 	for i, r := range runs {

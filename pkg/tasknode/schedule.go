@@ -75,6 +75,7 @@ func (n *Node) step(ctx context.Context) bool {
 	}
 	took := time.Since(start)
 	n.stats.claimed(len(claimed.Locks), took)
+	n.cfg.Observer.Claimed(v.name, len(claimed.Locks), took, claimed.Limited)
 	n.giveBack(v, a, a.locks-len(claimed.Locks))
 	n.accept(v, claimed.Locks, a, losses)
 	n.after(ctx, v, claimed, err, request.Limit, took)
@@ -97,6 +98,12 @@ type grant struct {
 func (n *Node) allow(v *visit) allowance {
 	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
 	taken := n.permits.take(reserved, n.board.spare(v.service, n.cfg.Threads))
+	switch {
+	case reserved == 0:
+		n.cfg.Observer.Refused(v.name, "queue_limit")
+	case taken == 0:
+		n.cfg.Observer.Refused(v.name, "threads")
+	}
 	a := allowance{locks: taken}
 	for _, g := range n.cfg.Gates {
 		if a.locks == 0 {

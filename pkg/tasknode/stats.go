@@ -26,6 +26,12 @@ func (s *Stats) LeasesLost() int64 { return s.leasesLost.Load() }
 // Stats returns the node's counters.
 func (n *Node) Stats() *Stats { return &n.stats }
 
+// Threads is how many processing threads the node has.
+func (n *Node) Threads() int { return n.cfg.Threads }
+
+// Held is how many locks the node holds.
+func (n *Node) Held() int { return n.permits.held() }
+
 func (s *Stats) claimed(locks int, took time.Duration) {
 	s.Claims.Add(1)
 	s.Claimed.Add(int64(locks))

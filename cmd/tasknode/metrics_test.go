@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/internal/telemetry"
+	"github.com/penstock/penstock/internal/telemetry/telemetrytest"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+func TestMetricsCanBeRead(t *testing.T) {
+	cfg := defaults()
+	cfg.Database.URL = pgtest.DSN(t)
+	pool, err := postgres.Open(t.Context(), cfg.Database.Pool(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	n, err := newNode(cfg, pool, pool, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.observer.Claimed("work", 3, time.Millisecond, true)
+	n.observer.Refused("work", "threads")
+	n.observer.Ran("work", time.Second, time.Minute, errors.New("no"))
+	n.governor.Take("work", 0, 1) // no reading yet: refused
+	found := telemetrytest.Check(t, telemetry.TaskNode, n.registry())
+	reasons := map[string]float64{}
+	for _, m := range found["penstock_node_refusals_total"].GetMetric() {
+		reasons[m.GetLabel()[1].GetValue()] = m.GetCounter().GetValue()
+	}
+	if reasons["threads"] == 0 || reasons["limit"] != 1 || reasons["stale"] != 1 {
+		t.Errorf("refusals are %v", reasons)
+	}
+}
+
+// What a node does shows in its metrics: an entry that nobody has slots for is refused, not run.
+func TestEntriesWithoutSlotsShowAsRefusals(t *testing.T) {
+	pool := pgtest.New(t)
+	if _, err := pool.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "dispatcher"}')`); err != nil {
+		t.Fatal(err)
+	}
+	queue, err := invalidation.Open(t.Context(), pool, "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := queue.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`)}); err != nil {
+		t.Fatal(err)
+	}
+	cfg := defaults()
+	cfg.TaskNode.Governor, cfg.TaskNode.Hints = false, false
+	n, err := newNode(cfg, pool, pool, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.inference.Registry.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.task.Run(ctx) }()
+	refused := func() float64 {
+		n.observer.mu.Lock()
+		defer n.observer.mu.Unlock()
+		return n.observer.refusals[refusal{"m", "slots"}]
+	}
+	for deadline := time.Now().Add(20 * time.Second); refused() == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no refusal was counted")
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
