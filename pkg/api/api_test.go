@@ -89,7 +89,7 @@ func TestPushHintsAtItsQueue(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	woken := make(chan int32, 100)
-	listener := invalidation.NewListener(invalidation.ListenConfig{Conn: pool.Config().ConnConfig, Wake: func(queue int32) { woken <- queue }})
+	listener := invalidation.NewListener(invalidation.ListenConfig{Conn: pool.Config().ConnConfig, Wake: func(queue int32, _ *invalidation.Lane) { woken <- queue }})
 	hinter := invalidation.NewHinter(pool, 0)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = listener.Run(ctx) })

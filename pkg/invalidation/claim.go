@@ -36,8 +36,10 @@ type Claimed struct {
 	// Mark is the place in line from which the next claim of the lane may begin. It only saves walking over what
 	// is dead already: a row may come in behind it, so begin at 0 about once a second.
 	Mark int64
-	Seen int // ready rows met; less than Limit means the lane is empty behind them
+	Seen int // ready rows met
 	Left int // ready rows met that could not be claimed: locked keys. Sweep them
+	// Emptied says that there was nothing behind the rows met, and that all of them were claimed.
+	Emptied bool
 }
 
 // Claim locks up to r.Limit groups and solo entries of a lane for a node and returns their entries.
@@ -171,7 +173,7 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, b *pgx.Batch, sta
 		}
 		switch {
 		case row.token == 0:
-			c.summary(&row)
+			c.summary(&row, r.Limit)
 		case row.key != nil:
 			groups = append(groups, &Lock{Key: *row.key, Token: row.token, Lane: r.Lane, ClaimedAt: start, pos: row.pos})
 		default:
@@ -222,12 +224,16 @@ func (q *Queue) handBackEmpty(ctx context.Context, node NodeID, locks []*Lock) (
 	return full, err
 }
 
-func (c *Claimed) summary(row *claimRow) {
+func (c *Claimed) summary(row *claimRow, limit int) {
 	c.Mark, c.Seen, c.Busy, c.Left = row.pos, int(row.entry.ID), row.entry.Attempt == 0, row.entry.Crashes
-	if row.startIn != nil && *row.startIn < 1 {
-		c.Limited = true
-		c.Wait = time.Duration(*row.waited * float64(time.Second))
+	if room := row.startIn; room != nil {
+		limit = min(limit, int(*room))
+		if *room < 1 {
+			c.Limited = true
+			c.Wait = time.Duration(*row.waited * float64(time.Second))
+		}
 	}
+	c.Emptied = !c.Busy && c.Seen < limit && c.Left == 0
 }
 
 type claimRow struct {

@@ -2,6 +2,12 @@ package invalidation
 
 import "strings"
 
+// heldBackSQL is how long queue $1 or its flow $3 is pushed back (s), NULL if it is not: penstock.held_back, written out,
+// since a function in SQL is planned anew in each statement that calls it, which took half the time of a claim.
+const heldBackSQL = `(SELECT nullif(greatest(0, extract(epoch FROM greatest(
+        (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
+        (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = $3)) - clock_timestamp())), 0)::float8 AS wait)`
+
 // claimSQL takes up to $5 ready rows of lane ($1 queue, $2 priority, $3 flow) from place $4 on, and puts lock
 // records of node $6, claim $7 in their place. $8 is the queue's quantum in entries, $9 is stubborn (see Claim).
 //
@@ -24,7 +30,7 @@ WITH alone AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
            AND /* admission */ AS ok
 ), room AS MATERIALIZED (
-    SELECT /* room */ FROM alone CROSS JOIN LATERAL (SELECT penstock.held_back($1, $3) AS wait) b WHERE ok
+    SELECT /* room */ FROM alone CROSS JOIN LATERAL ` + heldBackSQL + ` b WHERE ok
 ), head AS MATERIALIZED (
     SELECT r.*
       FROM alone CROSS JOIN LATERAL (
@@ -120,7 +126,7 @@ WITH alone AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
            AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1) AS ok
 ), back AS MATERIALIZED (
-    SELECT penstock.held_back($1, $3) AS wait
+    SELECT wait FROM ` + heldBackSQL + ` b
 ), head AS MATERIALIZED (
     SELECT r.*
       FROM alone CROSS JOIN back CROSS JOIN LATERAL (

@@ -2,63 +2,98 @@ package invalidation
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue.
+// hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue, and where the pusher knows it the
+// lane: priority and flow, separated by spaces.
 const hintChannel = "penstock"
 
-// hintSQL hints at queues $1. NOTIFY takes a lock over all databases at commit, so this never runs in a pusher's
+// hintSQL hints with texts $1. NOTIFY takes a lock over all databases at commit, so this never runs in a pusher's
 // transaction, and one statement speaks for every push since the last.
-const hintSQL = `SELECT pg_notify('` + hintChannel + `', id::text) FROM unnest($1::int[]) u(id)`
+const hintSQL = `SELECT pg_notify('` + hintChannel + `', hint) FROM unnest($1::text[]) u(hint)`
+
+// lazilySQL lets a hint commit without waiting for the disk: nothing is lost with it.
+const lazilySQL = `SELECT set_config('synchronous_commit', 'off', true)`
 
 // Hinter tells nodes after a push that a queue has work, so that they need not wait for their next poll. A hint is
 // only a hint: pushes never wait for it, and where the database does not answer it is dropped without a word.
 // Make one with NewHinter, hand it to queues with Queue.Hinting, and let Run run.
 type Hinter struct {
-	notify func(ctx context.Context, queues []int32) error
-	every  time.Duration // at most one hint a queue in this time; the first goes out at once
+	notify func(ctx context.Context, hints []string) error
+	every  time.Duration
 
-	mu   sync.Mutex
-	due  map[int32]struct{} // bounded by the number of queues
-	last map[int32]time.Time
-	wake chan struct{}
+	mu    sync.Mutex
+	tells map[int32]*telling // bounded by the number of queues
+	wake  chan struct{}
 
 	// Sent and Dropped count hints.
 	Sent, Dropped atomic.Int64
 }
 
-// hintTimeout bounds how long a hint is tried. A later one would come too late anyway: nodes poll.
-const hintTimeout = time.Second
+// telling is what there is to be told about one queue.
+type telling struct {
+	due   bool
+	lanes []Lane // with news; nil for "somewhere in the queue"
+	// full is when the queue may again send hintBurst hints at once: a token bucket, kept as the time at which it is
+	// full (the generic cell rate algorithm of ATM).
+	full time.Time
+}
 
-// NewHinter returns a Hinter that sends on db, at most one hint a queue in `every`, 15 ms if zero.
+const (
+	// hintTimeout bounds how long a hint is tried. A later one would come too late anyway: nodes poll.
+	hintTimeout = time.Second
+	// hintBurst is how many hints of a queue may follow one another without a pause: pushes that come now and then are
+	// hinted at once even where two of them are close, and only a stream of pushes is held to one hint in `every`.
+	hintBurst = 8
+	// hintLanes is how many lanes of a queue are named in a hint; if there is news in more, nodes look for themselves.
+	hintLanes = 4
+	// hintBytes bounds a hint: Postgres refuses those of 8000 bytes.
+	hintBytes = 500
+)
+
+// NewHinter returns a Hinter that sends on db, in the long run one hint a queue in `every`, 10 ms if zero.
 func NewHinter(db postgres.DB, every time.Duration) *Hinter {
-	return newHinter(every, func(ctx context.Context, queues []int32) error {
-		_, err := db.Exec(ctx, hintSQL, queues)
-		return err
+	return newHinter(every, func(ctx context.Context, hints []string) error {
+		batch := &pgx.Batch{}
+		batch.Queue(lazilySQL)
+		batch.Queue(hintSQL, hints)
+		return db.SendBatch(ctx, batch).Close()
 	})
 }
 
-func newHinter(every time.Duration, notify func(context.Context, []int32) error) *Hinter {
+func newHinter(every time.Duration, notify func(context.Context, []string) error) *Hinter {
 	if every == 0 {
-		every = 15 * time.Millisecond
+		every = 10 * time.Millisecond
 	}
-	return &Hinter{
-		notify: notify, every: every, due: map[int32]struct{}{}, last: map[int32]time.Time{}, wake: make(chan struct{}, 1),
-	}
+	return &Hinter{notify: notify, every: every, tells: map[int32]*telling{}, wake: make(chan struct{}, 1)}
 }
 
 // Hint says that a push to the queue has committed. It returns at once. A nil Hinter does nothing.
-func (h *Hinter) Hint(queue int32) {
+func (h *Hinter) Hint(queue int32) { h.hint(queue, nil) }
+
+// hint is Hint for who knows all lanes to which was pushed.
+func (h *Hinter) hint(queue int32, lanes []Lane) {
 	if h == nil {
 		return
 	}
 	h.mu.Lock()
-	h.due[queue] = struct{}{}
+	t := h.tells[queue]
+	if t == nil {
+		t = &telling{}
+		h.tells[queue] = t
+	}
+	t.add(lanes)
 	h.mu.Unlock()
 	select {
 	case h.wake <- struct{}{}:
@@ -66,12 +101,28 @@ func (h *Hinter) Hint(queue int32) {
 	}
 }
 
+func (t *telling) add(lanes []Lane) {
+	if len(lanes) == 0 || (t.due && t.lanes == nil) {
+		t.due, t.lanes = true, nil
+		return
+	}
+	t.due = true
+	for _, l := range lanes {
+		if !slices.Contains(t.lanes, l) {
+			t.lanes = append(t.lanes, l)
+		}
+	}
+	if len(t.lanes) > hintLanes {
+		t.lanes = nil
+	}
+}
+
 // Run sends hints until ctx ends.
 func (h *Hinter) Run(ctx context.Context) error {
 	for {
-		queues, wait := h.ready(time.Now())
-		if len(queues) > 0 {
-			h.send(ctx, queues)
+		hints, wait := h.ready(time.Now())
+		if len(hints) > 0 {
+			h.send(ctx, hints)
 			continue
 		}
 		var timer <-chan time.Time
@@ -87,31 +138,75 @@ func (h *Hinter) Run(ctx context.Context) error {
 	}
 }
 
-// ready takes the queues whose hint may go out now. If there are none it says when there will be some, 0 for unknown.
-func (h *Hinter) ready(now time.Time) (queues []int32, wait time.Duration) {
+// ready takes the hints that may go out now. If there are none it says when there will be some, 0 for unknown.
+func (h *Hinter) ready(now time.Time) (hints []string, wait time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for q := range h.due {
-		left := h.every - now.Sub(h.last[q])
+	for queue, t := range h.tells {
+		if !t.due {
+			continue
+		}
+		left := t.full.Add(-(hintBurst - 1) * h.every).Sub(now)
 		if left <= 0 {
-			queues = append(queues, q)
-			h.last[q] = now
-			delete(h.due, q)
+			hints = append(hints, t.texts(queue)...)
+			t.due, t.lanes = false, nil
+			t.full = latest(t.full, now).Add(h.every)
 		} else if wait == 0 || left < wait {
 			wait = left
 		}
 	}
-	return queues, wait
+	return hints, wait
 }
 
-func (h *Hinter) send(ctx context.Context, queues []int32) {
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// texts are the payloads that tell about a queue; parseHint reads them.
+func (t *telling) texts(queue int32) []string {
+	var texts []string
+	for _, l := range t.lanes {
+		text := fmt.Sprintf("%d %d %s", queue, l.Priority, l.Flow)
+		if len(text) > hintBytes {
+			return []string{strconv.Itoa(int(queue))}
+		}
+		texts = append(texts, text)
+	}
+	if texts == nil {
+		return []string{strconv.Itoa(int(queue))}
+	}
+	return texts
+}
+
+// parseHint reads a payload: a queue, and a lane if one is named. What does not parse is not from us.
+func parseHint(text string) (queue int32, lane *Lane, ok bool) {
+	id, rest, named := strings.Cut(text, " ")
+	q, err := strconv.ParseInt(id, 10, 32)
+	if err != nil {
+		return 0, nil, false
+	}
+	if !named {
+		return int32(q), nil, true
+	}
+	priority, flow, ok := strings.Cut(rest, " ")
+	p, err := strconv.ParseInt(priority, 10, 16)
+	if err != nil || !ok {
+		return 0, nil, false
+	}
+	return int32(q), &Lane{Priority: int16(p), Flow: flow}, true
+}
+
+func (h *Hinter) send(ctx context.Context, hints []string) {
 	ctx, cancel := context.WithTimeout(ctx, hintTimeout)
 	defer cancel()
-	if err := h.notify(ctx, queues); err != nil {
-		h.Dropped.Add(int64(len(queues)))
+	if err := h.notify(ctx, hints); err != nil {
+		h.Dropped.Add(int64(len(hints)))
 		return
 	}
-	h.Sent.Add(int64(len(queues)))
+	h.Sent.Add(int64(len(hints)))
 }
 
 // Hinting returns the same queue, whose pushes outside a transaction hint at themselves. Who pushes inside one calls

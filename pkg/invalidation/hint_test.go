@@ -3,23 +3,26 @@ package invalidation
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// hints runs a Hinter against a fake database and returns when each hint went out, since the start.
-func hints(t *testing.T, notify func([]int32) error, push func(*Hinter)) (sent map[int32][]time.Duration) {
+// hints runs a Hinter that may send one hint in 20 ms against a fake database, and returns when each hint went out,
+// since the start.
+func hints(t *testing.T, notify func() error, push func(*Hinter)) (sent map[string][]time.Duration) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		sent = map[int32][]time.Duration{}
-		h := newHinter(20*time.Millisecond, func(_ context.Context, queues []int32) error {
-			for _, q := range queues {
-				sent[q] = append(sent[q], time.Since(start))
+		sent = map[string][]time.Duration{}
+		h := newHinter(20*time.Millisecond, func(_ context.Context, hints []string) error {
+			for _, text := range hints {
+				sent[text] = append(sent[text], time.Since(start))
 			}
-			return notify(queues)
+			return notify()
 		})
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { _ = h.Run(ctx) }()
@@ -31,30 +34,43 @@ func hints(t *testing.T, notify func([]int32) error, push func(*Hinter)) (sent m
 	return sent
 }
 
-func fine([]int32) error { return nil }
+func fine() error { return nil }
 
-func TestTheFirstHintGoesOutAtOnce(t *testing.T) {
-	sent := hints(t, fine, func(h *Hinter) { h.Hint(1) })
-	if !slices.Equal(sent[1], []time.Duration{0}) {
-		t.Errorf("hints went out at %v, want one at once", sent[1])
+func TestHintsOfPushesNowAndThenGoOutAtOnce(t *testing.T) {
+	sent := hints(t, fine, func(h *Hinter) {
+		for range 20 { // 5 and 45 ms apart
+			h.Hint(1)
+			time.Sleep(5 * time.Millisecond)
+			h.Hint(1)
+			time.Sleep(45 * time.Millisecond)
+		}
+	})
+	for i, at := range sent["1"] {
+		if want := time.Duration(i/2*50+i%2*5) * time.Millisecond; at != want {
+			t.Errorf("hint %d went out at %v, want %v", i, at, want)
+		}
+	}
+	if len(sent["1"]) != 40 {
+		t.Errorf("%d hints, want 40", len(sent["1"]))
 	}
 }
 
-func TestHintsOfAQueueAreOneInTheInterval(t *testing.T) {
+func TestHintsOfAStreamOfPushesAreOneInTheInterval(t *testing.T) {
 	sent := hints(t, fine, func(h *Hinter) {
-		for range 100 { // for 100 ms
+		for range 1000 { // for a second
 			h.Hint(1)
 			h.Hint(2)
 			time.Sleep(time.Millisecond)
 		}
 	})
-	for _, q := range []int32{1, 2} {
-		if len(sent[q]) != 6 { // at 0, 20, ..., 80, and one for the last pushes
-			t.Errorf("queue %d: hints went out at %v, want six", q, sent[q])
+	for _, q := range []string{"1", "2"} {
+		if n := len(sent[q]); n < 50 || n > 51+hintBurst {
+			t.Errorf("queue %s: %d hints in a second, want one in 20 ms and %d at the beginning", q, n, hintBurst)
 		}
-		for i := 1; i < len(sent[q]); i++ {
-			if sent[q][i]-sent[q][i-1] < 20*time.Millisecond {
-				t.Errorf("queue %d: hints at %v are closer than 20 ms", q, sent[q])
+		late := sent[q][hintBurst:]
+		for i := 1; i < len(late); i++ {
+			if late[i]-late[i-1] < 20*time.Millisecond {
+				t.Errorf("queue %s: hints at %v are closer than 20 ms", q, late)
 			}
 		}
 	}
@@ -62,18 +78,71 @@ func TestHintsOfAQueueAreOneInTheInterval(t *testing.T) {
 
 func TestTheLastPushOfABurstIsHintedAt(t *testing.T) {
 	sent := hints(t, fine, func(h *Hinter) {
-		h.Hint(1)
-		time.Sleep(time.Millisecond)
-		h.Hint(1)
+		for range hintBurst + 1 {
+			h.Hint(1)
+			time.Sleep(time.Millisecond)
+		}
 	})
-	if want := []time.Duration{0, 20 * time.Millisecond}; !slices.Equal(sent[1], want) {
-		t.Errorf("hints went out at %v, want %v", sent[1], want)
+	if all := sent["1"]; len(all) != hintBurst+1 || all[hintBurst] != 20*time.Millisecond {
+		t.Errorf("hints went out at %v, want %d and the last one at 20 ms", all, hintBurst+1)
 	}
+}
+
+func TestAHintNamesTheLanesThatItKnows(t *testing.T) {
+	lane := func(flow string) []Lane { return []Lane{{Priority: 3, Flow: flow}} }
+	told := func(push func(*Hinter)) []string {
+		h := newHinter(time.Second, nil)
+		push(h)
+		texts, _ := h.ready(time.Now())
+		slices.Sort(texts)
+		return texts
+	}
+	for _, test := range []struct {
+		name string
+		push func(*Hinter)
+		want []string
+	}{
+		{"two lanes", func(h *Hinter) { h.hint(7, lane("a b")); h.hint(7, lane("")); h.hint(7, lane("")) }, []string{"7 3 ", "7 3 a b"}},
+		{"one of them unknown", func(h *Hinter) { h.hint(7, lane("a")); h.Hint(7); h.hint(7, lane("b")) }, []string{"7"}},
+		{"too many", func(h *Hinter) {
+			for _, flow := range []string{"a", "b", "c", "d", "e", "f"} {
+				h.hint(7, lane(flow))
+			}
+		}, []string{"7"}},
+		{"too long", func(h *Hinter) { h.hint(7, lane(strings.Repeat("x", 600))) }, []string{"7"}},
+	} {
+		got := told(test.push)
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: told %q, want %q", test.name, got, test.want)
+		}
+		for _, text := range got {
+			queue, l, ok := parseHint(text)
+			if !ok || queue != 7 || (l != nil && !slices.Contains(got, fmt.Sprintf("7 %d %s", l.Priority, l.Flow))) {
+				t.Errorf("%s: %q is read as queue %d, lane %v", test.name, text, queue, l)
+			}
+		}
+	}
+}
+
+func FuzzHint(f *testing.F) {
+	for _, text := range []string{"7", "7 3 a b", "7 3 ", "7 3", " ", "echo 12 3", "99999999999 1 x", "1 99999 x"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		queue, lane, ok := parseHint(text)
+		if !ok || lane == nil {
+			return
+		}
+		again, l, ok := parseHint((&telling{lanes: []Lane{*lane}}).texts(queue)[0])
+		if len(text) < hintBytes/2 && (!ok || again != queue || *l != *lane) {
+			t.Errorf("%q is read as %d %v, and then as %d %v", text, queue, lane, again, l)
+		}
+	})
 }
 
 func TestAPushNeverWaitsForAHint(t *testing.T) {
 	var took time.Duration
-	hints(t, func([]int32) error { time.Sleep(500 * time.Millisecond); return errors.New("the database is slow") }, func(h *Hinter) {
+	hints(t, func() error { time.Sleep(500 * time.Millisecond); return errors.New("the database is slow") }, func(h *Hinter) {
 		start := time.Now()
 		for range 1000 {
 			h.Hint(1)
@@ -88,7 +157,7 @@ func TestAPushNeverWaitsForAHint(t *testing.T) {
 
 func TestHintsThatFailAreDropped(t *testing.T) {
 	var h *Hinter
-	hints(t, func([]int32) error { return errors.New("no database") }, func(it *Hinter) { h = it; it.Hint(1) })
+	hints(t, func() error { return errors.New("no database") }, func(it *Hinter) { h = it; it.Hint(1) })
 	if h.Sent.Load() != 0 || h.Dropped.Load() != 1 {
 		t.Errorf("%d sent, %d dropped; want 0 and 1", h.Sent.Load(), h.Dropped.Load())
 	}
@@ -98,7 +167,7 @@ func TestHintsThatFailAreDropped(t *testing.T) {
 func (b *bed) listen(cfg ListenConfig) (*Listener, <-chan int32) {
 	b.Helper()
 	heard := make(chan int32, 100)
-	cfg.Conn, cfg.Wake = b.pool.Config().ConnConfig.Copy(), func(q int32) { heard <- q }
+	cfg.Conn, cfg.Wake = b.pool.Config().ConnConfig.Copy(), func(q int32, _ *Lane) { heard <- q }
 	l := NewListener(cfg)
 	ctx, stop := context.WithCancel(b.ctx)
 	done := make(chan struct{})
@@ -151,7 +220,7 @@ func TestAListenerComesBackAfterItsConnectionIsKilled(t *testing.T) {
 	b.await("connected", func() bool { return l.Status().Connected && l.Status().RoundTrip > 0 })
 	b.exec(b.pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' OR query LIKE '%pg_notify($1, $2)%' AND pid <> pg_backend_pid()`)
 	b.await("connected again", func() bool { s := l.Status(); return s.Connected && s.Reconnects >= 1 })
-	b.exec(b.pool, hintSQL, []int32{7})
+	b.exec(b.pool, hintSQL, []string{"7"})
 	if id := <-heard; id != 7 {
 		t.Errorf("heard of queue %d, want 7", id)
 	}
@@ -161,7 +230,7 @@ func TestAListenerThatHearsNothingSaysSo(t *testing.T) {
 	b := &bed{T: t, ctx: t.Context(), pool: openPool(t)}
 	conn := b.pool.Config().ConnConfig.Copy()
 	conn.Host, conn.Port = t.TempDir(), 1
-	l := NewListener(ListenConfig{Conn: conn, Wake: func(int32) {}, EchoWithin: 200 * time.Millisecond, RetryMax: 10 * time.Millisecond})
+	l := NewListener(ListenConfig{Conn: conn, Wake: func(int32, *Lane) {}, EchoWithin: 200 * time.Millisecond, RetryMax: 10 * time.Millisecond})
 	ctx, stop := context.WithCancel(b.ctx)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = l.Run(ctx) }()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,8 +17,8 @@ type ListenConfig struct {
 	// Conn is for a connection of the listener's own. A pooler in transaction mode cannot carry one: then the
 	// self-test fails, the status says so, and nodes go by their polls.
 	Conn *pgx.ConnConfig
-	// Wake is called with the id of each queue hinted at. It must not block.
-	Wake func(queue int32)
+	// Wake is called with the id of each queue hinted at, and the lane where the hint names one. It must not block.
+	Wake func(queue int32, lane *Lane)
 	Log  *slog.Logger // slog.Default if nil
 
 	SelfTest   time.Duration // between round trips that show that hints arrive: 10 s
@@ -170,12 +169,12 @@ func (l *Listener) hear(ctx context.Context, conn *pgx.Conn, d time.Duration, un
 	}
 }
 
-// pass wakes whoever serves the queue. What is not the id of a queue is not from us.
+// pass wakes whoever serves the queue.
 func (l *Listener) pass(payload string) {
-	queue, err := strconv.ParseInt(payload, 10, 32)
-	if err != nil {
+	queue, lane, ok := parseHint(payload)
+	if !ok {
 		return
 	}
 	l.update(func(s *ListenStatus) { s.Heard++ })
-	l.cfg.Wake(int32(queue))
+	l.cfg.Wake(queue, lane)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,20 +64,106 @@ type Pushed struct {
 	Verdict Verdict `json:"verdict"`
 }
 
-// pushSQL is penstock.push_many for all: the rules of a push live in the schema, so that SQL and Go cannot differ.
+// pushSQL is penstock.push_many: the rules of a push live in the schema, so that SQL and Go cannot differ.
 const pushSQL = `
 SELECT ids, verdicts
   FROM penstock.push_many($1, $2::jsonb[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::timestamptz[],
        $8::timestamptz[], $9::real[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[])`
 
+// plainPushSQL pushes payloads $2 with no option to queue $1, where the queue asks for none either: the plain branch of
+// penstock.push_many, with the queue's own table written out, which saves finding it. It answers NULL, and has done
+// nothing, where anything else is to be done or said; push_many does and says it.
+const plainPushSQL = `
+WITH q AS MATERIALIZED (
+    SELECT entry_priority
+      FROM penstock.queue
+     WHERE id = $1 AND grouping IS NULL AND capacity IS NULL
+       AND (SELECT bool_and(coalesce(pg_column_size(p) <= payload_limit, false)) FROM unnest($2::jsonb[]) u(p))
+), fresh AS (
+    INSERT INTO penstock.entry_X (id, queue_id, status, priority, payload)
+    SELECT nextval('penstock.entry_id_seq'), $1, 'pending', q.entry_priority, p FROM q CROSS JOIN unnest($2::jsonb[]) u(p)
+    RETURNING id, priority
+), solo AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+    SELECT $1, priority, '', id, id FROM fresh
+)
+SELECT array_agg(id ORDER BY id) FROM fresh`
+
 // Push accepts entries, all or none, in one statement. On a pool it commits before it returns; on a transaction
 // (see On) the entries exist when that commits. The answers stand in the order of pushes.
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
-	pushed, err := pushOn(ctx, q.db, q.Name, pushes)
-	if _, inside := q.db.(pgx.Tx); err == nil && !inside {
-		q.hinter.Hint(q.ID)
+	_, inside := q.db.(pgx.Tx)
+	pushed, err := q.pushPlain(ctx, pushes)
+	if pushed == nil && (err == nil || (postgres.Code(err) == undefinedTable && !inside)) {
+		pushed, err = pushOn(ctx, q.db, q.Name, pushes)
+	}
+	if err == nil && !inside {
+		q.hinter.hint(q.ID, q.lanes(pushes))
 	}
 	return pushed, err
+}
+
+const undefinedTable = "42P01"
+
+// pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.
+func (q *Queue) pushPlain(ctx context.Context, pushes []Push) ([]Pushed, error) {
+	if len(pushes) == 0 || !plain(pushes) {
+		return nil, nil
+	}
+	var ids []EntryID
+	err := q.db.QueryRow(ctx, q.sql.plainPush, q.ID, payloads(pushes)).Scan(&ids)
+	if postgres.Code(err) == undefinedTable {
+		err = fmt.Errorf("%w: %w", ErrQueueNotFound, err)
+	}
+	if err != nil {
+		return nil, q.errorf("push to", unstorable(err))
+	}
+	if ids == nil {
+		return nil, nil
+	}
+	return join(ids, nil), nil
+}
+
+// plain says that no push uses an option.
+func plain(pushes []Push) bool {
+	return !slices.ContainsFunc(pushes, func(p Push) bool {
+		return p.LockKey != "" || p.Flow != "" || p.Priority != nil || !p.DueAt.IsZero() || !p.StartBy.IsZero() ||
+			!p.FinishBy.IsZero() || p.Cost != 0 || p.Name != "" || p.IdempotencyKey != "" || p.UniqueKey != "" ||
+			p.UniquePolicy != "" || p.Trace != "" || p.Callback != nil
+	})
+}
+
+// lanes are where nodes find the entries of pushes, as far as the queue is known here; nil if a push leaves it open.
+func (q *Queue) lanes(pushes []Push) []Lane {
+	if q.hinter == nil || q.Config.Grouping != "" {
+		return nil
+	}
+	var lanes []Lane
+	for i := range pushes {
+		p := &pushes[i]
+		if p.LockKey != "" || p.UniqueKey != "" || !p.DueAt.IsZero() {
+			return nil
+		}
+		l := Lane{Priority: int16(q.Config.EntryPriority), Flow: p.Flow}
+		if p.Priority != nil {
+			l.Priority = *p.Priority
+		}
+		if n := len(lanes); n == 0 || lanes[n-1] != l {
+			if n == hintLanes {
+				return nil
+			}
+			lanes = append(lanes, l)
+		}
+	}
+	return lanes
+}
+
+func payloads(pushes []Push) []json.RawMessage {
+	list := make([]json.RawMessage, len(pushes))
+	for i := range pushes {
+		list[i] = pushes[i].Payload
+	}
+	return list
 }
 
 func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {
@@ -119,13 +206,8 @@ func join(ids []EntryID, verdicts []Verdict) []Pushed {
 
 // pushColumns lays the pushes out as one array an option; an option that nobody uses stays an empty array.
 func pushColumns(queue string, pushes []Push) []any {
-	n := len(pushes)
-	payloads := make([]json.RawMessage, n)
-	for i := range pushes {
-		payloads[i] = pushes[i].Payload
-	}
 	return []any{
-		queue, payloads,
+		queue, payloads(pushes),
 		column(pushes, func(p *Push) *string { return given(p.LockKey) }),
 		column(pushes, func(p *Push) *string { return given(p.Flow) }),
 		column(pushes, func(p *Push) *int16 { return p.Priority }),

@@ -68,6 +68,66 @@ func TestPushRefusesByTheNameOfTheField(t *testing.T) {
 	}
 }
 
+// A handle may be older than the queue's settings. A plain push asks the registry for those that concern it.
+func TestAPlainPushFollowsWhatTheQueueHasBecome(t *testing.T) {
+	b := newBed(t, Config{})
+	alter := func(options map[string]any) {
+		if _, err := Alter(b.ctx, b.pool, b.q.Name, options); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plain := func(payload string) ([]Pushed, error) {
+		return b.q.Push(b.ctx, Push{Payload: json.RawMessage(payload)}, Push{Payload: json.RawMessage(payload)})
+	}
+	alter(map[string]any{"entry_priority": 4})
+	if _, err := plain(`{"a": "K"}`); err != nil {
+		t.Fatal(err)
+	}
+	alter(map[string]any{"payload_limit": 100})
+	if _, err := plain(`"` + strings.Repeat("x", 200) + `"`); !errors.Is(err, ErrPayloadTooLarge) {
+		t.Errorf("payload over a limit that was lowered: %v", err)
+	}
+	alter(map[string]any{"grouping": "a"})
+	if _, err := plain(`{"a": "K"}`); err != nil {
+		t.Fatal(err)
+	}
+	alter(map[string]any{"capacity": 4})
+	if _, err := plain(`{"a": "K"}`); !errors.Is(err, ErrQueueFull) {
+		t.Errorf("push to a queue that was bounded since: %v", err)
+	}
+	var found string
+	if err := b.pool.QueryRow(b.ctx, `SELECT string_agg(priority || coalesce(lock_key, '-'), ' ' ORDER BY id) FROM penstock.entry`).Scan(&found); err != nil {
+		t.Fatal(err)
+	}
+	if found != "4- 4- 4K 4K" {
+		t.Errorf("priorities and keys are %q", found)
+	}
+}
+
+func TestAPlainPushToADroppedQueueIsRefusedAndToOneOfTheSameNameAccepted(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("") // the statement is prepared
+	if err := Drop(b.ctx, b.pool, b.q.Name, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.q.Push(b.ctx, withPayload(Push{})); !errors.Is(err, ErrQueueNotFound) {
+		t.Errorf("push to a dropped queue: %v", err)
+	}
+	tx := b.begin()
+	if _, err := b.q.On(tx).Push(b.ctx, withPayload(Push{})); !errors.Is(err, ErrQueueNotFound) {
+		t.Errorf("push to a dropped queue inside a transaction: %v", err)
+	}
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(b.ctx, b.pool, b.q.Name, Config{}); err != nil {
+		t.Fatal(err)
+	}
+	if pushed, err := b.q.Push(b.ctx, withPayload(Push{})); err != nil || len(pushed) != 1 {
+		t.Errorf("push to a queue that took the name: %v, %v", pushed, err)
+	}
+}
+
 // The four ways in write the same rows.
 func TestEveryWayInFollowsTheSameRules(t *testing.T) {
 	b := newBed(t, Config{Grouping: "a.key", EntryPriority: 3})

@@ -43,6 +43,8 @@ type lane struct {
 	key      flowKey
 	mark     int64 // place in line where the next claim begins
 	work     bool  // there may be work
+	hinted   bool  // that work came by a hint, so that what comes next will as well
+	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
 	again    time.Time
 	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
@@ -83,15 +85,31 @@ func (b *board) served() []int32 {
 	return slices.Sorted(maps.Keys(b.queues))
 }
 
-// hint says that a queue has new entries: its lane that was served last is worth a try.
-func (b *board) hint(queue int32) {
+// hint says that a queue has new entries, in a lane that the hint names; else its lane that was served last is worth
+// a try.
+func (b *board) hint(queue int32, named *invalidation.Lane) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s := b.queues[queue]; s != nil && s.seen {
-		if l := b.lanes[flowKey{queue, s.last}]; l != nil {
-			l.wake()
-		}
+	s := b.queues[queue]
+	if s == nil || (named == nil && !s.seen) {
+		return
 	}
+	key := flowKey{queue, s.last}
+	if named != nil {
+		key.lane = *named
+	}
+	l := b.lanes[key]
+	if l == nil {
+		if named == nil {
+			return
+		}
+		l = &lane{key: key, headAt: time.Now()}
+		l.Lane = key.lane
+		l.moved(b.top + 1)
+		b.lanes[key] = l
+	}
+	l.wake()
+	l.hinted, l.heard = true, true
 }
 
 // found records which lanes of a queue have ready rows.
@@ -109,6 +127,7 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 		// A row before the mark came late, or came back.
 		l.mark = min(l.mark, h.Pos)
 		l.wake()
+		l.hinted = false
 		l.moved(h.Pos)
 		b.top = max(b.top, h.Pos)
 	}
@@ -173,7 +192,7 @@ func (b *board) take(rank Ranker, now time.Time) *visit {
 		return nil
 	}
 	l := b.ranked[best]
-	l.claiming = true
+	l.claiming, l.heard = true, false
 	s := b.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
 	v := &visit{service: s, queue: s.queue, lane: l, ranked: l.Candidate, from: l.mark, freed: b.freed}
@@ -183,8 +202,8 @@ func (b *board) take(rank Ranker, now time.Time) *visit {
 	return v
 }
 
-// advance moves the lane's mark behind what a claim of up to limit locks has met.
-func (b *board) advance(v *visit, c invalidation.Claimed, limit int, took time.Duration) {
+// advance moves the lane's mark behind what a claim has met.
+func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if v.fromHead {
@@ -199,18 +218,29 @@ func (b *board) advance(v *visit, c invalidation.Claimed, limit int, took time.D
 		v.lane.mark = c.Mark
 	}
 	b.top = max(b.top, c.Mark)
-	if c.Seen < limit {
+	if c.Emptied {
 		v.lane.moved(b.top + 1) // it is empty: what comes now comes after all that is known
 	} else {
 		v.lane.moved(c.Mark + 1)
 	}
 }
 
-// leave ends a visit; work says whether it is worth coming back, again from when on.
-func (b *board) leave(v *visit, work bool, again time.Time) {
+// leave ends a visit; work says whether it is worth coming back, again from when on. It returns whether a hint came
+// during the visit, which may be about what the claim could not see yet.
+func (b *board) leave(v *visit, work bool, again time.Time) (heard bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, work, again, 0
+	heard = v.lane.heard
+	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, work || heard, again, 0
+	return heard
+}
+
+// more says whether a lane is worth another claim. If the last one emptied it, what comes later is hinted at, as the
+// last work was. Where no hints come, the next claim finds out.
+func (b *board) more(v *visit, c invalidation.Claimed) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return c.Seen > 0 && (!c.Emptied || !v.lane.hinted)
 }
 
 // resting says that the lane is not to be tried yet.

@@ -24,3 +24,42 @@ func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
 		t.Error("the lane is tried again although nothing came free")
 	}
 }
+
+// A hint may be about an entry that was committed after the claim took its snapshot.
+func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	lane := invalidation.Lane{Priority: 1, Flow: "a"}
+	b.hint(1, &lane)
+	emptied := invalidation.Claimed{Seen: 1, Emptied: true}
+	now := time.Now()
+
+	visit := b.take(&turns{}, now)
+	b.hint(1, &lane)
+	if heard := b.leave(visit, b.more(visit, emptied), time.Time{}); !heard {
+		t.Error("nobody is told of the hint")
+	}
+	if visit = b.take(&turns{}, now); visit == nil {
+		t.Fatal("the lane is left alone although a hint came during the claim")
+	}
+	if heard := b.leave(visit, b.more(visit, emptied), time.Time{}); heard || b.take(&turns{}, now) != nil {
+		t.Error("the lane is tried again although it was emptied and no hint came")
+	}
+}
+
+func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
+	now := time.Now()
+	for _, c := range []invalidation.Claimed{{Seen: 1, Emptied: true}, {Emptied: true}} {
+		visit := b.take(&turns{}, now)
+		if visit == nil {
+			t.Fatal("the lane is left alone before a claim found nothing in it")
+		}
+		b.leave(visit, b.more(visit, c), time.Time{})
+	}
+	if b.take(&turns{}, now) != nil {
+		t.Error("the lane is tried again although nothing was in it")
+	}
+}

@@ -69,10 +69,13 @@ func (n *Node) ID() invalidation.NodeID { return n.id() }
 // Freed tells the node that a gate which refused it may allow more now. It never blocks.
 func (n *Node) Freed() { n.cameFree() }
 
-// Wake hints that a queue may have new entries. It never blocks, and nothing depends on it.
-func (n *Node) Wake(queue int32) {
-	n.board.hint(queue)
-	n.look.want()
+// Wake hints that a queue may have new entries, and in which lane if that is known; else the node looks for itself.
+// It never blocks, and nothing depends on it.
+func (n *Node) Wake(queue int32, lane *invalidation.Lane) {
+	n.board.hint(queue, lane)
+	if lane == nil {
+		n.look.want()
+	}
 	n.signal()
 }
 

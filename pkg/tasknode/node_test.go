@@ -117,7 +117,7 @@ func TestEveryEntryRunsOnceAndGroupsInOrder(t *testing.T) {
 			pushes = append(pushes, invalidation.Push{LockKey: key, Payload: json.RawMessage(fmt.Sprintf(`{"Key":%q,"N":%d}`, key, i))})
 		}
 		push(t, q, pushes...)
-		n.Wake(q.ID)
+		n.Wake(q.ID, nil)
 	}
 	for i := range solo {
 		push(t, q, invalidation.Push{Payload: json.RawMessage(fmt.Sprintf(`{"Key":"solo-%d"}`, i))})

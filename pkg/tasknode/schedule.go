@@ -78,8 +78,8 @@ func (n *Node) step(ctx context.Context) bool {
 	n.cfg.Observer.Claimed(v.name, len(claimed.Locks), took, claimed.Limited)
 	n.giveBack(v, a, a.locks-len(claimed.Locks))
 	n.accept(v, claimed.Locks, a, losses)
-	n.after(ctx, v, claimed, err, request.Limit, took)
-	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy)
+	heard := n.after(ctx, v, claimed, err, took)
+	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy || heard)
 }
 
 // allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
@@ -141,28 +141,27 @@ func (g grant) giveBack(n int) {
 	}
 }
 
-// after updates what the board knows about a lane from how the claim found it.
-func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err error, limit int, took time.Duration) {
+// after updates what the board knows about a lane from how the claim found it. It returns whether a hint at the lane
+// came during the claim.
+func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err error, took time.Duration) (heard bool) {
 	switch {
 	case err != nil:
-		n.board.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
-		return
+		return n.board.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
 	case c.Busy:
 		// Somebody else is in the lane; they leave it within a few milliseconds.
-		n.board.leave(v, true, time.Now().Add(n.jitter(2*time.Millisecond)))
-		return
+		return n.board.leave(v, true, time.Now().Add(n.jitter(2*time.Millisecond)))
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
 		n.board.refuse(v, time.Now().Add(n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))))
-		return
+		return false
 	}
 	if c.Left > 0 {
 		if _, err := v.queue.Sweep(ctx, v.lane.key.lane, v.from, c.Mark); err != nil && ctx.Err() == nil {
 			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 		}
 	}
-	n.board.advance(v, c, limit, took)
-	n.board.leave(v, c.Seen > 0, time.Time{})
+	n.board.advance(v, c, took)
+	return n.board.leave(v, n.board.more(v, c), time.Time{})
 }
 
 // outlive is a context that ends d after ctx does. A claim that is cut off may be committed after its node looked for
