@@ -107,7 +107,7 @@ func TestAPlainPushFollowsWhatTheQueueHasBecome(t *testing.T) {
 func TestAPlainPushToADroppedQueueIsRefusedAndToOneOfTheSameNameAccepted(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("") // the statement is prepared
-	if err := Drop(b.ctx, b.pool, b.q.Name, true); err != nil {
+	if err := Drop(b.ctx, b.pool, b.q.Name, true, By{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.q.Push(b.ctx, withPayload(Push{})); !errors.Is(err, ErrQueueNotFound) {
