@@ -18,24 +18,31 @@ type held struct {
 	model    string
 	slot     *heldSlot
 	endpoint *Endpoint
+	swapped  bool // the worker ran another thing before
 }
 
-// assign gives an entry its slot: nil if no instance can take a call just now. exclude names instances that were tried.
-func (p *SlotPool) assign(model, hint string, exclude map[int32]bool) *held {
+// assign gives an entry, or a batch of them, its slot. nil: no instance can take a call just now; await then names the
+// one that is worth waiting for, if any is.
+func (p *SlotPool) assign(model string, a ask) (h *held, await int32) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !now.Before(p.until) {
-		return nil
+		return nil, 0
 	}
-	usable, breaker := p.usable(model, now), p.breakerOf(model)
-	h := p.account(model).ledger.assign(now, hint, exclude, func(instance int32) bool {
+	account, usable, breaker := p.account(model), p.usable(model, now), p.breakerOf(model)
+	slot, swapped, await := account.ledger.assign(now, a, func(instance int32) bool {
 		return usable(instance) && breaker.Admit(now, p.registry.Endpoint(instance).Server)
 	})
-	if h == nil {
-		return nil
+	if slot == nil {
+		return nil, await
 	}
-	return &held{pool: p, model: model, slot: h, endpoint: p.registry.Endpoint(h.instance)}
+	account.tally.Calls++
+	account.tally.Entries += int64(slot.riders)
+	if swapped {
+		account.tally.Swaps++
+	}
+	return &held{pool: p, model: model, slot: slot, endpoint: p.registry.Endpoint(slot.instance), swapped: swapped}, 0
 }
 
 // idle says whether any slot of a model is idle here.
@@ -77,7 +84,7 @@ func (p *SlotPool) assignOn(e *Endpoint) *held {
 	if !now.Before(p.until) {
 		return nil
 	}
-	h := p.account(e.Model.Name).ledger.assign(now, "", nil, func(instance int32) bool { return instance == e.ID })
+	h, _, _ := p.account(e.Model.Name).ledger.assign(now, ask{}, func(instance int32) bool { return instance == e.ID })
 	if h == nil {
 		return nil
 	}
@@ -87,8 +94,16 @@ func (p *SlotPool) assignOn(e *Endpoint) *held {
 // release ends the call: the slot is free.
 func (h *held) release() {
 	h.pool.mu.Lock()
-	defer h.pool.mu.Unlock()
 	h.pool.account(h.model).ledger.finish(h.slot, time.Now(), false)
+	h.pool.mu.Unlock()
+	h.pool.idled(h.model)
+}
+
+// alight takes one entry off the call, which goes on for the others of its batch.
+func (h *held) alight() {
+	h.pool.mu.Lock()
+	defer h.pool.mu.Unlock()
+	h.pool.account(h.model).ledger.alight(h.slot)
 }
 
 // doubt ends the caller's part of a call that may still run at the worker. The slot stays counted until a probe says

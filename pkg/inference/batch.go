@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -11,7 +12,7 @@ type BatchLimits struct {
 	Items  int     `json:"items,omitempty"`
 	Tokens int64   `json:"tokens,omitempty"`
 	Bytes  int64   `json:"bytes,omitempty"`
-	Wait   Seconds `json:"wait,omitempty"` // longest wait of the oldest member; 50 ms
+	Wait   Seconds `json:"wait,omitempty"` // longest wait of the oldest member for others, while a slot idles; 50 ms
 
 	// Fields of the payload, by dotted path: members whose ShapeField differs do
 	// not share a call; TokensField says how many tokens a member has, which is
@@ -48,87 +49,76 @@ type Member struct {
 	Tokens int64
 	Bytes  int64
 	At     time.Time // when it began to wait here
+	Alone  bool      // it has a shape of its own, and waits for nobody
 }
 
 // Former puts members together. It is pure: callers serialise, and pass the
 // time. Members of a shape keep their order.
+//
+// A batch leaves when a slot is there for it, and it is full, or its oldest member has waited for Wait. It leaves earlier
+// once nobody has joined it for a tenth of Wait: the slot idles, and nobody seems to be coming. What finds no slot
+// stays and grows.
 type Former struct {
 	limits BatchLimits
-	shapes map[string]*forming
-}
-
-type forming struct {
-	members       []Member
-	tokens, bytes int64
+	shapes map[string][]Member
 }
 
 // NewFormer returns an empty former.
 func NewFormer(limits BatchLimits) *Former {
-	return &Former{limits: limits.withDefaults(), shapes: map[string]*forming{}}
+	return &Former{limits: limits.withDefaults(), shapes: map[string][]Member{}}
 }
 
-// Add lets a member wait. If it does not fit in with those already waiting, or
-// fills their batch, a batch is complete and returned; it may or may not
-// contain the new member. A member that exceeds a limit alone travels alone.
-func (f *Former) Add(m Member) (batch []Member, complete bool) {
-	s := f.shapes[m.Shape]
-	if s != nil && !f.fits(s, m) {
-		batch = f.remove(m.Shape)
-		s = nil
-	}
-	if s == nil {
-		s = &forming{}
-		f.shapes[m.Shape] = s
-	}
-	s.members = append(s.members, m)
-	s.tokens, s.bytes = s.tokens+m.Tokens, s.bytes+m.Bytes
-	if batch == nil && f.full(s) {
-		batch = f.remove(m.Shape)
-	}
-	return batch, batch != nil
-}
+// Add lets a member wait.
+func (f *Former) Add(m Member) { f.shapes[m.Shape] = append(f.shapes[m.Shape], m) }
 
-// Take returns a batch that is due: its oldest member has waited long enough,
-// it is full, or a slot idles, in which case waiting gains nothing. Among
-// several the one whose oldest member is oldest comes first.
-func (f *Former) Take(now time.Time, slotIdle bool) (batch []Member, due bool) {
-	var oldest string
-	var since time.Time
-	for shape, s := range f.shapes {
-		if !slotIdle && !f.full(s) && now.Sub(s.oldest()) < f.limits.Wait.Duration() {
-			continue
-		}
-		if !due || s.oldest().Before(since) || (s.oldest().Equal(since) && shape < oldest) {
-			oldest, since, due = shape, s.oldest(), true
+// Batch is the first so many members of a shape, in their order.
+type Batch []Member
+
+// Due returns the batches that idle slots should be given to now, one a shape, that with the oldest member first. Their
+// members wait on until Leave says that they went.
+func (f *Former) Due(now time.Time) (due []Batch) {
+	for _, waiting := range f.shapes {
+		if n, full := f.fitting(waiting); full || !now.Before(f.leavesAt(waiting)) {
+			due = append(due, waiting[:n])
 		}
 	}
-	if !due {
-		return nil, false
-	}
-	return f.remove(oldest), true
+	slices.SortFunc(due, func(a, b Batch) int {
+		return cmp.Or(oldest(a).Compare(oldest(b)), cmp.Compare(a[0].Shape, b[0].Shape))
+	})
+	return due
 }
 
-// Next says when Take will return a batch if nothing else happens.
+// Leave removes the members of a batch.
+func (f *Former) Leave(b Batch) {
+	shape := b[0].Shape
+	rest := slices.Clone(f.shapes[shape][len(b):])
+	if f.shapes[shape] = rest; len(rest) == 0 {
+		delete(f.shapes, shape)
+	}
+}
+
+// Next says when Due will return a batch if nothing else happens.
 func (f *Former) Next() (at time.Time, waiting bool) {
-	for _, s := range f.shapes {
-		due := s.oldest().Add(f.limits.Wait.Duration())
-		if !waiting || due.Before(at) {
-			at, waiting = due, true
+	for _, members := range f.shapes {
+		leaves := f.leavesAt(members)
+		if _, full := f.fitting(members); full {
+			leaves = oldest(members)
+		}
+		if !waiting || leaves.Before(at) {
+			at, waiting = leaves, true
 		}
 	}
 	return at, waiting
 }
 
-// Withdraw removes a member that was cancelled or expired.
+// Withdraw removes a member, and says whether it waited here.
 func (f *Former) Withdraw(entry string) bool {
-	for shape, s := range f.shapes {
-		i := slices.IndexFunc(s.members, func(m Member) bool { return m.Entry == entry })
+	for shape, members := range f.shapes {
+		i := slices.IndexFunc(members, func(m Member) bool { return m.Entry == entry })
 		if i < 0 {
 			continue
 		}
-		s.tokens, s.bytes = s.tokens-s.members[i].Tokens, s.bytes-s.members[i].Bytes
-		s.members = slices.Delete(s.members, i, i+1)
-		if len(s.members) == 0 {
+		if f.shapes[shape] = slices.Delete(slices.Clone(members), i, i+1); len(f.shapes[shape]) == 0 {
 			delete(f.shapes, shape)
 		}
 		return true
@@ -136,41 +126,33 @@ func (f *Former) Withdraw(entry string) bool {
 	return false
 }
 
-// Len counts the waiting members.
-func (f *Former) Len() int {
-	n := 0
-	for _, s := range f.shapes {
-		n += len(s.members)
+// fitting counts the members that fit into one call. A member that exceeds a limit alone travels alone.
+func (f *Former) fitting(members []Member) (n int, full bool) {
+	var tokens, bytes int64
+	for _, m := range members {
+		tokens, bytes = tokens+m.Tokens, bytes+m.Bytes
+		if n > 0 && (n == max(f.limits.Items, 1) || exceeds(tokens, f.limits.Tokens) || exceeds(bytes, f.limits.Bytes)) {
+			return n, true
+		}
+		n++
 	}
-	return n
+	return n, members[0].Alone || n == max(f.limits.Items, 1) || exceeds(tokens+1, f.limits.Tokens) || exceeds(bytes+1, f.limits.Bytes)
 }
 
-func (f *Former) remove(shape string) []Member {
-	members := f.shapes[shape].members
-	delete(f.shapes, shape)
-	return members
-}
+func exceeds(amount, limit int64) bool { return limit > 0 && amount > limit }
 
-func (f *Former) fits(s *forming, m Member) bool {
-	return len(s.members)+1 <= max(f.limits.Items, 1) &&
-		within(s.tokens+m.Tokens, f.limits.Tokens) && within(s.bytes+m.Bytes, f.limits.Bytes)
+func (f *Former) leavesAt(members []Member) time.Time {
+	wait := f.limits.Wait.Duration()
+	newest := slices.MaxFunc(members, byTime).At
+	quiet, latest := newest.Add(wait/10), oldest(members).Add(wait)
+	if quiet.Before(latest) {
+		return quiet
+	}
+	return latest
 }
-
-func (f *Former) full(s *forming) bool {
-	return len(s.members) >= max(f.limits.Items, 1) ||
-		(f.limits.Tokens > 0 && s.tokens >= f.limits.Tokens) || (f.limits.Bytes > 0 && s.bytes >= f.limits.Bytes)
-}
-
-func within(amount, limit int64) bool { return limit == 0 || amount <= limit }
 
 // oldest is the time of the member that has waited longest: members may arrive
 // out of the order in which they began to wait.
-func (s *forming) oldest() time.Time {
-	oldest := s.members[0].At
-	for _, m := range s.members[1:] {
-		if m.At.Before(oldest) {
-			oldest = m.At
-		}
-	}
-	return oldest
-}
+func oldest(members []Member) time.Time { return slices.MinFunc(members, byTime).At }
+
+func byTime(a, b Member) int { return a.At.Compare(b.At) }

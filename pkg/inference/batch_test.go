@@ -21,38 +21,48 @@ func entries(batch []Member) []string {
 	return names
 }
 
+// out takes the batch that an idle slot is given to, nil if none should leave.
+func out(f *Former, now time.Time) Batch {
+	due := f.Due(now)
+	if len(due) == 0 {
+		return nil
+	}
+	batch := slices.Clone(due[0])
+	f.Leave(due[0])
+	return batch
+}
+
 func TestBatchLeavesWhenItsOldestMemberHasWaited(t *testing.T) {
 	now := clock()
-	f := NewFormer(BatchLimits{Items: 4, Wait: Seconds(100 * time.Millisecond)})
-	f.Add(member("a", "s", 1, now))
-	f.Add(member("b", "s", 1, now.Add(90*time.Millisecond)))
+	f := NewFormer(BatchLimits{Items: 9, Wait: Seconds(100 * time.Millisecond)})
+	for i := range 8 { // somebody joins every 5 ms, then every 14
+		f.Add(member(fmt.Sprint(i), "s", 1, now.Add(time.Duration(i*14)*time.Millisecond)))
+		if i < 7 && len(f.Due(now.Add(time.Duration(i*14+9)*time.Millisecond))) != 0 {
+			t.Error("left although somebody had just joined")
+		}
+	}
 	if at, waiting := f.Next(); !waiting || !at.Equal(now.Add(100*time.Millisecond)) {
 		t.Errorf("next batch at %v, want 100 ms after the oldest member", at)
 	}
-	if _, due := f.Take(now.Add(99*time.Millisecond), false); due {
-		t.Error("batch left early though no slot was idle")
-	}
-	batch, due := f.Take(now.Add(100*time.Millisecond), false)
-	if !due || !slices.Equal(entries(batch), []string{"a", "b"}) {
-		t.Errorf("got %v", entries(batch))
-	}
-	if _, waiting := f.Next(); waiting || f.Len() != 0 {
-		t.Error("something was left behind")
+	if b := out(f, now.Add(100*time.Millisecond)); len(b) != 8 || f.Len() != 0 {
+		t.Errorf("%d left, %d stayed", len(b), f.Len())
 	}
 }
 
-func TestBatchLeavesAtOnceForAnIdleSlot(t *testing.T) {
+func TestBatchLeavesEarlyForAnIdleSlotWhenNobodyJoins(t *testing.T) {
 	now := clock()
-	f := NewFormer(BatchLimits{Items: 4})
+	f := NewFormer(BatchLimits{Items: 4, Wait: Seconds(100 * time.Millisecond)})
 	f.Add(member("a", "wide", 1, now.Add(time.Millisecond)))
 	f.Add(member("b", "tall", 1, now))
+	if b := out(f, now.Add(9*time.Millisecond)); b != nil {
+		t.Errorf("%v left within a tenth of the wait", entries(b))
+	}
 	for _, want := range []string{"b", "a"} { // the oldest first
-		batch, due := f.Take(now.Add(2*time.Millisecond), true)
-		if !due || !slices.Equal(entries(batch), []string{want}) {
-			t.Errorf("got %v, want %s", entries(batch), want)
+		if b := out(f, now.Add(11*time.Millisecond)); !slices.Equal(entries(b), []string{want}) {
+			t.Errorf("got %v, want %s", entries(b), want)
 		}
 	}
-	if _, due := f.Take(now, true); due {
+	if b := out(f, now.Add(time.Hour)); b != nil {
 		t.Error("a batch of nobody")
 	}
 }
@@ -71,26 +81,25 @@ func TestBatchLeavesWhenFull(t *testing.T) {
 		{"no batches", BatchLimits{}, 1},
 	} {
 		f := NewFormer(c.limits)
-		var first []Member
 		for i := range 3 {
-			if batch, complete := f.Add(member(fmt.Sprint(i), "s", 10, now)); complete && first == nil {
-				first = batch
-			}
+			f.Add(member(fmt.Sprint(i), "s", 10, now))
 		}
-		if len(first) != c.first {
-			t.Errorf("%s: first batch has %d members, want %d", c.name, len(first), c.first)
+		if b := out(f, now); len(b) != c.first {
+			t.Errorf("%s: first batch has %d members, want %d", c.name, len(b), c.first)
 		}
 	}
 }
 
-func TestOversizedMemberTravelsAlone(t *testing.T) {
+func TestOversizedAndLonelyMembersTravelAlone(t *testing.T) {
 	now := clock()
 	f := NewFormer(BatchLimits{Items: 4, Tokens: 10})
 	f.Add(member("small", "s", 1, now))
-	first, _ := f.Add(member("huge", "s", 99, now))
-	second, due := f.Take(now, false)
-	if !slices.Equal(entries(first), []string{"small"}) || !due || !slices.Equal(entries(second), []string{"huge"}) {
-		t.Errorf("got %v then %v", entries(first), entries(second))
+	f.Add(member("huge", "s", 99, now))
+	f.Add(Member{Entry: "lonely", Shape: "t", Alone: true, At: now})
+	for _, want := range []string{"small", "huge", "lonely"} {
+		if b := out(f, now); !slices.Equal(entries(b), []string{want}) {
+			t.Errorf("got %v, want %s", entries(b), want)
+		}
 	}
 }
 
@@ -107,9 +116,8 @@ func TestWithdrawnMemberIsNotSent(t *testing.T) {
 	}
 }
 
-// Nobody is lost or sent twice, limits hold, shapes do not mix and keep their
-// order, and nobody waits longer than the limit once Take is called when Next
-// says so.
+// Nobody is lost or sent twice, limits hold, shapes do not mix and keep their order; and while a slot idles nobody
+// waits longer than the limit, nor longer than Next says.
 func TestBatchProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limits := BatchLimits{
@@ -118,30 +126,27 @@ func TestBatchProperties(t *testing.T) {
 		}
 		f, now := NewFormer(limits), clock()
 		added, sent, lastOfShape := 0, map[string]bool{}, map[string]int{}
-		check := func(batch []Member) {
+		check := func(batch Batch) {
 			var tokens, bytes int64
 			for _, m := range batch {
-				if sent[m.Entry] {
-					t.Fatalf("%s sent twice", m.Entry)
-				}
-				sent[m.Entry] = true
-				if m.Shape != batch[0].Shape {
-					t.Fatal("shapes mixed")
-				}
 				var number int
 				if _, err := fmt.Sscan(m.Entry, &number); err != nil {
 					t.Fatal(err)
 				}
-				if number <= lastOfShape[m.Shape] {
+				switch {
+				case sent[m.Entry]:
+					t.Fatalf("%s sent twice", m.Entry)
+				case m.Shape != batch[0].Shape:
+					t.Fatal("shapes mixed")
+				case number <= lastOfShape[m.Shape]:
 					t.Fatalf("%s overtook %d", m.Entry, lastOfShape[m.Shape])
+				case now.Sub(m.At) > limits.Wait.Duration():
+					t.Fatalf("%s waited %s", m.Entry, now.Sub(m.At))
 				}
-				lastOfShape[m.Shape] = number
-				if waited := now.Sub(m.At); waited > limits.Wait.Duration() {
-					t.Fatalf("%s waited %s", m.Entry, waited)
-				}
+				sent[m.Entry], lastOfShape[m.Shape] = true, number
 				tokens, bytes = tokens+m.Tokens, bytes+m.Bytes
 			}
-			if len(batch) > 1 && (len(batch) > limits.Items || !within(tokens, limits.Tokens) || !within(bytes, limits.Bytes)) {
+			if len(batch) > 1 && (len(batch) > limits.Items || exceeds(tokens, limits.Tokens) || exceeds(bytes, limits.Bytes)) {
 				t.Fatalf("batch of %d, %d tokens, %d bytes exceeds %+v", len(batch), tokens, bytes, limits)
 			}
 		}
@@ -153,28 +158,30 @@ func TestBatchProperties(t *testing.T) {
 					return
 				}
 				now = at
-				if batch, due := f.Take(now, false); due {
-					check(batch)
-				} else {
-					t.Fatal("Next promised a batch that Take did not give")
+				batch := out(f, now)
+				if batch == nil {
+					t.Fatal("Next promised a batch that was not due")
 				}
+				check(batch)
 			}
 		}
 		for range rapid.IntRange(0, 100).Draw(t, "steps") {
 			advance(now.Add(time.Duration(rapid.IntRange(0, 30).Draw(t, "pause")) * time.Millisecond))
 			added++
-			m := member(fmt.Sprint(added), rapid.SampledFrom([]string{"x", "y"}).Draw(t, "shape"), rapid.Int64Range(0, 25).Draw(t, "size"), now)
-			if batch, complete := f.Add(m); complete {
-				check(batch)
-			}
+			f.Add(member(fmt.Sprint(added), rapid.SampledFrom([]string{"x", "y"}).Draw(t, "shape"), rapid.Int64Range(0, 25).Draw(t, "size"), now))
 		}
-		for f.Len() > 0 {
-			if batch, due := f.Take(now, true); due {
-				check(batch)
-			}
-		}
-		if len(sent) != added {
-			t.Fatalf("%d added, %d sent", added, len(sent))
+		advance(now.Add(time.Hour))
+		if len(sent) != added || f.Len() != 0 {
+			t.Fatalf("%d added, %d sent, %d stayed", added, len(sent), f.Len())
 		}
 	})
+}
+
+// Len counts the waiting members.
+func (f *Former) Len() int {
+	n := 0
+	for _, members := range f.shapes {
+		n += len(members)
+	}
+	return n
 }

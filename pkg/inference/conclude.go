@@ -20,6 +20,11 @@ func (a *attempt) conclude(ctx context.Context, o Outcome) (json.RawMessage, err
 		o = a.interrupted(ctx, o, cause)
 	}
 	a.letGo(ctx, o)
+	return a.answer(ctx, o)
+}
+
+// answer is what the queue is told.
+func (a *attempt) answer(ctx context.Context, o Outcome) (json.RawMessage, error) {
 	a.run.Note(a.meta(o))
 	switch o.Kind {
 	case Done:
@@ -165,6 +170,8 @@ func (a *attempt) meta(o Outcome) json.RawMessage {
 		RunMS      int64           `json:"run_ms"`
 		Attempts   int             `json:"attempts"`
 		Instances  int             `json:"instances_tried"`
+		Members    int             `json:"batch,omitempty"` // entries in the call
+		Swapped    bool            `json:"swapped,omitempty"`
 		Outcome    string          `json:"outcome"`
 		Status     int             `json:"status,omitempty"`
 		Remote     string          `json:"remote_id,omitempty"`
@@ -173,7 +180,7 @@ func (a *attempt) meta(o Outcome) json.RawMessage {
 	}{
 		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.number,
 		QueueMS: (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(), RunMS: time.Since(a.began).Milliseconds(),
-		Attempts: a.call.Attempt, Instances: a.tries, Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
+		Attempts: a.call.Attempt, Instances: a.tries, Members: a.members, Swapped: a.held.swapped, Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
 		Reattached: a.saved != nil && a.saved.Token != a.call.Token, Metrics: o.Metrics,
 	})
 	if err != nil {

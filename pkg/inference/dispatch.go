@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -21,6 +22,9 @@ type Dispatcher struct {
 	registry *Registry
 	pool     *SlotPool
 	log      *slog.Logger
+
+	mu      sync.Mutex
+	joiners map[string]*joiner // by model
 }
 
 // DispatchConfig of a Dispatcher. The zero value works.
@@ -49,7 +53,9 @@ func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Dispatcher{config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log}
+	d := &Dispatcher{config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log, joiners: map[string]*joiner{}}
+	pool.idled = d.slotIdled
+	return d
 }
 
 // attempt is one run of an entry, on its way through the instances.
@@ -60,10 +66,11 @@ type attempt struct {
 	call  Call
 	start time.Time
 
-	held  *held
-	saved *remoteRun // stored, and to be forgotten when the run is over
-	tries int
-	began time.Time // of the exchange with the worker
+	held    *held
+	saved   *remoteRun // stored, and to be forgotten when the run is over
+	tries   int
+	began   time.Time // of the exchange with the worker
+	members int       // in the call, where it was one for several entries
 }
 
 // Handle runs one entry on a worker.
@@ -88,6 +95,9 @@ func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawM
 	if r.Entry.Crashes > 0 && model.OnUnknown == AtMostOnce {
 		return nil, a.unknownOutcome("a node died while it ran this entry")
 	}
+	if model.joins() {
+		return a.join(ctx)
+	}
 	return a.submit(ctx)
 }
 
@@ -102,12 +112,14 @@ func callOf(r *invalidation.Run) Call {
 	return c
 }
 
-// submit sends the call to one instance after the other until one takes it.
+// submit sends the call to one instance after the other until one takes it; to the one first whose slot it has.
 func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 	tried := map[int32]bool{}
 	var last Outcome
 	for a.tries < a.config.Instances {
-		a.held = a.pool.assign(a.model.Name, a.hint(), tried)
+		if a.held == nil {
+			a.held, _ = a.pool.assign(a.model.Name, ask{hint: a.hint(), exclude: tried})
+		}
 		if a.held == nil {
 			break
 		}
@@ -120,26 +132,35 @@ func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 		a.held.release()
 		a.held = nil
 	}
+	return nil, a.noRoom(last)
+}
+
+// noRoom hands the entry back unspent: nobody took it, or there was no slot.
+func (a *attempt) noRoom(last Outcome) error {
 	wait := a.config.BusyWait
 	switch {
 	case last.Kind == NotReady:
 		wait = a.config.ReadyWait
 	case a.tries == 0 && !a.pool.idle(a.model.Name):
-		wait = 0 // it was claimed on a permit for a run that somebody else left: it stands where it stood
+		wait = 0 // it was claimed on a permit for another run or another kind of entry: it stands where it stood
 	}
 	if last.Reason == "" {
 		last.Reason = "no free slot"
 	}
-	return nil, invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
+	return invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
 }
 
 // hint says what the worker has to load for the entry.
 func (a *attempt) hint() string {
-	if a.model.AffinityField == "" {
+	switch field := a.model.AffinityField; field {
+	case "":
 		return ""
+	case AffinityFlow:
+		return a.run.Lock.Lane.Flow
+	default:
+		value, _ := lookup(a.call.Payload, field)
+		return textOf(value)
 	}
-	value, _ := lookup(a.call.Payload, a.model.AffinityField)
-	return string(value)
 }
 
 // exchange makes the call, and follows it to its end if the worker accepted it.
@@ -148,7 +169,10 @@ func (a *attempt) exchange(ctx context.Context) Outcome {
 	defer done()
 	a.began = time.Now()
 	o := a.held.endpoint.adapter.Submit(ctx, a.call)
-	if o.Kind == Accepted {
+	switch {
+	case o.Kind == Accepted && a.run == nil:
+		o = unknown("worker took a batch without answering it")
+	case o.Kind == Accepted:
 		if err := a.save(ctx, o.Remote); errors.Is(err, ErrSharedID) {
 			o = unknown(err.Error())
 			o.Err = ErrSharedID

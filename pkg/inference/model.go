@@ -78,8 +78,11 @@ type Model struct {
 
 	// AffinityField is a field of the payload, by dotted path, that says what a
 	// worker has to load for an entry: an adapter, a variant. Entries go by
-	// preference to the instance that ran the same last.
-	AffinityField string `json:"affinity_field,omitempty"`
+	// preference to the instance that ran the same last. "$flow" stands for the
+	// flow of the entry: then nodes go on with the flow that they have loaded.
+	// AffinityWait bounds how long an entry waits for that, or is waited for.
+	AffinityField string  `json:"affinity_field,omitempty"`
+	AffinityWait  Seconds `json:"affinity_wait,omitempty"`
 
 	// AbortStops overrides whether closing the connection of a call is known to
 	// stop it. By default true for cog and openai, false for dispatcher and oip.
@@ -112,6 +115,9 @@ const (
 	TypeSync  = "sync"
 	TypeAsync = "async"
 )
+
+// AffinityFlow as affinity field is the flow of an entry.
+const AffinityFlow = "$flow"
 
 // What follows an unknown outcome.
 const (
@@ -198,6 +204,17 @@ func (m Model) Validate() error {
 		if err := checkTemplate(m.Body); err != nil {
 			return err
 		}
+	}
+	if m.Batch.Items > 1 {
+		switch {
+		case m.Type == TypeAsync || m.OnUnknown == Reattach:
+			return fieldError("batch.items", "is for sync models that do not reattach: a run of several entries has no id to be found by")
+		case m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationEmbeddings):
+			return fieldError("batch.items", "is for protocols dispatcher and oip, and for embeddings")
+		}
+	}
+	if m.AffinityWait < 0 {
+		return fieldError("affinity_wait", "must not be negative")
 	}
 	return m.Batch.validate()
 }

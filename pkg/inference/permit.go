@@ -1,7 +1,6 @@
 package inference
 
 import (
-	"cmp"
 	"slices"
 	"time"
 )
@@ -14,11 +13,15 @@ import (
 // idle again and the permit unassigned, until whoever acquired it gives it back. A permit whose call may still run at
 // the worker is detached: its slot is in doubt, and is not the node's to give any more.
 //
-//	idle >= unassigned, but for slots that were lost while permits stood for them: then nothing is allowed
+// Where a model takes batches, a slot carries up to seats entries at once, each on a permit of its own:
+//
+//	idle * seats >= unassigned, but for slots that were lost while permits stood for them: then nothing is allowed
 type ledger struct {
 	held       map[slotKey]*heldSlot
 	instances  map[int32]*shelf
-	unassigned int         // permits acquired and not assigned to an entry
+	seats      int         // permits that a slot stands for
+	unassigned int         // permits acquired and not assigned to a slot
+	waiting    int         // of these, the ones that wait for a busy slot and leave the idle ones to others
 	share      int         // how many slots this node may hold while others go without; -1: nobody does
 	leaving    []*heldSlot // not to be used again, and to be given back
 }
@@ -28,25 +31,27 @@ type slotKey struct{ instance, number int32 }
 // heldSlot is a slot that this node holds.
 type heldSlot struct {
 	slotKey
-	token int64
-	busy  bool
-	doubt bool // busy no more, but not to be used: about to be marked in the database
-	since time.Time
+	token  int64
+	busy   bool
+	riders int  // permits that are assigned to it
+	doubt  bool // busy no more, but not to be used: about to be marked in the database
+	since  time.Time
 }
 
 // shelf is the slots of one instance.
 type shelf struct {
-	idle   []*heldSlot // used last at the end
-	busy   int
-	limit  int32     // slots the instance has; those numbered from there on are to go home; 0: not known
-	cool   time.Time // the worker had no room: not before then
-	hint   string    // what it ran last
-	served int64
-	swaps  int64 // calls that ran after one of another hint
+	idle    []*heldSlot // used last at the end
+	busy    int
+	awaited int       // entries that wait for a busy one
+	limit   int32     // slots the instance has; those numbered from there on are to go home; 0: not known
+	cool    time.Time // the worker had no room: not before then
+	hint    string    // what it ran last, and when
+	used    time.Time
+	served  int64 // calls
 }
 
 func newLedger() *ledger {
-	return &ledger{held: map[slotKey]*heldSlot{}, instances: map[int32]*shelf{}, share: -1}
+	return &ledger{held: map[slotKey]*heldSlot{}, instances: map[int32]*shelf{}, seats: 1, share: -1}
 }
 
 func (l *ledger) shelf(instance int32) *shelf {
@@ -73,7 +78,7 @@ func (l *ledger) add(key slotKey, token int64, now time.Time) {
 func (l *ledger) adopt(key slotKey, token int64, now time.Time) *heldSlot {
 	l.add(key, token, now)
 	h := l.held[key]
-	l.occupy(h)
+	l.occupy(h, 1)
 	return h
 }
 
@@ -109,52 +114,76 @@ func (l *ledger) free(now time.Time, usable func(instance int32) bool) int {
 		}
 	}
 	if l.share >= 0 {
-		idle = min(idle, max(l.share, 1)-busy)
+		idle = min(idle, l.share-busy)
 	}
-	return idle - l.unassigned
+	return idle*l.seats - (l.unassigned - l.waiting)
 }
 
 // giveBack ends n permits that are not assigned.
 func (l *ledger) giveBack(n int) { l.unassigned -= n }
 
-// assign picks the slot for an entry: on the instance that ran its like last, if that has an idle one, else on the
-// least busy one. admit is asked last, about one instance after the other.
-func (l *ledger) assign(now time.Time, hint string, exclude map[int32]bool, admit func(instance int32) bool) *heldSlot {
-	var ids []int32
+// ask is what an entry, or a batch of them, wants of a slot.
+type ask struct {
+	riders  int            // permits that it has, 1 at least
+	hint    string         // what the worker has to load for it
+	until   time.Time      // how long it may wait for a worker that has that loaded
+	exclude map[int32]bool // instances that it has tried
+}
+
+// assign picks the slot for an entry. admit is asked last, about one instance after the other. Without a slot it says
+// which instance is worth waiting for, 0 if none is.
+func (l *ledger) assign(now time.Time, a ask, admit func(instance int32) bool) (h *heldSlot, swapped bool, await int32) {
+	var sites []site
 	for id, s := range l.instances {
-		if len(s.idle) > 0 && !now.Before(s.cool) && !exclude[id] {
-			ids = append(ids, id)
+		if !now.Before(s.cool) && !a.exclude[id] {
+			sites = append(sites, site{id, len(s.idle), s.busy, s.awaited, s.hint, s.used, s.served})
 		}
 	}
-	slices.SortFunc(ids, func(a, b int32) int {
-		x, y := l.instances[a], l.instances[b]
-		return cmp.Or(cmp.Compare(x.strange(hint), y.strange(hint)), cmp.Compare(x.load(), y.load()),
-			cmp.Compare(x.served, y.served), cmp.Compare(a, b))
-	})
-	for _, id := range ids {
+	order, await := place(sites, a.hint, now.Before(a.until))
+	for _, id := range order {
 		if admit(id) {
 			s := l.instances[id]
 			h := s.idle[len(s.idle)-1]
-			l.occupy(h)
-			s.note(hint)
-			return h
+			l.occupy(h, max(a.riders, 1))
+			return h, s.note(a.hint, now), 0
 		}
 	}
-	return nil
+	return nil, false, await
 }
 
-// occupy turns an idle slot busy and assigns a permit to it.
-func (l *ledger) occupy(h *heldSlot) {
+// await lets something with so many permits wait for a busy slot of an instance, and leave the idle ones to others.
+func (l *ledger) await(instance int32, permits int) {
+	l.shelf(instance).awaited++
+	l.waiting += permits
+}
+
+// unawait ends all such waits: whoever still waits says so again.
+func (l *ledger) unawait() {
+	l.waiting = 0
+	for _, s := range l.instances {
+		s.awaited = 0
+	}
+}
+
+// occupy turns an idle slot busy and assigns permits to it.
+func (l *ledger) occupy(h *heldSlot, riders int) {
 	s := l.shelf(h.instance)
 	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	s.busy++
-	h.busy = true
-	l.unassigned--
+	h.busy, h.riders = true, riders
+	l.unassigned -= riders
+}
+
+// alight takes a permit off a busy slot, whose call goes on without it.
+func (l *ledger) alight(h *heldSlot) {
+	h.riders--
+	l.unassigned++
 }
 
 // finish ends the call of a slot: it is idle again, or in doubt.
 func (l *ledger) finish(h *heldSlot, now time.Time, doubt bool) {
-	l.unassigned++
+	l.unassigned += h.riders
+	h.riders = 0
 	if l.held[h.slotKey] != h {
 		return
 	}
@@ -198,10 +227,10 @@ func (l *ledger) surplus(now time.Time, idleMax time.Duration, usable func(insta
 			spare += len(s.idle)
 		}
 	}
-	spare -= max(l.unassigned, 0)
+	spare -= (max(l.unassigned, 0) + l.seats - 1) / l.seats
 	beyond := 0
 	if l.share >= 0 {
-		beyond = len(l.held) - max(l.share, 1)
+		beyond = len(l.held) - l.share
 	}
 	for id, s := range l.instances {
 		good := usable(id)
@@ -224,24 +253,12 @@ func (l *ledger) surplus(now time.Time, idleMax time.Duration, usable func(insta
 	return out
 }
 
-func (s *shelf) load() float64 {
-	return float64(s.busy) / float64(s.busy+len(s.idle))
-}
-
-// strange is 0 where the instance ran the hinted thing last, 1 elsewhere.
-func (s *shelf) strange(hint string) int {
-	if hint != "" && s.hint == hint {
-		return 0
-	}
-	return 1
-}
-
-func (s *shelf) note(hint string) {
+// note takes down a call, and says whether the worker had to load another thing for it than it ran last.
+func (s *shelf) note(hint string, now time.Time) (swapped bool) {
 	s.served++
-	if hint != "" && s.hint != "" && s.hint != hint {
-		s.swaps++
-	}
+	swapped = hint != "" && s.hint != "" && s.hint != hint
 	if hint != "" {
-		s.hint = hint
+		s.hint, s.used = hint, now
 	}
+	return swapped
 }

@@ -9,6 +9,11 @@ import (
 
 var everywhere = func(int32) bool { return true }
 
+func assigned(l *ledger, now time.Time, hint string, admit func(int32) bool) *heldSlot {
+	h, _, _ := l.assign(now, ask{hint: hint}, admit)
+	return h
+}
+
 func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 	now := time.Now()
 	l := newLedger()
@@ -20,7 +25,7 @@ func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 	if n := l.take(now, 1, everywhere); n != 0 {
 		t.Fatal("a third permit was given out for two slots")
 	}
-	h := l.assign(now, "", nil, everywhere)
+	h := assigned(l, now, "", everywhere)
 	l.finish(h, now, false)
 	if n := l.take(now, 1, everywhere); n != 0 {
 		t.Fatal("the slot was given out again while its permit is still held")
@@ -36,7 +41,7 @@ func TestSlotInDoubtIsNotGivenOut(t *testing.T) {
 	l := newLedger()
 	l.add(slotKey{1, 0}, 100, now)
 	l.take(now, 1, everywhere)
-	l.finish(l.assign(now, "", nil, everywhere), now, true)
+	l.finish(assigned(l, now, "", everywhere), now, true)
 	l.giveBack(1)
 	if n := l.take(now, 1, everywhere); n != 0 {
 		t.Fatal("a slot in doubt was given out")
@@ -51,14 +56,14 @@ func TestEntriesGoToTheInstanceThatRanTheirLikeLast(t *testing.T) {
 		l.add(slotKey{2, number}, int64(200+number), now)
 	}
 	l.take(now, 8, everywhere)
-	a := l.assign(now, "french", nil, everywhere)
-	if b := l.assign(now, "german", nil, func(i int32) bool { return i != a.instance }); b.instance == a.instance {
+	a := assigned(l, now, "french", everywhere)
+	if b := assigned(l, now, "german", func(i int32) bool { return i != a.instance }); b.instance == a.instance {
 		t.Fatal("assigned to an instance that was not admitted")
 	}
-	if c := l.assign(now, "french", nil, everywhere); c.instance != a.instance {
+	if c := assigned(l, now, "french", everywhere); c.instance != a.instance {
 		t.Errorf("french went to instance %d, was loaded on %d", c.instance, a.instance)
 	}
-	if d := l.assign(now, "", nil, everywhere); d.instance == a.instance {
+	if d := assigned(l, now, "", everywhere); d.instance == a.instance {
 		t.Error("an entry without a hint went to the busier instance")
 	}
 }
@@ -72,7 +77,7 @@ func TestInstanceThatShrankTakesNoCallsBeyondItsSlots(t *testing.T) {
 	l.take(now, 4, everywhere)
 	var running []*heldSlot
 	for range 3 {
-		running = append(running, l.assign(now, "", nil, everywhere))
+		running = append(running, assigned(l, now, "", everywhere))
 	}
 	l.setLimit(1, 2)
 	for _, h := range running {
@@ -93,8 +98,9 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(0, 0)
 		l := newLedger()
+		l.seats = rapid.IntRange(1, 4).Draw(t, "seats")
 		var busy []*heldSlot
-		permits, lost, next := 0, 0, int64(1)
+		permits, riding, lost, next := 0, 0, 0, int64(1)
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(t *rapid.T) {
 				key := slotKey{rapid.Int32Range(1, 3).Draw(t, "instance"), rapid.Int32Range(0, 4).Draw(t, "number")}
@@ -105,17 +111,19 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 			},
 			"take": func(t *rapid.T) { permits += l.take(now, rapid.IntRange(0, 6).Draw(t, "want"), everywhere) },
 			"give back": func(t *rapid.T) {
-				n := rapid.IntRange(0, max(0, permits-len(busy))).Draw(t, "n")
+				n := rapid.IntRange(0, max(0, permits-riding)).Draw(t, "n")
 				l.giveBack(n)
 				permits -= n
 			},
 			"assign": func(t *rapid.T) {
-				if permits <= len(busy) {
+				if permits <= riding {
 					return
 				}
-				if h := l.assign(now, rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), nil, everywhere); h != nil {
-					busy = append(busy, h)
-				} else if lost == 0 {
+				a := ask{hint: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), riders: rapid.IntRange(1, min(l.seats, permits-riding)).Draw(t, "riders")}
+				h, _, _ := l.assign(now, a, everywhere)
+				if h != nil {
+					busy, riding = append(busy, h), riding+a.riders
+				} else if lost == 0 && l.seats == 1 { // with more, others may ride on the slot that stood for it
 					t.Fatal("there was no slot for a permit")
 				}
 			},
@@ -126,11 +134,18 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				i := rapid.IntRange(0, len(busy)-1).Draw(t, "call")
 				doubt := rapid.IntRange(0, 5).Draw(t, "doubt") == 0
 				h := busy[i]
+				riding -= h.riders
 				busy = append(busy[:i], busy[i+1:]...)
 				l.finish(h, now, doubt)
 				if doubt {
 					l.lose(h)
 					lost++
+				}
+			},
+			"alight": func(*rapid.T) {
+				if len(busy) > 0 && busy[0].riders > 1 {
+					l.alight(busy[0])
+					riding--
 				}
 			},
 			"lose": func(t *rapid.T) {
@@ -155,13 +170,13 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				for _, s := range l.instances {
 					idle, atWork = idle+len(s.idle), atWork+s.busy
 				}
-				if l.unassigned != permits-len(busy) {
-					t.Fatalf("%d permits unassigned, want %d", l.unassigned, permits-len(busy))
+				if l.unassigned != permits-riding {
+					t.Fatalf("%d permits unassigned, want %d", l.unassigned, permits-riding)
 				}
 				if idle+atWork != len(l.held) {
 					t.Fatalf("%d idle and %d busy, but %d held", idle, atWork, len(l.held))
 				}
-				if lost == 0 && permits > len(l.held) {
+				if lost == 0 && permits > len(l.held)*l.seats {
 					t.Fatalf("%d permits for %d slots", permits, len(l.held))
 				}
 			},

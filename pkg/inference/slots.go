@@ -29,6 +29,8 @@ type SlotPool struct {
 
 	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
 
+	idled func(model string) // called when a slot has come free
+
 	mu      sync.Mutex
 	models  map[string]*account
 	until   time.Time // what is held may be relied on
@@ -41,6 +43,32 @@ type account struct {
 	nextLease time.Time // no room at all was left: ask again then
 	doubts    []doubtful
 	abandoned int // runs that nobody follows, at the last look
+	tally     Tally
+}
+
+// Tally counts what a node has done for a model since it started.
+type Tally struct {
+	Calls   int64 // to workers
+	Entries int64 // carried by them: more than Calls where batches are made
+	Swaps   int64 // calls for which a worker had to load another thing than it ran last
+	Held    int   // slots leased just now
+	Busy    int   // of these, the ones with a call
+}
+
+// Tallies returns the figures of every model that the node has run.
+func (p *SlotPool) Tallies() map[string]Tally {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	tallies := make(map[string]Tally, len(p.models))
+	for model, a := range p.models {
+		t := a.tally
+		t.Held = len(a.ledger.held)
+		for _, s := range a.ledger.instances {
+			t.Busy += s.busy
+		}
+		tallies[model] = t
+	}
+	return tallies
 }
 
 // doubtful is a slot in doubt that the database does not know about yet.
@@ -82,7 +110,7 @@ func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 	}
 	p := &SlotPool{
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
-		models: map[string]*account{}, breaker: map[string]*Breaker{},
+		models: map[string]*account{}, breaker: map[string]*Breaker{}, idled: func(string) {},
 	}
 	registry.onChange(p.changed)
 	return p
@@ -122,6 +150,19 @@ func (p *SlotPool) takeAbandoned(model string, want int) int {
 	return n
 }
 
+// await and unawait tell the ledger who waits for a busy slot though another is idle, and that nobody does.
+func (p *SlotPool) await(model string, instance int32, permits int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.account(model).ledger.await(instance, permits)
+}
+
+func (p *SlotPool) unawait(model string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.account(model).ledger.unawait()
+}
+
 func (p *SlotPool) take(model string, want int) int {
 	now := time.Now()
 	p.mu.Lock()
@@ -129,7 +170,12 @@ func (p *SlotPool) take(model string, want int) int {
 	if !now.Before(p.until) {
 		return 0
 	}
-	return p.account(model).ledger.take(now, want, p.usable(model, now))
+	l := p.account(model).ledger
+	l.seats = 1
+	if m, known := p.registry.Model(model); known {
+		l.seats = max(m.Batch.Items, 1)
+	}
+	return l.take(now, want, p.usable(model, now))
 }
 
 // account is called with mu held, as are usable and breakerOf.

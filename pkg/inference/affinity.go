@@ -1,0 +1,60 @@
+package inference
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// site is an instance as the choice of a slot sees it.
+type site struct {
+	id         int32
+	idle, busy int
+	awaited    int       // entries that wait for one of its busy slots
+	loaded     string    // the hint of what it ran last
+	used       time.Time // when that was
+	served     int64
+}
+
+// place decides where something with a hint should run: on a site that has it loaded, else where the least is lost
+// (nothing loaded, little load, long unused). Where only busy sites have it loaded, and it may wait, it waits for one of
+// those, whose id is returned instead of an order; no more wait for a site than it has calls that will end.
+func place(sites []site, hint string, mayWait bool) (order []int32, await int32) {
+	var idle []site
+	for _, s := range sites {
+		fits := hint != "" && s.loaded == hint
+		switch {
+		case s.idle > 0 && fits:
+			mayWait, await = false, 0
+		case fits && mayWait && s.busy > s.awaited:
+			await = s.id
+		}
+		if s.idle > 0 {
+			idle = append(idle, s)
+		}
+	}
+	if mayWait && await != 0 {
+		return nil, await
+	}
+	slices.SortFunc(idle, func(a, b site) int {
+		return cmp.Or(cmp.Compare(a.loss(hint), b.loss(hint)), cmp.Compare(a.load(), b.load()),
+			a.used.Compare(b.used), cmp.Compare(a.served, b.served), cmp.Compare(a.id, b.id))
+	})
+	for _, s := range idle {
+		order = append(order, s.id)
+	}
+	return order, 0
+}
+
+// loss is 0 where the hinted thing is loaded, 1 where it can be without unloading another, 2 elsewhere.
+func (s site) loss(hint string) int {
+	switch {
+	case hint == "" || s.loaded == hint:
+		return 0
+	case s.loaded == "":
+		return 1
+	}
+	return 2
+}
+
+func (s site) load() float64 { return float64(s.busy) / float64(s.busy+s.idle) }
