@@ -2063,6 +2063,18 @@ BEGIN
                         WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || held) AND l.last_entry_id >= held);
 END $$;
 
+-- Name: hungry_nodes(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE(node_id bigint, since timestamp with time zone, held bigint)
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT d.node_id, d.since,
+           (SELECT count(*) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+             WHERE i.model = wanted AND s.node_id = d.node_id AND s.doubt_at IS NULL)
+      FROM penstock.slot_demand d
+     WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND penstock.node_lives(d.node_id)
+$$;
+
 -- Name: in_line(penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.in_line(e penstock.entry) RETURNS boolean
@@ -2204,8 +2216,15 @@ BEGIN
     IF share IS NOT NULL THEN
         SELECT count(*) INTO mine FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
          WHERE x.model = wanted AND s.node_id = node;
-        left_ := least(left_, greatest(share - mine, 0));
+        SELECT least(left_, share - mine, f.free - t.before) INTO left_
+          FROM (SELECT coalesce(sum(greatest(x.slots - (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = x.id), 0)), 0) AS free
+                  FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,
+               (SELECT count(*) AS before FROM penstock.hungry_nodes(wanted) h
+                 WHERE h.node_id <> node AND h.held = 0
+                   AND (mine > 0 OR h.since < coalesce((SELECT own.since FROM penstock.hungry_nodes(wanted) own WHERE own.node_id = node), 'infinity'))) t;
     END IF;
+    want := greatest(left_, 0);
+    left_ := want;
     FOR i IN SELECT x.id, count(*) OVER () - row_number() OVER (ORDER BY h.held::real / x.slots, x.id) + 1 AS behind
                FROM penstock.instance x
               CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.slot s WHERE s.instance_id = x.id) h
@@ -2231,7 +2250,11 @@ BEGIN
     END LOOP;
     IF left_ = want THEN
         INSERT INTO penstock.slot_demand AS d (model, node_id) VALUES (wanted, node)
-        ON CONFLICT (model, node_id) DO UPDATE SET wanted_at = clock_timestamp();
+        ON CONFLICT (model, node_id) DO UPDATE
+           SET wanted_at = clock_timestamp(),
+               since = CASE WHEN d.wanted_at > clock_timestamp() - interval '3 seconds' THEN d.since ELSE clock_timestamp() END;
+    ELSE
+        DELETE FROM penstock.slot_demand d WHERE d.model = wanted AND d.node_id = node;
     END IF;
 END $$;
 
@@ -3599,16 +3622,17 @@ END $$;
 CREATE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
     LANGUAGE sql STABLE
     AS $$
-    SELECT ceil((SELECT sum(i.slots) FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i))::numeric
-                / (SELECT count(*) FROM (
-                       SELECT d.node_id FROM penstock.slot_demand d
-                        WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND penstock.node_lives(d.node_id)
-                        UNION SELECT s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
-                               WHERE i.model = wanted AND s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
-                        UNION SELECT node) everybody))::integer
-     WHERE EXISTS (SELECT FROM penstock.slot_demand d
-                    WHERE d.model = wanted AND d.node_id <> node AND d.wanted_at > clock_timestamp() - interval '3 seconds'
-                      AND penstock.node_lives(d.node_id))
+    SELECT CASE WHEN slots >= nodes THEN ceil(slots::numeric / nodes)::integer
+                WHEN (SELECT min(s.leased_at) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+                       WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp() - interval '5 seconds' THEN 0
+                ELSE 1 END
+      FROM (SELECT coalesce(sum(i.slots), 0) AS slots FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i)) a,
+           (SELECT count(*) AS nodes FROM (
+                SELECT h.node_id FROM penstock.hungry_nodes(wanted) h
+                 UNION SELECT s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+                        WHERE i.model = wanted AND s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
+                 UNION SELECT node) everybody) b
+     WHERE EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE h.node_id <> node)
 $$;
 
 -- Name: spend(integer, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
@@ -5097,14 +5121,48 @@ CREATE VIEW penstock.server_status AS
            FROM pg_stat_user_tables
           WHERE ((pg_stat_user_tables.schemaname = 'penstock'::name) AND (pg_stat_user_tables.relname = ANY (ARRAY['ready'::name, 'lock'::name])))), (0)::bigint) AS dead_tuples;
 
+-- Name: slot_contention; Type: VIEW; Schema: penstock; Owner: -
+
+CREATE VIEW penstock.slot_contention AS
+ SELECT m.name AS model,
+    k.node_id,
+    n.name AS node,
+    count(s.node_id) AS held,
+    h.since AS wants_more_since,
+    penstock.slot_share(m.name, k.node_id) AS share
+   FROM ((((penstock.model m
+     CROSS JOIN LATERAL ( SELECT s_1.node_id
+           FROM (penstock.instance i
+             JOIN penstock.slot s_1 ON ((s_1.instance_id = i.id)))
+          WHERE (i.model = m.name)
+        UNION
+         SELECT x.node_id
+           FROM penstock.hungry_nodes(m.name) x(node_id, since, held)) k)
+     LEFT JOIN penstock.node n ON ((n.id = k.node_id)))
+     LEFT JOIN LATERAL penstock.hungry_nodes(m.name) h(node_id, since, held) ON ((h.node_id = k.node_id)))
+     LEFT JOIN ( SELECT i.model,
+            s_1.node_id
+           FROM (penstock.instance i
+             JOIN penstock.slot s_1 ON ((s_1.instance_id = i.id)))) s ON (((s.model = m.name) AND (s.node_id = k.node_id))))
+  GROUP BY m.name, k.node_id, n.name, h.since;
+
+-- Name: VIEW slot_contention; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON VIEW penstock.slot_contention IS 'who holds slots of a model and who wants more; share is what each may hold while somebody else goes without';
+
 -- Name: slot_demand; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.slot_demand (
     model text NOT NULL COLLATE pg_catalog."C",
     node_id bigint NOT NULL,
-    wanted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    wanted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    since timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 )
 WITH (fillfactor='50');
+
+-- Name: COLUMN slot_demand.since; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.slot_demand.since IS 'since when the node goes without; wanted_at is when it last asked, and 3 s later it is taken to have no more use for a slot';
 
 -- Name: stuck; Type: VIEW; Schema: penstock; Owner: -
 

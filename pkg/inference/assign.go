@@ -65,6 +65,7 @@ func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, number int32, token i
 	defer p.talk.Unlock()
 	var fresh *int64
 	if err := p.db.QueryRow(ctx, adoptSQL, e.ID, number, token, p.node()).Scan(&fresh); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		p.lostAnswer()
 		return nil, fmt.Errorf("adopt slot %d of instance %d: %w", number, e.ID, err)
 	}
 	if fresh == nil {
@@ -93,10 +94,19 @@ func (p *SlotPool) assignOn(e *Endpoint) *held {
 
 // release ends the call: the slot is free.
 func (h *held) release() {
-	h.pool.mu.Lock()
-	h.pool.account(h.model).ledger.finish(h.slot, time.Now(), false)
-	h.pool.mu.Unlock()
-	h.pool.idled(h.model)
+	p := h.pool
+	p.mu.Lock()
+	l := p.account(h.model).ledger
+	l.finish(h.slot, time.Now(), false)
+	owed := l.share >= 0 && len(l.held) > l.share
+	p.mu.Unlock()
+	if owed {
+		select {
+		case p.kick <- struct{}{}:
+		default:
+		}
+	}
+	p.idled(h.model)
 }
 
 // alight takes one entry off the call, which goes on for the others of its batch.

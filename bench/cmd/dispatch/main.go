@@ -1,6 +1,7 @@
 // Command dispatch measures what it costs to send an entry to a worker: a task node with an inference queue, and a
 // worker in the same process that answers at once. For 8, 64 and 512 slots it prints calls a second and how long an
-// entry was on its way, beside what the same worker takes when it is called without a queue.
+// entry was on its way, beside what the same worker takes when it is called without a queue. With -batch it measures how
+// entries that arrive one by one are put together into calls: see batch.go.
 package main
 
 import (
@@ -32,13 +33,21 @@ import (
 func main() {
 	n := flag.Int("n", 20_000, "calls of each round")
 	dsn := flag.String("dsn", "", "database to use; a private durable one if empty")
+	batches := flag.Bool("batch", false, "measure batches at four rates of arrival instead")
+	lasts := flag.Duration("for", 5*time.Second, "of each rate of arrival")
 	flag.Parse()
-	if err := run(context.Background(), *dsn, *n); err != nil {
+	err := run(context.Background(), *dsn, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if *batches {
+			return measureBatches(ctx, pool, *lasts)
+		}
+		return measureCalls(ctx, pool, *n)
+	})
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, dsn string, n int) error {
+func run(ctx context.Context, dsn string, measure func(ctx context.Context, pool *pgxpool.Pool) error) error {
 	if dsn == "" {
 		server, err := devpostgres.Start(ctx, devpostgres.Config{})
 		if err != nil {
@@ -55,6 +64,10 @@ func run(ctx context.Context, dsn string, n int) error {
 	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
 		return err
 	}
+	return measure(ctx, pool)
+}
+
+func measureCalls(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	w, err := newWorker(ctx)
 	if err != nil {
 		return err
@@ -175,7 +188,8 @@ func (w *worker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n int) (
 	}
 	t := &timed{claimed: make(map[string]time.Time, n), taken: make(map[string]time.Time, n)}
 	start := time.Now()
-	if err := w.serve(ctx, pool, queue, slots, n, t); err != nil {
+	wrap := func(h invalidation.Handler) invalidation.Handler { t.Handler = h; return t }
+	if err := serve(ctx, pool, queue, slots, n, wrap); err != nil {
 		return round{}, err
 	}
 	r := round{perSecond: float64(n) / time.Since(start).Seconds()}
@@ -191,8 +205,8 @@ func (w *worker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n int) (
 	return r, nil
 }
 
-// serve runs a node until the queue is empty.
-func (w *worker) serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, slots, n int, t *timed) error {
+// serve runs a node until n entries have ended.
+func serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, threads, n int, wrap func(invalidation.Handler) invalidation.Handler) error {
 	ctx, stop := context.WithTimeout(ctx, 5*time.Minute)
 	defer stop()
 	var node *tasknode.Node
@@ -200,9 +214,8 @@ func (w *worker) serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidat
 	service := inference.NewService(inference.ServiceConfig{
 		Log: quiet, Pool: inference.PoolConfig{Freed: func() { node.Freed() }},
 	}, pool, func() invalidation.NodeID { return node.ID() })
-	t.Handler = service.Dispatcher
-	node = tasknode.New(tasknode.Config{Name: "bench", Threads: slots, Gates: []tasknode.Gate{service.Pool}, Log: quiet}, pool, pool)
-	node.Handle(queue.Name, t)
+	node = tasknode.New(tasknode.Config{Name: "bench", Threads: threads, Gates: []tasknode.Gate{service.Pool}, Log: quiet}, pool, pool)
+	node.Handle(queue.Name, wrap(service.Dispatcher))
 	if err := service.Registry.Refresh(ctx); err != nil {
 		return err
 	}
@@ -210,6 +223,8 @@ func (w *worker) serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidat
 	slotsEnd, endSlots := context.WithCancel(context.WithoutCancel(ctx))
 	duties.Go(func() { _ = service.Pool.Run(slotsEnd) })
 	duties.Go(func() { _ = service.Registry.Run(ctx) })
+	hints := invalidation.NewListener(invalidation.ListenConfig{Conn: pool.Config().ConnConfig.Copy(), Wake: node.Wake, Log: quiet})
+	duties.Go(func() { _ = hints.Run(ctx) })
 	ran := make(chan error, 1)
 	go func() { ran <- node.Run(ctx) }()
 	for ctx.Err() == nil && node.Stats().Settled.Load() < int64(n) {
@@ -227,7 +242,10 @@ func (w *worker) serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidat
 }
 
 func quantiles(d []time.Duration) string {
+	return fmt.Sprintf("%s / %s", quantile(d, 0.5), quantile(d, 0.99))
+}
+
+func quantile(d []time.Duration, q float64) time.Duration {
 	slices.Sort(d)
-	at := func(q float64) time.Duration { return d[int(q*float64(len(d)-1))].Round(10 * time.Microsecond) }
-	return fmt.Sprintf("%s / %s", at(0.5), at(0.99))
+	return d[int(q*float64(len(d)-1))].Round(10 * time.Microsecond)
 }
