@@ -171,13 +171,7 @@ func (b *bed) measure(n int, run func(n int)) cost {
 
 // read takes the server's counters when every connection has reported its own.
 func (b *bed) read() meter.Reading {
-	for _, pool := range append(b.nodePools, b.pool) {
-		for _, conn := range pool.AcquireAllIdle(b.ctx) {
-			_, err := conn.Conn().PgConn().Exec(b.ctx, `SELECT pg_stat_force_next_flush()`).ReadAll()
-			b.must(err)
-			conn.Release()
-		}
-	}
+	b.must(meter.Flush(b.ctx, append(b.nodePools, b.pool)...))
 	reading, err := b.meter.Read(b.ctx, "bench")
 	b.must(err)
 	return reading

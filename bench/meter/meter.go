@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Meter reads what the server spent. Its connection is to another database than the one that is measured.
@@ -60,7 +61,7 @@ SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, xact_commit,
 FROM pg_stat_database WHERE datname = $1`
 
 // Read takes the counters of database. A backend reports its statistics at most once a second and when it ends:
-// call Settle before, or see to it that the backends have reported.
+// call Settle or Flush before.
 func (m *Meter) Read(ctx context.Context, database string) (Reading, error) {
 	var r Reading
 	err := m.conn.QueryRow(ctx, spentSQL, database).Scan(&r.walBytes, &r.commits, &r.buffers)
@@ -74,14 +75,14 @@ func (m *Meter) Read(ctx context.Context, database string) (Reading, error) {
 	return r, err
 }
 
-// HeldSnapshot is the application_name of a connection that Settle does not wait for.
-const HeldSnapshot = "held snapshot"
+// Bystander is the application_name of connections that Settle does not wait for.
+const Bystander = "bystander"
 
 const strangersSQL = `
 SELECT count(*) FROM pg_stat_activity
-WHERE datname = $1 AND backend_type = 'client backend' AND application_name <> '` + HeldSnapshot + `'`
+WHERE datname = $1 AND backend_type = 'client backend' AND application_name <> '` + Bystander + `'`
 
-// Settle waits until the backends of database are gone, but for those named HeldSnapshot.
+// Settle waits until the backends of database are gone, but for bystanders.
 func (m *Meter) Settle(ctx context.Context, database string) error {
 	for {
 		var n int
@@ -93,6 +94,20 @@ func (m *Meter) Settle(ctx context.Context, database string) error {
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
+}
+
+// Flush lets the idle connections of pools report their statistics at once, as backends else do within a second.
+func Flush(ctx context.Context, pools ...*pgxpool.Pool) error {
+	for _, pool := range pools {
+		for _, conn := range pool.AcquireAllIdle(ctx) {
+			_, err := conn.Conn().PgConn().Exec(ctx, `SELECT pg_stat_force_next_flush()`).ReadAll()
+			conn.Release()
+			if err != nil {
+				return fmt.Errorf("flush statistics: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // Since is what was spent from before to r.
@@ -137,9 +152,9 @@ func (m *Meter) serverCPU() (float64, error) {
 		if !own && fields[1] != strconv.Itoa(m.postmaster) {
 			continue
 		}
-		total += ticks(fields[11]) + ticks(fields[12])
+		total += number(fields[11]) + number(fields[12])
 		if own {
-			total += ticks(fields[13]) + ticks(fields[14])
+			total += number(fields[13]) + number(fields[14])
 		}
 	}
 	return float64(total) / ticksPerSecond, nil
@@ -154,7 +169,7 @@ func readMachine() (machine, error) {
 	fields := strings.Fields(strings.SplitN(string(text), "\n", 2)[0])
 	var m machine
 	for i, field := range fields[1:min(9, len(fields))] {
-		seconds := float64(ticks(field)) / ticksPerSecond
+		seconds := float64(number(field)) / ticksPerSecond
 		m.total += seconds
 		if idle := i == 3 || i == 4; !idle {
 			m.busy += seconds
@@ -163,7 +178,7 @@ func readMachine() (machine, error) {
 	return m, nil
 }
 
-func ticks(field string) int {
+func number(field string) int {
 	n, _ := strconv.Atoi(field) // the kernel writes numbers
 	return n
 }

@@ -7,8 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"syscall"
 	"time"
+
+	"github.com/penstock/penstock/bench/meter"
 )
 
 // Step tells a contender's process what to do.
@@ -48,16 +49,16 @@ func RunChild(ctx context.Context, c Contender, dsn string, step Step, in io.Rea
 		return fmt.Errorf("wait for the word: %w", err)
 	}
 
-	before := usage()
+	before := meter.Self()
 	work, err := perform(ctx, c, step)
-	after := usage()
+	after := meter.Self()
 	if err != nil && !errors.Is(err, ErrUnsupported) {
 		return fmt.Errorf("%s: %w", step.Verb, err)
 	}
 	return json.NewEncoder(out).Encode(Report{
 		Work:             work,
-		ClientCPUSeconds: cpuSeconds(after) - cpuSeconds(before),
-		ClientRSSBytes:   after.Maxrss * 1024,
+		ClientCPUSeconds: after.CPUSeconds - before.CPUSeconds,
+		ClientRSSBytes:   after.RSSMaxBytes,
 		Unsupported:      err != nil,
 	})
 }
@@ -82,14 +83,4 @@ func perform(ctx context.Context, c Contender, step Step) (Work, error) {
 		return Work{Entries: n}, err
 	}
 	return Work{}, fmt.Errorf("no such verb: %q", step.Verb)
-}
-
-func usage() syscall.Rusage {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail with these arguments
-	return u
-}
-
-func cpuSeconds(u syscall.Rusage) float64 {
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }

@@ -132,7 +132,7 @@ func (r *Runner) measure(ctx context.Context, scenario Scenario, contender Comma
 func (r *Runner) analyzed(ctx context.Context) (*pgx.Conn, error) {
 	config := r.Server.Copy()
 	config.Database = database
-	config.RuntimeParams["application_name"] = meter.HeldSnapshot
+	config.RuntimeParams["application_name"] = meter.Bystander
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)

@@ -1,0 +1,254 @@
+package curves
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Axes lists all there are, in the order in which they run.
+func Axes() []Axis {
+	return []Axis{
+		{"backlog", "In front of a backlog", "entries ready", (*Lab).backlog},
+		{"states", "Beside entries that cannot run", "other entries", (*Lab).states},
+		{"payload", "Payload size", "bytes of JSON", (*Lab).payload},
+		{"keys", "Lock keys", "keys", (*Lab).keys},
+		{"hotkey", "Beside a hot key", "entries of the hot key", (*Lab).hotKey},
+		{"flows", "Flows", "flows", (*Lab).flows},
+		{"nodes", "Nodes", "processes", (*Lab).nodes},
+		{"threads", "Processing threads of one node", "threads", (*Lab).threads},
+		{"held", "Under a transaction held open", "entries worked since it began", (*Lab).held},
+		{"limits", "Limits", "limits of the queue", (*Lab).limits},
+		{"hints", "Hints", "pushes a second", (*Lab).hints},
+		{"pooler", "Through PgBouncer in transaction mode", "connections", (*Lab).pooler},
+		{"node", "The node by itself", "", (*Lab).node},
+	}
+}
+
+// backlog drains and times claims in front of more and more entries that wait.
+func (l *Lab) backlog(ctx context.Context, add func(Point)) error {
+	s, err := l.site(ctx, invalidation.Config{})
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	there := 0
+	for _, size := range l.sizes([]int{1000, 10_000, 100_000}, []int{1000, 10_000, 100_000, 1_000_000, 10_000_000}) {
+		took, err := s.push(ctx, size-there, 1000, solo)
+		if err != nil {
+			return err
+		}
+		filled := float64(size-there) / took.Seconds()
+		there = size
+		times, err := s.claimTimes(ctx, usual, solo)
+		if err != nil {
+			return err
+		}
+		// What is drained is pushed before, behind the backlog: as much waits after the drain.
+		if _, err := s.push(ctx, l.Entries, 1000, solo); err != nil {
+			return err
+		}
+		o, err := s.drain(ctx, Duty{}, 1, l.Entries)
+		if err != nil {
+			return err
+		}
+		there += l.Entries - o.Handled
+		add(Point{X: count(size), Figures: o.costs().with(times, Figures{pushTitle: filled})})
+	}
+	return nil
+}
+
+// states drains and times claims beside entries that are failed, not due or disabled.
+func (l *Lab) states(ctx context.Context, add func(Point)) error {
+	sizes := l.sizes([]int{0, 100_000}, []int{0, 100_000, 1_000_000})
+	for _, state := range []struct{ name, sql string }{
+		{"failed", `INSERT INTO penstock.failure (queue_id, entry_id, created_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
+			SELECT $1, -i, now(), 1, 1, 0, '', 'error', 'bench', 'bench', '{}' FROM generate_series($2::int + 1, $3::int) i`},
+		{"not due", `INSERT INTO penstock.entry_bench (id, queue_id, status, priority, due_at, payload)
+			SELECT -i, $1, 'initial', 1, now() + interval '1 day', '{}' FROM generate_series($2::int + 1, $3::int) i`},
+		{"disabled", `INSERT INTO penstock.entry_bench (id, queue_id, status, priority, payload)
+			SELECT -i, $1, 'pending', -1, '{}' FROM generate_series($2::int + 1, $3::int) i`},
+	} {
+		if err := l.besides(ctx, state.name, state.sql, sizes, add); err != nil {
+			return fmt.Errorf("%s: %w", state.name, err)
+		}
+	}
+	return nil
+}
+
+func (l *Lab) besides(ctx context.Context, series, sql string, sizes []int, add func(Point)) error {
+	s, err := l.site(ctx, invalidation.Config{})
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	there := 0
+	for _, size := range sizes {
+		if err := s.exec(ctx, sql, s.queue.ID, there, size); err != nil {
+			return err
+		}
+		there = size
+		if _, err := s.push(ctx, l.Entries, 1000, solo); err != nil {
+			return err
+		}
+		times, err := s.claimTimes(ctx, usual, solo)
+		if err != nil {
+			return err
+		}
+		o, err := s.drain(ctx, Duty{}, 1, l.Entries)
+		if err != nil {
+			return err
+		}
+		add(Point{Series: series, X: count(size), Figures: o.costs().with(times)})
+	}
+	return nil
+}
+
+// payload pushes and drains entries of more and more bytes, which do not compress.
+func (l *Lab) payload(ctx context.Context, add func(Point)) error {
+	for _, size := range l.sizes([]int{50, 1000, 10_000}, []int{50, 200, 1000, 10_000, 100_000}) {
+		s, err := l.site(ctx, invalidation.Config{})
+		if err != nil {
+			return err
+		}
+		n := min(l.Entries, max(500, 200_000_000/size))
+		batch := min(1000, max(1, 8_000_000/size))
+		took, err := s.push(ctx, n, batch, padded(size))
+		if err != nil {
+			s.close()
+			return err
+		}
+		o, err := s.drain(ctx, Duty{}, 1, n)
+		s.close()
+		if err != nil {
+			return err
+		}
+		add(Point{X: count(size), Figures: o.costs().with(Figures{pushTitle: float64(n) / took.Seconds()})})
+	}
+	return nil
+}
+
+func padded(size int) maker {
+	return func(int) invalidation.Push {
+		var pad []byte
+		for len(pad) < size {
+			pad = append(pad, rand.Text()...) // 26 letters and digits, 130 bits
+		}
+		payload, _ := json.Marshal(map[string]string{"pad": string(pad[:max(0, size-len(`{"pad":""}`))])}) // a string
+		return invalidation.Push{Payload: payload}
+	}
+}
+
+// held drains round after round beside a transaction that holds a snapshot, and without one.
+func (l *Lab) held(ctx context.Context, add func(Point)) error {
+	rounds := l.sizes([]int{3}, []int{20})[0]
+	for _, series := range []string{"no transaction", "held"} {
+		s, err := l.site(ctx, invalidation.Config{})
+		if err != nil {
+			return err
+		}
+		err = s.age(ctx, series, rounds, add)
+		s.close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *site) age(ctx context.Context, series string, rounds int, add func(Point)) error {
+	if series == "held" {
+		tx, err := s.pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(context.WithoutCancel(ctx))
+		for _, sql := range []string{
+			`SET LOCAL idle_in_transaction_session_timeout = 0`, `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ`, `SELECT pg_current_xact_id()`,
+		} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return fmt.Errorf("hold a snapshot: %w", err)
+			}
+		}
+	}
+	began := time.Now()
+	for round := range rounds {
+		n := 2 * s.lab.Entries
+		if _, err := s.push(ctx, n, 1000, solo); err != nil {
+			return err
+		}
+		times, err := s.claimTimes(ctx, usual, solo)
+		if err != nil {
+			return err
+		}
+		o, err := s.drain(ctx, Duty{}, 1, n)
+		if err != nil {
+			return err
+		}
+		s.lab.Log.Info("worked", "series", series, "round", round, "after", time.Since(began).Round(time.Second))
+		add(Point{Series: series, X: count((round + 1) * n), Figures: o.costs().with(times)})
+	}
+	return nil
+}
+
+// limits drains queues under limits that never bind, and one without.
+func (l *Lab) limits(ctx context.Context, add func(Point)) error {
+	const many = 1_000_000
+	for _, c := range []struct {
+		name  string
+		queue invalidation.Config
+		limit *invalidation.Limit
+	}{
+		{name: "none"},
+		{name: "max_concurrent", queue: invalidation.Config{MaxConcurrent: many}},
+		{name: "max_concurrent_per_node", queue: invalidation.Config{MaxConcurrentPerNode: many}},
+		{name: "shared units", limit: &invalidation.Limit{MaxUnits: new(many)}},
+		{name: "token bucket", limit: &invalidation.Limit{Rate: 1e7, Burst: 1e7}},
+		{name: "capacity", queue: invalidation.Config{Capacity: 100 * many}},
+	} {
+		s, err := l.site(ctx, c.queue)
+		if err != nil {
+			return err
+		}
+		f, err := s.limited(ctx, c.limit)
+		s.close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		add(Point{X: c.name, Figures: f})
+	}
+	return nil
+}
+
+func (s *site) limited(ctx context.Context, limit *invalidation.Limit) (Figures, error) {
+	if limit != nil {
+		if err := invalidation.SetLimit(ctx, s.pool, "bench", *limit); err != nil {
+			return nil, err
+		}
+		if err := invalidation.UseLimit(ctx, s.pool, "bench", "bench", 1); err != nil {
+			return nil, err
+		}
+		var err error
+		if s.queue, err = invalidation.Open(ctx, s.pool, "bench"); err != nil {
+			return nil, err
+		}
+	}
+	n := 3 * s.lab.Entries
+	took, err := s.push(ctx, n, 1000, solo)
+	if err != nil {
+		return nil, err
+	}
+	times, err := s.claimTimes(ctx, usual, solo)
+	if err != nil {
+		return nil, err
+	}
+	o, err := s.drain(ctx, Duty{}, 1, n)
+	if err != nil {
+		return nil, err
+	}
+	return o.costs().with(times, Figures{pushTitle: float64(n) / took.Seconds()}), nil
+}

@@ -1,0 +1,212 @@
+package curves
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock/penstock/bench/meter"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+// Duty is what the process of a node is told. The zero value, but for the DSN, is a node by default settings.
+type Duty struct {
+	DSN     string `json:"dsn"`
+	Threads int    `json:"threads,omitempty"`
+	NoHints bool   `json:"no_hints,omitempty"`
+	Pooled  bool   `json:"pooled,omitempty"`
+	Hold    bool   `json:"hold,omitempty"`    // handlers do not return before the end
+	Profile string `json:"profile,omitempty"` // folder for a CPU profile
+	Micros  int    `json:"us,omitempty"`      // that a handler takes, asleep
+}
+
+// body is the payload of an entry.
+type body struct {
+	At     int64 `json:"at,omitempty"` // when its push was called, in Unix nanoseconds: its pick-up is measured
+	Micros int   `json:"us,omitempty"` // that its handler takes, asleep
+}
+
+// Shift is what a node's process did.
+type Shift struct {
+	Handled      int       `json:"handled"`
+	Seconds      float64   `json:"seconds"`
+	CPUSeconds   float64   `json:"cpu_seconds"`
+	RSSMaxBytes  int64     `json:"rss_max_bytes"`
+	HeldBytes    int64     `json:"held_bytes"` // heap and stacks in use after a collection, before the end
+	Mallocs      int64     `json:"mallocs"`
+	AllocBytes   int64     `json:"alloc_bytes"`
+	Claims       int64     `json:"claims"`
+	Settles      int64     `json:"settles"`
+	Settled      int64     `json:"settled"`
+	PickupMillis []float64 `json:"pickup_ms"` // from the call of the push to the handler
+	ClaimMillis  []float64 `json:"claim_ms"`  // from the start of the claim to the handler, of every 16th entry
+}
+
+// RunNode is the body of a node's process: connect, say so, wait for the word, work, tell how many were handled,
+// and at the end of in stop and report.
+func RunNode(ctx context.Context, d Duty, in io.Reader, out io.Writer) error {
+	work, err := postgres.Open(ctx, postgres.Config{DSN: d.DSN, MaxConns: 4, Pooled: d.Pooled})
+	if err != nil {
+		return err
+	}
+	defer work.Close()
+	beats, err := postgres.Open(ctx, postgres.Config{DSN: d.DSN, MaxConns: 1, Pooled: d.Pooled})
+	if err != nil {
+		return err
+	}
+	defer beats.Close()
+	quiet := slog.New(slog.DiscardHandler)
+	h := &handler{duty: d, end: make(chan struct{})}
+	node := tasknode.New(tasknode.Config{Name: fmt.Sprint("bench-", os.Getpid()), Threads: d.Threads, Log: quiet}, work, beats)
+	node.Handle("bench", h)
+	duties := []func(context.Context) error{node.Run}
+	if !d.NoHints && !d.Pooled {
+		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: quiet})
+		duties = append(duties, listener.Run)
+	}
+
+	fmt.Fprintln(out, `{"ready":true}`)
+	lines := bufio.NewReader(in)
+	if _, err := lines.ReadString('\n'); err != nil {
+		return fmt.Errorf("wait for the word: %w", err)
+	}
+	stopProfile, err := profile(d.Profile)
+	if err != nil {
+		return err
+	}
+	before, memory := meter.Self(), memStats()
+	start := time.Now()
+	running, cancel := context.WithCancel(ctx)
+	defer cancel()
+	group, running := errgroup.WithContext(running)
+	for _, run := range duties {
+		group.Go(func() error { return run(running) })
+	}
+	told := make(chan struct{})
+	go func() {
+		_, _ = lines.ReadString('\n') // only the end comes
+		close(told)
+	}()
+	h.tell(running, told, out)
+	shift := Shift{HeldBytes: h.held()}
+	close(h.end)
+	cancel()
+	err = group.Wait()
+	shift.Seconds = time.Since(start).Seconds()
+	after, memoryAfter := meter.Self(), memStats()
+	shift.CPUSeconds, shift.RSSMaxBytes = after.CPUSeconds-before.CPUSeconds, after.RSSMaxBytes
+	shift.Mallocs, shift.AllocBytes = int64(memoryAfter.Mallocs-memory.Mallocs), int64(memoryAfter.TotalAlloc-memory.TotalAlloc)
+	shift.Claims, shift.Settles, shift.Settled = node.Stats().Claims.Load(), node.Stats().Settles.Load(), node.Stats().Settled.Load()
+	h.report(&shift)
+	return errors.Join(err, stopProfile(), json.NewEncoder(out).Encode(shift))
+}
+
+func memStats() (m runtime.MemStats) {
+	runtime.ReadMemStats(&m)
+	return m
+}
+
+func profile(folder string) (stop func() error, err error) {
+	if folder == "" {
+		return func() error { return nil }, nil
+	}
+	file, err := os.Create(filepath.Join(folder, fmt.Sprintf("node-%d.cpu.pprof", os.Getpid())))
+	if err != nil {
+		return nil, fmt.Errorf("write profile: %w", err)
+	}
+	if err := pprof.StartCPUProfile(file); err != nil {
+		return nil, errors.Join(fmt.Errorf("write profile: %w", err), file.Close())
+	}
+	return func() error { pprof.StopCPUProfile(); return file.Close() }, nil
+}
+
+// handler counts, and takes the times that are asked for.
+type handler struct {
+	duty    Duty
+	end     chan struct{}
+	handled atomic.Int64
+
+	mu      sync.Mutex
+	pickups []float64
+	claims  []float64
+}
+
+func (h *handler) Handle(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	var b body
+	if len(r.Entry.Payload) < 100 { // larger ones are ballast
+		if err := json.Unmarshal(r.Entry.Payload, &b); err != nil {
+			return nil, err
+		}
+	}
+	if b.At > 0 {
+		h.record(&h.pickups, time.Duration(time.Now().UnixNano()-b.At))
+	}
+	if h.handled.Add(1)%16 == 1 {
+		h.record(&h.claims, time.Since(r.Lock.ClaimedAt))
+	}
+	if micros := max(b.Micros, h.duty.Micros); micros > 0 {
+		time.Sleep(time.Duration(micros) * time.Microsecond)
+	}
+	if h.duty.Hold {
+		<-h.end
+	}
+	return nil, nil
+}
+
+func (h *handler) record(into *[]float64, d time.Duration) {
+	h.mu.Lock()
+	*into = append(*into, d.Seconds()*1000)
+	h.mu.Unlock()
+}
+
+// tell writes how many entries were handled, until it is told to stop.
+func (h *handler) tell(ctx context.Context, told <-chan struct{}, out io.Writer) {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for last := int64(0); ; {
+		select {
+		case <-told:
+			return
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if n := h.handled.Load(); n != last {
+			fmt.Fprintf(out, "{\"handled\":%d}\n", n)
+			last = n
+		}
+	}
+}
+
+// held is the memory in use, if the duty was to hold entries.
+func (h *handler) held() int64 {
+	if !h.duty.Hold {
+		return 0
+	}
+	runtime.GC()
+	m := memStats()
+	return int64(m.HeapInuse + m.StackInuse)
+}
+
+func (h *handler) report(s *Shift) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.Handled = int(h.handled.Load())
+	s.PickupMillis, s.ClaimMillis = slices.Sorted(slices.Values(h.pickups)), slices.Sorted(slices.Values(h.claims))
+}
