@@ -68,7 +68,7 @@ type failures interface {
 }
 
 type operations interface {
-	Operations(ctx context.Context, queue string, running bool, limit int) ([]operator.Operation, error)
+	Operations(ctx context.Context, f operator.OperationFilter) ([]operator.Operation, error)
 	Operation(ctx context.Context, id int64) (operator.Operation, error)
 	CountMatching(ctx context.Context, o invalidation.Operation) (int64, error)
 	StartOperation(ctx context.Context, o invalidation.Operation) (int64, error)
@@ -84,7 +84,7 @@ type locks interface {
 type nodes interface {
 	Nodes(ctx context.Context, limit int) ([]operator.Node, error)
 	FindNode(ctx context.Context, wanted string) (operator.Node, error)
-	DrainNode(ctx context.Context, id int64, by invalidation.By) error
+	DrainNode(ctx context.Context, id operator.NodeID, by invalidation.By) error
 }
 
 type limits interface {
@@ -98,7 +98,7 @@ type audits interface {
 }
 
 type crons interface {
-	CronJobs(ctx context.Context, queue string, limit int) ([]operator.CronJob, error)
+	CronJobs(ctx context.Context, f operator.CronFilter) ([]operator.CronJob, error)
 	CronJob(ctx context.Context, name string) (operator.CronJobDetail, error)
 	CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error
 	AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error
@@ -109,7 +109,7 @@ type crons interface {
 }
 
 type batches interface {
-	Batches(ctx context.Context, queue string, limit int) ([]operator.Batch, error)
+	Batches(ctx context.Context, f operator.BatchFilter) ([]operator.Batch, error)
 	Batch(ctx context.Context, id int64) (operator.Batch, error)
 	CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error)
 	PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error

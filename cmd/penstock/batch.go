@@ -28,7 +28,7 @@ func batchList(a *app) *cobra.Command {
 	a.queueFlag(c, &queue, "of this queue")
 	c.Flags().IntVar(&limit, "limit", 20, "at most so many; the parts of each are counted")
 	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Batches(ctx, queue, limit)
+		found, err := b.Batches(ctx, operator.BatchFilter{Queue: queue, Limit: limit})
 		if err != nil {
 			return err
 		}

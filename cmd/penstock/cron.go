@@ -55,7 +55,7 @@ func cronList(a *app) *cobra.Command {
 	var queue string
 	a.queueFlag(c, &queue, "of this queue")
 	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.CronJobs(ctx, queue, operator.PageMax)
+		found, err := b.CronJobs(ctx, operator.CronFilter{Queue: queue, Limit: operator.PageMax})
 		if err != nil {
 			return err
 		}
@@ -226,7 +226,7 @@ func cronVerb(a *app, verb, help string, risky bool, do func(backend, context.Co
 
 func (a *app) completeCron(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return a.complete(c, args, prefix, func(ctx context.Context, b backend) ([]string, error) {
-		all, err := b.CronJobs(ctx, "", 500)
+		all, err := b.CronJobs(ctx, operator.CronFilter{Limit: 500})
 		names := make([]string, len(all))
 		for i, j := range all {
 			names[i] = j.Name

@@ -73,7 +73,7 @@ func nodeDrain(a *app) *cobra.Command {
 	})
 }
 
-func (a *app) awaitGone(ctx context.Context, b backend, id int64) (string, error) {
+func (a *app) awaitGone(ctx context.Context, b backend, id operator.NodeID) (string, error) {
 	for {
 		all, err := b.Nodes(ctx, operator.PageMax)
 		if err != nil {

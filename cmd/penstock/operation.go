@@ -25,7 +25,7 @@ func operationList(a *app) *cobra.Command {
 	c.Flags().BoolVar(&running, "running", false, "only those that run")
 	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
 	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Operations(ctx, queue, running, limit)
+		found, err := b.Operations(ctx, operator.OperationFilter{Queue: queue, Running: running, Limit: limit})
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ import (
 type scope string
 
 const (
-	push    scope = "push"    // put work in, read back what became of it
+	push    scope = "push"    // put work in
 	read    scope = "read"    // see everything
 	operate scope = "operate" // pause, resume, retry, cancel, drain
 	admin   scope = "admin"   // settings, and tokens themselves
@@ -44,7 +44,7 @@ const (
 	ofOperation object = "operation" // {id}
 	ofNode      object = "node"      // {id}
 	ofCron      object = "cron job"  // {name}
-	ofModel     object = "model"     // {model}
+	ofModel     object = "model"     // {model}, or the query parameter of that name; a limited token must give it
 )
 
 // owners find queue and application of an object by its id or name. A node has no queue.
@@ -74,11 +74,6 @@ type callerKey struct{}
 func who(ctx context.Context) caller {
 	c, _ := ctx.Value(callerKey{}).(caller) // the zero caller may nothing
 	return c
-}
-
-// by says for the audit who does something, and why.
-func by(ctx context.Context, reason string) invalidation.By {
-	return invalidation.By{Actor: who(ctx).Name, Reason: reason}
 }
 
 func (c caller) may(s scope) bool {
@@ -126,24 +121,27 @@ func (a *API) within(ctx context.Context, request huma.Context, of object, c cal
 	switch of {
 	case ofPlatform:
 		return fmt.Errorf("%w: it is limited to some queues or applications, and this is about all of them", errForbidden)
-	case ofQueue:
+	case ofQueue, ofModel:
 		// Read as the handler reads it: a second way of reading could see another queue.
-		if key = request.Param("queue"); key == "" {
-			key = request.Query("queue")
+		if key = request.Param(string(of)); key == "" {
+			key = request.Query(string(of))
 		}
 		if key == "" {
-			return fmt.Errorf("%w: it is limited to some queues or applications; name one with ?queue=", errForbidden)
+			return fmt.Errorf("%w: it is limited to some queues or applications; name one with ?%s=", errForbidden, of)
 		}
 	case ofCron:
 		key = request.Param("name")
-	case ofModel:
-		key = request.Param("model")
 	default:
 		key = request.Param("id")
 		if _, err := strconv.ParseInt(key, 10, 64); err != nil {
 			return fmt.Errorf("%w: %q is not an id", errInvalid, key)
 		}
 	}
+	return a.allowed(ctx, of, key, c)
+}
+
+// allowed says whether an object lies within the limits of the caller.
+func (a *API) allowed(ctx context.Context, of object, key string, c caller) error {
 	var queue, application string
 	err := a.db.QueryRow(ctx, owners[of], key).Scan(&queue, &application)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -39,6 +39,18 @@ func New(db postgres.DB, cfg Config) *API {
 	a.queueRoutes()
 	a.entryRoutes()
 	a.pushRoutes()
+	a.groupRoutes()
+	a.failureRoutes()
+	a.lockRoutes()
+	a.nodeRoutes()
+	a.cronRoutes()
+	a.batchRoutes()
+	a.modelRoutes()
+	a.limitRoutes()
+	a.pauseRoutes()
+	a.operationRoutes()
+	a.auditRoutes()
+	a.tokenRoutes()
 	a.finish()
 	return a
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // entryRead is what can be known of an entry: where it stands, or how it ended.
@@ -15,32 +17,92 @@ type entryRead struct {
 	Queue string               `json:"queue"`
 	State string               `json:"state"` // initial, pending, disabled, computing, done, failed, expired, cancelled
 
-	// While it lives: why it is not running, or what it runs on.
-	Reasons []invalidation.Reason `json:"reasons,omitempty"`
+	// While it lives: why it is not running, or what it runs on, and what was pushed.
+	Reasons  []invalidation.Reason `json:"reasons,omitempty" nullable:"false"`
+	Entry    *operator.Entry       `json:"entry,omitempty"`
+	Payload  json.RawMessage       `json:"payload,omitempty"`
+	History  json.RawMessage       `json:"history,omitempty" doc:"Errors of earlier attempts, oldest first."`
+	Trace    string                `json:"trace,omitempty" doc:"The W3C trace context that it was pushed with."`
+	Progress json.RawMessage       `json:"progress,omitempty" doc:"The last word of a run: done (0 to 1), message, updated_at."`
 
 	// Once it has ended.
-	AcceptedAt *time.Time          `json:"accepted_at,omitempty"`
-	EndedAt    *time.Time          `json:"ended_at,omitempty"`
-	Attempt    *int                `json:"attempt,omitempty"`     // attempts that ended in an error
-	Node       invalidation.NodeID `json:"node,omitempty,string"` // random, and more than JavaScript's numbers can tell apart
-	Token      invalidation.Token  `json:"token,omitempty"`
-	RanMS      *int64              `json:"ran_ms,omitempty"`
-	Error      string              `json:"error,omitempty"`  // of a failure
-	Class      string              `json:"class,omitempty"`  // of a failure
-	Reason     string              `json:"reason,omitempty"` // of an expiry or a cancel
-	Result     json.RawMessage     `json:"result,omitempty"`
+	AcceptedAt *time.Time         `json:"accepted_at,omitempty"`
+	EndedAt    *time.Time         `json:"ended_at,omitempty"`
+	Attempt    *int               `json:"attempt,omitempty"` // attempts that ended in an error
+	Node       operator.NodeID    `json:"node,omitempty"`
+	Token      invalidation.Token `json:"token,omitempty"`
+	RanMS      *int64             `json:"ran_ms,omitempty"`
+	Error      string             `json:"error,omitempty"`  // of a failure
+	Class      string             `json:"class,omitempty"`  // of a failure
+	Reason     string             `json:"reason,omitempty"` // of an expiry or a cancel
+	Result     json.RawMessage    `json:"result,omitempty"`
 }
 
-func (a *API) entryRoutes() {
-	add(a, route{method: "GET", path: "/v1/entries/{id}", id: "show-entry", summary: "One entry, living or ended", scope: read, of: ofEntry}, a.entry)
-}
-
-type inID struct {
+type InID struct {
 	ID int64 `path:"id"`
 }
 
+type idVerb struct {
+	InID
+	Reasoned
+}
+
+func (a *API) entryRoutes() {
+	const one = "/v1/entries/{id}"
+	add(a, route{method: "GET", path: "/v1/entries", id: "list-entries", summary: "Entries of a queue, oldest first", scope: read, of: ofQueue}, a.listEntries)
+	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, of: ofEntry}, a.entry)
+	add(a, route{method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to", scope: operate, of: ofEntry}, a.cancelEntry)
+	change(a, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
+		return a.operator.DisableEntry(ctx, in.ID, in.Body.by(ctx))
+	})
+	change(a, route{path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
+		return a.operator.EnableEntry(ctx, in.ID, in.Body.by(ctx))
+	})
+	const some = "/v1/queues/{queue}/entries"
+	add(a, route{method: "POST", path: some + "/disable", id: "disable-entries", summary: "Disable all entries of a name or lock key, those to come as well", scope: operate, of: ofQueue, status: http.StatusAccepted}, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
+		id, err := a.operator.DisableEntries(ctx, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))
+		return &answer[started]{started{int64(id)}}, err
+	})
+	add(a, route{method: "POST", path: some + "/enable", id: "enable-entries", summary: "End disable-entries", scope: operate, of: ofQueue, status: http.StatusAccepted}, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
+		id, err := a.operator.EnableEntries(ctx, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))
+		return &answer[started]{started{int64(id)}}, err
+	})
+}
+
+type entriesVerb struct {
+	InQueue
+	Body struct {
+		Because
+		Scope invalidation.Scope `json:"scope" enum:"name,lock_key"`
+		Value string             `json:"value" minLength:"1"`
+	}
+}
+
+// started names a bulk operation that goes on.
+type started struct {
+	ID int64 `json:"operation_id"`
+}
+
+type entryFilter struct {
+	Paging
+	Queue   string `query:"queue" required:"true" maxLength:"48"`
+	State   string `query:"state" enum:"initial,pending,computing,disabled"`
+	Flow    string `query:"flow"`
+	LockKey string `query:"lock_key"`
+	Name    string `query:"name"`
+}
+
+func (a *API) listEntries(ctx context.Context, in *entryFilter) (*answer[list[operator.Entry]], error) {
+	f := operator.EntryFilter{Queue: in.Queue, State: in.State, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, Limit: in.Limit + 1}
+	if err := in.after(&f.After); err != nil {
+		return nil, err
+	}
+	found, err := a.operator.Entries(ctx, f)
+	return pageOf(found, in.Paging, func(e operator.Entry) any { return e.ID }), err
+}
+
 // entry tells the state of a living entry, or the outcome of one that has ended for as long as that is kept.
-func (a *API) entry(ctx context.Context, in *inID) (*answer[entryRead], error) {
+func (a *API) entry(ctx context.Context, in *InID) (*answer[entryRead], error) {
 	id := invalidation.EntryID(in.ID)
 	ended, err := invalidation.Outcome(ctx, a.db, id)
 	switch {
@@ -49,17 +111,37 @@ func (a *API) entry(ctx context.Context, in *inID) (*answer[entryRead], error) {
 	case !errors.Is(err, invalidation.ErrState):
 		return nil, err
 	}
-	living, err := invalidation.Explain(ctx, a.db, id)
+	detail, err := a.operator.Entry(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	return &answer[entryRead]{entryRead{ID: id, Queue: living.Queue, State: living.State, Reasons: living.Reasons}}, nil
+	if detail.Entry == nil { // it has ended since
+		return a.entry(ctx, in)
+	}
+	living, err := a.operator.Explain(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &answer[entryRead]{entryRead{
+		ID: id, Queue: living.Queue, State: living.State, Reasons: living.Reasons, Entry: detail.Entry,
+		Payload: detail.Payload, History: detail.History, Trace: detail.Trace, Progress: detail.Progress,
+	}}, nil
+}
+
+// cancelled says what became of the wish to cancel an entry.
+type cancelled struct {
+	Verdict string `json:"verdict"`
+}
+
+func (a *API) cancelEntry(ctx context.Context, in *idVerb) (*answer[cancelled], error) {
+	verdict, err := a.operator.CancelEntry(ctx, in.ID, in.Body.by(ctx))
+	return &answer[cancelled]{cancelled{string(verdict)}}, err
 }
 
 func endedEntry(id invalidation.EntryID, e invalidation.Ended) entryRead {
 	read := entryRead{
 		ID: id, Queue: e.Queue, State: e.Outcome, AcceptedAt: &e.Accepted, EndedAt: &e.At, Attempt: &e.Attempt,
-		Node: e.Node, Token: e.Token, Class: e.Class, Result: e.Result,
+		Node: operator.NodeID(e.Node), Token: e.Token, Class: e.Class, Result: e.Result,
 	}
 	if e.Token != 0 {
 		ms := e.Ran.Milliseconds()

@@ -4,10 +4,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 )
 
-// paging is what every list takes.
-type paging struct {
+// Paging is what every list takes.
+type Paging struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"50" doc:"How many, at most."`
 	Cursor string `query:"cursor" maxLength:"2000" doc:"The next_cursor of the page before."`
 }
@@ -24,7 +26,7 @@ type answer[T any] struct{ Body T }
 
 // pageOf makes a page of up to limit+1 rows: one more than wanted says that there is a next page. Key is what the next
 // page begins behind.
-func pageOf[T any](rows []T, p paging, key func(T) any) *answer[list[T]] {
+func pageOf[T any](rows []T, p Paging, key func(T) any) *answer[list[T]] {
 	page := list[T]{Items: rows}
 	if len(rows) > p.Limit {
 		page.Items = rows[:p.Limit]
@@ -38,7 +40,7 @@ func pageOf[T any](rows []T, p paging, key func(T) any) *answer[list[T]] {
 }
 
 // after reads the key of a cursor; without one it leaves key as it is.
-func (p paging) after(key any) error {
+func (p Paging) after(key any) error {
 	if p.Cursor == "" {
 		return nil
 	}
@@ -52,7 +54,15 @@ func (p paging) after(key any) error {
 	return nil
 }
 
-// reasoned is the body of what changes behaviour and needs nothing but a reason.
-type reasoned struct {
-	Reason string `json:"reason" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
+// pageFrom makes a page of a whole list, in the order of its keys: for what there is little of.
+func pageFrom[T any](rows []T, p Paging, key func(T) string) (*answer[list[T]], error) {
+	var after string
+	if err := p.after(&after); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(rows, func(x, y T) int { return strings.Compare(key(x), key(y)) })
+	if p.Cursor != "" {
+		rows = slices.DeleteFunc(rows, func(row T) bool { return key(row) <= after })
+	}
+	return pageOf(rows, p, func(row T) any { return key(row) }), nil
 }

@@ -46,6 +46,8 @@ var statuses = []struct {
 	{errTooMany, http.StatusRequestEntityTooLarge, "too_many_entries"},
 	{errSlow, http.StatusRequestTimeout, "body_too_slow"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
+	{errUnconditional, http.StatusPreconditionRequired, "precondition_required"},
+	{errChanged, http.StatusPreconditionFailed, "precondition_failed"},
 	{errTaken, http.StatusConflict, "state_conflict"},
 	{errLoop, http.StatusConflict, "loop"},
 	{invalidation.ErrQueueNotFound, http.StatusNotFound, "queue_not_found"},

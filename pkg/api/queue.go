@@ -2,38 +2,121 @@ package api
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"slices"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-func (a *API) queueRoutes() {
-	add(a, route{method: "GET", path: "/v1/queues", id: "list-queues", summary: "How the queues stand", scope: read, of: ofNobody}, a.listQueues)
-	add(a, route{method: "GET", path: "/v1/queues/{queue}", id: "show-queue", summary: "One queue with its settings, lanes and limits", scope: read, of: ofQueue}, a.showQueue)
-}
-
-// inQueue is the input of what is about one queue.
-type inQueue struct {
+// InQueue is the input of what is about one queue.
+type InQueue struct {
 	Queue string `path:"queue" maxLength:"48"`
 }
 
-func (a *API) listQueues(ctx context.Context, in *paging) (*answer[list[operator.Queue]], error) {
-	var after string
-	if err := in.after(&after); err != nil {
-		return nil, err
-	}
+// OfOneQueue narrows a list to a queue. A token that is limited must give it.
+type OfOneQueue struct {
+	Queue string `query:"queue" maxLength:"48"`
+}
+
+type queueVerb struct {
+	InQueue
+	Reasoned
+}
+
+func (a *API) queueRoutes() {
+	const one = "/v1/queues/{queue}"
+	add(a, route{method: "GET", path: "/v1/queues", id: "list-queues", summary: "How the queues stand", scope: read}, a.listQueues)
+	change(a, route{path: "/v1/queues", status: http.StatusCreated, id: "create-queue", summary: "Make a queue", scope: admin, of: ofPlatform}, a.createQueue)
+	add(a, route{method: "GET", path: one, id: "show-queue", summary: "One queue with its settings, lanes and limits", scope: read, of: ofQueue}, a.showQueue)
+	change(a, route{method: "PATCH", path: one, id: "alter-queue", summary: "Change settings of a queue", scope: admin, of: ofQueue}, a.alterQueue)
+	change(a, route{method: "DELETE", path: one, id: "drop-queue", summary: "Remove a queue", scope: admin, of: ofQueue}, a.dropQueue)
+	add(a, route{method: "GET", path: one + "/lanes", id: "list-lanes", summary: "Lanes with work, the longest waiting first", scope: read, of: ofQueue}, a.listLanes)
+	change(a, route{path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on", scope: operate, of: ofQueue}, a.pauseQueue)
+	change(a, route{path: one + "/resume", id: "resume-queue", summary: "End a pause", scope: operate, of: ofQueue}, func(ctx context.Context, in *queueVerb) error {
+		return a.operator.ResumeQueue(ctx, in.Queue, in.Body.by(ctx))
+	})
+	change(a, route{path: one + "/disable", id: "disable-queue", summary: "Take a queue out of service; it still accepts entries", scope: operate, of: ofQueue}, func(ctx context.Context, in *queueVerb) error {
+		return a.operator.DisableQueue(ctx, in.Queue, in.Body.by(ctx))
+	})
+	change(a, route{path: one + "/enable", id: "enable-queue", summary: "Put a queue back into service", scope: operate, of: ofQueue}, func(ctx context.Context, in *queueVerb) error {
+		return a.operator.EnableQueue(ctx, in.Queue, in.Body.by(ctx))
+	})
+}
+
+func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator.Queue]], error) {
 	queues, err := a.operator.Queues(ctx)
 	if err != nil {
 		return nil, err
 	}
-	queues = slices.DeleteFunc(queues, func(q operator.Queue) bool { return q.Name <= after || !who(ctx).allows(q.Name, q.Application) })
-	return pageOf(queues, *in, func(q operator.Queue) any { return q.Name }), nil
+	queues = slices.DeleteFunc(queues, func(q operator.Queue) bool { return !who(ctx).allows(q.Name, q.Application) })
+	return pageFrom(queues, *in, func(q operator.Queue) string { return q.Name })
 }
 
-func (a *API) showQueue(ctx context.Context, in *inQueue) (*answer[operator.QueueDetail], error) {
+type queueCreation struct {
+	Body struct {
+		Because
+		Name     string         `json:"name" minLength:"1" maxLength:"48"`
+		Settings map[string]any `json:"settings,omitempty" doc:"As the columns of penstock.queue are named."`
+	}
+}
+
+func (a *API) createQueue(ctx context.Context, in *queueCreation) error {
+	return a.operator.CreateQueue(ctx, in.Body.Name, in.Body.Settings, in.Body.by(ctx))
+}
+
+func (a *API) showQueue(ctx context.Context, in *InQueue) (*tagged[operator.QueueDetail], error) {
 	found, err := a.operator.Queue(ctx, in.Queue)
-	return &answer[operator.QueueDetail]{found}, err
+	return &tagged[operator.QueueDetail]{etag(found.Settings), found}, err
+}
+
+type queueAlteration struct {
+	InQueue
+	Conditional
+	Body settingsBody
+}
+
+// alterQueue does not let a limited token move a queue to where other limits hold.
+func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {
+	for _, bound := range []string{"application", "model"} {
+		if _, given := in.Body.Settings[bound]; given && who(ctx).limited() {
+			return fmt.Errorf("%w: it is limited, and %s of a queue decides which limits hold", errForbidden, bound)
+		}
+	}
+	return a.alter(ctx, in.Conditional, `SELECT FROM penstock.queue WHERE name = $1 FOR NO KEY UPDATE`, in.Queue,
+		func(d *operator.Database) (string, error) {
+			found, err := d.Queue(ctx, in.Queue)
+			return etag(found.Settings), err
+		},
+		func(d *operator.Database) error {
+			return d.AlterQueue(ctx, in.Queue, in.Body.Settings, in.Body.by(ctx))
+		})
+}
+
+type queueDrop struct {
+	InQueue
+	Why
+	Force bool `query:"force" doc:"Also if it has entries, which are lost."`
+}
+
+func (a *API) dropQueue(ctx context.Context, in *queueDrop) error {
+	a.queues.Delete(in.Queue)
+	return a.operator.DropQueue(ctx, in.Queue, in.Force, in.by(ctx))
+}
+
+func (a *API) listLanes(ctx context.Context, in *InQueue) (*answer[list[operator.Lane]], error) {
+	lanes, err := a.operator.Lanes(ctx, in.Queue, 200)
+	return pageOf(lanes, Paging{Limit: 200}, nil), err
+}
+
+type queuePause struct {
+	InQueue
+	Body UntilBody
+}
+
+func (a *API) pauseQueue(ctx context.Context, in *queuePause) error {
+	return a.operator.PauseQueue(ctx, in.Queue, in.Body.by(ctx), in.Body.Until)
 }
 
 // queue returns a handle, which for a push is no more than a name: one that was found once is good for ever.

@@ -38,18 +38,25 @@ const batchesSQL = `
 SELECT s.id, s.name, s.queue, s.state, s.parts, s.waiting, s.queued, s.done, s.bad, coalesce(s.paused_by, '') AS paused_by,
        coalesce(s.paused_reason, '') AS paused_reason, s.paused_until, coalesce(s.problem, '') AS problem, s.actor, s.created_at, s.ended_at, s.result
   FROM (SELECT b.id FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id
-         WHERE ($1::bigint IS NULL OR b.id = $1) AND ($2::text IS NULL OR q.name = $2) ORDER BY b.id DESC LIMIT $3) chosen
+         WHERE ($1::bigint IS NULL OR b.id = $1) AND ($2::text IS NULL OR q.name = $2) AND ($4::bigint IS NULL OR b.id < $4) ORDER BY b.id DESC LIMIT $3) chosen
  CROSS JOIN LATERAL (SELECT * FROM penstock.batch_status x WHERE x.id = chosen.id) s
  ORDER BY s.id DESC`
 
-// Batches returns batches, the newest first, of one queue if it is not empty.
-func (d *Database) Batches(ctx context.Context, queue string, limit int) ([]Batch, error) {
-	return list[Batch](ctx, d.db, "batches", batchesSQL, nil, given(queue), page(limit))
+// BatchFilter chooses batches; all fields that are set must match.
+type BatchFilter struct {
+	Queue  string
+	Before int64 // ids below this one
+	Limit  int
+}
+
+// Batches returns batches, the newest first.
+func (d *Database) Batches(ctx context.Context, f BatchFilter) ([]Batch, error) {
+	return list[Batch](ctx, d.db, "batches", batchesSQL, nil, given(f.Queue), page(f.Limit), given(f.Before))
 }
 
 // Batch returns one batch, or invalidation.ErrNotFound.
 func (d *Database) Batch(ctx context.Context, id int64) (Batch, error) {
-	rows, err := d.db.Query(ctx, batchesSQL, id, nil, 1)
+	rows, err := d.db.Query(ctx, batchesSQL, id, nil, 1, nil)
 	if err != nil {
 		return Batch{}, fmt.Errorf("show batch %d: %w", id, err)
 	}

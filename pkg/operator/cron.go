@@ -40,10 +40,17 @@ const cronColumns = `
 SELECT s.job AS name, s.queue, s.state, s.spec, s.zone, s.overlap, s.catch_up, s.nominal_at, s.entry_id, s.last_fired_at,
        coalesce(s.problem, '') AS problem, coalesce(s.paused_by, '') AS paused_by, coalesce(s.paused_reason, '') AS paused_reason, s.paused_until`
 
-// CronJobs returns the cron jobs by name, of one queue if it is not empty.
-func (d *Database) CronJobs(ctx context.Context, queue string, limit int) ([]CronJob, error) {
-	const sql = cronColumns + ` FROM penstock.cron_status s WHERE $1::text IS NULL OR s.queue = $1 ORDER BY s.job LIMIT $2`
-	return list[CronJob](ctx, d.db, "cron jobs", sql, given(queue), page(limit))
+// CronFilter chooses cron jobs; all fields that are set must match.
+type CronFilter struct {
+	Queue string
+	After string // names behind this one
+	Limit int
+}
+
+// CronJobs returns the cron jobs by name.
+func (d *Database) CronJobs(ctx context.Context, f CronFilter) ([]CronJob, error) {
+	const sql = cronColumns + ` FROM penstock.cron_status s WHERE ($1::text IS NULL OR s.queue = $1) AND s.job > $2 ORDER BY s.job LIMIT $3`
+	return list[CronJob](ctx, d.db, "cron jobs", sql, given(f.Queue), f.After, page(f.Limit))
 }
 
 // CronJob returns one job, or invalidation.ErrNotFound.

@@ -30,7 +30,7 @@ type Entry struct {
 	StartBy   *time.Time `json:"start_by,omitempty"`
 	FinishBy  *time.Time `json:"finish_by,omitempty"`
 	Token     *int64     `json:"token,omitempty"`
-	NodeID    *int64     `json:"node_id,omitempty"`
+	NodeID    *NodeID    `json:"node_id,omitempty"`
 	ClaimedAt *time.Time `json:"claimed_at,omitempty"`
 }
 
@@ -127,7 +127,7 @@ type Ended struct {
 	At         time.Time       `json:"at"`
 	Accepted   time.Time       `json:"accepted"`
 	Attempt    int             `json:"attempt"`
-	NodeID     int64           `json:"node_id,omitempty"`
+	NodeID     NodeID          `json:"node_id,omitempty"`
 	Token      int64           `json:"token,omitempty"`
 	RunSeconds float64         `json:"run_seconds,omitempty"`
 	Class      string          `json:"class,omitempty"`
@@ -174,7 +174,7 @@ func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
 func (d *Database) Outcome(ctx context.Context, id int64) (string, Ended, error) {
 	o, err := invalidation.Outcome(ctx, d.db, invalidation.EntryID(id))
 	return o.Queue, Ended{
-		Outcome: o.Outcome, At: o.At, Accepted: o.Accepted, Attempt: o.Attempt, NodeID: int64(o.Node), Token: int64(o.Token),
+		Outcome: o.Outcome, At: o.At, Accepted: o.Accepted, Attempt: o.Attempt, NodeID: NodeID(o.Node), Token: int64(o.Token),
 		RunSeconds: o.Ran.Seconds(), Class: o.Class, Reason: o.Reason, Result: o.Result,
 	}, err
 }

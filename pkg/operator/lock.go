@@ -13,7 +13,7 @@ type Lock struct {
 	Priority   int16     `json:"priority"`
 	Entries    int32     `json:"entries"`
 	Token      int64     `json:"token"`
-	NodeID     int64     `json:"node_id"`
+	NodeID     NodeID    `json:"node_id"`
 	Node       string    `json:"node"`
 	ClaimedAt  time.Time `json:"claimed_at"`
 	AgeSeconds float64   `json:"age_seconds"`
@@ -22,22 +22,23 @@ type Lock struct {
 // LockFilter chooses locks; all fields that are set must match.
 type LockFilter struct {
 	Queue  string
-	NodeID int64
+	NodeID NodeID
+	After  int64 // tokens above this one
 	Limit  int
 }
 
-// locksSQL reads all lock records, which are as few as the work in flight.
+// locksSQL reads all lock records, which are as few as the work in flight. Tokens grow with the claims.
 const locksSQL = `
 SELECT queue, lock_key, flow, priority, entries, token, node_id, coalesce(node, '') AS node, claimed_at,
        extract(epoch FROM age)::float8 AS age_seconds
   FROM penstock.lock_status
- WHERE ($1::text IS NULL OR queue = $1) AND ($2::bigint IS NULL OR node_id = $2)
- ORDER BY claimed_at, token
- LIMIT $3`
+ WHERE ($1::text IS NULL OR queue = $1) AND ($2::bigint IS NULL OR node_id = $2) AND token > $3
+ ORDER BY token
+ LIMIT $4`
 
 // Locks returns lock records, the oldest first.
 func (d *Database) Locks(ctx context.Context, f LockFilter) ([]Lock, error) {
-	return list[Lock](ctx, d.db, "locks", locksSQL, given(f.Queue), given(f.NodeID), page(f.Limit))
+	return list[Lock](ctx, d.db, "locks", locksSQL, given(f.Queue), given(f.NodeID), f.After, page(f.Limit))
 }
 
 // Suspect is a lock with which something is not as it should be.
@@ -45,7 +46,7 @@ type Suspect struct {
 	Queue      string  `json:"queue"`
 	LockKey    string  `json:"lock_key"`
 	Token      int64   `json:"token"`
-	NodeID     int64   `json:"node_id"`
+	NodeID     NodeID  `json:"node_id"`
 	Node       string  `json:"node"`
 	AgeSeconds float64 `json:"age_seconds"`
 	Problem    string  `json:"problem"`

@@ -4,14 +4,28 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
+// NodeID is the random id of a node. As JSON it is a text: JavaScript's numbers cannot tell two of them apart.
+type NodeID int64
+
+// MarshalText writes the digits.
+func (id NodeID) MarshalText() ([]byte, error) { return strconv.AppendInt(nil, int64(id), 10), nil }
+
+// UnmarshalText reads them.
+func (id *NodeID) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseInt(string(text), 10, 64)
+	*id = NodeID(n)
+	return err
+}
+
 // Node is one start of a process.
 type Node struct {
-	ID            int64           `json:"id"`
+	ID            NodeID          `json:"id"`
 	Name          string          `json:"name"`
 	Application   string          `json:"application"`
 	State         string          `json:"state"` // live, draining, dead
@@ -70,6 +84,6 @@ func (d *Database) FindNode(ctx context.Context, wanted string) (Node, error) {
 }
 
 // DrainNode asks a node to claim nothing more, finish, hand back the rest and exit.
-func (d *Database) DrainNode(ctx context.Context, id int64, by invalidation.By) error {
+func (d *Database) DrainNode(ctx context.Context, id NodeID, by invalidation.By) error {
 	return invalidation.DrainNode(ctx, d.db, invalidation.NodeID(id), by)
 }

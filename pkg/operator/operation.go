@@ -31,13 +31,21 @@ const operationColumns = `
 SELECT o.id, q.name AS queue, o.verb, o.filter, o.status, o.matched, o.changed, o.per_second, o.actor, o.reason, o.created_at, o.ended_at
   FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id`
 
-// Operations returns bulk operations, the newest first; of one queue if it is not empty, running ones only if asked for.
-func (d *Database) Operations(ctx context.Context, queue string, running bool, limit int) ([]Operation, error) {
+// OperationFilter chooses bulk operations; all fields that are set must match.
+type OperationFilter struct {
+	Queue   string
+	Running bool
+	Before  int64 // ids below this one
+	Limit   int
+}
+
+// Operations returns bulk operations, the newest first.
+func (d *Database) Operations(ctx context.Context, f OperationFilter) ([]Operation, error) {
 	const sql = operationColumns + `
- WHERE ($1::text IS NULL OR q.name = $1) AND (NOT $2::boolean OR o.status = 'running')
+ WHERE ($1::text IS NULL OR q.name = $1) AND (NOT $2::boolean OR o.status = 'running') AND ($4::bigint IS NULL OR o.id < $4)
  ORDER BY o.id DESC
  LIMIT $3`
-	return list[Operation](ctx, d.db, "operations", sql, given(queue), running, page(limit))
+	return list[Operation](ctx, d.db, "operations", sql, given(f.Queue), f.Running, page(f.Limit), given(f.Before))
 }
 
 // Operation returns one bulk operation, or invalidation.ErrNotFound.

@@ -285,7 +285,7 @@ func TestOperationsAreCarriedOutWithoutALeader(t *testing.T) {
 		}
 		<-time.After(wait)
 	}
-	running, err := b.d.Operations(t.Context(), "work", true, 0)
+	running, err := b.d.Operations(t.Context(), OperationFilter{Queue: "work", Running: true})
 	if err != nil || len(running) != 0 {
 		t.Errorf("running operations are %+v (%v)", running, err)
 	}
@@ -297,12 +297,12 @@ func TestVerifyLocksNamesWhatIsWrong(t *testing.T) {
 	b.claim(71, 1)
 	b.claim(72, 1)
 	b.claim(73, 1)
-	suspects := func() map[int64]string {
+	suspects := func() map[NodeID]string {
 		found, err := b.d.VerifyLocks(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		problems := map[int64]string{}
+		problems := map[NodeID]string{}
 		for _, s := range found {
 			problems[s.NodeID] += s.Problem + ";"
 		}

@@ -1,0 +1,36 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func (a *API) auditRoutes() {
+	add(a, route{method: "GET", path: "/v1/audit", id: "list-audit", summary: "Who did what and why, newest first", scope: read, of: ofPlatform}, a.listAudit)
+	add(a, route{method: "GET", path: "/v1/snapshot", id: "show-snapshot", summary: "The live system at one moment", scope: read, of: ofPlatform}, func(ctx context.Context, _ *struct{}) (*answer[operator.Snapshot], error) {
+		s, err := a.operator.Snapshot(ctx, nil)
+		if err != nil {
+			return nil, err
+		}
+		return &answer[operator.Snapshot]{*s}, nil
+	})
+}
+
+type auditFilter struct {
+	Paging
+	Actor  string    `query:"actor" doc:"The name of a token, or user@host."`
+	Verb   string    `query:"verb"`
+	Object string    `query:"object"`
+	Since  time.Time `query:"since"`
+}
+
+func (a *API) listAudit(ctx context.Context, in *auditFilter) (*answer[list[operator.Audit]], error) {
+	f := operator.AuditFilter{Actor: in.Actor, Verb: in.Verb, Object: in.Object, Since: in.Since, Limit: in.Limit + 1}
+	if err := in.after(&f.Before); err != nil {
+		return nil, err
+	}
+	found, err := a.operator.Audits(ctx, f)
+	return pageOf(found, in.Paging, func(x operator.Audit) any { return x.ID }), err
+}

@@ -1,0 +1,136 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// The types that others embed are exported because huma sees no others.
+
+// change registers a POST that needs a reason and answers with nothing.
+func change[I any](a *API, r route, do func(ctx context.Context, in *I) error) {
+	if r.method == "" {
+		r.method = "POST"
+	}
+	if r.status == 0 {
+		r.status = http.StatusNoContent
+	}
+	add(a, r, func(ctx context.Context, in *I) (*struct{}, error) { return nil, do(ctx, in) })
+}
+
+// Because is the part of a body that says why.
+type Because struct {
+	Reason string `json:"reason" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
+}
+
+// by says for the audit who does something, and why.
+func (b Because) by(ctx context.Context) invalidation.By {
+	return invalidation.By{Actor: who(ctx).Name, Reason: b.Reason}
+}
+
+// Why is the same in the address, for DELETE.
+type Why struct {
+	Reason string `query:"reason" required:"true" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
+}
+
+func (w Why) by(ctx context.Context) invalidation.By { return Because{w.Reason}.by(ctx) }
+
+// Reasoned is the body of what needs nothing but a reason.
+type Reasoned struct{ Body Because }
+
+// UntilBody is the body of a pause.
+type UntilBody struct {
+	Because
+	Until time.Time `json:"until,omitzero" doc:"When it ends by itself; absent: when somebody ends it."`
+}
+
+// settingsBody is the body of a change of settings.
+type settingsBody struct {
+	Because
+	Settings map[string]any `json:"settings" doc:"Those to change; null takes one away."`
+}
+
+var (
+	errUnconditional = errors.New("send If-Match with the ETag that was read, so that nobody's change is lost")
+	errChanged       = errors.New("it has changed since; read it again")
+)
+
+// Conditional is what changes of configuration take.
+type Conditional struct {
+	IfMatch string `header:"If-Match" doc:"The ETag that was read. What exists cannot be changed without."`
+}
+
+// tagged is configuration and the ETag that a change of it must name.
+type tagged[T any] struct {
+	ETag string `header:"ETag"`
+	Body T
+}
+
+// etag is that of configuration, which is JSON as the database writes it: always in the same way.
+func etag(configuration ...[]byte) string {
+	hash := sha256.New()
+	for _, part := range configuration {
+		fmt.Fprintf(hash, "%d:%s", len(part), part)
+	}
+	return `"` + hex.EncodeToString(hash.Sum(nil)[:12]) + `"`
+}
+
+// check compares with the ETag of what is there.
+func (c Conditional) check(current string) error {
+	if c.IfMatch == "" {
+		return errUnconditional
+	}
+	for tag := range strings.SplitSeq(c.IfMatch, ",") {
+		if tag = strings.TrimSpace(tag); tag == "*" || tag == current {
+			return nil
+		}
+	}
+	return errChanged
+}
+
+// alter makes a change of configuration that depends on what is there. Whoever else changes the same waits: lockSQL
+// locks the row of key $1. Where there is none yet, nothing has to match.
+func (a *API) alter(ctx context.Context, c Conditional, lockSQL, key string, current func(*operator.Database) (string, error), do func(*operator.Database) error) error {
+	return postgres.InTx(ctx, a.db, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, lockSQL, key)
+		if err != nil {
+			return fmt.Errorf("lock %s: %w", key, err)
+		}
+		d := operator.New(tx)
+		if tag.RowsAffected() > 0 {
+			now, err := current(d)
+			if err != nil {
+				return err
+			}
+			if err := c.check(now); err != nil {
+				return err
+			}
+		} else if c.IfMatch != "" {
+			return errChanged
+		}
+		return do(d)
+	})
+}
+
+// find returns the only row that matches, or invalidation.ErrNotFound.
+func find[T any](what string, rows []T, is func(T) bool) (T, error) {
+	for _, row := range rows {
+		if is(row) {
+			return row, nil
+		}
+	}
+	var none T
+	return none, fmt.Errorf("%s: %w", what, invalidation.ErrNotFound)
+}

@@ -1,0 +1,94 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// InName is the input of what is about one cron job.
+type InName struct {
+	Name string `path:"name" maxLength:"200"`
+}
+
+type nameVerb struct {
+	InName
+	Reasoned
+}
+
+func (a *API) cronRoutes() {
+	const one = "/v1/cron/{name}"
+	add(a, route{method: "GET", path: "/v1/cron", id: "list-cron-jobs", summary: "Cron jobs by name", scope: read, of: ofQueue}, a.listCronJobs)
+	change(a, route{path: "/v1/queues/{queue}/cron", status: http.StatusCreated, id: "create-cron-job", summary: "Make a cron job whose entries go into this queue", scope: admin, of: ofQueue}, a.createCronJob)
+	add(a, route{method: "GET", path: one, id: "show-cron-job", summary: "One cron job with its settings", scope: read, of: ofCron}, func(ctx context.Context, in *InName) (*tagged[operator.CronJobDetail], error) {
+		found, err := a.operator.CronJob(ctx, in.Name)
+		return &tagged[operator.CronJobDetail]{etag(found.Settings), found}, err
+	})
+	change(a, route{method: "PATCH", path: one, id: "alter-cron-job", summary: "Change settings of a cron job; a run that has begun goes on", scope: admin, of: ofCron}, a.alterCronJob)
+	change(a, route{method: "DELETE", path: one, id: "drop-cron-job", summary: "Remove a cron job; a run goes on", scope: admin, of: ofCron}, func(ctx context.Context, in *struct {
+		InName
+		Why
+	},
+	) error {
+		return a.operator.DropCronJob(ctx, in.Name, in.by(ctx))
+	})
+	change(a, route{path: one + "/pause", id: "pause-cron-job", summary: "Keep it from firing", scope: operate, of: ofCron}, func(ctx context.Context, in *struct {
+		InName
+		Body UntilBody
+	},
+	) error {
+		return a.operator.PauseCronJob(ctx, in.Name, in.Body.by(ctx), in.Body.Until)
+	})
+	change(a, route{path: one + "/resume", id: "resume-cron-job", summary: "End a pause; the catch-up policy says what becomes of missed times", scope: operate, of: ofCron}, func(ctx context.Context, in *nameVerb) error {
+		return a.operator.ResumeCronJob(ctx, in.Name, in.Body.by(ctx))
+	})
+	change(a, route{path: one + "/run", id: "run-cron-job", summary: "Ask for one run now, beside the schedule", scope: operate, of: ofCron, status: http.StatusAccepted}, func(ctx context.Context, in *nameVerb) error {
+		return a.operator.RunCronJob(ctx, in.Name, in.Body.by(ctx))
+	})
+}
+
+type cronFilter struct {
+	Paging
+	OfOneQueue
+}
+
+func (a *API) listCronJobs(ctx context.Context, in *cronFilter) (*answer[list[operator.CronJob]], error) {
+	f := operator.CronFilter{Queue: in.Queue, Limit: in.Limit + 1}
+	if err := in.after(&f.After); err != nil {
+		return nil, err
+	}
+	found, err := a.operator.CronJobs(ctx, f)
+	return pageOf(found, in.Paging, func(j operator.CronJob) any { return j.Name }), err
+}
+
+type cronCreation struct {
+	InQueue
+	Body struct {
+		Because
+		Name     string         `json:"name" minLength:"1" maxLength:"200"`
+		Spec     string         `json:"spec" minLength:"1" doc:"As in crontab, @every 5m, or @at and a time."`
+		Settings map[string]any `json:"settings,omitempty" doc:"As the columns of penstock.cron_job are named, and payload."`
+	}
+}
+
+func (a *API) createCronJob(ctx context.Context, in *cronCreation) error {
+	return a.operator.CreateCronJob(ctx, in.Body.Name, in.Queue, in.Body.Spec, in.Body.Settings, in.Body.by(ctx))
+}
+
+type cronAlteration struct {
+	InName
+	Conditional
+	Body settingsBody
+}
+
+func (a *API) alterCronJob(ctx context.Context, in *cronAlteration) error {
+	return a.alter(ctx, in.Conditional, `SELECT FROM penstock.cron_job WHERE name = $1 FOR NO KEY UPDATE`, in.Name,
+		func(d *operator.Database) (string, error) {
+			found, err := d.CronJob(ctx, in.Name)
+			return etag(found.Settings), err
+		},
+		func(d *operator.Database) error {
+			return d.AlterCronJob(ctx, in.Name, in.Body.Settings, in.Body.by(ctx))
+		})
+}

@@ -1,0 +1,47 @@
+package api
+
+import (
+	"context"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func (a *API) failureRoutes() {
+	const one = "/v1/failures/{id}"
+	add(a, route{method: "GET", path: "/v1/failures", id: "list-failures", summary: "Failures of a queue, newest first", scope: read, of: ofQueue}, a.listFailures)
+	add(a, route{method: "GET", path: "/v1/queues/{queue}/causes", id: "list-causes", summary: "What the newest 10,000 failures were about", scope: read, of: ofQueue}, func(ctx context.Context, in *InQueue) (*answer[list[operator.Cause]], error) {
+		found, err := a.operator.Causes(ctx, in.Queue, 200)
+		return pageOf(found, Paging{Limit: 200}, nil), err
+	})
+	add(a, route{method: "GET", path: one, id: "show-failure", summary: "One failure with payload and history", scope: read, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[operator.FailureDetail], error) {
+		found, err := a.operator.Failure(ctx, in.ID)
+		return &answer[operator.FailureDetail]{found}, err
+	})
+	change(a, route{path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
+		return a.operator.RetryFailure(ctx, in.ID, in.Body.by(ctx))
+	})
+	change(a, route{path: one + "/discard", id: "discard-failure", summary: "Forget a failure", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
+		return a.operator.DiscardFailure(ctx, in.ID, in.Body.by(ctx))
+	})
+}
+
+type failureFilter struct {
+	Paging
+	Queue       string `query:"queue" required:"true" maxLength:"48"`
+	Class       string `query:"class"`
+	Fingerprint string `query:"fingerprint"`
+	Flow        string `query:"flow"`
+	LockKey     string `query:"lock_key"`
+	Name        string `query:"name"`
+}
+
+func (a *API) listFailures(ctx context.Context, in *failureFilter) (*answer[list[operator.Failure]], error) {
+	f := operator.FailureFilter{
+		Queue: in.Queue, Class: in.Class, Fingerprint: in.Fingerprint, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, Limit: in.Limit + 1,
+	}
+	if err := in.after(&f.Before); err != nil {
+		return nil, err
+	}
+	found, err := a.operator.Failures(ctx, f)
+	return pageOf(found, in.Paging, func(f operator.Failure) any { return f.ID }), err
+}

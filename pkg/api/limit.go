@@ -1,0 +1,139 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+type InLimit struct {
+	Limit string `path:"limit" maxLength:"200"`
+}
+
+func (a *API) limitRoutes() {
+	const one = "/v1/limits/{limit}"
+	add(a, route{method: "GET", path: "/v1/limits", id: "list-limits", summary: "Limits by name, and what is in use", scope: read, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.Limit]], error) {
+		found, err := a.operator.Limits(ctx, operator.PageMax)
+		if err != nil {
+			return nil, err
+		}
+		return pageFrom(found, *in, func(l operator.Limit) string { return l.Name })
+	})
+	add(a, route{method: "GET", path: one, id: "show-limit", summary: "One limit", scope: read, of: ofPlatform}, func(ctx context.Context, in *InLimit) (*tagged[operator.Limit], error) {
+		found, err := limit(ctx, a.operator, in.Limit)
+		return &tagged[operator.Limit]{limitTag(found), found}, err
+	})
+	change(a, route{method: "PUT", path: one, id: "set-limit", summary: "Make a limit, or change what is given of it", scope: admin, of: ofPlatform}, a.setLimit)
+	change(a, route{method: "PUT", path: "/v1/queues/{queue}/limits/{limit}", id: "use-limit", summary: "Put a queue under a limit, or take it out", scope: admin, of: ofPlatform}, a.useLimit)
+	add(a, route{method: "GET", path: "/v1/applications", id: "list-applications", summary: "Applications: nodes, locks, quota", scope: read}, a.listApplications)
+	change(a, route{method: "PUT", path: "/v1/applications/{application}/quota", id: "set-quota", summary: "Bound what an application uses over all its queues", scope: admin, of: ofPlatform}, a.setQuota)
+	change(a, route{method: "DELETE", path: "/v1/applications/{application}/quota", id: "remove-quota", summary: "Remove that bound", scope: admin, of: ofPlatform}, func(ctx context.Context, in *struct {
+		InApplication
+		Conditional
+		Why
+	},
+	) error {
+		return a.quota(ctx, in.Conditional, in.Application, nil, in.by(ctx))
+	})
+	add(a, route{method: "GET", path: "/v1/usage", id: "list-usage", summary: "What flows use now", scope: read, of: ofQueue}, a.listUsage)
+}
+
+func limit(ctx context.Context, d *operator.Database, name string) (operator.Limit, error) {
+	found, err := d.Limits(ctx, operator.PageMax)
+	if err != nil {
+		return operator.Limit{}, err
+	}
+	return find("limit "+name, found, func(l operator.Limit) bool { return l.Name == name })
+}
+
+// limitTag is about what can be set, and not about what is in use.
+func limitTag(l operator.Limit) string {
+	text, _ := json.Marshal([]any{l.MaxUnits, l.Rate, l.Burst, l.PerFlow})
+	return etag(text)
+}
+
+type limitSetting struct {
+	InLimit
+	Conditional
+	Body settingsBody
+}
+
+func (a *API) setLimit(ctx context.Context, in *limitSetting) error {
+	return a.alterLimit(ctx, in.Conditional, in.Limit, func(d *operator.Database) error {
+		return d.SetLimit(ctx, in.Limit, in.Body.Settings, in.Body.by(ctx))
+	})
+}
+
+func (a *API) alterLimit(ctx context.Context, c Conditional, name string, do func(*operator.Database) error) error {
+	return a.alter(ctx, c, `SELECT FROM penstock."limit" WHERE name = $1 FOR NO KEY UPDATE`, name,
+		func(d *operator.Database) (string, error) {
+			found, err := limit(ctx, d, name)
+			return limitTag(found), err
+		}, do)
+}
+
+type limitUse struct {
+	InQueue
+	InLimit
+	Body struct {
+		Because
+		Units int `json:"units" minimum:"0" doc:"For each lock; 0 takes the queue out."`
+	}
+}
+
+func (a *API) useLimit(ctx context.Context, in *limitUse) error {
+	return a.operator.UseLimit(ctx, in.Queue, in.Limit, in.Body.Units, in.Body.by(ctx))
+}
+
+type InApplication struct {
+	Application string `path:"application" maxLength:"200"`
+}
+
+func (a *API) listApplications(ctx context.Context, in *Paging) (*answer[list[operator.Application]], error) {
+	found, err := a.operator.Applications(ctx, operator.PageMax)
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(x operator.Application) bool { return !who(ctx).allows("", x.Name) })
+	return pageFrom(found, *in, func(x operator.Application) string { return x.Name })
+}
+
+type quotaSetting struct {
+	InApplication
+	Conditional
+	Body struct {
+		Because
+		MaxUnits *int    `json:"max_units,omitempty" minimum:"0" doc:"Locks at once."`
+		Rate     float64 `json:"rate,omitempty" minimum:"0" doc:"Locks a second."`
+		Burst    float64 `json:"burst,omitempty" minimum:"0" doc:"Locks; a second's worth if absent."`
+	}
+}
+
+func (a *API) setQuota(ctx context.Context, in *quotaSetting) error {
+	l := invalidation.Limit{MaxUnits: in.Body.MaxUnits, Rate: in.Body.Rate, Burst: in.Body.Burst}
+	return a.quota(ctx, in.Conditional, in.Application, &l, in.Body.by(ctx))
+}
+
+// quota sets or removes the limit that an application's quota is.
+func (a *API) quota(ctx context.Context, c Conditional, application string, l *invalidation.Limit, by invalidation.By) error {
+	return a.alterLimit(ctx, c, "application:"+application, func(d *operator.Database) error {
+		return d.SetQuota(ctx, application, l, by)
+	})
+}
+
+type usageFilter struct {
+	Paging
+	OfOneQueue
+}
+
+func (a *API) listUsage(ctx context.Context, in *usageFilter) (*answer[list[operator.Usage]], error) {
+	var after [2]string
+	if err := in.after(&after); err != nil {
+		return nil, err
+	}
+	found, err := a.operator.Usage(ctx, in.Queue, after[0], after[1], in.Limit+1)
+	return pageOf(found, in.Paging, func(u operator.Usage) any { return [2]string{u.Queue, u.Flow} }), err
+}

@@ -1,0 +1,178 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// InModel is the input of what is about one model, and InServer of one of its instances.
+type InModel struct {
+	Model string `path:"model" maxLength:"200"`
+}
+
+type InServer struct {
+	InModel
+	Server string `path:"server" maxLength:"200"`
+}
+
+func (a *API) modelRoutes() {
+	const one, instance = "/v1/models/{model}", "/v1/instances/{model}/{server}"
+	add(a, route{method: "GET", path: "/v1/models", id: "list-models", summary: "Models by name", scope: read, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.Model]], error) {
+		found, err := a.operator.Models(ctx, operator.PageMax)
+		if err != nil {
+			return nil, err
+		}
+		return pageFrom(found, *in, func(m operator.Model) string { return m.Name })
+	})
+	add(a, route{method: "GET", path: one, id: "show-model", summary: "One model with its config", scope: read, of: ofModel}, func(ctx context.Context, in *InModel) (*tagged[operator.Model], error) {
+		found, err := model(ctx, a.operator, in.Model)
+		return &tagged[operator.Model]{etag(found.Config, found.Override), found}, err
+	})
+	add(a, route{method: "PUT", path: one, id: "register-model", summary: "Make a model known, or replace its config", scope: admin, of: ofPlatform}, a.registerModel)
+	change(a, route{method: "DELETE", path: one, id: "remove-model", summary: "Forget a model that has no instances", scope: admin, of: ofPlatform}, func(ctx context.Context, in *struct {
+		InModel
+		Why
+	},
+	) error {
+		return a.operator.RemoveModel(ctx, in.Model, in.by(ctx))
+	})
+	change(a, route{method: "PUT", path: one + "/override", id: "override-model", summary: "Lay fields over a model's config, for all nodes at once", scope: admin, of: ofModel}, a.overrideModel)
+	change(a, route{method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config", scope: admin, of: ofModel}, func(ctx context.Context, in *struct {
+		InModel
+		Conditional
+		Why
+	},
+	) error {
+		return a.override(ctx, in.Conditional, in.Model, nil, Because{in.Reason})
+	})
+	add(a, route{method: "GET", path: "/v1/instances", id: "list-instances", summary: "Endpoints of models and their slots", scope: read, of: ofModel}, a.listInstances)
+	change(a, route{method: "PUT", path: instance, id: "register-instance", summary: "Make an endpoint known or change it; ends a drain and a quarantine", scope: admin, of: ofModel}, a.registerInstance)
+	change(a, route{path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end", scope: operate, of: ofModel}, func(ctx context.Context, in *struct {
+		InServer
+		Reasoned
+	},
+	) error {
+		return a.operator.DrainInstance(ctx, in.Model, in.Server, in.Body.by(ctx))
+	})
+	change(a, route{method: "DELETE", path: instance, id: "remove-instance", summary: "Forget an endpoint", scope: operate, of: ofModel}, func(ctx context.Context, in *struct {
+		InServer
+		Why
+		Force bool `query:"force" doc:"Also while slots of it are held."`
+	},
+	) error {
+		return a.operator.RemoveInstance(ctx, in.Model, in.Server, in.Force, in.by(ctx))
+	})
+	add(a, route{method: "GET", path: "/v1/slots", id: "list-slots", summary: "Slots that are held, oldest lease first", scope: read, of: ofModel}, a.listSlots)
+}
+
+func model(ctx context.Context, d *operator.Database, name string) (operator.Model, error) {
+	found, err := d.Models(ctx, operator.PageMax)
+	if err != nil {
+		return operator.Model{}, err
+	}
+	return find("model "+name, found, func(m operator.Model) bool { return m.Name == name })
+}
+
+const lockModelSQL = `SELECT FROM penstock.model WHERE name = $1 FOR NO KEY UPDATE`
+
+func modelTag(ctx context.Context, name string) func(*operator.Database) (string, error) {
+	return func(d *operator.Database) (string, error) {
+		found, err := model(ctx, d, name)
+		return etag(found.Config, found.Override), err
+	}
+}
+
+type modelRegistration struct {
+	InModel
+	Conditional
+	Body struct {
+		Because
+		Config map[string]any `json:"config" doc:"protocol (dispatcher, cog, oip, openai), poll path and interval, timeouts, retries, batch limits."`
+	}
+}
+
+type registered struct {
+	Queue string `json:"queue"`
+}
+
+func (a *API) registerModel(ctx context.Context, in *modelRegistration) (*answer[registered], error) {
+	config, err := json.Marshal(in.Body.Config)
+	if err != nil {
+		return nil, err
+	}
+	var queue string
+	err = a.alter(ctx, in.Conditional, lockModelSQL, in.Model, modelTag(ctx, in.Model), func(d *operator.Database) (err error) {
+		queue, err = d.RegisterModel(ctx, in.Model, config, in.Body.by(ctx))
+		return err
+	})
+	return &answer[registered]{registered{queue}}, err
+}
+
+type modelOverride struct {
+	InModel
+	Conditional
+	Body struct {
+		Because
+		Override map[string]any `json:"override"`
+	}
+}
+
+func (a *API) overrideModel(ctx context.Context, in *modelOverride) error {
+	override, err := json.Marshal(in.Body.Override)
+	if err != nil {
+		return err
+	}
+	return a.override(ctx, in.Conditional, in.Model, override, in.Body.Because)
+}
+
+func (a *API) override(ctx context.Context, c Conditional, name string, override []byte, b Because) error {
+	return a.alter(ctx, c, lockModelSQL, name, modelTag(ctx, name), func(d *operator.Database) error {
+		return d.OverrideModel(ctx, name, override, b.by(ctx))
+	})
+}
+
+type modelFilter struct {
+	Paging
+	Model string `query:"model"`
+}
+
+func (a *API) listInstances(ctx context.Context, in *modelFilter) (*answer[list[operator.Instance]], error) {
+	found, err := a.operator.Instances(ctx, in.Model, operator.PageMax)
+	if err != nil {
+		return nil, err
+	}
+	return pageFrom(found, in.Paging, func(i operator.Instance) string { return i.Model + "\x00" + i.Server })
+}
+
+type instanceRegistration struct {
+	InServer
+	Body struct {
+		Because
+		Endpoint string            `json:"endpoint" format:"uri"`
+		Slots    int32             `json:"slots" minimum:"0"`
+		Labels   map[string]string `json:"labels,omitempty"`
+	}
+}
+
+func (a *API) registerInstance(ctx context.Context, in *instanceRegistration) error {
+	labels, err := json.Marshal(in.Body.Labels)
+	if err != nil {
+		return err
+	}
+	if in.Body.Labels == nil {
+		labels = nil
+	}
+	i := operator.Instance{Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots, Labels: labels}
+	return a.operator.RegisterInstance(ctx, i, in.Body.by(ctx))
+}
+
+func (a *API) listSlots(ctx context.Context, in *modelFilter) (*answer[list[operator.Slot]], error) {
+	var after int64
+	if err := in.after(&after); err != nil {
+		return nil, err
+	}
+	found, err := a.operator.Slots(ctx, in.Model, after, in.Limit+1)
+	return pageOf(found, in.Paging, func(s operator.Slot) any { return s.Token }), err
+}

@@ -1,0 +1,31 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func (a *API) nodeRoutes() {
+	const one = "/v1/nodes/{id}"
+	add(a, route{method: "GET", path: "/v1/nodes", id: "list-nodes", summary: "Nodes by name", scope: read}, a.listNodes)
+	add(a, route{method: "GET", path: one, id: "show-node", summary: "One node", scope: read, of: ofNode}, func(ctx context.Context, in *InID) (*answer[operator.Node], error) {
+		found, err := a.operator.FindNode(ctx, fmt.Sprint(in.ID))
+		return &answer[operator.Node]{found}, err
+	})
+	change(a, route{path: one + "/drain", id: "drain-node", summary: "Claim nothing more, finish, hand back the rest, exit", scope: operate, of: ofNode}, func(ctx context.Context, in *idVerb) error {
+		return a.operator.DrainNode(ctx, operator.NodeID(in.ID), in.Body.by(ctx))
+	})
+}
+
+// listNodes shows a caller who is limited to applications the nodes of those, and one who is limited to queues none.
+func (a *API) listNodes(ctx context.Context, in *Paging) (*answer[list[operator.Node]], error) {
+	found, err := a.operator.Nodes(ctx, operator.PageMax)
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(n operator.Node) bool { return !who(ctx).allows("", n.Application) })
+	return pageFrom(found, *in, func(n operator.Node) string { return fmt.Sprintf("%s\x00%020d", n.Name, n.ID) })
+}

@@ -1,0 +1,70 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func (a *API) operationRoutes() {
+	const one = "/v1/operations/{id}"
+	add(a, route{method: "GET", path: "/v1/operations", id: "list-operations", summary: "Operations on many, newest first", scope: read, of: ofQueue}, a.listOperations)
+	add(a, route{method: "POST", path: "/v1/queues/{queue}/operations", id: "start-operation", summary: "Retry, discard, cancel, disable or enable all that match; the elected leader carries it out", scope: operate, of: ofQueue, status: http.StatusAccepted}, a.startOperation)
+	add(a, route{method: "GET", path: one, id: "show-operation", summary: "One operation and how far it is", scope: read, of: ofOperation}, func(ctx context.Context, in *InID) (*answer[operator.Operation], error) {
+		found, err := a.operator.Operation(ctx, in.ID)
+		return &answer[operator.Operation]{found}, err
+	})
+	change(a, route{path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed", scope: operate, of: ofOperation}, func(ctx context.Context, in *idVerb) error {
+		return a.operator.CancelOperation(ctx, in.ID, in.Body.by(ctx))
+	})
+}
+
+type operationFilter struct {
+	Paging
+	OfOneQueue
+	Running bool `query:"running" doc:"Only those that have not ended."`
+}
+
+func (a *API) listOperations(ctx context.Context, in *operationFilter) (*answer[list[operator.Operation]], error) {
+	f := operator.OperationFilter{Queue: in.Queue, Running: in.Running, Limit: in.Limit + 1}
+	if err := in.after(&f.Before); err != nil {
+		return nil, err
+	}
+	found, err := a.operator.Operations(ctx, f)
+	return pageOf(found, in.Paging, func(o operator.Operation) any { return o.ID }), err
+}
+
+type operationStart struct {
+	InQueue
+	Body struct {
+		Because
+		Verb   invalidation.OperationVerb `json:"verb" enum:"retry_failures,discard_failures,cancel,disable,enable,delete"`
+		Filter struct {
+			invalidation.Filter
+			OlderThanSeconds float64 `json:"older_than_seconds,omitempty" minimum:"0"`
+		} `json:"filter"`
+		PerSecond int  `json:"per_second,omitempty" minimum:"1" doc:"Changes a second, at most; 1000 if absent."`
+		DryRun    bool `json:"dry_run,omitempty" doc:"Only count what matches."`
+	}
+}
+
+type operationStarted struct {
+	ID       int64  `json:"operation_id,omitempty" doc:"Absent after a dry run."`
+	Matching *int64 `json:"matching,omitempty" doc:"After a dry run: how many it would change."`
+}
+
+func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[operationStarted], error) {
+	o := invalidation.Operation{
+		Queue: in.Queue, Verb: in.Body.Verb, Filter: in.Body.Filter.Filter, PerSecond: in.Body.PerSecond, By: in.Body.by(ctx),
+	}
+	o.Filter.OlderThan = time.Duration(in.Body.Filter.OlderThanSeconds * float64(time.Second))
+	if in.Body.DryRun {
+		n, err := a.operator.CountMatching(ctx, o)
+		return &answer[operationStarted]{operationStarted{Matching: &n}}, err
+	}
+	id, err := a.operator.StartOperation(ctx, o)
+	return &answer[operationStarted]{operationStarted{ID: id}}, err
+}

@@ -1,0 +1,64 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func (a *API) tokenRoutes() {
+	const one = "/v1/tokens/{name}"
+	add(a, route{method: "GET", path: "/v1/tokens", id: "list-tokens", summary: "API tokens by name, without their secrets", scope: admin, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.APIToken]], error) {
+		found, err := a.operator.Tokens(ctx, operator.PageMax)
+		if err != nil {
+			return nil, err
+		}
+		return pageFrom(found, *in, func(t operator.APIToken) string { return fmt.Sprintf("%s\x00%020d", t.Name, t.ID) })
+	})
+	add(a, route{method: "POST", path: "/v1/tokens", id: "create-token", summary: "Make a token; the answer alone has its secret", scope: admin, of: ofPlatform, status: http.StatusCreated}, a.createToken)
+	add(a, route{method: "POST", path: one + "/rotate", id: "rotate-token", summary: "Make a new secret; the old ones end after the overlap", scope: admin, of: ofPlatform, status: http.StatusCreated}, a.rotateToken)
+	change(a, route{path: one + "/revoke", id: "revoke-token", summary: "End all tokens of a name, within seconds", scope: admin, of: ofPlatform}, func(ctx context.Context, in *nameVerb) error {
+		return a.operator.RevokeToken(ctx, in.Name, in.Body.by(ctx))
+	})
+}
+
+type tokenCreation struct {
+	Body struct {
+		Because
+		Name         string    `json:"name" minLength:"1" maxLength:"63"`
+		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin"`
+		Applications []string  `json:"applications,omitempty" nullable:"false" doc:"To limit it to these."`
+		Queues       []string  `json:"queues,omitempty" nullable:"false" doc:"To limit it to these."`
+		ExpiresAt    time.Time `json:"expires_at,omitzero" doc:"Absent: never."`
+	}
+}
+
+type secret struct {
+	Secret string `json:"secret" doc:"Send it as Authorization: Bearer. It cannot be read again."`
+}
+
+func (a *API) createToken(ctx context.Context, in *tokenCreation) (*answer[secret], error) {
+	g := operator.Grant{
+		Name: in.Body.Name, Scopes: in.Body.Scopes, Applications: in.Body.Applications, Queues: in.Body.Queues, ExpiresAt: in.Body.ExpiresAt,
+	}
+	text, err := a.operator.CreateToken(ctx, g, in.Body.by(ctx))
+	return &answer[secret]{secret{text}}, err
+}
+
+type tokenRotation struct {
+	InName
+	Body struct {
+		Because
+		OverlapSeconds float64   `json:"overlap_seconds" minimum:"0" maximum:"31536000" doc:"How long the old secrets stay good."`
+		ExpiresAt      time.Time `json:"expires_at,omitzero" doc:"Of the new one; absent: never."`
+	}
+}
+
+func (a *API) rotateToken(ctx context.Context, in *tokenRotation) (*answer[secret], error) {
+	overlap := time.Duration(in.Body.OverlapSeconds * float64(time.Second))
+	text, err := a.operator.RotateToken(ctx, in.Name, overlap, in.Body.ExpiresAt, in.Body.by(ctx))
+	return &answer[secret]{secret{text}}, err
+}
