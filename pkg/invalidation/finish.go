@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,37 +18,38 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 // finishSoloSQL ends solo entries $2 whose locks still carry tokens $3: lock record and entry go, and results $4
 // are kept if $6 says so. No entry can be behind a solo key, so nothing is looked for again. An entry that somebody
 // changes at this very moment (disables it, say) is missed: then the statement takes itself back with entryChanged,
-// and Settle goes the long way, which holds the lock records first.
+// and Settle goes the long way, which holds the lock records first. Rows are deleted in the order of the disk, whoever
+// deletes them, so that two settlers never wait for each other in a ring.
 const finishSoloSQL = `
-WITH mine AS (
-    DELETE FROM penstock.lock d
-     USING unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[]) k(id, token, result, run_ms, meta)
+WITH held AS MATERIALIZED (
+    SELECT l.row, k.*
+      FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[]) k(id, token, result, run_ms, meta)
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = '#' || k.id AND token = k.token OFFSET 0) l
-     WHERE d.ctid = l.row
-    RETURNING k.id, k.token, k.result, k.run_ms, k.meta
+), freed AS MATERIALIZED (
+    DELETE FROM penstock.lock
+     WHERE ctid = ANY (ARRAY(SELECT row FROM held))
+    RETURNING token
 ), found AS MATERIALIZED (
-    SELECT k.*, e.row
-      FROM mine k
+    SELECT k.id, k.token, k.result, k.run_ms, k.meta, e.row, e.created_at, e.attempt
+      FROM held k
      CROSS JOIN LATERAL (
-           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-), gone AS (
-    DELETE FROM penstock.entry_X d
-     USING found f
-     WHERE d.ctid = f.row
-    RETURNING d.id, d.created_at, d.attempt, f.token, f.result, f.run_ms, f.meta
+           SELECT ctid AS row, created_at, attempt FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE (k.token IN (SELECT token FROM freed)) IS TRUE
+), gone AS MATERIALIZED (
+    DELETE FROM penstock.entry_X
+     WHERE ctid = ANY (ARRAY(SELECT row FROM found))
+    RETURNING id
 ), kept AS (
     INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
     SELECT $1, id, created_at, $7::bigint, token, run_ms, attempt, 'done', result, meta
-      FROM gone
+      FROM found
      WHERE $6::boolean
 )
-SELECT token FROM mine
+SELECT token FROM freed
  WHERE penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
-	// In key order, as holdSQL locks them: two settlers never wait for each other in a ring.
-	endings = slices.SortedFunc(slices.Values(endings), func(a, b Ending) int { return strings.Compare(a.Lock.Key, b.Lock.Key) })
 	c := pick(endings, verbDone)
 	rows, err := q.db.Query(ctx, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c))
 	if err != nil {

@@ -416,7 +416,7 @@ func TestTheQueueBehavesAsItsModel(t *testing.T) {
 	b := newBed(t, Config{QuantumCount: modelQuantum, CrashLimit: modelCrashLimit})
 	rapid.Check(t, func(rt *rapid.T) {
 		b.exec(b.pool, `TRUNCATE penstock.entry, penstock.ready, penstock.lock, penstock.result, penstock.failure, penstock.uniqueness,
-		                penstock.cancel_request, penstock.audit, penstock.progress`)
+		                penstock.cancel_request, penstock.progress`)
 		x := &machine{T: rt, b: b, lanes: []Lane{{1, ""}, {1, "x"}}, m: &model{
 			entries: map[EntryID]*modelEntry{}, locks: map[string]*modelLock{}, outcomes: map[EntryID]string{}, tokens: map[string]Token{},
 			holders: map[string]EntryID{},
