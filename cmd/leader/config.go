@@ -14,6 +14,7 @@ import (
 type Config struct {
 	Database config.Database `koanf:"database"`
 	Log      config.Log      `koanf:"log"`
+	Trace    config.Trace    `koanf:"trace"`
 	Leader   Leader          `koanf:"leader"`
 }
 
@@ -57,6 +58,7 @@ func defaults() Config {
 	return Config{
 		Database: config.DatabaseDefault(),
 		Log:      config.LogDefault(),
+		Trace:    config.TraceDefault(),
 		Leader: Leader{
 			Listen:   "127.0.0.1:8420",
 			Migrate:  true,
@@ -89,7 +91,7 @@ func (c Config) validate() error {
 	check(l.Recovery.SuspendShare > 0 && l.Recovery.SuspendShare <= 1, "recovery.suspend_share", l.Recovery.SuspendShare, "more than 0 and at most 1")
 	check(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
 	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.Trace.Validate())...)
 }
 
 // loopback says whether only this machine can reach an address to listen on.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -19,9 +20,11 @@ import (
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/election"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 const summary = `leader takes in work over HTTP and looks after the queues.
@@ -73,8 +76,13 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 
+	tracing, stopTracing, err := telemetry.NewTracing(ctx, "penstock-leader", cfg.Trace.Endpoint, cfg.Trace.Share)
+	if err != nil {
+		return err
+	}
+	defer stopTracing()
 	l := newLeader(cfg, pools, log)
-	server := api.New(pools.api, api.Config{
+	var server http.Handler = api.New(pools.api, api.Config{
 		Open:         cfg.Leader.Open,
 		BodyBytesMax: cfg.Leader.HTTP.BodyBytes,
 		EntriesMax:   cfg.Leader.HTTP.Entries,
@@ -85,6 +93,9 @@ func run(cfg Config, log *slog.Logger) error {
 		Hinter:       l.hinter,
 		Log:          log,
 	})
+	if tracing != nil {
+		server = telemetry.Traced(tracing.Tracer(invalidation.TracerName), server)
+	}
 	log.Info("leader started", "listen", listener.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
 
 	group, ctx := errgroup.WithContext(ctx)

@@ -15,6 +15,7 @@ import (
 type Config struct {
 	Database config.Database `koanf:"database"`
 	Log      config.Log      `koanf:"log"`
+	Trace    config.Trace    `koanf:"trace"`
 	TaskNode TaskNode        `koanf:"tasknode"`
 }
 
@@ -46,6 +47,7 @@ func defaults() Config {
 	return Config{
 		Database: config.DatabaseDefault(),
 		Log:      config.LogDefault(),
+		Trace:    config.TraceDefault(),
 		TaskNode: TaskNode{
 			Listen: "127.0.0.1:8421", Application: "default", SchedulingThreads: 2,
 			Lease: 10 * time.Second, Beat: 2 * time.Second, Poll: 250 * time.Millisecond, Grace: 30 * time.Second,
@@ -70,7 +72,7 @@ func (c Config) validate() error {
 	check(t.Poll > 0, "poll", t.Poll, "more than 0")
 	check(t.Grace >= 0, "grace", t.Grace, "0 or more")
 	_, err := t.needs()
-	return errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, err, c.Trace.Validate())...)
 }
 
 // needs reads what entries are declared to use.

@@ -13,10 +13,12 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/governor"
@@ -71,7 +73,12 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer beats.Close()
-	n, err := newNode(cfg, claims, beats, log)
+	tracing, stopTracing, err := telemetry.NewTracing(ctx, "penstock-tasknode", cfg.Trace.Endpoint, cfg.Trace.Share)
+	if err != nil {
+		return err
+	}
+	defer stopTracing()
+	n, err := newNode(cfg, claims, beats, tracing, log)
 	if err != nil {
 		return err
 	}
@@ -100,7 +107,7 @@ type node struct {
 	listener  *invalidation.Listener
 }
 
-func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, error) {
+func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvider, log *slog.Logger) (*node, error) {
 	t := &cfg.TaskNode
 	if t.Name == "" {
 		host, _ := os.Hostname()
@@ -119,9 +126,13 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, log *slog.Logger) (*node, 
 		}
 		gates = append(gates, resources{n.governor})
 	}
+	var tracer trace.Tracer
+	if tracing != nil {
+		tracer = tracing.Tracer(invalidation.TracerName)
+	}
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
-		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker, Observer: n.observer,
+		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker, Observer: n.observer, Tracer: tracer,
 	}, claims, beats)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
 	policy, err := t.Webhook.policy()

@@ -23,7 +23,7 @@ func TestMetricsCanBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	n, err := newNode(cfg, pool, pool, slog.New(slog.DiscardHandler))
+	n, err := newNode(cfg, pool, pool, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func TestEntriesWithoutSlotsShowAsRefusals(t *testing.T) {
 	}
 	cfg := defaults()
 	cfg.TaskNode.Governor, cfg.TaskNode.Hints = false, false
-	n, err := newNode(cfg, pool, pool, slog.New(slog.DiscardHandler))
+	n, err := newNode(cfg, pool, pool, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

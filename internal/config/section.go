@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -46,6 +47,26 @@ func (l Log) Logger(out io.Writer) (*slog.Logger, error) {
 	}
 	return nil, fmt.Errorf("log.format is %q: want text or json", l.Format)
 }
+
+// Trace is the section of every daemon that says where its spans go.
+type Trace struct {
+	Endpoint string  `koanf:"endpoint" help:"address that takes OTLP over HTTP, http://collector:4318/v1/traces; without it there are no traces"`
+	Share    float64 `koanf:"share" help:"of the traces that begin here, 0 to 1; one that a caller began is as the caller wants it"`
+}
+
+// Validate says what is wrong with the section.
+func (t Trace) Validate() error {
+	if t.Share < 0 || t.Share > 1 {
+		return fmt.Errorf("trace.share is %v: want 0 to 1", t.Share)
+	}
+	if u, err := url.Parse(t.Endpoint); t.Endpoint != "" && (err != nil || u.Host == "") {
+		return fmt.Errorf("trace.endpoint is %q: want an address like http://collector:4318/v1/traces", t.Endpoint)
+	}
+	return nil
+}
+
+// TraceDefault is the section with its defaults.
+func TraceDefault() Trace { return Trace{Share: 1} }
 
 // DatabaseDefault is the section with its defaults.
 func DatabaseDefault() Database { return Database{Timeout: 30 * time.Second} }

@@ -10,6 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -167,6 +171,12 @@ func (a *attempt) hint() string {
 func (a *attempt) exchange(ctx context.Context) Outcome {
 	reports, done := a.listen(ctx, a.call.Token)
 	defer done()
+	ctx, span := invalidation.StartSpan(ctx, "call "+a.model.Name, trace.SpanKindClient,
+		attribute.String("penstock.model", a.model.Name), attribute.String("server.address", a.held.endpoint.Server))
+	defer span.End()
+	if parent := invalidation.TraceParent(ctx); parent != "" {
+		a.call.TraceParent = parent
+	}
 	a.began = time.Now()
 	o := a.held.endpoint.adapter.Submit(ctx, a.call)
 	switch {
@@ -185,6 +195,10 @@ func (a *attempt) exchange(ctx context.Context) Outcome {
 		}
 	}
 	a.record(ctx, &o)
+	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()), attribute.Int("http.response.status_code", o.StatusCode))
+	if o.Kind != Done {
+		span.SetStatus(codes.Error, o.Reason)
+	}
 	return o
 }
 

@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -34,7 +36,7 @@ type Push struct {
 	UniqueKey    string
 	UniquePolicy UniquePolicy
 
-	Trace    string          // W3C traceparent
+	Trace    string          // W3C traceparent; empty: the span of the push, if its context has one
 	Callback json.RawMessage // where to report the outcome
 }
 
@@ -107,7 +109,7 @@ const undefinedTable = "42P01"
 
 // pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.
 func (q *Queue) pushPlain(ctx context.Context, pushes []Push) ([]Pushed, error) {
-	if len(pushes) == 0 || !plain(pushes) {
+	if len(pushes) == 0 || !plain(pushes) || trace.SpanContextFromContext(ctx).IsValid() {
 		return nil, nil
 	}
 	var ids []EntryID
@@ -167,7 +169,9 @@ func payloads(pushes []Push) []json.RawMessage {
 }
 
 func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {
-	rows, err := db.Query(ctx, pushSQL, pushColumns(queue, pushes)...)
+	ctx, span, parent := startPush(ctx, queue, pushes)
+	defer span.End()
+	rows, err := db.Query(ctx, pushSQL, pushColumns(queue, pushes, parent)...)
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: %w", queue, translate(err))
 	}
@@ -205,7 +209,8 @@ func join(ids []EntryID, verdicts []Verdict) []Pushed {
 }
 
 // pushColumns lays the pushes out as one array an option; an option that nobody uses stays an empty array.
-func pushColumns(queue string, pushes []Push) []any {
+// Entries that name no trace get parent.
+func pushColumns(queue string, pushes []Push, parent string) []any {
 	return []any{
 		queue, payloads(pushes),
 		column(pushes, func(p *Push) *string { return given(p.LockKey) }),
@@ -219,7 +224,7 @@ func pushColumns(queue string, pushes []Push) []any {
 		column(pushes, func(p *Push) *string { return given(p.IdempotencyKey) }),
 		column(pushes, func(p *Push) *string { return given(p.UniqueKey) }),
 		column(pushes, func(p *Push) *string { return given(string(p.UniquePolicy)) }),
-		column(pushes, func(p *Push) *string { return given(p.Trace) }),
+		column(pushes, func(p *Push) *string { return given(cmp.Or(p.Trace, parent)) }),
 		column(pushes, func(p *Push) *json.RawMessage {
 			if p.Callback == nil {
 				return nil
@@ -264,7 +269,9 @@ func givenTime(t time.Time) *time.Time {
 
 // PushSQLTx is Push inside a transaction of database/sql, whatever the driver: the arguments go as one JSON text.
 func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([]Pushed, error) {
-	args, err := json.Marshal(pushJSON(pushes))
+	ctx, span, parent := startPush(ctx, queue, pushes)
+	defer span.End()
+	args, err := json.Marshal(pushJSON(pushes, parent))
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: payload is not JSON: %w: %w", queue, err, ErrInvalid)
 	}
@@ -281,13 +288,13 @@ func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([
 }
 
 // pushJSON writes pushes as penstock.push_json reads them: one object an entry, options by their SQL names.
-func pushJSON(pushes []Push) []map[string]any {
+func pushJSON(pushes []Push, parent string) []map[string]any {
 	list := make([]map[string]any, len(pushes))
 	for i := range pushes {
 		p := &pushes[i]
 		m := map[string]any{"payload": p.Payload}
 		for name, value := range map[string]*string{
-			"lock_key": given(p.LockKey), "flow": given(p.Flow), "name": given(p.Name), "trace": given(p.Trace),
+			"lock_key": given(p.LockKey), "flow": given(p.Flow), "name": given(p.Name), "trace": given(cmp.Or(p.Trace, parent)),
 			"idempotency_key": given(p.IdempotencyKey), "unique_key": given(p.UniqueKey),
 			"unique_policy": given(string(p.UniquePolicy)),
 		} {

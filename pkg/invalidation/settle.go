@@ -41,6 +41,11 @@ const (
 	verbCancel
 )
 
+// Verb names the ending: done, retry, fail, release, yield, expire or cancel.
+func (e *Ending) Verb() string {
+	return [...]string{"done", "retry", "fail", "release", "yield", "expire", "cancel"}[e.verb]
+}
+
 // Settle records endings of entries that this node runs, all in one short transaction, and returns the tokens that
 // were still ours. An ending under any other token is refused: it changes nothing, and the caller drops what it
 // knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"runtime"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Config says how a node works. A zero field means its default.
@@ -26,6 +28,8 @@ type Config struct {
 	Ranker Ranker
 	// Observer is told of claims and runs as they happen; nil for nobody.
 	Observer Observer
+	// Tracer makes a span of each claim, run and ending; nil: none.
+	Tracer trace.Tracer
 	// Random returns a number in [0, 1) for jitter; math/rand if nil.
 	Random func() float64
 }

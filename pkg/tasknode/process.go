@@ -27,10 +27,11 @@ type assignment struct {
 	cancel  context.CancelCauseFunc
 	wishes  map[invalidation.EntryID]string // entries to be cancelled, and why; guarded by desk
 	now     invalidation.EntryID            // the entry that runs; guarded by desk
+	traced  *traced                         // nil: it is not
 }
 
 // accept takes claimed locks in and hands them to the processing threads.
-func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64) {
+func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64, t *traced) {
 	if len(locks) == 0 {
 		return
 	}
@@ -40,7 +41,7 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses 
 	}
 	n.cfg.Ranker.Charge(v.ranked, total)
 	for _, l := range locks {
-		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: v.ranked, charged: cost(l.Entries, seconds), leave: a, losses: losses}
+		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: v.ranked, charged: cost(l.Entries, seconds), leave: a, losses: losses, traced: t.another()}
 		n.desk.add(job)
 		if len(l.Entries) == 0 {
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
@@ -137,8 +138,10 @@ func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Endin
 		return invalidation.Release(job.lock, e.ID, 0)
 	}
 	start := time.Now()
+	ctx, span := n.startRun(ctx, job, e)
 	result, err := n.handle(ctx, job, e)
 	ran := time.Since(start)
+	endRun(span, job, err, e)
 	n.board.ran(job.service, ran)
 	n.desk.ran(job, cost([]invalidation.Entry{*e}, ran.Seconds()))
 	n.stats.ran(err, ran)
@@ -231,8 +234,16 @@ func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*in
 		return []invalidation.Ending{invalidation.Release(job.lock, runs[0].Entry.ID, 0)}
 	}
 	start := time.Now()
+	var entries []*invalidation.Entry
+	if job.traced != nil {
+		for _, r := range runs {
+			entries = append(entries, &r.Entry)
+		}
+	}
+	ctx, span := n.startRun(ctx, job, entries...)
 	answers, err := callBatch(ctx, h, runs)
 	ran := time.Since(start)
+	endRun(span, job, err, entries...)
 	n.board.ran(job.service, ran)
 	n.stats.ran(err, ran)
 	for _, r := range runs {

@@ -77,7 +77,7 @@ func (n *Node) step(ctx context.Context) bool {
 	n.stats.claimed(len(claimed.Locks), took)
 	n.cfg.Observer.Claimed(v.name, len(claimed.Locks), took, claimed.Limited)
 	n.giveBack(v, a, a.locks-len(claimed.Locks))
-	n.accept(v, claimed.Locks, a, losses)
+	n.accept(v, claimed.Locks, a, losses, n.traceClaim(v.name, claimed.Locks, start))
 	heard := n.after(ctx, v, claimed, err, took)
 	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy || heard)
 }

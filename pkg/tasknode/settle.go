@@ -175,8 +175,8 @@ func (n *Node) undigestible(ctx context.Context, p pile, err error) bool {
 // has the entry.
 func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 	refused := 0
+	mine := map[invalidation.Token]bool{}
 	if len(ours) < len(p.endings) {
-		mine := make(map[invalidation.Token]bool, len(ours))
 		for _, t := range ours {
 			mine[t] = true
 		}
@@ -186,6 +186,7 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 			}
 		}
 	}
+	n.traceEndings(p, func(t invalidation.Token) bool { return refused == 0 || mine[t] })
 	n.free(p)
 	n.stats.settled(len(p.endings), refused, took)
 	if refused > 0 {

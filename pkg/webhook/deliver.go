@@ -13,6 +13,12 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Config of a Deliverer. The zero value works; the defaults are in withDefaults.
@@ -147,6 +153,14 @@ func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, no
 	}
 	bounded, cancel := context.WithTimeout(ctx, d.config.Timeout)
 	defer cancel()
+	bounded, span := invalidation.StartSpan(bounded, "POST", trace.SpanKindClient, attribute.String("server.address", address.Hostname()))
+	defer func() {
+		span.SetAttributes(attribute.Int("http.response.status_code", o.StatusCode))
+		if o.Kind != Delivered {
+			span.SetStatus(codes.Error, o.Reason)
+		}
+		span.End()
+	}()
 	req, err := http.NewRequestWithContext(bounded, http.MethodPost, address.String(), bytes.NewReader(m.Body))
 	if err != nil {
 		return Outcome{Kind: Failed, Reason: "build request: " + err.Error()}, true
@@ -154,6 +168,9 @@ func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, no
 	req.Header = signed
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Penstock-Webhook/1")
+	if parent := invalidation.TraceParent(bounded); parent != "" {
+		req.Header.Set("Traceparent", parent)
+	}
 	reply, err := d.client.Do(req)
 	if err != nil {
 		return d.broken(ctx, m, err)
