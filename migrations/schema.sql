@@ -80,6 +80,7 @@ CREATE TABLE penstock.queue (
     disabled_reason text,
     version bigint DEFAULT 1 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
+    statements jsonb DEFAULT '{}'::jsonb NOT NULL,
     CONSTRAINT queue_algorithm_check CHECK ((algorithm = ANY (ARRAY['fifo'::text, 'fair'::text]))),
     CONSTRAINT queue_application_check CHECK ((application <> ''::text)),
     CONSTRAINT queue_capacity_check CHECK ((capacity > 0)),
@@ -97,7 +98,8 @@ CREATE TABLE penstock.queue (
     CONSTRAINT queue_quantum_time_check CHECK ((quantum_time > '00:00:00'::interval)),
     CONSTRAINT queue_result_retention_check CHECK ((result_retention >= '00:00:00'::interval)),
     CONSTRAINT queue_retry_check CHECK ((jsonb_typeof(retry) = 'object'::text)),
-    CONSTRAINT queue_run_timeout_check CHECK ((run_timeout > '00:00:00'::interval))
+    CONSTRAINT queue_run_timeout_check CHECK ((run_timeout > '00:00:00'::interval)),
+    CONSTRAINT queue_statements_check CHECK ((jsonb_typeof(statements) = 'object'::text))
 );
 
 -- Name: COLUMN queue.priority; Type: COMMENT; Schema: penstock; Owner: -
@@ -115,6 +117,10 @@ COMMENT ON COLUMN penstock.queue."grouping" IS 'where the lock key stands in the
 -- Name: COLUMN queue.version; Type: COMMENT; Schema: penstock; Owner: -
 
 COMMENT ON COLUMN penstock.queue.version IS 'grows with every change, so that nodes see from one number that they must read again';
+
+-- Name: COLUMN queue.statements; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.queue.statements IS 'what task nodes run for its entries, with their rights; see set_statements';
 
 -- Name: admit(penstock.queue, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -3593,6 +3599,37 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Name: set_statements(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.set_statements(queue_name text, statements jsonb, reason text DEFAULT NULL::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    q       penstock.queue := penstock.queue_row(queue_name);
+    allowed text[] := CASE q.kind WHEN 'batch' THEN '{map,reduce}' WHEN 'change_log' THEN '{impact}' WHEN 'task' THEN '{run}' WHEN 'cron' THEN '{run}' ELSE '{}' END;
+    s       record;
+BEGIN
+    FOR s IN SELECT * FROM jsonb_each_text(statements) LOOP
+        IF s.key <> ALL (allowed) THEN
+            RAISE EXCEPTION 'queue "%" of kind % has no statement "%"', q.name, q.kind, s.key
+                USING ERRCODE = 'PS002', HINT = CASE WHEN allowed = '{}' THEN 'Its entries are run by what belongs to the kind.' ELSE 'It may have ' || array_to_string(allowed, ', ') || '.' END;
+        END IF;
+        BEGIN
+            EXECUTE format('PREPARE penstock_statement (jsonb, jsonb) AS %s', penstock.statement_sql(s.key, s.value));
+            DEALLOCATE penstock_statement;
+        EXCEPTION WHEN OTHERS THEN
+            RAISE EXCEPTION 'statement "%" of queue "%" cannot be run: %', s.key, q.name, SQLERRM
+                USING ERRCODE = 'PS002', HINT = 'Write one statement; $1 (and $2, for map) are jsonb.';
+        END;
+    END LOOP;
+    IF q.kind = 'batch' AND statements ? 'reduce' AND NOT statements ? 'map' THEN
+        RAISE EXCEPTION 'queue "%" has a reduce and no map', q.name USING ERRCODE = 'PS002';
+    END IF;
+    UPDATE penstock.queue x SET statements = set_statements.statements, version = version + 1 WHERE x.id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(set_statements.actor, current_user), 'set_statements', queue_name, set_statements.reason, statements);
+END $_$;
+
 -- Name: settle_cancel_requests(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.settle_cancel_requests(queue integer, most integer) RETURNS integer
@@ -3697,6 +3734,14 @@ BEGIN
             jsonb_build_object('operation', made, 'verb', start_operation.verb, 'filter', start_operation.filter, 'matched', n));
     RETURN made;
 END $$;
+
+-- Name: statement_sql(text, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.statement_sql(name text, statement text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    SELECT CASE name WHEN 'impact' THEN format(E'SELECT to_jsonb(r) FROM (%s\n) r', rtrim(statement, E'; \n')) ELSE statement END
+$$;
 
 -- Name: step_batch(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 

@@ -1,4 +1,5 @@
-// Command tasknode claims entries and runs them: inference by the instances of their models, webhooks by itself.
+// Command tasknode claims entries and runs them: inference by the instances of their models, webhooks by itself, and the
+// entries of queues that declare statements by those.
 package main
 
 import (
@@ -30,7 +31,8 @@ import (
 
 const summary = `tasknode claims entries of one application's queues and runs them.
 
-It serves every inference queue and the webhook queue; programs with handlers of their own use pkg/tasknode.
+It serves every inference queue, the webhook queue, and queues of other kinds that declare in SQL what to run for
+their entries (penstock.set_statements); programs with handlers of their own use pkg/tasknode.
 Run as many as you like. SIGTERM drains: nothing more is claimed, what runs has its grace, the rest goes back
 into line and spends no attempt. A second signal ends at once.`
 
@@ -104,6 +106,7 @@ type node struct {
 	ranker    *fairness.Ranker
 	inference *inference.Service
 	governor  *governor.Governor
+	declared  *statements
 	listener  *invalidation.Listener
 }
 
@@ -114,13 +117,16 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 		t.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
 	}
 	n := &node{cfg: cfg, log: log, claims: claims, beats: beats, observer: newObserver()}
+	var err error
+	if n.declared, err = newStatements(cfg.Database); err != nil {
+		return nil, err
+	}
 	n.ranker = fairness.NewRanker(fairness.RankerConfig{Application: t.Application, Log: log}, claims)
 	n.inference = inference.NewService(inference.ServiceConfig{
 		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Log: log,
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
-	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}}
+	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}, n.declared}
 	if t.Governor {
-		var err error
 		if n.governor, err = newGovernor(*t, log); err != nil {
 			return nil, err
 		}
@@ -134,6 +140,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
 		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker, Observer: n.observer, Tracer: tracer,
 	}, claims, beats)
+	n.task.HandleStatements(n.declared.handler)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
 	policy, err := t.Webhook.policy()
 	if err != nil {
@@ -168,6 +175,7 @@ func newGovernor(t TaskNode, log *slog.Logger) (*governor.Governor, error) {
 func (n *node) run(ctx context.Context, listener net.Listener) error {
 	duties, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	defer n.declared.pool.Close()
 	group, duties := errgroup.WithContext(duties)
 	if err := n.inference.Registry.Refresh(ctx); err != nil {
 		return fmt.Errorf("read models: %w", err)

@@ -34,9 +34,14 @@ type Work struct {
 // Handler runs the entries of a queue of batches.
 func Handler(db postgres.DB, w Work) invalidation.Handler { return &handler{db: db, work: w} }
 
+// StatementHandler runs the entries of queues of batches by their statements "map" and "reduce". What map changes and the
+// part's result commit together.
+func StatementHandler(db postgres.DB) invalidation.Handler { return &handler{db: db, declared: true} }
+
 type handler struct {
-	db   postgres.DB
-	work Work
+	db       postgres.DB
+	work     Work
+	declared bool // by statements of the queue
 }
 
 // task is the payload of an entry of a batch.
@@ -62,7 +67,7 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	case "part":
 		return nil, h.part(ctx, t, r)
 	case "end":
-		if t.Status != "done" || h.work.Reduce == nil {
+		if t.Status != "done" || (h.work.Reduce == nil && r.Queue.Config.Statements["reduce"] == "") {
 			return nil, nil
 		}
 		return nil, h.reduce(ctx, t, r)
@@ -88,11 +93,33 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	case ended:
 		return nil
 	}
+	const sql = `SELECT penstock.finish_batch_part($1, $2, $3, $4, $5, $6)`
+	keep := func(db postgres.DB, result json.RawMessage) error {
+		return h.record(ctx, db, t, r, sql, t.Batch, t.Part, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+	}
+	if h.declared {
+		items, err := json.Marshal(p.Items)
+		if err != nil {
+			return fmt.Errorf("write items of part %d of batch %d: %w", t.Part, t.Batch, err)
+		}
+		return h.statement(ctx, r, keep, "map", items, r.Entry.Payload)
+	}
 	result, err := h.work.Map(ctx, p)
 	if err != nil {
 		return err
 	}
-	return h.record(ctx, t, r, `SELECT penstock.finish_batch_part($1, $2, $3, $4, $5, $6)`, t.Batch, t.Part, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+	return keep(h.db, result)
+}
+
+// statement runs a statement of the run's queue and keeps what it returned, in one transaction.
+func (h *handler) statement(ctx context.Context, r *invalidation.Run, keep func(postgres.DB, json.RawMessage) error, name string, args ...json.RawMessage) error {
+	return postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+		values, err := invalidation.Statement(ctx, tx, name, []*invalidation.Run{r}, args...)
+		if err != nil {
+			return err
+		}
+		return keep(tx, append(values, nil)[0])
+	})
 }
 
 // resultSQL keeps what Reduce made, while the lock still carries the run's token.
@@ -106,17 +133,23 @@ WITH mine AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM kept)`
 
 func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error {
+	keep := func(db postgres.DB, result json.RawMessage) error {
+		return h.record(ctx, db, t, r, resultSQL, t.Batch, r.Entry.ID, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+	}
+	if h.declared {
+		return h.statement(ctx, r, keep, "reduce", r.Entry.Payload)
+	}
 	result, err := h.work.Reduce(ctx, Results(ctx, h.db, t.Batch))
 	if err != nil {
 		return err
 	}
-	return h.record(ctx, t, r, resultSQL, t.Batch, r.Entry.ID, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+	return keep(h.db, result)
 }
 
 // record writes what a run has made, and refuses it if the entry is not this run's any more.
-func (h *handler) record(ctx context.Context, t task, r *invalidation.Run, sql string, args ...any) error {
+func (h *handler) record(ctx context.Context, db postgres.DB, t task, r *invalidation.Run, sql string, args ...any) error {
 	var ours bool
-	if err := h.db.QueryRow(ctx, sql, args...).Scan(&ours); err != nil {
+	if err := db.QueryRow(ctx, sql, args...).Scan(&ours); err != nil {
 		return fmt.Errorf("record result of %s of batch %d: %w", t.Step, t.Batch, err)
 	}
 	if !ours {

@@ -15,7 +15,8 @@
 //	SELECT penstock.create_queue('calc_fields', '{"grouping": "target", "mergeable": true, "merge": "object"}');
 //	SELECT penstock.watch('order_line', 'changes', ARRAY['order_id', 'price', 'amount']);
 //
-// The example test of this package runs it.
+// Both queues may say in SQL what to do (penstock.set_statements): then any task node runs them. The example test of this
+// package runs them by handlers in Go.
 //
 // # Loops
 //

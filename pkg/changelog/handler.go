@@ -29,12 +29,54 @@ var ErrLoop = errors.New("entries push one another without end")
 // Handler runs the entries of a change_log queue. It takes all entries of a lock at once: their pushes are one
 // statement for each target queue.
 func Handler(db postgres.DB, impact Impact) invalidation.Handler {
-	return &handler{db: db, impact: impact, queues: map[string]*invalidation.Queue{}}
+	return newHandler(db, func(ctx context.Context, r *invalidation.Run) ([]Push, error) {
+		var c Change
+		if err := json.Unmarshal(r.Entry.Payload, &c); err != nil {
+			return nil, invalidation.Permanent(fmt.Errorf("read change: %w", err))
+		}
+		return impact(ctx, c)
+	})
+}
+
+// StatementHandler is a Handler for queues that say by their statement "impact" what a change implies.
+func StatementHandler(db postgres.DB) invalidation.Handler {
+	return newHandler(db, func(ctx context.Context, r *invalidation.Run) (pushes []Push, err error) {
+		err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
+			rows, err := invalidation.Statement(ctx, tx, "impact", []*invalidation.Run{r}, r.Entry.Payload)
+			pushes = make([]Push, len(rows))
+			for i := range rows {
+				err = errors.Join(err, pushes[i].read(rows[i]))
+			}
+			return err
+		})
+		return pushes, err
+	})
+}
+
+// read reads a push from the columns of a row.
+func (p *Push) read(row json.RawMessage) error {
+	var columns struct {
+		Queue      string
+		Payload    json.RawMessage
+		LockKey    string `json:"lock_key"`
+		Flow, Name string
+		Priority   *int16
+	}
+	if err := json.Unmarshal(row, &columns); err != nil {
+		return fmt.Errorf("read what a change implies: %w", err)
+	}
+	c := columns
+	*p = Push{c.Queue, invalidation.Push{Payload: c.Payload, LockKey: c.LockKey, Flow: c.Flow, Name: c.Name, Priority: c.Priority}}
+	return nil
+}
+
+func newHandler(db postgres.DB, implied func(context.Context, *invalidation.Run) ([]Push, error)) *handler {
+	return &handler{db: db, implied: implied, queues: map[string]*invalidation.Queue{}}
 }
 
 type handler struct {
-	db     postgres.DB
-	impact Impact
+	db      postgres.DB
+	implied func(context.Context, *invalidation.Run) ([]Push, error)
 
 	mu     sync.Mutex
 	queues map[string]*invalidation.Queue
@@ -62,11 +104,7 @@ func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
 	var order []string
 	pushes := map[string][]invalidation.Push{}
 	for _, r := range runs {
-		var c Change
-		if err := json.Unmarshal(r.Entry.Payload, &c); err != nil {
-			return invalidation.Permanent(fmt.Errorf("read change: %w", err))
-		}
-		implied, err := h.impact(ctx, c)
+		implied, err := h.implied(ctx, r)
 		if err != nil {
 			return err
 		}

@@ -51,6 +51,8 @@ type Config struct {
 	Paused   *Control
 	Disabled *Control
 	Version  int64
+	// Statements are what task nodes run for the queue's entries, by name; see SetStatements.
+	Statements map[string]string
 }
 
 // Control says who paused or disabled something, when and why.
@@ -106,7 +108,8 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        coalesce(model, ''), paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
        ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id), penstock.queue_pauses(queue),
-       penstock.queue_weights(queue)`
+       penstock.queue_weights(queue),
+       (SELECT jsonb_object_agg(s.key, penstock.statement_sql(s.key, s.value)) FROM jsonb_each_text(statements) s)`
 
 func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	var (
@@ -119,7 +122,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &holds, &weights)
+		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &holds, &weights, &c.Statements)
 	if err != nil {
 		return nil, err
 	}

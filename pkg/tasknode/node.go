@@ -18,6 +18,7 @@ type Node struct {
 	beats    postgres.DB // heartbeats, on a connection that nothing else can hold up
 	handlers map[string]invalidation.Handler
 	kinds    map[invalidation.Kind]invalidation.Handler
+	declared func(*invalidation.Queue) invalidation.Handler
 
 	incarnation atomic.Int64
 	claims      atomic.Int32
@@ -62,6 +63,12 @@ func (n *Node) Handle(queue string, h invalidation.Handler) { n.handlers[queue] 
 
 // HandleKind sets the handler of all queues of a kind that have none of their own, those to come as well.
 func (n *Node) HandleKind(kind invalidation.Kind, h invalidation.Handler) { n.kinds[kind] = h }
+
+// HandleStatements sets what makes the handler of a queue that declares statements and has none of its own. Call it
+// before Run.
+func (n *Node) HandleStatements(handler func(*invalidation.Queue) invalidation.Handler) {
+	n.declared = handler
+}
 
 // ID is the node's incarnation. It changes if the leader gives the node up while it still runs.
 func (n *Node) ID() invalidation.NodeID { return n.id() }
@@ -206,6 +213,9 @@ func (n *Node) readQueues(ctx context.Context) error {
 	services := map[int32]*service{}
 	for _, q := range queues {
 		h := n.handlers[q.Name]
+		if h == nil && n.declared != nil && len(q.Config.Statements) > 0 {
+			h = n.declared(q)
+		}
 		if h == nil {
 			h = n.kinds[q.Config.Kind]
 		}

@@ -1,0 +1,114 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+)
+
+// runStatements runs what is ready by the statement of the queue, as a node does.
+func (b *bed) runStatements() []error {
+	b.Helper()
+	q, err := Open(b.ctx, b.pool, b.q.Name)
+	b.must(err)
+	b.q = q
+	h := StatementHandler(b.pool, q)
+	var errs []error
+	for _, l := range b.claim(100) {
+		runs := make([]*Run, len(l.Entries))
+		for i, e := range l.Entries {
+			runs[i] = &Run{Queue: q, Entry: e, Lock: l, Node: here}
+		}
+		var endings []Ending
+		if batch, ok := h.(BatchHandler); ok {
+			for i, a := range batch.HandleBatch(b.ctx, runs) {
+				endings = append(endings, Judge(runs[i], a.Result, a.Err, time.Millisecond, 0))
+				errs = append(errs, a.Err)
+			}
+		} else {
+			for _, r := range runs {
+				result, err := h.Handle(b.ctx, r)
+				endings = append(endings, Judge(r, result, err, time.Millisecond, 0))
+				errs = append(errs, err)
+			}
+		}
+		endings[len(endings)-1].Last = true
+		b.settle(endings...)
+	}
+	return errs
+}
+
+func (b *bed) declare(run string) {
+	b.Helper()
+	b.must(SetStatements(b.ctx, b.pool, b.q.Name, map[string]string{"run": run}, operator))
+}
+
+func TestStatementsEffectCommitsWithTheEndOfItsEntry(t *testing.T) {
+	b := newControlBed(t, Config{Retry: RetryPolicy{MaxAttempts: 1}})
+	b.exec(b.pool, `CREATE TABLE public.effect (n int CHECK (n <> 2))`)
+	b.declare(`INSERT INTO public.effect VALUES (($1->>'n')::int) RETURNING n * 10`)
+	ids := b.push("", "", "")
+	errs := b.runStatements()
+	if len(errs) != 3 || errs[0] != nil || errs[1] == nil || errs[2] != nil {
+		t.Fatalf("errors are %v, want one of the second", errs)
+	}
+	b.want(b.count(`SELECT sum(n) FROM public.effect`), 4)
+	b.want(b.outcome(ids[0]).Result, json.RawMessage(`10`))
+	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = $1`, ids[1]), 1)
+}
+
+func TestStatementOfAnEntryThatSomebodyElseHasChangesNothing(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `CREATE TABLE public.effect (n int)`)
+	b.declare(`INSERT INTO public.effect VALUES (1)`)
+	b.push("")
+	lock := b.claimOne()
+	q, err := Open(b.ctx, b.pool, b.q.Name)
+	b.must(err)
+	_, err = b.q.Recover(b.ctx, []HeldLock{{QueueID: q.ID, Key: lock.Key, Token: lock.Token, Node: here}}, false)
+	b.must(err)
+	_, err = StatementHandler(b.pool, q).Handle(b.ctx, &Run{Queue: q, Entry: lock.Entries[0], Lock: lock, Node: here})
+	if !errors.Is(err, ErrLockLost) {
+		t.Errorf("run under a dead token: %v, want ErrLockLost", err)
+	}
+	b.want(b.count(`SELECT count(*) FROM public.effect`), 0)
+}
+
+func TestStatementOfAMergeableQueueRunsOnceForWhatHasGathered(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true, Merge: "last"})
+	b.exec(b.pool, `CREATE TABLE public.effect (payload jsonb)`)
+	b.declare(`INSERT INTO public.effect VALUES ($1)`)
+	b.pushPayloads(`{"target": 1, "n": 1}`, `{"target": 1, "n": 2}`, `{"target": 1, "n": 3}`)
+	b.want(len(b.runStatements()), 3)
+	b.want(b.count(`SELECT count(*) FROM public.effect WHERE payload->>'n' = '3'`), 1)
+	b.want(b.count(`SELECT count(*) FROM public.effect`), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`), 3)
+}
+
+func TestStatementThatPushesIsPartOfALoop(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.declare(`SELECT penstock.push('work', $1)`)
+	b.push("")
+	for range 30 {
+		b.runStatements()
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE class = 'loop'`), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 0)
+}
+
+func TestStatementsThatCannotRunAreRefused(t *testing.T) {
+	b := newControlBed(t, Config{})
+	for name, statements := range map[string]map[string]string{
+		"a wrong name": {"map": `SELECT 1`}, "no SQL": {"run": `SELEKT 1`}, "no such table": {"run": `SELECT * FROM nowhere`},
+	} {
+		if err := SetStatements(b.ctx, b.pool, "work", statements, operator); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	b.declare(`SELECT 1`)
+	b.must(SetStatements(b.ctx, b.pool, "work", nil, operator))
+	q, err := Open(b.ctx, b.pool, "work")
+	b.must(err)
+	b.want(len(q.Config.Statements), 0)
+}
