@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-guard bench-peers bench-curves bench-dispatch soak clean
+.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -101,6 +101,9 @@ bench-peers: ## Compare with other queues on one private Postgres; needs npm; AR
 
 bench-curves: ## Throughput and latency against backlog, keys, flows, nodes, a held transaction ... ; ARGS=-short, ARGS='-axes keys -out ../docs/curves'
 	go -C bench run ./cmd/curves $(ARGS)
+
+bench-sizing: ## What a load takes of a database, by measured points, and how far the model is off; ARGS=-measure, ARGS='-rate 5000 -payload 1000'
+	go -C bench run ./cmd/sizing $(ARGS)
 
 bench-dispatch: ## Calls a second through one node to a worker that answers at once, with 8, 64 and 512 slots
 	go -C bench run ./cmd/dispatch $(ARGS)

@@ -117,7 +117,7 @@ func (l *Lab) payload(ctx context.Context, add func(Point)) error {
 		}
 		n := min(l.Entries, max(500, 200_000_000/size))
 		batch := min(1000, max(1, 8_000_000/size))
-		took, err := s.push(ctx, n, batch, padded(size))
+		took, err := s.push(ctx, n, batch, padded(size, 1))
 		if err != nil {
 			s.close()
 			return err
@@ -132,14 +132,19 @@ func (l *Lab) payload(ctx context.Context, add func(Point)) error {
 	return nil
 }
 
-func padded(size int) maker {
-	return func(int) invalidation.Push {
+// padded makes entries of so many bytes; with a group above 1, so many in a row have the same lock key.
+func padded(size, group int) maker {
+	return func(i int) invalidation.Push {
 		var pad []byte
 		for len(pad) < size {
 			pad = append(pad, rand.Text()...) // 26 letters and digits, 130 bits
 		}
 		payload, _ := json.Marshal(map[string]string{"pad": string(pad[:max(0, size-len(`{"pad":""}`))])}) // a string
-		return invalidation.Push{Payload: payload}
+		p := invalidation.Push{Payload: payload}
+		if group > 1 {
+			p.LockKey = fmt.Sprint("key-", i/group)
+		}
+		return p
 	}
 }
 

@@ -133,7 +133,7 @@ func (s *site) connected(ctx context.Context, series, dsn string, pooled bool, a
 	through := &site{lab: s.lab, dsn: dsn, pool: pool, queue: queue, claims: s.claims}
 	defer func() { s.claims = through.claims }()
 	n := s.lab.Entries
-	perSecond, err := through.pushSingles(ctx, queue, n, 16)
+	perSecond, err := through.pushSingles(ctx, queue, n, 16, solo)
 	if err != nil {
 		return err
 	}

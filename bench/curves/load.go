@@ -50,14 +50,14 @@ func (s *site) push(ctx context.Context, n, batch int, entry maker) (time.Durati
 }
 
 // pushSingles pushes n entries one call each from so many connections.
-func (s *site) pushSingles(ctx context.Context, q *invalidation.Queue, n, conns int) (perSecond float64, err error) {
+func (s *site) pushSingles(ctx context.Context, q *invalidation.Queue, n, conns int, entry maker) (perSecond float64, err error) {
 	var next atomic.Int64
 	group, ctx := errgroup.WithContext(ctx)
 	start := time.Now()
 	for range conns {
 		group.Go(func() error {
 			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-				if _, err := q.Push(ctx, solo(int(i))); err != nil {
+				if _, err := q.Push(ctx, entry(int(i))); err != nil {
 					return err
 				}
 			}

@@ -132,11 +132,28 @@ const ticksPerSecond = 100
 
 // serverCPU adds up the postmaster, its living children, and (in the postmaster's own counters) its dead ones.
 func (m *Meter) serverCPU() (float64, error) {
+	total := 0
+	err := m.processes(func(pid int, fields []string) {
+		total += number(fields[11]) + number(fields[12])
+		if pid == m.postmaster {
+			total += number(fields[13]) + number(fields[14])
+		}
+	})
+	return float64(total) / ticksPerSecond, err
+}
+
+// Pids are the processes of the server.
+func (m *Meter) Pids() (pids []int, err error) {
+	err = m.processes(func(pid int, _ []string) { pids = append(pids, pid) })
+	return pids, err
+}
+
+// processes calls visit for the postmaster and its children, with the fields of their stat behind the name.
+func (m *Meter) processes(visit func(pid int, fields []string)) error {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
-		return 0, err
+		return err
 	}
-	total := 0
 	for _, path := range stats {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -148,16 +165,11 @@ func (m *Meter) serverCPU() (float64, error) {
 		if !ok || len(fields) < 15 {
 			continue
 		}
-		own := pid == strconv.Itoa(m.postmaster)
-		if !own && fields[1] != strconv.Itoa(m.postmaster) {
-			continue
-		}
-		total += number(fields[11]) + number(fields[12])
-		if own {
-			total += number(fields[13]) + number(fields[14])
+		if number(pid) == m.postmaster || number(fields[1]) == m.postmaster {
+			visit(number(pid), fields)
 		}
 	}
-	return float64(total) / ticksPerSecond, nil
+	return nil
 }
 
 // readMachine reads the first line of /proc/stat: "cpu user nice system idle iowait irq softirq steal ...".

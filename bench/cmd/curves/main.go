@@ -26,12 +26,6 @@ import (
 	"github.com/penstock/penstock/internal/devpostgres"
 )
 
-// serverSettings are durable. No checkpoint comes by itself, so that its full-page images do not blur the WAL of an entry.
-var serverSettings = map[string]string{
-	"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on",
-	"shared_buffers": "1GB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "max_connections": "200",
-}
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -120,7 +114,7 @@ func measure(ctx context.Context, o options, axes []curves.Axis) (err error) {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: serverSettings})
+	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: curves.ServerSettings})
 	if err != nil {
 		return err
 	}
