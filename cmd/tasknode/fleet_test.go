@@ -62,9 +62,9 @@ func (f *fleet) beside(duties ...func(context.Context) error) {
 	})
 }
 
-func (f *fleet) queue(name string, c invalidation.Config) *invalidation.Queue {
+func (f *fleet) queue(c invalidation.Config) *invalidation.Queue {
 	f.Helper()
-	q, err := invalidation.Create(f.Context(), f.pool, name, c)
+	q, err := invalidation.Create(f.Context(), f.pool, "work", c)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func (f *fleet) start(nodes, threads int, handle invalidation.HandlerFunc) {
 	f.Helper()
 	log := slog.New(slog.NewTextHandler(f.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	for i := range nodes {
-		claims, beats := f.open(2), f.open(1)
+		claims, beats := f.open(4), f.open(1)
 		ranker := fairness.NewRanker(fairness.RankerConfig{Log: log}, claims)
 		node := tasknode.New(tasknode.Config{Name: fmt.Sprint("node-", i), Threads: threads, Ranker: ranker, Log: log}, claims, beats)
 		node.HandleKind(invalidation.KindTask, handle)

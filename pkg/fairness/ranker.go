@@ -1,6 +1,7 @@
 package fairness
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +27,7 @@ type note struct {
 }
 
 // Next returns the index of the lane to claim from, -1 if none is to be claimed from now: while a thread of this node
-// is in a lane of a higher band, those of lower ones wait their turn.
+// is in a lane of a higher band, those of lower ones wait their turn, as do those of a fifo queue behind its first.
 func (r *Ranker) Next(candidates []*invalidation.Candidate) int {
 	now, busy := time.Now(), 0
 	r.lanes = r.lanes[:0]
@@ -51,12 +52,21 @@ func (r *Ranker) Next(candidates []*invalidation.Candidate) int {
 	r.mu.Lock()
 	r.used = r.used || len(candidates) > 0
 	r.mu.Unlock()
+	return r.first(candidates)
+}
+
+// first is the first lane in order that may be claimed from beside those that threads of this node are in.
+func (r *Ranker) first(candidates []*invalidation.Candidate) int {
+	var behind []int32 // fifo queues whose first lane is taken: no other may go before it
 	for _, i := range r.order {
-		if candidates[i].Lane.Priority != candidates[r.order[0]].Lane.Priority {
-			break
-		}
-		if !candidates[i].Busy {
+		l := &r.lanes[i]
+		switch {
+		case l.Priority != r.lanes[r.order[0]].Priority:
+			return -1
+		case !candidates[i].Busy && !slices.Contains(behind, l.Queue):
 			return i
+		case l.Algorithm == Fifo:
+			behind = append(behind, l.Queue)
 		}
 	}
 	return -1

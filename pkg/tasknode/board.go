@@ -32,6 +32,7 @@ type service struct {
 	queue   *invalidation.Queue
 	handler invalidation.Handler
 	run     time.Duration // of an entry, moving average; 0 while unknown
+	lock    time.Duration // of all that one lock covers, likewise
 	held    int           // locks of the queue on this node
 	last    invalidation.Lane
 	seen    bool // last has a lane in it
@@ -46,6 +47,7 @@ type lane struct {
 	hinted   bool  // that work came by a hint, so that what comes next will as well
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
+	held     int   // locks of the lane on this node
 	again    time.Time
 	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
 	headAt   time.Time     // when it was last scanned from its beginning
@@ -280,14 +282,46 @@ func (b *board) unhold(s *service, n int) {
 	s.held -= n
 }
 
-// ran takes the length of a run into the average, which follows the last ten or so.
-func (b *board) ran(s *service, d time.Duration) {
+// hold counts n locks more of a lane, and says whether they are the only ones on this node.
+func (b *board) hold(l *lane, n int) (first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s.run == 0 {
-		s.run = d + 1
+	l.held += n
+	return l.held == n
+}
+
+// left counts a lock less of each of the lanes.
+func (b *board) left(lanes []*lane) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range lanes {
+		l.held--
 	}
-	s.run += (d - s.run) / 10
+}
+
+// ran takes the length of a run into the average, which follows the last ten or so; alone says that it was all that its
+// lock covered.
+func (b *board) ran(s *service, d time.Duration, alone bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.run = follow(s.run, d)
+	if alone {
+		s.lock = follow(s.lock, d)
+	}
+}
+
+// took does the same for all that a lock of several entries covered.
+func (b *board) took(s *service, d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.lock = follow(s.lock, d)
+}
+
+func follow(average, d time.Duration) time.Duration {
+	if average == 0 {
+		average = d + 1
+	}
+	return average + (d-average)/10
 }
 
 // estimate is how long a run of the queue's entries is expected to take.
@@ -297,13 +331,25 @@ func (b *board) estimate(s *service) time.Duration {
 	return s.run
 }
 
-// spare is how many locks of the queue may wait on this node beside those that run: 20 ms of work for all threads,
+// ahead is how much work may wait on a node for its threads.
+const ahead = 20 * time.Millisecond
+
+// spare is how many locks of the queue may wait on this node beside those that run: as much as lies ahead for all threads,
 // so that short runs do not leave threads idle for the time of a claim, and long ones are left for other nodes.
 func (b *board) spare(s *service, threads int) int {
 	const most = 2000
-	run := b.estimate(s)
-	if run == 0 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s.lock == 0 {
 		return 0
 	}
-	return int(min(most, float64(threads)*float64(20*time.Millisecond)/float64(run)))
+	return int(min(most, float64(threads)*float64(ahead)/float64(s.lock)))
+}
+
+// fits says that a lock may be claimed although all permits are in use: it would be the only one of its lane here, so that
+// a thread will take it after its present run, and that is soon.
+func (b *board) fits(v *visit, threads int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return v.lane.held == 0 && v.run > 0 && v.run/time.Duration(threads) <= ahead
 }

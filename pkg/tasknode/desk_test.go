@@ -15,7 +15,7 @@ func assigned(ids ...invalidation.EntryID) *assignment {
 		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id, StartIn: invalidation.NoDeadline, FinishIn: invalidation.NoDeadline})
 	}
 	q := &invalidation.Queue{ID: 1}
-	return &assignment{lock: lock, queue: q, service: &service{}, lane: invalidation.Candidate{Queue: q}}
+	return &assignment{lock: lock, queue: q, service: &service{}, home: &lane{}, lane: invalidation.Candidate{Queue: q}}
 }
 
 // A wish to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
@@ -55,7 +55,7 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 		}
 		return make([]invalidation.BatchAnswer, len(runs))
 	})
-	n.process(job)
+	n.process(job, false)
 	if len(ran) != 2 || ran[0] != 1 || ran[1] != 3 {
 		t.Errorf("entries %v ran, want 1 and 3", ran)
 	}

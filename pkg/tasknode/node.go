@@ -33,6 +33,7 @@ type Node struct {
 	stats       Stats
 
 	work         chan *assignment
+	express      chan *assignment // the first lock of a lane, while the node holds no other one of it
 	wake         chan struct{}
 	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
 	drainOrdered chan struct{}
@@ -50,6 +51,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		kinds:  map[invalidation.Kind]invalidation.Handler{},
 		beyond: map[int32]invalidation.Lane{}, board: newBoard(), desk: newDesk(), settler: newSettler(),
 		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
+		express:      make(chan *assignment, 2*cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
 		drainOrdered: make(chan struct{}),
 	}

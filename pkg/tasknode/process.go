@@ -17,6 +17,7 @@ type assignment struct {
 	queue   *invalidation.Queue
 	service *service
 	lane    invalidation.Candidate
+	home    *lane
 	leave   allowance // of the gates, given back when the run ends
 	losses  int64     // of the node's lease, before it was claimed
 
@@ -40,13 +41,19 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses 
 		total += cost(l.Entries, seconds)
 	}
 	n.cfg.Ranker.Charge(v.ranked, total)
+	first := n.board.hold(v.lane, len(locks))
 	for _, l := range locks {
-		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: v.ranked, charged: cost(l.Entries, seconds), leave: a, losses: losses, traced: t.another()}
+		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: v.ranked, home: v.lane, charged: cost(l.Entries, seconds), leave: a, losses: losses, traced: t.another()}
 		n.desk.add(job)
 		if len(l.Entries) == 0 {
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
 			a.ran(1)
 			n.end(job, last(invalidation.Done(l, 0, nil, 0)))
+			continue
+		}
+		if first {
+			n.express <- job
+			first = false
 			continue
 		}
 		n.work <- job
@@ -73,13 +80,41 @@ func last(e invalidation.Ending) invalidation.Ending {
 
 // processor is one processing thread.
 func (n *Node) processor() {
-	for job := range n.work {
-		n.process(job)
+	for {
+		select {
+		case job := <-n.express:
+			n.process(job, false)
+			continue
+		default:
+		}
+		select {
+		case job := <-n.express:
+			n.process(job, false)
+		case job, more := <-n.work:
+			if !more {
+				n.expedite()
+				return
+			}
+			n.process(job, false)
+		}
 	}
 }
 
-// process runs the entries of one lock, oldest first, and passes on how each ended.
-func (n *Node) process(job *assignment) {
+// expedite runs the locks of lanes of which nothing else is on this node: they wait for no more than one run of others.
+func (n *Node) expedite() {
+	for {
+		select {
+		case job := <-n.express:
+			n.process(job, true)
+		default:
+			return
+		}
+	}
+}
+
+// process runs the entries of one lock, oldest first, and passes on how each ended. Between two of them it lets others
+// go first, unless it is itself one that was let.
+func (n *Node) process(job *assignment, let bool) {
 	start := time.Now()
 	defer func() {
 		charged, used := n.desk.account(job)
@@ -94,7 +129,13 @@ func (n *Node) process(job *assignment) {
 		return
 	}
 	entries := job.lock.Entries
+	if len(entries) > 1 {
+		defer func() { n.board.took(job.service, time.Since(start)) }()
+	}
 	for i := range entries {
+		if i > 0 && !let {
+			n.expedite()
+		}
 		if why := n.stop(job, start, i); why != nil {
 			n.end(job, last(why(job.lock, entries[i].ID)))
 			return
@@ -142,7 +183,7 @@ func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Endin
 	result, err := n.handle(ctx, job, e)
 	ran := time.Since(start)
 	endRun(span, job, err, e)
-	n.board.ran(job.service, ran)
+	n.board.ran(job.service, ran, len(job.lock.Entries) == 1)
 	n.desk.ran(job, cost([]invalidation.Entry{*e}, ran.Seconds()))
 	n.stats.ran(err, ran)
 	n.cfg.Observer.Ran(job.service.name, e.Waited+sinceClaim, ran, err)
@@ -244,7 +285,7 @@ func (n *Node) runBatch(job *assignment, h invalidation.BatchHandler, runs []*in
 	answers, err := callBatch(ctx, h, runs)
 	ran := time.Since(start)
 	endRun(span, job, err, entries...)
-	n.board.ran(job.service, ran)
+	n.board.ran(job.service, ran, true)
 	n.stats.ran(err, ran)
 	for _, r := range runs {
 		n.desk.ran(job, cost([]invalidation.Entry{r.Entry}, ran.Seconds()/float64(len(runs))))

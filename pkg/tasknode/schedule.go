@@ -59,6 +59,11 @@ func (n *Node) step(ctx context.Context) bool {
 		return false
 	}
 	a := n.allow(v)
+	if a.crowded {
+		// It stays first in line for what comes free: no other lane may be let in before it.
+		n.board.leave(v, true, time.Time{})
+		return false
+	}
 	if a.locks == 0 {
 		n.board.refuse(v, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return false
@@ -85,8 +90,9 @@ func (n *Node) step(ctx context.Context) bool {
 // allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
 // node, and the leave of every gate.
 type allowance struct {
-	locks  int
-	grants []grant
+	locks   int
+	grants  []grant
+	crowded bool // there was no permit
 }
 
 // grant is the leave of one gate, to be given back as runs end.
@@ -97,14 +103,18 @@ type grant struct {
 
 func (n *Node) allow(v *visit) allowance {
 	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
-	taken := n.permits.take(reserved, n.board.spare(v.service, n.cfg.Threads))
+	spare := n.board.spare(v.service, n.cfg.Threads)
+	taken := n.permits.take(reserved, spare)
+	if taken == 0 && n.board.fits(v, n.cfg.Threads) {
+		taken = n.permits.take(min(1, reserved), spare+n.cfg.Threads)
+	}
 	switch {
 	case reserved == 0:
 		n.cfg.Observer.Refused(v.name, "queue_limit")
 	case taken == 0:
 		n.cfg.Observer.Refused(v.name, "threads")
 	}
-	a := allowance{locks: taken}
+	a := allowance{locks: taken, crowded: reserved > 0 && taken == 0}
 	for _, g := range n.cfg.Gates {
 		if a.locks == 0 {
 			break

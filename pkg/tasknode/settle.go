@@ -199,10 +199,12 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 func (n *Node) free(p pile) {
 	var tokens []invalidation.Token
 	var s *service
+	lanes := make([]*lane, 0, len(p.endings))
 	for i := range p.endings {
 		if p.endings[i].Last {
 			tokens = append(tokens, p.endings[i].Lock.Token)
 			s = p.jobs[i].service
+			lanes = append(lanes, p.jobs[i].home)
 		}
 	}
 	if len(tokens) == 0 {
@@ -210,5 +212,6 @@ func (n *Node) free(p pile) {
 	}
 	n.desk.remove(tokens...)
 	n.board.unhold(s, len(tokens))
+	n.board.left(lanes)
 	n.permits.put(len(tokens))
 }

@@ -55,5 +55,5 @@ func (s *Stats) settled(endings, refused int, took time.Duration) {
 
 // load is what the node reports of itself with each heartbeat, for people to read.
 func (n *Node) load() map[string]any {
-	return map[string]any{"locks": n.permits.held(), "threads": n.cfg.Threads, "waiting": len(n.work)}
+	return map[string]any{"locks": n.permits.held(), "threads": n.cfg.Threads, "waiting": len(n.work) + len(n.express)}
 }

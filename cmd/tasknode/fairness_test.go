@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// begun is the order in which entries began.
+type begun struct {
+	mu    sync.Mutex
+	names []string
+	flows map[string]int
+	seen  chan struct{} // one for each
+}
+
+func newBegun() *begun { return &begun{flows: map[string]int{}, seen: make(chan struct{}, 1<<20)} }
+
+func (b *begun) note(r *invalidation.Run) {
+	b.mu.Lock()
+	b.names = append(b.names, r.Entry.Name)
+	b.flows[r.Lock.Lane.Flow]++
+	b.mu.Unlock()
+	b.seen <- struct{}{}
+}
+
+func (b *begun) await(t testing.TB, n int) {
+	t.Helper()
+	deadline := time.After(time.Minute)
+	for i := range n {
+		select {
+		case <-b.seen:
+		case <-deadline:
+			t.Fatalf("%d entries began, want %d", i, n)
+		}
+	}
+}
+
+// served is how many entries of each flow have begun.
+func (b *begun) served() map[string]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	flows := map[string]int{}
+	for flow, n := range b.flows {
+		flows[flow] = n
+	}
+	return flows
+}
+
+func named(flow string, names ...int) []invalidation.Push {
+	pushes := make([]invalidation.Push, len(names))
+	for i, n := range names {
+		pushes[i] = invalidation.Push{Flow: flow, Name: fmt.Sprint(flow, n), Payload: json.RawMessage(`{}`)}
+	}
+	return pushes
+}
+
+func upTo(n int) []int {
+	numbers := make([]int, n)
+	for i := range numbers {
+		numbers[i] = i
+	}
+	return numbers
+}
+
+// A thousand flows that never run dry do not hide the two thousand behind them: a look at the lanes lists a thousand,
+// and the next one goes on where it ended.
+func TestThreeThousandBusyFlowsAreAllServed(t *testing.T) {
+	f := newFleet(t)
+	q := f.queue(invalidation.Config{ResultRetention: -1})
+	b := newBegun()
+	var pushes []invalidation.Push
+	for i := range 3000 {
+		pushes = append(pushes, named(fmt.Sprintf("flow-%04d", i), upTo(3)...)...)
+	}
+	f.push(q, pushes...)
+	done := make(chan struct{})
+	var once sync.Once
+	f.start(1, 32, func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		b.note(r)
+		if len(b.served()) == 3000 {
+			once.Do(func() { close(done) })
+		}
+		if flow := r.Lock.Lane.Flow; flow < "flow-1000" {
+			if _, err := q.Push(ctx, named(flow, 0)...); err != nil && ctx.Err() == nil {
+				t.Errorf("push: %v", err)
+			}
+		}
+		return nil, nil
+	})
+	began := time.Now()
+	select {
+	case <-done:
+	case <-time.After(90 * time.Second):
+	}
+	served := b.served()
+	t.Logf("%d of 3000 flows served after %.1f s", len(served), time.Since(began).Seconds())
+	if len(served) < 3000 {
+		t.Errorf("%d of 3000 flows were served", len(served))
+	}
+}
+
+// A saturated high band leaves the low one its guaranteed twentieth, whatever the threads of a node do at once, and keeps
+// the rest.
+func TestLowBandGetsItsShareOnARealNode(t *testing.T) {
+	f := newFleet(t)
+	q := f.queue(invalidation.Config{ResultRetention: -1})
+	b := newBegun()
+	high, low := int16(9), int16(0)
+	var pushes []invalidation.Push
+	for i := range 12_000 {
+		p := invalidation.Push{Flow: "high", Priority: &high, Payload: json.RawMessage(`{}`)}
+		if i%2 == 0 {
+			p.Flow, p.Priority = "low", &low
+		}
+		pushes = append(pushes, p)
+	}
+	f.push(q, pushes...)
+	f.start(1, 8, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		b.note(r)
+		time.Sleep(4 * time.Millisecond)
+		return nil, nil
+	})
+	b.await(t, 500) // the node learns how long runs take
+	before := b.served()
+	b.await(t, 4000)
+	now := b.served()
+	n, m := now["low"]-before["low"], now["high"]-before["high"]
+	share := float64(n) / float64(n+m)
+	t.Logf("low band: %d of %d, %.1f%%", n, n+m, 100*share)
+	if share < 0.04 || share > 0.10 {
+		t.Errorf("the low band got %.1f%%, want 5%%", 100*share)
+	}
+}
+
+// In a fifo queue an entry is overtaken by no more than one claim from each other flow.
+func TestFifoQueueKeepsTheOrderOfAcceptanceAcrossFlows(t *testing.T) {
+	f := newFleet(t)
+	q := f.queue(invalidation.Config{Algorithm: "fifo", ResultRetention: -1})
+	const n, flows, threads = 3000, 20, 4
+	var pushes []invalidation.Push
+	for i := range n {
+		p := named(fmt.Sprint("flow-", rand.IntN(flows)), i)[0]
+		p.Name = fmt.Sprint(i)
+		pushes = append(pushes, p)
+	}
+	f.push(q, pushes...)
+	b := newBegun()
+	f.start(1, threads, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		b.note(r)
+		time.Sleep(2 * time.Millisecond)
+		return nil, nil
+	})
+	b.await(t, n)
+	var most, sum int
+	for i, name := range b.names {
+		at, err := strconv.Atoi(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overtaken := 0
+		for _, before := range b.names[:i] {
+			if other, err := strconv.Atoi(before); err == nil && other > at {
+				overtaken++
+			}
+		}
+		most, sum = max(most, overtaken), sum+overtaken
+	}
+	const claim = threads + threads*20/2 // permits, and 20 ms of work beside them
+	t.Logf("an entry was overtaken by %d at most, %.1f on average", most, float64(sum)/n)
+	if most > (flows-1)*claim {
+		t.Errorf("an entry was overtaken by %d, more than one claim of each other flow (%d)", most, (flows-1)*claim)
+	}
+}
+
+// The algorithm of a queue changes while it works: nothing is lost, nothing runs twice, and each flow keeps its order.
+func TestQueueTurnsFairAndFifoWhileItWorks(t *testing.T) {
+	f := newFleet(t)
+	q := f.queue(invalidation.Config{Algorithm: "fifo", ResultRetention: -1})
+	const many, few = 3000, 100
+	f.push(q, named("many", upTo(many)...)...)
+	f.push(q, named("few", upTo(few)...)...)
+	b := newBegun()
+	f.start(1, 1, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		b.note(r)
+		time.Sleep(time.Millisecond)
+		return nil, nil
+	})
+	b.await(t, 500)
+	if n := b.served()["few"]; n > 0 {
+		t.Errorf("%d entries that were accepted last began among the first 500 of a fifo queue", n)
+	}
+	if _, err := invalidation.Alter(t.Context(), f.pool, q.Name, map[string]any{"algorithm": "fair"}); err != nil {
+		t.Fatal(err)
+	}
+	// Nodes read the queue again within a heartbeat of 2 s; then both flows share it until the small one is done.
+	deadline := time.Now().Add(20 * time.Second)
+	for b.served()["few"] < few/2 && time.Now().Before(deadline) {
+		b.await(t, 1)
+	}
+	if got := b.served(); got["few"] < few/2 || got["many"] == many {
+		t.Errorf("after the turn the flows got %v", got)
+	}
+	if _, err := invalidation.Alter(t.Context(), f.pool, q.Name, map[string]any{"algorithm": "fifo"}); err != nil {
+		t.Fatal(err)
+	}
+	for total := 0; total < many+few; {
+		b.await(t, 1)
+		total = b.served()["many"] + b.served()["few"]
+	}
+	for flow, n := range map[string]int{"many": many, "few": few} {
+		var order []string
+		for _, name := range b.names {
+			if len(name) > len(flow) && name[:len(flow)] == flow {
+				order = append(order, name)
+			}
+		}
+		want := make([]string, n)
+		for i := range want {
+			want[i] = fmt.Sprint(flow, i)
+		}
+		if !slices.Equal(order, want) {
+			t.Errorf("flow %s ran out of order, or not each entry once", flow)
+		}
+	}
+}
