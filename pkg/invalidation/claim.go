@@ -110,7 +110,6 @@ func (m *manners) be(l Lane) {
 // one transaction.
 func (q *Queue) swiftly(r ClaimRequest) *pgx.Batch {
 	b := &pgx.Batch{}
-	b.Queue(brieflySQL)
 	b.Queue(q.sql.swift, q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID)
 	return b
 }

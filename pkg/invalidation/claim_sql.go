@@ -119,12 +119,13 @@ const gatesSQL = `SELECT id FROM penstock."limit" WHERE id = ANY ($1::int[]) ORD
 
 // swiftSQL is the claim of a lane in which everything is solo and nobody has locked a ready row, as is usual: it
 // deletes the rows without locking them first, which saves a WAL record each. Where it must wait for somebody it
-// gives up after a moment, and Claim goes on with claimSQL, as it does when there are keys in the lane. The ready row of
+// gives up after the lock_timeout that it sets for itself, and Claim goes on with claimSQL, as it does when there are keys in the lane. The ready row of
 // a solo entry and a lock of it never exist at once, so that its insert needs no ON CONFLICT, which would look twice.
 // Parameters and answer are those of claimSQL.
 const swiftSQL = `
 WITH alone AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
+    SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL
+           AND pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
            AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1) AS ok
 ), back AS MATERIALIZED (
     SELECT wait FROM ` + heldBackSQL + ` b
@@ -159,9 +160,6 @@ SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head),
        (SELECT count(*) FROM head)::int - (SELECT count(*) FROM mine)::int, 0, NULL, NULL, NULL, NULL,
        back.wait, CASE WHEN back.wait IS NOT NULL THEN 0::float8 END, NULL
   FROM back`
-
-// brieflySQL keeps a swift claim from waiting long for whoever has locked a ready row.
-const brieflySQL = `SELECT set_config('lock_timeout', '100ms', true)`
 
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3.
 const claimGroupsSQL = `

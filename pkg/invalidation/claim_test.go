@@ -265,3 +265,20 @@ func TestAGroupIsClaimedUpToItsQuantum(t *testing.T) {
 		t.Fatalf("claimed %v, want L and then the rest of K", got)
 	}
 }
+
+// Somebody who has locked a ready row, an operator who is about to disable its entry say, holds up nobody else's.
+func TestAClaimPassesByAReadyRowThatSomebodyHasLocked(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.push("", "", "")
+	holder := b.begin()
+	if _, err := holder.Exec(b.ctx, `SELECT FROM penstock.ready WHERE entry_id = $1 FOR UPDATE`, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+	defer cancel()
+	claimed, err := b.q.Claim(ctx, ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 10})
+	if err != nil || len(claimed.Locks) != 2 || claimed.Locks[0].Entries[0].ID != ids[1] {
+		t.Errorf("claimed %d locks: %v; want the two that nobody holds", len(claimed.Locks), err)
+	}
+	b.commit(holder)
+}
