@@ -1,10 +1,12 @@
 package invalidation
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 )
 
 func TestClaimTakesALaneInOrderOfAcceptance(t *testing.T) {

@@ -158,7 +158,8 @@ SELECT $1, CASE f.place WHEN 'back' THEN greatest(f.priority, n.priority) ELSE n
                 WHERE lock_key = f.lock_key AND status = 'pending' AND priority >= 0
                 ORDER BY id LIMIT $5::int) e) n
  WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
-ON CONFLICT DO NOTHING`
+ON CONFLICT DO NOTHING
+RETURNING lock_key`
 
 func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	var keys []string
@@ -170,9 +171,21 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 			places = append(places, e.place())
 		}
 	}
-	if len(keys) > 0 {
-		batch.Queue(q.sql.unlock, q.ID, keys, tokens, places, q.Config.QuantumCount)
+	if len(keys) == 0 {
+		return
 	}
+	batch.Queue(q.sql.unlock, q.ID, keys, tokens, places, q.Config.QuantumCount).Query(func(rows pgx.Rows) error {
+		again, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil || len(again) == 0 {
+			return err
+		}
+		for _, e := range endings {
+			if e.Last && slices.Contains(again, e.Lock.Key) {
+				e.Lock.More = true
+			}
+		}
+		return nil
+	})
 }
 
 // Failed says that the ending moves the entry to the failures.

@@ -145,6 +145,21 @@ func TestEveryEntryRunsOnceAndGroupsInOrder(t *testing.T) {
 	}
 }
 
+// A key that used up its quantum stands in line again. Its node knows, and needs no poll to go on with it.
+func TestAKeyGoesOnAfterItsQuantumWithoutAPoll(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{QuantumCount: 2})
+	pushes := make([]invalidation.Push, 60)
+	for i := range pushes {
+		pushes[i] = invalidation.Push{LockKey: "K", Payload: json.RawMessage(`1`)}
+	}
+	push(t, q, pushes...)
+	start(t, pool, tasknode.Config{Threads: 4, Poll: time.Minute}, map[string]invalidation.HandlerFunc{
+		"work": func(context.Context, *invalidation.Run) (json.RawMessage, error) { return nil, nil },
+	})
+	eventually(t, pool, "all entries of the key done", emptySQL)
+}
+
 func TestErrorIsRetriedThenFails(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{Retry: invalidation.RetryPolicy{MaxAttempts: 3, Base: invalidation.Seconds(time.Millisecond)}})

@@ -201,10 +201,13 @@ func (n *Node) free(p pile) {
 	var s *service
 	lanes := make([]*lane, 0, len(p.endings))
 	for i := range p.endings {
-		if p.endings[i].Last {
-			tokens = append(tokens, p.endings[i].Lock.Token)
+		if l := p.endings[i].Lock; p.endings[i].Last {
+			tokens = append(tokens, l.Token)
 			s = p.jobs[i].service
 			lanes = append(lanes, p.jobs[i].home)
+			if l.More {
+				n.board.hint(p.queue.ID, &l.Lane) // nobody else knows that the key stands in line again
+			}
 		}
 	}
 	if len(tokens) == 0 {
