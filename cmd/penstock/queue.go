@@ -35,6 +35,8 @@ func standing(q operator.Queue) string {
 		return "paused"
 	case q.Serving == 0:
 		return "no node"
+	case q.Blocked != nil:
+		return strings.ReplaceAll(*q.Blocked, "_", " ")
 	}
 	return "serving"
 }
@@ -71,6 +73,7 @@ func queueColumns() []column[operator.Queue] {
 		{title: "NODES", right: true, text: func(q operator.Queue) string { return number(q.Serving) }},
 		{title: "CAPACITY", right: true, wide: true, text: func(q operator.Queue) string { return optional(q.Capacity) }},
 		{title: "MAX", right: true, wide: true, text: func(q operator.Queue) string { return optional(q.MaxConcurrent) }},
+		{title: "AS OF", wide: true, text: func(q operator.Queue) string { return before(stamp(q.SampledAt), "now") }},
 		{title: "PAUSED BY", wide: true, text: func(q operator.Queue) string { return q.PausedBy + after(": ", q.PausedReason) }},
 	}
 }

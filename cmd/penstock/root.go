@@ -13,7 +13,7 @@ var commands = []func(*app) *cobra.Command{
 	queueCommand, entryCommand, groupCommand, failureCommand,
 	lockCommand, nodeCommand, limitCommand, pauseCommand, applicationCommand, operationCommand, auditCommand,
 	cronCommand, batchCommand, modelCommand, instanceCommand,
-	topCommand, doctorCommand, migrateCommand, benchCommand, devCommand, versionCommand,
+	topCommand, doctorCommand, migrateCommand, benchCommand, replayCommand, devCommand, versionCommand,
 }
 
 // newRoot builds the tree of commands for one run.
