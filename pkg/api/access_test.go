@@ -19,6 +19,7 @@ var needs = map[string]scope{
 	"GET /livez":                                  "",
 	"GET /readyz":                                 "",
 	"GET /metrics":                                "",
+	"GET /openapi.yaml":                           "",
 	"GET /v1/queues":                              read,
 	"POST /v1/queues":                             admin,
 	"GET /v1/queues/{queue}":                      read,

@@ -51,6 +51,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.operationRoutes()
 	a.auditRoutes()
 	a.tokenRoutes()
+	a.openAPIRoutes()
 	a.finish()
 	return a
 }

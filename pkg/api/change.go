@@ -45,7 +45,7 @@ type Why struct {
 	Reason string `query:"reason" required:"true" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
 }
 
-func (w Why) by(ctx context.Context) invalidation.By { return Because{w.Reason}.by(ctx) }
+func (w Why) by(ctx context.Context) invalidation.By { return Because(w).by(ctx) }
 
 // Reasoned is the body of what needs nothing but a reason.
 type Reasoned struct{ Body Because }
