@@ -1,15 +1,20 @@
 package api
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -170,4 +175,187 @@ func newToken(t *testing.T, pool *pgxpool.Pool, g operator.Grant) string {
 		t.Fatal(err)
 	}
 	return secret
+}
+
+func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
+	w := newWorld(t)
+	for _, sql := range []string{
+		`SELECT penstock.create_queue(q, jsonb_build_object('application', a, 'kind', k))
+		   FROM (VALUES ('mine', 'here', 'task'), ('near', 'here', 'task'), ('far', 'there', 'task'), ('mine_c', 'here', 'cron'), ('far_c', 'there', 'cron'),
+		                ('mine_b', 'here', 'batch'), ('far_b', 'there', 'batch')) v(q, a, k)`,
+		`SELECT penstock.push('mine', '1'), penstock.push('far', '1')`,
+		`SELECT penstock.create_cron_job('mine', 'mine_c', '@every 1h'), penstock.create_cron_job('far', 'far_c', '@every 1h')`,
+		`SELECT penstock.create_batch(q, q, '{"items": [1]}') FROM (VALUES ('mine_b'), ('far_b')) v(q)`,
+		`SELECT penstock.start_operation(q, 'cancel', '{"name": "x"}') FROM (VALUES ('mine'), ('far')) v(q)`,
+		`INSERT INTO penstock.node (id, name, application, lease, threads) VALUES (1, 'h', 'here', '1 hour', 1), (2, 't', 'there', '1 hour', 1)`,
+	} {
+		w.exec(sql)
+	}
+	id := func(sql string) (id int64) {
+		if err := w.pool.QueryRow(t.Context(), sql).Scan(&id); err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	a := New(w.pool, Config{})
+	all := []string{"admin"}
+	byQueue := newToken(t, w.pool, operator.Grant{Name: "by-queue", Scopes: all, Queues: []string{"mine", "mine_c", "mine_b"}})
+	byApplication := newToken(t, w.pool, operator.Grant{Name: "by-application", Scopes: all, Applications: []string{"here"}})
+	const yes, no = true, false
+	for _, c := range []struct {
+		method, path, body     string
+		byQueue, byApplication bool
+	}{
+		{"GET", "/v1/queues/mine", "", yes, yes},
+		{"GET", "/v1/queues/near", "", no, yes},
+		{"GET", "/v1/queues/far", "", no, no},
+		{"POST", "/v1/queues/mine/entries", `{"payload": 1}`, yes, yes},
+		{"POST", "/v1/queues/far/entries", `{"payload": 1}`, no, no},
+		{"GET", "/v1/entries?queue=mine", "", yes, yes},
+		{"GET", "/v1/entries?queue=far", "", no, no},
+		{"GET", "/v1/entries?queue=mine&queue=far", "", yes, yes}, // the first counts, for both who ask
+		{"GET", "/v1/entries?%71ueue=far", "", no, no},
+		{"GET", "/v1/locks", "", no, no},
+		{"GET", "/v1/locks?queue=mine", "", yes, yes},
+		{"GET", fmt.Sprint("/v1/entries/", id(`SELECT id FROM penstock.entry_mine LIMIT 1`)), "", yes, yes},
+		{"GET", fmt.Sprint("/v1/entries/", id(`SELECT id FROM penstock.entry_far LIMIT 1`)), "", no, no},
+		{"GET", "/v1/cron/mine", "", yes, yes},
+		{"GET", "/v1/cron/far", "", no, no},
+		{"GET", fmt.Sprint("/v1/batches/", id(`SELECT id FROM penstock.batch WHERE name = 'mine_b'`)), "", yes, yes},
+		{"GET", fmt.Sprint("/v1/batches/", id(`SELECT id FROM penstock.batch WHERE name = 'far_b'`)), "", no, no},
+		{"GET", fmt.Sprint("/v1/operations/", id(`SELECT min(id) FROM penstock.operation`)), "", yes, yes},
+		{"GET", fmt.Sprint("/v1/operations/", id(`SELECT max(id) FROM penstock.operation`)), "", no, no},
+		{"GET", "/v1/nodes/1", "", no, yes},
+		{"GET", "/v1/nodes/2", "", no, no},
+		{"GET", "/v1/audit", "", no, no},
+		{"GET", "/v1/tokens", "", no, no},
+		{"POST", "/v1/queues", `{"name": "new", ` + reason + `}`, no, no},
+		{"POST", "/v1/pauses?queue=mine", `{"scope": "flow", "value": "f", ` + reason + `}`, yes, yes},
+		{"POST", "/v1/pauses", `{"scope": "flow", "value": "f", ` + reason + `}`, no, no},
+		{"PATCH", "/v1/queues/mine", `{"settings": {"application": "there"}, ` + reason + `}`, no, no},
+		{"POST", "/v1/queues/mine_b/batches", `{"name": "b", "options": {"items": [1], "completion_queue": "far"}, ` + reason + `}`, no, no},
+		{"POST", "/v1/queues/mine_b/batches", `{"name": "b", "options": {"items": [1], "completion_queue": "mine"}, ` + reason + `}`, yes, yes},
+		{"POST", "/v1/queues/mine_b/batches", `{"name": "b", "options": {"query": "SELECT 1"}, ` + reason + `}`, no, no},
+	} {
+		for secret, want := range map[string]bool{byQueue: c.byQueue, byApplication: c.byApplication} {
+			answered := call(a, c.method, c.path, c.body, secret)
+			if let := answered.Code < 300; let != want || !let && answered.Code != http.StatusForbidden {
+				t.Errorf("%s %s, limited to queues %v: %d %s, want it let in: %v", c.method, c.path, secret == byQueue, answered.Code, answered.Body, want)
+			}
+		}
+	}
+	for secret, want := range map[string]int{byQueue: 3, byApplication: 4} {
+		var page list[operator.Queue]
+		if err := json.Unmarshal(call(a, "GET", "/v1/queues", "", secret).Body.Bytes(), &page); err != nil || len(page.Items) != want {
+			t.Errorf("%d queues are shown, want %d (%v)", len(page.Items), want, err)
+		}
+	}
+}
+
+func TestRotatedTokenWorksForItsOverlapAndARevokedOneNotAtAll(t *testing.T) {
+	w := newWorld(t)
+	d := operator.New(w.pool)
+	// An API of its own for each look: what a leader has just seen it lets in for a few seconds.
+	status := func(secret string) int { return call(New(w.pool, Config{}), "GET", "/v1/queues", "", secret).Code }
+	by := invalidation.By{Actor: "ada", Reason: "test"}
+	first := newToken(t, w.pool, operator.Grant{Name: "ci", Scopes: []string{"read"}})
+	if _, err := d.CreateToken(t.Context(), operator.Grant{Name: "ci", Scopes: []string{"admin"}}, by); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("a second token of the name: %v, want it refused", err)
+	}
+	second, err := d.RotateToken(t.Context(), "ci", time.Hour, time.Time{}, by)
+	if err != nil || status(first) != 200 || status(second) != 200 {
+		t.Errorf("during the overlap: %d and %d (%v)", status(first), status(second), err)
+	}
+	third, err := d.RotateToken(t.Context(), "ci", 0, time.Now().Add(time.Hour), by)
+	if err != nil || status(first) != 401 || status(second) != 401 || status(third) != 200 {
+		t.Errorf("after it: %d, %d and %d (%v)", status(first), status(second), status(third), err)
+	}
+	if err := d.RevokeToken(t.Context(), "ci", by); err != nil || status(third) != 401 {
+		t.Errorf("revoked: %d (%v)", status(third), err)
+	}
+	var kept string
+	if err := w.pool.QueryRow(t.Context(), `SELECT string_agg(t::text, ' ') || (SELECT string_agg(a::text, ' ') FROM penstock.audit a) FROM penstock.api_token t`).Scan(&kept); err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{first, second, third} {
+		if strings.Contains(kept, secret) || strings.Contains(kept, secret[4:20]) {
+			t.Error("a secret is kept in the database")
+		}
+	}
+	var used int
+	if err := w.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.api_token WHERE used_at IS NOT NULL`).Scan(&used); err != nil || used != 3 {
+		t.Errorf("%d tokens are known to have been used, want 3 (%v)", used, err)
+	}
+}
+
+func TestAuditNamesTheTokenAndCannotBeChanged(t *testing.T) {
+	w := newWorld(t)
+	secret := newToken(t, w.pool, operator.Grant{Name: "on-call", Scopes: []string{"operate"}})
+	if got := call(New(w.pool, Config{}), "POST", "/v1/queues/webhook/pause", "{"+reason+"}", secret); got.Code != 204 {
+		t.Fatalf("pause: %d %s", got.Code, got.Body)
+	}
+	found, err := operator.New(w.pool).Audits(t.Context(), operator.AuditFilter{Actor: "on-call", Verb: "pause_queue"})
+	if err != nil || len(found) != 1 || found[0].Reason != "a test" {
+		t.Errorf("audit: %+v (%v)", found, err)
+	}
+	for _, sql := range []string{`UPDATE penstock.audit SET actor = 'nobody'`, `DELETE FROM penstock.audit`, `TRUNCATE penstock.audit`} {
+		if _, err := w.pool.Exec(t.Context(), sql); postgres.Code(err) != "42501" {
+			t.Errorf("%s: %v, want it refused", sql, err)
+		}
+	}
+}
+
+func TestConfigurationIsChangedOnlyByWhoHasReadIt(t *testing.T) {
+	w := newWorld(t)
+	const path = "/v1/queues/webhook"
+	body := `{"settings": {"capacity": 5}, ` + reason + `}`
+	if status, answer := w.send("PATCH", path, body); status != 428 || answer["code"] != "precondition_required" {
+		t.Errorf("without If-Match: %d %v", status, answer)
+	}
+	w.send("GET", path, "")
+	tag := w.tags[path]
+	var wg sync.WaitGroup
+	statuses := make(chan int, 8)
+	for i := range 8 {
+		wg.Go(func() {
+			status, _ := w.send("PATCH", path, fmt.Sprintf(`{"settings": {"capacity": %d}, %s}`, 10+i, reason), "If-Match", tag)
+			statuses <- status
+		})
+	}
+	wg.Wait()
+	close(statuses)
+	count := map[int]int{}
+	for status := range statuses {
+		count[status]++
+	}
+	if count[204] != 1 || count[412] != 7 {
+		t.Errorf("of 8 changes at once with one ETag: %v, want one 204 and seven 412", count)
+	}
+}
+
+func TestServerThatIsOpenServesThisMachineAlone(t *testing.T) {
+	a := New(pgtest.New(t), Config{Open: true})
+	for _, c := range []struct {
+		host, origin string
+		want         int
+	}{
+		{"localhost:8420", "", 204},
+		{"127.0.0.1:8420", "", 204},
+		{"[::1]:8420", "", 204},
+		{"127.0.0.1", "http://127.0.0.1", 204},
+		{"rebound.example", "", 421},
+		{"10.0.0.7:8420", "", 421},
+		{"localhost:8420", "https://evil.example", 421},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/queues/webhook/pause", strings.NewReader("{"+reason+"}"))
+		r.Host = c.host
+		if c.origin != "" {
+			r.Header.Set("Origin", c.origin)
+		}
+		answered := httptest.NewRecorder()
+		a.ServeHTTP(answered, r)
+		if answered.Code != c.want {
+			t.Errorf("host %s, origin %q: %d %s, want %d", c.host, c.origin, answered.Code, answered.Body, c.want)
+		}
+	}
 }

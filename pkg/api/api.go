@@ -1,6 +1,7 @@
 package api
 
 import (
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -77,7 +78,9 @@ func newAPI(cfg Config) *API {
 	a.huma.UseMiddleware(a.guard)
 	a.handler = a.mux
 	if a.cfg.Open {
-		a.handler = localOnly(http.NewCrossOriginProtection().Handler(a.mux))
+		sameSite := http.NewCrossOriginProtection()
+		sameSite.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.report(w, r, errElsewhere) }))
+		a.handler = a.localOnly(sameSite.Handler(a.mux))
 	}
 	return a
 }
@@ -94,16 +97,18 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.cfg.Observe(route, noted.status, time.Since(start))
 }
 
+var errElsewhere = errors.New("without a token, requests are for this machine: address it as localhost, and from no web page of another site")
+
 // localOnly refuses requests for another host. Without tokens, the address alone keeps strangers out; a page on the web
 // whose name was made to point at this machine must not get in through a browser here.
-func localOnly(next http.Handler) http.Handler {
+func (a *API) localOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
 		if err != nil {
 			host = strings.Trim(r.Host, "[]")
 		}
 		if address, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !address.IsLoopback()) {
-			http.Error(w, "requests without a token are for this machine: address it as localhost", http.StatusMisdirectedRequest)
+			a.report(w, r, errElsewhere)
 			return
 		}
 		next.ServeHTTP(w, r)

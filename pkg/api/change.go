@@ -118,7 +118,7 @@ func (a *API) alter(ctx context.Context, c Conditional, lockSQL, key string, cur
 				return err
 			}
 		} else if c.IfMatch != "" {
-			return errChanged
+			return fmt.Errorf("there is no %s; to make it, send no If-Match: %w", key, invalidation.ErrNotFound)
 		}
 		return do(d)
 	})

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+
+	"github.com/danielgtaylor/huma/v2"
 )
 
 // OpenAPI returns the description of the API (OpenAPI 3.1, YAML), as it is committed in docs/openapi.yaml.
@@ -13,11 +15,42 @@ func (a *API) OpenAPI() ([]byte, error) {
 	for _, name := range []string{"ErrorModel", "ErrorDetail"} {
 		delete(doc.Components.Schemas.Map(), name)
 	}
+	sent := map[string]bool{}
+	for _, path := range doc.Paths {
+		for _, op := range []*huma.Operation{path.Post, path.Put, path.Patch} {
+			if op != nil && op.RequestBody != nil {
+				for _, media := range op.RequestBody.Content {
+					reach(doc, media.Schema, sent)
+				}
+			}
+		}
+	}
+	// Clients must expect answers to have more fields one day; bodies are refused that have more.
+	for name, schema := range doc.Components.Schemas.Map() {
+		if schema.AdditionalProperties == false && !sent["#/components/schemas/"+name] {
+			schema.AdditionalProperties = nil
+		}
+	}
 	text, err := doc.YAML()
 	if err != nil {
 		return nil, fmt.Errorf("describe the API: %w", err)
 	}
 	return text, nil
+}
+
+// reach notes the components that a schema refers to, directly or through others.
+func reach(doc *huma.OpenAPI, schema *huma.Schema, found map[string]bool) {
+	if schema == nil || found[schema.Ref] {
+		return
+	}
+	if schema.Ref != "" {
+		found[schema.Ref] = true
+		schema = doc.Components.Schemas.SchemaFromRef(schema.Ref)
+	}
+	for _, property := range schema.Properties {
+		reach(doc, property, found)
+	}
+	reach(doc, schema.Items, found)
 }
 
 func (a *API) openAPIRoutes() {

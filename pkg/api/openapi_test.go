@@ -115,21 +115,21 @@ func compare(t *testing.T, before, after []byte) []string {
 		t.Fatal(err)
 	}
 	for path, item := range at(c.before, "paths") {
-		for method, was := range item.(node) {
+		for method, was := range asNode(item) {
 			name := strings.ToUpper(method) + " " + path
 			is := at(c.after, "paths", path, method)
 			if is == nil {
 				c.broken("%s is gone", name)
 				continue
 			}
-			c.parameters(name, was.(node), is)
-			c.schema(name+" body", body(was.(node)), body(is), true, 0)
-			for status, answer := range at(was.(node), "responses") {
+			c.parameters(name, asNode(was), is)
+			c.schema(name+" body", body(asNode(was)), body(is), true, 0)
+			for status, answer := range at(asNode(was), "responses") {
 				if at(is, "responses", status) == nil {
 					c.broken("%s: status %s is gone", name, status)
 					continue
 				}
-				c.schema(name+" answer", content(answer.(node)), content(at(is, "responses", status)), false, 0)
+				c.schema(name+" answer", content(asNode(answer)), content(at(is, "responses", status)), false, 0)
 			}
 		}
 	}
@@ -190,7 +190,7 @@ func (c *comparison) schema(name string, was, is node, request bool, depth int) 
 			c.broken("%s: %s is gone", name, field)
 			continue
 		}
-		c.schema(name+"."+field, before.(node), after, request, depth+1)
+		c.schema(name+"."+field, asNode(before), after, request, depth+1)
 	}
 	needed, needs := words(was["required"]), words(is["required"])
 	for _, field := range needs {
@@ -212,7 +212,7 @@ func parametersOf(operation node) map[string]node {
 	found := map[string]node{}
 	list, _ := operation["parameters"].([]any)
 	for _, p := range list {
-		found[p.(node)["name"].(string)] = p.(node)
+		found[fmt.Sprint(asNode(p)["name"])] = asNode(p)
 	}
 	return found
 }
@@ -221,7 +221,7 @@ func body(operation node) node { return content(at(operation, "requestBody")) }
 
 func content(of node) node {
 	for _, media := range at(of, "content") {
-		return at(media.(node), "schema")
+		return at(asNode(media), "schema")
 	}
 	return nil
 }
@@ -238,6 +238,11 @@ func at(of node, keys ...string) node {
 		of, _ = of[key].(node)
 	}
 	return of
+}
+
+func asNode(v any) node {
+	n, _ := v.(node)
+	return n
 }
 
 func words(list any) (found []string) {

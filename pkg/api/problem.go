@@ -40,6 +40,7 @@ var statuses = []struct {
 	{errNoRoute, http.StatusNotFound, "no_such_address"},
 	{errNoMethod, http.StatusMethodNotAllowed, "method_not_allowed"},
 	{errNoToken, http.StatusUnauthorized, "unauthorized"},
+	{errElsewhere, http.StatusMisdirectedRequest, "not_local"},
 	{errForbidden, http.StatusForbidden, "forbidden"},
 	{errMalformed, http.StatusBadRequest, "malformed"},
 	{errMediaType, http.StatusUnsupportedMediaType, "not_json"},

@@ -106,6 +106,9 @@ func (a *API) dropQueue(ctx context.Context, in *queueDrop) error {
 }
 
 func (a *API) listLanes(ctx context.Context, in *InQueue) (*answer[list[operator.Lane]], error) {
+	if _, err := a.queue(ctx, in.Queue); err != nil {
+		return nil, err
+	}
 	lanes, err := a.operator.Lanes(ctx, in.Queue, 200)
 	return pageOf(lanes, Paging{Limit: 200}, nil), err
 }

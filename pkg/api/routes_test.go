@@ -1,0 +1,341 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// world is an API on a database in which there is something of everything.
+type world struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+	api  *API
+	seen map[string]any // answers by the name of their step
+	tags map[string]string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	pool := pgtest.New(t)
+	return &world{t: t, pool: pool, api: New(pool, Config{Open: true}), seen: map[string]any{}, tags: map[string]string{}}
+}
+
+func (w *world) exec(sql string) {
+	w.t.Helper()
+	if _, err := w.pool.Exec(w.t.Context(), sql); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// send calls an address; every GET remembers the ETag.
+func (w *world) send(method, path, body string, header ...string) (int, map[string]any) {
+	w.t.Helper()
+	r := httptest.NewRequestWithContext(w.t.Context(), method, "http://localhost"+path, strings.NewReader(body))
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	answered := httptest.NewRecorder()
+	w.api.ServeHTTP(answered, r)
+	if tag := answered.Header().Get("ETag"); tag != "" {
+		w.tags[path] = tag
+	}
+	var answer map[string]any
+	if answered.Body.Len() > 0 && json.Unmarshal(answered.Body.Bytes(), &answer) != nil && !strings.HasSuffix(path, ".yaml") {
+		w.t.Errorf("%s %s: answer is not JSON: %s", method, path, answered.Body)
+	}
+	return answered.Code, answer
+}
+
+// step is a request that should go well. In path and body, {word} stands for what an earlier step named word answered.
+type step struct {
+	method, path, body string
+	status             int
+	name, take         string // remember field take of the answer as {name}
+	tagOf              string // send the ETag of this path
+	want               string // field=value of the answer, or of its first item
+	before             func(*world)
+}
+
+const reason = `"reason": "a test"`
+
+func story() []step {
+	const ok, none, made, accepted = http.StatusOK, http.StatusNoContent, http.StatusCreated, http.StatusAccepted
+	why := "{" + reason + "}"
+	return []step{
+		{method: "GET", path: "/livez", status: ok},
+		{method: "GET", path: "/readyz", status: ok},
+		{method: "GET", path: "/openapi.yaml", status: ok},
+		{method: "POST", path: "/v1/queues", body: `{"name": "work", "settings": {"grouping": "k", "mergeable": true}, ` + reason + `}`, status: made},
+		{method: "GET", path: "/v1/queues", status: ok, want: "name=webhook"},
+		{method: "GET", path: "/v1/queues/work", status: ok, want: "kind=task"},
+		{method: "PATCH", path: "/v1/queues/work", body: `{"settings": {"capacity": 100000}, ` + reason + `}`, tagOf: "/v1/queues/work", status: none},
+		{method: "GET", path: "/v1/queues/work", status: ok, want: "capacity=100000"},
+		{method: "POST", path: "/v1/queues/work/pause", body: `{"until": "2100-01-01T00:00:00Z", ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/pauses?queue=work", status: ok, want: "value=work"},
+		{method: "POST", path: "/v1/queues/work/resume", body: why, status: none},
+		{method: "POST", path: "/v1/queues/work/disable", body: why, status: none},
+		{method: "POST", path: "/v1/queues/work/enable", body: why, status: none},
+
+		{method: "POST", path: "/v1/queues/work/entries", body: `{"payload": {"k": "a"}, "name": "n"}`, status: made, name: "one", take: "id"},
+		{method: "POST", path: "/v1/queues/work/entries", body: `{"payload": {"k": "a"}}`, status: made, name: "two", take: "id"},
+		{method: "GET", path: "/v1/entries?queue=work&state=pending", status: ok, want: "lock_key=a"},
+		{method: "GET", path: "/v1/entries/{one}", status: ok, want: "state=pending"},
+		{method: "GET", path: "/v1/groups?queue=work", status: ok, want: "lock_key=a"},
+		{method: "GET", path: "/v1/queues/work/lanes", status: ok, want: "queue=work"},
+		{method: "POST", path: "/v1/queues/work/compact", body: why, status: ok, want: "replaced=1"},
+		{method: "POST", path: "/v1/queues/work/entries", body: `{"payload": {"k": "b"}, "name": "n"}`, status: made, name: "three", take: "id"},
+		{method: "POST", path: "/v1/entries/{three}/disable", body: why, status: none},
+		{method: "POST", path: "/v1/entries/{three}/enable", body: why, status: none},
+		{method: "POST", path: "/v1/queues/work/entries/disable", body: `{"scope": "name", "value": "n", ` + reason + `}`, status: accepted},
+		{method: "POST", path: "/v1/queues/work/entries/enable", body: `{"scope": "name", "value": "n", ` + reason + `}`, status: accepted},
+		{method: "POST", path: "/v1/entries/{three}/cancel", body: why, status: ok, want: "verdict=cancelled"},
+		{method: "GET", path: "/v1/entries/{three}", status: ok, want: "state=cancelled"},
+
+		{before: (*world).failAndRun, method: "GET", path: "/v1/failures?queue=work", status: ok, want: "class=input", name: "bad", take: "id"},
+		{method: "GET", path: "/v1/queues/work/causes", status: ok, want: "failures=2"},
+		{method: "GET", path: "/v1/failures/{bad}", status: ok, want: "class=input"},
+		{method: "POST", path: "/v1/failures/{bad}/retry", body: why, status: none},
+		{method: "GET", path: "/v1/failures?queue=work", status: ok, name: "worse", take: "id"},
+		{method: "POST", path: "/v1/failures/{worse}/discard", body: why, status: none},
+		{method: "GET", path: "/v1/locks?queue=work&node=7", status: ok, want: "node_id=7"},
+		{method: "GET", path: "/v1/locks/suspects", status: ok},
+		{method: "GET", path: "/v1/usage", status: ok, want: "queue=work"},
+		{method: "GET", path: "/v1/nodes", status: ok, want: "id=7"},
+		{method: "GET", path: "/v1/nodes/7", status: ok, want: "name=gpu"},
+		{method: "POST", path: "/v1/nodes/7/drain", body: why, status: none},
+
+		{method: "POST", path: "/v1/queues/work/operations", body: `{"verb": "cancel", "filter": {"all": true, "older_than_seconds": 3600}, "dry_run": true, ` + reason + `}`, status: accepted, want: "matching=0"},
+		{method: "POST", path: "/v1/queues/work/operations", body: `{"verb": "cancel", "filter": {"all": true}, ` + reason + `}`, status: accepted, name: "op", take: "operation_id"},
+		{method: "GET", path: "/v1/operations?queue=work&running=true", status: ok, want: "verb=cancel"},
+		{method: "GET", path: "/v1/operations/{op}", status: ok, want: "status=running"},
+		{method: "POST", path: "/v1/operations/{op}/cancel", body: why, status: none},
+
+		{method: "POST", path: "/v1/queues", body: `{"name": "tick", "settings": {"kind": "cron"}, ` + reason + `}`, status: made},
+		{method: "POST", path: "/v1/queues/tick/cron", body: `{"name": "daily", "spec": "0 6 * * *", "settings": {"payload": {"n": 1}}, ` + reason + `}`, status: made},
+		{method: "GET", path: "/v1/cron?queue=tick", status: ok, want: "name=daily"},
+		{method: "GET", path: "/v1/cron/daily", status: ok, want: "spec=0 6 * * *"},
+		{method: "PATCH", path: "/v1/cron/daily", body: `{"settings": {"spec": "0 7 * * *"}, ` + reason + `}`, tagOf: "/v1/cron/daily", status: none},
+		{method: "POST", path: "/v1/cron/daily/pause", body: why, status: none},
+		{method: "POST", path: "/v1/cron/daily/resume", body: why, status: none},
+		{method: "POST", path: "/v1/cron/daily/run", body: why, status: accepted},
+		{method: "DELETE", path: "/v1/cron/daily?reason=test", status: none},
+
+		{method: "POST", path: "/v1/queues", body: `{"name": "parts", "settings": {"kind": "batch"}, ` + reason + `}`, status: made},
+		{method: "POST", path: "/v1/queues/parts/batches", body: `{"name": "b", "options": {"items": [1, 2, 3], "part_size": 2}, ` + reason + `}`, status: made, name: "batch", take: "id"},
+		{method: "GET", path: "/v1/batches?queue=parts", status: ok, want: "name=b"},
+		{method: "GET", path: "/v1/batches/{batch}", status: ok, want: "queue=parts"},
+		{method: "POST", path: "/v1/batches/{batch}/pause", body: why, status: none},
+		{method: "POST", path: "/v1/batches/{batch}/resume", body: why, status: none},
+		{method: "POST", path: "/v1/batches/{batch}/cancel", body: why, status: none},
+		{method: "POST", path: "/v1/batches/{batch}/retry", body: why, status: none, before: func(w *world) {
+			w.exec(`UPDATE penstock.batch SET status = 'cancelled', ended_at = now()`)
+			w.exec(`INSERT INTO penstock.batch_part (batch_id, no, items, outcome, ended_at) SELECT id, 1, '[1]', 'cancelled', now() FROM penstock.batch ON CONFLICT DO NOTHING`)
+		}},
+
+		{method: "PUT", path: "/v1/models/flux", body: `{"config": {"protocol": "cog"}, ` + reason + `}`, status: ok, name: "queue", take: "queue"},
+		{method: "GET", path: "/v1/models", status: ok, want: "name=flux"},
+		{method: "GET", path: "/v1/models/flux", status: ok, want: "protocol=cog"},
+		{method: "PUT", path: "/v1/models/flux/override", body: `{"override": {"poll_interval": 5}, ` + reason + `}`, tagOf: "/v1/models/flux", status: none},
+		{method: "GET", path: "/v1/models/flux", status: ok},
+		{method: "DELETE", path: "/v1/models/flux/override?reason=test", tagOf: "/v1/models/flux", status: none},
+		{method: "PUT", path: "/v1/instances/flux/a", body: `{"endpoint": "http://127.0.0.1:9/", "slots": 2, "labels": {"zone": "x"}, ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/instances?model=flux", status: ok, want: "server=a"},
+		{method: "GET", path: "/v1/slots?model=flux", status: ok},
+		{method: "POST", path: "/v1/instances/flux/a/drain", body: why, status: none},
+		{method: "DELETE", path: "/v1/instances/flux/a?reason=test&force=true", status: none},
+		{method: "DELETE", path: "/v1/models/flux?reason=test", status: none},
+
+		{method: "PUT", path: "/v1/limits/gpu", body: `{"settings": {"max_units": 4}, ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/limits", status: ok, want: "name=gpu"},
+		{method: "GET", path: "/v1/limits/gpu", status: ok, want: "max_units=4"},
+		{method: "PUT", path: "/v1/limits/gpu", body: `{"settings": {"max_units": 8}, ` + reason + `}`, tagOf: "/v1/limits/gpu", status: none},
+		{method: "PUT", path: "/v1/queues/work/limits/gpu", body: `{"units": 2, ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/applications", status: ok, want: "name=default"},
+		{method: "PUT", path: "/v1/applications/default/quota", body: `{"max_units": 9, ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/limits/application:default", status: ok, want: "max_units=9"},
+		{method: "DELETE", path: "/v1/applications/default/quota?reason=test", tagOf: "/v1/limits/application:default", status: none},
+
+		{method: "POST", path: "/v1/pauses?queue=work", body: `{"scope": "flow", "value": "f", ` + reason + `}`, status: none},
+		{method: "DELETE", path: "/v1/pauses?queue=work&scope=flow&value=f&reason=test", status: none},
+		{method: "GET", path: "/v1/audit?verb=pause&actor=anybody", status: ok, want: "reason=a test"},
+		{method: "GET", path: "/v1/snapshot", status: ok},
+
+		{method: "POST", path: "/v1/tokens", body: `{"name": "ci", "scopes": ["push"], "queues": ["work"], ` + reason + `}`, status: made, name: "secret", take: "secret"},
+		{method: "GET", path: "/v1/tokens", status: ok, want: "name=ci"},
+		{method: "POST", path: "/v1/tokens/ci/rotate", body: `{"overlap_seconds": 60, ` + reason + `}`, status: made},
+		{method: "POST", path: "/v1/tokens/ci/revoke", body: why, status: none},
+		{method: "DELETE", path: "/v1/queues/work?force=true&reason=test", status: none},
+	}
+}
+
+// failAndRun makes two failures, and a lock that a node holds.
+func (w *world) failAndRun() {
+	w.t.Helper()
+	ctx := w.t.Context()
+	const node = invalidation.NodeID(7)
+	if err := invalidation.Register(ctx, w.pool, invalidation.Node{ID: node, Name: "gpu", Application: "default", Lease: time.Hour}); err != nil {
+		w.t.Fatal(err)
+	}
+	q, err := invalidation.Open(ctx, w.pool, "work")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i := range 2 {
+		if _, err := q.Push(ctx, invalidation.Push{Payload: json.RawMessage(`{}`), LockKey: fmt.Sprint("key", i)}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	for i := range int32(3) { // the group of before, and these two: the last one goes on running
+		c, err := q.Claim(ctx, invalidation.ClaimRequest{Node: node, ClaimID: i + 1, Lane: invalidation.Lane{Priority: 1}, Limit: 1})
+		if err != nil || len(c.Locks) != 1 {
+			w.t.Fatalf("claim: %v (%v)", c, err)
+		}
+		l := c.Locks[0]
+		failed := invalidation.Fail(l, l.Entries[0].ID, invalidation.Failure{Class: "input", Error: "bad input"}, time.Second)
+		failed.Last = true
+		if i == 2 {
+			break
+		}
+		if _, err := q.Settle(ctx, node, []invalidation.Ending{failed}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+func TestEachAddressDoesWhatItSays(t *testing.T) {
+	w := newWorld(t)
+	done := map[string]bool{"GET /metrics": true} // none here: 404
+	for _, s := range story() {
+		if s.before != nil {
+			s.before(w)
+		}
+		path, body := w.fill(s.path), w.fill(s.body)
+		var header []string
+		if s.tagOf != "" {
+			header = []string{"If-Match", w.tags[s.tagOf]}
+		}
+		status, answer := w.send(s.method, path, body, header...)
+		if status != s.status {
+			t.Fatalf("%s %s: %d %v, want %d", s.method, path, status, answer, s.status)
+		}
+		done[w.pattern(s.method, path)] = true
+		if items, is := answer["items"].([]any); is && len(items) > 0 {
+			answer, _ = items[0].(map[string]any)
+		}
+		if s.name != "" {
+			w.seen[s.name] = answer[s.take]
+		}
+		if field, value, given := strings.Cut(s.want, "="); given && written(answer[field]) != value {
+			t.Errorf("%s %s: %s is %v, want %s", s.method, path, field, written(answer[field]), value)
+		}
+	}
+	for _, r := range w.api.routes {
+		if name := r.method + " " + r.path; !done[name] {
+			t.Errorf("%s is in no step of the story", name)
+		}
+	}
+}
+
+// Whatever an address takes, it does not take what is misspelt, without a reason, too large, no JSON, or about what
+// does not exist.
+func TestEachAddressRefusesWhatIsWrong(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('there')`)
+	refused := func(name, method, path, body string, want int, code string) {
+		t.Helper()
+		status, answer := w.send(method, path, body, "If-Match", "*")
+		if status != want || code != "" && answer["code"] != code || answer["detail"] == "" {
+			t.Errorf("%s: %s %s: %d %v, want %d %s", name, method, path, status, answer, want, code)
+		}
+	}
+	good := map[string]step{}
+	for _, s := range story() {
+		good[w.pattern(s.method, s.path)] = s
+	}
+	for _, r := range w.api.routes {
+		s := good[r.method+" "+r.path]
+		if r.id == "" || r.id == "push" {
+			continue // probes; api_test.go has the push
+		}
+		unknown := nobody(s.path)
+		if strings.Contains(s.body, reason) {
+			refused("unknown field", r.method, unknown, strings.Replace(s.body, reason, reason+`, "nonsense": 1`, 1), 422, "invalid")
+			refused("no reason", r.method, unknown, strings.Replace(strings.Replace(s.body, ", "+reason, "", 1), reason, "", 1), 422, "invalid")
+			refused("empty reason", r.method, unknown, strings.Replace(s.body, "a test", "", 1), 422, "invalid")
+			refused("no JSON", r.method, unknown, s.body[1:], 400, "malformed")
+			refused("too large", r.method, unknown, `{"reason": "`+strings.Repeat("x", int(max(r.bytesMax, defaultBytesMax)))+`"}`, 413, "payload_too_large")
+			refused("no body", r.method, unknown, "", 400, "malformed")
+		}
+		if strings.Contains(s.path, "reason=") {
+			refused("no reason", r.method, strings.Replace(unknown, "reason=test", "", 1), "", 422, "invalid")
+		}
+		separator := map[bool]string{true: "&", false: "?"}[strings.Contains(unknown, "?")]
+		refused("unknown parameter", r.method, unknown+separator+"nonsense=1", s.body, 422, "invalid")
+		if about := strings.Contains(r.path, "{") || strings.Contains(s.path, "queue="); about && creates[r.id] == "" {
+			refused("about nothing", r.method, unknown, s.body, 404, "")
+		}
+		if _, lists := good[r.method+" "+r.path]; lists && strings.HasPrefix(r.id, "list-") && r.id != "list-lanes" && r.id != "list-causes" {
+			there := strings.ReplaceAll(s.path, "work", "there")
+			separator := map[bool]string{true: "&", false: "?"}[strings.Contains(there, "?")]
+			refused("too many", r.method, there+separator+"limit=1001", "", 422, "invalid")
+			refused("none", r.method, there+separator+"limit=0", "", 422, "invalid")
+			refused("bad cursor", r.method, there+separator+"cursor=nonsense", "", 422, "invalid")
+		}
+	}
+}
+
+// creates are the addresses that make what is not there, or are fine with nothing.
+var creates = map[string]string{
+	"register-model": "", "set-limit": "makes it", "set-quota": "makes it",
+	"list-pauses": "filters", "list-cron-jobs": "filters", "list-batches": "filters", "list-operations": "filters",
+	"list-instances": "filters", "list-slots": "filters", "list-locks": "filters",
+}
+
+// nobody replaces what a path is about by what does not exist.
+func nobody(path string) string {
+	for _, name := range []string{"work", "parts", "tick", "daily", "flux", "gpu", "/ci", "/7", "{one}", "{three}", "{bad}", "{worse}", "{op}", "{batch}", "default"} {
+		other := "987654"
+		if strings.HasPrefix(name, "/") {
+			other = "/" + other
+		}
+		path = strings.ReplaceAll(path, name, other)
+	}
+	return path
+}
+
+// fill puts what earlier steps answered for {name}.
+func (w *world) fill(text string) string {
+	for name, value := range w.seen {
+		text = strings.ReplaceAll(text, "{"+name+"}", written(value))
+	}
+	return text
+}
+
+// written is a value of JSON without its quotes.
+func written(value any) string {
+	if n, is := value.(float64); is {
+		return fmt.Sprintf("%.0f", n)
+	}
+	return fmt.Sprint(value)
+}
+
+// pattern finds which address answers.
+func (w *world) pattern(method, path string) string {
+	path, _, _ = strings.Cut(strings.NewReplacer("{", "", "}", "").Replace(path), "?")
+	r := httptest.NewRequestWithContext(w.t.Context(), method, path, nil)
+	_, pattern := w.api.mux.Handler(r)
+	return pattern
+}
