@@ -34,6 +34,18 @@ type TaskNode struct {
 	Governor          bool          `koanf:"governor" help:"take no more than CPU and memory of the machine or container allow"`
 	Needs             []string      `koanf:"needs" help:"what an entry of a queue uses while it runs, queue=cores/MiB, as in thumbs=0.5/256; the governor takes no more than fit"`
 	Webhook           Webhook       `koanf:"webhook"`
+	Inference         Inference     `koanf:"inference"`
+}
+
+// Inference says how workers reach this node, and where large results go.
+type Inference struct {
+	CallbackURL string `koanf:"callback_url" help:"where asynchronous Cog workers reach this listener, or that of any node: http://host:port; without it such models cannot be run"`
+	CallbackKey string `koanf:"callback_key" help:"what keeps others from guessing those addresses, the same for all nodes: env:NAME or file:/path"`
+	Objects     string `koanf:"objects" help:"where results beyond 64 KiB go: a directory that all nodes mount, or s3://bucket/prefix; without it they stay in the database"`
+	S3Endpoint  string `koanf:"s3_endpoint" help:"server of that bucket: https://host:port"`
+	S3Region    string `koanf:"s3_region" help:"region of that bucket, where its server cares; us-east-1 if empty"`
+	S3AccessKey string `koanf:"s3_access_key" help:"key id for it: env:NAME or file:/path"`
+	S3SecretKey string `koanf:"s3_secret_key" help:"secret key for it: env:NAME or file:/path"`
 }
 
 // Webhook says where callbacks may go.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -105,6 +106,7 @@ type node struct {
 	task      *tasknode.Node
 	ranker    *fairness.Ranker
 	inference *inference.Service
+	callbacks *inference.Callbacks // nil: asynchronous Cog workers have nowhere to report to
 	governor  *governor.Governor
 	declared  *statements
 	listener  *invalidation.Listener
@@ -122,8 +124,13 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 		return nil, err
 	}
 	n.ranker = fairness.NewRanker(fairness.RankerConfig{Application: t.Application, Log: log}, claims)
+	dispatch, err := t.Inference.dispatch(claims, log)
+	if err != nil {
+		return nil, err
+	}
+	n.callbacks = dispatch.Callbacks
 	n.inference = inference.NewService(inference.ServiceConfig{
-		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Log: log,
+		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch, Log: log,
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
 	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}, n.declared}
 	if t.Governor {
@@ -139,6 +146,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
 		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker, Observer: n.observer, Tracer: tracer,
+		Affinity: n.inference.Pool,
 	}, claims, beats)
 	n.task.HandleStatements(n.declared.handler)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
@@ -194,12 +202,23 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		Checks:  []api.Check{{Name: "database", Run: n.beats.Ping}, {Name: "draining", Run: func(context.Context) error { return context.Cause(ctx) }}},
 		Metrics: promhttp.HandlerFor(n.registry(), promhttp.HandlerOpts{}), Log: n.log,
 	})
-	group.Go(func() error { return api.Serve(duties, listener, probes) })
+	group.Go(func() error { return api.Serve(duties, listener, n.routes(probes)) })
 	group.Go(func() error {
 		defer end()
 		return n.task.Run(ctx)
 	})
 	return group.Wait()
+}
+
+// routes takes in what workers report, beside the probes.
+func (n *node) routes(probes http.Handler) http.Handler {
+	if n.callbacks == nil {
+		return probes
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", probes)
+	mux.Handle(callbackPath, n.callbacks)
+	return mux
 }
 
 // resources is the governor as a gate of the task node.

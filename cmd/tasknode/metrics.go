@@ -18,6 +18,7 @@ import (
 type observer struct {
 	metrics   telemetry.Metrics
 	queues    telemetry.Bound
+	models    telemetry.Bound
 	wait, run *prometheus.HistogramVec
 	claim     *prometheus.HistogramVec
 	errors    *prometheus.CounterVec
@@ -92,7 +93,7 @@ func (n *node) registry() *prometheus.Registry {
 	r.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		o.wait, o.run, o.claim, o.errors, o.claimed,
-		telemetry.Collector(n.refusalMetrics), telemetry.Collector(n.nodeMetrics),
+		telemetry.Collector(n.refusalMetrics), telemetry.Collector(n.nodeMetrics), telemetry.Collector(n.modelMetrics),
 	)
 	return r
 }
@@ -109,6 +110,19 @@ func (n *node) refusalMetrics(out chan<- prometheus.Metric) {
 		for _, c := range n.governor.Refusals() {
 			sums.Add("node_refusals_total", float64(c.Count), o.queues.Label(c.Queue), string(c.Code))
 		}
+	}
+	sums.Collect(out)
+}
+
+func (n *node) modelMetrics(out chan<- prometheus.Metric) {
+	sums := n.observer.metrics.Sums()
+	for name, t := range n.inference.Pool.Tallies() {
+		model := n.observer.models.Label(name)
+		sums.Add("node_model_calls_total", float64(t.Calls), model)
+		sums.Add("node_model_entries_total", float64(t.Entries), model)
+		sums.Add("node_model_swaps_total", float64(t.Swaps), model)
+		sums.Add("node_model_slots", float64(t.Busy), model, "busy")
+		sums.Add("node_model_slots", float64(t.Held-t.Busy), model, "idle")
 	}
 	sums.Collect(out)
 }

@@ -31,6 +31,12 @@ func TestMetricsCanBeRead(t *testing.T) {
 	n.observer.Refused("work", "threads")
 	n.observer.Ran("work", time.Second, time.Minute, errors.New("no"))
 	n.governor.Take("work", 0, 1) // no reading yet: refused
+	if _, err := pool.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "dispatcher"}')`); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.inference.Registry.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	found := telemetrytest.Check(t, telemetry.TaskNode, n.registry())
 	reasons := map[string]float64{}
 	for _, m := range found["penstock_node_refusals_total"].GetMetric() {

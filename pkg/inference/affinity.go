@@ -18,7 +18,7 @@ type site struct {
 
 // place decides where something with a hint should run: on a site that has it loaded, else where the least is lost
 // (nothing loaded, little load, long unused). Where only busy sites have it loaded, and it may wait, it waits for one of
-// those, whose id is returned instead of an order; no more wait for a site than it has calls that will end.
+// those, whose id is returned instead of an order, unless so many wait for that already that another had better load it.
 func place(sites []site, hint string, mayWait bool) (order []int32, await int32) {
 	var idle []site
 	for _, s := range sites {
@@ -26,7 +26,7 @@ func place(sites []site, hint string, mayWait bool) (order []int32, await int32)
 		switch {
 		case s.idle > 0 && fits:
 			mayWait, await = false, 0
-		case fits && mayWait && s.busy > s.awaited:
+		case fits && mayWait && s.awaited < awaitedMost*s.busy:
 			await = s.id
 		}
 		if s.idle > 0 {
@@ -56,5 +56,8 @@ func (s site) loss(hint string) int {
 	}
 	return 2
 }
+
+// awaitedMost is how many may wait for a busy slot while others idle.
+const awaitedMost = 4
 
 func (s site) load() float64 { return float64(s.busy) / float64(s.busy+s.idle) }

@@ -54,12 +54,13 @@ type Tally struct {
 	Busy    int   // of these, the ones with a call
 }
 
-// Tallies returns the figures of every model that the node has run.
+// Tallies returns the figures of every registered model.
 func (p *SlotPool) Tallies() map[string]Tally {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	tallies := make(map[string]Tally, len(p.models))
-	for model, a := range p.models {
+	tallies := map[string]Tally{}
+	for model := range p.registry.current.Load().models {
+		a := p.account(model)
 		t := a.tally
 		t.Held = len(a.ledger.held)
 		for _, s := range a.ledger.instances {
@@ -175,6 +176,26 @@ func (p *SlotPool) take(model string, want int) int {
 		l.seats = max(m.Batch.Items, 1)
 	}
 	return l.take(now, want, p.usable(model, now))
+}
+
+// Loaded implements tasknode.Affinity for models whose flows are what a worker has to load: those that instances with an
+// idle slot ran last. It is what this node knows; calls of others are not seen here.
+func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration) {
+	name := p.registry.QueueModel(queue)
+	model, known := p.registry.Model(name)
+	if !known || model.AffinityField != AffinityFlow || model.AffinityWait <= 0 {
+		return nil, 0
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	usable := p.usable(name, now)
+	for id, s := range p.account(name).ledger.instances {
+		if len(s.idle) > 0 && usable(id) {
+			flows = append(flows, s.hint)
+		}
+	}
+	return flows, model.AffinityWait.Duration()
 }
 
 // account is called with mu held, as are usable and breakerOf.

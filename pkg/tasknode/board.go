@@ -52,6 +52,7 @@ type lane struct {
 	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
 	headAt   time.Time     // when it was last scanned from its beginning
 	headCost time.Duration // how long that took
+	passed   time.Time     // since when others are preferred to it; zero: they are not
 }
 
 // headEvery is how often a lane is scanned from its beginning, for rows that came in behind the mark. Where dead
@@ -177,13 +178,14 @@ type visit struct {
 
 // take picks the lane that the ranker puts first among those with work. It returns nil if there is none, or none that
 // should go before one that a thread of this node is in.
-func (b *board) take(rank Ranker, now time.Time) *visit {
+func (b *board) take(rank Ranker, affinity Affinity, now time.Time) *visit {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.candidates, b.ranked = b.candidates[:0], b.ranked[:0]
+	over := b.passOver(affinity, now)
 	for key, l := range b.lanes {
 		s := b.queues[key.queue]
-		if !l.work || (!l.claiming && l.resting(now, b.freed)) || !s.open(key.lane.Flow, now) {
+		if !l.work || over[l] || (!l.claiming && l.resting(now, b.freed)) || !s.open(key.lane.Flow, now) {
 			continue
 		}
 		l.Queue, l.Busy = s.queue, l.claiming
@@ -210,6 +212,9 @@ func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
 	defer b.mu.Unlock()
 	if v.fromHead {
 		v.lane.headAt, v.lane.headCost = time.Now(), took
+	}
+	if c.Seen == 0 || len(c.Locks) > 0 {
+		v.lane.passed = time.Time{}
 	}
 	switch {
 	case c.Seen == 0:

@@ -13,14 +13,14 @@ func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
 	now := time.Now()
-	visit := b.take(&turns{}, now)
+	visit := b.take(&turns{}, nil, now)
 	b.free()
 	b.refuse(visit, now.Add(time.Hour))
-	if visit = b.take(&turns{}, now); visit == nil {
+	if visit = b.take(&turns{}, nil, now); visit == nil {
 		t.Fatal("the lane rests although something came free")
 	}
 	b.refuse(visit, now.Add(time.Hour))
-	if b.take(&turns{}, now) != nil {
+	if b.take(&turns{}, nil, now) != nil {
 		t.Error("the lane is tried again although nothing came free")
 	}
 }
@@ -34,15 +34,15 @@ func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
 	emptied := invalidation.Claimed{Seen: 1, Emptied: true}
 	now := time.Now()
 
-	visit := b.take(&turns{}, now)
+	visit := b.take(&turns{}, nil, now)
 	b.hint(1, &lane)
 	if heard := b.leave(visit, b.more(visit, emptied), time.Time{}); !heard {
 		t.Error("nobody is told of the hint")
 	}
-	if visit = b.take(&turns{}, now); visit == nil {
+	if visit = b.take(&turns{}, nil, now); visit == nil {
 		t.Fatal("the lane is left alone although a hint came during the claim")
 	}
-	if heard := b.leave(visit, b.more(visit, emptied), time.Time{}); heard || b.take(&turns{}, now) != nil {
+	if heard := b.leave(visit, b.more(visit, emptied), time.Time{}); heard || b.take(&turns{}, nil, now) != nil {
 		t.Error("the lane is tried again although it was emptied and no hint came")
 	}
 }
@@ -53,13 +53,13 @@ func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
 	now := time.Now()
 	for _, c := range []invalidation.Claimed{{Seen: 1, Emptied: true}, {Emptied: true}} {
-		visit := b.take(&turns{}, now)
+		visit := b.take(&turns{}, nil, now)
 		if visit == nil {
 			t.Fatal("the lane is left alone before a claim found nothing in it")
 		}
 		b.leave(visit, b.more(visit, c), time.Time{})
 	}
-	if b.take(&turns{}, now) != nil {
+	if b.take(&turns{}, nil, now) != nil {
 		t.Error("the lane is tried again although nothing was in it")
 	}
 }

@@ -30,6 +30,8 @@ type Config struct {
 	Observer Observer
 	// Tracer makes a span of each claim, run and ending; nil: none.
 	Tracer trace.Tracer
+	// Affinity says which lanes are preferred; nil: none.
+	Affinity Affinity
 	// Random returns a number in [0, 1) for jitter; math/rand if nil.
 	Random func() float64
 }

@@ -54,7 +54,7 @@ func (n *Node) random() float64 {
 
 // step claims from the lane that comes first. It says whether to go on at once.
 func (n *Node) step(ctx context.Context) bool {
-	v := n.board.take(n.cfg.Ranker, time.Now())
+	v := n.board.take(n.cfg.Ranker, n.cfg.Affinity, time.Now())
 	if v == nil {
 		return false
 	}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/inference"
+)
+
+// callbackPath is where workers report to, below callback_url.
+const callbackPath = "/callback/"
+
+// dispatch is what the section for inference comes to.
+func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.DispatchConfig, err error) {
+	if c.Objects, err = i.objects(); err != nil {
+		return c, fmt.Errorf("tasknode.inference: %w", err)
+	}
+	if i.CallbackURL == "" {
+		return c, nil
+	}
+	if i.CallbackKey == "" {
+		return c, errors.New("tasknode.inference.callback_key is missing: want env:NAME or file:/path")
+	}
+	key, err := inference.ReadSecret(i.CallbackKey)
+	if err != nil {
+		return c, fmt.Errorf("tasknode.inference.callback_key: %w", err)
+	}
+	c.Callbacks = inference.NewCallbacks(strings.TrimSuffix(i.CallbackURL, "/")+callbackPath, []byte(key), db, log)
+	return c, nil
+}
+
+func (i Inference) objects() (inference.ObjectStore, error) {
+	place, isBucket := strings.CutPrefix(i.Objects, "s3://")
+	switch {
+	case i.Objects == "":
+		return nil, nil
+	case !isBucket:
+		return inference.Directory(i.Objects), nil
+	}
+	bucket, prefix, _ := strings.Cut(place, "/")
+	return inference.NewS3(inference.S3Config{
+		Endpoint: i.S3Endpoint, Bucket: bucket, Prefix: prefix, Region: i.S3Region, AccessKey: i.S3AccessKey, SecretKey: i.S3SecretKey,
+	})
+}

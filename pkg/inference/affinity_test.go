@@ -1,0 +1,130 @@
+package inference
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// Something waits only if it may, and for a busy site that has it loaded and that few wait for; it goes where
+// it is loaded if that is idle, and before it unloads anything where nothing is loaded; and no idle site is left out.
+func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		hints := rapid.SampledFrom([]string{"", "x", "y"})
+		var sites []site
+		for i := range rapid.Int32Range(0, 5).Draw(t, "sites") {
+			sites = append(sites, site{
+				id: i + 1, idle: rapid.IntRange(0, 2).Draw(t, "idle"), busy: rapid.IntRange(0, 3).Draw(t, "busy"),
+				awaited: rapid.IntRange(0, 9).Draw(t, "awaited"), loaded: hints.Draw(t, "loaded"),
+			})
+		}
+		hint, mayWait := hints.Draw(t, "hint"), rapid.Bool().Draw(t, "may wait")
+		order, await := place(sites, hint, mayWait)
+		if await != 0 {
+			s := sites[await-1]
+			if !mayWait || hint == "" || s.loaded != hint || s.awaited >= awaitedMost*s.busy || len(order) > 0 {
+				t.Fatalf("%q waits for %+v, may wait %t", hint, s, mayWait)
+			}
+		}
+		idle := 0
+		for _, s := range sites {
+			if s.idle == 0 {
+				continue
+			}
+			idle++
+			if await != 0 && s.loaded == hint {
+				t.Fatalf("%q waits although %+v is idle", hint, s)
+			}
+			if await == 0 && !slices.Contains(order, s.id) {
+				t.Fatalf("%+v is left out of %v", s, order)
+			}
+			if await == 0 && hint != "" && s.loss(hint) < sites[order[0]-1].loss(hint) {
+				t.Fatalf("%q goes to %+v before %+v", hint, sites[order[0]-1], s)
+			}
+		}
+		if await == 0 && len(order) != idle {
+			t.Fatalf("order %v of %d idle sites", order, idle)
+		}
+	})
+}
+
+var variants = Model{AffinityField: "lora", AffinityWait: Seconds(5 * time.Second)}
+
+// Two workers, two adapters, one line in which they alternate: each worker keeps to the one that it has loaded.
+func TestWorkersKeepToTheAdapterTheyHaveLoaded(t *testing.T) {
+	b := newBed(t, variants)
+	for i := range 2 {
+		g := b.gpu(func(r *http.Request) (int, string) {
+			time.Sleep(time.Duration(1+rand.IntN(20)) * time.Millisecond)
+			return answers(r)
+		})
+		b.instance(fmt.Sprint("gpu-", i), g.URL, 1)
+	}
+	var payloads []string
+	for i := range 60 {
+		payloads = append(payloads, `{"lora":"`+string(rune('x'+i%2))+`"}`)
+	}
+	ids := b.push(payloads...)
+	n := b.start(ServiceConfig{})
+	swapped := 0
+	for _, id := range ids {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Fatalf("outcome %+v", o)
+		}
+		if b.meta(id)["swapped"] == true {
+			swapped++
+		}
+	}
+	tally := n.Pool.Tallies()[b.model.Name]
+	if tally.Calls != 60 || int(tally.Swaps) != swapped || swapped > 10 {
+		t.Errorf("%d results say that a worker swapped, expected hardly any; %+v", swapped, tally)
+	}
+	t.Logf("%d swaps in 60 calls", swapped)
+}
+
+// The worker that has it loaded is busy for long: the entry waits as long as it may, and then has another one swap.
+func TestAffinityWaitIsBounded(t *testing.T) {
+	model := variants
+	model.AffinityWait = Seconds(300 * time.Millisecond)
+	b := newBed(t, model)
+	goOn := make(chan struct{})
+	var calls atomic.Int32
+	for i := range 2 {
+		g := b.gpu(func(r *http.Request) (int, string) {
+			calls.Add(1)
+			if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "slow") {
+				<-goOn
+			}
+			return answers(r)
+		})
+		b.instance(fmt.Sprint("gpu-", i), g.URL, 1)
+	}
+	n := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Hour}})
+	first := b.push(`{"lora":"y"}`)[0]
+	b.outcome(first)
+	slow := b.push(`{"lora":"x","do":"slow"}`)[0] // on the other instance, where nothing has to be unloaded
+	waitFor(t, func() bool { return calls.Load() == 2 })
+	pushed := time.Now()
+	id := b.push(`{"lora":"x"}`)[0]
+	b.outcome(id)
+	waited := time.Since(pushed)
+	if m := b.meta(id); m["swapped"] != true || m["instance"] != b.meta(first)["instance"] {
+		t.Errorf("noted %v", m)
+	}
+	if waited < 300*time.Millisecond || waited > 3*time.Second {
+		t.Errorf("waited %s, want 300 ms", waited)
+	}
+	if n.Pool.Tallies()[b.model.Name].Swaps != 1 {
+		t.Error("the swap is not counted")
+	}
+	close(goOn)
+	b.outcome(slow)
+}

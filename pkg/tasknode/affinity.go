@@ -1,0 +1,91 @@
+package tasknode
+
+import (
+	"slices"
+	"time"
+)
+
+// Affinity knows what the workers behind this node have loaded, a flow of a queue being what they have to load.
+type Affinity interface {
+	// Loaded returns the flows of a queue that find what they need where they could run now, and for how long others may
+	// be passed over for them; 0: the queue asks for no such preference.
+	Loaded(queue string) (flows []string, patience time.Duration)
+}
+
+// choice is a lane that has work, as the preference sees it.
+type choice struct {
+	queue    int32
+	priority int16
+	loaded   bool
+	patience time.Duration
+	passed   time.Time // since when it has been passed over; zero: it has not
+}
+
+// keep says which lanes may be claimed from, and marks the others as passed over. A lane is passed over for one of
+// the same queue and of no lower priority whose flow is loaded. Once it has waited for its patience those are passed over
+// for it: so its first entry waits for no more than that and what runs.
+func keep(lanes []choice, now time.Time) []bool {
+	kept := make([]bool, len(lanes))
+	for i := range lanes {
+		l := &lanes[i]
+		switch {
+		case l.patience <= 0 || l.overdue(now):
+			kept[i] = true
+		case l.loaded:
+			kept[i] = !outdone(lanes, l, func(o *choice) bool { return o.overdue(now) })
+		default:
+			kept[i] = !outdone(lanes, l, func(o *choice) bool { return o.loaded || o.overdue(now) })
+			if !kept[i] && l.passed.IsZero() {
+				l.passed = now
+			}
+		}
+	}
+	return kept
+}
+
+func (c *choice) overdue(now time.Time) bool {
+	return c.patience > 0 && !c.loaded && !c.passed.IsZero() && now.Sub(c.passed) >= c.patience
+}
+
+// outdone says whether a lane of the queue that is like that has no lower priority.
+func outdone(lanes []choice, l *choice, like func(*choice) bool) bool {
+	for i := range lanes {
+		if o := &lanes[i]; o.queue == l.queue && o.priority >= l.priority && like(o) {
+			return true
+		}
+	}
+	return false
+}
+
+// passOver returns the lanes that are not to be claimed from for the sake of others; those that somebody is in count.
+func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
+	if affinity == nil {
+		return nil
+	}
+	type preference struct {
+		flows    []string
+		patience time.Duration
+	}
+	asked := map[int32]preference{}
+	for id, s := range b.queues {
+		if flows, patience := affinity.Loaded(s.name); patience > 0 {
+			asked[id] = preference{flows, patience}
+		}
+	}
+	if len(asked) == 0 {
+		return nil
+	}
+	var choices []choice
+	var lanes []*lane
+	for key, l := range b.lanes {
+		if p, asks := asked[key.queue]; asks && l.work && b.queues[key.queue].open(key.lane.Flow, now) {
+			choices = append(choices, choice{key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow), p.patience, l.passed})
+			lanes = append(lanes, l)
+		}
+	}
+	over := map[*lane]bool{}
+	for i, kept := range keep(choices, now) {
+		lanes[i].passed, over[lanes[i]] = choices[i].passed, !kept
+	}
+	return over
+}
