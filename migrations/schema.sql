@@ -5275,21 +5275,26 @@ CREATE VIEW penstock.usage_status AS
     u.flow,
     u.slots,
     (u.slots / NULLIF(sum(u.slots) OVER (PARTITION BY u.application), (0)::double precision)) AS share,
-    COALESCE(((penstock.queue_weights(q.*) ->> u.flow))::real, (1)::real) AS weight,
-    q.priority AS queue_weight,
-    q.algorithm,
+    COALESCE(( SELECT w.weight
+           FROM penstock.flow_weight w
+          WHERE ((w.flow = u.flow) AND (COALESCE(w.queue_id, 0) = ANY (ARRAY[0, u.id])))
+          ORDER BY w.queue_id
+         LIMIT 1), (1)::real) AS weight,
+    u.priority AS queue_weight,
+    u.algorithm,
     u.at
-   FROM (( SELECT q_1.id,
-            q_1.name AS queue,
-            q_1.application,
+   FROM ( SELECT q.id,
+            q.name AS queue,
+            q.application,
+            q.priority,
+            q.algorithm,
             x.flow,
             max(x.at) AS at,
             ((sum(GREATEST((0)::double precision, penstock.usage_left(x.service, x.at))) * ln((2)::double precision)) / (300)::double precision) AS slots
-           FROM (penstock.queue q_1
-             JOIN penstock.usage x ON ((x.queue_id = q_1.id)))
+           FROM (penstock.queue q
+             JOIN penstock.usage x ON ((x.queue_id = q.id)))
           WHERE (NOT x.whole)
-          GROUP BY q_1.id, q_1.name, q_1.application, x.flow) u
-     JOIN penstock.queue q ON ((q.id = u.id)));
+          GROUP BY q.id, q.name, q.application, q.priority, q.algorithm, x.flow) u;
 
 -- Name: watch; Type: TABLE; Schema: penstock; Owner: -
 

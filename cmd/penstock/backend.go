@@ -19,6 +19,7 @@ type backend interface {
 	locks
 	nodes
 	limits
+	flows
 	audits
 	crons
 	batches
@@ -91,6 +92,11 @@ type limits interface {
 	Limits(ctx context.Context, limit int) ([]operator.Limit, error)
 	SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error
 	UseLimit(ctx context.Context, queue, limit string, units int, by invalidation.By) error
+}
+
+type flows interface {
+	Usage(ctx context.Context, queue, afterQueue, afterFlow string, limit int) ([]operator.Usage, error)
+	SetFlowWeight(ctx context.Context, flow, queue string, weight float64, by invalidation.By) error
 }
 
 type audits interface {

@@ -364,6 +364,29 @@ func TestLimitsShowWhatIsInUse(t *testing.T) {
 	}
 }
 
+// What a flow uses now comes from lock records, what it used of late from what nodes told; either may be missing.
+func TestUsageShowsFlowsThatRunAndFlowsThatRan(t *testing.T) {
+	b := newBed(t)
+	b.push(invalidation.Push{})
+	b.claim(71, 1)
+	b.exec(`INSERT INTO penstock.usage (queue_id, priority, whole, flow, service, lift, at)
+	        SELECT id, p, false, 'old', 300 / ln(2::float8), 7, clock_timestamp() FROM penstock.queue, unnest('{1,2}'::smallint[]) p WHERE name = 'work'`)
+	if err := b.d.SetFlowWeight(t.Context(), "old", "", 3, by); err != nil {
+		t.Fatal(err)
+	}
+	found, err := b.d.Usage(t.Context(), "work", "", "", 0)
+	if err != nil || len(found) != 2 {
+		t.Fatalf("usage is %+v (%v)", found, err)
+	}
+	now, late := found[0], found[1]
+	if now.Flow != "" || now.Locks != 1 || now.Slots != 0 || now.Weight != 1 {
+		t.Errorf("a flow that runs shows as %+v", now)
+	}
+	if late.Flow != "old" || late.Locks != 0 || late.Weight != 3 || late.Share != 1 || late.Slots < 1.9 || late.Slots > 2 {
+		t.Errorf("a flow that used a slot in each of two bands shows as %+v, want 2 slots", late)
+	}
+}
+
 func TestAuditTellsWhoChangedWhatAndWhy(t *testing.T) {
 	b := newBed(t)
 	if err := b.d.AlterQueue(t.Context(), "work", map[string]any{"capacity": 10}, by); err != nil {

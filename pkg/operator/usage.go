@@ -3,6 +3,8 @@ package operator
 import (
 	"context"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Slot is a slot of an instance that a node holds.
@@ -30,7 +32,7 @@ func (d *Database) Slots(ctx context.Context, model string, after int64, limit i
 	return list[Slot](ctx, d.db, "slots", slotsSQL, given(model), after, page(limit))
 }
 
-// Usage is what a flow of a queue uses now.
+// Usage is what a flow of a queue uses, now and of late.
 type Usage struct {
 	Queue       string  `json:"queue"`
 	Application string  `json:"application"`
@@ -40,19 +42,32 @@ type Usage struct {
 	Cost        float64 `json:"cost"`    // their cost, as pushed
 	// OldestSeconds is how long its oldest lock has been held.
 	OldestSeconds float64 `json:"oldest_lock_seconds"`
+	// Slots are the slot-seconds a second that it got over the last minutes, the latest counting most; Share is the part of
+	// its application's. Fairness goes by them.
+	Slots  float64 `json:"slots"`
+	Share  float64 `json:"share"`
+	Weight float64 `json:"weight"` // beside other flows
 }
 
-// usageSQL reads all lock records, which are as few as the work in flight.
+// usageSQL reads all lock records, which are as few as the work in flight, and what nodes told of the last minutes.
 const usageSQL = `
-SELECT q.name AS queue, q.application, l.flow, count(*) AS locks, sum(l.entry_count)::bigint AS entries, sum(l.cost)::float8 AS cost,
-       extract(epoch FROM clock_timestamp() - min(l.claimed_at))::float8 AS oldest_seconds
-  FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id
- WHERE ($1::text IS NULL OR q.name = $1) AND (q.name, l.flow) > ($2, $3)
- GROUP BY q.name, q.application, l.flow
- ORDER BY q.name, l.flow
+SELECT queue, application, flow, coalesce(l.locks, 0) AS locks, coalesce(l.entries, 0) AS entries, coalesce(l.cost, 0) AS cost,
+       coalesce(l.oldest, 0) AS oldest_seconds, coalesce(u.slots, 0) AS slots, coalesce(u.share, 0) AS share, coalesce(u.weight, 1)::float8 AS weight
+  FROM (SELECT q.name AS queue, q.application, l.flow, count(*) AS locks, sum(l.entry_count)::bigint AS entries, sum(l.cost)::float8 AS cost,
+               extract(epoch FROM clock_timestamp() - min(l.claimed_at))::float8 AS oldest
+          FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id
+         GROUP BY q.name, q.application, l.flow) l
+  FULL JOIN penstock.usage_status u USING (queue, application, flow)
+ WHERE ($1::text IS NULL OR queue = $1) AND (queue, flow) > ($2, $3)
+ ORDER BY queue, flow
  LIMIT $4`
 
-// Usage returns what flows use now, by queue and flow, behind those given; of one queue if it is not empty.
+// Usage returns what flows use, by queue and flow, behind those given; of one queue if it is not empty.
 func (d *Database) Usage(ctx context.Context, queue, afterQueue, afterFlow string, limit int) ([]Usage, error) {
 	return list[Usage](ctx, d.db, "usage", usageSQL, given(queue), afterQueue, afterFlow, page(limit))
+}
+
+// SetFlowWeight gives a flow a share beside other flows, in one queue or, if that is empty, in all; 0 takes it away.
+func (d *Database) SetFlowWeight(ctx context.Context, flow, queue string, weight float64, by invalidation.By) error {
+	return invalidation.SetFlowWeight(ctx, d.db, flow, queue, weight, by)
 }

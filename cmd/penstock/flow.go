@@ -1,0 +1,72 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func flowCommand(a *app) *cobra.Command {
+	return noun("flow", "Flows: what each uses, and its share beside others", flowList(a), flowWeight(a))
+}
+
+func flowList(a *app) *cobra.Command {
+	var queue string
+	c := &cobra.Command{
+		Use: "list", Short: "What flows use, those that use most first", Args: cobra.NoArgs,
+		Long: "What flows use, those that use most first. SLOTS are the slots that a flow had over the last minutes, the latest\n" +
+			"counting most; SHARE is its part of what its application used. Fair queues go by them, divided by WEIGHT.",
+	}
+	a.queueFlag(c, &queue, "of one queue")
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Usage(ctx, queue, "", "", operator.PageMax)
+		if err != nil {
+			return err
+		}
+		slices.SortStableFunc(found, func(x, y operator.Usage) int { return cmp.Compare(y.Slots, x.Slots) })
+		return printList(a, []column[operator.Usage]{
+			{title: "QUEUE", text: func(u operator.Usage) string { return u.Queue }},
+			{title: "FLOW", text: func(u operator.Usage) string { return before(short(u.Flow, 60), "-") }},
+			{title: "APPLICATION", wide: true, text: func(u operator.Usage) string { return u.Application }},
+			{title: "SLOTS", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.2f", u.Slots) }},
+			{title: "SHARE", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.1f %%", 100*u.Share) }},
+			{title: "WEIGHT", right: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Weight) }},
+			{title: "LOCKS", right: true, text: func(u operator.Usage) string { return number(u.Locks) }},
+			{title: "ENTRIES", right: true, wide: true, text: func(u operator.Usage) string { return number(u.Entries) }},
+			{title: "COST", right: true, wide: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Cost) }},
+		}, found)
+	})
+}
+
+func flowWeight(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "weight FLOW WEIGHT", Short: "Give a flow a larger or smaller share than the 1 that others have; 0 takes the weight away",
+		Args: cobra.ExactArgs(2), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock flow weight acme 4 --reason 'gold plan'\n  penstock flow weight acme 0.5 --queue thumbnails --reason 'in bulk at night'",
+	}
+	var queue string
+	a.queueFlag(c, &queue, "in one queue only; it goes before a weight in all queues")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		weight, err := strconv.ParseFloat(args[1], 64)
+		if err != nil || weight < 0 || weight > 1000 {
+			return change{}, usagef("weight is %q: want a number from 0.001 to 1000, or 0", args[1])
+		}
+		does := fmt.Sprintf("give flow %q weight %v", args[0], weight)
+		if weight == 0 {
+			does = fmt.Sprintf("take the weight of flow %q away", args[0])
+		}
+		if queue != "" {
+			does += " in queue " + queue
+		}
+		return simple(does, false, func(ctx context.Context, by invalidation.By) error {
+			return b.SetFlowWeight(ctx, args[0], queue, weight, by)
+		}), nil
+	})
+}
