@@ -81,32 +81,39 @@ func (q *Queue) metas(c columns) []json.RawMessage {
 	return each(c, func(e *Ending) json.RawMessage { return e.meta })
 }
 
-// doneSQL ends entries $4 under locks $2 with tokens $3. The lock records stay: unlockSQL ends them.
+// doneSQL ends entries $4 under locks $2 with tokens $3, each named once; $10 says which token each entry is under. The
+// lock records stay: unlockSQL ends them.
 const doneSQL = `
-WITH found AS MATERIALIZED (
-    SELECT k.*, e.row
-      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[]) k(lock_key, token, id, result, run_ms, meta)
+WITH ours AS MATERIALIZED (
+    SELECT k.token
+      FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
      CROSS JOIN LATERAL (
            SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+), found AS MATERIALIZED (
+    SELECT k.*, e.row, e.created_at, e.attempt
+      FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[]) k(token, id, result, run_ms, meta)
      CROSS JOIN LATERAL (
-           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-), gone AS (
-    DELETE FROM penstock.entry_X d
-     USING found f
-     WHERE d.ctid = f.row
-    RETURNING d.id, d.created_at, d.attempt, f.token, f.result, f.run_ms, f.meta
+           SELECT ctid AS row, created_at, attempt FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE (k.token IN (SELECT token FROM ours)) IS TRUE
+), gone AS MATERIALIZED (
+    DELETE FROM penstock.entry_X
+     WHERE ctid = ANY (ARRAY(SELECT row FROM found))
+    RETURNING id
 ), kept AS (
     INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
     SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result, meta
-      FROM gone
+      FROM found
      WHERE $7::boolean
 )
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
 func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending) {
-	if c := pick(endings, verbDone); len(c.ids) > 0 {
-		batch.Queue(q.sql.done, q.ID, c.keys, c.tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c))
+	c := pick(endings, verbDone)
+	if len(c.ids) == 0 {
+		return
 	}
+	keys, tokens := locksOf(endings)
+	batch.Queue(q.sql.done, q.ID, keys, tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), c.tokens)
 }
 
 // FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit

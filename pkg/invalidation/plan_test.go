@@ -158,7 +158,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"sweep solo":    one(q.sweep, `%d, 1::smallint, '', %d, %d`, id, from, to),
 		"finishSolo":    one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}'`, id, soloIDs, soloTokens, fill("1::bigint", m), node),
 		"hold":          one(holdSQL, `%d, %s, %s`, id, keys, tokens),
-		"done":          one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}'`, id, keys, tokens, ids, fill("1::bigint", n), node),
+		"done":          one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens),
 		"retry": one(q.retry, `%d, %s, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill("5::bigint", n), fill(failure, n),
 			fill("true", n), node, fill("1::bigint", n)),
 		"fail": one(q.fail, `%d, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill(failure, n), fill("'f'::text", n), node,

@@ -111,19 +111,24 @@ SELECT l.token
        SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token FOR UPDATE) l`
 
 func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
-	keys, tokens := make([]string, 0, len(endings)), make([]Token, 0, len(endings))
-	seen := map[Token]bool{}
-	for _, e := range endings {
-		if !seen[e.Lock.Token] {
-			seen[e.Lock.Token] = true
-			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
-		}
-	}
+	keys, tokens := locksOf(endings)
 	batch.Queue(holdSQL, q.ID, keys, tokens).Query(func(rows pgx.Rows) error {
 		held, err := pgx.CollectRows(rows, pgx.RowTo[Token])
 		*ours = held
 		return err
 	})
+}
+
+// locksOf names each lock of the endings once.
+func locksOf(endings []Ending) (keys []string, tokens []Token) {
+	seen := make(map[Token]bool, len(endings))
+	for i := range endings {
+		if l := endings[i].Lock; !seen[l.Token] {
+			seen[l.Token] = true
+			keys, tokens = append(keys, l.Key), append(tokens, l.Token)
+		}
+	}
+	return keys, tokens
 }
 
 // unlockSQL ends locks $2 with tokens $3 and looks again for entries of their keys. $4 says where a key with more
