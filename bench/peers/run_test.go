@@ -165,3 +165,22 @@ func TestTableShowsMediansAndWhatIsNotSupported(t *testing.T) {
 		t.Errorf("row of b is %q", lines[4])
 	}
 }
+
+func TestTargetsAreJudgedByMedians(t *testing.T) {
+	run := func(scenario, contender string, seconds float64) Run {
+		return Run{Scenario: scenario, Contender: contender, Report: Report{Work: Work{Entries: 1000, Seconds: seconds}}}
+	}
+	runs := []Run{
+		run("solo", "penstock", 1), run("solo", "penstock", 0.1), run("solo", "penstock", 1), run("solo", "river", 2), run("solo", "graphile", 1.2),
+		{Scenario: "groups", Contender: "graphile", Report: Report{Unsupported: true}},
+		run("groups", "penstock", 1),
+	}
+	var out strings.Builder
+	if err := WriteTargets(&out, runs); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 3 || !strings.HasSuffix(lines[1], "1.20  missed") || !strings.HasSuffix(lines[2], "2.00  reached") {
+		t.Errorf("want 1.20 x graphile-worker missed and 2.00 x River reached, and nothing of what was not run:\n%s", out.String())
+	}
+}

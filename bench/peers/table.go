@@ -10,19 +10,35 @@ import (
 	"text/tabwriter"
 )
 
-// WriteTable prints one table a scenario: medians over the rounds, and the spread of the rate.
-// The columns from client on are costs per entry, the client process's greatest memory,
-// and the share of the machine that others took meanwhile.
+// WriteTable prints one table a scenario: medians over the rounds, and the spread of the rate. The columns from client
+// on are costs per entry, the client process's greatest memory, and the share of the machine that others took meanwhile.
 func WriteTable(w io.Writer, scenarios []Scenario, contenders []Command, runs []Run) error {
 	for _, s := range scenarios {
 		fmt.Fprintf(w, "\n%s: %s\n", s.Name, s.About)
+		timed := slices.ContainsFunc(runs, func(r Run) bool { return r.Scenario == s.Name && r.Latency != Latency{} })
+		sinceCall := slices.ContainsFunc(runs, func(r Run) bool { return r.Scenario == s.Name && r.FromPush != Latency{} })
 		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(tw, "contender\tentries/s\tmin\tmax\tp50 ms\tp95\tp99\tfrom push p50\tp95\tp99\tclient us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\tothers %\t")
+		fmt.Fprint(tw, "contender\tentries/s\tmin\tmax\t")
+		if timed {
+			fmt.Fprint(tw, "p50 ms\tp95\tp99\t")
+		}
+		if sinceCall {
+			fmt.Fprint(tw, "from push p50\tp95\tp99\t")
+		}
+		fmt.Fprintln(tw, "client us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\tothers %\t")
+		var missing []string
 		for _, c := range contenders {
-			fmt.Fprintln(tw, c.Name+" "+c.Version+"\t"+row(of(runs, s.Name, c.Name)))
+			if some := of(runs, s.Name, c.Name); len(some) > 0 && !some[0].Unsupported {
+				fmt.Fprintln(tw, c.Name+" "+c.Version+"\t"+row(some, timed, sinceCall))
+			} else {
+				missing = append(missing, c.Name)
+			}
 		}
 		if err := tw.Flush(); err != nil {
 			return err
+		}
+		for _, name := range missing {
+			fmt.Fprintf(w, "  %s: not supported\n", name)
 		}
 	}
 	return nil
@@ -34,10 +50,8 @@ func of(runs []Run, scenario, contender string) []Run {
 	})
 }
 
-func row(runs []Run) string {
-	if len(runs) == 0 || runs[0].Unsupported {
-		return "not supported\t"
-	}
+// row is the cells of one contender.
+func row(runs []Run, timed, sinceCall bool) string {
 	col := func(value func(Run) float64) []float64 {
 		var values []float64
 		for _, r := range runs {
@@ -52,18 +66,18 @@ func row(runs []Run) string {
 	}
 	rate := col(Run.Rate)
 	cells := fmt.Sprintf("%.0f\t%.0f\t%.0f\t", middle(rate), rate[0], rate[len(rate)-1])
-	for _, latency := range []func(Run) Latency{
-		func(r Run) Latency { return r.Latency }, func(r Run) Latency { return r.FromPush },
-	} {
-		if latency(runs[0]) == (Latency{}) {
-			cells += "\t\t\t"
-			continue
-		}
+	latency := func(l func(Run) Latency) {
 		for _, at := range []func(Latency) int{
 			func(l Latency) int { return l.P50 }, func(l Latency) int { return l.P95 }, func(l Latency) int { return l.P99 },
 		} {
-			cells += fmt.Sprintf("%.2f\t", median(func(r Run) float64 { return float64(at(latency(r))) / 1000 }))
+			cells += fmt.Sprintf("%.2f\t", median(func(r Run) float64 { return float64(at(l(r))) / 1000 }))
 		}
+	}
+	if timed {
+		latency(func(r Run) Latency { return r.Latency })
+	}
+	if sinceCall {
+		latency(func(r Run) Latency { return r.FromPush })
 	}
 	return cells + fmt.Sprintf("%.1f\t%.1f\t%.0f\t%.4f\t%.1f\t%.0f\t%.0f\t",
 		perEntry(func(r Run) float64 { return r.ClientCPUSeconds * 1e6 }),

@@ -145,6 +145,7 @@ func compare(ctx context.Context, o options) (err error) {
 	return errors.Join(
 		err, // what was measured before is shown all the same
 		peers.WriteTable(os.Stdout, scenarios, contenders, runs),
+		peers.WriteTargets(os.Stdout, runs),
 		save(o.csvTo, func(w io.Writer) error { return peers.WriteCSV(w, runs) }),
 		save(o.jsonTo, func(w io.Writer) error { return json.NewEncoder(w).Encode(runs) }))
 }
