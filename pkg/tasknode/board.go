@@ -36,6 +36,7 @@ type service struct {
 	held    int           // locks of the queue on this node
 	last    invalidation.Lane
 	seen    bool // last has a lane in it
+	heardAt time.Time
 }
 
 // lane is a lane as the board remembers it.
@@ -44,7 +45,7 @@ type lane struct {
 	key      flowKey
 	mark     int64 // place in line where the next claim begins
 	work     bool  // there may be work
-	hinted   bool  // that work came by a hint, so that what comes next will as well
+	hinted   bool  // pushes to it are hinted at, as far as one can tell
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
 	held     int   // locks of the lane on this node
@@ -94,7 +95,11 @@ func (b *board) hint(queue int32, named *invalidation.Lane) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.queues[queue]
-	if s == nil || (named == nil && !s.seen) {
+	if s == nil {
+		return
+	}
+	s.heardAt = time.Now()
+	if named == nil && !s.seen {
 		return
 	}
 	key := flowKey{queue, s.last}
@@ -130,7 +135,7 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 		// A row before the mark came late, or came back.
 		l.mark = min(l.mark, h.Pos)
 		l.wake()
-		l.hinted = false
+		l.hinted = b.queues[queue] != nil && time.Since(b.queues[queue].heardAt) < time.Second
 		l.moved(h.Pos)
 		b.top = max(b.top, h.Pos)
 	}
@@ -242,8 +247,8 @@ func (b *board) leave(v *visit, work bool, again time.Time) (heard bool) {
 	return heard
 }
 
-// more says whether a lane is worth another claim. If the last one emptied it, what comes later is hinted at, as the
-// last work was. Where no hints come, the next claim finds out.
+// more says whether a lane is worth another claim. If the last one emptied it, what comes later is hinted at, as what
+// came before was, or found by the next look. Where no hints come, the next claim finds out.
 func (b *board) more(v *visit, c invalidation.Claimed) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
