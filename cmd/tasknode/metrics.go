@@ -19,6 +19,7 @@ type observer struct {
 	metrics   telemetry.Metrics
 	queues    telemetry.Bound
 	models    telemetry.Bound
+	byQueue   sync.Map // from name to *ofQueue
 	wait, run *prometheus.HistogramVec
 	claim     *prometheus.HistogramVec
 	errors    *prometheus.CounterVec
@@ -42,11 +43,30 @@ func newObserver() *observer {
 	}
 }
 
+// ofQueue is what is counted by queue, looked up once.
+type ofQueue struct {
+	wait, run       prometheus.Observer
+	errors, claimed prometheus.Counter
+}
+
+func (o *observer) of(queue string) *ofQueue {
+	if known, found := o.byQueue.Load(queue); found {
+		return known.(*ofQueue) //nolint:errcheck // nothing else is stored
+	}
+	label := o.queues.Label(queue)
+	made := &ofQueue{
+		wait: o.wait.WithLabelValues(label), run: o.run.WithLabelValues(label),
+		errors: o.errors.WithLabelValues(label), claimed: o.claimed.WithLabelValues(label),
+	}
+	o.byQueue.Store(queue, made)
+	return made
+}
+
 // Claimed implements tasknode.Observer.
 func (o *observer) Claimed(queue string, locks int, took time.Duration, limited bool) {
 	o.claim.WithLabelValues().Observe(took.Seconds())
 	if locks > 0 {
-		o.claimed.WithLabelValues(o.queues.Label(queue)).Add(float64(locks))
+		o.of(queue).claimed.Add(float64(locks))
 	}
 	if limited {
 		o.Refused(queue, "limit")
@@ -63,11 +83,11 @@ func (o *observer) Refused(queue, reason string) {
 
 // Ran implements tasknode.Observer.
 func (o *observer) Ran(queue string, waited, ran time.Duration, err error) {
-	queue = o.queues.Label(queue)
-	o.wait.WithLabelValues(queue).Observe(waited.Seconds())
-	o.run.WithLabelValues(queue).Observe(ran.Seconds())
+	q := o.of(queue)
+	q.wait.Observe(waited.Seconds())
+	q.run.Observe(ran.Seconds())
 	if err != nil {
-		o.errors.WithLabelValues(queue).Inc()
+		q.errors.Inc()
 	}
 }
 

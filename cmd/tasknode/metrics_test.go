@@ -87,3 +87,13 @@ func TestEntriesWithoutSlotsShowAsRefusals(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func BenchmarkObserverOfOneRun(b *testing.B) {
+	o := newObserver()
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			o.Ran("work", time.Millisecond, time.Millisecond, nil)
+		}
+	})
+}
