@@ -32,7 +32,7 @@ type site struct {
 
 type leader struct {
 	*program
-	address string
+	address, debug string
 }
 
 func newSite(t *testing.T, leaders int) *site {
@@ -64,8 +64,9 @@ func (s *site) startLeader(role string) *leader {
 		s.t.Fatal(err)
 	}
 	u.User = url.User(role)
-	l := &leader{program: start(s.t, "leader", role, "--listen", "127.0.0.1:0", "--open", "--database-url", u.String())}
-	l.address = "http://" + value(l.says("leader started", 20*time.Second), "listen")
+	l := &leader{program: start(s.t, "leader", role, "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", u.String())}
+	started := l.says("leader started", 20*time.Second)
+	l.address, l.debug = "http://"+value(started, "listen"), "http://"+value(started, "debug")
 	return l
 }
 
@@ -288,10 +289,14 @@ func TestEveryLeaderServesRequests(t *testing.T) {
 		if err != nil || read["state"] != "pending" || read["queue"] != "work" {
 			t.Errorf("read from the other leader: %v (%v)", read, err)
 		}
-		for _, path := range []string{"/livez", "/readyz", "/metrics"} {
-			if _, err := l.request("GET", path, nil); err != nil {
+		debug := &leader{program: l.program, address: l.debug}
+		for path, at := range map[string]*leader{"/livez": l, "/readyz": l, "/metrics": debug, "/debug/pprof/heap": debug} {
+			if _, err := at.request("GET", path, nil); err != nil {
 				t.Errorf("%s of %s: %v", path, l.name, err)
 			}
+		}
+		if _, err := l.request("GET", "/metrics", nil); err == nil {
+			t.Error("metrics are shown to clients")
 		}
 	}
 }

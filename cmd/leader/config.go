@@ -21,6 +21,8 @@ type Config struct {
 // Leader is the section for leaders alone.
 type Leader struct {
 	Listen   string   `koanf:"listen" help:"address of the HTTP server"`
+	Debug    string   `koanf:"debug_listen" help:"address for /metrics and /debug/pprof, apart from clients"`
+	TLS      TLS      `koanf:"tls"`
 	Open     bool     `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
 	Migrate  bool     `koanf:"migrate" help:"apply missing migrations at start; set it to false where another tool does, or behind a pooler"`
 	Hints    bool     `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
@@ -29,9 +31,17 @@ type Leader struct {
 	Recovery Recovery `koanf:"recovery"`
 }
 
+// TLS says how connections are secured.
+type TLS struct {
+	Cert     string `koanf:"cert" help:"file with the server's certificate; without it connections are not encrypted"`
+	Key      string `koanf:"key" help:"file with its key; both are read again when they change"`
+	ClientCA string `koanf:"client_ca" help:"file with certificates of authorities: clients need a certificate of one of them, and their token as well"`
+}
+
 // HTTP bounds what the server takes.
 type HTTP struct {
-	BodyBytes int64         `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
+	Conns     int           `koanf:"connections_max" help:"connections at once, at most; others wait to be accepted"`
+	BodyBytes int64         `koanf:"body_bytes_max" help:"bytes in the body of a push, at most"`
 	Entries   int           `koanf:"entries_max" help:"entries in one push, at most"`
 	Timeout   time.Duration `koanf:"timeout" help:"for the work of one request"`
 }
@@ -61,9 +71,10 @@ func defaults() Config {
 		Trace:    config.TraceDefault(),
 		Leader: Leader{
 			Listen:   "127.0.0.1:8420",
+			Debug:    "127.0.0.1:8422",
 			Migrate:  true,
 			Hints:    true,
-			HTTP:     HTTP{BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
+			HTTP:     HTTP{Conns: 8192, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
 			Recovery: Recovery{
 				Pause: 500 * time.Millisecond, Locks: 2000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute,
@@ -81,6 +92,9 @@ func (c Config) validate() error {
 		}
 	}
 	check(!l.Open || loopback(l.Listen), "open", l.Open, "it only with leader.listen on a loopback address such as 127.0.0.1:8420")
+	check((l.TLS.Cert == "") == (l.TLS.Key == ""), "tls.cert", l.TLS.Cert, "it together with leader.tls.key")
+	check(l.TLS.ClientCA == "" || l.TLS.Cert != "", "tls.client_ca", l.TLS.ClientCA, "it only together with leader.tls.cert")
+	check(l.HTTP.Conns > 0, "http.connections_max", l.HTTP.Conns, "more than 0")
 	check(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
 	check(l.HTTP.Entries > 0, "http.entries_max", l.HTTP.Entries, "more than 0")
 	check(l.HTTP.Timeout > 0, "http.timeout", l.HTTP.Timeout, "more than 0")

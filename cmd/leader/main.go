@@ -67,11 +67,12 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer pools.close()
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Leader.Listen)
+	listener, debug, err := listen(ctx, cfg.Leader)
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return err
 	}
 	defer listener.Close()
+	defer debug.Close()
 	if err := prepare(ctx, cfg, pools, log); err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -88,7 +89,6 @@ func run(cfg Config, log *slog.Logger) error {
 		EntriesMax:   cfg.Leader.HTTP.Entries,
 		Timeout:      cfg.Leader.HTTP.Timeout,
 		Checks:       []api.Check{{Name: "signal", Run: func(context.Context) error { return context.Cause(ctx) }}},
-		Metrics:      promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{}),
 		Observe:      l.requests.observe,
 		Hinter:       l.hinter,
 		Log:          log,
@@ -96,10 +96,13 @@ func run(cfg Config, log *slog.Logger) error {
 	if tracing != nil {
 		server = telemetry.Traced(tracing.Tracer(invalidation.TracerName), server)
 	}
-	log.Info("leader started", "listen", listener.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
+	log.Info("leader started", "listen", listener.Addr().String(), "debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(ctx, listener, server) })
+	group.Go(func() error {
+		return api.Serve(ctx, debug, api.NewDebug(promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})))
+	})
 	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
 	if l.hinter != nil {
 		group.Go(func() error { return l.hinter.Run(ctx) })
@@ -107,6 +110,21 @@ func run(cfg Config, log *slog.Logger) error {
 	err = group.Wait()
 	log.Info("leader stopped")
 	return err
+}
+
+// listen opens the address for clients, and the one for whoever looks after the process.
+func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err error) {
+	clients, err = api.Listen(ctx, api.ListenConfig{
+		Address: cfg.Listen, ConnsMax: cfg.HTTP.Conns, CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if debug, err = api.Listen(ctx, api.ListenConfig{Address: cfg.Debug, ConnsMax: 16}); err != nil {
+		clients.Close()
+		return nil, nil, fmt.Errorf("%w; leader.debug_listen says where", err)
+	}
+	return clients, debug, nil
 }
 
 // pools keep what must not wait apart: elections from duties, and duties from requests.

@@ -118,7 +118,7 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	}
 	env := []string{"PENSTOCK_DATABASE_URL=" + p.dsn}
 	p.crew.env = env
-	if p.leader, err = p.crew.start(ctx, "leader", patience, "listen=", "--listen", "127.0.0.1:0", "--open"); err != nil {
+	if p.leader, err = p.crew.start(ctx, "leader", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open"); err != nil {
 		return err
 	}
 	if err := p.register(ctx, o); err != nil {
@@ -131,7 +131,7 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 		}
 	}
 	fmt.Fprintf(p.out, "worker      %s  (%d slots; finds faces, tells languages)\n", p.worker, o.slots)
-	fmt.Fprintf(p.out, "leader      http://%s/v1/queues  (open to this machine; also /readyz, /metrics)\n", p.leader)
+	fmt.Fprintf(p.out, "leader      http://%s/v1/queues  (open to this machine; also /readyz, /openapi.yaml)\n", p.leader)
 	fmt.Fprintf(p.out, "task nodes  %d\nlogs        %s\n", o.nodes, p.logs)
 	fmt.Fprintf(p.out, "look        psql %q -c 'TABLE penstock.queue_status'\n", p.dsn)
 	fmt.Fprintf(p.out, "            %s top --database-url %q\n\n", os.Args[0], p.dsn)

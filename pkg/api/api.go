@@ -57,7 +57,7 @@ func New(db postgres.DB, cfg Config) *API {
 	return a
 }
 
-// NewProbes returns the part of the API that every daemon has: /livez, /readyz and /metrics.
+// NewProbes returns the part of the API that every daemon has: /livez, /readyz and, if there are any, /metrics.
 func NewProbes(cfg Config) *API {
 	a := newAPI(cfg)
 	a.probes()

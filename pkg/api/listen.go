@@ -1,0 +1,114 @@
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/net/netutil"
+)
+
+// ListenConfig says where a server listens, and whom it lets connect.
+type ListenConfig struct {
+	Address string
+	// ConnsMax bounds the connections at once; more of them wait to be accepted. Default 8,192.
+	ConnsMax int
+	// CertFile and KeyFile make it TLS. They are read again when they have changed.
+	CertFile, KeyFile string
+	// ClientCAFile makes it mutual: clients need a certificate that one of these signed, and their token as well.
+	ClientCAFile string
+}
+
+// Listen opens the listener.
+func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, error) {
+	secure, err := cfg.tls()
+	if err != nil {
+		return nil, err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Address)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	fallback(&cfg.ConnsMax, 8192)
+	listener = netutil.LimitListener(listener, cfg.ConnsMax)
+	if secure != nil {
+		listener = tls.NewListener(listener, secure)
+	}
+	return listener, nil
+}
+
+// tls returns nil where there is to be none.
+func (c ListenConfig) tls() (*tls.Config, error) {
+	if c.CertFile == "" && c.KeyFile == "" {
+		if c.ClientCAFile != "" {
+			return nil, errors.New("listen: certificates of clients can be asked for only with a certificate of the server's own")
+		}
+		return nil, nil //nolint:nilnil // no TLS is an answer
+	}
+	own := &certificate{certFile: c.CertFile, keyFile: c.KeyFile}
+	if _, err := own.get(nil); err != nil {
+		return nil, err
+	}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: own.get, NextProtos: []string{"h2", "http/1.1"}}
+	if c.ClientCAFile == "" {
+		return cfg, nil
+	}
+	authorities, err := os.ReadFile(c.ClientCAFile)
+	if err != nil {
+		return nil, fmt.Errorf("read certificates of authorities: %w", err)
+	}
+	cfg.ClientCAs, cfg.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
+	if !cfg.ClientCAs.AppendCertsFromPEM(authorities) {
+		return nil, fmt.Errorf("read certificates of authorities: %s has none", c.ClientCAFile)
+	}
+	return cfg, nil
+}
+
+// certificate is read again when its file has changed.
+type certificate struct {
+	certFile, keyFile string
+
+	mu      sync.Mutex
+	changed time.Time
+	pair    *tls.Certificate
+}
+
+func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	file, err := os.Stat(c.certFile)
+	if err == nil && c.pair != nil && file.ModTime().Equal(c.changed) {
+		return c.pair, nil
+	}
+	var pair tls.Certificate
+	if err == nil {
+		pair, err = tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	}
+	switch {
+	case err == nil:
+		c.pair, c.changed = &pair, file.ModTime()
+	case c.pair == nil:
+		return nil, fmt.Errorf("read certificate: %w", err)
+	}
+	return c.pair, nil // while both files are being replaced, the old one
+}
+
+// NewDebug returns what only whoever looks after the process may see: metrics and profiles.
+func NewDebug(metrics http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics)
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}

@@ -1,0 +1,230 @@
+package api_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/api"
+)
+
+// authority signs certificates for tests.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	dir  string
+	file string
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t, dir: t.TempDir()}
+	a.cert = &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	a.file, _ = a.sign("ca", a.cert)
+	return a
+}
+
+// sign writes a certificate and its key, signed by the authority, or by itself if that is being made.
+func (a *authority) sign(name string, cert *x509.Certificate) (certFile, keyFile string) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if a.key == nil {
+		a.key = key
+	}
+	cert.NotBefore, cert.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	der, err := x509.CreateCertificate(rand.Reader, cert, a.cert, key.Public(), a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	certFile, keyFile = filepath.Join(a.dir, name+".crt"), filepath.Join(a.dir, name+".key")
+	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	return certFile, keyFile
+}
+
+func (a *authority) server(name string) (certFile, keyFile string) {
+	return a.sign("server", &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+}
+
+// serve starts a server that says hello, and returns its address.
+func serve(t *testing.T, cfg api.ListenConfig) string {
+	t.Helper()
+	cfg.Address = "127.0.0.1:0"
+	listener, err := api.Listen(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- api.Serve(ctx, listener, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("server ended: %v", err)
+		}
+	})
+	return listener.Addr().String()
+}
+
+// get returns the certificate's name and the protocol.
+func get(t *testing.T, address string, roots *x509.CertPool, own ...tls.Certificate) (name, protocol string, err error) {
+	t.Helper()
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: own, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true, DisableKeepAlives: true,
+	}}
+	r, err := http.NewRequestWithContext(t.Context(), "GET", "https://"+address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		return "", "", err
+	}
+	defer response.Body.Close()
+	return response.TLS.PeerCertificates[0].Subject.CommonName, response.Proto, nil
+}
+
+func TestServerTakesUpANewCertificateAndSpeaksHTTP2(t *testing.T) {
+	ca := newAuthority(t)
+	roots := x509.NewCertPool()
+	roots.AddCert(parsed(t, ca.file))
+	certFile, keyFile := ca.server("first")
+	address := serve(t, api.ListenConfig{CertFile: certFile, KeyFile: keyFile})
+	if name, protocol, err := get(t, address, roots); err != nil || name != "first" || protocol != "HTTP/2.0" {
+		t.Errorf("got %q by %s (%v)", name, protocol, err)
+	}
+	ca.server("second")
+	later := time.Now().Add(time.Minute)
+	if err := os.Chtimes(certFile, later, later); err != nil { // the clock of some file systems is coarse
+		t.Fatal(err)
+	}
+	if name, _, err := get(t, address, roots); err != nil || name != "second" {
+		t.Errorf("after the change got %q (%v)", name, err)
+	}
+	if err := os.Remove(certFile); err != nil {
+		t.Fatal(err)
+	}
+	if name, _, err := get(t, address, roots); err != nil || name != "second" {
+		t.Errorf("while the file is away got %q (%v)", name, err)
+	}
+}
+
+func TestMutualTLSLetsInOnlyWhoHasACertificate(t *testing.T) {
+	ca := newAuthority(t)
+	roots := x509.NewCertPool()
+	roots.AddCert(parsed(t, ca.file))
+	certFile, keyFile := ca.server("server")
+	address := serve(t, api.ListenConfig{CertFile: certFile, KeyFile: keyFile, ClientCAFile: ca.file})
+	client := func(by *authority) tls.Certificate {
+		cert, key := by.sign("client", &x509.Certificate{SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "c"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair
+	}
+	if _, _, err := get(t, address, roots, client(ca)); err != nil {
+		t.Errorf("with a certificate: %v", err)
+	}
+	if _, _, err := get(t, address, roots); err == nil {
+		t.Error("without a certificate the server answers")
+	}
+	if _, _, err := get(t, address, roots, client(newAuthority(t))); err == nil {
+		t.Error("with a certificate of somebody else the server answers")
+	}
+	if _, err := api.Listen(t.Context(), api.ListenConfig{Address: "127.0.0.1:0", ClientCAFile: ca.file}); err == nil {
+		t.Error("certificates of clients are asked for without TLS")
+	}
+}
+
+func parsed(t *testing.T, file string) *x509.Certificate {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(text)
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func TestConnectionsBeyondTheBoundWaitForTheirTurn(t *testing.T) {
+	address := serve(t, api.ListenConfig{ConnsMax: 2})
+	dial := func() net.Conn {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	answers := func(conn net.Conn, within time.Duration) bool {
+		_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		_ = conn.SetReadDeadline(time.Now().Add(within))
+		text := make([]byte, 512)
+		n, _ := conn.Read(text)
+		return strings.Contains(string(text[:n]), "hello")
+	}
+	first, second := dial(), dial()
+	if !answers(first, 10*time.Second) || !answers(second, 10*time.Second) {
+		t.Fatal("connections within the bound get no answer")
+	}
+	third := dial()
+	if answers(third, 200*time.Millisecond) {
+		t.Error("a third connection is served beside the two that are allowed")
+	}
+	first.Close()
+	_ = third.SetReadDeadline(time.Time{})
+	if !answers(third, 10*time.Second) {
+		t.Error("the third gets no answer although one has gone")
+	}
+}
+
+func TestDebugServerHasMetricsAndProfiles(t *testing.T) {
+	debug := api.NewDebug(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1") }))
+	for path, want := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/v1/queues": 404} {
+		if status := statusOf(t, debug, path); status != want {
+			t.Errorf("%s: %d, want %d", path, status, want)
+		}
+	}
+}
+
+func statusOf(t *testing.T, handler http.Handler, path string) int {
+	t.Helper()
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+	return w.Code
+}
