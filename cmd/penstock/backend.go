@@ -26,6 +26,7 @@ type backend interface {
 	pauses
 	models
 	instances
+	tokens
 	live
 }
 
@@ -144,6 +145,13 @@ type instances interface {
 	RegisterInstance(ctx context.Context, i operator.Instance, by invalidation.By) error
 	DrainInstance(ctx context.Context, model, server string, by invalidation.By) error
 	RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error
+}
+
+type tokens interface {
+	Tokens(ctx context.Context, limit int) ([]operator.APIToken, error)
+	CreateToken(ctx context.Context, g operator.Grant, by invalidation.By) (secret string, err error)
+	RotateToken(ctx context.Context, name string, overlap time.Duration, expires time.Time, by invalidation.By) (secret string, err error)
+	RevokeToken(ctx context.Context, name string, by invalidation.By) error
 }
 
 // live is what top shows.

@@ -11,7 +11,7 @@ import (
 // commands are everything the program can do, in the order of its help.
 var commands = []func(*app) *cobra.Command{
 	queueCommand, entryCommand, groupCommand, failureCommand,
-	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand, auditCommand,
+	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand, auditCommand, tokenCommand,
 	cronCommand, batchCommand, modelCommand, instanceCommand,
 	topCommand, doctorCommand, migrateCommand, benchCommand, replayCommand, devCommand, versionCommand,
 }

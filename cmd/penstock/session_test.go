@@ -119,6 +119,7 @@ var unsettled = []struct {
 	{regexp.MustCompile(`\b(\d+m)?\d+(\.\d+)?m?s\b`), "<age>"},
 	{regexp.MustCompile(`\b(\d+ m )?\d+ s\b`), "<age>"},
 	{regexp.MustCompile(`\b[0-9a-f]{64}\b`), "<digest>"},
+	{regexp.MustCompile(`\bpst_[0-9a-f]{72}\b`), "<secret>"},
 	{regexp.MustCompile(`go1\.\S+`), "<go>"},
 	{regexp.MustCompile(`(?m)^(penstock|commit)  +\S+$`), "$1  <build>"},
 	{regexp.MustCompile(`bench_[0-9a-f]{8}`), "bench_<random>"},

@@ -269,7 +269,18 @@ func TestRotatedTokenWorksForItsOverlapAndARevokedOneNotAtAll(t *testing.T) {
 	if err != nil || status(first) != 401 || status(second) != 401 || status(third) != 200 {
 		t.Errorf("after it: %d, %d and %d (%v)", status(first), status(second), status(third), err)
 	}
-	if err := d.RevokeToken(t.Context(), "ci", by); err != nil || status(third) != 401 {
+	if _, err := d.RotateToken(t.Context(), "ci", 0, time.Time{}, by); err != nil {
+		t.Error(err)
+	}
+	var left float64
+	if err := w.pool.QueryRow(t.Context(), `SELECT extract(epoch FROM max(expires_at) - clock_timestamp()) FROM penstock.api_token`).Scan(&left); err != nil || left < 3500 || left > 3700 {
+		t.Errorf("a token that lasted an hour lasts %v s after a rotation (%v)", left, err)
+	}
+	third = newToken(t, w.pool, operator.Grant{Name: "other", Scopes: []string{"read"}})
+	if status(third) != 200 {
+		t.Error("a living token is refused")
+	}
+	if err := d.RevokeToken(t.Context(), "other", by); err != nil || status(third) != 401 {
 		t.Errorf("revoked: %d (%v)", status(third), err)
 	}
 	var kept string
@@ -282,8 +293,8 @@ func TestRotatedTokenWorksForItsOverlapAndARevokedOneNotAtAll(t *testing.T) {
 		}
 	}
 	var used int
-	if err := w.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.api_token WHERE used_at IS NOT NULL`).Scan(&used); err != nil || used != 3 {
-		t.Errorf("%d tokens are known to have been used, want 3 (%v)", used, err)
+	if err := w.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.api_token WHERE used_at IS NOT NULL`).Scan(&used); err != nil || used != 4 {
+		t.Errorf("%d tokens are known to have been used, want 4 (%v)", used, err)
 	}
 }
 

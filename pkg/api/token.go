@@ -53,7 +53,7 @@ type tokenRotation struct {
 	Body struct {
 		Because
 		OverlapSeconds float64   `json:"overlap_seconds" minimum:"0" maximum:"31536000" doc:"How long the old secrets stay good."`
-		ExpiresAt      time.Time `json:"expires_at,omitzero" doc:"Of the new one; absent: never."`
+		ExpiresAt      time.Time `json:"expires_at,omitzero" doc:"Of the new one; absent: it lasts as long as the one before was to."`
 	}
 }
 

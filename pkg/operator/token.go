@@ -136,7 +136,7 @@ VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, 
 }
 
 // RotateToken makes another secret for a token and lets the older ones of its name end after the overlap. The new one
-// ends at expires; zero means never.
+// ends at expires; zero means that it lasts as long as the one before was to last.
 func (d *Database) RotateToken(ctx context.Context, name string, overlap time.Duration, expires time.Time, by invalidation.By) (secret string, err error) {
 	if overlap < 0 {
 		return "", fmt.Errorf("rotate token %q: overlap is negative: %w", name, invalidation.ErrInvalid)
@@ -156,6 +156,9 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 			return fmt.Errorf("rotate token %q: %w", name, err)
 		}
 		was := living[0]
+		if expires.IsZero() && was.ExpiresAt != nil {
+			expires = time.Now().Add(was.ExpiresAt.Sub(was.CreatedAt))
+		}
 		secret, err = insertToken(ctx, tx, Grant{Name: name, Scopes: was.Scopes, Applications: was.Applications, Queues: was.Queues, ExpiresAt: expires}, by)
 		if err != nil {
 			return err

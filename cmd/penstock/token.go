@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func tokenCommand(a *app) *cobra.Command {
+	return noun("token", "Tokens of the HTTP API: who may do what", tokenList(a), tokenCreate(a), tokenRotate(a), tokenRevoke(a))
+}
+
+func tokenList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Tokens by name, without their secrets", Args: cobra.NoArgs}
+	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+		found, err := b.Tokens(ctx, operator.PageMax)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.APIToken]{
+			{title: "TOKEN", text: func(t operator.APIToken) string { return t.Name }},
+			{title: "STATE", text: tokenState},
+			{title: "SCOPES", text: func(t operator.APIToken) string { return strings.Join(t.Scopes, ",") }},
+			{title: "APPLICATIONS", text: func(t operator.APIToken) string { return before(strings.Join(t.Applications, ","), "all") }},
+			{title: "QUEUES", text: func(t operator.APIToken) string { return before(short(strings.Join(t.Queues, ","), 40), "all") }},
+			{title: "USED", text: func(t operator.APIToken) string { return before(stamp(t.UsedAt), "never") }},
+			{title: "EXPIRES", text: func(t operator.APIToken) string { return before(stamp(t.ExpiresAt), "never") }},
+			{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
+		}, found)
+	})
+}
+
+func tokenState(t operator.APIToken) string {
+	switch {
+	case t.RevokedAt != nil:
+		return "revoked"
+	case !t.Live:
+		return "expired"
+	}
+	return "live"
+}
+
+func tokenCreate(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Make a token and print its secret, which cannot be read again", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock token create ci --scope push,read --queue mails --expires 2160h --reason 'the build server'",
+	}
+	var g operator.Grant
+	var expires string
+	f := c.Flags()
+	f.StringSliceVar(&g.Scopes, "scope", nil, "push, read, operate (and read), admin (everything)")
+	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
+	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
+	f.StringVar(&expires, "expires", "", "when, or in how long; without it never")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		var err error
+		if len(g.Scopes) == 0 {
+			return change{}, usagef("a token needs --scope: push, read, operate or admin")
+		}
+		if g.ExpiresAt, err = a.moment("expires", expires); err != nil {
+			return change{}, err
+		}
+		g.Name = args[0]
+		return change{does: "create token " + g.Name, do: func(ctx context.Context, by invalidation.By) (string, error) {
+			return b.CreateToken(ctx, g, by)
+		}}, nil
+	})
+}
+
+func tokenRotate(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "rotate NAME", Short: "Print a new secret; the old ones end after --overlap", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens,
+	}
+	var overlap time.Duration
+	var expires string
+	c.Flags().DurationVar(&overlap, "overlap", time.Hour, "how long the old secrets stay good")
+	c.Flags().StringVar(&expires, "expires", "", "when the new one ends, or in how long; without it, it lasts as long as the one before was to")
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		ends, err := a.moment("expires", expires)
+		if err != nil {
+			return change{}, err
+		}
+		return change{does: "rotate token " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
+			return b.RotateToken(ctx, args[0], overlap, ends, by)
+		}}, nil
+	})
+}
+
+func tokenRevoke(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "revoke NAME", Short: "End every secret of a token, within seconds", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens}
+	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+		return simple("revoke token "+args[0], true, func(ctx context.Context, by invalidation.By) error { return b.RevokeToken(ctx, args[0], by) }), nil
+	})
+}
+
+func (a *app) completeTokens(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.complete(c, args, prefix, func(ctx context.Context, b backend) (names []string, err error) {
+		all, err := b.Tokens(ctx, 500)
+		for _, t := range all {
+			if t.Live {
+				names = append(names, t.Name)
+			}
+		}
+		return names, err
+	})
+}
