@@ -29,7 +29,7 @@ type Lab struct {
 	Entries   int             // drained at each point
 	PointTime time.Duration   // of one drain: it ends before Entries are done
 	Short     bool            // fewer and smaller points
-	Profile   string          // folder for CPU profiles of the nodes in axis node
+	Profile   string          // folder for profiles of the nodes in axis node
 	Log       *slog.Logger
 
 	admin *pgx.Conn

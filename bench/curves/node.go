@@ -32,7 +32,7 @@ type Duty struct {
 	NoHints bool   `json:"no_hints,omitempty"`
 	Pooled  bool   `json:"pooled,omitempty"`
 	Hold    bool   `json:"hold,omitempty"`    // handlers do not return before the end
-	Profile string `json:"profile,omitempty"` // folder for a CPU profile
+	Profile string `json:"profile,omitempty"` // folder for profiles of CPU and allocations
 	Micros  int    `json:"us,omitempty"`      // that a handler takes, asleep
 }
 
@@ -133,7 +133,18 @@ func profile(folder string) (stop func() error, err error) {
 	if err := pprof.StartCPUProfile(file); err != nil {
 		return nil, errors.Join(fmt.Errorf("write profile: %w", err), file.Close())
 	}
-	return func() error { pprof.StopCPUProfile(); return file.Close() }, nil
+	return func() error {
+		pprof.StopCPUProfile()
+		return errors.Join(file.Close(), allocations(folder))
+	}, nil
+}
+
+func allocations(folder string) error {
+	file, err := os.Create(filepath.Join(folder, fmt.Sprintf("node-%d.allocs.pprof", os.Getpid())))
+	if err != nil {
+		return fmt.Errorf("write profile: %w", err)
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(file, 0), file.Close())
 }
 
 // handler counts, and takes the times that are asked for.

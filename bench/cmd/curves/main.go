@@ -53,7 +53,7 @@ func parse(args []string) (options, error) {
 	f.DurationVar(&o.lab.PointTime, "point-time", 5*time.Second, "longest drain of a point")
 	f.DurationVar(&o.axisTime, "axis-time", 5*time.Minute, "longest time of an axis; points beyond are not run")
 	f.StringVar(&o.out, "out", "", "folder for pictures and points.csv; none if empty")
-	f.StringVar(&o.lab.Profile, "profile", "", "folder for CPU profiles of the nodes of axis node")
+	f.StringVar(&o.lab.Profile, "profile", "", "folder for profiles of the nodes of axis node")
 	f.StringVar(&o.node, "node", "", "internal: be the process of a node with this duty")
 	if err := f.Parse(args); err != nil {
 		return o, err
