@@ -22,13 +22,14 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Lab is where axes are measured. All fields are needed but Short and Profile.
+// Lab is where axes are measured. All fields are needed but Short, HeldFor and Profile.
 type Lab struct {
 	Server    *pgx.ConnConfig // its superuser, any database
 	Program   []string        // starts a node's process; the duty is added as its last argument
 	Entries   int             // drained at each point
 	PointTime time.Duration   // of one drain: it ends before Entries are done
 	Short     bool            // fewer and smaller points
+	HeldFor   time.Duration   // over which axis held is stretched, at 1,000 entries a second; 0: as fast as it goes
 	Profile   string          // folder for profiles of the nodes in axis node
 	Log       *slog.Logger
 
