@@ -33,6 +33,7 @@ type backend interface {
 type queues interface {
 	Queues(ctx context.Context, names ...string) ([]operator.Queue, error)
 	Queue(ctx context.Context, name string) (operator.QueueDetail, error)
+	Samples(ctx context.Context, queue string, over time.Duration) ([]operator.Sample, error)
 	QueueNames(ctx context.Context, prefix string) ([]string, error)
 	CreateQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error
 	AlterQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error

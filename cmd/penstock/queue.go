@@ -18,7 +18,7 @@ import (
 
 func queueCommand(a *app) *cobra.Command {
 	return noun("queue", "Queues: how they stand, their settings, pause and disable",
-		queueList(a), queueShow(a), queueCreate(a), queueAlter(a), queueDrop(a),
+		queueList(a), queueShow(a), queueHistory(a), queueCreate(a), queueAlter(a), queueDrop(a),
 		queuePause(a),
 		queueSwitch(a, "resume", "End a pause", backend.ResumeQueue),
 		queueSwitch(a, "disable", "Take a queue out of service; it still accepts entries", backend.DisableQueue),
@@ -109,6 +109,45 @@ func queueShow(a *app) *cobra.Command {
 			return err
 		}
 		return printOne(a, q, func(w io.Writer) { a.writeQueue(w, q) })
+	})
+}
+
+func queueHistory(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "history QUEUE", Short: "How a queue stood, oldest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+		Long: "How a queue stood, as the elected leader sampled it: about every five seconds for up to an hour back, beyond by the minute, for 30 days.",
+	}
+	var over time.Duration
+	c.Flags().DurationVar(&over, "over", 5*time.Minute, "how far back")
+	rate := func(perSecond *float64) string {
+		if perSecond == nil {
+			return "-"
+		}
+		return fmt.Sprintf("%.1f", *perSecond)
+	}
+	count := func(title string, of func(operator.Sample) int64) column[operator.Sample] {
+		return column[operator.Sample]{title: title, right: true, text: func(s operator.Sample) string { return estimate(of(s), s.Estimated) }}
+	}
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		samples, err := b.Samples(ctx, args[0], over)
+		if err != nil {
+			return err
+		}
+		return printList(a, []column[operator.Sample]{
+			{title: "AT", text: func(s operator.Sample) string { return stamp(&s.At) }},
+			count("INITIAL", func(s operator.Sample) int64 { return s.Initial }), count("PENDING", func(s operator.Sample) int64 { return s.Pending }),
+			count("COMPUTING", func(s operator.Sample) int64 { return s.Computing }), count("FAILED", func(s operator.Sample) int64 { return s.Failed }),
+			{title: "IN/S", right: true, text: func(s operator.Sample) string { return rate(s.InPerSecond) }},
+			{title: "OUT/S", right: true, text: func(s operator.Sample) string { return rate(s.OutPerSecond) }},
+			{title: "HEAD AGE", right: true, text: func(s operator.Sample) string { return before(ageOrNone(s.HeadAgeSeconds), "-") }},
+			{title: "NODES", right: true, text: func(s operator.Sample) string { return number(s.Serving) }},
+			{title: "BLOCKED", text: func(s operator.Sample) string {
+				if s.Blocked == nil {
+					return ""
+				}
+				return *s.Blocked
+			}},
+		}, samples)
 	})
 }
 

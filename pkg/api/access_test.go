@@ -30,6 +30,7 @@ var needs = map[string]scope{
 	"PATCH /v1/queues/{queue}":                    admin,
 	"DELETE /v1/queues/{queue}":                   admin,
 	"GET /v1/queues/{queue}/lanes":                read,
+	"GET /v1/queues/{queue}/samples":              read,
 	"POST /v1/queues/{queue}/pause":               operate,
 	"POST /v1/queues/{queue}/resume":              operate,
 	"POST /v1/queues/{queue}/disable":             operate,

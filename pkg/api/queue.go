@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -33,6 +34,7 @@ func (a *API) queueRoutes() {
 	change(a, route{method: "PATCH", path: one, id: "alter-queue", summary: "Change settings of a queue", scope: admin, of: ofQueue}, a.alterQueue)
 	change(a, route{method: "DELETE", path: one, id: "drop-queue", summary: "Remove a queue", scope: admin, of: ofQueue}, a.dropQueue)
 	add(a, route{method: "GET", path: one + "/lanes", id: "list-lanes", summary: "Lanes with work, the longest waiting first", scope: read, of: ofQueue}, a.listLanes)
+	add(a, route{method: "GET", path: one + "/samples", id: "list-samples", summary: "How the queue stood, oldest first", scope: read, of: ofQueue}, a.listSamples)
 	change(a, route{path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on", scope: operate, of: ofQueue}, a.pauseQueue)
 	change(a, route{path: one + "/resume", id: "resume-queue", summary: "End a pause", scope: operate, of: ofQueue}, func(ctx context.Context, in *queueVerb) error {
 		return a.operator.ResumeQueue(ctx, in.Queue, in.Body.by(ctx))
@@ -111,6 +113,16 @@ func (a *API) listLanes(ctx context.Context, in *InQueue) (*answer[list[operator
 	}
 	lanes, err := a.operator.Lanes(ctx, in.Queue, 200)
 	return pageOf(lanes, Paging{Limit: 200}, nil), err
+}
+
+type samplesOver struct {
+	InQueue
+	Minutes int `query:"minutes" minimum:"1" maximum:"43200" default:"60" doc:"How far back. Up to 60 as it was sampled, about every five seconds; beyond by the minute."`
+}
+
+func (a *API) listSamples(ctx context.Context, in *samplesOver) (*answer[list[operator.Sample]], error) {
+	samples, err := a.operator.Samples(ctx, in.Queue, time.Duration(in.Minutes)*time.Minute)
+	return pageOf(samples, Paging{Limit: len(samples)}, nil), err
 }
 
 type queuePause struct {

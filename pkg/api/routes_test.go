@@ -95,6 +95,7 @@ func story() []step {
 		{method: "GET", path: "/v1/entries/{one}", status: ok, want: "state=pending"},
 		{method: "GET", path: "/v1/groups?queue=work", status: ok, want: "lock_key=a"},
 		{method: "GET", path: "/v1/queues/work/lanes", status: ok, want: "queue=work"},
+		{method: "GET", path: "/v1/queues/work/samples?minutes=90", status: ok},
 		{method: "POST", path: "/v1/queues/work/compact", body: why, status: ok, want: "replaced=1"},
 		{method: "POST", path: "/v1/queues/work/entries", body: `{"payload": {"k": "b"}, "name": "n"}`, status: made, name: "three", take: "id"},
 		{method: "POST", path: "/v1/entries/{three}/disable", body: why, status: none},
@@ -287,7 +288,7 @@ func TestEachAddressRefusesWhatIsWrong(t *testing.T) {
 		if about := strings.Contains(r.path, "{") || strings.Contains(s.path, "queue="); about && creates[r.id] == "" {
 			refused("about nothing", r.method, unknown, s.body, 404, "")
 		}
-		if _, lists := good[r.method+" "+r.path]; lists && strings.HasPrefix(r.id, "list-") && r.id != "list-lanes" && r.id != "list-causes" {
+		if _, lists := good[r.method+" "+r.path]; lists && strings.HasPrefix(r.id, "list-") && r.id != "list-lanes" && r.id != "list-samples" && r.id != "list-causes" {
 			there := strings.ReplaceAll(s.path, "work", "there")
 			separator := map[bool]string{true: "&", false: "?"}[strings.Contains(there, "?")]
 			refused("too many", r.method, there+separator+"limit=1001", "", 422, "invalid")

@@ -445,6 +445,15 @@ func TestListOfQueuesReadsSamplesWhereThereAreSome(t *testing.T) {
 	if q := find(b.d.Queues(t.Context(), "work")); q.Pending != 1 || q.SampledAt != nil {
 		t.Errorf("by name it says %+v, want what is there now", q)
 	}
+	for over, want := range map[time.Duration]int{time.Hour: 1, 2 * time.Hour: 0} {
+		found, err := b.d.Samples(t.Context(), "work", over)
+		if err != nil || len(found) != want || (want > 0 && (found[0].Pending != 77 || *found[0].OutPerSecond != 4)) {
+			t.Errorf("samples over %s are %+v (%v), want %d", over, found, err, want)
+		}
+	}
+	if _, err := b.d.Samples(t.Context(), "nil", time.Hour); !errors.Is(err, invalidation.ErrQueueNotFound) {
+		t.Errorf("samples of a queue that is not there: %v", err)
+	}
 	s, err := b.d.Snapshot(t.Context(), nil)
 	if err != nil || len(s.Rates) != 1 || s.Rates[0] != (Rate{"work", 5, 4}) {
 		t.Errorf("the first snapshot has rates %+v (%v), want the sample's", s, err)
