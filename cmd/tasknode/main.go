@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -38,6 +39,10 @@ Run as many as you like. SIGTERM drains: nothing more is claimed, what runs has 
 into line and spends no attempt. A second signal ends at once.`
 
 func main() {
+	// A node holds little, its slots and a batch: to collect it at each doubling took a seventh of its CPU.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
 	cfg := defaults()
 	err := config.Load(config.Program{Name: "tasknode", Summary: summary, Args: os.Args[1:], Out: os.Stdout}, &cfg)
 	if errors.Is(err, config.ErrHelp) {

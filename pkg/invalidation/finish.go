@@ -55,8 +55,9 @@ func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) (
 	if err != nil {
 		return nil, q.errorf("finish entries of", err)
 	}
-	ours, err := pgx.CollectRows(rows, pgx.RowTo[Token])
-	if err != nil {
+	ours := make([]Token, 0, len(endings))
+	var token Token
+	if _, err := pgx.ForEachRow(rows, []any{&token}, func() error { ours = append(ours, token); return nil }); err != nil {
 		return nil, q.errorf("finish entries of", err)
 	}
 	return ours, q.countRemoved(ctx, endings)

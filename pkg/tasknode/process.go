@@ -180,7 +180,8 @@ func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Endin
 	}
 	start := time.Now()
 	ctx, span := n.startRun(ctx, job, e)
-	result, err := n.handle(ctx, job, e)
+	r := &invalidation.Run{Queue: job.queue, Entry: *e, Lock: job.lock, Node: n.id()}
+	result, err := n.handle(ctx, job, r)
 	ran := time.Since(start)
 	endRun(span, job, err, e)
 	n.board.ran(job.service, ran, len(job.lock.Entries) == 1)
@@ -190,7 +191,6 @@ func (n *Node) runOne(job *assignment, e *invalidation.Entry) invalidation.Endin
 	if err != nil {
 		err = withCause(ctx, err)
 	}
-	r := &invalidation.Run{Queue: job.queue, Entry: *e, Lock: job.lock, Node: n.id()}
 	return invalidation.Judge(r, result, err, ran, n.random())
 }
 
@@ -205,6 +205,10 @@ func withCause(ctx context.Context, err error) error {
 // runContext is the context of one run. Its cause says why it ended.
 func (n *Node) runContext(job *assignment, e *invalidation.Entry, sinceClaim time.Duration) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(n.runs)
+	n.desk.cancelWith(job, cancel, e.Cost == 0)
+	if e.FinishIn == invalidation.NoDeadline && job.queue.Config.RunTimeout == 0 {
+		return ctx, func() { cancel(nil) }
+	}
 	stops := []func(){func() { cancel(nil) }}
 	if e.FinishIn != invalidation.NoDeadline {
 		var stop context.CancelFunc
@@ -216,7 +220,6 @@ func (n *Node) runContext(job *assignment, e *invalidation.Entry, sinceClaim tim
 		ctx, stop = context.WithTimeoutCause(ctx, limit, invalidation.ErrRunTimeout)
 		stops = append(stops, stop)
 	}
-	n.desk.cancelWith(job, cancel, e.Cost == 0)
 	return ctx, func() {
 		for _, stop := range stops {
 			stop()
@@ -225,14 +228,13 @@ func (n *Node) runContext(job *assignment, e *invalidation.Entry, sinceClaim tim
 }
 
 // handle calls the handler; a panic is an error like others.
-func (n *Node) handle(ctx context.Context, job *assignment, e *invalidation.Entry) (result json.RawMessage, err error) {
+func (n *Node) handle(ctx context.Context, job *assignment, r *invalidation.Run) (result json.RawMessage, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
-			n.cfg.Log.Error("handler panicked", "queue", job.queue.Name, "entry", e.ID, "token", job.lock.Token, "panic", v)
+			n.cfg.Log.Error("handler panicked", "queue", job.queue.Name, "entry", r.Entry.ID, "token", job.lock.Token, "panic", v)
 		}
 	}()
-	r := &invalidation.Run{Queue: job.queue, Entry: *e, Lock: job.lock, Node: n.id()}
 	return job.service.handler.Handle(ctx, r)
 }
 

@@ -18,6 +18,7 @@ type settler struct {
 	arrived *sync.Cond
 	piles   map[shard]*pile
 	turn    []shard // shards with endings and no batch on its way, in the order in which they are served
+	blank   []pile  // whose memory is used again
 	closed  bool
 }
 
@@ -82,21 +83,36 @@ func (s *settler) next() (shard, *pile) {
 	n := min(len(p.endings), settleMax)
 	batch := &pile{queue: p.queue, endings: p.endings[:n:n], jobs: p.jobs[:n:n]}
 	p.endings, p.jobs = p.endings[n:], p.jobs[n:]
+	if last := len(s.blank) - 1; len(p.endings) == 0 && last >= 0 {
+		p.endings, p.jobs = s.blank[last].endings, s.blank[last].jobs
+		s.blank = s.blank[:last]
+	}
 	return key, batch
 }
 
 // sent lets the next batch of a shard go.
-func (s *settler) sent(key shard) {
+func (s *settler) sent(key shard, batch *pile) {
+	clear(batch.endings)
+	clear(batch.jobs)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.keep(batch)
 	p := s.piles[key]
 	p.sending = false
 	if len(p.endings) == 0 {
 		delete(s.piles, key)
+		s.keep(p)
 		return
 	}
 	s.turn = append(s.turn, key)
 	s.arrived.Signal()
+}
+
+// keep lays the memory of an empty pile by.
+func (s *settler) keep(p *pile) {
+	if cap(p.endings) > 0 && len(s.blank) < 4 {
+		s.blank = append(s.blank, pile{endings: p.endings[:0], jobs: p.jobs[:0]})
+	}
 }
 
 func (s *settler) close() {
@@ -115,7 +131,7 @@ func (n *Node) settle(ctx context.Context) {
 			return
 		}
 		n.record(ctx, *batch)
-		n.settler.sent(key)
+		n.settler.sent(key, batch)
 	}
 }
 
