@@ -420,9 +420,11 @@ CREATE TABLE penstock."limit" (
     rate real,
     burst real,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
+    per_key boolean DEFAULT false NOT NULL,
     CONSTRAINT limit_burst_check CHECK ((burst > (0)::double precision)),
     CONSTRAINT limit_check CHECK (((rate IS NULL) = (burst IS NULL))),
     CONSTRAINT limit_check1 CHECK (((max_units IS NOT NULL) OR (rate IS NOT NULL))),
+    CONSTRAINT limit_check2 CHECK (((NOT per_key) OR ((max_units IS NULL) AND (NOT per_flow)))),
     CONSTRAINT limit_max_units_check CHECK ((max_units >= 0)),
     CONSTRAINT limit_name_check CHECK ((name <> ''::text)),
     CONSTRAINT limit_rate_check CHECK ((rate > (0)::double precision))
@@ -447,7 +449,7 @@ CREATE FUNCTION penstock.bucket_units(l penstock."limit", in_flow text) RETURNS 
     AS $$
     SELECT coalesce((SELECT least(l.burst, b.units + l.rate * extract(epoch FROM clock_timestamp() - b.at))
                        FROM penstock.bucket b
-                      WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow THEN in_flow ELSE '' END), l.burst)
+                      WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow OR l.per_key THEN in_flow ELSE '' END), l.burst)
 $$;
 
 -- Name: bump_inference_version(); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2150,6 +2152,16 @@ BEGIN
     RETURN OLD;
 END $$;
 
+-- Name: key_wait(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.key_wait(queue integer, key text) RETURNS double precision
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    RETURN (SELECT coalesce(max(greatest(0, (u.units - penstock.bucket_units(g, key)) / g.rate)), 0)
+              FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id WHERE u.queue_id = queue AND g.per_key);
+END $$;
+
 -- Name: sample; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.sample (
@@ -2316,8 +2328,8 @@ CREATE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.entry) RETUR
                jsonb_build_object('limit', g.name, 'rate', g.rate, 'units', round(b.units::numeric, 2), 'seconds', round(((m.units - b.units) / g.rate)::numeric, 2)))
       FROM penstock.limit_use m
       JOIN penstock."limit" g ON g.id = m.limit_id
-     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, e.flow) AS units) b
-     WHERE m.queue_id = q.id AND g.rate IS NOT NULL AND b.units < m.units
+     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, CASE WHEN g.per_key THEN e.lock_key ELSE e.flow END) AS units) b
+     WHERE m.queue_id = q.id AND g.rate IS NOT NULL AND (e.lock_key IS NOT NULL OR NOT g.per_key) AND b.units < m.units
     UNION ALL
     SELECT penstock.because('no_thread', format('all %s processing threads of the nodes that serve the queue are taken', sum(n.threads)),
                jsonb_build_object('threads', sum(n.threads), 'nodes', count(*)))
@@ -2353,7 +2365,7 @@ BEGIN
     room := 2147483647;
     wait := 0;
     FOR l IN SELECT g AS row, g.*, u.units FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
-              WHERE u.queue_id = queue ORDER BY g.id
+              WHERE u.queue_id = queue AND NOT g.per_key ORDER BY g.id
     LOOP
         IF l.max_units IS NOT NULL THEN
             SELECT coalesce(sum(u.units * c.locks), 0) INTO used
@@ -2618,6 +2630,20 @@ BEGIN
         LIMIT $2$q$, 'entry_' || queue_name)
     USING clock_timestamp(), most;
 END $_$;
+
+-- Name: park(integer, text, double precision); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.park(queue integer, key text, wait double precision) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue AND r.priority = -2 LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+        VALUES (queue, -2, '', (extract(epoch FROM clock_timestamp()) + wait) * 1000000, key) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN FOUND; -- false where another key has that microsecond: the next claim parks this one
+END $$;
 
 -- Name: pause(text, text, text, text, text, timestamp with time zone); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -3014,6 +3040,15 @@ CREATE FUNCTION penstock.quarantine_instance(instance integer, lasts interval, r
      WHERE i.id = $1
 $_$;
 
+-- Name: queue_pace(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.queue_pace(queue integer) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT coalesce(max(CASE WHEN g.per_key THEN 2 WHEN g.rate IS NOT NULL THEN 1 ELSE 0 END), 0)
+      FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id WHERE u.queue_id = queue
+$$;
+
 -- Name: queue_pauses(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.queue_pauses(q penstock.queue) RETURNS jsonb
@@ -3109,6 +3144,32 @@ BEGIN
      WHERE p.batch_id = b.id AND p.no = g.no AND p.ended_at IS NULL;
     GET DIAGNOSTICS n = ROW_COUNT;
     RETURN n;
+END $$;
+
+-- Name: refund(integer, text[], bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.refund(queue integer, keys text[], tokens bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow ELSE '' END COLLATE "C" AS scope, sum(u.units) AS units
+               FROM penstock.limit_use u
+               JOIN penstock."limit" g ON g.id = u.limit_id
+              CROSS JOIN unnest(keys, tokens) k(key, token)
+              CROSS JOIN LATERAL (SELECT x.flow, x.claimed_at, x.entry_count FROM penstock.lock x
+                                   WHERE x.queue_id = queue AND x.lock_key = k.key AND x.token = k.token OFFSET 0) l
+              WHERE u.queue_id = queue AND g.rate IS NOT NULL AND l.entry_count = 1 AND l.claimed_at >= u.since
+              GROUP BY 1, 2 ORDER BY 1, 2
+    LOOP
+        -- What is beyond the burst is cut off when the bucket is read.
+        UPDATE penstock.bucket b SET units = b.units + r.units WHERE b.limit_id = r.limit_id AND b.flow = r.scope;
+    END LOOP;
 END $$;
 
 -- Name: register_instance(text, text, text, integer, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3533,28 +3594,31 @@ DECLARE
     l       penstock."limit";
     unknown text;
 BEGIN
-    SELECT k INTO unknown FROM jsonb_object_keys(options) k WHERE k NOT IN ('per_flow', 'max_units', 'rate', 'burst');
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k WHERE k NOT IN ('per_flow', 'per_key', 'max_units', 'rate', 'burst');
     IF FOUND THEN
         RAISE EXCEPTION 'limit option "%" does not exist', unknown
-            USING ERRCODE = 'PS002', HINT = 'The options are per_flow, max_units, rate and burst.';
+            USING ERRCODE = 'PS002', HINT = 'The options are per_flow, per_key, max_units, rate and burst.';
     END IF;
     SELECT * INTO l FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
     l := jsonb_populate_record(l, options);
     IF l.rate IS NOT NULL AND l.burst IS NULL THEN
         l.burst := greatest(1, l.rate);
     END IF;
-    INSERT INTO penstock."limit" (name, per_flow, max_units, rate, burst)
-    VALUES (limit_name, coalesce(l.per_flow, false), l.max_units, l.rate, l.burst)
-    ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, max_units = excluded.max_units,
+    INSERT INTO penstock."limit" (name, per_flow, per_key, max_units, rate, burst)
+    VALUES (limit_name, coalesce(l.per_flow, false), coalesce(l.per_key, false), l.max_units, l.rate, l.burst)
+    ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, per_key = excluded.per_key, max_units = excluded.max_units,
                                      rate = excluded.rate, burst = excluded.burst
     RETURNING * INTO l;
+    IF options ?| '{per_flow,per_key}' THEN -- other buckets: what was spent before is not given back to these
+        UPDATE penstock.limit_use SET since = clock_timestamp() WHERE limit_id = l.id;
+    END IF;
     PERFORM penstock.limits_changed(l.id);
     INSERT INTO penstock.audit (actor, verb, object, reason, detail) VALUES (actor, 'set_limit', limit_name, reason, options);
     RETURN l.id;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
         RAISE EXCEPTION 'limit "%" is not valid: %', limit_name, SQLERRM
-            USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three.';
+            USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three; with per_key rate alone, since a key has one holder at a time.';
 END $$;
 
 -- Name: set_model_override(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3681,13 +3745,27 @@ DECLARE
     l record;
 BEGIN
     FOR l IN SELECT g AS row, g.*, u.units FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
-              WHERE u.queue_id = queue AND g.rate IS NOT NULL ORDER BY g.id
+              WHERE u.queue_id = queue AND g.rate IS NOT NULL AND NOT g.per_key ORDER BY g.id
     LOOP
         INSERT INTO penstock.bucket (limit_id, flow, units, at)
         VALUES (l.id, CASE WHEN l.per_flow THEN in_flow ELSE '' END, l.burst - n * l.units, clock_timestamp())
         ON CONFLICT (limit_id, flow) DO UPDATE
            SET units = penstock.bucket_units(l.row, in_flow) - n * l.units, at = clock_timestamp();
     END LOOP;
+END $$;
+
+-- Name: spend_keys(integer, text[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.spend_keys(queue integer, keys text[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO penstock.bucket AS b (limit_id, flow, units, at)
+    SELECT g.id, k, g.burst - u.units, clock_timestamp()
+      FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id CROSS JOIN unnest(keys) k
+     WHERE u.queue_id = queue AND g.per_key ORDER BY g.id, k COLLATE "C"
+    ON CONFLICT (limit_id, flow) DO UPDATE
+       SET units = (SELECT penstock.bucket_units(g, b.flow) - g.burst FROM penstock."limit" g WHERE g.id = b.limit_id) + excluded.units, at = clock_timestamp();
 END $$;
 
 -- Name: split_batch(bigint); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3920,6 +3998,41 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: unpark(integer, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.unpark(queue integer, most integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    now_us bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    due    tid[];
+    keys   text[];
+BEGIN
+    due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = -2 AND flow = '' AND pos <= now_us
+                  ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
+    IF cardinality(due) = 0 THEN
+        RETURN 0;
+    END IF;
+    -- A new statement: it sees the entries of pushers that relied on a row before we had it.
+    WITH gone AS (DELETE FROM penstock.ready WHERE ctid = ANY (due) RETURNING lock_key)
+    SELECT array_agg(lock_key) INTO keys FROM gone;
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+    SELECT queue, n.priority, n.flow, n.id, k.key
+      FROM unnest(keys) k(key)
+     CROSS JOIN LATERAL (
+           SELECT min(e.id) AS id, max(e.priority) AS priority, (array_agg(e.flow ORDER BY e.id))[1] AS flow
+             FROM (SELECT x.id, x.priority, x.flow FROM penstock.entry x
+                    WHERE x.queue_id = queue AND x.lock_key = k.key AND x.status = 'pending' AND x.priority >= 0
+                    ORDER BY x.id LIMIT 100) e) n
+     WHERE n.id IS NOT NULL
+    ON CONFLICT DO NOTHING;
+    RETURN cardinality(due);
+END $$;
+
 -- Name: unwatch(regclass, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.unwatch(watched regclass, queue text DEFAULT NULL::text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS integer
@@ -4024,8 +4137,8 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'Make it first: SELECT penstock.set_limit(''name'', ''{"max_units": 4}'').';
     END IF;
     IF units > 0 THEN
-        INSERT INTO penstock.limit_use (queue_id, limit_id, units) VALUES (q.id, lim.id, use_limit.units)
-        ON CONFLICT (queue_id, limit_id) DO UPDATE SET units = excluded.units;
+        INSERT INTO penstock.limit_use (queue_id, limit_id, units, since) VALUES (q.id, lim.id, use_limit.units, clock_timestamp())
+        ON CONFLICT (queue_id, limit_id) DO UPDATE SET units = excluded.units, since = clock_timestamp();
     END IF;
     PERFORM penstock.limits_changed(lim.id);
     IF units = 0 THEN
@@ -4445,6 +4558,10 @@ CREATE TABLE penstock.bucket (
 )
 WITH (fillfactor='50');
 
+-- Name: COLUMN bucket.flow; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.bucket.flow IS 'or lock key, of a limit for each key; empty for a limit over all';
+
 -- Name: cancel_request; Type: TABLE; Schema: penstock; Owner: -
 
 CREATE TABLE penstock.cancel_request (
@@ -4837,8 +4954,13 @@ CREATE TABLE penstock.limit_use (
     queue_id integer NOT NULL,
     limit_id integer NOT NULL,
     units integer DEFAULT 1 NOT NULL,
+    since timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT limit_use_units_check CHECK ((units > 0))
 );
+
+-- Name: COLUMN limit_use.since; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.limit_use.since IS 'when its units, or what the limit counts by, changed last: what was taken before is not refunded';
 
 -- Name: lock_status; Type: VIEW; Schema: penstock; Owner: -
 

@@ -30,8 +30,11 @@ func limitList(a *app) *cobra.Command {
 			{title: "BURST", right: true, text: func(l operator.Limit) string { return before(optional(l.Burst), "-") }},
 			{title: "LEFT", right: true, wide: true, text: func(l operator.Limit) string { return optional(l.Left) }},
 			{title: "OF", text: func(l operator.Limit) string {
-				if l.PerFlow {
+				switch {
+				case l.PerFlow:
 					return "each flow"
+				case l.PerKey:
+					return "each lock key"
 				}
 				return "all flows"
 			}},
@@ -47,21 +50,22 @@ func limitSet(a *app) *cobra.Command {
 	}
 	var units int
 	var rate, burst float64
-	var perFlow bool
+	var perFlow, perKey bool
 	flags := c.Flags()
 	flags.IntVar(&units, "max-units", 0, "units in use at once")
 	flags.Float64Var(&rate, "rate", 0, "units a second")
 	flags.Float64Var(&burst, "burst", 0, "units that may be saved up")
 	flags.BoolVar(&perFlow, "per-flow", false, "each flow has the limit for itself")
+	flags.BoolVar(&perKey, "per-key", false, "each lock key has the rate for itself")
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
 		options := map[string]any{}
-		for flag, value := range map[string]any{"max-units": units, "rate": rate, "burst": burst, "per-flow": perFlow} {
+		for flag, value := range map[string]any{"max-units": units, "rate": rate, "burst": burst, "per-flow": perFlow, "per-key": perKey} {
 			if flags.Changed(flag) {
 				options[strings.ReplaceAll(flag, "-", "_")] = value
 			}
 		}
 		if len(options) == 0 {
-			return change{}, usagef("nothing to set: give --max-units, --rate, --burst or --per-flow")
+			return change{}, usagef("nothing to set: give --max-units, --rate, --burst, --per-flow or --per-key")
 		}
 		planned := simple("set limit "+args[0], false, func(ctx context.Context, by invalidation.By) error {
 			return b.SetLimit(ctx, args[0], options, by)

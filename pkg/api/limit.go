@@ -51,7 +51,7 @@ func limit(ctx context.Context, d *operator.Database, name string) (operator.Lim
 
 // limitTag is about what can be set, and not about what is in use.
 func limitTag(l operator.Limit) string {
-	text, _ := json.Marshal([]any{l.MaxUnits, l.Rate, l.Burst, l.PerFlow})
+	text, _ := json.Marshal([]any{l.MaxUnits, l.Rate, l.Burst, l.PerFlow, l.PerKey})
 	return etag(text)
 }
 

@@ -403,6 +403,7 @@ func TestCalculatedFieldsGroupedAndCompacted(t *testing.T) {
 func TestStatementsOfTheDocumentWork(t *testing.T) {
 	b := newBed(t)
 	b.exec(`SELECT penstock.drop_queue('changes')`)
+	b.exec(`SELECT penstock.create_queue(name) FROM unnest('{mail,render,thumbs}'::text[]) name`)
 	b.exec(`CREATE TABLE photo (id int PRIMARY KEY, path text, year int, thumbnail text)`)
 	b.exec(`CREATE TABLE orders (id int PRIMARY KEY, total int)`)
 	b.exec(`CREATE TABLE order_line (id int PRIMARY KEY, order_id int, price int, amount int)`)
@@ -412,8 +413,8 @@ func TestStatementsOfTheDocumentWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(text), -1)
-	if len(blocks) != 5 {
-		t.Fatalf("%d blocks of SQL, want 5", len(blocks))
+	if len(blocks) != 6 {
+		t.Fatalf("%d blocks of SQL, want 6", len(blocks))
 	}
 	conn, err := b.pool.Acquire(b.ctx)
 	if err != nil {

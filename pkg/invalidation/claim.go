@@ -116,13 +116,21 @@ func (q *Queue) swiftly(r ClaimRequest) *pgx.Batch {
 
 func (q *Queue) carefully(r ClaimRequest) *pgx.Batch {
 	b := &pgx.Batch{}
-	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, r.Stubborn}
+	quantum := q.Config.QuantumCount
+	if q.pace > 0 {
+		quantum = 1 // rates count entries
+	}
+	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID, quantum, r.Stubborn}
 	if len(q.limits) == 0 {
 		b.Queue(q.sql.claim, args...)
 		return b
 	}
 	b.Queue(gatesSQL, q.limits)
-	b.Queue(q.sql.claimLimited, append(args, q.limits)...)
+	sql := q.sql.claimLimited
+	if q.pace > 1 {
+		sql = q.sql.claimKeyed
+	}
+	b.Queue(sql, append(args, q.limits, q.pace)...)
 	return b
 }
 

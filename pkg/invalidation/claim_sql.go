@@ -104,6 +104,7 @@ var (
 	).Replace(claimSQL)
 	claimLimitedSQL = strings.NewReplacer(
 		"/* admission */", `(SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1) = $10::int[]
+           AND penstock.queue_pace($1) = $11::int
            AND (SELECT count(*) FROM (SELECT FROM penstock."limit" WHERE id = ANY ($10::int[]) FOR UPDATE SKIP LOCKED) g) = cardinality($10::int[])`,
 		"/* room */", "CASE WHEN b.wait IS NULL THEN least($5::int, r.room) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait",
 		") b WHERE ok\n", ") b CROSS JOIN LATERAL penstock.limit_room($1, $3) r WHERE ok\n",
@@ -112,6 +113,22 @@ var (
 )`,
 		"NULL /* spending */", "(SELECT 0 FROM spent)",
 	).Replace(claimSQL)
+	// claimKeyedSQL is for queues with a rate for each lock key: it parks the keys that have to wait (see penstock.park).
+	claimKeyedSQL = strings.NewReplacer(
+		"), groups AS MATERIALIZED (", `), waits AS MATERIALIZED (
+    SELECT pos, lock_key, penstock.key_wait($1, lock_key) AS wait FROM head WHERE lock_key IS NOT NULL
+), groups AS MATERIALIZED (`,
+		"     ORDER BY h.lock_key, h.pos\n", "       AND (h.pos IN (SELECT pos FROM waits WHERE wait <= 0)) IS TRUE\n     ORDER BY h.lock_key, h.pos\n",
+		"), taken AS (", `), parked AS MATERIALIZED (
+    SELECT w.pos
+      FROM waits w
+     WHERE w.wait > 0 AND (w.pos IN (SELECT pos FROM mine)) IS TRUE
+       AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = w.lock_key) IS NULL
+       AND penstock.park($1, w.lock_key, w.wait)
+), taken AS (`,
+		"UNION ALL SELECT pos FROM lock_group)", "UNION ALL SELECT pos FROM lock_group UNION ALL SELECT pos FROM parked)",
+		" AS done\n", " AS done, penstock.spend_keys($1, ARRAY(SELECT lock_key FROM lock_group)) AS keys\n",
+	).Replace(claimLimitedSQL)
 )
 
 // gatesSQL locks limits $1, as many as nobody else holds, until the transaction ends.

@@ -109,7 +109,7 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
        ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id), penstock.queue_pauses(queue),
        penstock.queue_weights(queue),
-       (SELECT jsonb_object_agg(s.key, penstock.statement_sql(s.key, s.value)) FROM jsonb_each_text(statements) s)`
+       (SELECT jsonb_object_agg(s.key, penstock.statement_sql(s.key, s.value)) FROM jsonb_each_text(statements) s), penstock.queue_pace(id)`
 
 func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	var (
@@ -122,7 +122,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &holds, &weights, &c.Statements)
+		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &holds, &weights, &c.Statements, &q.pace)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -13,6 +15,8 @@ type Limit struct {
 	Rate     float64 `json:"rate,omitempty"`      // units a second that flow into the token bucket
 	Burst    float64 `json:"burst,omitempty"`     // units that the bucket holds: one second's worth
 	PerFlow  bool    `json:"per_flow,omitempty"`  // each flow has the limit for itself
+	// PerKey gives each lock key the rate for itself. It goes with a rate alone: a key has one holder at a time anyway.
+	PerKey bool `json:"per_key,omitempty"`
 }
 
 // SetLimit makes the limit of that name, or changes it; the next claim goes by it.
@@ -29,4 +33,22 @@ func UseLimit(ctx context.Context, db postgres.DB, queue, limit string, units in
 		return fmt.Errorf("put queue %q under limit %q: %w", queue, limit, translate(err))
 	}
 	return nil
+}
+
+// refundSQL gives back what locks $2 with tokens $3 took out of token buckets.
+const refundSQL = `SELECT penstock.refund($1, $2, $3)`
+
+// queueRefund refunds locks that end cancelled, or handed back by their node before or instead of a run. A handler that
+// hands an entry back has called somebody to find out that it must: that counts.
+func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
+	var keys []string
+	var tokens []Token
+	for _, e := range endings {
+		if q.pace > 0 && e.Last && (e.verb == verbCancel || e.verb == verbRelease && e.reason == "") {
+			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
+		}
+	}
+	if len(keys) > 0 {
+		batch.Queue(refundSQL, q.ID, keys, tokens)
+	}
 }

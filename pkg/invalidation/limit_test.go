@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -141,5 +142,95 @@ func TestTokenBucketLetsBurstThenRateThrough(t *testing.T) {
 	}
 	if c := in("b"); len(c.Locks) != 3 {
 		t.Errorf("other flow got %d, want 3: the limit is for each flow", len(c.Locks))
+	}
+}
+
+// left is what the token bucket of a limit over all holds now, in whole units.
+func (b *bed) left(limit string) int {
+	b.Helper()
+	return b.count(`SELECT floor(penstock.bucket_units(l, '')) FROM penstock."limit" l WHERE name = $1`, limit)
+}
+
+func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("slow", Limit{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
+	b.push("", "", "K", "", "")
+	locks := b.claim(10)
+	if len(locks) != 5 || b.left("slow") != 0 {
+		t.Fatalf("%d locks, %d units left", len(locks), b.left("slow"))
+	}
+	ending := func(i int, e Ending) Ending { e.Last = true; return e }
+	entry := func(i int) EntryID { return locks[i].Entries[0].ID }
+	b.settle(ending(0, Cancel(locks[0], entry(0), "wished")))
+	b.settle(ending(1, Release(locks[1], entry(1), 0)))
+	if n := b.left("slow"); n != 4 {
+		t.Errorf("a cancel and a release: %d units left, want 4", n)
+	}
+	b.settle(ending(2, Done(locks[2], entry(2), nil, 0)))
+	run := &Run{Queue: b.q, Entry: locks[3].Entries[0], Lock: locks[3], Node: here}
+	b.settle(ending(3, Judge(run, nil, NoCapacity(0, errors.New("busy")), 0, 0)))
+	if n := b.left("slow"); n != 4 {
+		t.Errorf("one that was done and one that called and was turned away: %d units left, want 4", n)
+	}
+	// What was taken by other weights is not given back by these.
+	b.must(UseLimit(b.ctx, b.pool, b.q.Name, "slow", 5))
+	b.settle(ending(4, Cancel(locks[4], entry(4), "wished")))
+	if n := b.left("slow"); n != 4 {
+		t.Errorf("after the weight changed: %d units left, want 4", n)
+	}
+}
+
+func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("calls", Limit{Rate: 0.001, Burst: 2, PerKey: true}, map[string]int{b.q.Name: 1})[b.q.Name]
+	ids := b.push("A", "A", "A", "B", "A", "")
+	for range 2 {
+		for _, l := range b.claim(10) {
+			if len(l.Entries) != 1 {
+				t.Errorf("lock of %s covers %d entries: a rate counts entries", l.Key, len(l.Entries))
+			}
+			b.settle(last(Done(l, l.Entries[0].ID, nil, 0)))
+		}
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.result`); n != 4 {
+		t.Fatalf("%d done, want two of A, one of B, one alone", n)
+	}
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}); len(c.Locks) != 0 {
+		t.Fatalf("claimed %s beyond its rate", c.Locks[0].Key)
+	}
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}); c.Seen != 0 {
+		t.Errorf("a key that must wait was met again, %d rows", c.Seen)
+	}
+	if lanes, err := Lanes(b.ctx, b.pool, []int32{b.q.ID}, 10); err != nil || len(lanes) != 0 {
+		t.Errorf("a key that must wait makes a lane: %v (%v)", lanes, err)
+	}
+	if n, err := b.q.Promote(b.ctx, 10); n != 0 || err != nil {
+		t.Errorf("back in line before its time: %d (%v)", n, err)
+	}
+	more := b.push("A", "B") // who pushes does not see that A waits
+	for _, l := range b.claim(10) {
+		if l.Key != "B" {
+			t.Errorf("claimed %s", l.Key)
+		}
+		b.settle(last(Done(l, l.Entries[0].ID, nil, 0)))
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.ready`); n != 1 {
+		t.Errorf("%d ready rows, want one for A", n)
+	}
+	b.exec(b.pool, `UPDATE penstock.ready SET pos = 1 WHERE priority = -2`)
+	b.exec(b.pool, `UPDATE penstock.bucket SET at = at - interval '1 hour'`)
+	if n, err := b.q.Promote(b.ctx, 10); n != 1 || err != nil {
+		t.Fatalf("put %d keys back into line (%v), want 1", n, err)
+	}
+	for _, want := range []EntryID{ids[2], ids[4]} {
+		l := b.claimOne()
+		if l.Entries[0].ID != want {
+			t.Errorf("entry %d runs, want %d: the oldest first", l.Entries[0].ID, want)
+		}
+		b.settle(last(Done(l, l.Entries[0].ID, nil, 0)))
+	}
+	b.claim(1) // parks A with what was pushed since
+	if n := b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, more[0]); n != 1 {
+		t.Error("the entry that came while its key waited is gone")
 	}
 }

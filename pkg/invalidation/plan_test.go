@@ -205,6 +205,40 @@ func TestHotStatementsNeverScanTheBacklog(t *testing.T) {
 	b.exec(b.pool, `TRUNCATE penstock.entry_work, penstock.ready, penstock.lock`)
 }
 
+// The same for claims of queues under limits: one that counts locks, one with a look at the bucket of each lock key.
+func TestClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
+	b := newBed(t, Config{})
+	many := 1_000_000
+	b.under("units", Limit{MaxUnits: &many}, map[string]int{"work": 1})
+	b.q = b.under("keys", Limit{Rate: 1e6, Burst: 1e6, PerKey: true}, map[string]int{"work": 1})["work"]
+	b.freeze()
+	early := b.explainer()
+	limits := fmt.Sprintf(`'{%d,%d}'`, b.q.limits[0], b.q.limits[1])
+	hot := map[string]statement{
+		"claim under limits": {b.q.sql.claimLimited, b.claimArgs(0) + `, ` + limits + `, 2`},
+		"claim keyed":        {b.q.sql.claimKeyed, fmt.Sprintf(`%d, 2::smallint, '', 0, 10, %d, 1, 1, false, %s, 2`, b.q.ID, int64(here), limits)},
+	}
+	read := func(entries int) map[string]int {
+		b.fill(entries)
+		buffers := map[string]int{}
+		for what, s := range hot {
+			early.explain(what, s)
+			p := early.explain(what, s)
+			b.wantLean(fmt.Sprintf("%s at %d", what, entries), p, 1200)
+			buffers[what] = p.buffers()
+		}
+		return buffers
+	}
+	small, large := read(3000), read(100_000)
+	for what := range hot {
+		t.Logf("%-14s 3k: %6d buffers, 100k: %6d", what, small[what], large[what])
+		if large[what] > 2*small[what]+50 {
+			t.Errorf("%s reads %d buffers at 100k entries, %d at 3k", what, large[what], small[what])
+		}
+	}
+	b.exec(b.pool, `TRUNCATE penstock.entry_work, penstock.ready, penstock.lock`)
+}
+
 // buffersAt explains every hot statement on each of the connections, with that many solo entries and groups locked,
 // and returns the most buffers that each read.
 func (b *bed) buffersAt(when string, solo, groups int, connections ...*explainer) map[string]int {
@@ -234,7 +268,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"swift": q.swift, "claim": q.claim, "claimLimited": q.claimLimited, "gates": gatesSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
+		"swift": q.swift, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "refund": refundSQL, "gates": gatesSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
 		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL,

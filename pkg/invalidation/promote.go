@@ -8,7 +8,7 @@ import (
 // promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A retry and a deferred
 // entry stand behind everybody who was in line when they came due: each gets a new place. Entries that somebody
 // else has locked are left for the next time. In a cron queue the entry of a job that waits for its time is left to
-// the cron engine, which knows what to do about a time that was missed.
+// the cron engine, which knows what to do about a time that was missed. Lock keys that waited for a token bucket go on.
 const promoteSQL = `
 WITH due AS MATERIALIZED (
     SELECT ctid AS row
@@ -30,7 +30,8 @@ WITH due AS MATERIALIZED (
     SELECT $1, priority, flow, min(pos), lock_key FROM fresh WHERE lock_key IS NOT NULL AND priority >= 0
      GROUP BY priority, flow, lock_key
 )
-SELECT count(*) FROM fresh`
+SELECT (SELECT count(*) FROM fresh)
+       + CASE WHEN EXISTS (SELECT FROM penstock.ready WHERE queue_id = $1 AND priority = -2 AND flow = '') THEN penstock.unpark($1, $2::int) ELSE 0 END`
 
 // promoteCronSQL is promoteSQL for queues of kind cron.
 var promoteCronSQL = strings.Replace(promoteSQL, "/* cron */", "AND NOT penstock.waits_for_cron(id)", 1)

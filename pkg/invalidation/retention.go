@@ -109,14 +109,26 @@ WITH old AS (
 )
 SELECT count(*) FROM old`
 
+// tidyBucketSQL forgets token buckets that are full again: one that is missing is full.
+const tidyBucketSQL = `
+WITH old AS (
+    DELETE FROM penstock.bucket
+     WHERE ctid = ANY (ARRAY(
+           SELECT b.ctid FROM penstock.bucket b JOIN penstock."limit" g ON g.id = b.limit_id
+            WHERE coalesce(b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at) >= g.burst, true)
+            LIMIT $1 FOR UPDATE OF b SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM old`
+
 // Tidied counts what a janitor's pass deleted.
 type Tidied struct {
-	Results, Failures, IdempotencyKeys, UniqueKeys, Progress, PushBacks int
+	Results, Failures, IdempotencyKeys, UniqueKeys, Progress, PushBacks, Buckets int
 }
 
 // Total is how many rows were deleted.
 func (t Tidied) Total() int {
-	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.PushBacks
+	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.PushBacks + t.Buckets
 }
 
 // Tidy deletes up to limit rows of each kind that stand for nothing any more, each kind in a short transaction of
@@ -133,6 +145,7 @@ func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
 		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys},
 		{"progress", tidyProgressSQL, &t.Progress},
 		{"push-backs", tidyPushBackSQL, &t.PushBacks},
+		{"token buckets", tidyBucketSQL, &t.Buckets},
 	} {
 		if err := db.QueryRow(ctx, step.sql, limit).Scan(step.n); err != nil {
 			return t, fmt.Errorf("tidy %s: %w", step.what, err)

@@ -128,15 +128,17 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	    VALUES ($1, 99992, now(), now() - interval '40 days', 1, 1, 0, '', 'x', 'x', 'x', '{}')`, b.q.ID)
 	b.exec(b.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES
 	    ($1, true, '', now() - interval '2 hours', ''), ($1, false, 'x', now() + interval '2 hours', '')`, b.q.ID)
+	b.must(SetLimit(b.ctx, b.pool, "rate", Limit{Rate: 1, Burst: 10}))
+	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '6 s'), ('filling', '1 s')) v(f, a)`)
 
 	got, err := Tidy(b.ctx, b.pool, 100)
-	if want := (Tidied{1, 1, 1, 1, 1, 1}); err != nil || got != want {
+	if want := (Tidied{1, 1, 1, 1, 1, 1, 1}); err != nil || got != want {
 		t.Fatalf("tidied %+v (%v), want %+v", got, err, want)
 	}
 	if again, err := Tidy(b.ctx, b.pool, 100); again.Total() != 0 || err != nil {
 		t.Errorf("tidied %+v more (%v)", again, err)
 	}
-	for table, want := range map[string]int{"idempotency": 2, "uniqueness": 1, "progress": 1, "result": 1, "failure": 0, "push_back": 1} {
+	for table, want := range map[string]int{"idempotency": 2, "uniqueness": 1, "progress": 1, "result": 1, "failure": 0, "push_back": 1, "bucket": 1} {
 		if n := b.count(`SELECT count(*) FROM penstock.` + table); n != want {
 			t.Errorf("%d rows in %s, want %d", n, table, want)
 		}

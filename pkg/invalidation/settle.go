@@ -87,6 +87,7 @@ func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending) (
 	q.queueFail(batch, node, endings)
 	q.queueRemove(batch, node, endings)
 	q.queuePushBack(batch, endings)
+	q.queueRefund(batch, endings)
 	q.queueUnlock(batch, endings)
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, q.errorf("settle entries of", err)

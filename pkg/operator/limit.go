@@ -16,15 +16,16 @@ type Limit struct {
 	Burst    *float64 `json:"burst,omitempty"`     // units
 	Left     *float64 `json:"left,omitempty"`      // units in the bucket; none for a limit per flow
 	PerFlow  bool     `json:"per_flow"`
+	PerKey   bool     `json:"per_key"`
 	Queues   []string `json:"queues"` // that use it
 }
 
 // limitsSQL counts what is in use as the claim does: from the lock records.
 const limitsSQL = `
-SELECT l.name, l.max_units, l.rate::float8 AS rate, l.burst::float8 AS burst, l.per_flow,
+SELECT l.name, l.max_units, l.rate::float8 AS rate, l.burst::float8 AS burst, l.per_flow, l.per_key,
        coalesce((SELECT sum(u.units * (SELECT count(*) FROM penstock.lock k WHERE k.queue_id = u.queue_id))
                    FROM penstock.limit_use u WHERE u.limit_id = l.id), 0)::bigint AS in_use,
-       CASE WHEN l.rate IS NOT NULL AND NOT l.per_flow THEN penstock.bucket_units(l, '') END AS left,
+       CASE WHEN l.rate IS NOT NULL AND NOT l.per_flow AND NOT l.per_key THEN penstock.bucket_units(l, '') END AS left,
        ARRAY(SELECT q.name FROM penstock.limit_use u JOIN penstock.queue q ON q.id = u.queue_id WHERE u.limit_id = l.id ORDER BY q.name) AS queues
   FROM penstock."limit" l
  ORDER BY l.name
@@ -35,7 +36,7 @@ func (d *Database) Limits(ctx context.Context, limit int) ([]Limit, error) {
 	return list[Limit](ctx, d.db, "limits", limitsSQL, page(limit))
 }
 
-// SetLimit makes a limit or changes the options that are given: max_units, rate, burst, per_flow.
+// SetLimit makes a limit or changes the options that are given: max_units, rate, burst, per_flow, per_key.
 func (d *Database) SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
 	const sql = `SELECT penstock.set_limit($1, $2, $3, coalesce($4, current_user))`
 	if _, err := d.db.Exec(ctx, sql, name, options, by.Reason, given(by.Actor)); err != nil {
