@@ -51,9 +51,9 @@ func TestEntriesCostNoMoreThanTheyDid(t *testing.T) {
 	}{
 		{name: "push single", entries: 1000, run: b.pushSingle},
 		{name: "push bulk", entries: 9000, run: func(n int) { b.pushBulk(n, 0) }},
-		{name: "solo drain", entries: 10_000, run: b.drain},
+		{name: "solo drain", entries: 10_000, run: func(n int) { b.drain(solo, n) }},
 		{name: "push groups", entries: 10_000, run: func(n int) { b.pushBulk(n, 50) }},
-		{name: "groups of 50", entries: 10_000, run: b.drain},
+		{name: "groups of 50", entries: 10_000, run: func(n int) { b.drain(grouped, n) }},
 	} {
 		took[path.name] = b.measure(path.entries, path.run)
 	}
@@ -131,9 +131,10 @@ func newBed(t *testing.T) *bed {
 	b.must(err)
 	b.queue, err = invalidation.Create(b.ctx, b.pool, "bench", invalidation.Config{ResultRetention: -time.Second})
 	b.must(err)
-	b.pushSingle(10)
-	b.pushBulk(990, 50)
-	b.drain(1000)
+	b.pushSingle(1000)
+	b.drain(solo, 1000)
+	b.pushBulk(1000, 50)
+	b.drain(grouped, 1000)
 	return b
 }
 

@@ -22,6 +22,9 @@ func (b *bed) pushSingle(n int) {
 	}
 }
 
+// Groups have a flow of their own: a lane that has held groups is claimed from in another way for a while.
+var solo, grouped = invalidation.Lane{Priority: 1}, invalidation.Lane{Priority: 1, Flow: "groups"}
+
 // pushBulk pushes in batches of 1000; with a group above 0, so many entries in a row have the same lock key.
 func (b *bed) pushBulk(n, group int) {
 	for first := 0; first < n; first += 1000 {
@@ -29,7 +32,7 @@ func (b *bed) pushBulk(n, group int) {
 		for i := range batch {
 			batch[i].Payload = payload(i)
 			if group > 0 {
-				batch[i].LockKey = fmt.Sprint("group-", (first+i)/group)
+				batch[i].LockKey, batch[i].Flow = fmt.Sprint("group-", (first+i)/group), grouped.Flow
 			}
 		}
 		_, err := b.queue.Push(b.ctx, batch...)
@@ -37,12 +40,12 @@ func (b *bed) pushBulk(n, group int) {
 	}
 }
 
-// drain claims up to 500 locks at a time, of groups or of solo entries, and ends all they cover.
-func (b *bed) drain(n int) {
+// drain claims up to 500 locks of a lane at a time and ends all entries they cover.
+func (b *bed) drain(lane invalidation.Lane, n int) {
 	var mark int64
 	for ended := 0; ended < n; {
 		b.claims++
-		claimed, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{Node: 1, ClaimID: b.claims, Lane: invalidation.Lane{Priority: 1}, From: mark, Limit: 500})
+		claimed, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{Node: 1, ClaimID: b.claims, Lane: lane, From: mark, Limit: 500})
 		b.must(err)
 		mark = claimed.Mark
 		var endings []invalidation.Ending
