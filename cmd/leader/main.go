@@ -99,9 +99,9 @@ func run(cfg Config, log *slog.Logger) error {
 	log.Info("leader started", "listen", listener.Addr().String(), "debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
 
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return api.Serve(ctx, listener, server) })
+	group.Go(func() error { return api.Serve(ctx, listener, server, log) })
 	group.Go(func() error {
-		return api.Serve(ctx, debug, api.NewDebug(promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})))
+		return api.Serve(ctx, debug, api.NewDebug(promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})), log)
 	})
 	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
 	if l.hinter != nil {

@@ -89,6 +89,7 @@ var needs = map[string]scope{
 	"PUT /v1/applications/{application}/quota":    admin,
 	"DELETE /v1/applications/{application}/quota": admin,
 	"GET /v1/usage":                               read,
+	"POST /v1/flows/weight":                       admin,
 	"GET /v1/pauses":                              read,
 	"POST /v1/pauses":                             operate,
 	"DELETE /v1/pauses":                           operate,

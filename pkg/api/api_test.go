@@ -324,7 +324,7 @@ func TestServerLetsRequestsFinishAndThenEnds(t *testing.T) {
 			close(arrived)
 			<-goOn
 			fmt.Fprint(w, "finished")
-		}))
+		}), slog.New(slog.DiscardHandler))
 	}()
 	answered := make(chan string, 1)
 	go func() {

@@ -38,7 +38,18 @@ func (a *API) limitRoutes() {
 	) error {
 		return a.quota(ctx, in.Conditional, in.Application, nil, in.by(ctx))
 	})
-	add(a, route{method: "GET", path: "/v1/usage", id: "list-usage", summary: "What flows use now", scope: read, of: ofQueue}, a.listUsage)
+	add(a, route{method: "GET", path: "/v1/usage", id: "list-usage", summary: "What flows use now and used of late", scope: read, of: ofQueue}, a.listUsage)
+	change(a, route{path: "/v1/flows/weight", id: "set-flow-weight", summary: "Give a flow a larger or smaller share beside others", scope: admin, of: ofQueue}, func(ctx context.Context, in *struct {
+		OfOneQueue
+		Body struct {
+			Because
+			Flow   string  `json:"flow"`
+			Weight float64 `json:"weight" minimum:"0" doc:"Beside the usual 1; 0 goes back to that."`
+		}
+	},
+	) error {
+		return a.operator.SetFlowWeight(ctx, in.Body.Flow, in.Queue, in.Body.Weight, in.Body.by(ctx))
+	})
 }
 
 func limit(ctx context.Context, d *operator.Database, name string) (operator.Limit, error) {

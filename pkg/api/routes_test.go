@@ -171,6 +171,7 @@ func story() []step {
 
 		{method: "POST", path: "/v1/pauses?queue=work", body: `{"scope": "flow", "value": "f", ` + reason + `}`, status: none},
 		{method: "DELETE", path: "/v1/pauses?queue=work&scope=flow&value=f&reason=test", status: none},
+		{method: "POST", path: "/v1/flows/weight?queue=work", body: `{"flow": "f", "weight": 2, ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/audit?verb=pause&actor=anybody", status: ok, want: "reason=a test"},
 		{method: "GET", path: "/v1/snapshot", status: ok},
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -12,8 +13,9 @@ import (
 // grace is how long requests that are under way may take when the server ends.
 const grace = 5 * time.Second
 
-// Serve answers requests on the listener until ctx ends, then lets those under way finish.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+// Serve answers requests on the listener until ctx ends, then lets those under way finish. What goes wrong with
+// connections goes to log.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) error {
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -21,6 +23,7 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 		WriteTimeout:      time.Minute,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
