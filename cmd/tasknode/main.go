@@ -207,7 +207,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		Checks:  []api.Check{{Name: "database", Run: n.beats.Ping}, {Name: "draining", Run: func(context.Context) error { return context.Cause(ctx) }}},
 		Metrics: promhttp.HandlerFor(n.registry(), promhttp.HandlerOpts{}), Log: n.log,
 	})
-	group.Go(func() error { return api.Serve(duties, listener, n.routes(probes)) })
+	group.Go(func() error { return api.Serve(duties, listener, n.routes(probes), n.log) })
 	group.Go(func() error {
 		defer end()
 		return n.task.Run(ctx)
