@@ -5439,10 +5439,14 @@ CREATE TABLE penstock.webhook_endpoint (
     disabled_at timestamp with time zone,
     disabled_reason text,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT webhook_endpoint_old_secret_check CHECK ((old_secret ~~ 'whsec\_%'::text)),
-    CONSTRAINT webhook_endpoint_secret_check CHECK ((secret ~~ 'whsec\_%'::text)),
+    CONSTRAINT webhook_endpoint_old_secret_check CHECK ((old_secret ~ '^(sealed:|env:|file:/|whsec_)'::text)),
+    CONSTRAINT webhook_endpoint_secret_check CHECK ((secret ~ '^(sealed:|env:|file:/|whsec_)'::text)),
     CONSTRAINT webhook_endpoint_url_check CHECK ((octet_length(url) <= 2048))
 );
+
+-- Name: COLUMN webhook_endpoint.secret; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.webhook_endpoint.secret IS 'sealed:... under the key of the installation, or env:NAME or file:/path of whoever delivers';
 
 -- Name: COLUMN webhook_endpoint.old_secret; Type: COMMENT; Schema: penstock; Owner: -
 

@@ -50,6 +50,7 @@ type Inference struct {
 
 // Webhook says where callbacks may go.
 type Webhook struct {
+	Key           string   `koanf:"key" help:"what seals the secrets of receivers in the database, 16 bytes or more, the same for all nodes: env:NAME or file:/path; without it no callback can be signed, and they wait"`
 	HTTPSOnly     bool     `koanf:"https_only" help:"deliver callbacks to https addresses alone"`
 	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be called although their addresses are private"`
 	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be called although they are private"`

@@ -159,7 +159,14 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	if err != nil {
 		return nil, err
 	}
-	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(webhook.Config{Policy: policy}, claims, log))
+	vault, err := t.Webhook.vault()
+	if err != nil {
+		return nil, err
+	}
+	if t.Webhook.Key == "" {
+		log.Info("callbacks wait: tasknode.webhook.key is not set")
+	}
+	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(webhook.Config{Policy: policy, Vault: vault}, claims, log))
 	if t.Hints && !cfg.Database.Pooled {
 		n.listener = invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.task.Wake, Log: log})
 	}

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -11,7 +9,6 @@ import (
 
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/tasknode"
-	"github.com/penstock/penstock/pkg/webhook"
 )
 
 // observer turns what the node does into metrics. It is a tasknode.Observer.
@@ -170,16 +167,4 @@ func (n *node) nodeMetrics(out chan<- prometheus.Metric) {
 	out <- value("hints_heard_total", float64(hints.Heard))
 	out <- value("hints_reconnects_total", float64(hints.Reconnects))
 	out <- value("hints_round_trip_seconds", hints.RoundTrip.Seconds())
-}
-
-func (w Webhook) policy() (webhook.Policy, error) {
-	p := webhook.Policy{HTTPSOnly: w.HTTPSOnly, AllowHosts: w.AllowHosts}
-	for _, text := range w.AllowNetworks {
-		network, err := netip.ParsePrefix(text)
-		if err != nil {
-			return p, fmt.Errorf("tasknode.webhook.allow_networks: %q is not a network such as 10.1.0.0/16: %w", text, err)
-		}
-		p.AllowNetworks = append(p.AllowNetworks, network)
-	}
-	return p, nil
 }

@@ -24,6 +24,7 @@ import (
 // Config of a Deliverer. The zero value works; the defaults are in withDefaults.
 type Config struct {
 	Policy       Policy
+	Vault        Vault         // of the secrets that sign
 	Timeout      time.Duration // of one attempt, connecting included; 15 s
 	InFlight     int           // attempts at once to one address; 4
 	HostInFlight int           // and to one host, which strangers may share; 32

@@ -16,6 +16,7 @@ import (
 // Handler delivers the entries of the webhook queue, one attempt a run. It is an invalidation.Handler.
 type Handler struct {
 	db        postgres.DB
+	vault     Vault
 	deliverer *Deliverer
 	log       *slog.Logger
 }
@@ -25,7 +26,7 @@ func NewHandler(config Config, db postgres.DB, log *slog.Logger) *Handler {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Handler{db: db, deliverer: NewDeliverer(config), log: log}
+	return &Handler{db: db, vault: config.Vault, deliverer: NewDeliverer(config), log: log}
 }
 
 // callback is the payload of an entry of the webhook queue, as penstock.call_back writes it.
@@ -53,9 +54,9 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	if err != nil {
 		return nil, refuse(ClassMalformed, err)
 	}
-	e, err := FindEndpoint(ctx, h.db, c.URL)
+	e, err := FindEndpoint(ctx, h.db, h.vault, c.URL)
 	if err != nil {
-		return nil, invalidation.NoCapacity(time.Second, err) // the receiver is not to blame for our database
+		return nil, invalidation.NoCapacity(10*time.Second, err) // the receiver is not to blame for our database
 	}
 	if e.Disabled {
 		return nil, refuse(ClassDisabled, fmt.Errorf("receiver is disabled: %s", e.Reason))

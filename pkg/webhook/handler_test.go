@@ -38,6 +38,8 @@ type desk struct {
 
 var atHome = Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 
+var home = Vault{Key: "a key for tests alone"}
+
 func newDesk(t *testing.T, policy Policy, status ...int) *desk {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 8})
@@ -45,7 +47,7 @@ func newDesk(t *testing.T, policy Policy, status ...int) *desk {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	d := &desk{T: t, ctx: t.Context(), pool: pool, status: status, handler: NewHandler(Config{Policy: policy}, pool, nil)}
+	d := &desk{T: t, ctx: t.Context(), pool: pool, status: status, handler: NewHandler(Config{Policy: policy, Vault: home}, pool, nil)}
 	if d.queue, err = invalidation.Open(d.ctx, pool, "webhook"); err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +144,7 @@ func TestOutcomeOfAnEntryReachesItsReceiverSigned(t *testing.T) {
 	if said.Type != "entry.done" || said.Data.Queue != "work" || said.Data.Result["faces"] != 2 || said.Data.Context["order"] != 7 {
 		t.Errorf("receiver was told %s", d.body)
 	}
-	e, err := FindEndpoint(d.ctx, d.pool, d.receiver.URL+"/done")
+	e, err := FindEndpoint(d.ctx, d.pool, home, d.receiver.URL+"/done")
 	d.must(err)
 	d.must(Verify(d.header, time.Now(), d.body, e.Secrets...))
 	if n := d.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`); n != 2 {
@@ -180,7 +182,7 @@ func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 	if len(d.ids) != 1 {
 		t.Fatal("a disabled endpoint was called")
 	}
-	_, err = Register(d.ctx, d.pool, atHome, d.receiver.URL, "test")
+	_, err = Register(d.ctx, d.pool, home, atHome, d.receiver.URL, "test")
 	d.must(err)
 	_, err = d.pool.Exec(d.ctx, `SELECT penstock.push('webhook', payload, flow => flow) FROM penstock.failure LIMIT 1`)
 	d.must(err)
@@ -189,9 +191,9 @@ func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 
 func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
 	d := newDesk(t, atHome)
-	first, err := Register(d.ctx, d.pool, atHome, d.receiver.URL, "test")
+	first, err := Register(d.ctx, d.pool, home, atHome, d.receiver.URL, "test")
 	d.must(err)
-	second, err := Rotate(d.ctx, d.pool, d.receiver.URL, time.Hour, "test")
+	second, err := Rotate(d.ctx, d.pool, home, d.receiver.URL, time.Hour, "test")
 	d.must(err)
 	d.finishWork(d.receiver.URL)
 	d.must(d.deliver())
@@ -199,7 +201,7 @@ func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
 	d.must(Verify(d.header, time.Now(), d.body, second))
 	_, err = d.pool.Exec(d.ctx, `UPDATE penstock.webhook_endpoint SET old_until = now()`)
 	d.must(err)
-	e, err := FindEndpoint(d.ctx, d.pool, d.receiver.URL)
+	e, err := FindEndpoint(d.ctx, d.pool, home, d.receiver.URL)
 	d.must(err)
 	if len(e.Secrets) != 1 || e.Secrets[0].Reveal() != second.Reveal() {
 		t.Error("the old secret still signs after its time")
@@ -216,7 +218,7 @@ func TestForbiddenAddressIsNeverConnectedTo(t *testing.T) {
 	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'refused'`); n != 1 {
 		t.Error("the callback is not a failure")
 	}
-	if _, err := Register(d.ctx, d.pool, Policy{}, d.receiver.URL, "test"); err == nil {
+	if _, err := Register(d.ctx, d.pool, home, Policy{}, d.receiver.URL, "test"); err == nil {
 		t.Error("a loopback address was registered")
 	}
 }

@@ -25,7 +25,7 @@ var ErrNoEndpoint = errors.New("webhook endpoint is not registered")
 const common = ""
 
 const findEndpointSQL = `
-SELECT coalesce(own.secret, common.secret),
+SELECT coalesce(own.secret, common.secret), own.secret IS NOT NULL,
        CASE WHEN own.secret IS NULL THEN common.old_secret ELSE own.old_secret END,
        coalesce(CASE WHEN own.secret IS NULL THEN common.old_until ELSE own.old_until END > clock_timestamp(), false),
        own.disabled_at IS NOT NULL, coalesce(own.disabled_reason, '')
@@ -35,37 +35,40 @@ SELECT coalesce(own.secret, common.secret),
 
 // FindEndpoint returns what is known about an address. One that nobody registered is signed for with the secret of the
 // installation, which the first call of all makes.
-func FindEndpoint(ctx context.Context, db postgres.DB, url string) (Endpoint, error) {
+func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, url string) (Endpoint, error) {
 	for range 2 {
 		var secret, old *string
-		var both bool
+		var own, both bool
 		var e Endpoint
-		if err := db.QueryRow(ctx, findEndpointSQL, url).Scan(&secret, &old, &both, &e.Disabled, &e.Reason); err != nil {
+		if err := db.QueryRow(ctx, findEndpointSQL, url).Scan(&secret, &own, &old, &both, &e.Disabled, &e.Reason); err != nil {
 			return Endpoint{}, fmt.Errorf("find webhook endpoint: %w", err)
 		}
 		if secret == nil {
-			if err := ensureCommonSecret(ctx, db); err != nil {
+			if err := ensureCommonSecret(ctx, db, vault); err != nil {
 				return Endpoint{}, err
 			}
 			continue
+		}
+		if !own {
+			url = common
 		}
 		if !both {
 			old = nil
 		}
 		var err error
-		e.Secrets, err = parseSecrets(secret, old)
+		e.Secrets, err = vault.openAll(url, secret, old)
 		return e, err
 	}
 	return Endpoint{}, errors.New("find webhook endpoint: the secret of the installation was removed meanwhile")
 }
 
-func parseSecrets(texts ...*string) ([]Secret, error) {
+func (v Vault) openAll(url string, texts ...*string) ([]Secret, error) {
 	var secrets []Secret
 	for _, text := range texts {
 		if text == nil {
 			continue
 		}
-		s, err := ParseSecret(*text)
+		s, err := v.open(url, *text)
 		if err != nil {
 			return nil, fmt.Errorf("read secret of webhook endpoint: %w", err)
 		}
@@ -74,9 +77,12 @@ func parseSecrets(texts ...*string) ([]Secret, error) {
 	return secrets, nil
 }
 
-func ensureCommonSecret(ctx context.Context, db postgres.DB) error {
-	_, err := db.Exec(ctx, `INSERT INTO penstock.webhook_endpoint (url, secret) VALUES ('', $1)
-	                        ON CONFLICT (url) DO UPDATE SET secret = coalesce(webhook_endpoint.secret, excluded.secret)`, NewSecret().Reveal())
+func ensureCommonSecret(ctx context.Context, db postgres.DB, vault Vault) error {
+	sealed, err := vault.seal(common, NewSecret())
+	if err == nil {
+		_, err = db.Exec(ctx, `INSERT INTO penstock.webhook_endpoint (url, secret) VALUES ('', $1)
+		                       ON CONFLICT (url) DO UPDATE SET secret = coalesce(webhook_endpoint.secret, excluded.secret)`, sealed)
+	}
 	if err != nil {
 		return fmt.Errorf("make secret of the installation: %w", err)
 	}
@@ -96,15 +102,19 @@ SELECT secret FROM kept`
 
 // Register makes an address known with a secret of its own, or enables it again, and returns the secret to be shown to
 // its owner. The error wraps ErrForbiddenAddress where policy does not allow the address.
-func Register(ctx context.Context, db postgres.DB, policy Policy, url, actor string) (Secret, error) {
-	if _, err := policy.CheckURL(url); err != nil {
-		return Secret{}, fmt.Errorf("register webhook endpoint: %w", err)
-	}
+func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, url, actor string) (Secret, error) {
+	_, err := policy.CheckURL(url)
 	var text string
-	if err := db.QueryRow(ctx, registerSQL, url, NewSecret().Reveal(), actor).Scan(&text); err != nil {
+	if err == nil {
+		text, err = vault.seal(url, NewSecret())
+	}
+	if err == nil {
+		err = db.QueryRow(ctx, registerSQL, url, text, actor).Scan(&text)
+	}
+	if err != nil {
 		return Secret{}, fmt.Errorf("register webhook endpoint: %w", err)
 	}
-	return ParseSecret(text)
+	return vault.open(url, text)
 }
 
 const rotateSQL = `
@@ -120,15 +130,19 @@ RETURNING object`
 
 // Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The address ""
 // stands for all that have no secret of their own.
-func Rotate(ctx context.Context, db postgres.DB, url string, overlap time.Duration, actor string) (Secret, error) {
+func Rotate(ctx context.Context, db postgres.DB, vault Vault, url string, overlap time.Duration, actor string) (Secret, error) {
 	if url == common {
-		if err := ensureCommonSecret(ctx, db); err != nil {
+		if err := ensureCommonSecret(ctx, db, vault); err != nil {
 			return Secret{}, err
 		}
 	}
 	secret := NewSecret()
+	sealed, err := vault.seal(url, secret)
+	if err != nil {
+		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", err)
+	}
 	var object string
-	err := db.QueryRow(ctx, rotateSQL, url, secret.Reveal(), overlap, actor).Scan(&object)
+	err = db.QueryRow(ctx, rotateSQL, url, sealed, overlap, actor).Scan(&object)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", ErrNoEndpoint)
