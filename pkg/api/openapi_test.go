@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -251,4 +252,17 @@ func words(list any) (found []string) {
 		found = append(found, fmt.Sprint(v))
 	}
 	return found
+}
+
+func TestPageForUsersExplainsEveryCode(t *testing.T) {
+	page, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range statuses {
+		line := regexp.MustCompile("(?m)^\\| [^|]*`" + row.code + "`[^|]*\\| " + fmt.Sprint(row.status) + " \\|")
+		if !line.Match(page) {
+			t.Errorf("docs/api.md has no line for code %s with status %d", row.code, row.status)
+		}
+	}
 }
