@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy clean
+.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -110,6 +110,9 @@ bench-dispatch: ## Calls a second through one node to a worker that answers at o
 
 soak: ## Ten minutes of inference on hostile workers while nodes die; SOAK=1m shortens it
 	PENSTOCK_SOAK=$(SOAK) go test -count=1 -timeout 60m -run TestSoak -v ./pkg/inference
+
+replay: ## How long tenants wait in fifo and in fair queues, on simulated nodes; ARGS='-trace ../lora_request_trace.csv' takes a real trace
+	go -C bench run ./cmd/replay $(ARGS)
 
 noisy: ## A quiet tenant beside one with 200,000 entries in line, on two real nodes; NOISY=10s shortens it
 	PENSTOCK_NOISY=$${NOISY:-1m} go test -count=1 -timeout 20m -run TestNoisyNeighbour -v ./cmd/tasknode
