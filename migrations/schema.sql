@@ -3772,6 +3772,10 @@ END $$;
 
 CREATE FUNCTION penstock.split_batch(batch bigint) RETURNS void
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET enable_mergejoin TO 'on'
+    SET plan_cache_mode TO 'auto'
     AS $_$
 DECLARE
     b penstock.batch := penstock.batch_row(batch, false);

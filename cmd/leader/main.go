@@ -164,10 +164,13 @@ func (p *pools) close() {
 func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := migrate(ctx, cfg, p.duties.Config().ConnConfig, log)
+		if err == nil {
+			err = check(ctx, p.duties, log)
+		}
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
-		if tooOld := new(schemaError); errors.As(err, &tooOld) || !postgres.Unavailable(err) {
+		if tooOld := new(schemaError); errors.As(err, &tooOld) || errors.Is(err, postgres.ErrIsolation) || !postgres.Unavailable(err) {
 			return err
 		}
 		log.Warn("waiting for the database", "error", err)
@@ -177,6 +180,14 @@ func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error 
 		case <-time.After(wait):
 		}
 	}
+}
+
+func check(ctx context.Context, db postgres.DB, log *slog.Logger) error {
+	advice, err := postgres.Check(ctx, db)
+	if len(advice) > 0 {
+		log.Warn("sessions behind the pooler plan as they like; give their role the settings", "statements", advice)
+	}
+	return err
 }
 
 func migrate(ctx context.Context, cfg Config, conn *pgx.ConnConfig, log *slog.Logger) error {

@@ -82,6 +82,36 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
+// ErrIsolation says that transactions are not read committed by default, which the queue needs: settling looks again, in a
+// new statement, for what came meanwhile.
+var ErrIsolation = errors.New("transactions must be read committed by default")
+
+const checkSQL = `
+SELECT current_setting('default_transaction_isolation'), format('ALTER ROLE %I IN DATABASE %I SET ', current_user, current_database()),
+       ARRAY(SELECT s.name || ' = ' || s.value FROM unnest($1::text[], $2::text[]) s(name, value) WHERE current_setting(s.name) <> s.value ORDER BY 1)`
+
+// Check looks at what sessions are given. Where that can only be slow, it returns the statements that mend it: a pooler in
+// transaction mode hands out sessions that have what the role has, and nothing of what we would set. ErrIsolation: it would
+// be wrong.
+func Check(ctx context.Context, db DB) (advice []string, err error) {
+	var isolation, alter string
+	names := []string{"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"}
+	values := make([]string, len(names))
+	for i, name := range names {
+		values[i] = session[name]
+	}
+	if err := db.QueryRow(ctx, checkSQL, names, values).Scan(&isolation, &alter, &advice); err != nil {
+		return nil, fmt.Errorf("look at the session's settings: %w", err)
+	}
+	for i := range advice {
+		advice[i] = alter + advice[i]
+	}
+	if want := session["default_transaction_isolation"]; isolation != want {
+		return nil, fmt.Errorf("%w, and are %s; %sdefault_transaction_isolation = '%s'", ErrIsolation, isolation, alter, want)
+	}
+	return advice, nil
+}
+
 // InTx runs fn in a transaction of db: commit if it returns nil, else roll back.
 func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
 	tx, err := db.Begin(ctx)

@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -55,5 +56,37 @@ func TestConnectionsAreReadCommittedWhateverTheDatabaseSays(t *testing.T) {
 	var level string
 	if err := pool.QueryRow(t.Context(), `SHOW transaction_isolation`).Scan(&level); err != nil || level != "read committed" {
 		t.Errorf("transactions are %s (%v)", level, err)
+	}
+}
+
+func TestSessionsOfAPoolerAreChecked(t *testing.T) {
+	for _, pooled := range []bool{false, true} {
+		pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1, Pooled: pooled})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		advice, err := postgres.Check(t.Context(), pool)
+		if err != nil || (len(advice) > 0) != pooled {
+			t.Errorf("pooled %v: %q, %v", pooled, advice, err)
+		}
+		for _, statement := range advice {
+			if _, err := pool.Exec(t.Context(), statement); err != nil {
+				t.Errorf("%s: %v", statement, err)
+			}
+		}
+		if !pooled {
+			continue
+		}
+		pool.Reset()
+		if advice, err = postgres.Check(t.Context(), pool); err != nil || len(advice) > 0 {
+			t.Errorf("after the advice was followed: %q, %v", advice, err)
+		}
+		if _, err := pool.Exec(t.Context(), `SET default_transaction_isolation = 'repeatable read'`); err != nil {
+			t.Fatal(err)
+		}
+		if _, err = postgres.Check(t.Context(), pool); !errors.Is(err, postgres.ErrIsolation) {
+			t.Errorf("repeatable read by default: %v", err)
+		}
 	}
 }

@@ -159,22 +159,21 @@ func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
 	if len(locks) != 5 || b.left("slow") != 0 {
 		t.Fatalf("%d locks, %d units left", len(locks), b.left("slow"))
 	}
-	ending := func(i int, e Ending) Ending { e.Last = true; return e }
 	entry := func(i int) EntryID { return locks[i].Entries[0].ID }
-	b.settle(ending(0, Cancel(locks[0], entry(0), "wished")))
-	b.settle(ending(1, Release(locks[1], entry(1), 0)))
+	b.settle(last(Cancel(locks[0], entry(0), "wished")))
+	b.settle(last(Release(locks[1], entry(1), 0)))
 	if n := b.left("slow"); n != 4 {
 		t.Errorf("a cancel and a release: %d units left, want 4", n)
 	}
-	b.settle(ending(2, Done(locks[2], entry(2), nil, 0)))
+	b.settle(last(Done(locks[2], entry(2), nil, 0)))
 	run := &Run{Queue: b.q, Entry: locks[3].Entries[0], Lock: locks[3], Node: here}
-	b.settle(ending(3, Judge(run, nil, NoCapacity(0, errors.New("busy")), 0, 0)))
+	b.settle(last(Judge(run, nil, NoCapacity(0, errors.New("busy")), 0, 0)))
 	if n := b.left("slow"); n != 4 {
 		t.Errorf("one that was done and one that called and was turned away: %d units left, want 4", n)
 	}
 	// What was taken by other weights is not given back by these.
 	b.must(UseLimit(b.ctx, b.pool, b.q.Name, "slow", 5))
-	b.settle(ending(4, Cancel(locks[4], entry(4), "wished")))
+	b.settle(last(Cancel(locks[4], entry(4), "wished")))
 	if n := b.left("slow"); n != 4 {
 		t.Errorf("after the weight changed: %d units left, want 4", n)
 	}

@@ -21,6 +21,12 @@ func SetStatements(ctx context.Context, db postgres.DB, queue string, statements
 	return control(ctx, db, fmt.Sprintf("set statements of queue %q", queue), sql, queue, statements, given(by.Reason), given(by.Actor))
 }
 
+// beginStatementSQL says for what the transaction works, and gives the planner the choices back that sessions of ours
+// may lack: the statement is not one of ours.
+const beginStatementSQL = `
+SELECT penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+       set_config('enable_mergejoin', 'on', true)`
+
 // Statement runs a statement of the queue of these runs in tx, and returns the first column of its rows (for "impact" each
 // whole row) as JSON: a value that is none becomes a text, a null becomes nil. What it pushes is one deeper than what runs.
 // ErrInvalid: the queue does not declare it.
@@ -34,7 +40,7 @@ func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run, args ..
 	for i, r := range runs {
 		ids[i] = r.Entry.ID
 	}
-	if _, err := tx.Exec(ctx, `SELECT penstock.work_for($1, $2)`, q.ID, ids); err != nil {
+	if _, err := tx.Exec(ctx, beginStatementSQL, q.ID, ids); err != nil {
 		return nil, q.errorf("run statement of", err)
 	}
 	// The types go with the arguments: `$1 -> 'field'` alone does not say what $1 is.
