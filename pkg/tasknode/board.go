@@ -49,6 +49,7 @@ type lane struct {
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
 	held     int   // locks of the lane on this node
+	met      int   // how often in a row somebody else was in it
 	again    time.Time
 	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
 	headAt   time.Time     // when it was last scanned from its beginning
@@ -218,6 +219,7 @@ func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
 	if v.fromHead {
 		v.lane.headAt, v.lane.headCost = time.Now(), took
 	}
+	v.lane.met = 0
 	if c.Seen == 0 || len(c.Locks) > 0 {
 		v.lane.passed = time.Time{}
 	}
@@ -237,14 +239,12 @@ func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
 	}
 }
 
-// leave ends a visit; work says whether it is worth coming back, again from when on. It returns whether a hint came
-// during the visit, which may be about what the claim could not see yet.
-func (b *board) leave(v *visit, work bool, again time.Time) (heard bool) {
+// leave ends a visit; work says whether it is worth coming back, again from when on. So it is if a hint came during the
+// visit, which may be about what the claim could not see yet.
+func (b *board) leave(v *visit, work bool, again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	heard = v.lane.heard
-	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, work || heard, again, 0
-	return heard
+	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, work || v.lane.heard, again, 0
 }
 
 // more says whether a lane is worth another claim. If the last one emptied it, what comes later is hinted at, as what
@@ -258,6 +258,27 @@ func (b *board) more(v *visit, c invalidation.Claimed) bool {
 // resting says that the lane is not to be tried yet.
 func (l *lane) resting(now time.Time, freed int64) bool {
 	return now.Before(l.again) && (l.refused == 0 || l.refused == freed)
+}
+
+// met notes that somebody else was in the lane, and returns for how long to leave it to them: 2 to 64 ms.
+func (b *board) met(v *visit) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v.lane.met = min(v.lane.met+1, 6)
+	return time.Millisecond << v.lane.met
+}
+
+// rested is how long until the first of the lanes that rest may be tried; an hour if none does.
+func (b *board) rested(now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first := time.Hour
+	for _, l := range b.lanes {
+		if rest := l.again.Sub(now); l.work && !l.claiming && rest > 0 {
+			first = min(first, rest)
+		}
+	}
+	return first
 }
 
 // refuse ends a visit for which there was no permit or no leave. The lane is tried again when something came free.

@@ -24,10 +24,15 @@ func (p *permits) put(n int) {
 	if n == 0 {
 		return
 	}
-	p.mu.Lock()
-	p.used -= n
-	p.mu.Unlock()
+	p.back(n)
 	p.onFree()
+}
+
+// back is put without a word to anybody.
+func (p *permits) back(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.used -= n
 }
 
 func (p *permits) held() int {

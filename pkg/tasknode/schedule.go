@@ -28,16 +28,20 @@ func (n *Node) scheduler(ctx context.Context) {
 	}
 }
 
-// rest waits for a hint, a permit that comes free or the poll, whichever is first. The poll keeps everything going
-// without hints.
+// rest waits for a hint, a permit that comes free, a lane that has rested or the poll, whichever is first. The poll keeps
+// everything going without hints.
 func (n *Node) rest(ctx context.Context) {
-	timer := time.NewTimer(min(n.jitter(n.look.every(n.cfg.Poll)), n.look.wait(time.Now())))
+	now := time.Now()
+	poll, rested := min(n.jitter(n.look.every(n.cfg.Poll)), n.look.wait(now)), n.board.rested(now)
+	timer := time.NewTimer(min(poll, rested))
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-n.wake:
 	case <-timer.C:
-		n.look.want()
+		if poll <= rested {
+			n.look.want()
+		}
 	}
 }
 
@@ -52,7 +56,8 @@ func (n *Node) random() float64 {
 	return rand.Float64()
 }
 
-// step claims from the lane that comes first. It says whether to go on at once.
+// step claims from the lane that comes first. It says whether to go on at once: not if there is none, and not without
+// permits. What this lane did not bring another one may.
 func (n *Node) step(ctx context.Context) bool {
 	v := n.board.take(n.cfg.Ranker, n.cfg.Affinity, time.Now())
 	if v == nil {
@@ -66,7 +71,7 @@ func (n *Node) step(ctx context.Context) bool {
 	}
 	if a.locks == 0 {
 		n.board.refuse(v, time.Now().Add(n.jitter(200*time.Millisecond)))
-		return false
+		return true
 	}
 	request := invalidation.ClaimRequest{
 		Node: n.id(), ClaimID: n.claims.Add(1), Lane: v.lane.key.lane, From: v.from, Limit: a.locks, Stubborn: v.fromHead,
@@ -81,10 +86,10 @@ func (n *Node) step(ctx context.Context) bool {
 	took := time.Since(start)
 	n.stats.claimed(len(claimed.Locks), took)
 	n.cfg.Observer.Claimed(v.name, len(claimed.Locks), took, claimed.Limited)
-	n.giveBack(v, a, a.locks-len(claimed.Locks))
+	n.giveBack(v, a, a.locks-len(claimed.Locks), claimed.Limited)
 	n.accept(v, claimed.Locks, a, losses, n.traceClaim(v.name, claimed.Locks, start))
-	heard := n.after(ctx, v, claimed, err, took)
-	return err == nil && (claimed.Seen > 0 || claimed.Limited || claimed.Busy || heard)
+	n.after(ctx, v, claimed, err, took)
+	return true
 }
 
 // allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
@@ -126,16 +131,29 @@ func (n *Node) allow(v *visit) allowance {
 	for _, g := range a.grants {
 		g.giveBack(g.allowed - a.locks)
 	}
-	n.permits.put(taken - a.locks)
 	n.board.unhold(v.service, reserved-a.locks)
+	n.unused(taken - a.locks)
 	return a
 }
 
-// giveBack returns what k claims took that brought nothing.
-func (n *Node) giveBack(v *visit, a allowance, k int) {
+// giveBack returns what k claims took that brought nothing. That is news to other lanes, but not if a limit was in the way.
+func (n *Node) giveBack(v *visit, a allowance, k int, limited bool) {
 	a.ran(k)
 	n.board.unhold(v.service, k)
+	if limited {
+		n.unused(k)
+		return
+	}
 	n.permits.put(k)
+}
+
+// unused returns permits that were of no use since something else refused. Lanes that rest since they were refused stay
+// at rest: two of them would wake each other for ever.
+func (n *Node) unused(k int) {
+	if k > 0 {
+		n.permits.back(k)
+		n.signal()
+	}
 }
 
 // ran returns the leave of the gates for k runs.
@@ -151,19 +169,20 @@ func (g grant) giveBack(n int) {
 	}
 }
 
-// after updates what the board knows about a lane from how the claim found it. It returns whether a hint at the lane
-// came during the claim.
-func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err error, took time.Duration) (heard bool) {
+// after updates what the board knows about a lane from how the claim found it.
+func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err error, took time.Duration) {
 	switch {
 	case err != nil:
-		return n.board.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
+		n.board.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
+		return
 	case c.Busy:
-		// Somebody else is in the lane; they leave it within a few milliseconds.
-		return n.board.leave(v, true, time.Now().Add(n.jitter(2*time.Millisecond)))
+		// Somebody else is in the lane; they leave it within a few milliseconds, but others may come.
+		n.board.leave(v, true, time.Now().Add(n.jitter(n.board.met(v))))
+		return
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
 		n.board.refuse(v, time.Now().Add(n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))))
-		return false
+		return
 	}
 	if c.Left > 0 {
 		if _, err := v.queue.Sweep(ctx, v.lane.key.lane, v.from, c.Mark); err != nil && ctx.Err() == nil {
@@ -171,7 +190,7 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 		}
 	}
 	n.board.advance(v, c, took)
-	return n.board.leave(v, n.board.more(v, c), time.Time{})
+	n.board.leave(v, n.board.more(v, c), time.Time{})
 }
 
 // outlive is a context that ends d after ctx does. A claim that is cut off may be committed after its node looked for

@@ -1,0 +1,125 @@
+package tasknode_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+// shut is a gate that lets nothing through, and counts how often it was asked.
+type shut struct{ asked atomic.Int64 }
+
+func (g *shut) Take(string, int, int) (int, func(int)) {
+	g.asked.Add(1)
+	return 0, func(int) {}
+}
+
+// stay is a handler whose first run lasts until the test ends.
+func stay(t *testing.T) invalidation.HandlerFunc {
+	return func(ctx context.Context, _ *invalidation.Run) (json.RawMessage, error) {
+		select {
+		case <-ctx.Done():
+		case <-t.Context().Done():
+		}
+		return nil, nil
+	}
+}
+
+func TestALaneThatAGateRefusesIsNotAskedForAgainAndAgain(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	gate := &shut{}
+	start(t, pool, tasknode.Config{Threads: 4, Gates: []tasknode.Gate{gate}}, map[string]invalidation.HandlerFunc{"work": fine})
+	eventuallyTrue(t, "the gate was asked", func() bool { return gate.asked.Load() > 0 })
+	before := gate.asked.Load()
+	time.Sleep(time.Second)
+	if n := gate.asked.Load() - before; n > 20 {
+		t.Errorf("asked %d times within a second", n)
+	}
+}
+
+func TestAQueueAtItsLimitIsNotClaimedFromAgainAndAgain(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{MaxConcurrent: 1})
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)}, invalidation.Push{Payload: json.RawMessage(`2`)})
+	n, _ := start(t, pool, tasknode.Config{Threads: 4, Grace: time.Millisecond}, map[string]invalidation.HandlerFunc{"work": stay(t)})
+	eventually(t, pool, "one runs", `SELECT EXISTS (SELECT FROM penstock.lock)`)
+	before := n.Stats().Claims.Load()
+	time.Sleep(time.Second)
+	if n := n.Stats().Claims.Load() - before; n > 30 {
+		t.Errorf("%d claims within a second, although the limit leaves no room", n)
+	}
+}
+
+// Another claimer is in the lane for a moment: nothing else wakes the node then, and the poll is far away.
+func TestALaneThatSomebodyElseWasInIsTriedAgainSoon(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	n, _ := start(t, pool, tasknode.Config{Threads: 4, Poll: time.Hour}, map[string]invalidation.HandlerFunc{"work": fine})
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	n.Wake(q.ID, nil)
+	eventually(t, pool, "one ran", `SELECT EXISTS (SELECT FROM penstock.result)`)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const lane = `SELECT pg_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' 1 ', 0))`
+	if _, err := tx.Exec(t.Context(), lane, q.ID); err != nil {
+		t.Fatal(err)
+	}
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	claims := n.Stats().Claims.Load()
+	n.Wake(q.ID, &invalidation.Lane{Priority: 1})
+	eventuallyTrue(t, "a claim came too early", func() bool { return n.Stats().Claims.Load() > claims })
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, pool, "the other ran", emptySQL)
+}
+
+// What a refused claim gave back must not keep others waiting: here a gate refuses one queue and lets the other pass.
+func TestALaneThatIsRefusedDoesNotHoldUpOthers(t *testing.T) {
+	pool := open(t)
+	shutQueue, openQueue := create(t, pool, "shut", invalidation.Config{MaxConcurrent: 1}), create(t, pool, "work", invalidation.Config{})
+	n, _ := start(t, pool, tasknode.Config{Threads: 4, SchedulingThreads: 1, Poll: time.Hour, Grace: time.Millisecond, Ranker: lowestQueueFirst{}},
+		map[string]invalidation.HandlerFunc{"shut": stay(t), "work": fine})
+	one := invalidation.Push{Payload: json.RawMessage(`1`)}
+	push(t, shutQueue, one, one)
+	n.Wake(shutQueue.ID, nil)
+	eventually(t, pool, "one runs", `SELECT EXISTS (SELECT FROM penstock.lock)`)
+	for range 5 {
+		push(t, openQueue, one)
+		n.Wake(openQueue.ID, &invalidation.Lane{Priority: 1})
+		eventually(t, pool, "the other queue is served", `SELECT NOT EXISTS (SELECT FROM penstock.entry_work)`)
+	}
+}
+
+type lowestQueueFirst struct{}
+
+func (lowestQueueFirst) Next(lanes []*invalidation.Candidate) int {
+	best := -1
+	for i, l := range lanes {
+		if !l.Busy && (best < 0 || l.Queue.ID < lanes[best].Queue.ID) {
+			best = i
+		}
+	}
+	return best
+}
+func (lowestQueueFirst) Charge(invalidation.Candidate, float64)          {}
+func (lowestQueueFirst) Extend(invalidation.Candidate, float64)          {}
+func (lowestQueueFirst) Settle(invalidation.Candidate, float64, float64) {}
+
+func eventuallyTrue(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
