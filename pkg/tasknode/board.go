@@ -125,6 +125,10 @@ func (b *board) hint(queue int32, named *invalidation.Lane) {
 func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	s := b.queues[queue]
+	if s == nil { // not any more: that changed during the look
+		return
+	}
 	for _, h := range heads {
 		key := flowKey{queue, h.Lane}
 		l := b.lanes[key]
@@ -136,7 +140,7 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 		// A row before the mark came late, or came back.
 		l.mark = min(l.mark, h.Pos)
 		l.wake()
-		l.hinted = b.queues[queue] != nil && time.Since(b.queues[queue].heardAt) < time.Second
+		l.hinted = time.Since(s.heardAt) < time.Second
 		l.moved(h.Pos)
 		b.top = max(b.top, h.Pos)
 	}

@@ -62,3 +62,14 @@ func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing
 		t.Error("the lane is tried again although nothing was in it")
 	}
 }
+
+// A look may be under way while a queue is dropped, or moves to another application.
+func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b.serve(map[int32]*service{})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
+	if b.take(&turns{}, nil, time.Now()) != nil {
+		t.Error("a queue is claimed from that the node does not serve")
+	}
+}
