@@ -46,11 +46,11 @@ type Claimed struct {
 // The caller may start them: the claim is committed when Claim returns. After an error it may have been committed
 // nevertheless; Reclaim finds out.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
-	if len(q.limits) > 0 || r.Stubborn || q.careful.in(r.Lane) {
+	if len(q.limits) > 0 || q.careful.in(r.Lane) {
 		return q.claim(ctx, r, q.carefully(r))
 	}
 	c, err := q.claim(ctx, r, q.swiftly(r))
-	if postgres.Code(err) == lockNotAvailable {
+	if code := postgres.Code(err); code == lockNotAvailable || code == uniqueViolation {
 		q.careful.be(r.Lane)
 		return q.claim(ctx, r, q.carefully(r))
 	}
@@ -80,7 +80,10 @@ func inLine(locks []*Lock) {
 	}
 }
 
-const lockNotAvailable = "55P03"
+const (
+	lockNotAvailable = "55P03"
+	uniqueViolation  = "23505"
+)
 
 // carefulFor is how long a lane that held keys, or locked ready rows, is claimed from in the careful form.
 const carefulFor = 10 * time.Second
