@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -157,16 +158,19 @@ func (a *API) allowed(ctx context.Context, of object, key string, c caller) erro
 }
 
 const (
-	tokenKept = 5 * time.Second // so long a revoked token may still be let in
-	tokensMax = 10_000
+	tokenKept    = 5 * time.Second // so long a revoked token may still be let in
+	tokensMax    = 10_000
+	strangersMax = 4 // lookups at once of secrets not seen before
 )
 
 // tokens remembers what was found for a few seconds, so that a request costs no round trip for it.
 type tokens struct {
 	find func(ctx context.Context, secret string) (operator.APIToken, error)
+	// strangers keeps invented secrets from taking every connection to the database.
+	strangers chan struct{}
 
 	mu   sync.Mutex
-	seen map[string]seenToken
+	seen map[[sha256.Size]byte]seenToken
 }
 
 type seenToken struct {
@@ -179,25 +183,33 @@ func (t *tokens) look(ctx context.Context, secret string) (operator.APIToken, er
 	if !operator.WellFormed(secret) {
 		return operator.APIToken{}, errNoToken
 	}
-	now := time.Now()
+	key, now := sha256.Sum256([]byte(secret)), time.Now()
 	t.mu.Lock()
-	known, found := t.seen[secret]
+	known, found := t.seen[key]
 	t.mu.Unlock()
 	if found && now.Before(known.until) {
 		return known.APIToken, nil
 	}
+	if !found {
+		select {
+		case t.strangers <- struct{}{}:
+			defer func() { <-t.strangers }()
+		case <-ctx.Done():
+			return operator.APIToken{}, ctx.Err()
+		}
+	}
 	token, err := t.find(ctx, secret)
-	if errors.Is(err, invalidation.ErrNotFound) || err == nil && !token.Live {
-		return operator.APIToken{}, errNoToken
-	}
-	if err != nil {
-		return operator.APIToken{}, err
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.seen == nil || len(t.seen) >= tokensMax {
-		t.seen = map[string]seenToken{}
+	switch {
+	case errors.Is(err, invalidation.ErrNotFound), err == nil && !token.Live:
+		delete(t.seen, key)
+		return operator.APIToken{}, errNoToken
+	case err != nil:
+		return operator.APIToken{}, err
+	case t.seen == nil || len(t.seen) >= tokensMax:
+		t.seen = map[[sha256.Size]byte]seenToken{}
 	}
-	t.seen[secret] = seenToken{token, now.Add(tokenKept)}
+	t.seen[key] = seenToken{token, now.Add(tokenKept)}
 	return token, nil
 }

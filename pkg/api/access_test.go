@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,9 +9,13 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
@@ -370,4 +375,83 @@ func TestServerThatIsOpenServesThisMachineAlone(t *testing.T) {
 			t.Errorf("host %s, origin %q: %d %s, want %d", c.host, c.origin, answered.Code, answered.Body, c.want)
 		}
 	}
+}
+
+func TestTokenIsLookedUpOnceInAWhileAndInventedOnesWaitForOneAnother(t *testing.T) {
+	secret := operator.NewSecret()
+	synctest.Test(t, func(t *testing.T) {
+		var asked, at, most atomic.Int32
+		good := map[string]bool{secret: true}
+		cache := tokens{strangers: make(chan struct{}, strangersMax), find: func(_ context.Context, s string) (operator.APIToken, error) {
+			asked.Add(1)
+			most.Store(max(most.Load(), at.Add(1)))
+			time.Sleep(time.Second)
+			at.Add(-1)
+			if !good[s] {
+				return operator.APIToken{}, invalidation.ErrNotFound
+			}
+			return operator.APIToken{Live: true}, nil
+		}}
+		for range 100 {
+			if _, err := cache.look(t.Context(), secret); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if asked.Load() != 1 {
+			t.Errorf("looked up %d times for 100 requests at once, want 1", asked.Load())
+		}
+		time.Sleep(tokenKept)
+		delete(good, secret)
+		if _, err := cache.look(t.Context(), secret); !errors.Is(err, errNoToken) {
+			t.Errorf("a revoked token after %s: %v, want it refused", tokenKept, err)
+		}
+		if _, err := cache.look(t.Context(), "pst_0"); !errors.Is(err, errNoToken) || asked.Load() != 2 {
+			t.Errorf("a mistyped secret: %v after %d lookups, want it refused without one", err, asked.Load())
+		}
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				if _, err := cache.look(t.Context(), operator.NewSecret()); !errors.Is(err, errNoToken) {
+					t.Errorf("an invented secret: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		if most.Load() != strangersMax {
+			t.Errorf("%d lookups of invented secrets at once, want %d", most.Load(), strangersMax)
+		}
+	})
+}
+
+func TestEachSQLSTATEOfTheSchemaHasItsStatus(t *testing.T) {
+	for code, want := range map[string]int{
+		"PS001": 404, "PS002": 422, "PS003": 413, "PS004": 422, "PS005": 429, "PS006": 409, "PS007": 404, "PS008": 404, "PS010": 404, "PS011": 409, "PS012": 404,
+		"40001": 409, "57014": 503, "22P05": 422, "25006": 503, "XX000": 500,
+	} {
+		err := fmt.Errorf("do something: %w", &pgconn.PgError{Code: code, Message: "no"})
+		if p := problem(classify(t.Context(), err)); p.Status != want {
+			t.Errorf("%s: %d %s, want %d", code, p.Status, p.Code, want)
+		}
+	}
+}
+
+func FuzzCursor(f *testing.F) {
+	f.Add("MTc", "x")
+	f.Add("WyJhIiwiYiJd", "y")
+	f.Add("bnVsbA", "")
+	f.Fuzz(func(t *testing.T, cursor, key string) {
+		var number int64
+		var text string
+		var both [2]string
+		for _, into := range []any{&number, &text, &both} {
+			if err := (Paging{Cursor: cursor}).after(into); err != nil && !errors.Is(err, errInvalid) {
+				t.Errorf("cursor %q: %v", cursor, err)
+			}
+		}
+		page := pageOf([]string{key, "more"}, Paging{Limit: 1}, func(s string) any { return s })
+		var back string
+		if err := (Paging{Cursor: page.Body.NextCursor}).after(&back); err != nil || utf8.ValidString(key) && back != key {
+			t.Errorf("key %q comes back as %q (%v)", key, back, err)
+		}
+	})
 }

@@ -34,7 +34,7 @@ type API struct {
 func New(db postgres.DB, cfg Config) *API {
 	a := newAPI(cfg)
 	a.db, a.operator = db, operator.New(db)
-	a.tokens.find = a.operator.FindToken
+	a.tokens.find, a.tokens.strangers = a.operator.FindToken, make(chan struct{}, strangersMax)
 	a.cfg.Checks = append([]Check{{Name: "database", Run: a.writable}}, a.cfg.Checks...)
 	a.probes()
 	a.queueRoutes()

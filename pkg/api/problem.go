@@ -67,7 +67,7 @@ var statuses = []struct {
 // sqlstates are what functions of the schema raise and the packages that call them pass through.
 var sqlstates = map[string]error{
 	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS003": invalidation.ErrPayloadTooLarge,
-	"PS004": invalidation.ErrIdempotencyConflict, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
+	"PS004": invalidation.ErrIdempotencyConflict, "PS005": invalidation.ErrQueueFull, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
 	"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS011": errLoop, "PS012": invalidation.ErrNotFound,
 	"57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errTaken,
 }
