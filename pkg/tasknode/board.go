@@ -145,7 +145,7 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 		b.top = max(b.top, h.Pos)
 	}
 	if len(b.lanes) > 20_000 {
-		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return !l.work && !l.claiming })
+		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return !l.work && !l.claiming && l.held == 0 })
 	}
 }
 
@@ -382,9 +382,23 @@ func (b *board) spare(s *service, threads int) int {
 }
 
 // fits says that a lock may be claimed although all permits are in use: it would be the only one of its lane here, so that
-// a thread will take it after its present run, and that is soon.
-func (b *board) fits(v *visit, threads int) bool {
+// a thread will take it after its present run, and that is soon. The visit has reserved that many locks of its queue.
+func (b *board) fits(v *visit, reserved, threads int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return v.lane.held == 0 && v.run > 0 && v.run/time.Duration(threads) <= ahead
+	if v.lane.held > 0 {
+		return false
+	}
+	var locks, runs time.Duration
+	for _, s := range b.queues {
+		held := s.held
+		if s == v.service {
+			held -= reserved
+		}
+		if held > 0 && s.run == 0 {
+			return false // it may be long
+		}
+		locks, runs = locks+time.Duration(held), runs+time.Duration(held)*s.run
+	}
+	return runs <= ahead*locks*time.Duration(threads)
 }

@@ -73,3 +73,28 @@ func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
 		t.Error("a queue is claimed from that the node does not serve")
 	}
 }
+
+// One lock more than there are permits is let in for a lane of which the node holds nothing, if threads come free soon.
+func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
+	b := newBoard()
+	short, long := &service{queue: &invalidation.Queue{ID: 1}}, &service{queue: &invalidation.Queue{ID: 2}}
+	b.serve(map[int32]*service{1: short, 2: long})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
+	v := b.take(&turns{}, nil, time.Now())
+	short.held, short.run = 4+500, 10*time.Millisecond
+	if !b.fits(v, 500, 4) {
+		t.Error("it waits for a permit beside runs of 10 ms on 4 threads")
+	}
+	long.held, long.run = 4, time.Second
+	if b.fits(v, 500, 4) {
+		t.Error("it is let in beside runs of a second on 4 threads: another node may be free sooner")
+	}
+	long.run = 0
+	if b.fits(v, 500, 4) {
+		t.Error("it is let in beside runs of which nobody knows how long they are")
+	}
+	long.held = 0
+	if b.hold(v.lane, 1); b.fits(v, 500, 4) {
+		t.Error("a second lock of the lane is let in")
+	}
+}

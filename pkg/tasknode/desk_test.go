@@ -63,3 +63,31 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 		t.Errorf("%d endings, want 3", len(p.endings))
 	}
 }
+
+// What a run has taken beyond its estimate is charged while it goes on, once; entries that declare a cost count by that.
+func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
+	d, job := newDesk(), assigned(1)
+	job.charged = 1
+	d.add(job)
+	d.cancelWith(job, func(error) {}, true)
+	sum := 0.0
+	charge := func(_ invalidation.Candidate, more float64) { sum += more }
+	now := job.began.Add(5 * time.Second)
+	d.extend(now.Add(-4500*time.Millisecond), charge)
+	d.extend(now, charge)
+	d.extend(now, charge)
+	if sum != 4 {
+		t.Errorf("a run of 5 s with an estimate of 1 s is charged %v s more, want 4", sum)
+	}
+	d.ran(job, cost(job.lock.Entries, 6))
+	if charged, used := d.account(job); charged != 5 || used != 6 {
+		t.Errorf("charged %v, used %v, want 5 and 6", charged, used)
+	}
+	d.extend(now.Add(time.Hour), charge)
+	if sum != 4 {
+		t.Error("a run that is over is charged on")
+	}
+	if got := cost([]invalidation.Entry{{Cost: 7}, {}}, 2); got != 9 {
+		t.Errorf("an entry that declares 7 and one of 2 s cost %v, want 9", got)
+	}
+}

@@ -110,7 +110,7 @@ func (n *Node) allow(v *visit) allowance {
 	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
 	spare := n.board.spare(v.service, n.cfg.Threads)
 	taken := n.permits.take(reserved, spare)
-	if taken == 0 && n.board.fits(v, n.cfg.Threads) {
+	if taken == 0 && n.board.fits(v, reserved, n.cfg.Threads) {
 		taken = n.permits.take(min(1, reserved), spare+n.cfg.Threads)
 	}
 	switch {
