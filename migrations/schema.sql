@@ -3916,6 +3916,23 @@ BEGIN
      WHERE x.id = o.id;
 END $_$;
 
+-- Name: sweep_output(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
+    LANGUAGE sql
+    AS $$
+    WITH gone AS (
+        DELETE FROM penstock.output o
+         WHERE o.ctid = ANY (ARRAY(
+               SELECT x.ctid FROM penstock.output x
+                 LEFT JOIN penstock.queue q ON q.id = x.queue_id
+                WHERE (q.id IS NULL OR x.at < clock_timestamp() - greatest(q.result_retention, interval '1 minute'))
+                  AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = x.queue_id AND e.id = x.entry_id)
+                LIMIT most))
+        RETURNING 1)
+    SELECT count(*) FROM gone
+$$;
+
 -- Name: switch_entries(penstock.queue, text, text, text, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.switch_entries(q penstock.queue, verb text, scope text, value text, reason text, actor text) RETURNS bigint
@@ -5081,6 +5098,26 @@ ALTER TABLE penstock.operation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY 
     CACHE 1
 );
 
+-- Name: output; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE TABLE penstock.output (
+    entry_id bigint NOT NULL,
+    token bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    queue_id integer NOT NULL,
+    attempt integer NOT NULL,
+    seq integer NOT NULL,
+    data bytea NOT NULL
+);
+
+-- Name: TABLE output; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON TABLE penstock.output IS 'output of runs, piece by piece; for a model that streams, whole server-sent events';
+
+-- Name: COLUMN output.seq; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.output.seq IS 'pieces of a run are numbered from 1 without gaps';
+
 -- Name: pause_id_seq; Type: SEQUENCE; Schema: penstock; Owner: -
 
 ALTER TABLE penstock.pause ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -5602,6 +5639,11 @@ ALTER TABLE ONLY penstock.node
 
 ALTER TABLE ONLY penstock.operation
     ADD CONSTRAINT operation_pkey PRIMARY KEY (id);
+
+-- Name: output output_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.output
+    ADD CONSTRAINT output_pkey PRIMARY KEY (queue_id, entry_id, token, seq);
 
 -- Name: pause pause_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 

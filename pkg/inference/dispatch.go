@@ -40,7 +40,6 @@ type DispatchConfig struct {
 	InlineBytes int           // of results that stand in their row: 64 KiB
 	Objects     ObjectStore   // for larger ones; nil: all stand in their row
 	Callbacks   *Callbacks    // where asynchronous Cog workers report; nil: such models cannot be run
-	Output      func(r *invalidation.Run) Sink
 }
 
 func (c DispatchConfig) withDefaults() DispatchConfig {
@@ -84,8 +83,8 @@ func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawM
 		return nil, invalidation.NoCapacity(d.config.ReadyWait, fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
 	}
 	a := &attempt{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
-	if d.config.Output != nil {
-		a.call.Output = d.config.Output(r)
+	if model.Protocol == ProtocolOpenAI {
+		a.call.Output = outputLog{r}
 	}
 	if remembered := model.Type == TypeAsync || model.OnUnknown == Reattach; remembered {
 		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)

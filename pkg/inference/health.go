@@ -195,11 +195,13 @@ func staleOrphans(orphans []orphan, h Health, e *Endpoint, c ProberConfig) []int
 	return stale
 }
 
+const sweepOutputSQL = `SELECT penstock.sweep_output(10000)`
+
 const sweepDemandSQL = `DELETE FROM penstock.slot_demand WHERE wanted_at < clock_timestamp() - interval '1 minute'`
 
 // sweep drops what outlived its use.
 func (p *Prober) sweep(ctx context.Context) {
-	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL} {
+	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL, sweepOutputSQL} {
 		if _, err := p.db.Exec(ctx, sql); err != nil && ctx.Err() == nil {
 			p.log.Warn("sweep", "error", err)
 		}

@@ -4,16 +4,14 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Chunk is a piece of a call's output log. Chunks of an attempt are numbered
-// from 1 without gaps; an attempt after the first begins with an empty chunk
-// that has Reset set, so that readers drop what they showed.
+// Chunk is a piece of a call's output log. Chunks of a run are numbered from 1 without gaps.
 type Chunk struct {
-	Attempt int
-	Seq     int
-	Reset   bool
-	Data    []byte // whole server-sent events
+	Seq  int
+	Data []byte // whole server-sent events
 }
 
 // Sink stores output. Append is called by one goroutine at a time for a call,
@@ -21,6 +19,13 @@ type Chunk struct {
 // larger chunks.
 type Sink interface {
 	Append(ctx context.Context, chunk Chunk) error
+}
+
+// outputLog is the log of a run in the database.
+type outputLog struct{ run *invalidation.Run }
+
+func (l outputLog) Append(ctx context.Context, c Chunk) error {
+	return l.run.AppendOutput(ctx, c.Seq, c.Data)
 }
 
 // Output is written in chunks of about this size, or after this long, whichever
@@ -36,7 +41,6 @@ type chunker struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	sink    Sink
-	attempt int
 	wake    chan struct{} // holds one: there is a full chunk, or the end
 	stopped chan struct{} // closed when the writing goroutine is gone
 
@@ -46,11 +50,11 @@ type chunker struct {
 	err     error
 }
 
-func newChunker(ctx context.Context, sink Sink, attempt int) *chunker {
+func newChunker(ctx context.Context, sink Sink) *chunker {
 	// What was produced is written even if the call is being cancelled.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c := &chunker{
-		ctx: ctx, cancel: cancel, sink: sink, attempt: attempt,
+		ctx: ctx, cancel: cancel, sink: sink,
 		wake: make(chan struct{}, 1), stopped: make(chan struct{}),
 	}
 	if sink == nil {
@@ -100,10 +104,6 @@ func (c *chunker) signal() {
 func (c *chunker) run() {
 	defer close(c.stopped)
 	seq := 0
-	if c.attempt > 1 {
-		seq++
-		c.append(Chunk{Attempt: c.attempt, Seq: seq, Reset: true})
-	}
 	ticks := time.NewTicker(chunkInterval)
 	defer ticks.Stop()
 	for {
@@ -114,7 +114,7 @@ func (c *chunker) run() {
 		data, closed := c.take()
 		if len(data) > 0 {
 			seq++
-			c.append(Chunk{Attempt: c.attempt, Seq: seq, Data: data})
+			c.append(Chunk{Seq: seq, Data: data})
 		}
 		if closed {
 			return

@@ -20,7 +20,7 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 		defer watched.Stop()
 		body = watched
 	}
-	out := newChunker(ctx, call.Output, call.Attempt)
+	out := newChunker(ctx, call.Output)
 	o := p.follow(newEvents(body, p.model.MaxResponseBytes), out, func(err error) Outcome { return p.broken(ctx, a, err) })
 	if err := out.Close(); err != nil && o.Kind == Done {
 		// The result below is whole; what was lost is the log of its parts.

@@ -172,10 +172,10 @@ func TestOutputHoldsTheWholeStream(t *testing.T) {
 		t.Errorf("output differs: %d bytes, want %d", len(got), len(want))
 	}
 	for i, c := range out.chunks {
-		if c.Seq != i+1 || c.Attempt != 3 || c.Reset != (i == 0) {
-			t.Errorf("chunk %d is %d of attempt %d, reset %t", i+1, c.Seq, c.Attempt, c.Reset)
+		if c.Seq != i+1 {
+			t.Errorf("chunk %d is numbered %d", i+1, c.Seq)
 		}
-		if i > 0 && !bytes.HasSuffix(c.Data, []byte("\n\n")) {
+		if !bytes.HasSuffix(c.Data, []byte("\n\n")) {
 			t.Errorf("chunk %d ends inside an event", c.Seq)
 		}
 	}
@@ -184,7 +184,7 @@ func TestOutputHoldsTheWholeStream(t *testing.T) {
 func TestChunksAreFourKilobytesOrATenthOfASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &log{}
-		c := newChunker(t.Context(), out, 1)
+		c := newChunker(t.Context(), out)
 		for range 1000 { // one small frame a millisecond
 			c.Write([]byte("x"))
 			time.Sleep(time.Millisecond)
@@ -210,7 +210,7 @@ func TestChunksAreFourKilobytesOrATenthOfASecond(t *testing.T) {
 func TestSlowReaderDoesNotSlowTheStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &log{gate: make(chan struct{})}
-		c := newChunker(t.Context(), out, 1)
+		c := newChunker(t.Context(), out)
 		began := time.Now()
 		for range 10 {
 			c.Write(bytes.Repeat([]byte("y"), chunkBytes))
@@ -227,7 +227,7 @@ func TestSlowReaderDoesNotSlowTheStream(t *testing.T) {
 
 func TestHangingSinkIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newChunker(t.Context(), &log{gate: make(chan struct{})}, 1)
+		c := newChunker(t.Context(), &log{gate: make(chan struct{})})
 		c.Write([]byte("x"))
 		began := time.Now()
 		err := c.Close()

@@ -1,0 +1,54 @@
+package invalidation
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// appendOutputSQL adds a piece of output of entry $2 while its lock record still carries token $4, as progressSQL does.
+const appendOutputSQL = `
+INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data)
+SELECT $1, $2, $4, $5::integer, $6::integer, $7::bytea
+  FROM (SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = $3 AND token = $4 FOR KEY SHARE) mine
+ON CONFLICT (queue_id, entry_id, token, seq) DO UPDATE SET data = output.data`
+
+// AppendOutput adds a piece to what the run has put out, for whoever reads along; pieces are numbered from 1 without gaps,
+// and one that is added again changes nothing. It returns ErrLockLost if the entry is not this run's any more. It is a
+// write to the database: put out larger pieces ten times a second rather than each word.
+func (r *Run) AppendOutput(ctx context.Context, seq int, data []byte) error {
+	tag, err := r.Queue.db.Exec(ctx, appendOutputSQL, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token, r.Entry.Attempt+1, seq, data)
+	if err != nil {
+		return r.Queue.errorf("append output in", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("append output of entry %d: %w", r.Entry.ID, ErrLockLost)
+	}
+	return nil
+}
+
+// Output is a piece of what a run has put out. Those of one token belong together; a newer token begins anew.
+type Output struct {
+	Token   Token
+	Attempt int // 1 for the first
+	Seq     int
+	Data    []byte
+}
+
+const readOutputSQL = `
+SELECT token, attempt, seq, data
+  FROM penstock.output
+ WHERE queue_id = $1 AND entry_id = $2 AND (token, seq) > ($3, $4)
+ ORDER BY token, seq
+ LIMIT $5`
+
+// Output reads up to limit pieces of an entry's output behind the one that token and seq name, 0 and 0 for all.
+func (q *Queue) Output(ctx context.Context, id EntryID, token Token, seq, limit int) ([]Output, error) {
+	rows, err := q.db.Query(ctx, readOutputSQL, q.ID, id, token, seq, limit)
+	if err != nil {
+		return nil, q.errorf("read output in", err)
+	}
+	pieces, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Output])
+	return pieces, q.errorf("read output in", err)
+}
