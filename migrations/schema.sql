@@ -916,40 +916,54 @@ END $$;
 -- Name: count_queue(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.count_queue(q penstock.queue) RETURNS TABLE(queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET jit TO 'off'
-    AS $$
-    SELECT q.id, s.initial, greatest(s.total - s.disabled - s.initial, computing.n), s.disabled, computing.n, failed.n,
-           total.n > 10000 OR failed.n > 100000
-      FROM (SELECT count(*) AS n FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id LIMIT 10001) b) total
-     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
-           SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.status = 'initial' LIMIT 10001) b) initial
-     CROSS JOIN LATERAL (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
-           SELECT e.status FROM penstock.entry e WHERE e.queue_id = q.id AND e.priority = -1 LIMIT 10001) b) disabled
-     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) b) failed
-     CROSS JOIN LATERAL (
-           -- The locks are as few as the work in flight: each is looked up.
-           SELECT coalesce(sum(c.n), 0)::bigint AS n
-             FROM penstock.lock l CROSS JOIN LATERAL (
-                  SELECT count(*) AS n FROM penstock.entry e
-                   WHERE left(l.lock_key, 1) = '#' AND e.queue_id = q.id AND e.id = l.last_entry_id
-                     AND e.status = 'pending' AND e.priority >= 0
-                  UNION ALL
-                  SELECT count(*) FROM penstock.entry e
-                   WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = q.id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
-                     AND e.status = 'pending' AND e.priority >= 0) c
-            WHERE l.queue_id = q.id) computing
-     CROSS JOIN LATERAL (
-           SELECT CASE WHEN total.n <= 10000 THEN total.n ELSE greatest(total.n, penstock.live_entries(q.name)) END AS total,
-                  greatest(0, CASE WHEN initial.n <= 10000 THEN initial.n
-                                   ELSE greatest(initial.n, penstock.indexed_entries(q.name, 'due_at')) END - disabled.initial) AS initial,
-                  CASE WHEN disabled.n <= 10000 THEN disabled.n
-                       ELSE greatest(disabled.n, penstock.indexed_entries(q.name, 'disabled')) END AS disabled) s
-$$;
+    AS $_$
+DECLARE
+    total        bigint;
+    off_initial  bigint; -- disabled and initial
+BEGIN
+    queue_id := q.id;
+    -- The locks are as few as the work in flight: each is looked up.
+    EXECUTE format($sql$
+        SELECT (SELECT count(*) FROM (SELECT FROM penstock.%1$I e WHERE e.queue_id = $1 LIMIT 10001) b),
+               (SELECT count(*) FROM (SELECT FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.status = 'initial' LIMIT 10001) b),
+               d.n, d.initial,
+               (SELECT coalesce(sum(c.n), 0)::bigint
+                  FROM penstock.lock l CROSS JOIN LATERAL (
+                       SELECT count(*) AS n FROM penstock.%1$I e
+                        WHERE left(l.lock_key, 1) = '#' AND e.queue_id = $1 AND e.id = l.last_entry_id
+                          AND e.status = 'pending' AND e.priority >= 0
+                       UNION ALL
+                       SELECT count(*) FROM penstock.%1$I e
+                        WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = $1 AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
+                          AND e.status = 'pending' AND e.priority >= 0) c
+                 WHERE l.queue_id = $1)
+          FROM (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
+                SELECT e.status FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.priority = -1 LIMIT 10001) b) d
+        $sql$, 'entry_' || q.name) INTO total, initial, disabled, off_initial, computing USING q.id;
+    SELECT count(*) INTO failed FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) b;
+    estimated := total > 10000 OR failed > 100000;
+    IF total > 10000 THEN
+        total := greatest(total, penstock.live_entries(q.name));
+    END IF;
+    IF initial > 10000 THEN
+        initial := greatest(initial, penstock.indexed_entries(q.name, 'due_at'));
+    END IF;
+    IF disabled > 10000 THEN
+        disabled := greatest(disabled, penstock.indexed_entries(q.name, 'disabled'));
+    END IF;
+    initial := greatest(0, initial - off_initial);
+    pending := greatest(total - disabled - initial, computing);
+    RETURN NEXT;
+EXCEPTION WHEN undefined_table THEN
+    initial := 0; pending := 0; disabled := 0; computing := 0; failed := 0; estimated := false;
+    RETURN NEXT;
+END $_$;
 
 -- Name: count_queues(); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -1911,13 +1925,21 @@ $_$;
 -- Name: head_age(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET jit TO 'off'
-    AS $$
+    AS $_$
+DECLARE
+    ids  bigint[];
+    keys text[];
+    age  double precision;
+BEGIN
+    IF q.disabled_at IS NOT NULL OR (q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true)) THEN
+        RETURN NULL;
+    END IF;
     WITH RECURSIVE lane AS (
         (SELECT priority, flow FROM penstock.ready WHERE queue_id = q.id ORDER BY priority, flow, pos LIMIT 1)
         UNION ALL
@@ -1935,22 +1957,29 @@ CREATE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
                     OR (p.scope = 'application' AND p.value = q.application)
                     OR (p.scope = 'model' AND p.value = q.model)))
          LIMIT 100)
-    SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8
+    SELECT array_agg(first.entry_id), array_agg(first.lock_key) INTO ids, keys
       FROM few CROSS JOIN LATERAL (
            SELECT f.entry_id, f.lock_key FROM (
                SELECT r.entry_id, r.lock_key, r.pos FROM penstock.ready r
                 WHERE r.queue_id = q.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
             WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
-            ORDER BY f.pos LIMIT 1) first
-      CROSS JOIN LATERAL (
-           (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x
-             WHERE x.queue_id = q.id AND x.id = first.entry_id)
-           UNION ALL
-           (SELECT greatest(x.created_at, x.due_at) FROM penstock.entry x
-             WHERE x.queue_id = q.id AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0
-             ORDER BY x.id LIMIT 1)) e
-     WHERE q.disabled_at IS NULL AND (q.paused_at IS NULL OR q.paused_until <= clock_timestamp())
-$$;
+            ORDER BY f.pos LIMIT 1) first;
+    IF ids IS NULL THEN
+        RETURN NULL;
+    END IF;
+    EXECUTE format($sql$
+        SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8
+          FROM unnest($1, $2) first(entry_id, lock_key) CROSS JOIN LATERAL (
+               (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.%1$I x WHERE x.queue_id = $3 AND x.id = first.entry_id)
+               UNION ALL
+               (SELECT greatest(x.created_at, x.due_at) FROM penstock.%1$I x
+                 WHERE x.queue_id = $3 AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0
+                 ORDER BY x.id LIMIT 1)) e
+        $sql$, 'entry_' || q.name) INTO age USING ids, keys, q.id;
+    RETURN age;
+EXCEPTION WHEN undefined_table THEN
+    RETURN NULL;
+END $_$;
 
 -- Name: held_back(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -2435,20 +2464,25 @@ $_$;
 -- Name: measure(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.measure(q penstock.queue) RETURNS penstock.sample
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     AS $$
-    SELECT ROW(q.id, clock_timestamp(), c.initial, c.pending, c.disabled, c.computing, c.failed, c.estimated,
-               (SELECT count(*)::integer FROM penstock.serving(q.id)), penstock.head_age(q),
-               coalesce((SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
-                        (SELECT p.scope || '_paused' FROM penstock.pause p
-                          WHERE coalesce(p.until > clock_timestamp(), true)
-                            AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
-                        (SELECT 'pushed_back' FROM penstock.push_back b WHERE b.queue_id = q.id AND b.whole AND b.until > clock_timestamp())),
-               coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
-               coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL)::penstock.sample
+DECLARE
+    s penstock.sample;
+BEGIN
+    SELECT q.id, clock_timestamp(), c.initial, c.pending, c.disabled, c.computing, c.failed, c.estimated,
+           (SELECT count(*)::integer FROM penstock.serving(q.id)), penstock.head_age(q),
+           coalesce((SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
+                    (SELECT p.scope || '_paused' FROM penstock.pause p
+                      WHERE coalesce(p.until > clock_timestamp(), true)
+                        AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
+                    (SELECT 'pushed_back' FROM penstock.push_back b WHERE b.queue_id = q.id AND b.whole AND b.until > clock_timestamp())),
+           coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
+           coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL
+      INTO s
       FROM penstock.count_queue(q) c
-      LEFT JOIN pg_class t ON t.oid = to_regclass(format('penstock.%I', 'entry_' || q.name))
-$$;
+      LEFT JOIN (SELECT to_regclass(format('penstock.%I', 'entry_' || q.name))::oid AS oid) t ON true;
+    RETURN s;
+END $$;
 
 -- Name: merge_payloads(text, jsonb[]); Type: FUNCTION; Schema: penstock; Owner: -
 

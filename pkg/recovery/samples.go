@@ -77,8 +77,18 @@ func NewSamples(db postgres.DB, fence Fence, cfg Config) *Samples {
 	return &Samples{cfg: cfg.withDefaults(), db: db, fence: fence}
 }
 
-// Run samples until ctx ends.
-func (s *Samples) Run(ctx context.Context) error { return loop(ctx, s.cfg, "samples", s.pass) }
+// Run samples until ctx ends. A look that the database refuses is reported and does not end the term: nothing else
+// depends on it.
+func (s *Samples) Run(ctx context.Context) error {
+	return loop(ctx, s.cfg, "samples", func(ctx context.Context) (time.Duration, error) {
+		next, err := s.pass(ctx)
+		if err != nil && !general(err) && ctx.Err() == nil {
+			s.cfg.Log.ErrorContext(ctx, "the queues could not be sampled", "error", err)
+			return s.cfg.SamplePause, nil
+		}
+		return next, err
+	})
+}
 
 // Latest is the last look of this term.
 func (s *Samples) Latest() Sampling {

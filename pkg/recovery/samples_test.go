@@ -58,14 +58,14 @@ func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
 func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	f.exec(`SELECT penstock.ensure_partitions(0)`)
+	for _, parent := range []string{"sample", "sample_minute"} { // yesterday's, for when it is midnight
+		f.exec(`DO $$ BEGIN EXECUTE format('CREATE TABLE penstock.` + parent + `_yesterday PARTITION OF penstock.` + parent + ` FOR VALUES FROM (%L) TO (%L)',
+		          date_trunc('day', now(), 'UTC') - interval '1 day', date_trunc('day', now(), 'UTC')); END $$`)
+	}
 	f.exec(`CREATE TABLE penstock.sample_20200101 PARTITION OF penstock.sample FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
 	f.exec(`CREATE TABLE penstock.sample_minute_20200101 PARTITION OF penstock.sample_minute FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
 	f.exec(`INSERT INTO penstock.sample SELECT $1, at, 0, n, 0, 0, 0, false, 1, n, NULL, 100 + n, 50, 0, 2, 1
-	          FROM generate_series(1, 12) n CROSS JOIN LATERAL (SELECT date_trunc('minute', now()) - interval '5 seconds' * n AS at) t
-	         WHERE at >= current_date`, f.q.ID)
-	if f.count(`SELECT count(*) FROM penstock.sample`) < 12 {
-		t.Skip("it is midnight")
-	}
+	          FROM generate_series(1, 12) n CROSS JOIN LATERAL (SELECT date_trunc('minute', now()) - interval '5 seconds' * n AS at) t`, f.q.ID)
 	for _, want := range []int{1, 0} {
 		if n := f.count(`SELECT penstock.roll_up_samples()`); n != want {
 			t.Fatalf("%d minutes were written, want %d", n, want)
@@ -79,6 +79,31 @@ func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 	if n := f.count(`SELECT count(*) FROM pg_class WHERE relname ~ '_20200101$' AND relkind = 'r'`); n != 0 {
 		t.Errorf("%d old partitions are left", n)
 	}
+}
+
+// Looks at a hundred queues are a hundred looks at one: none is planned over the tables of the others.
+func TestLookAtManyQueuesTakesNoLongerForEach(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`SELECT penstock.create_queue('q' || n) FROM generate_series(1, 100) n`)
+	duty := sampler(t, f)
+	eventually(t, "all are sampled", func() bool { return len(duty.Latest().Queues) >= 100 })
+	// Half a second on two busy cores; planned over one another they took twelve.
+	if took := duty.Latest().Took; took > 4*time.Second {
+		t.Errorf("the look took %s", took)
+	}
+}
+
+// A look that goes wrong for a queue's sake does not end the term.
+func TestSamplesThatCannotBeTakenEndNothing(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`ALTER FUNCTION penstock.measure(penstock.queue) RENAME TO gone`)
+	duty := recovery.NewSamples(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: time.Millisecond})
+	run(t, duty)
+	eventually(t, "the duty has tried", func() bool {
+		return f.count(`SELECT count(*) FROM pg_class WHERE relname ~ '^sample_[0-9]{8}$'`) > 0
+	})
+	f.exec(`ALTER FUNCTION penstock.gone(penstock.queue) RENAME TO measure`)
+	eventually(t, "it samples again", func() bool { return len(duty.Latest().Queues) > 0 })
 }
 
 // A sample reads as many buffers at any depth: it counts up to a bound, and marks what goes beyond as an estimate.
