@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/http"
@@ -27,7 +28,13 @@ type API struct {
 	routes   []route
 	tokens   tokens
 
-	queues sync.Map // from name to *invalidation.Queue
+	queues  sync.Map // from name to *invalidation.Queue
+	bodies  *budget
+	flights flights
+	watch   *watch
+	// draining ends when Drain is called.
+	draining <-chan struct{}
+	drain    func()
 }
 
 // New returns the whole API on a database. The addresses are listed here and nowhere else: a file a noun.
@@ -35,6 +42,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a := newAPI(cfg)
 	a.db, a.operator = db, operator.New(db)
 	a.tokens.find, a.tokens.strangers = a.operator.FindToken, make(chan struct{}, strangersMax)
+	a.watch = &watch{db: db, max: a.cfg.WaitersMax, log: a.cfg.Log}
 	a.cfg.Checks = append([]Check{{Name: "database", Run: a.writable}}, a.cfg.Checks...)
 	a.probes()
 	a.queueRoutes()
@@ -67,6 +75,9 @@ func NewProbes(cfg Config) *API {
 
 func newAPI(cfg Config) *API {
 	a := &API{cfg: cfg.withDefaults(), mux: http.NewServeMux()}
+	a.bodies = newBudget(a.cfg.BodiesBytesMax)
+	draining, drain := context.WithCancel(context.Background())
+	a.draining, a.drain = draining.Done(), drain
 	config := huma.DefaultConfig("Penstock", "v1")
 	config.Info.Description = "A durable task queue on Postgres. Errors are problem documents (RFC 9457) whose `code` is stable."
 	config.OpenAPIPath, config.DocsPath, config.SchemasPath = "", "", "" // openapi.go serves the document

@@ -17,6 +17,12 @@ type Config struct {
 	BodyBytesMax int64
 	// EntriesMax bounds the entries in one push. Default 10,000.
 	EntriesMax int
+	// BodiesBytesMax bounds what the bodies of all requests together take in memory. Default 256 MiB.
+	BodiesBytesMax int64
+	// WaitersMax bounds how many requests wait for entries at once. Default 10,000.
+	WaitersMax int
+	// CheckCallback refuses an address that callbacks must not go to; nil refuses none.
+	CheckCallback func(url string) error
 	// Timeout bounds the work for one request. Default 10 s.
 	Timeout time.Duration
 	// Checks are what must hold for the process to be ready, beside those that the server makes itself.
@@ -35,6 +41,8 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	fallback(&c.BodyBytesMax, 32<<20)
 	fallback(&c.EntriesMax, 10_000)
+	fallback(&c.BodiesBytesMax, 256<<20)
+	fallback(&c.WaitersMax, 10_000)
 	fallback(&c.Timeout, 10*time.Second)
 	fallback(&c.Log, slog.New(slog.DiscardHandler))
 	if c.Observe == nil {

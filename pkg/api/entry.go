@@ -50,7 +50,8 @@ type idVerb struct {
 func (a *API) entryRoutes() {
 	const one = "/v1/entries/{id}"
 	add(a, route{method: "GET", path: "/v1/entries", id: "list-entries", summary: "Entries of a queue, oldest first", scope: read, of: ofQueue}, a.listEntries)
-	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, of: ofEntry}, a.entry)
+	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, of: ofEntry, timeout: waitMax + a.cfg.Timeout}, a.entry)
+	a.raw(route{method: "GET", path: one + "/events", id: "follow-entry", summary: "What happens to an entry, as server-sent events", scope: read, of: ofEntry, timeout: -1}, describeEvents, a.events)
 	add(a, route{method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to", scope: operate, of: ofEntry}, a.cancelEntry)
 	change(a, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
 		return a.operator.DisableEntry(ctx, in.ID, in.Body.by(ctx))
@@ -101,31 +102,51 @@ func (a *API) listEntries(ctx context.Context, in *entryFilter) (*answer[list[op
 	return pageOf(found, in.Paging, func(e operator.Entry) any { return e.ID }), err
 }
 
-// entry tells the state of a living entry, or the outcome of one that has ended for as long as that is kept.
-func (a *API) entry(ctx context.Context, in *InID) (*answer[entryRead], error) {
-	id := invalidation.EntryID(in.ID)
+type inEntry struct {
+	InID
+	Wait string `query:"wait" maxLength:"20" doc:"How long to wait for the end of the entry, such as 30s; a minute at most."`
+}
+
+// entry tells how an entry stands, if wanted as soon as it has ended.
+func (a *API) entry(ctx context.Context, in *inEntry) (*answer[entryRead], error) {
+	wait, err := waitOf(in.Wait)
+	if err != nil {
+		return nil, err
+	}
+	if wait > 0 {
+		if err := a.await(ctx, invalidation.EntryID(in.ID), wait); err != nil {
+			return nil, err
+		}
+	}
+	found, err := a.readEntry(ctx, in.ID)
+	return &answer[entryRead]{found}, err
+}
+
+// readEntry tells the state of a living entry, or the outcome of one that has ended for as long as that is kept.
+func (a *API) readEntry(ctx context.Context, number int64) (entryRead, error) {
+	id := invalidation.EntryID(number)
 	ended, err := invalidation.Outcome(ctx, a.db, id)
 	switch {
 	case err == nil:
-		return &answer[entryRead]{endedEntry(id, ended)}, nil
+		return endedEntry(id, ended), nil
 	case !errors.Is(err, invalidation.ErrState):
-		return nil, err
+		return entryRead{}, err
 	}
-	detail, err := a.operator.Entry(ctx, in.ID)
+	detail, err := a.operator.Entry(ctx, number)
 	if err != nil {
-		return nil, err
+		return entryRead{}, err
 	}
 	if detail.Entry == nil { // it has ended since
-		return a.entry(ctx, in)
+		return a.readEntry(ctx, number)
 	}
-	living, err := a.operator.Explain(ctx, in.ID)
+	living, err := a.operator.Explain(ctx, number)
 	if err != nil {
-		return nil, err
+		return entryRead{}, err
 	}
-	return &answer[entryRead]{entryRead{
+	return entryRead{
 		ID: id, Queue: living.Queue, State: living.State, Reasons: living.Reasons, Entry: detail.Entry,
 		Payload: detail.Payload, History: detail.History, Trace: detail.Trace, Progress: detail.Progress,
-	}}, nil
+	}, nil
 }
 
 // cancelled says what became of the wish to cancel an entry.

@@ -46,6 +46,12 @@ var statuses = []struct {
 	{errMediaType, http.StatusUnsupportedMediaType, "not_json"},
 	{errTooMany, http.StatusRequestEntityTooLarge, "too_many_entries"},
 	{errSlow, http.StatusRequestTimeout, "body_too_slow"},
+	{errCut, http.StatusBadRequest, "malformed"},
+	{errEncoding, http.StatusUnsupportedMediaType, "not_gzip"},
+	{errBomb, http.StatusRequestEntityTooLarge, "payload_too_large"},
+	{errKeyInUse, http.StatusConflict, "idempotency_key_in_use"},
+	{errBusy, http.StatusServiceUnavailable, "busy"},
+	{errCrowded, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{errUnconditional, http.StatusPreconditionRequired, "precondition_required"},
 	{errChanged, http.StatusPreconditionFailed, "precondition_failed"},
@@ -85,6 +91,8 @@ type Problem struct {
 	Depth        *int64 `json:"depth,omitempty" doc:"Entries in the full queue."`
 	Capacity     *int64 `json:"capacity,omitempty" doc:"Entries that it takes."`
 	RetryAfterMS *int64 `json:"retry_after_ms,omitempty" doc:"When room can be expected; absent if nothing drains."`
+
+	Summary *Streamed `json:"summary,omitempty" doc:"How far a stream came before the problem."`
 }
 
 // Flaw is one thing that is wrong with a request.
@@ -108,7 +116,7 @@ func (p *Problem) GetHeaders() http.Header {
 	switch {
 	case p.RetryAfterMS != nil:
 		header.Set("Retry-After", retryAfter(time.Duration(*p.RetryAfterMS)*time.Millisecond))
-	case p.Status == http.StatusServiceUnavailable:
+	case p.Status == http.StatusServiceUnavailable, p.Code == "idempotency_key_in_use":
 		header.Set("Retry-After", "1")
 	case p.Status == http.StatusUnauthorized:
 		header.Set("WWW-Authenticate", `Bearer realm="penstock"`)
@@ -127,6 +135,14 @@ func problem(err error) *Problem {
 				if ms := full.RetryAfter.Milliseconds(); ms > 0 {
 					p.RetryAfterMS = &ms
 				}
+			}
+			var field *fieldError
+			if errors.As(err, &field) {
+				p.Errors = []Flaw{{Location: "body." + field.field, Message: field.err.Error()}}
+			}
+			var broken *brokenStream
+			if errors.As(err, &broken) {
+				p.Summary = &broken.sum
 			}
 			return p
 		}

@@ -2,12 +2,15 @@ package api
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -34,31 +37,67 @@ type entryToPush struct {
 
 func (a *API) pushRoutes() {
 	a.raw(route{
-		method: "POST", path: "/v1/queues/{queue}/entries", id: "push", summary: "Accept one entry or many, all or none",
-		scope: push, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax,
+		method: "POST", path: "/v1/queues/{queue}/entries", id: "push", summary: "Accept one entry, a list of them (all or none), or a stream (line by line)",
+		scope: push, of: ofQueue, status: http.StatusCreated, bytesMax: math.MaxInt64, timeout: -1,
 	}, nil, a.push)
 }
 
-// push accepts a JSON object, or an array of them: all or none. The answer has the same shape. Its status is 201 if
-// any entry is new and 200 if all of them had been accepted before or were duplicates.
+// push accepts a JSON object, or an array of them: all or none; or a stream of objects, a line each.
 func (a *API) push(w http.ResponseWriter, r *http.Request) error {
-	pushes, one, err := a.readPushes(r)
+	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return errMediaType
+	}
+	switch mediaType {
+	case "application/json":
+		return a.pushList(w, r)
+	case "application/x-ndjson", "application/ndjson", "application/jsonl":
+		return a.pushStream(w, r)
+	}
+	return errMediaType
+}
+
+// pushList accepts entries all or none. The answer has the shape of the body. Its status is 201 if any entry is new and
+// 200 if all of them had been accepted before or were duplicates.
+func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
+	defer cancel()
+	r = r.WithContext(ctx)
+	// Beyond the time for the work: a read that runs into its deadline ends the whole request.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.Timeout + 5*time.Second))
+	body, taken, err := a.readBody(w, r)
+	defer a.bodies.give(taken)
 	if err != nil {
 		return err
 	}
-	queue, err := a.queue(r.Context(), r.PathValue("queue"))
+	pushes, one, err := a.pushesOf(body, r)
 	if err != nil {
 		return err
 	}
-	pushed, err := queue.Push(r.Context(), pushes...)
+	leave, err := a.take(r)
 	if err != nil {
 		return err
 	}
-	status := http.StatusOK
-	for _, p := range pushed {
-		if p.Verdict == invalidation.Inserted {
-			status = http.StatusCreated
-		}
+	defer leave()
+	queue, err := a.queue(ctx, r.PathValue("queue"))
+	if err != nil {
+		return err
+	}
+	pushed, err := queue.Push(ctx, pushes...)
+	if err != nil {
+		return neverFits(err, len(pushes))
+	}
+	return answerPush(w, pushed, one)
+}
+
+func answerPush(w http.ResponseWriter, pushed []invalidation.Pushed, one bool) error {
+	status, is := http.StatusOK, func(v invalidation.Verdict) func(invalidation.Pushed) bool {
+		return func(p invalidation.Pushed) bool { return p.Verdict == v }
+	}
+	if slices.ContainsFunc(pushed, is(invalidation.Inserted)) {
+		status = http.StatusCreated
+	} else if slices.ContainsFunc(pushed, is(invalidation.Replayed)) {
+		w.Header().Set("Idempotent-Replayed", "true")
 	}
 	if !one {
 		writeJSON(w, "application/json", status, map[string]any{"entries": pushed})
@@ -69,19 +108,38 @@ func (a *API) push(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// readPushes reads the body, and gives each entry the request's trace and its part of the Idempotency-Key.
-func (a *API) readPushes(r *http.Request) (pushes []invalidation.Push, one bool, err error) {
-	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
-		return nil, false, errMediaType
+// neverFits takes the time to come back from the refusal of a push that is larger than its queue.
+func neverFits(err error, n int) error {
+	var full *invalidation.FullError
+	if errors.As(err, &full) && int64(n) > full.Capacity {
+		full.RetryAfter = 0
+		return fmt.Errorf("push fewer than %d entries at once: %w", n, err)
 	}
-	body, err := io.ReadAll(r.Body)
+	return err
+}
+
+// readBody reads a body whole, within what all bodies together may take, which the caller gives back.
+func (a *API) readBody(w http.ResponseWriter, r *http.Request) (body []byte, taken int64, err error) {
+	r.Body = http.MaxBytesReader(w, r.Body, a.cfg.BodyBytesMax)
+	plain, err := inflated(r)
 	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			return nil, false, err
-		}
-		return nil, false, fmt.Errorf("%w: the body ended early: %w", errMalformed, err)
+		return nil, 0, err
 	}
+	body, taken, err = a.bodies.readAll(plain, a.cfg.BodyBytesMax)
+	return body, taken, endedEarly(err)
+}
+
+// take registers the request's Idempotency-Key, if it has one, for as long as it is under way.
+func (a *API) take(r *http.Request) (leave func(), err error) {
+	key, err := idempotencyKey(r.Header)
+	if key == "" || err != nil {
+		return func() {}, err
+	}
+	return a.flights.enter(r.Context(), r.PathValue("queue")+" "+key)
+}
+
+// pushesOf makes pushes of a body, and gives each the request's trace and its part of the Idempotency-Key.
+func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push, one bool, err error) {
 	entries, one, err := decode(body)
 	if err != nil {
 		return nil, one, err
@@ -89,50 +147,100 @@ func (a *API) readPushes(r *http.Request) (pushes []invalidation.Push, one bool,
 	if len(entries) > a.cfg.EntriesMax {
 		return nil, one, fmt.Errorf("%w: %d, at most %d", errTooMany, len(entries), a.cfg.EntriesMax)
 	}
+	key, err := idempotencyKey(r.Header)
+	if err != nil {
+		return nil, one, err
+	}
+	trace := r.Header.Get("Traceparent")
 	pushes = make([]invalidation.Push, len(entries))
-	key, trace := idempotencyKey(r), r.Header.Get("Traceparent")
 	for i, e := range entries {
-		pushes[i] = e.push()
-		if pushes[i].Trace == "" {
-			pushes[i].Trace = trace
+		number := i + 1
+		if one {
+			number = 0
 		}
-		switch {
-		case key == "":
-		case e.IdempotencyKey != "":
-			return nil, one, fmt.Errorf("%w: entry %d has an idempotency_key and the request an Idempotency-Key; give one of them", errMalformed, i+1)
-		case one:
-			pushes[i].IdempotencyKey = key
-		default:
-			pushes[i].IdempotencyKey = key + "/" + strconv.Itoa(i+1)
+		if pushes[i], err = a.pushOf(e, key, trace, int64(number)); err != nil {
+			if !one {
+				err = fmt.Errorf("entry %d: %w", number, err)
+			}
+			return nil, one, err
 		}
 	}
 	return pushes, one, nil
 }
 
-// idempotencyKey takes the header with quotes, as its draft standard writes it, and without.
-func idempotencyKey(r *http.Request) string {
-	key := r.Header.Get("Idempotency-Key")
-	if n := len(key); n >= 2 && key[0] == '"' && key[n-1] == '"' {
-		return key[1 : n-1]
+// pushOf makes a push of an entry. Number is its place in the request, 0 if it is alone there.
+func (a *API) pushOf(e entryToPush, key, trace string, number int64) (invalidation.Push, error) {
+	p := e.push()
+	if p.Trace == "" {
+		p.Trace = trace
 	}
-	return key
+	if key != "" {
+		if p.IdempotencyKey != "" {
+			return p, fmt.Errorf("%w: there is an idempotency_key, and the request has an Idempotency-Key; give one of them", errMalformed)
+		}
+		p.IdempotencyKey = key
+		if number > 0 {
+			p.IdempotencyKey += "/" + strconv.FormatInt(number, 10)
+		}
+	}
+	return p, a.checkCallback(p.Callback)
 }
 
-// decode reads one object or an array of objects, and nothing after it. A field that does not exist is an error: a
-// misspelt option would be lost in silence.
-func decode(body []byte) (entries []entryToPush, one bool, err error) {
-	decoder := json.NewDecoder(bytes.NewReader(body))
+// checkCallback refuses a callback that could not be made.
+func (a *API) checkCallback(callback json.RawMessage) error {
+	if callback == nil {
+		return nil
+	}
+	var c struct {
+		URL     string          `json:"url"`
+		Context json.RawMessage `json:"context"`
+	}
+	if err := strict(callback, &c); err != nil {
+		return flaw("callback", fmt.Errorf("it is not an object with url and, if wanted, context: %w", err))
+	}
+	if c.URL == "" {
+		return flaw("callback.url", errors.New("it is missing"))
+	}
+	if a.cfg.CheckCallback != nil {
+		if err := a.cfg.CheckCallback(c.URL); err != nil {
+			return flaw("callback.url", err)
+		}
+	}
+	return nil
+}
+
+// fieldError says which field of a body is not valid.
+type fieldError struct {
+	field string
+	err   error
+}
+
+func flaw(field string, err error) error { return &fieldError{field, err} }
+
+func (f *fieldError) Error() string   { return f.field + ": " + f.err.Error() }
+func (f *fieldError) Unwrap() []error { return []error{f.err, errInvalid} }
+
+// strict reads one JSON value and nothing after it. A field that does not exist is an error: a misspelt option would be
+// lost in silence.
+func strict(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return err
+	}
+	if _, end := decoder.Token(); !errors.Is(end, io.EOF) {
+		return errors.New("there is something after the JSON value")
+	}
+	return nil
+}
+
+// decode reads one object or an array of objects.
+func decode(body []byte) (entries []entryToPush, one bool, err error) {
 	if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
-		err = decoder.Decode(&entries)
+		err = strict(body, &entries)
 	} else {
 		one, entries = true, make([]entryToPush, 1)
-		err = decoder.Decode(&entries[0])
-	}
-	if err == nil {
-		if _, end := decoder.Token(); !errors.Is(end, io.EOF) {
-			err = errors.New("there is something after the JSON value")
-		}
+		err = strict(body, &entries[0])
 	}
 	if err != nil {
 		return nil, one, fmt.Errorf("%w: %w", errMalformed, err)
@@ -146,6 +254,9 @@ func decode(body []byte) (entries []entryToPush, one bool, err error) {
 }
 
 func (e entryToPush) push() invalidation.Push {
+	if bytes.Equal(e.Callback, []byte("null")) {
+		e.Callback = nil
+	}
 	return invalidation.Push{
 		Payload: e.Payload, LockKey: e.LockKey, Flow: e.Flow, Priority: e.Priority, DueAt: e.DueAt, StartBy: e.StartBy,
 		FinishBy: e.FinishBy, Cost: e.Cost, Name: e.Name, IdempotencyKey: e.IdempotencyKey, UniqueKey: e.UniqueKey,

@@ -110,7 +110,9 @@ func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
 		within, cancel = context.WithTimeout(within, r.timeout)
 		defer cancel()
 	}
-	who, err := a.admit(within, ctx, r)
+	admission, cancel := context.WithTimeout(within, a.cfg.Timeout)
+	who, err := a.admit(admission, ctx, r)
+	cancel()
 	if err != nil {
 		a.report(w, request.WithContext(within), err)
 		return

@@ -19,8 +19,8 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       time.Minute,
-		WriteTimeout:      time.Minute,
+		ReadTimeout:       waitMax + 30*time.Second, // which ends a request that waits as well
+		WriteTimeout:      waitMax + 30*time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
@@ -31,6 +31,9 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 	case err := <-ended:
 		return fmt.Errorf("serve HTTP on %s: %w", listener.Addr(), err)
 	case <-ctx.Done():
+	}
+	if waits, ok := handler.(interface{ Drain() }); ok {
+		waits.Drain()
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()

@@ -1,0 +1,165 @@
+package api
+
+import (
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var (
+	errEncoding = errors.New("the body's Content-Encoding must be gzip, or none")
+	errBomb     = errors.New("the body expands too much")
+	errBusy     = errors.New("too much is under way here; try again")
+	errCut      = errors.New("the body ended early")
+)
+
+// A body that expands more than inflateRatio times is taken for a bomb once it is larger than inflateFree. Entries that
+// differ in little more than a number shrink to a fortieth; 1032 is what the format can do.
+const (
+	inflateRatio = 200
+	inflateFree  = 1 << 20 // bytes
+)
+
+// inflated returns the body of a request as it was before compression, for whoever bounds how much of it is read.
+func inflated(r *http.Request) (io.Reader, error) {
+	switch strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding"))) {
+	case "", "identity":
+		return r.Body, nil
+	case "gzip", "x-gzip":
+	default:
+		return nil, errEncoding
+	}
+	packed := &counter{Reader: r.Body}
+	z, err := gzip.NewReader(packed)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the body is not gzip: %w", errMalformed, err)
+	}
+	return &inflating{z: z, packed: packed}, nil
+}
+
+type counter struct {
+	io.Reader
+	n int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// inflating stops at a body that expands more than bodies do.
+type inflating struct {
+	z      *gzip.Reader
+	packed *counter
+	n      int64
+}
+
+func (i *inflating) Read(p []byte) (int, error) {
+	n, err := i.z.Read(p)
+	i.n += int64(n)
+	switch {
+	case i.n > inflateFree && i.n > inflateRatio*i.packed.n:
+		return 0, fmt.Errorf("%w: %d bytes of gzip have become %d already", errBomb, i.packed.n, i.n)
+	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, gzip.ErrHeader):
+		return n, fmt.Errorf("%w: the body is not gzip: %w", errMalformed, err)
+	}
+	return n, err
+}
+
+// budget is how many bytes of bodies all requests together may hold. Without it, many clients that each send a large
+// body slowly would take all memory, though none of them does anything forbidden.
+type budget struct{ free atomic.Int64 }
+
+func newBudget(bytes int64) *budget {
+	b := &budget{}
+	b.free.Store(bytes)
+	return b
+}
+
+func (b *budget) take(bytes int64) error {
+	if b.free.Add(-bytes) < 0 {
+		b.free.Add(bytes)
+		return errBusy
+	}
+	return nil
+}
+
+func (b *budget) give(bytes int64) { b.free.Add(bytes) }
+
+// readAll reads to the end, at most limit bytes, and takes them from the budget as they come. The caller gives back
+// what was taken, error or not.
+func (b *budget) readAll(r io.Reader, limit int64) (body []byte, taken int64, err error) {
+	for {
+		if len(body) == cap(body) {
+			size := max(16<<10, 2*taken)
+			if err := b.take(size - taken); err != nil {
+				return nil, taken, err
+			}
+			taken = size
+			body = append(make([]byte, 0, size), body...)
+		}
+		n, err := r.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case int64(len(body)) > limit:
+			return nil, taken, &http.MaxBytesError{Limit: limit}
+		case errors.Is(err, io.EOF):
+			return body, taken, nil
+		case err != nil:
+			return nil, taken, err
+		}
+	}
+}
+
+// endedEarly says in our words why a body could not be read to its end.
+func endedEarly(err error) error {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errSlow
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return errCut
+	}
+	return err
+}
+
+// patient reads a body for as long as something comes at least every idle, instead of within the server's time.
+type patient struct {
+	body io.Reader
+	rc   *http.ResponseController
+	idle time.Duration
+
+	mu      sync.Mutex
+	stopped bool
+}
+
+func (p *patient) Read(into []byte) (int, error) {
+	if !p.extend() {
+		return 0, io.ErrClosedPipe
+	}
+	return p.body.Read(into)
+}
+
+func (p *patient) extend() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.stopped {
+		p.rc.SetReadDeadline(time.Now().Add(p.idle)) //nolint:errcheck // where it cannot be set, the server's own stands
+	}
+	return !p.stopped
+}
+
+// stop makes the read that is under way return, and every later one.
+func (p *patient) stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = true
+	p.rc.SetReadDeadline(time.Now()) //nolint:errcheck // as above
+}

@@ -1,0 +1,105 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// errKeyInUse says that a request with the same Idempotency-Key is still under way.
+var errKeyInUse = errors.New("a request with this Idempotency-Key is under way; try again")
+
+// keyBytesMax leaves room for the number of an entry behind the key of a request.
+const keyBytesMax = 480
+
+// idempotencyKey reads the header, empty if there is none: a string in quotes, as its draft standard has it
+// (draft-ietf-httpapi-idempotency-key-header, RFC 9651 section 3.3.3), or the same without quotes.
+func idempotencyKey(h http.Header) (string, error) {
+	values := h.Values("Idempotency-Key")
+	if len(values) == 0 {
+		return "", nil
+	}
+	key := strings.TrimSpace(values[0])
+	if quoted := strings.HasPrefix(key, `"`); quoted {
+		var err error
+		if key, err = unquote(key); err != nil {
+			return "", err
+		}
+	}
+	switch {
+	case len(values) > 1:
+		return "", fmt.Errorf("%w: there is more than one Idempotency-Key", errMalformed)
+	case key == "" || len(key) > keyBytesMax:
+		return "", fmt.Errorf("%w: Idempotency-Key is empty or longer than %d bytes", errMalformed, keyBytesMax)
+	case strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }):
+		return "", fmt.Errorf("%w: Idempotency-Key has something else than printable ASCII in it", errMalformed)
+	}
+	return key, nil
+}
+
+// unquote takes the quotes and escapes from a structured string.
+func unquote(s string) (string, error) {
+	var b strings.Builder
+	for i := 1; i < len(s); i++ {
+		switch {
+		case s[i] == '"' && i == len(s)-1:
+			return b.String(), nil
+		case s[i] == '\\' && i+2 < len(s) && (s[i+1] == '"' || s[i+1] == '\\'):
+			i++
+		case s[i] == '"' || s[i] == '\\':
+			return "", fmt.Errorf("%w: Idempotency-Key is not a string in quotes", errMalformed)
+		}
+		b.WriteByte(s[i])
+	}
+	return "", fmt.Errorf("%w: Idempotency-Key lacks its closing quote", errMalformed)
+}
+
+// keyPatience is how long a request waits for another one with its key. Most are over by then, and it can replay.
+const keyPatience = time.Second
+
+// flights are the requests with an Idempotency-Key that are under way in this process. It is the database that accepts
+// an entry of a key once; this spares two streams of one key from being pushed side by side.
+type flights struct {
+	mu    sync.Mutex
+	under map[string]chan struct{} // closed when the request has been answered
+}
+
+// enter registers a request. If there is another one with its key, it waits until that has been answered, after which
+// this one will be a replay; for keyPatience at most: errKeyInUse then.
+func (f *flights) enter(ctx context.Context, key string) (leave func(), err error) {
+	f.mu.Lock()
+	other, taken := f.under[key]
+	if !taken {
+		defer f.mu.Unlock()
+		return f.register(key), nil
+	}
+	f.mu.Unlock()
+	timer := time.NewTimer(keyPatience)
+	defer timer.Stop()
+	select {
+	case <-other:
+		return func() {}, nil
+	case <-timer.C:
+		return nil, errKeyInUse
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (f *flights) register(key string) (leave func()) {
+	if f.under == nil {
+		f.under = map[string]chan struct{}{}
+	}
+	landed := make(chan struct{})
+	f.under[key] = landed
+	return func() {
+		f.mu.Lock()
+		delete(f.under, key)
+		f.mu.Unlock()
+		close(landed)
+	}
+}

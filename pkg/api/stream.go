@@ -1,0 +1,236 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// A stream goes to the database in chunks: of so many lines or bytes, or of what has come within the linger.
+const (
+	chunkLines  = 1000
+	chunkBytes  = 2 << 20
+	chunkLinger = 5 * time.Millisecond
+	// streamBytes bounds what a stream holds: a chunk that is pushed and one that is read meanwhile.
+	streamBytes = 2*chunkBytes + lineBytesMax
+	// streamIdle is how long a client may send nothing, or take nothing of the answer.
+	streamIdle = 30 * time.Second
+)
+
+// pusher accepts entries, all or none. *invalidation.Queue is one.
+type pusher interface {
+	Push(ctx context.Context, pushes ...invalidation.Push) ([]invalidation.Pushed, error)
+}
+
+// pushStream accepts the lines of a body one by one. A client that asks for application/x-ndjson is told of each line
+// while it sends; others get a summary.
+func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
+	queue, err := a.queue(r.Context(), r.PathValue("queue"))
+	if err != nil {
+		return err
+	}
+	key, err := idempotencyKey(r.Header)
+	if err != nil {
+		return err
+	}
+	leave, err := a.take(r)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := a.bodies.take(streamBytes); err != nil {
+		return err
+	}
+	defer a.bodies.give(streamBytes)
+	rc := http.NewResponseController(w)
+	body := &patient{body: r.Body, rc: rc, idle: streamIdle}
+	r.Body = io.NopCloser(body)
+	plain, err := inflated(r)
+	if err != nil {
+		return err
+	}
+	out := &answers{w: w, rc: rc, each: strings.Contains(r.Header.Get("Accept"), "ndjson")}
+	if out.each {
+		_ = rc.EnableFullDuplex() // HTTP/2 needs no leave to read and write at once
+	}
+	trace := r.Header.Get("Traceparent")
+	s := &stream{queue: queue, timeout: a.cfg.Timeout, answers: out, pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
+		return a.pushOf(e, key, trace, number)
+	}}
+	return out.finish(endedEarly(s.run(r.Context(), plain, body.stop)))
+}
+
+// stream is a push of entries that come one a line, in memory that does not grow with their number. Each line is
+// accepted or refused by itself, in order; a line that is refused does not keep those behind it out.
+type stream struct {
+	queue   pusher
+	timeout time.Duration // of one chunk
+	pushOf  func(e entryToPush, number int64) (invalidation.Push, error)
+	answers *answers
+
+	room *semaphore.Weighted // in bytes
+}
+
+// streamLine is a line on its way, and its answer.
+type streamLine struct {
+	number int64
+	bytes  int64
+	push   invalidation.Push
+	pushed invalidation.Pushed
+	err    error
+}
+
+// run pushes everything that body has, and returns why it did not come to its end, nil if it did. stop makes a read of
+// the body that is under way return.
+func (s *stream) run(ctx context.Context, body io.Reader, stop func()) error {
+	s.room = semaphore.NewWeighted(streamBytes)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	incoming, ended := make(chan streamLine, chunkLines), make(chan error, 1)
+	go func() { ended <- s.read(ctx, newLines(body), incoming) }()
+	for chunk := collect(incoming); len(chunk) > 0; chunk = collect(incoming) {
+		n, err := s.accept(ctx, chunk)
+		if werr := s.answers.add(chunk[:n]); err == nil {
+			err = werr
+		}
+		if err != nil {
+			cancel()
+			stop()
+			for range incoming {
+			}
+			<-ended
+			return err
+		}
+		for i := range chunk {
+			s.room.Release(chunk[i].bytes)
+		}
+	}
+	return <-ended
+}
+
+// read decodes lines until the body ends. It waits where too much has been read that was not pushed yet.
+func (s *stream) read(ctx context.Context, in *lines, out chan<- streamLine) error {
+	defer close(out)
+	for {
+		text, err := in.next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, errLongLine) {
+			return err
+		}
+		line := streamLine{number: in.number, bytes: int64(len(text)) + 256, err: err}
+		if err == nil {
+			line.push, line.err = s.decode(text, in.number)
+		}
+		if err := s.room.Acquire(ctx, line.bytes); err != nil {
+			return err
+		}
+		select {
+		case out <- line:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (s *stream) decode(text []byte, number int64) (invalidation.Push, error) {
+	entries, one, err := decode(text)
+	switch {
+	case err != nil:
+		return invalidation.Push{}, err
+	case !one:
+		return invalidation.Push{}, fmt.Errorf("%w: a line of a stream is one object", errMalformed)
+	}
+	return s.pushOf(entries[0], number)
+}
+
+// collect waits for a line, and takes along what comes soon after it. Nothing: there are no more.
+func collect(incoming <-chan streamLine) []streamLine {
+	first, open := <-incoming
+	if !open {
+		return nil
+	}
+	chunk, bytes := append(make([]streamLine, 0, chunkLines), first), first.bytes
+	linger := time.NewTimer(chunkLinger)
+	defer linger.Stop()
+	for len(chunk) < chunkLines && bytes < chunkBytes {
+		select {
+		case line, open := <-incoming:
+			if !open {
+				return chunk
+			}
+			chunk, bytes = append(chunk, line), bytes+line.bytes
+		case <-linger.C:
+			return chunk
+		}
+	}
+	return chunk
+}
+
+// accept pushes the lines of a chunk that could be read and returns for how many lines it knows the answer. What keeps
+// the other ones from being tried is the error.
+func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
+	good := make([]*streamLine, 0, len(chunk))
+	for i := range chunk {
+		if chunk[i].err == nil {
+			good = append(good, &chunk[i])
+		}
+	}
+	tried, err := s.push(ctx, good)
+	if err == nil {
+		return len(chunk), nil
+	}
+	return slices.IndexFunc(chunk, func(l streamLine) bool { return l.number == good[tried].number }), err
+}
+
+// push pushes lines in one statement; where one of them is not acceptable or not all have room, half and half, until it
+// is known which. It returns how many lines it has answers for.
+func (s *stream) push(ctx context.Context, lines []*streamLine) (int, error) {
+	if len(lines) == 0 {
+		return 0, nil
+	}
+	pushes := make([]invalidation.Push, len(lines))
+	for i, l := range lines {
+		pushes[i] = l.push
+	}
+	timed, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	pushed, err := s.queue.Push(timed, pushes...)
+	switch {
+	case err == nil:
+		for i, l := range lines {
+			l.pushed = pushed[i]
+		}
+		return len(lines), nil
+	case len(lines) > 1 && (aboutAnEntry(err) || errors.Is(err, invalidation.ErrQueueFull)):
+	case !aboutAnEntry(err):
+		return 0, classify(timed, err)
+	default:
+		lines[0].err = err
+		return 1, nil
+	}
+	half := len(lines) / 2
+	n, err := s.push(ctx, lines[:half])
+	if err != nil {
+		return n, err
+	}
+	n, err = s.push(ctx, lines[half:])
+	return half + n, err
+}
+
+// aboutAnEntry says that a push was refused because of what is in one of its entries.
+func aboutAnEntry(err error) bool {
+	return errors.Is(err, invalidation.ErrInvalid) || errors.Is(err, invalidation.ErrPayloadTooLarge) ||
+		errors.Is(err, invalidation.ErrIdempotencyConflict) || strings.HasPrefix(postgres.Code(err), "22")
+}
