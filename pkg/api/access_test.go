@@ -42,6 +42,7 @@ var needs = map[string]scope{
 	"POST /v1/queues/{queue}/enable":              operate,
 	"GET /v1/entries":                             read,
 	"GET /v1/entries/{id}":                        read,
+	"GET /v1/entries/{id}/events":                 read,
 	"POST /v1/entries/{id}/cancel":                operate,
 	"POST /v1/entries/{id}/disable":               operate,
 	"POST /v1/entries/{id}/enable":                operate,

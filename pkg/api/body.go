@@ -119,15 +119,16 @@ func (b *budget) readAll(r io.Reader, limit int64) (body []byte, taken int64, er
 	}
 }
 
-// endedEarly says in our words why a body could not be read to its end.
+// endedEarly says in our words why a body could not be read to its end, or an answer not be written.
 func endedEarly(err error) error {
+	var tooLarge *http.MaxBytesError
 	switch {
+	case err == nil, known(err), errors.As(err, &tooLarge):
+		return err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return errSlow
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errCut
 	}
-	return err
+	return fmt.Errorf("%w: %w", errCut, err)
 }
 
 // patient reads a body for as long as something comes at least every idle, instead of within the server's time.
@@ -136,30 +137,40 @@ type patient struct {
 	rc   *http.ResponseController
 	idle time.Duration
 
-	mu      sync.Mutex
-	stopped bool
+	mu    sync.Mutex
+	ended error // by the body or by stop
 }
 
 func (p *patient) Read(into []byte) (int, error) {
-	if !p.extend() {
-		return 0, io.ErrClosedPipe
+	if err := p.extend(); err != nil {
+		return 0, err
 	}
-	return p.body.Read(into)
+	n, err := p.body.Read(into)
+	if err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.ended = err
+	}
+	return n, err
 }
 
-func (p *patient) extend() bool {
+func (p *patient) extend() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.stopped {
+	if p.ended == nil {
 		p.rc.SetReadDeadline(time.Now().Add(p.idle)) //nolint:errcheck // where it cannot be set, the server's own stands
 	}
-	return !p.stopped
+	return p.ended
 }
 
-// stop makes the read that is under way return, and every later one.
+// stop makes the read that is under way return, and every later one. At the end of the body it leaves the connection
+// alone: the next request comes on it.
 func (p *patient) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.stopped = true
+	if p.ended != nil {
+		return
+	}
+	p.ended = errCut
 	p.rc.SetReadDeadline(time.Now()) //nolint:errcheck // as above
 }

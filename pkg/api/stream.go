@@ -67,7 +67,12 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	s := &stream{queue: queue, timeout: a.cfg.Timeout, answers: out, pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 		return a.pushOf(e, key, trace, number)
 	}}
-	return out.finish(endedEarly(s.run(r.Context(), plain, body.stop)))
+	return out.finish(endedEarly(s.run(r.Context(), plain, func() {
+		if !out.started {
+			w.Header().Set("Connection", "close")
+		}
+		body.stop()
+	})))
 }
 
 // stream is a push of entries that come one a line, in memory that does not grow with their number. Each line is
