@@ -143,15 +143,14 @@ const swiftSQL = `
 WITH alone AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL
            AND pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
-           AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1) AS ok
-), back AS MATERIALIZED (
-    SELECT wait FROM ` + heldBackSQL + ` b
+           AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1) AS ok, b.wait
+      FROM ` + heldBackSQL + ` b
 ), head AS MATERIALIZED (
     SELECT r.*
-      FROM alone CROSS JOIN back CROSS JOIN LATERAL (
+      FROM alone CROSS JOIN LATERAL (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
-            WHERE alone.ok AND back.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
+            WHERE alone.ok AND alone.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
             ORDER BY pos
             LIMIT $5::int) r
 ), mine AS MATERIALIZED (
@@ -173,10 +172,9 @@ SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, tr
        date_part('epoch', finish_by - clock_timestamp())
   FROM solo
 UNION ALL
-SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT ok::int FROM alone),
-       (SELECT count(*) FROM head)::int - (SELECT count(*) FROM mine)::int, 0, NULL, NULL, NULL, NULL,
-       back.wait, CASE WHEN back.wait IS NOT NULL THEN 0::float8 END, NULL
-  FROM back`
+SELECT 0, h.pos, h.rows, NULL, a.ok::int, (h.rows - (SELECT count(*) FROM mine))::int, 0, NULL, NULL, NULL, NULL,
+       a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL
+  FROM alone a CROSS JOIN (SELECT coalesce(max(pos), 0) AS pos, count(*) AS rows FROM head) h`
 
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3.
 const claimGroupsSQL = `
