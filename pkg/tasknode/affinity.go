@@ -57,7 +57,8 @@ func outdone(lanes []choice, l *choice, like func(*choice) bool) bool {
 	return false
 }
 
-// passOver returns the lanes that are not to be claimed from for the sake of others; those that somebody is in count.
+// passOver returns the lanes that are not to be claimed from for the sake of others; those that somebody is in count,
+// those that rest because they were refused do not.
 func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	if affinity == nil {
 		return nil
@@ -78,7 +79,8 @@ func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	var choices []choice
 	var lanes []*lane
 	for key, l := range b.lanes {
-		if p, asks := asked[key.queue]; asks && l.work && b.queues[key.queue].open(key.lane.Flow, now) {
+		refused := !l.claiming && l.refused != 0 && l.resting(now, b.freed)
+		if p, asks := asked[key.queue]; asks && l.work && !refused && b.queues[key.queue].open(key.lane.Flow, now) {
 			choices = append(choices, choice{key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow), p.patience, l.passed})
 			lanes = append(lanes, l)
 		}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 func drawChoices(t *rapid.T, now time.Time) []choice {
@@ -78,5 +80,32 @@ func TestLanesThatNeverRunDryTakeTurns(t *testing.T) {
 	}
 	if swaps < 9 || swaps > 11 {
 		t.Errorf("%d swaps in ten seconds, want one a second", swaps)
+	}
+}
+
+type prefers struct{ flow string }
+
+func (p prefers) Loaded(string) ([]string, time.Duration) { return []string{p.flow}, time.Second }
+
+// A flow that its own limit holds back may have waited for long. The flow that is loaded does not wait for it as well.
+func TestAFlowThatIsRefusedDoesNotHoldUpTheOneThatIsLoaded(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	limited, loaded := invalidation.Lane{Priority: 1, Flow: "limited"}, invalidation.Lane{Priority: 1, Flow: "loaded"}
+	b.found(1, []invalidation.LaneHead{{Lane: limited, Pos: 1}, {Lane: loaded, Pos: 2}})
+	now := time.Now()
+	b.passOver(prefers{"loaded"}, now) // notes that the other one waits
+	now = now.Add(2 * time.Second)
+	v := b.take(&turns{}, prefers{"loaded"}, now)
+	if v.lane.key.lane != limited {
+		t.Fatalf("%v goes before the flow that has waited for its patience", v.lane.key.lane)
+	}
+	b.refuse(v, now.Add(time.Second))
+	if v = b.take(&turns{}, prefers{"loaded"}, now); v == nil {
+		t.Fatal("the loaded flow is not claimed from either")
+	}
+	b.leave(v, true, time.Time{})
+	if v = b.take(&turns{}, prefers{"loaded"}, now.Add(2*time.Second)); v == nil || v.lane.key.lane != limited {
+		t.Error("the limited flow has lost its turn")
 	}
 }
