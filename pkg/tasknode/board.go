@@ -325,12 +325,13 @@ func (b *board) hold(l *lane, n int) (first bool) {
 	return l.held == n
 }
 
-// left counts a lock less of each of the lanes.
-func (b *board) left(lanes []*lane) {
+// ended counts a lock less for each of the assignments. A queue that left and came back has another service than before.
+func (b *board) ended(jobs []*assignment) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, l := range lanes {
-		l.held--
+	for _, job := range jobs {
+		job.home.held--
+		job.service.held--
 	}
 }
 

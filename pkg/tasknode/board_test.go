@@ -98,3 +98,20 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 		t.Error("a second lock of the lane is let in")
 	}
 }
+
+// While some of its locks run, a queue may move to another application and back.
+func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
+	n := New(Config{Threads: 4}, nil, nil)
+	before, now := &service{held: 2}, &service{held: 1}
+	var p pile
+	p.queue = &invalidation.Queue{ID: 1}
+	for i, s := range []*service{before, before, now} {
+		lock := &invalidation.Lock{Token: invalidation.Token(i)}
+		p.jobs = append(p.jobs, &assignment{lock: lock, service: s, home: &lane{held: 1}})
+		p.endings = append(p.endings, last(invalidation.Done(lock, 1, nil, 0)))
+	}
+	n.free(p)
+	if before.held != 0 || now.held != 0 {
+		t.Errorf("%d and %d locks are held, want none: the queue's limit on this node would shift for ever", before.held, now.held)
+	}
+}

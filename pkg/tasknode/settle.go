@@ -214,13 +214,11 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 // wake once for a batch, not for each entry.
 func (n *Node) free(p pile) {
 	var tokens []invalidation.Token
-	var s *service
-	lanes := make([]*lane, 0, len(p.endings))
+	ended := make([]*assignment, 0, len(p.endings))
 	for i := range p.endings {
 		if l := p.endings[i].Lock; p.endings[i].Last {
 			tokens = append(tokens, l.Token)
-			s = p.jobs[i].service
-			lanes = append(lanes, p.jobs[i].home)
+			ended = append(ended, p.jobs[i])
 			if l.More {
 				n.board.hint(p.queue.ID, &l.Lane) // nobody else knows that the key stands in line again
 			}
@@ -230,7 +228,6 @@ func (n *Node) free(p pile) {
 		return
 	}
 	n.desk.remove(tokens...)
-	n.board.unhold(s, len(tokens))
-	n.board.left(lanes)
+	n.board.ended(ended)
 	n.permits.put(len(tokens))
 }
