@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,10 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/penstock/penstock/bench/meter"
-	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/bench/node"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
 )
@@ -61,25 +58,16 @@ type Shift struct {
 // RunNode is the body of a node's process: connect, say so, wait for the word, work, tell how many were handled,
 // and at the end of in stop and report.
 func RunNode(ctx context.Context, d Duty, in io.Reader, out io.Writer) error {
-	work, err := postgres.Open(ctx, postgres.Config{DSN: d.DSN, MaxConns: 4, Pooled: d.Pooled})
-	if err != nil {
-		return err
-	}
-	defer work.Close()
-	beats, err := postgres.Open(ctx, postgres.Config{DSN: d.DSN, MaxConns: 1, Pooled: d.Pooled})
-	if err != nil {
-		return err
-	}
-	defer beats.Close()
-	quiet := slog.New(slog.DiscardHandler)
 	h := &handler{duty: d, end: make(chan struct{})}
-	node := tasknode.New(tasknode.Config{Name: fmt.Sprint("bench-", os.Getpid()), Threads: d.Threads, Log: quiet}, work, beats)
-	node.Handle("bench", h)
-	duties := []func(context.Context) error{node.Run}
-	if !d.NoHints && !d.Pooled {
-		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: quiet})
-		duties = append(duties, listener.Run)
+	node, err := node.New(ctx, node.Config{
+		DSN: d.DSN, Pooled: d.Pooled, NoHints: d.NoHints,
+		Task: tasknode.Config{Name: fmt.Sprint("bench-", os.Getpid()), Threads: d.Threads},
+	})
+	if err != nil {
+		return err
 	}
+	defer node.Close()
+	node.Handle("bench", h)
 
 	fmt.Fprintln(out, `{"ready":true}`)
 	lines := bufio.NewReader(in)
@@ -94,10 +82,11 @@ func RunNode(ctx context.Context, d Duty, in io.Reader, out io.Writer) error {
 	start := time.Now()
 	running, cancel := context.WithCancel(ctx)
 	defer cancel()
-	group, running := errgroup.WithContext(running)
-	for _, run := range duties {
-		group.Go(func() error { return run(running) })
-	}
+	ended := make(chan error, 1)
+	go func() {
+		defer cancel()
+		ended <- node.Run(running)
+	}()
 	told := make(chan struct{})
 	go func() {
 		_, _ = lines.ReadString('\n') // only the end comes
@@ -107,7 +96,7 @@ func RunNode(ctx context.Context, d Duty, in io.Reader, out io.Writer) error {
 	shift := Shift{HeldBytes: h.held()}
 	close(h.end)
 	cancel()
-	err = group.Wait()
+	err = <-ended
 	shift.Seconds = time.Since(start).Seconds()
 	after, memoryAfter := meter.Self(), memStats()
 	shift.CPUSeconds, shift.RSSMaxBytes = after.CPUSeconds-before.CPUSeconds, after.RSSMaxBytes

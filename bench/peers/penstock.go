@@ -4,29 +4,27 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock/bench/node"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/invalidation"
-	"github.com/penstock/penstock/pkg/tasknode"
 )
 
-// Penstock measures this project: a task node with its default settings, its connections as in production.
+// Penstock measures this project: a task node with its default settings.
 // Finished entries are deleted and no results kept, as graphile-worker does; KeepResults keeps them, as River does.
 type Penstock struct {
 	KeepResults bool
 
-	dsn          string
-	pushes, node *pgxpool.Pool
-	beats        *pgxpool.Pool
-	queue        *invalidation.Queue
-	payload      Payload
+	dsn     string
+	pushes  *pgxpool.Pool
+	queue   *invalidation.Queue
+	payload Payload
 }
 
 type penstockPayload struct {
@@ -36,13 +34,8 @@ type penstockPayload struct {
 
 func (p *Penstock) Setup(ctx context.Context, dsn string, payload Payload) (err error) {
 	p.dsn, p.payload = dsn, payload
-	for _, pool := range []struct {
-		into  **pgxpool.Pool
-		conns int32
-	}{{&p.pushes, 16}, {&p.node, 3}, {&p.beats, 1}} {
-		if *pool.into, err = postgres.Open(ctx, postgres.Config{DSN: dsn, MaxConns: pool.conns}); err != nil {
-			return err
-		}
+	if p.pushes, err = postgres.Open(ctx, postgres.Config{DSN: dsn, MaxConns: 16}); err != nil {
+		return err
 	}
 	if _, err := migrations.Up(ctx, p.pushes.Config().ConnConfig); err != nil {
 		return err
@@ -58,11 +51,7 @@ func (p *Penstock) Setup(ctx context.Context, dsn string, payload Payload) (err 
 	return err
 }
 
-func (p *Penstock) Close() {
-	for _, pool := range []*pgxpool.Pool{p.pushes, p.node, p.beats} {
-		pool.Close()
-	}
-}
+func (p *Penstock) Close() { p.pushes.Close() }
 
 func (p *Penstock) BulkPush(ctx context.Context, n, groupSize int) (Work, error) {
 	defer p.hint(ctx)()
@@ -78,14 +67,17 @@ func (p *Penstock) DrainSolo(ctx context.Context, n int) (Work, error) {
 	var handled atomic.Int64
 	done := make(chan struct{})
 	start := time.Now()
-	stop := p.start(ctx, Defaults, func(int) {
+	stop, err := p.start(ctx, Defaults, func(int) {
 		if handled.Add(1) == int64(n) {
 			close(done)
 		}
 	})
+	if err != nil {
+		return Work{}, err
+	}
 	<-done
 	// The node stops when every ending is recorded.
-	err := stop()
+	err = stop()
 	return Work{Entries: int(handled.Load()), Seconds: time.Since(start).Seconds()}, err
 }
 
@@ -96,7 +88,10 @@ func (p *Penstock) DrainGroups(ctx context.Context, n, _ int) (Work, error) {
 func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error) {
 	var handled atomic.Int64
 	start := time.Now()
-	stop := p.start(ctx, Defaults, func(int) { handled.Add(1) })
+	stop, err := p.start(ctx, Defaults, func(int) { handled.Add(1) })
+	if err != nil {
+		return Work{}, err
+	}
 	pushed, err := ahead(ctx, d, &handled, p.pushBatch(0, 0))
 	if err != nil {
 		return Work{}, err
@@ -110,7 +105,10 @@ func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error)
 
 func (p *Penstock) PickupLatency(ctx context.Context, n int, s Settings) (Work, error) {
 	picked := newPickups(n)
-	stop := p.start(ctx, s, picked.handle)
+	stop, err := p.start(ctx, s, picked.handle)
+	if err != nil {
+		return Work{}, err
+	}
 	work, err := picked.run(ctx, p.pushOne())
 	if err != nil {
 		return Work{}, err
@@ -134,12 +132,15 @@ func (p *Penstock) hint(ctx context.Context) (stop func()) {
 }
 
 // start runs a node, and returns what stops it and waits until it is done.
-func (p *Penstock) start(ctx context.Context, s Settings, handle func(n int)) (stop func() error) {
-	config, hintEvery := tasknode.Config{Log: slog.New(slog.DiscardHandler)}, time.Duration(0)
+func (p *Penstock) start(ctx context.Context, s Settings, handle func(n int)) (stop func() error, err error) {
+	config, hintEvery := node.Config{DSN: p.dsn, NoHints: s == HintsOff}, time.Duration(0)
 	if s == Tuned {
-		config.Poll, hintEvery = 10*time.Millisecond, time.Millisecond
+		config.Task.Poll, hintEvery = 10*time.Millisecond, time.Millisecond
 	}
-	node := tasknode.New(config, p.node, p.beats)
+	node, err := node.New(ctx, config)
+	if err != nil {
+		return nil, err
+	}
 	node.Handle("bench", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 		var payload penstockPayload
 		if err := json.Unmarshal(r.Entry.Payload, &payload); err != nil {
@@ -148,25 +149,19 @@ func (p *Penstock) start(ctx context.Context, s Settings, handle func(n int)) (s
 		handle(payload.N)
 		return nil, nil
 	}))
-	duties := []func(context.Context) error{node.Run}
-	if s != HintsOff {
-		// As in cmd/tasknode and cmd/leader: pushes hint after their commit, and the node listens.
-		listener := invalidation.NewListener(invalidation.ListenConfig{
-			Conn: p.beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: slog.New(slog.DiscardHandler),
-		})
-		hinter := invalidation.NewHinter(p.pushes, hintEvery)
-		p.queue = p.queue.Hinting(hinter)
-		duties = append(duties, listener.Run, hinter.Run)
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)
-	for _, run := range duties {
-		group.Go(func() error { return run(ctx) })
+	group.Go(func() error { return node.Run(ctx) })
+	if s != HintsOff {
+		hinter := invalidation.NewHinter(p.pushes, hintEvery)
+		p.queue = p.queue.Hinting(hinter)
+		group.Go(func() error { return hinter.Run(ctx) })
 	}
 	return func() error {
 		cancel()
+		defer node.Close()
 		return group.Wait()
-	}
+	}, nil
 }
 
 func (p *Penstock) body(i int) json.RawMessage {
