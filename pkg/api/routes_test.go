@@ -219,6 +219,15 @@ func (w *world) failAndRun() {
 	}
 }
 
+// audited counts what the audit says that the API did for a reason.
+func (w *world) audited() (n int) {
+	w.t.Helper()
+	if err := w.pool.QueryRow(w.t.Context(), `SELECT count(*) FROM penstock.audit WHERE actor = 'anybody' AND reason IN ('a test', 'test')`).Scan(&n); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
 func TestEachAddressDoesWhatItSays(t *testing.T) {
 	w := newWorld(t)
 	done := map[string]bool{}
@@ -231,7 +240,11 @@ func TestEachAddressDoesWhatItSays(t *testing.T) {
 		if s.tagOf != "" {
 			header = []string{"If-Match", w.tags[s.tagOf]}
 		}
+		audited := w.audited()
 		status, answer := w.send(s.method, path, body, header...)
+		if changes := strings.Contains(body, reason) || strings.Contains(path, "reason="); changes && !strings.Contains(body, "dry_run") && w.audited() == audited {
+			t.Errorf("%s %s: the audit does not say who did it and why", s.method, path)
+		}
 		if status != s.status {
 			t.Fatalf("%s %s: %d %v, want %d", s.method, path, status, answer, s.status)
 		}
