@@ -1,0 +1,201 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Config says where the API is. URL is needed, and Token unless the server is open.
+type Config struct {
+	URL   string // as in http://127.0.0.1:8420
+	Token string
+	// HTTP sends the requests. Default: a client without a time limit of its own; contexts bound requests.
+	HTTP *http.Client
+	// Tries is how often a request is sent that can be sent twice. Default 5; 1 for never again.
+	Tries int
+	// WaitMax is the longest pause before it is sent again: where the server asks for more, its error is returned.
+	// Default 30 s.
+	WaitMax time.Duration
+}
+
+// Client is safe for many goroutines.
+type Client struct{ cfg Config }
+
+// New returns a client. It connects when first used.
+func New(cfg Config) *Client {
+	cfg.URL = strings.TrimSuffix(cfg.URL, "/")
+	if cfg.HTTP == nil {
+		cfg.HTTP = &http.Client{}
+	}
+	if cfg.Tries == 0 {
+		cfg.Tries = 5
+	}
+	if cfg.WaitMax == 0 {
+		cfg.WaitMax = 30 * time.Second
+	}
+	return &Client{cfg: cfg}
+}
+
+// Code is what kind of error the API answered. It is compared with errors.Is.
+type Code string
+
+// The codes that programs most often tell apart; docs/api.md has all of them.
+const (
+	QueueNotFound       Code = "queue_not_found"
+	EntryNotFound       Code = "entry_not_found"
+	QueueFull           Code = "queue_full"
+	Invalid             Code = "invalid"
+	PayloadTooLarge     Code = "payload_too_large"
+	IdempotencyConflict Code = "idempotency_conflict"
+	StateConflict       Code = "state_conflict"
+	Unauthorized        Code = "unauthorized"
+	Forbidden           Code = "forbidden"
+	Unavailable         Code = "unavailable"
+)
+
+func (c Code) Error() string { return string(c) }
+
+// Error is what the API answered instead of doing what it was asked.
+type Error struct {
+	Status int    `json:"status"`
+	Code   Code   `json:"code"`
+	Detail string `json:"detail"`
+	// Errors say what is wrong with the request, and where.
+	Errors []struct {
+		Location string `json:"location"`
+		Message  string `json:"message"`
+	} `json:"errors"`
+	// RetryAfter is when to come back, 0 if the server did not say.
+	RetryAfter time.Duration `json:"-"`
+	// Summary says how far a stream came.
+	Summary *Summary `json:"summary"`
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s (%d): %s", e.Code, e.Status, e.Detail) }
+
+// Is compares the code.
+func (e *Error) Is(target error) bool {
+	code, ok := target.(Code) //nolint:errorlint // errors.Is has unwrapped it
+	return ok && code == e.Code
+}
+
+// request is one call of the API. Again says that it can be sent twice.
+type request struct {
+	method, path string
+	media        string // of body; application/json if empty
+	body         []byte
+	key          string // Idempotency-Key
+	again        bool
+}
+
+// do sends a request, again where that helps, and reads the answer into a pointer, nil for none.
+func (c *Client) do(ctx context.Context, r request, into any) error {
+	for try := 1; ; try++ {
+		err := c.once(ctx, r, into)
+		wait, retry := c.pause(err, try)
+		if err == nil || !retry || !r.again || try >= c.cfg.Tries || ctx.Err() != nil {
+			return wrap(r, err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return wrap(r, errors.Join(context.Cause(ctx), err))
+		}
+	}
+}
+
+func wrap(r request, err error) error {
+	if err == nil {
+		return nil
+	}
+	path, _, _ := strings.Cut(r.path, "?")
+	return fmt.Errorf("%s %s: %w", r.method, path, err)
+}
+
+// backoffMin is the pause after a first try where the server did not say; it doubles.
+const backoffMin = 100 * time.Millisecond
+
+// pause says how long to wait after an error, and whether sending again can help at all. What the server asked for is
+// kept, and up to a fifth more, so that those it refused together do not come back together.
+func (c *Client) pause(err error, try int) (time.Duration, bool) {
+	var answered *Error
+	if !errors.As(err, &answered) {
+		return rand.N(min(backoffMin<<min(try, 16), c.cfg.WaitMax)), true // no answer
+	}
+	switch answered.Status {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	default:
+		if answered.Code != "idempotency_key_in_use" {
+			return 0, false
+		}
+	}
+	if answered.RetryAfter > 0 {
+		return answered.RetryAfter + rand.N(answered.RetryAfter/5+1), answered.RetryAfter <= c.cfg.WaitMax
+	}
+	return backoffMin + rand.N(min(backoffMin<<min(try, 16), c.cfg.WaitMax)), true
+}
+
+func (c *Client) once(ctx context.Context, r request, into any) error {
+	var body io.Reader
+	if r.body != nil {
+		body = bytes.NewReader(r.body)
+	}
+	sent, err := http.NewRequestWithContext(ctx, r.method, c.cfg.URL+r.path, body)
+	if err != nil {
+		return err
+	}
+	if r.body != nil {
+		sent.Header.Set("Content-Type", r.media)
+		if r.media == "" {
+			sent.Header.Set("Content-Type", "application/json")
+		}
+	}
+	if c.cfg.Token != "" {
+		sent.Header.Set("Authorization", "Bearer "+c.cfg.Token)
+	}
+	if r.key != "" {
+		sent.Header.Set("Idempotency-Key", strconv.Quote(r.key))
+	}
+	answer, err := c.cfg.HTTP.Do(sent)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode >= 300 {
+		return readError(answer)
+	}
+	if into == nil {
+		_, err = io.Copy(io.Discard, answer.Body)
+		return err
+	}
+	if err := json.NewDecoder(answer.Body).Decode(into); err != nil {
+		return fmt.Errorf("read answer: %w", err)
+	}
+	return nil
+}
+
+// readError reads a problem document. Something between us and the server may have answered instead, in its own words.
+func readError(answer *http.Response) error {
+	e := &Error{}
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err != nil || json.Unmarshal(text, e) != nil || e.Code == "" {
+		e = &Error{Code: "unknown", Detail: strings.ToValidUTF8(string(text[:min(len(text), 200)]), "?")}
+	}
+	e.Status = answer.StatusCode
+	after := answer.Header.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(after, 10, 31); err == nil {
+		e.RetryAfter = time.Duration(seconds) * time.Second
+	} else if at, err := http.ParseTime(after); err == nil {
+		e.RetryAfter = max(time.Until(at), 0)
+	}
+	return e
+}

@@ -1,0 +1,149 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/pkg/client"
+)
+
+// transport answers instead of a server.
+type transport func(*http.Request) (*http.Response, error)
+
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
+
+func reply(status int, body string, header ...string) *http.Response {
+	r := &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body))}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	return r
+}
+
+func TestPushIsSentAgainUnderTheSameKeyNoSoonerThanTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var keys []string
+		var at []time.Duration
+		start := time.Now()
+		c := client.New(client.Config{URL: "http://x", HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+			keys, at = append(keys, r.Header.Get("Idempotency-Key")), append(at, time.Since(start))
+			switch len(keys) {
+			case 1:
+				return nil, errors.New("connection lost")
+			case 2:
+				return reply(429, `{"code": "queue_full", "detail": "full"}`, "Retry-After", "7"), nil
+			default:
+				return reply(201, `{"id": 5, "verdict": "inserted"}`), nil
+			}
+		})}})
+		pushed, err := c.Push(t.Context(), "q", client.Entry{Payload: 1})
+		if err != nil || pushed.ID != 5 || len(keys) != 3 || keys[0] != keys[1] || keys[1] != keys[2] || len(keys[0]) < 20 {
+			t.Fatalf("%+v (%v) under %v", pushed, err, keys)
+		}
+		if waited := at[2] - at[1]; waited < 7*time.Second || waited > 8500*time.Millisecond {
+			t.Errorf("came back after %s, was told 7 s", waited)
+		}
+	})
+}
+
+func TestOnlyWhatCanBeSentTwiceIsSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		answer := reply
+		c := client.New(client.Config{URL: "http://x", HTTP: &http.Client{Transport: transport(func(*http.Request) (*http.Response, error) {
+			n++
+			return answer(503, `{"code": "unavailable", "detail": "away"}`, "Retry-After", "1"), nil
+		})}})
+		for _, call := range []struct {
+			name string
+			do   func() error
+			want int
+		}{
+			{"retry of a failure", func() error { return c.Retry(t.Context(), 1, "r") }, 1},
+			{"pause", func() error { return c.Pause(t.Context(), "q", "r", time.Time{}) }, 1},
+			{"entry", func() error { _, err := c.Entry(t.Context(), 1); return err }, 5},
+			{"push", func() error { _, err := c.Push(t.Context(), "q", client.Entry{}); return err }, 5},
+		} {
+			n = 0
+			if err := call.do(); !errors.Is(err, client.Unavailable) || n != call.want {
+				t.Errorf("%s: sent %d times, want %d (%v)", call.name, n, call.want, err)
+			}
+		}
+		answer = func(int, string, ...string) *http.Response {
+			return reply(429, `{"code":"queue_full"}`, "Retry-After", "3600")
+		}
+		n = 0
+		var e *client.Error
+		if _, err := c.Push(t.Context(), "q", client.Entry{}); n != 1 || !errors.As(err, &e) || e.RetryAfter != time.Hour {
+			t.Errorf("told to come back in an hour: sent %d times (%v)", n, err)
+		}
+		answer = func(int, string, ...string) *http.Response { return reply(502, `<html>bad gateway`) }
+		if _, err := c.Entry(t.Context(), 1); !errors.As(err, &e) || e.Status != 502 || e.Code != "unknown" {
+			t.Errorf("answer of something in between: %v", err)
+		}
+	})
+}
+
+func TestStreamGoesOutInPartsThatKeepTheirLines(t *testing.T) {
+	var parts, lines atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := int64(0)
+		for d := json.NewDecoder(r.Body); d.More(); n++ {
+			var e map[string]any
+			if err := d.Decode(&e); err != nil {
+				t.Error(err)
+			}
+		}
+		if lines.Add(n); parts.Add(1) == 2 && r.Header.Get("Idempotency-Key") == "" {
+			t.Error("no key")
+		}
+		fmt.Fprintf(w, `{"summary": {"lines": %d, "inserted": %d, "refused": 1, "errors": [{"line": 3, "code": "invalid"}]}}`, n, n-1)
+	}))
+	defer server.Close()
+	c := client.New(client.Config{URL: server.URL})
+	sum, err := c.PushStream(t.Context(), "q", func(yield func(client.Entry) bool) {
+		for i := range 25_000 {
+			if !yield(client.Entry{Payload: i}) {
+				return
+			}
+		}
+	})
+	if err != nil || parts.Load() != 3 || lines.Load() != 25_000 || sum.Lines != 25_000 || sum.Refused != 3 || sum.Errors[2].Line != 20_003 {
+		t.Errorf("%d parts, %d lines, %+v (%v)", parts.Load(), lines.Load(), sum, err)
+	}
+}
+
+func TestWaitAsksUntilTheEntryHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		c := client.New(client.Config{URL: "http://x", Token: "secret", HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+			if r.URL.RequestURI() != "/v1/entries/7?wait=30s" || r.Header.Get("Authorization") != "Bearer secret" {
+				t.Errorf("asked for %s with %s", r.URL, r.Header)
+			}
+			if n++; n < 3 {
+				return reply(200, `{"id": 7, "state": "computing"}`), nil
+			}
+			return reply(200, `{"id": 7, "state": "done", "result": {"n": 1}}`), nil
+		})}})
+		s, err := c.Wait(t.Context(), 7)
+		if err != nil || n != 3 || string(s.Result) != `{"n": 1}` {
+			t.Errorf("%+v after %d (%v)", s, n, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		n = -1 << 30
+		if _, err := c.Wait(ctx, 7); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("without end: %v", err)
+		}
+	})
+}

@@ -1,0 +1,140 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"net/url"
+	"time"
+)
+
+// Entry is an entry to be. Only Payload is needed, which is anything that JSON can hold.
+type Entry struct {
+	Payload  any       `json:"payload"`
+	LockKey  string    `json:"lock_key,omitempty"`
+	Flow     string    `json:"flow,omitempty"`
+	Priority *int      `json:"priority,omitempty"` // 0 to 9, higher first; nil for the queue's default
+	DueAt    time.Time `json:"due_at,omitzero"`
+	StartBy  time.Time `json:"start_by,omitzero"`
+	FinishBy time.Time `json:"finish_by,omitzero"`
+	Cost     float64   `json:"cost,omitempty"`
+	Name     string    `json:"name,omitempty"`
+	// UniqueKey and UniquePolicy (while_queued, while_active, one_running_one_queued) keep an entry from being queued twice.
+	UniqueKey    string    `json:"unique_key,omitempty"`
+	UniquePolicy string    `json:"unique_policy,omitempty"`
+	Trace        string    `json:"trace,omitempty"` // W3C traceparent
+	Callback     *Callback `json:"callback,omitempty"`
+}
+
+// Callback is where the outcome is sent.
+type Callback struct {
+	URL     string `json:"url"`
+	Context any    `json:"context,omitempty"` // sent along
+}
+
+// Pushed is the entry that does the work. Verdict is inserted, replayed (the server had it already) or duplicate
+// (another entry holds the unique key).
+type Pushed struct {
+	ID      int64  `json:"id"`
+	Verdict string `json:"verdict"`
+}
+
+func entriesOf(queue string) string { return "/v1/queues/" + url.PathEscape(queue) + "/entries" }
+
+// Push accepts one entry.
+func (c *Client) Push(ctx context.Context, queue string, e Entry) (Pushed, error) {
+	var pushed Pushed
+	body, err := json.Marshal(e)
+	if err != nil {
+		return pushed, fmt.Errorf("write entry: %w", err)
+	}
+	return pushed, c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: rand.Text(), again: true}, &pushed)
+}
+
+// PushMany accepts entries, all or none. The answers stand in the order of entries.
+func (c *Client) PushMany(ctx context.Context, queue string, entries []Entry) ([]Pushed, error) {
+	body, err := json.Marshal(entries)
+	if err != nil {
+		return nil, fmt.Errorf("write entries: %w", err)
+	}
+	var answer struct{ Entries []Pushed }
+	return answer.Entries, c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: rand.Text(), again: true}, &answer)
+}
+
+// Summary says what became of a stream.
+type Summary struct {
+	Lines      int64 `json:"lines"`
+	Inserted   int64 `json:"inserted"`
+	Replayed   int64 `json:"replayed"`
+	Duplicates int64 `json:"duplicates"`
+	Refused    int64 `json:"refused"`
+	// Errors are the first 100 entries that were refused. Line is the place in the stream, from 1.
+	Errors []Refusal `json:"errors"`
+}
+
+// Refusal says why an entry of a stream was refused.
+type Refusal struct {
+	Line   int64  `json:"line"`
+	Code   Code   `json:"code"`
+	Detail string `json:"detail"`
+}
+
+// A stream goes out in parts, each of which can be sent again as it is.
+const (
+	partEntries = 10_000
+	partBytes   = 4 << 20
+	errorsMax   = 100
+)
+
+// PushStream accepts as many entries as there are, each by itself, in memory that does not grow with their number. A
+// part that broke off is sent again and finds what was accepted of it. With an error, the summary covers the parts
+// before; what there was of the last one is in the Error.
+func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[Entry]) (Summary, error) {
+	var total Summary
+	var part bytes.Buffer
+	lines := json.NewEncoder(&part)
+	n := 0
+	flush := func() error {
+		var answer struct{ Summary Summary }
+		err := c.do(ctx, request{
+			method: "POST", path: entriesOf(queue), media: "application/x-ndjson", body: part.Bytes(), key: rand.Text(), again: true,
+		}, &answer)
+		if err == nil {
+			total.add(answer.Summary)
+		}
+		part.Reset()
+		n = 0
+		return err
+	}
+	for e := range entries {
+		if err := lines.Encode(e); err != nil {
+			return total, fmt.Errorf("write entry %d: %w", total.Lines+int64(n)+1, err)
+		}
+		if n++; n >= partEntries || part.Len() >= partBytes {
+			if err := flush(); err != nil {
+				return total, err
+			}
+		}
+	}
+	if n == 0 {
+		return total, nil
+	}
+	return total, flush()
+}
+
+func (s *Summary) add(part Summary) {
+	for _, e := range part.Errors {
+		if len(s.Errors) < errorsMax {
+			e.Line += s.Lines
+			s.Errors = append(s.Errors, e)
+		}
+	}
+	s.Lines += part.Lines
+	s.Inserted += part.Inserted
+	s.Replayed += part.Replayed
+	s.Duplicates += part.Duplicates
+	s.Refused += part.Refused
+}
