@@ -32,6 +32,7 @@ type bed struct {
 	pool  *pgxpool.Pool
 	model Model
 	queue *invalidation.Queue
+	lossy *lossy // set: through which nodes talk about slots and runs
 }
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -196,7 +197,11 @@ func (b *bed) start(config ServiceConfig) *miniNode {
 	setDefault(&config.Dispatch.ReadyWait, 30*time.Millisecond)
 	setDefault(&config.Prober.Interval, 100*time.Millisecond)
 	setDefault(&config.Prober.Grace, 300*time.Millisecond)
-	m.Service = NewService(config, mortal{b.pool, m.alive}, func() invalidation.NodeID { return m.id })
+	var db postgres.DB = b.pool
+	if b.lossy != nil {
+		db = b.lossy
+	}
+	m.Service = NewService(config, mortal{db, m.alive}, func() invalidation.NodeID { return m.id })
 	b.must(m.Registry.Refresh(b.ctx))
 	claiming, leave := context.WithCancel(m.alive)
 	m.leave = leave
