@@ -50,10 +50,22 @@ func TestBadValueIsNamed(t *testing.T) {
 	cfg := defaults()
 	cfg.Leader.Election.Lease = 10 * time.Millisecond
 	cfg.Leader.Recovery.SuspendShare = 30
+	cfg.Leader.Open, cfg.Leader.Listen, cfg.Leader.TLS.ClientCA = true, "0.0.0.0:8420", "ca.pem"
 	err := cfg.validate()
-	for _, want := range []string{"leader.election.lease is 10ms", "leader.recovery.suspend_share is 30"} {
+	for _, want := range []string{"leader.election.lease is 10ms", "leader.recovery.suspend_share is 30", "leader.open is true", "leader.tls.client_ca is ca.pem"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not say %q", err, want)
+		}
+	}
+}
+
+func TestOnlyLoopbackAddressesAreForThisMachineAlone(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.1:1": true, "127.8.8.8:1": true, "[::1]:1": true, "localhost:1": true,
+		":1": false, "0.0.0.0:1": false, "[::]:1": false, "10.0.0.1:1": false, "localhost.example:1": false, "nonsense": false,
+	} {
+		if got := loopback(address); got != want {
+			t.Errorf("%s: %v, want %v", address, got, want)
 		}
 	}
 }
