@@ -78,25 +78,30 @@ func last(e invalidation.Ending) invalidation.Ending {
 	return e
 }
 
-// processor is one processing thread.
+// processor is one processing thread. It lets one lock go first, then runs one that is in line, and so on: neither kind
+// waits for as long as there are others.
 func (n *Node) processor() {
 	for {
 		select {
 		case job := <-n.express:
 			n.process(job, false)
-			continue
 		default:
 		}
+		var job *assignment
+		more := true
 		select {
-		case job := <-n.express:
-			n.process(job, false)
-		case job, more := <-n.work:
-			if !more {
-				n.expedite()
-				return
+		case job, more = <-n.work:
+		default:
+			select {
+			case job = <-n.express:
+			case job, more = <-n.work:
 			}
-			n.process(job, false)
 		}
+		if !more {
+			n.expedite()
+			return
+		}
+		n.process(job, false)
 	}
 }
 

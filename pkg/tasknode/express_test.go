@@ -1,0 +1,49 @@
+package tasknode_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+// Lanes of which the node holds nothing go first, but not one after another: what it has claimed has its turns as well.
+func TestWhatIsClaimedRunsThoughOtherLanesNeverRunDry(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var bulk, others atomic.Int64
+	n, _ := start(t, pool, tasknode.Config{Threads: 2}, map[string]invalidation.HandlerFunc{
+		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			time.Sleep(5 * time.Millisecond)
+			if string(r.Entry.Payload) == `"bulk"` {
+				bulk.Add(1)
+			} else {
+				others.Add(1)
+			}
+			return nil, nil
+		},
+	})
+	pushes := func(flow, payload string, n int) (list []invalidation.Push) {
+		for range n {
+			list = append(list, invalidation.Push{Flow: flow, Payload: json.RawMessage(payload)})
+		}
+		return list
+	}
+	push(t, q, pushes("bulk", `"bulk"`, 2000)...)
+	n.Wake(q.ID, nil)
+	eventuallyTrue(t, "some ran", func() bool { return bulk.Load() > 50 })
+	for i := range 40 {
+		push(t, q, pushes(fmt.Sprintf("flow-%d", i), `1`, 500)...)
+	}
+	eventuallyTrue(t, "others run", func() bool { return others.Load() > 40 })
+	before, beside := bulk.Load(), others.Load()
+	time.Sleep(5 * time.Second)
+	if ran, all := bulk.Load()-before, others.Load()-beside; ran*60 < all {
+		t.Errorf("%d runs of the flow that was there first, beside %d of 40 others", ran, all)
+	}
+}
