@@ -240,6 +240,7 @@ func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
 		{"POST", "/v1/pauses?queue=mine", `{"scope": "flow", "value": "f", ` + reason + `}`, yes, yes},
 		{"POST", "/v1/pauses", `{"scope": "flow", "value": "f", ` + reason + `}`, no, no},
 		{"PATCH", "/v1/queues/mine", `{"settings": {"application": "there"}, ` + reason + `}`, no, no},
+		{"PATCH", "/v1/queues/mine", `{"settings": {"statements": {"run": "SELECT 1"}}, ` + reason + `}`, no, no},
 		{"POST", "/v1/queues/mine_b/batches", `{"name": "b", "options": {"items": [1], "completion_queue": "far"}, ` + reason + `}`, no, no},
 		{"POST", "/v1/queues/mine_b/batches", `{"name": "b", "options": {"items": [1], "completion_queue": "mine"}, ` + reason + `}`, yes, yes},
 		{"POST", "/v1/queues/mine_b/batches", `{"name": "b", "options": {"query": "SELECT 1"}, ` + reason + `}`, no, no},

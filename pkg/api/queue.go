@@ -79,11 +79,17 @@ type queueAlteration struct {
 	Body settingsBody
 }
 
-// alterQueue does not let a limited token move a queue to where other limits hold.
+// harmless are the settings of a queue that stay within it. The others decide whose limits hold, what share other
+// queues get, or which SQL nodes run with their own rights: a limited token cannot change them.
+var harmless = []string{
+	"entry_priority", "algorithm", "grouping", "mergeable", "merge", "max_concurrent", "max_concurrent_per_node", "capacity", "retry", "crash_limit",
+	"run_timeout", "quantum_count", "quantum_time", "payload_limit", "result_retention", "failure_retention",
+}
+
 func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {
-	for _, bound := range []string{"application", "model"} {
-		if _, given := in.Body.Settings[bound]; given && who(ctx).limited() {
-			return fmt.Errorf("%w: it is limited, and %s of a queue decides which limits hold", errForbidden, bound)
+	for setting := range in.Body.Settings {
+		if who(ctx).limited() && !slices.Contains(harmless, setting) {
+			return fmt.Errorf("%w: it is limited, and %s of a queue concerns more than the queue", errForbidden, setting)
 		}
 	}
 	return a.alter(ctx, in.Conditional, `SELECT FROM penstock.queue WHERE name = $1 FOR NO KEY UPDATE`, in.Queue,
