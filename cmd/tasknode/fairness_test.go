@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -138,6 +140,49 @@ func TestLowBandGetsItsShareOnARealNode(t *testing.T) {
 	t.Logf("low band: %d of %d, %.1f%%", n, n+m, 100*share)
 	if share < 0.04 || share > 0.10 {
 		t.Errorf("the low band got %.1f%%, want 5%%", 100*share)
+	}
+}
+
+// Flows whose entries take 2 to 16 ms share two nodes by their weights, in time and not in entries.
+func TestFlowsShareRealNodesByWeight(t *testing.T) {
+	f := newFleet(t)
+	q := f.queue(invalidation.Config{ResultRetention: -1})
+	flows := map[string]struct{ weight, ms float64 }{"a": {1, 2}, "b": {1, 16}, "c": {2, 4}, "d": {4, 8}}
+	for flow, x := range flows {
+		if err := invalidation.SetFlowWeight(t.Context(), f.pool, flow, "", x.weight, invalidation.By{Reason: "test"}); err != nil {
+			t.Fatal(err)
+		}
+		f.push(q, named(flow, upTo(9000)...)...)
+	}
+	b := newBegun()
+	var mu sync.Mutex
+	used := map[string]time.Duration{}
+	f.start(2, 8, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		flow, start := r.Lock.Lane.Flow, time.Now()
+		b.note(r)
+		time.Sleep(time.Duration(flows[flow].ms * float64(time.Millisecond)))
+		mu.Lock()
+		used[flow] += time.Since(start)
+		mu.Unlock()
+		return nil, nil
+	})
+	b.await(t, 2000) // the nodes have met and know how long runs take
+	mu.Lock()
+	before := maps.Clone(used)
+	mu.Unlock()
+	time.Sleep(4 * time.Second)
+	mu.Lock()
+	defer mu.Unlock()
+	var sum, squares, least, most float64
+	least = math.Inf(1)
+	for flow, x := range flows {
+		v := (used[flow] - before[flow]).Seconds() / x.weight
+		sum, squares, least, most = sum+v, squares+v*v, min(least, v), max(most, v)
+	}
+	gap, jain := (most-least)/(sum/4), sum*sum/squares/4
+	t.Logf("largest gap of normalised service %.1f%%, Jain's index %.4f, %v runs", 100*gap, jain, b.served())
+	if gap > 0.1 {
+		t.Errorf("largest gap of normalised service is %.1f%%", 100*gap)
 	}
 }
 

@@ -97,6 +97,9 @@ func (a *account) dither(nodes, scale float64, round uint64) float64 {
 	return u * (nodes - 1) * a.typical * scale / a.weight
 }
 
+// pending is what the claim that is under way will add to the level, if it is like those before it.
+func (a *account) pending(nodes, scale float64) float64 { return a.typical * nodes * scale / a.weight }
+
 // mix is the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -26,6 +26,7 @@ type Lane struct {
 	Weight      float64       // share of the flow among flows; 1 if not above zero
 	HeadAge     time.Duration // how long its head has waited: ages the band, and orders fifo queues
 	HeadPos     int64         // place in line of its head, where known: orders fifo queues better than age
+	Busy        bool          // it is just claimed from: it ranks as if it were charged as usual
 
 	found *flow // by the last ranking, so that lanes kept from one to the next are not looked up again
 }
@@ -104,6 +105,7 @@ type queue struct {
 	algorithm Algorithm
 	nodes     float64 // how many nodes seem to serve it as this one does
 	ranking   uint64
+	busy      bool // one of its lanes is, in this ranking
 }
 
 type flow struct {
@@ -138,6 +140,9 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 	for _, q := range b.touched {
 		q.band.members.raise(&q.account, q.nodes, now, b.config.Grace)
 		q.level += q.dither(q.nodes, scale, b.rounds)
+		if q.busy {
+			q.level += q.pending(q.nodes, scale)
+		}
 	}
 	b.standings = b.standings[:0]
 	for i, f := range b.lanes {
@@ -149,6 +154,9 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 		if q.algorithm == Fair {
 			q.members.raise(&f.account, q.nodes, now, b.config.Grace)
 			s.Flow = f.level + f.dither(q.nodes, scale, b.rounds)
+			if lanes[i].Busy {
+				s.Flow += f.pending(q.nodes, scale)
+			}
 		} else {
 			f.seen = now
 			s.Flow = inLine(&lanes[i])
@@ -177,11 +185,12 @@ func (b *Book) stand(lanes []Lane, now time.Time) {
 		f := b.flow(l)
 		q := f.queue
 		if q.ranking != b.ranking {
-			q.ranking = b.ranking
+			q.ranking, q.busy = b.ranking, false
 			b.touched = append(b.touched, q)
 			q.band.members.standAt(&q.account, positive(l.QueueWeight), q.nodes, now, b.config.Grace, b.ranking)
 			b.turnTo(q, l.Algorithm)
 		}
+		q.busy = q.busy || l.Busy
 		q.band.wake(l.HeadAge, now)
 		q.members.standAt(&f.account, positive(l.Weight), q.nodes, now, b.config.Grace, b.ranking)
 		b.lanes = append(b.lanes, f)

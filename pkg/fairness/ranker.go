@@ -26,9 +26,9 @@ type note struct {
 	queue *invalidation.Queue // as it was when the note was made
 }
 
-// Next returns the index of the lane to claim from, -1 if none is to be claimed from now: while a thread of this node
-// is in a lane of a higher band, those of lower ones wait their turn, as do those of a fifo queue behind its first.
-func (r *Ranker) Next(candidates []*invalidation.Candidate) int {
+// Next returns the index of the lane to claim from, -1 if none is to be claimed from now: while the first is claimed from,
+// those behind it wait their turn. If the node is idle they need not, unless they are of a lower band or behind it in a fifo queue.
+func (r *Ranker) Next(candidates []*invalidation.Candidate, idle bool) int {
 	now, busy := time.Now(), 0
 	r.lanes = r.lanes[:0]
 	for _, c := range candidates {
@@ -37,7 +37,7 @@ func (r *Ranker) Next(candidates []*invalidation.Candidate) int {
 			n = newNote(c)
 			c.Note = n
 		}
-		n.HeadPos, n.HeadAge = c.Head, now.Sub(c.Since)
+		n.HeadPos, n.HeadAge, n.Busy = c.Head, now.Sub(c.Since), c.Busy
 		r.lanes = append(r.lanes, n.Lane)
 		if c.Busy {
 			busy++
@@ -52,19 +52,21 @@ func (r *Ranker) Next(candidates []*invalidation.Candidate) int {
 	r.mu.Lock()
 	r.used = r.used || len(candidates) > 0
 	r.mu.Unlock()
-	return r.first(candidates)
+	return r.first(idle)
 }
 
-// first is the first lane in order that may be claimed from beside those that threads of this node are in.
-func (r *Ranker) first(candidates []*invalidation.Candidate) int {
+// first is the first lane in order that may be claimed from beside those that are.
+func (r *Ranker) first(idle bool) int {
 	var behind []int32 // fifo queues whose first lane is taken: no other may go before it
 	for _, i := range r.order {
 		l := &r.lanes[i]
 		switch {
 		case l.Priority != r.lanes[r.order[0]].Priority:
 			return -1
-		case !candidates[i].Busy && !slices.Contains(behind, l.Queue):
+		case !l.Busy && !slices.Contains(behind, l.Queue):
 			return i
+		case !idle:
+			return -1
 		case l.Algorithm == Fifo:
 			behind = append(behind, l.Queue)
 		}

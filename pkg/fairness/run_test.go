@@ -115,13 +115,13 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 		*Ranker
 		lanes []*invalidation.Candidate
 	}{{a, onA}, {b, onB}} {
-		r.Next(r.lanes)
+		r.Next(r.lanes, true)
 		r.Charge(*r.lanes[1], 1)
 		if err := r.swap(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b.Next(onB) // or it would have no reason to ask
+	b.Next(onB, true) // or it would have no reason to ask
 	a.Charge(*onA[0], 100)
 	a.Settle(*onA[0], 100, 100)
 	for _, r := range []*Ranker{a, b} {
@@ -129,7 +129,7 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := onB[b.Next(onB)].Lane.Flow; got != "small" {
+	if got := onB[b.Next(onB, true)].Lane.Flow; got != "small" {
 		t.Errorf("the other node serves %q, want the flow that has used less", got)
 	}
 }
@@ -142,19 +142,45 @@ func TestSecondThreadStaysInTheBandOfTheFirst(t *testing.T) {
 		return &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
 	}
 	high, low := lane(9, "high"), lane(0, "low")
-	if got := r.Next(nil); got != -1 {
+	if got := r.Next(nil, true); got != -1 {
 		t.Errorf("of no lanes comes lane %d", got)
 	}
 	lanes := []*invalidation.Candidate{low, high}
 	for range 2 { // a low band takes one turn at first: nothing is owed to it yet
-		r.Charge(*lanes[r.Next(lanes)], 1)
+		r.Charge(*lanes[r.Next(lanes, true)], 1)
 	}
 	high.Busy = true
-	if got := r.Next(lanes); got != -1 {
+	if got := r.Next(lanes, true); got != -1 {
 		t.Errorf("beside a claim of the high band comes lane %d, want none", got)
 	}
-	if got := r.Next(append(lanes, lane(9, "other"))); got != 2 {
+	if got := r.Next(append(lanes, lane(9, "other")), true); got != 2 {
 		t.Errorf("beside a claim of the high band comes lane %d, want the other one of that band", got)
+	}
+}
+
+// While all threads work, a second thread goes to another flow only if that one would be next after the claim under way.
+func TestSecondThreadWaitsForTheFlowThatIsOwedMore(t *testing.T) {
+	pool, q := open(t)
+	r := NewRanker(RankerConfig{}, pool)
+	behind := &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: "behind"}, Since: time.Now()}
+	ahead := &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: "ahead"}, Since: time.Now()}
+	lanes := []*invalidation.Candidate{behind, ahead}
+	r.Next(lanes, false)
+	for range 50 { // what each claim usually brings is 1
+		r.Charge(*behind, 1)
+		r.Charge(*ahead, 1)
+	}
+	r.Charge(*ahead, 0.5)
+	behind.Busy = true
+	if got := r.Next(lanes, false); got != 1 {
+		t.Errorf("beside a claim that evens it out comes lane %d, want the other one", got)
+	}
+	r.Charge(*ahead, 3)
+	if got := r.Next(lanes, false); got != -1 {
+		t.Errorf("beside a claim of a flow that is owed three comes lane %d, want none", got)
+	}
+	if got := r.Next(lanes, true); got != 1 {
+		t.Errorf("where threads have nothing to do comes lane %d, want the other one", got)
 	}
 }
 

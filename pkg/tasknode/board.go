@@ -188,20 +188,21 @@ type visit struct {
 
 // take picks the lane that the ranker puts first among those with work. It returns nil if there is none, or none that
 // should go before one that a thread of this node is in.
-func (b *board) take(rank Ranker, affinity Affinity, now time.Time) *visit {
+func (b *board) take(rank Ranker, affinity Affinity, idle bool, now time.Time) *visit {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.candidates, b.ranked = b.candidates[:0], b.ranked[:0]
 	over := b.passOver(affinity, now)
 	for key, l := range b.lanes {
 		s := b.queues[key.queue]
-		if !l.work || over[l] || (!l.claiming && l.resting(now, b.freed)) || !s.open(key.lane.Flow, now) {
+		l.Busy = l.claiming || l.elsewhere(now)
+		if !l.work || over[l] || (!l.Busy && l.resting(now, b.freed)) || !s.open(key.lane.Flow, now) {
 			continue
 		}
-		l.Queue, l.Busy = s.queue, l.claiming
+		l.Queue = s.queue
 		b.candidates, b.ranked = append(b.candidates, &l.Candidate), append(b.ranked, l)
 	}
-	best := rank.Next(b.candidates)
+	best := rank.Next(b.candidates, idle)
 	if best < 0 {
 		return nil
 	}
@@ -263,6 +264,9 @@ func (b *board) more(v *visit, c invalidation.Claimed) bool {
 func (l *lane) resting(now time.Time, freed int64) bool {
 	return now.Before(l.again) && (l.refused == 0 || l.refused == freed)
 }
+
+// elsewhere says that another node was in the lane a moment ago.
+func (l *lane) elsewhere(now time.Time) bool { return l.met > 0 && l.refused == 0 && now.Before(l.again) }
 
 // met notes that somebody else was in the lane, and returns for how long to leave it to them: 2 to 64 ms.
 func (b *board) met(v *visit) time.Duration {

@@ -13,14 +13,14 @@ func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
 	now := time.Now()
-	visit := b.take(&turns{}, nil, now)
+	visit := b.take(&turns{}, nil, true, now)
 	b.free()
 	b.refuse(visit, now.Add(time.Hour))
-	if visit = b.take(&turns{}, nil, now); visit == nil {
+	if visit = b.take(&turns{}, nil, true, now); visit == nil {
 		t.Fatal("the lane rests although something came free")
 	}
 	b.refuse(visit, now.Add(time.Hour))
-	if b.take(&turns{}, nil, now) != nil {
+	if b.take(&turns{}, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing came free")
 	}
 }
@@ -34,14 +34,14 @@ func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
 	emptied := invalidation.Claimed{Seen: 1, Emptied: true}
 	now := time.Now()
 
-	visit := b.take(&turns{}, nil, now)
+	visit := b.take(&turns{}, nil, true, now)
 	b.hint(1, &lane)
 	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if visit = b.take(&turns{}, nil, now); visit == nil {
+	if visit = b.take(&turns{}, nil, true, now); visit == nil {
 		t.Fatal("the lane is left alone although a hint came during the claim")
 	}
 	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if b.take(&turns{}, nil, now) != nil {
+	if b.take(&turns{}, nil, true, now) != nil {
 		t.Error("the lane is tried again although it was emptied and no hint came")
 	}
 }
@@ -52,13 +52,13 @@ func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
 	now := time.Now()
 	for _, c := range []invalidation.Claimed{{Seen: 1, Emptied: true}, {Emptied: true}} {
-		visit := b.take(&turns{}, nil, now)
+		visit := b.take(&turns{}, nil, true, now)
 		if visit == nil {
 			t.Fatal("the lane is left alone before a claim found nothing in it")
 		}
 		b.leave(visit, b.more(visit, c), time.Time{})
 	}
-	if b.take(&turns{}, nil, now) != nil {
+	if b.take(&turns{}, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing was in it")
 	}
 }
@@ -69,7 +69,7 @@ func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.serve(map[int32]*service{})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
-	if b.take(&turns{}, nil, time.Now()) != nil {
+	if b.take(&turns{}, nil, true, time.Now()) != nil {
 		t.Error("a queue is claimed from that the node does not serve")
 	}
 }
@@ -80,7 +80,7 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	short, long := &service{queue: &invalidation.Queue{ID: 1}}, &service{queue: &invalidation.Queue{ID: 2}}
 	b.serve(map[int32]*service{1: short, 2: long})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
-	v := b.take(&turns{}, nil, time.Now())
+	v := b.take(&turns{}, nil, true, time.Now())
 	short.held, short.run = 4+500, 10*time.Millisecond
 	if !b.fits(v, 500, 4) {
 		t.Error("it waits for a permit beside runs of 10 ms on 4 threads")

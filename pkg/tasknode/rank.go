@@ -10,8 +10,8 @@ import (
 // or what entries declare.
 type Ranker interface {
 	// Next returns the index of the lane to claim from, none of the busy ones; -1 to wait until one of those is free.
-	// It is called by one thread at a time.
-	Next(lanes []*invalidation.Candidate) int
+	// idle says that processing threads have nothing to do. It is called by one thread at a time.
+	Next(lanes []*invalidation.Candidate, idle bool) int
 	// Charge tells what a claim is estimated to cost, Extend what a run has cost beyond that so far, and Settle what was
 	// charged for a lock, extensions included, and what it cost in the end.
 	Charge(lane invalidation.Candidate, estimate float64)
@@ -26,7 +26,7 @@ type turns struct {
 }
 
 // Next implements Ranker.
-func (r *turns) Next(lanes []*invalidation.Candidate) int {
+func (r *turns) Next(lanes []*invalidation.Candidate, _ bool) int {
 	best := -1
 	for i, l := range lanes {
 		if !l.Busy && (best < 0 || r.compare(l, lanes[best]) < 0) {

@@ -59,7 +59,7 @@ func (n *Node) random() float64 {
 // step claims from the lane that comes first. It says whether to go on at once: not if there is none, and not without
 // permits. What this lane did not bring another one may.
 func (n *Node) step(ctx context.Context) bool {
-	v := n.board.take(n.cfg.Ranker, n.cfg.Affinity, time.Now())
+	v := n.board.take(n.cfg.Ranker, n.cfg.Affinity, n.permits.held() < n.cfg.Threads, time.Now())
 	if v == nil {
 		return false
 	}

@@ -102,7 +102,7 @@ func TestALaneThatIsRefusedDoesNotHoldUpOthers(t *testing.T) {
 
 type lowestQueueFirst struct{}
 
-func (lowestQueueFirst) Next(lanes []*invalidation.Candidate) int {
+func (lowestQueueFirst) Next(lanes []*invalidation.Candidate, _ bool) int {
 	best := -1
 	for i, l := range lanes {
 		if !l.Busy && (best < 0 || l.Queue.ID < lanes[best].Queue.ID) {
