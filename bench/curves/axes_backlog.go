@@ -45,22 +45,34 @@ func (l *Lab) backlog(ctx context.Context, add func(Point)) error {
 		}
 		filled := float64(size-there) / took.Seconds()
 		there = size
+		disk, err := s.disk(ctx)
+		if err != nil {
+			return err
+		}
 		times, err := s.claimTimes(ctx, usual, solo)
 		if err != nil {
 			return err
 		}
 		// What is drained is pushed before, behind the backlog: as much waits after the drain.
-		if _, err := s.push(ctx, l.Entries, 1000, solo); err != nil {
+		// Enough of it that what the node hands back at the end, claimed but not begun, is little beside it.
+		n := 3 * l.Entries
+		if _, err := s.push(ctx, n, 1000, solo); err != nil {
 			return err
 		}
-		o, err := s.drain(ctx, Duty{}, 1, l.Entries)
+		o, err := s.drain(ctx, Duty{}, 1, n)
 		if err != nil {
 			return err
 		}
-		there += l.Entries - o.Handled
-		add(Point{X: count(size), Figures: o.costs().with(times, Figures{pushTitle: filled})})
+		there += n - o.Handled
+		add(Point{X: count(size), Figures: o.costs().with(times, Figures{pushTitle: filled, diskTitle: disk / float64(size)})})
 	}
 	return nil
+}
+
+// disk is what entries and ready rows take, with their indexes.
+func (s *site) disk(ctx context.Context) (bytes float64, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT pg_total_relation_size('penstock.entry_bench') + pg_total_relation_size('penstock.ready')`).Scan(&bytes)
+	return bytes, err
 }
 
 // states drains and times claims beside entries that are failed, not due or disabled.

@@ -200,12 +200,13 @@ const (
 	handler50     = "claim to handler p50 ms"
 	handler99     = "claim to handler p99 ms"
 	settleTitle   = "endings/settle"
+	diskTitle     = "disk B"
 	othersTitle   = "others %"
 )
 
 var columns = []string{
 	rateTitle, pushTitle, claim50, claim99, pick50, pick99, pickMax, lookTitle, clientTitle, serverTitle, walTitle, commitTitle,
-	bufferTitle, rssTitle, allocsTitle, allocBTitle, inFlightTitle, handler50, handler99, settleTitle, othersTitle,
+	bufferTitle, diskTitle, rssTitle, allocsTitle, allocBTitle, inFlightTitle, handler50, handler99, settleTitle, othersTitle,
 }
 
 // costs are the rate and what an entry took.

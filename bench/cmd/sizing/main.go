@@ -100,7 +100,7 @@ func run(ctx context.Context, args []string) error {
 	if o.rate > 0 {
 		return size(os.Stdout, model, o)
 	}
-	return errors.Join(show(os.Stdout, model), check(os.Stdout, model, points, o.cores))
+	return errors.Join(show(os.Stdout, model), check(os.Stdout, model, points, o.cores), capacity(os.Stdout, model, o.utilization))
 }
 
 func measure(ctx context.Context, o options) (err error) {
@@ -184,6 +184,36 @@ func check(w io.Writer, model sizing.Model, points []sizing.Point, cores int) er
 	return err
 }
 
+// capacity prints what databases carry by the model. Nothing beyond the cores of the measured machine was seen.
+func capacity(w io.Writer, model sizing.Model, utilization float64) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(tw, "\nentries/s at a utilization of %g, pushed and worked off, by cores of the database\t2\t4\t8\t16\t\n", utilization)
+	for _, load := range []struct {
+		name         string
+		batch, group int
+		payloadBytes int
+	}{
+		{"solo, 200 B, pushed one by one", 1, 1, 200},
+		{"solo, 200 B, pushed by 100", 100, 1, 200},
+		{"solo, 1,500 B, pushed by 100", 100, 1, 1500},
+		{"groups of 50, 200 B, pushed by 100", 100, 50, 200},
+	} {
+		push := sizing.Shape{Commits: 1 / float64(load.batch), Group: load.group, PayloadBytes: load.payloadBytes}
+		work := push
+		work.Commits = busyCommits
+		cost := model.Cost(sizing.Push, push).Plus(model.Cost(sizing.Work, work))
+		fmt.Fprint(tw, load.name, "\t")
+		for _, cores := range []float64{2, 4, 8, 16} {
+			fmt.Fprintf(tw, "%.0f\t", cost.Capacity(cores, utilization))
+		}
+		fmt.Fprintln(tw)
+	}
+	return tw.Flush()
+}
+
+// Transactions that working off an entry takes: its share when a node is busy, and all of them when it comes alone.
+const busyCommits, aloneCommits = 0.02, 4
+
 // size prints what a load takes: when endings and claims share transactions, as they do under load, and when every entry comes alone.
 func size(w io.Writer, model sizing.Model, o options) error {
 	push := o.shape
@@ -193,7 +223,7 @@ func size(w io.Writer, model sizing.Model, o options) error {
 	for _, way := range []struct {
 		name    string
 		commits float64
-	}{{"batched under load", 0.02}, {"each by itself", 4}} {
+	}{{"batched under load", busyCommits}, {"each by itself", aloneCommits}} {
 		work := o.shape
 		work.Commits = way.commits
 		c := model.Cost(sizing.Push, push).Plus(model.Cost(sizing.Work, work))
