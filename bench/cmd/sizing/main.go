@@ -214,7 +214,11 @@ func capacity(w io.Writer, model sizing.Model, utilization float64) error {
 // Transactions that working off an entry takes: its share when a node is busy, and all of them when it comes alone.
 const busyCommits, aloneCommits = 0.02, 4
 
-// size prints what a load takes: when endings and claims share transactions, as they do under load, and when every entry comes alone.
+// aloneRateMax is how many entries a second may come one by one into an idle queue; beyond, they meet.
+const aloneRateMax = 1000
+
+// size prints what a load takes: when endings and claims share transactions, as they do under load, and,
+// at low rates, when every entry comes alone.
 func size(w io.Writer, model sizing.Model, o options) error {
 	push := o.shape
 	push.Commits = 1 / float64(max(1, o.batch))
@@ -224,6 +228,9 @@ func size(w io.Writer, model sizing.Model, o options) error {
 		name    string
 		commits float64
 	}{{"batched under load", busyCommits}, {"each by itself", aloneCommits}} {
+		if way.commits == aloneCommits && o.rate > aloneRateMax {
+			continue
+		}
 		work := o.shape
 		work.Commits = way.commits
 		c := model.Cost(sizing.Push, push).Plus(model.Cost(sizing.Work, work))
