@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 )
 
 // cog speaks the Cog HTTP API. The entry id is the prediction id, so that a
@@ -41,26 +42,14 @@ type prediction struct {
 }
 
 func (c *cog) Submit(ctx context.Context, call Call) Outcome {
-	ctx, cancel, finishBy := c.begin(ctx, call)
-	defer cancel()
-	body, err := c.predictionBody(call)
-	if err != nil {
-		return badPayload(err)
-	}
-	header := c.headers(call, finishBy)
-	if c.model.Type == TypeAsync {
-		header.Set("Prefer", "respond-async") // exactly this: any other value is taken as sync
-	}
-	status, answered, reply, o, ok := c.exchange(ctx, request{
-		method: http.MethodPut, url: c.at("/predictions/" + url.PathEscape(call.Entry)), body: body, header: header,
-	})
-	if !ok {
-		return o
-	}
-	sentAt := o.SentAt
-	o = c.judgeSubmit(call, status, answered, reply)
-	o.SentAt = sentAt
-	return o
+	return c.submit(ctx, call, func(time.Time) (request, error) {
+		body, err := c.predictionBody(call)
+		r := request{method: http.MethodPut, url: c.at("/predictions/" + url.PathEscape(call.Entry)), body: body}
+		if c.model.Type == TypeAsync {
+			r.header = http.Header{"Prefer": {"respond-async"}} // exactly this: any other value is taken as sync
+		}
+		return r, err
+	}, func(r reply) Outcome { return c.judgeSubmit(call, r.status, r.header, r.body) })
 }
 
 // predictionBody wraps the payload as input. A model with a body template gives

@@ -81,7 +81,7 @@ func reporting(t *testing.T, entry string, failing int64) (url string, reports c
 		if err != nil {
 			t.Errorf("callback %s: %v", body, err)
 		}
-		if o.Ended() && seen.Add(1) <= failing {
+		if o.Kind != Accepted && seen.Add(1) <= failing {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
@@ -168,7 +168,7 @@ func TestLiveCogRunLimitStopsTheWorker(t *testing.T) {
 	want{kind: Unknown, running: true, remote: "e1"}.check(t, o)
 	waitFor(t, s.idle)
 	for o := range reports {
-		if o.Ended() {
+		if o.Kind != Accepted {
 			want{kind: Cancelled}.check(t, o)
 			return
 		}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 )
 
 // dispatcher speaks the generic worker protocol, which is also the project's
@@ -27,28 +28,15 @@ type dispatcherReply struct {
 }
 
 func (d *dispatcher) Submit(ctx context.Context, call Call) Outcome {
-	ctx, cancel, finishBy := d.begin(ctx, call)
-	defer cancel()
-	body, err := d.body(call, finishBy)
-	if err != nil {
-		return badPayload(err)
-	}
-	header := d.headers(call, finishBy)
-	header.Set("X-Source", "dispatcher")
-	status, answered, reply, o, ok := d.exchange(ctx, request{
-		method: http.MethodPost, url: d.base.String(), body: body, header: header,
+	return d.submit(ctx, call, func(finishBy time.Time) (request, error) {
+		body, err := d.body(call, finishBy)
+		return request{method: http.MethodPost, url: d.base.String(), body: body, header: http.Header{"X-Source": {"dispatcher"}}}, err
+	}, func(r reply) Outcome {
+		if r.status/100 == 2 {
+			return d.judge(r.status, r.body, "")
+		}
+		return d.judgeRefusal(r.status, r.header, r.body)
 	})
-	if !ok {
-		return o
-	}
-	sentAt := o.SentAt
-	if status/100 == 2 {
-		o = d.judge(status, reply, "")
-	} else {
-		o = d.judgeRefusal(status, answered, reply)
-	}
-	o.SentAt = sentAt
-	return o
 }
 
 func (d *dispatcher) judgeRefusal(status int, header http.Header, body []byte) Outcome {

@@ -1,10 +1,12 @@
 package inference
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -160,9 +162,12 @@ func (p *Prober) Check(ctx context.Context, instance int32) error {
 
 // staleOrphans returns the tokens of the slots that may be freed. It is pure.
 //
-// Slots that living nodes answer for are no orphans, and their calls may be part of the reported count: so at most
-// as many orphans as the worker reports calls can really be running, and the others are not.
-func staleOrphans(orphans []orphan, h Health, e *Endpoint, c ProberConfig) []int64 {
+// Slots that living nodes answer for are no orphans, and their calls may be part of the reported count: so at most as
+// many orphans as the worker reports calls can really be running, and the others are not. One younger than the grace is
+// never stale, nor does it use up the report: between the moment when a node takes a slot and the moment when the worker
+// counts the call there is a request on its way, and a probe that overtakes it would free a slot in use. Of the others
+// the oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in use can.
+func staleOrphans(orphans []orphan, h Health, e *Endpoint, c ProberConfig) (stale []int64) {
 	doubtMax := c.DoubtMax
 	if doubtMax == 0 {
 		doubtMax = max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration())
@@ -174,23 +179,17 @@ func staleOrphans(orphans []orphan, h Health, e *Endpoint, c ProberConfig) []int
 	case active == nil && e.Model.Protocol == ProtocolCog && h.State == StateReady && idle(h, e.Slots):
 		active = new(int)
 	}
-	var stale []int64
-	var held []HeldSlot
-	byID := map[string]int64{}
-	for _, o := range orphans {
-		if o.Age >= doubtMax {
+	var settled []orphan
+	for _, o := range slices.SortedFunc(slices.Values(orphans), func(a, b orphan) int { return cmp.Compare(b.Age, a.Age) }) {
+		switch {
+		case o.Age >= doubtMax:
 			stale = append(stale, o.Token)
-			continue
+		case o.Age >= c.Grace && active != nil:
+			settled = append(settled, o)
 		}
-		id := fmt.Sprint(o.Token)
-		byID[id] = o.Token
-		held = append(held, HeldSlot{ID: id, HeldFor: o.Age})
 	}
-	if active == nil {
-		return stale
-	}
-	for _, id := range StaleSlots(held, *active, c.Grace) {
-		stale = append(stale, byID[id])
+	for i := 0; active != nil && i < len(settled)-max(*active, 0); i++ {
+		stale = append(stale, settled[i].Token)
 	}
 	return stale
 }

@@ -11,33 +11,37 @@ import (
 
 // oip speaks the Open Inference Protocol (KServe v2): one synchronous call,
 // readiness told by status code alone, no way to cancel or to ask again.
-type oip struct{ wire }
+type oip struct {
+	wire
+	synchronous
+}
+
+// synchronous is what adapters have in common whose protocol has one call, and nothing to ask or tell it by.
+type synchronous struct{}
+
+// Poll never knows.
+func (synchronous) Poll(context.Context, Run) Outcome {
+	return unknown("the protocol has no asynchronous calls: a run cannot be asked for")
+}
+
+// Cancel has nothing to send: ending Submit's context closes the connection, and that is all.
+func (synchronous) Cancel(context.Context, Run) Cancellation {
+	return Cancellation{Reason: "the protocol has no cancel; the connection was closed"}
+}
 
 func (p *oip) Submit(ctx context.Context, call Call) Outcome {
-	ctx, cancel, finishBy := p.begin(ctx, call)
-	defer cancel()
-	body, err := p.inferBody(call, finishBy)
-	if err != nil {
-		return badPayload(err)
-	}
-	status, answered, reply, o, ok := p.exchange(ctx, request{
-		method: http.MethodPost, url: p.at(p.modelPath() + "/infer"), body: body, header: p.headers(call, finishBy),
+	return p.submit(ctx, call, func(finishBy time.Time) (request, error) {
+		body, err := p.inferBody(call, finishBy)
+		return request{method: http.MethodPost, url: p.at(p.modelPath() + "/infer"), body: body}, err
+	}, func(r reply) Outcome {
+		switch {
+		case r.status/100 != 2:
+			return classifyStatus(r.status, r.header, r.body)
+		case !hasMember(r.body, "outputs"):
+			return failed(ClassTransient, "worker answered without outputs")
+		}
+		return done(r.body, r.status)
 	})
-	if !ok {
-		return o
-	}
-	sentAt := o.SentAt
-	switch {
-	case status/100 != 2:
-		o = classifyStatus(status, answered, reply)
-	case !hasMember(reply, "outputs"):
-		o = failed(ClassTransient, "worker answered without outputs")
-		o.StatusCode = status
-	default:
-		o = done(reply, status)
-	}
-	o.SentAt = sentAt
-	return o
 }
 
 // inferBody sets the request id to the entry's where the payload has none. The
@@ -63,16 +67,6 @@ func (p *oip) modelPath() string {
 		path += "/versions/" + url.PathEscape(p.model.Version)
 	}
 	return path
-}
-
-// Poll never knows: the protocol has no asynchronous calls.
-func (p *oip) Poll(context.Context, Run) Outcome {
-	return unknown("the Open Inference Protocol cannot be asked for a run")
-}
-
-// Cancel is not part of the protocol over HTTP.
-func (p *oip) Cancel(context.Context, Run) Cancellation {
-	return Cancellation{Reason: "the Open Inference Protocol has no cancel over HTTP"}
 }
 
 // Probe asks for the model, then for the server. Servers send empty bodies, and

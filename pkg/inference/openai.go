@@ -27,7 +27,10 @@ var operationPaths = map[string]string{
 
 // openAI speaks to OpenAI-compatible servers. A call is one connection; closing
 // it stops the run. None of them can be asked for a run again.
-type openAI struct{ wire }
+type openAI struct {
+	wire
+	synchronous
+}
 
 func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 	ctx, cancel, finishBy := p.begin(ctx, call)
@@ -51,7 +54,7 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 	if a.reply.StatusCode/100 == 2 && isEventStream(a.reply) {
 		return p.consume(ctx, stop, a, call)
 	}
-	return p.judge(ctx, a)
+	return p.judged(ctx, a, p.judge)
 }
 
 // requestOf decides path and body. The payload may name its own model and may
@@ -88,30 +91,16 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (path string, body jso
 }
 
 // judge reads an answer that is not a stream.
-func (p *openAI) judge(ctx context.Context, a answer) Outcome {
-	body, err := p.read(a.reply)
-	if err != nil {
-		o := p.broken(ctx, a, err)
-		o.StatusCode = a.reply.StatusCode
-		return o
-	}
-	status := a.reply.StatusCode
-	var o Outcome
+func (p *openAI) judge(r reply) Outcome {
 	switch {
-	case status/100 != 2:
-		o = classifyStatus(status, a.reply.Header, body)
-	case !json.Valid(body):
-		o = failed(ClassTransient, "worker answered with something that is not JSON")
-	case hasMember(body, "error") && !hasMember(body, "choices") && !hasMember(body, "data"):
-		o = errorAfterOK(body, false)
-	default:
-		o = done(body, status)
+	case r.status/100 != 2:
+		return classifyStatus(r.status, r.header, r.body)
+	case !json.Valid(r.body):
+		return failed(ClassTransient, "worker answered with something that is not JSON")
+	case hasMember(r.body, "error") && !hasMember(r.body, "choices") && !hasMember(r.body, "data"):
+		return errorAfterOK(r.body, false)
 	}
-	o.SentAt = a.sentAt
-	if o.StatusCode == 0 {
-		o.StatusCode = status
-	}
-	return o
+	return done(r.body, r.status)
 }
 
 func isEventStream(reply *http.Response) bool {
@@ -148,17 +137,6 @@ func errorCode(body []byte) int {
 		}
 	}
 	return 0
-}
-
-// Poll never knows: these servers have no asynchronous calls.
-func (p *openAI) Poll(context.Context, Run) Outcome {
-	return unknown("OpenAI-compatible servers cannot be asked for a run")
-}
-
-// Cancel of a call is the end of its connection, which ending Submit's context
-// brings about; there is nothing to send.
-func (p *openAI) Cancel(context.Context, Run) Cancellation {
-	return Cancellation{Reason: "a call is cancelled by closing its connection"}
 }
 
 // Probe asks for health, and for the list of models where a server has no

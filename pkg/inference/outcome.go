@@ -85,9 +85,6 @@ type Outcome struct {
 // FreeOfCharge reports whether the outcome must not consume an attempt.
 func (o Outcome) FreeOfCharge() bool { return o.Kind == Busy || o.Kind == NotReady }
 
-// Ended reports whether the run is over, as far as this call can tell.
-func (o Outcome) Ended() bool { return o.Kind != Accepted }
-
 // ErrStaleToken says that the worker has seen a newer token for the entry: this
 // lock is lost. Nothing ran; no attempt is to be spent on it.
 var ErrStaleToken = errors.New("worker has seen a newer token for the entry")

@@ -10,26 +10,30 @@ import (
 
 const grace = 5 * time.Second
 
+func stale(orphans []orphan, active int) []int64 {
+	e := &Endpoint{Model: Model{Name: "m", Protocol: ProtocolDispatcher}.WithDefaults(), Slots: 4}
+	return staleOrphans(orphans, Health{State: StateReady, Active: &active}, e, ProberConfig{Grace: grace})
+}
+
 func TestStaleSlots(t *testing.T) {
 	old, young := 30*time.Second, time.Second
 	for _, c := range []struct {
-		name   string
-		held   []HeldSlot
-		active int
-		want   []string
+		name    string
+		orphans []orphan
+		active  int
+		want    []int64
 	}{
-		{"worker restarted", []HeldSlot{{"a", old, false}, {"b", old + 1, false}}, 0, []string{"b", "a"}},
-		{"all accounted for", []HeldSlot{{"a", old, false}, {"b", old, false}}, 2, nil},
-		{"more than ours", []HeldSlot{{"a", old, false}}, 5, nil},
-		{"one left over, the oldest", []HeldSlot{{"a", old, false}, {"b", 2 * old, false}}, 1, []string{"b"}},
-		{"a live connection is proof enough", []HeldSlot{{"a", old, true}, {"b", old, false}}, 0, []string{"b"}},
+		{"worker restarted", []orphan{{1, old}, {2, old + 1}}, 0, []int64{2, 1}},
+		{"all accounted for", []orphan{{1, old}, {2, old}}, 2, nil},
+		{"more than ours", []orphan{{1, old}}, 5, nil},
+		{"one left over, the oldest", []orphan{{1, old}, {2, 2 * old}}, 1, []int64{2}},
 		// The race: the probe overtook the request that the new slot was taken for.
-		{"taken a moment ago", []HeldSlot{{"a", young, false}}, 0, nil},
-		{"old one counted, new one on its way", []HeldSlot{{"old", old, false}, {"new", young, false}}, 1, nil},
-		{"exactly at grace", []HeldSlot{{"a", grace, false}}, 0, []string{"a"}},
-		{"nonsense report", []HeldSlot{{"a", young, false}}, -7, nil},
+		{"taken a moment ago", []orphan{{1, young}}, 0, nil},
+		{"old one counted, new one on its way", []orphan{{1, old}, {2, young}}, 1, nil},
+		{"exactly at grace", []orphan{{1, grace}}, 0, []int64{1}},
+		{"nonsense report", []orphan{{1, young}}, -7, nil},
 	} {
-		if got := StaleSlots(c.held, c.active, grace); !slices.Equal(got, c.want) {
+		if got := stale(c.orphans, c.active); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -39,23 +43,22 @@ func TestStaleSlots(t *testing.T) {
 // freed than are unused: calls in flight never exceed what is held.
 func TestNoMoreSlotsAreFreedThanAreUnused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var held []HeldSlot
+		var orphans []orphan
 		active, dead := 0, 0
-		for i := range rapid.IntRange(0, 20).Draw(t, "slots") {
-			slot := HeldSlot{ID: string(rune('a' + i)), HeldFor: time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "age"))}
+		for i := range rapid.Int64Range(0, 20).Draw(t, "slots") {
+			age := time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "age"))
 			arrives := time.Duration(rapid.Int64Range(0, int64(grace)-1).Draw(t, "travel"))
 			switch {
-			case slot.HeldFor < arrives: // on its way
+			case age < arrives: // on its way
 			case rapid.Bool().Draw(t, "running"):
 				active++
 			default:
 				dead++
 			}
-			held = append(held, slot)
+			orphans = append(orphans, orphan{i, age})
 		}
-		stale := StaleSlots(held, active, grace)
-		if len(stale) > dead {
-			t.Fatalf("%d slots freed, only %d were not in use", len(stale), dead)
+		if freed := stale(orphans, active); len(freed) > dead {
+			t.Fatalf("%d slots freed, only %d were not in use", len(freed), dead)
 		}
 	})
 }

@@ -189,21 +189,45 @@ func (w *wire) read(reply *http.Response) ([]byte, error) {
 	return body, nil
 }
 
-// exchange sends a submitting request and reads its answer. ok means that
-// status, header and body are there; otherwise the outcome is final.
-func (w *wire) exchange(ctx context.Context, r request) (status int, header http.Header, body []byte, o Outcome, ok bool) {
-	a := w.do(ctx, r)
-	o.SentAt = a.sentAt
-	if a.err != nil {
-		return 0, nil, nil, w.broken(ctx, a, a.err), false
+// submit sends a call as build makes it, within its time, and has judge read the answer.
+func (w *wire) submit(ctx context.Context, call Call, build func(finishBy time.Time) (request, error), judge func(reply) Outcome) Outcome {
+	ctx, cancel, finishBy := w.begin(ctx, call)
+	defer cancel()
+	r, err := build(finishBy)
+	if err != nil {
+		return badPayload(err)
 	}
+	header := w.headers(call, finishBy)
+	for name, values := range r.header {
+		header[name] = values
+	}
+	r.header = header
+	a := w.do(ctx, r)
+	if a.err != nil {
+		return w.broken(ctx, a, a.err)
+	}
+	return w.judged(ctx, a, judge)
+}
+
+// reply is a whole answer.
+type reply struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// judged reads the rest of an answer and has judge decide what it means.
+func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) Outcome {
 	body, err := w.read(a.reply)
+	var o Outcome
 	if err != nil {
 		o = w.broken(ctx, a, err)
-		o.StatusCode = a.reply.StatusCode
-		return 0, nil, nil, o, false
+	} else {
+		o = judge(reply{a.reply.StatusCode, a.reply.Header, body})
 	}
-	return a.reply.StatusCode, a.reply.Header, body, o, true
+	o.SentAt = a.sentAt
+	setDefault(&o.StatusCode, a.reply.StatusCode)
+	return o
 }
 
 // broken classifies an exchange that has no complete answer. Nothing ran if
