@@ -131,7 +131,8 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 		}
 	}
 	fmt.Fprintf(p.out, "worker      %s  (%d slots; finds faces, tells languages)\n", p.worker, o.slots)
-	fmt.Fprintf(p.out, "leader      http://%s/v1/queues  (open to this machine; also /readyz, /openapi.yaml)\n", p.leader)
+	fmt.Fprintf(p.out, "leader      http://%s  (open to this machine: no token needed)\n", p.leader)
+	fmt.Fprintf(p.out, "call        curl http://%s/v1/queues  (all there is: /openapi.yaml)\n", p.leader)
 	fmt.Fprintf(p.out, "task nodes  %d\nlogs        %s\n", o.nodes, p.logs)
 	fmt.Fprintf(p.out, "look        psql %q -c 'TABLE penstock.queue_status'\n", p.dsn)
 	fmt.Fprintf(p.out, "            %s top --database-url %q\n\n", os.Args[0], p.dsn)
