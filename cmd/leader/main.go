@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,6 +25,7 @@ import (
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/election"
+	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -83,7 +85,7 @@ func run(cfg Config, log *slog.Logger) error {
 	}
 	defer stopTracing()
 	l := newLeader(cfg, pools, log)
-	var server http.Handler = api.New(pools.api, api.Config{
+	own := api.New(pools.api, api.Config{
 		Open:         cfg.Leader.Open,
 		BodyBytesMax: cfg.Leader.HTTP.BodyBytes,
 		EntriesMax:   cfg.Leader.HTTP.Entries,
@@ -92,7 +94,16 @@ func run(cfg Config, log *slog.Logger) error {
 		Observe:      l.requests.observe,
 		Hinter:       l.hinter,
 		Log:          log,
+		ReadModel: func(name string, config, override []byte) ([]byte, error) {
+			m, err := inference.ReadModel(name, config, override)
+			if err != nil {
+				return nil, err
+			}
+			return json.Marshal(m)
+		},
 	})
+	context.AfterFunc(ctx, own.Drain)
+	var server http.Handler = own
 	if tracing != nil {
 		server = telemetry.Traced(tracing.Tracer(invalidation.TracerName), server)
 	}

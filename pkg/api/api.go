@@ -48,6 +48,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.queueRoutes()
 	a.entryRoutes()
 	a.pushRoutes()
+	a.dispatcherRoutes()
 	a.groupRoutes()
 	a.failureRoutes()
 	a.lockRoutes()

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"time"
@@ -23,6 +24,9 @@ type Config struct {
 	WaitersMax int
 	// CheckCallback refuses an address that callbacks must not go to; nil refuses none.
 	CheckCallback func(url string) error
+	// ReadModel lays an override over the config of a model, fills in defaults and checks what comes out. Nil: only the
+	// former, whatever comes out.
+	ReadModel func(name string, config, override []byte) ([]byte, error)
 	// Timeout bounds the work for one request. Default 10 s.
 	Timeout time.Duration
 	// Checks are what must hold for the process to be ready, beside those that the server makes itself.
@@ -45,10 +49,25 @@ func (c Config) withDefaults() Config {
 	fallback(&c.WaitersMax, 10_000)
 	fallback(&c.Timeout, 10*time.Second)
 	fallback(&c.Log, slog.New(slog.DiscardHandler))
+	if c.ReadModel == nil {
+		c.ReadModel = layOver
+	}
 	if c.Observe == nil {
 		c.Observe = func(string, int, time.Duration) {}
 	}
 	return c
+}
+
+func layOver(_ string, config, override []byte) ([]byte, error) {
+	both := map[string]any{}
+	for _, text := range [][]byte{config, override} {
+		if len(text) > 0 {
+			if err := json.Unmarshal(text, &both); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return json.Marshal(both)
 }
 
 func fallback[T comparable](v *T, value T) {

@@ -134,10 +134,16 @@ func (a *API) finish() {
 	}
 	for path, allowed := range methods {
 		slices.Sort(allowed)
-		a.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Allow", strings.Join(allowed, ", "))
-			a.report(w, r, errNoMethod)
-		})
+		// Method by method: a pattern for all of them may clash with one of fewer methods and more paths.
+		for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
+			if slices.Contains(allowed, method) {
+				continue
+			}
+			a.mux.HandleFunc(method+" "+path, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Allow", strings.Join(allowed, ", "))
+				a.report(w, r, errNoMethod)
+			})
+		}
 	}
 	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { a.report(w, r, errNoRoute) })
 }

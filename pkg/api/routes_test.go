@@ -163,6 +163,16 @@ func story() []step {
 		{method: "DELETE", path: "/v1/instances/flux/a?reason=test&force=true", status: none},
 		{method: "DELETE", path: "/v1/models/flux?reason=test", status: none},
 
+		{method: "POST", path: "/admin/register", body: `{"model": "sdxl", "server": "s1", "endpoint": "https://sdxl.example.com/generate", "slots": 2}`, status: ok, want: "queue=sdxl"},
+		{method: "PUT", path: "/admin/model-configs/sdxl", body: `{"model_type": "async", "poll_interval": 5.0, "max_retries": 3}`, status: ok, want: "max_retries=3"},
+		{method: "GET", path: "/admin/model-configs/sdxl", status: ok, want: "poll_interval=5"},
+		{method: "DELETE", path: "/admin/model-configs/sdxl", status: ok, want: "protocol=dispatcher"},
+		{method: "POST", path: "/queue/submit", body: `{"model": "sdxl", "payload": {"prompt": "a sunset"}, "callback_url": "https://example.com/hook"}`, status: ok, want: "status=queued", name: "job", take: "job_id"},
+		{before: (*world).failJob, method: "GET", path: "/admin/dlq", status: ok, want: "count=1"},
+		{method: "POST", path: "/admin/dlq/{job}/retry", status: ok, want: "status=queued"},
+		{before: (*world).failJob, method: "POST", path: "/admin/dlq/retry-all", status: accepted},
+		{method: "DELETE", path: "/admin/dlq/{job}", status: ok, want: "status=deleted"},
+
 		{method: "PUT", path: "/v1/limits/gpu", body: `{"settings": {"max_units": 4}, ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/limits", status: ok, want: "name=gpu"},
 		{method: "GET", path: "/v1/limits/gpu", status: ok, want: "max_units=4"},
@@ -228,6 +238,29 @@ func (w *world) audited() (n int) {
 		w.t.Fatal(err)
 	}
 	return n
+}
+
+// failJob fails the one job of model sdxl.
+func (w *world) failJob() {
+	w.t.Helper()
+	ctx := w.t.Context()
+	const node = invalidation.NodeID(8)
+	if err := invalidation.Register(ctx, w.pool, invalidation.Node{ID: node, Name: "cpu", Application: "default", Lease: time.Hour}); err != nil {
+		w.t.Fatal(err)
+	}
+	q, err := invalidation.Open(ctx, w.pool, "sdxl")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c, err := q.Claim(ctx, invalidation.ClaimRequest{Node: node, ClaimID: int32(time.Now().UnixNano()), Lane: invalidation.Lane{Priority: 1}, Limit: 1})
+	if err != nil || len(c.Locks) != 1 {
+		w.t.Fatalf("claim: %v (%v)", c, err)
+	}
+	failed := invalidation.Fail(c.Locks[0], c.Locks[0].Entries[0].ID, invalidation.Failure{Class: "gpu", Error: "out of memory"}, time.Second)
+	failed.Last = true
+	if _, err := q.Settle(ctx, node, []invalidation.Ending{failed}); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 func TestEachAddressDoesWhatItSays(t *testing.T) {
@@ -325,7 +358,7 @@ var creates = map[string]string{
 
 // nobody replaces what a path is about by what does not exist.
 func nobody(path string) string {
-	for _, name := range []string{"work", "parts", "tick", "daily", "flux", "gpu", "/ci", "/7", "{one}", "{three}", "{bad}", "{worse}", "{op}", "{batch}", "default"} {
+	for _, name := range []string{"work", "parts", "tick", "daily", "flux", "gpu", "/ci", "/7", "{one}", "{three}", "{bad}", "{worse}", "{op}", "{batch}", "{job}", "sdxl", "default"} {
 		other := "987654"
 		if strings.HasPrefix(name, "/") {
 			other = "/" + other

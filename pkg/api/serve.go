@@ -32,9 +32,6 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 		return fmt.Errorf("serve HTTP on %s: %w", listener.Addr(), err)
 	case <-ctx.Done():
 	}
-	if waits, ok := handler.(interface{ Drain() }); ok {
-		waits.Drain()
-	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	err := server.Shutdown(stop)

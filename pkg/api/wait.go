@@ -73,5 +73,5 @@ func (a *API) await(ctx context.Context, id invalidation.EntryID, d time.Duratio
 	return nil
 }
 
-// Drain makes requests that wait return with what is known. Serve calls it when the server is to end.
+// Drain makes requests that wait return with what is known. Call it when the server is to end, which waits for requests.
 func (a *API) Drain() { a.drain() }

@@ -1,0 +1,241 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// dispatcherRoutes are the addresses of a dispatcher that sends inference requests to GPU servers, in its words: a job is
+// an entry of an inference queue, its dead letters are failures. Clients and scripts written for one find here what they
+// know. These changes come without a reason; the audit says by which address they came.
+func (a *API) dispatcherRoutes() {
+	const config, dlq = "/admin/model-configs/{model}", "/admin/dlq"
+	add(a, route{method: "POST", path: "/queue/submit", id: "submit-job", summary: "Push an entry to the queue of a model", scope: push, of: ofNobody, bytesMax: a.cfg.BodyBytesMax}, a.submitJob)
+	add(a, route{method: "POST", path: "/admin/register", id: "register-server", summary: "Make a server of a model known; a model that is not known yet is spoken to as by a dispatcher", scope: admin, of: ofPlatform}, a.registerServer)
+	add(a, route{method: "GET", path: config, id: "show-model-config", summary: "The config of a model in force: what was registered, what is laid over it, and defaults", scope: read, of: ofModel}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
+		return a.modelConfig(ctx, in.Model)
+	})
+	add(a, route{method: "PUT", path: config, id: "put-model-config", summary: "Lay fields over a model's config, instead of those that were laid over it", scope: admin, of: ofModel}, a.putModelConfig)
+	add(a, route{method: "DELETE", path: config, id: "delete-model-config", summary: "Take away what was laid over a model's config", scope: admin, of: ofModel}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
+		if err := a.operator.OverrideModel(ctx, in.Model, nil, a.came(ctx, "DELETE /admin/model-configs")); err != nil {
+			return nil, err
+		}
+		return a.modelConfig(ctx, in.Model)
+	})
+	add(a, route{method: "GET", path: dlq, id: "list-dlq", summary: "Failures of all models, up to 1,000 each", scope: read, of: ofPlatform}, a.listDLQ)
+	add(a, route{method: "POST", path: dlq + "/{id}/retry", id: "retry-job", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[Job], error) {
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}}, a.operator.RetryFailure(ctx, in.ID, a.came(ctx, "POST /admin/dlq"))
+	})
+	add(a, route{method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs", summary: "Put the failures of all models back: a bulk operation for each", scope: operate, of: ofPlatform, status: http.StatusAccepted}, a.retryAll)
+	add(a, route{method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Forget a failure", scope: operate, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[Job], error) {
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}}, a.operator.DiscardFailure(ctx, in.ID, a.came(ctx, "DELETE /admin/dlq"))
+	})
+}
+
+// came says for the audit by which address a change came.
+func (a *API) came(ctx context.Context, address string) invalidation.By {
+	return invalidation.By{Actor: who(ctx).Name, Reason: address}
+}
+
+// Job is an entry, in the words of a dispatcher.
+type Job struct {
+	ID     string `json:"job_id"`
+	Status string `json:"status"`
+}
+
+// urgent is the priority of jobs that go before others.
+const urgent = int16(9)
+
+type submission struct {
+	Key  string `header:"Idempotency-Key" doc:"A second submission with the same key gets the job of the first one."`
+	Body struct {
+		Model       string          `json:"model" minLength:"1" maxLength:"200"`
+		Payload     json.RawMessage `json:"payload"`
+		CallbackURL string          `json:"callback_url,omitempty" maxLength:"2048" doc:"Where the outcome is sent."`
+		Priority    bool            `json:"priority,omitempty" doc:"Before those without; in order among those with it."`
+	}
+}
+
+func (a *API) submitJob(ctx context.Context, in *submission) (*answer[Job], error) {
+	var key string
+	var err error
+	if in.Key != "" {
+		if key, err = idempotencyKey(http.Header{"Idempotency-Key": {in.Key}}); err != nil {
+			return nil, err
+		}
+	}
+	p := invalidation.Push{Payload: in.Body.Payload, IdempotencyKey: key}
+	if in.Body.Priority {
+		high := urgent
+		p.Priority = &high
+	}
+	if in.Body.CallbackURL != "" {
+		if a.cfg.CheckCallback != nil {
+			if err := a.cfg.CheckCallback(in.Body.CallbackURL); err != nil {
+				return nil, flaw("callback_url", err)
+			}
+		}
+		if p.Callback, err = json.Marshal(map[string]string{"url": in.Body.CallbackURL}); err != nil {
+			return nil, err
+		}
+	}
+	queue, err := a.queueOfModel(ctx, in.Body.Model)
+	if err != nil {
+		return nil, err
+	}
+	pushed, err := queue.Push(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return &answer[Job]{Job{strconv.FormatInt(int64(pushed[0].ID), 10), "queued"}}, nil
+}
+
+// queueOfModel finds the queue of a model, if the caller may push to it.
+func (a *API) queueOfModel(ctx context.Context, model string) (*invalidation.Queue, error) {
+	var name, application string
+	err := a.db.QueryRow(ctx, owners[ofModel], model).Scan(&name, &application)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, flaw("model", fmt.Errorf("model %q is not registered: %w", model, invalidation.ErrNotFound))
+	case err != nil:
+		return nil, fmt.Errorf("find queue of model %q: %w", model, err)
+	case !who(ctx).allows(name, application):
+		return nil, fmt.Errorf("%w: it is limited to other queues or applications", errForbidden)
+	}
+	return a.queue(ctx, name)
+}
+
+type serverRegistration struct {
+	Body struct {
+		Model    string `json:"model" minLength:"1" maxLength:"200"`
+		Server   string `json:"server" minLength:"1" maxLength:"200"`
+		Endpoint string `json:"endpoint" format:"uri"`
+		Slots    int32  `json:"slots" minimum:"1"`
+	}
+}
+
+type serverRegistered struct {
+	Model     string   `json:"model"`
+	Server    string   `json:"server"`
+	Queue     string   `json:"queue"`
+	Instances []string `json:"instances" nullable:"false" doc:"A name for each slot."`
+}
+
+func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answer[serverRegistered], error) {
+	b, by := in.Body, a.came(ctx, "POST /admin/register")
+	found, err := model(ctx, a.operator, b.Model)
+	if errors.Is(err, invalidation.ErrNotFound) {
+		found.Queue, err = a.operator.RegisterModel(ctx, b.Model, []byte(`{"protocol": "dispatcher"}`), by)
+	}
+	if err == nil {
+		err = a.operator.RegisterInstance(ctx, operator.Instance{Model: b.Model, Server: b.Server, Endpoint: b.Endpoint, Slots: b.Slots}, by)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := serverRegistered{Model: b.Model, Server: b.Server, Queue: found.Queue, Instances: make([]string, b.Slots)}
+	for i := range out.Instances {
+		out.Instances[i] = fmt.Sprintf("%s-slot%d", b.Server, i)
+	}
+	return &answer[serverRegistered]{out}, nil
+}
+
+// modelConfig answers with every field that has a value, defaults included.
+func (a *API) modelConfig(ctx context.Context, name string) (*answer[map[string]any], error) {
+	found, err := model(ctx, a.operator, name)
+	if err != nil {
+		return nil, err
+	}
+	text, err := a.cfg.ReadModel(name, found.Config, found.Override)
+	if err != nil {
+		return nil, err
+	}
+	var config map[string]any
+	return &answer[map[string]any]{config}, json.Unmarshal(text, &config)
+}
+
+type modelConfigPut struct {
+	InModel
+	Body map[string]any
+}
+
+func (a *API) putModelConfig(ctx context.Context, in *modelConfigPut) (*answer[map[string]any], error) {
+	found, err := model(ctx, a.operator, in.Model)
+	if err != nil {
+		return nil, err
+	}
+	override, err := json.Marshal(in.Body)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := a.cfg.ReadModel(in.Model, found.Config, override); err != nil {
+		return nil, fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	if err := a.operator.OverrideModel(ctx, in.Model, override, a.came(ctx, "PUT /admin/model-configs")); err != nil {
+		return nil, err
+	}
+	return a.modelConfig(ctx, in.Model)
+}
+
+type deadJob struct {
+	Job
+	Model    string    `json:"model"`
+	Error    string    `json:"error"`
+	FailedAt time.Time `json:"failed_at"`
+	Attempts int16     `json:"attempts"`
+}
+
+type deadJobs struct {
+	Jobs  []deadJob `json:"jobs" nullable:"false"`
+	Count int       `json:"count"`
+}
+
+func (a *API) listDLQ(ctx context.Context, _ *struct{}) (*answer[deadJobs], error) {
+	models, err := a.operator.Models(ctx, operator.PageMax)
+	if err != nil {
+		return nil, err
+	}
+	jobs := []deadJob{}
+	for _, m := range models {
+		failures, err := a.operator.Failures(ctx, operator.FailureFilter{Queue: m.Queue, Limit: operator.PageMax})
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range failures {
+			jobs = append(jobs, deadJob{Job{strconv.FormatInt(f.ID, 10), "max_retries_exceeded"}, m.Name, f.Error, f.FailedAt, f.Attempt})
+		}
+	}
+	return &answer[deadJobs]{deadJobs{jobs, len(jobs)}}, nil
+}
+
+type retriedAll struct {
+	Operations []int64 `json:"operation_ids" nullable:"false" doc:"/v1/operations/{id} says how far each is."`
+}
+
+func (a *API) retryAll(ctx context.Context, _ *struct{}) (*answer[retriedAll], error) {
+	models, err := a.operator.Models(ctx, operator.PageMax)
+	if err != nil {
+		return nil, err
+	}
+	out := retriedAll{Operations: []int64{}}
+	for _, m := range models {
+		id, err := a.operator.StartOperation(ctx, invalidation.Operation{
+			Queue: m.Queue, Verb: invalidation.RetryFailures, Filter: invalidation.Filter{All: true}, By: a.came(ctx, "POST /admin/dlq/retry-all"),
+		})
+		if err != nil {
+			return nil, err
+		}
+		out.Operations = append(out.Operations, id)
+	}
+	return &answer[retriedAll]{out}, nil
+}
