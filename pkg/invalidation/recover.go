@@ -17,12 +17,15 @@ type HeldLock struct {
 	Token   Token
 	Node    NodeID
 	Age     time.Duration // since the claim, by the database's clock
+	Lane    Lane
+	Claim   int32 // the claim that brought it, as the node numbered it
+	Pos     int64 // the key's place in line
 	// Waited says that its node died before any thread can have begun to run it: no crash is counted. Recovery sets it.
 	Waited bool
 }
 
 const heldLocksSQL = `
-SELECT queue_id, lock_key, token, node_id, extract(epoch FROM clock_timestamp() - claimed_at)::float8
+SELECT queue_id, lock_key, token, node_id, extract(epoch FROM clock_timestamp() - claimed_at)::float8, priority, flow, claim_id, pos
   FROM penstock.lock`
 
 // HeldLocks returns every lock record: the table is as small as the work in flight.
@@ -34,7 +37,7 @@ func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (HeldLock, error) {
 		var l HeldLock
 		var age float64
-		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age)
+		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age, &l.Lane.Priority, &l.Lane.Flow, &l.Claim, &l.Pos)
 		l.Age = time.Duration(age * float64(time.Second))
 		return l, err
 	})

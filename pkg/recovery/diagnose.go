@@ -114,12 +114,11 @@ func (s Sighting) next(beat int64) Sighting {
 	}
 }
 
-// Begun remembers, for each node that died, the last token that it can have begun to run.
-type Begun map[invalidation.NodeID]invalidation.Token
+// Begun remembers, for each node that died, the locks that it can have begun to run.
+type Begun map[invalidation.NodeID]map[invalidation.Token]bool
 
 // Mark marks the locks of dead nodes that no thread can have taken yet as waited: what a node had only claimed did not
-// kill it. A node runs as many locks at once as it has threads, and its threads take them in the order of the claims.
-// Its heartbeats could not tell better: they are two seconds apart, and what kills a node does so at once.
+// kill it. Its heartbeats could not tell better: they are two seconds apart, and what kills a node does so at once.
 //
 // stuck is in the order of tokens, as Diagnose returns it. The first look at a dead node counts: what is freed later
 // does not move others up.
@@ -128,18 +127,46 @@ func (b Begun) Mark(stuck []Stuck, nodes []Node) {
 	for _, n := range nodes {
 		threads[n.ID] = n.Threads
 	}
-	seen := map[invalidation.NodeID]int{}
-	before := maps.Clone(b)
+	dead := map[invalidation.NodeID][]*Stuck{}
 	for i := range stuck {
-		s := &stuck[i]
-		if s.Cause != NodeDead || threads[s.Node] == 0 {
-			continue
+		if s := &stuck[i]; s.Cause == NodeDead && threads[s.Node] > 0 {
+			dead[s.Node] = append(dead[s.Node], s)
 		}
-		seen[s.Node]++
-		if _, known := before[s.Node]; !known && seen[s.Node] <= threads[s.Node] {
-			b[s.Node] = s.Token
-		}
-		s.Waited = s.Token > b[s.Node]
 	}
-	maps.DeleteFunc(b, func(id invalidation.NodeID, _ invalidation.Token) bool { return seen[id] == 0 })
+	for node, locks := range dead {
+		if b[node] == nil {
+			b[node] = begun(locks, threads[node])
+		}
+		for _, s := range locks {
+			s.Waited = !b[node][s.Token]
+		}
+	}
+	maps.DeleteFunc(b, func(id invalidation.NodeID, _ map[invalidation.Token]bool) bool { return dead[id] == nil })
+}
+
+// begun returns the locks of a node that its threads can have taken: they take them in the order of the claims, and in
+// each by place, but the first lock of a lane may have been let go before those of others.
+func begun(locks []*Stuck, threads int) map[invalidation.Token]bool {
+	claims := map[int32]int{} // in their order: a claim's first token is smaller than those of later claims
+	for _, s := range locks {
+		if _, met := claims[s.Claim]; !met {
+			claims[s.Claim] = len(claims)
+		}
+	}
+	slices.SortFunc(locks, func(a, b *Stuck) int {
+		return cmp.Or(cmp.Compare(claims[a.Claim], claims[b.Claim]), cmp.Compare(a.Pos, b.Pos))
+	})
+	type lane struct {
+		queue int32
+		lane  invalidation.Lane
+	}
+	taken, met := map[invalidation.Token]bool{}, map[lane]bool{}
+	for i, s := range locks {
+		l := lane{s.QueueID, s.Lane}
+		if i < threads || !met[l] {
+			taken[s.Token] = true
+		}
+		met[l] = true
+	}
+	return taken
 }

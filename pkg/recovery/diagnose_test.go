@@ -154,3 +154,28 @@ func checkStuck(t *rapid.T, l recovery.Look, stuck []recovery.Stuck) {
 		}
 	}
 }
+
+// A node lets the first lock of a lane go before those that it has in line, and takes the locks of a claim by their places.
+func TestWhatWasLetGoFirstCanHaveBegun(t *testing.T) {
+	var locks []invalidation.HeldLock
+	for i := range 20 {
+		l := lock(1+i, 1, time.Minute)
+		l.Claim, l.Pos = 1, int64(100-i) // the statement drew tokens in the order of the disk
+		locks = append(locks, l)
+	}
+	quiet := lock(21, 1, time.Minute)
+	quiet.Claim, quiet.Pos, quiet.Lane.Flow = 2, 200, "quiet"
+	dead := node(1, 3, lease+1)
+	dead.Threads = 2
+	stuck, _ := recovery.Diagnose(look(dead, append(locks, quiet)...), nil)
+	recovery.Begun{}.Mark(stuck, []recovery.Node{dead})
+	var begun []invalidation.Token
+	for _, s := range stuck {
+		if !s.Waited {
+			begun = append(begun, s.Token)
+		}
+	}
+	if want := []invalidation.Token{19, 20, 21}; !slices.Equal(begun, want) {
+		t.Errorf("can have begun: %v, want %v", begun, want)
+	}
+}
