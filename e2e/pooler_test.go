@@ -29,8 +29,11 @@ func (s *site) pooler() string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	port := free.Addr().(*net.TCPAddr).Port
-	free.Close()
+	_, port, err := net.SplitHostPort(free.Addr().String())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_ = free.Close()
 	dir := s.t.TempDir()
 	password, _ := u.User.Password()
 	write := func(name, text string) string {
@@ -45,7 +48,7 @@ func (s *site) pooler() string {
 * = host=%s port=%s
 [pgbouncer]
 listen_addr = 127.0.0.1
-listen_port = %d
+listen_port = %s
 unix_socket_dir =
 auth_type = trust
 auth_file = %s
@@ -61,7 +64,7 @@ default_pool_size = 8
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	u.Host = fmt.Sprintf("127.0.0.1:%d", port)
+	u.Host = "127.0.0.1:" + port
 	return u.String()
 }
 

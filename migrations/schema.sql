@@ -2181,14 +2181,16 @@ BEGIN
     RETURN OLD;
 END $$;
 
--- Name: key_wait(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: key_room(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.key_wait(queue integer, key text) RETURNS double precision
+CREATE FUNCTION penstock.key_room(queue integer, key text, OUT entries integer, OUT wait double precision) RETURNS record
     LANGUAGE plpgsql
     AS $$
 BEGIN
-    RETURN (SELECT coalesce(max(greatest(0, (u.units - penstock.bucket_units(g, key)) / g.rate)), 0)
-              FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id WHERE u.queue_id = queue AND g.per_key);
+    SELECT coalesce(min(floor(greatest(0, b.held) / u.units)), 2147483647), coalesce(max(greatest(0, (u.units - b.held) / g.rate)), 0) INTO entries, wait
+      FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, key) AS held) b
+     WHERE u.queue_id = queue AND g.per_key;
 END $$;
 
 -- Name: sample; Type: TABLE; Schema: penstock; Owner: -
@@ -2377,9 +2379,9 @@ CREATE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.entry) RETUR
      WHERE q.model IS NOT NULL AND i.held >= i.slots
 $$;
 
--- Name: limit_room(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: limit_rooms(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.limit_room(queue integer, in_flow text, OUT room integer, OUT wait double precision) RETURNS record
+CREATE FUNCTION penstock.limit_rooms(queue integer, in_flow text, OUT locks integer, OUT entries integer, OUT wait double precision) RETURNS record
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
@@ -2387,11 +2389,12 @@ CREATE FUNCTION penstock.limit_room(queue integer, in_flow text, OUT room intege
     SET enable_mergejoin TO 'off'
     AS $$
 DECLARE
-    l     record;
-    used  bigint;
-    units double precision;
+    l    record;
+    used bigint;
+    held double precision;
 BEGIN
-    room := 2147483647;
+    locks := 2147483647;
+    entries := 2147483647;
     wait := 0;
     FOR l IN SELECT g AS row, g.*, u.units FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
               WHERE u.queue_id = queue AND NOT g.per_key ORDER BY g.id
@@ -2402,16 +2405,17 @@ BEGIN
              CROSS JOIN LATERAL (SELECT count(*) AS locks FROM penstock.lock k
                                   WHERE k.queue_id = u.queue_id AND (NOT l.per_flow OR k.flow = in_flow)) c
              WHERE u.limit_id = l.id;
-            room := least(room, greatest(0, (l.max_units - used) / l.units));
+            locks := least(locks, greatest(0, (l.max_units - used) / l.units));
         END IF;
         IF l.rate IS NOT NULL THEN
-            units := penstock.bucket_units(l.row, in_flow);
-            room := least(room, floor(units / l.units)::integer);
-            IF units < l.units THEN
-                wait := greatest(wait, (l.units - units) / l.rate);
+            held := penstock.bucket_units(l.row, in_flow);
+            entries := least(entries, floor(greatest(0, held) / l.units));
+            IF held < l.units THEN
+                wait := greatest(wait, (l.units - held) / l.rate);
             END IF;
         END IF;
     END LOOP;
+    locks := least(locks, entries);
 END $$;
 
 -- Name: limits_changed(integer); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3083,6 +3087,10 @@ CREATE FUNCTION penstock.queue_pace(queue integer) RETURNS integer
       FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id WHERE u.queue_id = queue
 $$;
 
+-- Name: FUNCTION queue_pace(queue integer); Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON FUNCTION penstock.queue_pace(queue integer) IS 'how claims of a queue go: 0 without rates, 1 with some, 2 with a look at each lock key as well';
+
 -- Name: queue_pauses(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.queue_pauses(q penstock.queue) RETURNS jsonb
@@ -3180,9 +3188,9 @@ BEGIN
     RETURN n;
 END $$;
 
--- Name: refund(integer, text[], bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: refund(integer, text[], bigint[], integer[], boolean[]); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.refund(queue integer, keys text[], tokens bigint[]) RETURNS void
+CREATE FUNCTION penstock.refund(queue integer, keys text[], tokens bigint[], cancelled integer[], rest boolean[]) RETURNS void
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
@@ -3192,13 +3200,16 @@ CREATE FUNCTION penstock.refund(queue integer, keys text[], tokens bigint[]) RET
 DECLARE
     r record;
 BEGIN
-    FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow ELSE '' END COLLATE "C" AS scope, sum(u.units) AS units
+    FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow ELSE '' END COLLATE "C" AS scope,
+                    sum(u.units * (k.cancelled + CASE WHEN NOT k.rest THEN 0 WHEN left(k.key, 1) = '#' THEN 1 ELSE
+                        (SELECT count(*) FROM penstock.entry e WHERE e.queue_id = queue AND e.lock_key = k.key AND e.status = 'pending'
+                                                                 AND e.priority >= 0 AND e.id <= l.last_entry_id) END)) AS units
                FROM penstock.limit_use u
                JOIN penstock."limit" g ON g.id = u.limit_id
-              CROSS JOIN unnest(keys, tokens) k(key, token)
-              CROSS JOIN LATERAL (SELECT x.flow, x.claimed_at, x.entry_count FROM penstock.lock x
+              CROSS JOIN unnest(keys, tokens, cancelled, rest) k(key, token, cancelled, rest)
+              CROSS JOIN LATERAL (SELECT x.flow, x.claimed_at, x.last_entry_id FROM penstock.lock x
                                    WHERE x.queue_id = queue AND x.lock_key = k.key AND x.token = k.token OFFSET 0) l
-              WHERE u.queue_id = queue AND g.rate IS NOT NULL AND l.entry_count = 1 AND l.claimed_at >= u.since
+              WHERE u.queue_id = queue AND g.rate IS NOT NULL AND l.claimed_at >= u.since
               GROUP BY 1, 2 ORDER BY 1, 2
     LOOP
         -- What is beyond the burst is cut off when the bucket is read.
@@ -3778,6 +3789,9 @@ CREATE FUNCTION penstock.spend(queue integer, in_flow text, n bigint) RETURNS vo
 DECLARE
     l record;
 BEGIN
+    IF n = 0 THEN
+        RETURN; -- whoever claimed nothing may not hold the limits, and must not wait for who does
+    END IF;
     FOR l IN SELECT g AS row, g.*, u.units FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
               WHERE u.queue_id = queue AND g.rate IS NOT NULL AND NOT g.per_key ORDER BY g.id
     LOOP
@@ -3788,16 +3802,16 @@ BEGIN
     END LOOP;
 END $$;
 
--- Name: spend_keys(integer, text[]); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: spend_keys(integer, text[], bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.spend_keys(queue integer, keys text[]) RETURNS void
+CREATE FUNCTION penstock.spend_keys(queue integer, keys text[], entries bigint[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 BEGIN
     INSERT INTO penstock.bucket AS b (limit_id, flow, units, at)
-    SELECT g.id, k, g.burst - u.units, clock_timestamp()
-      FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id CROSS JOIN unnest(keys) k
-     WHERE u.queue_id = queue AND g.per_key ORDER BY g.id, k COLLATE "C"
+    SELECT g.id, k.key, g.burst - k.n * u.units, clock_timestamp()
+      FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id CROSS JOIN unnest(keys, entries) k(key, n)
+     WHERE u.queue_id = queue AND g.per_key ORDER BY g.id, k.key COLLATE "C"
     ON CONFLICT (limit_id, flow) DO UPDATE
        SET units = (SELECT penstock.bucket_units(g, b.flow) - g.burst FROM penstock."limit" g WHERE g.id = b.limit_id) + excluded.units, at = clock_timestamp();
 END $$;

@@ -46,7 +46,7 @@ type Claimed struct {
 // The caller may start them: the claim is committed when Claim returns. After an error it may have been committed
 // nevertheless; Reclaim finds out.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
-	if len(q.limits) > 0 || q.careful.in(r.Lane) {
+	if q.careful.in(r.Lane) {
 		return q.claim(ctx, r, q.carefully(r))
 	}
 	c, err := q.claim(ctx, r, q.swiftly(r))
@@ -113,17 +113,19 @@ func (m *manners) be(l Lane) {
 // one transaction.
 func (q *Queue) swiftly(r ClaimRequest) *pgx.Batch {
 	b := &pgx.Batch{}
-	b.Queue(q.sql.swift, q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID)
+	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID}
+	if len(q.limits) == 0 {
+		b.Queue(q.sql.swift, args...)
+		return b
+	}
+	b.Queue(gatesSQL, q.limits)
+	b.Queue(q.sql.swiftLimited, append(args, q.limits, q.pace)...)
 	return b
 }
 
 func (q *Queue) carefully(r ClaimRequest) *pgx.Batch {
 	b := &pgx.Batch{}
-	quantum := q.Config.QuantumCount
-	if q.pace > 0 {
-		quantum = 1 // rates count entries
-	}
-	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID, quantum, r.Stubborn}
+	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, r.Stubborn}
 	if len(q.limits) == 0 {
 		b.Queue(q.sql.claim, args...)
 		return b

@@ -1,6 +1,9 @@
 package invalidation
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // heldBackSQL is how long queue $1 or its flow $3 is pushed back (s), NULL if it is not: penstock.held_back, written out,
 // since a function in SQL is planned anew in each statement that calls it, which took half the time of a claim.
@@ -93,32 +96,43 @@ SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head),
        (SELECT count(*) FROM head)::int - (SELECT count(*) FROM taken)::int, 0, NULL, NULL, NULL, NULL,
        (SELECT wait FROM room), (SELECT locks FROM room)::float8, NULL /* spending */`
 
-// A queue under limits claims with the second form of the statement, which runs behind gatesSQL in one transaction:
+// A queue under limits claims with forms of their own of both statements, which run behind gatesSQL in one transaction:
 // that locks the rows of its limits, so that claims under a limit go one after another, and the claim, whose
-// snapshot is younger than that, counts the locks in use exactly. Both forms look whether the limits are those that
-// the queue knew of when it was opened; if not, nothing is claimed.
+// snapshot is younger than that, counts the locks in use exactly. All forms look whether the limits are those that
+// the queue knew of when it was opened; if not, nothing is claimed. A group is covered as far as token buckets reach.
+const (
+	unlimitedSQL = "NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)"
+	limitsKnown  = `(SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1) = $%d::int[]
+           AND penstock.queue_pace($1) = $%d::int
+           AND (SELECT count(*) FROM (SELECT FROM penstock."limit" WHERE id = ANY ($%[1]d::int[]) FOR UPDATE SKIP LOCKED) g) = cardinality($%[1]d::int[])`
+	roomSQL = "CASE WHEN b.wait IS NULL THEN least($5::int, r.locks) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait"
+	limited = " b CROSS JOIN LATERAL penstock.limit_rooms($1, $3) r"
+)
+
 var (
 	claimFreeSQL = strings.NewReplacer(
-		"/* admission */", "NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)",
+		"/* admission */", unlimitedSQL,
 		"/* room */", "CASE WHEN b.wait IS NULL THEN $5::int ELSE 0 END AS locks, coalesce(b.wait, 0) AS wait",
 	).Replace(claimSQL)
 	claimLimitedSQL = strings.NewReplacer(
-		"/* admission */", `(SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1) = $10::int[]
-           AND penstock.queue_pace($1) = $11::int
-           AND (SELECT count(*) FROM (SELECT FROM penstock."limit" WHERE id = ANY ($10::int[]) FOR UPDATE SKIP LOCKED) g) = cardinality($10::int[])`,
-		"/* room */", "CASE WHEN b.wait IS NULL THEN least($5::int, r.room) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait",
-		") b WHERE ok\n", ") b CROSS JOIN LATERAL penstock.limit_room($1, $3) r WHERE ok\n",
+		"/* admission */", fmt.Sprintf(limitsKnown, 10, 11),
+		"/* room */", roomSQL+", greatest(1, least($8::int, r.entries / greatest(1, least($5::int, r.locks)))) AS quantum",
+		" b WHERE ok\n", limited+" WHERE ok\n",
+		"LIMIT $8::int", "LIMIT (SELECT quantum FROM room)",
+		"lock_key, last_entry_id\n", "lock_key, last_entry_id, entry_count\n",
 		"/* spent */", `, spent AS MATERIALIZED (
-    SELECT penstock.spend($1, $3, (SELECT count(*) FROM lock_solo) + (SELECT count(*) FROM lock_group)) AS done
+    SELECT penstock.spend($1, $3, (SELECT count(*) FROM lock_solo) + (SELECT coalesce(sum(entry_count), 0) FROM lock_group)::bigint) AS done
 )`,
 		"NULL /* spending */", "(SELECT 0 FROM spent)",
 	).Replace(claimSQL)
 	// claimKeyedSQL is for queues with a rate for each lock key: it parks the keys that have to wait (see penstock.park).
 	claimKeyedSQL = strings.NewReplacer(
 		"), groups AS MATERIALIZED (", `), waits AS MATERIALIZED (
-    SELECT pos, lock_key, penstock.key_wait($1, lock_key) AS wait FROM head WHERE lock_key IS NOT NULL
+    SELECT h.pos, h.lock_key, k.entries AS room, k.wait FROM head h CROSS JOIN LATERAL penstock.key_room($1, h.lock_key) k WHERE h.lock_key IS NOT NULL
 ), groups AS MATERIALIZED (`,
-		"     ORDER BY h.lock_key, h.pos\n", "       AND (h.pos IN (SELECT pos FROM waits WHERE wait <= 0)) IS TRUE\n     ORDER BY h.lock_key, h.pos\n",
+		"      FROM head h\n", "      FROM waits h\n",
+		"LIMIT (SELECT quantum FROM room)", "LIMIT least(h.room, (SELECT quantum FROM room))",
+		"     WHERE h.lock_key IS NOT NULL\n", "     WHERE h.wait <= 0\n",
 		"), taken AS (", `), parked AS MATERIALIZED (
     SELECT w.pos
       FROM waits w
@@ -127,8 +141,21 @@ var (
        AND penstock.park($1, w.lock_key, w.wait)
 ), taken AS (`,
 		"UNION ALL SELECT pos FROM lock_group)", "UNION ALL SELECT pos FROM lock_group UNION ALL SELECT pos FROM parked)",
-		" AS done\n", " AS done, penstock.spend_keys($1, ARRAY(SELECT lock_key FROM lock_group)) AS keys\n",
+		" AS done\n", " AS done, (SELECT penstock.spend_keys($1, array_agg(lock_key), array_agg(entry_count::bigint)) FROM lock_group) AS keys\n",
 	).Replace(claimLimitedSQL)
+	swiftLimitedSQL = strings.NewReplacer(
+		unlimitedSQL, fmt.Sprintf(limitsKnown, 8, 9),
+		"), head AS MATERIALIZED (", `), room AS MATERIALIZED (
+    SELECT `+roomSQL+` FROM alone b CROSS JOIN LATERAL penstock.limit_rooms($1, $3) r WHERE ok
+), head AS MATERIALIZED (`,
+		"LIMIT $5::int", "LIMIT (SELECT locks FROM room)",
+		"      FROM solo\n)\n", `      FROM solo
+), spent AS MATERIALIZED (
+    SELECT penstock.spend($1, $3, (SELECT count(*) FROM solo)) AS done
+)
+`,
+		"a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL\n", "(SELECT wait FROM room), (SELECT locks FROM room)::float8, (SELECT 0 FROM spent)\n",
+	).Replace(swiftSQL)
 )
 
 // gatesSQL locks limits $1, as many as nobody else holds, until the transaction ends.
@@ -143,7 +170,7 @@ const swiftSQL = `
 WITH alone AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL
            AND pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
-           AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1) AS ok, b.wait
+           AND ` + unlimitedSQL + ` AS ok, b.wait
       FROM ` + heldBackSQL + ` b
 ), head AS MATERIALIZED (
     SELECT r.*

@@ -35,20 +35,38 @@ func UseLimit(ctx context.Context, db postgres.DB, queue, limit string, units in
 	return nil
 }
 
-// refundSQL gives back what locks $2 with tokens $3 took out of token buckets.
-const refundSQL = `SELECT penstock.refund($1, $2, $3)`
+// refundSQL gives back what locks $2 with tokens $3 took out of token buckets: for $4 entries that were cancelled, and for
+// those that have not run, where $5 says so.
+const refundSQL = `SELECT penstock.refund($1, $2, $3, $4, $5)`
 
-// queueRefund refunds locks that end cancelled, or handed back by their node before or instead of a run. A handler that
-// hands an entry back has called somebody to find out that it must: that counts.
+// queueRefund refunds entries that end cancelled, and those that their node hands back before they ran. A handler that
+// hands one back has called somebody to find out that it must: that counts.
 func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
+	if q.pace == 0 {
+		return
+	}
+	places := map[Token]int{}
 	var keys []string
 	var tokens []Token
+	var cancelled []int32
+	var rest []bool
 	for _, e := range endings {
-		if q.pace > 0 && e.Last && (e.verb == verbCancel || e.verb == verbRelease && e.reason == "") {
-			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
+		unrun := e.Last && (e.verb == verbYield || e.verb == verbRelease && e.reason == "")
+		if e.verb != verbCancel && !unrun {
+			continue
+		}
+		at, seen := places[e.Lock.Token]
+		if !seen {
+			at = len(keys)
+			places[e.Lock.Token] = at
+			keys, tokens, cancelled, rest = append(keys, e.Lock.Key), append(tokens, e.Lock.Token), append(cancelled, 0), append(rest, false)
+		}
+		rest[at] = rest[at] || unrun
+		if e.verb == verbCancel {
+			cancelled[at]++
 		}
 	}
 	if len(keys) > 0 {
-		batch.Queue(refundSQL, q.ID, keys, tokens)
+		batch.Queue(refundSQL, q.ID, keys, tokens, cancelled, rest)
 	}
 }

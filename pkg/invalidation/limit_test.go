@@ -145,10 +145,10 @@ func TestTokenBucketLetsBurstThenRateThrough(t *testing.T) {
 	}
 }
 
-// left is what the token bucket of a limit over all holds now, in whole units.
-func (b *bed) left(limit string) int {
+// left is what the token bucket of limit slow holds now, in whole units.
+func (b *bed) left() int {
 	b.Helper()
-	return b.count(`SELECT floor(penstock.bucket_units(l, '')) FROM penstock."limit" l WHERE name = $1`, limit)
+	return b.count(`SELECT floor(penstock.bucket_units(l, '')) FROM penstock."limit" l WHERE name = 'slow'`)
 }
 
 func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
@@ -156,25 +156,25 @@ func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
 	b.q = b.under("slow", Limit{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
 	b.push("", "", "K", "", "")
 	locks := b.claim(10)
-	if len(locks) != 5 || b.left("slow") != 0 {
-		t.Fatalf("%d locks, %d units left", len(locks), b.left("slow"))
+	if len(locks) != 5 || b.left() != 0 {
+		t.Fatalf("%d locks, %d units left", len(locks), b.left())
 	}
 	entry := func(i int) EntryID { return locks[i].Entries[0].ID }
 	b.settle(last(Cancel(locks[0], entry(0), "wished")))
 	b.settle(last(Release(locks[1], entry(1), 0)))
-	if n := b.left("slow"); n != 4 {
+	if n := b.left(); n != 4 {
 		t.Errorf("a cancel and a release: %d units left, want 4", n)
 	}
 	b.settle(last(Done(locks[2], entry(2), nil, 0)))
 	run := &Run{Queue: b.q, Entry: locks[3].Entries[0], Lock: locks[3], Node: here}
 	b.settle(last(Judge(run, nil, NoCapacity(0, errors.New("busy")), 0, 0)))
-	if n := b.left("slow"); n != 4 {
+	if n := b.left(); n != 4 {
 		t.Errorf("one that was done and one that called and was turned away: %d units left, want 4", n)
 	}
 	// What was taken by other weights is not given back by these.
 	b.must(UseLimit(b.ctx, b.pool, b.q.Name, "slow", 5))
 	b.settle(last(Cancel(locks[4], entry(4), "wished")))
-	if n := b.left("slow"); n != 4 {
+	if n := b.left(); n != 4 {
 		t.Errorf("after the weight changed: %d units left, want 4", n)
 	}
 }
@@ -185,10 +185,7 @@ func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
 	ids := b.push("A", "A", "A", "B", "A", "")
 	for range 2 {
 		for _, l := range b.claim(10) {
-			if len(l.Entries) != 1 {
-				t.Errorf("lock of %s covers %d entries: a rate counts entries", l.Key, len(l.Entries))
-			}
-			b.settle(last(Done(l, l.Entries[0].ID, nil, 0)))
+			b.settle(doneAll(l)...)
 		}
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.result`); n != 4 {
@@ -221,15 +218,25 @@ func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
 	if n, err := b.q.Promote(b.ctx, 10); n != 1 || err != nil {
 		t.Fatalf("put %d keys back into line (%v), want 1", n, err)
 	}
-	for _, want := range []EntryID{ids[2], ids[4]} {
-		l := b.claimOne()
-		if l.Entries[0].ID != want {
-			t.Errorf("entry %d runs, want %d: the oldest first", l.Entries[0].ID, want)
-		}
-		b.settle(last(Done(l, l.Entries[0].ID, nil, 0)))
-	}
+	l := b.claimOne()
+	b.want(entryIDs(l), []EntryID{ids[2], ids[4]}) // the oldest, and no more than the bucket holds
+	b.settle(doneAll(l)...)
 	b.claim(1) // parks A with what was pushed since
 	if n := b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, more[0]); n != 1 {
 		t.Error("the entry that came while its key waited is gone")
 	}
+}
+
+func TestGroupsTakeAsManyUnitsAsTheyCoverEntries(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("slow", Limit{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
+	ids := b.push("A", "A", "A", "A", "B", "B", "B", "")
+	l := b.claimOne()
+	b.want(entryIDs(l), ids[:4])
+	b.want(b.left(), 2)
+	b.want(len(b.claim(9)), 1) // one of B and no more
+	b.want(b.left(), 0)
+	b.settle(Done(l, ids[0], nil, 0), Cancel(l, ids[1], "wished"), last(Release(l, ids[2], 0)))
+	b.want(b.left(), 6) // one was cancelled, two did not run
+	b.want(len(b.claim(9)), 2)
 }

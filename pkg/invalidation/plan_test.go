@@ -216,6 +216,7 @@ func TestClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
 	limits := fmt.Sprintf(`'{%d,%d}'`, b.q.limits[0], b.q.limits[1])
 	hot := map[string]statement{
 		"claim under limits": {b.q.sql.claimLimited, b.claimArgs(0) + `, ` + limits + `, 2`},
+		"swift under limits": {b.q.sql.swiftLimited, fmt.Sprintf(`%d, 1::smallint, '', 0, 100, %d, 1, %s, 2`, b.q.ID, int64(here), limits)},
 		"claim keyed":        {b.q.sql.claimKeyed, fmt.Sprintf(`%d, 2::smallint, '', 0, 10, %d, 1, 1, false, %s, 2`, b.q.ID, int64(here), limits)},
 	}
 	read := func(entries int) map[string]int {
@@ -268,7 +269,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"swift": q.swift, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "refund": refundSQL, "gates": gatesSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
+		"swift": q.swift, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "gates": gatesSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
 		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL,

@@ -27,8 +27,9 @@ func main() {
 	dsn := flag.String("dsn", "", "database to use; a private durable one if empty")
 	keep := flag.Bool("results", false, "keep results")
 	backlog := flag.Int("backlog", 0, "instead: the time of a claim of 10 with 1,000 entries ready, and with so many")
+	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in turns, at 1, 100 and 100,000 lock keys")
 	flag.Parse()
-	if err := run(context.Background(), *dsn, *n, *batch, *backlog, *keep); err != nil {
+	if err := run(context.Background(), *dsn, *n, *batch, *backlog, *keep, *limits); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -38,7 +39,7 @@ type bench struct {
 	n    int
 }
 
-func run(ctx context.Context, dsn string, n, batch, backlog int, keep bool) error {
+func run(ctx context.Context, dsn string, n, batch, backlog int, keep, limits bool) error {
 	if dsn == "" {
 		server, err := devpostgres.Start(ctx, devpostgres.Config{})
 		if err != nil {
@@ -64,6 +65,9 @@ func run(ctx context.Context, dsn string, n, batch, backlog int, keep bool) erro
 	q, err := invalidation.Create(ctx, pool, "bench", invalidation.Config{ResultRetention: retention})
 	if err != nil {
 		return err
+	}
+	if limits {
+		return b.compareLimits(ctx, batch)
 	}
 	if backlog > 0 {
 		return b.claimTimes(ctx, q, backlog)
