@@ -91,6 +91,8 @@ func TestTraceFromThePushToTheCallback(t *testing.T) {
 	cfg := defaults()
 	cfg.TaskNode.Governor, cfg.TaskNode.Hints = false, false
 	cfg.TaskNode.Webhook.AllowNetworks = []string{"127.0.0.0/8"}
+	t.Setenv("HOOKS", "a key for tests alone")
+	cfg.TaskNode.Webhook.Key = "env:HOOKS"
 	n, err := newNode(cfg, pool, pool, provider, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
