@@ -106,7 +106,10 @@ func measureRate(ctx context.Context, pool *pgxpool.Pool, rate int, lasts time.D
 	n := int(float64(rate) * lasts.Seconds())
 	pushed := make([]time.Time, n)
 	arrived := make(chan error, 1)
-	go func() { arrived <- arrive(ctx, queue, rate, pushed) }()
+	go func() {
+		time.Sleep(2 * time.Second) // the node is up by then
+		arrived <- arrive(ctx, queue, rate, pushed)
+	}()
 	plain := func(h invalidation.Handler) invalidation.Handler { return h }
 	if err := serve(ctx, pool, queue, 2*slots*batchMost, n, plain); err != nil {
 		return err

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/inference"
+)
+
+func TestPlacesOfResultsAreRead(t *testing.T) {
+	t.Setenv("S3_ID", "id")
+	for name, c := range map[string]struct {
+		section Inference
+		wrong   string
+	}{
+		"nothing":        {Inference{}, ""},
+		"a directory":    {Inference{Objects: "/srv/results"}, ""},
+		"a bucket":       {Inference{Objects: "s3://results/penstock", S3Endpoint: "https://s3.example", S3AccessKey: "env:S3_ID", S3SecretKey: "env:S3_ID"}, ""},
+		"no endpoint":    {Inference{Objects: "s3://results"}, "endpoint"},
+		"no key":         {Inference{CallbackURL: "http://here:8421"}, "callback_key is missing"},
+		"key not there":  {Inference{CallbackURL: "http://here:8421", CallbackKey: "env:NOT_SET"}, "callback_key"},
+		"secret is none": {Inference{Objects: "s3://results", S3Endpoint: "https://s3.example", S3AccessKey: "plain", S3SecretKey: "plain"}, "env:NAME"},
+	} {
+		dispatch, err := c.section.dispatch(nil, nil)
+		if (err == nil) != (c.wrong == "") || (err != nil && !strings.Contains(err.Error(), c.wrong)) {
+			t.Errorf("%s: %v, want %q", name, err, c.wrong)
+		}
+		if err == nil && (dispatch.Objects == nil) != (c.section.Objects == "") {
+			t.Errorf("%s: results go to %v", name, dispatch.Objects)
+		}
+	}
+}
+
+// Workers report to the node's own listener, beside its probes; nobody else can.
+func TestNodeTakesInReportsBesideItsProbes(t *testing.T) {
+	t.Setenv("REPORTS", "key of the installation")
+	cfg := defaults()
+	cfg.TaskNode.Governor, cfg.TaskNode.Hints = false, false
+	cfg.TaskNode.Inference = Inference{CallbackURL: "http://node:8421/", CallbackKey: "env:REPORTS"}
+	n, err := newNode(cfg, pgtest.New(t), nil, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	routes := n.routes(http.NotFoundHandler())
+	post := func(token string) int {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/callback/17/5/"+token, strings.NewReader(`{"id":"17","status":"succeeded"}`))
+		routes.ServeHTTP(w, r)
+		return w.Code
+	}
+	if code := post("guessed"); code != http.StatusNotFound {
+		t.Errorf("a guessed address answered %d", code)
+	}
+	if code := post(inference.CallbackToken([]byte("key of the installation"), "17", 5)); code != http.StatusServiceUnavailable {
+		t.Errorf("a report on a run that nobody knows yet was answered %d: the worker must try again", code)
+	}
+}
