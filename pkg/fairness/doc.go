@@ -5,6 +5,11 @@
 // (Extend) and what it cost in the end (Settle), and once a second or two it swaps what it
 // knows with the other nodes (Report, Adopt). It reads no clock and touches no database.
 //
+// A Ranker puts a Book to work: it ranks what a task node's scheduling threads may claim from,
+// and its Run makes the exchange. A lane that is just claimed from ranks as if it were charged
+// as usual, and while all processing threads work no lane behind it is served before: several
+// threads that claim at once, each from another lane, would else serve lanes in turn.
+//
 // # The order
 //
 // Lanes are compared in three levels, and each level by one number.

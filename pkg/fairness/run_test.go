@@ -216,3 +216,21 @@ func TestWeightOfAFlowIsReadWithItsQueue(t *testing.T) {
 		t.Error("a weight below zero is taken")
 	}
 }
+
+// What it costs to choose one of many lanes, before each claim.
+func BenchmarkNext(b *testing.B) {
+	q := &invalidation.Queue{ID: 1}
+	for _, n := range []int{1, 100, 3000} {
+		b.Run(fmt.Sprint(n, " lanes"), func(b *testing.B) {
+			r := NewRanker(RankerConfig{}, nil)
+			lanes := make([]*invalidation.Candidate, n)
+			for i := range lanes {
+				lanes[i] = &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: fmt.Sprint(i)}, Since: time.Now()}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Charge(*lanes[r.Next(lanes, true)], 1)
+			}
+		})
+	}
+}

@@ -266,7 +266,9 @@ func (l *lane) resting(now time.Time, freed int64) bool {
 }
 
 // elsewhere says that another node was in the lane a moment ago.
-func (l *lane) elsewhere(now time.Time) bool { return l.met > 0 && l.refused == 0 && now.Before(l.again) }
+func (l *lane) elsewhere(now time.Time) bool {
+	return l.met > 0 && l.refused == 0 && now.Before(l.again)
+}
 
 // met notes that somebody else was in the lane, and returns for how long to leave it to them: 2 to 64 ms.
 func (b *board) met(v *visit) time.Duration {
