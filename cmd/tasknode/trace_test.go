@@ -57,6 +57,21 @@ func (s spans) find(name string) tracetest.SpanStub {
 	return tracetest.SpanStub{}
 }
 
+// told is what a server heard; if it heard nothing, the spans may say why.
+func (s spans) told(parents chan string) string {
+	s.Helper()
+	select {
+	case parent := <-parents:
+		return parent
+	case <-time.After(30 * time.Second):
+		for _, one := range s.exporter.GetSpans() {
+			s.Logf("%-16s %v %s", one.Name, one.Status, attribute(one, "messaging.operation.name"))
+		}
+		s.Fatal("nobody called")
+		return ""
+	}
+}
+
 func (s spans) wantBelow(child, parent tracetest.SpanStub) {
 	s.Helper()
 	if child.Parent.SpanID() != parent.SpanContext.SpanID() || child.SpanContext.TraceID() != parent.SpanContext.TraceID() {
@@ -162,10 +177,10 @@ func TestTraceFromThePushToTheCallback(t *testing.T) {
 	if attribute(process, "messaging.message.id") != pushed.ID.String() {
 		t.Errorf("the run is of entry %s, want %s", attribute(process, "messaging.message.id"), pushed.ID)
 	}
-	if got := <-called; got != parent(call) {
+	if got := found.told(called); got != parent(call) {
 		t.Errorf("the worker was told %s, want the span of its call", got)
 	}
-	told := <-calledBack
+	told := found.told(calledBack)
 	for _, s := range exporter.GetSpans() {
 		if s.Name == "POST" && s.SpanKind == trace.SpanKindClient {
 			found.wantBelow(s, delivery)
