@@ -171,6 +171,10 @@ func TestFlowsShareRealNodesByWeight(t *testing.T) {
 	before := maps.Clone(used)
 	mu.Unlock()
 	time.Sleep(4 * time.Second)
+	var share float64 // what an operator sees, as the nodes told it
+	if err := f.pool.QueryRow(t.Context(), `SELECT share FROM penstock.usage_status WHERE flow = 'd'`).Scan(&share); err != nil || share < 0.4 || share > 0.6 {
+		t.Errorf("usage shows the flow of weight 4 of 8 with a share of %.2f (%v)", share, err)
+	}
 	mu.Lock()
 	defer mu.Unlock()
 	var sum, squares, least, most float64
