@@ -22,7 +22,8 @@
 //
 // # Slots
 //
-// A slot is the right to one call at a time to an instance. A held slot is a row of penstock.slot with a token; there
+// A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot is a row of
+// penstock.slot with a token; there
 // is none for a free one. Nodes lease slots in blocks (slots.go), and hand them out as permits (permit.go):
 //
 //	            Take, before the claim       assign                 the call ended
@@ -43,8 +44,10 @@
 // # Where what is
 //
 //	register.go, registry.go   models and instances: changed by anybody, read by every process
-//	slots.go, permit.go        leases and permits; permit.go is pure
+//	slots.go, lease.go         what the node holds, and what it leases and gives back
+//	permit.go, affinity.go     permits, and which slot an entry gets; pure
 //	dispatch.go, conclude.go   the life of an entry, and what each outcome means for it
+//	join.go, batch.go          entries that share a call or wait for a worker that has loaded what they need; batch.go is pure
 //	remote.go, callbacks.go    runs that outlive their connection or their node
 //	health.go                  probes, and slots that nobody answers for
 //	service.go                 all of it together, for a node
