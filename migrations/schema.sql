@@ -2181,16 +2181,27 @@ BEGIN
     RETURN OLD;
 END $$;
 
--- Name: key_room(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+-- Name: key_rooms(integer, text[], bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.key_room(queue integer, key text, OUT entries integer, OUT wait double precision) RETURNS record
+CREATE FUNCTION penstock.key_rooms(queue integer, keys text[], places bigint[]) RETURNS TABLE(pos bigint, lock_key text, room integer, wait double precision)
     LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
     AS $$
+#variable_conflict use_column
+DECLARE
+    asked timestamptz := clock_timestamp();
 BEGIN
-    SELECT coalesce(min(floor(greatest(0, b.held) / u.units)), 2147483647), coalesce(max(greatest(0, (u.units - b.held) / g.rate)), 0) INTO entries, wait
-      FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
-     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, key) AS held) b
-     WHERE u.queue_id = queue AND g.per_key;
+    RETURN QUERY
+    SELECT k.pos, k.key, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer, max(greatest(0, (g.units - b.held) / g.rate))::double precision
+      FROM (SELECT l.id, l.rate::double precision AS rate, l.burst::double precision AS burst, u.units
+              FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id WHERE u.queue_id = queue AND l.per_key OFFSET 0) g
+     CROSS JOIN unnest(keys, places) k(key, pos)
+     CROSS JOIN LATERAL (SELECT coalesce((SELECT least(g.burst, x.units + g.rate * extract(epoch FROM asked - x.at)::double precision)
+                                            FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.key COLLATE "C"), g.burst) AS held) b
+     GROUP BY k.pos, k.key;
 END $$;
 
 -- Name: sample; Type: TABLE; Schema: penstock; Owner: -
@@ -5958,11 +5969,6 @@ ALTER TABLE ONLY penstock.batch_part
 
 ALTER TABLE ONLY penstock.batch
     ADD CONSTRAINT batch_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
-
--- Name: bucket bucket_limit_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
-
-ALTER TABLE ONLY penstock.bucket
-    ADD CONSTRAINT bucket_limit_id_fkey FOREIGN KEY (limit_id) REFERENCES penstock."limit"(id) ON DELETE CASCADE;
 
 -- Name: cron_firing cron_firing_job_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

@@ -413,8 +413,8 @@ func TestStatementsOfTheDocumentWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(text), -1)
-	if len(blocks) != 6 {
-		t.Fatalf("%d blocks of SQL, want 6", len(blocks))
+	if len(blocks) < 6 {
+		t.Fatalf("%d blocks of SQL, want 6 at least", len(blocks))
 	}
 	conn, err := b.pool.Acquire(b.ctx)
 	if err != nil {

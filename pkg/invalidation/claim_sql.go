@@ -128,7 +128,9 @@ var (
 	// claimKeyedSQL is for queues with a rate for each lock key: it parks the keys that have to wait (see penstock.park).
 	claimKeyedSQL = strings.NewReplacer(
 		"), groups AS MATERIALIZED (", `), waits AS MATERIALIZED (
-    SELECT h.pos, h.lock_key, k.entries AS room, k.wait FROM head h CROSS JOIN LATERAL penstock.key_room($1, h.lock_key) k WHERE h.lock_key IS NOT NULL
+    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.room, k.wait
+      FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS places FROM head WHERE lock_key IS NOT NULL) h
+     CROSS JOIN LATERAL penstock.key_rooms($1, h.keys, h.places) k
 ), groups AS MATERIALIZED (`,
 		"      FROM head h\n", "      FROM waits h\n",
 		"LIMIT (SELECT quantum FROM room)", "LIMIT least(h.room, (SELECT quantum FROM room))",

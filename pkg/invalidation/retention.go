@@ -109,12 +109,12 @@ WITH old AS (
 )
 SELECT count(*) FROM old`
 
-// tidyBucketSQL forgets token buckets that are full again: one that is missing is full.
+// tidyBucketSQL forgets token buckets that are full again (one that is missing is full), and those of no limit.
 const tidyBucketSQL = `
 WITH old AS (
     DELETE FROM penstock.bucket
      WHERE ctid = ANY (ARRAY(
-           SELECT b.ctid FROM penstock.bucket b JOIN penstock."limit" g ON g.id = b.limit_id
+           SELECT b.ctid FROM penstock.bucket b LEFT JOIN penstock."limit" g ON g.id = b.limit_id
             WHERE coalesce(b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at) >= g.burst, true)
             LIMIT $1 FOR UPDATE OF b SKIP LOCKED))
     RETURNING 1
