@@ -12,8 +12,8 @@ import (
 const (
 	// fileLinesMax keeps a file to one story that can be read in a sitting.
 	fileLinesMax = 500
-	// productLinesMax is the budget for production Go; docs/adr/0002-size-budget.md says what to cut first and what would change it.
-	productLinesMax = 34_000
+	// productLinesMax is the budget for production Go; docs/adr/0011-size-budget.md says what to cut first and what would change it.
+	productLinesMax = 42_000
 )
 
 // Reading every file has a second use: the go command caches the result of this package's tests,
