@@ -44,6 +44,7 @@ type lane struct {
 	invalidation.Candidate
 	key      flowKey
 	mark     int64 // place in line where the next claim begins
+	stuck    int64 // place before which rows stand that could not be claimed: the next claim begins behind them
 	work     bool  // there may be work
 	hinted   bool  // pushes to it are hinted at, as far as one can tell
 	heard    bool  // a hint came since the last claim began
@@ -56,6 +57,11 @@ type lane struct {
 	headCost time.Duration // how long that took
 	passed   time.Time     // since when others are preferred to it; zero: they are not
 }
+
+// late is how many places before its mark a claim begins. A push that took its place and committed after the next ones
+// stands there; so few places cost nothing even where their rows are dead. What came later still, or came back, is met
+// when the lane is scanned from its beginning.
+const late = 100
 
 // headEvery is how often a lane is scanned from its beginning, for rows that came in behind the mark. Where dead
 // rows make that dear, it may take 3 % of the time and no more.
@@ -138,7 +144,7 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 			b.lanes[key] = l
 		}
 		// A row before the mark came late, or came back.
-		l.mark = min(l.mark, h.Pos)
+		l.mark, l.stuck = min(l.mark, h.Pos), min(l.stuck, h.Pos)
 		l.wake()
 		l.hinted = time.Since(s.heardAt) < time.Second
 		l.moved(h.Pos)
@@ -210,7 +216,7 @@ func (b *board) take(rank Ranker, affinity Affinity, idle bool, now time.Time) *
 	l.claiming, l.heard = true, false
 	s := b.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
-	v := &visit{service: s, queue: s.queue, lane: l, ranked: l.Candidate, from: l.mark, freed: b.freed}
+	v := &visit{service: s, queue: s.queue, lane: l, ranked: l.Candidate, from: max(l.stuck, l.mark-late), freed: b.freed}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
 	}
@@ -232,7 +238,7 @@ func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
 	case c.Seen == 0:
 	case len(c.Locks) == 0:
 		// What is left there (a key whose row somebody holds) is met again when the lane is scanned from its head.
-		v.lane.mark = c.Mark + 1
+		v.lane.mark, v.lane.stuck = c.Mark+1, c.Mark+1
 	default:
 		v.lane.mark = c.Mark
 	}

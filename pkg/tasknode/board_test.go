@@ -115,3 +115,24 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 		t.Errorf("%d and %d locks are held, want none: the queue's limit on this node would shift for ever", before.held, now.held)
 	}
 }
+
+// The place in line is taken before the commit: of two pushes at once the second may be claimed before the first is seen.
+func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	lane := invalidation.Lane{Priority: 1}
+	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 500}})
+	visit := b.take(&turns{}, nil, false, time.Now())
+	c := invalidation.Claimed{Seen: 1, Mark: 600, Emptied: true, Locks: []*invalidation.Lock{{}}}
+	b.advance(visit, c, 0)
+	b.leave(visit, false, time.Time{})
+	b.hint(1, &lane)
+	if visit = b.take(&turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 599 || visit.from < 400 {
+		t.Errorf("the next claim begins at %d, want a little before 600", visit.from)
+	}
+	b.advance(visit, invalidation.Claimed{Seen: 1, Mark: 590, Left: 1}, 0)
+	b.leave(visit, true, time.Time{})
+	if visit = b.take(&turns{}, nil, false, time.Now()); visit.from != 591 {
+		t.Errorf("after a row that somebody holds the next claim begins at %d, want 591", visit.from)
+	}
+}
