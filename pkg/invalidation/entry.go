@@ -41,8 +41,8 @@ type Lock struct {
 	Lane      Lane
 	Entries   []Entry
 	ClaimedAt time.Time // on this process's monotonic clock, from before the claim was sent
-	// More is set by Settle when it ended the lock and the key, which had more entries, stands in line again.
-	More bool
+	// Again is set by Settle when it ended the lock and the key has more entries: where it stands in line again.
+	Again *LaneHead
 
 	pos   int64                       // place in line of the ready row it was claimed by
 	notes map[EntryID]json.RawMessage // see Run.Note

@@ -134,7 +134,8 @@ func locksOf(endings []Ending) (keys []string, tokens []Token) {
 
 // unlockSQL ends locks $2 with tokens $3 and looks again for entries of their keys. $4 says where a key with more
 // entries stands: where it stood ("back"), behind everybody ("tail", also for a key that used up its quantum of $5
-// entries), or where its oldest entry belongs.
+// entries), or where its oldest entry belongs. It returns those that go on, and where, also if a pusher's ready row stands
+// there already: whoever met that one while the key was locked has passed it by.
 const unlockSQL = `
 WITH freed AS (
     DELETE FROM penstock.lock d
@@ -150,22 +151,25 @@ WITH freed AS (
      CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = f.last_entry_id OFFSET 0) e
      WHERE left(f.lock_key, 1) = '#' AND e.status = 'pending' AND e.priority >= 0
     ON CONFLICT DO NOTHING
+), more AS MATERIALIZED (
+    SELECT CASE f.place WHEN 'back' THEN greatest(f.priority, n.priority) ELSE n.priority END AS priority,
+           CASE f.place WHEN 'back' THEN f.flow ELSE n.flow END AS flow,
+           CASE WHEN f.place = 'back' THEN f.pos
+                WHEN f.place = 'tail' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
+                ELSE n.id END AS pos, f.lock_key, f.place
+      FROM freed f
+     CROSS JOIN LATERAL (
+           SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
+             FROM (SELECT id, priority, flow FROM penstock.entry_X
+                    WHERE lock_key = f.lock_key AND status = 'pending' AND priority >= 0
+                    ORDER BY id LIMIT $5::int) e) n
+     WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
+), again AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+    SELECT $1, priority, flow, pos, lock_key FROM more
+    ON CONFLICT DO NOTHING
 )
-INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
-SELECT $1, CASE f.place WHEN 'back' THEN greatest(f.priority, n.priority) ELSE n.priority END,
-       CASE f.place WHEN 'back' THEN f.flow ELSE n.flow END,
-       CASE WHEN f.place = 'back' THEN f.pos
-            WHEN f.place = 'tail' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
-            ELSE n.id END, f.lock_key
-  FROM freed f
- CROSS JOIN LATERAL (
-       SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
-         FROM (SELECT id, priority, flow FROM penstock.entry_X
-                WHERE lock_key = f.lock_key AND status = 'pending' AND priority >= 0
-                ORDER BY id LIMIT $5::int) e) n
- WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
-ON CONFLICT DO NOTHING
-RETURNING lock_key`
+SELECT lock_key, priority, flow, pos FROM more WHERE place <> 'back'`
 
 func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	var keys []string
@@ -181,16 +185,18 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 		return
 	}
 	batch.Queue(q.sql.unlock, q.ID, keys, tokens, places, q.Config.QuantumCount).Query(func(rows pgx.Rows) error {
-		again, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil || len(again) == 0 {
-			return err
-		}
-		for _, e := range endings {
-			if e.Last && slices.Contains(again, e.Lock.Key) {
-				e.Lock.More = true
+		var key string
+		var at LaneHead
+		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Pos}, func() error {
+			for _, e := range endings {
+				if e.Last && e.Lock.Key == key {
+					head := at
+					e.Lock.Again = &head
+				}
 			}
-		}
-		return nil
+			return nil
+		})
+		return err
 	})
 }
 

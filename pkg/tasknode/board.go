@@ -50,7 +50,8 @@ type lane struct {
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
 	held     int   // locks of the lane on this node
-	met      int   // how often in a row somebody else was in it
+	met      int   // how often in a row somebody else was in it, or had a row of it
+	behind   int64 // place from which on rows were left that could not be swept either; 0: none
 	again    time.Time
 	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
 	headAt   time.Time     // when it was last scanned from its beginning
@@ -136,23 +137,38 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 		return
 	}
 	for _, h := range heads {
-		key := flowKey{queue, h.Lane}
-		l := b.lanes[key]
-		if l == nil {
-			l = &lane{key: key, mark: h.Pos, headAt: time.Now()}
-			l.Lane = h.Lane
-			b.lanes[key] = l
-		}
-		// A row before the mark came late, or came back.
-		l.mark, l.stuck = min(l.mark, h.Pos), min(l.stuck, h.Pos)
-		l.wake()
+		l := b.at(queue, h)
 		l.hinted = time.Since(s.heardAt) < time.Second
-		l.moved(h.Pos)
-		b.top = max(b.top, h.Pos)
 	}
 	if len(b.lanes) > 20_000 {
 		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return !l.work && !l.claiming && l.held == 0 })
 	}
+}
+
+// again records where a key stands in line once more that a thread of this node had.
+func (b *board) again(queue int32, head invalidation.LaneHead) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.queues[queue] != nil {
+		b.at(queue, head).heard = true
+	}
+}
+
+// at notes that a ready row stands in a lane.
+func (b *board) at(queue int32, h invalidation.LaneHead) *lane {
+	key := flowKey{queue, h.Lane}
+	l := b.lanes[key]
+	if l == nil {
+		l = &lane{key: key, mark: h.Pos, headAt: time.Now()}
+		l.Lane = h.Lane
+		b.lanes[key] = l
+	}
+	// A row before the mark came late, or came back.
+	l.mark, l.stuck = min(l.mark, h.Pos), min(l.stuck, h.Pos)
+	l.wake()
+	l.moved(h.Pos)
+	b.top = max(b.top, h.Pos)
+	return l
 }
 
 // wake notes that there may be work.
@@ -189,6 +205,7 @@ type visit struct {
 	ranked   invalidation.Candidate // the lane as it was ranked
 	from     int64
 	fromHead bool
+	mark     int64 // of the lane when the visit began
 	freed    int64 // what freed was when the visit began: what comes free during it must not be missed
 }
 
@@ -216,26 +233,31 @@ func (b *board) take(rank Ranker, affinity Affinity, idle bool, now time.Time) *
 	l.claiming, l.heard = true, false
 	s := b.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
-	v := &visit{service: s, queue: s.queue, lane: l, ranked: l.Candidate, from: max(l.stuck, l.mark-late), freed: b.freed}
+	v := &visit{service: s, queue: s.queue, lane: l, ranked: l.Candidate, from: max(l.stuck, l.mark-late), mark: l.mark, freed: b.freed}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
 	}
 	return v
 }
 
-// advance moves the lane's mark behind what a claim has met.
-func (b *board) advance(v *visit, c invalidation.Claimed, took time.Duration) {
+// advance moves the lane's mark behind what a claim has met; missed says that it left rows which lead somewhere.
+func (b *board) advance(v *visit, c invalidation.Claimed, missed bool, took time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if v.fromHead {
 		v.lane.headAt, v.lane.headCost = time.Now(), took
 	}
-	v.lane.met = 0
+	if missed && (v.lane.behind == 0 || v.from < v.lane.behind) {
+		v.lane.behind = max(1, v.from)
+	}
+	if len(c.Locks) > 0 {
+		v.lane.met = 0
+	}
 	if c.Seen == 0 || len(c.Locks) > 0 {
 		v.lane.passed = time.Time{}
 	}
 	switch {
-	case c.Seen == 0:
+	case c.Seen == 0, v.lane.mark < v.mark: // a row stands before it since
 	case len(c.Locks) == 0:
 		// What is left there (a key whose row somebody holds) is met again when the lane is scanned from its head.
 		v.lane.mark, v.lane.stuck = c.Mark+1, c.Mark+1
@@ -280,8 +302,26 @@ func (l *lane) elsewhere(now time.Time) bool {
 func (b *board) met(v *visit) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v.lane.met = min(v.lane.met+1, 6)
-	return time.Millisecond << v.lane.met
+	return v.lane.meet()
+}
+
+func (l *lane) meet() time.Duration {
+	l.met = min(l.met+1, 6)
+	return time.Millisecond << l.met
+}
+
+// goBack lets a visit that came to the end of a lane begin anew at the first row that was left. It returns after how long
+// to try, 0 if there is no such row: somebody had it, or its key, for a moment.
+func (b *board) goBack(v *visit) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := v.lane
+	if l.behind == 0 {
+		l.met = 0
+		return 0
+	}
+	l.mark, l.stuck, l.behind = min(l.mark, l.behind), min(l.stuck, l.behind), 0
+	return l.meet()
 }
 
 // rested is how long until the first of the lanes that rest may be tried; an hour if none does.

@@ -124,15 +124,64 @@ func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
 	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 500}})
 	visit := b.take(&turns{}, nil, false, time.Now())
 	c := invalidation.Claimed{Seen: 1, Mark: 600, Emptied: true, Locks: []*invalidation.Lock{{}}}
-	b.advance(visit, c, 0)
+	b.advance(visit, c, false, 0)
 	b.leave(visit, false, time.Time{})
 	b.hint(1, &lane)
 	if visit = b.take(&turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 599 || visit.from < 400 {
 		t.Errorf("the next claim begins at %d, want a little before 600", visit.from)
 	}
-	b.advance(visit, invalidation.Claimed{Seen: 1, Mark: 590, Left: 1}, 0)
+	b.advance(visit, invalidation.Claimed{Seen: 1, Mark: 590, Left: 1}, false, 0)
 	b.leave(visit, true, time.Time{})
 	if visit = b.take(&turns{}, nil, false, time.Now()); visit.from != 591 {
 		t.Errorf("after a row that somebody holds the next claim begins at %d, want 591", visit.from)
+	}
+}
+
+// A key may come back into line, before the mark, while a thread claims behind it.
+func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	lane := invalidation.Lane{Priority: 1}
+	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 50}})
+	v := b.take(&turns{}, nil, true, time.Now())
+	b.again(1, invalidation.LaneHead{Lane: lane, Pos: 7})
+	b.advance(v, invalidation.Claimed{Seen: 1, Emptied: true, Locks: []*invalidation.Lock{{}}, Mark: 50}, false, time.Millisecond)
+	b.leave(v, false, time.Time{})
+	if v = b.take(&turns{}, nil, true, time.Now()); v == nil || v.from > 7 {
+		t.Errorf("the next claim is %+v, want one that begins at 7", v)
+	}
+}
+
+// A claim may meet a ready row whose key's lock ends just then: nothing sweeps it, and nobody else comes by.
+func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 7}})
+	now := time.Now()
+	visit := func(c invalidation.Claimed, missed bool) time.Duration {
+		v := b.take(&turns{}, nil, true, now)
+		if v == nil {
+			t.Fatal("nobody comes back for the row")
+		}
+		b.advance(v, c, missed, time.Millisecond)
+		pause := time.Duration(0)
+		work := b.more(v, c)
+		if !work {
+			pause = b.goBack(v)
+			work = pause > 0
+		}
+		b.leave(v, work, now.Add(pause))
+		now = now.Add(pause)
+		return pause
+	}
+	left, none := invalidation.Claimed{Seen: 1, Left: 1, Mark: 7}, invalidation.Claimed{Emptied: true}
+	for _, want := range []time.Duration{2, 4, 8} {
+		visit(left, true)
+		if pause := visit(none, false); pause != want*time.Millisecond {
+			t.Errorf("the lane rests for %s, want %d ms", pause, want)
+		}
+	}
+	if v := b.take(&turns{}, nil, true, now); v == nil || v.from > 7 {
+		t.Errorf("the next claim is %+v, want one that begins at 7", v)
 	}
 }

@@ -160,6 +160,32 @@ func TestAKeyGoesOnAfterItsQuantumWithoutAPoll(t *testing.T) {
 	eventually(t, pool, "all entries of the key done", emptySQL)
 }
 
+// What was pushed while its key was locked stands before entries of others that have been claimed since.
+func TestAKeyGoesOnBehindTheMarkWithoutAPoll(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	running, goOn := make(chan struct{}), make(chan struct{})
+	n, _ := start(t, pool, tasknode.Config{Threads: 4, Poll: time.Hour}, map[string]invalidation.HandlerFunc{
+		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			if string(r.Entry.Payload) == `"stay"` {
+				close(running)
+				<-goOn
+			}
+			return nil, nil
+		},
+	})
+	push(t, q, invalidation.Push{LockKey: "K", Payload: json.RawMessage(`"stay"`)})
+	n.Wake(q.ID, nil)
+	<-running
+	push(t, q, invalidation.Push{LockKey: "K", Payload: json.RawMessage(`1`)})
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`2`)}, invalidation.Push{Payload: json.RawMessage(`3`)})
+	n.Wake(q.ID, &invalidation.Lane{Priority: 1})
+	eventually(t, pool, "others ran, and the key's ready row is gone", `SELECT count(*) = 2 FROM penstock.result`)
+	eventually(t, pool, "others ran, and the key's ready row is gone", `SELECT NOT EXISTS (SELECT FROM penstock.ready)`)
+	close(goOn)
+	eventually(t, pool, "the key goes on", emptySQL)
+}
+
 func TestErrorIsRetriedThenFails(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{Retry: invalidation.RetryPolicy{MaxAttempts: 3, Base: invalidation.Seconds(time.Millisecond)}})

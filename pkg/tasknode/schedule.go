@@ -184,13 +184,21 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 		n.board.refuse(v, time.Now().Add(n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))))
 		return
 	}
+	swept := 0
 	if c.Left > 0 {
-		if _, err := v.queue.Sweep(ctx, v.lane.key.lane, v.from, c.Mark); err != nil && ctx.Err() == nil {
+		var err error
+		if swept, err = v.queue.Sweep(ctx, v.lane.key.lane, v.from, c.Mark); err != nil && ctx.Err() == nil {
 			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 		}
 	}
-	n.board.advance(v, c, took)
-	n.board.leave(v, n.board.more(v, c), time.Time{})
+	n.board.advance(v, c, swept < c.Left, took)
+	work, again := n.board.more(v, c), time.Time{}
+	if !work {
+		if pause := n.board.goBack(v); pause > 0 {
+			work, again = true, time.Now().Add(n.jitter(pause))
+		}
+	}
+	n.board.leave(v, work, again)
 }
 
 // outlive is a context that ends d after ctx does. A claim that is cut off may be committed after its node looked for

@@ -219,8 +219,8 @@ func (n *Node) free(p pile) {
 		if l := p.endings[i].Lock; p.endings[i].Last {
 			tokens = append(tokens, l.Token)
 			ended = append(ended, p.jobs[i])
-			if l.More {
-				n.board.hint(p.queue.ID, &l.Lane) // nobody else knows that the key stands in line again
+			if l.Again != nil { // nobody else knows
+				n.board.again(p.queue.ID, *l.Again)
 			}
 		}
 	}
