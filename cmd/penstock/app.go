@@ -24,12 +24,16 @@ type app struct {
 
 	databaseURL string
 	pooled      bool
+	server      string
+	token       string
+	tokenFile   string
 	timeout     time.Duration
 	format      string
 	noColor     bool
 	actor       string
 
-	started bool // our own code runs: errors are no longer about the command line's form
+	command string // as it is called, for errors
+	started bool   // our own code runs: errors are no longer about the command line's form
 	colours bool
 	seat    backend // given by tests; else made when it is first asked for
 	pool    *pgxpool.Pool
@@ -57,8 +61,11 @@ func (a *app) check() error {
 	if !slices.Contains(formats, a.format) {
 		return usagef("--output is %q: want table, wide, json, jsonl or yaml", a.format)
 	}
-	if a.databaseURL == "" {
-		a.databaseURL = a.env("PENSTOCK_DATABASE_URL")
+	if a.databaseURL == "" && a.server == "" { // a flag counts more than the environment
+		a.databaseURL, a.server = a.env("PENSTOCK_DATABASE_URL"), a.env("PENSTOCK_SERVER")
+	}
+	if a.server != "" && a.actor != "" {
+		return usagef("--actor goes with --database-url: through the API the token says who acts")
 	}
 	if a.actor == "" {
 		a.actor = whoami()
@@ -72,10 +79,32 @@ func terminal(stream any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// place is an error unless it is known where the system is, one way and not two.
+func (a *app) place() error {
+	if a.server != "" && a.databaseURL != "" {
+		return usagef("--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given: want one of them")
+	}
+	for _, libpq := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"} {
+		if a.env(libpq) != "" {
+			return nil
+		}
+	}
+	if a.server == "" && a.databaseURL == "" {
+		return usagef("where is the system? Give --server (PENSTOCK_SERVER) to go through its API, or --database-url (PENSTOCK_DATABASE_URL)")
+	}
+	return nil
+}
+
 // database returns the pool, which connects when it is first used.
 func (a *app) database(ctx context.Context) (*pgxpool.Pool, error) {
 	if a.pool != nil {
 		return a.pool, nil
+	}
+	if err := a.place(); err != nil {
+		return nil, err
+	}
+	if a.server != "" {
+		return nil, usagef("%s works only on the database: use --database-url (PENSTOCK_DATABASE_URL)", a.command)
 	}
 	pool, err := postgres.Open(ctx, postgres.Config{DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout})
 	if err != nil {
@@ -85,9 +114,20 @@ func (a *app) database(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// backend returns the way to the system that the flags ask for. There is one so far: straight on the database.
+// backend returns the way to the system that the flags ask for: through the API, or straight on the database.
 func (a *app) backend(ctx context.Context) (backend, error) {
 	if a.seat != nil {
+		return a.seat, nil
+	}
+	if err := a.place(); err != nil {
+		return nil, err
+	}
+	if a.server != "" {
+		seat, err := a.remote()
+		if err != nil {
+			return nil, err
+		}
+		a.seat = seat
 		return a.seat, nil
 	}
 	pool, err := a.database(ctx)

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// backend is what the commands need of the system, noun by noun. operator.Database is one that needs no leader; one
-// that goes through the HTTP API can stand in its place.
+// backend is what the commands need of the system, noun by noun. operator.Database is one that needs no leader; remote
+// goes through the HTTP API.
 type backend interface {
 	queues
 	entries

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"strings"
 
@@ -39,7 +40,7 @@ const exitHelp = `Exit codes:
   3   there is no such thing            10  doctor, verify: warnings
   4   its state does not allow it       20  doctor, verify: critical
   5   the queue is full                 130 interrupted
-  6   the database cannot be reached`
+  6   no way to the database or the API`
 
 // usageError is a mistake in the command line.
 type usageError struct{ error }
@@ -79,6 +80,12 @@ var kinds = []struct {
 	{code("3F000", "42P01", "42883", "42703"), exitState, "the schema is missing or not of this version: penstock migrate status, then penstock migrate up"},
 	{code("28P01", "28000", "3D000", "42501"), exitUnavailable, "check the user, the password, the database and its grants in --database-url (PENSTOCK_DATABASE_URL)"},
 	{code("57014"), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
+	{problem("unauthorized", "forbidden", "not_local"), exitUnavailable, "check the token in --token-file (PENSTOCK_TOKEN); penstock token list shows what each may do"},
+	{problem("timeout"), exitTimeout, "narrow the filter; the server bounds the time of a request"},
+	{problem("unavailable", "busy", "too_many_waiters"), exitUnavailable, "try again; the leader's log and /readyz say what is missing"},
+	{problem("unknown", "no_such_address", "method_not_allowed"), exitUnavailable, "check --server (PENSTOCK_SERVER): no leader of this version answers there"},
+	{is(context.DeadlineExceeded), exitTimeout, "narrow the filter, or give the request longer with --timeout"},
+	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; --database-url needs none"},
 	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock doctor looks further"},
 }
 

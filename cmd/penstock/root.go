@@ -21,12 +21,13 @@ func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
 		Short: "See and steer Penstock, the queue between requests and GPUs",
-		Long: "See and steer Penstock, straight on its database: no leader need run.\n\n" +
+		Long: "See and steer Penstock, through its API or straight on its database, where no leader need run.\n\n" +
+			"The API is --server or PENSTOCK_SERVER, with a token in --token-file or PENSTOCK_TOKEN.\n" +
 			"The database is --database-url or PENSTOCK_DATABASE_URL, else PGHOST, PGUSER and so on.\n" +
 			"Whatever changes behaviour needs a --reason, which ends up in the audit.\n\n" + exitHelp,
 		SilenceUsage: true, SilenceErrors: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
-			a.started = true
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			a.started, a.command = true, c.CommandPath()
 			return a.check()
 		},
 	}
@@ -37,12 +38,17 @@ func newRoot(a *app) *cobra.Command {
 	// The variable is read later and not as a default, or --help would print the password in it.
 	flags.StringVar(&a.databaseURL, "database-url", "", "postgres://user:password@host/name (PENSTOCK_DATABASE_URL)")
 	flags.BoolVar(&a.pooled, "database-pooled", false, "there is a pooler in transaction mode in between")
-	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "of one statement")
+	flags.StringVar(&a.server, "server", "", "https://host:port of the API, instead of the database (PENSTOCK_SERVER)")
+	flags.StringVar(&a.token, "token", "", "for the API; others on this machine can see flags: rather PENSTOCK_TOKEN, or")
+	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "of one statement or request")
 	flags.StringVarP(&a.format, "output", "o", "table", "table, wide, json, jsonl or yaml")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (NO_COLOR); there are none where the output is not a terminal")
-	flags.StringVar(&a.actor, "actor", "", "who does it, for the audit; by default user@host")
+	flags.StringVar(&a.actor, "actor", "", "who does it, for the audit; by default user@host, through the API always the token")
 	must(root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)))
-	must(root.RegisterFlagCompletionFunc("database-url", cobra.NoFileCompletions))
+	for _, name := range []string{"database-url", "server", "token"} {
+		must(root.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions))
+	}
 	for _, command := range commands {
 		root.AddCommand(command(a))
 	}

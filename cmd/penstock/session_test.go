@@ -24,6 +24,7 @@ type session struct {
 	*testing.T
 	pool  *pgxpool.Pool
 	dsn   string
+	api   map[string]string // the environment of who goes through the API
 	locks []*invalidation.Lock
 }
 
@@ -31,16 +32,28 @@ type session struct {
 // Lines that begin with $ are commands; what stands between them was printed. Lines that begin with % are what the
 // world does meanwhile: claim QUEUE NODE N, done, fail TEXT, sql STATEMENT. [exit N] is an exit code other than 0.
 func TestSessionWithoutALeader(t *testing.T) {
-	const path = "testdata/session.txt"
-	script, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	compare(t, sessionPath, newSession(t).play())
+}
+
+const sessionPath = "testdata/session.txt"
+
+func newSession(t *testing.T) *session {
 	s := &session{T: t, dsn: pgtest.DSN(t)}
+	var err error
 	if s.pool, err = pgxpool.New(t.Context(), s.dsn); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.pool.Close)
+	return s
+}
+
+// play runs the script and returns it with what was printed.
+func (s *session) play() string {
+	s.Helper()
+	script, err := os.ReadFile(sessionPath)
+	if err != nil {
+		s.Fatal(err)
+	}
 	var got strings.Builder
 	for line := range strings.Lines(string(script)) {
 		switch {
@@ -55,7 +68,7 @@ func TestSessionWithoutALeader(t *testing.T) {
 			}
 		}
 	}
-	compare(t, path, strings.TrimPrefix(got.String(), "\n"))
+	return strings.TrimPrefix(got.String(), "\n")
 }
 
 func compare(t *testing.T, path, got string) {
@@ -70,10 +83,15 @@ func compare(t *testing.T, path, got string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got == string(want) {
+	same(t, path, got, string(want))
+}
+
+func same(t *testing.T, path, got, want string) {
+	t.Helper()
+	if got == want {
 		return
 	}
-	g, w := strings.Split(got, "\n"), strings.Split(string(want), "\n")
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
 	for i := range max(len(g), len(w)) {
 		if i >= len(g) || i >= len(w) || g[i] != w[i] {
 			t.Fatalf("%s differs from line %d on; if the change is meant, run go test -update\ngot:\n%s\nwant:\n%s", path, i+1,
@@ -85,9 +103,12 @@ func compare(t *testing.T, path, got string) {
 // penstock runs one command line as the program does, without a terminal.
 func (s *session) penstock(line string) string {
 	var out bytes.Buffer
-	env := map[string]string{"PENSTOCK_DATABASE_URL": s.dsn}
+	env, args := map[string]string{"PENSTOCK_DATABASE_URL": s.dsn}, append(words(line), "--actor", "ada@ops")
+	if s.api != nil && !onlyOnTheDatabase.MatchString(line) {
+		env, args = s.api, words(line)
+	}
 	a := newApp(strings.NewReader(`{"from": "stdin"}`), &out, &out, func(name string) string { return env[name] })
-	code := run(s.Context(), a, append(words(line), "--actor", "ada@ops"))
+	code := run(s.Context(), a, args)
 	text := settled(out.String())
 	if code != 0 {
 		text += fmt.Sprintf("[exit %d]\n", code)

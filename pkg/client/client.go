@@ -94,7 +94,29 @@ type request struct {
 	media        string // of body; application/json if empty
 	body         []byte
 	key          string // Idempotency-Key
+	ifMatch      string
 	again        bool
+}
+
+// Call is a call of the API for which there is no method of its own here; docs/openapi.yaml lists all addresses.
+type Call struct {
+	Method, Path string // Path with its query, escaped
+	In           any    // the body, as JSON; nil for none
+	IfMatch      string // the ETag of what is to be changed, or *
+	Key          string // Idempotency-Key, for a push
+}
+
+// Do makes a call and reads the answer into a pointer, nil for none. It sends again what can be sent twice: a GET, and
+// what has a Key.
+func (c *Client) Do(ctx context.Context, call Call, into any) error {
+	r := request{method: call.Method, path: call.Path, key: call.Key, ifMatch: call.IfMatch, again: call.Method == http.MethodGet || call.Key != ""}
+	if call.In != nil {
+		var err error
+		if r.body, err = json.Marshal(call.In); err != nil {
+			return wrap(r, fmt.Errorf("write body: %w", err))
+		}
+	}
+	return c.do(ctx, r, into)
 }
 
 // do sends a request, again where that helps, and reads the answer into a pointer, nil for none.
@@ -161,6 +183,9 @@ func (c *Client) once(ctx context.Context, r request, into any) error {
 	}
 	if c.cfg.Token != "" {
 		sent.Header.Set("Authorization", "Bearer "+c.cfg.Token)
+	}
+	if r.ifMatch != "" {
+		sent.Header.Set("If-Match", r.ifMatch)
 	}
 	if r.key != "" {
 		sent.Header.Set("Idempotency-Key", strconv.Quote(r.key))

@@ -147,3 +147,28 @@ func TestWaitAsksUntilTheEntryHasEnded(t *testing.T) {
 		}
 	})
 }
+
+func TestCallsAreSentAgainOnlyIfTheyCanBeSentTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			call  client.Call
+			times int
+		}{
+			{client.Call{Method: "GET", Path: "/v1/nodes"}, 3},
+			{client.Call{Method: "PATCH", Path: "/v1/queues/q", In: map[string]any{"reason": "test"}, IfMatch: "*"}, 1},
+			{client.Call{Method: "POST", Path: "/v1/queues/q/entries", In: []int{1}, Key: "k"}, 3},
+		} {
+			times := 0
+			api := client.New(client.Config{URL: "http://x", Tries: 3, HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+				times++
+				if r.Method != c.call.Method || r.URL.Path != c.call.Path || r.Header.Get("If-Match") != c.call.IfMatch {
+					t.Errorf("%s %s with If-Match %q", r.Method, r.URL, r.Header.Get("If-Match"))
+				}
+				return reply(503, `{"code": "unavailable", "detail": "away"}`), nil
+			})}})
+			if err := api.Do(t.Context(), c.call, nil); !errors.Is(err, client.Unavailable) || times != c.times {
+				t.Errorf("%s was sent %d times, want %d (%v)", c.call.Method, times, c.times, err)
+			}
+		}
+	})
+}

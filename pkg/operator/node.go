@@ -59,6 +59,11 @@ func (d *Database) FindNode(ctx context.Context, wanted string) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
+	return PickNode(nodes, wanted)
+}
+
+// PickNode is FindNode among nodes that were read before.
+func PickNode(nodes []Node, wanted string) (Node, error) {
 	var named, living []Node
 	for _, n := range nodes {
 		switch {

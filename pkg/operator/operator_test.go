@@ -411,7 +411,7 @@ func TestRatesComeFromTwoSnapshots(t *testing.T) {
 	two := &Snapshot{At: at.Add(2 * time.Second), Queues: []Queue{
 		{Name: "a", QueueID: 1, Accepted: 30, Gone: 5}, {Name: "b", QueueID: 2, Accepted: 3}, {Name: "c", QueueID: 3, Accepted: 3},
 	}}
-	got := rates(one, two)
+	got := Rates(one, two)
 	if len(got) != 1 || got[0] != (Rate{Queue: "a", In: 10, Out: 0.5}) {
 		t.Errorf("rates are %+v; a queue that is new or whose counters were reset has none", got)
 	}

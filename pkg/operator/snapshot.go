@@ -85,13 +85,13 @@ func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, 
 	for _, q := range s.Queues {
 		s.Waiting += q.AwaitingCompute
 	}
-	s.Rates = rates(earlier, s)
+	s.Rates = Rates(earlier, s)
 	return s, nil
 }
 
-// rates are those of the samples; without samples it compares the counters of two snapshots. Counters that went back
+// Rates are those of the samples; without samples it compares the counters of two snapshots. Counters that went back
 // were reset: they say nothing.
-func rates(earlier, now *Snapshot) []Rate {
+func Rates(earlier, now *Snapshot) []Rate {
 	before, seconds := map[int32]Queue{}, 0.0
 	if earlier != nil {
 		seconds = now.At.Sub(earlier.At).Seconds()

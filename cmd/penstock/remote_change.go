@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/penstock/penstock/pkg/client"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func (r remote) CreateQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	return r.post(ctx, "/v1/queues", because(by, "name", name, "settings", options), nil)
+}
+
+func (r remote) AlterQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	return r.change(ctx, "PATCH", address("/v1/queues/%v", name), because(by, "settings", options))
+}
+
+func (r remote) DropQueue(ctx context.Context, name string, force bool, by invalidation.By) error {
+	return r.remove(ctx, address("/v1/queues/%v", name), by, "force", force)
+}
+
+// remove sends a DELETE, whose reason stands in the address.
+func (r remote) remove(ctx context.Context, path string, by invalidation.By, more ...any) error {
+	return r.do(ctx, client.Call{Method: "DELETE", Path: path + query(append(more, "reason", by.Reason)...)}, nil)
+}
+
+func (r remote) PauseQueue(ctx context.Context, name string, by invalidation.By, until time.Time) error {
+	return r.post(ctx, address("/v1/queues/%v/pause", name), because(by, "until", until), nil)
+}
+
+func (r remote) ResumeQueue(ctx context.Context, name string, by invalidation.By) error {
+	return r.post(ctx, address("/v1/queues/%v/resume", name), because(by), nil)
+}
+
+func (r remote) DisableQueue(ctx context.Context, name string, by invalidation.By) error {
+	return r.post(ctx, address("/v1/queues/%v/disable", name), because(by), nil)
+}
+
+func (r remote) EnableQueue(ctx context.Context, name string, by invalidation.By) error {
+	return r.post(ctx, address("/v1/queues/%v/enable", name), because(by), nil)
+}
+
+func (r remote) Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error) {
+	var answer struct {
+		Replaced int    `json:"replaced"`
+		Next     string `json:"next"`
+	}
+	err = r.post(ctx, address("/v1/queues/%v/compact", queue), because(by, "lock_key", key, "after", after), &answer)
+	return answer.Replaced, answer.Next, err
+}
+
+func (r remote) RetryFailure(ctx context.Context, id int64, by invalidation.By) error {
+	return r.post(ctx, address("/v1/failures/%v/retry", id), because(by), nil)
+}
+
+func (r remote) DiscardFailure(ctx context.Context, id int64, by invalidation.By) error {
+	return r.post(ctx, address("/v1/failures/%v/discard", id), because(by), nil)
+}
+
+func (r remote) DrainNode(ctx context.Context, id operator.NodeID, by invalidation.By) error {
+	return r.post(ctx, address("/v1/nodes/%v/drain", int64(id)), because(by), nil)
+}
+
+func (r remote) SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	return r.put(ctx, address("/v1/limits/%v", name), because(by, "settings", options), nil)
+}
+
+func (r remote) UseLimit(ctx context.Context, queue, limit string, units int, by invalidation.By) error {
+	return r.put(ctx, address("/v1/queues/%v/limits/%v", queue, limit), because(by, "units", units), nil)
+}
+
+func (r remote) SetFlowWeight(ctx context.Context, flow, queue string, weight float64, by invalidation.By) error {
+	return r.post(ctx, "/v1/flows/weight"+query("queue", queue), because(by, "flow", flow, "weight", weight), nil)
+}
+
+func (r remote) CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error {
+	return r.post(ctx, address("/v1/queues/%v/cron", queue), because(by, "name", name, "spec", spec, "settings", options), nil)
+}
+
+func (r remote) AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
+	return r.change(ctx, "PATCH", address("/v1/cron/%v", name), because(by, "settings", options))
+}
+
+func (r remote) PauseCronJob(ctx context.Context, name string, by invalidation.By, until time.Time) error {
+	return r.post(ctx, address("/v1/cron/%v/pause", name), because(by, "until", until), nil)
+}
+
+func (r remote) ResumeCronJob(ctx context.Context, name string, by invalidation.By) error {
+	return r.post(ctx, address("/v1/cron/%v/resume", name), because(by), nil)
+}
+
+func (r remote) RunCronJob(ctx context.Context, name string, by invalidation.By) error {
+	return r.post(ctx, address("/v1/cron/%v/run", name), because(by), nil)
+}
+
+func (r remote) DropCronJob(ctx context.Context, name string, by invalidation.By) error {
+	return r.remove(ctx, address("/v1/cron/%v", name), by)
+}
+
+func (r remote) CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error) {
+	var made struct {
+		ID int64 `json:"id"`
+	}
+	err := r.post(ctx, address("/v1/queues/%v/batches", queue), because(by, "name", name, "options", options), &made)
+	return made.ID, err
+}
+
+func (r remote) PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error {
+	return r.post(ctx, address("/v1/batches/%v/pause", id), because(by, "until", until), nil)
+}
+
+func (r remote) ResumeBatch(ctx context.Context, id int64, by invalidation.By) error {
+	return r.post(ctx, address("/v1/batches/%v/resume", id), because(by), nil)
+}
+
+func (r remote) CancelBatch(ctx context.Context, id int64, by invalidation.By) error {
+	return r.post(ctx, address("/v1/batches/%v/cancel", id), because(by), nil)
+}
+
+func (r remote) RetryBatch(ctx context.Context, id int64, by invalidation.By) error {
+	return r.post(ctx, address("/v1/batches/%v/retry", id), because(by), nil)
+}
+
+func (r remote) Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error {
+	return r.post(ctx, "/v1/pauses"+query("queue", s.Queue), because(by, "scope", s.Scope, "value", s.Value, "until", until), nil)
+}
+
+func (r remote) Resume(ctx context.Context, s invalidation.Subject, by invalidation.By) error {
+	return r.remove(ctx, "/v1/pauses", by, "queue", s.Queue, "scope", s.Scope, "value", s.Value)
+}
+
+func (r remote) SetQuota(ctx context.Context, application string, l *invalidation.Limit, by invalidation.By) error {
+	path := address("/v1/applications/%v/quota", application)
+	if l == nil {
+		return r.change(ctx, "DELETE", path+query("reason", by.Reason), nil)
+	}
+	return r.put(ctx, path, because(by, "max_units", l.MaxUnits, "rate", l.Rate, "burst", l.Burst), nil)
+}
+
+func (r remote) RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (string, error) {
+	var made struct {
+		Queue string `json:"queue"`
+	}
+	err := r.put(ctx, address("/v1/models/%v", name), because(by, "config", json.RawMessage(config)), &made)
+	return made.Queue, err
+}
+
+func (r remote) OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error {
+	path := address("/v1/models/%v/override", name)
+	if override == nil {
+		return r.change(ctx, "DELETE", path+query("reason", by.Reason), nil)
+	}
+	return r.change(ctx, "PUT", path, because(by, "override", json.RawMessage(override)))
+}
+
+func (r remote) RemoveModel(ctx context.Context, name string, by invalidation.By) error {
+	return r.remove(ctx, address("/v1/models/%v", name), by)
+}
+
+func (r remote) RegisterInstance(ctx context.Context, i operator.Instance, by invalidation.By) error {
+	return r.put(ctx, address("/v1/instances/%v/%v", i.Model, i.Server), because(by, "endpoint", i.Endpoint, "slots", i.Slots, "labels", i.Labels), nil)
+}
+
+func (r remote) DrainInstance(ctx context.Context, model, server string, by invalidation.By) error {
+	return r.post(ctx, address("/v1/instances/%v/%v/drain", model, server), because(by), nil)
+}
+
+func (r remote) RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error {
+	return r.remove(ctx, address("/v1/instances/%v/%v", model, server), by, "force", force)
+}
+
+// answered is a secret, which cannot be read again.
+type answered struct {
+	Secret string `json:"secret"`
+}
+
+func (r remote) CreateToken(ctx context.Context, g operator.Grant, by invalidation.By) (string, error) {
+	var made answered
+	err := r.post(ctx, "/v1/tokens", because(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues, "expires_at", g.ExpiresAt), &made)
+	return made.Secret, err
+}
+
+func (r remote) RotateToken(ctx context.Context, name string, overlap time.Duration, expires time.Time, by invalidation.By) (string, error) {
+	var made answered
+	err := r.post(ctx, address("/v1/tokens/%v/rotate", name), because(by, "overlap_seconds", overlap.Seconds(), "expires_at", expires), &made)
+	return made.Secret, err
+}
+
+func (r remote) RevokeToken(ctx context.Context, name string, by invalidation.By) error {
+	return r.post(ctx, address("/v1/tokens/%v/revoke", name), because(by), nil)
+}

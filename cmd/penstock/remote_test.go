@@ -1,0 +1,294 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/client"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// onlyOnTheDatabase are the commands that the API has not.
+var onlyOnTheDatabase = regexp.MustCompile(`^(migrate|doctor|bench)\b|--database-url`)
+
+// differences are where the session through the API reads otherwise, and why.
+var differences = []struct{ why, database, api string }{
+	{
+		"the API refuses a value that is not in its description before anybody looks at the request",
+		`list entries of queue "mails": state "lost" is not one of initial, pending, computing, disabled`,
+		`the request is not valid: expected value to be one of "initial, pending, computing, disabled" (query.state)`,
+	},
+	{
+		"so it does here",
+		`pause planet "mars": pause of planet "mars" is not valid. The scopes are name and lock_key (with a queue), flow (with or without), model, application and node.`,
+		`the request is not valid: expected value to be one of "name, lock_key, flow, model, application, node" (body.scope)`,
+	},
+	{
+		"and here",
+		`create token "odd": a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, at least one`,
+		`the request is not valid: expected value to be one of "push, read, operate, admin" (body.scopes[0])`,
+	},
+	{"one address tells state, reasons and outcome, and looks for the outcome first", "explain entry 4711:", "read outcome of entry 4711:"},
+	{"JSON travels without the spaces that Postgres puts into it", `{"ok": true}`, `{"ok":true}`},
+	{"as above", `0/4  {"timeout": 60}`, `0/4  {"timeout":60}`},
+	{
+		"the token that is used is listed as well",
+		"TOKEN  STATE  SCOPES  APPLICATIONS  QUEUES  USED  EXPIRES\n",
+		"TOKEN  STATE  SCOPES  APPLICATIONS  QUEUES  USED  EXPIRES\nada@ops  live  admin  all  all  <time>  never\n",
+	},
+}
+
+// TestSessionThroughTheAPI plays the session of TestSessionWithoutALeader again, on a server.
+func TestSessionThroughTheAPI(t *testing.T) {
+	s := newSession(t)
+	s.serve()
+	text, err := os.ReadFile(sessionPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := string(text)
+	for _, d := range differences {
+		if !strings.Contains(want, d.database) {
+			t.Errorf("the session does not have %q any more, which differs because %s", d.database, d.why)
+		}
+		want = strings.ReplaceAll(want, d.database, d.api)
+	}
+	same(t, sessionPath+" through the API", s.play(), want)
+}
+
+// serve makes a server and a token that bears the person's name, as the audit wants it. In the place of an elected
+// leader, an operation makes a step whenever somebody has looked at it.
+func (s *session) serve() *httptest.Server {
+	s.Helper()
+	db, err := postgres.Open(s.Context(), postgres.Config{DSN: s.dsn})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(db.Close)
+	seat := operator.New(db)
+	secret, err := seat.CreateToken(s.Context(), operator.Grant{Name: "ada@ops", Scopes: []string{"admin"}}, invalidation.By{Actor: "test", Reason: "test"})
+	if err != nil {
+		s.Fatal(err)
+	}
+	served, looked := api.New(db, api.Config{}), regexp.MustCompile(`^/v1/operations/(\d+)$`)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		served.ServeHTTP(w, r)
+		if m := looked.FindStringSubmatch(r.URL.Path); m != nil {
+			if _, err := db.Exec(r.Context(), `SELECT penstock.step_operation($1::text::bigint)`, m[1]); err != nil {
+				s.Error(err)
+			}
+		}
+	}))
+	s.Cleanup(server.Close)
+	s.api = map[string]string{"PENSTOCK_SERVER": server.URL, "PENSTOCK_TOKEN": secret}
+	return server
+}
+
+// withoutAddress are the methods of the backend that ask the API for nothing.
+var withoutAddress = map[string]string{"Step": "the leader carries operations out"}
+
+// TestEveryMethodOfTheBackendHasAnAddress calls all methods and looks the requests up in the description of the API.
+func TestEveryMethodOfTheBackendHasAnAddress(t *testing.T) {
+	known := addresses(t)
+	var asked []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Method+" "+r.URL.Path)
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer server.Close()
+	seat := reflect.ValueOf(remote{client.New(client.Config{URL: server.URL})})
+	methods := reflect.TypeFor[backend]()
+	for i := range methods.NumMethod() {
+		name := methods.Method(i).Name
+		asked = nil
+		method := seat.MethodByName(name)
+		args := []reflect.Value{reflect.ValueOf(t.Context())}
+		for j := 1; j < method.Type().NumIn(); j++ {
+			args = append(args, example(method.Type().In(j)))
+		}
+		if method.Type().IsVariadic() {
+			method.CallSlice(args)
+		} else {
+			method.Call(args)
+		}
+		if why := withoutAddress[name]; (why == "") != (len(asked) > 0) {
+			t.Errorf("%s asks for %v, %s", name, asked, why)
+		}
+		for _, request := range asked {
+			if !slices.ContainsFunc(known, func(a *regexp.Regexp) bool { return a.MatchString(request) }) {
+				t.Errorf("%s asks for %s, which is no address of the API", name, request)
+			}
+		}
+	}
+	if methods.NumMethod() < 70 {
+		t.Errorf("the backend has only %d methods", methods.NumMethod())
+	}
+}
+
+// example is a value that is not zero, so that no segment of a path is empty.
+func example(of reflect.Type) reflect.Value {
+	v := reflect.New(of).Elem()
+	switch of.Kind() {
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Int, reflect.Int64, reflect.Int32:
+		v.SetInt(7)
+	case reflect.Slice:
+		if of.Elem().Kind() != reflect.Uint8 {
+			v.Set(reflect.Append(v, example(of.Elem())))
+		} else {
+			v.SetBytes([]byte(`{}`))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Field(i); f.CanSet() && f.Kind() == reflect.String {
+				f.SetString("x")
+			}
+		}
+		if p, is := v.Addr().Interface().(*invalidation.Push); is {
+			p.Payload, p.Callback = []byte(`{}`), nil
+		}
+	}
+	return v
+}
+
+// addresses reads docs/openapi.yaml into patterns.
+func addresses(t *testing.T) (patterns []*regexp.Regexp) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document struct {
+		Paths map[string]map[string]any `yaml:"paths"`
+	}
+	if err := yaml.Unmarshal(text, &document); err != nil {
+		t.Fatal(err)
+	}
+	for path, methods := range document.Paths {
+		for method := range methods {
+			pattern := regexp.MustCompile(`\{\w+\}`).ReplaceAllString(path, `[^/]+`)
+			patterns = append(patterns, regexp.MustCompile("^"+strings.ToUpper(method)+" "+pattern+"$"))
+		}
+	}
+	return patterns
+}
+
+func TestListsFollowTheCursorAsFarAsTheLimit(t *testing.T) {
+	s := newSession(t)
+	s.serve()
+	if got := s.penstock("queue create mails --reason test"); got != "create queue mails: done\n" {
+		t.Fatal(got)
+	}
+	lines := filepath.Join(t.TempDir(), "lines")
+	if err := os.WriteFile(lines, []byte(strings.Repeat("{}\n", 2300)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.penstock("entry push mails --lines " + lines); got != "2300 entries, ids 1 to 2300\n" {
+		t.Fatal(got)
+	}
+	for _, c := range []struct {
+		flags       string
+		first, last int
+	}{{"", 1, 50}, {"--limit 2100", 1, 2100}, {"--limit 9000", 1, 2300}, {"--after 2250", 2251, 2300}, {"--after 40 --limit 3", 41, 43}} {
+		got := regexp.MustCompile(`"id":(\d+)`).FindAllStringSubmatch(s.penstock("entry list mails -o jsonl "+c.flags), -1)
+		if len(got) != c.last-c.first+1 || got[0][1] != fmt.Sprint(c.first) || got[len(got)-1][1] != fmt.Sprint(c.last) {
+			t.Errorf("%q lists %d entries, want %d to %d", c.flags, len(got), c.first, c.last)
+		}
+	}
+}
+
+func TestTopThroughTheAPI(t *testing.T) {
+	s := newSession(t)
+	s.serve()
+	s.penstock("queue create mails --reason test")
+	s.penstock("entry push mails {}")
+	if got := s.penstock("top --once --interval 100ms"); !strings.Contains(got, "waiting 1 ") || !strings.Contains(got, "\nmails  task  no node") {
+		t.Error(got)
+	}
+}
+
+func TestWhyTheServerCannotBeUsed(t *testing.T) {
+	s := newSession(t)
+	server := s.serve()
+	db := operator.New(s.pool)
+	token := func(name, scope string) string {
+		secret, err := db.CreateToken(t.Context(), operator.Grant{Name: name, Scopes: []string{scope}}, invalidation.By{Actor: "test", Reason: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return secret
+	}
+	good, reader, expired := s.api["PENSTOCK_TOKEN"], token("reader", "read"), token("expired", "admin")
+	if _, err := s.pool.Exec(t.Context(), `UPDATE penstock.api_token SET expires_at = clock_timestamp() WHERE name = 'expired'`); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(good+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	odd := httptest.NewServer(http.NotFoundHandler())
+	defer odd.Close()
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer silent.Close()
+	type env map[string]string
+	for what, c := range map[string]struct {
+		env  env
+		line string
+		code int
+		says string
+	}{
+		"a token in the environment":  {env{"PENSTOCK_SERVER": server.URL, "PENSTOCK_TOKEN": good}, "queue list", exitDone, "QUEUE"},
+		"a token in a file":           {nil, "queue list --server " + server.URL + " --token-file " + file, exitDone, "QUEUE"},
+		"a flag beats the variable":   {env{"PENSTOCK_DATABASE_URL": "postgres://nobody@127.0.0.1:1/none"}, "queue list --server " + server.URL + " --token " + good, exitDone, "QUEUE"},
+		"no token":                    {nil, "queue list --server " + server.URL, exitUnavailable, "has no token"},
+		"an invented token":           {nil, "queue list --token " + operator.NewSecret() + " --server " + server.URL, exitUnavailable, "not known"},
+		"no token at all":             {nil, "queue list --token secret --server " + server.URL, exitUnavailable, "next: check the token"},
+		"an expired token":            {nil, "queue list --token " + expired + " --server " + server.URL, exitUnavailable, "has expired"},
+		"too little of a token":       {nil, "queue create q --reason r --token " + reader + " --server " + server.URL, exitUnavailable, "it needs scope admin and has read"},
+		"a token twice":               {nil, "queue list --token x --token-file " + file + " --server " + server.URL, exitUsage, "not both"},
+		"a file that is not there":    {nil, "queue list --token-file /nowhere/token --server " + server.URL, exitUsage, "read token"},
+		"nobody listens":              {nil, "queue list --server http://127.0.0.1:1", exitUnavailable, "next: check --server"},
+		"something else answers":      {nil, "queue list --server " + odd.URL, exitUnavailable, "no leader of this version"},
+		"nothing is answered":         {nil, "queue list --timeout 50ms --server " + silent.URL, exitTimeout, "--timeout"},
+		"not an address":              {nil, "queue list --server localhost:8420", exitUsage, "http://host:port"},
+		"a password in the address":   {nil, "queue list --server http://u:secret@h", exitUsage, "http://host:port"},
+		"two ways":                    {nil, "queue list --server http://x --database-url postgres://x", exitUsage, "--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given"},
+		"two ways in the environment": {env{"PENSTOCK_SERVER": "http://x", "PENSTOCK_DATABASE_URL": "postgres://x"}, "queue list", exitUsage, "both given"},
+		"no way":                      {nil, "queue list", exitUsage, "Give --server (PENSTOCK_SERVER) to go through its API, or --database-url"},
+		"an actor":                    {nil, "queue list --actor ada --server http://x", exitUsage, "the token says who acts"},
+		"doctor":                      {nil, "doctor --server http://x", exitUsage, "penstock doctor works only on the database: use --database-url"},
+		"migrate":                     {nil, "migrate up --server http://x", exitUsage, "penstock migrate up works only on the database: use --database-url"},
+		"bench":                       {nil, "bench --yes --server http://x", exitUsage, "penstock bench works only on the database: use --database-url"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var out bytes.Buffer
+			a := newApp(strings.NewReader(""), &out, &out, func(name string) string { return c.env[name] })
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if code := run(ctx, a, strings.Fields(c.line)); code != c.code || !strings.Contains(out.String(), c.says) {
+				t.Errorf("exit %d, want %d with %q: %s", code, c.code, c.says, out.String())
+			}
+			if strings.Contains(out.String(), "pst_") || strings.Contains(out.String(), "secret") {
+				t.Errorf("it prints the token: %s", out.String())
+			}
+		})
+	}
+}
