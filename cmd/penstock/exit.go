@@ -84,7 +84,7 @@ var kinds = []struct {
 	{problem("timeout"), exitTimeout, "narrow the filter; the server bounds the time of a request"},
 	{problem("unavailable", "busy", "too_many_waiters"), exitUnavailable, "try again; the leader's log and /readyz say what is missing"},
 	{problem("unknown", "no_such_address", "method_not_allowed"), exitUnavailable, "check --server (PENSTOCK_SERVER): no leader of this version answers there"},
-	{is(context.DeadlineExceeded), exitTimeout, "narrow the filter, or give the request longer with --timeout"},
+	{lateAnswer, exitTimeout, "narrow the filter, or give the request longer with --timeout"},
 	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; --database-url needs none"},
 	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock doctor looks further"},
 }
@@ -117,6 +117,11 @@ func sentence(err error) string {
 		text = strings.ReplaceAll(text, ".: "+sentinel.Error(), ".")
 	}
 	return text
+}
+
+// lateAnswer says that the API did not answer within --timeout.
+func lateAnswer(err error) bool {
+	return isA[*url.Error](err) && errors.Is(err, context.DeadlineExceeded)
 }
 
 // unavailable says that the database could not be reached, or refused work for a reason that passes.

@@ -49,7 +49,9 @@ func (a *app) remote() (remote, error) {
 		return remote{}, usagef("the token has characters that no token has; it begins with pst_")
 	}
 	return remote{client.New(client.Config{
-		URL: a.server, Token: token, HTTP: &http.Client{Timeout: a.timeout},
+		URL: a.server, Token: token,
+		// A change that was sent elsewhere would arrive there as a GET, and look as if it were done.
+		HTTP: &http.Client{Timeout: a.timeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		// A person waits: what does not pass within seconds is said.
 		Tries: 3, WaitMax: 2 * time.Second,
 	})}, nil
@@ -84,10 +86,11 @@ func problem(codes ...client.Code) func(error) bool {
 	}
 }
 
+// do makes a call. What did not come from Penstock keeps its status and address.
 func (r remote) do(ctx context.Context, c client.Call, into any) error {
 	err := r.api.Do(ctx, c, into)
 	var answer *client.Error
-	if errors.As(err, &answer) && answer.Detail != "" {
+	if errors.As(err, &answer) && answer.Code != "unknown" {
 		return refused{answer}
 	}
 	return err

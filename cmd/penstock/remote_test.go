@@ -215,6 +215,68 @@ func TestListsFollowTheCursorAsFarAsTheLimit(t *testing.T) {
 	}
 }
 
+// TestTheWayMakesNoDifference runs what the session does not touch both ways.
+func TestTheWayMakesNoDifference(t *testing.T) {
+	straight, through := newSession(t), newSession(t)
+	through.serve()
+	for _, line := range []string{
+		"queue create mails --set capacity=3 --set payload_limit=40 --reason r",
+		"queue alter mails --set max_concurrent=4 --unset run_timeout --reason r",
+		`entry push mails '{"n": 1}' --idempotency-key a --flow acme --name news --cost 2 --priority 3`,
+		`entry push mails '{"n": 1}' --idempotency-key a --flow acme --name news --cost 2 --priority 3`,
+		`entry push mails '{"n": 2}' --idempotency-key a --flow acme`,
+		`entry push mails '{"n": "0123456789012345678901234567890123456789"}'`,
+		`entry push mails '{}' --unique-key u --unique-policy while_queued --due 1h --start-by 2h --finish-by 3h`,
+		`entry push mails '{}' --unique-key u --unique-policy while_queued`,
+		`entry push mails '{}' --unique-key u --unique-policy now_and_then`,
+		`entry push mails '{}' --flow 0 --name 0`,
+		`entry push mails '{}'`,
+		"entry list mails --flow acme -o yaml", "entry list mails --name 0 -o wide", "entry list nobody",
+		"entry show 1 -o json", "entry show 3 -o yaml", "entry show 99",
+		"entry cancel 1 --reason r", "entry explain 1", "entry cancel 1 --reason r", "entry show 1 -o json", "entry explain 1 -o jsonl",
+		"entry disable 3 --reason r", "entry list mails --state disabled", "entry enable 3 --reason r", "entry enable 3 --reason r",
+		"entry cancel --queue mails --older-than 1h --per-second 5 --dry-run", "entry cancel --queue mails --flow 0 --reason r --yes",
+		"operation list --queue mails", "operation follow 99",
+		"audit list --since 1h --limit 2", "audit list --since 1ms --verb cancel",
+		"queue history mails --over 90s", "queue list mails nobody", "queue list -o wide", "lock list --node nobody",
+		"limit set provider --max-units 5 --reason r", "limit set provider --max-units 6 --reason r", "limit use mails provider --units 2 --reason r",
+		"limit use nobody provider --units 2 --reason r", "limit use mails nothing --units 2 --reason r", "limit list -o wide",
+		"flow weight acme 2 --queue mails --reason r", "flow weight acme 0 --queue mails --reason r", "flow list",
+		"application quota default --rate 5 --reason r", "application quota default --max-units 3 --reason r", "application list -o wide",
+		"pause set flow 0 --queue mails --until 1h --reason r", "pause list -o wide", "pause end flow 0 --queue mails --reason r",
+		`model register org/llama '{"protocol": "openai"}' --reason r`, `model register org/llama '{"protocol": "oip"}' --reason r`, "model list",
+		"instance register org/llama gpu/1 http://127.0.0.1:1 --slots 2 --reason r", "instance register org/llama gpu/1 http://127.0.0.1:2 --slots 3 --reason r",
+		"instance register nothing gpu/1 http://127.0.0.1:1 --slots 2 --reason r",
+		"instance list org/llama -o yaml", "instance drain org/llama gpu/1 --reason r", "instance remove org/llama gpu/1 --yes --reason r",
+		"model remove org/llama --yes --reason r", "model remove org/llama --yes --reason r",
+		"queue create reports --kind cron --reason r", "cron create 'week ly?' reports '@every 5m' --reason r", "cron pause 'week ly?' --until 1h --reason r",
+		"cron list", "cron show 'week ly?'", "cron create 'week ly?' reports '@every 5m' --reason r", "cron drop 'week ly?' --yes --reason r",
+		"group list mails -o json", "group list nobody", "failure list nobody", "failure causes nobody", "failure show 3", "failure retry 3 --reason r",
+		"node list", "lock verify", "batch list",
+		"queue drop mails --yes --force --reason r", "queue drop mails --yes --force --reason r",
+	} {
+		if d, a := straight.penstock(line), through.penstock(line); d != a {
+			t.Errorf("%s\non the database:\n%s\nthrough the API:\n%s", line, d, a)
+		}
+	}
+}
+
+// TestARedirectIsNoAnswer keeps a POST from arriving as a GET that succeeds.
+func TestARedirectIsNoAnswer(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			_, _ = io.WriteString(w, "{}")
+			return
+		}
+		http.Redirect(w, r, r.URL.Path, http.StatusMovedPermanently)
+	}))
+	defer server.Close()
+	out, errs, code := command(t, nil, "queue", "create", "mails", "--reason", "r", "--server", server.URL)
+	if code != exitUnavailable || out != "" || !strings.Contains(errs, "301") {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+}
+
 func TestTopThroughTheAPI(t *testing.T) {
 	s := newSession(t)
 	s.serve()
