@@ -39,7 +39,7 @@ func newRoot(a *app) *cobra.Command {
 	flags.StringVar(&a.databaseURL, "database-url", "", "postgres://user:password@host/name (PENSTOCK_DATABASE_URL)")
 	flags.BoolVar(&a.pooled, "database-pooled", false, "there is a pooler in transaction mode in between")
 	flags.StringVar(&a.server, "server", "", "https://host:port of the API, instead of the database (PENSTOCK_SERVER)")
-	flags.StringVar(&a.token, "token", "", "for the API; others on this machine can see flags: rather PENSTOCK_TOKEN, or")
+	flags.StringVar(&a.token, "token", "", "for the API; others on this machine see flags: rather give PENSTOCK_TOKEN or --token-file")
 	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token")
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "of one statement or request")
 	flags.StringVarP(&a.format, "output", "o", "table", "table, wide, json, jsonl or yaml")
