@@ -105,6 +105,9 @@ bench-curves: ## Throughput and latency against backlog, keys, flows, nodes, a h
 bench-sizing: ## What a load takes of a database, by measured points, and how far the model is off; ARGS=-measure, ARGS='-rate 5000 -payload 1000'
 	go -C bench run ./cmd/sizing $(ARGS)
 
+bench-http: ## Push through a leader's HTTP API: single, lists and streams, entries a second, p99 and memory; ARGS=-short for a tenth
+	go -C bench run ./cmd/http $(ARGS)
+
 bench-dispatch: ## Calls a second through one node to a worker that answers at once, with 8, 64 and 512 slots
 	go -C bench run ./cmd/dispatch $(ARGS)
 

@@ -27,6 +27,7 @@ type Leader struct {
 	Migrate  bool     `koanf:"migrate" help:"apply missing migrations at start; set it to false where another tool does, or behind a pooler"`
 	Hints    bool     `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
 	HTTP     HTTP     `koanf:"http"`
+	Callback Callback `koanf:"callback"`
 	Election Election `koanf:"election"`
 	Recovery Recovery `koanf:"recovery"`
 }
@@ -40,10 +41,17 @@ type TLS struct {
 
 // HTTP bounds what the server takes.
 type HTTP struct {
-	Conns     int           `koanf:"connections_max" help:"connections at once, at most; others wait to be accepted"`
+	Conns     int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
 	BodyBytes int64         `koanf:"body_bytes_max" help:"bytes in the body of a push, at most"`
 	Entries   int           `koanf:"entries_max" help:"entries in one push, at most"`
 	Timeout   time.Duration `koanf:"timeout" help:"for the work of one request"`
+}
+
+// Callback says which addresses a push may name to be called back; set it as in tasknode.webhook, which delivers.
+type Callback struct {
+	HTTPSOnly     bool     `koanf:"https_only" help:"only https addresses"`
+	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be named although their addresses are private"`
+	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be named although they are private"`
 }
 
 // Election says how this leader takes part.

@@ -27,6 +27,7 @@ import (
 	"github.com/penstock/penstock/pkg/election"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/webhook"
 )
 
 const summary = `leader takes in work over HTTP and looks after the queues.
@@ -84,6 +85,10 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer stopTracing()
+	callbacks, err := webhook.NewPolicy(cfg.Leader.Callback.HTTPSOnly, cfg.Leader.Callback.AllowHosts, cfg.Leader.Callback.AllowNetworks)
+	if err != nil {
+		return fmt.Errorf("leader.callback.allow_networks: %w", err)
+	}
 	l := newLeader(cfg, pools, log)
 	own := api.New(pools.api, api.Config{
 		Open:         cfg.Leader.Open,
@@ -94,6 +99,10 @@ func run(cfg Config, log *slog.Logger) error {
 		Observe:      l.requests.observe,
 		Hinter:       l.hinter,
 		Log:          log,
+		CheckCallback: func(url string) error {
+			_, err := callbacks.CheckURL(url)
+			return err
+		},
 		ReadModel: func(name string, config, override []byte) ([]byte, error) {
 			m, err := inference.ReadModel(name, config, override)
 			if err != nil {

@@ -2,20 +2,15 @@ package main
 
 import (
 	"fmt"
-	"net/netip"
 
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/webhook"
 )
 
 func (w Webhook) policy() (webhook.Policy, error) {
-	p := webhook.Policy{HTTPSOnly: w.HTTPSOnly, AllowHosts: w.AllowHosts}
-	for _, text := range w.AllowNetworks {
-		network, err := netip.ParsePrefix(text)
-		if err != nil {
-			return p, fmt.Errorf("tasknode.webhook.allow_networks: %q is not a network such as 10.1.0.0/16: %w", text, err)
-		}
-		p.AllowNetworks = append(p.AllowNetworks, network)
+	p, err := webhook.NewPolicy(w.HTTPSOnly, w.AllowHosts, w.AllowNetworks)
+	if err != nil {
+		return p, fmt.Errorf("tasknode.webhook.allow_networks: %w", err)
 	}
 	return p, nil
 }

@@ -28,10 +28,10 @@ type API struct {
 	routes   []route
 	tokens   tokens
 
-	queues  sync.Map // from name to *invalidation.Queue
-	bodies  *budget
-	flights flights
-	watch   *watch
+	queues          sync.Map // from name to *invalidation.Queue
+	bodies, streams *budget
+	flights         flights
+	watch           *watch
 	// draining ends when Drain is called.
 	draining <-chan struct{}
 	drain    func()
@@ -76,7 +76,8 @@ func NewProbes(cfg Config) *API {
 
 func newAPI(cfg Config) *API {
 	a := &API{cfg: cfg.withDefaults(), mux: http.NewServeMux()}
-	a.bodies = newBudget(a.cfg.BodiesBytesMax)
+	// Apart, so that slow streams keep no short push out.
+	a.bodies, a.streams = newBudget(a.cfg.BodiesBytesMax/2), newBudget(a.cfg.BodiesBytesMax/2)
 	draining, drain := context.WithCancel(context.Background())
 	a.draining, a.drain = draining.Done(), drain
 	config := huma.DefaultConfig("Penstock", "v1")

@@ -18,7 +18,8 @@ type Config struct {
 	BodyBytesMax int64
 	// EntriesMax bounds the entries in one push. Default 10,000.
 	EntriesMax int
-	// BodiesBytesMax bounds what the bodies of all requests together take in memory. Default 256 MiB.
+	// BodiesBytesMax bounds what the bodies of all requests together take in memory, half of it for streams, 8 MiB each.
+	// Default 256 MiB.
 	BodiesBytesMax int64
 	// WaitersMax bounds how many requests wait for entries at once. Default 10,000.
 	WaitersMax int

@@ -12,14 +12,12 @@ import (
 	"os"
 	"sync"
 	"time"
-
-	"golang.org/x/net/netutil"
 )
 
 // ListenConfig says where a server listens, and whom it lets connect.
 type ListenConfig struct {
 	Address string
-	// ConnsMax bounds the connections at once; more of them wait to be accepted. Default 8,192.
+	// ConnsMax bounds the connections at once; more are refused with 503. Default 8,192.
 	ConnsMax int
 	// CertFile and KeyFile make it TLS. They are read again when they have changed.
 	CertFile, KeyFile string
@@ -38,7 +36,7 @@ func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	fallback(&cfg.ConnsMax, 8192)
-	listener = netutil.LimitListener(listener, cfg.ConnsMax)
+	listener = bound(listener, cfg.ConnsMax, secure != nil)
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}

@@ -48,10 +48,10 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer leave()
-	if err := a.bodies.take(streamBytes); err != nil {
+	if err := a.streams.take(streamBytes); err != nil {
 		return err
 	}
-	defer a.bodies.give(streamBytes)
+	defer a.streams.give(streamBytes)
 	rc := http.NewResponseController(w)
 	body := &patient{body: r.Body, rc: rc, idle: streamIdle}
 	r.Body = io.NopCloser(body)

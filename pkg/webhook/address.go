@@ -25,6 +25,19 @@ type Policy struct {
 	AllowNetworks []netip.Prefix
 }
 
+// NewPolicy makes a policy of what people write: networks are as in 10.1.0.0/16.
+func NewPolicy(httpsOnly bool, hosts, networks []string) (Policy, error) {
+	p := Policy{HTTPSOnly: httpsOnly, AllowHosts: hosts}
+	for _, text := range networks {
+		network, err := netip.ParsePrefix(text)
+		if err != nil {
+			return p, fmt.Errorf("%q is not a network such as 10.1.0.0/16: %w", text, err)
+		}
+		p.AllowNetworks = append(p.AllowNetworks, network)
+	}
+	return p, nil
+}
+
 // ErrForbiddenAddress is wrapped by every refusal.
 var ErrForbiddenAddress = errors.New("callback address is not allowed")
 
