@@ -36,7 +36,7 @@ func (b *bounded) Accept() (net.Conn, error) {
 		case b.refusals <- struct{}{}:
 			go b.refuse(conn)
 		default:
-			conn.Close() //nolint:errcheck,gosec // nothing was written
+			conn.Close() //nolint:gosec // nothing was written
 		}
 	}
 }
@@ -48,7 +48,7 @@ const refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/p
 // the answer lost.
 func (b *bounded) refuse(conn net.Conn) {
 	defer func() { <-b.refusals }()
-	defer conn.Close() //nolint:errcheck // there is no more to say
+	defer conn.Close()
 	if b.silent {
 		return
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -21,38 +20,25 @@ const (
 	eventsMax   = time.Hour        // then the client comes again, with where it stands
 )
 
-// place is how far a client has read: the id of an event, which it sends back as Last-Event-ID to go on from there.
-type place struct {
-	progress     int64 // microseconds since 1970 of the last progress
-	attempt, seq int   // of the last piece of output
-}
+// place is how far a client has read, in microseconds since 1970 of the last progress: the id of an event, which it sends
+// back as Last-Event-ID to go on from there.
+type place int64
 
-func (p place) String() string {
-	return strconv.FormatInt(p.progress, 36) + "." + strconv.Itoa(p.attempt) + "." + strconv.Itoa(p.seq)
-}
+func (p place) String() string { return strconv.FormatInt(int64(p), 36) }
 
-// endedID is the id of the last event. Who sends it has seen everything.
-const endedID = "end"
+// endedID is the id of the last event. Who sends it has seen everything. No place is written so.
+const endedID = "-"
 
 // readPlace reads a Last-Event-ID. One that is not ours is no error: the client gets everything.
 func readPlace(id string) (p place, ended bool) {
-	if id == endedID {
-		return place{}, true
+	n, err := strconv.ParseInt(id, 36, 64)
+	if err != nil || n < 0 {
+		return 0, id == endedID
 	}
-	parts := strings.Split(id, ".")
-	if len(parts) != 3 {
-		return place{}, false
-	}
-	progress, err1 := strconv.ParseInt(parts[0], 36, 64)
-	attempt, err2 := strconv.ParseUint(parts[1], 10, 31)
-	seq, err3 := strconv.ParseUint(parts[2], 10, 31)
-	if errors.Join(err1, err2, err3) != nil || progress < 0 {
-		return place{}, false
-	}
-	return place{progress: progress, attempt: int(attempt), seq: int(seq)}, false
+	return place(n), false
 }
 
-// events follows one entry in server-sent events (WHATWG HTML, 9.2): state, progress, output, and at last ended with what
+// events follows one entry in server-sent events (WHATWG HTML, 9.2): state, progress, and at last ended with what
 // GET on the entry says. Who has seen the end is told with 204 not to come again.
 func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	number, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
@@ -134,8 +120,8 @@ func (f *follower) pass(s sighting) {
 		f.state = s.state
 		f.out.event(f.at.String(), "state", map[string]any{"id": f.id, "state": s.state})
 	}
-	if at := s.progressAt.UnixMicro(); !s.progressAt.IsZero() && at > f.at.progress {
-		f.at.progress = at
+	if at := place(s.progressAt.UnixMicro()); !s.progressAt.IsZero() && at > f.at {
+		f.at = at
 		f.out.event(f.at.String(), "progress", map[string]any{"done": s.done, "message": s.message, "updated_at": s.progressAt})
 	}
 }

@@ -46,7 +46,7 @@ func (l *lines) read() ([]byte, error) {
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull):
 			continue
-		case err != nil && !(errors.Is(err, io.EOF) && len(l.buf)+len(part) > 0):
+		case err != nil && (!errors.Is(err, io.EOF) || len(l.buf) == 0 && !long):
 			return nil, err
 		}
 		l.number++

@@ -48,9 +48,15 @@ func serve(t *testing.T, cfg Config, queue invalidation.Config) *served {
 	return s
 }
 
-func (s *served) post(path string, body io.Reader, header ...string) (*http.Response, string) {
+// reply is an answer that has been read.
+type reply struct {
+	StatusCode int
+	Header     http.Header
+}
+
+func (s *served) post(body io.Reader, header ...string) (reply, string) {
 	s.t.Helper()
-	r, err := http.NewRequestWithContext(s.t.Context(), "POST", s.URL+path, body)
+	r, err := http.NewRequestWithContext(s.t.Context(), "POST", s.URL+pushTo, body)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -66,7 +72,7 @@ func (s *served) post(path string, body io.Reader, header ...string) (*http.Resp
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return answer, string(text)
+	return reply{answer.StatusCode, answer.Header}, string(text)
 }
 
 func (s *served) count() (n int) {
@@ -101,7 +107,7 @@ no JSON
 [{"payload": 4}]
 {"payload": "\u0000"}
 {"payload": 5}`
-	answer, text := s.post(pushTo, strings.NewReader(body), ndjson...)
+	answer, text := s.post(strings.NewReader(body), ndjson...)
 	sum := summaryOf(t, text)
 	if answer.StatusCode != 200 || sum.Lines != 8 || sum.Inserted != 2 || sum.Refused != 6 || sum.NextLine != 0 {
 		t.Errorf("%d %s", answer.StatusCode, text)
@@ -158,12 +164,12 @@ func TestStreamAnswersEachLineWhileMoreIsSent(t *testing.T) {
 func TestStreamSentAgainUnderItsKeyIsReplayed(t *testing.T) {
 	s := serve(t, Config{}, invalidation.Config{})
 	key := append(ndjson, "Idempotency-Key", "k")
-	s.post(pushTo, strings.NewReader("{\"payload\": 1}\n{\"payload\": 2}\n"), key...)
-	_, text := s.post(pushTo, strings.NewReader("{\"payload\": 1}\n{\"payload\": 2}\n{\"payload\": 3}\n"), key...)
+	s.post(strings.NewReader("{\"payload\": 1}\n{\"payload\": 2}\n"), key...)
+	_, text := s.post(strings.NewReader("{\"payload\": 1}\n{\"payload\": 2}\n{\"payload\": 3}\n"), key...)
 	if sum := summaryOf(t, text); sum.Replayed != 2 || sum.Inserted != 1 {
 		t.Errorf("again, with one more: %s", text)
 	}
-	_, text = s.post(pushTo, strings.NewReader("{\"payload\": 9}\n{\"payload\": 2}\n"), key...)
+	_, text = s.post(strings.NewReader("{\"payload\": 9}\n{\"payload\": 2}\n"), key...)
 	if sum := summaryOf(t, text); sum.Refused != 1 || sum.Replayed != 1 || sum.Errors[0].Code != "idempotency_conflict" {
 		t.Errorf("another line 1: %s", text)
 	}
@@ -172,7 +178,7 @@ func TestStreamSentAgainUnderItsKeyIsReplayed(t *testing.T) {
 func TestStreamIntoAFullQueueSaysHowFarItCame(t *testing.T) {
 	s := serve(t, Config{}, invalidation.Config{Capacity: 5})
 	body := strings.Repeat("{\"payload\": 1}\n", 8)
-	answer, text := s.post(pushTo, strings.NewReader(body), ndjson...)
+	answer, text := s.post(strings.NewReader(body), ndjson...)
 	var p Problem
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		t.Fatal(err)
@@ -180,7 +186,7 @@ func TestStreamIntoAFullQueueSaysHowFarItCame(t *testing.T) {
 	if answer.StatusCode != 429 || p.Code != "queue_full" || p.Summary == nil || p.Summary.Inserted != 5 || p.Summary.NextLine != 6 || s.count() != 5 {
 		t.Errorf("%d %s, %d entries", answer.StatusCode, text, s.count())
 	}
-	_, text = s.post(pushTo, strings.NewReader(body), append(ndjson, "Accept", "application/x-ndjson")...)
+	_, text = s.post(strings.NewReader(body), append(ndjson, "Accept", "application/x-ndjson")...)
 	if !strings.Contains(text, `"code":"queue_full"`) || !strings.Contains(text, `"next_line":1`) {
 		t.Errorf("line by line: %s", text)
 	}
@@ -192,12 +198,12 @@ func TestPushLargerThanItsQueueIsNotToldToComeBack(t *testing.T) {
 	if _, err := s.pool.Exec(t.Context(), `UPDATE penstock.depth SET drain_rate = 10`); err != nil {
 		t.Fatal(err)
 	}
-	answer, text := s.post(pushTo, strings.NewReader(`[{"payload":1},{"payload":1},{"payload":1}]`), "Content-Type", "application/json")
+	answer, text := s.post(strings.NewReader(`[{"payload":1},{"payload":1},{"payload":1}]`), "Content-Type", "application/json")
 	if answer.StatusCode != 429 || answer.Header.Get("Retry-After") != "" || !strings.Contains(text, "fewer") {
 		t.Errorf("%d %v %s", answer.StatusCode, answer.Header, text)
 	}
-	s.post(pushTo, strings.NewReader(`[{"payload":1},{"payload":1}]`), "Content-Type", "application/json")
-	answer, text = s.post(pushTo, strings.NewReader(`{"payload":1}`), "Content-Type", "application/json")
+	s.post(strings.NewReader(`[{"payload":1},{"payload":1}]`), "Content-Type", "application/json")
+	answer, text = s.post(strings.NewReader(`{"payload":1}`), "Content-Type", "application/json")
 	if answer.StatusCode != 429 || answer.Header.Get("Retry-After") != "1" {
 		t.Errorf("full queue that drains 10 a second: %d %v %s", answer.StatusCode, answer.Header, text)
 	}
@@ -294,11 +300,11 @@ func packed(t *testing.T, text io.Reader) *bytes.Buffer {
 
 func TestGzipBodiesAreReadAndBombsAreNot(t *testing.T) {
 	s := serve(t, Config{BodyBytesMax: 4 << 20}, invalidation.Config{})
-	answer, text := s.post(pushTo, packed(t, strings.NewReader(`{"payload": 1}`)), "Content-Type", "application/json", "Content-Encoding", "gzip")
+	answer, text := s.post(packed(t, strings.NewReader(`{"payload": 1}`)), "Content-Type", "application/json", "Content-Encoding", "gzip")
 	if answer.StatusCode != 201 {
 		t.Errorf("one: %d %s", answer.StatusCode, text)
 	}
-	answer, text = s.post(pushTo, packed(t, strings.NewReader(strings.Repeat("{\"payload\": 1}\n", 50))), append(ndjson, "Content-Encoding", "gzip")...)
+	answer, text = s.post(packed(t, strings.NewReader(strings.Repeat("{\"payload\": 1}\n", 50))), append(ndjson, "Content-Encoding", "gzip")...)
 	if sum := summaryOf(t, text); answer.StatusCode != 200 || sum.Inserted != 50 {
 		t.Errorf("stream: %d %s", answer.StatusCode, text)
 	}
@@ -318,7 +324,7 @@ func TestGzipBodiesAreReadAndBombsAreNot(t *testing.T) {
 		{"cut off", "application/json", "gzip", bytes.NewReader(packed(t, strings.NewReader(`{"payload": 1}`)).Bytes()[:20]), 400, "malformed"},
 		{"other", "application/json", "br", strings.NewReader(`{"payload": 1}`), 415, "not_gzip"},
 	} {
-		answer, text := s.post(pushTo, c.body, "Content-Type", c.media, "Content-Encoding", c.encoding)
+		answer, text := s.post(c.body, "Content-Type", c.media, "Content-Encoding", c.encoding)
 		if answer.StatusCode != c.status || !strings.Contains(text, `"code":"`+c.code+`"`) {
 			t.Errorf("%s: %d %s, want %d %s", c.name, answer.StatusCode, text, c.status, c.code)
 		}
@@ -343,10 +349,10 @@ func (blanks) Read(p []byte) (int, error) {
 func TestBodiesOfAllRequestsTogetherAreBounded(t *testing.T) {
 	s := serve(t, Config{BodiesBytesMax: 1 << 20}, invalidation.Config{})
 	large := strings.NewReader(`{"payload": "` + strings.Repeat("x", 2<<20) + `"}`)
-	if answer, text := s.post(pushTo, large, "Content-Type", "application/json"); answer.StatusCode != 503 || !strings.Contains(text, `"busy"`) || answer.Header.Get("Retry-After") == "" {
+	if answer, text := s.post(large, "Content-Type", "application/json"); answer.StatusCode != 503 || !strings.Contains(text, `"busy"`) || answer.Header.Get("Retry-After") == "" {
 		t.Errorf("%d %s", answer.StatusCode, text)
 	}
-	if answer, text := s.post(pushTo, strings.NewReader(`{"payload": 1}`), "Content-Type", "application/json"); answer.StatusCode != 201 {
+	if answer, text := s.post(strings.NewReader(`{"payload": 1}`), "Content-Type", "application/json"); answer.StatusCode != 201 {
 		t.Errorf("small one after it: %d %s", answer.StatusCode, text)
 	}
 }
@@ -368,7 +374,7 @@ func TestKeyOfARequestUnderWayIsRefusedAfterAWhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer first.Body.Close()
-	answer, text := s.post(pushTo, strings.NewReader(`{"payload": 1}`), "Content-Type", "application/json", "Idempotency-Key", `"k"`)
+	answer, text := s.post(strings.NewReader(`{"payload": 1}`), "Content-Type", "application/json", "Idempotency-Key", `"k"`)
 	if answer.StatusCode != 409 || !strings.Contains(text, "idempotency_key_in_use") || answer.Header.Get("Retry-After") != "1" {
 		t.Errorf("while the first is under way: %d %s", answer.StatusCode, text)
 	}
@@ -389,12 +395,12 @@ func TestCallbackAddressIsCheckedWhenItIsPushed(t *testing.T) {
 		`{"payload": 1, "callback": {"url": "https://example.com", "context": {"a": 1}}}`: "",
 		`{"payload": 1, "callback": null}`:                                                "",
 	} {
-		answer, text := s.post(pushTo, strings.NewReader(body), "Content-Type", "application/json")
+		answer, text := s.post(strings.NewReader(body), "Content-Type", "application/json")
 		if field == "" && answer.StatusCode != 201 || field != "" && (answer.StatusCode != 422 || !strings.Contains(text, `"location":"`+field+`"`)) {
 			t.Errorf("%s: %d %s", body, answer.StatusCode, text)
 		}
 	}
-	_, text := s.post(pushTo, strings.NewReader(`{"payload": 1, "callback": {"url": "https://internal/x"}}`), ndjson...)
+	_, text := s.post(strings.NewReader(`{"payload": 1, "callback": {"url": "https://internal/x"}}`), ndjson...)
 	if sum := summaryOf(t, text); sum.Refused != 1 || !strings.Contains(sum.Errors[0].Detail, "callback.url") {
 		t.Errorf("in a stream: %s", text)
 	}

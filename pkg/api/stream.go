@@ -111,9 +111,9 @@ func (s *stream) run(ctx context.Context, body io.Reader, stop func()) error {
 		if err != nil {
 			cancel()
 			stop()
-			for range incoming {
+			for range incoming { // what was read is not pushed any more
 			}
-			<-ended
+			<-ended //nolint:errcheck // that it was cancelled
 			return err
 		}
 		for i := range chunk {

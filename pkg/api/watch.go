@@ -56,8 +56,6 @@ type sighting struct {
 	done       float64
 	message    string
 	progressAt time.Time
-	// Of the newest piece of output, zero if there is none.
-	attempt, seq int
 }
 
 // waiter is one client. A token in changed says that seen has something new.

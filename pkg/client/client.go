@@ -84,7 +84,7 @@ func (e *Error) Error() string { return fmt.Sprintf("%s (%d): %s", e.Code, e.Sta
 
 // Is compares the code.
 func (e *Error) Is(target error) bool {
-	code, ok := target.(Code) //nolint:errorlint // errors.Is has unwrapped it
+	code, ok := target.(Code)
 	return ok && code == e.Code
 }
 

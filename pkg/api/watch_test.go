@@ -1,0 +1,182 @@
+package api
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// looks counts what the watch asks of the database.
+type looks struct {
+	postgres.DB
+	n atomic.Int64
+}
+
+func (l *looks) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	l.n.Add(1)
+	return l.DB.Query(ctx, sql, args...)
+}
+
+// claimOne pushes an entry and takes it as a node would.
+func (s *served) claimOne() (*invalidation.Queue, *invalidation.Lock) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	q, err := invalidation.Open(ctx, s.pool, "work")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := q.Push(ctx, invalidation.Push{Payload: json.RawMessage("1")}); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := invalidation.Register(ctx, s.pool, invalidation.Node{ID: 7, Name: "n", Application: "default", Lease: time.Minute}); err != nil {
+		s.t.Fatal(err)
+	}
+	c, err := q.Claim(ctx, invalidation.ClaimRequest{Node: 7, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: 1})
+	if err != nil || len(c.Locks) != 1 {
+		s.t.Fatalf("claim: %v (%v)", c, err)
+	}
+	return q, c.Locks[0]
+}
+
+func (s *served) finish(q *invalidation.Queue, l *invalidation.Lock) {
+	s.t.Helper()
+	done := invalidation.Done(l, l.Entries[0].ID, json.RawMessage(`{"answer": 42}`), time.Second)
+	done.Last = true
+	if _, err := q.Settle(s.t.Context(), 7, []invalidation.Ending{done}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func TestHundredsWhoWaitShareOneLook(t *testing.T) {
+	s := serve(t, Config{WaitersMax: 300}, invalidation.Config{})
+	q, lock := s.claimOne()
+	counted := &looks{DB: s.pool}
+	s.api.watch.db = counted
+	id := lock.Entries[0].ID
+	ended := make(chan error, 300)
+	start := time.Now()
+	for range 300 {
+		go func() { ended <- s.api.await(t.Context(), id, time.Minute) }()
+	}
+	waiting := func() int {
+		s.api.watch.mu.Lock()
+		defer s.api.watch.mu.Unlock()
+		return s.api.watch.waiting
+	}
+	for deadline := time.Now().Add(20 * time.Second); waiting() < 300; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of 300 wait", waiting())
+		}
+	}
+	r, _ := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s/v1/entries/%d?wait=5s", s.URL, id), nil)
+	if answer, err := s.Client().Do(r); err != nil || answer.StatusCode != 503 {
+		t.Errorf("one more than may: %v (%v)", answer, err)
+	} else {
+		answer.Body.Close()
+	}
+	s.finish(q, lock)
+	for range 300 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if most := int64(time.Since(start)/lookPauseMin) + 2; counted.n.Load() > most {
+		t.Errorf("%d looks in %s, want at most %d", counted.n.Load(), time.Since(start), most)
+	}
+	t.Logf("300 clients, %d looks in %s", counted.n.Load(), time.Since(start).Round(time.Millisecond))
+}
+
+// sse reads events until one of that name, and returns its id and data.
+func sse(t *testing.T, in *bufio.Scanner, name string) (id, data string) {
+	t.Helper()
+	event := ""
+	for in.Scan() {
+		field, value, _ := strings.Cut(in.Text(), ": ")
+		switch field {
+		case "id":
+			id = value
+		case "event":
+			event = value
+		case "data":
+			if event == name {
+				return id, value
+			}
+			if event == "progress" && name == "ended" {
+				t.Errorf("progress was sent again: %s", value)
+			}
+		}
+	}
+	t.Fatalf("no event %s: %v", name, in.Err())
+	return "", ""
+}
+
+func TestEventsGoOnWhereTheClientWasCutOff(t *testing.T) {
+	s := serve(t, Config{}, invalidation.Config{})
+	q, lock := s.claimOne()
+	path := fmt.Sprintf("/v1/entries/%d/events", lock.Entries[0].ID)
+	follow := func(ctx context.Context, last string) (int, *bufio.Scanner) {
+		r, _ := http.NewRequestWithContext(ctx, "GET", s.URL+path, nil)
+		if last != "" {
+			r.Header.Set("Last-Event-ID", last)
+		}
+		answer, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { answer.Body.Close() })
+		return answer.StatusCode, bufio.NewScanner(answer.Body)
+	}
+	first, cut := context.WithCancel(t.Context())
+	_, in := follow(first, "")
+	if _, data := sse(t, in, "state"); !strings.Contains(data, `"computing"`) {
+		t.Errorf("state: %s", data)
+	}
+	run := &invalidation.Run{Queue: q, Lock: lock, Entry: lock.Entries[0], Node: 7}
+	if err := run.Progress(t.Context(), 0.5, "half"); err != nil {
+		t.Fatal(err)
+	}
+	id, data := sse(t, in, "progress")
+	if !strings.Contains(data, `"done":0.5`) || !strings.Contains(data, `"half"`) {
+		t.Errorf("progress: %s", data)
+	}
+	cut()
+	_, in = follow(t.Context(), id)
+	var wg sync.WaitGroup
+	wg.Go(func() { s.finish(q, lock) })
+	id, data = sse(t, in, "ended")
+	wg.Wait()
+	if !strings.Contains(data, `"state":"done"`) || !strings.Contains(data, `{"answer":42}`) {
+		t.Errorf("ended: %s", data)
+	}
+	if status, _ := follow(t.Context(), id); status != http.StatusNoContent {
+		t.Errorf("after the end: %d, want 204", status)
+	}
+}
+
+func TestWaitingEndsWhenTheServerDoes(t *testing.T) {
+	s := serve(t, Config{}, invalidation.Config{})
+	_, lock := s.claimOne()
+	ended := make(chan error, 1)
+	go func() { ended <- s.api.await(t.Context(), lock.Entries[0].ID, time.Minute) }()
+	s.api.Drain()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it goes on")
+	}
+}
