@@ -120,7 +120,11 @@ func (b *bed) firings(job string) []time.Time {
 func (b *bed) fired(job string, want ...time.Time) {
 	b.Helper()
 	if got := b.firings(job); !slices.EqualFunc(got, want, time.Time.Equal) {
-		b.Errorf("at %s %s has fired for %s, want %s", b.now.Format(time.RFC3339), job, got, want)
+		var row string
+		if err := b.pool.QueryRow(b.ctx, `SELECT to_jsonb(s)::text FROM penstock.cron_status s WHERE job = $1`, job).Scan(&row); err != nil {
+			row = err.Error()
+		}
+		b.Errorf("at %s %s has fired for %s, want %s; it stands at %s", b.now.Format(time.RFC3339), job, got, want, row)
 	}
 }
 

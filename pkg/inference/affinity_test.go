@@ -108,10 +108,14 @@ func TestAffinityWaitIsBounded(t *testing.T) {
 		b.instance(fmt.Sprint("gpu-", i), g.URL, 1)
 	}
 	n := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Hour}})
-	first := b.push(`{"lora":"y"}`)[0]
+	// Each worker loads one: the second has to take x, for the first is busy with y.
+	first := b.push(`{"lora":"y","do":"slow"}`)[0]
+	waitFor(t, func() bool { return calls.Load() == 1 })
+	b.outcome(b.push(`{"lora":"x"}`)[0])
+	goOn <- struct{}{}
 	b.outcome(first)
-	slow := b.push(`{"lora":"x","do":"slow"}`)[0] // on the other instance, where nothing has to be unloaded
-	waitFor(t, func() bool { return calls.Load() == 2 })
+	slow := b.push(`{"lora":"x","do":"slow"}`)[0] // where x is loaded
+	waitFor(t, func() bool { return calls.Load() == 3 })
 	pushed := time.Now()
 	id := b.push(`{"lora":"x"}`)[0]
 	b.outcome(id)
