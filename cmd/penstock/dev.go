@@ -116,9 +116,11 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	if p.worker, err = p.crew.start(ctx, "worker", patience, "listening on ", "--listen", "127.0.0.1:0", "--slots", fmt.Sprint(o.slots)); err != nil {
 		return err
 	}
-	env := []string{"PENSTOCK_DATABASE_URL=" + p.dsn}
-	p.crew.env = env
-	if p.leader, err = p.crew.start(ctx, "leader", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open"); err != nil {
+	// The key is no secret: what it seals is on this machine alone, like the receivers that may be called.
+	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.dsn, "DEV_WEBHOOK_KEY=penstock dev, known to everybody"}
+	const receivers = "127.0.0.0/8"
+	if p.leader, err = p.crew.start(ctx, "leader", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
+		"--callback-allow-networks", receivers); err != nil {
 		return err
 	}
 	if err := p.register(ctx, o); err != nil {
@@ -126,7 +128,8 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	}
 	for i := range o.nodes {
 		name := fmt.Sprintf("tasknode-%d", i+1)
-		if _, err = p.crew.start(ctx, name, patience, "listen=", "--listen", "127.0.0.1:0", "--name", name); err != nil {
+		if _, err = p.crew.start(ctx, name, patience, "listen=", "--listen", "127.0.0.1:0", "--name", name,
+			"--webhook-key", "env:DEV_WEBHOOK_KEY", "--webhook-allow-networks", receivers); err != nil {
 			return err
 		}
 	}
