@@ -131,15 +131,26 @@ func (r Reading) OthersShare(before Reading, clientCPUSeconds float64) float64 {
 const ticksPerSecond = 100
 
 // serverCPU adds up the postmaster, its living children, and (in the postmaster's own counters) its dead ones.
+//
+// A backend that ends while the processes are read one by one would be missed, or counted twice: so they are read
+// again until two readings in a row found the same ones.
 func (m *Meter) serverCPU() (float64, error) {
-	total := 0
-	err := m.processes(func(pid int, fields []string) {
-		total += number(fields[11]) + number(fields[12])
-		if pid == m.postmaster {
-			total += number(fields[13]) + number(fields[14])
+	for last := ""; ; {
+		total, found := 0, ""
+		err := m.processes(func(pid int, fields []string) {
+			total += number(fields[11]) + number(fields[12])
+			found += fmt.Sprint(pid, " ")
+			if pid == m.postmaster {
+				dead := number(fields[13]) + number(fields[14])
+				total += dead
+				found += fmt.Sprint(dead, " of the dead ")
+			}
+		})
+		if err != nil || found == last {
+			return float64(total) / ticksPerSecond, err
 		}
-	})
-	return float64(total) / ticksPerSecond, err
+		last = found
+	}
 }
 
 // Pids are the processes of the server.
