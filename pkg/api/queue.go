@@ -140,7 +140,7 @@ func (a *API) pauseQueue(ctx context.Context, in *queuePause) error {
 	return a.operator.PauseQueue(ctx, in.Queue, in.Body.by(ctx), in.Body.Until)
 }
 
-// queue returns a handle, which for a push is no more than a name: one that was found once is good for ever.
+// queue returns a handle. One that was found once is good for ever: a push looks itself whether the queue is still the same.
 func (a *API) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
 	if q, found := a.queues.Load(name); found {
 		return q.(*invalidation.Queue), nil //nolint:errcheck // nothing else is stored

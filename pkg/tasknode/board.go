@@ -59,6 +59,9 @@ type lane struct {
 	passed   time.Time     // since when others are preferred to it; zero: they are not
 }
 
+// rememberMax is how many lanes a board remembers, beside those that have work.
+const rememberMax = 20_000
+
 // late is how many places before its mark a claim begins. A push that took its place and committed after the next ones
 // stands there; so few places cost nothing even where their rows are dead. What came later still, or came back, is met
 // when the lane is scanned from its beginning.
@@ -123,6 +126,7 @@ func (b *board) hint(queue int32, named *invalidation.Lane) {
 		l.Lane = key.lane
 		l.moved(b.top + 1)
 		b.lanes[key] = l
+		defer b.forget()
 	}
 	l.wake()
 	l.hinted, l.heard = true, true
@@ -140,7 +144,12 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 		l := b.at(queue, h)
 		l.hinted = time.Since(s.heardAt) < time.Second
 	}
-	if len(b.lanes) > 20_000 {
+	b.forget()
+}
+
+// forget drops lanes without work where there are very many: flows may come once and never again.
+func (b *board) forget() {
+	if len(b.lanes) > rememberMax {
 		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return !l.work && !l.claiming && l.held == 0 })
 	}
 }

@@ -1,6 +1,7 @@
 package tasknode
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -183,5 +184,19 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 	}
 	if v := b.take(&turns{}, nil, true, now); v == nil || v.from > 7 {
 		t.Errorf("the next claim is %+v, want one that begins at 7", v)
+	}
+}
+
+// Flows may be named once and never again, each by a hint.
+func TestLanesThatOnlyHintsNamedAreForgotten(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	for i := range 2 * rememberMax {
+		lane := invalidation.Lane{Priority: 1, Flow: strconv.Itoa(i)}
+		b.hint(1, &lane)
+		b.lanes[flowKey{1, lane}].work = false // claimed and emptied
+	}
+	if n := len(b.lanes); n > rememberMax+1 {
+		t.Errorf("the board remembers %d lanes without work", n)
 	}
 }
