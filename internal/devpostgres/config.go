@@ -1,6 +1,7 @@
 package devpostgres
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"path/filepath"
@@ -43,9 +44,7 @@ const minMajor = 15
 const socketPort = 5432
 
 func (c Config) withDefaults() Config {
-	if c.StartTimeout == 0 {
-		c.StartTimeout = time.Minute
-	}
+	c.StartTimeout = cmp.Or(c.StartTimeout, time.Minute)
 	if os.Getenv("PENSTOCK_ALLOW_DOWNLOAD") == "1" {
 		c.AllowDownload = true
 	}

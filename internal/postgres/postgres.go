@@ -149,3 +149,25 @@ func Unavailable(err error) bool {
 		return code[:2] == "08"
 	}
 }
+
+// Named turns an error that a function of the schema raised into the sentinel of its SQLSTATE, with the function's own
+// message and hint. Others pass through.
+func Named(err error, sentinels map[string]error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || sentinels[pg.Code] == nil {
+		return err
+	}
+	if pg.Hint != "" {
+		return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinels[pg.Code])
+	}
+	return fmt.Errorf("%s: %w", pg.Message, sentinels[pg.Code])
+}
+
+// Given is nil for a zero value: NULL for what nobody gave.
+func Given[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
+}

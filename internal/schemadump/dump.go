@@ -42,17 +42,6 @@ func header(major int) string {
 	return fmt.Sprintf("-- What the migrations make. Written by `make schema` with pg_dump %d; nothing applies this file.\n\n", major)
 }
 
-var headerMajor = regexp.MustCompile(`^-- .* with pg_dump (\d+);`)
-
-// writtenBy returns the major version of the pg_dump that wrote text.
-func writtenBy(text string) (int, error) {
-	found := headerMajor.FindStringSubmatch(text)
-	if found == nil {
-		return 0, errors.New("the schema file does not start with the line that says what wrote it: run make schema")
-	}
-	return strconv.Atoi(found[1])
-}
-
 // normalise removes what differs between two dumps of one schema:
 // minor versions, the random tokens of \restrict, and a setting that older servers do not know.
 func normalise(out string) string {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -44,12 +45,12 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	fallback(&c.BodyBytesMax, 32<<20)
-	fallback(&c.EntriesMax, 10_000)
-	fallback(&c.BodiesBytesMax, 256<<20)
-	fallback(&c.WaitersMax, 10_000)
-	fallback(&c.Timeout, 10*time.Second)
-	fallback(&c.Log, slog.New(slog.DiscardHandler))
+	c.BodyBytesMax = cmp.Or(c.BodyBytesMax, 32<<20)
+	c.EntriesMax = cmp.Or(c.EntriesMax, 10_000)
+	c.BodiesBytesMax = cmp.Or(c.BodiesBytesMax, 256<<20)
+	c.WaitersMax = cmp.Or(c.WaitersMax, 10_000)
+	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.ReadModel == nil {
 		c.ReadModel = layOver
 	}
@@ -69,11 +70,4 @@ func layOver(_ string, config, override []byte) ([]byte, error) {
 		}
 	}
 	return json.Marshal(both)
-}
-
-func fallback[T comparable](v *T, value T) {
-	var zero T
-	if *v == zero {
-		*v = value
-	}
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -35,7 +36,7 @@ func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	fallback(&cfg.ConnsMax, 8192)
+	cfg.ConnsMax = cmp.Or(cfg.ConnsMax, 8192)
 	listener = bound(listener, cfg.ConnsMax, secure != nil)
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)

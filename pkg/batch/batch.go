@@ -5,10 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -57,98 +53,15 @@ func (b Batch) options() map[string]any {
 // Create makes a batch and returns its id. On a transaction it begins when that commits.
 func Create(ctx context.Context, db postgres.DB, b Batch, by invalidation.By) (id int64, err error) {
 	const sql = `SELECT penstock.create_batch($1, $2, $3, $4, coalesce($5, current_user::text))`
-	if err := db.QueryRow(ctx, sql, b.Name, b.Queue, b.options(), by.Reason, actor(by)).Scan(&id); err != nil {
+	if err := db.QueryRow(ctx, sql, b.Name, b.Queue, b.options(), by.Reason, postgres.Given(by.Actor)).Scan(&id); err != nil {
 		return 0, fmt.Errorf("create batch %q: %w", b.Name, translate(err))
 	}
 	return id, nil
 }
 
-// Pause lets the parts that run end and starts no others, until somebody resumes the batch or until a time to come if
-// that is not zero.
-func Pause(ctx context.Context, db postgres.DB, id int64, by invalidation.By, until time.Time) error {
-	var end *time.Time
-	if !until.IsZero() {
-		end = &until
-	}
-	return run(ctx, db, "pause", id, `SELECT penstock.pause_batch($1, $2, coalesce($3, current_user::text), $4)`, by, end)
-}
-
-// Resume ends a pause. Parts that ended are not run again.
-func Resume(ctx context.Context, db postgres.DB, id int64, by invalidation.By) error {
-	return run(ctx, db, "resume", id, `SELECT penstock.resume_batch($1, $2, coalesce($3, current_user::text))`, by)
-}
-
-// Cancel ends the parts that do not run and asks those that do to end. The completion entry comes all the same.
-func Cancel(ctx context.Context, db postgres.DB, id int64, by invalidation.By) error {
-	return run(ctx, db, "cancel", id, `SELECT penstock.cancel_batch($1, $2, coalesce($3, current_user::text))`, by)
-}
-
-// Retry runs the parts of an ended batch again that did not end well. ErrState: it has not ended.
-func Retry(ctx context.Context, db postgres.DB, id int64, by invalidation.By) error {
-	return run(ctx, db, "retry", id, `SELECT penstock.retry_batch($1, $2, coalesce($3, current_user::text))`, by)
-}
-
-func run(ctx context.Context, db postgres.DB, verb string, id int64, sql string, by invalidation.By, rest ...any) error {
-	if _, err := db.Exec(ctx, sql, append([]any{id, by.Reason, actor(by)}, rest...)...); err != nil {
-		return fmt.Errorf("%s batch %d: %w", verb, id, translate(err))
-	}
-	return nil
-}
-
-func actor(by invalidation.By) *string {
-	if by.Actor == "" {
-		return nil
-	}
-	return &by.Actor
-}
-
 // translate names the facts that the schema's functions tell by SQLSTATE.
 func translate(err error) error {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return err
-	}
-	fact, known := map[string]error{
+	return postgres.Named(err, map[string]error{
 		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS012": ErrNotFound,
-	}[pg.Code]
-	if !known {
-		return err
-	}
-	return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, fact)
-}
-
-// Status is how far a batch has come.
-type Status struct {
-	ID      int64
-	Name    string
-	Queue   string
-	State   string // splitting, running, paused, cancelling, ending, done, failed, cancelled
-	Parts   int64
-	Waiting int64 // parts that are not in the queue yet
-	Queued  int64 // parts in the queue, running or not
-	Done    int64
-	Bad     int64 // parts that failed, expired or were cancelled
-	Problem string
-	Result  json.RawMessage // of Reduce
-}
-
-const statusSQL = `
-SELECT id, name, queue, state, parts, waiting, queued, done, bad, coalesce(problem, ''), result
-  FROM penstock.batch_status
- WHERE id = $1`
-
-// Look returns how far a batch has come, counted now.
-func Look(ctx context.Context, db postgres.DB, id int64) (Status, error) {
-	rows, err := db.Query(ctx, statusSQL, id)
-	if err != nil {
-		return Status{}, fmt.Errorf("look at batch %d: %w", id, err)
-	}
-	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Status])
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return Status{}, fmt.Errorf("look at batch %d: %w", id, err)
-	}
-	return s, nil
+	})
 }

@@ -7,9 +7,9 @@
 //
 // # Who does what
 //
-//	Create, Pause, Resume, Cancel, Retry   anybody; each is also a function of the schema
-//	Handler                                task nodes: runs the entries of a batch queue with a Work of the user's
-//	Stepper                                the elected leader: puts parts into the queue, notes which ended, completes
+//	Create    anybody; functions of the schema pause, resume, cancel and retry what it made
+//	Handler   task nodes: runs the entries of a batch queue with a Work of the user's
+//	Stepper   the elected leader: puts parts into the queue, notes which ended, completes
 //
 // # What holds
 //
@@ -21,5 +21,5 @@
 //
 // The completion entry is pushed once, when no part is left, in the transaction that notes it in the batch's row. It
 // comes however the batch ended, and says how. Where its queue has the same Handler, it runs Reduce over the results,
-// in the order of the parts, if all ended well. Retry, which runs the parts again that did not, leads to another one.
+// in the order of the parts, if all ended well. A retry, which runs the parts again that did not, leads to another one.
 package batch

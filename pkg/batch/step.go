@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -27,17 +28,13 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	for v, d := range map[*time.Duration]time.Duration{&c.Pause: 500 * time.Millisecond, &c.Retention: 30 * 24 * time.Hour, &c.GiveUp: 30 * time.Second} {
-		if *v <= 0 {
-			*v = d
-		}
-	}
+	c.Pause = cmp.Or(max(c.Pause, 0), 500*time.Millisecond)
+	c.Retention = cmp.Or(max(c.Retention, 0), 30*24*time.Hour)
+	c.GiveUp = cmp.Or(max(c.GiveUp, 0), 30*time.Second)
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c
 }
 

@@ -1,6 +1,7 @@
 package cron
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -35,24 +36,14 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Pause <= 0 {
-		c.Pause = 500 * time.Millisecond
-	}
-	if c.BatchJobsMax <= 0 {
-		c.BatchJobsMax = 2000
-	}
-	if c.FiringRetention <= 0 {
-		c.FiringRetention = 30 * 24 * time.Hour
-	}
-	if c.GiveUp <= 0 {
-		c.GiveUp = 30 * time.Second
-	}
+	c.Pause = cmp.Or(max(c.Pause, 0), 500*time.Millisecond)
+	c.BatchJobsMax = cmp.Or(max(c.BatchJobsMax, 0), 2000)
+	c.FiringRetention = cmp.Or(max(c.FiringRetention, 0), 30*24*time.Hour)
+	c.GiveUp = cmp.Or(max(c.GiveUp, 0), 30*time.Second)
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c
 }
 

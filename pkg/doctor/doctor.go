@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -45,12 +46,8 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.RowsMax <= 0 {
-		c.RowsMax = 200_000
-	}
-	if c.CheckMax <= 0 {
-		c.CheckMax = 10 * time.Second
-	}
+	c.RowsMax = cmp.Or(max(c.RowsMax, 0), 200_000)
+	c.CheckMax = cmp.Or(max(c.CheckMax, 0), 10*time.Second)
 	if c.Now == nil {
 		c.Now = time.Now
 	}

@@ -1,6 +1,7 @@
 package election
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
@@ -27,23 +28,16 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	fallback(&c.Name, "leader")
-	fallback(&c.Lease, 4*time.Second)
-	fallback(&c.Poll, 300*time.Millisecond)
-	fallback(&c.HoldOff, 5*time.Second)
-	fallback(&c.Log, slog.New(slog.DiscardHandler))
+	c.Name = cmp.Or(c.Name, "leader")
+	c.Lease = cmp.Or(c.Lease, 4*time.Second)
+	c.Poll = cmp.Or(c.Poll, 300*time.Millisecond)
+	c.HoldOff = cmp.Or(c.HoldOff, 5*time.Second)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Holder == "" {
 		host, _ := os.Hostname() // empty is as good as unknown
 		c.Holder = fmt.Sprintf("%s/%d", host, os.Getpid())
 	}
 	return c
-}
-
-func fallback[T comparable](v *T, value T) {
-	var zero T
-	if *v == zero {
-		*v = value
-	}
 }
 
 // trust is how long after the start of a renewal the leader believes in it.

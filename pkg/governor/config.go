@@ -1,6 +1,7 @@
 package governor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -25,21 +26,14 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	fallback(&c.MemoryHigh, 0.90)
-	fallback(&c.MemoryLow, min(0.80, c.MemoryHigh*8/9))
-	fallback(&c.CPUHigh, 0.90)
-	fallback(&c.CPULow, min(0.75, c.CPUHigh*5/6))
-	fallback(&c.Calm, 3*time.Second)
-	fallback(&c.SampleEvery, 500*time.Millisecond)
-	fallback(&c.StaleAfter, max(5*time.Second, 4*c.SampleEvery))
+	c.MemoryHigh = cmp.Or(c.MemoryHigh, 0.90)
+	c.MemoryLow = cmp.Or(c.MemoryLow, min(0.80, c.MemoryHigh*8/9))
+	c.CPUHigh = cmp.Or(c.CPUHigh, 0.90)
+	c.CPULow = cmp.Or(c.CPULow, min(0.75, c.CPUHigh*5/6))
+	c.Calm = cmp.Or(c.Calm, 3*time.Second)
+	c.SampleEvery = cmp.Or(c.SampleEvery, 500*time.Millisecond)
+	c.StaleAfter = cmp.Or(c.StaleAfter, max(5*time.Second, 4*c.SampleEvery))
 	return c
-}
-
-func fallback[T comparable](v *T, value T) {
-	var zero T
-	if *v == zero {
-		*v = value
-	}
 }
 
 // Validate names what is wrong with the marks and how to put it right.

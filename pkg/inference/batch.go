@@ -23,7 +23,7 @@ type BatchLimits struct {
 
 func (l BatchLimits) withDefaults() BatchLimits {
 	if l.Items > 1 {
-		setDefault(&l.Wait, Seconds(50*time.Millisecond))
+		l.Wait = cmp.Or(l.Wait, Seconds(50*time.Millisecond))
 	}
 	return l
 }

@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,8 +46,8 @@ func newBed(t *testing.T, model Model) *bed {
 	}
 	t.Cleanup(pool.Close)
 	b := &bed{T: t, ctx: t.Context(), pool: pool, model: model}
-	setDefault(&b.model.Name, "Flux.1")
-	setDefault(&b.model.Protocol, ProtocolDispatcher)
+	b.model.Name = cmp.Or(b.model.Name, "Flux.1")
+	b.model.Protocol = cmp.Or(b.model.Protocol, ProtocolDispatcher)
 	queue, err := RegisterModel(b.ctx, pool, b.model, By{Actor: "test"})
 	if err != nil {
 		t.Fatal(err)
@@ -189,14 +190,14 @@ func (b *bed) start(config ServiceConfig) *miniNode {
 	m.runs, m.drain = context.WithCancelCause(m.alive)
 	b.must(invalidation.Register(b.ctx, b.pool, invalidation.Node{ID: m.id, Name: "test", Application: "default", Lease: testLease, Threads: 64}))
 	config.Log = quiet
-	setDefault(&config.Poll, 20*time.Millisecond)
-	setDefault(&config.Pool.Every, 50*time.Millisecond)
-	setDefault(&config.Pool.HungerGap, 10*time.Millisecond)
-	setDefault(&config.Pool.IdleMax, 200*time.Millisecond)
-	setDefault(&config.Dispatch.BusyWait, 20*time.Millisecond)
-	setDefault(&config.Dispatch.ReadyWait, 30*time.Millisecond)
-	setDefault(&config.Prober.Interval, 100*time.Millisecond)
-	setDefault(&config.Prober.Grace, 300*time.Millisecond)
+	config.Poll = cmp.Or(config.Poll, 20*time.Millisecond)
+	config.Pool.Every = cmp.Or(config.Pool.Every, 50*time.Millisecond)
+	config.Pool.HungerGap = cmp.Or(config.Pool.HungerGap, 10*time.Millisecond)
+	config.Pool.IdleMax = cmp.Or(config.Pool.IdleMax, 200*time.Millisecond)
+	config.Dispatch.BusyWait = cmp.Or(config.Dispatch.BusyWait, 20*time.Millisecond)
+	config.Dispatch.ReadyWait = cmp.Or(config.Dispatch.ReadyWait, 30*time.Millisecond)
+	config.Prober.Interval = cmp.Or(config.Prober.Interval, 100*time.Millisecond)
+	config.Prober.Grace = cmp.Or(config.Prober.Grace, 300*time.Millisecond)
 	var db postgres.DB = b.pool
 	if b.lossy != nil {
 		db = b.lossy

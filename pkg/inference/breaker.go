@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -17,12 +18,12 @@ type BreakerConfig struct {
 }
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
-	setDefault(&c.Failures, 5)
-	setDefault(&c.Share, 0.8)
-	setDefault(&c.Fast, 2*time.Second)
-	setDefault(&c.Window, time.Minute)
-	setDefault(&c.Quarantine, 15*time.Second)
-	setDefault(&c.QuarantineMax, 10*time.Minute)
+	c.Failures = cmp.Or(c.Failures, 5)
+	c.Share = cmp.Or(c.Share, 0.8)
+	c.Fast = cmp.Or(c.Fast, 2*time.Second)
+	c.Window = cmp.Or(c.Window, time.Minute)
+	c.Quarantine = cmp.Or(c.Quarantine, 15*time.Second)
+	c.QuarantineMax = cmp.Or(c.QuarantineMax, 10*time.Minute)
 	return c
 }
 

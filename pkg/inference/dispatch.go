@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,11 +44,11 @@ type DispatchConfig struct {
 }
 
 func (c DispatchConfig) withDefaults() DispatchConfig {
-	setDefault(&c.Instances, 3)
-	setDefault(&c.BusyWait, 500*time.Millisecond)
-	setDefault(&c.ReadyWait, 2*time.Second)
-	setDefault(&c.CancelWait, 10*time.Second)
-	setDefault(&c.InlineBytes, 64<<10)
+	c.Instances = cmp.Or(c.Instances, 3)
+	c.BusyWait = cmp.Or(c.BusyWait, 500*time.Millisecond)
+	c.ReadyWait = cmp.Or(c.ReadyWait, 2*time.Second)
+	c.CancelWait = cmp.Or(c.CancelWait, 10*time.Second)
+	c.InlineBytes = cmp.Or(c.InlineBytes, 64<<10)
 	return c
 }
 

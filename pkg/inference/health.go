@@ -38,9 +38,9 @@ type ProberConfig struct {
 }
 
 func (c ProberConfig) withDefaults() ProberConfig {
-	setDefault(&c.Interval, 5*time.Second)
-	setDefault(&c.AtOnce, 32)
-	setDefault(&c.Grace, 10*time.Second)
+	c.Interval = cmp.Or(c.Interval, 5*time.Second)
+	c.AtOnce = cmp.Or(c.AtOnce, 32)
+	c.Grace = cmp.Or(c.Grace, 10*time.Second)
 	return c
 }
 

@@ -2,6 +2,7 @@ package inference
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -128,31 +129,31 @@ const (
 
 // WithDefaults fills in what the model leaves open. All defaults are here.
 func (m Model) WithDefaults() Model {
-	setDefault(&m.Type, TypeSync)
-	setDefault(&m.OnUnknown, AtLeastOnce)
-	setDefault(&m.RemoteName, m.Name)
-	setDefault(&m.IDField, "job_id")
-	setDefault(&m.PollInterval, Seconds(2*time.Second))
-	setDefault(&m.MaxPollTime, Seconds(600*time.Second))
-	setDefault(&m.MaxResponseBytes, 32<<20)
-	setDefault(&m.Timeouts.Connect, Seconds(5*time.Second))
-	setDefault(&m.Timeouts.Run, Seconds(600*time.Second))
-	setDefault(&m.Timeouts.Start, Seconds(30*time.Minute))
-	setDefault(&m.Timeouts.Silence, Seconds(time.Minute))
-	setDefault(&m.Timeouts.Control, Seconds(10*time.Second))
-	setDefault(&m.Timeouts.Probe, Seconds(25*time.Second)) // SGLang's health check may take 20 s
+	m.Type = cmp.Or(m.Type, TypeSync)
+	m.OnUnknown = cmp.Or(m.OnUnknown, AtLeastOnce)
+	m.RemoteName = cmp.Or(m.RemoteName, m.Name)
+	m.IDField = cmp.Or(m.IDField, "job_id")
+	m.PollInterval = cmp.Or(m.PollInterval, Seconds(2*time.Second))
+	m.MaxPollTime = cmp.Or(m.MaxPollTime, Seconds(600*time.Second))
+	m.MaxResponseBytes = cmp.Or(m.MaxResponseBytes, 32<<20)
+	m.Timeouts.Connect = cmp.Or(m.Timeouts.Connect, Seconds(5*time.Second))
+	m.Timeouts.Run = cmp.Or(m.Timeouts.Run, Seconds(600*time.Second))
+	m.Timeouts.Start = cmp.Or(m.Timeouts.Start, Seconds(30*time.Minute))
+	m.Timeouts.Silence = cmp.Or(m.Timeouts.Silence, Seconds(time.Minute))
+	m.Timeouts.Control = cmp.Or(m.Timeouts.Control, Seconds(10*time.Second))
+	m.Timeouts.Probe = cmp.Or(m.Timeouts.Probe, Seconds(25*time.Second)) // SGLang's health check may take 20 s
 	setDefaultList(&m.Statuses.Success, "success", "succeeded", "completed", "done")
 	setDefaultList(&m.Statuses.Failed, "failed", "error")
 	setDefaultList(&m.Statuses.Cancelled, "cancelled", "canceled")
 	setDefaultList(&m.Statuses.Starting, "starting", "queued", "pending", "loading")
 	switch m.Protocol {
 	case ProtocolDispatcher:
-		setDefault(&m.HealthPath, "/health")
+		m.HealthPath = cmp.Or(m.HealthPath, "/health")
 	case ProtocolCog:
-		setDefault(&m.HealthPath, "/health-check")
+		m.HealthPath = cmp.Or(m.HealthPath, "/health-check")
 	case ProtocolOpenAI:
-		setDefault(&m.HealthPath, "/health")
-		setDefault(&m.Operation, OperationChat)
+		m.HealthPath = cmp.Or(m.HealthPath, "/health")
+		m.Operation = cmp.Or(m.Operation, OperationChat)
 	}
 	if m.MaxRetries == nil {
 		retries := 50
@@ -303,13 +304,6 @@ func checkTimes(m Model) error {
 }
 
 func (m Model) abortStops() bool { return m.AbortStops != nil && *m.AbortStops }
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
 
 func setDefaultList(field *[]string, values ...string) {
 	if len(*field) == 0 {

@@ -2,6 +2,7 @@ package inference
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -42,7 +43,7 @@ func NewS3(config S3Config) (*S3, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open object store: %w", err)
 	}
-	setDefault(&config.Region, "us-east-1")
+	config.Region = cmp.Or(config.Region, "us-east-1")
 	client, err := minio.New(endpoint.Host, &minio.Options{
 		Creds: credentials.NewStaticV4(access, secret, ""), Secure: endpoint.Scheme == "https", Region: config.Region,
 	})

@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -65,7 +66,7 @@ func (e *Endpoint) usable(now time.Time) bool {
 
 // NewRegistry returns an empty registry; Run or Refresh fills it. A poll of 0 is taken as 1 s.
 func NewRegistry(db postgres.DB, config Config, poll time.Duration, log *slog.Logger) *Registry {
-	setDefault(&poll, time.Second)
+	poll = cmp.Or(poll, time.Second)
 	if log == nil {
 		log = slog.Default()
 	}

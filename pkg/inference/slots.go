@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -90,10 +91,10 @@ type PoolConfig struct {
 }
 
 func (c PoolConfig) withDefaults() PoolConfig {
-	setDefault(&c.BlockMax, 16)
-	setDefault(&c.IdleMax, time.Second)
-	setDefault(&c.Every, time.Second)
-	setDefault(&c.HungerGap, 250*time.Millisecond)
+	c.BlockMax = cmp.Or(c.BlockMax, 16)
+	c.IdleMax = cmp.Or(c.IdleMax, time.Second)
+	c.Every = cmp.Or(c.Every, time.Second)
+	c.HungerGap = cmp.Or(c.HungerGap, 250*time.Millisecond)
 	if c.Freed == nil {
 		c.Freed = func() {}
 	}

@@ -38,8 +38,8 @@ func (c Config) withDefaults() Config {
 	if c.Secret == nil {
 		c.Secret = ReadSecret
 	}
-	setDefault(&c.IdleConnections, 512)
-	setDefault(&c.IdleTimeout, 1500*time.Millisecond)
+	c.IdleConnections = cmp.Or(c.IdleConnections, 512)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, 1500*time.Millisecond)
 	return c
 }
 
@@ -226,7 +226,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 		o = judge(reply{a.reply.StatusCode, a.reply.Header, body})
 	}
 	o.SentAt = a.sentAt
-	setDefault(&o.StatusCode, a.reply.StatusCode)
+	o.StatusCode = cmp.Or(o.StatusCode, a.reply.StatusCode)
 	return o
 }
 

@@ -3,11 +3,8 @@ package operator
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -56,18 +53,7 @@ func (d *Database) Batches(ctx context.Context, f BatchFilter) ([]Batch, error) 
 
 // Batch returns one batch, or invalidation.ErrNotFound.
 func (d *Database) Batch(ctx context.Context, id int64) (Batch, error) {
-	rows, err := d.db.Query(ctx, batchesSQL, id, nil, 1, nil)
-	if err != nil {
-		return Batch{}, fmt.Errorf("show batch %d: %w", id, err)
-	}
-	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Batch])
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = invalidation.ErrNotFound
-	}
-	if err != nil {
-		return Batch{}, fmt.Errorf("show batch %d: %w", id, err)
-	}
-	return found, nil
+	return show[Batch](ctx, d.db, fmt.Sprintf("batch %d", id), invalidation.ErrNotFound, batchesSQL, id, nil, 1, nil)
 }
 
 // CreateBatch makes a batch; options are those of penstock.create_batch: items or query, part_size, window_parts, ...
@@ -82,27 +68,20 @@ func (d *Database) CreateBatch(ctx context.Context, name, queue string, options 
 
 // PauseBatch takes the parts that nobody runs out of the queue until the batch is resumed, or until a time that is not zero.
 func (d *Database) PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error {
-	return d.batch(ctx, "pause", id, `SELECT penstock.pause_batch($1, $2, coalesce($3, current_user), $4)`, by, given(until))
+	return d.change(ctx, fmt.Sprintf("pause batch %d", id), `SELECT penstock.pause_batch($3, $1, coalesce($2, current_user), $4)`, by, id, given(until))
 }
 
 // ResumeBatch ends a pause.
 func (d *Database) ResumeBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return d.batch(ctx, "resume", id, `SELECT penstock.resume_batch($1, $2, coalesce($3, current_user))`, by)
+	return d.change(ctx, fmt.Sprintf("resume batch %d", id), `SELECT penstock.resume_batch($3, $1, coalesce($2, current_user))`, by, id)
 }
 
 // CancelBatch ends a batch; parts that run are asked to end.
 func (d *Database) CancelBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return d.batch(ctx, "cancel", id, `SELECT penstock.cancel_batch($1, $2, coalesce($3, current_user))`, by)
+	return d.change(ctx, fmt.Sprintf("cancel batch %d", id), `SELECT penstock.cancel_batch($3, $1, coalesce($2, current_user))`, by, id)
 }
 
 // RetryBatch runs the parts again that did not end done.
 func (d *Database) RetryBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return d.batch(ctx, "retry", id, `SELECT penstock.retry_batch($1, $2, coalesce($3, current_user))`, by)
-}
-
-func (d *Database) batch(ctx context.Context, verb string, id int64, sql string, by invalidation.By, rest ...any) error {
-	if _, err := d.db.Exec(ctx, sql, append([]any{id, by.Reason, given(by.Actor)}, rest...)...); err != nil {
-		return fmt.Errorf("%s batch %d: %w", verb, id, translate(err))
-	}
-	return nil
+	return d.change(ctx, fmt.Sprintf("retry batch %d", id), `SELECT penstock.retry_batch($3, $1, coalesce($2, current_user))`, by, id)
 }

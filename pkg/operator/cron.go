@@ -3,11 +3,8 @@ package operator
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -61,55 +58,36 @@ func (d *Database) CronJob(ctx context.Context, name string) (CronJobDetail, err
                            'look_at', 'created_at'] AS settings
   FROM penstock.cron_status s JOIN penstock.cron_job j ON j.name = s.job
  WHERE s.job = $1`
-	rows, err := d.db.Query(ctx, sql, name)
-	if err != nil {
-		return CronJobDetail{}, fmt.Errorf("show cron job %q: %w", name, err)
-	}
-	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[CronJobDetail])
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = invalidation.ErrNotFound
-	}
-	if err != nil {
-		return CronJobDetail{}, fmt.Errorf("show cron job %q: %w", name, err)
-	}
-	return found, nil
+	return show[CronJobDetail](ctx, d.db, fmt.Sprintf("cron job %q", name), invalidation.ErrNotFound, sql, name)
 }
 
 // CreateCronJob makes a job that fires entries of a queue of kind cron. Options are named as the columns of penstock.cron_job.
 func (d *Database) CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error {
-	return d.cron(ctx, "create", name, `SELECT penstock.create_cron_job($1, $4, $5, coalesce($6::jsonb->'payload', '{}'), $6::jsonb - 'payload', $2, coalesce($3, current_user))`,
-		by, queue, spec, options)
+	const sql = `SELECT penstock.create_cron_job($3, $4, $5, coalesce($6::jsonb->'payload', '{}'), $6::jsonb - 'payload', $1, coalesce($2, current_user))`
+	return d.change(ctx, fmt.Sprintf("create cron job %q", name), sql, by, name, queue, spec, options)
 }
 
 // AlterCronJob changes settings of a job. A run that has begun goes on.
 func (d *Database) AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
-	return d.cron(ctx, "alter", name, `SELECT penstock.alter_cron_job($1, $4, $2, coalesce($3, current_user))`, by, options)
+	return d.change(ctx, fmt.Sprintf("alter cron job %q", name), `SELECT penstock.alter_cron_job($3, $4, $1, coalesce($2, current_user))`, by, name, options)
 }
 
 // PauseCronJob keeps a job from firing until it is resumed, or until a time that is not zero.
 func (d *Database) PauseCronJob(ctx context.Context, name string, by invalidation.By, until time.Time) error {
-	return d.cron(ctx, "pause", name, `SELECT penstock.pause_cron_job($1, $2, coalesce($3, current_user), $4)`, by, given(until))
+	return d.change(ctx, fmt.Sprintf("pause cron job %q", name), `SELECT penstock.pause_cron_job($3, $1, coalesce($2, current_user), $4)`, by, name, given(until))
 }
 
 // ResumeCronJob ends a pause; the job's catch-up policy says what becomes of the times that it missed.
 func (d *Database) ResumeCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return d.cron(ctx, "resume", name, `SELECT penstock.resume_cron_job($1, $2, coalesce($3, current_user))`, by)
+	return d.change(ctx, fmt.Sprintf("resume cron job %q", name), `SELECT penstock.resume_cron_job($3, $1, coalesce($2, current_user))`, by, name)
 }
 
 // RunCronJob asks for one run beside the schedule; the elected leader starts it.
 func (d *Database) RunCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return d.cron(ctx, "run", name, `SELECT penstock.run_cron_job_now($1, $2, coalesce($3, current_user))`, by)
+	return d.change(ctx, fmt.Sprintf("run cron job %q", name), `SELECT penstock.run_cron_job_now($3, $1, coalesce($2, current_user))`, by, name)
 }
 
 // DropCronJob removes a job; a run goes on.
 func (d *Database) DropCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return d.cron(ctx, "drop", name, `SELECT penstock.drop_cron_job($1, $2, coalesce($3, current_user))`, by)
-}
-
-// cron calls a function of the schema with the name as $1, the reason as $2, the actor as $3, and the rest.
-func (d *Database) cron(ctx context.Context, verb, name, sql string, by invalidation.By, rest ...any) error {
-	if _, err := d.db.Exec(ctx, sql, append([]any{name, by.Reason, given(by.Actor)}, rest...)...); err != nil {
-		return fmt.Errorf("%s cron job %q: %w", verb, name, translate(err))
-	}
-	return nil
+	return d.change(ctx, fmt.Sprintf("drop cron job %q", name), `SELECT penstock.drop_cron_job($3, $1, coalesce($2, current_user))`, by, name)
 }

@@ -2,11 +2,13 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // PageMax is how many rows a list returns at most; a limit of zero or less means PageDefault.
@@ -33,10 +35,7 @@ func page(limit int) int {
 
 // list collects the rows of a query into structs by column name.
 func list[T any](ctx context.Context, db postgres.DB, what, sql string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", what, err)
-	}
+	rows, _ := db.Query(ctx, sql, args...) // collecting tells its error
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", what, err)
@@ -44,11 +43,34 @@ func list[T any](ctx context.Context, db postgres.DB, what, sql string, args ...
 	return found, nil
 }
 
-// given is nil for a zero value: a condition that nobody asked for.
-func given[T comparable](v T) *T {
-	var zero T
-	if v == zero {
-		return nil
+// show returns the only row of a query, or the error absent if there is none.
+func show[T any](ctx context.Context, db postgres.DB, what string, absent error, sql string, args ...any) (T, error) {
+	rows, _ := db.Query(ctx, sql, args...) // collecting tells its error
+	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[T])
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = absent
 	}
-	return &v
+	if err != nil {
+		return found, fmt.Errorf("show %s: %w", what, err)
+	}
+	return found, nil
 }
+
+// change calls a function of the schema with the reason as $1, the actor (null: the database user) as $2, and the rest.
+func (d *Database) change(ctx context.Context, does, sql string, by invalidation.By, rest ...any) error {
+	if _, err := d.db.Exec(ctx, sql, append([]any{by.Reason, given(by.Actor)}, rest...)...); err != nil {
+		return fmt.Errorf("%s: %w", does, translate(err))
+	}
+	return nil
+}
+
+// translate says in words of the queue what the functions of the schema raise; other errors pass through.
+func translate(err error) error {
+	return postgres.Named(err, map[string]error{
+		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState,
+		"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS012": invalidation.ErrNotFound,
+	})
+}
+
+// given is nil for a zero value: a condition that nobody asked for.
+func given[T comparable](v T) *T { return postgres.Given(v) }

@@ -3,12 +3,9 @@ package operator
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -81,18 +78,8 @@ func (d *Database) Failures(ctx context.Context, f FailureFilter) ([]Failure, er
 func (d *Database) Failure(ctx context.Context, id int64) (FailureDetail, error) {
 	const sql = failureColumns + `, f.payload, f.history, coalesce(f.trace, '') AS trace
   FROM penstock.queue q JOIN penstock.failure f ON f.queue_id = q.id AND f.entry_id = $1`
-	rows, err := d.db.Query(ctx, sql, id)
-	if err != nil {
-		return FailureDetail{}, fmt.Errorf("show failure %d: %w", id, err)
-	}
-	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[FailureDetail])
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = fmt.Errorf("no failure of that id is kept; penstock entry show %d says what became of the entry: %w", id, invalidation.ErrEntryNotFound)
-	}
-	if err != nil {
-		return FailureDetail{}, fmt.Errorf("show failure %d: %w", id, err)
-	}
-	return found, nil
+	absent := fmt.Errorf("no failure of that id is kept; penstock entry show %d says what became of the entry: %w", id, invalidation.ErrEntryNotFound)
+	return show[FailureDetail](ctx, d.db, fmt.Sprintf("failure %d", id), absent, sql, id)
 }
 
 // Cause is what failures have in common.

@@ -38,18 +38,11 @@ func (d *Database) Limits(ctx context.Context, limit int) ([]Limit, error) {
 
 // SetLimit makes a limit or changes the options that are given: max_units, rate, burst, per_flow, per_key.
 func (d *Database) SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
-	const sql = `SELECT penstock.set_limit($1, $2, $3, coalesce($4, current_user))`
-	if _, err := d.db.Exec(ctx, sql, name, options, by.Reason, given(by.Actor)); err != nil {
-		return fmt.Errorf("set limit %q: %w", name, translate(err))
-	}
-	return nil
+	return d.change(ctx, fmt.Sprintf("set limit %q", name), `SELECT penstock.set_limit($3, $4, $1, coalesce($2, current_user))`, by, name, options)
 }
 
 // UseLimit puts a queue under a limit with so many units for each lock; 0 takes it out again.
 func (d *Database) UseLimit(ctx context.Context, queue, limit string, units int, by invalidation.By) error {
-	const sql = `SELECT penstock.use_limit($1, $2, $3, $4, coalesce($5, current_user))`
-	if _, err := d.db.Exec(ctx, sql, queue, limit, units, by.Reason, given(by.Actor)); err != nil {
-		return fmt.Errorf("put queue %q under limit %q: %w", queue, limit, translate(err))
-	}
-	return nil
+	const sql = `SELECT penstock.use_limit($3, $4, $5, $1, coalesce($2, current_user))`
+	return d.change(ctx, fmt.Sprintf("put queue %q under limit %q", queue, limit), sql, by, queue, limit, units)
 }

@@ -3,11 +3,8 @@ package operator
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -53,19 +50,12 @@ func (d *Database) RegisterModel(ctx context.Context, name string, config []byte
 
 // OverrideModel lays fields over a model's config for all nodes at once; nil takes them away again.
 func (d *Database) OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error {
-	const sql = `SELECT penstock.set_model_override($1, $2::jsonb, $3, $4)`
-	if _, err := d.db.Exec(ctx, sql, name, override, by.Reason, given(by.Actor)); err != nil {
-		return fmt.Errorf("override model %q: %w", name, translate(err))
-	}
-	return nil
+	return d.change(ctx, fmt.Sprintf("override model %q", name), `SELECT penstock.set_model_override($3, $4::jsonb, $1, $2)`, by, name, override)
 }
 
 // RemoveModel forgets a model that has no instances.
 func (d *Database) RemoveModel(ctx context.Context, name string, by invalidation.By) error {
-	if _, err := d.db.Exec(ctx, `SELECT penstock.remove_model($1, $2, $3)`, name, by.Reason, given(by.Actor)); err != nil {
-		return fmt.Errorf("remove model %q: %w", name, translate(err))
-	}
-	return nil
+	return d.change(ctx, fmt.Sprintf("remove model %q", name), `SELECT penstock.remove_model($3, $1, $2)`, by, name)
 }
 
 // Instance is an endpoint of a model.
@@ -102,45 +92,16 @@ func (d *Database) Instances(ctx context.Context, model string, limit int) ([]In
 
 // RegisterInstance makes an endpoint known or changes it; it ends a drain and a quarantine.
 func (d *Database) RegisterInstance(ctx context.Context, i Instance, by invalidation.By) error {
-	const sql = `SELECT penstock.register_instance($1, $2, $3, $4, coalesce($5::jsonb, '{}'), $6, $7)`
-	if _, err := d.db.Exec(ctx, sql, i.Model, i.Server, i.Endpoint, i.Slots, i.Labels, by.Reason, given(by.Actor)); err != nil {
-		return fmt.Errorf("register instance %s of model %q: %w", i.Server, i.Model, translate(err))
-	}
-	return nil
+	const sql = `SELECT penstock.register_instance($3, $4, $5, $6, coalesce($7::jsonb, '{}'), $1, $2)`
+	return d.change(ctx, fmt.Sprintf("register instance %s of model %q", i.Server, i.Model), sql, by, i.Model, i.Server, i.Endpoint, i.Slots, i.Labels)
 }
 
 // DrainInstance sends an instance no new calls; those in flight end.
 func (d *Database) DrainInstance(ctx context.Context, model, server string, by invalidation.By) error {
-	if _, err := d.db.Exec(ctx, `SELECT penstock.drain_instance($1, $2, $3, $4)`, model, server, by.Reason, given(by.Actor)); err != nil {
-		return fmt.Errorf("drain instance %s of model %q: %w", server, model, translate(err))
-	}
-	return nil
+	return d.change(ctx, fmt.Sprintf("drain instance %s of model %q", server, model), `SELECT penstock.drain_instance($3, $4, $1, $2)`, by, model, server)
 }
 
 // RemoveInstance forgets an instance. It refuses while slots of it are held, unless forced.
 func (d *Database) RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error {
-	const sql = `SELECT penstock.remove_instance($1, $2, $3, $4, $5)`
-	if _, err := d.db.Exec(ctx, sql, model, server, force, by.Reason, given(by.Actor)); err != nil {
-		return fmt.Errorf("remove instance %s of model %q: %w", server, model, translate(err))
-	}
-	return nil
-}
-
-// sentinels are the SQLSTATEs that the functions called here raise.
-var sentinels = map[string]error{
-	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS008": invalidation.ErrNotFound,
-	"PS010": invalidation.ErrNotFound,
-	"PS012": invalidation.ErrNotFound,
-}
-
-// translate says in words of the queue what the functions of the schema raise; other errors pass through.
-func translate(err error) error {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || sentinels[pg.Code] == nil {
-		return err
-	}
-	if pg.Hint != "" {
-		return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinels[pg.Code])
-	}
-	return fmt.Errorf("%s: %w", pg.Message, sentinels[pg.Code])
+	return d.change(ctx, fmt.Sprintf("remove instance %s of model %q", server, model), `SELECT penstock.remove_instance($3, $4, $5, $1, $2)`, by, model, server, force)
 }

@@ -2,11 +2,8 @@ package operator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -50,18 +47,7 @@ func (d *Database) Operations(ctx context.Context, f OperationFilter) ([]Operati
 
 // Operation returns one bulk operation, or invalidation.ErrNotFound.
 func (d *Database) Operation(ctx context.Context, id int64) (Operation, error) {
-	rows, err := d.db.Query(ctx, operationColumns+` WHERE o.id = $1`, id)
-	if err != nil {
-		return Operation{}, fmt.Errorf("show operation %d: %w", id, err)
-	}
-	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Operation])
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = invalidation.ErrNotFound
-	}
-	if err != nil {
-		return Operation{}, fmt.Errorf("show operation %d: %w", id, err)
-	}
-	return found, nil
+	return show[Operation](ctx, d.db, fmt.Sprintf("operation %d", id), invalidation.ErrNotFound, operationColumns+` WHERE o.id = $1`, id)
 }
 
 // CountMatching says how many an operation would find now.

@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -73,27 +74,20 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	fallback(&c.Pause, 500*time.Millisecond)
-	fallback(&c.PassLocksMax, 2000)
-	fallback(&c.BatchLocksMax, 100)
-	fallback(&c.BatchEntriesMax, 1000)
-	fallback(&c.SuspendShare, 0.3)
-	fallback(&c.SuspendNodesMin, 3)
-	fallback(&c.NodeRetention, 10*time.Minute)
-	fallback(&c.RetentionPause, time.Minute)
-	fallback(&c.CountPause, time.Second)
-	fallback(&c.SamplePause, 5*time.Second)
-	fallback(&c.GiveUp, 30*time.Second)
-	fallback(&c.Log, slog.New(slog.DiscardHandler))
+	c.Pause = cmp.Or(c.Pause, 500*time.Millisecond)
+	c.PassLocksMax = cmp.Or(c.PassLocksMax, 2000)
+	c.BatchLocksMax = cmp.Or(c.BatchLocksMax, 100)
+	c.BatchEntriesMax = cmp.Or(c.BatchEntriesMax, 1000)
+	c.SuspendShare = cmp.Or(c.SuspendShare, 0.3)
+	c.SuspendNodesMin = cmp.Or(c.SuspendNodesMin, 3)
+	c.NodeRetention = cmp.Or(c.NodeRetention, 10*time.Minute)
+	c.RetentionPause = cmp.Or(c.RetentionPause, time.Minute)
+	c.CountPause = cmp.Or(c.CountPause, time.Second)
+	c.SamplePause = cmp.Or(c.SamplePause, 5*time.Second)
+	c.GiveUp = cmp.Or(c.GiveUp, 30*time.Second)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
 	}
 	return c
-}
-
-func fallback[T comparable](v *T, value T) {
-	var zero T
-	if *v == zero {
-		*v = value
-	}
 }

@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,15 +34,9 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Timeout == 0 {
-		c.Timeout = 15 * time.Second
-	}
-	if c.InFlight == 0 {
-		c.InFlight = 4
-	}
-	if c.HostInFlight == 0 {
-		c.HostInFlight = 32
-	}
+	c.Timeout = cmp.Or(c.Timeout, 15*time.Second)
+	c.InFlight = cmp.Or(c.InFlight, 4)
+	c.HostInFlight = cmp.Or(c.HostInFlight, 32)
 	c.Breaker = c.Breaker.withDefaults()
 	return c
 }

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"sync"
 	"time"
 )
@@ -13,15 +14,9 @@ type BreakerConfig struct {
 }
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
-	if c.Failures == 0 {
-		c.Failures = 5
-	}
-	if c.Rest == 0 {
-		c.Rest = 30 * time.Second
-	}
-	if c.RestMax == 0 {
-		c.RestMax = 10 * time.Minute
-	}
+	c.Failures = cmp.Or(c.Failures, 5)
+	c.Rest = cmp.Or(c.Rest, 30*time.Second)
+	c.RestMax = cmp.Or(c.RestMax, 10*time.Minute)
 	return c
 }
 

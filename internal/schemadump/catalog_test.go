@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -94,4 +97,15 @@ func describe(ctx context.Context, dsn string) ([]string, error) {
 		return nil, fmt.Errorf("describe schema: %w", err)
 	}
 	return lines, nil
+}
+
+var headerMajor = regexp.MustCompile(`^-- .* with pg_dump (\d+);`)
+
+// writtenBy returns the major version of the pg_dump that wrote text.
+func writtenBy(text string) (int, error) {
+	found := headerMajor.FindStringSubmatch(text)
+	if found == nil {
+		return 0, errors.New("the schema file does not start with the line that says what wrote it: run make schema")
+	}
+	return strconv.Atoi(found[1])
 }
