@@ -421,6 +421,7 @@ CREATE TABLE penstock."limit" (
     burst real,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     per_key boolean DEFAULT false NOT NULL,
+    uncounted_to bigint DEFAULT 0 NOT NULL,
     CONSTRAINT limit_burst_check CHECK ((burst > (0)::double precision)),
     CONSTRAINT limit_check CHECK (((rate IS NULL) = (burst IS NULL))),
     CONSTRAINT limit_check1 CHECK (((max_units IS NOT NULL) OR (rate IS NOT NULL))),
@@ -441,6 +442,10 @@ COMMENT ON COLUMN penstock."limit".rate IS 'units a second that flow into the to
 -- Name: COLUMN "limit".burst; Type: COMMENT; Schema: penstock; Owner: -
 
 COMMENT ON COLUMN penstock."limit".burst IS 'units that the token bucket holds';
+
+-- Name: COLUMN "limit".uncounted_to; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock."limit".uncounted_to IS 'locks with tokens up to this one are within max_units without a count';
 
 -- Name: bucket_units(penstock."limit", text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -633,6 +638,33 @@ BEGIN
     VALUES (coalesce(cancel_operation.actor, current_user), 'cancel_operation', 'operation ' || cancel_operation.id, cancel_operation.reason);
 END $$;
 
+-- Name: charge(integer, text, integer, bigint, text[], bigint[], bigint, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.charge(queue integer, in_flow text, pace integer, n bigint, keys text[], entries bigint[], last_token bigint, uncounted_to bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF last_token > uncounted_to THEN
+        RAISE EXCEPTION 'token % is above %: the limit must be counted', last_token, uncounted_to USING ERRCODE = 'serialization_failure';
+    END IF;
+    IF pace = 0 OR n = 0 THEN
+        RETURN;
+    END IF;
+    INSERT INTO penstock.bucket AS b (limit_id, flow, units, at)
+    SELECT g.id, k.scope, g.burst - k.n * u.units, clock_timestamp()
+      FROM penstock.limit_use u
+     CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id AND x.rate IS NOT NULL OFFSET 0) g
+     CROSS JOIN LATERAL (
+           SELECT CASE WHEN g.per_flow THEN in_flow ELSE '' END COLLATE "C" AS scope, charge.n WHERE NOT g.per_key
+           UNION ALL
+           SELECT c.key, c.n FROM unnest(keys, charge.entries) c(key, n) WHERE g.per_key) k
+     WHERE u.queue_id = queue
+     ORDER BY g.id, k.scope
+    ON CONFLICT (limit_id, flow) DO UPDATE
+       SET units = (SELECT least(0, b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at) - g.burst) FROM penstock."limit" g WHERE g.id = b.limit_id)
+                   + excluded.units, at = clock_timestamp();
+END $$;
+
 -- Name: check_invariants(interval); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.check_invariants(grace interval DEFAULT '00:00:00'::interval) RETURNS TABLE(invariant text, detail text)
@@ -757,6 +789,90 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: claim_room(integer, text, integer, integer[], integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer, known integer[], pace integer, OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    l     record;
+    ids   integer[];
+    needs integer := 0;
+    used  bigint;
+    most  bigint; -- of any flow, where the limit is for each
+BEGIN
+    PERFORM penstock.need_read_committed();
+    ok := true;
+    locks := 2147483647;
+    entries := 2147483647;
+    wait := 0;
+    uncounted_to := 9223372036854775807;
+    FOR l IN SELECT g.id, g.rate, g.per_key, g.uncounted_to >= t.last_value + wanted AS plenty
+               FROM penstock.limit_use u
+              CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id OFFSET 0) g
+              CROSS JOIN penstock.token_seq t
+              WHERE u.queue_id = queue ORDER BY u.limit_id
+    LOOP
+        ids := ids || l.id;
+        needs := greatest(needs, CASE WHEN l.per_key THEN 2 WHEN l.rate IS NOT NULL THEN 1 ELSE 0 END);
+        IF l.plenty AND l.rate IS NULL THEN
+            ok := ok AND pg_try_advisory_xact_lock_shared(penstock.limit_lock(l.id));
+        ELSE
+            ok := ok AND pg_try_advisory_xact_lock(penstock.limit_lock(l.id));
+        END IF;
+    END LOOP;
+    ok := coalesce(ok AND needs = pace AND ids = known, false);
+    IF NOT ok THEN
+        RETURN;
+    END IF;
+    -- Only what is read from here on is no older than the locks.
+    FOR l IN SELECT g.*, u.units, t.last_value AS drawn, g.uncounted_to >= t.last_value + wanted AS plenty,
+                    coalesce((SELECT least(g.burst, b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at)) FROM penstock.bucket b
+                               WHERE b.limit_id = g.id AND b.flow = CASE WHEN g.per_flow THEN in_flow ELSE '' END), g.burst) AS held
+               FROM penstock.limit_use u
+              CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id OFFSET 0) g
+              CROSS JOIN penstock.token_seq t
+              WHERE u.queue_id = queue AND NOT g.per_key ORDER BY u.limit_id
+    LOOP
+        IF l.plenty THEN
+            uncounted_to := least(uncounted_to, l.uncounted_to);
+        ELSIF l.max_units IS NOT NULL THEN
+            IF NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- we share it: it was plenty a moment ago
+                ok := false;
+                RETURN;
+            END IF;
+            IF l.per_flow THEN
+                SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0) INTO used, most
+                  FROM (SELECT k.flow, sum(u.units) AS used
+                          FROM penstock.limit_use u
+                         CROSS JOIN LATERAL (SELECT x.flow FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) k
+                         WHERE u.limit_id = l.id GROUP BY k.flow) f;
+            ELSE
+                SELECT coalesce(sum(u.units * c.locks), 0) INTO used
+                  FROM penstock.limit_use u
+                 CROSS JOIN LATERAL (SELECT count(*) AS locks FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) c
+                 WHERE u.limit_id = l.id;
+                most := used;
+            END IF;
+            locks := least(locks, greatest(0, (l.max_units - used) / l.units));
+            most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
+            IF most >= 4 * wanted THEN
+                -- An operator may have the row, and waits for the lock that we have.
+                UPDATE penstock."limit" x SET uncounted_to = l.drawn + most
+                 WHERE x.ctid = (SELECT y.ctid FROM penstock."limit" y WHERE y.id = l.id FOR NO KEY UPDATE SKIP LOCKED);
+            END IF;
+        END IF;
+        IF l.rate IS NOT NULL THEN
+            entries := least(entries, floor(greatest(0, l.held) / l.units));
+            IF l.held < l.units THEN
+                wait := greatest(wait, (l.units - l.held) / l.rate);
+            END IF;
+        END IF;
+    END LOOP;
+    locks := least(locks, entries);
+END $$;
+
 -- Name: compact(text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.compact(queue text, lock_key text) RETURNS integer
@@ -876,6 +992,22 @@ CREATE FUNCTION penstock.count(queue_id integer, what text, n bigint) RETURNS vo
     AS $$
 BEGIN
     PERFORM count(nextval(format('penstock.%I', what || '_' || queue_id)::regclass)) FROM generate_series(1, n);
+END $$;
+
+-- Name: count_again(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.count_again() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'limit' THEN
+        PERFORM pg_advisory_xact_lock(penstock.limit_lock(NEW.id));
+        NEW.uncounted_to := 0;
+    ELSE
+        PERFORM pg_advisory_xact_lock(penstock.limit_lock(NEW.limit_id));
+        UPDATE penstock."limit" SET uncounted_to = 0 WHERE id = NEW.limit_id;
+    END IF;
+    RETURN NEW;
 END $$;
 
 -- Name: count_depth(integer); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2332,6 +2464,12 @@ BEGIN
     RETURN FOUND;
 END $$;
 
+-- Name: limit_lock(integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.limit_lock(id integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE
+    AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
+
 -- Name: limit_own_concurrency(); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.limit_own_concurrency() RETURNS trigger
@@ -2393,41 +2531,11 @@ $$;
 -- Name: limit_rooms(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.limit_rooms(queue integer, in_flow text, OUT locks integer, OUT entries integer, OUT wait double precision) RETURNS record
-    LANGUAGE plpgsql
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET enable_seqscan TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    AS $$
-DECLARE
-    l    record;
-    used bigint;
-    held double precision;
-BEGIN
-    locks := 2147483647;
-    entries := 2147483647;
-    wait := 0;
-    FOR l IN SELECT g AS row, g.*, u.units FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
-              WHERE u.queue_id = queue AND NOT g.per_key ORDER BY g.id
-    LOOP
-        IF l.max_units IS NOT NULL THEN
-            SELECT coalesce(sum(u.units * c.locks), 0) INTO used
-              FROM penstock.limit_use u
-             CROSS JOIN LATERAL (SELECT count(*) AS locks FROM penstock.lock k
-                                  WHERE k.queue_id = u.queue_id AND (NOT l.per_flow OR k.flow = in_flow)) c
-             WHERE u.limit_id = l.id;
-            locks := least(locks, greatest(0, (l.max_units - used) / l.units));
-        END IF;
-        IF l.rate IS NOT NULL THEN
-            held := penstock.bucket_units(l.row, in_flow);
-            entries := least(entries, floor(greatest(0, held) / l.units));
-            IF held < l.units THEN
-                wait := greatest(wait, (l.units - held) / l.rate);
-            END IF;
-        END IF;
-    END LOOP;
-    locks := least(locks, entries);
-END $$;
+    LANGUAGE sql
+    AS $_$
+    SELECT CASE WHEN r.ok THEN r.locks ELSE 0 END, CASE WHEN r.ok THEN r.entries ELSE 0 END, r.wait
+      FROM penstock.claim_room($1, $2, 500000000, (SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1), penstock.queue_pace($1)) r
+$_$;
 
 -- Name: limits_changed(integer); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -5922,6 +6030,14 @@ ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue
 -- Name: audit audit_stays; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER audit_stays BEFORE DELETE OR UPDATE OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
+
+-- Name: limit count_again; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER count_again BEFORE UPDATE ON penstock."limit" FOR EACH ROW WHEN ((((((old.max_units IS DISTINCT FROM new.max_units) OR (old.rate IS DISTINCT FROM new.rate)) OR (old.burst IS DISTINCT FROM new.burst)) OR (old.per_flow IS DISTINCT FROM new.per_flow)) OR (old.per_key IS DISTINCT FROM new.per_key))) EXECUTE FUNCTION penstock.count_again();
+
+-- Name: limit_use count_again; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER count_again AFTER INSERT OR UPDATE ON penstock.limit_use FOR EACH ROW EXECUTE FUNCTION penstock.count_again();
 
 -- Name: queue drop_own_limit; Type: TRIGGER; Schema: penstock; Owner: -
 

@@ -118,7 +118,6 @@ func (q *Queue) swiftly(r ClaimRequest) *pgx.Batch {
 		b.Queue(q.sql.swift, args...)
 		return b
 	}
-	b.Queue(gatesSQL, q.limits)
 	b.Queue(q.sql.swiftLimited, append(args, q.limits, q.pace)...)
 	return b
 }
@@ -130,7 +129,6 @@ func (q *Queue) carefully(r ClaimRequest) *pgx.Batch {
 		b.Queue(q.sql.claim, args...)
 		return b
 	}
-	b.Queue(gatesSQL, q.limits)
 	sql := q.sql.claimLimited
 	if q.pace > 1 {
 		sql = q.sql.claimKeyed
@@ -142,6 +140,9 @@ func (q *Queue) carefully(r ClaimRequest) *pgx.Batch {
 func (q *Queue) claim(ctx context.Context, r ClaimRequest, b *pgx.Batch) (Claimed, error) {
 	start := time.Now()
 	c, groups, err := q.readClaim(ctx, r, b, start)
+	if postgres.Code(err) == entryChanged { // a limit must be counted that need not a moment ago, see penstock.charge
+		return Claimed{Busy: true}, nil
+	}
 	if err != nil {
 		return Claimed{}, q.errorf("claim from", err)
 	}

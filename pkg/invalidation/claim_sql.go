@@ -31,15 +31,15 @@ const heldBackSQL = `(SELECT nullif(greatest(0, extract(epoch FROM greatest(
 const claimSQL = `
 WITH alone AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
-           AND /* admission */ AS ok
+           /* admission */ AS ok
 ), room AS MATERIALIZED (
     SELECT /* room */ FROM alone CROSS JOIN LATERAL ` + heldBackSQL + ` b WHERE ok
 ), head AS MATERIALIZED (
     SELECT r.*
-      FROM alone CROSS JOIN LATERAL (
+      FROM room CROSS JOIN LATERAL (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
-            WHERE alone.ok AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
+            WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
             ORDER BY pos
             LIMIT (SELECT locks FROM room)) r
 ), mine AS MATERIALIZED (
@@ -92,21 +92,20 @@ UNION ALL
 SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
-SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT ok::int FROM alone),
+SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT count(*) FROM room)::int,
        (SELECT count(*) FROM head)::int - (SELECT count(*) FROM taken)::int, 0, NULL, NULL, NULL, NULL,
        (SELECT wait FROM room), (SELECT locks FROM room)::float8, NULL /* spending */`
 
-// A queue under limits claims with forms of their own of both statements, which run behind gatesSQL in one transaction:
-// that locks the rows of its limits, so that claims under a limit go one after another, and the claim, whose
-// snapshot is younger than that, counts the locks in use exactly. All forms look whether the limits are those that
-// the queue knew of when it was opened; if not, nothing is claimed. A group is covered as far as token buckets reach.
+// A queue under limits $10 (of swiftSQL: $8) claims with forms of their own of both statements. penstock.claim_room says for
+// how many locks there is room, if the limits are those that the queue knew of when it was opened and nobody else has one
+// alone; if not, nothing is claimed. The migration that makes it has the argument for why no limit is ever exceeded.
+// penstock.charge has the last word: it takes the claim back whose tokens lie beyond what may go uncounted. A group is covered
+// as far as token buckets reach.
 const (
-	unlimitedSQL = "NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)"
-	limitsKnown  = `(SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1) = $%d::int[]
-           AND penstock.queue_pace($1) = $%d::int
-           AND (SELECT count(*) FROM (SELECT FROM penstock."limit" WHERE id = ANY ($%[1]d::int[]) FOR UPDATE SKIP LOCKED) g) = cardinality($%[1]d::int[])`
-	roomSQL = "CASE WHEN b.wait IS NULL THEN least($5::int, r.locks) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait"
-	limited = " b CROSS JOIN LATERAL penstock.limit_rooms($1, $3) r"
+	unlimitedSQL = "AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)"
+	roomSQL      = "CASE WHEN b.wait IS NULL THEN least($5::int, r.locks) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait, r.uncounted_to"
+	limited      = " b CROSS JOIN LATERAL penstock.claim_room($1, $3, $5, $%d::int[], $%d::int) r"
+	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT penstock.charge($1, $3, $%d::int, %s, NULL, NULL, %s, (SELECT uncounted_to FROM room)) AS done\n)"
 )
 
 var (
@@ -115,14 +114,13 @@ var (
 		"/* room */", "CASE WHEN b.wait IS NULL THEN $5::int ELSE 0 END AS locks, coalesce(b.wait, 0) AS wait",
 	).Replace(claimSQL)
 	claimLimitedSQL = strings.NewReplacer(
-		"/* admission */", fmt.Sprintf(limitsKnown, 10, 11),
+		" /* admission */", "",
 		"/* room */", roomSQL+", greatest(1, least($8::int, r.entries / greatest(1, least($5::int, r.locks)))) AS quantum",
-		" b WHERE ok\n", limited+" WHERE ok\n",
+		" b WHERE ok\n", fmt.Sprintf(limited, 10, 11)+" WHERE alone.ok AND r.ok\n",
 		"LIMIT $8::int", "LIMIT (SELECT quantum FROM room)",
 		"lock_key, last_entry_id\n", "lock_key, last_entry_id, entry_count\n",
-		"/* spent */", `, spent AS MATERIALIZED (
-    SELECT penstock.spend($1, $3, (SELECT count(*) FROM lock_solo) + (SELECT coalesce(sum(entry_count), 0) FROM lock_group)::bigint) AS done
-)`,
+		"/* spent */", fmt.Sprintf(chargeSQL, 11, "(SELECT count(*) FROM lock_solo) + (SELECT coalesce(sum(entry_count), 0) FROM lock_group)::bigint",
+			"greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group))"),
 		"NULL /* spending */", "(SELECT 0 FROM spent)",
 	).Replace(claimSQL)
 	// claimKeyedSQL is for queues with a rate for each lock key: it parks the keys that have to wait (see penstock.park).
@@ -143,25 +141,21 @@ var (
        AND penstock.park($1, w.lock_key, w.wait)
 ), taken AS (`,
 		"UNION ALL SELECT pos FROM lock_group)", "UNION ALL SELECT pos FROM lock_group UNION ALL SELECT pos FROM parked)",
-		" AS done\n", " AS done, (SELECT penstock.spend_keys($1, array_agg(lock_key), array_agg(entry_count::bigint)) FROM lock_group) AS keys\n",
+		"NULL, NULL, greatest(", "(SELECT array_agg(lock_key) FROM lock_group), (SELECT array_agg(entry_count::bigint) FROM lock_group), greatest(",
 	).Replace(claimLimitedSQL)
 	swiftLimitedSQL = strings.NewReplacer(
-		unlimitedSQL, fmt.Sprintf(limitsKnown, 8, 9),
+		unlimitedSQL, "",
 		"), head AS MATERIALIZED (", `), room AS MATERIALIZED (
-    SELECT `+roomSQL+` FROM alone b CROSS JOIN LATERAL penstock.limit_rooms($1, $3) r WHERE ok
+    SELECT `+roomSQL+` FROM alone`+fmt.Sprintf(limited, 8, 9)+` WHERE b.ok AND r.ok
 ), head AS MATERIALIZED (`,
+		"FROM alone CROSS JOIN LATERAL (", "FROM room CROSS JOIN LATERAL (",
+		"alone.ok AND alone.wait IS NULL AND ", "",
 		"LIMIT $5::int", "LIMIT (SELECT locks FROM room)",
-		"      FROM solo\n)\n", `      FROM solo
-), spent AS MATERIALIZED (
-    SELECT penstock.spend($1, $3, (SELECT count(*) FROM solo)) AS done
-)
-`,
+		"      FROM solo\n)\n", "      FROM solo\n)"+fmt.Sprintf(chargeSQL, 9, "(SELECT count(*) FROM solo)", "(SELECT max(token) FROM solo)")+"\n",
+		"a.ok::int", "(SELECT count(*) FROM room)::int",
 		"a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL\n", "(SELECT wait FROM room), (SELECT locks FROM room)::float8, (SELECT 0 FROM spent)\n",
 	).Replace(swiftSQL)
 )
-
-// gatesSQL locks limits $1, as many as nobody else holds, until the transaction ends.
-const gatesSQL = `SELECT id FROM penstock."limit" WHERE id = ANY ($1::int[]) ORDER BY id FOR UPDATE SKIP LOCKED`
 
 // swiftSQL is the claim of a lane in which everything is solo and nobody has locked a ready row, as is usual: it
 // deletes the rows without locking them first, which saves a WAL record each. Where it must wait for somebody it
@@ -172,7 +166,7 @@ const swiftSQL = `
 WITH alone AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL
            AND pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
-           AND ` + unlimitedSQL + ` AS ok, b.wait
+           ` + unlimitedSQL + ` AS ok, b.wait
       FROM ` + heldBackSQL + ` b
 ), head AS MATERIALIZED (
     SELECT r.*
