@@ -159,7 +159,8 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 CREATE TRIGGER count_again BEFORE UPDATE ON penstock."limit" FOR EACH ROW
-    WHEN ((OLD.max_units, OLD.rate, OLD.burst, OLD.per_flow, OLD.per_key) IS DISTINCT FROM (NEW.max_units, NEW.rate, NEW.burst, NEW.per_flow, NEW.per_key))
+    WHEN (OLD.max_units IS DISTINCT FROM NEW.max_units OR OLD.rate IS DISTINCT FROM NEW.rate OR OLD.burst IS DISTINCT FROM NEW.burst
+          OR OLD.per_flow IS DISTINCT FROM NEW.per_flow OR OLD.per_key IS DISTINCT FROM NEW.per_key)
     EXECUTE FUNCTION penstock.count_again();
 CREATE TRIGGER count_again AFTER INSERT OR UPDATE ON penstock.limit_use FOR EACH ROW EXECUTE FUNCTION penstock.count_again();
 

@@ -6033,7 +6033,7 @@ CREATE TRIGGER audit_stays BEFORE DELETE OR UPDATE OR TRUNCATE ON penstock.audit
 
 -- Name: limit count_again; Type: TRIGGER; Schema: penstock; Owner: -
 
-CREATE TRIGGER count_again BEFORE UPDATE ON penstock."limit" FOR EACH ROW WHEN ((((((old.max_units IS DISTINCT FROM new.max_units) OR (old.rate IS DISTINCT FROM new.rate)) OR (old.burst IS DISTINCT FROM new.burst)) OR (old.per_flow IS DISTINCT FROM new.per_flow)) OR (old.per_key IS DISTINCT FROM new.per_key))) EXECUTE FUNCTION penstock.count_again();
+CREATE TRIGGER count_again BEFORE UPDATE ON penstock."limit" FOR EACH ROW WHEN (((old.max_units IS DISTINCT FROM new.max_units) OR (old.rate IS DISTINCT FROM new.rate) OR (old.burst IS DISTINCT FROM new.burst) OR (old.per_flow IS DISTINCT FROM new.per_flow) OR (old.per_key IS DISTINCT FROM new.per_key))) EXECUTE FUNCTION penstock.count_again();
 
 -- Name: limit_use count_again; Type: TRIGGER; Schema: penstock; Owner: -
 
