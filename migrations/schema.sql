@@ -426,6 +426,7 @@ CREATE TABLE penstock."limit" (
     CONSTRAINT limit_check CHECK (((rate IS NULL) = (burst IS NULL))),
     CONSTRAINT limit_check1 CHECK (((max_units IS NOT NULL) OR (rate IS NOT NULL))),
     CONSTRAINT limit_check2 CHECK (((NOT per_key) OR ((max_units IS NULL) AND (NOT per_flow)))),
+    CONSTRAINT limit_finite_check CHECK (((rate < 'Infinity'::real) AND (burst < 'Infinity'::real))),
     CONSTRAINT limit_max_units_check CHECK ((max_units >= 0)),
     CONSTRAINT limit_name_check CHECK ((name <> ''::text)),
     CONSTRAINT limit_rate_check CHECK ((rate > (0)::double precision))
@@ -789,6 +790,44 @@ BEGIN
     END IF;
 END $$;
 
+-- Name: check_queue(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.check_queue() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    flaw text := penstock.retry_flaw(NEW.retry);
+BEGIN
+    BEGIN
+        PERFORM CASE WHEN left(NEW.grouping, 1) = '$' THEN NEW.grouping::jsonpath END;
+    EXCEPTION WHEN OTHERS THEN
+        flaw := format('grouping is not a jsonpath: %s', SQLERRM);
+    END;
+    flaw := coalesce(flaw, (
+        SELECT v.flaw FROM (VALUES
+            (NEW.priority > 0 AND NEW.priority <= 1000, 'priority is not above 0 and at most 1000'),
+            (NEW.entry_priority BETWEEN 0 AND 9, 'entry_priority is not from 0 to 9'),
+            (NEW.algorithm IN ('fair', 'fifo'), 'algorithm is not fair or fifo'),
+            (NEW.merge IN ('first', 'last', 'object', 'array'), 'merge is not first, last, object or array'),
+            (NEW.grouping <> '', 'grouping is empty; leave it out for entries without a key'),
+            (NEW.application <> '', 'application is empty'),
+            (NEW.max_concurrent > 0, 'max_concurrent is not at least 1; leave it out for no bound, pause the queue to stop it'),
+            (NEW.max_concurrent_per_node > 0, 'max_concurrent_per_node is not at least 1; leave it out for no bound'),
+            (NEW.capacity > 0, 'capacity is not at least 1; leave it out for no bound'),
+            (NEW.crash_limit > 0, 'crash_limit is not at least 1'),
+            (NEW.quantum_count BETWEEN 1 AND 10000, 'quantum_count is not from 1 to 10000'),
+            (NEW.quantum_time > '0' AND NEW.quantum_time <= '1 day', 'quantum_time is not above 0 and at most 1 day'),
+            (NEW.run_timeout > '0' AND NEW.run_timeout <= '10 years', 'run_timeout is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.payload_limit BETWEEN 1 AND 16777216, 'payload_limit is not from 1 to 16777216 bytes'),
+            (NEW.result_retention BETWEEN '0' AND '10 years', 'result_retention is not from 0 to 10 years'),
+            (NEW.failure_retention BETWEEN '1 day' AND '10 years', 'failure_retention is not from 1 day to 10 years')) v(fine, flaw)
+         WHERE NOT v.fine LIMIT 1));
+    IF flaw IS NOT NULL THEN
+        RAISE EXCEPTION 'setting of queue "%" is not valid: %', NEW.name, flaw USING ERRCODE = 'PS002';
+    END IF;
+    RETURN NEW;
+END $_$;
+
 -- Name: claim_room(integer, text, integer, integer[], integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer, known integer[], pace integer, OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint) RETURNS record
@@ -1115,7 +1154,7 @@ $$;
 
 -- Name: create_batch(text, text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
+CREATE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT CURRENT_USER) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -1123,12 +1162,18 @@ DECLARE
     b       penstock.batch;
     unknown text;
 BEGIN
+    IF q.kind NOT IN ('batch', 'task') THEN
+        RAISE EXCEPTION 'queue "%" is of kind %, not batch', q.name, q.kind
+            USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''name'', ''{"kind": "batch"}'').';
+    ELSIF jsonb_typeof(options) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'options of a batch are not a JSON object' USING ERRCODE = 'PS002';
+    END IF;
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('items', 'query', 'part_size', 'window_parts', 'detail', 'flow', 'priority', 'completion_queue');
     IF FOUND THEN
         RAISE EXCEPTION 'batch option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are items or query, part_size, window_parts, detail, flow, priority and completion_queue.';
-    ELSIF (options ? 'items') = (options ? 'query') THEN
+    ELSIF num_nonnulls(options->>'items', options->>'query') <> 1 THEN
         RAISE EXCEPTION 'a batch needs items or a query, one of them' USING ERRCODE = 'PS002';
     END IF;
     b := jsonb_populate_record(NULL::penstock.batch, options);
@@ -3587,7 +3632,7 @@ END $$;
 
 -- Name: retry_batch(bigint, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS integer
+CREATE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT ''::text, actor text DEFAULT CURRENT_USER) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -3596,6 +3641,8 @@ DECLARE
 BEGIN
     IF b.ended_at IS NULL THEN
         RAISE EXCEPTION 'batch % has not ended', batch USING ERRCODE = 'PS006', HINT = 'Wait until it has, or cancel it.';
+    ELSIF b.status = 'done' THEN
+        RAISE EXCEPTION 'batch % is done: nothing of it went wrong', batch USING ERRCODE = 'PS006', DETAIL = b.status, HINT = 'Create another one to run it again.';
     END IF;
     UPDATE penstock.batch_part p SET outcome = NULL, ended_at = NULL, entry_id = NULL, error = NULL WHERE p.batch_id = b.id AND p.outcome <> 'done';
     GET DIAGNOSTICS n = ROW_COUNT;
@@ -3621,6 +3668,29 @@ BEGIN
     INSERT INTO penstock.audit (actor, verb, object, reason)
     VALUES (coalesce(retry_failure.actor, current_user), 'retry_failure', 'entry ' || retry_failure.entry_id, retry_failure.reason);
 END $$;
+
+-- Name: retry_flaw(jsonb, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT 'retry'::text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $_$
+    SELECT coalesce(
+        (SELECT within || ' is not a JSON object' WHERE jsonb_typeof(policy) <> 'object'),
+        (SELECT within || '.' || f.key || ' ' || f.flaw
+           FROM (SELECT e.key, CASE
+                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^\d{1,5}$' OR n.text::numeric > 30000 THEN 'is not a whole number from 0 to 30000' END
+                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric > 315360000 THEN 'is not a number of seconds from 0 to ten years' END
+                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric NOT BETWEEN 1 AND 1000 AND n.text::numeric <> 0 THEN 'is not a number from 1 to 1000' END
+                     WHEN e.key = 'jitter' THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric > 1 THEN 'is not a number from 0 to 1' END
+                     WHEN e.key = 'classes' AND within = 'retry' THEN CASE WHEN jsonb_typeof(e.value) <> 'object' THEN 'is not a JSON object' END
+                     ELSE 'does not exist; there are max_attempts, base, cap, factor, jitter and, for errors of a class, classes' END AS flaw
+                   FROM jsonb_each(CASE jsonb_typeof(policy) WHEN 'object' THEN policy END) e
+                  CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(e.value) WHEN 'number' THEN e.value::text ELSE '' END AS text) n) f
+          WHERE f.flaw IS NOT NULL ORDER BY f.key LIMIT 1),
+        (SELECT penstock.retry_flaw(c.value, within || '.classes.' || c.key)
+           FROM jsonb_each(CASE WHEN within = 'retry' AND jsonb_typeof(policy->'classes') = 'object' THEN policy->'classes' END) c
+          WHERE penstock.retry_flaw(c.value, within || '.classes.' || c.key) IS NOT NULL ORDER BY c.key LIMIT 1))
+$_$;
 
 -- Name: return_failure(integer, bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -3956,7 +4026,7 @@ BEGIN
           FROM (%s) r
          GROUP BY (r.n - 1) / $2$q$,
         CASE WHEN b.query IS NULL THEN 'SELECT i.item, i.n FROM jsonb_array_elements($3) WITH ORDINALITY i(item, n)'
-             ELSE format('SELECT to_jsonb(q) AS item, row_number() OVER () AS n FROM (%s) q', rtrim(b.query, '; ')) END)
+             ELSE format('SELECT to_jsonb(q) AS item, row_number() OVER () AS n FROM (%s' || E'\n' || ') q', rtrim(b.query, E'; \n')) END)
     USING b.id, b.part_size, b.items;
     UPDATE penstock.batch SET status = 'running', items = NULL WHERE id = b.id;
 END $_$;
@@ -4346,7 +4416,7 @@ $_$;
 
 -- Name: watch(regclass, text, text[], text[], text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL::text[], keys text[] DEFAULT NULL::text[], reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+CREATE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL::text[], keys text[] DEFAULT NULL::text[], reason text DEFAULT ''::text, actor text DEFAULT CURRENT_USER) RETURNS void
     LANGUAGE plpgsql
     AS $_$
 DECLARE
@@ -4358,6 +4428,9 @@ BEGIN
     IF q.kind <> 'change_log' THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not change_log', q.name, q.kind
             USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''changes'', ''{"kind": "change_log", "grouping": "object"}'').';
+    END IF;
+    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = watched AND c.relnamespace = 'penstock'::regnamespace) THEN
+        RAISE EXCEPTION 'table % is one of Penstock''s own', watched USING ERRCODE = 'PS002', HINT = 'Only tables of applications can be watched.';
     END IF;
     keys := coalesce(keys, (SELECT array_agg(a.attname::text ORDER BY array_position(i.indkey::int[], a.attnum::int))
                               FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
@@ -4377,7 +4450,7 @@ BEGIN
     PERFORM penstock.unwatch(watched, queue, reason, actor);
     FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
         body := format('watch_%s_%s_%s', watched::oid, q.id, op);
-        EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L $f$, body, format($b$
 -- Written by penstock.watch.
 DECLARE
     part record;
@@ -4391,7 +4464,7 @@ BEGIN
         PERFORM penstock.push_many(%L, part.changes);
     END LOOP;
     RETURN NULL;
-END $body$ $f$, body, format('queue "%s" by a change of %s', q.name, watched), penstock.watch_changes_sql(watched, op, columns, keys), q.name);
+END $b$, format('queue "%s" by a change of %s', q.name, watched), penstock.watch_changes_sql(watched, op, columns, keys), q.name));
         EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION penstock.%I()',
                        'penstock_' || q.id || '_' || op, op, watched,
                        CASE op WHEN 'insert' THEN 'REFERENCING NEW TABLE AS new_rows' WHEN 'delete' THEN 'REFERENCING OLD TABLE AS old_rows'
@@ -4408,10 +4481,11 @@ CREATE FUNCTION penstock.watch_changes_sql(watched regclass, op text, columns te
     LANGUAGE plpgsql STABLE
     AS $_$
 DECLARE
-    label   text := (SELECT quote_literal(n.nspname || '.' || c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
-    object  text := CASE cardinality(keys) WHEN 1 THEN format('to_jsonb(%%1$s.%I)', keys[1])
-                    ELSE format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, %%1$s.%I', k, k), ', ') FROM unnest(keys) k)) END;
-    whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(to_jsonb(%%1$s.%I))', c, c), ', ') FROM unnest(columns) c));
+    -- Names may hold a per cent sign, which format would read.
+    label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
+    object  text := CASE cardinality(keys) WHEN 1 THEN format('to_jsonb(%%1$s.%I)', replace(keys[1], '%', '%%'))
+                    ELSE format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, %%1$s.%I', k, k), ', ') FROM unnest(keys) x, replace(x, '%', '%%') k)) END;
+    whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(to_jsonb(%%1$s.%I))', c, c), ', ') FROM unnest(columns) x, replace(x, '%', '%%') c));
     shape   text := 'SELECT jsonb_build_object(''table'', ' || label || ', ''object'', %s, ''field'', %s, ''from'', %s, ''to'', %s) AS change';
     came    text := format(shape, format(object, 'n'), 'NULL', 'NULL', format(whole, 'n'));
     went    text := format(shape, format(object, 'o'), 'NULL', format(whole, 'o'), 'NULL');
@@ -4422,12 +4496,15 @@ BEGIN
         WHEN 'delete' THEN went || ' FROM old_rows o'
         WHEN 'truncate' THEN format(shape, 'NULL', 'NULL', 'NULL', 'NULL')
         ELSE format($q$SELECT c.change
-  FROM (SELECT true AS here, * FROM old_rows) o FULL JOIN (SELECT true AS here, * FROM new_rows) n ON %s
+  FROM (SELECT true AS penstock_here, * FROM old_rows) o FULL JOIN (SELECT true AS penstock_here, * FROM new_rows) n ON %s
  CROSS JOIN LATERAL (
-       %s FROM (VALUES %s) f(field, was, became) WHERE o.here AND n.here AND f.was IS DISTINCT FROM f.became
-       UNION ALL %s WHERE n.here IS NULL
-       UNION ALL %s WHERE o.here IS NULL) c$q$,
-            (SELECT string_agg(format('n.%1$I = o.%1$I', k), ' AND ') FROM unnest(keys) k), field,
+       %s FROM (VALUES %s) f(field, was, became) WHERE o.penstock_here AND n.penstock_here AND f.was IS DISTINCT FROM f.became
+       UNION ALL %s WHERE n.penstock_here IS NULL
+       UNION ALL %s WHERE o.penstock_here IS NULL) c$q$,
+            -- The operators of types that extensions brought are not on the search path of the trigger.
+            (SELECT string_agg(format(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace AND t.typname <> 'json' THEN 'n.%1$I = o.%1$I'
+                                           ELSE 'to_jsonb(n.%1$I) = to_jsonb(o.%1$I)' END, a.attname), ' AND ')
+               FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = watched AND a.attname = ANY (keys)), field,
             (SELECT string_agg(format('(%L, to_jsonb(o.%I), to_jsonb(n.%I))', c, c, c), ', ') FROM unnest(columns) c), went, came)
     END;
 END $_$;
@@ -4940,7 +5017,7 @@ COMMENT ON COLUMN penstock.entry_webhook.history IS 'errors of earlier attempts,
 CREATE TABLE penstock.failure (
     entry_id bigint NOT NULL,
     created_at timestamp with time zone NOT NULL,
-    failed_at timestamp with time zone DEFAULT now() NOT NULL,
+    failed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     start_by timestamp with time zone,
     finish_by timestamp with time zone,
     queue_id integer NOT NULL,
@@ -4975,7 +5052,7 @@ COMMENT ON COLUMN penstock.failure.depth IS 'of the entry: how many entries lie 
 CREATE TABLE penstock.failure_default (
     entry_id bigint NOT NULL,
     created_at timestamp with time zone NOT NULL,
-    failed_at timestamp with time zone DEFAULT now() NOT NULL,
+    failed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     start_by timestamp with time zone,
     finish_by timestamp with time zone,
     queue_id integer NOT NULL,
@@ -5403,7 +5480,7 @@ COMMENT ON COLUMN penstock.remote_run.report IS 'the last that the worker report
 CREATE TABLE penstock.result (
     entry_id bigint NOT NULL,
     created_at timestamp with time zone NOT NULL,
-    finished_at timestamp with time zone DEFAULT now() NOT NULL,
+    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     queue_id integer NOT NULL,
     node_id bigint,
     token bigint,
@@ -5426,7 +5503,7 @@ COMMENT ON COLUMN penstock.result.meta IS 'what the handler measured: instance, 
 CREATE TABLE penstock.result_default (
     entry_id bigint NOT NULL,
     created_at timestamp with time zone NOT NULL,
-    finished_at timestamp with time zone DEFAULT now() NOT NULL,
+    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     queue_id integer NOT NULL,
     node_id bigint,
     token bigint,
@@ -6030,6 +6107,10 @@ ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue
 -- Name: audit audit_stays; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER audit_stays BEFORE DELETE OR UPDATE OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
+
+-- Name: queue check_queue; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER check_queue BEFORE INSERT OR UPDATE OF priority, entry_priority, algorithm, merge, "grouping", application, max_concurrent, max_concurrent_per_node, capacity, crash_limit, quantum_count, quantum_time, run_timeout, payload_limit, result_retention, failure_retention, retry ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.check_queue();
 
 -- Name: limit count_again; Type: TRIGGER; Schema: penstock; Owner: -
 

@@ -203,6 +203,8 @@ func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
 		`SELECT penstock.create_cron_job('mine', 'mine_c', '@every 1h'), penstock.create_cron_job('far', 'far_c', '@every 1h')`,
 		`SELECT penstock.create_batch(q, q, '{"items": [1]}') FROM (VALUES ('mine_b'), ('far_b')) v(q)`,
 		`SELECT penstock.start_operation(q, 'cancel', '{"name": "x"}') FROM (VALUES ('mine'), ('far')) v(q)`,
+		`SELECT penstock.register_model('m', '{"protocol": "cog"}'), penstock.register_instance('m', 'gpu', 'http://gpu:5000', 1),
+		        penstock.alter_queue('m', '{"application": "here"}')`,
 		`INSERT INTO penstock.node (id, name, application, lease, threads) VALUES (1, 'h', 'here', '1 hour', 1), (2, 't', 'there', '1 hour', 1)`,
 	} {
 		w.exec(sql)
@@ -215,7 +217,7 @@ func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
 	}
 	a := New(w.pool, Config{})
 	all := []string{"admin"}
-	byQueue := newToken(t, w.pool, operator.Grant{Name: "by-queue", Scopes: all, Queues: []string{"mine", "mine_c", "mine_b"}})
+	byQueue := newToken(t, w.pool, operator.Grant{Name: "by-queue", Scopes: all, Queues: []string{"mine", "mine_c", "mine_b", "m"}})
 	byApplication := newToken(t, w.pool, operator.Grant{Name: "by-application", Scopes: all, Applications: []string{"here"}})
 	const yes, no = true, false
 	for _, c := range []struct {
@@ -243,6 +245,12 @@ func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
 		{"GET", fmt.Sprint("/v1/operations/", id(`SELECT max(id) FROM penstock.operation`)), "", no, no},
 		{"GET", "/v1/nodes/1", "", no, yes},
 		{"GET", "/v1/nodes/2", "", no, no},
+		{"GET", "/v1/models/m", "", yes, yes},
+		{"POST", "/v1/instances/m/gpu/drain", "{" + reason + "}", yes, yes},
+		{"PUT", "/v1/instances/m/evil", `{"endpoint": "http://evil:1/", "slots": 1, ` + reason + `}`, no, no},
+		{"PUT", "/v1/models/m/override", `{"override": {"headers": {"X": "${file:/etc/passwd}"}}, ` + reason + `}`, no, no},
+		{"PUT", "/admin/model-configs/m", `{"headers": {"X": "${env:PGPASSWORD}"}}`, no, no},
+		{"DELETE", "/admin/model-configs/m", "", no, no},
 		{"GET", "/v1/audit", "", no, no},
 		{"GET", "/v1/tokens", "", no, no},
 		{"POST", "/v1/queues", `{"name": "new", ` + reason + `}`, no, no},
@@ -261,7 +269,7 @@ func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
 			}
 		}
 	}
-	for secret, want := range map[string]int{byQueue: 3, byApplication: 4} {
+	for secret, want := range map[string]int{byQueue: 4, byApplication: 5} {
 		var page list[operator.Queue]
 		if err := json.Unmarshal(call(a, "GET", "/v1/queues", "", secret).Body.Bytes(), &page); err != nil || len(page.Items) != want {
 			t.Errorf("%d queues are shown, want %d (%v)", len(page.Items), want, err)

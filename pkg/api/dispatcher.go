@@ -25,8 +25,8 @@ func (a *API) dispatcherRoutes() {
 	add(a, route{method: "GET", path: config, id: "show-model-config", summary: "The config of a model in force: what was registered, what is laid over it, and defaults", scope: read, of: ofModel}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		return a.modelConfig(ctx, in.Model)
 	})
-	add(a, route{method: "PUT", path: config, id: "put-model-config", summary: "Lay fields over a model's config, instead of those that were laid over it", scope: admin, of: ofModel}, a.putModelConfig)
-	add(a, route{method: "DELETE", path: config, id: "delete-model-config", summary: "Take away what was laid over a model's config", scope: admin, of: ofModel}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
+	add(a, route{method: "PUT", path: config, id: "put-model-config", summary: "Lay fields over a model's config, instead of those that were laid over it", scope: admin, of: ofPlatform}, a.putModelConfig)
+	add(a, route{method: "DELETE", path: config, id: "delete-model-config", summary: "Take away what was laid over a model's config", scope: admin, of: ofPlatform}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		if err := a.operator.OverrideModel(ctx, in.Model, nil, a.came(ctx, "DELETE /admin/model-configs")); err != nil {
 			return nil, err
 		}

@@ -17,6 +17,7 @@ type InServer struct {
 	Server string `path:"server" maxLength:"200"`
 }
 
+// modelRoutes lets no limited token say where nodes call and what they send there: headers name secrets of nodes.
 func (a *API) modelRoutes() {
 	const one, instance = "/v1/models/{model}", "/v1/instances/{model}/{server}"
 	add(a, route{method: "GET", path: "/v1/models", id: "list-models", summary: "Models by name", scope: read, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.Model]], error) {
@@ -38,8 +39,8 @@ func (a *API) modelRoutes() {
 	) error {
 		return a.operator.RemoveModel(ctx, in.Model, in.by(ctx))
 	})
-	change(a, route{method: "PUT", path: one + "/override", id: "override-model", summary: "Lay fields over a model's config, for all nodes at once", scope: admin, of: ofModel}, a.overrideModel)
-	change(a, route{method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config", scope: admin, of: ofModel}, func(ctx context.Context, in *struct {
+	change(a, route{method: "PUT", path: one + "/override", id: "override-model", summary: "Lay fields over a model's config, for all nodes at once", scope: admin, of: ofPlatform}, a.overrideModel)
+	change(a, route{method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config", scope: admin, of: ofPlatform}, func(ctx context.Context, in *struct {
 		InModel
 		Conditional
 		Why
@@ -48,7 +49,7 @@ func (a *API) modelRoutes() {
 		return a.override(ctx, in.Conditional, in.Model, nil, Because{in.Reason})
 	})
 	add(a, route{method: "GET", path: "/v1/instances", id: "list-instances", summary: "Endpoints of models and their slots", scope: read, of: ofModel}, a.listInstances)
-	change(a, route{method: "PUT", path: instance, id: "register-instance", summary: "Make an endpoint known or change it; ends a drain and a quarantine", scope: admin, of: ofModel}, a.registerInstance)
+	change(a, route{method: "PUT", path: instance, id: "register-instance", summary: "Make an endpoint known or change it; ends a drain and a quarantine", scope: admin, of: ofPlatform}, a.registerInstance)
 	change(a, route{path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end", scope: operate, of: ofModel}, func(ctx context.Context, in *struct {
 		InServer
 		Reasoned

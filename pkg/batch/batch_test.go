@@ -216,7 +216,8 @@ func TestListIsMappedAndReduced(t *testing.T) {
 
 func TestQueryIsSplitByANode(t *testing.T) {
 	b := newBed(t)
-	id := b.create(Batch{Query: `SELECT i AS n FROM generate_series(1, 10) i ORDER BY i DESC;`, PartSize: 4, CompletionQueue: "parts"})
+	id := b.create(Batch{Query: `SELECT i AS n FROM generate_series(1, 10) i ORDER BY i DESC -- all of them
+;`, PartSize: 4, CompletionQueue: "parts"})
 	b.step()
 	if s := b.look(id); s.State != "splitting" || s.Parts != 0 {
 		t.Errorf("before a node came: %+v", s)
@@ -381,6 +382,9 @@ func TestRetryRunsOnlyThePartsThatFailed(t *testing.T) {
 	if s := b.look(id); s.State != "done" || string(s.Result) != "55" || len(b.mapped) != 2 {
 		t.Errorf("ended as %+v after %d runs of Map, want 2", s, len(b.mapped))
 	}
+	if err := Retry(b.ctx, b.pool, id, invalidation.By{Actor: "ada"}); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("a retry of what went well: %v, want ErrState, or it is completed twice", err)
+	}
 }
 
 // A queue may be run by a handler that knows nothing of batches: then the entry's own outcome is the part's.
@@ -462,10 +466,19 @@ func TestStepperRunsUntilItsContextEnds(t *testing.T) {
 
 func TestCreateRefusesWhatCannotWork(t *testing.T) {
 	b := newBed(t)
+	if _, err := invalidation.Create(b.ctx, b.pool, "pictures", invalidation.Config{Kind: invalidation.KindInference}); err != nil {
+		t.Fatal(err)
+	}
+	for _, options := range []string{`NULL`, `'[]'`, `'{"items": null}'`} {
+		if _, err := b.pool.Exec(b.ctx, `SELECT penstock.create_batch('b', 'parts', `+options+`)`); postgres.Code(err) != "PS002" {
+			t.Errorf("options %s: %v, want them refused", options, err)
+		}
+	}
 	for want, c := range map[string]Batch{
 		"items or a query": {Queue: "parts"},
 		"part_size":        {Queue: "parts", Items: numbers(1), PartSize: -1},
 		"none":             {Queue: "none", Items: numbers(1)},
+		"kind inference":   {Queue: "pictures", Items: numbers(1)},
 	} {
 		_, err := Create(b.ctx, b.pool, c, invalidation.By{})
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -183,6 +183,25 @@ func TestKeyOfSeveralColumns(t *testing.T) {
 	b.wantChanges(`{"no": 2, "order": 1}.: null -> {"unit Price": 3.50}`, `{"no": 2, "order": 1}.unit Price: 3.50 -> 4`)
 }
 
+// A trigger that cannot run refuses every change of somebody's table: names and types must not break it.
+func TestWatchHoldsUpWhateverColumnsAreCalledAndWhatTypesKeysHave(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE EXTENSION ltree`)
+	b.exec(`CREATE TABLE "50%s" (path ltree, "k%d" json, here bool, "a%s" int, "x$body$; SELECT 1" int, "q\'uo""te" int, PRIMARY KEY (path))`)
+	if err := Watch(b.ctx, b.pool, `"50%s"`, "changes", nil, []string{"path", "k%d"}, invalidation.By{}); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`INSERT INTO "50%s" VALUES ('a.b', '1', true, 1, 1, 1)`)
+	b.changes()
+	b.exec(`UPDATE "50%s" SET "a%s" = 2, "x$body$; SELECT 1" = 3, "q\'uo""te" = 4, here = false`)
+	key := `{"k%d": 1, "path": "a.b"}.`
+	b.wantChanges(key+`here: true -> false`, key+`a%s: 1 -> 2`, key+`x$body$; SELECT 1: 1 -> 3`, key+`q\'uo"te: 1 -> 4`)
+	b.exec(`DELETE FROM "50%s"`)
+	if got := b.changes(); len(got) != 1 {
+		t.Errorf("a row that went recorded %q", got)
+	}
+}
+
 func TestChangesOfOneObjectAreOneGroupInOrder(t *testing.T) {
 	b := newBed(t)
 	b.watch("balance")
@@ -245,6 +264,7 @@ func TestWatchRefusesWhatCannotWork(t *testing.T) {
 		{"keyless", "changes", "a", "primary key"},
 		{"account", "plain", "balance", "kind"},
 		{"account", "changes", "colour", "colour"},
+		{"penstock.entry", "changes", "payload", "own"},
 	} {
 		err := Watch(b.ctx, b.pool, c.table, c.queue, []string{c.column}, nil, invalidation.By{})
 		if err == nil || !strings.Contains(err.Error(), c.want) {

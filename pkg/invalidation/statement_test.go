@@ -58,6 +58,16 @@ func TestStatementsEffectCommitsWithTheEndOfItsEntry(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = $1`, ids[1]), 1)
 }
 
+func TestOutcomeOfALongStatementIsDatedByItsEnd(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.declare(`SELECT pg_sleep(0.2)`)
+	id := b.push("")[0]
+	b.runStatements()
+	if ended := b.outcome(id); ended.At.Sub(ended.Accepted) < 200*time.Millisecond {
+		t.Errorf("ended %v after it was accepted, want that its run of 200 ms counts", ended.At.Sub(ended.Accepted))
+	}
+}
+
 func TestStatementOfAnEntryThatSomebodyElseHasChangesNothing(t *testing.T) {
 	b := newControlBed(t, Config{})
 	b.exec(b.pool, `CREATE TABLE public.effect (n int)`)

@@ -1,0 +1,49 @@
+package invalidation
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// A queue that cannot be read keeps nodes and leaders from all others: what is wrong is refused where it is set, by name.
+func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
+	b := newControlBed(t, Config{})
+	for setting, want := range map[string]string{
+		`{"retry": {"max_attempts": "many"}}`:                   "retry.max_attempts",
+		`{"retry": {"max_attempts": 2.5}}`:                      "retry.max_attempts",
+		`{"retry": {"max_attempts": -1}}`:                       "retry.max_attempts",
+		`{"retry": {"base": 1e300}}`:                            "retry.base",
+		`{"retry": {"factor": 0.5}}`:                            "retry.factor",
+		`{"retry": {"jitter": 2}}`:                              "retry.jitter",
+		`{"retry": {"attempts": 3}}`:                            "retry.attempts does not exist",
+		`{"retry": {"classes": {"input": {"base": "1s"}}}}`:     "retry.classes.input.base",
+		`{"retry": {"classes": {"input": 1}}}`:                  "retry.classes.input",
+		`{"retry": {"classes": {"a": {"classes": {"b": {}}}}}}`: "retry.classes.a.classes",
+		`{"retry": [1]}`:                                        "retry is not",
+		`{"grouping": "$.a["}`:                                  "grouping",
+		`{"result_retention": "300000 years"}`:                  "result_retention",
+		`{"failure_retention": "1 hour"}`:                       "failure_retention",
+		`{"run_timeout": "-5 s"}`:                               "run_timeout",
+		`{"quantum_time": "1000 years"}`:                        "quantum_time",
+		`{"priority": "NaN"}`:                                   "priority",
+		`{"capacity": 0}`:                                       "capacity is not at least 1",
+		`{"algorithm": "lifo"}`:                                 "algorithm is not fair or fifo",
+	} {
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('work', $1)`, setting)
+		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want it refused with the words %q", setting, err, want)
+		}
+	}
+	b.exec(b.pool, `SELECT penstock.alter_queue('work', '{"retry": {"max_attempts": 3, "base": 0.5, "cap": 1e3, "factor": 1.5, "jitter": 0, "classes": {"input": {"max_attempts": 1}}},
+	                "grouping": "$.a[0]", "run_timeout": "1 day", "max_concurrent": null}')`)
+	q, err := Open(b.ctx, b.pool, "work")
+	b.must(err)
+	b.want(q.Config.Retry.Classes["input"].MaxAttempts, 1)
+	for _, rate := range []string{"NaN", "Infinity"} {
+		if _, err := b.pool.Exec(b.ctx, `SELECT penstock.set_limit('l', jsonb_build_object('rate', $1::text))`, rate); postgres.Code(err) != "PS002" {
+			t.Errorf("rate %s: %v, want it refused", rate, err)
+		}
+	}
+}
