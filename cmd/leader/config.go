@@ -28,6 +28,7 @@ type Leader struct {
 	Hints    bool     `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
 	HTTP     HTTP     `koanf:"http"`
 	Callback Callback `koanf:"callback"`
+	Reports  Reports  `koanf:"inference"`
 	Election Election `koanf:"election"`
 	Recovery Recovery `koanf:"recovery"`
 }
@@ -52,6 +53,11 @@ type Callback struct {
 	HTTPSOnly     bool     `koanf:"https_only" help:"only https addresses"`
 	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be named although their addresses are private"`
 	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be named although they are private"`
+}
+
+// Reports says what lets asynchronous workers report here.
+type Reports struct {
+	CallbackKey string `koanf:"callback_key" help:"what keeps others from reporting in a worker's name at /tasks/callback, the same as tasknode.inference.callback_key: env:NAME or file:/path; without it nobody may report here"`
 }
 
 // Election says how this leader takes part.

@@ -85,32 +85,11 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer stopTracing()
-	callbacks, err := webhook.NewPolicy(cfg.Leader.Callback.HTTPSOnly, cfg.Leader.Callback.AllowHosts, cfg.Leader.Callback.AllowNetworks)
-	if err != nil {
-		return fmt.Errorf("leader.callback.allow_networks: %w", err)
-	}
 	l := newLeader(cfg, pools, log)
-	own := api.New(pools.api, api.Config{
-		Open:         cfg.Leader.Open,
-		BodyBytesMax: cfg.Leader.HTTP.BodyBytes,
-		EntriesMax:   cfg.Leader.HTTP.Entries,
-		Timeout:      cfg.Leader.HTTP.Timeout,
-		Checks:       []api.Check{{Name: "signal", Run: func(context.Context) error { return context.Cause(ctx) }}},
-		Observe:      l.requests.observe,
-		Hinter:       l.hinter,
-		Log:          log,
-		CheckCallback: func(url string) error {
-			_, err := callbacks.CheckURL(url)
-			return err
-		},
-		ReadModel: func(name string, config, override []byte) ([]byte, error) {
-			m, err := inference.ReadModel(name, config, override)
-			if err != nil {
-				return nil, err
-			}
-			return json.Marshal(m)
-		},
-	})
+	own, err := l.newAPI(ctx)
+	if err != nil {
+		return err
+	}
 	context.AfterFunc(ctx, own.Drain)
 	var server http.Handler = own
 	if tracing != nil {
@@ -130,6 +109,53 @@ func run(cfg Config, log *slog.Logger) error {
 	err = group.Wait()
 	log.Info("leader stopped")
 	return err
+}
+
+// newAPI is what clients and workers reach. It is not ready any more once ctx has ended.
+func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
+	cfg := l.cfg.Leader
+	callbacks, err := webhook.NewPolicy(cfg.Callback.HTTPSOnly, cfg.Callback.AllowHosts, cfg.Callback.AllowNetworks)
+	if err != nil {
+		return nil, fmt.Errorf("leader.callback.allow_networks: %w", err)
+	}
+	reports, err := cfg.Reports.open(l.pools.api, l.log)
+	if err != nil {
+		return nil, err
+	}
+	return api.New(l.pools.api, api.Config{
+		Open:         cfg.Open,
+		BodyBytesMax: cfg.HTTP.BodyBytes,
+		EntriesMax:   cfg.HTTP.Entries,
+		Timeout:      cfg.HTTP.Timeout,
+		Checks:       []api.Check{{Name: "signal", Run: func(context.Context) error { return context.Cause(ctx) }}},
+		Observe:      l.requests.observe,
+		Hinter:       l.hinter,
+		Reports:      reports,
+		Log:          l.log,
+		CheckCallback: func(url string) error {
+			_, err := callbacks.CheckURL(url)
+			return err
+		},
+		ReadModel: func(name string, config, override []byte) ([]byte, error) {
+			m, err := inference.ReadModel(name, config, override)
+			if err != nil {
+				return nil, err
+			}
+			return json.Marshal(m)
+		},
+	}), nil
+}
+
+// open returns what takes reports, nil if nothing is to.
+func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
+	if r.CallbackKey == "" {
+		return nil, nil //nolint:nilnil // as said
+	}
+	key, err := inference.ReadSecret(r.CallbackKey)
+	if err != nil {
+		return nil, fmt.Errorf("leader.inference.callback_key: %w", err)
+	}
+	return inference.NewCallbacks("", []byte(key), db, log), nil
 }
 
 // listen opens the address for clients, and the one for whoever looks after the process.

@@ -10,9 +10,6 @@ import (
 	"github.com/penstock/penstock/pkg/inference"
 )
 
-// callbackPath is where workers report to, below callback_url.
-const callbackPath = "/callback/"
-
 // dispatch is what the section for inference comes to.
 func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.DispatchConfig, err error) {
 	if c.Objects, err = i.objects(); err != nil {
@@ -28,7 +25,7 @@ func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.Dispa
 	if err != nil {
 		return c, fmt.Errorf("tasknode.inference.callback_key: %w", err)
 	}
-	c.Callbacks = inference.NewCallbacks(strings.TrimSuffix(i.CallbackURL, "/")+callbackPath, []byte(key), db, log)
+	c.Callbacks = inference.NewCallbacks(i.CallbackURL, []byte(key), db, log)
 	return c, nil
 }
 

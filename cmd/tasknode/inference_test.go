@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/inference"
 )
 
@@ -45,17 +46,19 @@ func TestNodeTakesInReportsBesideItsProbes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	routes := n.routes(http.NotFoundHandler())
-	post := func(token string) int {
+	routes := n.routes(api.Check{})
+	post := func(key string) int {
 		w := httptest.NewRecorder()
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/callback/17/5/"+token, strings.NewReader(`{"id":"17","status":"succeeded"}`))
-		routes.ServeHTTP(w, r)
+		routes.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/tasks/callback/17?token=5&key="+key, strings.NewReader(`{"id":"17","status":"succeeded"}`)))
+		if w.Code != http.StatusOK && w.Header().Get("Content-Type") != "application/problem+json" {
+			t.Errorf("answered %d with %s", w.Code, w.Header().Get("Content-Type"))
+		}
 		return w.Code
 	}
 	if code := post("guessed"); code != http.StatusNotFound {
 		t.Errorf("a guessed address answered %d", code)
 	}
-	if code := post(inference.CallbackToken([]byte("key of the installation"), "17", 5)); code != http.StatusServiceUnavailable {
-		t.Errorf("a report on a run that nobody knows yet was answered %d: the worker must try again", code)
+	if code := post(inference.CallbackToken([]byte("key of the installation"), "17", 5)); code != http.StatusNotFound {
+		t.Errorf("a report on an entry that is not known was answered %d", code)
 	}
 }

@@ -118,7 +118,7 @@ type node struct {
 	task      *tasknode.Node
 	ranker    *fairness.Ranker
 	inference *inference.Service
-	callbacks *inference.Callbacks // nil: asynchronous Cog workers have nowhere to report to
+	callbacks *inference.Callbacks // nil: asynchronous workers have nowhere to report to
 	governor  *governor.Governor
 	declared  *statements
 	listener  *invalidation.Listener
@@ -217,11 +217,8 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	if n.listener != nil {
 		group.Go(func() error { return n.listener.Run(duties) })
 	}
-	probes := api.NewProbes(api.Config{
-		Checks:  []api.Check{{Name: "database", Run: n.beats.Ping}, {Name: "draining", Run: func(context.Context) error { return context.Cause(ctx) }}},
-		Metrics: promhttp.HandlerFor(n.registry(), promhttp.HandlerOpts{}), Log: n.log,
-	})
-	group.Go(func() error { return api.Serve(duties, listener, n.routes(probes), n.log) })
+	routes := n.routes(api.Check{Name: "draining", Run: func(context.Context) error { return context.Cause(ctx) }})
+	group.Go(func() error { return api.Serve(duties, listener, routes, n.log) })
 	group.Go(func() error {
 		defer end()
 		return n.task.Run(ctx)
@@ -229,15 +226,16 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	return group.Wait()
 }
 
-// routes takes in what workers report, beside the probes.
-func (n *node) routes(probes http.Handler) http.Handler {
-	if n.callbacks == nil {
-		return probes
+// routes are the probes, and where workers report.
+func (n *node) routes(draining api.Check) http.Handler {
+	cfg := api.Config{
+		Checks:  []api.Check{{Name: "database", Run: n.beats.Ping}, draining},
+		Metrics: promhttp.HandlerFor(n.registry(), promhttp.HandlerOpts{}), Log: n.log,
 	}
-	mux := http.NewServeMux()
-	mux.Handle("/", probes)
-	mux.Handle(callbackPath, n.callbacks)
-	return mux
+	if n.callbacks != nil {
+		cfg.Reports = n.callbacks
+	}
+	return api.NewProbes(cfg)
 }
 
 // resources is the governor as a gate of the task node.

@@ -49,6 +49,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.entryRoutes()
 	a.pushRoutes()
 	a.dispatcherRoutes()
+	a.callbackRoute()
 	a.groupRoutes()
 	a.failureRoutes()
 	a.lockRoutes()
@@ -66,10 +67,13 @@ func New(db postgres.DB, cfg Config) *API {
 	return a
 }
 
-// NewProbes returns the part of the API that every daemon has: /livez, /readyz and, if there are any, /metrics.
+// NewProbes returns the part of the API that every daemon has: /livez, /readyz and, if there are any, /metrics and reports.
 func NewProbes(cfg Config) *API {
 	a := newAPI(cfg)
 	a.probes()
+	if cfg.Reports != nil {
+		a.callbackRoute()
+	}
 	a.finish()
 	return a
 }

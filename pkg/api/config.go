@@ -29,6 +29,8 @@ type Config struct {
 	// ReadModel lays an override over the config of a model, fills in defaults and checks what comes out. Nil: only the
 	// former, whatever comes out.
 	ReadModel func(name string, config, override []byte) ([]byte, error)
+	// Reports takes in what workers report; nil: nobody may.
+	Reports Reports
 	// Timeout bounds the work for one request. Default 10 s.
 	Timeout time.Duration
 	// Checks are what must hold for the process to be ready, beside those that the server makes itself.

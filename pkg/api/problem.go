@@ -65,6 +65,8 @@ var statuses = []struct {
 	{invalidation.ErrIdempotencyConflict, http.StatusUnprocessableEntity, "idempotency_conflict"},
 	{invalidation.ErrQueueFull, http.StatusTooManyRequests, "queue_full"},
 	{invalidation.ErrState, http.StatusConflict, "state_conflict"},
+	{invalidation.ErrLockLost, http.StatusConflict, "lock_lost"},
+	{errNotYet, http.StatusServiceUnavailable, "not_yet"},
 	{errTimeout, http.StatusServiceUnavailable, "timeout"},
 	{errUnavailable, http.StatusServiceUnavailable, "unavailable"},
 	{errInternal, http.StatusInternalServerError, "internal"},
@@ -175,7 +177,7 @@ func known(err error) bool { return problem(err).Code != "internal" }
 // told makes the problem document of an error, and logs what the client is not told.
 func (a *API) told(ctx context.Context, err error) *Problem {
 	p := problem(classify(ctx, err))
-	if refused := errors.Is(err, errBusy) || errors.Is(err, errCrowded); p.Status >= 500 && ctx.Err() == nil && !refused {
+	if refused := p.Code == "busy" || p.Code == "too_many_waiters" || p.Code == "not_yet"; p.Status >= 500 && ctx.Err() == nil && !refused {
 		a.cfg.Log.ErrorContext(ctx, "request went wrong", "code", p.Code, "error", err)
 	}
 	return p

@@ -27,7 +27,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	pool := pgtest.New(t)
-	return &world{t: t, pool: pool, api: New(pool, Config{Open: true}), seen: map[string]any{}, tags: map[string]string{}}
+	return &world{t: t, pool: pool, api: New(pool, Config{Open: true, Reports: reports{}}), seen: map[string]any{}, tags: map[string]string{}}
 }
 
 func (w *world) exec(sql string) {
@@ -168,6 +168,7 @@ func story() []step {
 		{method: "GET", path: "/admin/model-configs/sdxl", status: ok, want: "poll_interval=5"},
 		{method: "DELETE", path: "/admin/model-configs/sdxl", status: ok, want: "protocol=dispatcher"},
 		{method: "POST", path: "/queue/submit", body: `{"model": "sdxl", "payload": {"prompt": "a sunset"}, "callback_url": "https://example.com/hook"}`, status: ok, want: "status=queued", name: "job", take: "job_id"},
+		{method: "POST", path: "/tasks/callback/{job}?token=7&key=good", body: `{"status": "success", "result": 1}`, status: ok, want: "status=reported"},
 		{before: (*world).failJob, method: "GET", path: "/admin/dlq", status: ok, want: "count=1"},
 		{method: "POST", path: "/admin/dlq/{job}/retry", status: ok, want: "status=queued"},
 		{before: (*world).failJob, method: "POST", path: "/admin/dlq/retry-all", status: accepted},

@@ -44,7 +44,7 @@ type Call struct {
 	Payload     json.RawMessage // the entry's payload
 	TraceParent string          // W3C trace context, passed on
 	TraceState  string
-	Callback    string // where an asynchronous Cog worker reports; unguessable, one per lock
+	Callback    string // where an asynchronous worker reports; unguessable, one per lock
 	Operation   string // OpenAI only: overrides the model's operation
 	Output      Sink   // receives streamed output; nil drops it
 }

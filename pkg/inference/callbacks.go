@@ -2,152 +2,206 @@ package inference
 
 import (
 	"context"
-	"io"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
-	"net/http"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Callbacks takes in what asynchronous Cog workers report. It is an http.Handler for the paths below its base URL, and
-// may be served by any process: a report for which nobody listens here is kept for whoever follows the run.
+// Callbacks takes in what asynchronous workers report, in any process that has the key: the end of a run is kept with the
+// run, where the node that follows it looks. So no report is lost with the process that took it, nor with the node.
 type Callbacks struct {
-	base string // URL under which workers reach it, without a slash at the end
+	base string // URL under which workers reach such a process
 	key  []byte
 	db   postgres.DB
 	log  *slog.Logger
 
 	mu        sync.Mutex
-	listeners map[string]chan Outcome
+	listeners map[*listener]struct{}
+	looking   bool
 }
 
-// NewCallbacks returns callbacks under base, whose addresses nobody can guess who does not have key. All processes
-// of an installation share the key.
+// listener is a run that is followed here.
+type listener struct {
+	run     remoteRun
+	model   Model
+	reports chan Outcome // takes one
+}
+
+// NewCallbacks returns callbacks under base, a URL, whose addresses nobody can guess who does not have key. All processes
+// of an installation share the key. Base may be empty where reports are taken and no runs are started.
 func NewCallbacks(base string, key []byte, db postgres.DB, log *slog.Logger) *Callbacks {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Callbacks{base: strings.TrimSuffix(base, "/"), key: key, db: db, log: log, listeners: map[string]chan Outcome{}}
+	return &Callbacks{base: strings.TrimSuffix(base, "/"), key: key, db: db, log: log, listeners: map[*listener]struct{}{}}
 }
 
-// address of the reports on one lock of an entry.
+// address of the reports on one lock of an entry, as pkg/api serves it.
 func (c *Callbacks) address(entry string, token int64) string {
-	return c.base + "/" + entry + "/" + strconv.FormatInt(token, 10) + "/" + CallbackToken(c.key, entry, token)
+	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", c.base, entry, token, CallbackToken(c.key, entry, token))
 }
 
-// ServeHTTP answers a worker. 503 makes it report again, once more is known or the database is back.
-func (c *Callbacks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
-	if len(parts) < 3 || r.Method != http.MethodPost {
-		http.NotFound(w, r)
-		return
+// Known says whether key is that of the address for reports on one lock of an entry.
+func (c *Callbacks) Known(entry, token int64, key string) bool {
+	return CheckCallbackToken(c.key, strconv.FormatInt(entry, 10), token, key)
+}
+
+// reportedSQL finds what is known of entry $1: whether it has ended, who holds its lock, which run of it is stored.
+const reportedSQL = `
+SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 0), coalesce(r.remote_id, ''), coalesce(m.name, ''), m.config, m.override
+  FROM penstock.find_entry($1) f
+  LEFT JOIN LATERAL (SELECT lock_key FROM penstock.entry WHERE queue_id = f.queue_id AND id = $1 OFFSET 0) e ON true
+  LEFT JOIN LATERAL (SELECT token FROM penstock.lock WHERE queue_id = f.queue_id AND lock_key = coalesce(e.lock_key, '#' || $1) OFFSET 0) l ON true
+  LEFT JOIN LATERAL (SELECT token, remote_id, instance_id FROM penstock.remote_run WHERE queue_id = f.queue_id AND entry_id = $1 OFFSET 0) r ON true
+  LEFT JOIN LATERAL (SELECT model FROM penstock.instance WHERE id = r.instance_id OFFSET 0) i ON true
+  LEFT JOIN LATERAL (SELECT name, config, override FROM penstock.model WHERE name = i.model OFFSET 0) m ON true
+ WHERE f.queue_id IS NOT NULL`
+
+// Take takes what a worker reports about the run that was started under a token; the first word about its end counts. It
+// returns false if the run is not stored yet and the worker must come again, ErrLockLost if the run is over because its
+// lock was lost, and ErrState if the entry has ended otherwise.
+func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (kept bool, err error) {
+	var (
+		ended            bool
+		lock             int64
+		name             string
+		config, override []byte
+	)
+	r := remoteRun{Entry: invalidation.EntryID(entry)}
+	err = c.db.QueryRow(ctx, reportedSQL, entry).Scan(&r.Queue, &ended, &lock, &r.Token, &r.Remote, &name, &config, &override)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return false, fmt.Errorf("report on entry %d: %w", entry, invalidation.ErrEntryNotFound)
+	case err != nil:
+		return false, fmt.Errorf("report on entry %d: %w", entry, err)
+	case ended:
+		return c.repeated(ctx, r.Entry, token)
+	case r.Token != token && lock == token:
+		return false, nil
+	case r.Token != token || name == "":
+		return false, fmt.Errorf("report on entry %d: %w: the run under token %d is not followed any more; stop it", entry, invalidation.ErrLockLost, token)
 	}
-	parts = parts[len(parts)-3:]
-	token, err := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil || !CheckCallbackToken(c.key, parts[0], token, parts[2]) {
-		http.NotFound(w, r)
-		return
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 32<<20))
+	model, err := ReadModel(name, config, override)
 	if err != nil {
-		http.Error(w, "report cannot be read", http.StatusServiceUnavailable)
-		return
+		return false, err
 	}
-	o, err := ParseCogCallback(parts[0], body)
+	o, err := model.report(Run{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
 	if err != nil {
-		http.Error(w, "report is not one about this run", http.StatusBadRequest)
-		return
+		return false, fmt.Errorf("%w: %w", invalidation.ErrInvalid, err)
 	}
-	if c.deliver(parts[0], token, o) {
-		return
+	if !final(o) {
+		return true, nil // it goes on, as a poll will say
 	}
-	entry, err := strconv.ParseInt(parts[0], 10, 64)
-	if err != nil {
-		http.NotFound(w, r)
-		return
-	}
-	kept, err := saveReport(r.Context(), c.db, entry, token, body)
+	return saveReport(ctx, c.db, r, body)
+}
+
+// repeated answers for an entry that has ended: well if it was by this report, whose answer may have been lost.
+func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, token int64) (bool, error) {
+	e, err := invalidation.Outcome(ctx, c.db, entry)
 	switch {
 	case err != nil:
-		c.log.Warn("keep report of a worker", "entry", entry, "error", err)
-		http.Error(w, "report cannot be kept just now", http.StatusServiceUnavailable)
-	case !kept && final(o):
-		http.Error(w, "nobody knows the run yet, or any more", http.StatusServiceUnavailable)
+		return false, fmt.Errorf("report on entry %d: %w", entry, err)
+	case int64(e.Token) != token:
+		return false, fmt.Errorf("report on entry %d: %w: it has ended (%s) under token %d, and what token %d reports changes nothing", entry, invalidation.ErrState, e.Outcome, e.Token, token)
 	}
+	return true, nil
 }
 
-func (c *Callbacks) deliver(entry string, token int64, o Outcome) bool {
-	c.mu.Lock()
-	listener := c.listeners[entry+"/"+strconv.FormatInt(token, 10)]
-	c.mu.Unlock()
-	if listener == nil {
-		return false
+// report reads what a worker of the model posts about a run.
+func (m Model) report(run Run, body []byte) (Outcome, error) {
+	if m.Protocol == ProtocolCog {
+		return ParseCogCallback(run.Entry, body)
 	}
-	for {
-		select {
-		case listener <- o:
-			return true
-		default:
-		}
-		select { // the newest report counts
-		case <-listener:
-		default:
-		}
-	}
+	return (&dispatcher{wire{model: m}}).report(run, body)
 }
 
-// listen takes the reports on one lock of an entry from now on.
-func (c *Callbacks) listen(entry string, token int64) (reports chan Outcome, stop func()) {
-	key := entry + "/" + strconv.FormatInt(token, 10)
-	reports = make(chan Outcome, 1)
+// listen prepares for reports on a run that was started under token. Protocols without them need none.
+func (a *attempt) listen(token int64) (<-chan Outcome, func()) {
+	c := a.config.Callbacks
+	if c == nil || a.run == nil || a.model.Type != TypeAsync || (a.model.Protocol != ProtocolCog && a.model.Protocol != ProtocolDispatcher) {
+		return nil, func() {}
+	}
+	a.call.Callback = c.address(a.call.Entry, token)
+	l := &listener{run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model, reports: make(chan Outcome, 1)}
 	c.mu.Lock()
-	c.listeners[key] = reports
-	c.mu.Unlock()
-	return reports, func() {
+	defer c.mu.Unlock()
+	c.listeners[l] = struct{}{}
+	if !c.looking {
+		c.looking = true
+		go c.look()
+	}
+	return l.reports, func() {
 		c.mu.Lock()
-		delete(c.listeners, key)
+		delete(c.listeners, l)
 		c.mu.Unlock()
 	}
 }
 
-// listen prepares for reports on a run that was started under token: those that come here, and those that another
-// process kept. Protocols that are polled need none.
-func (a *attempt) listen(ctx context.Context, token int64) (<-chan Outcome, func()) {
-	if a.config.Callbacks == nil || a.model.Protocol != ProtocolCog || a.model.Type != TypeAsync {
-		return nil, func() {}
+// reportsPause is between two looks for reports, one for all runs that are followed here.
+const reportsPause = 250 * time.Millisecond
+
+// look looks for reports until no run is followed any more.
+func (c *Callbacks) look() {
+	for {
+		time.Sleep(reportsPause)
+		c.mu.Lock()
+		all := slices.Collect(maps.Keys(c.listeners))
+		c.looking = len(all) > 0
+		c.mu.Unlock()
+		if len(all) == 0 {
+			return
+		}
+		if err := c.lookFor(all); err != nil {
+			c.log.Warn("look for reports of workers", "error", err)
+		}
 	}
-	a.call.Callback = a.config.Callbacks.address(a.call.Entry, token)
-	reports, stop := a.config.Callbacks.listen(a.call.Entry, token)
-	ctx, cancel := context.WithCancel(ctx)
-	go a.watchReports(ctx, token, reports)
-	return reports, func() { cancel(); stop() }
 }
 
-// watchReports looks for reports that came to another process.
-func (a *attempt) watchReports(ctx context.Context, token int64, reports chan<- Outcome) {
-	ticks := time.NewTicker(a.model.PollInterval.Duration())
-	defer ticks.Stop()
-	run := remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticks.C:
-		}
-		body, err := readReport(ctx, a.db, run)
-		if err != nil || body == nil {
-			continue
-		}
-		if o, err := ParseCogCallback(a.call.Entry, body); err == nil && final(o) {
-			select {
-			case reports <- o:
-			case <-ctx.Done():
-			}
-			return
-		}
+const readReportsSQL = `
+SELECT w.n, r.report
+  FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) WITH ORDINALITY w(queue_id, entry_id, token, n)
+ CROSS JOIN LATERAL (SELECT report FROM penstock.remote_run
+                      WHERE queue_id = w.queue_id AND entry_id = w.entry_id AND token = w.token AND report IS NOT NULL OFFSET 0) r`
+
+func (c *Callbacks) lookFor(all []*listener) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	queues, entries, tokens := make([]int32, len(all)), make([]int64, len(all)), make([]int64, len(all))
+	for i, l := range all {
+		queues[i], entries[i], tokens[i] = l.run.Queue, int64(l.run.Entry), l.run.Token
+	}
+	rows, err := c.db.Query(ctx, readReportsSQL, queues, entries, tokens)
+	if err != nil {
+		return err
+	}
+	var n int64
+	var body json.RawMessage
+	_, err = pgx.ForEachRow(rows, []any{&n, &body}, func() error {
+		all[n-1].tell(body)
+		return nil
+	})
+	return err
+}
+
+func (l *listener) tell(body []byte) {
+	o, err := l.model.report(Run{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token}, body)
+	if err != nil || !final(o) {
+		return // the model reads it otherwise than when it was taken: polls will tell
+	}
+	select {
+	case l.reports <- o:
+	default:
 	}
 }

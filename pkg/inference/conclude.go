@@ -64,7 +64,7 @@ func (a *attempt) interrupted(ctx context.Context, o Outcome, cause error) Outco
 	}
 	c := a.held.endpoint.adapter.Cancel(ctx, run)
 	if c.Delivered && !c.Confirmed && o.Kind == Accepted {
-		reports, done := a.listen(ctx, a.saved.Token)
+		reports, done := a.listen(a.saved.Token)
 		defer done()
 		end := a.held.endpoint.follower.Follow(ctx, Pending{Run: run, Reports: reports})
 		if final(end) {

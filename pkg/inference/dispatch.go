@@ -40,7 +40,7 @@ type DispatchConfig struct {
 	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
 	InlineBytes int           // of results that stand in their row: 64 KiB
 	Objects     ObjectStore   // for larger ones; nil: all stand in their row
-	Callbacks   *Callbacks    // where asynchronous Cog workers report; nil: such models cannot be run
+	Callbacks   *Callbacks    // where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
 }
 
 func (c DispatchConfig) withDefaults() DispatchConfig {
@@ -169,7 +169,7 @@ func (a *attempt) hint() string {
 
 // exchange makes the call, and follows it to its end if the worker accepted it.
 func (a *attempt) exchange(ctx context.Context) Outcome {
-	reports, done := a.listen(ctx, a.call.Token)
+	reports, done := a.listen(a.call.Token)
 	defer done()
 	ctx, span := invalidation.StartSpan(ctx, "call "+a.model.Name, trace.SpanKindClient,
 		attribute.String("penstock.model", a.model.Name), attribute.String("server.address", a.held.endpoint.Server))
@@ -260,14 +260,18 @@ func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage
 	if err := moveRun(ctx, a.db, *old); err != nil {
 		a.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
 	}
+	run := a.call.Run
+	run.Remote = old.Remote
+	if o, err := a.model.report(run, old.Report); err == nil && final(o) { // it was reported while nobody followed
+		a.record(ctx, &o)
+		return a.conclude(ctx, o)
+	}
 	if old.Remote == "" {
 		// The answer was lost: a worker that knows entries by their id gives it again.
 		return a.conclude(ctx, a.exchange(ctx))
 	}
-	reports, done := a.listen(ctx, old.Token)
+	reports, done := a.listen(old.Token)
 	defer done()
-	run := a.call.Run
-	run.Remote = old.Remote
 	o := endpoint.follower.Follow(ctx, Pending{Run: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
 	a.record(ctx, &o)
 	return a.conclude(ctx, o)

@@ -1,10 +1,12 @@
 package inference
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -30,7 +32,11 @@ type dispatcherReply struct {
 func (d *dispatcher) Submit(ctx context.Context, call Call) Outcome {
 	return d.submit(ctx, call, func(finishBy time.Time) (request, error) {
 		body, err := d.body(call, finishBy)
-		return request{method: http.MethodPost, url: d.base.String(), body: body, header: http.Header{"X-Source": {"dispatcher"}}}, err
+		header := http.Header{"X-Source": {"dispatcher"}}
+		if call.Callback != "" {
+			header.Set(headerCallback, call.Callback)
+		}
+		return request{method: http.MethodPost, url: d.base.String(), body: body, header: header}, err
 	}, func(r reply) Outcome {
 		if r.status/100 == 2 {
 			return d.judge(r.status, r.body, "")
@@ -113,6 +119,21 @@ func (d *dispatcher) judge(status int, body []byte, remote string) Outcome {
 		Kind: Accepted, StatusCode: status, Remote: remote, Progress: fingerprint(body),
 		Starting: isOneOf(reply.Status, d.model.Statuses.Starting),
 	}
+}
+
+// report reads what a worker posts to a callback address: what it would answer to a poll.
+func (d *dispatcher) report(run Run, body []byte) (Outcome, error) {
+	var reply dispatcherReply
+	if err := json.Unmarshal(body, &reply); err != nil {
+		return Outcome{}, fmt.Errorf("read report: %w", err)
+	}
+	if reply.Status == "" {
+		return Outcome{}, errors.New("read report: it has no status")
+	}
+	if id := d.remoteID(body); id != "" && run.Remote != "" && id != run.Remote && id != run.Entry {
+		return Outcome{}, fmt.Errorf("read report: it is about run %q, not %q", clip(id), run.Remote)
+	}
+	return d.judge(http.StatusOK, body, cmp.Or(run.Remote, run.Entry)), nil
 }
 
 func (d *dispatcher) failure(status int, reply dispatcherReply) Outcome {

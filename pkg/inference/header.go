@@ -19,6 +19,7 @@ const (
 	headerAttempt   = "Penstock-Attempt"
 	headerRemaining = "Penstock-Remaining-Ms"
 	headerIdemKey   = "Idempotency-Key"
+	headerCallback  = "Penstock-Callback" // where an asynchronous worker may report
 )
 
 // setRun names the run on a request.

@@ -139,7 +139,7 @@ func newWatch(model Model, p Pending, now time.Time) *watch {
 		model: model, finishBy: p.FinishBy, lostMax: 2 * model.PollInterval.Duration(),
 		last: now, answered: now, progressed: now, starting: p.Starting, ran: p.Ran,
 	}
-	if p.Reports != nil {
+	if p.Reports != nil && model.Protocol == ProtocolCog {
 		// The worker is done before its callback has arrived; it repeats it for
 		// a while if we did not answer.
 		w.lostMax = model.Timeouts.Silence.Duration()

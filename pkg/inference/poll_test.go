@@ -212,7 +212,7 @@ func TestLateReportIsWaitedForAfterTheWorkerWentIdle(t *testing.T) {
 		reports := make(chan Outcome, 1)
 		time.AfterFunc(30*time.Second, func() { reports <- done([]byte(`1`), 200) })
 		a := &told{answers: []Outcome{running, gone}}
-		o := NewFollower(a, Model{Name: "m"}).Follow(t.Context(), Pending{Run: Run{Entry: "e", Remote: "r"}, Reports: reports})
+		o := NewFollower(a, Model{Name: "m", Protocol: ProtocolCog}).Follow(t.Context(), Pending{Run: Run{Entry: "e", Remote: "r"}, Reports: reports})
 		want{kind: Done, result: `1`}.check(t, o)
 	})
 }
@@ -222,7 +222,7 @@ func TestLostReportEndsAsUnknown(t *testing.T) {
 		began := time.Now()
 		a := &told{answers: []Outcome{running, gone}}
 		reports := make(chan Outcome)
-		o := NewFollower(a, Model{Name: "m"}).Follow(t.Context(), Pending{Run: Run{Entry: "e", Remote: "r"}, Reports: reports})
+		o := NewFollower(a, Model{Name: "m", Protocol: ProtocolCog}).Follow(t.Context(), Pending{Run: Run{Entry: "e", Remote: "r"}, Reports: reports})
 		want{kind: Unknown}.check(t, o)
 		if took := time.Since(began); took != 64*time.Second {
 			t.Errorf("gave up after %s, want 64s", took)

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -106,10 +105,10 @@ func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 
 	// One address for all nodes, as behind a load balancer: here it leads to a process that runs nothing itself.
 	var front atomic.Pointer[Callbacks]
-	address := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front.Load().ServeHTTP(w, r) }))
+	address := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { takeAt(front.Load(), w, r) }))
 	t.Cleanup(address.Close)
 	callbacks := func() *Callbacks {
-		return NewCallbacks(address.URL+"/callback", []byte("key of the installation"), b.pool, quiet)
+		return NewCallbacks(address.URL, []byte("key of the installation"), b.pool, quiet)
 	}
 	front.Store(callbacks())
 	config := func() ServiceConfig { return ServiceConfig{Dispatch: DispatchConfig{Callbacks: callbacks()}} }
@@ -129,42 +128,4 @@ func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 		t.Errorf("the prediction ran %d times", server.started())
 	}
 	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
-}
-
-func TestReportOnARunIsTakenOnlyAtItsOwnAddress(t *testing.T) {
-	b := newBed(t, ocrAsync)
-	c := NewCallbacks("http://127.0.0.1/callback/", []byte("key"), b.pool, quiet)
-	reports, stop := c.listen("17", 5)
-	defer stop()
-	post := func(path, body string) int {
-		w := httptest.NewRecorder()
-		c.ServeHTTP(w, httptest.NewRequestWithContext(b.ctx, http.MethodPost, path, strings.NewReader(body)))
-		return w.Code
-	}
-	good := strings.TrimPrefix(c.address("17", 5), "http://127.0.0.1")
-	report := `{"id":"17","status":"succeeded","output":"x"}`
-	if code := post(strings.Replace(good, "/17/", "/18/", 1), report); code != 404 {
-		t.Errorf("the address of another entry answered %d", code)
-	}
-	if code := post(strings.Replace(good, "/5/", "/6/", 1), report); code != 404 {
-		t.Errorf("the address of another lock answered %d", code)
-	}
-	if code := post(good, `{"id":"18","status":"succeeded"}`); code != 400 {
-		t.Errorf("a report about another entry was answered %d", code)
-	}
-	if code := post(good, report); code != 200 {
-		t.Errorf("a report was answered %d", code)
-	}
-	select {
-	case o := <-reports:
-		if o.Kind != Done {
-			t.Errorf("heard %s", o.Kind)
-		}
-	case <-time.After(time.Second):
-		t.Error("the report was not heard")
-	}
-	stop()
-	if code := post(good, report); code != 503 {
-		t.Errorf("a final report on a run that nobody knows was answered %d: the worker must try again", code)
-	}
 }

@@ -23,6 +23,7 @@ type remoteRun struct {
 	SlotToken  int64
 	Remote     string // empty: the worker's answer never came
 	Ran        time.Duration
+	Report     json.RawMessage // how it ended, as the worker reported
 }
 
 // saveRunSQL stores a run. An older one of the entry is over: its lock was. A unique index refuses a second run under
@@ -48,7 +49,7 @@ func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 }
 
 const findRunSQL = `
-SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran_ms
+SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran_ms, report
   FROM penstock.remote_run
  WHERE queue_id = $1 AND entry_id = $2`
 
@@ -56,7 +57,7 @@ SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran
 func findRun(ctx context.Context, db postgres.DB, queue int32, entry invalidation.EntryID) (*remoteRun, error) {
 	r := remoteRun{Queue: queue, Entry: entry}
 	var ranMS int64
-	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Instance, &r.SlotNumber, &r.SlotToken, &r.Remote, &ranMS)
+	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Instance, &r.SlotNumber, &r.SlotToken, &r.Remote, &ranMS, &r.Report)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -96,26 +97,16 @@ DELETE FROM penstock.remote_run r
  WHERE r.started_at < clock_timestamp() - interval '1 minute'
    AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id)`
 
+// reportSQL keeps the first word on the end of a run: what comes late, or again, changes nothing.
 const reportSQL = `
-UPDATE penstock.remote_run SET report = $3
- WHERE entry_id = $1 AND token = $2`
+UPDATE penstock.remote_run SET report = coalesce(report, $4)
+ WHERE queue_id = $1 AND entry_id = $2 AND token = $3`
 
-// saveReport keeps what a worker reported while nobody listened here. False: there is no such run.
-func saveReport(ctx context.Context, db postgres.DB, entry, token int64, body json.RawMessage) (bool, error) {
-	tag, err := db.Exec(ctx, reportSQL, entry, token, body)
+// saveReport keeps what a worker reported for whoever follows the run. False: there is no such run any more.
+func saveReport(ctx context.Context, db postgres.DB, r remoteRun, body json.RawMessage) (bool, error) {
+	tag, err := db.Exec(ctx, reportSQL, r.Queue, r.Entry, r.Token, body)
 	if err != nil {
-		return false, fmt.Errorf("keep report on entry %d: %w", entry, err)
+		return false, fmt.Errorf("keep report on entry %d: %w", r.Entry, err)
 	}
 	return tag.RowsAffected() > 0, nil
-}
-
-const readReportSQL = `SELECT report FROM penstock.remote_run WHERE queue_id = $1 AND entry_id = $2 AND token = $3 AND report IS NOT NULL`
-
-func readReport(ctx context.Context, db postgres.DB, r remoteRun) (json.RawMessage, error) {
-	var body json.RawMessage
-	err := db.QueryRow(ctx, readReportSQL, r.Queue, r.Entry, r.Token).Scan(&body)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	return body, err
 }

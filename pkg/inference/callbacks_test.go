@@ -1,0 +1,187 @@
+package inference
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// takeAt is pkg/api's address for reports in a few lines.
+func takeAt(c *Callbacks, w http.ResponseWriter, r *http.Request) {
+	entry, _ := strconv.ParseInt(r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:], 10, 64)
+	token, _ := strconv.ParseInt(r.URL.Query().Get("token"), 10, 64)
+	body, _ := io.ReadAll(r.Body)
+	if !c.Known(entry, token, r.URL.Query().Get("key")) {
+		http.NotFound(w, r)
+		return
+	}
+	if kept, err := c.Take(r.Context(), entry, token, body); err != nil || !kept {
+		http.Error(w, fmt.Sprint(err), http.StatusServiceUnavailable)
+	}
+}
+
+// reporter is a worker that accepts every call and says "processing" for ever: what it has to say it reports.
+type reporter struct {
+	*gpu
+	mu    sync.Mutex
+	asked []invalidation.Token
+	gone  bool // it does not know its runs any more
+}
+
+func (b *bed) reporter(c *Callbacks) *reporter {
+	w := &reporter{}
+	w.gpu = b.gpu(func(r *http.Request) (int, string) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if r.Method == http.MethodGet {
+			if w.gone {
+				return 404, `{"error":"no such job"}`
+			}
+			return 200, `{"status":"processing"}`
+		}
+		at, err := url.Parse(r.Header.Get("Penstock-Callback"))
+		token, terr := strconv.ParseInt(r.Header.Get("Penstock-Token"), 10, 64)
+		entry, eerr := strconv.ParseInt(r.Header.Get("Penstock-Entry"), 10, 64)
+		if err != nil || terr != nil || eerr != nil || at.Path != fmt.Sprintf("/tasks/callback/%d", entry) || !c.Known(entry, token, at.Query().Get("key")) {
+			b.Errorf("a worker is told to report at %s", at)
+		}
+		w.asked, w.gone = append(w.asked, invalidation.Token(token)), false
+		return 200, fmt.Sprintf(`{"status":"processing","job_id":"job-%d"}`, token)
+	})
+	return w
+}
+
+func (w *reporter) tokens() []invalidation.Token {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]invalidation.Token(nil), w.asked...)
+}
+
+const stored = `SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`
+
+// reported is a bed with one node that follows the run of one entry at a worker, and a leader that takes reports.
+func reported(t *testing.T) (b *bed, w *reporter, leader *Callbacks, first *miniNode, id invalidation.EntryID, config func() ServiceConfig) {
+	b = newBed(t, asyncModel())
+	leader = NewCallbacks("", []byte("key of the installation"), b.pool, quiet)
+	config = func() ServiceConfig {
+		return ServiceConfig{Dispatch: DispatchConfig{Callbacks: NewCallbacks("http://leader:8420/", []byte("key of the installation"), b.pool, quiet)}}
+	}
+	w = b.reporter(leader)
+	b.instance("gpu-1", w.URL+"/generate", 1)
+	first = b.start(config())
+	id = b.push(`{}`)[0]
+	b.await(1, stored)
+	return b, w, leader, first, id, config
+}
+
+func TestWorkersReportEndsTheRunThatANodeFollows(t *testing.T) {
+	b, w, leader, _, id, _ := reported(t)
+	token := int64(w.tokens()[0])
+	take := func(body string) (bool, error) { return leader.Take(b.ctx, int64(id), token, []byte(body)) }
+	for body, want := range map[string]error{
+		`no JSON`: invalidation.ErrInvalid, `[]`: invalidation.ErrInvalid, `{"result":1}`: invalidation.ErrInvalid,
+		`{"status":"success","job_id":"another"}`: invalidation.ErrInvalid, `{"status":"processing"}`: nil,
+	} {
+		if kept, err := take(body); !errors.Is(err, want) || kept != (want == nil) {
+			t.Errorf("report %s: %v, %v", body, kept, err)
+		}
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.remote_run WHERE report IS NOT NULL`); n != 0 {
+		t.Error("what does not end the run was kept")
+	}
+	if kept, err := take(fmt.Sprintf(`{"status":"success","job_id":"job-%d","result":{"n":1}}`, token)); !kept || err != nil {
+		t.Fatalf("the report was not taken: %v", err)
+	}
+	// What comes late, or contradicts the first word, changes nothing.
+	for _, late := range []string{`{"status":"processing"}`, `{"status":"failed","error":"no"}`} {
+		if kept, err := take(late); (!kept || err != nil) && b.count(stored) == 1 {
+			t.Errorf("late report %s: %v, %v", late, kept, err)
+		}
+	}
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `{"n": 1}` || int64(o.Token) != token {
+		t.Fatalf("outcome %+v: %s", o, o.Result)
+	}
+	if kept, err := take(`{"status":"success","result":{"n":1}}`); !kept || err != nil {
+		t.Errorf("a report that is repeated after the end: %v, %v", kept, err)
+	}
+	if calls, _ := w.seen(); len(w.tokens()) != 1 {
+		t.Errorf("the worker was asked %v times (%d calls)", len(w.tokens()), calls)
+	}
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+	b.await(0, `SELECT count(*) FROM penstock.lock`)
+}
+
+func TestReportWhileNobodyFollowsIsPickedUpByTheNextNode(t *testing.T) {
+	b, w, leader, first, id, config := reported(t)
+	first.die()
+	w.mu.Lock()
+	w.gone = true // a worker may forget what it has reported
+	w.mu.Unlock()
+	if kept, err := leader.Take(b.ctx, int64(id), int64(w.tokens()[0]), []byte(`{"status":"success","result":"kept"}`)); !kept || err != nil {
+		t.Fatalf("the report was not taken: %v", err)
+	}
+	b.start(config())
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 0 {
+		t.Fatalf("outcome %+v: %s", o, o.Result)
+	}
+	if len(w.tokens()) != 1 {
+		t.Errorf("the worker was asked %d times", len(w.tokens()))
+	}
+	if _, err := leader.Take(b.ctx, int64(id), int64(w.tokens()[0]), []byte(`{"status":"success"}`)); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("a report on an entry that ended under another token: %v", err)
+	}
+}
+
+func TestReportOfADeadRunIsRefused(t *testing.T) {
+	b, w, leader, _, id, _ := reported(t)
+	w.mu.Lock()
+	w.gone = true // so the run is lost, and the entry runs anew
+	w.mu.Unlock()
+	for deadline := time.Now().Add(time.Minute); len(w.tokens()) < 2; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the entry was not run anew")
+		}
+	}
+	tokens := w.tokens()
+	old, young := int64(tokens[0]), int64(tokens[len(tokens)-1])
+	b.await(1, stored+` AND token = $1`, young)
+	if _, err := leader.Take(b.ctx, int64(id), old, []byte(`{"status":"success","result":"of the dead"}`)); !errors.Is(err, invalidation.ErrLockLost) {
+		t.Errorf("report of the dead run: %v", err)
+	}
+	if kept, err := leader.Take(b.ctx, int64(id), young, []byte(`{"status":"failed","error":"bad picture","error_class":"input"}`)); !kept || err != nil {
+		t.Fatalf("report of the living run: %v", err)
+	}
+	if o := b.outcome(id); o.Outcome != "failed" || !strings.Contains(o.Reason, "bad picture") {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
+func TestReportOfARunThatIsNotStoredYetIsAskedForAgain(t *testing.T) {
+	b := newBed(t, asyncModel())
+	leader := NewCallbacks("", []byte("key"), b.pool, quiet)
+	if _, err := leader.Take(b.ctx, 4711, 1, []byte(`{"status":"success"}`)); !errors.Is(err, invalidation.ErrEntryNotFound) {
+		t.Errorf("report on an entry that never was: %v", err)
+	}
+	id := b.push(`{}`)[0]
+	if _, err := leader.Take(b.ctx, int64(id), 1, []byte(`{"status":"success"}`)); !errors.Is(err, invalidation.ErrLockLost) {
+		t.Errorf("report on an entry that nobody runs: %v", err)
+	}
+	b.must(invalidation.Register(b.ctx, b.pool, invalidation.Node{ID: 7, Name: "test", Application: "default", Lease: time.Minute, Threads: 1}))
+	claimed, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{Node: 7, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: 1, Stubborn: true})
+	b.must(err)
+	if kept, err := leader.Take(b.ctx, int64(id), int64(claimed.Locks[0].Token), []byte(`{"status":"success"}`)); kept || err != nil {
+		t.Errorf("report before the run is stored: %v, %v", kept, err)
+	}
+	if leader.Known(int64(id), 5, CallbackToken([]byte("key"), "17", 5)) || leader.Known(17, 6, CallbackToken([]byte("key"), "17", 5)) || !leader.Known(17, 5, CallbackToken([]byte("key"), "17", 5)) {
+		t.Error("a key is good for another entry or lock")
+	}
+}
