@@ -12,7 +12,7 @@ import (
 type Config struct {
 	Name              string        // for people: host name and process
 	Application       string        // whose queues the node serves: "default"
-	Threads           int           // processing threads: 16 for each CPU, since most of them wait for a worker
+	Threads           int           // processing threads: 16 for each CPU, since most of them wait for a worker; see standby
 	SchedulingThreads int           // 2
 	Lease             time.Duration // 10 s: how long the node may be silent before others run its entries
 	Beat              time.Duration // 2 s between heartbeats

@@ -33,7 +33,8 @@ type Node struct {
 	stats       Stats
 
 	work         chan *assignment
-	express      chan *assignment // the first lock of a lane, while the node holds no other one of it
+	express      chan *assignment   // the first lock of a lane, while the node holds no other one of it
+	lent         chan chan struct{} // a place that standby is in, for the thread that comes free next to wait for
 	wake         chan struct{}
 	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
 	drainOrdered chan struct{}
@@ -53,6 +54,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		express:      make(chan *assignment, 2*cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
+		lent:         make(chan chan struct{}, 1),
 		drainOrdered: make(chan struct{}),
 	}
 	n.permits = &permits{threads: cfg.Threads, onFree: n.cameFree}
@@ -130,6 +132,9 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	for range n.cfg.Threads {
 		processors.Go(n.processor)
+	}
+	if n.cfg.Threads > 1 {
+		processors.Go(func() { n.standby(claiming) })
 	}
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })

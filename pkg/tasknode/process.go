@@ -82,37 +82,60 @@ func last(e invalidation.Ending) invalidation.Ending {
 // waits for as long as there are others.
 func (n *Node) processor() {
 	for {
-		select {
-		case job := <-n.express:
-			n.process(job, false)
-		default:
-		}
+		n.letOne(false)
 		var job *assignment
 		more := true
 		select {
 		case job, more = <-n.work:
 		default:
 			select {
+			case over := <-n.lent:
+				<-over
+				continue
 			case job = <-n.express:
 			case job, more = <-n.work:
 			}
 		}
 		if !more {
-			n.expedite()
+			for n.letOne(false) {
+			}
 			return
 		}
 		n.process(job, false)
 	}
 }
 
-// expedite runs the locks of lanes of which nothing else is on this node: they wait for no more than one run of others.
-func (n *Node) expedite() {
+// letOne makes way for one lock of a lane of which nothing else is on this node: it runs it, or waits for the standby
+// that does. It says whether there was one.
+func (n *Node) letOne(let bool) bool {
+	select {
+	case over := <-n.lent:
+		<-over
+	case job := <-n.express:
+		n.process(job, let)
+	default:
+		return false
+	}
+	return true
+}
+
+// standby is a thread beside the others for locks of lanes of which nothing else is on this node, so that these do not wait
+// even for the run that ends next. The thread whose run that is waits in its stead: there is a run more than the node has threads
+// until then, and no thread is idle for it.
+func (n *Node) standby(ctx context.Context) {
 	for {
 		select {
-		case job := <-n.express:
-			n.process(job, true)
-		default:
+		case <-ctx.Done():
 			return
+		case job := <-n.express:
+			over := make(chan struct{})
+			n.lent <- over
+			n.process(job, true)
+			close(over)
+			select {
+			case <-n.lent: // no run ended meanwhile
+			default:
+			}
 		}
 	}
 }
@@ -138,8 +161,7 @@ func (n *Node) process(job *assignment, let bool) {
 		defer func() { n.board.took(job.service, time.Since(start)) }()
 	}
 	for i := range entries {
-		if i > 0 && !let {
-			n.expedite()
+		for i > 0 && !let && n.letOne(true) {
 		}
 		if why := n.stop(job, start, i); why != nil {
 			n.end(job, last(why(job.lock, entries[i].ID)))
