@@ -68,7 +68,7 @@ func perform(ctx context.Context, c Contender, step Step) (Work, error) {
 	case "push":
 		return c.BulkPush(ctx, step.Entries, step.GroupSize)
 	case "single":
-		return c.SinglePush(ctx, step.Conns, step.Entries)
+		return c.SinglePush(ctx, step.Conns, step.Entries, step.Settings)
 	case "drain":
 		if step.GroupSize > 1 {
 			return c.DrainGroups(ctx, step.Entries, step.GroupSize)

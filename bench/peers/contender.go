@@ -24,7 +24,8 @@ type Contender interface {
 	// With groupSize above 1 entry i belongs to group i % (n/groupSize), so groups are interleaved.
 	BulkPush(ctx context.Context, n, groupSize int) (Work, error)
 	// SinglePush pushes n entries one call and one transaction each from conns connections.
-	SinglePush(ctx context.Context, conns, n int) (Work, error)
+	// Apart, none goes together with another caller's.
+	SinglePush(ctx context.Context, conns, n int, s Settings) (Work, error)
 	// DrainSolo works entries until at least n were handled, then stops gracefully.
 	// The clock stops when every handled entry is durably finished.
 	DrainSolo(ctx context.Context, n int) (Work, error)
@@ -39,14 +40,15 @@ type Contender interface {
 	Close()
 }
 
-// Settings says how a contender is set up for a pick-up.
+// Settings says how a contender is set up for a pick-up or single pushes.
 type Settings string
 
-// The settings of a pick-up.
+// The settings of a pick-up, and of single pushes.
 const (
 	Defaults Settings = ""          // what one gets by not choosing
 	Tuned    Settings = "tuned"     // for latency, as its documentation advises
 	HintsOff Settings = "hints_off" // defaults, without LISTEN and NOTIFY: what polling alone gives
+	Apart    Settings = "apart"     // each push in a statement and a transaction that are nobody else's
 )
 
 const (

@@ -58,8 +58,11 @@ func (p *Penstock) BulkPush(ctx context.Context, n, groupSize int) (Work, error)
 	return bulk(ctx, n, p.pushBatch(n, groupSize))
 }
 
-func (p *Penstock) SinglePush(ctx context.Context, conns, n int) (Work, error) {
+func (p *Penstock) SinglePush(ctx context.Context, conns, n int, s Settings) (Work, error) {
 	defer p.hint(ctx)()
+	if s == Apart {
+		p.queue = p.queue.On(p.pushes)
+	}
 	return single(ctx, conns, n, p.pushOne())
 }
 

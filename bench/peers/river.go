@@ -86,7 +86,7 @@ func (r *River) BulkPush(ctx context.Context, n, groupSize int) (Work, error) {
 	return bulk(ctx, n, r.pushBatch(client))
 }
 
-func (r *River) SinglePush(ctx context.Context, conns, n int) (Work, error) {
+func (r *River) SinglePush(ctx context.Context, conns, n int, _ Settings) (Work, error) {
 	client, err := r.client(river.Config{}, nil)
 	if err != nil {
 		return Work{}, err

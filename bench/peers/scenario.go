@@ -26,6 +26,8 @@ func Scenarios(s Sizes) []Scenario {
 	}
 	single := step("single", max(1000, s.Entries/5))
 	single.Conns = s.Conns
+	apart := single
+	apart.Settings = Apart
 	groups := step("drain", s.Entries)
 	groups.GroupSize = s.GroupSize
 	sustained := step("sustained", 0)
@@ -38,7 +40,8 @@ func Scenarios(s Sizes) []Scenario {
 
 	return []Scenario{
 		{Name: "bulk", About: "bulk push, batches of 1000 from 2 connections", Measured: step("push", s.Entries)},
-		{Name: "single", About: "single pushes, one transaction each", Measured: single},
+		{Name: "single", About: "single pushes as the library makes them: Penstock's go together where they meet", Measured: single},
+		{Name: "single-apart", About: "single pushes, a transaction each for all", Measured: apart},
 		{Name: "solo", About: "drain of solo entries", Fill: s.Entries, Measured: step("drain", s.Entries)},
 		{Name: "groups", About: "drain of ordered groups, interleaved", Fill: s.Entries, Measured: groups},
 		{Name: "sustained", About: "push and work at once", Measured: sustained},

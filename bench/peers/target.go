@@ -24,6 +24,7 @@ type finder func(scenario, contender string, value func(Run) float64) (float64, 
 var targets = []target{
 	{"bulk push / River's fastest", true, 1.2, rates("bulk", "river")},
 	{"single push / River", true, 3, rates("single", "river")},
+	{"single push apart / River", true, 3, rates("single-apart", "river")},
 	{"solo drain / graphile-worker", true, 1.3, rates("solo", "graphile")},
 	{"solo drain / River", true, 2, rates("solo", "river")},
 	{"groups / graphile-worker", true, 3, rates("groups", "graphile")},

@@ -213,6 +213,6 @@ func (h *Hinter) send(ctx context.Context, hints []string) {
 // Hint after the commit.
 func (q *Queue) Hinting(h *Hinter) *Queue {
 	other := *q
-	other.hinter = h
+	other.hinter, other.joiner = h, &joiner{}
 	return &other
 }

@@ -1,7 +1,6 @@
 package invalidation
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -91,25 +89,42 @@ WITH q AS MATERIALIZED (
 )
 SELECT array_agg(id ORDER BY id) FROM fresh`
 
-// Push accepts entries, all or none, in one statement. On a pool it commits before it returns; on a transaction
-// (see On) the entries exist when that commits. The answers stand in the order of pushes.
+// Push accepts entries, all or none, in one statement. On a pool it commits before it returns, and may do so together with
+// pushes of other callers; on a transaction (see On) the entries exist when that commits. The answers stand in the order of
+// pushes. When ctx ends while Push waits, the entries may or may not have been accepted.
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
-	_, inside := q.db.(pgx.Tx)
-	pushed, err := q.pushPlain(ctx, pushes)
-	if pushed == nil && (err == nil || (postgres.Code(err) == undefinedTable && !inside)) {
-		pushed, err = pushOn(ctx, q.db, q.Name, pushes)
+	ctx, span, pushes := startPush(ctx, q.Name, pushes)
+	defer span.End()
+	pushed, err := q.pushJoined(ctx, pushes)
+	if err != nil {
+		return nil, q.errorf("push to", unstorable(err))
 	}
-	if err == nil && !inside {
+	if !q.inside() {
 		q.hinter.hint(q.ID, q.lanes(pushes))
 	}
-	return pushed, err
+	return pushed, nil
+}
+
+// inside says that the queue is on a transaction.
+func (q *Queue) inside() bool {
+	_, ok := q.db.(pgx.Tx)
+	return ok
 }
 
 const undefinedTable = "42P01"
 
+// pushAlone pushes in a statement that is nobody else's. Its errors are those of the database.
+func (q *Queue) pushAlone(ctx context.Context, pushes []Push) ([]Pushed, error) {
+	pushed, err := q.pushPlain(ctx, pushes)
+	if pushed == nil && (err == nil || (postgres.Code(err) == undefinedTable && !q.inside())) {
+		return pushMany(ctx, q.db, q.Name, pushes)
+	}
+	return pushed, err
+}
+
 // pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.
 func (q *Queue) pushPlain(ctx context.Context, pushes []Push) ([]Pushed, error) {
-	if len(pushes) == 0 || !plain(pushes) || trace.SpanContextFromContext(ctx).IsValid() {
+	if len(pushes) == 0 || !plain(pushes) || q.Config.Grouping != "" || q.Config.Capacity != 0 {
 		return nil, nil
 	}
 	var ids []EntryID
@@ -117,13 +132,10 @@ func (q *Queue) pushPlain(ctx context.Context, pushes []Push) ([]Pushed, error) 
 	if postgres.Code(err) == undefinedTable {
 		err = fmt.Errorf("%w: %w", ErrQueueNotFound, err)
 	}
-	if err != nil {
-		return nil, q.errorf("push to", unstorable(err))
+	if err != nil || ids == nil {
+		return nil, err
 	}
-	if ids == nil {
-		return nil, nil
-	}
-	return join(ids, nil), nil
+	return answers(ids, nil), nil
 }
 
 // plain says that no push uses an option.
@@ -168,25 +180,24 @@ func payloads(pushes []Push) []json.RawMessage {
 	return list
 }
 
+// pushOn pushes to a queue by its name.
 func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {
-	ctx, span, parent := startPush(ctx, queue, pushes)
+	ctx, span, pushes := startPush(ctx, queue, pushes)
 	defer span.End()
-	rows, err := db.Query(ctx, pushSQL, pushColumns(queue, pushes, parent)...)
-	if err != nil {
-		return nil, fmt.Errorf("push to queue %q: %w", queue, translate(err))
-	}
-	pushed, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) ([]Pushed, error) {
-		var ids []EntryID
-		var verdicts []Verdict
-		if err := row.Scan(&ids, &verdicts); err != nil {
-			return nil, err
-		}
-		return join(ids, verdicts), nil
-	})
+	pushed, err := pushMany(ctx, db, queue, pushes)
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(translate(err)))
 	}
 	return pushed, nil
+}
+
+func pushMany(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {
+	var ids []EntryID
+	var verdicts []Verdict
+	if err := db.QueryRow(ctx, pushSQL, pushColumns(queue, pushes)...).Scan(&ids, &verdicts); err != nil {
+		return nil, err
+	}
+	return answers(ids, verdicts), nil
 }
 
 // unstorable marks an error about a text or payload that Postgres cannot hold (class 22) as the caller's.
@@ -197,7 +208,7 @@ func unstorable(err error) error {
 	return err
 }
 
-func join(ids []EntryID, verdicts []Verdict) []Pushed {
+func answers(ids []EntryID, verdicts []Verdict) []Pushed {
 	pushed := make([]Pushed, len(ids))
 	for i, id := range ids {
 		pushed[i] = Pushed{ID: id, Verdict: Inserted}
@@ -209,8 +220,7 @@ func join(ids []EntryID, verdicts []Verdict) []Pushed {
 }
 
 // pushColumns lays the pushes out as one array an option; an option that nobody uses stays an empty array.
-// Entries that name no trace get parent.
-func pushColumns(queue string, pushes []Push, parent string) []any {
+func pushColumns(queue string, pushes []Push) []any {
 	return []any{
 		queue, payloads(pushes),
 		column(pushes, func(p *Push) *string { return given(p.LockKey) }),
@@ -224,7 +234,7 @@ func pushColumns(queue string, pushes []Push, parent string) []any {
 		column(pushes, func(p *Push) *string { return given(p.IdempotencyKey) }),
 		column(pushes, func(p *Push) *string { return given(p.UniqueKey) }),
 		column(pushes, func(p *Push) *string { return given(string(p.UniquePolicy)) }),
-		column(pushes, func(p *Push) *string { return given(cmp.Or(p.Trace, parent)) }),
+		column(pushes, func(p *Push) *string { return given(p.Trace) }),
 		column(pushes, func(p *Push) *json.RawMessage {
 			if p.Callback == nil {
 				return nil
@@ -269,9 +279,9 @@ func givenTime(t time.Time) *time.Time {
 
 // PushSQLTx is Push inside a transaction of database/sql, whatever the driver: the arguments go as one JSON text.
 func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([]Pushed, error) {
-	ctx, span, parent := startPush(ctx, queue, pushes)
+	ctx, span, pushes := startPush(ctx, queue, pushes)
 	defer span.End()
-	args, err := json.Marshal(pushJSON(pushes, parent))
+	args, err := json.Marshal(pushJSON(pushes))
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: payload is not JSON: %w: %w", queue, err, ErrInvalid)
 	}
@@ -288,13 +298,13 @@ func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([
 }
 
 // pushJSON writes pushes as penstock.push_json reads them: one object an entry, options by their SQL names.
-func pushJSON(pushes []Push, parent string) []map[string]any {
+func pushJSON(pushes []Push) []map[string]any {
 	list := make([]map[string]any, len(pushes))
 	for i := range pushes {
 		p := &pushes[i]
 		m := map[string]any{"payload": p.Payload}
 		for name, value := range map[string]*string{
-			"lock_key": given(p.LockKey), "flow": given(p.Flow), "name": given(p.Name), "trace": given(cmp.Or(p.Trace, parent)),
+			"lock_key": given(p.LockKey), "flow": given(p.Flow), "name": given(p.Name), "trace": given(p.Trace),
 			"idempotency_key": given(p.IdempotencyKey), "unique_key": given(p.UniqueKey),
 			"unique_policy": given(string(p.UniquePolicy)),
 		} {

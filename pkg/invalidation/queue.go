@@ -26,6 +26,7 @@ type Queue struct {
 	sql     statements
 	// careful is shared by all handles made from this one.
 	careful *manners
+	joiner  *joiner // of pushes outside a transaction; nil for none
 }
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
@@ -106,7 +107,7 @@ func Drop(ctx context.Context, db postgres.DB, name string, force bool, by By) e
 func (q *Queue) on(db postgres.DB) *Queue {
 	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
 	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
-	q.db, q.careful = db, &manners{}
+	q.db, q.careful, q.joiner = db, &manners{}, &joiner{}
 	q.sql = statements{
 		plainPush: own(plainPushSQL), swift: own(swiftSQL), swiftLimited: own(swiftLimitedSQL), claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimKeyed: own(claimKeyedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
@@ -120,10 +121,10 @@ func (q *Queue) on(db postgres.DB) *Queue {
 	return q
 }
 
-// On returns the same queue on another database handle, usually a transaction.
+// On returns the same queue on another database handle, usually a transaction. Its pushes go by themselves.
 func (q *Queue) On(db postgres.DB) *Queue {
 	other := *q
-	other.db = db
+	other.db, other.joiner = db, nil
 	return &other
 }
 

@@ -1,7 +1,9 @@
 package invalidation
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
@@ -52,8 +54,8 @@ func Messaging(queue, operation, kind string) []attribute.KeyValue {
 	}
 }
 
-// startPush begins the span of a push, and returns the trace context of entries that name none.
-func startPush(ctx context.Context, queue string, pushes []Push) (context.Context, trace.Span, string) {
+// startPush begins the span of a push, and returns the pushes with the trace context of those that name none.
+func startPush(ctx context.Context, queue string, pushes []Push) (context.Context, trace.Span, []Push) {
 	span := trace.SpanFromContext(ctx)
 	if span.IsRecording() {
 		attributes := append(Messaging(queue, "push", "send"), attribute.Int("messaging.batch.message_count", len(pushes)))
@@ -61,5 +63,11 @@ func startPush(ctx context.Context, queue string, pushes []Push) (context.Contex
 	} else {
 		span = trace.SpanFromContext(context.Background()) // not ours to end
 	}
-	return ctx, span, TraceParent(ctx)
+	if parent := TraceParent(ctx); parent != "" {
+		pushes = slices.Clone(pushes)
+		for i := range pushes {
+			pushes[i].Trace = cmp.Or(pushes[i].Trace, parent)
+		}
+	}
+	return ctx, span, pushes
 }

@@ -85,7 +85,7 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.rounds, "rounds", 3, "how often each contender has its turn")
 	f.BoolVar(&o.short, "short", false, "10,000 entries, 3 s, one round")
 	f.StringVar(&o.contenders, "contenders", everyContender, "who takes part, in this order")
-	f.StringVar(&o.scenarios, "scenarios", "bulk,single,solo,groups,sustained,pickup,pickup-tuned,pickup-polling", "what is measured; also: held, backlog, or all")
+	f.StringVar(&o.scenarios, "scenarios", "bulk,single,single-apart,solo,groups,sustained,pickup,pickup-tuned,pickup-polling", "what is measured; also: held, backlog, or all")
 	f.StringVar(&o.nodeDir, "node", "peers/node", "folder of the Node contenders, with node_modules")
 	f.StringVar(&o.csvTo, "csv", "", "file for every single run as CSV")
 	f.StringVar(&o.jsonTo, "json", "", "file for every single run as JSON")

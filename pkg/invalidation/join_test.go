@@ -1,0 +1,341 @@
+package invalidation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// joinBed is a push that is held up, and calls that stand in line behind it, in their order.
+type joinBed struct {
+	*bed
+	gate  pgx.Tx
+	calls []func() (told, error)
+}
+
+type told struct {
+	pushed []Pushed
+	err    error
+}
+
+func newJoinBed(t *testing.T, c Config) *joinBed {
+	b := newBed(t, c)
+	b.exec(b.pool, `CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS
+	                $$ BEGIN PERFORM pg_advisory_xact_lock_shared(CASE WHEN NEW.payload = '"first"' THEN 1 ELSE 2 END); RETURN NEW; END $$`)
+	b.exec(b.pool, `CREATE TRIGGER wait BEFORE INSERT ON penstock.entry_work FOR EACH ROW EXECUTE FUNCTION public.wait()`)
+	j := &joinBed{bed: b, gate: b.begin()}
+	b.exec(j.gate, `SELECT pg_advisory_xact_lock(1)`)
+	j.call(b.ctx, Push{Payload: json.RawMessage(`"first"`)})
+	b.awaitBlocked(j.gate)
+	return j
+}
+
+// call pushes beside the test.
+func (c *joinBed) call(ctx context.Context, pushes ...Push) {
+	c.Helper()
+	inLine := c.inLine()
+	answered := make(chan told, 1)
+	go func() {
+		pushed, err := c.q.Push(ctx, pushes...)
+		answered <- told{pushed, err}
+	}()
+	first := len(c.calls) == 0
+	c.calls = append(c.calls, func() (told, error) {
+		select {
+		case a := <-answered:
+			return a, nil
+		case <-time.After(20 * time.Second):
+			return told{}, errors.New("the push never came back")
+		}
+	})
+	if !first {
+		c.await("the call stands in line", func() bool { return c.inLine() == inLine+1 })
+	}
+}
+
+func (c *joinBed) inLine() int {
+	c.q.joiner.mu.Lock()
+	defer c.q.joiner.mu.Unlock()
+	return len(c.q.joiner.line)
+}
+
+func (c *joinBed) answer(i int) told {
+	c.Helper()
+	a, err := c.calls[i]()
+	if err != nil {
+		c.Fatal(err)
+	}
+	return a
+}
+
+func (c *joinBed) payloads() string {
+	c.Helper()
+	var all string
+	if err := c.pool.QueryRow(c.ctx, `SELECT coalesce(string_agg(payload #>> '{}', ' ' ORDER BY id), '') FROM penstock.entry`).Scan(&all); err != nil {
+		c.Fatal(err)
+	}
+	return all
+}
+
+func text(s string) json.RawMessage { return json.RawMessage(`"` + s + `"`) }
+
+func TestPushesThatComeMeanwhileGoTogether(t *testing.T) {
+	c := newJoinBed(t, Config{})
+	nine := int16(9)
+	c.call(c.ctx, Push{Payload: text("a")}, Push{Payload: text("b"), LockKey: "K", Flow: "f"})
+	c.call(c.ctx, Push{Payload: text("c"), LockKey: "K", Flow: "f"})
+	c.call(c.ctx, Push{Payload: text("d"), Priority: &nine, DueAt: time.Now().Add(time.Hour)})
+	c.commit(c.gate)
+	for i, n := range []int{1, 2, 1, 1} {
+		a := c.answer(i)
+		if a.err != nil || len(a.pushed) != n {
+			t.Fatalf("call %d got %v, %v", i, a.pushed, a.err)
+		}
+		for k, p := range a.pushed {
+			want := strings.Fields("first a b c d")[map[int]int{0: 0, 1: 1, 2: 3, 3: 4}[i]+k]
+			if got := c.count(`SELECT count(*) FROM penstock.entry WHERE id = $1 AND payload #>> '{}' = $2`, p.ID, want); got != 1 || p.Verdict != Inserted {
+				t.Errorf("call %d was told %+v, which is not entry %q", i, p, want)
+			}
+		}
+	}
+	if n := c.count(`SELECT count(DISTINCT xmin::text) FROM penstock.entry`); n != 2 {
+		t.Errorf("%d transactions, want one for the first and one for all others", n)
+	}
+	if got := c.payloads(); got != "first a b c d" {
+		t.Errorf("accepted in the order %s", got)
+	}
+}
+
+func TestAPushThatIsRefusedFailsNobodyElse(t *testing.T) {
+	c := newJoinBed(t, Config{PayloadLimit: 1000, EntryPriority: 2})
+	ten := int16(10)
+	c.call(c.ctx, Push{Payload: text("a")})
+	c.call(c.ctx, Push{Payload: text("b")}, Push{Payload: text("c"), Priority: &ten})
+	c.call(c.ctx, Push{Payload: text(strings.Repeat("x", 2000))})
+	c.call(c.ctx, Push{Payload: json.RawMessage(`{not json`)})
+	c.call(c.ctx, Push{Payload: text("d"), LockKey: "K"})
+	c.commit(c.gate)
+	for i, want := range []error{nil, nil, ErrInvalid, ErrPayloadTooLarge, ErrInvalid, nil} {
+		if a := c.answer(i); !errors.Is(a.err, want) || (want == nil) != (len(a.pushed) == 1) {
+			t.Errorf("call %d got %v, %v; want %v", i, a.pushed, a.err, want)
+		} else if i == 2 && !strings.Contains(a.err.Error(), "entry 2") {
+			t.Errorf("call %d is told %v, want its own entry 2 named", i, a.err)
+		}
+	}
+	if got := strings.Fields(c.payloads()); len(got) != 3 {
+		t.Errorf("accepted %v", got)
+	}
+}
+
+func TestACallerThatLeavesTheLinePushesNothingAndHoldsUpNobody(t *testing.T) {
+	c := newJoinBed(t, Config{})
+	leaving, leave := context.WithCancel(c.ctx)
+	c.call(leaving, Push{Payload: text("gone")})
+	c.call(c.ctx, Push{Payload: text("a")})
+	leave()
+	if a := c.answer(1); !errors.Is(a.err, context.Canceled) {
+		t.Errorf("the caller that left was told %v", a.err)
+	}
+	c.commit(c.gate)
+	if a := c.answer(2); a.err != nil {
+		t.Error(a.err)
+	}
+	if got := c.payloads(); got != "first a" {
+		t.Errorf("accepted %s", got)
+	}
+}
+
+func TestAPushGoesOnForThoseWhoStillWait(t *testing.T) {
+	c := newJoinBed(t, Config{})
+	leaving, leave := context.WithCancel(c.ctx)
+	c.call(leaving, Push{Payload: text("a")})
+	c.call(c.ctx, Push{Payload: text("b")})
+	second := c.hold()
+	leave()
+	if a := c.answer(1); !errors.Is(a.err, context.Canceled) {
+		t.Errorf("the caller that left was told %v", a.err)
+	}
+	c.commit(second)
+	if a := c.answer(2); a.err != nil {
+		t.Error(a.err)
+	}
+	if got := c.payloads(); got != "first a b" {
+		t.Errorf("accepted %s", got)
+	}
+}
+
+func TestAPushThatNobodyWaitsForEnds(t *testing.T) {
+	c := newJoinBed(t, Config{})
+	leaving, leave := context.WithCancel(c.ctx)
+	c.call(leaving, Push{Payload: text("a")})
+	c.call(leaving, Push{Payload: text("b")})
+	second := c.hold()
+	leave()
+	c.answer(1)
+	c.answer(2)
+	c.await("nothing is under way", func() bool {
+		c.q.joiner.mu.Lock()
+		defer c.q.joiner.mu.Unlock()
+		return c.q.joiner.underWay == 0
+	})
+	c.commit(second)
+}
+
+// hold lets the first push go, and holds up the one for those in line.
+func (c *joinBed) hold() (second pgx.Tx) {
+	c.Helper()
+	second = c.begin()
+	c.exec(second, `SELECT pg_advisory_xact_lock(2)`)
+	c.commit(c.gate)
+	c.answer(0)
+	c.awaitBlocked(second)
+	return second
+}
+
+func TestAllAreToldThatNobodyKnowsWhatBecameOfTheirPush(t *testing.T) {
+	c := newJoinBed(t, Config{})
+	c.call(c.ctx, Push{Payload: text("a")})
+	c.call(c.ctx, Push{Payload: text("b")})
+	second := c.hold()
+	c.exec(c.pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, second.Conn().PgConn().PID())
+	for i := 1; i <= 2; i++ {
+		if a := c.answer(i); a.err == nil || a.pushed != nil {
+			t.Errorf("call %d was told %v, %v", i, a.pushed, a.err)
+		}
+	}
+	c.commit(second)
+	if got := c.payloads(); got != "first" {
+		t.Errorf("accepted %s", got)
+	}
+}
+
+func TestOnePushThatHangsHoldsUpOthersForASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var j joiner
+		if j.enter([]Push{{}}, 0) != nil {
+			t.Error("the first waits")
+		}
+		if j.enter([]Push{{}}, 0) == nil {
+			t.Error("the second does not wait")
+		}
+		time.Sleep(joinPatience + time.Millisecond)
+		if j.enter([]Push{{}}, 0) != nil {
+			t.Error("a push after a second waits")
+		}
+		if j.enter([]Push{{}}, 0) == nil {
+			t.Error("so does not the next one")
+		}
+	})
+}
+
+func TestALoadIsBounded(t *testing.T) {
+	j := joiner{underWay: 1, began: time.Now()}
+	for range 40 {
+		j.enter(make([]Push, 20), joinBytes/10)
+	}
+	for _, want := range []int{11, 11, 11, 7} {
+		if _, l := j.load(); len(l.calls) != want || l.waiting != want {
+			t.Errorf("%d calls, want %d", len(l.calls), want)
+		}
+	}
+	if _, l := j.load(); l != nil || j.underWay != 0 {
+		t.Errorf("%v is left, %d under way", l, j.underWay)
+	}
+	if _, ok := joinable(make([]Push, joinEntries/10+1)); ok {
+		t.Error("a bulk push may join")
+	}
+	if _, ok := joinable([]Push{{IdempotencyKey: "i"}}); ok {
+		t.Error("a push with an idempotency key may join")
+	}
+}
+
+// Many callers push at once, some what is refused, some with a context that ends; and server processes are killed. What
+// was answered is so, what was refused is not there, and what nobody knows is there whole or not at all.
+func TestAnswersToJoinedPushesAreTrueWhateverHappens(t *testing.T) {
+	const callers, each = 24, 40
+	b := newBed(t, Config{})
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	ctx, stop := context.WithCancel(b.ctx)
+	var chaos, all sync.WaitGroup
+	chaos.Go(func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			_, _ = b.pool.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%entry_work%' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1`)
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	var mu sync.Mutex
+	tally := map[string]int{}
+	for i := range callers {
+		all.Go(func() {
+			r := rand.New(rand.NewPCG(seed, uint64(i)))
+			var last EntryID
+			for n := range each {
+				what := b.pushSomething(r, fmt.Sprintf("%d-%d", i, n), &last)
+				mu.Lock()
+				tally[what]++
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	stop()
+	chaos.Wait()
+	t.Log(tally)
+	if tally["accepted"] == 0 || tally["refused"] == 0 || tally["unknown"] == 0 {
+		t.Errorf("%v: not everything happened", tally)
+	}
+}
+
+// pushSomething pushes two entries and compares what is there with what was said.
+func (b *bed) pushSomething(r *rand.Rand, name string, last *EntryID) string {
+	p := Push{Payload: text(name)}
+	bad := r.IntN(8) == 0
+	if r.IntN(2) == 0 {
+		p.Flow, p.LockKey = fmt.Sprint("f", r.IntN(3)), fmt.Sprint("k", r.IntN(3))
+	}
+	second := p
+	if bad {
+		second.Cost = -1
+	}
+	ctx, cancel := context.WithCancel(b.ctx)
+	defer cancel()
+	if r.IntN(8) == 0 {
+		time.AfterFunc(time.Duration(r.IntN(3000))*time.Microsecond, cancel)
+	}
+	pushed, err := b.q.Push(ctx, p, second)
+	var ids []EntryID
+	for ids == nil { // the look may be killed as well
+		rows, err := b.pool.Query(b.ctx, `SELECT id FROM penstock.entry WHERE payload #>> '{}' = $1 AND flow = $2 AND coalesce(lock_key, '') = $3 ORDER BY id`, name, p.Flow, p.LockKey)
+		if err == nil {
+			ids, _ = pgx.CollectRows(rows, pgx.RowTo[EntryID])
+		}
+	}
+	switch {
+	case err == nil:
+		if len(ids) != 2 || len(pushed) != 2 || pushed[0].ID != ids[0] || pushed[1].ID != ids[1] || ids[0] <= *last {
+			b.Errorf("%s: was told %v, and there is %v; the one before was %d", name, pushed, ids, *last)
+		}
+		*last = pushed[1].ID
+		return "accepted"
+	case errors.Is(err, ErrInvalid):
+		if len(ids) != 0 || !strings.Contains(err.Error(), "entry 2") {
+			b.Errorf("%s: was refused (%v), and there is %v", name, err, ids)
+		}
+		return "refused"
+	default:
+		if len(ids) == 1 || (bad && len(ids) > 0) {
+			b.Errorf("%s: was told %v, and there is %v", name, err, ids)
+		}
+		return "unknown"
+	}
+}
