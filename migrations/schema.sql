@@ -545,18 +545,22 @@ COMMENT ON COLUMN penstock.entry.depth IS 'entries that lie between this one and
 CREATE FUNCTION penstock.call_back(e penstock.entry, outcome text, detail jsonb) RETURNS void
     LANGUAGE plpgsql
     AS $$
+DECLARE
+    host text := lower(substring(e.callback->>'url' FROM '^[A-Za-z]+://([^/?#]+)'));
+    data jsonb;
 BEGIN
     IF coalesce(e.callback->>'url', '') = '' THEN
         RETURN;
     ELSIF pg_column_size(detail->'result') > 65536 THEN
         detail := detail - 'result' || '{"result_omitted": true}';
     END IF;
+    data := jsonb_build_object('id', e.id, 'queue', (SELECT q.name FROM penstock.queue q WHERE q.id = e.queue_id), 'outcome', outcome)
+            || jsonb_strip_nulls(detail - 'result') || CASE WHEN detail ? 'result' THEN jsonb_build_object('result', detail->'result') ELSE '{}' END
+            || CASE WHEN octet_length(e.callback::text) > 262144 THEN '{"context_omitted": true}'
+                    WHEN e.callback ? 'context' THEN jsonb_build_object('context', e.callback->'context') ELSE '{}' END;
     PERFORM penstock.push_many('webhook',
-        ARRAY[jsonb_build_object('url', e.callback->>'url', 'type', 'entry.' || outcome, 'at', clock_timestamp(), 'data',
-            jsonb_build_object('id', e.id, 'queue', (SELECT q.name FROM penstock.queue q WHERE q.id = e.queue_id), 'outcome', outcome)
-            || CASE WHEN e.callback ? 'context' THEN jsonb_build_object('context', e.callback->'context') ELSE '{}' END
-            || jsonb_strip_nulls(detail - 'result') || CASE WHEN detail ? 'result' THEN jsonb_build_object('result', detail->'result') ELSE '{}' END)],
-        flows => ARRAY[left(coalesce(lower(substring(e.callback->>'url' FROM '^[A-Za-z]+://([^/?#]+)')), ''), 128)],
+        ARRAY[jsonb_build_object('url', left(e.callback->>'url', 4096), 'type', 'entry.' || outcome, 'at', clock_timestamp(), 'data', data)],
+        flows => ARRAY[coalesce(left(host, CASE WHEN octet_length(host) > length(host) THEN 64 ELSE 128 END), '')],
         traces => ARRAY[e.trace]);
 END $$;
 
@@ -2356,6 +2360,22 @@ BEGIN
     END IF;
     DELETE FROM penstock.watch WHERE queue_id = OLD.id;
     RETURN OLD;
+END $$;
+
+-- Name: keep_webhook_queue(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.keep_webhook_queue() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        RAISE EXCEPTION 'queue "webhook" belongs to Penstock: entries with a callback could not end without it'
+            USING ERRCODE = 'PS006', HINT = 'Pause it, or cancel its entries.';
+    ELSIF NEW.kind <> 'webhook' OR NEW.capacity IS NOT NULL OR NEW."grouping" IS NOT NULL OR NEW.payload_limit < 1048576 THEN
+        RAISE EXCEPTION 'kind, capacity, grouping and a payload_limit below 1048576 cannot be set for queue "webhook": entries with a callback could not end'
+            USING ERRCODE = 'PS002', HINT = 'Pause it to stop deliveries.';
+    END IF;
+    RETURN NEW;
 END $$;
 
 -- Name: key_rooms(integer, text[], bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
@@ -6139,6 +6159,14 @@ CREATE TRIGGER instance_version AFTER INSERT OR DELETE ON penstock.instance FOR 
 -- Name: queue keep_watch_queue; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER keep_watch_queue BEFORE DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.keep_watch_queue();
+
+-- Name: queue keep_webhook_queue; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER keep_webhook_queue BEFORE UPDATE OF kind, capacity, "grouping", payload_limit ON penstock.queue FOR EACH ROW WHEN (((old.name = 'webhook'::text) AND (old.kind = 'webhook'::penstock.queue_kind))) EXECUTE FUNCTION penstock.keep_webhook_queue();
+
+-- Name: queue keep_webhook_queue_there; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER keep_webhook_queue_there BEFORE DELETE ON penstock.queue FOR EACH ROW WHEN ((old.name = 'webhook'::text)) EXECUTE FUNCTION penstock.keep_webhook_queue();
 
 -- Name: queue limit_own_concurrency; Type: TRIGGER; Schema: penstock; Owner: -
 

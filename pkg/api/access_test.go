@@ -345,7 +345,7 @@ func TestAuditNamesTheTokenAndCannotBeChanged(t *testing.T) {
 func TestConfigurationIsChangedOnlyByWhoHasReadIt(t *testing.T) {
 	w := newWorld(t)
 	const path = "/v1/queues/webhook"
-	body := `{"settings": {"capacity": 5}, ` + reason + `}`
+	body := `{"settings": {"crash_limit": 5}, ` + reason + `}`
 	if status, answer := w.send("PATCH", path, body); status != 428 || answer["code"] != "precondition_required" {
 		t.Errorf("without If-Match: %d %v", status, answer)
 	}
@@ -355,7 +355,7 @@ func TestConfigurationIsChangedOnlyByWhoHasReadIt(t *testing.T) {
 	statuses := make(chan int, 8)
 	for i := range 8 {
 		wg.Go(func() {
-			status, _ := w.send("PATCH", path, fmt.Sprintf(`{"settings": {"capacity": %d}, %s}`, 10+i, reason), "If-Match", tag)
+			status, _ := w.send("PATCH", path, fmt.Sprintf(`{"settings": {"crash_limit": %d}, %s}`, 10+i, reason), "If-Match", tag)
 			statuses <- status
 		})
 	}

@@ -3,6 +3,7 @@ package invalidation
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -155,4 +156,26 @@ func TestPoisonIsReported(t *testing.T) {
 	if class := b.calls()[0]["class"]; class != "poison" {
 		t.Errorf("callback says class %v", class)
 	}
+}
+
+// What could not be said to the receiver must not keep the entry from its end, nor the others that end with it.
+func TestEndingIsRecordedWhateverItsCallbackIs(t *testing.T) {
+	b := newBed(t, Config{})
+	wide := fmt.Sprintf(`{"url": "http://%s/"}`, strings.Repeat("日", 128))
+	large := fmt.Sprintf(`{"url": "http://client.example/", "context": %q}`, strings.Repeat("x", 2<<20))
+	b.pushAll(b.pool, Push{Callback: json.RawMessage(wide)}, Push{Callback: json.RawMessage(large)})
+	b.settle(doneAll(b.claim(2)...)...)
+	b.wantCalls("done", "done")
+	if calls := b.calls(); calls[1]["context_omitted"] != true {
+		t.Errorf("callback with a context of 2 MiB says %.200v", calls[1])
+	}
+	for _, sql := range []string{
+		`SELECT penstock.drop_queue('webhook', true)`, `SELECT penstock.alter_queue('webhook', '{"capacity": 1}')`,
+		`SELECT penstock.alter_queue('webhook', '{"kind": "task"}')`, `SELECT penstock.alter_queue('webhook', '{"payload_limit": 10}')`,
+	} {
+		if _, err := b.pool.Exec(b.ctx, sql); err == nil || !strings.Contains(err.Error(), "could not end") {
+			t.Errorf("%s: %v, want it refused", sql, err)
+		}
+	}
+	b.exec(b.pool, `SELECT penstock.alter_queue('webhook', '{"retry": {"max_attempts": 3}, "failure_retention": "3 days"}')`)
 }
