@@ -3,7 +3,12 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
 	"net/http/httptest"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -90,5 +95,112 @@ func TestClientAndServerUnderstandEachOther(t *testing.T) {
 	}
 	if err := c.Discard(ctx, one.ID, "a test"); !errors.Is(err, client.EntryNotFound) && !errors.Is(err, client.StateConflict) {
 		t.Errorf("discard of what is no failure any more: %v", err)
+	}
+}
+
+// unreliable breaks the connection after so many bytes of an answer.
+type unreliable struct {
+	http.ResponseWriter
+	left int
+}
+
+func (u *unreliable) Unwrap() http.ResponseWriter { return u.ResponseWriter }
+
+func (u *unreliable) Write(text []byte) (int, error) {
+	if u.left -= len(text); u.left < 0 {
+		panic(http.ErrAbortHandler)
+	}
+	return u.ResponseWriter.Write(text)
+}
+
+// The Go client reads along: every piece of output once and in order, although its connection is cut again and again, and
+// those of a new run after those of the one before.
+func TestOutputIsFollowedAcrossBrokenConnections(t *testing.T) {
+	pool := pgtest.New(t)
+	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const node = invalidation.NodeID(7)
+	if err := invalidation.Register(t.Context(), pool, invalidation.Node{ID: node, Name: "n", Application: "default", Lease: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`1`)}); err != nil {
+		t.Fatal(err)
+	}
+	claimed, err := q.Claim(t.Context(), invalidation.ClaimRequest{Node: node, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: 1})
+	if err != nil || len(claimed.Locks) != 1 {
+		t.Fatalf("claim: %+v (%v)", claimed, err)
+	}
+	lock, own := claimed.Locks[0], api.New(pool, api.Config{Open: true})
+	run := &invalidation.Run{Queue: q, Lock: lock, Entry: lock.Entries[0], Node: node}
+	const pieces = 250 // more than are read at once
+	var connections atomic.Int32
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		connections.Add(1)
+		own.ServeHTTP(&unreliable{w, 4000}, r)
+	}))
+	t.Cleanup(front.Close)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for seq := 1; seq <= pieces; seq++ {
+			data := fmt.Appendf(nil, "data: {\"word\": %d}\n\n", seq)
+			if seq == 3 {
+				data = []byte{0xff, 0xfe}
+			}
+			if err := run.AppendOutput(t.Context(), seq, data); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		done := invalidation.Done(lock, lock.Entries[0].ID, json.RawMessage(`{"answer": 42}`), time.Second)
+		done.Last = true
+		if _, err := q.Settle(t.Context(), node, []invalidation.Ending{done}); err != nil {
+			t.Error(err)
+		}
+	})
+	c := client.New(client.Config{URL: front.URL})
+	next, kinds, last := 1, map[string]int{}, client.Event{}
+	for e, err := range c.Follow(t.Context(), int64(lock.Entries[0].ID), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds[e.Kind]++
+		last = e
+		if e.Kind != "output" {
+			continue
+		}
+		want := fmt.Sprintf("data: {\"word\": %d}\n\n", next)
+		if next == 3 {
+			want = "\xff\xfe"
+		}
+		if e.Seq != next || e.Token != int64(lock.Token) || e.Attempt != 1 || string(e.Output) != want {
+			t.Fatalf("piece %d of token %d: %q, want piece %d of %d", e.Seq, e.Token, e.Output, next, lock.Token)
+		}
+		next++
+	}
+	wg.Wait()
+	if kinds["output"] != pieces || kinds["ended"] != 1 || last.State.State != "done" || string(last.State.Result) != `{"answer":42}` || connections.Load() < 5 {
+		t.Errorf("over %d connections: %v, at last %+v", connections.Load(), kinds, last)
+	}
+	// Who comes after the end is told everything, and from where it likes.
+	for after, want := range map[string]int{"": pieces, fmt.Sprintf("0.%s.%s", strconv.FormatInt(int64(lock.Token), 36), strconv.FormatInt(pieces-7, 36)): 7, "-": 0, "nonsense": pieces} {
+		got := 0
+		for e, err := range c.Follow(t.Context(), int64(lock.Entries[0].ID), after) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Kind == "output" {
+				got++
+			}
+		}
+		if got != want {
+			t.Errorf("after %q: %d pieces, want %d", after, got, want)
+		}
+	}
+	for _, err := range c.Follow(t.Context(), 987654, "") {
+		if !errors.Is(err, client.EntryNotFound) {
+			t.Errorf("an entry that is not there: %v", err)
+		}
 	}
 }

@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -20,25 +23,35 @@ const (
 	eventsMax   = time.Hour        // then the client comes again, with where it stands
 )
 
-// place is how far a client has read, in microseconds since 1970 of the last progress: the id of an event, which it sends
-// back as Last-Event-ID to go on from there.
-type place int64
+// place is how far a client has read: the last progress in microseconds since 1970, and the last piece of output. It is the
+// id of an event, which the client sends back as Last-Event-ID to go on from there.
+type place struct {
+	progress int64
+	token    invalidation.Token
+	seq      int
+}
 
-func (p place) String() string { return strconv.FormatInt(int64(p), 36) }
+func (p place) String() string {
+	return strconv.FormatInt(p.progress, 36) + "." + strconv.FormatInt(int64(p.token), 36) + "." + strconv.FormatInt(int64(p.seq), 36)
+}
 
 // endedID is the id of the last event. Who sends it has seen everything. No place is written so.
 const endedID = "-"
 
 // readPlace reads a Last-Event-ID. One that is not ours is no error: the client gets everything.
 func readPlace(id string) (p place, ended bool) {
-	n, err := strconv.ParseInt(id, 36, 64)
-	if err != nil || n < 0 {
-		return 0, id == endedID
+	var numbers [3]int64
+	for i, text := range strings.SplitN(id, ".", 3) {
+		n, err := strconv.ParseInt(text, 36, 64)
+		if err != nil || n < 0 || i == 2 && n > math.MaxInt32 {
+			return place{}, id == endedID
+		}
+		numbers[i] = n
 	}
-	return place(n), false
+	return place{progress: numbers[0], token: invalidation.Token(numbers[1]), seq: int(numbers[2])}, false
 }
 
-// events follows one entry in server-sent events (WHATWG HTML, 9.2): state, progress, and at last ended with what
+// events follows one entry in server-sent events (WHATWG HTML, 9.2): state, progress, output, and at last ended with what
 // GET on the entry says. Who has seen the end is told with 204 not to come again.
 func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	number, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
@@ -54,7 +67,14 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	c, err := a.subscribe(r.Context(), id)
+	name, c, err := a.subscribe(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	if c != nil {
+		defer c.leave()
+	}
+	queue, err := a.queue(r.Context(), name)
 	if err != nil {
 		return err
 	}
@@ -63,26 +83,23 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(eventsMax + eventsAlive)) // the server's would end the request
 	w.WriteHeader(http.StatusOK)
-	f := &follower{api: a, id: id, at: at, out: &eventWriter{w: w, rc: rc}}
-	if c != nil {
-		defer c.leave()
-		if !f.follow(r.Context(), c) {
-			return nil // the client has gone, or will come again
-		}
+	f := &follower{api: a, queue: queue, id: id, at: at, out: &eventWriter{w: w, rc: rc}}
+	if c == nil || f.follow(r.Context(), c) { // else the client has gone, or will come again
+		f.end(r.Context())
 	}
-	f.end(r.Context())
 	return nil
 }
 
 // describeEvents says what no type does.
 func describeEvents(op *huma.Operation) {
-	op.Description += " Events state, progress and ended (or gone, where no outcome is kept); send the last id as Last-Event-ID to go on. 204 after the end."
+	op.Description += " Events state, progress, output and ended (or gone, where no outcome is kept); send the last id as Last-Event-ID to go on. 204 after the end."
 	op.Responses["200"] = &huma.Response{Description: "Events", Content: map[string]*huma.MediaType{"text/event-stream": {}}}
 }
 
 // follower is one client that follows an entry.
 type follower struct {
 	api   *API
+	queue *invalidation.Queue
 	id    invalidation.EntryID
 	at    place
 	state string
@@ -97,7 +114,7 @@ func (f *follower) follow(ctx context.Context, c *waiter) bool {
 	defer alive.Stop()
 	for f.out.err == nil {
 		seen := c.seen()
-		f.pass(seen)
+		f.pass(ctx, seen)
 		if seen.ended {
 			break
 		}
@@ -115,20 +132,54 @@ func (f *follower) follow(ctx context.Context, c *waiter) bool {
 }
 
 // pass sends what the client has not seen.
-func (f *follower) pass(s sighting) {
+func (f *follower) pass(ctx context.Context, s sighting) {
 	if s.state != "" && s.state != f.state {
 		f.state = s.state
 		f.out.event(f.at.String(), "state", map[string]any{"id": f.id, "state": s.state})
 	}
-	if at := place(s.progressAt.UnixMicro()); !s.progressAt.IsZero() && at > f.at {
-		f.at = at
+	if at := s.progressAt.UnixMicro(); !s.progressAt.IsZero() && at > f.at.progress {
+		f.at.progress = at
 		f.out.event(f.at.String(), "progress", map[string]any{"done": s.done, "message": s.message, "updated_at": s.progressAt})
+	}
+	if s.token > f.at.token || s.token == f.at.token && s.seq > f.at.seq {
+		if err := f.output(ctx); err != nil {
+			_ = f.api.told(ctx, err) // it logs: it is read again after the next look, or by the client's next request
+		}
 	}
 }
 
-// end sends how the entry ended, if that is kept.
+// outputPieces are read at once.
+const outputPieces = 100
+
+// output sends what runs have put out since. A larger token begins anew.
+func (f *follower) output(ctx context.Context) error {
+	for f.out.err == nil {
+		pieces, err := f.queue.Output(ctx, f.id, f.at.token, f.at.seq, outputPieces)
+		if err != nil {
+			return err
+		}
+		for _, p := range pieces {
+			f.at.token, f.at.seq = p.Token, p.Seq
+			data, key := any(string(p.Data)), "data"
+			if !utf8.Valid(p.Data) {
+				data, key = p.Data, "data_base64"
+			}
+			f.out.event(f.at.String(), "output", map[string]any{"token": p.Token, "attempt": p.Attempt, "seq": p.Seq, key: data})
+		}
+		if len(pieces) < outputPieces {
+			break
+		}
+	}
+	return nil
+}
+
+// end sends the rest of the output, and how the entry ended, if that is kept.
 func (f *follower) end(ctx context.Context) {
-	read, err := f.api.readEntry(ctx, int64(f.id))
+	err := f.output(ctx)
+	var read entryRead
+	if err == nil {
+		read, err = f.api.readEntry(ctx, int64(f.id))
+	}
 	switch {
 	case errors.Is(err, invalidation.ErrEntryNotFound):
 		f.out.event(endedID, "gone", map[string]any{"id": f.id})

@@ -78,11 +78,12 @@ func FuzzIdempotencyKey(f *testing.F) {
 
 func FuzzLastEventID(f *testing.F) {
 	f.Add(endedID)
-	f.Add(place(1763715000000000).String())
+	f.Add(place{1763715000000000, 5, 17}.String())
+	f.Add("zz.1")
 	f.Add("-1.2.3")
 	f.Fuzz(func(t *testing.T, id string) {
 		p, ended := readPlace(id)
-		if ended != (id == endedID) || p < 0 {
+		if ended != (id == endedID) || p.progress < 0 || p.token < 0 || p.seq < 0 {
 			t.Errorf("%q was read as %+v, ended %v", id, p, ended)
 		}
 		if again, _ := readPlace(p.String()); again != p {

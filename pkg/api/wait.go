@@ -31,28 +31,29 @@ func waitOf(text string) (time.Duration, error) {
 }
 
 // findSQL says which queue an entry is in, and whether it has ended.
-const findSQL = `SELECT f.queue_id, f.ended IS NOT NULL FROM penstock.find_entry($1) f WHERE f.queue_id IS NOT NULL`
+const findSQL = `SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1) f WHERE f.queue_id IS NOT NULL`
 
-// subscribe registers for changes of an entry. Without a waiter and without an error, the entry has ended.
-func (a *API) subscribe(ctx context.Context, id invalidation.EntryID) (*waiter, error) {
-	var queue int32
+// subscribe registers for changes of an entry, and names its queue. Without a waiter and without an error, the entry has ended.
+func (a *API) subscribe(ctx context.Context, id invalidation.EntryID) (queue string, w *waiter, err error) {
+	var number int32
 	var ended bool
-	err := a.db.QueryRow(ctx, findSQL, id).Scan(&queue, &ended)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil, fmt.Errorf("wait for entry %d: %w", id, invalidation.ErrEntryNotFound)
-	case err != nil:
-		return nil, fmt.Errorf("wait for entry %d: %w", id, err)
-	case ended:
-		return nil, nil
+	err = a.db.QueryRow(ctx, findSQL, id).Scan(&number, &queue, &ended)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = invalidation.ErrEntryNotFound
 	}
-	return a.watch.wait(queue, id)
+	if err != nil {
+		return "", nil, fmt.Errorf("wait for entry %d: %w", id, err)
+	}
+	if !ended {
+		w, err = a.watch.wait(number, id)
+	}
+	return queue, w, err
 }
 
 // await returns when the entry has ended, when d has passed, or when the server ends; what became of the entry is for
 // the caller to read.
 func (a *API) await(ctx context.Context, id invalidation.EntryID, d time.Duration) error {
-	w, err := a.subscribe(ctx, id)
+	_, w, err := a.subscribe(ctx, id)
 	if w == nil || err != nil {
 		return err
 	}

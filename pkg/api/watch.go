@@ -56,6 +56,9 @@ type sighting struct {
 	done       float64
 	message    string
 	progressAt time.Time
+	// The last piece of output, zero if there is none.
+	token invalidation.Token
+	seq   int
 }
 
 // waiter is one client. A token in changed says that seen has something new.
@@ -140,13 +143,15 @@ func (w *watch) all() (queues []int32, ids []invalidation.EntryID) {
 // lookSQL says how the living ones of entries $2 of queues $1 stand. An entry that is not among them has ended.
 const lookSQL = `
 SELECT w.id, CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial' WHEN l.runs THEN 'computing' ELSE 'pending' END,
-       coalesce(p.done, 0), coalesce(p.message, ''), p.updated_at
+       coalesce(p.done, 0), coalesce(p.message, ''), p.updated_at, coalesce(o.token, 0), coalesce(o.seq, 0)
   FROM unnest($1::integer[], $2::bigint[]) w(queue_id, id)
  CROSS JOIN LATERAL (SELECT status, priority, lock_key FROM penstock.entry WHERE queue_id = w.queue_id AND id = w.id OFFSET 0) e
   LEFT JOIN LATERAL (SELECT last_entry_id >= w.id AS runs FROM penstock.lock
                       WHERE queue_id = w.queue_id AND lock_key = coalesce(e.lock_key, '#' || w.id) OFFSET 0) l ON true
   LEFT JOIN LATERAL (SELECT done, message, updated_at FROM penstock.progress
-                      WHERE queue_id = w.queue_id AND entry_id = w.id OFFSET 0) p ON true`
+                      WHERE queue_id = w.queue_id AND entry_id = w.id OFFSET 0) p ON true
+  LEFT JOIN LATERAL (SELECT token, seq FROM penstock.output
+                      WHERE queue_id = w.queue_id AND entry_id = w.id ORDER BY token DESC, seq DESC LIMIT 1) o ON true`
 
 func (w *watch) lookAt(queues []int32, ids []invalidation.EntryID) error {
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
@@ -161,7 +166,7 @@ func (w *watch) lookAt(queues []int32, ids []invalidation.EntryID) error {
 		s  sighting
 		at *time.Time
 	)
-	_, err = pgx.ForEachRow(rows, []any{&id, &s.state, &s.done, &s.message, &at}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&id, &s.state, &s.done, &s.message, &at, &s.token, &s.seq}, func() error {
 		if s.progressAt = (time.Time{}); at != nil {
 			s.progressAt = *at
 		}

@@ -113,8 +113,8 @@ func sse(t *testing.T, in *bufio.Scanner, name string) (id, data string) {
 			if event == name {
 				return id, value
 			}
-			if event == "progress" && name == "ended" {
-				t.Errorf("progress was sent again: %s", value)
+			if (event == "progress" || event == "output") && name == "ended" {
+				t.Errorf("%s was sent again: %s", event, value)
 			}
 		}
 	}
@@ -147,9 +147,16 @@ func TestEventsGoOnWhereTheClientWasCutOff(t *testing.T) {
 	if err := run.Progress(t.Context(), 0.5, "half"); err != nil {
 		t.Fatal(err)
 	}
-	id, data := sse(t, in, "progress")
+	_, data := sse(t, in, "progress")
 	if !strings.Contains(data, `"done":0.5`) || !strings.Contains(data, `"half"`) {
 		t.Errorf("progress: %s", data)
+	}
+	if err := run.AppendOutput(t.Context(), 1, []byte("data: one\n\n")); err != nil {
+		t.Fatal(err)
+	}
+	id, data := sse(t, in, "output")
+	if !strings.Contains(data, `"data":"data: one\n\n"`) || !strings.Contains(data, `"seq":1`) {
+		t.Errorf("output: %s", data)
 	}
 	cut()
 	_, in = follow(t.Context(), id)

@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -95,6 +96,7 @@ type request struct {
 	body         []byte
 	key          string // Idempotency-Key
 	ifMatch      string
+	after        string // Last-Event-ID
 	again        bool
 }
 
@@ -167,37 +169,11 @@ func (c *Client) pause(err error, try int) (time.Duration, bool) {
 }
 
 func (c *Client) once(ctx context.Context, r request, into any) error {
-	var body io.Reader
-	if r.body != nil {
-		body = bytes.NewReader(r.body)
-	}
-	sent, err := http.NewRequestWithContext(ctx, r.method, c.cfg.URL+r.path, body)
-	if err != nil {
-		return err
-	}
-	if r.body != nil {
-		sent.Header.Set("Content-Type", r.media)
-		if r.media == "" {
-			sent.Header.Set("Content-Type", "application/json")
-		}
-	}
-	if c.cfg.Token != "" {
-		sent.Header.Set("Authorization", "Bearer "+c.cfg.Token)
-	}
-	if r.ifMatch != "" {
-		sent.Header.Set("If-Match", r.ifMatch)
-	}
-	if r.key != "" {
-		sent.Header.Set("Idempotency-Key", strconv.Quote(r.key))
-	}
-	answer, err := c.cfg.HTTP.Do(sent)
+	answer, err := c.send(ctx, r)
 	if err != nil {
 		return err
 	}
 	defer answer.Body.Close()
-	if answer.StatusCode >= 300 {
-		return readError(answer)
-	}
 	if into == nil {
 		_, err = io.Copy(io.Discard, answer.Body)
 		return err
@@ -206,6 +182,41 @@ func (c *Client) once(ctx context.Context, r request, into any) error {
 		return fmt.Errorf("read answer: %w", err)
 	}
 	return nil
+}
+
+// send sends a request once. What is not a success is an error.
+func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	var body io.Reader
+	if r.body != nil {
+		body = bytes.NewReader(r.body)
+	}
+	sent, err := http.NewRequestWithContext(ctx, r.method, c.cfg.URL+r.path, body)
+	if err != nil {
+		return nil, err
+	}
+	if r.body != nil {
+		sent.Header.Set("Content-Type", cmp.Or(r.media, "application/json"))
+	}
+	for name, value := range map[string]string{"If-Match": r.ifMatch, "Last-Event-ID": r.after} {
+		if value != "" {
+			sent.Header.Set(name, value)
+		}
+	}
+	if c.cfg.Token != "" {
+		sent.Header.Set("Authorization", "Bearer "+c.cfg.Token)
+	}
+	if r.key != "" {
+		sent.Header.Set("Idempotency-Key", strconv.Quote(r.key))
+	}
+	answer, err := c.cfg.HTTP.Do(sent)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode >= 300 {
+		defer answer.Body.Close()
+		return nil, readError(answer)
+	}
+	return answer, nil
 }
 
 // readError reads a problem document. Something between us and the server may have answered instead, in its own words.
