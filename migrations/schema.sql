@@ -832,6 +832,24 @@ BEGIN
     RETURN NEW;
 END $_$;
 
+-- Name: check_statement(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.check_statement(statement text) RETURNS void
+    LANGUAGE plpgsql
+    SET check_function_bodies TO 'on'
+    AS $$
+DECLARE
+    body text;
+BEGIN
+    -- Nothing of the text is executed: it is a literal here, the body of a function that is parsed and never called. Between
+    -- the parentheses of COPY stands one SELECT, INSERT, UPDATE, DELETE or MERGE; that form goes no further than the
+    -- grammar. The other one resolves names and types. A text that closes the parenthesis itself fails there.
+    FOREACH body IN ARRAY ARRAY[format(E'COPY (%s\n) TO STDOUT', rtrim(statement, E'; \t\r\n')), statement] LOOP
+        EXECUTE format('CREATE OR REPLACE FUNCTION pg_temp.penstock_statement(jsonb, jsonb) RETURNS void LANGUAGE sql AS %L', body);
+    END LOOP;
+    DROP FUNCTION pg_temp.penstock_statement(jsonb, jsonb);
+END $$;
+
 -- Name: claim_room(integer, text, integer, integer[], integer); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer, known integer[], pace integer, OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint) RETURNS record
@@ -3933,8 +3951,7 @@ BEGIN
                 USING ERRCODE = 'PS002', HINT = CASE WHEN allowed = '{}' THEN 'Its entries are run by what belongs to the kind.' ELSE 'It may have ' || array_to_string(allowed, ', ') || '.' END;
         END IF;
         BEGIN
-            EXECUTE format('PREPARE penstock_statement (jsonb, jsonb) AS %s', penstock.statement_sql(s.key, s.value));
-            DEALLOCATE penstock_statement;
+            PERFORM penstock.check_statement(penstock.statement_sql(s.key, s.value));
         EXCEPTION WHEN OTHERS THEN
             RAISE EXCEPTION 'statement "%" of queue "%" cannot be run: %', s.key, q.name, SQLERRM
                 USING ERRCODE = 'PS002', HINT = 'Write one statement; $1 (and $2, for map) are jsonb.';

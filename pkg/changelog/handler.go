@@ -161,10 +161,10 @@ func Descend(ctx context.Context, tx pgx.Tx, runs ...*invalidation.Run) error {
 	return nil
 }
 
-// loop marks the refusal of a push that went too deep: to try again is of no use.
+// loop marks the refusal of a push that went too deep, which ends the entry.
 func loop(err error) error {
 	if postgres.Code(err) == "PS011" {
-		return invalidation.Permanent(invalidation.WithClass("loop", fmt.Errorf("%w: %w", err, ErrLoop)))
+		return fmt.Errorf("%w: %w", err, ErrLoop)
 	}
 	return err
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"time"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Run is one run of an entry on a node.
@@ -140,7 +142,10 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		e.back, e.reason = a.back, err.Error()
 		return e
 	}
-	if a.class == "" && errors.Is(err, ErrRunTimeout) {
+	switch {
+	case postgres.Code(err) == tooDeep: // to try again is of no use
+		a.class, a.permanent = "loop", true
+	case a.class == "" && errors.Is(err, ErrRunTimeout):
 		a.class = "timeout"
 	}
 	f := Failure{Class: a.class, Error: err.Error()}
@@ -157,6 +162,9 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	}
 	return Retry(l, id, f, wait, ran)
 }
+
+// tooDeep is the SQLSTATE of a push, a callback's too, that is one deeper than may be: a loop.
+const tooDeep = "PS011"
 
 // collect joins what each link of the chain says, outer links first.
 func (a *answer) collect(err error) {

@@ -49,9 +49,6 @@ func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run, args ..
 		values[i], types[i] = a, pgtype.JSONBOID
 	}
 	result := tx.Conn().PgConn().ExecParams(ctx, text, values, types, nil, nil).Read()
-	if postgres.Code(result.Err) == "PS011" { // to try again is of no use
-		return nil, Permanent(WithClass("loop", result.Err))
-	}
 	if result.Err != nil {
 		return nil, fmt.Errorf("run statement %q: %w", name, result.Err)
 	}

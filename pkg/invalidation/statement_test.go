@@ -107,16 +107,42 @@ func TestStatementThatPushesIsPartOfALoop(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 0)
 }
 
+// A callback that is pushed with the end of an entry at the greatest depth would be one too deep.
+func TestEndThatWouldGoTooDeepIsAFailureAtOnce(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.declare(`SELECT 1`)
+	p := withCallback()
+	p.Payload = json.RawMessage(`{}`)
+	id := b.pushAll(b.pool, p)[0]
+	b.exec(b.pool, `UPDATE penstock.entry SET depth = penstock.depth_max() WHERE id = $1`, id)
+	b.runStatements()
+	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE class = 'loop' AND entry_id = $1`, id), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry_work`), 0)
+	b.wantCalls("failed")
+}
+
 func TestStatementsThatCannotRunAreRefused(t *testing.T) {
 	b := newControlBed(t, Config{})
+	b.exec(b.pool, `CREATE TABLE public.effect (n int PRIMARY KEY); INSERT INTO public.effect VALUES (7)`)
 	for name, statements := range map[string]map[string]string{
 		"a wrong name": {"map": `SELECT 1`}, "no SQL": {"run": `SELEKT 1`}, "no such table": {"run": `SELECT * FROM nowhere`},
+		"two statements": {"run": `SELECT 1; SELECT 2`}, "a second one that changes something": {"run": `SELECT 1; DELETE FROM public.effect`},
+		"one that breaks out":   {"run": `SELECT 1) TO STDOUT; DELETE FROM public.effect; COPY (SELECT 1`},
+		"one that ends a quote": {"run": `SELECT 1'; DELETE FROM public.effect; SELECT '1`}, "nothing": {"run": ` ; `},
+		"what is no query": {"run": `DROP TABLE public.effect`}, "a session's setting": {"run": `SET work_mem = '1GB'`},
 	} {
 		if err := SetStatements(b.ctx, b.pool, "work", statements, operator); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
-	b.declare(`SELECT 1`)
+	for _, fine := range []string{
+		"SELECT 1; \n", `DELETE FROM public.effect WHERE n > ($1->>'n')::int RETURNING n`, "SELECT ';' -- and ) a comment",
+		`WITH gone AS (DELETE FROM public.effect RETURNING n) INSERT INTO public.effect SELECT n + 1 FROM gone`,
+		`MERGE INTO public.effect e USING (SELECT ($1->>'n')::int AS n) s ON e.n = s.n WHEN MATCHED THEN DELETE`,
+	} {
+		b.declare(fine)
+	}
+	b.want(b.count(`SELECT sum(n) FROM public.effect`), 7) // a check runs nothing
 	b.must(SetStatements(b.ctx, b.pool, "work", nil, operator))
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)

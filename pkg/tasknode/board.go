@@ -82,7 +82,7 @@ func (b *board) serve(services map[int32]*service) (changed bool) {
 	changed = len(services) != len(b.queues)
 	for id, s := range services {
 		if old := b.queues[id]; old != nil {
-			old.queue = s.queue // but not the handler: it stays the same, and runs read it without the lock
+			old.queue, old.handler = s.queue, s.handler
 			services[id] = old
 		} else {
 			changed = true
@@ -209,7 +209,8 @@ func (s *service) open(flow string, now time.Time) bool {
 // visit is a scheduling thread's claim of a lane. While it lasts no other thread of the node is in the lane.
 type visit struct {
 	*service
-	queue    *invalidation.Queue // as it was when the visit began
+	queue    *invalidation.Queue // as it was when the visit began, as is the handler
+	handler  invalidation.Handler
 	lane     *lane
 	ranked   invalidation.Candidate // the lane as it was ranked
 	from     int64
@@ -242,7 +243,7 @@ func (b *board) take(rank Ranker, affinity Affinity, idle bool, now time.Time) *
 	l.claiming, l.heard = true, false
 	s := b.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
-	v := &visit{service: s, queue: s.queue, lane: l, ranked: l.Candidate, from: max(l.stuck, l.mark-late), mark: l.mark, freed: b.freed}
+	v := &visit{service: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate, from: max(l.stuck, l.mark-late), mark: l.mark, freed: b.freed}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
 	}

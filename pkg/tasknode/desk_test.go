@@ -49,7 +49,7 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 	n.desk.add(job)
 	n.desk.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 2, Reason: "no"})
 	var ran []invalidation.EntryID
-	job.service.handler = batchFunc(func(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
+	job.handler = batchFunc(func(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 		for _, r := range runs {
 			ran = append(ran, r.Entry.ID)
 		}

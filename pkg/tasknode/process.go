@@ -15,6 +15,7 @@ import (
 type assignment struct {
 	lock    *invalidation.Lock
 	queue   *invalidation.Queue
+	handler invalidation.Handler
 	service *service
 	lane    invalidation.Candidate
 	home    *lane
@@ -43,7 +44,7 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses 
 	n.cfg.Ranker.Charge(v.ranked, total)
 	first := n.board.hold(v.lane, len(locks))
 	for _, l := range locks {
-		job := &assignment{lock: l, queue: v.queue, service: v.service, lane: v.ranked, home: v.lane, charged: cost(l.Entries, seconds), leave: a, losses: losses, traced: t.another()}
+		job := &assignment{lock: l, queue: v.queue, handler: v.handler, service: v.service, lane: v.ranked, home: v.lane, charged: cost(l.Entries, seconds), leave: a, losses: losses, traced: t.another()}
 		n.desk.add(job)
 		if len(l.Entries) == 0 {
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
@@ -152,7 +153,7 @@ func (n *Node) process(job *assignment, let bool) {
 			n.cameFree()
 		}
 	}()
-	if batch, ok := job.service.handler.(invalidation.BatchHandler); ok {
+	if batch, ok := job.handler.(invalidation.BatchHandler); ok {
 		n.processBatch(job, batch)
 		return
 	}
@@ -262,7 +263,7 @@ func (n *Node) handle(ctx context.Context, job *assignment, r *invalidation.Run)
 			n.cfg.Log.Error("handler panicked", "queue", job.queue.Name, "entry", r.Entry.ID, "token", job.lock.Token, "panic", v)
 		}
 	}()
-	return job.service.handler.Handle(ctx, r)
+	return job.handler.Handle(ctx, r)
 }
 
 // processBatch gives all entries of a lock to the handler at once.

@@ -33,7 +33,7 @@ func TestTheFirstLockOfALaneStartsWhileAllThreadsRun(t *testing.T) {
 	n.runs = t.Context()
 	job := func(ids ...invalidation.EntryID) *assignment {
 		job := assigned(ids...)
-		job.service.handler, job.queue.Config.QuantumTime = s, time.Minute
+		job.handler, job.queue.Config.QuantumTime = s, time.Minute
 		for _, id := range ids {
 			s.end[id] = make(chan struct{})
 		}
