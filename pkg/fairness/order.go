@@ -45,40 +45,49 @@ func (a *Standing) compare(b *Standing) int {
 }
 
 // Order appends to dst the indexes of the first limit lanes, best first; of all lanes if
-// limit is 0. It reorders standings. A few of many cost one pass and no sorting.
+// limit is 0. It reorders standings, and sorts no more of them than it appends.
 func Order(dst []int, standings []Standing, limit int) []int {
 	if limit <= 0 || limit > len(standings) {
 		limit = len(standings)
 	}
-	const few = 16
-	if limit > few {
-		slices.SortFunc(standings, func(a, b Standing) int { return a.compare(&b) })
-	} else {
-		selectFew(standings, limit)
-	}
-	for i := range limit {
-		dst = append(dst, standings[i].Index)
+	first := standings[:limit]
+	selectFirst(first, standings[limit:])
+	slices.SortFunc(first, func(a, b Standing) int { return a.compare(&b) })
+	for i := range first {
+		dst = append(dst, first[i].Index)
 	}
 	return dst
 }
 
-// selectFew moves the first limit standings to the front, in order.
-func selectFew(standings []Standing, limit int) {
-	sorted := 0
-	for i := range standings {
-		if sorted == limit && (limit == 0 || !standings[i].Before(&standings[limit-1])) {
-			continue
+// selectFirst swaps those of others that go before some of first into it. First is meanwhile a heap with its last one on top.
+func selectFirst(first, others []Standing) {
+	if len(first) == 0 || len(others) == 0 {
+		return
+	}
+	for i := len(first)/2 - 1; i >= 0; i-- {
+		sink(first, i)
+	}
+	for i := range others {
+		if others[i].Before(&first[0]) {
+			first[0], others[i] = others[i], first[0]
+			sink(first, 0)
 		}
-		s := standings[i]
-		if sorted < limit {
-			sorted++
-		} else {
-			standings[i] = standings[limit-1]
+	}
+}
+
+func sink(heap []Standing, i int) {
+	for {
+		child := 2*i + 1
+		if child >= len(heap) {
+			return
 		}
-		at := sorted - 1
-		for ; at > 0 && s.Before(&standings[at-1]); at-- {
-			standings[at] = standings[at-1]
+		if child+1 < len(heap) && heap[child].Before(&heap[child+1]) {
+			child++
 		}
-		standings[at] = s
+		if !heap[i].Before(&heap[child]) {
+			return
+		}
+		heap[i], heap[child] = heap[child], heap[i]
+		i = child
 	}
 }

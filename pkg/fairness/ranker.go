@@ -26,9 +26,10 @@ type note struct {
 	queue *invalidation.Queue // as it was when the note was made
 }
 
-// Next returns the index of the lane to claim from, -1 if none is to be claimed from now: while the first is claimed from,
-// those behind it wait their turn. If the node is idle they need not, unless they are of a lower band or behind it in a fifo queue.
-func (r *Ranker) Next(candidates []*invalidation.Candidate, idle bool) int {
+// Next appends to dst the indexes of the lanes to claim from, none if none is to be claimed from now: while the first is
+// claimed from, those behind it wait their turn. If the node is idle they need not, unless they are of a lower band or behind
+// it in a fifo queue. With the first come those of its queue and band that follow it, most of them in all.
+func (r *Ranker) Next(dst []int, candidates []*invalidation.Candidate, most int, idle bool) []int {
 	now, busy := time.Now(), 0
 	r.lanes = r.lanes[:0]
 	for _, c := range candidates {
@@ -43,7 +44,7 @@ func (r *Ranker) Next(candidates []*invalidation.Candidate, idle bool) int {
 			busy++
 		}
 	}
-	r.order = r.book.Rank(r.order[:0], r.lanes, busy+1, now)
+	r.order = r.book.Rank(r.order[:0], r.lanes, busy+most, now)
 	for i, c := range candidates {
 		if n, known := c.Note.(*note); known {
 			n.found = r.lanes[i].found
@@ -52,26 +53,34 @@ func (r *Ranker) Next(candidates []*invalidation.Candidate, idle bool) int {
 	r.mu.Lock()
 	r.used = r.used || len(candidates) > 0
 	r.mu.Unlock()
-	return r.first(idle)
+	order := r.from(idle)
+	for n, i := range order {
+		l, best := &r.lanes[i], &r.lanes[order[0]]
+		if n == most || l.Busy || l.Queue != best.Queue || l.Priority != best.Priority {
+			break
+		}
+		dst = append(dst, i)
+	}
+	return dst
 }
 
-// first is the first lane in order that may be claimed from beside those that are.
-func (r *Ranker) first(idle bool) int {
+// from is the order from the first lane on that may be claimed from beside those that are.
+func (r *Ranker) from(idle bool) []int {
 	var behind []int32 // fifo queues whose first lane is taken: no other may go before it
-	for _, i := range r.order {
+	for n, i := range r.order {
 		l := &r.lanes[i]
 		switch {
 		case l.Priority != r.lanes[r.order[0]].Priority:
-			return -1
+			return nil
 		case !l.Busy && !slices.Contains(behind, l.Queue):
-			return i
+			return r.order[n:]
 		case !idle:
-			return -1
+			return nil
 		case l.Algorithm == Fifo:
 			behind = append(behind, l.Queue)
 		}
 	}
-	return -1
+	return nil
 }
 
 func newNote(c *invalidation.Candidate) *note {

@@ -100,6 +100,14 @@ func TestNodesThatTellOfTheSameFlowsNeverDeadlock(t *testing.T) {
 	}
 }
 
+// first is the lane that a ranker puts first, -1 if none.
+func first(r *Ranker, lanes []*invalidation.Candidate, idle bool) int {
+	for _, i := range r.Next(nil, lanes, 1, idle) {
+		return i
+	}
+	return -1
+}
+
 // What one node gave, the other takes into account within a round.
 func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 	pool, q := open(t)
@@ -115,13 +123,13 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 		*Ranker
 		lanes []*invalidation.Candidate
 	}{{a, onA}, {b, onB}} {
-		r.Next(r.lanes, true)
+		first(r.Ranker, r.lanes, true)
 		r.Charge(*r.lanes[1], 1)
 		if err := r.swap(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b.Next(onB, true) // or it would have no reason to ask
+	first(b, onB, true) // or it would have no reason to ask
 	a.Charge(*onA[0], 100)
 	a.Settle(*onA[0], 100, 100)
 	for _, r := range []*Ranker{a, b} {
@@ -129,7 +137,7 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := onB[b.Next(onB, true)].Lane.Flow; got != "small" {
+	if got := onB[first(b, onB, true)].Lane.Flow; got != "small" {
 		t.Errorf("the other node serves %q, want the flow that has used less", got)
 	}
 }
@@ -142,18 +150,18 @@ func TestSecondThreadStaysInTheBandOfTheFirst(t *testing.T) {
 		return &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
 	}
 	high, low := lane(9, "high"), lane(0, "low")
-	if got := r.Next(nil, true); got != -1 {
+	if got := first(r, nil, true); got != -1 {
 		t.Errorf("of no lanes comes lane %d", got)
 	}
 	lanes := []*invalidation.Candidate{low, high}
 	for range 2 { // a low band takes one turn at first: nothing is owed to it yet
-		r.Charge(*lanes[r.Next(lanes, true)], 1)
+		r.Charge(*lanes[first(r, lanes, true)], 1)
 	}
 	high.Busy = true
-	if got := r.Next(lanes, true); got != -1 {
+	if got := first(r, lanes, true); got != -1 {
 		t.Errorf("beside a claim of the high band comes lane %d, want none", got)
 	}
-	if got := r.Next(append(lanes, lane(9, "other")), true); got != 2 {
+	if got := first(r, append(lanes, lane(9, "other")), true); got != 2 {
 		t.Errorf("beside a claim of the high band comes lane %d, want the other one of that band", got)
 	}
 }
@@ -165,22 +173,47 @@ func TestSecondThreadWaitsForTheFlowThatIsOwedMore(t *testing.T) {
 	behind := &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: "behind"}, Since: time.Now()}
 	ahead := &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: "ahead"}, Since: time.Now()}
 	lanes := []*invalidation.Candidate{behind, ahead}
-	r.Next(lanes, false)
+	first(r, lanes, false)
 	for range 50 { // what each claim usually brings is 1
 		r.Charge(*behind, 1)
 		r.Charge(*ahead, 1)
 	}
 	r.Charge(*ahead, 0.5)
 	behind.Busy = true
-	if got := r.Next(lanes, false); got != 1 {
+	if got := first(r, lanes, false); got != 1 {
 		t.Errorf("beside a claim that evens it out comes lane %d, want the other one", got)
 	}
 	r.Charge(*ahead, 3)
-	if got := r.Next(lanes, false); got != -1 {
+	if got := first(r, lanes, false); got != -1 {
 		t.Errorf("beside a claim of a flow that is owed three comes lane %d, want none", got)
 	}
-	if got := r.Next(lanes, true); got != 1 {
+	if got := first(r, lanes, true); got != 1 {
 		t.Errorf("where threads have nothing to do comes lane %d, want the other one", got)
+	}
+}
+
+// Lanes that are claimed from in one go are those that would be next one after another, of the first one's queue and band.
+func TestLanesOfOneClaimAreThoseThatAreNext(t *testing.T) {
+	pool, q := open(t)
+	r := NewRanker(RankerConfig{}, pool)
+	lane := func(priority int16, flow string) *invalidation.Candidate {
+		return &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
+	}
+	lanes := []*invalidation.Candidate{lane(9, "c"), lane(9, "a"), lane(1, "low"), lane(9, "d"), lane(9, "b")}
+	first(r, lanes, true)
+	for i, used := range []float64{3, 1, 0, 4, 2} {
+		r.Charge(*lanes[i], used)
+	}
+	r.Charge(*lanes[2], 1e6) // nothing is owed to the lower band
+	if got := r.Next(nil, lanes, 3, true); !slices.Equal(got, []int{1, 4, 0}) {
+		t.Errorf("claimed together: %v, want a, b and c", got)
+	}
+	if got := r.Next(nil, lanes, 100, true); !slices.Equal(got, []int{1, 4, 0, 3}) {
+		t.Errorf("claimed together: %v, want the band", got)
+	}
+	lanes[4].Busy = true
+	if got := r.Next(nil, lanes, 100, false); !slices.Equal(got, []int{1}) {
+		t.Errorf("claimed together: %v, want none from behind b, which is claimed from just now", got)
 	}
 }
 
@@ -220,8 +253,9 @@ func TestWeightOfAFlowIsReadWithItsQueue(t *testing.T) {
 // What it costs to choose one of many lanes, before each claim.
 func BenchmarkNext(b *testing.B) {
 	q := &invalidation.Queue{ID: 1}
-	for _, n := range []int{1, 100, 3000} {
+	for _, n := range []int{1, 100, 3000, 20_000} {
 		b.Run(fmt.Sprint(n, " lanes"), func(b *testing.B) {
+			var next []int
 			r := NewRanker(RankerConfig{}, nil)
 			lanes := make([]*invalidation.Candidate, n)
 			for i := range lanes {
@@ -229,7 +263,10 @@ func BenchmarkNext(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				r.Charge(*lanes[r.Next(lanes, true)], 1)
+				next = r.Next(next[:0], lanes, 100, true)
+				for _, i := range next {
+					r.Charge(*lanes[i], 1)
+				}
 			}
 		})
 	}

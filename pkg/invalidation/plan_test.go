@@ -150,6 +150,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	failure := `'{"error": "x", "class": "y"}'::jsonb`
 	return map[string]statement{
 		"claim swiftly": one(q.swift, `%d, 1::smallint, '', 0, 100, %d, 1`, id, node),
+		"claim lanes":   one(q.claimLanes, `%d, 1::smallint, '{"", a, b}', '{0, 0, 0}', 100, %d, 1`, id, node),
 		"claim solo":    {q.claim, b.claimArgs(0)},
 		"claim groups":  one(q.claim, `%d, 2::smallint, '', 0, 10, %d, 1, 100, false`, id, node),
 		"claimGroups":   one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
@@ -269,7 +270,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"swift": q.swift, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
+		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
 		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL,

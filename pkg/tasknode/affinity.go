@@ -78,9 +78,10 @@ func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	}
 	var choices []choice
 	var lanes []*lane
-	for key, l := range b.lanes {
+	for _, l := range b.active {
+		key := l.key
 		refused := !l.claiming && l.refused != 0 && l.resting(now, b.freed)
-		if p, asks := asked[key.queue]; asks && l.work && !refused && b.queues[key.queue].open(key.lane.Flow, now) {
+		if p, asks := asked[key.queue]; asks && !refused && b.queues[key.queue].open(key.lane.Flow, now) {
 			choices = append(choices, choice{key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow), p.patience, l.passed})
 			lanes = append(lanes, l)
 		}

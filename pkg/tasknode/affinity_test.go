@@ -96,16 +96,16 @@ func TestAFlowThatIsRefusedDoesNotHoldUpTheOneThatIsLoaded(t *testing.T) {
 	now := time.Now()
 	b.passOver(prefers{"loaded"}, now) // notes that the other one waits
 	now = now.Add(2 * time.Second)
-	v := b.take(&turns{}, prefers{"loaded"}, true, now)
+	v := takeOne(b, &turns{}, prefers{"loaded"}, true, now)
 	if v.lane.key.lane != limited {
 		t.Fatalf("%v goes before the flow that has waited for its patience", v.lane.key.lane)
 	}
 	b.refuse(v, now.Add(time.Second))
-	if v = b.take(&turns{}, prefers{"loaded"}, true, now); v == nil {
+	if v = takeOne(b, &turns{}, prefers{"loaded"}, true, now); v == nil {
 		t.Fatal("the loaded flow is not claimed from either")
 	}
 	b.leave(v, true, time.Time{})
-	if v = b.take(&turns{}, prefers{"loaded"}, true, now.Add(2*time.Second)); v == nil || v.lane.key.lane != limited {
+	if v = takeOne(b, &turns{}, prefers{"loaded"}, true, now.Add(2*time.Second)); v == nil || v.lane.key.lane != limited {
 		t.Error("the limited flow has lost its turn")
 	}
 }

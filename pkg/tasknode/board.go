@@ -14,11 +14,13 @@ type board struct {
 	mu     sync.Mutex
 	queues map[int32]*service
 	lanes  map[flowKey]*lane
-	freed  int64 // counts whenever something came free that a claim may need
-	top    int64 // the last place in line that any look or claim has met
+	active []*lane // those that have work, in no order
+	freed  int64   // counts whenever something came free that a claim may need
+	top    int64   // the last place in line that any look or claim has met
 	// of the last ranking, kept so that the next one need not make them
 	ranked     []*lane
 	candidates []*invalidation.Candidate
+	chosen     []int
 }
 
 type flowKey struct {
@@ -45,10 +47,11 @@ type lane struct {
 	key      flowKey
 	mark     int64 // place in line where the next claim begins
 	stuck    int64 // place before which rows stand that could not be claimed: the next claim begins behind them
-	work     bool  // there may be work
+	active   int   // place in board.active, from 1; 0: there is no work
 	hinted   bool  // pushes to it are hinted at, as far as one can tell
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
+	large    bool  // the last claim of it did not come to its end
 	held     int   // locks of the lane on this node
 	met      int   // how often in a row somebody else was in it, or had a row of it
 	behind   int64 // place from which on rows were left that could not be swept either; 0: none
@@ -89,7 +92,13 @@ func (b *board) serve(services map[int32]*service) (changed bool) {
 		}
 	}
 	b.queues = services
-	maps.DeleteFunc(b.lanes, func(k flowKey, _ *lane) bool { return services[k.queue] == nil })
+	maps.DeleteFunc(b.lanes, func(k flowKey, l *lane) bool {
+		gone := services[k.queue] == nil
+		if gone {
+			b.sleep(l)
+		}
+		return gone
+	})
 	return changed
 }
 
@@ -128,7 +137,7 @@ func (b *board) hint(queue int32, named *invalidation.Lane) {
 		b.lanes[key] = l
 		defer b.forget()
 	}
-	l.wake()
+	b.wake(l)
 	l.hinted, l.heard = true, true
 }
 
@@ -150,7 +159,7 @@ func (b *board) found(queue int32, heads []invalidation.LaneHead) {
 // forget drops lanes without work where there are very many: flows may come once and never again.
 func (b *board) forget() {
 	if len(b.lanes) > rememberMax {
-		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return !l.work && !l.claiming && l.held == 0 })
+		maps.DeleteFunc(b.lanes, func(_ flowKey, l *lane) bool { return l.active == 0 && !l.claiming && l.held == 0 })
 	}
 }
 
@@ -174,17 +183,29 @@ func (b *board) at(queue int32, h invalidation.LaneHead) *lane {
 	}
 	// A row before the mark came late, or came back.
 	l.mark, l.stuck = min(l.mark, h.Pos), min(l.stuck, h.Pos)
-	l.wake()
+	b.wake(l)
 	l.moved(h.Pos)
 	b.top = max(b.top, h.Pos)
 	return l
 }
 
 // wake notes that there may be work.
-func (l *lane) wake() {
-	if !l.work {
-		l.work, l.Since = true, time.Now()
+func (b *board) wake(l *lane) {
+	if l.active == 0 && b.lanes[l.key] == l {
+		b.active = append(b.active, l)
+		l.active, l.Since = len(b.active), time.Now()
 	}
+}
+
+// sleep notes that there is no work.
+func (b *board) sleep(l *lane) {
+	if l.active == 0 {
+		return
+	}
+	last := len(b.active) - 1
+	b.active[l.active-1], b.active[last].active = b.active[last], l.active
+	b.active[last], b.active = nil, b.active[:last]
+	l.active = 0
 }
 
 // moved notes where the lane begins now.
@@ -219,27 +240,36 @@ type visit struct {
 	freed    int64 // what freed was when the visit began: what comes free during it must not be missed
 }
 
-// take picks the lane that the ranker puts first among those with work. It returns nil if there is none, or none that
-// should go before one that a thread of this node is in.
-func (b *board) take(rank Ranker, affinity Affinity, idle bool, now time.Time) *visit {
+// take picks the lane that the ranker puts first among those with work, and up to most-1 that come next, to be claimed
+// along. It returns nil if there is none, or none that should go before one that a thread of this node is in.
+func (b *board) take(rank Ranker, affinity Affinity, idle bool, most int, now time.Time) []*visit {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.candidates, b.ranked = b.candidates[:0], b.ranked[:0]
 	over := b.passOver(affinity, now)
-	for key, l := range b.lanes {
-		s := b.queues[key.queue]
+	for _, l := range b.active {
+		s := b.queues[l.key.queue]
 		l.Busy = l.claiming || l.elsewhere(now)
-		if !l.work || over[l] || (!l.Busy && l.resting(now, b.freed)) || !s.open(key.lane.Flow, now) {
+		if over[l] || (!l.Busy && l.resting(now, b.freed)) || !s.open(l.key.lane.Flow, now) {
 			continue
 		}
 		l.Queue = s.queue
 		b.candidates, b.ranked = append(b.candidates, &l.Candidate), append(b.ranked, l)
 	}
-	best := rank.Next(b.candidates, idle)
-	if best < 0 {
-		return nil
+	b.chosen = rank.Next(b.chosen[:0], b.candidates, most, idle)
+	visits := make([]*visit, 0, len(b.chosen))
+	for n, i := range b.chosen {
+		l := b.ranked[i]
+		if n > 0 && (l.large || visits[0].lane.large) {
+			break // it would leave nothing to the next; they are for other threads
+		}
+		visits = append(visits, b.visit(l, now))
 	}
-	l := b.ranked[best]
+	return visits
+}
+
+// visit begins a visit.
+func (b *board) visit(l *lane, now time.Time) *visit {
 	l.claiming, l.heard = true, false
 	s := b.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
@@ -275,6 +305,7 @@ func (b *board) advance(v *visit, c invalidation.Claimed, missed bool, took time
 		v.lane.mark = c.Mark
 	}
 	b.top = max(b.top, c.Mark)
+	v.lane.large = !c.Emptied
 	if c.Emptied {
 		v.lane.moved(b.top + 1) // it is empty: what comes now comes after all that is known
 	} else {
@@ -287,15 +318,28 @@ func (b *board) advance(v *visit, c invalidation.Claimed, missed bool, took time
 func (b *board) leave(v *visit, work bool, again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, work || v.lane.heard, again, 0
+	b.end(v, work || v.lane.heard)
+	v.lane.again, v.lane.refused = again, 0
 }
 
+func (b *board) end(v *visit, work bool) {
+	v.lane.claiming = false
+	if work {
+		b.wake(v.lane)
+	} else {
+		b.sleep(v.lane)
+	}
+}
+
+// few is how many rows a lane without hints must bring at once to be tried again when it is empty.
+const few = 10
+
 // more says whether a lane is worth another claim. If the last one emptied it, what comes later is hinted at, as what
-// came before was, or found by the next look. Where no hints come, the next claim finds out.
+// came before was, or found by the next look. Where no hints come, and much comes, the next claim finds out.
 func (b *board) more(v *visit, c invalidation.Claimed) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return c.Seen > 0 && (!c.Emptied || !v.lane.hinted)
+	return c.Seen > 0 && (!c.Emptied || (!v.lane.hinted && c.Seen >= few))
 }
 
 // resting says that the lane is not to be tried yet.
@@ -334,13 +378,20 @@ func (b *board) goBack(v *visit) time.Duration {
 	return l.meet()
 }
 
+// busy is how many lanes have work.
+func (b *board) busy() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.active)
+}
+
 // rested is how long until the first of the lanes that rest may be tried; an hour if none does.
 func (b *board) rested(now time.Time) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	first := time.Hour
-	for _, l := range b.lanes {
-		if rest := l.again.Sub(now); l.work && !l.claiming && rest > 0 {
+	for _, l := range b.active {
+		if rest := l.again.Sub(now); !l.claiming && rest > 0 {
 			first = min(first, rest)
 		}
 	}
@@ -351,7 +402,8 @@ func (b *board) rested(now time.Time) time.Duration {
 func (b *board) refuse(v *visit, again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v.lane.claiming, v.lane.work, v.lane.again, v.lane.refused = false, true, again, v.freed
+	b.end(v, true)
+	v.lane.again, v.lane.refused = again, v.freed
 }
 
 // free notes that something came free that a claim may need.

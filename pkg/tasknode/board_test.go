@@ -1,6 +1,7 @@
 package tasknode
 
 import (
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -8,20 +9,28 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
+// takeOne begins a visit of the lane that comes first.
+func takeOne(b *board, rank Ranker, affinity Affinity, idle bool, now time.Time) *visit {
+	for _, v := range b.take(rank, affinity, idle, 1, now) {
+		return v
+	}
+	return nil
+}
+
 // What comes free between the question for a permit and the note that there was none must not be slept through.
 func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
 	now := time.Now()
-	visit := b.take(&turns{}, nil, true, now)
+	visit := takeOne(b, &turns{}, nil, true, now)
 	b.free()
 	b.refuse(visit, now.Add(time.Hour))
-	if visit = b.take(&turns{}, nil, true, now); visit == nil {
+	if visit = takeOne(b, &turns{}, nil, true, now); visit == nil {
 		t.Fatal("the lane rests although something came free")
 	}
 	b.refuse(visit, now.Add(time.Hour))
-	if b.take(&turns{}, nil, true, now) != nil {
+	if takeOne(b, &turns{}, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing came free")
 	}
 }
@@ -35,14 +44,14 @@ func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
 	emptied := invalidation.Claimed{Seen: 1, Emptied: true}
 	now := time.Now()
 
-	visit := b.take(&turns{}, nil, true, now)
+	visit := takeOne(b, &turns{}, nil, true, now)
 	b.hint(1, &lane)
 	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if visit = b.take(&turns{}, nil, true, now); visit == nil {
+	if visit = takeOne(b, &turns{}, nil, true, now); visit == nil {
 		t.Fatal("the lane is left alone although a hint came during the claim")
 	}
 	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if b.take(&turns{}, nil, true, now) != nil {
+	if takeOne(b, &turns{}, nil, true, now) != nil {
 		t.Error("the lane is tried again although it was emptied and no hint came")
 	}
 }
@@ -52,14 +61,14 @@ func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
 	now := time.Now()
-	for _, c := range []invalidation.Claimed{{Seen: 1, Emptied: true}, {Emptied: true}} {
-		visit := b.take(&turns{}, nil, true, now)
+	for _, c := range []invalidation.Claimed{{Seen: few, Emptied: true}, {Emptied: true}} {
+		visit := takeOne(b, &turns{}, nil, true, now)
 		if visit == nil {
 			t.Fatal("the lane is left alone before a claim found nothing in it")
 		}
 		b.leave(visit, b.more(visit, c), time.Time{})
 	}
-	if b.take(&turns{}, nil, true, now) != nil {
+	if takeOne(b, &turns{}, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing was in it")
 	}
 }
@@ -70,7 +79,7 @@ func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.serve(map[int32]*service{})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
-	if b.take(&turns{}, nil, true, time.Now()) != nil {
+	if takeOne(b, &turns{}, nil, true, time.Now()) != nil {
 		t.Error("a queue is claimed from that the node does not serve")
 	}
 }
@@ -81,7 +90,7 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	short, long := &service{queue: &invalidation.Queue{ID: 1}}, &service{queue: &invalidation.Queue{ID: 2}}
 	b.serve(map[int32]*service{1: short, 2: long})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
-	v := b.take(&turns{}, nil, true, time.Now())
+	v := takeOne(b, &turns{}, nil, true, time.Now())
 	short.held, short.run = 4+500, 10*time.Millisecond
 	if !b.fits(v, 500, 4) {
 		t.Error("it waits for a permit beside runs of 10 ms on 4 threads")
@@ -123,17 +132,17 @@ func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
 	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 500}})
-	visit := b.take(&turns{}, nil, false, time.Now())
+	visit := takeOne(b, &turns{}, nil, false, time.Now())
 	c := invalidation.Claimed{Seen: 1, Mark: 600, Emptied: true, Locks: []*invalidation.Lock{{}}}
 	b.advance(visit, c, false, 0)
 	b.leave(visit, false, time.Time{})
 	b.hint(1, &lane)
-	if visit = b.take(&turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 599 || visit.from < 400 {
+	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 599 || visit.from < 400 {
 		t.Errorf("the next claim begins at %d, want a little before 600", visit.from)
 	}
 	b.advance(visit, invalidation.Claimed{Seen: 1, Mark: 590, Left: 1}, false, 0)
 	b.leave(visit, true, time.Time{})
-	if visit = b.take(&turns{}, nil, false, time.Now()); visit.from != 591 {
+	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.from != 591 {
 		t.Errorf("after a row that somebody holds the next claim begins at %d, want 591", visit.from)
 	}
 }
@@ -144,11 +153,11 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
 	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 50}})
-	v := b.take(&turns{}, nil, true, time.Now())
+	v := takeOne(b, &turns{}, nil, true, time.Now())
 	b.again(1, invalidation.LaneHead{Lane: lane, Pos: 7})
 	b.advance(v, invalidation.Claimed{Seen: 1, Emptied: true, Locks: []*invalidation.Lock{{}}, Mark: 50}, false, time.Millisecond)
 	b.leave(v, false, time.Time{})
-	if v = b.take(&turns{}, nil, true, time.Now()); v == nil || v.from > 7 {
+	if v = takeOne(b, &turns{}, nil, true, time.Now()); v == nil || v.from > 7 {
 		t.Errorf("the next claim is %+v, want one that begins at 7", v)
 	}
 }
@@ -160,7 +169,7 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 7}})
 	now := time.Now()
 	visit := func(c invalidation.Claimed, missed bool) time.Duration {
-		v := b.take(&turns{}, nil, true, now)
+		v := takeOne(b, &turns{}, nil, true, now)
 		if v == nil {
 			t.Fatal("nobody comes back for the row")
 		}
@@ -182,7 +191,7 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 			t.Errorf("the lane rests for %s, want %d ms", pause, want)
 		}
 	}
-	if v := b.take(&turns{}, nil, true, now); v == nil || v.from > 7 {
+	if v := takeOne(b, &turns{}, nil, true, now); v == nil || v.from > 7 {
 		t.Errorf("the next claim is %+v, want one that begins at 7", v)
 	}
 }
@@ -194,9 +203,54 @@ func TestLanesThatOnlyHintsNamedAreForgotten(t *testing.T) {
 	for i := range 2 * rememberMax {
 		lane := invalidation.Lane{Priority: 1, Flow: strconv.Itoa(i)}
 		b.hint(1, &lane)
-		b.lanes[flowKey{1, lane}].work = false // claimed and emptied
+		b.sleep(b.lanes[flowKey{1, lane}]) // claimed and emptied
 	}
 	if n := len(b.lanes); n > rememberMax+1 {
 		t.Errorf("the board remembers %d lanes without work", n)
 	}
+}
+
+// Lanes with little go together; one that does not run dry goes alone, and leaves others to other threads.
+func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
+	lane := func(queue int32, priority int16, flow string) {
+		b.found(queue, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: priority, Flow: flow}, Pos: 1}})
+	}
+	lane(1, 1, "a")
+	lane(1, 1, "b")
+	lane(1, 1, "c")
+	lane(1, 0, "low")
+	lane(2, 1, "other")
+	ranker, now := &turns{queues: map[int32]uint64{2: 1}}, time.Now()
+	take := func(most int) (flows []string, visits []*visit) {
+		visits = b.take(ranker, nil, true, most, now)
+		for _, v := range visits {
+			flows = append(flows, v.lane.Lane.Flow)
+		}
+		return flows, visits
+	}
+	wants := func(want ...string) {
+		t.Helper()
+		ranker.queues = map[int32]uint64{2: 1}
+		flows, visits := take(10)
+		if !slices.Equal(flows, want) {
+			t.Errorf("claimed together: %q, want %q", flows, want)
+		}
+		for _, v := range visits {
+			b.leave(v, true, time.Time{})
+		}
+	}
+	wants("a", "b", "c") // a has had a turn then
+	wants("b", "c", "a")
+	flows, visits := take(2)
+	if !slices.Equal(flows, []string{"other"}) {
+		t.Errorf("then %q, want the other queue", flows)
+	}
+	b.leave(visits[0], false, time.Time{})
+	c := b.lanes[flowKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
+	b.advance(&visit{service: b.queues[1], lane: c}, invalidation.Claimed{Seen: 5, Mark: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
+	wants("c")
+	wants("a", "b")
+	wants("b") // c would be next, and is for another thread
 }

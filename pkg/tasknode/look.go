@@ -6,7 +6,8 @@ import (
 )
 
 // look decides when the node asks the database which lanes have work: when a hint or the poll wants it, once a
-// second under load, and never so often that it takes more than a tenth of the time.
+// second under load, and never so often that it takes more than a tenth of the time; half of it where there are more lanes
+// with work than one look lists.
 type look struct {
 	mu        sync.Mutex
 	wanted    bool
@@ -14,6 +15,7 @@ type look struct {
 	last      time.Time
 	notBefore time.Time
 	cost      time.Duration
+	cut       bool // the last look did not list all lanes
 }
 
 func (l *look) want() {
@@ -33,18 +35,21 @@ func (l *look) start(now time.Time) bool {
 	return true
 }
 
-// overdue says that nobody has looked for a while.
-func (l *look) overdue(now time.Time) bool {
+// due says that nobody has looked for a while, or that few lanes are left of those that the last look listed.
+func (l *look) due(now time.Time, left int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.busy && !now.Before(l.notBefore) && now.Sub(l.last) >= time.Second
+	return !l.busy && !now.Before(l.notBefore) && (now.Sub(l.last) >= time.Second || (l.cut && left < 2*lanesAtOnce))
 }
 
-func (l *look) end(now time.Time, took time.Duration) {
+func (l *look) end(now time.Time, took time.Duration, cut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.busy, l.last, l.cost = false, now, took
+	l.busy, l.last, l.cost, l.cut = false, now, took, cut
 	l.notBefore = now.Add(min(10*took, 5*time.Second))
+	if cut {
+		l.notBefore = now.Add(took)
+	}
 }
 
 // wait is how long until a look that is wanted may begin.

@@ -2,6 +2,7 @@ package tasknode
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -9,9 +10,10 @@ import (
 // Ranker orders lanes for the scheduling threads, and hears what came of it. Costs are seconds of a processing thread,
 // or what entries declare.
 type Ranker interface {
-	// Next returns the index of the lane to claim from, none of the busy ones; -1 to wait until one of those is free.
-	// idle says that processing threads have nothing to do. It is called by one thread at a time.
-	Next(lanes []*invalidation.Candidate, idle bool) int
+	// Next appends to dst the indexes of the lanes to claim from in one go, best first, none of the busy ones; none to
+	// wait until one of those is free. They are of one queue and priority, at most so many. idle says that processing threads have
+	// nothing to do. It is called by one thread at a time.
+	Next(dst []int, lanes []*invalidation.Candidate, most int, idle bool) []int
 	// Charge tells what a claim is estimated to cost, Extend what a run has cost beyond that so far, and Settle what was
 	// charged for a lock, extensions included, and what it cost in the end.
 	Charge(lane invalidation.Candidate, estimate float64)
@@ -26,21 +28,27 @@ type turns struct {
 }
 
 // Next implements Ranker.
-func (r *turns) Next(lanes []*invalidation.Candidate, _ bool) int {
-	best := -1
+func (r *turns) Next(dst []int, lanes []*invalidation.Candidate, most int, _ bool) []int {
 	for i, l := range lanes {
-		if !l.Busy && (best < 0 || r.compare(l, lanes[best]) < 0) {
-			best = i
+		if !l.Busy {
+			dst = append(dst, i)
 		}
 	}
-	if best >= 0 {
-		if r.queues == nil {
-			r.queues = map[int32]uint64{}
+	slices.SortStableFunc(dst, func(i, j int) int { return r.compare(lanes[i], lanes[j]) })
+	for n, i := range dst {
+		if l, best := lanes[i], lanes[dst[0]]; n == most || l.Queue != best.Queue || l.Lane.Priority != best.Lane.Priority {
+			dst = dst[:n]
+			break
 		}
+	}
+	if r.queues == nil {
+		r.queues = map[int32]uint64{}
+	}
+	for _, i := range dst[:min(1, len(dst))] { // those that come along take what it leaves, which may be nothing
 		r.turn++
-		r.queues[lanes[best].Queue.ID], lanes[best].Note = r.turn, r.turn
+		r.queues[lanes[i].Queue.ID], lanes[i].Note = r.turn, r.turn
 	}
-	return best
+	return dst
 }
 
 func (r *turns) compare(a, b *invalidation.Candidate) int {

@@ -3,6 +3,7 @@ package tasknode
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -14,7 +15,8 @@ func (n *Node) scheduler(ctx context.Context) {
 	for ctx.Err() == nil {
 		if n.claiming() {
 			// Lanes that never run dry must not hide those that nobody has looked at yet.
-			if n.look.overdue(time.Now()) {
+			if n.look.due(time.Now(), n.board.busy()) {
+				n.look.want()
 				n.discover(ctx)
 			}
 			if n.step(ctx) {
@@ -56,40 +58,70 @@ func (n *Node) random() float64 {
 	return rand.Float64()
 }
 
-// step claims from the lane that comes first. It says whether to go on at once: not if there is none, and not without
-// permits. What this lane did not bring another one may.
+// lanesAtOnce bounds the lanes of one claim. Each costs the database a place in its table of locks for a moment.
+const lanesAtOnce = 100
+
+// step claims from the lanes that come first. It says whether to go on at once: not if there is none, and not without
+// permits. What these lanes did not bring others may.
 func (n *Node) step(ctx context.Context) bool {
-	v := n.board.take(n.cfg.Ranker, n.cfg.Affinity, n.permits.held() < n.cfg.Threads, time.Now())
-	if v == nil {
+	visits := n.board.take(n.cfg.Ranker, n.cfg.Affinity, n.permits.held() < n.cfg.Threads, lanesAtOnce, time.Now())
+	if len(visits) == 0 {
 		return false
 	}
-	a := n.allow(v)
+	first := visits[0]
+	a := n.allow(first)
+	// A lane that has work brings a lock at least.
+	for _, v := range visits[max(1, min(a.locks, len(visits))):] {
+		n.board.leave(v, true, time.Time{})
+	}
 	if a.crowded {
 		// It stays first in line for what comes free: no other lane may be let in before it.
-		n.board.leave(v, true, time.Time{})
+		n.board.leave(first, true, time.Time{})
 		return false
 	}
 	if a.locks == 0 {
-		n.board.refuse(v, time.Now().Add(n.jitter(200*time.Millisecond)))
+		n.board.refuse(first, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return true
 	}
+	n.claim(ctx, visits[:min(a.locks, len(visits))], a)
+	return true
+}
+
+// claim claims from the lanes of visits, in one go, and ends the visits.
+func (n *Node) claim(ctx context.Context, visits []*visit, a allowance) {
+	first := visits[0]
 	request := invalidation.ClaimRequest{
-		Node: n.id(), ClaimID: n.claims.Add(1), Lane: v.lane.key.lane, From: v.from, Limit: a.locks, Stubborn: v.fromHead,
+		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: a.locks, Stubborn: first.fromHead,
+	}
+	along := make([]invalidation.LaneHead, 0, len(visits)-1)
+	for _, v := range visits[1:] {
+		along = append(along, invalidation.LaneHead{Lane: v.lane.key.lane, Pos: v.from})
 	}
 	start, losses := time.Now(), n.losses()
 	claim, end := outlive(ctx, n.cfg.Beat)
-	claimed, err := v.queue.Claim(claim, request)
+	claimed, err := first.queue.ClaimLanes(claim, request, along)
 	end()
 	if err != nil {
-		claimed.Locks = n.resolve(ctx, v.queue, request, err)
+		claimed = n.resolve(ctx, first.queue, request, visits, err)
 	}
 	took := time.Since(start)
-	n.stats.claimed(len(claimed.Locks), took)
-	n.cfg.Observer.Claimed(v.name, len(claimed.Locks), took, claimed.Limited)
-	n.giveBack(v, a, a.locks-len(claimed.Locks), claimed.Limited)
-	n.accept(v, claimed.Locks, a, losses, n.traceClaim(v.name, claimed.Locks, start))
-	n.after(ctx, v, claimed, err, took)
-	return true
+	var locks []*invalidation.Lock
+	limited := false
+	for _, c := range claimed {
+		locks, limited = append(locks, c.Locks...), limited || c.Limited
+	}
+	n.stats.claimed(len(locks), took)
+	n.cfg.Observer.Claimed(first.name, len(locks), took, limited)
+	n.giveBack(first, a, a.locks-len(locks), limited)
+	t := n.traceClaim(first.name, locks, start)
+	for i, v := range visits {
+		if i >= len(claimed) { // the limit was reached before
+			n.board.leave(v, true, time.Time{})
+			continue
+		}
+		n.accept(v, claimed[i].Locks, a, losses, t)
+		n.after(ctx, v, claimed[i], err, took)
+	}
 }
 
 // allowance is what a claim may bring: so many locks, each with a permit, a place under the queue's limit on this
@@ -215,26 +247,31 @@ func outlive(ctx context.Context, d time.Duration) (context.Context, func()) {
 	return late, func() { stop(); cancel() }
 }
 
-// resolve finds out what of a claim that ended in an error was committed. Whatever the error, that may be some of it: a
-// claim has parts, and the entries of groups are read after its commit. It does not give up while the node lives;
+// resolve finds out what of a claim that ended in an error was committed, lane by lane. Whatever the error, that may be some
+// of it: a claim has parts, and the entries of groups are read after its commit. It does not give up while the node lives;
 // a node that stops, or that the database refuses, leaves the locks to recovery after a lease, which ends them as its
 // heartbeats do not name them.
-func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, err error) []*invalidation.Lock {
+func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, visits []*visit, err error) []invalidation.Claimed {
 	if ctx.Err() == nil {
 		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)
 	}
+	claimed := make([]invalidation.Claimed, len(visits))
 	start := time.Now()
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		locks, err := q.Reclaim(context.WithoutCancel(ctx), r.Node, r.ClaimID)
 		if err == nil {
-			return locks
+			for _, l := range locks {
+				i := slices.IndexFunc(visits, func(v *visit) bool { return v.lane.key.lane == l.Lane })
+				claimed[max(0, i)].Locks = append(claimed[max(0, i)].Locks, l)
+			}
+			return claimed
 		}
 		refused := !postgres.Unavailable(err)
 		if refused {
 			n.cfg.Log.Error("find out what a claim brought", "queue", q.Name, "claim", r.ClaimID, "since", time.Since(start), "error", err)
 		}
 		if (refused || ctx.Err() != nil) && time.Since(start) > n.cfg.Lease {
-			return nil
+			return claimed
 		}
 		time.Sleep(n.jitter(pause))
 	}
@@ -253,7 +290,7 @@ func (n *Node) discover(ctx context.Context) bool {
 	if err == nil {
 		err = n.lookFurther(ctx, found)
 	}
-	n.look.end(time.Now(), time.Since(start))
+	n.look.end(time.Now(), time.Since(start), len(n.beyond) > 0)
 	if err != nil && ctx.Err() == nil {
 		n.cfg.Log.Warn("look for work", "error", err)
 	}
@@ -275,6 +312,7 @@ func (n *Node) lookFurther(ctx context.Context, found map[int32][]invalidation.L
 			}
 		}
 	}
+	clear(n.beyond)
 	if len(after) == 0 {
 		return nil
 	}
@@ -282,7 +320,6 @@ func (n *Node) lookFurther(ctx context.Context, found map[int32][]invalidation.L
 	if err != nil {
 		return err
 	}
-	clear(n.beyond)
 	for queue, heads := range more {
 		n.board.found(queue, heads)
 		if len(heads) == lanesMax {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 type troubled struct {
 	*pgxpool.Pool
 	query func(sql string) error
+	lost  func(sql string) error // of an answer, when the statement is committed
 	batch func(ctx context.Context, b *pgx.Batch)
 }
 
@@ -32,7 +34,14 @@ func (d troubled) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 			return nil, err
 		}
 	}
-	return d.Pool.Query(ctx, sql, args...)
+	rows, err := d.Pool.Query(ctx, sql, args...)
+	if err == nil && d.lost != nil {
+		if lost := d.lost(sql); lost != nil {
+			rows.Close()
+			return nil, errors.Join(lost, rows.Err())
+		}
+	}
+	return rows, err
 }
 
 func (d troubled) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
@@ -72,6 +81,47 @@ func TestAClaimIsFoundAgainWhenItsEntriesCouldNotBeRead(t *testing.T) {
 	}}, fine)
 	push(t, q, invalidation.Push{LockKey: "k", Payload: json.RawMessage(`1`)})
 	eventually(t, pool, "the group ran", emptySQL)
+}
+
+// What of a claim of several lanes was committed runs once, each entry as of its own lane.
+func TestAClaimOfSeveralLanesIsFoundAgainWhenItsAnswerWasLost(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	const flows, each = 20, 3
+	for range each {
+		for i := range flows {
+			push(t, q, invalidation.Push{Flow: fmt.Sprint(i), Payload: json.RawMessage(`1`)})
+		}
+	}
+	var once sync.Once
+	var lost atomic.Bool
+	var mu sync.Mutex
+	ran := map[invalidation.EntryID]int{}
+	startOn(t, troubled{Pool: pool, lost: func(sql string) (err error) {
+		if strings.Contains(sql, "penstock lane") {
+			once.Do(func() { lost.Store(true); err = errors.New("connection reset") })
+		}
+		return err
+	}}, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		ran[r.Entry.ID]++
+		return nil, nil
+	})
+	eventually(t, pool, "all ran", emptySQL)
+	mu.Lock()
+	defer mu.Unlock()
+	if !lost.Load() {
+		t.Error("no claim of several lanes was made")
+	}
+	for id, times := range ran {
+		if times != 1 {
+			t.Errorf("entry %d ran %d times", id, times)
+		}
+	}
+	if len(ran) != flows*each {
+		t.Errorf("%d entries ran, want %d", len(ran), flows*each)
+	}
 }
 
 // Cut off, a claim may be committed after the node looked for it: its locks would count as the death of a node.

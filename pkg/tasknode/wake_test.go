@@ -102,14 +102,17 @@ func TestALaneThatIsRefusedDoesNotHoldUpOthers(t *testing.T) {
 
 type lowestQueueFirst struct{}
 
-func (lowestQueueFirst) Next(lanes []*invalidation.Candidate, _ bool) int {
+func (lowestQueueFirst) Next(dst []int, lanes []*invalidation.Candidate, _ int, _ bool) []int {
 	best := -1
 	for i, l := range lanes {
 		if !l.Busy && (best < 0 || l.Queue.ID < lanes[best].Queue.ID) {
 			best = i
 		}
 	}
-	return best
+	if best >= 0 {
+		dst = append(dst, best)
+	}
+	return dst
 }
 func (lowestQueueFirst) Charge(invalidation.Candidate, float64)          {}
 func (lowestQueueFirst) Extend(invalidation.Candidate, float64)          {}

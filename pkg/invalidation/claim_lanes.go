@@ -1,0 +1,132 @@
+package invalidation
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// ClaimLanes is Claim for several lanes in one transaction: r.Lane from r.From on, and then those of along, which have the
+// same priority. What one lane leaves of r.Limit goes to the next. It returns how it found the lanes in this order, as far as
+// it came: there may be fewer than asked for, but one. Each lane that it comes to counts as a lock or more of the limit.
+func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead) ([]Claimed, error) {
+	lanes := []LaneHead{{Lane: r.Lane, Pos: r.From}}
+	for _, l := range along {
+		if l.Priority == r.Lane.Priority && !q.careful.in(l.Lane) {
+			lanes = append(lanes, l)
+			continue
+		}
+		break
+	}
+	if len(lanes) > 1 && len(q.limits) == 0 && !q.careful.in(r.Lane) {
+		claimed, err := q.claimLanes(ctx, r, lanes)
+		if code := postgres.Code(err); code == lockNotAvailable || code == uniqueViolation {
+			for _, l := range lanes {
+				q.careful.be(l.Lane)
+			}
+		} else if err != nil || len(claimed) > 0 {
+			return claimed, err
+		}
+	}
+	c, err := q.Claim(ctx, r)
+	return []Claimed{c}, err
+}
+
+// claimLanesSQL is swiftSQL for lanes of flows $3 from places $4 on, in their order. A lane is locked when the limit has
+// been shown to reach it, and answers with one row that is empty if there is nothing to claim. The fourth column
+// names the flow.
+var claimLanesSQL = `
+WITH alone AS MATERIALIZED (
+    SELECT l.ord, l.flow, l.place, b.wait,
+           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS ok
+      FROM (SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL AND ` + unlimitedSQL + ` AS ok) g
+     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, place, ord)
+     CROSS JOIN LATERAL ` + strings.ReplaceAll(heldBackSQL, "$3", "l.flow") + ` b
+     WHERE g.ok
+), head AS MATERIALIZED (
+    SELECT a.ord, a.flow, a.ok, a.wait, r.row, r.pos, r.entry_id
+      FROM alone a
+      LEFT JOIN LATERAL (
+           SELECT ready.ctid AS row, pos, entry_id
+             FROM penstock.ready
+            WHERE a.ok AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.place
+            ORDER BY pos
+            LIMIT $5::int) r ON true
+     LIMIT $5::int
+), mine AS MATERIALIZED (
+    DELETE FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
+    RETURNING pos, entry_id, flow
+), solo AS MATERIALIZED (
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+           e.finish_by, e.name, e.trace, e.callback, e.payload
+      FROM mine m
+     CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+), locked AS (
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+      FROM solo
+)
+SELECT token, pos, id, flow, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
+       date_part('epoch', clock_timestamp() - created_at), date_part('epoch', start_by - clock_timestamp()),
+       date_part('epoch', finish_by - clock_timestamp())
+  FROM solo
+UNION ALL
+SELECT 0, h.pos, h.rows, h.flow, h.ok::int, h.keys::int, 0, NULL, NULL, NULL, NULL,
+       h.wait, CASE WHEN h.wait IS NOT NULL THEN 0::float8 END, NULL
+  FROM (SELECT flow, bool_and(ok) AS ok, max(wait) AS wait, coalesce(max(pos), 0) AS pos, count(pos) AS rows, count(pos) - count(entry_id) AS keys
+          FROM head GROUP BY ord, flow) h`
+
+func (q *Queue) claimLanes(ctx context.Context, r ClaimRequest, lanes []LaneHead) ([]Claimed, error) {
+	start := time.Now()
+	index := make(map[string]int, len(lanes))
+	flows, places := make([]string, len(lanes)), make([]int64, len(lanes))
+	for i, l := range lanes {
+		index[l.Flow], flows[i], places[i] = i, l.Flow, l.Pos
+	}
+	rows, err := q.db.Query(ctx, q.sql.claimLanes, q.ID, r.Lane.Priority, flows, places, r.Limit, r.Node, r.ClaimID)
+	if err != nil {
+		return nil, q.errorf("claim from", err)
+	}
+	defer rows.Close()
+	claimed, came, met := make([]Claimed, len(lanes)), 0, 0
+	var solo slab
+	var row claimRow // one for all: what a scan leaves behind would be garbage
+	for rows.Next() {
+		row = claimRow{}
+		if err := row.scan(rows); err != nil {
+			return nil, q.errorf("claim from", err)
+		}
+		at := index[*row.key]
+		c := &claimed[at]
+		if row.token == 0 {
+			c.summary(&row, r.Limit)
+			came, met = max(came, at+1), met+max(1, c.Seen)
+			continue
+		}
+		l := solo.lock(row.entry)
+		l.Key, l.Token, l.Lane, l.ClaimedAt, l.pos = soloKey(row.entry.ID), row.token, lanes[at].Lane, start, row.pos
+		c.Locks = append(c.Locks, l)
+	}
+	// The claim is committed when all has been read.
+	if err := rows.Err(); err != nil {
+		return nil, q.errorf("claim from", err)
+	}
+	for i := range claimed[:came] {
+		q.looked(&claimed[i], lanes[i], i < came-1 || met < r.Limit)
+	}
+	return claimed[:came], nil
+}
+
+// looked completes how a lane was found among several; all says that there was nothing behind the rows met. Keys are
+// left for a claim in the careful form, which begins where this one began.
+func (q *Queue) looked(c *Claimed, at LaneHead, all bool) {
+	inLine(c.Locks)
+	c.Emptied = all && !c.Busy && !c.Limited && c.Left == 0
+	if c.Left > 0 {
+		q.careful.be(at.Lane)
+		c.Left, c.Mark = 0, at.Pos-1
+	}
+}

@@ -1,0 +1,195 @@
+package invalidation
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+)
+
+func flowLanes(flows ...string) (lanes []LaneHead) {
+	for _, f := range flows {
+		lanes = append(lanes, LaneHead{Lane: Lane{Priority: 1, Flow: f}})
+	}
+	return lanes
+}
+
+// claimLanes claims from lanes in their order.
+func (b *bed) claimLanes(limit int, lanes ...LaneHead) []Claimed {
+	b.Helper()
+	b.n++
+	r := ClaimRequest{Node: here, ClaimID: b.n, Lane: lanes[0].Lane, From: lanes[0].Pos, Limit: limit}
+	claimed, err := b.q.ClaimLanes(b.ctx, r, lanes[1:])
+	if err != nil {
+		b.Fatal(err)
+	}
+	return claimed
+}
+
+// pushFlows pushes one solo entry for each flow named.
+func (b *bed) pushFlows(flows ...string) []EntryID {
+	b.Helper()
+	pushes := make([]Push, len(flows))
+	for i, f := range flows {
+		pushes[i].Flow = f
+	}
+	return b.pushAll(b.pool, pushes...)
+}
+
+func TestWhatOneLaneLeavesGoesToTheNext(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushFlows("c", "a", "b", "b", "a", "d", "d")
+	lanes := flowLanes("a", "b", "empty", "c", "d")
+	claimed := b.claimLanes(4, lanes...)
+	if len(claimed) != 2 || !claimed[0].Emptied || claimed[1].Emptied {
+		t.Fatalf("claimed %+v, want the first two lanes, and to know that the first is empty", claimed)
+	}
+	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[1], ids[4]})
+	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[2], ids[3]})
+	for _, l := range claimed[1].Locks {
+		b.want(l.Lane, lanes[1].Lane)
+	}
+	lanes[1].Pos = claimed[1].Mark
+	claimed = b.claimLanes(100, lanes...)
+	b.want(len(claimed), 5)
+	b.want(entryIDs(claimed[3].Locks...), []EntryID{ids[0]})
+	b.want(entryIDs(claimed[4].Locks...), []EntryID{ids[5], ids[6]})
+	for i, c := range claimed {
+		if !c.Emptied || c.Busy {
+			t.Errorf("lane %d is found %+v, want it empty now", i, c)
+		}
+	}
+}
+
+// Lanes that the limit does not reach stay free for other claimers, and one that is taken holds up no other.
+func TestAClaimOfSeveralLanesTakesOnlyThoseItComesTo(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushFlows("a", "a", "b", "c")
+	other := b.begin()
+	first, err := b.q.On(other).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 1}, flowLanes("b", "c"))
+	if err != nil || len(first) != 1 {
+		t.Fatalf("claimed %+v (%v), want one lane", first, err)
+	}
+	claimed := b.claimLanes(100, flowLanes("a", "b", "c")...)
+	if !claimed[0].Busy || len(claimed[0].Locks) > 0 {
+		t.Errorf("the lane of another claimer is found %+v", claimed[0])
+	}
+	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[2]})
+	b.want(entryIDs(claimed[2].Locks...), []EntryID{ids[3]})
+}
+
+func TestKeysAmongSeveralLanesAreClaimedNext(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "K"}, Push{Flow: "a"}, Push{Flow: "b"})
+	claimed := b.claimLanes(100, flowLanes("a", "b")...)
+	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[1]})
+	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[2]})
+	if c := claimed[0]; c.Emptied || c.Left > 0 || c.Mark > int64(ids[0]) {
+		t.Fatalf("the lane is found %+v, want to come back from where it begins", c)
+	}
+	claimed = b.claimLanes(100, LaneHead{Lane{1, "a"}, claimed[0].Mark + 1}, LaneHead{Lane: Lane{1, "b"}})
+	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[0]})
+	b.want(len(claimed), 1)
+}
+
+// Whoever changes an entry holds its ready row for a moment: what cannot wait is claimed by itself, past that row.
+func TestARowThatSomebodyHoldsDoesNotStopAClaimOfSeveralLanes(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushFlows("a", "b", "b")
+	holder := b.begin()
+	b.exec(holder, `SELECT FROM penstock.ready WHERE entry_id = $1 FOR UPDATE`, ids[1])
+	b.want(entryIDs(b.claimLanes(100, flowLanes("a", "b")...)[0].Locks...), ids[:1])
+	b.want(entryIDs(b.claimLanes(100, flowLanes("b")...)[0].Locks...), ids[2:])
+	b.commit(holder)
+}
+
+func TestLanesOfAFlowThatIsPushedBackArePassedBy(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushFlows("a", "b")
+	b.exec(b.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES ($1, false, 'a', now() + interval '1 minute', 'test')`, b.q.ID)
+	claimed := b.claimLanes(100, flowLanes("a", "b")...)
+	if c := claimed[0]; !c.Limited || c.Wait == 0 || c.Emptied || len(c.Locks) > 0 {
+		t.Errorf("the lane is found %+v, want to hear how long to wait", c)
+	}
+	b.want(entryIDs(claimed[1].Locks...), ids[1:])
+}
+
+// A claim of several lanes whose answer was lost is found whole, each lock in its lane.
+func TestReclaimFindsAllLanesOfAClaim(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushFlows("a", "b", "c")
+	b.claimLanes(100, flowLanes("c", "a", "b")...) // and suppose that nobody heard
+	again, err := b.q.Reclaim(b.ctx, here, b.n)
+	if err != nil || len(again) != 3 {
+		t.Fatalf("found %d locks (%v), want 3", len(again), err)
+	}
+	for i, l := range again {
+		b.want(entryIDs(l), ids[i:i+1])
+		b.want(l.Lane, Lane{1, string(rune('a' + i))})
+	}
+}
+
+// A claim is all or nothing: one that is rolled back, as by the death of its connection, leaves every lane as it was.
+func TestAClaimOfSeveralLanesThatDiesLeavesThemAll(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushFlows("a", "b")
+	tx := b.begin()
+	if c, err := b.q.On(tx).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 9}, flowLanes("b")); err != nil || len(c) != 2 {
+		t.Fatalf("claimed %+v (%v)", c, err)
+	}
+	b.kill(tx)
+	claimed := b.claimLanes(9, flowLanes("a", "b")...)
+	b.want(entryIDs(append(claimed[0].Locks, claimed[1].Locks...)...), ids)
+}
+
+func TestClaimsOfSeveralLanesAreExclusive(t *testing.T) {
+	const claimers, lanes, n = 8, 20, 2000
+	b := newBed(t, Config{})
+	var pushes []Push
+	for i := range n {
+		pushes = append(pushes, Push{Flow: fmt.Sprint(i % lanes)})
+	}
+	b.pushAll(b.pool, pushes...)
+	seen := &held{}
+	var wg sync.WaitGroup
+	for c := range claimers {
+		wg.Go(func() {
+			for id := int32(1); b.count(`SELECT count(*) FROM penstock.entry_work`) > 0; id++ {
+				var all []LaneHead
+				for _, i := range rand.Perm(lanes) {
+					all = append(all, flowLanes(fmt.Sprint(i))...)
+				}
+				b.claimAndFinish(seen, ClaimRequest{Node: NodeID(100 + c), ClaimID: id, Lane: all[0].Lane, Limit: 1 + rand.IntN(50)}, all[1:])
+			}
+		})
+	}
+	wg.Wait()
+	if len(seen.order) != n {
+		t.Fatalf("%d entries ran, want %d", len(seen.order), n)
+	}
+	seen.check(t)
+}
+
+func (b *bed) claimAndFinish(seen *held, r ClaimRequest, along []LaneHead) {
+	claimed, err := b.q.ClaimLanes(b.ctx, r, along)
+	if err != nil {
+		b.Error(err)
+	}
+	var locks []*Lock
+	for _, c := range claimed {
+		byPlace := slices.IsSortedFunc(c.Locks, func(a, b *Lock) int { return int(a.pos - b.pos) })
+		if !byPlace {
+			b.Errorf("locks of a lane are out of order")
+		}
+		locks = append(locks, c.Locks...)
+	}
+	if len(locks) > r.Limit {
+		b.Errorf("claimed %d locks, asked for %d", len(locks), r.Limit)
+	}
+	seen.take(b.T, locks)
+	seen.give(locks)
+	if ours, err := b.q.Settle(b.ctx, r.Node, doneAll(locks...)); err != nil || len(ours) != len(locks) {
+		b.Errorf("settled %d of %d locks: %v", len(ours), len(locks), err)
+	}
+}
