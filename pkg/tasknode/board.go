@@ -41,38 +41,8 @@ type service struct {
 	heardAt time.Time
 }
 
-// lane is a lane as the board remembers it.
-type lane struct {
-	invalidation.Candidate
-	key      flowKey
-	mark     int64 // place in line where the next claim begins
-	stuck    int64 // place before which rows stand that could not be claimed: the next claim begins behind them
-	active   int   // place in board.active, from 1; 0: there is no work
-	hinted   bool  // pushes to it are hinted at, as far as one can tell
-	heard    bool  // a hint came since the last claim began
-	claiming bool  // a scheduling thread is in it
-	large    bool  // the last claim of it did not come to its end
-	held     int   // locks of the lane on this node
-	met      int   // how often in a row somebody else was in it, or had a row of it
-	behind   int64 // place from which on rows were left that could not be swept either; 0: none
-	again    time.Time
-	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
-	headAt   time.Time     // when it was last scanned from its beginning
-	headCost time.Duration // how long that took
-	passed   time.Time     // since when others are preferred to it; zero: they are not
-}
-
 // rememberMax is how many lanes a board remembers, beside those that have work.
 const rememberMax = 20_000
-
-// late is how many places before its mark a claim begins. A push that took its place and committed after the next ones
-// stands there; so few places cost nothing even where their rows are dead. What came later still, or came back, is met
-// when the lane is scanned from its beginning.
-const late = 100
-
-// headEvery is how often a lane is scanned from its beginning, for rows that came in behind the mark. Where dead
-// rows make that dear, it may take 3 % of the time and no more.
-func (l *lane) headEvery() time.Duration { return max(time.Second, 33*l.headCost) }
 
 func newBoard() *board {
 	return &board{queues: map[int32]*service{}, lanes: map[flowKey]*lane{}, freed: 1}
@@ -208,14 +178,6 @@ func (b *board) sleep(l *lane) {
 	l.active = 0
 }
 
-// moved notes where the lane begins now.
-func (l *lane) moved(head int64) {
-	if head > l.Head {
-		l.Since = time.Now()
-	}
-	l.Head = head
-}
-
 // open says that a flow of a queue may be claimed from: neither is paused, and the queue is neither disabled nor at its
 // limit on this node.
 func (s *service) open(flow string, now time.Time) bool {
@@ -342,26 +304,11 @@ func (b *board) more(v *visit, c invalidation.Claimed) bool {
 	return c.Seen > 0 && (!c.Emptied || (!v.lane.hinted && c.Seen >= few))
 }
 
-// resting says that the lane is not to be tried yet.
-func (l *lane) resting(now time.Time, freed int64) bool {
-	return now.Before(l.again) && (l.refused == 0 || l.refused == freed)
-}
-
-// elsewhere says that another node was in the lane a moment ago.
-func (l *lane) elsewhere(now time.Time) bool {
-	return l.met > 0 && l.refused == 0 && now.Before(l.again)
-}
-
 // met notes that somebody else was in the lane, and returns for how long to leave it to them: 2 to 64 ms.
 func (b *board) met(v *visit) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return v.lane.meet()
-}
-
-func (l *lane) meet() time.Duration {
-	l.met = min(l.met+1, 6)
-	return time.Millisecond << l.met
 }
 
 // goBack lets a visit that came to the end of a lane begin anew at the first row that was left. It returns after how long

@@ -1,0 +1,60 @@
+package tasknode
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// lane is a lane as the board remembers it.
+type lane struct {
+	invalidation.Candidate
+	key      flowKey
+	mark     int64 // place in line where the next claim begins
+	stuck    int64 // place before which rows stand that could not be claimed: the next claim begins behind them
+	active   int   // place in board.active, from 1; 0: there is no work
+	hinted   bool  // pushes to it are hinted at, as far as one can tell
+	heard    bool  // a hint came since the last claim began
+	claiming bool  // a scheduling thread is in it
+	large    bool  // the last claim of it did not come to its end
+	held     int   // locks of the lane on this node
+	met      int   // how often in a row somebody else was in it, or had a row of it
+	behind   int64 // place from which on rows were left that could not be swept either; 0: none
+	again    time.Time
+	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
+	headAt   time.Time     // when it was last scanned from its beginning
+	headCost time.Duration // how long that took
+	passed   time.Time     // since when others are preferred to it; zero: they are not
+}
+
+// late is how many places before its mark a claim begins. A push that took its place and committed after the next ones
+// stands there; so few places cost nothing even where their rows are dead. What came later still, or came back, is met
+// when the lane is scanned from its beginning.
+const late = 100
+
+// headEvery is how often a lane is scanned from its beginning, for rows that came in behind the mark. Where dead
+// rows make that dear, it may take 3 % of the time and no more.
+func (l *lane) headEvery() time.Duration { return max(time.Second, 33*l.headCost) }
+
+// moved notes where the lane begins now.
+func (l *lane) moved(head int64) {
+	if head > l.Head {
+		l.Since = time.Now()
+	}
+	l.Head = head
+}
+
+// resting says that the lane is not to be tried yet.
+func (l *lane) resting(now time.Time, freed int64) bool {
+	return now.Before(l.again) && (l.refused == 0 || l.refused == freed)
+}
+
+// elsewhere says that another node was in the lane a moment ago.
+func (l *lane) elsewhere(now time.Time) bool {
+	return l.met > 0 && l.refused == 0 && now.Before(l.again)
+}
+
+func (l *lane) meet() time.Duration {
+	l.met = min(l.met+1, 6)
+	return time.Millisecond << l.met
+}
