@@ -41,7 +41,7 @@ var claimLanesSQL = `
 WITH alone AS MATERIALIZED (
     SELECT l.ord, l.flow, l.place, b.wait,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS ok
-      FROM (SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL AND ` + unlimitedSQL + ` AS ok) g
+      FROM (SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL ` + unlimitedSQL + ` AS ok) g
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, place, ord)
      CROSS JOIN LATERAL ` + strings.ReplaceAll(heldBackSQL, "$3", "l.flow") + ` b
      WHERE g.ok

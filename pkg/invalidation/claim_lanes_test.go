@@ -155,7 +155,7 @@ func TestClaimsOfSeveralLanesAreExclusive(t *testing.T) {
 	var wg sync.WaitGroup
 	for c := range claimers {
 		wg.Go(func() {
-			for id := int32(1); b.count(`SELECT count(*) FROM penstock.entry_work`) > 0; id++ {
+			for id := int32(1); b.count(`SELECT count(*) FROM penstock.entry_work`) > 0 && !t.Failed(); id++ {
 				var all []LaneHead
 				for _, i := range rand.Perm(lanes) {
 					all = append(all, flowLanes(fmt.Sprint(i))...)
