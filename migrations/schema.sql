@@ -858,32 +858,27 @@ CREATE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer,
 #variable_conflict use_column
 DECLARE
     l     record;
+    id    integer;
     ids   integer[];
     needs integer := 0;
     used  bigint;
     most  bigint; -- of any flow, where the limit is for each
 BEGIN
-    PERFORM penstock.need_read_committed();
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        PERFORM penstock.need_read_committed();
+    END IF;
     ok := true;
     locks := 2147483647;
     entries := 2147483647;
     wait := 0;
     uncounted_to := 9223372036854775807;
-    FOR l IN SELECT g.id, g.rate, g.per_key, g.uncounted_to >= t.last_value + wanted AS plenty
-               FROM penstock.limit_use u
-              CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id OFFSET 0) g
-              CROSS JOIN penstock.token_seq t
-              WHERE u.queue_id = queue ORDER BY u.limit_id
-    LOOP
-        ids := ids || l.id;
-        needs := greatest(needs, CASE WHEN l.per_key THEN 2 WHEN l.rate IS NOT NULL THEN 1 ELSE 0 END);
-        IF l.plenty AND l.rate IS NULL THEN
-            ok := ok AND pg_try_advisory_xact_lock_shared(penstock.limit_lock(l.id));
+    FOREACH id IN ARRAY known LOOP
+        IF pace = 0 THEN
+            ok := ok AND pg_try_advisory_xact_lock_shared(penstock.limit_lock(id));
         ELSE
-            ok := ok AND pg_try_advisory_xact_lock(penstock.limit_lock(l.id));
+            ok := ok AND pg_try_advisory_xact_lock(penstock.limit_lock(id));
         END IF;
     END LOOP;
-    ok := coalesce(ok AND needs = pace AND ids = known, false);
     IF NOT ok THEN
         RETURN;
     END IF;
@@ -894,12 +889,19 @@ BEGIN
                FROM penstock.limit_use u
               CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id OFFSET 0) g
               CROSS JOIN penstock.token_seq t
-              WHERE u.queue_id = queue AND NOT g.per_key ORDER BY u.limit_id
+              WHERE u.queue_id = queue ORDER BY u.limit_id
     LOOP
+        IF l.id <> ALL (known) THEN
+            ok := false;
+            RETURN;
+        END IF;
+        ids := ids || l.id;
+        needs := greatest(needs, CASE WHEN l.per_key THEN 2 WHEN l.rate IS NOT NULL THEN 1 ELSE 0 END);
+        CONTINUE WHEN l.per_key;
         IF l.plenty THEN
             uncounted_to := least(uncounted_to, l.uncounted_to);
         ELSIF l.max_units IS NOT NULL THEN
-            IF NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- we share it: it was plenty a moment ago
+            IF NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- somebody shares it with us
                 ok := false;
                 RETURN;
             END IF;
@@ -932,6 +934,7 @@ BEGIN
         END IF;
     END LOOP;
     locks := least(locks, entries);
+    ok := coalesce(ids = known AND needs = pace, false);
 END $$;
 
 -- Name: compact(text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2140,7 +2143,7 @@ BEGIN
         RETURN NULL;
     END IF;
     WITH RECURSIVE lane AS (
-        (SELECT priority, flow FROM penstock.ready WHERE queue_id = q.id ORDER BY priority, flow, pos LIMIT 1)
+        (SELECT priority, flow FROM penstock.ready WHERE queue_id = q.id AND priority >= 0 ORDER BY priority, flow, pos LIMIT 1)
         UNION ALL
         SELECT n.priority, n.flow
           FROM lane CROSS JOIN LATERAL (
@@ -2179,16 +2182,6 @@ BEGIN
 EXCEPTION WHEN undefined_table THEN
     RETURN NULL;
 END $_$;
-
--- Name: held_back(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
-
-CREATE FUNCTION penstock.held_back(queue integer, in_flow text) RETURNS double precision
-    LANGUAGE sql
-    AS $$
-    SELECT nullif(greatest(0, extract(epoch FROM greatest(
-        (SELECT until FROM penstock.push_back WHERE queue_id = queue AND whole = true AND flow = ''),
-        (SELECT until FROM penstock.push_back WHERE queue_id = queue AND whole = false AND flow = in_flow)) - clock_timestamp())), 0)::double precision
-$$;
 
 -- Name: held_slots(bigint); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -2617,7 +2610,8 @@ CREATE FUNCTION penstock.limit_rooms(queue integer, in_flow text, OUT locks inte
     LANGUAGE sql
     AS $_$
     SELECT CASE WHEN r.ok THEN r.locks ELSE 0 END, CASE WHEN r.ok THEN r.entries ELSE 0 END, r.wait
-      FROM penstock.claim_room($1, $2, 500000000, (SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1), penstock.queue_pace($1)) r
+      FROM penstock.claim_room($1, $2, 500000000,
+           coalesce((SELECT array_agg(u.limit_id ORDER BY u.limit_id) FROM penstock.limit_use u WHERE u.queue_id = $1), '{}'), penstock.queue_pace($1)) r
 $_$;
 
 -- Name: limits_changed(integer); Type: FUNCTION; Schema: penstock; Owner: -

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// heldBackSQL is how long queue $1 or its flow $3 is pushed back (s), NULL if it is not: penstock.held_back, written out,
-// since a function in SQL is planned anew in each statement that calls it, which took half the time of a claim.
+// heldBackSQL is how long queue $1 or its flow $3 is pushed back (s), NULL if it is not. It is written out, since
+// a function in SQL is planned anew in each statement that calls it, which took half the time of a claim.
 const heldBackSQL = `(SELECT nullif(greatest(0, extract(epoch FROM greatest(
         (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
         (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = $3)) - clock_timestamp())), 0)::float8 AS wait)`
@@ -105,7 +105,7 @@ const (
 	unlimitedSQL = "AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)"
 	roomSQL      = "CASE WHEN b.wait IS NULL THEN least($5::int, r.locks) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait, r.uncounted_to"
 	limited      = " b CROSS JOIN LATERAL penstock.claim_room($1, $3, $5, $%d::int[], $%d::int) r"
-	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT penstock.charge($1, $3, $%d::int, %s, NULL, NULL, %s, (SELECT uncounted_to FROM room)) AS done\n)"
+	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT CASE WHEN $%[1]d::int > 0 OR %[3]s > (SELECT uncounted_to FROM room) THEN\n           penstock.charge($1, $3, $%[1]d::int, %[2]s, NULL, NULL, %[3]s, (SELECT uncounted_to FROM room)) END AS done\n)"
 )
 
 var (

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -200,6 +201,9 @@ func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
 	if lanes, err := Lanes(b.ctx, b.pool, []int32{b.q.ID}, 10); err != nil || len(lanes) != 0 {
 		t.Errorf("a key that must wait makes a lane: %v (%v)", lanes, err)
 	}
+	if n := b.count(`SELECT count(penstock.head_age(q)) FROM penstock.queue q WHERE id = $1`, b.q.ID); n != 0 {
+		t.Error("a key that must wait is taken for one that nobody takes")
+	}
 	if n, err := b.q.Promote(b.ctx, 10); n != 0 || err != nil {
 		t.Errorf("back in line before its time: %d (%v)", n, err)
 	}
@@ -239,4 +243,119 @@ func TestGroupsTakeAsManyUnitsAsTheyCoverEntries(t *testing.T) {
 	b.settle(Done(l, ids[0], nil, 0), Cancel(l, ids[1], "wished"), last(Release(l, ids[2], 0)))
 	b.want(b.left(), 6) // one was cancelled, two did not run
 	b.want(len(b.claim(9)), 2)
+}
+
+// plenty puts the queue under a limit of ten, of which one lock is taken: so far from it that others are not counted.
+func (b *bed) plenty() *Queue {
+	b.Helper()
+	ten := 10
+	b.q = b.under("ten", Limit{MaxUnits: &ten}, map[string]int{b.q.Name: 1})[b.q.Name]
+	for _, flow := range []string{"a", "b"} {
+		b.must(pushMany(b.ctx, b.q, 20, flow))
+	}
+	b.want(len(b.in("a", 1).Locks), 1)
+	b.want(b.count(`SELECT uncounted_to - last_value FROM penstock."limit", penstock.token_seq`), 9)
+	return b.q
+}
+
+func (b *bed) in(flow string, limit int) Claimed {
+	b.Helper()
+	return b.claimAs(ClaimRequest{Node: here, Lane: Lane{Priority: 1, Flow: flow}, Limit: limit})
+}
+
+const drawSQL = `SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, 100)`
+
+func TestWhoCountsALimitWaitsForThoseWhoDoNot(t *testing.T) {
+	b := newBed(t, Config{})
+	q := b.plenty()
+	late := b.begin()
+	for i, flow := range []string{"a", "b"} { // claims that do not count do not meet
+		if c, err := q.On(late).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: int32(i), Lane: Lane{Priority: 1, Flow: flow}, Limit: 2}); err != nil || len(c.Locks) != 2 {
+			t.Fatalf("%d locks, %v", len(c.Locks), err)
+		}
+		if i == 0 {
+			b.want(len(b.in("b", 1).Locks), 1)
+		}
+	}
+	b.exec(b.pool, drawSQL)
+	b.push("")
+	if c := b.in("", 9); len(c.Locks) != 0 || !c.Busy {
+		t.Errorf("counted beside a claim that nobody sees yet: %d locks, busy %v", len(c.Locks), c.Busy)
+	}
+	four := 4
+	lowered := later(b, func() (int, error) { return 0, SetLimit(b.ctx, b.pool, "ten", Limit{MaxUnits: &four}) })
+	b.awaitBlocked(late)
+	b.commit(late)
+	lowered()
+	if c := b.in("b", 9); len(c.Locks) != 0 || !c.Limited {
+		t.Errorf("%d locks beside 6 of 4", len(c.Locks))
+	}
+	nine := 9
+	b.must(SetLimit(b.ctx, b.pool, "ten", Limit{MaxUnits: &nine}))
+	b.want(len(b.in("b", 9).Locks), 3)
+}
+
+func TestAClaimWhoseTokensComeTooLateTakesItselfBack(t *testing.T) {
+	b := newBed(t, Config{})
+	b.plenty()
+	// The moment in which others draw tokens lies between the look at the limit and the tokens of the claim.
+	b.exec(b.pool, `CREATE FUNCTION public.draw() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+
+		strings.Replace(drawSQL, "SELECT", "PERFORM", 1)+`; RETURN OLD; END $$`)
+	b.exec(b.pool, `CREATE TRIGGER draw BEFORE DELETE ON penstock.ready FOR EACH ROW EXECUTE FUNCTION public.draw()`)
+	if c := b.in("a", 5); len(c.Locks) != 0 || !c.Busy {
+		t.Errorf("%d locks, busy %v; want none, since others may have taken the rest of the limit", len(c.Locks), c.Busy)
+	}
+	b.want(len(b.in("a", 20).Locks), 9) // counted
+}
+
+// A refund and a claim that take two buckets in different orders wait for each other for ever.
+func TestRefundAndClaimTakeBucketsInOneOrder(t *testing.T) {
+	b := newBed(t, Config{})
+	other, err := Create(b.ctx, b.pool, "other", Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.under("first", Limit{Rate: 100, Burst: 100, PerKey: true}, map[string]int{"work": 1, "other": 1})
+	queues := b.under("second", Limit{Rate: 100, Burst: 100}, map[string]int{"work": 1, "other": 1})
+	b.q, other = queues["work"], queues["other"]
+	b.push("K")
+	l := b.claimOne()
+	if _, err := other.Push(b.ctx, withPayload(Push{LockKey: "K"})); err != nil {
+		t.Fatal(err)
+	}
+	between := b.begin()
+	b.exec(between, `SELECT FROM penstock.bucket WHERE flow = '' FOR UPDATE`)
+	claimed := later(b, func() (Claimed, error) {
+		return other.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1})
+	})
+	b.awaitBlocked(between)
+	refunded := later(b, func() ([]Token, error) {
+		return b.q.Settle(b.ctx, here, []Ending{last(Release(l, l.Entries[0].ID, 0))})
+	})
+	deadline := time.Now().Add(10 * time.Second)
+	for b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0`) < 2 {
+		if time.Now().After(deadline) {
+			t.Fatal("the refund waits for nobody")
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	b.commit(between)
+	b.want(len(claimed().Locks), 1)
+	b.want(len(refunded()), 1)
+}
+
+func TestRecoveryRefundsWhatOnlyWaitedOnTheDeadNode(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("slow", Limit{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
+	b.push("", "", "")
+	b.claim(3)
+	b.want(b.left(), 4)
+	b.exec(b.pool, `UPDATE penstock.node SET beat_at = beat_at - interval '2 hours' WHERE id = $1`, here)
+	held, err := HeldLocks(b.ctx, b.pool)
+	b.must(err)
+	held[1].Waited = true
+	if r, err := b.q.Recover(b.ctx, held, true); err != nil || len(r.Freed) != 3 {
+		t.Fatalf("freed %d (%v)", len(r.Freed), err)
+	}
+	b.want(b.left(), 6)
 }

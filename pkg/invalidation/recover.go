@@ -105,7 +105,8 @@ SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THE
 
 // Recover ends locks of this queue that nobody will settle and puts their keys back where they stood in line, all
 // under fence: a lock that was settled meanwhile is left alone. crashed says that their node died: its lease must
-// have lapsed by the database's clock, and each lock counts a crash (never an attempt) for what it ran, unless it waited.
+// have lapsed by the database's clock, and each lock counts a crash (never an attempt) for what it ran, unless it waited:
+// then it has its rate back. What a live node does not list may have run, and has not.
 func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
@@ -113,12 +114,14 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 		if err != nil || len(held) == 0 {
 			return err
 		}
+		ran, waited := apart(held, locks)
 		if crashed {
-			if r.SetAside, err = q.countCrashes(ctx, tx, ran(held, locks)); err != nil {
+			if r.SetAside, err = q.countCrashes(ctx, tx, ran); err != nil {
 				return err
 			}
 		}
 		batch := &pgx.Batch{}
+		q.queueRefund(batch, waited)
 		q.queueUnlock(batch, held)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 			return err
@@ -154,11 +157,16 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 	})
 }
 
-// ran leaves out the locks that waited.
-func ran(held []Ending, locks []HeldLock) []Ending {
-	return slices.DeleteFunc(slices.Clone(held), func(e Ending) bool {
-		return slices.ContainsFunc(locks, func(l HeldLock) bool { return l.Waited && l.Token == e.Lock.Token })
-	})
+// apart tells the locks that waited from those that may have run.
+func apart(held []Ending, locks []HeldLock) (ran, waited []Ending) {
+	for _, e := range held {
+		if slices.ContainsFunc(locks, func(l HeldLock) bool { return l.Waited && l.Token == e.Lock.Token }) {
+			waited = append(waited, e)
+		} else {
+			ran = append(ran, e)
+		}
+	}
+	return ran, waited
 }
 
 func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]EntryID, error) {

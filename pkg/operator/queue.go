@@ -130,7 +130,7 @@ func (d *Database) Queue(ctx context.Context, name string) (QueueDetail, error) 
 // Lane is a lane that has ready rows. Keys counts them up to 1,000.
 type Lane struct {
 	Queue    string `json:"queue"`
-	Priority int16  `json:"priority"`
+	Priority int16  `json:"priority"` // -2: keys that wait for their rate
 	Flow     string `json:"flow"`
 	Keys     int64  `json:"keys"`
 	// HeadAgeSeconds is how long the first entry of the lane has waited.
