@@ -186,7 +186,7 @@ func TestNoCommittedStateIsBeyondALimit(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i := range 3 {
-					b.must(pushMany(b.ctx, q, 1500, fmt.Sprint(i)))
+					b.must(pushFlow(b.ctx, q, 1500, fmt.Sprint(i)))
 				}
 			}
 			forty := 40
@@ -211,7 +211,7 @@ func TestNoCommittedStateIsBeyondALimit(t *testing.T) {
 	}
 }
 
-func pushMany(ctx context.Context, q *Queue, n int, flow string) error {
+func pushFlow(ctx context.Context, q *Queue, n int, flow string) error {
 	pushes := make([]Push, n)
 	for i := range pushes {
 		pushes[i] = withPayload(Push{Flow: flow})

@@ -251,7 +251,7 @@ func (b *bed) plenty() *Queue {
 	ten := 10
 	b.q = b.under("ten", Limit{MaxUnits: &ten}, map[string]int{b.q.Name: 1})[b.q.Name]
 	for _, flow := range []string{"a", "b"} {
-		b.must(pushMany(b.ctx, b.q, 20, flow))
+		b.must(pushFlow(b.ctx, b.q, 20, flow))
 	}
 	b.want(len(b.in("a", 1).Locks), 1)
 	b.want(b.count(`SELECT uncounted_to - last_value FROM penstock."limit", penstock.token_seq`), 9)
