@@ -23,26 +23,18 @@ func auditList(a *app) *cobra.Command {
 	flags.DurationVar(&since, "since", 0, "not longer ago than this")
 	flags.Int64Var(&f.Before, "before", 0, "ids below this one: the last of the page before")
 	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+	return paging(a, c, &f.Limit, []column[operator.Audit]{
+		{title: "ID", right: true, text: func(r operator.Audit) string { return fmt.Sprint(r.ID) }},
+		{title: "AT", text: func(r operator.Audit) string { return stamp(&r.At) }},
+		{title: "ACTOR", text: func(r operator.Audit) string { return r.Actor }},
+		{title: "VERB", text: func(r operator.Audit) string { return r.Verb }},
+		{title: "OBJECT", text: func(r operator.Audit) string { return r.Object }},
+		{title: "REASON", text: func(r operator.Audit) string { return short(r.Reason, 60) }},
+		{title: "DETAIL", wide: true, text: func(r operator.Audit) string { return string(r.Detail) }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Audit, error) {
 		if since > 0 {
 			f.Since = a.now().Add(-since)
 		}
-		found, err := b.Audits(ctx, f)
-		if err != nil {
-			return err
-		}
-		err = printList(a, []column[operator.Audit]{
-			{title: "ID", right: true, text: func(r operator.Audit) string { return fmt.Sprint(r.ID) }},
-			{title: "AT", text: func(r operator.Audit) string { return stamp(&r.At) }},
-			{title: "ACTOR", text: func(r operator.Audit) string { return r.Actor }},
-			{title: "VERB", text: func(r operator.Audit) string { return r.Verb }},
-			{title: "OBJECT", text: func(r operator.Audit) string { return r.Object }},
-			{title: "REASON", text: func(r operator.Audit) string { return short(r.Reason, 60) }},
-			{title: "DETAIL", wide: true, text: func(r operator.Audit) string { return string(r.Detail) }},
-		}, found)
-		if err == nil && len(found) > 0 {
-			a.more(len(found), f.Limit, fmt.Sprintf("--before %d", found[len(found)-1].ID))
-		}
-		return err
-	})
+		return b.Audits(ctx, f)
+	}, func(last operator.Audit) string { return fmt.Sprintf("--before %d", last.ID) })
 }

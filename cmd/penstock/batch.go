@@ -27,24 +27,20 @@ func batchList(a *app) *cobra.Command {
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
 	c.Flags().IntVar(&limit, "limit", 20, "at most so many; the parts of each are counted")
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Batches(ctx, operator.BatchFilter{Queue: queue, Limit: limit})
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Batch]{
-			{title: "ID", right: true, text: func(b operator.Batch) string { return fmt.Sprint(b.ID) }},
-			{title: "NAME", text: func(b operator.Batch) string { return short(b.Name, 40) }},
-			{title: "QUEUE", text: func(b operator.Batch) string { return b.Queue }},
-			{title: "STATE", text: func(b operator.Batch) string { return b.State }},
-			{title: "DONE", right: true, text: func(b operator.Batch) string { return fmt.Sprintf("%d/%d", b.Done, b.Parts) }},
-			{title: "BAD", right: true, text: func(b operator.Batch) string { return number(b.Bad) }},
-			{title: "QUEUED", right: true, text: func(b operator.Batch) string { return number(b.Queued) }},
-			{title: "WAITING", right: true, wide: true, text: func(b operator.Batch) string { return number(b.Waiting) }},
-			{title: "AGE", right: true, text: func(b operator.Batch) string { return a.since(b.CreatedAt) }},
-			{title: "BY", wide: true, text: func(b operator.Batch) string { return b.Actor }},
-			{title: "PROBLEM", text: func(b operator.Batch) string { return short(b.Problem, 60) }},
-		}, found)
+	return listing(a, c, []column[operator.Batch]{
+		{title: "ID", right: true, text: func(b operator.Batch) string { return fmt.Sprint(b.ID) }},
+		{title: "NAME", text: func(b operator.Batch) string { return short(b.Name, 40) }},
+		{title: "QUEUE", text: func(b operator.Batch) string { return b.Queue }},
+		{title: "STATE", text: func(b operator.Batch) string { return b.State }},
+		{title: "DONE", right: true, text: func(b operator.Batch) string { return fmt.Sprintf("%d/%d", b.Done, b.Parts) }},
+		{title: "BAD", right: true, text: func(b operator.Batch) string { return number(b.Bad) }},
+		{title: "QUEUED", right: true, text: func(b operator.Batch) string { return number(b.Queued) }},
+		{title: "WAITING", right: true, wide: true, text: func(b operator.Batch) string { return number(b.Waiting) }},
+		{title: "AGE", right: true, text: func(b operator.Batch) string { return a.since(b.CreatedAt) }},
+		{title: "BY", wide: true, text: func(b operator.Batch) string { return b.Actor }},
+		{title: "PROBLEM", text: func(b operator.Batch) string { return short(b.Problem, 60) }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Batch, error) {
+		return b.Batches(ctx, operator.BatchFilter{Queue: queue, Limit: limit})
 	})
 }
 
@@ -137,7 +133,6 @@ func (a *app) batchChange(ctx context.Context, b backend, verb string, args []st
 	if err != nil {
 		return change{}, err
 	}
-	planned := simple(fmt.Sprintf("%s batch %d", verb, id), risky, func(ctx context.Context, by invalidation.By) error { return do(ctx, id, by) })
-	planned.detail = fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts)
-	return planned, nil
+	detail := fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts)
+	return simple(fmt.Sprintf("%s batch %d", verb, id), detail, risky, func(ctx context.Context, by invalidation.By) error { return do(ctx, id, by) })
 }

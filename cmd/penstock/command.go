@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,6 +30,31 @@ func reading(a *app, c *cobra.Command, read func(ctx context.Context, b backend,
 	return c
 }
 
+// listing makes c a command that prints a list.
+func listing[T any](a *app, c *cobra.Command, columns []column[T], read func(ctx context.Context, b backend, args []string) ([]T, error)) *cobra.Command {
+	return paging(a, c, nil, columns, read, nil)
+}
+
+// paging makes c a command that prints a list up to a limit, and says on the error stream which flag asks for what comes
+// behind the last row of a full page.
+func paging[T any](a *app, c *cobra.Command, limit *int, columns []column[T],
+	read func(ctx context.Context, b backend, args []string) ([]T, error), next func(last T) string,
+) *cobra.Command {
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		found, err := read(ctx, b, args)
+		if err != nil {
+			return err
+		}
+		if err := printList(a, columns, found); err != nil {
+			return err
+		}
+		if next != nil && len(found) > 0 && len(found) == *limit && a.tabular() {
+			fmt.Fprintf(a.err, "there may be more: %s\n", next(found[len(found)-1]))
+		}
+		return nil
+	})
+}
+
 // watch runs print once, or every so often until the context ends, which is then not an error. On a terminal each
 // picture takes the place of the one before.
 func (a *app) watch(ctx context.Context, every time.Duration, print func() error) error {
@@ -38,7 +62,7 @@ func (a *app) watch(ctx context.Context, every time.Duration, print func() error
 		return print()
 	}
 	for {
-		if terminal(a.out) && (a.format == "table" || a.format == "wide") {
+		if terminal(a.out) && a.tabular() {
 			fmt.Fprintf(a.out, "\x1b[H\x1b[2Jevery %s, %s\n\n", every, a.now().Format("15:04:05"))
 		}
 		if err := print(); err != nil {
@@ -54,7 +78,7 @@ func (a *app) watch(ctx context.Context, every time.Duration, print func() error
 			return nil
 		case <-time.After(every):
 		}
-		if a.format == "table" || a.format == "wide" {
+		if a.tabular() {
 			fmt.Fprintln(a.out)
 		}
 	}
@@ -158,9 +182,9 @@ func before(text, otherwise string) string {
 	return text
 }
 
-// simple is the plan of a change that needs nothing but its arguments.
-func simple(does string, risky bool, do func(ctx context.Context, by invalidation.By) error) change {
-	return change{does: does, risky: risky, do: func(ctx context.Context, by invalidation.By) (string, error) { return "", do(ctx, by) }}
+// simple is the plan of a change that needs nothing but its arguments, and has nothing to tell.
+func simple(does, detail string, risky bool, do func(ctx context.Context, by invalidation.By) error) (change, error) {
+	return change{does: does, detail: detail, risky: risky, do: func(ctx context.Context, by invalidation.By) (string, error) { return "", do(ctx, by) }}, nil
 }
 
 // entryIDs reads ids; "#17" is as good as "17", since lock keys of solo entries are written so.
@@ -208,12 +232,15 @@ func (a *app) queueFlag(c *cobra.Command, queue *string, help string) {
 }
 
 func (a *app) queueNames(c *cobra.Command, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.complete(c, nil, prefix, func(ctx context.Context, b backend) ([]string, error) { return b.QueueNames(ctx, prefix) })
+	return complete(a, c, nil, prefix, func(ctx context.Context, b backend) ([]string, error) { return b.QueueNames(ctx, prefix) },
+		func(name string) string { return name })
 }
 
 // complete offers the names that begin with a prefix for the first argument. It asks for a second at most: a person
 // waits at the prompt. Global flags were not checked yet, since nothing runs.
-func (a *app) complete(c *cobra.Command, args []string, prefix string, ask func(context.Context, backend) ([]string, error)) ([]cobra.Completion, cobra.ShellCompDirective) {
+func complete[T any](a *app, c *cobra.Command, args []string, prefix string,
+	ask func(context.Context, backend) ([]T, error), name func(T) string,
+) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -226,10 +253,15 @@ func (a *app) complete(c *cobra.Command, args []string, prefix string, ask func(
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	names, err := ask(ctx, b)
+	found, err := ask(ctx, b)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, prefix) })
+	var names []cobra.Completion
+	for _, row := range found {
+		if name := name(row); strings.HasPrefix(name, prefix) {
+			names = append(names, name)
+		}
+	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -54,12 +54,8 @@ func cronList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Cron jobs by name", Args: cobra.NoArgs}
 	var queue string
 	a.queueFlag(c, &queue, "of this queue")
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.CronJobs(ctx, operator.CronFilter{Queue: queue, Limit: operator.PageMax})
-		if err != nil {
-			return err
-		}
-		return printList(a, a.cronColumns(), found)
+	return listing(a, c, a.cronColumns(), func(ctx context.Context, b backend, _ []string) ([]operator.CronJob, error) {
+		return b.CronJobs(ctx, operator.CronFilter{Queue: queue, Limit: operator.PageMax})
 	})
 }
 
@@ -140,11 +136,9 @@ func cronCreate(a *app) *cobra.Command {
 		if err := checkSchedule(spec, options); err != nil {
 			return change{}, err
 		}
-		plan := simple("create cron job "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+		return simple("create cron job "+args[0], args[2]+after(" ", described(options)), false, func(ctx context.Context, by invalidation.By) error {
 			return b.CreateCronJob(ctx, args[0], args[1], args[2], options, by)
 		})
-		plan.detail = args[2] + after(" ", described(options))
-		return plan, nil
 	})
 }
 
@@ -187,11 +181,9 @@ func cronAlter(a *app) *cobra.Command {
 		if err := checkSchedule(j.Settings, options); err != nil {
 			return change{}, err
 		}
-		plan := simple("alter cron job "+j.Name, false, func(ctx context.Context, by invalidation.By) error {
+		return simple("alter cron job "+j.Name, described(options), false, func(ctx context.Context, by invalidation.By) error {
 			return b.AlterCronJob(ctx, j.Name, options, by)
 		})
-		plan.detail = described(options)
-		return plan, nil
 	})
 }
 
@@ -207,9 +199,9 @@ func cronPause(a *app) *cobra.Command {
 		if _, err := b.CronJob(ctx, args[0]); err != nil {
 			return change{}, err
 		}
-		return simple("pause cron job "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+		return simple("pause cron job "+args[0], "", false, func(ctx context.Context, by invalidation.By) error {
 			return b.PauseCronJob(ctx, args[0], by, end)
-		}), nil
+		})
 	})
 }
 
@@ -220,17 +212,12 @@ func cronVerb(a *app, verb, help string, risky bool, do func(backend, context.Co
 		if _, err := b.CronJob(ctx, args[0]); err != nil {
 			return change{}, err
 		}
-		return simple(verb+" cron job "+args[0], risky, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) }), nil
+		return simple(verb+" cron job "+args[0], "", risky, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) })
 	})
 }
 
 func (a *app) completeCron(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.complete(c, args, prefix, func(ctx context.Context, b backend) ([]string, error) {
-		all, err := b.CronJobs(ctx, operator.CronFilter{Limit: 500})
-		names := make([]string, len(all))
-		for i, j := range all {
-			names[i] = j.Name
-		}
-		return names, err
-	})
+	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.CronJob, error) {
+		return b.CronJobs(ctx, operator.CronFilter{Limit: 500})
+	}, func(j operator.CronJob) string { return j.Name })
 }

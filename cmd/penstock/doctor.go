@@ -50,7 +50,7 @@ func severityExit(s doctor.Severity) error {
 }
 
 func (a *app) writeFindings(findings []doctor.Finding, quiet bool) error {
-	if a.format != "table" && a.format != "wide" {
+	if !a.tabular() {
 		return printList[doctor.Finding](a, nil, findings)
 	}
 	counts := map[doctor.Severity]int{}

@@ -53,27 +53,10 @@ func entryList(a *app) *cobra.Command {
 	flags.Int64Var(&f.After, "after", 0, "ids above this one: the last of the page before")
 	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
 	must(c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(operator.States(), cobra.ShellCompDirectiveNoFileComp)))
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+	return paging(a, c, &f.Limit, a.entryColumns(), func(ctx context.Context, b backend, args []string) ([]operator.Entry, error) {
 		f.Queue = args[0]
-		found, err := b.Entries(ctx, f)
-		if err != nil {
-			return err
-		}
-		if err := printList(a, a.entryColumns(), found); err != nil {
-			return err
-		}
-		if len(found) > 0 {
-			a.more(len(found), f.Limit, fmt.Sprintf("--after %d", found[len(found)-1].ID))
-		}
-		return nil
-	})
-}
-
-// more says on the error stream how to see the next page of a full one.
-func (a *app) more(shown, limit int, flag string) {
-	if shown == limit && (a.format == "table" || a.format == "wide") {
-		fmt.Fprintf(a.err, "there may be more: %s\n", flag)
-	}
+		return b.Entries(ctx, f)
+	}, func(last operator.Entry) string { return fmt.Sprintf("--after %d", last.ID) })
 }
 
 func entryShow(a *app) *cobra.Command {

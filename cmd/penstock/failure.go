@@ -27,28 +27,20 @@ func failureList(a *app) *cobra.Command {
 	flags.StringVar(&f.Name, "name", "", "of this name")
 	flags.Int64Var(&f.Before, "before", 0, "ids below this one: the last of the page before")
 	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+	return paging(a, c, &f.Limit, []column[operator.Failure]{
+		{title: "ID", right: true, text: func(f operator.Failure) string { return fmt.Sprint(f.ID) }},
+		{title: "FAILED", right: true, text: func(f operator.Failure) string { return a.since(f.FailedAt) }},
+		{title: "CLASS", text: func(f operator.Failure) string { return f.Class }},
+		{title: "ATTEMPT", right: true, text: func(f operator.Failure) string { return number(f.Attempt) }},
+		{title: "CRASHES", right: true, wide: true, text: func(f operator.Failure) string { return number(f.Crashes) }},
+		{title: "NAME", wide: true, text: func(f operator.Failure) string { return f.Name }},
+		{title: "LOCK KEY", wide: true, text: func(f operator.Failure) string { return f.LockKey }},
+		{title: "FLOW", wide: true, text: func(f operator.Failure) string { return f.Flow }},
+		{title: "ERROR", text: func(f operator.Failure) string { return short(f.Error, 80) }},
+	}, func(ctx context.Context, b backend, args []string) ([]operator.Failure, error) {
 		f.Queue = args[0]
-		found, err := b.Failures(ctx, f)
-		if err != nil {
-			return err
-		}
-		err = printList(a, []column[operator.Failure]{
-			{title: "ID", right: true, text: func(f operator.Failure) string { return fmt.Sprint(f.ID) }},
-			{title: "FAILED", right: true, text: func(f operator.Failure) string { return a.since(f.FailedAt) }},
-			{title: "CLASS", text: func(f operator.Failure) string { return f.Class }},
-			{title: "ATTEMPT", right: true, text: func(f operator.Failure) string { return number(f.Attempt) }},
-			{title: "CRASHES", right: true, wide: true, text: func(f operator.Failure) string { return number(f.Crashes) }},
-			{title: "NAME", wide: true, text: func(f operator.Failure) string { return f.Name }},
-			{title: "LOCK KEY", wide: true, text: func(f operator.Failure) string { return f.LockKey }},
-			{title: "FLOW", wide: true, text: func(f operator.Failure) string { return f.Flow }},
-			{title: "ERROR", text: func(f operator.Failure) string { return short(f.Error, 80) }},
-		}, found)
-		if err == nil && len(found) > 0 {
-			a.more(len(found), f.Limit, fmt.Sprintf("--before %d", found[len(found)-1].ID))
-		}
-		return err
-	})
+		return b.Failures(ctx, f)
+	}, func(last operator.Failure) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
 func failureCauses(a *app) *cobra.Command {
@@ -58,23 +50,19 @@ func failureCauses(a *app) *cobra.Command {
 	}
 	var limit int
 	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		found, err := b.Causes(ctx, args[0], limit)
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Cause]{
-			{title: "FAILURES", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.Failures) }},
-			{title: "CLASS", text: func(c operator.Cause) string { return c.Class }},
-			{title: "NEWEST", right: true, text: func(c operator.Cause) string { return a.since(c.Newest) }},
-			{title: "EXAMPLE", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.ExampleID) }},
-			{title: "FINGERPRINT", text: func(c operator.Cause) string {
-				if a.format == "wide" {
-					return c.Fingerprint
-				}
-				return short(c.Fingerprint, 100)
-			}},
-		}, found)
+	return listing(a, c, []column[operator.Cause]{
+		{title: "FAILURES", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.Failures) }},
+		{title: "CLASS", text: func(c operator.Cause) string { return c.Class }},
+		{title: "NEWEST", right: true, text: func(c operator.Cause) string { return a.since(c.Newest) }},
+		{title: "EXAMPLE", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.ExampleID) }},
+		{title: "FINGERPRINT", text: func(c operator.Cause) string {
+			if a.format == "wide" {
+				return c.Fingerprint
+			}
+			return short(c.Fingerprint, 100)
+		}},
+	}, func(ctx context.Context, b backend, args []string) ([]operator.Cause, error) {
+		return b.Causes(ctx, args[0], limit)
 	})
 }
 

@@ -25,23 +25,20 @@ func flowList(a *app) *cobra.Command {
 			"counting most; SHARE is its part of what its application used. Fair queues go by them, divided by WEIGHT.",
 	}
 	a.queueFlag(c, &queue, "of one queue")
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+	return listing(a, c, []column[operator.Usage]{
+		{title: "QUEUE", text: func(u operator.Usage) string { return u.Queue }},
+		{title: "FLOW", text: func(u operator.Usage) string { return before(short(u.Flow, 60), "-") }},
+		{title: "APPLICATION", wide: true, text: func(u operator.Usage) string { return u.Application }},
+		{title: "SLOTS", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.2f", u.Slots) }},
+		{title: "SHARE", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.1f %%", 100*u.Share) }},
+		{title: "WEIGHT", right: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Weight) }},
+		{title: "LOCKS", right: true, text: func(u operator.Usage) string { return number(u.Locks) }},
+		{title: "ENTRIES", right: true, wide: true, text: func(u operator.Usage) string { return number(u.Entries) }},
+		{title: "COST", right: true, wide: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Cost) }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Usage, error) {
 		found, err := b.Usage(ctx, queue, "", "", operator.PageMax)
-		if err != nil {
-			return err
-		}
 		slices.SortStableFunc(found, func(x, y operator.Usage) int { return cmp.Compare(y.Slots, x.Slots) })
-		return printList(a, []column[operator.Usage]{
-			{title: "QUEUE", text: func(u operator.Usage) string { return u.Queue }},
-			{title: "FLOW", text: func(u operator.Usage) string { return before(short(u.Flow, 60), "-") }},
-			{title: "APPLICATION", wide: true, text: func(u operator.Usage) string { return u.Application }},
-			{title: "SLOTS", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.2f", u.Slots) }},
-			{title: "SHARE", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.1f %%", 100*u.Share) }},
-			{title: "WEIGHT", right: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Weight) }},
-			{title: "LOCKS", right: true, text: func(u operator.Usage) string { return number(u.Locks) }},
-			{title: "ENTRIES", right: true, wide: true, text: func(u operator.Usage) string { return number(u.Entries) }},
-			{title: "COST", right: true, wide: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Cost) }},
-		}, found)
+		return found, err
 	})
 }
 
@@ -65,8 +62,8 @@ func flowWeight(a *app) *cobra.Command {
 		if queue != "" {
 			does += " in queue " + queue
 		}
-		return simple(does, false, func(ctx context.Context, by invalidation.By) error {
+		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error {
 			return b.SetFlowWeight(ctx, args[0], queue, weight, by)
-		}), nil
+		})
 	})
 }

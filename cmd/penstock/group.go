@@ -20,25 +20,17 @@ func groupList(a *app) *cobra.Command {
 	var limit int
 	c.Flags().StringVar(&after, "after", "", "keys behind this one: the last of the page before")
 	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		found, err := b.Groups(ctx, args[0], after, limit)
-		if err != nil {
-			return err
-		}
-		err = printList(a, []column[operator.Group]{
-			{title: "LOCK KEY", text: func(g operator.Group) string { return short(g.LockKey, 60) }},
-			{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Waiting) }},
-			{title: "OLDEST", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.OldestID) }},
-			{title: "AGE", right: true, text: func(g operator.Group) string { return age(g.OldestSeconds) }},
-			{title: "NODE", text: func(g operator.Group) string { return before(g.Node, "-") }},
-			{title: "HELD", right: true, text: func(g operator.Group) string { return before(ageOrNone(g.HeldSeconds), "-") }},
-			{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
-		}, found)
-		if err == nil && len(found) > 0 {
-			a.more(len(found), limit, fmt.Sprintf("--after %q", found[len(found)-1].LockKey))
-		}
-		return err
-	})
+	return paging(a, c, &limit, []column[operator.Group]{
+		{title: "LOCK KEY", text: func(g operator.Group) string { return short(g.LockKey, 60) }},
+		{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Waiting) }},
+		{title: "OLDEST", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.OldestID) }},
+		{title: "AGE", right: true, text: func(g operator.Group) string { return age(g.OldestSeconds) }},
+		{title: "NODE", text: func(g operator.Group) string { return before(g.Node, "-") }},
+		{title: "HELD", right: true, text: func(g operator.Group) string { return before(ageOrNone(g.HeldSeconds), "-") }},
+		{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
+	}, func(ctx context.Context, b backend, args []string) ([]operator.Group, error) {
+		return b.Groups(ctx, args[0], after, limit)
+	}, func(last operator.Group) string { return fmt.Sprintf("--after %q", last.LockKey) })
 }
 
 func groupCompact(a *app) *cobra.Command {

@@ -17,29 +17,25 @@ func limitCommand(a *app) *cobra.Command {
 
 func limitList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Limits, what is in use, and which queues are under them", Args: cobra.NoArgs}
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Limits(ctx, operator.PageMax)
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Limit]{
-			{title: "LIMIT", text: func(l operator.Limit) string { return l.Name }},
-			{title: "IN USE", right: true, text: func(l operator.Limit) string { return number(l.InUse) }},
-			{title: "MAX", right: true, text: func(l operator.Limit) string { return before(optional(l.MaxUnits), "-") }},
-			{title: "PER SECOND", right: true, text: func(l operator.Limit) string { return before(optional(l.Rate), "-") }},
-			{title: "BURST", right: true, text: func(l operator.Limit) string { return before(optional(l.Burst), "-") }},
-			{title: "LEFT", right: true, wide: true, text: func(l operator.Limit) string { return optional(l.Left) }},
-			{title: "OF", text: func(l operator.Limit) string {
-				switch {
-				case l.PerFlow:
-					return "each flow"
-				case l.PerKey:
-					return "each lock key"
-				}
-				return "all flows"
-			}},
-			{title: "QUEUES", text: func(l operator.Limit) string { return before(short(strings.Join(l.Queues, ","), 60), "-") }},
-		}, found)
+	return listing(a, c, []column[operator.Limit]{
+		{title: "LIMIT", text: func(l operator.Limit) string { return l.Name }},
+		{title: "IN USE", right: true, text: func(l operator.Limit) string { return number(l.InUse) }},
+		{title: "MAX", right: true, text: func(l operator.Limit) string { return before(optional(l.MaxUnits), "-") }},
+		{title: "PER SECOND", right: true, text: func(l operator.Limit) string { return before(optional(l.Rate), "-") }},
+		{title: "BURST", right: true, text: func(l operator.Limit) string { return before(optional(l.Burst), "-") }},
+		{title: "LEFT", right: true, wide: true, text: func(l operator.Limit) string { return optional(l.Left) }},
+		{title: "OF", text: func(l operator.Limit) string {
+			switch {
+			case l.PerFlow:
+				return "each flow"
+			case l.PerKey:
+				return "each lock key"
+			}
+			return "all flows"
+		}},
+		{title: "QUEUES", text: func(l operator.Limit) string { return before(short(strings.Join(l.Queues, ","), 60), "-") }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Limit, error) {
+		return b.Limits(ctx, operator.PageMax)
 	})
 }
 
@@ -67,11 +63,9 @@ func limitSet(a *app) *cobra.Command {
 		if len(options) == 0 {
 			return change{}, usagef("nothing to set: give --max-units, --rate, --burst, --per-flow or --per-key")
 		}
-		planned := simple("set limit "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+		return simple("set limit "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
 			return b.SetLimit(ctx, args[0], options, by)
 		})
-		planned.detail = described(options)
-		return planned, nil
 	})
 }
 
@@ -85,13 +79,12 @@ func limitUse(a *app) *cobra.Command {
 		if units < 0 {
 			return change{}, usagef("--units is %d: want 0 or more", units)
 		}
-		planned := simple(fmt.Sprintf("put queue %s under limit %s", args[0], args[1]), false, func(ctx context.Context, by invalidation.By) error {
+		does, detail := fmt.Sprintf("put queue %s under limit %s", args[0], args[1]), fmt.Sprintf("%d units a lock", units)
+		if units == 0 {
+			does, detail = fmt.Sprintf("take queue %s out of limit %s", args[0], args[1]), ""
+		}
+		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
 			return b.UseLimit(ctx, args[0], args[1], units, by)
 		})
-		planned.detail = fmt.Sprintf("%d units a lock", units)
-		if units == 0 {
-			planned.does, planned.detail = fmt.Sprintf("take queue %s out of limit %s", args[0], args[1]), ""
-		}
-		return planned, nil
 	})
 }

@@ -36,19 +36,15 @@ func lockList(a *app) *cobra.Command {
 	c.Flags().StringVar(&node, "node", "", "of this node, by name or id")
 	c.Flags().IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
 	must(c.RegisterFlagCompletionFunc("node", a.completeNodes))
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
+	return listing(a, c, lockColumns(), func(ctx context.Context, b backend, _ []string) ([]operator.Lock, error) {
 		if node != "" {
 			n, err := b.FindNode(ctx, node)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			f.NodeID = n.ID
 		}
-		found, err := b.Locks(ctx, f)
-		if err != nil {
-			return err
-		}
-		return printList(a, lockColumns(), found)
+		return b.Locks(ctx, f)
 	})
 }
 
@@ -66,7 +62,7 @@ func lockVerify(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if len(found) == 0 && (a.format == "table" || a.format == "wide") {
+		if len(found) == 0 && a.tabular() {
 			fmt.Fprintln(a.out, "every lock has a node that lives and lists it, and entries")
 			return nil
 		}

@@ -59,14 +59,11 @@ func appliedMigrations(ctx context.Context, db postgres.DB) (map[int64]time.Time
 	if err := db.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, migrations.Table).Scan(&there); err != nil || !there {
 		return nil, err
 	}
-	rows, err := db.Query(ctx, `SELECT version_id, max(tstamp) FROM `+migrations.Table+` WHERE is_applied AND version_id > 0 GROUP BY version_id`)
-	if err != nil {
-		return nil, err
-	}
+	const sql = `SELECT version_id, max(tstamp) FROM ` + migrations.Table + ` WHERE is_applied AND version_id > 0 GROUP BY version_id`
 	applied := map[int64]time.Time{}
 	var version int64
 	var at time.Time
-	_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error { applied[version] = at; return nil })
+	_, err := pgx.ForEachRow(postgres.Query(ctx, db, sql), []any{&version, &at}, func() error { applied[version] = at; return nil })
 	return applied, err
 }
 

@@ -20,20 +20,16 @@ func modelCommand(a *app) *cobra.Command {
 
 func modelList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Models by name", Args: cobra.NoArgs}
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Models(ctx, operator.PageMax)
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Model]{
-			{title: "MODEL", text: func(m operator.Model) string { return m.Name }},
-			{title: "PROTOCOL", text: func(m operator.Model) string { return m.Protocol }},
-			{title: "QUEUE", text: func(m operator.Model) string { return m.Queue }},
-			{title: "USABLE", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Usable, m.Instances) }},
-			{title: "SLOTS HELD", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Held, m.Slots) }},
-			{title: "OVERRIDE", text: func(m operator.Model) string { return before(short(string(m.Override), 60), "-") }},
-			{title: "CONFIG", wide: true, text: func(m operator.Model) string { return string(m.Config) }},
-		}, found)
+	return listing(a, c, []column[operator.Model]{
+		{title: "MODEL", text: func(m operator.Model) string { return m.Name }},
+		{title: "PROTOCOL", text: func(m operator.Model) string { return m.Protocol }},
+		{title: "QUEUE", text: func(m operator.Model) string { return m.Queue }},
+		{title: "USABLE", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Usable, m.Instances) }},
+		{title: "SLOTS HELD", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Held, m.Slots) }},
+		{title: "OVERRIDE", text: func(m operator.Model) string { return before(short(string(m.Override), 60), "-") }},
+		{title: "CONFIG", wide: true, text: func(m operator.Model) string { return string(m.Config) }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Model, error) {
+		return b.Models(ctx, operator.PageMax)
 	})
 }
 
@@ -104,16 +100,16 @@ func modelOverride(a *app) *cobra.Command {
 				return change{}, err
 			}
 		}
-		return simple("override model "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+		return simple("override model "+args[0], "", false, func(ctx context.Context, by invalidation.By) error {
 			return b.OverrideModel(ctx, args[0], fields, by)
-		}), nil
+		})
 	})
 }
 
 func modelRemove(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeModels}
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
-		return simple("remove model "+args[0], true, func(ctx context.Context, by invalidation.By) error { return b.RemoveModel(ctx, args[0], by) }), nil
+		return simple("remove model "+args[0], "", true, func(ctx context.Context, by invalidation.By) error { return b.RemoveModel(ctx, args[0], by) })
 	})
 }
 
@@ -151,16 +147,8 @@ func (a *app) instanceColumns() []column[operator.Instance] {
 
 func instanceList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeModels}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		model := ""
-		if len(args) > 0 {
-			model = args[0]
-		}
-		found, err := b.Instances(ctx, model, operator.PageMax)
-		if err != nil {
-			return err
-		}
-		return printList(a, a.instanceColumns(), found)
+	return listing(a, c, a.instanceColumns(), func(ctx context.Context, b backend, args []string) ([]operator.Instance, error) {
+		return b.Instances(ctx, strings.Join(args, ""), operator.PageMax) // one at most
 	})
 }
 
@@ -182,20 +170,17 @@ func instanceRegister(a *app) *cobra.Command {
 			}
 			i.Labels = text
 		}
-		planned := simple(fmt.Sprintf("register instance %s of model %s", i.Server, i.Model), false, func(ctx context.Context, by invalidation.By) error {
-			return b.RegisterInstance(ctx, i, by)
-		})
-		planned.detail = fmt.Sprintf("%s with %d slots", i.Endpoint, slots)
-		return planned, nil
+		does, detail := fmt.Sprintf("register instance %s of model %s", i.Server, i.Model), fmt.Sprintf("%s with %d slots", i.Endpoint, slots)
+		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error { return b.RegisterInstance(ctx, i, by) })
 	})
 }
 
 func instanceDrain(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "drain MODEL SERVER", Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeModels}
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
-		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), false, func(ctx context.Context, by invalidation.By) error {
+		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), "", false, func(ctx context.Context, by invalidation.By) error {
 			return b.DrainInstance(ctx, args[0], args[1], by)
-		}), nil
+		})
 	})
 }
 
@@ -204,19 +189,13 @@ func instanceRemove(a *app) *cobra.Command {
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if slots are held: calls that still run there are counted nowhere")
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
-		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), true, func(ctx context.Context, by invalidation.By) error {
+		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), "", true, func(ctx context.Context, by invalidation.By) error {
 			return b.RemoveInstance(ctx, args[0], args[1], force, by)
-		}), nil
+		})
 	})
 }
 
 func (a *app) completeModels(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.complete(c, args, prefix, func(ctx context.Context, b backend) ([]string, error) {
-		all, err := b.Models(ctx, 500)
-		names := make([]string, len(all))
-		for i, m := range all {
-			names[i] = m.Name
-		}
-		return names, err
-	})
+	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.Model, error) { return b.Models(ctx, 500) },
+		func(m operator.Model) string { return m.Name })
 }

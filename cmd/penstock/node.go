@@ -37,12 +37,8 @@ func nodeList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Nodes by name", Args: cobra.NoArgs}
 	var limit int
 	c.Flags().IntVar(&limit, "limit", 500, "at most so many")
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Nodes(ctx, limit)
-		if err != nil {
-			return err
-		}
-		return printList(a, a.nodeColumns(), found)
+	return listing(a, c, a.nodeColumns(), func(ctx context.Context, b backend, _ []string) ([]operator.Node, error) {
+		return b.Nodes(ctx, limit)
 	})
 }
 
@@ -100,12 +96,6 @@ func (a *app) awaitGone(ctx context.Context, b backend, id operator.NodeID) (str
 }
 
 func (a *app) completeNodes(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.complete(c, args, prefix, func(ctx context.Context, b backend) ([]string, error) {
-		all, err := b.Nodes(ctx, 500)
-		names := make([]string, len(all))
-		for i, n := range all {
-			names[i] = n.Name
-		}
-		return names, err
-	})
+	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.Node, error) { return b.Nodes(ctx, 500) },
+		func(n operator.Node) string { return n.Name })
 }

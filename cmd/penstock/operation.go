@@ -24,26 +24,22 @@ func operationList(a *app) *cobra.Command {
 	a.queueFlag(c, &queue, "of this queue")
 	c.Flags().BoolVar(&running, "running", false, "only those that run")
 	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Operations(ctx, operator.OperationFilter{Queue: queue, Running: running, Limit: limit})
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Operation]{
-			{title: "ID", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.ID) }},
-			{title: "QUEUE", text: func(o operator.Operation) string { return o.Queue }},
-			{title: "VERB", text: func(o operator.Operation) string { return o.Verb }},
-			{title: "STATUS", text: func(o operator.Operation) string { return o.Status }},
-			{title: "CHANGED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Changed) }},
-			{title: "MATCHED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Matched) }},
-			{title: "PER SECOND", wide: true, right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.PerSecond) }},
-			{title: "FILTER", wide: true, text: func(o operator.Operation) string {
-				text, _ := json.Marshal(o.Filter) // it came from JSON
-				return string(text)
-			}},
-			{title: "AGE", right: true, text: func(o operator.Operation) string { return a.since(o.CreatedAt) }},
-			{title: "BY", text: func(o operator.Operation) string { return short(o.Actor+after(": ", o.Reason), 60) }},
-		}, found)
+	return listing(a, c, []column[operator.Operation]{
+		{title: "ID", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.ID) }},
+		{title: "QUEUE", text: func(o operator.Operation) string { return o.Queue }},
+		{title: "VERB", text: func(o operator.Operation) string { return o.Verb }},
+		{title: "STATUS", text: func(o operator.Operation) string { return o.Status }},
+		{title: "CHANGED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Changed) }},
+		{title: "MATCHED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Matched) }},
+		{title: "PER SECOND", wide: true, right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.PerSecond) }},
+		{title: "FILTER", wide: true, text: func(o operator.Operation) string {
+			text, _ := json.Marshal(o.Filter) // it came from JSON
+			return string(text)
+		}},
+		{title: "AGE", right: true, text: func(o operator.Operation) string { return a.since(o.CreatedAt) }},
+		{title: "BY", text: func(o operator.Operation) string { return short(o.Actor+after(": ", o.Reason), 60) }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Operation, error) {
+		return b.Operations(ctx, operator.OperationFilter{Queue: queue, Running: running, Limit: limit})
 	})
 }
 
@@ -91,10 +87,7 @@ func operationCancel(a *app) *cobra.Command {
 		if err != nil {
 			return change{}, err
 		}
-		planned := simple(fmt.Sprintf("cancel operation %d", id), false, func(ctx context.Context, by invalidation.By) error {
-			return b.CancelOperation(ctx, id, by)
-		})
-		planned.detail = fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched)
-		return planned, nil
+		detail := fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched)
+		return simple(fmt.Sprintf("cancel operation %d", id), detail, false, func(ctx context.Context, by invalidation.By) error { return b.CancelOperation(ctx, id, by) })
 	})
 }

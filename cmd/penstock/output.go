@@ -44,9 +44,12 @@ func printList[T any](a *app, columns []column[T], rows []T) error {
 	return a.encode(rows)
 }
 
+// tabular says whether the output is for people.
+func (a *app) tabular() bool { return a.format == "table" || a.format == "wide" }
+
 // printOne writes one thing; text is its form for people.
 func printOne(a *app, v any, text func(io.Writer)) error {
-	if a.format == "table" || a.format == "wide" {
+	if a.tabular() {
 		text(a.out)
 		return nil
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,19 +17,15 @@ func pauseCommand(a *app) *cobra.Command {
 
 func pauseList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Every pause that lasts, oldest first", Args: cobra.NoArgs}
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Pauses(ctx, operator.PageMax)
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Pause]{
-			{title: "SCOPE", text: func(p operator.Pause) string { return p.Scope }},
-			{title: "VALUE", text: func(p operator.Pause) string { return before(short(p.Value, 60), `""`) }},
-			{title: "QUEUE", text: func(p operator.Pause) string { return before(p.Queue, "-") }},
-			{title: "FOR", right: true, text: func(p operator.Pause) string { return a.since(p.Since) }},
-			{title: "UNTIL", text: func(p operator.Pause) string { return before(stamp(p.Until), "-") }},
-			{title: "BY", text: func(p operator.Pause) string { return short(p.Actor+after(": ", p.Reason), 80) }},
-		}, found)
+	return listing(a, c, []column[operator.Pause]{
+		{title: "SCOPE", text: func(p operator.Pause) string { return p.Scope }},
+		{title: "VALUE", text: func(p operator.Pause) string { return before(short(p.Value, 60), `""`) }},
+		{title: "QUEUE", text: func(p operator.Pause) string { return before(p.Queue, "-") }},
+		{title: "FOR", right: true, text: func(p operator.Pause) string { return a.since(p.Since) }},
+		{title: "UNTIL", text: func(p operator.Pause) string { return before(stamp(p.Until), "-") }},
+		{title: "BY", text: func(p operator.Pause) string { return short(p.Actor+after(": ", p.Reason), 80) }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Pause, error) {
+		return b.Pauses(ctx, operator.PageMax)
 	})
 }
 
@@ -64,11 +59,7 @@ func pauseSet(a *app) *cobra.Command {
 			return change{}, err
 		}
 		s := read(args)
-		planned := simple("pause "+s.String(), false, func(ctx context.Context, by invalidation.By) error { return b.Pause(ctx, s, by, end) })
-		if !end.IsZero() {
-			planned.detail = "until " + end.UTC().Format(time.RFC3339)
-		}
-		return planned, nil
+		return simple("pause "+s.String(), after("until ", stamp(&end)), false, func(ctx context.Context, by invalidation.By) error { return b.Pause(ctx, s, by, end) })
 	})
 }
 
@@ -77,7 +68,7 @@ func pauseEnd(a *app) *cobra.Command {
 	read := a.subject(c)
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
 		s := read(args)
-		return simple("resume "+s.String(), false, func(ctx context.Context, by invalidation.By) error { return b.Resume(ctx, s, by) }), nil
+		return simple("resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error { return b.Resume(ctx, s, by) })
 	})
 }
 
@@ -87,30 +78,26 @@ func applicationCommand(a *app) *cobra.Command {
 
 func applicationList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Applications by name", Args: cobra.NoArgs}
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Applications(ctx, operator.PageMax)
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Application]{
-			{title: "APPLICATION", text: func(x operator.Application) string { return x.Name }},
-			{title: "STATE", text: func(x operator.Application) string {
-				switch {
-				case x.Paused:
-					return "paused"
-				case x.Nodes == 0:
-					return "no node"
-				}
-				return "serving"
-			}},
-			{title: "QUEUES", right: true, text: func(x operator.Application) string { return fmt.Sprint(x.Queues) }},
-			{title: "NODES", right: true, text: func(x operator.Application) string { return number(x.Nodes) }},
-			{title: "THREADS", right: true, text: func(x operator.Application) string { return number(x.Threads) }},
-			{title: "LOCKS", right: true, text: func(x operator.Application) string { return number(x.Locks) }},
-			{title: "QUOTA", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaUnits), "-") }},
-			{title: "PER SECOND", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaRate), "-") }},
-			{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string { return before(ageOrNone(x.OldestSeconds), "-") }},
-		}, found)
+	return listing(a, c, []column[operator.Application]{
+		{title: "APPLICATION", text: func(x operator.Application) string { return x.Name }},
+		{title: "STATE", text: func(x operator.Application) string {
+			switch {
+			case x.Paused:
+				return "paused"
+			case x.Nodes == 0:
+				return "no node"
+			}
+			return "serving"
+		}},
+		{title: "QUEUES", right: true, text: func(x operator.Application) string { return fmt.Sprint(x.Queues) }},
+		{title: "NODES", right: true, text: func(x operator.Application) string { return number(x.Nodes) }},
+		{title: "THREADS", right: true, text: func(x operator.Application) string { return number(x.Threads) }},
+		{title: "LOCKS", right: true, text: func(x operator.Application) string { return number(x.Locks) }},
+		{title: "QUOTA", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaUnits), "-") }},
+		{title: "PER SECOND", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaRate), "-") }},
+		{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string { return before(ageOrNone(x.OldestSeconds), "-") }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.Application, error) {
+		return b.Applications(ctx, operator.PageMax)
 	})
 }
 
@@ -138,6 +125,6 @@ func applicationQuota(a *app) *cobra.Command {
 		if remove {
 			quota, does = nil, fmt.Sprintf("remove quota of application %s", args[0])
 		}
-		return simple(does, false, func(ctx context.Context, by invalidation.By) error { return b.SetQuota(ctx, args[0], quota, by) }), nil
+		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error { return b.SetQuota(ctx, args[0], quota, by) })
 	})
 }

@@ -87,17 +87,14 @@ func queueList(a *app) *cobra.Command {
 			return a.queueNames(c, prefix)
 		},
 	}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+	return listing(a, c, queueColumns(), func(ctx context.Context, b backend, args []string) ([]operator.Queue, error) {
 		queues, err := b.Queues(ctx, args...)
-		if err != nil {
-			return err
-		}
 		for _, name := range args {
-			if !slices.ContainsFunc(queues, func(q operator.Queue) bool { return q.Name == name }) {
-				return fmt.Errorf("list queue %q: %w", name, invalidation.ErrQueueNotFound)
+			if err == nil && !slices.ContainsFunc(queues, func(q operator.Queue) bool { return q.Name == name }) {
+				err = fmt.Errorf("list queue %q: %w", name, invalidation.ErrQueueNotFound)
 			}
 		}
-		return printList(a, queueColumns(), queues)
+		return queues, err
 	})
 }
 
@@ -128,26 +125,22 @@ func queueHistory(a *app) *cobra.Command {
 	count := func(title string, of func(operator.Sample) int64) column[operator.Sample] {
 		return column[operator.Sample]{title: title, right: true, text: func(s operator.Sample) string { return estimate(of(s), s.Estimated) }}
 	}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		samples, err := b.Samples(ctx, args[0], over)
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.Sample]{
-			{title: "AT", text: func(s operator.Sample) string { return stamp(&s.At) }},
-			count("INITIAL", func(s operator.Sample) int64 { return s.Initial }), count("PENDING", func(s operator.Sample) int64 { return s.Pending }),
-			count("COMPUTING", func(s operator.Sample) int64 { return s.Computing }), count("FAILED", func(s operator.Sample) int64 { return s.Failed }),
-			{title: "IN/S", right: true, text: func(s operator.Sample) string { return rate(s.InPerSecond) }},
-			{title: "OUT/S", right: true, text: func(s operator.Sample) string { return rate(s.OutPerSecond) }},
-			{title: "HEAD AGE", right: true, text: func(s operator.Sample) string { return before(ageOrNone(s.HeadAgeSeconds), "-") }},
-			{title: "NODES", right: true, text: func(s operator.Sample) string { return number(s.Serving) }},
-			{title: "BLOCKED", text: func(s operator.Sample) string {
-				if s.Blocked == nil {
-					return ""
-				}
-				return *s.Blocked
-			}},
-		}, samples)
+	return listing(a, c, []column[operator.Sample]{
+		{title: "AT", text: func(s operator.Sample) string { return stamp(&s.At) }},
+		count("INITIAL", func(s operator.Sample) int64 { return s.Initial }), count("PENDING", func(s operator.Sample) int64 { return s.Pending }),
+		count("COMPUTING", func(s operator.Sample) int64 { return s.Computing }), count("FAILED", func(s operator.Sample) int64 { return s.Failed }),
+		{title: "IN/S", right: true, text: func(s operator.Sample) string { return rate(s.InPerSecond) }},
+		{title: "OUT/S", right: true, text: func(s operator.Sample) string { return rate(s.OutPerSecond) }},
+		{title: "HEAD AGE", right: true, text: func(s operator.Sample) string { return before(ageOrNone(s.HeadAgeSeconds), "-") }},
+		{title: "NODES", right: true, text: func(s operator.Sample) string { return number(s.Serving) }},
+		{title: "BLOCKED", text: func(s operator.Sample) string {
+			if s.Blocked == nil {
+				return ""
+			}
+			return *s.Blocked
+		}},
+	}, func(ctx context.Context, b backend, args []string) ([]operator.Sample, error) {
+		return b.Samples(ctx, args[0], over)
 	})
 }
 
@@ -257,11 +250,9 @@ func queueCreate(a *app) *cobra.Command {
 		if kind != "" {
 			options["kind"] = kind
 		}
-		planned := simple("create queue "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+		return simple("create queue "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
 			return b.CreateQueue(ctx, args[0], options, by)
 		})
-		planned.detail = described(options)
-		return planned, nil
 	})
 }
 
@@ -288,11 +279,9 @@ func queueAlter(a *app) *cobra.Command {
 		if _, err := b.Queue(ctx, args[0]); err != nil {
 			return change{}, err
 		}
-		planned := simple("alter queue "+args[0], false, func(ctx context.Context, by invalidation.By) error {
+		return simple("alter queue "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
 			return b.AlterQueue(ctx, args[0], options, by)
 		})
-		planned.detail = described(options)
-		return planned, nil
 	})
 }
 
@@ -305,12 +294,8 @@ func queueDrop(a *app) *cobra.Command {
 		if err != nil {
 			return change{}, err
 		}
-		planned := simple("drop queue "+q.Name, true, func(ctx context.Context, by invalidation.By) error {
-			return b.DropQueue(ctx, q.Name, force, by)
-		})
-		held := q.Initial + q.Pending + q.Disabled
-		planned.detail = fmt.Sprintf("entries: %s, failures: %d", estimate(held, q.Estimated), q.Failed)
-		return planned, nil
+		detail := fmt.Sprintf("entries: %s, failures: %d", estimate(q.Initial+q.Pending+q.Disabled, q.Estimated), q.Failed)
+		return simple("drop queue "+q.Name, detail, true, func(ctx context.Context, by invalidation.By) error { return b.DropQueue(ctx, q.Name, force, by) })
 	})
 }
 
@@ -330,14 +315,8 @@ func queuePause(a *app) *cobra.Command {
 		if err != nil {
 			return change{}, err
 		}
-		planned := simple("pause queue "+q.Name, false, func(ctx context.Context, by invalidation.By) error {
-			return b.PauseQueue(ctx, q.Name, by, end)
-		})
-		planned.detail = fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated), q.Computing)
-		if !end.IsZero() {
-			planned.detail += ", until " + end.UTC().Format(time.RFC3339)
-		}
-		return planned, nil
+		detail := fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated), q.Computing) + after(", until ", stamp(&end))
+		return simple("pause queue "+q.Name, detail, false, func(ctx context.Context, by invalidation.By) error { return b.PauseQueue(ctx, q.Name, by, end) })
 	})
 }
 
@@ -348,6 +327,6 @@ func queueSwitch(a *app, verb, help string, do func(backend, context.Context, st
 		if _, err := b.Queue(ctx, args[0]); err != nil {
 			return change{}, err
 		}
-		return simple(verb+" queue "+args[0], false, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) }), nil
+		return simple(verb+" queue "+args[0], "", false, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) })
 	})
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,21 +18,17 @@ func tokenCommand(a *app) *cobra.Command {
 
 func tokenList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Tokens by name, without their secrets", Args: cobra.NoArgs}
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.Tokens(ctx, operator.PageMax)
-		if err != nil {
-			return err
-		}
-		return printList(a, []column[operator.APIToken]{
-			{title: "TOKEN", text: func(t operator.APIToken) string { return t.Name }},
-			{title: "STATE", text: tokenState},
-			{title: "SCOPES", text: func(t operator.APIToken) string { return strings.Join(t.Scopes, ",") }},
-			{title: "APPLICATIONS", text: func(t operator.APIToken) string { return before(strings.Join(t.Applications, ","), "all") }},
-			{title: "QUEUES", text: func(t operator.APIToken) string { return before(short(strings.Join(t.Queues, ","), 40), "all") }},
-			{title: "USED", text: func(t operator.APIToken) string { return before(stamp(t.UsedAt), "never") }},
-			{title: "EXPIRES", text: func(t operator.APIToken) string { return before(stamp(t.ExpiresAt), "never") }},
-			{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
-		}, found)
+	return listing(a, c, []column[operator.APIToken]{
+		{title: "TOKEN", text: func(t operator.APIToken) string { return t.Name }},
+		{title: "STATE", text: tokenState},
+		{title: "SCOPES", text: func(t operator.APIToken) string { return strings.Join(t.Scopes, ",") }},
+		{title: "APPLICATIONS", text: func(t operator.APIToken) string { return before(strings.Join(t.Applications, ","), "all") }},
+		{title: "QUEUES", text: func(t operator.APIToken) string { return before(short(strings.Join(t.Queues, ","), 40), "all") }},
+		{title: "USED", text: func(t operator.APIToken) string { return before(stamp(t.UsedAt), "never") }},
+		{title: "EXPIRES", text: func(t operator.APIToken) string { return before(stamp(t.ExpiresAt), "never") }},
+		{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
+	}, func(ctx context.Context, b backend, _ []string) ([]operator.APIToken, error) {
+		return b.Tokens(ctx, operator.PageMax)
 	})
 }
 
@@ -94,18 +91,13 @@ func tokenRotate(a *app) *cobra.Command {
 func tokenRevoke(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "revoke NAME", Short: "End every secret of a token, within seconds", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens}
 	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
-		return simple("revoke token "+args[0], true, func(ctx context.Context, by invalidation.By) error { return b.RevokeToken(ctx, args[0], by) }), nil
+		return simple("revoke token "+args[0], "", true, func(ctx context.Context, by invalidation.By) error { return b.RevokeToken(ctx, args[0], by) })
 	})
 }
 
 func (a *app) completeTokens(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.complete(c, args, prefix, func(ctx context.Context, b backend) (names []string, err error) {
+	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.APIToken, error) {
 		all, err := b.Tokens(ctx, 500)
-		for _, t := range all {
-			if t.Live {
-				names = append(names, t.Name)
-			}
-		}
-		return names, err
-	})
+		return slices.DeleteFunc(all, func(t operator.APIToken) bool { return !t.Live }), err
+	}, func(t operator.APIToken) string { return t.Name })
 }

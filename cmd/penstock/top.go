@@ -30,7 +30,7 @@ func topCommand(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if once || !terminal(a.out) || !terminal(a.in) || (a.format != "table" && a.format != "wide") {
+		if once || !terminal(a.out) || !terminal(a.in) || !a.tabular() {
 			return a.topOnce(c.Context(), b, every)
 		}
 		_, err = tea.NewProgram(newTop(c.Context(), a, b, every), tea.WithContext(c.Context()), tea.WithInput(a.in), tea.WithOutput(a.out)).Run()
@@ -56,7 +56,7 @@ func (a *app) topOnce(ctx context.Context, b backend, over time.Duration) error 
 	if err != nil {
 		return err
 	}
-	if a.format != "table" && a.format != "wide" {
+	if !a.tabular() {
 		return a.encode(s)
 	}
 	_, err = fmt.Fprint(a.out, a.topPicture(s))

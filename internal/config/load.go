@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -108,9 +109,7 @@ func (p Program) readFile(k *koanf.Koanf, flags *pflag.FlagSet, all []Option) er
 	if err != nil {
 		return err
 	}
-	if path == "" {
-		path = p.lookup("PENSTOCK_CONFIG")
-	}
+	path = cmp.Or(path, p.lookup("PENSTOCK_CONFIG"))
 	if path == "" {
 		return nil
 	}

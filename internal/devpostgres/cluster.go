@@ -2,6 +2,7 @@ package devpostgres
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,9 +45,7 @@ func startCluster(ctx context.Context, cfg Config, acct account, bin binaries) (
 }
 
 func (c *cluster) open(ctx context.Context) (*Server, error) {
-	if c.socketDir == "" {
-		c.socketDir = c.dir.data()
-	}
+	c.socketDir = cmp.Or(c.socketDir, c.dir.data())
 	if err := checkSocketPath(c.socketDir, c.cfg.port()); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,9 +56,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		return nil, fmt.Errorf("read database address: %w", err)
 	}
 	pc.MaxConns = cfg.MaxConns
-	if pc.MaxConns == 0 {
-		pc.MaxConns = 4
-	}
+	pc.MaxConns = cmp.Or(pc.MaxConns, 4)
 	pc.MaxConnLifetimeJitter = 5 * time.Minute
 	// A server that is going away or has become a standby stays what it is: the next connection may find a better one.
 	pc.ConnConfig.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
@@ -111,6 +110,25 @@ func Check(ctx context.Context, db DB) (advice []string, err error) {
 	}
 	return advice, nil
 }
+
+// Query runs a query for pgx.CollectRows, pgx.ForEachRow and the like: what goes wrong comes out of the rows.
+func Query(ctx context.Context, db DB, sql string, args ...any) pgx.Rows {
+	rows, err := db.Query(ctx, sql, args...)
+	if err != nil {
+		return failed{err: err}
+	}
+	return rows
+}
+
+// failed is the rows of a query that did not run.
+type failed struct {
+	pgx.Rows
+	err error
+}
+
+func (f failed) Close()     {}
+func (f failed) Err() error { return f.err }
+func (f failed) Next() bool { return false }
 
 // InTx runs fn in a transaction of db: commit if it returns nil, else roll back.
 func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {

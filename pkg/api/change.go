@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -21,12 +22,8 @@ import (
 
 // change registers a POST that needs a reason and answers with nothing.
 func change[I any](a *API, r route, do func(ctx context.Context, in *I) error) {
-	if r.method == "" {
-		r.method = "POST"
-	}
-	if r.status == 0 {
-		r.status = http.StatusNoContent
-	}
+	r.method = cmp.Or(r.method, "POST")
+	r.status = cmp.Or(r.status, http.StatusNoContent)
 	add(a, r, func(ctx context.Context, in *I) (*struct{}, error) { return nil, do(ctx, in) })
 }
 

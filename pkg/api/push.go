@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -171,9 +172,7 @@ func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push
 // pushOf makes a push of an entry. Number is its place in the request, 0 if it is alone there.
 func (a *API) pushOf(e entryToPush, key, trace string, number int64) (invalidation.Push, error) {
 	p := e.push()
-	if p.Trace == "" {
-		p.Trace = trace
-	}
+	p.Trace = cmp.Or(p.Trace, trace)
 	if key != "" {
 		if p.IdempotencyKey != "" {
 			return p, fmt.Errorf("%w: there is an idempotency_key, and the request has an Idempotency-Key; give one of them", errMalformed)

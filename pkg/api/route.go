@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -64,15 +65,9 @@ func (a *API) raw(r route, describe func(*huma.Operation), answer func(http.Resp
 }
 
 func (a *API) operation(r route) *huma.Operation {
-	if r.bytesMax == 0 {
-		r.bytesMax = defaultBytesMax
-	}
-	if r.timeout == 0 {
-		r.timeout = a.cfg.Timeout
-	}
-	if r.status == 0 {
-		r.status = http.StatusOK
-	}
+	r.bytesMax = cmp.Or(r.bytesMax, defaultBytesMax)
+	r.timeout = cmp.Or(r.timeout, a.cfg.Timeout)
+	r.status = cmp.Or(r.status, http.StatusOK)
 	a.routes = append(a.routes, r)
 	op := &huma.Operation{
 		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, DefaultStatus: r.status,

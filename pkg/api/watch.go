@@ -156,17 +156,13 @@ SELECT w.id, CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' 
 func (w *watch) lookAt(queues []int32, ids []invalidation.EntryID) error {
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	defer cancel()
-	rows, err := w.db.Query(ctx, lookSQL, queues, ids)
-	if err != nil {
-		return fmt.Errorf("look at %d entries: %w", len(ids), err)
-	}
 	living := make(map[invalidation.EntryID]sighting, len(ids))
 	var (
 		id invalidation.EntryID
 		s  sighting
 		at *time.Time
 	)
-	_, err = pgx.ForEachRow(rows, []any{&id, &s.state, &s.done, &s.message, &at, &s.token, &s.seq}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, w.db, lookSQL, queues, ids), []any{&id, &s.state, &s.done, &s.message, &at, &s.token, &s.seq}, func() error {
 		if s.progressAt = (time.Time{}); at != nil {
 			s.progressAt = *at
 		}

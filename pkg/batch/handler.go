@@ -175,12 +175,7 @@ func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.Ra
 	return func(yield func(json.RawMessage, error) bool) {
 		last := 0
 		for {
-			rows, err := db.Query(ctx, resultsSQL, batch, last)
-			if err != nil {
-				yield(nil, fmt.Errorf("read results of batch %d: %w", batch, err))
-				return
-			}
-			page, err := pgx.CollectRows(rows, pgx.RowToStructByPos[part])
+			page, err := pgx.CollectRows(postgres.Query(ctx, db, resultsSQL, batch, last), pgx.RowToStructByPos[part])
 			if err != nil {
 				yield(nil, fmt.Errorf("read results of batch %d: %w", batch, err))
 				return

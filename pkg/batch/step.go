@@ -92,15 +92,11 @@ DELETE FROM penstock.batch
 
 // pass steps every open batch in a transaction of its own: one that goes wrong does not hold up the others.
 func (s *Stepper) pass(ctx context.Context) (busy bool, err error) {
-	rows, err := s.db.Query(ctx, openSQL)
-	if err != nil {
-		return false, fmt.Errorf("list batches: %w", err)
-	}
 	type batch struct {
 		ID    int64
 		Queue int32
 	}
-	batches, err := pgx.CollectRows(rows, pgx.RowToStructByPos[batch])
+	batches, err := pgx.CollectRows(postgres.Query(ctx, s.db, openSQL), pgx.RowToStructByPos[batch])
 	if err != nil {
 		return false, fmt.Errorf("list batches: %w", err)
 	}

@@ -37,12 +37,8 @@ func New(cfg Config) *Client {
 	if cfg.HTTP == nil {
 		cfg.HTTP = &http.Client{}
 	}
-	if cfg.Tries == 0 {
-		cfg.Tries = 5
-	}
-	if cfg.WaitMax == 0 {
-		cfg.WaitMax = 30 * time.Second
-	}
+	cfg.Tries = cmp.Or(cfg.Tries, 5)
+	cfg.WaitMax = cmp.Or(cfg.WaitMax, 30*time.Second)
 	return &Client{cfg: cfg}
 }
 

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // jobRow is a job as the engine reads it.
@@ -44,11 +46,7 @@ SELECT ` + jobColumns + `, 0::float8
    FOR UPDATE SKIP LOCKED`
 
 func readJobs(ctx context.Context, tx pgx.Tx, sql string, now time.Time, limit int) ([]jobRow, error) {
-	rows, err := tx.Query(ctx, sql, now, limit)
-	if err != nil {
-		return nil, fmt.Errorf("read cron jobs: %w", err)
-	}
-	jobs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (j jobRow, err error) {
+	jobs, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, now, limit), func(row pgx.CollectableRow) (j jobRow, err error) {
 		var start, end, catching, ended *time.Time
 		s := &j.schedule
 		err = row.Scan(&j.id, &j.queue, &j.name, &s.Spec, &s.Zone, &s.Jitter, &start, &end, &s.CatchUp, &s.CatchUpMax, &s.Grace, &s.Gap, &s.Fold,

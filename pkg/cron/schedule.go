@@ -1,6 +1,7 @@
 package cron
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -127,15 +128,9 @@ func (s Schedule) withDefaults(spec spec) (Schedule, error) {
 	if !s.End.IsZero() && !s.End.After(s.Start) {
 		err = errors.Join(err, fmt.Errorf("end %s is not after start %s", s.End.Format(time.RFC3339), s.Start.Format(time.RFC3339)))
 	}
-	if s.CatchUpMax == 0 {
-		s.CatchUpMax = defaultCatchUpMax
-	}
-	if s.Grace == 0 {
-		s.Grace = defaultGrace
-	}
-	if s.Zone == "" {
-		s.Zone = "UTC"
-	}
+	s.CatchUpMax = cmp.Or(s.CatchUpMax, defaultCatchUpMax)
+	s.Grace = cmp.Or(s.Grace, defaultGrace)
+	s.Zone = cmp.Or(s.Zone, "UTC")
 	return s, err
 }
 

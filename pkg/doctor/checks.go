@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // check is one thing to look at. Its finding is fine unless it says otherwise.
@@ -35,9 +37,5 @@ var checks = []check{
 
 // texts reads the first column of a query, a line a row.
 func texts(ctx context.Context, tx pgx.Tx, sql string) ([]string, error) {
-	rows, err := tx.Query(ctx, sql)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	return pgx.CollectRows(postgres.Query(ctx, tx, sql), pgx.RowTo[string])
 }

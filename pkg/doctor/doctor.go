@@ -111,9 +111,7 @@ func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding,
 		return err
 	})
 	f.Check = c.name
-	if f.Severity == "" {
-		f.Severity = Fine
-	}
+	f.Severity = cmp.Or(f.Severity, Fine)
 	return f, err
 }
 

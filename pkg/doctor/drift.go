@@ -146,13 +146,10 @@ func catalog(ctx context.Context, tx pgx.Tx) (map[string]bool, error) {
 }
 
 func functionTexts(ctx context.Context, tx pgx.Tx) (map[string][]string, error) {
-	rows, err := tx.Query(ctx, `SELECT proname::text, prosrc FROM pg_proc WHERE pronamespace = 'penstock'::regnamespace`)
-	if err != nil {
-		return nil, err
-	}
+	const sql = `SELECT proname::text, prosrc FROM pg_proc WHERE pronamespace = 'penstock'::regnamespace`
 	found := map[string][]string{}
 	var name, body string
-	_, err = pgx.ForEachRow(rows, []any{&name, &body}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, sql), []any{&name, &body}, func() error {
 		found[name] = append(found[name], body)
 		return nil
 	})

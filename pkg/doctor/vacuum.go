@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // horizonSQL lists what keeps vacuum from removing dead rows, the worst first: how long, how bad (2 critical), and
@@ -40,14 +42,10 @@ SELECT line, level, advice FROM (
 // A held horizon is the commonest reason why a queue in Postgres becomes slow: dead ready rows pile up at the head of
 // each lane. Claims remember how far they came, so that a claim stays fast; the tables grow all the same.
 func checkHorizon(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	rows, err := tx.Query(ctx, horizonSQL)
-	if err != nil {
-		return Finding{}, err
-	}
 	f := Finding{Summary: "nothing keeps vacuum from cleaning"}
 	var line, advice string
 	var level int
-	_, err = pgx.ForEachRow(rows, []any{&line, &level, &advice}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, horizonSQL), []any{&line, &level, &advice}, func() error {
 		f.Details = append(f.Details, line+": "+advice)
 		if level == 2 {
 			f.Severity = Critical
@@ -109,14 +107,10 @@ func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 			Advice: "Switch it on; a queue's tables change too fast to be vacuumed by hand.",
 		}, nil
 	}
-	rows, err := tx.Query(ctx, deadSQL)
-	if err != nil {
-		return Finding{}, err
-	}
 	f := Finding{Summary: "no table has more dead rows than it should"}
 	var line string
 	var many bool
-	_, err = pgx.ForEachRow(rows, []any{&line, &many}, func() error {
+	_, err = pgx.ForEachRow(postgres.Query(ctx, tx, deadSQL), []any{&line, &many}, func() error {
 		f.Details = append(f.Details, line)
 		if many {
 			f.Severity = Critical
@@ -144,17 +138,13 @@ SELECT p.name, count(c.oid), max(substring(pg_get_expr(c.relpartbound, c.oid) FR
  ORDER BY p.name`
 
 func checkPartitions(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
-	rows, err := tx.Query(ctx, partitionsSQL)
-	if err != nil {
-		return Finding{}, err
-	}
 	type parent struct {
 		name  string
 		n     int
 		until *time.Time
 		spill bool
 	}
-	parents, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (parent, error) {
+	parents, err := pgx.CollectRows(postgres.Query(ctx, tx, partitionsSQL), func(row pgx.CollectableRow) (parent, error) {
 		var p parent
 		return p, row.Scan(&p.name, &p.n, &p.until, &p.spill)
 	})

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 const leaderSQL = `
@@ -105,14 +107,10 @@ func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 
 // judged turns lines and whether each is critical into a finding.
 func judged(ctx context.Context, tx pgx.Tx, sql, fine, many, advice string) (Finding, error) {
-	rows, err := tx.Query(ctx, sql)
-	if err != nil {
-		return Finding{}, err
-	}
 	f := Finding{Summary: fine}
 	var line string
 	var critical bool
-	_, err = pgx.ForEachRow(rows, []any{&line, &critical}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, sql), []any{&line, &critical}, func() error {
 		f.Details = append(f.Details, line)
 		if critical {
 			f.Severity = Critical

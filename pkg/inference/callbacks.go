@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,9 +43,7 @@ type listener struct {
 // NewCallbacks returns callbacks under base, a URL, whose addresses nobody can guess who does not have key. All processes
 // of an installation share the key. Base may be empty where reports are taken and no runs are started.
 func NewCallbacks(base string, key []byte, db postgres.DB, log *slog.Logger) *Callbacks {
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	return &Callbacks{base: strings.TrimSuffix(base, "/"), key: key, db: db, log: log, listeners: map[*listener]struct{}{}}
 }
 

@@ -54,9 +54,7 @@ func (c DispatchConfig) withDefaults() DispatchConfig {
 
 // NewDispatcher returns the handler of all inference queues.
 func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool, log *slog.Logger) *Dispatcher {
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	d := &Dispatcher{config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log, joiners: map[string]*joiner{}}
 	pool.idled = d.slotIdled
 	return d
@@ -148,9 +146,7 @@ func (a *attempt) noRoom(last Outcome) error {
 	case a.tries == 0 && !a.pool.idle(a.model.Name):
 		wait = 0 // it was claimed on a permit for another run or another kind of entry: it stands where it stood
 	}
-	if last.Reason == "" {
-		last.Reason = "no free slot"
-	}
+	last.Reason = cmp.Or(last.Reason, "no free slot")
 	return invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
 }
 

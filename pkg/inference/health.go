@@ -46,9 +46,7 @@ func (c ProberConfig) withDefaults() ProberConfig {
 
 // NewProber returns the duty.
 func NewProber(config ProberConfig, db postgres.DB, registry *Registry, log *slog.Logger) *Prober {
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	return &Prober{config: config.withDefaults(), db: db, registry: registry, log: log}
 }
 
@@ -100,11 +98,7 @@ func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
 	if most <= 0 {
 		return nil, nil
 	}
-	rows, err := p.db.Query(ctx, claimDueSQL, p.config.Interval+10*time.Second, most)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[int32])
+	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.config.Interval+10*time.Second, most), pgx.RowTo[int32])
 }
 
 const orphansSQL = `SELECT slot_token, age FROM penstock.orphan_slots($1)`
@@ -129,11 +123,7 @@ func (p *Prober) Check(ctx context.Context, instance int32) error {
 		return nil // just removed, or not usable, which the registry reports
 	}
 	// Before the probe: what was orphaned after the worker counted is not for this count to judge.
-	rows, err := p.db.Query(ctx, orphansSQL, instance)
-	if err != nil {
-		return fmt.Errorf("read orphaned slots: %w", err)
-	}
-	orphans, err := pgx.CollectRows(rows, pgx.RowToStructByPos[orphan])
+	orphans, err := pgx.CollectRows(postgres.Query(ctx, p.db, orphansSQL, instance), pgx.RowToStructByPos[orphan])
 	if err != nil {
 		return fmt.Errorf("read orphaned slots: %w", err)
 	}
@@ -169,9 +159,7 @@ func (p *Prober) Check(ctx context.Context, instance int32) error {
 // the oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in use can.
 func staleOrphans(orphans []orphan, h Health, e *Endpoint, c ProberConfig) (stale []int64) {
 	doubtMax := c.DoubtMax
-	if doubtMax == 0 {
-		doubtMax = max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration())
-	}
+	doubtMax = cmp.Or(doubtMax, max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration()))
 	active := h.Active
 	switch {
 	case h.State == StateUnhealthy || h.State == StateDefunct || h.State == StateStarting:

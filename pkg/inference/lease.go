@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 const leaseSlotsSQL = `SELECT instance, slot_number, slot_token, valid_ms FROM penstock.lease_slots($1, $2, $3)`
@@ -53,20 +55,16 @@ func (p *SlotPool) lease(model string, want int) bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
 	defer cancel()
-	rows, err := p.db.Query(ctx, leaseSlotsSQL, model, p.node(), block)
-	if err == nil {
-		var got []leasedSlot
-		if got, err = pgx.CollectRows(rows, pgx.RowToStructByPos[leasedSlot]); err == nil {
-			if len(got) == 0 {
-				p.countAbandoned(ctx, model)
-			}
-			return p.leased(model, got, start)
-		}
+	got, err := pgx.CollectRows(postgres.Query(ctx, p.db, leaseSlotsSQL, model, p.node(), block), pgx.RowToStructByPos[leasedSlot])
+	if err != nil {
+		p.log.Warn("lease slots", "model", model, "error", err)
+		p.lostAnswer()
+		return p.leased(model, nil, start)
 	}
-	p.log.Warn("lease slots", "model", model, "error", err)
-	p.leased(model, nil, start)
-	p.lostAnswer()
-	return false
+	if len(got) == 0 {
+		p.countAbandoned(ctx, model)
+	}
+	return p.leased(model, got, start)
 }
 
 func (p *SlotPool) leased(model string, got []leasedSlot, start time.Time) bool {
@@ -190,13 +188,9 @@ func (p *SlotPool) readShares(ctx context.Context) error {
 		}
 	}
 	p.mu.Unlock()
-	rows, err := p.db.Query(ctx, sharesSQL, names, p.node())
-	if err != nil {
-		return fmt.Errorf("read shares of slots: %w", err)
-	}
 	var name string
 	var share int
-	_, err = pgx.ForEachRow(rows, []any{&name, &share}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, p.db, sharesSQL, names, p.node()), []any{&name, &share}, func() error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.account(name).ledger.share = share
@@ -221,11 +215,7 @@ type heldRow struct {
 // answer to are taken in.
 func (p *SlotPool) verify(ctx context.Context) error {
 	start := time.Now()
-	rows, err := p.db.Query(ctx, heldSlotsSQL, p.node())
-	if err != nil {
-		return fmt.Errorf("read held slots: %w", err)
-	}
-	held, err := pgx.CollectRows(rows, pgx.RowToStructByPos[heldRow])
+	held, err := pgx.CollectRows(postgres.Query(ctx, p.db, heldSlotsSQL, p.node()), pgx.RowToStructByPos[heldRow])
 	if err != nil {
 		return fmt.Errorf("read held slots: %w", err)
 	}

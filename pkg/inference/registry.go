@@ -67,9 +67,7 @@ func (e *Endpoint) usable(now time.Time) bool {
 // NewRegistry returns an empty registry; Run or Refresh fills it. A poll of 0 is taken as 1 s.
 func NewRegistry(db postgres.DB, config Config, poll time.Duration, log *slog.Logger) *Registry {
 	poll = cmp.Or(poll, time.Second)
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	r := &Registry{db: db, config: config, poll: poll, log: log}
 	r.current.Store(newCatalog())
 	return r
@@ -144,10 +142,6 @@ SELECT m.name, m.config, m.override, coalesce(i.id, 0), coalesce(i.server, ''), 
  ORDER BY i.id`
 
 func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
-	rows, err := r.db.Query(ctx, catalogSQL)
-	if err != nil {
-		return nil, fmt.Errorf("read models and instances: %w", err)
-	}
 	now := time.Now()
 	fresh := newCatalog()
 	var (
@@ -157,7 +151,7 @@ func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
 		quarantine       float64
 		row              Endpoint
 	)
-	_, err = pgx.ForEachRow(rows, []any{
+	_, err := pgx.ForEachRow(postgres.Query(ctx, r.db, catalogSQL), []any{
 		&name, &config, &override, &row.ID, &row.Server, &row.Address,
 		&row.Slots, &labels, &row.State, &row.Draining, &quarantine,
 	}, func() error {
@@ -193,12 +187,8 @@ SELECT name, model
  WHERE kind = 'inference' AND model IS NOT NULL`
 
 func (r *Registry) readQueues(ctx context.Context, fresh *catalog) error {
-	rows, err := r.db.Query(ctx, queueModelsSQL)
-	if err != nil {
-		return fmt.Errorf("read queues of models: %w", err)
-	}
 	var queue, model string
-	_, err = pgx.ForEachRow(rows, []any{&queue, &model}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, r.db, queueModelsSQL), []any{&queue, &model}, func() error {
 		fresh.queues[queue] = model
 		return nil
 	})

@@ -106,9 +106,7 @@ const exchangeMax = 2 * time.Second
 
 // NewSlotPool returns an empty pool for the node that node names: its incarnation may change.
 func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node func() invalidation.NodeID, log *slog.Logger) *SlotPool {
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	p := &SlotPool{
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
 		models: map[string]*account{}, breaker: map[string]*Breaker{}, idled: func(string) {}, kick: make(chan struct{}, 1),

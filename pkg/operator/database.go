@@ -35,8 +35,7 @@ func page(limit int) int {
 
 // list collects the rows of a query into structs by column name.
 func list[T any](ctx context.Context, db postgres.DB, what, sql string, args ...any) ([]T, error) {
-	rows, _ := db.Query(ctx, sql, args...) // collecting tells its error
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
+	found, err := pgx.CollectRows(postgres.Query(ctx, db, sql, args...), pgx.RowToStructByName[T])
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", what, err)
 	}
@@ -45,8 +44,7 @@ func list[T any](ctx context.Context, db postgres.DB, what, sql string, args ...
 
 // show returns the only row of a query, or the error absent if there is none.
 func show[T any](ctx context.Context, db postgres.DB, what string, absent error, sql string, args ...any) (T, error) {
-	rows, _ := db.Query(ctx, sql, args...) // collecting tells its error
-	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[T])
+	found, err := pgx.CollectExactlyOneRow(postgres.Query(ctx, db, sql, args...), pgx.RowToStructByName[T])
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = absent
 	}

@@ -72,8 +72,7 @@ func (d *Database) Queues(ctx context.Context, names ...string) ([]Queue, error)
 // QueueNames returns the names of the queues that begin with a prefix.
 func (d *Database) QueueNames(ctx context.Context, prefix string) ([]string, error) {
 	const sql = `SELECT name FROM penstock.queue WHERE starts_with(name, $1) ORDER BY name LIMIT 200`
-	rows, _ := d.db.Query(ctx, sql, prefix) // collecting tells its error
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	return pgx.CollectRows(postgres.Query(ctx, d.db, sql, prefix), pgx.RowTo[string])
 }
 
 // QueueDetail is all about one queue.

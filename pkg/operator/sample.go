@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Sample is how a queue stood at a moment, or over a minute: depths, rates and nodes are then means, HeadAgeSeconds the
@@ -26,7 +28,9 @@ type Sample struct {
 const samplesSQL = `
 SELECT s.at, s.initial, s.pending, s.computing, s.disabled, s.failed, s.estimated, s.serving, s.head_age AS head_age_seconds, s.blocked,
        s.in_per_second, s.out_per_second
-  FROM (SELECT * FROM penstock.%s WHERE queue_id = $1 AND at > clock_timestamp() - $2::interval ORDER BY at DESC LIMIT 3000) s
+  FROM penstock.queue q CROSS JOIN LATERAL (
+       SELECT * FROM penstock.%s WHERE queue_id = q.id AND at > clock_timestamp() - $2::interval ORDER BY at DESC LIMIT 3000) s
+ WHERE q.name = $1
  ORDER BY s.at`
 
 // Samples returns how a queue stood over the time that ends now, oldest first: as it was sampled for up to an hour,
@@ -36,9 +40,17 @@ func (d *Database) Samples(ctx context.Context, queue string, over time.Duration
 	if over > time.Hour {
 		table = "sample_minute"
 	}
-	id, err := d.queueID(ctx, queue)
-	if err != nil {
-		return nil, err
+	found, err := list[Sample](ctx, d.db, "samples of queue "+queue, fmt.Sprintf(samplesSQL, table), queue, over)
+	if err != nil || len(found) > 0 {
+		return found, err
 	}
-	return list[Sample](ctx, d.db, "samples of queue "+queue, fmt.Sprintf(samplesSQL, table), id, over)
+	var known bool
+	err = d.db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM penstock.queue WHERE name = $1)`, queue).Scan(&known)
+	if err == nil && !known {
+		err = invalidation.ErrQueueNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list samples of queue %q: %w", queue, err)
+	}
+	return found, nil
 }

@@ -105,11 +105,7 @@ func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, err
 	if err != nil {
 		return r, nil, fmt.Errorf("read locks: %w", err)
 	}
-	rows, err := l.db.Query(ctx, nodesSQL)
-	if err != nil {
-		return r, nil, fmt.Errorf("read nodes: %w", err)
-	}
-	r.Nodes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) {
+	r.Nodes, err = pgx.CollectRows(postgres.Query(ctx, l.db, nodesSQL), func(row pgx.CollectableRow) (Node, error) {
 		var n Node
 		var silent float64
 		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads)

@@ -138,39 +138,23 @@ SELECT model, sum(slots) FILTER (WHERE usable)::bigint, sum(held)::bigint, sum(d
 
 func (s *Samples) look(ctx context.Context) (Sampling, error) {
 	var found Sampling
-	collect := func(what string, into func(rows pgx.Rows) error, sql string) error {
-		rows, err := s.db.Query(ctx, sql)
-		if err == nil {
-			err = into(rows)
-		}
-		if err != nil {
-			return fmt.Errorf("sample %s: %w", what, err)
-		}
-		return nil
+	var err error
+	if found.Queues, err = pgx.CollectRows(postgres.Query(ctx, s.db, measureSQL), pgx.RowToStructByPos[Sample]); err != nil {
+		return found, fmt.Errorf("sample queues: %w", err)
 	}
-	err := collect("queues", func(rows pgx.Rows) (err error) {
-		found.Queues, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Sample])
-		return err
-	}, measureSQL)
+	if found.Server, err = pgx.CollectExactlyOneRow(postgres.Query(ctx, s.db, serverSQL), pgx.RowToStructByPos[Server]); err != nil {
+		return found, fmt.Errorf("sample server: %w", err)
+	}
+	found.Models, err = pgx.CollectRows(postgres.Query(ctx, s.db, modelSlotsSQL), func(row pgx.CollectableRow) (m ModelSlots, err error) {
+		var usable *int64
+		err = row.Scan(&m.Model, &usable, &m.Held, &m.Doubtful)
+		m.Slots = value(usable)
+		return m, err
+	})
 	if err != nil {
-		return found, err
+		return found, fmt.Errorf("sample slots: %w", err)
 	}
-	err = collect("server", func(rows pgx.Rows) (err error) {
-		found.Server, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Server])
-		return err
-	}, serverSQL)
-	if err != nil {
-		return found, err
-	}
-	return found, collect("slots", func(rows pgx.Rows) (err error) {
-		found.Models, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m ModelSlots, err error) {
-			var usable *int64
-			err = row.Scan(&m.Model, &usable, &m.Held, &m.Doubtful)
-			m.Slots = value(usable)
-			return m, err
-		})
-		return err
-	}, modelSlotsSQL)
+	return found, nil
 }
 
 // rate fills in what came and went a second between two looks. Counters that went back were reset, and say nothing.

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,9 +24,7 @@ type Handler struct {
 
 // NewHandler returns a handler that delivers as config says.
 func NewHandler(config Config, db postgres.DB, log *slog.Logger) *Handler {
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	return &Handler{db: db, vault: config.Vault, deliverer: NewDeliverer(config), log: log}
 }
 
