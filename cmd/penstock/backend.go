@@ -11,26 +11,6 @@ import (
 // backend is what the commands need of the system, noun by noun. operator.Database is one that needs no leader; remote
 // goes through the HTTP API.
 type backend interface {
-	queues
-	entries
-	groups
-	failures
-	operations
-	locks
-	nodes
-	limits
-	flows
-	audits
-	crons
-	batches
-	pauses
-	models
-	instances
-	tokens
-	live
-}
-
-type queues interface {
 	Queues(ctx context.Context, names ...string) ([]operator.Queue, error)
 	Queue(ctx context.Context, name string) (operator.QueueDetail, error)
 	Samples(ctx context.Context, queue string, over time.Duration) ([]operator.Sample, error)
@@ -42,9 +22,7 @@ type queues interface {
 	ResumeQueue(ctx context.Context, name string, by invalidation.By) error
 	DisableQueue(ctx context.Context, name string, by invalidation.By) error
 	EnableQueue(ctx context.Context, name string, by invalidation.By) error
-}
 
-type entries interface {
 	Entries(ctx context.Context, f operator.EntryFilter) ([]operator.Entry, error)
 	Entry(ctx context.Context, id int64) (operator.EntryDetail, error)
 	Outcome(ctx context.Context, id int64) (queue string, ended operator.Ended, err error)
@@ -55,57 +33,39 @@ type entries interface {
 	EnableEntry(ctx context.Context, id int64, by invalidation.By) error
 	DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
 	EnableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
-}
 
-type groups interface {
 	Groups(ctx context.Context, queue, after string, limit int) ([]operator.Group, error)
 	Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error)
-}
 
-type failures interface {
 	Failures(ctx context.Context, f operator.FailureFilter) ([]operator.Failure, error)
 	Failure(ctx context.Context, id int64) (operator.FailureDetail, error)
 	Causes(ctx context.Context, queue string, limit int) ([]operator.Cause, error)
 	RetryFailure(ctx context.Context, id int64, by invalidation.By) error
 	DiscardFailure(ctx context.Context, id int64, by invalidation.By) error
-}
 
-type operations interface {
 	Operations(ctx context.Context, f operator.OperationFilter) ([]operator.Operation, error)
 	Operation(ctx context.Context, id int64) (operator.Operation, error)
 	CountMatching(ctx context.Context, o invalidation.Operation) (int64, error)
 	StartOperation(ctx context.Context, o invalidation.Operation) (int64, error)
 	Step(ctx context.Context, id int64) (wait time.Duration, err error)
 	CancelOperation(ctx context.Context, id int64, by invalidation.By) error
-}
 
-type locks interface {
 	Locks(ctx context.Context, f operator.LockFilter) ([]operator.Lock, error)
 	VerifyLocks(ctx context.Context, limit int) ([]operator.Suspect, error)
-}
 
-type nodes interface {
 	Nodes(ctx context.Context, limit int) ([]operator.Node, error)
 	FindNode(ctx context.Context, wanted string) (operator.Node, error)
 	DrainNode(ctx context.Context, id operator.NodeID, by invalidation.By) error
-}
 
-type limits interface {
 	Limits(ctx context.Context, limit int) ([]operator.Limit, error)
 	SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error
 	UseLimit(ctx context.Context, queue, limit string, units int, by invalidation.By) error
-}
 
-type flows interface {
 	Usage(ctx context.Context, queue, afterQueue, afterFlow string, limit int) ([]operator.Usage, error)
 	SetFlowWeight(ctx context.Context, flow, queue string, weight float64, by invalidation.By) error
-}
 
-type audits interface {
 	Audits(ctx context.Context, f operator.AuditFilter) ([]operator.Audit, error)
-}
 
-type crons interface {
 	CronJobs(ctx context.Context, f operator.CronFilter) ([]operator.CronJob, error)
 	CronJob(ctx context.Context, name string) (operator.CronJobDetail, error)
 	CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error
@@ -114,9 +74,7 @@ type crons interface {
 	ResumeCronJob(ctx context.Context, name string, by invalidation.By) error
 	RunCronJob(ctx context.Context, name string, by invalidation.By) error
 	DropCronJob(ctx context.Context, name string, by invalidation.By) error
-}
 
-type batches interface {
 	Batches(ctx context.Context, f operator.BatchFilter) ([]operator.Batch, error)
 	Batch(ctx context.Context, id int64) (operator.Batch, error)
 	CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error)
@@ -124,35 +82,29 @@ type batches interface {
 	ResumeBatch(ctx context.Context, id int64, by invalidation.By) error
 	CancelBatch(ctx context.Context, id int64, by invalidation.By) error
 	RetryBatch(ctx context.Context, id int64, by invalidation.By) error
-}
 
-type pauses interface {
 	Pauses(ctx context.Context, limit int) ([]operator.Pause, error)
 	Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error
 	Resume(ctx context.Context, s invalidation.Subject, by invalidation.By) error
 	Applications(ctx context.Context, limit int) ([]operator.Application, error)
 	SetQuota(ctx context.Context, application string, l *invalidation.Limit, by invalidation.By) error
-}
 
-type models interface {
 	Models(ctx context.Context, limit int) ([]operator.Model, error)
 	RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (queue string, err error)
 	OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error
 	RemoveModel(ctx context.Context, name string, by invalidation.By) error
-}
 
-type instances interface {
 	Instances(ctx context.Context, model string, limit int) ([]operator.Instance, error)
 	RegisterInstance(ctx context.Context, i operator.Instance, by invalidation.By) error
 	DrainInstance(ctx context.Context, model, server string, by invalidation.By) error
 	RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error
-}
 
-type tokens interface {
 	Tokens(ctx context.Context, limit int) ([]operator.APIToken, error)
 	CreateToken(ctx context.Context, g operator.Grant, by invalidation.By) (secret string, err error)
 	RotateToken(ctx context.Context, name string, overlap time.Duration, expires time.Time, by invalidation.By) (secret string, err error)
 	RevokeToken(ctx context.Context, name string, by invalidation.By) error
+
+	live
 }
 
 // live is what top shows.

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -16,12 +15,6 @@ const cleanupTimeout = 30 * time.Second
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return pool(t, DSN(t))
-}
-
-// Config returns the connection settings of a fresh migrated database, which is dropped when the test ends.
-func Config(t testing.TB) *pgx.ConnConfig {
-	t.Helper()
-	return parse(t, DSN(t))
 }
 
 // DSN returns the connection string of a fresh migrated database, which is dropped when the test ends.
@@ -87,13 +80,4 @@ func closePool(t testing.TB, p *pgxpool.Pool) {
 	case <-time.After(cleanupTimeout / 3):
 		t.Errorf("close test pool: %d connections were never released", p.Stat().AcquiredConns())
 	}
-}
-
-func parse(t testing.TB, dsn string) *pgx.ConnConfig {
-	t.Helper()
-	config, err := pgx.ParseConfig(dsn)
-	if err != nil {
-		t.Fatalf("parse DSN of test database: %v", err)
-	}
-	return config
 }

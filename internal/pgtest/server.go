@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/devpostgres"
@@ -52,12 +51,6 @@ func ServerWith(t testing.TB, settings map[string]string) *Own {
 
 // DSN is the connection string of the migrated database. It stays the same over restarts.
 func (o *Own) DSN() string { return o.dsn }
-
-// Config is the parsed DSN.
-func (o *Own) Config() *pgx.ConnConfig {
-	o.t.Helper()
-	return parse(o.t, o.dsn)
-}
 
 // Pool opens a pool on the migrated database; it is closed when the test ends.
 func (o *Own) Pool() *pgxpool.Pool {

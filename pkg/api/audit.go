@@ -27,10 +27,7 @@ type auditFilter struct {
 }
 
 func (a *API) listAudit(ctx context.Context, in *auditFilter) (*answer[list[operator.Audit]], error) {
-	f := operator.AuditFilter{Actor: in.Actor, Verb: in.Verb, Object: in.Object, Since: in.Since, Limit: in.Limit + 1}
-	if err := in.after(&f.Before); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Audits(ctx, f)
-	return pageOf(found, in.Paging, func(x operator.Audit) any { return x.ID }), err
+	return paged(in.Paging, func(before int64, limit int) ([]operator.Audit, error) {
+		return a.operator.Audits(ctx, operator.AuditFilter{Actor: in.Actor, Verb: in.Verb, Object: in.Object, Since: in.Since, Before: before, Limit: limit})
+	}, func(x operator.Audit) int64 { return x.ID })
 }

@@ -32,9 +32,7 @@ func (a *API) batchRoutes() {
 		{"cancel", "End a batch; parts that run are asked to end", a.operator.CancelBatch},
 		{"retry", "Run the parts again that did not end done", a.operator.RetryBatch},
 	} {
-		change(a, route{path: one + "/" + verb.name, id: verb.name + "-batch", summary: verb.summary, scope: operate, of: ofBatch}, func(ctx context.Context, in *idVerb) error {
-			return verb.do(ctx, in.ID, in.Body.by(ctx))
-		})
+		change(a, route{path: one + "/" + verb.name, id: verb.name + "-batch", summary: verb.summary, scope: operate, of: ofBatch}, byID(verb.do))
 	}
 }
 
@@ -44,12 +42,9 @@ type batchFilter struct {
 }
 
 func (a *API) listBatches(ctx context.Context, in *batchFilter) (*answer[list[operator.Batch]], error) {
-	f := operator.BatchFilter{Queue: in.Queue, Limit: in.Limit + 1}
-	if err := in.after(&f.Before); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Batches(ctx, f)
-	return pageOf(found, in.Paging, func(b operator.Batch) any { return b.ID }), err
+	return paged(in.Paging, func(before int64, limit int) ([]operator.Batch, error) {
+		return a.operator.Batches(ctx, operator.BatchFilter{Queue: in.Queue, Before: before, Limit: limit})
+	}, func(b operator.Batch) int64 { return b.ID })
 }
 
 type batchCreation struct {

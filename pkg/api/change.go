@@ -47,6 +47,34 @@ func (w Why) by(ctx context.Context) invalidation.By { return Because(w).by(ctx)
 // Reasoned is the body of what needs nothing but a reason.
 type Reasoned struct{ Body Because }
 
+type (
+	queueVerb struct {
+		InQueue
+		Reasoned
+	}
+	idVerb struct {
+		InID
+		Reasoned
+	}
+	nameVerb struct {
+		InName
+		Reasoned
+	}
+)
+
+// byQueue, byID and byName make a handler of a change that needs nothing but a reason and what it is about.
+func byQueue(do func(context.Context, string, invalidation.By) error) func(context.Context, *queueVerb) error {
+	return func(ctx context.Context, in *queueVerb) error { return do(ctx, in.Queue, in.Body.by(ctx)) }
+}
+
+func byID(do func(context.Context, int64, invalidation.By) error) func(context.Context, *idVerb) error {
+	return func(ctx context.Context, in *idVerb) error { return do(ctx, in.ID, in.Body.by(ctx)) }
+}
+
+func byName(do func(context.Context, string, invalidation.By) error) func(context.Context, *nameVerb) error {
+	return func(ctx context.Context, in *nameVerb) error { return do(ctx, in.Name, in.Body.by(ctx)) }
+}
+
 // UntilBody is the body of a pause.
 type UntilBody struct {
 	Because

@@ -12,11 +12,6 @@ type InName struct {
 	Name string `path:"name" maxLength:"200"`
 }
 
-type nameVerb struct {
-	InName
-	Reasoned
-}
-
 func (a *API) cronRoutes() {
 	const one = "/v1/cron/{name}"
 	add(a, route{method: "GET", path: "/v1/cron", id: "list-cron-jobs", summary: "Cron jobs by name", scope: read, of: ofQueue}, a.listCronJobs)
@@ -40,12 +35,8 @@ func (a *API) cronRoutes() {
 	) error {
 		return a.operator.PauseCronJob(ctx, in.Name, in.Body.by(ctx), in.Body.Until)
 	})
-	change(a, route{path: one + "/resume", id: "resume-cron-job", summary: "End a pause; the catch-up policy says what becomes of missed times", scope: operate, of: ofCron}, func(ctx context.Context, in *nameVerb) error {
-		return a.operator.ResumeCronJob(ctx, in.Name, in.Body.by(ctx))
-	})
-	change(a, route{path: one + "/run", id: "run-cron-job", summary: "Ask for one run now, beside the schedule", scope: operate, of: ofCron, status: http.StatusAccepted}, func(ctx context.Context, in *nameVerb) error {
-		return a.operator.RunCronJob(ctx, in.Name, in.Body.by(ctx))
-	})
+	change(a, route{path: one + "/resume", id: "resume-cron-job", summary: "End a pause; the catch-up policy says what becomes of missed times", scope: operate, of: ofCron}, byName(a.operator.ResumeCronJob))
+	change(a, route{path: one + "/run", id: "run-cron-job", summary: "Ask for one run now, beside the schedule", scope: operate, of: ofCron, status: http.StatusAccepted}, byName(a.operator.RunCronJob))
 }
 
 type cronFilter struct {
@@ -54,12 +45,9 @@ type cronFilter struct {
 }
 
 func (a *API) listCronJobs(ctx context.Context, in *cronFilter) (*answer[list[operator.CronJob]], error) {
-	f := operator.CronFilter{Queue: in.Queue, Limit: in.Limit + 1}
-	if err := in.after(&f.After); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.CronJobs(ctx, f)
-	return pageOf(found, in.Paging, func(j operator.CronJob) any { return j.Name }), err
+	return paged(in.Paging, func(after string, limit int) ([]operator.CronJob, error) {
+		return a.operator.CronJobs(ctx, operator.CronFilter{Queue: in.Queue, After: after, Limit: limit})
+	}, func(j operator.CronJob) string { return j.Name })
 }
 
 type cronCreation struct {

@@ -42,23 +42,14 @@ type InID struct {
 	ID int64 `path:"id"`
 }
 
-type idVerb struct {
-	InID
-	Reasoned
-}
-
 func (a *API) entryRoutes() {
 	const one = "/v1/entries/{id}"
 	add(a, route{method: "GET", path: "/v1/entries", id: "list-entries", summary: "Entries of a queue, oldest first", scope: read, of: ofQueue}, a.listEntries)
 	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, of: ofEntry, timeout: waitMax + a.cfg.Timeout}, a.entry)
 	a.raw(route{method: "GET", path: one + "/events", id: "follow-entry", summary: "What happens to an entry, as server-sent events", scope: read, of: ofEntry, timeout: -1}, describeEvents, a.events)
 	add(a, route{method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to", scope: operate, of: ofEntry}, a.cancelEntry)
-	change(a, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
-		return a.operator.DisableEntry(ctx, in.ID, in.Body.by(ctx))
-	})
-	change(a, route{path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
-		return a.operator.EnableEntry(ctx, in.ID, in.Body.by(ctx))
-	})
+	change(a, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry}, byID(a.operator.DisableEntry))
+	change(a, route{path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back", scope: operate, of: ofEntry}, byID(a.operator.EnableEntry))
 	const some = "/v1/queues/{queue}/entries"
 	add(a, route{method: "POST", path: some + "/disable", id: "disable-entries", summary: "Disable all entries of a name or lock key, those to come as well", scope: operate, of: ofQueue, status: http.StatusAccepted}, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
 		id, err := a.operator.DisableEntries(ctx, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))
@@ -94,12 +85,11 @@ type entryFilter struct {
 }
 
 func (a *API) listEntries(ctx context.Context, in *entryFilter) (*answer[list[operator.Entry]], error) {
-	f := operator.EntryFilter{Queue: in.Queue, State: in.State, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, Limit: in.Limit + 1}
-	if err := in.after(&f.After); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Entries(ctx, f)
-	return pageOf(found, in.Paging, func(e operator.Entry) any { return e.ID }), err
+	return paged(in.Paging, func(after int64, limit int) ([]operator.Entry, error) {
+		return a.operator.Entries(ctx, operator.EntryFilter{
+			Queue: in.Queue, State: in.State, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, After: after, Limit: limit,
+		})
+	}, func(e operator.Entry) int64 { return e.ID })
 }
 
 type inEntry struct {

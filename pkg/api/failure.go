@@ -17,12 +17,8 @@ func (a *API) failureRoutes() {
 		found, err := a.operator.Failure(ctx, in.ID)
 		return &answer[operator.FailureDetail]{found}, err
 	})
-	change(a, route{path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
-		return a.operator.RetryFailure(ctx, in.ID, in.Body.by(ctx))
-	})
-	change(a, route{path: one + "/discard", id: "discard-failure", summary: "Forget a failure", scope: operate, of: ofEntry}, func(ctx context.Context, in *idVerb) error {
-		return a.operator.DiscardFailure(ctx, in.ID, in.Body.by(ctx))
-	})
+	change(a, route{path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry}, byID(a.operator.RetryFailure))
+	change(a, route{path: one + "/discard", id: "discard-failure", summary: "Forget a failure", scope: operate, of: ofEntry}, byID(a.operator.DiscardFailure))
 }
 
 type failureFilter struct {
@@ -36,12 +32,9 @@ type failureFilter struct {
 }
 
 func (a *API) listFailures(ctx context.Context, in *failureFilter) (*answer[list[operator.Failure]], error) {
-	f := operator.FailureFilter{
-		Queue: in.Queue, Class: in.Class, Fingerprint: in.Fingerprint, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, Limit: in.Limit + 1,
-	}
-	if err := in.after(&f.Before); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Failures(ctx, f)
-	return pageOf(found, in.Paging, func(f operator.Failure) any { return f.ID }), err
+	return paged(in.Paging, func(before int64, limit int) ([]operator.Failure, error) {
+		return a.operator.Failures(ctx, operator.FailureFilter{
+			Queue: in.Queue, Class: in.Class, Fingerprint: in.Fingerprint, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, Before: before, Limit: limit,
+		})
+	}, func(f operator.Failure) int64 { return f.ID })
 }

@@ -17,12 +17,9 @@ type groupFilter struct {
 }
 
 func (a *API) listGroups(ctx context.Context, in *groupFilter) (*answer[list[operator.Group]], error) {
-	var after string
-	if err := in.after(&after); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Groups(ctx, in.Queue, after, in.Limit+1)
-	return pageOf(found, in.Paging, func(g operator.Group) any { return g.LockKey }), err
+	return paged(in.Paging, func(after string, limit int) ([]operator.Group, error) {
+		return a.operator.Groups(ctx, in.Queue, after, limit)
+	}, func(g operator.Group) string { return g.LockKey })
 }
 
 type compaction struct {

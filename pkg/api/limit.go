@@ -17,10 +17,7 @@ func (a *API) limitRoutes() {
 	const one = "/v1/limits/{limit}"
 	add(a, route{method: "GET", path: "/v1/limits", id: "list-limits", summary: "Limits by name, and what is in use", scope: read, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.Limit]], error) {
 		found, err := a.operator.Limits(ctx, operator.PageMax)
-		if err != nil {
-			return nil, err
-		}
-		return pageFrom(found, *in, func(l operator.Limit) string { return l.Name })
+		return pageFrom(found, err, *in, func(l operator.Limit) string { return l.Name })
 	})
 	add(a, route{method: "GET", path: one, id: "show-limit", summary: "One limit", scope: read, of: ofPlatform}, func(ctx context.Context, in *InLimit) (*tagged[operator.Limit], error) {
 		found, err := limit(ctx, a.operator, in.Limit)
@@ -105,11 +102,8 @@ type InApplication struct {
 
 func (a *API) listApplications(ctx context.Context, in *Paging) (*answer[list[operator.Application]], error) {
 	found, err := a.operator.Applications(ctx, operator.PageMax)
-	if err != nil {
-		return nil, err
-	}
 	found = slices.DeleteFunc(found, func(x operator.Application) bool { return !who(ctx).allows("", x.Name) })
-	return pageFrom(found, *in, func(x operator.Application) string { return x.Name })
+	return pageFrom(found, err, *in, func(x operator.Application) string { return x.Name })
 }
 
 type quotaSetting struct {
@@ -141,10 +135,7 @@ type usageFilter struct {
 }
 
 func (a *API) listUsage(ctx context.Context, in *usageFilter) (*answer[list[operator.Usage]], error) {
-	var after [2]string
-	if err := in.after(&after); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Usage(ctx, in.Queue, after[0], after[1], in.Limit+1)
-	return pageOf(found, in.Paging, func(u operator.Usage) any { return [2]string{u.Queue, u.Flow} }), err
+	return paged(in.Paging, func(after [2]string, limit int) ([]operator.Usage, error) {
+		return a.operator.Usage(ctx, in.Queue, after[0], after[1], limit)
+	}, func(u operator.Usage) [2]string { return [2]string{u.Queue, u.Flow} })
 }

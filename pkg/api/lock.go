@@ -21,10 +21,7 @@ type lockFilter struct {
 }
 
 func (a *API) listLocks(ctx context.Context, in *lockFilter) (*answer[list[operator.Lock]], error) {
-	f := operator.LockFilter{Queue: in.Queue, NodeID: operator.NodeID(in.Node), Limit: in.Limit + 1}
-	if err := in.after(&f.After); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Locks(ctx, f)
-	return pageOf(found, in.Paging, func(l operator.Lock) any { return l.Token }), err
+	return paged(in.Paging, func(after int64, limit int) ([]operator.Lock, error) {
+		return a.operator.Locks(ctx, operator.LockFilter{Queue: in.Queue, NodeID: operator.NodeID(in.Node), After: after, Limit: limit})
+	}, func(l operator.Lock) int64 { return l.Token })
 }

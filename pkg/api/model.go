@@ -22,10 +22,7 @@ func (a *API) modelRoutes() {
 	const one, instance = "/v1/models/{model}", "/v1/instances/{model}/{server}"
 	add(a, route{method: "GET", path: "/v1/models", id: "list-models", summary: "Models by name", scope: read, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.Model]], error) {
 		found, err := a.operator.Models(ctx, operator.PageMax)
-		if err != nil {
-			return nil, err
-		}
-		return pageFrom(found, *in, func(m operator.Model) string { return m.Name })
+		return pageFrom(found, err, *in, func(m operator.Model) string { return m.Name })
 	})
 	add(a, route{method: "GET", path: one, id: "show-model", summary: "One model with its config", scope: read, of: ofModel}, func(ctx context.Context, in *InModel) (*tagged[operator.Model], error) {
 		found, err := model(ctx, a.operator, in.Model)
@@ -141,10 +138,7 @@ type modelFilter struct {
 
 func (a *API) listInstances(ctx context.Context, in *modelFilter) (*answer[list[operator.Instance]], error) {
 	found, err := a.operator.Instances(ctx, in.Model, operator.PageMax)
-	if err != nil {
-		return nil, err
-	}
-	return pageFrom(found, in.Paging, func(i operator.Instance) string { return i.Model + "\x00" + i.Server })
+	return pageFrom(found, err, in.Paging, func(i operator.Instance) string { return i.Model + "\x00" + i.Server })
 }
 
 type instanceRegistration struct {
@@ -170,10 +164,7 @@ func (a *API) registerInstance(ctx context.Context, in *instanceRegistration) er
 }
 
 func (a *API) listSlots(ctx context.Context, in *modelFilter) (*answer[list[operator.Slot]], error) {
-	var after int64
-	if err := in.after(&after); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Slots(ctx, in.Model, after, in.Limit+1)
-	return pageOf(found, in.Paging, func(s operator.Slot) any { return s.Token }), err
+	return paged(in.Paging, func(after int64, limit int) ([]operator.Slot, error) {
+		return a.operator.Slots(ctx, in.Model, after, limit)
+	}, func(s operator.Slot) int64 { return s.Token })
 }

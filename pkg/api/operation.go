@@ -17,9 +17,7 @@ func (a *API) operationRoutes() {
 		found, err := a.operator.Operation(ctx, in.ID)
 		return &answer[operator.Operation]{found}, err
 	})
-	change(a, route{path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed", scope: operate, of: ofOperation}, func(ctx context.Context, in *idVerb) error {
-		return a.operator.CancelOperation(ctx, in.ID, in.Body.by(ctx))
-	})
+	change(a, route{path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed", scope: operate, of: ofOperation}, byID(a.operator.CancelOperation))
 }
 
 type operationFilter struct {
@@ -29,12 +27,9 @@ type operationFilter struct {
 }
 
 func (a *API) listOperations(ctx context.Context, in *operationFilter) (*answer[list[operator.Operation]], error) {
-	f := operator.OperationFilter{Queue: in.Queue, Running: in.Running, Limit: in.Limit + 1}
-	if err := in.after(&f.Before); err != nil {
-		return nil, err
-	}
-	found, err := a.operator.Operations(ctx, f)
-	return pageOf(found, in.Paging, func(o operator.Operation) any { return o.ID }), err
+	return paged(in.Paging, func(before int64, limit int) ([]operator.Operation, error) {
+		return a.operator.Operations(ctx, operator.OperationFilter{Queue: in.Queue, Running: in.Running, Before: before, Limit: limit})
+	}, func(o operator.Operation) int64 { return o.ID })
 }
 
 type operationStart struct {

@@ -54,8 +54,21 @@ func (p Paging) after(key any) error {
 	return nil
 }
 
-// pageFrom makes a page of a whole list, in the order of its keys: for what there is little of.
-func pageFrom[T any](rows []T, p Paging, key func(T) string) (*answer[list[T]], error) {
+// paged reads a page: read returns rows behind a key, a row more than a page has, and key is that of a row.
+func paged[K, T any](p Paging, read func(after K, limit int) ([]T, error), key func(T) K) (*answer[list[T]], error) {
+	var after K
+	if err := p.after(&after); err != nil {
+		return nil, err
+	}
+	found, err := read(after, p.Limit+1)
+	return pageOf(found, p, func(row T) any { return key(row) }), err
+}
+
+// pageFrom makes a page of a whole list, if it could be read, in the order of its keys: for what there is little of.
+func pageFrom[T any](rows []T, err error, p Paging, key func(T) string) (*answer[list[T]], error) {
+	if err != nil {
+		return nil, err
+	}
 	var after string
 	if err := p.after(&after); err != nil {
 		return nil, err

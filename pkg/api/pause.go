@@ -43,15 +43,12 @@ type pauseFilter struct {
 
 func (a *API) listPauses(ctx context.Context, in *pauseFilter) (*answer[list[operator.Pause]], error) {
 	found, err := a.operator.Pauses(ctx, operator.PageMax)
-	if err != nil {
-		return nil, err
-	}
 	if in.Queue != "" {
 		found = slices.DeleteFunc(found, func(p operator.Pause) bool {
 			return p.Queue != in.Queue && (p.Scope != "queue" || p.Value != in.Queue)
 		})
 	}
-	return pageFrom(found, in.Paging, func(p operator.Pause) string {
+	return pageFrom(found, err, in.Paging, func(p operator.Pause) string {
 		return fmt.Sprintf("%s\x00%s\x00%s", p.Since.UTC().Format("2006-01-02T15:04:05.000000"), p.Scope, p.Value)
 	})
 }

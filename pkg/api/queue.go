@@ -21,11 +21,6 @@ type OfOneQueue struct {
 	Queue string `query:"queue" maxLength:"48"`
 }
 
-type queueVerb struct {
-	InQueue
-	Reasoned
-}
-
 func (a *API) queueRoutes() {
 	const one = "/v1/queues/{queue}"
 	add(a, route{method: "GET", path: "/v1/queues", id: "list-queues", summary: "How the queues stand", scope: read}, a.listQueues)
@@ -36,24 +31,15 @@ func (a *API) queueRoutes() {
 	add(a, route{method: "GET", path: one + "/lanes", id: "list-lanes", summary: "Lanes with work, the longest waiting first", scope: read, of: ofQueue}, a.listLanes)
 	add(a, route{method: "GET", path: one + "/samples", id: "list-samples", summary: "How the queue stood, oldest first", scope: read, of: ofQueue}, a.listSamples)
 	change(a, route{path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on", scope: operate, of: ofQueue}, a.pauseQueue)
-	change(a, route{path: one + "/resume", id: "resume-queue", summary: "End a pause", scope: operate, of: ofQueue}, func(ctx context.Context, in *queueVerb) error {
-		return a.operator.ResumeQueue(ctx, in.Queue, in.Body.by(ctx))
-	})
-	change(a, route{path: one + "/disable", id: "disable-queue", summary: "Take a queue out of service; it still accepts entries", scope: operate, of: ofQueue}, func(ctx context.Context, in *queueVerb) error {
-		return a.operator.DisableQueue(ctx, in.Queue, in.Body.by(ctx))
-	})
-	change(a, route{path: one + "/enable", id: "enable-queue", summary: "Put a queue back into service", scope: operate, of: ofQueue}, func(ctx context.Context, in *queueVerb) error {
-		return a.operator.EnableQueue(ctx, in.Queue, in.Body.by(ctx))
-	})
+	change(a, route{path: one + "/resume", id: "resume-queue", summary: "End a pause", scope: operate, of: ofQueue}, byQueue(a.operator.ResumeQueue))
+	change(a, route{path: one + "/disable", id: "disable-queue", summary: "Take a queue out of service; it still accepts entries", scope: operate, of: ofQueue}, byQueue(a.operator.DisableQueue))
+	change(a, route{path: one + "/enable", id: "enable-queue", summary: "Put a queue back into service", scope: operate, of: ofQueue}, byQueue(a.operator.EnableQueue))
 }
 
 func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator.Queue]], error) {
 	queues, err := a.operator.Queues(ctx)
-	if err != nil {
-		return nil, err
-	}
 	queues = slices.DeleteFunc(queues, func(q operator.Queue) bool { return !who(ctx).allows(q.Name, q.Application) })
-	return pageFrom(queues, *in, func(q operator.Queue) string { return q.Name })
+	return pageFrom(queues, err, *in, func(q operator.Queue) string { return q.Name })
 }
 
 type queueCreation struct {

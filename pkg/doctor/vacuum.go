@@ -10,10 +10,10 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// horizonSQL lists what keeps vacuum from removing dead rows, the worst first: how long, how bad (2 critical), and
-// what to do in one line each.
+// horizonSQL lists what keeps vacuum from removing dead rows, the worst first: how long and what to do in one line each,
+// and whether it is critical.
 const horizonSQL = `
-SELECT line, level, advice FROM (
+SELECT line || ': ' || advice, level = 2 FROM (
     SELECT format('session %s of %s (%s), in a transaction for %s, %s', pid, usename, coalesce(nullif(application_name, ''), 'no name'),
                   penstock.ago(clock_timestamp() - xact_start), coalesce(state, 'state unknown')) AS line,
            CASE WHEN clock_timestamp() - xact_start > interval '10 minutes' THEN 2 ELSE 1 END AS level,
@@ -42,23 +42,8 @@ SELECT line, level, advice FROM (
 // A held horizon is the commonest reason why a queue in Postgres becomes slow: dead ready rows pile up at the head of
 // each lane. Claims remember how far they came, so that a claim stays fast; the tables grow all the same.
 func checkHorizon(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	f := Finding{Summary: "nothing keeps vacuum from cleaning"}
-	var line, advice string
-	var level int
-	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, horizonSQL), []any{&line, &level, &advice}, func() error {
-		f.Details = append(f.Details, line+": "+advice)
-		if level == 2 {
-			f.Severity = Critical
-		} else if f.Severity == "" {
-			f.Severity = Warning
-		}
-		return nil
-	})
-	if len(f.Details) > 0 {
-		f.Summary = fmt.Sprintf("dead rows cannot be removed, and tables grow; what holds the horizon: %d", len(f.Details))
-		f.Advice = "End what is named here, and set idle_in_transaction_session_timeout for whoever left it open."
-	}
-	return f, err
+	return judged(ctx, tx, horizonSQL, "nothing keeps vacuum from cleaning", "dead rows cannot be removed, and tables grow; what holds the horizon: %d",
+		"End what is named here, and set idle_in_transaction_session_timeout for whoever left it open.")
 }
 
 func checkWraparound(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
@@ -107,23 +92,8 @@ func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 			Advice: "Switch it on; a queue's tables change too fast to be vacuumed by hand.",
 		}, nil
 	}
-	f := Finding{Summary: "no table has more dead rows than it should"}
-	var line string
-	var many bool
-	_, err = pgx.ForEachRow(postgres.Query(ctx, tx, deadSQL), []any{&line, &many}, func() error {
-		f.Details = append(f.Details, line)
-		if many {
-			f.Severity = Critical
-		} else if f.Severity == "" {
-			f.Severity = Warning
-		}
-		return nil
-	})
-	if len(f.Details) > 0 {
-		f.Summary = fmt.Sprintf("tables with many dead rows: %d", len(f.Details))
-		f.Advice = "See horizon first; if nothing holds it, autovacuum is too slow: lower autovacuum_naptime to 10s, raise autovacuum_max_workers, or VACUUM them now."
-	}
-	return f, err
+	return judged(ctx, tx, deadSQL, "no table has more dead rows than it should", "tables with many dead rows: %d",
+		"See horizon first; if nothing holds it, autovacuum is too slow: lower autovacuum_naptime to 10s, raise autovacuum_max_workers, or VACUUM them now.")
 }
 
 // partitionsSQL tells of each parent how many partitions it has, until when they reach, and whether its default, which
