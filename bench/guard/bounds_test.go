@@ -8,7 +8,7 @@ var bounds = []struct {
 	cost   cost
 	margin float64 // 0: usualMargin
 }{
-	{path: "push single", cost: cost{WAL: 404, Buffers: 9.1, Statements: 1, Commits: 1, Allocs: 33}},
+	{path: "push single", cost: cost{WAL: 404, Buffers: 9.1, Statements: 1, Commits: 1, Allocs: 20}},
 	{path: "push bulk", cost: cost{WAL: 363, Buffers: 7.1, Statements: 0.001, Commits: 0.0012, Allocs: 4}},
 	{path: "solo drain", cost: cost{WAL: 392, Buffers: 22.1, Statements: 0.004, Commits: 0.0042, Allocs: 11.4}},
 	{path: "push groups", cost: cost{WAL: 336, Buffers: 10.2, Statements: 0.001, Commits: 0.0012, Allocs: 18.1}},

@@ -170,6 +170,8 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"call back":     one(q.callBack, `%d, %s, %s, %s, %s, %s`, id, keys, tokens, ids, fill("'done'::text", n), fill("'{}'::jsonb", n)),
 		"crash":         one(q.crash, `%d, %s, %s, 3`, id, keys, tokens),
 		"promote":       one(q.promote, `%d, 100`, id),
+		"push one":      one(q.onePush, `%d, '{}'`, id),
+		"push plain":    one(q.plainPush, `%d, %s`, id, fill("'{}'::jsonb", 50)),
 		"push":          one(pushSQL, `'work', %s`+strings.Repeat(", '{}'", 13), fill("'{}'::jsonb", 50)),
 		"push groups": one(pushSQL, `'work', %s, %s`+strings.Repeat(", '{}'", 12), fill("'{}'::jsonb", 50),
 			"string_to_array('a b c d e k1-3000 k2-3000', ' ')"),
@@ -273,7 +275,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
 		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
-		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL,
+		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "onePush": q.onePush, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
 	} {
 		if _, err := conn.Prepare(b.ctx, what, sql); err != nil {

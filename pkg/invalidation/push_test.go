@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -70,6 +71,12 @@ func TestPushRefusesByTheNameOfTheField(t *testing.T) {
 
 // A handle may be older than the queue's settings. A plain push asks the registry for those that concern it.
 func TestAPlainPushFollowsWhatTheQueueHasBecome(t *testing.T) {
+	for n := 1; n <= 2; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) { plainPushFollows(t, n) })
+	}
+}
+
+func plainPushFollows(t *testing.T, n int) {
 	b := newBed(t, Config{})
 	alter := func(options map[string]any) {
 		if _, err := Alter(b.ctx, b.pool, b.q.Name, options); err != nil {
@@ -77,7 +84,7 @@ func TestAPlainPushFollowsWhatTheQueueHasBecome(t *testing.T) {
 		}
 	}
 	plain := func(payload string) ([]Pushed, error) {
-		return b.q.Push(b.ctx, Push{Payload: json.RawMessage(payload)}, Push{Payload: json.RawMessage(payload)})
+		return b.q.Push(b.ctx, slices.Repeat([]Push{{Payload: json.RawMessage(payload)}}, n)...)
 	}
 	alter(map[string]any{"entry_priority": 4})
 	if _, err := plain(`{"a": "K"}`); err != nil {
@@ -91,7 +98,7 @@ func TestAPlainPushFollowsWhatTheQueueHasBecome(t *testing.T) {
 	if _, err := plain(`{"a": "K"}`); err != nil {
 		t.Fatal(err)
 	}
-	alter(map[string]any{"capacity": 4})
+	alter(map[string]any{"capacity": 2 * n})
 	if _, err := plain(`{"a": "K"}`); !errors.Is(err, ErrQueueFull) {
 		t.Errorf("push to a queue that was bounded since: %v", err)
 	}
@@ -99,7 +106,7 @@ func TestAPlainPushFollowsWhatTheQueueHasBecome(t *testing.T) {
 	if err := b.pool.QueryRow(b.ctx, `SELECT string_agg(priority || coalesce(lock_key, '-'), ' ' ORDER BY id) FROM penstock.entry`).Scan(&found); err != nil {
 		t.Fatal(err)
 	}
-	if found != "4- 4- 4K 4K" {
+	if want := map[int]string{1: "4- 4K", 2: "4- 4- 4K 4K"}[n]; found != want {
 		t.Errorf("priorities and keys are %q", found)
 	}
 }
