@@ -3046,6 +3046,27 @@ CREATE FUNCTION penstock.place_reasons(e penstock.entry) RETURNS SETOF jsonb
      WHERE a.n > 0 AND e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e)
 $$;
 
+-- Name: prune_audit(interval, integer); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.prune_audit(keep interval, most integer) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    before timestamptz := date_trunc('day', clock_timestamp() - greatest(keep, interval '30 days'), 'UTC');
+    gone   bigint;
+BEGIN
+    PERFORM set_config('penstock.pruning', 'audit', true);
+    DELETE FROM penstock.audit a
+     WHERE a.id = ANY (ARRAY(SELECT x.id FROM (SELECT o.id, o.at FROM penstock.audit o ORDER BY o.id LIMIT most) x WHERE x.at < before));
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    PERFORM set_config('penstock.pruning', '', true);
+    IF gone > 0 THEN
+        INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+        VALUES ('leader', 'prune_audit', 'audit', 'retention', jsonb_build_object('rows', gone, 'before', before));
+    END IF;
+    RETURN gone;
+END $$;
+
 -- Name: push(text, jsonb, text, text, integer, timestamp with time zone, timestamp with time zone, timestamp with time zone, real, text, text, text, text, text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.push(queue text, payload jsonb, lock_key text DEFAULT NULL::text, flow text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, start_by timestamp with time zone DEFAULT NULL::timestamp with time zone, finish_by timestamp with time zone DEFAULT NULL::timestamp with time zone, cost real DEFAULT NULL::real, name text DEFAULT NULL::text, idempotency_key text DEFAULT NULL::text, unique_key text DEFAULT NULL::text, unique_policy text DEFAULT NULL::text, trace text DEFAULT NULL::text, callback jsonb DEFAULT NULL::jsonb) RETURNS bigint
@@ -6135,9 +6156,13 @@ ALTER INDEX penstock.failure_fingerprint ATTACH PARTITION penstock.failure_defau
 
 ALTER INDEX penstock.result_entry ATTACH PARTITION penstock.result_default_queue_id_entry_id_idx;
 
+-- Name: audit audit_goes_by_retention; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER audit_goes_by_retention BEFORE DELETE ON penstock.audit FOR EACH ROW WHEN (((old.at > (clock_timestamp() - '30 days'::interval)) OR (current_setting('penstock.pruning'::text, true) IS DISTINCT FROM 'audit'::text))) EXECUTE FUNCTION penstock.keep_audit();
+
 -- Name: audit audit_stays; Type: TRIGGER; Schema: penstock; Owner: -
 
-CREATE TRIGGER audit_stays BEFORE DELETE OR UPDATE OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
+CREATE TRIGGER audit_stays BEFORE UPDATE OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
 
 -- Name: queue check_queue; Type: TRIGGER; Schema: penstock; Owner: -
 

@@ -42,10 +42,11 @@ type TLS struct {
 
 // HTTP bounds what the server takes.
 type HTTP struct {
-	Conns     int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
-	BodyBytes int64         `koanf:"body_bytes_max" help:"bytes in the body of a push, at most"`
-	Entries   int           `koanf:"entries_max" help:"entries in one push, at most"`
-	Timeout   time.Duration `koanf:"timeout" help:"for the work of one request"`
+	Conns           int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
+	ConnsPerAddress int           `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
+	BodyBytes       int64         `koanf:"body_bytes_max" help:"bytes in the body of a push, at most"`
+	Entries         int           `koanf:"entries_max" help:"entries in one push, at most"`
+	Timeout         time.Duration `koanf:"timeout" help:"for the work of one request"`
 }
 
 // Callback says which addresses a push may name to be called back; set it as in tasknode.webhook, which delivers.
@@ -70,11 +71,12 @@ type Election struct {
 
 // Recovery says how the elected leader cares for the queues.
 type Recovery struct {
-	Pause         time.Duration `koanf:"pause" help:"between two looks for stuck locks and due entries"`
-	Locks         int           `koanf:"pass_locks_max" help:"locks freed in one pass, at most"`
-	SuspendShare  float64       `koanf:"suspend_share" help:"nothing is freed while more than this share of the nodes fell silent together"`
-	SuspendNodes  int           `koanf:"suspend_nodes_min" help:"and at least so many nodes"`
-	NodeRetention time.Duration `koanf:"node_retention" help:"how long the row of a dead node can be read"`
+	Pause          time.Duration `koanf:"pause" help:"between two looks for stuck locks and due entries"`
+	Locks          int           `koanf:"pass_locks_max" help:"locks freed in one pass, at most"`
+	SuspendShare   float64       `koanf:"suspend_share" help:"nothing is freed while more than this share of the nodes fell silent together"`
+	SuspendNodes   int           `koanf:"suspend_nodes_min" help:"and at least so many nodes"`
+	NodeRetention  time.Duration `koanf:"node_retention" help:"how long the row of a dead node can be read"`
+	AuditRetention time.Duration `koanf:"audit_retention" help:"how long the audit is kept, at least 720h (30 days); 0: for ever"`
 }
 
 // defaults are the values of the packages, written out so that --help and the docs can show them.
@@ -88,10 +90,10 @@ func defaults() Config {
 			Debug:    "127.0.0.1:8422",
 			Migrate:  true,
 			Hints:    true,
-			HTTP:     HTTP{Conns: 8192, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
+			HTTP:     HTTP{Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
 			Recovery: Recovery{
-				Pause: 500 * time.Millisecond, Locks: 2000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute,
+				Pause: 500 * time.Millisecond, Locks: 2000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
 			},
 		},
 	}
@@ -119,6 +121,9 @@ func (c Config) validate() error {
 	check(l.Recovery.SuspendShare > 0 && l.Recovery.SuspendShare <= 1, "recovery.suspend_share", l.Recovery.SuspendShare, "more than 0 and at most 1")
 	check(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
 	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
+	keep := l.Recovery.AuditRetention
+	check(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
+	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
 	return errors.Join(append(errs, c.Trace.Validate())...)
 }
 

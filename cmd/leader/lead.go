@@ -62,6 +62,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		SuspendShare:    l.cfg.Leader.Recovery.SuspendShare,
 		SuspendNodesMin: l.cfg.Leader.Recovery.SuspendNodes,
 		NodeRetention:   l.cfg.Leader.Recovery.NodeRetention,
+		AuditRetention:  l.cfg.Leader.Recovery.AuditRetention,
 		Hint:            l.hinter.Hint,
 		Log:             l.log.With("term", term),
 	}

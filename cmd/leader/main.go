@@ -161,7 +161,8 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 // listen opens the address for clients, and the one for whoever looks after the process.
 func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err error) {
 	clients, err = api.Listen(ctx, api.ListenConfig{
-		Address: cfg.Listen, ConnsMax: cfg.HTTP.Conns, CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
+		Address: cfg.Listen, ConnsMax: cfg.HTTP.Conns, ConnsPerAddressMax: cfg.HTTP.ConnsPerAddress,
+		CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -184,7 +185,7 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 		pool *(*pgxpool.Pool)
 		cfg  postgres.Config
 	}{
-		{&p.api, cfg.Database.Pool(16)},
+		{&p.api, api.Pool(cfg.Database.Pool(16))},
 		{&p.duties, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 6, StatementTimeout: time.Minute}},
 		{&p.election, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 10}},
 	} {

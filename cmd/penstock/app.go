@@ -27,6 +27,9 @@ type app struct {
 	server      string
 	token       string
 	tokenFile   string
+	caFile      string // of the server's certificate
+	certFile    string // our own certificate, and its key
+	keyFile     string
 	timeout     time.Duration
 	format      string
 	noColor     bool

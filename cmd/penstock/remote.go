@@ -1,7 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -48,13 +51,47 @@ func (a *app) remote() (remote, error) {
 	if token = strings.TrimSpace(token); strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }) {
 		return remote{}, usagef("the token has characters that no token has; it begins with pst_")
 	}
+	transport, err := a.transport()
+	if err != nil {
+		return remote{}, err
+	}
 	return remote{client.New(client.Config{
 		URL: a.server, Token: token,
 		// A change that was sent elsewhere would arrive there as a GET, and look as if it were done.
-		HTTP: &http.Client{Timeout: a.timeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		HTTP: &http.Client{Transport: transport, Timeout: a.timeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		// A person waits: what does not pass within seconds is said.
 		Tries: 3, WaitMax: 2 * time.Second,
 	})}, nil
+}
+
+// transport trusts and shows the certificates that the flags name, else the environment.
+func (a *app) transport() (*http.Transport, error) {
+	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:errcheck,forcetypeassert // it is one
+	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	if file := cmp.Or(a.caFile, a.env("PENSTOCK_CA_FILE")); file != "" {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, usagef("--ca-file: %w", err)
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(text) {
+			return nil, usagef("--ca-file: %s has no certificate (PEM)", file)
+		}
+		transport.TLSClientConfig.RootCAs = roots
+	}
+	cert, key := cmp.Or(a.certFile, a.env("PENSTOCK_CERT_FILE")), cmp.Or(a.keyFile, a.env("PENSTOCK_KEY_FILE"))
+	switch {
+	case cert == "" && key == "":
+		return transport, nil
+	case cert == "" || key == "":
+		return nil, usagef("--cert-file and --key-file go together")
+	}
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return nil, usagef("--cert-file and --key-file: %w", err)
+	}
+	transport.TLSClientConfig.Certificates = []tls.Certificate{pair}
+	return transport, nil
 }
 
 // refused is a problem that the API answered. It stands for the error of the queue that the database would have given,

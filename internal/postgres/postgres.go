@@ -30,6 +30,8 @@ type Config struct {
 	Pooled bool
 	// StatementTimeout bounds every statement of the pool; none if zero.
 	StatementTimeout time.Duration
+	// LockTimeout bounds how long a statement waits for another transaction; it does not if zero.
+	LockTimeout time.Duration
 }
 
 // session holds the settings of every connection of ours. The hot statements are keyed look-ups. A plan made while
@@ -70,8 +72,10 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		for name, value := range session {
 			pc.ConnConfig.RuntimeParams[name] = value
 		}
-		if cfg.StatementTimeout > 0 {
-			pc.ConnConfig.RuntimeParams["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
+		for name, limit := range map[string]time.Duration{"statement_timeout": cfg.StatementTimeout, "lock_timeout": cfg.LockTimeout} {
+			if limit > 0 {
+				pc.ConnConfig.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
+			}
 		}
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, pc)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,10 +108,39 @@ func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller,
 		return caller{}, err
 	}
 	c := caller{token}
-	if !c.may(r.scope) {
+	may := c.may(r.scope)
+	if !may && r.own && c.may(push) {
+		if may, err = a.owns(ctx, request); err != nil {
+			return caller{}, err
+		}
+	}
+	if !may {
 		return caller{}, fmt.Errorf("%w: it needs scope %s and has %s", errForbidden, r.scope, strings.Join(c.Scopes, ", "))
 	}
 	return c, a.within(ctx, request, r.of, c)
+}
+
+// ownSQL says whether entry $1 was pushed under key $2 of flow $3.
+const ownSQL = `
+SELECT EXISTS (SELECT FROM penstock.find_entry($1::bigint) f
+                CROSS JOIN LATERAL (SELECT entry_id FROM penstock.idempotency WHERE queue_id = f.queue_id AND flow = $3 AND key = $2 OFFSET 0) k
+                WHERE k.entry_id = $1::bigint)`
+
+// owns says whether the request is about an entry that the caller pushed, as the Idempotency-Key proves.
+func (a *API) owns(ctx context.Context, request huma.Context) (own bool, err error) {
+	given := request.Header("Idempotency-Key")
+	id, err := strconv.ParseInt(request.Param("id"), 10, 64)
+	if given == "" || err != nil {
+		return false, nil //nolint:nilerr // what is no id nobody owns
+	}
+	key, err := idempotencyKey(http.Header{"Idempotency-Key": {given}})
+	if err != nil {
+		return false, err
+	}
+	if err := a.db.QueryRow(ctx, ownSQL, id, key, request.Query("flow")).Scan(&own); err != nil {
+		return false, fmt.Errorf("look for the push of entry %d: %w", id, err)
+	}
+	return own, nil
 }
 
 // within says whether what the request is about lies within the limits of the caller.

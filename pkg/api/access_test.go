@@ -278,6 +278,47 @@ func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
 	}
 }
 
+// A token of scope push may see what became of its own pushes, which the key of the push proves, and of no others.
+func TestPusherSeesItsOwnEntriesAndNoOthers(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('mine'), penstock.create_queue('far')`)
+	var one, two, far int64
+	if err := w.pool.QueryRow(t.Context(), `SELECT penstock.push('mine', '1', idempotency_key => 'k1'), penstock.push('mine', '2', flow => 'f', idempotency_key => 'k2'),
+		penstock.push('far', '3', idempotency_key => 'k3')`).Scan(&one, &two, &far); err != nil {
+		t.Fatal(err)
+	}
+	secret := newToken(t, w.pool, operator.Grant{Name: "pusher", Scopes: []string{"push"}, Queues: []string{"mine"}})
+	a := New(w.pool, Config{})
+	for _, c := range []struct {
+		id        int64
+		key, rest string
+		want      int
+	}{
+		{one, `"k1"`, "", 200},
+		{one, "k1", "?wait=1ms", 200},
+		{two, "k2", "?flow=f", 200},
+		{one, "", "", 403},
+		{one, "k2", "", 403},
+		{two, "k1", "", 403},
+		{two, "k2", "", 403},
+		{far, "k3", "", 403}, // its own by the key, but the token is for another queue
+		{987654, "k1", "", 403},
+		{one, `"k1`, "", 400},
+		{one, "k1", "/events", 403},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", fmt.Sprint("/v1/entries/", c.id, c.rest), nil)
+		r.Header.Set("Authorization", "Bearer "+secret)
+		if c.key != "" {
+			r.Header.Set("Idempotency-Key", c.key)
+		}
+		answered := httptest.NewRecorder()
+		a.ServeHTTP(answered, r)
+		if answered.Code != c.want {
+			t.Errorf("entry %d%s with key %s: %d %s, want %d", c.id, c.rest, c.key, answered.Code, answered.Body, c.want)
+		}
+	}
+}
+
 func TestRotatedTokenWorksForItsOverlapAndARevokedOneNotAtAll(t *testing.T) {
 	w := newWorld(t)
 	d := operator.New(w.pool)

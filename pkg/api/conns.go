@@ -3,22 +3,70 @@ package api
 import (
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 )
 
-// bounded lets in so many connections at once. One more is told 503 and closed, which a client or a load balancer can
+// bounded lets in so many connections at once, and so many from one address. One more is told 503 and closed, which a client or a load balancer can
 // act upon; one that waits to be accepted could not be told from a server that hangs.
 type bounded struct {
 	net.Listener
 	places chan struct{}
+
+	perAddress int
+	mu         sync.Mutex
+	from       map[netip.Prefix]int
+
 	// refusals bounds those that are being told; beyond it connections are closed without a word.
 	refusals chan struct{}
 	silent   bool // under TLS, where the client has not said hello
 }
 
-func bound(listener net.Listener, conns int, silent bool) net.Listener {
-	return &bounded{Listener: listener, places: make(chan struct{}, conns), refusals: make(chan struct{}, 64), silent: silent}
+func bound(listener net.Listener, conns, perAddress int, silent bool) net.Listener {
+	return &bounded{
+		Listener: listener, places: make(chan struct{}, conns), perAddress: perAddress, from: map[netip.Prefix]int{},
+		refusals: make(chan struct{}, 64), silent: silent,
+	}
+}
+
+// enter gives a connection a place, if there is one for it.
+func (b *bounded) enter(conn net.Conn) (leave func(), ok bool) {
+	from := origin(conn.RemoteAddr())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.from[from] >= b.perAddress {
+		return nil, false
+	}
+	select {
+	case b.places <- struct{}{}:
+	default:
+		return nil, false
+	}
+	b.from[from]++
+	return sync.OnceFunc(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.from[from]--; b.from[from] == 0 {
+			delete(b.from, from)
+		}
+		<-b.places
+	}), true
+}
+
+// origin is whose connection it is: an IPv4 address, or the IPv6 network that one customer is given.
+func origin(remote net.Addr) netip.Prefix {
+	tcp, ok := remote.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	address := tcp.AddrPort().Addr().Unmap().WithZone("")
+	bits := 32
+	if address.Is6() {
+		bits = 64
+	}
+	from, _ := address.Prefix(bits) // so many bits each of them has
+	return from
 }
 
 func (b *bounded) Accept() (net.Conn, error) {
@@ -27,10 +75,8 @@ func (b *bounded) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		select {
-		case b.places <- struct{}{}:
-			return &counted{Conn: conn, leave: sync.OnceFunc(func() { <-b.places })}, nil
-		default:
+		if leave, ok := b.enter(conn); ok {
+			return &counted{Conn: conn, leave: leave}, nil
 		}
 		select {
 		case b.refusals <- struct{}{}:

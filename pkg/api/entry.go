@@ -45,7 +45,7 @@ type InID struct {
 func (a *API) entryRoutes() {
 	const one = "/v1/entries/{id}"
 	add(a, route{method: "GET", path: "/v1/entries", id: "list-entries", summary: "Entries of a queue, oldest first", scope: read, of: ofQueue}, a.listEntries)
-	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, of: ofEntry, timeout: waitMax + a.cfg.Timeout}, a.entry)
+	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, own: true, of: ofEntry, timeout: waitMax + a.cfg.Timeout}, a.entry)
 	a.raw(route{method: "GET", path: one + "/events", id: "follow-entry", summary: "What happens to an entry, as server-sent events", scope: read, of: ofEntry, timeout: -1}, describeEvents, a.events)
 	add(a, route{method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to", scope: operate, of: ofEntry}, a.cancelEntry)
 	change(a, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry}, byID(a.operator.DisableEntry))
@@ -95,6 +95,8 @@ func (a *API) listEntries(ctx context.Context, in *entryFilter) (*answer[list[op
 type inEntry struct {
 	InID
 	Wait string `query:"wait" maxLength:"20" doc:"How long to wait for the end of the entry, such as 30s; a minute at most."`
+	Key  string `header:"Idempotency-Key" doc:"Of the push of this entry, for a token of scope push."`
+	Flow string `query:"flow" doc:"Of that push, if it had one."`
 }
 
 // entry tells how an entry stands, if wanted as soon as it has ended.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // errKeyInUse says that a request with the same Idempotency-Key is still under way.
@@ -60,6 +62,22 @@ func unquote(s string) (string, error) {
 
 // keyPatience is how long a request waits for another one with its key. Most are over by then, and it can replay.
 const keyPatience = time.Second
+
+// Pool completes the settings of a pool on which an API is to run. A push that waits for another one with its key, at
+// another leader, ends after a while: that one is under way, and this one may replay it later. So does any other wait for a
+// lock.
+func Pool(cfg postgres.Config) postgres.Config {
+	cfg.LockTimeout = 2 * keyPatience
+	return cfg
+}
+
+// inUse says that a push waited in vain for another transaction, which can only be one with a key of its own.
+func inUse(err error) error {
+	if postgres.Code(err) == "55P03" {
+		return fmt.Errorf("%w: %w", errKeyInUse, err)
+	}
+	return err
+}
 
 // flights are the requests with an Idempotency-Key that are under way in this process. It is the database that accepts
 // an entry of a key once; this spares two streams of one key from being pushed side by side.

@@ -20,6 +20,8 @@ type ListenConfig struct {
 	Address string
 	// ConnsMax bounds the connections at once; more are refused with 503. Default 8,192.
 	ConnsMax int
+	// ConnsPerAddressMax bounds those of one IPv4 address or IPv6 /64. Default: ConnsMax.
+	ConnsPerAddressMax int
 	// CertFile and KeyFile make it TLS. They are read again when they have changed.
 	CertFile, KeyFile string
 	// ClientCAFile makes it mutual: clients need a certificate that one of these signed, and their token as well.
@@ -37,7 +39,7 @@ func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	cfg.ConnsMax = cmp.Or(cfg.ConnsMax, 8192)
-	listener = bound(listener, cfg.ConnsMax, secure != nil)
+	listener = bound(listener, cfg.ConnsMax, cmp.Or(cfg.ConnsPerAddressMax, cfg.ConnsMax), secure != nil)
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}

@@ -214,6 +214,39 @@ func TestConnectionsBeyondTheBoundAreToldSo(t *testing.T) {
 	}
 }
 
+func TestOneAddressDoesNotTakeThePlacesOfOthers(t *testing.T) {
+	address := serve(t, api.ListenConfig{ConnsMax: 10, ConnsPerAddressMax: 2})
+	from := func(own string) (net.Conn, string) {
+		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(own)}}).DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		text := make([]byte, 1024)
+		n, _ := conn.Read(text)
+		return conn, string(text[:n])
+	}
+	first, _ := from("127.0.0.1")
+	from("127.0.0.1")
+	if _, got := from("127.0.0.1"); !strings.HasPrefix(got, "HTTP/1.1 503 ") {
+		t.Errorf("a third connection of one address is answered %q", got)
+	}
+	if _, got := from("127.0.0.2"); !strings.Contains(got, "hello") {
+		t.Errorf("one of another address is answered %q", got)
+	}
+	first.Close()
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		if _, got := from("127.0.0.1"); strings.Contains(got, "hello") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the address gets no answer although one of its connections has gone")
+		}
+	}
+}
+
 func TestDebugServerHasMetricsAndProfiles(t *testing.T) {
 	debug := api.NewDebug(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1") }))
 	for path, want := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/v1/queues": 404} {

@@ -20,6 +20,7 @@ type route struct {
 	id           string // verb and noun, stable: generated clients name their functions by it
 	summary      string
 	scope        scope         // that a token needs; empty: anybody may call
+	own          bool          // lets in a token of scope push, too, that sends the Idempotency-Key under which it pushed the entry
 	of           object        // whose queue and application a limited token must be good for
 	status       int           // of success; 0: 200
 	bytesMax     int64         // of the body; 0: 64 KiB
@@ -83,6 +84,9 @@ func (a *API) operation(r route) *huma.Operation {
 	if r.scope != "" {
 		op.Security = []map[string][]string{{"token": {}}}
 		op.Description = "Needs scope `" + string(r.scope) + "`."
+		if r.own {
+			op.Description += " `push` is enough with the Idempotency-Key of the push of this entry (and `flow`, if it had one)."
+		}
 	}
 	if noun := strings.Split(r.path, "/"); len(noun) > 2 {
 		op.Tags = []string{noun[2]}

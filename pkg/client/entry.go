@@ -47,9 +47,19 @@ func (c *Client) Entry(ctx context.Context, id int64) (State, error) {
 
 // Wait returns how an entry ended, as soon as it has, or when ctx ends.
 func (c *Client) Wait(ctx context.Context, id int64) (State, error) {
+	return c.wait(ctx, request{method: "GET", path: entryPath(id) + "?wait=30s", again: true})
+}
+
+// WaitOwn is Wait for what Push or PushMany answered, which scope push allows.
+func (c *Client) WaitOwn(ctx context.Context, p Pushed) (State, error) {
+	query := url.Values{"wait": {"30s"}, "flow": {p.Flow}}
+	return c.wait(ctx, request{method: "GET", path: entryPath(p.ID) + "?" + query.Encode(), key: p.Key, again: true})
+}
+
+func (c *Client) wait(ctx context.Context, r request) (State, error) {
 	for {
 		var s State
-		err := c.do(ctx, request{method: "GET", path: entryPath(id) + "?wait=30s", again: true}, &s)
+		err := c.do(ctx, r, &s)
 		if err != nil || s.Ended() {
 			return s, err
 		}

@@ -40,6 +40,9 @@ type Callback struct {
 type Pushed struct {
 	ID      int64  `json:"id"`
 	Verdict string `json:"verdict"`
+	// Key is the Idempotency-Key that it was pushed under, and Flow its flow: with them WaitOwn needs no more than scope push.
+	Key  string `json:"-"`
+	Flow string `json:"-"`
 }
 
 func entriesOf(queue string) string { return "/v1/queues/" + url.PathEscape(queue) + "/entries" }
@@ -51,7 +54,9 @@ func (c *Client) Push(ctx context.Context, queue string, e Entry) (Pushed, error
 	if err != nil {
 		return pushed, fmt.Errorf("write entry: %w", err)
 	}
-	return pushed, c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: rand.Text(), again: true}, &pushed)
+	pushed.Key, pushed.Flow = rand.Text(), e.Flow
+	err = c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: pushed.Key, again: true}, &pushed)
+	return pushed, err
 }
 
 // PushMany accepts entries, all or none. The answers stand in the order of entries.
@@ -61,7 +66,12 @@ func (c *Client) PushMany(ctx context.Context, queue string, entries []Entry) ([
 		return nil, fmt.Errorf("write entries: %w", err)
 	}
 	var answer struct{ Entries []Pushed }
-	return answer.Entries, c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: rand.Text(), again: true}, &answer)
+	key := rand.Text()
+	err = c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: key, again: true}, &answer)
+	for i := range answer.Entries[:min(len(entries), len(answer.Entries))] {
+		answer.Entries[i].Key, answer.Entries[i].Flow = fmt.Sprintf("%s/%d", key, i+1), entries[i].Flow
+	}
+	return answer.Entries, err
 }
 
 // Summary says what became of a stream.

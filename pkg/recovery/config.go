@@ -58,6 +58,8 @@ type Config struct {
 	SuspendNodesMin int
 	// NodeRetention is how long the row of a dead node can be read after its lease has lapsed. Default 10 minutes.
 	NodeRetention time.Duration
+	// AuditRetention is how long the audit is kept, in whole days, 30 at least. Zero: for ever.
+	AuditRetention time.Duration
 	// RetentionPause is the time between two passes of Retention. Default 1 minute.
 	RetentionPause time.Duration
 	// CountPause is the shortest time between two counts of a bounded queue. Default 1 s.

@@ -66,7 +66,23 @@ func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := r.pruneAudit(ctx); err != nil {
+		return 0, err
+	}
 	return r.cfg.RetentionPause, r.tidy(ctx)
+}
+
+// pruneAudit makes one step a pass: a day's audit is gone in minutes, and nobody waits for it.
+func (r *Retention) pruneAudit(ctx context.Context) error {
+	if r.cfg.AuditRetention == 0 {
+		return nil
+	}
+	var gone int64
+	if err := r.db.QueryRow(ctx, `SELECT penstock.prune_audit($1, $2)`, r.cfg.AuditRetention, 10*tidyBatchRows).Scan(&gone); err != nil {
+		return fmt.Errorf("prune the audit: %w", err)
+	}
+	r.count(func(s *RetentionStatus) { s.Tidied += gone })
+	return nil
 }
 
 // tidy sweeps in small batches, with a pause as long as each took.

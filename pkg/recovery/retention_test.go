@@ -30,6 +30,28 @@ func TestOldPartitionsAreDroppedAndNewOnesMade(t *testing.T) {
 	})
 }
 
+// The audit is only ever added to, but for whole days beyond its retention, 30 at least, by this duty.
+func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`INSERT INTO penstock.audit (at, actor, verb, object) SELECT now() - d * interval '1 day', 'ada', 'pause_queue', 'queue ' || d FROM unnest(ARRAY[500, 401, 399, 31, 29, 0]) d`)
+	kept := func() int { return f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'ada'`) }
+	if _, err := f.pool.Exec(t.Context(), `DELETE FROM penstock.audit WHERE object = 'queue 500'`); err == nil {
+		t.Error("somebody could delete what is old")
+	}
+	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond, AuditRetention: 400 * 24 * time.Hour})
+	run(t, duty)
+	eventually(t, "what is beyond the retention is gone", func() bool { return kept() == 4 })
+	eventually(t, "the audit says so", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'leader' AND verb = 'prune_audit' AND detail->>'rows' = '2'`) == 1
+	})
+	if n := f.count(`SELECT penstock.prune_audit('1 second', 100)`); n != 2 || kept() != 2 {
+		t.Errorf("a retention of a second deleted %d and left %d, want those of 30 days kept", n, kept())
+	}
+	if _, err := f.pool.Exec(t.Context(), `SELECT set_config('penstock.pruning', 'audit', false); DELETE FROM penstock.audit WHERE actor = 'ada'`); err == nil || kept() != 2 {
+		t.Errorf("somebody who knows how could delete what is young (%v)", err)
+	}
+}
+
 func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
