@@ -182,7 +182,8 @@ SELECT EXISTS (SELECT FROM penstock.cron_job j
                 WHERE j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL
                   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id))`
 
-// lookForEnded may take a tenth of the time, where very many jobs run.
+// lookForEnded may take a tenth of the time, where very many jobs run; after a look that a stall of the database held up,
+// ended runs must not wait for ten times as long.
 func (e *Engine) lookForEnded(ctx context.Context) (ended bool, err error) {
 	start := time.Now()
 	if start.Before(e.endedAfter) {
@@ -192,7 +193,7 @@ func (e *Engine) lookForEnded(ctx context.Context) (ended bool, err error) {
 		return false, fmt.Errorf("look for ended runs of cron jobs: %w", err)
 	}
 	if took := time.Since(start); took > e.cfg.Pause/10 {
-		e.endedAfter = time.Now().Add(10 * took)
+		e.endedAfter = time.Now().Add(min(10*took, 5*time.Second))
 	}
 	return ended, nil
 }
