@@ -21,8 +21,9 @@ const nodeLease = 3 * time.Second
 // The database notes every claim, and who wrote what about entries.
 type plant struct {
 	*site
-	queue *invalidation.Queue
-	ids   []int64 // of the entries that were accepted
+	queue  *invalidation.Queue
+	worker *program // the last that was started
+	ids    []int64  // of the entries that were accepted
 }
 
 func newPlant(t *testing.T, slots int, model inference.Model, workerArgs ...string) *plant {
@@ -53,6 +54,7 @@ func (p *plant) startWorker(slots int, args ...string) (endpoint string) {
 	p.t.Helper()
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--models", "echo", "--slots", fmt.Sprint(slots)}, args...)
 	w := start(p.t, "worker", "worker", args...)
+	p.worker = w
 	_, address, _ := strings.Cut(w.says("listening on ", 20*time.Second), "listening on ")
 	w.says("ready", 20*time.Second)
 	return address + "/echo"

@@ -45,6 +45,38 @@ SELECT coalesce(extract(epoch FROM %s(c.at) - (SELECT beat_at + lease FROM penst
 	p.spent(held)
 }
 
+// Runs are short, so that locks wait on the node for its threads; then the worker answers nobody, and the node is killed.
+func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
+	const threads = 8
+	p := newPlant(t, 300, inference.Model{Name: "echo"})
+	p.settled()
+	first := p.startNode("node_a", "--threads", fmt.Sprint(threads))
+	p.push(p.queue, 3000)
+	eventually(t, 20*time.Second, "the node knows how short runs are", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.result`) > 500
+	})
+	p.worker.signal(syscall.SIGSTOP)
+	last, since := int64(-1), time.Now()
+	eventually(t, 20*time.Second, "nothing ends any more", func() bool {
+		if n := p.query(`SELECT count(*) + 100000 * (SELECT count(*) FROM penstock.result) FROM penstock.lock`); n != last {
+			last, since = n, time.Now()
+		}
+		return time.Since(since) > time.Second
+	})
+	first.kill()
+	p.exec(`CREATE TABLE public.held AS SELECT last_entry_id AS entry_id FROM penstock.lock`)
+	held := p.query(`SELECT count(*) FROM public.held`)
+	if held < threads+5 {
+		t.Fatalf("the node died with %d locks: none had to wait", held)
+	}
+	p.worker.signal(syscall.SIGCONT)
+	p.startNode("node_b")
+	p.ended(nodeLease + 30*time.Second)
+	p.eachDoneOnce()
+	t.Logf("the node died with %d locks, %d of which its threads and the standby can have begun", held, threads+1)
+	p.spent(threads + 1)
+}
+
 func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testing.T) {
 	p := newPlant(t, 300, inference.Model{Name: "echo"}, "--delay", "1500ms")
 	frozen := p.startNode("node_a")

@@ -1557,6 +1557,16 @@ BEGIN
     VALUES (coalesce(actor, current_user), 'drop_cron_job', 'cron job ' || job, reason);
 END $$;
 
+-- Name: drop_firings(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.drop_firings() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    DELETE FROM penstock.cron_firing WHERE job_id = ANY (ARRAY(SELECT id FROM gone));
+    RETURN NULL;
+END $$;
+
 -- Name: drop_missing_cron_entries(bigint[]); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.drop_missing_cron_entries(jobs bigint[]) RETURNS integer
@@ -6176,6 +6186,10 @@ CREATE TRIGGER count_again BEFORE UPDATE ON penstock."limit" FOR EACH ROW WHEN (
 
 CREATE TRIGGER count_again AFTER INSERT OR UPDATE ON penstock.limit_use FOR EACH ROW EXECUTE FUNCTION penstock.count_again();
 
+-- Name: cron_job drop_firings; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER drop_firings AFTER DELETE ON penstock.cron_job REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION penstock.drop_firings();
+
 -- Name: queue drop_own_limit; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER drop_own_limit AFTER DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.drop_own_limit();
@@ -6230,11 +6244,6 @@ ALTER TABLE ONLY penstock.batch_part
 
 ALTER TABLE ONLY penstock.batch
     ADD CONSTRAINT batch_queue_id_fkey FOREIGN KEY (queue_id) REFERENCES penstock.queue(id) ON DELETE CASCADE;
-
--- Name: cron_firing cron_firing_job_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
-
-ALTER TABLE ONLY penstock.cron_firing
-    ADD CONSTRAINT cron_firing_job_id_fkey FOREIGN KEY (job_id) REFERENCES penstock.cron_job(id) ON DELETE CASCADE;
 
 -- Name: cron_job cron_job_queue_id_fkey; Type: FK CONSTRAINT; Schema: penstock; Owner: -
 

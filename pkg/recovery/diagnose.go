@@ -145,8 +145,12 @@ func (b Begun) Mark(stuck []Stuck, nodes []Node) {
 }
 
 // begun returns the locks of a node that its threads can have taken: they take them in the order of the claims, and in
-// each by place, but the first lock of a lane may have been let go before those of others.
+// each by place, but the first lock of a lane may have been let go before those of others. Beside several threads there is
+// a standby, with which one run more can have begun.
 func begun(locks []*Stuck, threads int) map[invalidation.Token]bool {
+	if threads > 1 {
+		threads++
+	}
 	claims := map[int32]int{} // in their order: a claim's first token is smaller than those of later claims
 	for _, s := range locks {
 		if _, met := claims[s.Claim]; !met {
