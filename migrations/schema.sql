@@ -1964,6 +1964,8 @@ DECLARE
     next integer[];
     made bigint[];
 BEGIN
+    room := least(room, (SELECT q.capacity - (d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed))
+                           FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
     next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL
                    ORDER BY p.no LIMIT greatest(room, 0));
     IF cardinality(next) = 0 THEN
@@ -3446,13 +3448,16 @@ END $$;
 
 -- Name: register_instance(text, text, text, integer, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
 
-CREATE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}'::jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS integer
+CREATE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}'::jsonb, reason text DEFAULT ''::text, actor text DEFAULT CURRENT_USER) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
     instance integer;
 BEGIN
     PERFORM penstock.need_model(model);
+    IF endpoint !~* '^https?://[^/?#[:space:]]+' THEN
+        RAISE EXCEPTION 'endpoint "%" of instance "%" is not an address', endpoint, server USING ERRCODE = 'PS002', HINT = 'Write one such as http://gpu-1:8000/generate.';
+    END IF;
     INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels)
     VALUES (register_instance.model, register_instance.server, register_instance.endpoint, register_instance.slots,
             coalesce(register_instance.labels, '{}'))

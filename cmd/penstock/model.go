@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -75,6 +76,9 @@ func modelRegister(a *app) *cobra.Command {
 		if err != nil {
 			return change{}, err
 		}
+		if _, err := inference.ReadModel(args[0], config, nil); err != nil {
+			return change{}, usagef("%w", err)
+		}
 		return change{does: "register model " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
 			queue, err := b.RegisterModel(ctx, args[0], config, by)
 			return "its queue is " + queue, err
@@ -89,14 +93,14 @@ func modelOverride(a *app) *cobra.Command {
 	}
 	var remove bool
 	c.Flags().BoolVar(&remove, "clear", false, "take the override away")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
 		var fields []byte
 		var err error
 		switch {
 		case remove == (len(args) == 2):
 			return change{}, usagef("give fields (JSON, @FILE or -), or --clear")
 		case !remove:
-			if fields, err = a.object("override", args[1]); err != nil {
+			if fields, err = a.override(ctx, b, args[0], args[1]); err != nil {
 				return change{}, err
 			}
 		}
@@ -104,6 +108,24 @@ func modelOverride(a *app) *cobra.Command {
 			return b.OverrideModel(ctx, args[0], fields, by)
 		})
 	})
+}
+
+// override reads fields that are laid over a model's config, and checks what comes out.
+func (a *app) override(ctx context.Context, b backend, name, arg string) ([]byte, error) {
+	fields, err := a.object("override", arg)
+	if err != nil {
+		return nil, err
+	}
+	models, err := b.Models(ctx, operator.PageMax)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range models {
+		if _, err := inference.ReadModel(name, m.Config, fields); m.Name == name && err != nil {
+			return nil, usagef("%w", err)
+		}
+	}
+	return fields, nil // of a model that is not there the schema says so
 }
 
 func modelRemove(a *app) *cobra.Command {

@@ -47,7 +47,7 @@ var differences = []struct{ why, database, api string }{
 	},
 	{"one address tells state, reasons and outcome, and looks for the outcome first", "explain entry 4711:", "read outcome of entry 4711:"},
 	{"JSON travels without the spaces that Postgres puts into it", `{"ok": true}`, `{"ok":true}`},
-	{"as above", `0/4  {"timeout": 60}`, `0/4  {"timeout":60}`},
+	{"as above", `0/4  {"timeouts": {"run": 60}}`, `0/4  {"timeouts":{"run":60}}`},
 	{
 		"the token that is used is listed as well",
 		"TOKEN  STATE  SCOPES  APPLICATIONS  QUEUES  USED  EXPIRES\n",

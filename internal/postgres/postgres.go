@@ -134,11 +134,14 @@ func (f failed) Close()     {}
 func (f failed) Err() error { return f.err }
 func (f failed) Next() bool { return false }
 
+// ErrNotBegun is wrapped by InTx where fn was not called: the database is away, or has no connection left.
+var ErrNotBegun = errors.New("begin")
+
 // InTx runs fn in a transaction of db: commit if it returns nil, else roll back.
 func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
 	tx, err := db.Begin(ctx)
 	if err != nil {
-		return fmt.Errorf("begin: %w", err)
+		return fmt.Errorf("%w: %w", ErrNotBegun, err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // after a commit this does nothing
 	if err := fn(tx); err != nil {

@@ -516,3 +516,31 @@ func FuzzCursor(f *testing.F) {
 		}
 	})
 }
+
+// A secret that is written out instead of named would stand in the audit, to which nothing can be done any more.
+func TestModelThatNodesCouldNotReadIsNotStored(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.register_model('m', '{"protocol": "cog"}')`)
+	w.api = New(w.pool, Config{Open: true, ReadModel: func(_ string, config, override []byte) ([]byte, error) {
+		if strings.Contains(string(config)+string(override), "sk-") {
+			return nil, errors.New("headers.X must refer to its secret as env:NAME")
+		}
+		return config, nil
+	}})
+	w.send("GET", "/v1/models/m", "")
+	for path, body := range map[string]string{
+		"/v1/models/m": `"config": {"protocol": "cog", "headers": {"X": "sk-1"}}`, "/v1/models/m/override": `"override": {"headers": {"X": "sk-1"}}`,
+	} {
+		status, answer := w.send("PUT", path, "{"+body+", "+reason+"}", "If-Match", w.tags["/v1/models/m"])
+		if status != 422 || !strings.Contains(fmt.Sprint(answer["detail"]), "headers.X") {
+			t.Errorf("PUT %s: %d %v, want 422 that names the field", path, status, answer)
+		}
+	}
+	if status, answer := w.send("PUT", "/v1/instances/m/gpu", `{"endpoint": "gopher://gpu:1", "slots": 1, `+reason+`}`); status != 422 {
+		t.Errorf("an endpoint that cannot be called: %d %v", status, answer)
+	}
+	var found int
+	if err := w.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.audit WHERE detail::text LIKE '%sk-1%'`).Scan(&found); err != nil || found != 0 {
+		t.Errorf("%d rows of the audit have the secret (%v)", found, err)
+	}
+}

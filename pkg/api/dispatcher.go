@@ -178,8 +178,8 @@ func (a *API) putModelConfig(ctx context.Context, in *modelConfigPut) (*answer[m
 	if err != nil {
 		return nil, err
 	}
-	if _, err := a.cfg.ReadModel(in.Model, found.Config, override); err != nil {
-		return nil, fmt.Errorf("%w: %w", errInvalid, err)
+	if err := a.checkModel(in.Model, found.Config, override); err != nil {
+		return nil, err
 	}
 	if err := a.operator.OverrideModel(ctx, in.Model, override, a.came(ctx, "PUT /admin/model-configs")); err != nil {
 		return nil, err

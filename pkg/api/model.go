@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -100,12 +101,23 @@ func (a *API) registerModel(ctx context.Context, in *modelRegistration) (*answer
 	if err != nil {
 		return nil, err
 	}
+	if err := a.checkModel(in.Model, config, nil); err != nil {
+		return nil, err
+	}
 	var queue string
 	err = a.alter(ctx, in.Conditional, lockModelSQL, in.Model, modelTag(ctx, in.Model), func(d *operator.Database) (err error) {
 		queue, err = d.RegisterModel(ctx, in.Model, config, in.Body.by(ctx))
 		return err
 	})
 	return &answer[registered]{registered{queue}}, err
+}
+
+// checkModel refuses what nodes could not read, before it is stored: a secret written out would stand in the audit for ever.
+func (a *API) checkModel(name string, config, override []byte) error {
+	if _, err := a.cfg.ReadModel(name, config, override); err != nil {
+		return fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	return nil
 }
 
 type modelOverride struct {
@@ -120,6 +132,13 @@ type modelOverride struct {
 func (a *API) overrideModel(ctx context.Context, in *modelOverride) error {
 	override, err := json.Marshal(in.Body.Override)
 	if err != nil {
+		return err
+	}
+	found, err := model(ctx, a.operator, in.Model)
+	if err != nil {
+		return err
+	}
+	if err := a.checkModel(in.Model, found.Config, override); err != nil {
 		return err
 	}
 	return a.override(ctx, in.Conditional, in.Model, override, in.Body.Because)

@@ -158,7 +158,7 @@ func (b *bed) runLock(l *invalidation.Lock) {
 // drain lets leader and node work until nothing is left to do.
 func (b *bed) drain() {
 	b.Helper()
-	for range 1000 {
+	for began := time.Now(); time.Since(began) < time.Minute; {
 		b.step()
 		if b.run(100) == 0 && b.count(`SELECT count(*) FROM penstock.batch WHERE ended_at IS NULL AND paused_at IS NULL`) == 0 {
 			return
@@ -245,6 +245,28 @@ func TestEmptySetIsDone(t *testing.T) {
 	id := b.create(Batch{Items: []json.RawMessage{}, CompletionQueue: "parts"})
 	b.drain()
 	if s := b.look(id); s.State != "done" || s.Parts != 0 || string(s.Result) != "0" {
+		t.Errorf("ended as %+v", s)
+	}
+}
+
+func TestBatchOfMorePartsThanTheQueueTakesIsFedAsThereIsRoom(t *testing.T) {
+	b := newBed(t)
+	if _, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('parts', '{"capacity": 3}')`); err != nil {
+		t.Fatal(err)
+	}
+	id := b.create(Batch{Items: numbers(10), PartSize: 1})
+	b.step()
+	if s := b.look(id); s.Queued != 3 || s.Waiting != 7 {
+		t.Errorf("after a step: %+v, want 3 parts in the queue", s)
+	}
+	for range 4 { // the leader counts again once a second
+		b.run(100)
+		if _, err := b.pool.Exec(b.ctx, `SELECT penstock.count_depth($1)`, b.q.ID); err != nil {
+			t.Fatal(err)
+		}
+		b.step()
+	}
+	if s := b.look(id); s.State != "done" || s.Done != 10 {
 		t.Errorf("ended as %+v", s)
 	}
 }

@@ -60,8 +60,12 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	}
 	switch t.Step {
 	case "split":
-		if _, err := h.db.Exec(ctx, `SELECT penstock.split_batch($1)`, t.Batch); err != nil {
-			return nil, fmt.Errorf("split batch %d: %w", t.Batch, translate(err))
+		err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT penstock.split_batch($1)`, t.Batch)
+			return translate(err)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("split batch %d: %w", t.Batch, err)
 		}
 		return nil, nil
 	case "part":
@@ -84,7 +88,9 @@ SELECT items, ended_at IS NOT NULL
 func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	p := Part{Batch: t.Batch, No: t.Part, Detail: r.Entry.Payload, Run: r}
 	var ended bool
-	err := h.db.QueryRow(ctx, partSQL, t.Batch, t.Part).Scan(&p.Items, &ended)
+	err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, partSQL, t.Batch, t.Part).Scan(&p.Items, &ended)
+	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return invalidation.Permanent(fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, ErrNotFound))

@@ -136,7 +136,9 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		return Release(l, id, 0)
 	}
 	var a answer
-	a.collect(err)
+	if a.collect(err); errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
+		a.release, a.back = true, pushBack{wait: time.Second} // our database is away: that is nobody's error
+	}
 	if a.release {
 		e := Release(l, id, a.delay)
 		e.back, e.reason = a.back, err.Error()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // runStatements runs what is ready by the statement of the queue, as a node does.
@@ -83,6 +85,25 @@ func TestStatementOfAnEntryThatSomebodyElseHasChangesNothing(t *testing.T) {
 		t.Errorf("run under a dead token: %v, want ErrLockLost", err)
 	}
 	b.want(b.count(`SELECT count(*) FROM public.effect`), 0)
+}
+
+func TestStatementWithoutADatabaseSpendsNoAttemptAndKeepsItsPlace(t *testing.T) {
+	b := newControlBed(t, Config{Retry: RetryPolicy{MaxAttempts: 1}})
+	b.declare(`SELECT 1`)
+	ids := b.push("k", "k")
+	q, err := Open(b.ctx, b.pool, b.q.Name)
+	b.must(err)
+	gone, err := postgres.Open(b.ctx, postgres.Config{DSN: "postgres://127.0.0.1:1/nothing?connect_timeout=1", MaxConns: 1})
+	b.must(err)
+	defer gone.Close()
+	lock := b.claimOne()
+	r := &Run{Queue: q, Entry: lock.Entries[0], Lock: lock, Node: here}
+	_, err = StatementHandler(gone, q).Handle(b.ctx, r)
+	b.settle(last(Judge(r, nil, err, time.Millisecond, 0)))
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE attempt = 0 AND status = 'pending'`), 2)
+	b.want(b.count(`SELECT count(*) FROM penstock.push_back WHERE whole AND until > clock_timestamp()`), 1)
+	b.exec(b.pool, `DELETE FROM penstock.push_back`)
+	b.want(b.claimOne().Entries[0].ID, ids[0])
 }
 
 func TestStatementOfAMergeableQueueRunsOnceForWhatHasGathered(t *testing.T) {
