@@ -6,6 +6,7 @@ package node
 import (
 	"context"
 	"log/slog"
+	"runtime/debug"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
@@ -42,6 +43,7 @@ func New(ctx context.Context, c Config) (*Node, error) {
 		claims.Close()
 		return nil, err
 	}
+	debug.SetGCPercent(400) // as cmd/tasknode does
 	quiet := slog.New(slog.DiscardHandler)
 	ranker := fairness.NewRanker(fairness.RankerConfig{Log: quiet}, claims)
 	c.Task.Log, c.Task.Ranker = quiet, ranker

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -178,24 +179,21 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, b *pgx.Batch, sta
 	defer rows.Close()
 	c.Locks = make([]*Lock, 0, min(r.Limit, 1000))
 	var solo slab
-	var row claimRow // one for all: what a scan leaves behind would be garbage
-	for rows.Next() {
-		row = claimRow{}
-		if err := row.scan(rows); err != nil {
-			return c, nil, err
-		}
+	var row claimRow
+	_, err = pgx.ForEachRow(rows, row.lock(), func() error {
 		switch {
 		case row.token == 0:
 			c.summary(&row, r.Limit)
-		case row.key != nil:
-			groups = append(groups, &Lock{Key: *row.key, Token: row.token, Lane: r.Lane, ClaimedAt: start, pos: row.pos})
+		case row.key.Valid:
+			groups = append(groups, &Lock{Key: row.key.String, Token: row.token, Lane: r.Lane, ClaimedAt: start, pos: row.pos})
 		default:
-			l := solo.lock(row.entry)
+			l := solo.lock(row.settled())
 			l.Key, l.Token, l.Lane, l.ClaimedAt, l.pos = soloKey(row.entry.ID), row.token, r.Lane, start, row.pos
 			c.Locks = append(c.Locks, l)
 		}
-	}
-	return c, groups, rows.Err()
+		return nil
+	})
+	return c, groups, err
 }
 
 // slab hands out locks of one entry each from blocks of memory, which costs less than one by one.
@@ -204,13 +202,13 @@ type slab struct {
 	entries []Entry
 }
 
-func (s *slab) lock(e Entry) *Lock {
+func (s *slab) lock(e *Entry) *Lock {
 	const block = 32
 	if len(s.locks) == 0 {
 		s.locks, s.entries = make([]Lock, block), make([]Entry, block)
 	}
 	l := &s.locks[0]
-	s.entries[0] = e
+	s.entries[0] = *e
 	l.Entries = s.entries[:1:1]
 	s.locks, s.entries = s.locks[1:], s.entries[1:]
 	return l
@@ -239,65 +237,68 @@ func (q *Queue) handBackEmpty(ctx context.Context, node NodeID, locks []*Lock) (
 
 func (c *Claimed) summary(row *claimRow, limit int) {
 	c.Mark, c.Seen, c.Busy, c.Left = row.pos, int(row.entry.ID), row.entry.Attempt == 0, row.entry.Crashes
-	if room := row.startIn; room != nil {
-		limit = min(limit, int(*room))
-		if *room < 1 {
+	if room := row.startIn; room.Valid {
+		limit = min(limit, int(room.Float64))
+		if room.Float64 < 1 {
 			c.Limited = true
-			c.Wait = time.Duration(*row.waited * float64(time.Second))
+			c.Wait = time.Duration(row.waited.Float64 * float64(time.Second))
 		}
 	}
 	c.Emptied = !c.Busy && c.Seen < limit && c.Left == 0
 }
 
+// claimRow is where the rows of a claim are scanned to, one after another: one for all, and without pointers to be made,
+// since what a scan leaves behind is garbage.
 type claimRow struct {
 	token                     Token
 	pos                       int64
-	key                       *string
+	key, name, trace          pgtype.Text
 	entry                     Entry
-	name, trace               *string
-	waited, startIn, finishIn *float64
+	waited, startIn, finishIn pgtype.Float8
 }
 
-func (c *claimRow) scan(row pgx.Rows) error {
-	e := &c.entry
-	if err := row.Scan(&c.token, &c.pos, &e.ID, &c.key, &e.Attempt, &e.Crashes, &e.Cost, &c.name, &c.trace,
-		&e.Callback, &e.Payload, &c.waited, &c.startIn, &c.finishIn); err != nil {
-		return err
-	}
-	c.settle()
-	return nil
+// lock is where the columns of a claim go, covered those of an entry that is read after the claim.
+func (c *claimRow) lock() []any {
+	return append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...)
 }
 
-func (c *claimRow) scanGroup(row pgx.CollectableRow) error {
-	e := &c.entry
-	if err := row.Scan(&c.token, &e.ID, &e.Attempt, &e.Crashes, &e.Cost, &c.name, &c.trace,
-		&e.Callback, &e.Payload, &c.waited, &c.startIn, &c.finishIn); err != nil {
-		return err
-	}
-	c.settle()
-	return nil
+func (c *claimRow) covered() []any {
+	return append([]any{(*int64)(&c.token), (*int64)(&c.entry.ID)}, c.columns()...)
 }
 
-// settle turns SQL's nulls into the entry's words.
-func (c *claimRow) settle() {
+func (c *claimRow) columns() []any {
 	e := &c.entry
-	if c.name != nil {
-		e.Name = *c.name
+	return []any{
+		&e.Attempt, &e.Crashes, &e.Cost, &c.name, &c.trace, (*[]byte)(&e.Callback), (*[]byte)(&e.Payload),
+		&c.waited, &c.startIn, &c.finishIn,
 	}
-	if c.trace != nil {
-		e.Trace = *c.trace
-	}
-	if c.waited != nil {
-		e.Waited = time.Duration(*c.waited * float64(time.Second))
-	}
+}
+
+// settled is the entry, with SQL's nulls turned into its words, until the next row is scanned.
+func (c *claimRow) settled() *Entry {
+	e := &c.entry
+	e.Name, e.Trace = c.name.String, c.trace.String
+	e.Waited = time.Duration(c.waited.Float64 * float64(time.Second))
 	e.StartIn, e.FinishIn = remaining(c.startIn), remaining(c.finishIn)
+	return e
 }
 
-func remaining(seconds *float64) time.Duration {
-	if seconds == nil {
+func remaining(seconds pgtype.Float8) time.Duration {
+	if !seconds.Valid {
 		return NoDeadline
 	}
-	return time.Duration(min(max(*seconds, -1e9), 9e9) * float64(time.Second))
+	return time.Duration(min(max(seconds.Float64, -1e9), 9e9) * float64(time.Second))
+}
+
+// readCovered adds entries to the locks that they are under.
+func readCovered(rows pgx.Rows, byToken map[Token]*Lock) error {
+	var row claimRow
+	_, err := pgx.ForEachRow(rows, row.covered(), func() error {
+		l := byToken[row.token]
+		l.Entries = append(l.Entries, *row.settled())
+		return nil
+	})
+	return err
 }
 
 // readGroups fills in the entries of locked groups.
@@ -311,15 +312,5 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	if err != nil {
 		return q.errorf("read groups claimed from", err)
 	}
-	entries, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (claimRow, error) {
-		var c claimRow
-		return c, c.scanGroup(row)
-	})
-	if err != nil {
-		return q.errorf("read groups claimed from", err)
-	}
-	for _, c := range entries {
-		byToken[c.token].Entries = append(byToken[c.token].Entries, c.entry)
-	}
-	return nil
+	return q.errorf("read groups claimed from", readCovered(rows, byToken))
 }

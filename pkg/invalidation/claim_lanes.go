@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -90,28 +92,24 @@ func (q *Queue) claimLanes(ctx context.Context, r ClaimRequest, lanes []LaneHead
 	if err != nil {
 		return nil, q.errorf("claim from", err)
 	}
-	defer rows.Close()
 	claimed, came, met := make([]Claimed, len(lanes)), 0, 0
 	var solo slab
-	var row claimRow // one for all: what a scan leaves behind would be garbage
-	for rows.Next() {
-		row = claimRow{}
-		if err := row.scan(rows); err != nil {
-			return nil, q.errorf("claim from", err)
-		}
-		at := index[*row.key]
+	var row claimRow
+	_, err = pgx.ForEachRow(rows, row.lock(), func() error {
+		at := index[row.key.String]
 		c := &claimed[at]
 		if row.token == 0 {
 			c.summary(&row, r.Limit)
 			came, met = max(came, at+1), met+max(1, c.Seen)
-			continue
+			return nil
 		}
-		l := solo.lock(row.entry)
+		l := solo.lock(row.settled())
 		l.Key, l.Token, l.Lane, l.ClaimedAt, l.pos = soloKey(row.entry.ID), row.token, lanes[at].Lane, start, row.pos
 		c.Locks = append(c.Locks, l)
-	}
+		return nil
+	})
 	// The claim is committed when all has been read.
-	if err := rows.Err(); err != nil {
+	if err != nil {
 		return nil, q.errorf("claim from", err)
 	}
 	for i := range claimed[:came] {

@@ -63,15 +63,8 @@ func (q *Queue) readEntries(ctx context.Context, locks []*Lock) error {
 	if err != nil {
 		return q.errorf("read entries claimed from", err)
 	}
-	solo, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (claimRow, error) {
-		var c claimRow
-		return c, c.scanGroup(row)
-	})
-	if err != nil {
+	if err := readCovered(rows, byToken); err != nil {
 		return q.errorf("read entries claimed from", err)
-	}
-	for _, c := range solo {
-		byToken[c.token].Entries = []Entry{c.entry}
 	}
 	if len(groups) == 0 {
 		return nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Ending is how one run of an entry ended. Make one with Done, Retry, Fail, Release, Expire or Cancel.
@@ -234,22 +235,49 @@ func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
 // columns lays the endings of one verb out as arrays, the shape that their statement takes.
 type columns struct {
 	keys    []string
-	tokens  []Token
-	ids     []EntryID
-	ran     []int64 // milliseconds
+	tokens  numbers
+	ids     numbers
+	ran     numbers // milliseconds
 	endings []*Ending
 }
 
 func pick(endings []Ending, verbs ...verb) columns {
-	var c columns
+	n := 0
+	for i := range endings {
+		if slices.Contains(verbs, endings[i].verb) {
+			n++
+		}
+	}
+	c := columns{make([]string, 0, n), make(numbers, 0, n), make(numbers, 0, n), make(numbers, 0, n), make([]*Ending, 0, n)}
 	for i := range endings {
 		e := &endings[i]
 		if slices.Contains(verbs, e.verb) {
-			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, e.Lock.Token), append(c.ids, e.Entry)
+			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, int64(e.Lock.Token)), append(c.ids, int64(e.Entry))
 			c.ran, c.endings = append(c.ran, e.ran.Milliseconds()), append(c.endings, e)
 		}
 	}
 	return c
+}
+
+// numbers is an array for the wire. pgx would make a value on the heap of each element of a slice.
+type numbers []int64
+
+// Dimensions implements pgtype.ArrayGetter.
+func (n numbers) Dimensions() []pgtype.ArrayDimension {
+	return []pgtype.ArrayDimension{{Length: int32(len(n)), LowerBound: 1}}
+}
+
+// Index implements pgtype.ArrayGetter.
+func (n numbers) Index(i int) any { return (*number)(&n[i]) }
+
+// IndexType implements pgtype.ArrayGetter.
+func (n numbers) IndexType() any { return new(number) }
+
+type number int64
+
+// Int64Value implements pgtype.Int64Valuer.
+func (n *number) Int64Value() (pgtype.Int8, error) {
+	return pgtype.Int8{Int64: int64(*n), Valid: true}, nil
 }
 
 func each[T any](c columns, field func(*Ending) T) []T {

@@ -53,6 +53,7 @@ func (n *Node) end(job *assignment, endings ...invalidation.Ending) {
 	p := s.piles[key]
 	if p == nil {
 		p = &pile{}
+		s.reuse(p)
 		s.piles[key] = p
 	}
 	if len(p.endings) == 0 && !p.sending {
@@ -80,14 +81,23 @@ func (s *settler) next() (shard, *pile) {
 	s.turn = s.turn[1:]
 	p := s.piles[key]
 	p.sending = true
-	n := min(len(p.endings), settleMax)
-	batch := &pile{queue: p.queue, endings: p.endings[:n:n], jobs: p.jobs[:n:n]}
-	p.endings, p.jobs = p.endings[n:], p.jobs[n:]
-	if last := len(s.blank) - 1; len(p.endings) == 0 && last >= 0 {
+	if n := settleMax; len(p.endings) > n {
+		batch := &pile{queue: p.queue, endings: p.endings[:n:n], jobs: p.jobs[:n:n]}
+		p.endings, p.jobs = p.endings[n:], p.jobs[n:]
+		return key, batch
+	}
+	batch := &pile{queue: p.queue, endings: p.endings, jobs: p.jobs}
+	p.endings, p.jobs = nil, nil
+	s.reuse(p)
+	return key, batch
+}
+
+// reuse gives an empty pile memory that was laid by.
+func (s *settler) reuse(p *pile) {
+	if last := len(s.blank) - 1; last >= 0 {
 		p.endings, p.jobs = s.blank[last].endings, s.blank[last].jobs
 		s.blank = s.blank[:last]
 	}
-	return key, batch
 }
 
 // sent lets the next batch of a shard go.
