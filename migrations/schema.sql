@@ -2471,7 +2471,7 @@ COMMENT ON COLUMN penstock.sample.in_per_second IS 'entries accepted a second si
 CREATE FUNCTION penstock.last_sample(queue integer, within interval DEFAULT '00:00:30'::interval) RETURNS penstock.sample
     LANGUAGE sql STABLE
     AS $$
-    SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > clock_timestamp() - within ORDER BY s.at DESC LIMIT 1
+    SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > statement_timestamp() - within ORDER BY s.at DESC LIMIT 1
 $$;
 
 -- Name: lease_slots(text, bigint, integer); Type: FUNCTION; Schema: penstock; Owner: -

@@ -1,0 +1,116 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// planned is as much of EXPLAIN's answer as the test looks at.
+type planned struct {
+	Type     string `json:"Node Type"`
+	Relation string `json:"Relation Name"`
+	Hit      int    `json:"Shared Hit Blocks"`
+	Read     int    `json:"Shared Read Blocks"`
+	Plans    []planned
+}
+
+func (p planned) scans() (tables []string) {
+	if p.Type == "Seq Scan" {
+		tables = append(tables, p.Relation)
+	}
+	for _, below := range p.Plans {
+		tables = append(tables, below.scans()...)
+	}
+	return tables
+}
+
+// small are the tables that are as small as the installation or its work in flight: a page may read them whole.
+var small = []string{"queue", "lock", "node", "slot", "instance", "model", "flow_weight", "usage", "leader", "pause", "disabled"}
+
+// What status pages show, for however many viewers, costs the same whatever the backlog, the failures and the history.
+func TestPagesNeverScanTheBacklog(t *testing.T) {
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), fmt.Sprintf(sql, args...)); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	exec(`CREATE TABLE penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`)
+	pages := map[string][2]string{
+		"queues":  {queuesSQL, `NULL, true`},
+		"last":    {`SELECT (penstock.last_sample($1, $2)).at`, fmt.Sprintf(`%d, '1 microsecond'`, q.ID)}, // as while nobody leads
+		"samples": {fmt.Sprintf(samplesSQL, "sample"), `'work', '1 minute'`},
+		"lanes":   {lanesSQL, `'work', 20`},
+		"locks":   {locksSQL, `NULL, NULL, 0, 50`},
+		"nodes":   {nodesSQL, `50`},
+		"slots":   {slotsSQL, `NULL, 0, 50`},
+		"usage":   {usageSQL, `NULL, '', '', 50`},
+		"server":  {serverSQL, ``},
+	}
+	for name, page := range pages {
+		exec(`PREPARE %s AS %s`, name, page[0])
+	}
+	read := func(from, to int) map[string]int {
+		// Without ANALYZE: statistics go on saying that everything is empty.
+		exec(`INSERT INTO penstock.entry_work (id, queue_id, status, priority, payload) SELECT n, %d, 'pending', 1, '{}' FROM generate_series(%d, %d) n`, q.ID, from, to)
+		exec(`INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) SELECT %d, 1, '', n, n FROM generate_series(%d, %d) n`, q.ID, from, to)
+		exec(`INSERT INTO penstock.sample (queue_id, at, initial, pending, disabled, computing, failed, estimated, serving, accepted, gone, dead_tuples)
+		      SELECT %d, clock_timestamp() - n * interval '10 ms', 0, 1, 0, 0, 0, false, 0, 1, 0, 0 FROM generate_series(%d, %d) n`, q.ID, from, to)
+		buffers := map[string]int{}
+		for name, page := range pages {
+			var p planned
+			call := name
+			if page[1] != "" {
+				call += `(` + page[1] + `)`
+			}
+			for range 2 { // the first sets hint bits
+				var text []byte
+				if err := conn.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE `+call).Scan(&text); err != nil {
+					t.Fatalf("explain %s: %v", name, err)
+				}
+				var answer []struct{ Plan planned }
+				if err := json.Unmarshal(text, &answer); err != nil {
+					t.Fatal(err)
+				}
+				p = answer[0].Plan
+			}
+			for _, table := range p.scans() {
+				if !slices.Contains(small, table) {
+					t.Errorf("%s scans %s", name, table)
+				}
+			}
+			buffers[name] = p.Hit + p.Read
+		}
+		return buffers
+	}
+	few, many := read(1, 10_000), read(10_001, 110_000)
+	for name := range pages {
+		t.Logf("%-8s 10k: %5d buffers, 110k: %5d", name, few[name], many[name])
+		if many[name] > few[name]*3/2+50 {
+			t.Errorf("%s reads %d buffers at 110k entries, %d at 10k", name, many[name], few[name])
+		}
+	}
+}
