@@ -46,23 +46,19 @@ func batchList(a *app) *cobra.Command {
 
 func batchShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show ID", Short: "One batch: state, parts, result", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+	return showing(a, c, func(ctx context.Context, b backend, args []string) (operator.Batch, error) {
 		id, err := numbered("batch", args)
 		if err != nil {
-			return err
+			return operator.Batch{}, err
 		}
-		x, err := b.Batch(ctx, id)
-		if err != nil {
-			return err
-		}
-		return printOne(a, x, func(w io.Writer) {
-			a.facts(w, [2]string{"batch", fmt.Sprint(x.ID)}, [2]string{"name", x.Name}, [2]string{"queue", x.Queue}, [2]string{"state", x.State},
-				[2]string{"parts", fmt.Sprint(x.Parts)}, [2]string{"done", fmt.Sprint(x.Done)}, [2]string{"bad", fmt.Sprint(x.Bad)},
-				[2]string{"queued", fmt.Sprint(x.Queued)}, [2]string{"waiting", fmt.Sprint(x.Waiting)}, [2]string{"problem", x.Problem},
-				[2]string{"paused by", x.PausedBy + after(": ", x.PausedReason) + after(", until ", stamp(x.PausedUntil))},
-				[2]string{"made by", x.Actor}, [2]string{"made", stamp(&x.CreatedAt)}, [2]string{"ended", stamp(x.EndedAt)})
-			a.indented(w, "result", x.Result)
-		})
+		return b.Batch(ctx, id)
+	}, func(w io.Writer, x operator.Batch) {
+		a.facts(w, [2]string{"batch", fmt.Sprint(x.ID)}, [2]string{"name", x.Name}, [2]string{"queue", x.Queue}, [2]string{"state", x.State},
+			[2]string{"parts", fmt.Sprint(x.Parts)}, [2]string{"done", fmt.Sprint(x.Done)}, [2]string{"bad", fmt.Sprint(x.Bad)},
+			[2]string{"queued", fmt.Sprint(x.Queued)}, [2]string{"waiting", fmt.Sprint(x.Waiting)}, [2]string{"problem", x.Problem},
+			[2]string{"paused by", x.PausedBy + after(": ", x.PausedReason) + after(", until ", stamp(x.PausedUntil))},
+			[2]string{"made by", x.Actor}, [2]string{"made", stamp(&x.CreatedAt)}, [2]string{"ended", stamp(x.EndedAt)})
+		a.indented(w, "result", x.Result)
 	})
 }
 

@@ -3,11 +3,11 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,11 +89,7 @@ func (a *app) bench(ctx context.Context, n, single, batch int) (phases []phase, 
 	if err != nil {
 		return nil, err
 	}
-	random := make([]byte, 4)
-	if _, err := rand.Read(random); err != nil {
-		return nil, fmt.Errorf("draw the name of a queue: %w", err)
-	}
-	name := "bench_" + hex.EncodeToString(random)
+	name := "bench_" + strings.ToLower(rand.Text()[:8])
 	by := invalidation.By{Actor: a.actor, Reason: "penstock bench"}
 	seat := operator.New(db)
 	// An application of its own keeps other nodes away; outcomes are not kept.

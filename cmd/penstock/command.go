@@ -30,6 +30,28 @@ func reading(a *app, c *cobra.Command, read func(ctx context.Context, b backend,
 	return c
 }
 
+// showing makes c a command that prints one thing; write is its form for people.
+func showing[T any](a *app, c *cobra.Command, read func(ctx context.Context, b backend, args []string) (T, error), write func(io.Writer, T)) *cobra.Command {
+	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
+		found, err := read(ctx, b, args)
+		if err != nil {
+			return err
+		}
+		return printOne(a, found, func(w io.Writer) { write(w, found) })
+	})
+}
+
+// ofEntry reads what there is about the entry whose id is the argument.
+func ofEntry[T any](read func(backend, context.Context, int64) (T, error)) func(context.Context, backend, []string) (found T, err error) {
+	return func(ctx context.Context, b backend, args []string) (found T, err error) {
+		ids, err := entryIDs(args)
+		if err != nil {
+			return found, err
+		}
+		return read(b, ctx, ids[0])
+	}
+}
+
 // listing makes c a command that prints a list.
 func listing[T any](a *app, c *cobra.Command, columns []column[T], read func(ctx context.Context, b backend, args []string) ([]T, error)) *cobra.Command {
 	return paging(a, c, nil, columns, read, nil)

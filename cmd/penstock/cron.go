@@ -88,20 +88,17 @@ func timetable(settings json.RawMessage) (*cron.Timetable, error) {
 
 func cronShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show JOB", Short: "One job: state, settings, and its next firings in words", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		j, err := b.CronJob(ctx, args[0])
-		if err != nil {
-			return err
+	read := func(ctx context.Context, b backend, args []string) (operator.CronJobDetail, error) {
+		return b.CronJob(ctx, args[0])
+	}
+	return showing(a, c, read, func(w io.Writer, j operator.CronJobDetail) {
+		a.facts(w, [2]string{"job", j.Name}, [2]string{"queue", j.Queue}, [2]string{"state", j.State}, [2]string{"problem", j.Problem},
+			[2]string{"paused by", j.PausedBy + after(": ", j.PausedReason) + after(", until ", stamp(j.PausedUntil))},
+			[2]string{"entry", optional(j.EntryID)}, [2]string{"last fired", stamp(j.LastFiredAt)})
+		a.indented(w, "settings", j.Settings)
+		if t, err := timetable(j.Settings); err == nil { // else the problem has been told above
+			a.firings(w, t)
 		}
-		return printOne(a, j, func(w io.Writer) {
-			a.facts(w, [2]string{"job", j.Name}, [2]string{"queue", j.Queue}, [2]string{"state", j.State}, [2]string{"problem", j.Problem},
-				[2]string{"paused by", j.PausedBy + after(": ", j.PausedReason) + after(", until ", stamp(j.PausedUntil))},
-				[2]string{"entry", optional(j.EntryID)}, [2]string{"last fired", stamp(j.LastFiredAt)})
-			a.indented(w, "settings", j.Settings)
-			if t, err := timetable(j.Settings); err == nil { // else the problem has been told above
-				a.firings(w, t)
-			}
-		})
 	})
 }
 

@@ -61,17 +61,7 @@ func entryList(a *app) *cobra.Command {
 
 func entryShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show ID", Short: "All about one entry, living or ended", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		ids, err := entryIDs(args)
-		if err != nil {
-			return err
-		}
-		e, err := b.Entry(ctx, ids[0])
-		if err != nil {
-			return err
-		}
-		return printOne(a, e, func(w io.Writer) { a.writeEntry(w, e) })
-	})
+	return showing(a, c, ofEntry(backend.Entry), a.writeEntry)
 }
 
 func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
@@ -116,24 +106,14 @@ func entryExplain(a *app) *cobra.Command {
 		Use: "explain ID", Short: "Why does it not run? The conditions of the claim, one by one, with their numbers",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		ids, err := entryIDs(args)
-		if err != nil {
-			return err
+	return showing(a, c, ofEntry(backend.Explain), func(w io.Writer, e invalidation.Explanation) {
+		fmt.Fprintf(w, "entry %d of queue %s: %s\n", e.ID, e.Queue, a.paint(cellColours[e.State], e.State))
+		for _, r := range e.Reasons {
+			fmt.Fprintf(w, "  %s: %s\n", r.Code, oneLine(r.Text))
 		}
-		e, err := b.Explain(ctx, ids[0])
-		if err != nil {
-			return err
+		if len(e.Reasons) == 0 {
+			fmt.Fprintln(w, "  nothing holds it: it is next in its lane")
 		}
-		return printOne(a, e, func(w io.Writer) {
-			fmt.Fprintf(w, "entry %d of queue %s: %s\n", e.ID, e.Queue, a.paint(cellColours[e.State], e.State))
-			for _, r := range e.Reasons {
-				fmt.Fprintf(w, "  %s: %s\n", r.Code, oneLine(r.Text))
-			}
-			if len(e.Reasons) == 0 {
-				fmt.Fprintln(w, "  nothing holds it: it is next in its lane")
-			}
-		})
 	})
 }
 

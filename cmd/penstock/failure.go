@@ -68,23 +68,13 @@ func failureCauses(a *app) *cobra.Command {
 
 func failureShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show ID", Short: "One failure with payload and history", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		ids, err := entryIDs(args)
-		if err != nil {
-			return err
-		}
-		f, err := b.Failure(ctx, ids[0])
-		if err != nil {
-			return err
-		}
-		return printOne(a, f, func(w io.Writer) {
-			a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue}, [2]string{"failed", stamp(&f.FailedAt)},
-				[2]string{"accepted", stamp(&f.CreatedAt)}, [2]string{"class", f.Class}, [2]string{"error", f.Error},
-				[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts", fmt.Sprint(f.Attempt)}, [2]string{"crashes", fmt.Sprint(f.Crashes)},
-				[2]string{"name", f.Name}, [2]string{"lock key", f.LockKey}, [2]string{"flow", f.Flow}, [2]string{"trace", f.Trace})
-			a.indented(w, "history", f.History)
-			a.indented(w, "payload", f.Payload)
-		})
+	return showing(a, c, ofEntry(backend.Failure), func(w io.Writer, f operator.FailureDetail) {
+		a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue}, [2]string{"failed", stamp(&f.FailedAt)},
+			[2]string{"accepted", stamp(&f.CreatedAt)}, [2]string{"class", f.Class}, [2]string{"error", f.Error},
+			[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts", fmt.Sprint(f.Attempt)}, [2]string{"crashes", fmt.Sprint(f.Crashes)},
+			[2]string{"name", f.Name}, [2]string{"lock key", f.LockKey}, [2]string{"flow", f.Flow}, [2]string{"trace", f.Trace})
+		a.indented(w, "history", f.History)
+		a.indented(w, "payload", f.Payload)
 	})
 }
 

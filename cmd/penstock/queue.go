@@ -100,13 +100,9 @@ func queueList(a *app) *cobra.Command {
 
 func queueShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show QUEUE", Short: "All about one queue: state, settings, lanes", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		q, err := b.Queue(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		return printOne(a, q, func(w io.Writer) { a.writeQueue(w, q) })
-	})
+	return showing(a, c, func(ctx context.Context, b backend, args []string) (operator.QueueDetail, error) {
+		return b.Queue(ctx, args[0])
+	}, a.writeQueue)
 }
 
 func queueHistory(a *app) *cobra.Command {

@@ -42,24 +42,24 @@ func entryPath(id int64) string { return "/v1/entries/" + strconv.FormatInt(id, 
 // Entry says how an entry stands. EntryNotFound also means that its outcome is not kept any more.
 func (c *Client) Entry(ctx context.Context, id int64) (State, error) {
 	var s State
-	return s, c.do(ctx, request{method: "GET", path: entryPath(id), again: true}, &s)
+	return s, c.Do(ctx, Call{Method: "GET", Path: entryPath(id)}, &s)
 }
 
 // Wait returns how an entry ended, as soon as it has, or when ctx ends.
 func (c *Client) Wait(ctx context.Context, id int64) (State, error) {
-	return c.wait(ctx, request{method: "GET", path: entryPath(id) + "?wait=30s", again: true})
+	return c.wait(ctx, Call{Method: "GET", Path: entryPath(id) + "?wait=30s"})
 }
 
 // WaitOwn is Wait for what Push or PushMany answered, which scope push allows.
 func (c *Client) WaitOwn(ctx context.Context, p Pushed) (State, error) {
 	query := url.Values{"wait": {"30s"}, "flow": {p.Flow}}
-	return c.wait(ctx, request{method: "GET", path: entryPath(p.ID) + "?" + query.Encode(), key: p.Key, again: true})
+	return c.wait(ctx, Call{Method: "GET", Path: entryPath(p.ID) + "?" + query.Encode(), Key: p.Key})
 }
 
-func (c *Client) wait(ctx context.Context, r request) (State, error) {
+func (c *Client) wait(ctx context.Context, call Call) (State, error) {
 	for {
 		var s State
-		err := c.do(ctx, r, &s)
+		err := c.Do(ctx, call, &s)
 		if err != nil || s.Ended() {
 			return s, err
 		}
@@ -72,19 +72,12 @@ func (c *Client) wait(ctx context.Context, r request) (State, error) {
 }
 
 // because is the body of what needs a reason.
-func because(reason string, more ...any) []byte {
-	body := map[string]any{"reason": reason}
-	for i := 0; i+1 < len(more); i += 2 {
-		body[more[i].(string)] = more[i+1] //nolint:errcheck,forcetypeassert // names, all written below
-	}
-	text, _ := json.Marshal(body) //nolint:errchkjson // texts and times
-	return text
-}
+func because(reason string) map[string]any { return map[string]any{"reason": reason} }
 
 // Cancel ends an entry, or asks the node that runs it to; the verdict says which.
 func (c *Client) Cancel(ctx context.Context, id int64, reason string) (verdict string, err error) {
 	var answer struct{ Verdict string }
-	err = c.do(ctx, request{method: "POST", path: entryPath(id) + "/cancel", body: because(reason)}, &answer)
+	err = c.Do(ctx, Call{Method: "POST", Path: entryPath(id) + "/cancel", In: because(reason)}, &answer)
 	return answer.Verdict, err
 }
 
@@ -100,7 +93,7 @@ func all[T any](ctx context.Context, c *Client, path string, query url.Values) (
 	query.Set("limit", "1000")
 	for {
 		var p page[T]
-		if err := c.do(ctx, request{method: "GET", path: path + "?" + query.Encode(), again: true}, &p); err != nil {
+		if err := c.Do(ctx, Call{Method: "GET", Path: path + "?" + query.Encode()}, &p); err != nil {
 			return items, err
 		}
 		items = append(items, p.Items...)
@@ -135,14 +128,14 @@ func (c *Client) Queues(ctx context.Context) ([]Queue, error) {
 func (c *Client) Pause(ctx context.Context, queue, reason string, until time.Time) error {
 	body := because(reason)
 	if !until.IsZero() {
-		body = because(reason, "until", until)
+		body["until"] = until
 	}
-	return c.do(ctx, request{method: "POST", path: "/v1/queues/" + url.PathEscape(queue) + "/pause", body: body}, nil)
+	return c.Do(ctx, Call{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/pause", In: body}, nil)
 }
 
 // Resume ends a pause.
 func (c *Client) Resume(ctx context.Context, queue, reason string) error {
-	return c.do(ctx, request{method: "POST", path: "/v1/queues/" + url.PathEscape(queue) + "/resume", body: because(reason)}, nil)
+	return c.Do(ctx, Call{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/resume", In: because(reason)}, nil)
 }
 
 // Failure is an entry that ended in error.
@@ -162,10 +155,10 @@ func (c *Client) Failures(ctx context.Context, queue string) ([]Failure, error) 
 
 // Retry puts a failed entry back into its queue.
 func (c *Client) Retry(ctx context.Context, id int64, reason string) error {
-	return c.do(ctx, request{method: "POST", path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/retry", body: because(reason)}, nil)
+	return c.Do(ctx, Call{Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/retry", In: because(reason)}, nil)
 }
 
 // Discard forgets a failure.
 func (c *Client) Discard(ctx context.Context, id int64, reason string) error {
-	return c.do(ctx, request{method: "POST", path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/discard", body: because(reason)}, nil)
+	return c.Do(ctx, Call{Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/discard", In: because(reason)}, nil)
 }

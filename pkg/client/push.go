@@ -50,24 +50,16 @@ func entriesOf(queue string) string { return "/v1/queues/" + url.PathEscape(queu
 // Push accepts one entry.
 func (c *Client) Push(ctx context.Context, queue string, e Entry) (Pushed, error) {
 	var pushed Pushed
-	body, err := json.Marshal(e)
-	if err != nil {
-		return pushed, fmt.Errorf("write entry: %w", err)
-	}
 	pushed.Key, pushed.Flow = rand.Text(), e.Flow
-	err = c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: pushed.Key, again: true}, &pushed)
+	err := c.Do(ctx, Call{Method: "POST", Path: entriesOf(queue), In: e, Key: pushed.Key}, &pushed)
 	return pushed, err
 }
 
 // PushMany accepts entries, all or none. The answers stand in the order of entries.
 func (c *Client) PushMany(ctx context.Context, queue string, entries []Entry) ([]Pushed, error) {
-	body, err := json.Marshal(entries)
-	if err != nil {
-		return nil, fmt.Errorf("write entries: %w", err)
-	}
 	var answer struct{ Entries []Pushed }
 	key := rand.Text()
-	err = c.do(ctx, request{method: "POST", path: entriesOf(queue), body: body, key: key, again: true}, &answer)
+	err := c.Do(ctx, Call{Method: "POST", Path: entriesOf(queue), In: entries, Key: key}, &answer)
 	for i := range answer.Entries[:min(len(entries), len(answer.Entries))] {
 		answer.Entries[i].Key, answer.Entries[i].Flow = fmt.Sprintf("%s/%d", key, i+1), entries[i].Flow
 	}

@@ -11,9 +11,7 @@ import (
 )
 
 // By says who changes something and why, for the audit.
-type By struct{ Actor, Reason string }
-
-func (b By) actor() *string { return postgres.Given(b.Actor) }
+type By = invalidation.By
 
 // RegisterModel makes a model known, or replaces what was registered under its name, and returns its queue. It checks
 // the model first; the error then wraps a *FieldError.
@@ -25,7 +23,7 @@ func RegisterModel(ctx context.Context, db postgres.DB, m Model, by By) (queue s
 	if _, err := ReadModel(m.Name, text, nil); err != nil {
 		return "", err
 	}
-	err = db.QueryRow(ctx, `SELECT penstock.register_model($1, $2, $3, $4)`, m.Name, text, by.Reason, by.actor()).Scan(&queue)
+	err = db.QueryRow(ctx, `SELECT penstock.register_model($1, $2, $3, $4)`, m.Name, text, by.Reason, postgres.Given(by.Actor)).Scan(&queue)
 	return queue, explained("register model "+m.Name, err)
 }
 
@@ -39,7 +37,7 @@ func RegisterInstance(ctx context.Context, db postgres.DB, model, server, endpoi
 		labels = map[string]string{}
 	}
 	err = db.QueryRow(ctx, `SELECT penstock.register_instance($1, $2, $3, $4, $5, $6, $7)`,
-		model, server, endpoint, slots, labels, by.Reason, by.actor()).Scan(&id)
+		model, server, endpoint, slots, labels, by.Reason, postgres.Given(by.Actor)).Scan(&id)
 	return id, explained("register instance "+server, err)
 }
 
