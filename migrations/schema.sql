@@ -901,7 +901,7 @@ BEGIN
         IF l.plenty THEN
             uncounted_to := least(uncounted_to, l.uncounted_to);
         ELSIF l.max_units IS NOT NULL THEN
-            IF NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- somebody shares it with us
+            IF in_flow IS NULL AND l.per_flow OR NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- somebody shares it with us
                 ok := false;
                 RETURN;
             END IF;

@@ -22,12 +22,14 @@ func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead
 		}
 		break
 	}
-	if len(lanes) > 1 && len(q.limits) == 0 && !q.careful.in(r.Lane) {
+	if len(lanes) > 1 && q.pace == 0 && !q.careful.in(r.Lane) {
 		claimed, err := q.claimLanes(ctx, r, lanes)
 		if code := postgres.Code(err); code == lockNotAvailable || code == uniqueViolation {
 			for _, l := range lanes {
 				q.careful.be(l.Lane)
 			}
+		} else if code == entryChanged { // see claim
+			return []Claimed{{Busy: true}}, nil
 		} else if err != nil || len(claimed) > 0 {
 			return claimed, err
 		}
@@ -81,6 +83,24 @@ SELECT 0, h.pos, h.rows, h.flow, h.ok::int, h.keys::int, 0, NULL, NULL, NULL, NU
   FROM (SELECT flow, bool_and(ok) AS ok, max(wait) AS wait, coalesce(max(pos), 0) AS pos, count(pos) AS rows, count(pos) - count(entry_id) AS keys
           FROM head GROUP BY ord, flow) h`
 
+// claimLanesLimitedSQL is the same for a queue under limits $8, none of which is a rate. It answers nothing where what is in use
+// must be counted for each flow.
+var claimLanesLimitedSQL = strings.NewReplacer(
+	"WITH alone", `WITH room AS MATERIALIZED (
+    SELECT least($5::int, r.locks) AS locks, r.uncounted_to FROM penstock.claim_room($1, NULL, $5::int, $8::int[], 0) r WHERE r.ok
+), alone`,
+	unlimitedSQL, "AND EXISTS (SELECT FROM room)",
+	"     LIMIT $5::int\n)", "     LIMIT (SELECT locks FROM room)\n)",
+	"      FROM solo\n)\n", `      FROM solo
+), spent AS MATERIALIZED (
+    SELECT CASE WHEN max(token) > (SELECT uncounted_to FROM room) THEN
+           penstock.charge($1, NULL, 0, 0, NULL, NULL, max(token), (SELECT uncounted_to FROM room)) END AS done
+      FROM solo
+)
+`,
+	"CASE WHEN h.wait IS NOT NULL THEN 0::float8 END, NULL\n", "CASE WHEN h.wait IS NOT NULL THEN 0 ELSE (SELECT locks FROM room) END::float8, (SELECT 0 FROM spent)\n",
+).Replace(claimLanesSQL)
+
 func (q *Queue) claimLanes(ctx context.Context, r ClaimRequest, lanes []LaneHead) ([]Claimed, error) {
 	start := time.Now()
 	index := make(map[string]int, len(lanes))
@@ -88,7 +108,11 @@ func (q *Queue) claimLanes(ctx context.Context, r ClaimRequest, lanes []LaneHead
 	for i, l := range lanes {
 		index[l.Flow], flows[i], places[i] = i, l.Flow, l.Pos
 	}
-	rows, err := q.db.Query(ctx, q.sql.claimLanes, q.ID, r.Lane.Priority, flows, places, r.Limit, r.Node, r.ClaimID)
+	sql, args := q.sql.claimLanes, []any{q.ID, r.Lane.Priority, flows, places, r.Limit, r.Node, r.ClaimID}
+	if len(q.limits) > 0 {
+		sql, args = q.sql.claimLanesLimited, append(args, q.limits)
+	}
+	rows, err := q.db.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, q.errorf("claim from", err)
 	}
@@ -100,6 +124,9 @@ func (q *Queue) claimLanes(ctx context.Context, r ClaimRequest, lanes []LaneHead
 		c := &claimed[at]
 		if row.token == 0 {
 			c.summary(&row, r.Limit)
+			if row.startIn.Float64 > 0 {
+				r.Limit = min(r.Limit, int(row.startIn.Float64)) // the room that the queue's limits left
+			}
 			came, met = max(came, at+1), met+max(1, c.Seen)
 			return nil
 		}

@@ -193,3 +193,27 @@ func (b *bed) claimAndFinish(seen *held, r ClaimRequest, along []LaneHead) {
 		b.Errorf("settled %d of %d locks: %v", len(ours), len(locks), err)
 	}
 }
+
+func TestLanesOfAQueueUnderALimitAreClaimedTogether(t *testing.T) {
+	b := newBed(t, Config{})
+	five := 5
+	b.q = b.under("five", Limit{MaxUnits: &five}, map[string]int{"work": 1})["work"]
+	ids := b.pushFlows("a", "b", "a", "b", "a", "b", "b")
+	claimed := b.claimLanes(2, flowLanes("empty", "a", "b")...) // an empty lane counts
+	b.want(len(claimed), 2)
+	b.want(entryIDs(claimed[1].Locks...), ids[:1])
+	claimed = b.claimLanes(100, flowLanes("a", "b")...)
+	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[2], ids[4]})
+	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[1], ids[3]})
+	if !claimed[0].Emptied || claimed[1].Emptied {
+		t.Errorf("found %+v, want the first lane empty and something left in the second", claimed)
+	}
+	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || !claimed[0].Limited {
+		t.Errorf("found %+v beside a limit that is used up", claimed)
+	}
+	// A limit for each flow is counted for one flow at a time, where it is near.
+	b.must(SetLimit(b.ctx, b.pool, "five", Limit{MaxUnits: &five, PerFlow: true}))
+	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || len(claimed[0].Locks) != 2 {
+		t.Errorf("found %+v, want the two that are left of one flow", claimed)
+	}
+}

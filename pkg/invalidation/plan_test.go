@@ -272,7 +272,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
+		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimLanesLimited": q.claimLanesLimited, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
 		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "onePush": q.onePush, "plainPush": q.plainPush,

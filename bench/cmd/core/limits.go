@@ -4,14 +4,26 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
+// drained is what one drain took for each entry.
+type drained struct{ wall, cpu time.Duration }
+
+// lanesMost is how many lanes a drain claims from at most: a claim brings one of them.
+const lanesMost = 5000
+
 // compareLimits drains the same entries from a queue without limits and from one under limits that never bind, in turns,
-// so that what else the machine does meets both. A ratio of 1 says that a limit costs nothing.
+// so that what else the machine does meets both. A ratio of 1 says that a limit costs nothing. It is the median of the
+// rounds, of the rate and of the CPU of client and server, which others on the machine disturb less.
 func (b *bench) compareLimits(ctx context.Context, batch int) error {
 	plenty := 1 << 30
 	kinds := []struct {
@@ -19,68 +31,126 @@ func (b *bench) compareLimits(ctx context.Context, batch int) error {
 		limit invalidation.Limit
 	}{
 		{"max_units", invalidation.Limit{MaxUnits: &plenty}},
+		{"max_units per flow", invalidation.Limit{MaxUnits: &plenty, PerFlow: true}},
 		{"rate", invalidation.Limit{Rate: 1e9, Burst: 1e9}},
+		{"rate per flow", invalidation.Limit{Rate: 1e9, Burst: 1e9, PerFlow: true}},
 		{"rate per key", invalidation.Limit{Rate: 1e9, Burst: 1e9, PerKey: true}},
 	}
-	fmt.Printf("%-14s %10s %14s %14s %8s\n", "limit", "lock keys", "free/s", "limited/s", "ratio")
+	conn, err := pgx.ConnectConfig(ctx, b.pool.Config().ConnConfig)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx) //nolint:errcheck // the run is over
+	if b.meter, err = meter.New(ctx, conn); err != nil {
+		return err
+	}
+	fmt.Printf("%-20s %10s %10s %10s %8s %14s %10s\n", "limit", "keys", "free/s", "limited/s", "ratio", "CPU us, free", "limited")
 	for _, kind := range kinds {
+		if b.only != "" && b.only != kind.name {
+			continue
+		}
 		if err := invalidation.SetLimit(ctx, b.pool, kind.name, kind.limit); err != nil {
 			return err
 		}
 		for _, keys := range []int{1, 100, 100_000} {
-			took := [2]time.Duration{time.Hour, time.Hour} // the best of its rounds: what disturbs only ever adds
-			for round := range 10 {
-				limit := ""
-				if round%2 == 1 {
-					limit = kind.name
+			var free, limited []drained
+			for range b.rounds {
+				for _, turn := range []struct {
+					limit string
+					into  *[]drained
+				}{{"", &free}, {kind.name, &limited}} {
+					d, err := b.drainUnder(ctx, keys, batch, turn.limit, kind.limit.PerFlow)
+					if err != nil {
+						return fmt.Errorf("%s at %d keys: %w", kind.name, keys, err)
+					}
+					*turn.into = append(*turn.into, d)
 				}
-				d, err := b.drainUnder(ctx, keys, batch, limit)
-				if err != nil {
-					return fmt.Errorf("%s at %d keys: %w", kind.name, keys, err)
-				}
-				took[round%2] = min(took[round%2], d)
 			}
-			rate := func(d time.Duration) float64 { return float64(b.n) / d.Seconds() }
-			fmt.Printf("%-14s %10d %14.0f %14.0f %8.3f\n", kind.name, keys, rate(took[0]), rate(took[1]), rate(took[1])/rate(took[0]))
+			wall := func(d drained) float64 { return 1 / d.wall.Seconds() }
+			cpu := func(d drained) float64 { return d.cpu.Seconds() * 1e6 }
+			ratios := make([]float64, b.rounds)
+			for i := range ratios {
+				ratios[i] = wall(limited[i]) / wall(free[i])
+			}
+			fmt.Printf("%-20s %10d %10.0f %10.0f %8.2f %14.1f %10.1f\n", kind.name, keys, median(free, wall), median(limited, wall), middle(ratios),
+				median(free, cpu), median(limited, cpu))
 		}
 	}
 	return nil
 }
 
-// drainUnder says how long it takes to drain b.n entries spread over so many lock keys; one key is none: all are solo.
-func (b *bench) drainUnder(ctx context.Context, keys, batch int, limit string) (time.Duration, error) {
-	_ = invalidation.Drop(ctx, b.pool, "bench", true, invalidation.By{})
-	_, err := invalidation.Create(ctx, b.pool, "bench", invalidation.Config{ResultRetention: -time.Second})
-	if err != nil {
-		return 0, err
+func median(of []drained, figure func(drained) float64) float64 {
+	values := make([]float64, len(of))
+	for i, d := range of {
+		values[i] = figure(d)
 	}
-	if limit != "" {
-		if err := invalidation.UseLimit(ctx, b.pool, "bench", limit, 1); err != nil {
-			return 0, err
-		}
-	}
-	q, err := invalidation.Open(ctx, b.pool, "bench")
+	return middle(values)
+}
+
+func middle(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// drainUnder says what it takes to drain entries spread over so many lock keys, or flows; one key is none: all are solo.
+func (b *bench) drainUnder(ctx context.Context, keys, batch int, limit string, flows bool) (d drained, err error) {
+	q, err := b.limitedQueue(ctx, limit)
 	if err != nil {
-		return 0, err
+		return d, err
+	}
+	lanes := min(keys, b.n)
+	if !flows {
+		lanes = 1
 	}
 	for i := 0; i < b.n; i += 1000 {
 		pushes := make([]invalidation.Push, min(1000, b.n-i))
 		for j := range pushes {
 			pushes[j].Payload = json.RawMessage(`{"n": 1}`)
-			if keys > 1 {
+			if lanes > 1 {
+				pushes[j].Flow = strconv.Itoa((i + j) % lanes)
+			} else if keys > 1 {
 				pushes[j].LockKey = fmt.Sprint("key-", (i+j)%keys)
 			}
 		}
 		if _, err := q.Push(ctx, pushes...); err != nil {
-			return 0, err
+			return d, err
 		}
 	}
 	if _, err := b.pool.Exec(ctx, `CHECKPOINT`); err != nil {
-		return 0, err
+		return d, err
 	}
-	start := time.Now()
-	err = b.drainAll(ctx, q, batch)
-	return time.Since(start), err
+	before, err := b.meter.Read(ctx, "postgres")
+	if err != nil {
+		return d, err
+	}
+	start, self := time.Now(), meter.Self().CPUSeconds
+	n := b.n
+	if lanes == 1 {
+		err = b.drainAll(ctx, q, batch)
+	} else {
+		n, err = b.drainLanes(ctx, q, batch, min(lanes, lanesMost))
+	}
+	if err != nil {
+		return d, err
+	}
+	d.wall = time.Since(start) / time.Duration(n)
+	after, err := b.meter.Read(ctx, "postgres")
+	d.cpu = time.Duration((after.Since(before).CPUSeconds + meter.Self().CPUSeconds - self) * float64(time.Second) / float64(n))
+	return d, err
+}
+
+func (b *bench) limitedQueue(ctx context.Context, limit string) (*invalidation.Queue, error) {
+	_ = invalidation.Drop(ctx, b.pool, "bench", true, invalidation.By{})
+	_, err := invalidation.Create(ctx, b.pool, "bench", invalidation.Config{ResultRetention: -time.Second})
+	if err != nil {
+		return nil, err
+	}
+	if limit != "" {
+		if err := invalidation.UseLimit(ctx, b.pool, "bench", limit, 1); err != nil {
+			return nil, err
+		}
+	}
+	return invalidation.Open(ctx, b.pool, "bench")
 }
 
 // drainAll claims and settles with two goroutines until nothing is left. A claim that finds nothing has met keys that
@@ -91,27 +161,58 @@ func (b *bench) drainAll(ctx context.Context, q *invalidation.Queue, batch int) 
 	left.Store(int64(b.n))
 	return each(2, func(int) error {
 		for left.Load() > 0 {
-			c, err := q.Claim(ctx, invalidation.ClaimRequest{Node: 1, ClaimID: claims.Add(1), Lane: invalidation.Lane{Priority: 1}, Limit: batch})
+			n, _, err := b.turn(ctx, q, invalidation.ClaimRequest{ClaimID: claims.Add(1), Lane: invalidation.Lane{Priority: 1}, Limit: batch})
 			if err != nil {
 				return err
 			}
-			var endings []invalidation.Ending
-			for _, l := range c.Locks {
-				for i := range l.Entries {
-					e := invalidation.Done(l, l.Entries[i].ID, nil, 0)
-					e.Last = i == len(l.Entries)-1
-					endings = append(endings, e)
-				}
+			if n == 0 {
+				time.Sleep(2 * time.Millisecond) // as a node does
 			}
-			if len(endings) == 0 {
-				time.Sleep(200 * time.Microsecond)
-				continue
-			}
-			if _, err := q.Settle(ctx, 1, endings); err != nil {
-				return err
-			}
-			left.Add(-int64(len(endings)))
+			left.Add(-int64(n))
 		}
 		return nil
 	})
+}
+
+// drainLanes does the same for the first lanes, half of them each, and returns how many entries were in them.
+func (b *bench) drainLanes(ctx context.Context, q *invalidation.Queue, batch, lanes int) (int, error) {
+	var claims atomic.Int32
+	var all atomic.Int64
+	err := each(2, func(w int) error {
+		for flow := w; flow < lanes; {
+			lane := invalidation.Lane{Priority: 1, Flow: strconv.Itoa(flow)}
+			n, emptied, err := b.turn(ctx, q, invalidation.ClaimRequest{ClaimID: claims.Add(1), Lane: lane, Limit: batch})
+			if err != nil {
+				return err
+			}
+			all.Add(int64(n))
+			if emptied {
+				flow += 2
+			}
+		}
+		return nil
+	})
+	return int(all.Load()), err
+}
+
+// turn claims and settles once. It returns how many entries that were, and whether they were all of the lane.
+func (b *bench) turn(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest) (n int, emptied bool, err error) {
+	r.Node = 1
+	c, err := q.Claim(ctx, r)
+	if err != nil {
+		return 0, false, err
+	}
+	var endings []invalidation.Ending
+	for _, l := range c.Locks {
+		for i := range l.Entries {
+			e := invalidation.Done(l, l.Entries[i].ID, nil, 0)
+			e.Last = i == len(l.Entries)-1
+			endings = append(endings, e)
+		}
+	}
+	if len(endings) == 0 {
+		return 0, c.Emptied, nil
+	}
+	_, err = q.Settle(ctx, 1, endings)
+	return len(endings), c.Emptied, err
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
@@ -28,18 +29,25 @@ func main() {
 	keep := flag.Bool("results", false, "keep results")
 	backlog := flag.Int("backlog", 0, "instead: the time of a claim of 10 with 1,000 entries ready, and with so many")
 	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in turns, at 1, 100 and 100,000 lock keys")
+	rounds := flag.Int("rounds", 5, "of -limits")
+	only := flag.String("only", "", "the one kind of -limits to measure, as it is printed; all if empty")
 	flag.Parse()
-	if err := run(context.Background(), *dsn, *n, *batch, *backlog, *keep, *limits); err != nil {
+	b := &bench{n: *n, rounds: *rounds, only: *only}
+	if err := b.run(context.Background(), *dsn, *batch, *backlog, *keep, *limits); err != nil {
 		log.Fatal(err)
 	}
 }
 
 type bench struct {
-	pool *pgxpool.Pool
-	n    int
+	pool   *pgxpool.Pool
+	meter  *meter.Meter // of -limits
+	n      int
+	rounds int
+	only   string
 }
 
-func run(ctx context.Context, dsn string, n, batch, backlog int, keep, limits bool) error {
+func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, limits bool) error {
+	n := b.n
 	if dsn == "" {
 		server, err := devpostgres.Start(ctx, devpostgres.Config{})
 		if err != nil {
@@ -56,7 +64,7 @@ func run(ctx context.Context, dsn string, n, batch, backlog int, keep, limits bo
 	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
 		return err
 	}
-	b := &bench{pool: pool, n: n}
+	b.pool = pool
 	retention := -time.Second
 	if keep {
 		retention = time.Hour
