@@ -163,12 +163,12 @@ func Code(err error) string {
 }
 
 // Unavailable says that the database could not be reached or refused work for a reason that passes: shutting
-// down, starting up, read-only after a failover, out of connections.
+// down, starting up, read-only after a failover, out of connections, memory or disk.
 func Unavailable(err error) bool {
 	switch code := Code(err); code {
 	case "":
 		return err != nil
-	case "25006", "57P01", "57P02", "57P03", "53300":
+	case "25006", "57P01", "57P02", "57P03", "53100", "53200", "53300":
 		return true
 	default:
 		return code[:2] == "08"

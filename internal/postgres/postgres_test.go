@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
@@ -33,6 +34,9 @@ func TestConnectionToAServerThatTakesNoWritesIsNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = pool.Exec(t.Context(), `CREATE TABLE t ()`)
+	if full := (&pgconn.PgError{Code: "53100"}); !postgres.Unavailable(full) {
+		t.Error("a full disk is not said to pass")
+	}
 	if postgres.Code(err) != "25006" || !postgres.Unavailable(err) {
 		t.Fatalf("write to a read-only server: %v", err)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // progressSQL writes how far entry $2 has come, while its lock record still carries token $4. The record is held
@@ -94,7 +96,11 @@ func (r *Run) FinishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) e
 		ran = time.Since(r.Lock.ClaimedAt)
 	}
 	// Not the last ending of the lock: the node that called the handler gives the lock back when Handle returns.
-	return r.Queue.FinishTx(ctx, tx, r.Node, Done(r.Lock, r.Entry.ID, result, ran))
+	err := r.Queue.FinishTx(ctx, tx, r.Node, Done(r.Lock, r.Entry.ID, result, ran))
+	if postgres.Code(err) != "" && postgres.Unavailable(err) { // a full disk, say: what the handler did was right
+		return PushBackQueue(time.Second, err)
+	}
+	return err
 }
 
 // Progress is how far an entry has come.

@@ -106,6 +106,18 @@ func TestStatementWithoutADatabaseSpendsNoAttemptAndKeepsItsPlace(t *testing.T) 
 	b.want(b.claimOne().Entries[0].ID, ids[0])
 }
 
+func TestEndingThatFindsTheDiskFullIsNotAnErrorOfTheStatement(t *testing.T) {
+	b := newControlBed(t, Config{Retry: RetryPolicy{MaxAttempts: 1}})
+	b.exec(b.pool, `CREATE FUNCTION public.full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$`)
+	b.exec(b.pool, `CREATE TRIGGER full_disk BEFORE INSERT ON penstock.result FOR EACH ROW WHEN (NEW.outcome = 'done') EXECUTE FUNCTION public.full()`)
+	b.declare(`SELECT 1`)
+	id := b.push("")[0]
+	if errs := b.runStatements(); len(errs) != 1 || errs[0] == nil {
+		t.Fatalf("errors are %v, want one", errs)
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1 AND attempt = 0`, id), 1)
+}
+
 func TestStatementOfAMergeableQueueRunsOnceForWhatHasGathered(t *testing.T) {
 	b := newControlBed(t, Config{Mergeable: true, Merge: "last"})
 	b.exec(b.pool, `CREATE TABLE public.effect (payload jsonb)`)
