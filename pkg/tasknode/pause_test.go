@@ -12,40 +12,52 @@ import (
 	"github.com/penstock/penstock/pkg/tasknode"
 )
 
-// A pause of a flow or a node takes effect on a running node with its next heartbeats, and so does its end.
-func TestPauseOfFlowAndNodeIsObeyedByARunningNode(t *testing.T) {
+// A pause at any level takes effect on a running node with its next heartbeats, without hints, and so does its end.
+func TestPauseAtEachLevelIsObeyedByARunningNode(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
 	start(t, pool, tasknode.Config{Name: "gpu-7", Threads: 4, Beat: 50 * time.Millisecond, Poll: 20 * time.Millisecond}, map[string]invalidation.HandlerFunc{
 		"work": func(context.Context, *invalidation.Run) (json.RawMessage, error) { return nil, nil },
 	})
-	const beats = `SELECT coalesce(max(beat), 0) >= $1 FROM penstock.node`
-	eventually(t, pool, "the node to be registered", beats, 1)
-	for _, subject := range []invalidation.Subject{
-		{Scope: invalidation.ByFlow, Value: "a"},
-		{Scope: invalidation.ByNode, Value: "gpu-7"},
+	eventually(t, pool, "the node to be registered", `SELECT coalesce(max(beat), 0) >= $1 FROM penstock.node`, 1)
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const ran = `SELECT EXISTS (SELECT FROM penstock.result WHERE entry_id = $1)`
+	for _, level := range []struct {
+		scope, value string
+		all          bool // nothing else runs either
+	}{
+		{"queue", "work", true}, {"application", "default", true}, {"node", "gpu-7", true}, {"flow", "a", false}, {"name", "letter", false}, {"lock_key", "k", false},
 	} {
-		must := func(err error) {
-			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
+		if level.scope == "queue" {
+			exec(`SELECT penstock.pause_queue('work', 'month end', 'ada')`)
+		} else {
+			exec(`SELECT penstock.pause($1, $2, CASE WHEN $1 IN ('name', 'lock_key') THEN 'work' END, 'month end', 'ada')`, level.scope, level.value)
 		}
-		must(invalidation.Pause(t.Context(), pool, subject, invalidation.By{Actor: "ada"}, time.Time{}))
 		twoBeats(t, pool)
-		held := push(t, q, invalidation.Push{Flow: "a", Payload: json.RawMessage(`{}`)})[0].ID
-		if subject.Scope == invalidation.ByFlow {
+		held := push(t, q, invalidation.Push{Flow: "a", Name: "letter", LockKey: "k", Payload: json.RawMessage(`{}`)})[0].ID
+		if !level.all {
 			other := push(t, q, invalidation.Push{Flow: "b", Payload: json.RawMessage(`{}`)})[0].ID
-			eventually(t, pool, "the other flow to go on", `SELECT EXISTS (SELECT FROM penstock.result WHERE entry_id = $1)`, other)
+			eventually(t, pool, "what is not paused to go on beside a pause by "+level.scope, ran, other)
 		}
 		twoBeats(t, pool)
-		var waits bool
-		must(pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM penstock.ready WHERE entry_id = $1)`, held).Scan(&waits))
-		if !waits {
-			t.Errorf("%v is paused, and its entry was claimed", subject)
+		var begun bool
+		if err := pool.QueryRow(t.Context(), `SELECT NOT EXISTS (SELECT FROM penstock.entry WHERE id = $1) OR EXISTS (SELECT FROM penstock.lock)`, held).Scan(&begun); err != nil {
+			t.Fatal(err)
 		}
-		must(invalidation.Resume(t.Context(), pool, subject, invalidation.By{}))
-		eventually(t, pool, "the entry to run after "+subject.String(), `SELECT EXISTS (SELECT FROM penstock.result WHERE entry_id = $1)`, held)
+		if begun {
+			t.Errorf("%s %s is paused, and its entry was claimed", level.scope, level.value)
+		}
+		if level.scope == "queue" {
+			exec(`SELECT penstock.resume_queue('work')`)
+		} else {
+			exec(`SELECT penstock.resume($1, $2, CASE WHEN $1 IN ('name', 'lock_key') THEN 'work' END)`, level.scope, level.value)
+		}
+		eventually(t, pool, "the entry to run after a pause by "+level.scope, ran, held)
 	}
 }
 
