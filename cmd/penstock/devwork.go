@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -10,8 +9,10 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/schollz/progressbar/v3"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -56,11 +57,9 @@ func readSamples(ctx context.Context, n int) ([]sample, error) {
 		return nil, fmt.Errorf("make samples: %w", err)
 	}
 	var samples []sample
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	for lines := json.NewDecoder(bytes.NewReader(text)); lines.More(); {
 		var s sample
-		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+		if err := lines.Decode(&s); err != nil {
 			return nil, fmt.Errorf("read samples: %w", err)
 		}
 		samples = append(samples, s)
@@ -68,7 +67,7 @@ func readSamples(ctx context.Context, n int) ([]sample, error) {
 	if len(samples) == 0 {
 		return nil, fmt.Errorf("make samples: %s made none", path)
 	}
-	return samples, lines.Err()
+	return samples, nil
 }
 
 // pushAll pushes the samples: every fifth text belongs to a group, every tenth entry is urgent, every twentieth not
@@ -161,20 +160,16 @@ func (p *platform) report(ctx context.Context, ids []int64, took time.Duration) 
 		return fmt.Errorf("count outcomes: %w", err)
 	}
 	fmt.Fprintf(p.out, "\n%d accepted = %d done + %d failed, in %.1f s\n\n", len(ids), done, failed, took.Seconds())
-	rows, err := p.pool.Query(ctx, reportSQL, ids)
-	if err != nil {
-		return fmt.Errorf("read outcomes: %w", err)
-	}
-	defer rows.Close()
 	table := tabwriter.NewWriter(p.out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(table, "queue\tentry\toutcome\tresult or error")
-	for rows.Next() {
-		var queue, outcome, detail string
-		var id int64
-		if err := rows.Scan(&queue, &id, &outcome, &detail); err != nil {
-			return fmt.Errorf("read outcomes: %w", err)
-		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%s\n", queue, id, outcome, detail)
+	var queue, outcome, detail string
+	var id int64
+	_, err := pgx.ForEachRow(postgres.Query(ctx, p.pool, reportSQL, ids), []any{&queue, &id, &outcome, &detail}, func() error {
+		_, err := fmt.Fprintf(table, "%s\t%d\t%s\t%s\n", queue, id, outcome, detail)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read outcomes: %w", err)
 	}
 	return table.Flush()
 }

@@ -140,13 +140,6 @@ func (g *Governor) add(h Hold, n int) {
 	g.running.memoryBytes += int64(n) * h.memoryBytes
 }
 
-// Ask gives the verdict that Take would, and takes nothing: for a person who wonders why.
-func (g *Governor) Ask(queue string, free int) Verdict {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.decide(g.needs[queue], free)
-}
-
 func (g *Governor) decide(need Need, free int) (v Verdict) {
 	v, g.state = Decide(g.config, g.state, g.readings(free), need, time.Now())
 	return v
@@ -154,17 +147,4 @@ func (g *Governor) decide(need Need, free int) (v Verdict) {
 
 func (g *Governor) readings(free int) Readings {
 	return Readings{Sample: g.sample, Sampled: g.sampled.need(), Running: g.running.need(), FreeThreads: free}
-}
-
-// Status is what the governor knows, for metrics and the dashboard.
-type Status struct {
-	Readings Readings // FreeThreads is not known here and zero
-	State    State
-}
-
-// Status returns the last readings and the gates.
-func (g *Governor) Status() Status {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return Status{g.readings(0), g.state}
 }

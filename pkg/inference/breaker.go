@@ -124,9 +124,6 @@ func (b *Breaker) Quarantine(now time.Time, instance string) (until time.Time, r
 	return c.openUntil, c.reason, true
 }
 
-// Forget drops an instance that is no longer registered.
-func (b *Breaker) Forget(instance string) { delete(b.instances, instance) }
-
 type judgement uint8
 
 const (

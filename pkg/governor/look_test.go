@@ -1,0 +1,21 @@
+package governor
+
+// Ask gives the verdict that Take would, and takes nothing: for a person who wonders why.
+func (g *Governor) Ask(queue string, free int) Verdict {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.decide(g.needs[queue], free)
+}
+
+// Status is what the governor knows.
+type Status struct {
+	Readings Readings // FreeThreads is not known here and zero
+	State    State
+}
+
+// Status returns the last readings and the gates.
+func (g *Governor) Status() Status {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return Status{g.readings(0), g.state}
+}
