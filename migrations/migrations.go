@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"embed"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -34,31 +33,6 @@ func Up(ctx context.Context, cfg *pgx.ConnConfig) (int, error) {
 		return len(results), fmt.Errorf("apply migrations: %w", err)
 	}
 	return len(results), nil
-}
-
-// Status is one migration and when it was applied, zero if it was not.
-type Status struct {
-	Version   int64
-	Name      string
-	AppliedAt time.Time
-}
-
-// List returns every known migration in order.
-func List(ctx context.Context, cfg *pgx.ConnConfig) ([]Status, error) {
-	provider, db, err := open(cfg)
-	if err != nil {
-		return nil, err
-	}
-	defer db.Close()
-	found, err := provider.Status(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read migration status: %w", err)
-	}
-	list := make([]Status, len(found))
-	for i, m := range found {
-		list[i] = Status{Version: m.Source.Version, Name: m.Source.Path, AppliedAt: m.AppliedAt}
-	}
-	return list, nil
 }
 
 // SQL returns the text of one migration file, for those who apply migrations with a tool of their own.

@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
@@ -210,7 +209,7 @@ func (p *pools) close() {
 // prepare waits for the database and sees to it that the schema is there. It returns early when ctx ends.
 func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-		err := migrate(ctx, cfg, p.duties.Config().ConnConfig, log)
+		err := migrate(ctx, cfg, p.duties, log)
 		if err == nil {
 			err = check(ctx, p.duties, log)
 		}
@@ -237,20 +236,20 @@ func check(ctx context.Context, db postgres.DB, log *slog.Logger) error {
 	return err
 }
 
-func migrate(ctx context.Context, cfg Config, conn *pgx.ConnConfig, log *slog.Logger) error {
+func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logger) error {
 	if cfg.Leader.Migrate {
-		n, err := migrations.Up(ctx, conn)
+		n, err := migrations.Up(ctx, pool.Config().ConnConfig)
 		if n > 0 {
 			log.Info("migrated the schema", "applied", n)
 		}
 		return err
 	}
-	list, err := migrations.List(ctx, conn)
+	list, err := migrations.List(ctx, pool)
 	if err != nil {
 		return err
 	}
 	for _, m := range list {
-		if m.AppliedAt.IsZero() {
+		if m.State == migrations.Pending {
 			return &schemaError{m.Name}
 		}
 	}

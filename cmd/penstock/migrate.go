@@ -6,12 +6,10 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/doctor"
 )
@@ -20,64 +18,17 @@ func migrateCommand(a *app) *cobra.Command {
 	return noun("migrate", "The schema: apply, list, print and verify migrations", migrateUp(a), migrateStatus(a), migrateSQL(a), migrateVerify(a))
 }
 
-// migration is one step of the schema's history, as this program or the database knows it.
-type migration struct {
-	Version   int64      `json:"version"`
-	Name      string     `json:"name,omitempty"` // empty: this program does not know it
-	State     string     `json:"state"`          // applied, pending, unknown
-	AppliedAt *time.Time `json:"applied_at,omitempty"`
-}
-
-// history compares the migrations that this program knows with those that the database has seen. It only reads.
-func history(ctx context.Context, db postgres.DB) ([]migration, error) {
-	known, err := migrations.Names()
-	if err != nil {
-		return nil, err
-	}
-	applied, err := appliedMigrations(ctx, db)
-	if err != nil {
-		return nil, fmt.Errorf("read which migrations were applied: %w", err)
-	}
-	var all []migration
-	for _, m := range known {
-		step := migration{Version: m.Version, Name: m.Name, State: "pending"}
-		if at, done := applied[m.Version]; done {
-			step.State, step.AppliedAt = "applied", &at
-		}
-		delete(applied, m.Version)
-		all = append(all, step)
-	}
-	for version, at := range applied {
-		all = append(all, migration{Version: version, State: "unknown", AppliedAt: &at})
-	}
-	slices.SortFunc(all, func(x, y migration) int { return int(x.Version - y.Version) })
-	return all, nil
-}
-
-func appliedMigrations(ctx context.Context, db postgres.DB) (map[int64]time.Time, error) {
-	var there bool
-	if err := db.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, migrations.Table).Scan(&there); err != nil || !there {
-		return nil, err
-	}
-	const sql = `SELECT version_id, max(tstamp) FROM ` + migrations.Table + ` WHERE is_applied AND version_id > 0 GROUP BY version_id`
-	applied := map[int64]time.Time{}
-	var version int64
-	var at time.Time
-	_, err := pgx.ForEachRow(postgres.Query(ctx, db, sql), []any{&version, &at}, func() error { applied[version] = at; return nil })
-	return applied, err
-}
-
 // of returns the migrations in one state.
-func of(all []migration, state string) []migration {
-	return slices.DeleteFunc(slices.Clone(all), func(m migration) bool { return m.State != state })
+func of(all []migrations.Status, state string) []migrations.Status {
+	return slices.DeleteFunc(slices.Clone(all), func(m migrations.Status) bool { return m.State != state })
 }
 
-func migrationColumns() []column[migration] {
-	return []column[migration]{
-		{title: "VERSION", right: true, text: func(m migration) string { return fmt.Sprint(m.Version) }},
-		{title: "NAME", text: func(m migration) string { return before(m.Name, "-") }},
-		{title: "STATE", text: func(m migration) string { return m.State }},
-		{title: "APPLIED", text: func(m migration) string { return before(stamp(m.AppliedAt), "-") }},
+func migrationColumns() []column[migrations.Status] {
+	return []column[migrations.Status]{
+		{title: "VERSION", right: true, text: func(m migrations.Status) string { return fmt.Sprint(m.Version) }},
+		{title: "NAME", text: func(m migrations.Status) string { return before(m.Name, "-") }},
+		{title: "STATE", text: func(m migrations.Status) string { return m.State }},
+		{title: "APPLIED", text: func(m migrations.Status) string { return before(stamp(m.AppliedAt), "-") }},
 	}
 }
 
@@ -88,7 +39,7 @@ func migrateStatus(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		all, err := history(c.Context(), db)
+		all, err := migrations.List(c.Context(), db)
 		if err != nil {
 			return err
 		}
@@ -111,11 +62,11 @@ func migrateUp(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		all, err := history(ctx, db)
+		all, err := migrations.List(ctx, db)
 		if err != nil {
 			return err
 		}
-		pending := of(all, "pending")
+		pending := of(all, migrations.Pending)
 		if dry {
 			return printList(a, migrationColumns(), pending)
 		}
@@ -205,11 +156,11 @@ func (a *app) schemaFinding(ctx context.Context) (doctor.Finding, error) {
 	if err != nil {
 		return doctor.Finding{}, err
 	}
-	all, err := history(ctx, db)
+	all, err := migrations.List(ctx, db)
 	if err != nil {
 		return doctor.Finding{}, err
 	}
-	if pending := of(all, "pending"); len(pending) > 0 {
+	if pending := of(all, migrations.Pending); len(pending) > 0 {
 		f := doctor.Finding{
 			Severity: doctor.Warning, Summary: many(len(pending), "migration is", "migrations are") + " pending",
 			Advice: "Run penstock migrate up before the programs of this version.",
@@ -219,7 +170,7 @@ func (a *app) schemaFinding(ctx context.Context) (doctor.Finding, error) {
 		}
 		return f, nil
 	}
-	if unknown := of(all, "unknown"); len(unknown) > 0 {
+	if unknown := of(all, migrations.Unknown); len(unknown) > 0 {
 		return doctor.Finding{
 			Severity: doctor.Warning, Summary: fmt.Sprintf("the database is newer than this program: it has migration %d", unknown[len(unknown)-1].Version),
 			Advice: "Use the CLI of the version that runs. Programs of the version before keep working.",

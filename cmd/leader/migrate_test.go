@@ -1,0 +1,32 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+)
+
+func TestLeaderThatMustNotMigrateNamesWhatIsMissingAndChangesNothing(t *testing.T) {
+	cfg, log := defaults(), slog.New(slog.DiscardHandler)
+	cfg.Leader.Migrate = false
+	empty, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.Empty(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer empty.Close()
+	var old *schemaError
+	if err := migrate(t.Context(), cfg, empty, log); !errors.As(err, &old) || old.missing != "00001_queue.sql" {
+		t.Errorf("on an empty database: %v, want the first migration to be missing", err)
+	}
+	var tables int
+	if err := empty.QueryRow(t.Context(), `SELECT count(*) FROM pg_class WHERE oid = to_regclass($1)`, migrations.Table).Scan(&tables); err != nil || tables != 0 {
+		t.Errorf("a look made %d tables (%v)", tables, err)
+	}
+	if err := migrate(t.Context(), cfg, pgtest.New(t), log); err != nil {
+		t.Errorf("on a migrated database: %v", err)
+	}
+}
