@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -63,9 +64,12 @@ func run(ctx context.Context, a *app, args []string) int {
 	defer a.close()
 	root := newRoot(a)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	if err != nil && !a.started {
-		err = usageError{err} // cobra refused it before any of our code ran
+	c, err := root.ExecuteContextC(ctx)
+	if err != nil && !a.started { // cobra refused it before any of our code ran
+		if strings.Contains(err.Error(), "arg(s)") {
+			err = fmt.Errorf("%w: %s", err, c.UseLine())
+		}
+		err = usageError{err}
 	}
 	return a.report(ctx, err)
 }
