@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"strings"
@@ -78,4 +79,27 @@ func TestReplayNamesTheRowThatCannotBeRead(t *testing.T) {
 	if _, errs, code := command(t, &seat{}, "replay", "mails", "nowhere.csv", "--dry-run"); code != exitUsage {
 		t.Errorf("a file that is not there: exit %d, %s", code, errs)
 	}
+}
+
+// Whatever a trace has in it, it is read to its end or to the first row that cannot be, and what is read can be pushed.
+func FuzzTrace(f *testing.F) {
+	f.Add([]byte(recorded))
+	f.Add([]byte(`{"created": "2026-01-01T10:00:00Z", "tenant": 5, "tokens": 1e400}` + "\n{"))
+	f.Add([]byte("created\n\"a"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		next, err := rows(bufio.NewReader(bytes.NewReader(text)))
+		if err != nil {
+			return
+		}
+		for {
+			row, err := next()
+			if err != nil {
+				return
+			}
+			p, _, err := trace{at: "created", flow: "tenant", cost: "tokens"}.read(row)
+			if err == nil && !json.Valid(p.Payload) {
+				t.Errorf("%v became %q", row, p.Payload)
+			}
+		}
+	})
 }

@@ -2,7 +2,9 @@ package api
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"reflect"
@@ -29,6 +31,40 @@ func FuzzLineOfAStream(f *testing.F) {
 		}
 		if err != nil && !known(err) {
 			t.Errorf("%v has no code", err)
+		}
+	})
+}
+
+// Whatever claims to be gzip comes out as it went in, or as an error with a code, and as no more than the bound.
+func FuzzGzip(f *testing.F) {
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, _ = z.Write([]byte(`{"payload": 1}`))
+	_ = z.Close()
+	f.Add(packed.Bytes())
+	f.Add(packed.Bytes()[:12])
+	f.Add(append(packed.Bytes(), packed.Bytes()...))
+	f.Add([]byte{0x1f, 0x8b})
+	f.Fuzz(func(t *testing.T, text []byte) {
+		const limit = 64 << 10
+		read := func(body []byte) ([]byte, error) {
+			plain, err := inflated(&http.Request{Header: http.Header{"Content-Encoding": {"gzip"}}, Body: io.NopCloser(bytes.NewReader(body))})
+			if err != nil {
+				return nil, err
+			}
+			got, _, err := newBudget(1<<20).readAll(plain, limit)
+			return got, endedEarly(err)
+		}
+		var tooLarge *http.MaxBytesError
+		if got, err := read(text); len(got) > limit || err != nil && !known(err) && !errors.As(err, &tooLarge) {
+			t.Errorf("%d bytes (%v)", len(got), err)
+		}
+		var own bytes.Buffer
+		z := gzip.NewWriter(&own)
+		_, _ = z.Write(text)
+		_ = z.Close()
+		if got, err := read(own.Bytes()); err == nil && !bytes.Equal(got, text) || err != nil && len(text) <= limit && !errors.Is(err, errBomb) {
+			t.Errorf("%d bytes came out as %d (%v)", len(text), len(got), err)
 		}
 	})
 }

@@ -1,11 +1,13 @@
 package inference
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -184,4 +186,47 @@ func TestReportOfARunThatIsNotStoredYetIsAskedForAgain(t *testing.T) {
 	if leader.Known(int64(id), 5, CallbackToken([]byte("key"), "17", 5)) || leader.Known(17, 6, CallbackToken([]byte("key"), "17", 5)) || !leader.Known(17, 5, CallbackToken([]byte("key"), "17", 5)) {
 		t.Error("a key is good for another entry or lock")
 	}
+}
+
+// Whatever a worker reports is read as an outcome or refused; what ends a run well has a result that can be stored.
+func FuzzReport(f *testing.F) {
+	for _, seed := range []string{
+		`{"status":"success","job_id":"r","result":{"n":1}}`, `{"status":"failed","error":{"a":[1]}}`, `{"status":"processing"}`, `{"status":"COMPLETED"}`,
+		`{"id":"5","status":"succeeded","output":["x"],"metrics":{"predict_time":1}}`, `{"status":1}`, `[]`, `{"status":"success","result":null}`, `{`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for _, protocol := range []Protocol{ProtocolDispatcher, ProtocolCog} {
+			m := Model{Name: "m", Protocol: protocol, Type: TypeAsync, PollPath: "/status/{id}"}.WithDefaults()
+			o, err := m.report(Run{Entry: "5", Token: 7, Remote: "r"}, body)
+			if err == nil && o.Kind == Done && !json.Valid(o.Result) {
+				t.Errorf("%s: %q ends as %q", protocol, body, o.Result)
+			}
+			if err == nil && !final(o) && o.Kind != Accepted && o.Kind != Busy && o.Kind != NotReady && o.Kind != Unknown {
+				t.Errorf("%s: %q is %s", protocol, body, o.Kind)
+			}
+		}
+	})
+}
+
+// Whatever a config says, a model that is read is one that is used as it was written down.
+func FuzzModelConfig(f *testing.F) {
+	for _, seed := range []string{`{"protocol":"cog"}`, `{"protocol":"dispatcher","model_type":"async","poll_endpoint_template":"/s/{id}","poll_interval":"5s"}`, `{"batch":{"items":8}}`, `{"nonsense":1}`, `null`, `{"timeouts":{"run":-1}}`} {
+		f.Add([]byte(seed), []byte(`{"poll_interval": 5}`))
+	}
+	f.Fuzz(func(t *testing.T, config, override []byte) {
+		m, err := ReadModel("m", config, override)
+		if err != nil {
+			return
+		}
+		text, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ReadModel("m", text, nil)
+		if err != nil || !reflect.DeepEqual(again, m) {
+			t.Errorf("%s became %s (%v)", config, text, err)
+		}
+	})
 }
