@@ -87,7 +87,7 @@ func timetable(settings json.RawMessage) (*cron.Timetable, error) {
 }
 
 func cronShow(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "show JOB", Short: "One job: state, settings, and its next firings in words", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
+	c := &cobra.Command{Use: "show JOB", Short: "One job: state, settings, and its next ten firings in words", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
 	read := func(ctx context.Context, b backend, args []string) (operator.CronJobDetail, error) {
 		return b.CronJob(ctx, args[0])
 	}
@@ -104,7 +104,7 @@ func cronShow(a *app) *cobra.Command {
 
 func (a *app) firings(w io.Writer, t *cron.Timetable) {
 	fmt.Fprintf(w, "\n%s\n", a.paint(bold, "next"))
-	for _, f := range t.Explain(a.now(), 5) {
+	for _, f := range t.Explain(a.now(), 10) {
 		fmt.Fprintf(w, "  %s\n", f)
 	}
 }
