@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -20,11 +18,10 @@ import (
 const hintChannel = "penstock"
 
 // hintSQL hints with texts $1. NOTIFY takes a lock over all databases at commit, so this never runs in a pusher's
-// transaction, and one statement speaks for every push since the last.
-const hintSQL = `SELECT pg_notify('` + hintChannel + `', hint) FROM unnest($1::text[]) u(hint)`
-
-// lazilySQL lets a hint commit without waiting for the disk: nothing is lost with it.
-const lazilySQL = `SELECT set_config('synchronous_commit', 'off', true)`
+// transaction, and one statement speaks for every push since the last. It commits without waiting for the disk: nothing is
+// lost with it.
+const hintSQL = `
+SELECT pg_notify('` + hintChannel + `', hint), set_config('synchronous_commit', 'off', true) FROM unnest($1::text[]) u(hint)`
 
 // Hinter tells nodes after a push that a queue has work, so that they need not wait for their next poll. A hint is
 // only a hint: pushes never wait for it, and where the database does not answer it is dropped without a word.
@@ -65,10 +62,8 @@ const (
 // NewHinter returns a Hinter that sends on db, in the long run one hint a queue in `every`, 10 ms if zero.
 func NewHinter(db postgres.DB, every time.Duration) *Hinter {
 	return newHinter(every, func(ctx context.Context, hints []string) error {
-		batch := &pgx.Batch{}
-		batch.Queue(lazilySQL)
-		batch.Queue(hintSQL, hints)
-		return db.SendBatch(ctx, batch).Close()
+		_, err := db.Exec(ctx, hintSQL, hints)
+		return err
 	})
 }
 
