@@ -78,6 +78,7 @@ var kinds = []struct {
 	{is(invalidation.ErrInvalid), exitUsage, "--help says what can be written"},
 	{is(invalidation.ErrState), exitState, "the verbs show and explain say how it stands"},
 	{code("3F000", "42P01", "42883", "42703"), exitState, "the schema is missing or not of this version: penstock migrate status, then penstock migrate up"},
+	{code("08P01"), exitUnavailable, "a pooler in between refuses settings of sessions: give --database-pooled"},
 	{code("28P01", "28000", "3D000", "42501"), exitUnavailable, "check the user, the password, the database and its grants in --database-url (PENSTOCK_DATABASE_URL)"},
 	{code("57014"), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
 	{problem("unauthorized", "forbidden", "not_local"), exitUnavailable, "check the token in --token-file (PENSTOCK_TOKEN); penstock token list shows what each may do"},
