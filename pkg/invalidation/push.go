@@ -90,7 +90,7 @@ WITH q AS MATERIALIZED (
 SELECT array_agg(id ORDER BY id) FROM fresh`
 
 // onePushSQL is plainPushSQL for one payload, $2. It answers no row where that answers NULL. Arrays, and rows that are read
-// twice, cost a third of the server's CPU there.
+// twice, cost a quarter of the server's CPU there.
 const onePushSQL = `
 WITH fresh AS (
     INSERT INTO penstock.entry_X (id, queue_id, status, priority, payload)
