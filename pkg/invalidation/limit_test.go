@@ -311,13 +311,13 @@ func TestAClaimWhoseTokensComeTooLateTakesItselfBack(t *testing.T) {
 // A refund and a claim that take two buckets in different orders wait for each other for ever.
 func TestRefundAndClaimTakeBucketsInOneOrder(t *testing.T) {
 	b := newBed(t, Config{})
-	other, err := Create(b.ctx, b.pool, "other", Config{})
-	if err != nil {
+	if _, err := Create(b.ctx, b.pool, "other", Config{}); err != nil {
 		t.Fatal(err)
 	}
 	b.under("first", Limit{Rate: 100, Burst: 100, PerKey: true}, map[string]int{"work": 1, "other": 1})
 	queues := b.under("second", Limit{Rate: 100, Burst: 100}, map[string]int{"work": 1, "other": 1})
-	b.q, other = queues["work"], queues["other"]
+	other := queues["other"]
+	b.q = queues["work"]
 	b.push("K")
 	l := b.claimOne()
 	if _, err := other.Push(b.ctx, withPayload(Push{LockKey: "K"})); err != nil {
