@@ -670,6 +670,33 @@ BEGIN
                    + excluded.units, at = clock_timestamp();
 END $$;
 
+-- Name: check_arrays(integer, integer[], jsonb[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.check_arrays(n integer, lengths integer[], callbacks jsonb[]) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+DECLARE
+    bad record;
+BEGIN
+    SELECT u.name, u.length INTO bad
+      FROM unnest('{lock_keys,flows,priorities,dues,start_bys,finish_bys,costs,names,idempotency_keys,unique_keys,unique_policies,traces,callbacks}'::text[],
+                  lengths) u(name, length)
+     WHERE u.length > n LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% has % elements, and there are % payloads', bad.name, bad.length, n
+            USING ERRCODE = 'PS002', HINT = 'Arrays of options are as long as that of the payloads; null stands for an option left out.';
+    END IF;
+    SELECT u.i, CASE WHEN jsonb_typeof(u.c) <> 'object' THEN 'callback is not an object with url and, if wanted, context'
+                     ELSE 'callback.url is missing or not a text' END AS problem INTO bad
+      FROM unnest(callbacks) WITH ORDINALITY u(c, i)
+     WHERE jsonb_typeof(u.c) <> 'null'
+       AND (jsonb_typeof(u.c) <> 'object' OR jsonb_typeof(u.c->'url') IS DISTINCT FROM 'string' OR u.c->>'url' = '')
+     ORDER BY u.i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
 -- Name: check_invariants(interval); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.check_invariants(grace interval DEFAULT '00:00:00'::interval) RETURNS TABLE(invariant text, detail text)
@@ -2370,6 +2397,25 @@ BEGIN
     RAISE EXCEPTION 'the audit is only ever added to' USING ERRCODE = 'insufficient_privilege';
 END $$;
 
+-- Name: keep_queue_kind(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.keep_queue_kind() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    needs text;
+BEGIN
+    SELECT format('%s %s', n.what, n.name) INTO needs FROM (
+        SELECT 'cron job' AS what, j.name FROM penstock.cron_job j WHERE j.queue_id = OLD.id
+        UNION ALL SELECT 'the watch of', w.watched::text FROM penstock.watch w WHERE w.queue_id = OLD.id
+        UNION ALL SELECT 'batch', b.id::text FROM penstock.batch b WHERE b.queue_id = OLD.id AND b.ended_at IS NULL) n LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'queue "%" cannot change its kind from % to %: % needs it', OLD.name, OLD.kind, NEW.kind, needs
+            USING ERRCODE = 'PS006', HINT = 'Drop the cron jobs, end the watches and wait for the batches first, or make another queue.';
+    END IF;
+    RETURN NEW;
+END $$;
+
 -- Name: keep_watch_queue(); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.keep_watch_queue() RETURNS trigger
@@ -2904,6 +2950,10 @@ BEGIN
     IF until <= clock_timestamp() OR NOT isfinite(until) THEN
         RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
     END IF;
+    IF pause.scope = 'model' AND NOT EXISTS (SELECT FROM penstock.model m WHERE m.name = pause.value)
+       AND NOT EXISTS (SELECT FROM penstock.queue x WHERE x.model = pause.value) THEN
+        RAISE EXCEPTION 'value: there is no model "%"', value USING ERRCODE = 'PS002', HINT = 'Register it first: penstock.register_model.';
+    END IF;
     PERFORM FROM penstock.pause p WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;
     known := FOUND;
     IF NOT known AND pause.scope IN ('name', 'lock_key') AND EXISTS (
@@ -3232,6 +3282,13 @@ BEGIN
         )
         SELECT array_agg(f.id ORDER BY f.id) INTO ids FROM fresh f;
         RETURN;
+    END IF;
+    IF greatest(cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues), cardinality(start_bys),
+                cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys), cardinality(unique_keys),
+                cardinality(unique_policies), cardinality(traces), cardinality(callbacks)) > n OR cardinality(callbacks) > 0 THEN
+        PERFORM penstock.check_arrays(n, ARRAY[cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues),
+            cardinality(start_bys), cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
+            cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks)], callbacks);
     END IF;
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs);
@@ -3950,6 +4007,9 @@ DECLARE
     quota text := 'application:' || application;
     q     record;
 BEGIN
+    IF coalesce(application, '') = '' THEN
+        RAISE EXCEPTION 'application is empty' USING ERRCODE = 'PS002';
+    END IF;
     IF options IS NULL THEN
         PERFORM penstock.limits_changed(l.id) FROM penstock."limit" l WHERE l.name = quota;
         DELETE FROM penstock."limit" l WHERE l.name = quota;
@@ -4456,6 +4516,9 @@ DECLARE
     q    penstock.queue := penstock.queue_row(queue_name);
     lim  penstock."limit";
 BEGIN
+    IF units IS NULL OR units < 0 THEN
+        RAISE EXCEPTION 'units is not at least 0; 0 ends the use' USING ERRCODE = 'PS002';
+    END IF;
     SELECT * INTO lim FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'limit "%" does not exist', limit_name
@@ -6210,6 +6273,10 @@ CREATE TRIGGER instance_change AFTER UPDATE ON penstock.instance FOR EACH ROW WH
 -- Name: instance instance_version; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER instance_version AFTER INSERT OR DELETE ON penstock.instance FOR EACH ROW EXECUTE FUNCTION penstock.bump_inference_version();
+
+-- Name: queue keep_queue_kind; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER keep_queue_kind BEFORE UPDATE OF kind ON penstock.queue FOR EACH ROW WHEN ((old.kind IS DISTINCT FROM new.kind)) EXECUTE FUNCTION penstock.keep_queue_kind();
 
 -- Name: queue keep_watch_queue; Type: TRIGGER; Schema: penstock; Owner: -
 

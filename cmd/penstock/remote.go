@@ -136,7 +136,8 @@ func (r remote) do(ctx context.Context, c client.Call, into any) error {
 // read gets the answer of an address.
 func read[T any](ctx context.Context, r remote, path string) (T, error) {
 	var answer T
-	return answer, r.do(ctx, client.Call{Method: "GET", Path: path}, &answer)
+	err := r.do(ctx, client.Call{Method: "GET", Path: path}, &answer)
+	return answer, err
 }
 
 func (r remote) post(ctx context.Context, path string, in, into any) error {

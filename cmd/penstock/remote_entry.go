@@ -139,7 +139,8 @@ type begun struct {
 
 func (r remote) begin(ctx context.Context, path string, body map[string]any) (begun, error) {
 	var answer begun
-	return answer, r.post(ctx, path, body, &answer)
+	err := r.post(ctx, path, body, &answer)
+	return answer, err
 }
 
 func (r remote) DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {

@@ -57,7 +57,7 @@ var owners = map[object]string{
 	ofOperation: `SELECT q.name, q.application FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id WHERE o.id = $1::bigint`,
 	ofNode:      `SELECT '', application FROM penstock.node WHERE id = $1::bigint`,
 	ofCron:      `SELECT q.name, q.application FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id WHERE j.name = $1`,
-	ofModel:     `SELECT q.name, q.application FROM penstock.queue q WHERE q.name = penstock.model_queue($1)`,
+	ofModel:     `SELECT q.name, q.application FROM penstock.queue q WHERE q.name = penstock.model_queue($1) AND q.kind = 'inference'`,
 }
 
 var (

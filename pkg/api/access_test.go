@@ -544,3 +544,14 @@ func TestModelThatNodesCouldNotReadIsNotStored(t *testing.T) {
 		t.Errorf("%d rows of the audit have the secret (%v)", found, err)
 	}
 }
+
+func TestJobOfAPlainQueueIsNoModels(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('plain')`)
+	a, secret := New(w.pool, Config{}), newToken(t, w.pool, operator.Grant{Name: "pusher", Scopes: []string{"push"}})
+	unknown := call(a, "POST", "/queue/submit", `{"model": "nobody", "payload": 1}`, secret)
+	if plain := call(a, "POST", "/queue/submit", `{"model": "plain", "payload": 1}`, secret); plain.Code != unknown.Code || plain.Code < 400 ||
+		!strings.Contains(plain.Body.String(), "not registered") {
+		t.Errorf("plain queue: %d %s; unknown model: %d", plain.Code, plain.Body, unknown.Code)
+	}
+}

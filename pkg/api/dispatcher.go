@@ -161,7 +161,8 @@ func (a *API) modelConfig(ctx context.Context, name string) (*answer[map[string]
 		return nil, err
 	}
 	var config map[string]any
-	return &answer[map[string]any]{config}, json.Unmarshal(text, &config)
+	err = json.Unmarshal(text, &config)
+	return &answer[map[string]any]{config}, err
 }
 
 type modelConfigPut struct {

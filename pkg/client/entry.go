@@ -42,7 +42,8 @@ func entryPath(id int64) string { return "/v1/entries/" + strconv.FormatInt(id, 
 // Entry says how an entry stands. EntryNotFound also means that its outcome is not kept any more.
 func (c *Client) Entry(ctx context.Context, id int64) (State, error) {
 	var s State
-	return s, c.Do(ctx, Call{Method: "GET", Path: entryPath(id)}, &s)
+	err := c.Do(ctx, Call{Method: "GET", Path: entryPath(id)}, &s)
+	return s, err
 }
 
 // Wait returns how an entry ended, as soon as it has, or when ctx ends.

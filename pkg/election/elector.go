@@ -82,12 +82,15 @@ func (e *Elector) Run(ctx context.Context, lead Lead) error {
 	}
 }
 
-// follow looks at the row until it wins a term or ctx ends. start is when the winning look began.
+// follow looks at the row until it wins a term or ctx ends. start is when the winning look began. Before notBefore it
+// takes only what nobody else wanted for as long as others need to look: rather a leader that may fail again than none.
 func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, start time.Time, ok bool) {
 	failing := false
+	var freeSince time.Time // as looks found it; zero: held
 	for {
 		start = time.Now()
-		s, err := e.look(ctx, !e.cfg.Spectator && !start.Before(notBefore))
+		unwanted := !freeSince.IsZero() && start.Sub(freeSince) >= e.cfg.letAhead()
+		s, err := e.look(ctx, !e.cfg.Spectator && (unwanted || !start.Before(notBefore)))
 		switch {
 		case ctx.Err() != nil:
 			if s.won {
@@ -99,7 +102,11 @@ func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, s
 		case err == nil && s.won:
 			return s.term, start, true
 		}
-		failing = err != nil
+		if failing = err != nil; failing || s.held {
+			freeSince = time.Time{}
+		} else if freeSince.IsZero() {
+			freeSince = start
+		}
 		select {
 		case <-ctx.Done():
 			return 0, start, false

@@ -233,6 +233,26 @@ func TestLeaderWhoseDutyFailsLetsAnotherAhead(t *testing.T) {
 	}
 }
 
+func TestLeaderWhoseDutyFailsLeadsAgainWhereNobodyElseDoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		office := &fakeOffice{lease: testLease}
+		began, cfg := make(chan time.Time, 2), Config{HoldOff: time.Minute}.withDefaults()
+		_, ended := run(ctx, office, cfg, func(ctx context.Context, term Term) error {
+			if began <- time.Now(); term == 1 {
+				return errors.New("cannot start")
+			}
+			return untilDone(ctx, term)
+		})
+		first := <-began
+		if away := (<-began).Sub(first); away < cfg.letAhead() || away > cfg.letAhead()+2*cfg.Poll {
+			t.Errorf("nobody led for %v, want about %v", away, cfg.letAhead())
+		}
+		stop()
+		<-ended
+	})
+}
+
 func TestHoldOffGrowsAndIsBounded(t *testing.T) {
 	e := newElector(&fakeOffice{}, Config{HoldOff: time.Second})
 	for failures, want := range map[int]time.Duration{0: 1, 1: 2, 3: 8, 4: 10, 1000: 10} {

@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -38,12 +39,47 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 	}
 	b.exec(b.pool, `SELECT penstock.alter_queue('work', '{"retry": {"max_attempts": 3, "base": 0.5, "cap": 1e3, "factor": 1.5, "jitter": 0, "classes": {"input": {"max_attempts": 1}}},
 	                "grouping": "$.a[0]", "run_timeout": "1 day", "max_concurrent": null}')`)
+	for call, want := range map[string]string{
+		`penstock.use_limit('work', 'l', -1)`:                                                                    "units is not at least 0",
+		`penstock.set_quota('', '{"max_units": 1}')`:                                                             "application is empty",
+		`penstock.pause('model', 'typo')`:                                                                        `no model "typo"`,
+		`penstock.push('work', '1', callback => '"http://h/"')`:                                                  "callback is not an object with url and, if wanted, context (entry 1)",
+		`penstock.push('work', '1', callback => '{"context": 1}')`:                                               "callback.url is missing or not a text (entry 1)",
+		`penstock.push_many('work', ARRAY['1', '2']::jsonb[], callbacks => ARRAY[NULL, '{"url": ""}']::jsonb[])`: "(entry 2)",
+		`penstock.push_many('work', ARRAY['1']::jsonb[], flows => ARRAY['a', 'b'])`:                              "flows has 2 elements, and there are 1 payloads",
+	} {
+		if _, err := b.pool.Exec(b.ctx, "SELECT "+call); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want it refused with the words %q", call, err, want)
+		}
+	}
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)
 	b.want(q.Config.Retry.Classes["input"].MaxAttempts, 1)
 	for _, rate := range []string{"NaN", "Infinity"} {
 		if _, err := b.pool.Exec(b.ctx, `SELECT penstock.set_limit('l', jsonb_build_object('rate', $1::text))`, rate); postgres.Code(err) != "PS002" {
 			t.Errorf("rate %s: %v, want it refused", rate, err)
+		}
+	}
+}
+
+func TestKindOfAQueueStaysWhileSomethingNeedsIt(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `CREATE TABLE public.watched (id bigint PRIMARY KEY)`)
+	for _, c := range []struct{ kind, needs, end string }{
+		{"cron", `penstock.create_cron_job('job', 'q_cron', '@every 1h')`, `penstock.drop_cron_job('job')`},
+		{"change_log", `penstock.watch('public.watched', 'q_change_log')`, `penstock.unwatch('public.watched', 'q_change_log')`},
+		{"batch", `penstock.create_batch('b', 'q_batch', '{"items": [1]}')`, `penstock.cancel_batch((SELECT max(id) FROM penstock.batch))`},
+	} {
+		b.exec(b.pool, fmt.Sprintf(`SELECT penstock.create_queue('q_%s', '{"kind": "%[1]s"}')`, c.kind))
+		b.exec(b.pool, "SELECT "+c.needs)
+		change := fmt.Sprintf(`SELECT penstock.alter_queue('q_%s', '{"kind": "task"}')`, c.kind)
+		if _, err := b.pool.Exec(b.ctx, change); postgres.Code(err) != "PS006" || !strings.Contains(err.Error(), "from "+c.kind+" to task") {
+			t.Errorf("%s: %v, want the change refused", c.kind, err)
+		}
+		b.exec(b.pool, fmt.Sprintf(`SELECT penstock.alter_queue('q_%s', '{"kind": "%[1]s", "priority": 2}')`, c.kind))
+		b.exec(b.pool, "SELECT "+c.end)
+		if c.kind != "batch" { // which has ended only when the leader has seen to it
+			b.exec(b.pool, change)
 		}
 	}
 }
