@@ -208,30 +208,16 @@ func (p *pools) close() {
 
 // prepare waits for the database and sees to it that the schema is there. It returns early when ctx ends.
 func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error {
-	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+	tooOld := (*schemaError)(nil)
+	err := postgres.Wait(ctx, p.duties, log, func() error {
 		err := migrate(ctx, cfg, p.duties, log)
-		if err == nil {
-			err = check(ctx, p.duties, log)
+		if errors.As(err, &tooOld) {
+			return nil // no waiting helps
 		}
-		if err == nil || ctx.Err() != nil {
-			return nil
-		}
-		if tooOld := new(schemaError); errors.As(err, &tooOld) || errors.Is(err, postgres.ErrIsolation) || !postgres.Unavailable(err) {
-			return err
-		}
-		log.Warn("waiting for the database", "error", err)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait):
-		}
-	}
-}
-
-func check(ctx context.Context, db postgres.DB, log *slog.Logger) error {
-	advice, err := postgres.Check(ctx, db)
-	if len(advice) > 0 {
-		log.Warn("sessions behind the pooler plan as they like; give their role the settings", "statements", advice)
+		return err
+	})
+	if tooOld != nil {
+		return tooOld
 	}
 	return err
 }

@@ -136,7 +136,11 @@ func queueHistory(a *app) *cobra.Command {
 			return *s.Blocked
 		}},
 	}, func(ctx context.Context, b backend, args []string) ([]operator.Sample, error) {
-		return b.Samples(ctx, args[0], over)
+		found, err := b.Samples(ctx, args[0], over)
+		if err == nil && len(found) == 0 && a.tabular() {
+			fmt.Fprintf(a.err, "no samples yet of the last %s: the elected leader takes one every five seconds, and for more than an hour back one a minute\n", over)
+		}
+		return found, err
 	})
 }
 

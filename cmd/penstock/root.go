@@ -68,6 +68,8 @@ func run(ctx context.Context, a *app, args []string) int {
 	if err != nil && !a.started { // cobra refused it before any of our code ran
 		if strings.Contains(err.Error(), "arg(s)") {
 			err = fmt.Errorf("%w: %s", err, c.UseLine())
+		} else if strings.Contains(err.Error(), "unknown shorthand flag") {
+			err = fmt.Errorf("%w; arguments that begin with a dash stand behind --", err)
 		}
 		err = usageError{err}
 	}

@@ -86,12 +86,8 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer stopTracing()
-	advice, err := postgres.Check(ctx, claims)
-	if err != nil {
+	if err := postgres.Wait(ctx, claims, log, func() error { return beats.Ping(ctx) }); err != nil || ctx.Err() != nil {
 		return err
-	}
-	if len(advice) > 0 {
-		log.Warn("sessions behind the pooler plan as they like; give their role the settings", "statements", advice)
 	}
 	n, err := newNode(cfg, claims, beats, tracing, log)
 	if err != nil {

@@ -64,7 +64,11 @@ func Load(p Program, cfg any) error {
 	if err := p.readFile(k, flags, all); err != nil {
 		return err
 	}
-	if err := p.readEnv(k, all); err != nil {
+	probe, err := p.flags(all)
+	if err != nil {
+		return err
+	}
+	if err := p.readEnv(k, all, probe); err != nil {
 		return err
 	}
 	// Only flags that were given count: the defaults stand in cfg already.
@@ -136,13 +140,20 @@ func isDuration(o Option) bool { return o.value.Type() == reflect.TypeFor[time.D
 
 func isText(v any) bool { _, ok := v.(string); return ok }
 
-func (p Program) readEnv(k *koanf.Koanf, all []Option) error {
+// readEnv loads what the environment sets. The flags of probe say whether a value can be read.
+func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) error {
 	var unknown []string
+	var flaw error
 	err := k.Load(env.Provider(".", env.Opt{
 		Prefix:      envPrefix,
 		EnvironFunc: p.environ,
 		TransformFunc: func(name, value string) (string, any) {
 			i := slices.IndexFunc(all, func(o Option) bool { return o.Env == name })
+			if i >= 0 && value != "" {
+				if err := probe.Lookup(all[i].Flag).Value.Set(value); err != nil {
+					flaw = fmt.Errorf("%s: %w", name, err)
+				}
+			}
 			switch {
 			case i >= 0 && all[i].value.Kind() == reflect.Slice:
 				return all[i].Key, strings.Split(value, ",")
@@ -155,7 +166,7 @@ func (p Program) readEnv(k *koanf.Koanf, all []Option) error {
 			return "", nil
 		},
 	}), nil)
-	if err != nil {
+	if err = cmp.Or(err, flaw); err != nil {
 		return fmt.Errorf("read environment: %w", err)
 	}
 	if len(unknown) > 0 {

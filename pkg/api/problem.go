@@ -130,7 +130,7 @@ func (p *Problem) GetHeaders() http.Header {
 func problem(err error) *Problem {
 	for _, row := range statuses {
 		if errors.Is(err, row.err) {
-			p := &Problem{Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status), Status: row.status, Code: row.code, Detail: err.Error()}
+			p := &Problem{Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status), Status: row.status, Code: row.code, Detail: detail(err)}
 			var full *invalidation.FullError
 			if errors.As(err, &full) {
 				p.Depth, p.Capacity = &full.Depth, &full.Capacity
@@ -150,6 +150,11 @@ func problem(err error) *Problem {
 		}
 	}
 	return problem(errInternal)
+}
+
+// detail is the text of an error without the words that its code says, too.
+func detail(err error) string {
+	return strings.TrimSuffix(err.Error(), ": "+invalidation.ErrInvalid.Error())
 }
 
 // classify finds what the table has no word for.

@@ -11,6 +11,7 @@ import (
 	"math"
 	"mime"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
@@ -219,12 +220,22 @@ func flaw(field string, err error) error { return &fieldError{field, err} }
 func (f *fieldError) Error() string   { return f.field + ": " + f.err.Error() }
 func (f *fieldError) Unwrap() []error { return []error{f.err, errInvalid} }
 
+// wanted says what fields of an entry must be, by their type. The one small integer is the priority.
+var wanted = map[reflect.Kind]string{reflect.String: "a text", reflect.Int16: "a whole number from 0 to 9", reflect.Float64: "a number"}
+
 // strict reads one JSON value and nothing after it. A field that does not exist is an error: a misspelt option would be
 // lost in silence.
 func strict(text []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
+	var mismatch *json.UnmarshalTypeError
+	switch err := decoder.Decode(into); {
+	case errors.Is(err, io.EOF):
+		return errors.New("the body is empty")
+	case errors.As(err, &mismatch):
+		return fmt.Errorf("%s: got %s, want %s", cmp.Or(mismatch.Field, "the value"), mismatch.Value,
+			cmp.Or(wanted[mismatch.Type.Kind()], "an object, or a list of them"))
+	case err != nil:
 		return err
 	}
 	if _, end := decoder.Token(); !errors.Is(end, io.EOF) {

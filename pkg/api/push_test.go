@@ -405,3 +405,20 @@ func TestCallbackAddressIsCheckedWhenItIsPushed(t *testing.T) {
 		t.Errorf("in a stream: %s", text)
 	}
 }
+
+func TestWhatIsWrongWithABodyIsSaidInWordsOfTheAPI(t *testing.T) {
+	for body, want := range map[string]string{
+		``:                                  "the body is empty",
+		`1`:                                 "the value: got number, want an object, or a list of them",
+		`{"payload": 1, "priority": 70000}`: "priority: got number 70000, want a whole number from 0 to 9",
+		`[{"payload": 1, "flow": 7}]`:       "flow: got number, want a text",
+	} {
+		if _, _, err := decode([]byte(body)); !errors.Is(err, errMalformed) || !strings.HasSuffix(err.Error(), ": "+want) {
+			t.Errorf("%s: %v, want %q", body, err, want)
+		}
+	}
+	refused := fmt.Errorf("push: priority is not between 0 and 9 (entry 1): %w", invalidation.ErrInvalid)
+	if p := problem(refused); p.Code != "invalid" || p.Detail != "push: priority is not between 0 and 9 (entry 1)" {
+		t.Errorf("%+v", p)
+	}
+}

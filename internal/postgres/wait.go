@@ -1,0 +1,34 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+)
+
+// Wait calls try until it succeeds, ever more rarely while the database is away, then does Check and logs its advice.
+// It returns nil early when ctx ends, and at once any error that does not pass by itself.
+func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		err := try()
+		if err == nil {
+			var advice []string
+			if advice, err = Check(ctx, db); len(advice) > 0 {
+				log.Warn("sessions behind the pooler plan as they like; give their role the settings", "statements", advice)
+			}
+		}
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, ErrIsolation) || !Unavailable(err) {
+			return err
+		}
+		log.Warn("waiting for the database", "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}

@@ -1,0 +1,43 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+func TestStartWaitsForADatabaseThatIsAwayAndForNothingElse(t *testing.T) {
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	log, tries := slog.New(slog.DiscardHandler), 0
+	wait := func(ctx context.Context, answers ...error) error {
+		tries = 0
+		return postgres.Wait(ctx, pool, log, func() error {
+			tries++
+			return answers[tries-1]
+		})
+	}
+	away := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	if err := wait(t.Context(), away, away, nil); err != nil || tries != 3 {
+		t.Errorf("database that comes: %v after %d tries", err, tries)
+	}
+	wrong := &pgconn.PgError{Code: "28P01"}
+	if err := wait(t.Context(), away, wrong); !errors.Is(err, wrong) || tries != 2 {
+		t.Errorf("wrong password: %v after %d tries", err, tries)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := wait(ended, away); err != nil {
+		t.Errorf("after a signal: %v", err)
+	}
+}
