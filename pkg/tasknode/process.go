@@ -109,15 +109,19 @@ func (n *Node) processor() {
 // letOne makes way for one lock of a lane of which nothing else is on this node: it runs it, or waits for the standby
 // that does. It says whether there was one.
 func (n *Node) letOne(let bool) bool {
-	select {
+	select { // each by itself: then an empty channel takes no lock, which all threads would meet at
 	case over := <-n.lent:
 		<-over
+		return true
+	default:
+	}
+	select {
 	case job := <-n.express:
 		n.process(job, let)
+		return true
 	default:
 		return false
 	}
-	return true
 }
 
 // standby is a thread beside the others for locks of lanes of which nothing else is on this node, so that these do not wait
