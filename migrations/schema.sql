@@ -194,6 +194,9 @@ DECLARE
     was     penstock.cron_job;
     unknown text;
 BEGIN
+    IF jsonb_typeof(options) <> 'object' THEN
+        RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
+    END IF;
     PERFORM penstock.need_read_committed();
     SELECT * INTO was FROM penstock.cron_job_row(job);
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
@@ -218,7 +221,7 @@ BEGIN
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR invalid_datetime_format
       OR datetime_field_overflow OR interval_field_overflow OR not_null_violation THEN
-        RAISE EXCEPTION 'option of cron job "%" is not valid: %', job, SQLERRM USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'option of cron job "%" is not valid: %', job, penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
 -- Name: alter_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
@@ -230,6 +233,9 @@ DECLARE
     q       penstock.queue;
     unknown text;
 BEGIN
+    IF jsonb_typeof(options) <> 'object' THEN
+        RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
+    END IF;
     SELECT * INTO q FROM penstock.queue_row(queue_name);
     PERFORM FROM penstock.queue WHERE id = q.id FOR NO KEY UPDATE;
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
@@ -1247,7 +1253,7 @@ BEGIN
     RETURN b.id;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR not_null_violation THEN
-        RAISE EXCEPTION 'batch option is not valid: %', SQLERRM USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'batch option is not valid: %', penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
 -- Name: create_cron_entries(bigint[], timestamp with time zone[], timestamp with time zone[], timestamp with time zone[]); Type: FUNCTION; Schema: penstock; Owner: -
@@ -1303,7 +1309,7 @@ EXCEPTION
     WHEN unique_violation THEN
         RAISE EXCEPTION 'cron job "%" exists already', job USING ERRCODE = 'PS006', HINT = 'Change it with penstock.alter_cron_job.';
     WHEN check_violation OR not_null_violation THEN
-        RAISE EXCEPTION 'cron job "%" is not valid: %', job, SQLERRM USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'cron job "%" is not valid: %', job, penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
 -- Name: create_queue(text, jsonb); Type: FUNCTION; Schema: penstock; Owner: -
@@ -2352,6 +2358,39 @@ CREATE FUNCTION penstock.in_line(e penstock.entry) RETURNS boolean
         SELECT FROM penstock.ready r
          WHERE r.queue_id = e.queue_id AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
            AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = e.id)
+$$;
+
+-- Name: in_words(text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.in_words(said text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    SELECT coalesce((SELECT v.words FROM (VALUES
+        ('cron_job_catch_up_check', 'catch_up is not none, last or all'),
+        ('cron_job_catch_up_max_check', 'catch_up_max is not from 1 to 1000'),
+        ('cron_job_starts_at_check', 'starts_at is not finite'),
+        ('cron_job_ends_at_check', 'ends_at is not finite'),
+        ('cron_job_fold_check', 'fold is not first or both'),
+        ('cron_job_gap_check', 'gap is not fire or skip'),
+        ('cron_job_grace_check', 'grace is not above 0'),
+        ('cron_job_jitter_check', 'jitter is not from 0 to 1 day'),
+        ('cron_job_name_check', 'name is not from 1 to 256 bytes long'),
+        ('cron_job_overlap_check', 'overlap is not skip, queue or cancel_running'),
+        ('cron_job_priority_check', 'priority is not from 0 to 9'),
+        ('batch_detail_check', 'detail is not an object'),
+        ('batch_items_check', 'items is not an array'),
+        ('batch_part_size_check', 'part_size is not from 1 to 100000'),
+        ('batch_priority_check', 'priority is not from 0 to 9'),
+        ('batch_window_parts_check', 'window_parts is not from 1 to 10000'),
+        ('limit_check', 'rate and burst are not given together'),
+        ('limit_check1', 'neither max_units nor rate is given'),
+        ('limit_check2', 'per_key is given with max_units or per_flow'),
+        ('limit_finite_check', 'rate or burst is not finite'),
+        ('limit_burst_check', 'burst is not above 0'),
+        ('limit_rate_check', 'rate is not above 0'),
+        ('limit_max_units_check', 'max_units is not at least 0'),
+        ('limit_name_check', 'name is empty')) v(name, words)
+     WHERE strpos(said, '"' || v.name || '"') > 0), said)
 $$;
 
 -- Name: indexed_entries(text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -3953,6 +3992,9 @@ DECLARE
     l       penstock."limit";
     unknown text;
 BEGIN
+    IF jsonb_typeof(options) <> 'object' THEN
+        RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
+    END IF;
     SELECT k INTO unknown FROM jsonb_object_keys(options) k WHERE k NOT IN ('per_flow', 'per_key', 'max_units', 'rate', 'burst');
     IF FOUND THEN
         RAISE EXCEPTION 'limit option "%" does not exist', unknown
@@ -3976,7 +4018,7 @@ BEGIN
     RETURN l.id;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
-        RAISE EXCEPTION 'limit "%" is not valid: %', limit_name, SQLERRM
+        RAISE EXCEPTION 'limit "%" is not valid: %', limit_name, penstock.in_words(SQLERRM)
             USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three; with per_key rate alone, since a key has one holder at a time.';
 END $$;
 

@@ -20,6 +20,7 @@ func (b *bed) again() *Queue {
 func TestPauseHoldsFlowModelAndApplication(t *testing.T) {
 	b := newBed(t, Config{Model: "m", Application: "shop"})
 	by := By{Actor: "ada", Reason: "window"}
+	b.exec(b.pool, `SELECT penstock.create_queue('others', '{"model": "other"}')`)
 	for _, c := range []struct {
 		subject    Subject
 		held, free string // flows

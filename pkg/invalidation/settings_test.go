@@ -39,7 +39,16 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 	}
 	b.exec(b.pool, `SELECT penstock.alter_queue('work', '{"retry": {"max_attempts": 3, "base": 0.5, "cap": 1e3, "factor": 1.5, "jitter": 0, "classes": {"input": {"max_attempts": 1}}},
 	                "grouping": "$.a[0]", "run_timeout": "1 day", "max_concurrent": null}')`)
+	b.exec(b.pool, `SELECT penstock.create_queue('jobs', '{"kind": "cron"}')`)
 	for call, want := range map[string]string{
+		`penstock.alter_queue('work', '[1]')`:                                                                    "options must be an object",
+		`penstock.set_limit('l', '[1]')`:                                                                         "options must be an object",
+		`penstock.set_limit('l', '{"max_units": -1}')`:                                                           "max_units is not at least 0",
+		`penstock.set_limit('l', '{"per_key": true, "max_units": 1}')`:                                           "per_key is given with max_units",
+		`penstock.create_cron_job('j', 'jobs', '@daily', '1', '{"overlap": "x"}')`:                               "overlap is not skip, queue or cancel_running",
+		`penstock.create_cron_job('j', 'jobs', '@daily', '1', '[1]')`:                                            "options must be an object",
+		`penstock.create_cron_job('', 'jobs', '@daily')`:                                                         "name is not from 1 to 256 bytes long",
+		`penstock.create_batch('b', 'work', '{"items": [1], "part_size": 0}')`:                                   "part_size is not from 1 to 100000",
 		`penstock.use_limit('work', 'l', -1)`:                                                                    "units is not at least 0",
 		`penstock.set_quota('', '{"max_units": 1}')`:                                                             "application is empty",
 		`penstock.pause('model', 'typo')`:                                                                        `no model "typo"`,
