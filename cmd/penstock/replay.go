@@ -207,10 +207,7 @@ func rows(source *bufio.Reader) (next func() (map[string]any, error), err error)
 	if head[0] == '{' {
 		decoder := json.NewDecoder(source)
 		decoder.UseNumber()
-		return func() (row map[string]any, err error) {
-			err = decoder.Decode(&row)
-			return row, err
-		}, nil
+		return func() (row map[string]any, err error) { err = decoder.Decode(&row); return row, err }, nil
 	}
 	reader := csv.NewReader(source)
 	titles, err := reader.Read()

@@ -44,6 +44,3 @@ func (c Config) withDefaults() Config {
 func (c Config) trust() time.Duration { return c.Lease * 3 / 4 }
 
 func (c Config) renewEvery() time.Duration { return c.Lease / 4 }
-
-// letAhead is how long a free row is left to others by one that holds off: they look several times meanwhile.
-func (c Config) letAhead() time.Duration { return 4 * c.Poll }

@@ -89,7 +89,7 @@ func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, s
 	var freeSince time.Time // as looks found it; zero: held
 	for {
 		start = time.Now()
-		unwanted := !freeSince.IsZero() && start.Sub(freeSince) >= e.cfg.letAhead()
+		unwanted := !freeSince.IsZero() && start.Sub(freeSince) >= 4*e.cfg.Poll
 		s, err := e.look(ctx, !e.cfg.Spectator && (unwanted || !start.Before(notBefore)))
 		switch {
 		case ctx.Err() != nil:

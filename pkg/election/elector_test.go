@@ -245,8 +245,8 @@ func TestLeaderWhoseDutyFailsLeadsAgainWhereNobodyElseDoes(t *testing.T) {
 			return untilDone(ctx, term)
 		})
 		first := <-began
-		if away := (<-began).Sub(first); away < cfg.letAhead() || away > cfg.letAhead()+2*cfg.Poll {
-			t.Errorf("nobody led for %v, want about %v", away, cfg.letAhead())
+		if away := (<-began).Sub(first); away < 4*cfg.Poll || away > 4*cfg.Poll+2*cfg.Poll {
+			t.Errorf("nobody led for %v, want about %v", away, 4*cfg.Poll)
 		}
 		stop()
 		<-ended
