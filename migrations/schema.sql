@@ -3339,6 +3339,11 @@ BEGIN
     IF cardinality(unique_keys) > 0 THEN
         SELECT r.ids, r.verdicts INTO ids, verdicts
           FROM penstock.resolve_uniqueness(q, ids, verdicts, unique_keys, unique_policies) r;
+        IF cardinality(idempotency_keys) > 0 AND 'duplicate' = ANY (verdicts) THEN
+            UPDATE penstock.idempotency k SET entry_id = u.id
+              FROM unnest(ids, flows, idempotency_keys, verdicts) u(id, flow, key, verdict)
+             WHERE u.verdict = 'duplicate' AND k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key;
+        END IF;
     END IF;
     IF verdicts IS NOT NULL THEN
         keep := ARRAY(SELECT v = 'inserted' FROM unnest(verdicts) WITH ORDINALITY u(v, i) ORDER BY i);

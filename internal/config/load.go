@@ -26,8 +26,11 @@ const envPrefix = "PENSTOCK_"
 // programs are those whose sections may stand beside each other in one file and one environment.
 var programs = []string{"leader", "tasknode"}
 
-// notOptions are variables that other parts of Penstock read.
-var notOptions = []string{"PENSTOCK_CONFIG", "PENSTOCK_ALLOW_DOWNLOAD", "PENSTOCK_TEST_DATABASE_URL"}
+// notOptions are variables that other parts of Penstock read, the CLI above all.
+var notOptions = []string{
+	"PENSTOCK_CONFIG", "PENSTOCK_ALLOW_DOWNLOAD", "PENSTOCK_TEST_DATABASE_URL",
+	"PENSTOCK_SERVER", "PENSTOCK_TOKEN", "PENSTOCK_CA_FILE", "PENSTOCK_CERT_FILE", "PENSTOCK_KEY_FILE",
+}
 
 // linked matches what Kubernetes and Docker put into the environment for a service whose name begins with penstock.
 var linked = regexp.MustCompile(`^PENSTOCK_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|NAME|ENV_.*)$`)

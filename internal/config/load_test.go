@@ -109,6 +109,8 @@ func TestOneFileAndEnvironmentServeAllPrograms(t *testing.T) {
 		// A Kubernetes service named penstock-leader.
 		"PENSTOCK_LEADER_SERVICE_HOST=10.0.0.1", "PENSTOCK_LEADER_PORT=tcp://10.0.0.1:80", "PENSTOCK_LEADER_PORT_80_TCP_ADDR=10.0.0.1",
 		"PENSTOCK_SERVICE_PORT_HTTP=80",
+		// What the CLI reads, which starts programs as well.
+		"PENSTOCK_SERVER=http://x", "PENSTOCK_TOKEN=pst_x", "PENSTOCK_CA_FILE=x", "PENSTOCK_CERT_FILE=x", "PENSTOCK_KEY_FILE=x",
 	})
 	if err != nil || got.Leader.Listen != ":2" {
 		t.Errorf("listen is %q (%v)", got.Leader.Listen, err)

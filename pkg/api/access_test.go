@@ -527,7 +527,12 @@ func TestModelThatNodesCouldNotReadIsNotStored(t *testing.T) {
 		}
 		return config, nil
 	}})
+	w.exec(`SELECT penstock.register_model('n', '{"protocol": "cog"}'), penstock.set_model_override('n', '{"headers": {"Y": "sk-"}}', 'by psql', 'ada')`)
 	w.send("GET", "/v1/models/m", "")
+	w.send("GET", "/v1/models/n", "")
+	if status, answer := w.send("PUT", "/v1/models/n", `{"config": {"protocol": "cog"}, `+reason+`}`, "If-Match", w.tags["/v1/models/n"]); status != 422 {
+		t.Errorf("a config that its override spoils: %d %v", status, answer)
+	}
 	for path, body := range map[string]string{
 		"/v1/models/m": `"config": {"protocol": "cog", "headers": {"X": "sk-1"}}`, "/v1/models/m/override": `"override": {"headers": {"X": "sk-1"}}`,
 	} {

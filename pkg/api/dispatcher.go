@@ -95,7 +95,7 @@ func (a *API) submitJob(ctx context.Context, in *submission) (*answer[Job], erro
 	}
 	pushed, err := queue.Push(ctx, p)
 	if err != nil {
-		return nil, err
+		return nil, inUse(err, p)
 	}
 	return &answer[Job]{Job{strconv.FormatInt(int64(pushed[0].ID), 10), "queued"}}, nil
 }

@@ -74,7 +74,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	if c != nil {
 		defer c.leave()
 	}
-	queue, err := a.queue(r.Context(), name)
+	queue, err := invalidation.Open(r.Context(), a.db, name) // as it is now: one that was dropped and made again has another id
 	if err != nil {
 		return err
 	}

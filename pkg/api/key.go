@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // errKeyInUse says that a request with the same Idempotency-Key is still under way.
@@ -71,12 +73,17 @@ func Pool(cfg postgres.Config) postgres.Config {
 	return cfg
 }
 
-// inUse says that a push waited in vain for another transaction, which can only be one with a key of its own.
-func inUse(err error) error {
-	if postgres.Code(err) == "55P03" {
+// inUse says what pushes waited for in vain: another request with their Idempotency-Key, if they have one, else a transaction
+// with their unique key.
+func inUse(err error, pushes ...invalidation.Push) error {
+	switch keyed := func(p invalidation.Push) bool { return p.IdempotencyKey != "" }; {
+	case postgres.Code(err) != "55P03":
+		return err
+	case slices.ContainsFunc(pushes, keyed):
 		return fmt.Errorf("%w: %w", errKeyInUse, err)
+	default:
+		return fmt.Errorf("%w: %w", errTimeout, err)
 	}
-	return err
 }
 
 // flights are the requests with an Idempotency-Key that are under way in this process. It is the database that accepts

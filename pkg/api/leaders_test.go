@@ -76,6 +76,47 @@ func TestKeyThatIsUnderWayAtAnotherLeaderIs409AndAReplayOnceItIsDone(t *testing.
 	}
 }
 
+func TestPushThatWaitsForAnotherTransactionIsToldForWhichOne(t *testing.T) {
+	leaders, dsn := twoLeaders(t)
+	other, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	if _, err := other.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "dispatcher"}')`); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := other.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // nothing is kept
+	const both = `SELECT penstock.push('work', '1', unique_key => 'u', unique_policy => 'while_active'), penstock.push('m', '1', idempotency_key => 'k')`
+	if _, err := tx.Exec(t.Context(), both); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path, key, body string
+		status          int
+		code            string
+	}{
+		{pushTo, "", `{"payload": 1, "unique_key": "u", "unique_policy": "while_active"}`, 503, "timeout"},
+		{"/queue/submit", "k", `{"model": "m", "payload": 1}`, 409, "idempotency_key_in_use"},
+	} {
+		r := httptest.NewRequest("POST", "http://localhost"+c.path, strings.NewReader(c.body)) //nolint:noctx // a test
+		r.Header.Set("Content-Type", "application/json")
+		if c.key != "" {
+			r.Header.Set("Idempotency-Key", c.key)
+		}
+		w := httptest.NewRecorder()
+		leaders[0].ServeHTTP(w, r)
+		var p Problem
+		if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != c.status || p.Code != c.code || w.Header().Get("Retry-After") == "" {
+			t.Errorf("%s: %d %s, want %d %s", c.path, w.Code, w.Body, c.status, c.code)
+		}
+	}
+}
+
 func TestSameKeyAtTwoLeadersAtOnceIsAcceptedOnce(t *testing.T) {
 	leaders, _ := twoLeaders(t)
 	both := func(media, key, body string) (answers [2]*httptest.ResponseRecorder) {

@@ -3,8 +3,10 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -101,8 +103,14 @@ func (a *API) registerModel(ctx context.Context, in *modelRegistration) (*answer
 	if err != nil {
 		return nil, err
 	}
-	if err := a.checkModel(in.Model, config, nil); err != nil {
+	found, err := model(ctx, a.operator, in.Model)
+	if err != nil && !errors.Is(err, invalidation.ErrNotFound) {
 		return nil, err
+	}
+	for _, override := range [][]byte{nil, found.Override} { // which stays
+		if err := a.checkModel(in.Model, config, override); err != nil {
+			return nil, err
+		}
 	}
 	var queue string
 	err = a.alter(ctx, in.Conditional, lockModelSQL, in.Model, modelTag(ctx, in.Model), func(d *operator.Database) (err error) {

@@ -87,7 +87,7 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	}
 	pushed, err := queue.Push(ctx, pushes...)
 	if err != nil {
-		return neverFits(inUse(err), len(pushes))
+		return neverFits(inUse(err, pushes...), len(pushes))
 	}
 	return answerPush(w, pushed, one)
 }

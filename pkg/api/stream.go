@@ -220,7 +220,7 @@ func (s *stream) push(ctx context.Context, lines []*streamLine) (int, error) {
 		return len(lines), nil
 	case len(lines) > 1 && (aboutAnEntry(err) || errors.Is(err, invalidation.ErrQueueFull)):
 	case !aboutAnEntry(err):
-		return 0, classify(timed, inUse(err))
+		return 0, classify(timed, inUse(err, pushes...))
 	default:
 		lines[0].err = err
 		return 1, nil

@@ -172,6 +172,34 @@ func TestEventsGoOnWhereTheClientWasCutOff(t *testing.T) {
 	}
 }
 
+func TestEventsOfAQueueThatWasMadeAnewHaveItsOutput(t *testing.T) {
+	s := serve(t, Config{}, invalidation.Config{})
+	if _, err := s.api.queue(t.Context(), "work"); err != nil { // as it was
+		t.Fatal(err)
+	}
+	for _, sql := range []string{`SELECT penstock.drop_queue('work', true)`, `SELECT penstock.create_queue('work')`} {
+		if _, err := s.pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q, lock := s.claimOne()
+	run := &invalidation.Run{Queue: q, Lock: lock, Entry: lock.Entries[0], Node: 7}
+	if err := run.AppendOutput(t.Context(), 1, []byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	r, _ := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/v1/entries/%d/events", s.URL, run.Entry.ID), nil)
+	answer, err := s.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if _, data := sse(t, bufio.NewScanner(answer.Body), "output"); !strings.Contains(data, `"one"`) {
+		t.Errorf("output: %s", data)
+	}
+}
+
 func TestWaitingEndsWhenTheServerDoes(t *testing.T) {
 	s := serve(t, Config{}, invalidation.Config{})
 	_, lock := s.claimOne()

@@ -96,6 +96,9 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 	if err != nil {
 		return false, err
 	}
+	if int64(len(body)) > model.MaxResponseBytes {
+		return false, fmt.Errorf("report on entry %d: max_response_bytes of the model is %d: %w", entry, model.MaxResponseBytes, invalidation.ErrPayloadTooLarge)
+	}
 	o, err := model.report(Run{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", invalidation.ErrInvalid, err)

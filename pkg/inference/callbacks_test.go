@@ -97,6 +97,9 @@ func TestWorkersReportEndsTheRunThatANodeFollows(t *testing.T) {
 			t.Errorf("report %s: %v, %v", body, kept, err)
 		}
 	}
+	if kept, err := take(`{"status":"success","result":"` + strings.Repeat("x", 32<<20) + `"}`); !errors.Is(err, invalidation.ErrPayloadTooLarge) || kept {
+		t.Errorf("a report larger than an answer may be: %v, %v", kept, err)
+	}
 	if n := b.count(`SELECT count(*) FROM penstock.remote_run WHERE report IS NOT NULL`); n != 0 {
 		t.Error("what does not end the run was kept")
 	}

@@ -123,7 +123,7 @@ func resolveSecrets(value string, read func(ref string) (string, error)) (string
 }
 
 // ReadSecret returns the secret that ref names: env:NAME from the environment,
-// file:/path from a file, without the line end. It is the default of
+// file:/path from a file, without the line end; an empty one is none. It is the default of
 // Config.Secret. The error names the reference, never a secret.
 func ReadSecret(ref string) (string, error) {
 	kind, name, _ := strings.Cut(ref, ":")
@@ -138,7 +138,10 @@ func ReadSecret(ref string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("read secret %s: %w", ref, err)
 		}
-		return strings.TrimRight(string(text), "\r\n"), nil
+		if value := strings.TrimRight(string(text), "\r\n"); value != "" {
+			return value, nil
+		}
+		return "", fmt.Errorf("read secret %s: file is empty", ref)
 	}
 	return "", errors.New("read secret: want env:NAME or file:/path")
 }

@@ -136,7 +136,11 @@ func TestSecretsComeByReference(t *testing.T) {
 			t.Errorf("%s gave %q, %v", value, got, err)
 		}
 	}
-	for _, value := range []string{"env:PENSTOCK_TEST_ABSENT", "file:/nowhere/at/all", "a ${env:PENSTOCK_TEST_ABSENT} b"} {
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, value := range []string{"env:PENSTOCK_TEST_ABSENT", "file:/nowhere/at/all", "a ${env:PENSTOCK_TEST_ABSENT} b", "file:" + empty} {
 		if got, err := resolveSecrets(value, ReadSecret); err == nil {
 			t.Errorf("%s gave %q without an error", value, got)
 		}

@@ -286,6 +286,23 @@ func TestPushThatRollsBackLeavesItsKeysFree(t *testing.T) {
 	}
 }
 
+func TestKeyOfADuplicateStandsForTheEntryThatDoesTheWork(t *testing.T) {
+	b := newBed(t, Config{})
+	push := func(p Push) Pushed {
+		pushed, err := b.q.Push(b.ctx, withPayload(p), withPayload(Push{Flow: "another", IdempotencyKey: p.IdempotencyKey}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pushed[0]
+	}
+	first := push(Push{UniqueKey: "u", UniquePolicy: WhileActive, IdempotencyKey: "i"})
+	for _, want := range []Verdict{Duplicate, Replayed} {
+		if got := push(Push{UniqueKey: "u", UniquePolicy: WhileActive, IdempotencyKey: "j", Flow: "f"}); got != (Pushed{first.ID, want}) {
+			t.Errorf("%v, want entry %d, %s", got, first.ID, want)
+		}
+	}
+}
+
 func TestUniquePoliciesEndWhereTheySay(t *testing.T) {
 	for policy, want := range map[UniquePolicy]struct{ queued, running, ended Verdict }{
 		WhileQueued:         {Duplicate, Inserted, Inserted},
