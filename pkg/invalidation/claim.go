@@ -1,7 +1,6 @@
 package invalidation
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -75,9 +74,8 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 
 // inLine puts locks in the order of their places: the statements find rows in the order of the disk.
 func inLine(locks []*Lock) {
-	byPlace := func(a, b *Lock) int { return cmp.Compare(a.pos, b.pos) }
-	if !slices.IsSortedFunc(locks, byPlace) {
-		slices.SortFunc(locks, byPlace)
+	if !slices.IsSortedFunc(locks, (*Lock).Compare) {
+		slices.SortFunc(locks, (*Lock).Compare)
 	}
 }
 

@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"cmp"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -47,6 +48,9 @@ type Lock struct {
 	pos   int64                       // place in line of the ready row it was claimed by
 	notes map[EntryID]json.RawMessage // see Run.Note
 }
+
+// Compare orders locks by the places in line that they were claimed from.
+func (l *Lock) Compare(other *Lock) int { return cmp.Compare(l.pos, other.pos) }
 
 // callback says where the outcome of one of the entries is to be reported, nil for nowhere.
 func (l *Lock) callback(id EntryID) json.RawMessage {

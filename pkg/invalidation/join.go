@@ -27,6 +27,7 @@ type joiner struct {
 	underWay int
 	began    time.Time // the last statement
 	line     []*call
+	watched  bool // see watch
 }
 
 const (
@@ -83,6 +84,7 @@ func (q *Queue) pushJoined(ctx context.Context, pushes []Push) ([]Pushed, error)
 		defer q.joiner.leave(q)
 		return q.pushAlone(ctx, pushes)
 	}
+	q.joiner.watch(q)
 	select {
 	case <-c.done:
 	case <-ctx.Done():
@@ -99,14 +101,46 @@ func (q *Queue) pushJoined(ctx context.Context, pushes []Push) ([]Pushed, error)
 func (j *joiner) enter(pushes []Push, bytes int) *call {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if now := time.Now(); j.underWay < joinAtOnce || now.Sub(j.began) > joinPatience {
+	if j.underWay < joinAtOnce || j.hangs() {
 		j.underWay++
-		j.began = now
+		j.began = time.Now()
 		return nil
 	}
 	c := &call{pushes: copied(pushes), bytes: bytes, done: make(chan struct{})}
 	j.line = append(j.line, c)
 	return c
+}
+
+// hangs says that what is under way holds up others for too long.
+func (j *joiner) hangs() bool { return time.Since(j.began) > joinPatience }
+
+// watch lets those in line go where what is under way hangs: nobody else may come who would.
+func (j *joiner) watch(q *Queue) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.watched || len(j.line) == 0 {
+		return
+	}
+	j.watched = true
+	time.AfterFunc(joinPatience, func() {
+		late := j.late()
+		j.watch(q)
+		for late && j.next(q) {
+		}
+	})
+}
+
+// late ends a watch. If those in line are to go, that counts as under way.
+func (j *joiner) late() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.watched = false
+	if len(j.line) == 0 || !j.hangs() {
+		return false
+	}
+	j.underWay++
+	j.began = time.Now()
+	return true
 }
 
 // copied is for a caller that leaves, and uses its memory again, while its push is under way.

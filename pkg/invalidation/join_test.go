@@ -50,7 +50,14 @@ func newJoinBed(t *testing.T, c Config) *joinBed {
 	b.await("all that go at once are held up", func() bool {
 		return b.count(`SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, j.gate.Conn().PgConn().PID()) == joinAtOnce
 	})
+	j.beganAt(time.Now().Add(time.Hour)) // however long the test takes, nothing hangs yet
 	return j
+}
+
+func (c *joinBed) beganAt(at time.Time) {
+	c.q.joiner.mu.Lock()
+	defer c.q.joiner.mu.Unlock()
+	c.q.joiner.began = at
 }
 
 // call pushes beside the test.
@@ -193,11 +200,7 @@ func TestAPushThatNobodyWaitsForEnds(t *testing.T) {
 	leave()
 	c.answer(0)
 	c.answer(1)
-	c.await("nothing is under way", func() bool {
-		c.q.joiner.mu.Lock()
-		defer c.q.joiner.mu.Unlock()
-		return c.q.joiner.underWay == 0
-	})
+	c.awaitIdle()
 	c.commit(second)
 }
 
@@ -244,6 +247,34 @@ func TestOnePushThatHangsHoldsUpOthersForASecond(t *testing.T) {
 		if j.enter([]Push{{}}, 0) == nil {
 			t.Error("so does not the next one")
 		}
+	})
+}
+
+func TestThoseInLineGoThoughWhatIsUnderWayHangs(t *testing.T) {
+	c := newJoinBed(t, Config{})
+	c.call(c.ctx, Push{Payload: text("a")})
+	c.call(c.ctx, Push{Payload: text("b")})
+	c.beganAt(time.Now())
+	for i := range 2 {
+		if a := c.answer(i); a.err != nil {
+			t.Error(a.err)
+		}
+	}
+	if got := c.payloads(); got != "a b" {
+		t.Errorf("accepted %s while others hang, want a b", got)
+	}
+	c.commit(c.gate)
+	c.first()
+	c.awaitIdle()
+}
+
+// awaitIdle waits until nothing is under way.
+func (c *joinBed) awaitIdle() {
+	c.Helper()
+	c.await("nothing is under way", func() bool {
+		c.q.joiner.mu.Lock()
+		defer c.q.joiner.mu.Unlock()
+		return c.q.joiner.underWay == 0
 	})
 }
 

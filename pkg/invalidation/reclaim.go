@@ -9,7 +9,7 @@ import (
 
 // reclaimSQL finds the locks of one claim. The lock table is as small as the work in flight.
 const reclaimSQL = `
-SELECT lock_key, token, priority, flow, last_entry_id
+SELECT lock_key, token, priority, flow, last_entry_id, pos
   FROM penstock.lock
  WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3
  ORDER BY pos`
@@ -24,7 +24,7 @@ func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Loc
 	locks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lock, error) {
 		l := &Lock{ClaimedAt: start}
 		var last EntryID
-		return l, row.Scan(&l.Key, &l.Token, &l.Lane.Priority, &l.Lane.Flow, &last)
+		return l, row.Scan(&l.Key, &l.Token, &l.Lane.Priority, &l.Lane.Flow, &last, &l.pos)
 	})
 	if err != nil || len(locks) == 0 {
 		return nil, q.errorf("find claim in", err)

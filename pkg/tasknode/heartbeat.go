@@ -52,8 +52,8 @@ func (n *Node) beat(ctx context.Context) error {
 // run is told so, and every ending will be refused.
 func (n *Node) reincarnate(ctx context.Context, start time.Time) error {
 	n.cfg.Log.Error("node was given up by the leader, starting as another incarnation", "node", n.cfg.Name)
+	n.incarnation.Store(newIncarnation()) // first: a claim reads the losses and then the id
 	n.loseLease()
-	n.incarnation.Store(newIncarnation())
 	if err := n.register(ctx); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -184,6 +185,56 @@ func TestAKeyGoesOnBehindTheMarkWithoutAPoll(t *testing.T) {
 	eventually(t, pool, "others ran, and the key's ready row is gone", `SELECT NOT EXISTS (SELECT FROM penstock.ready)`)
 	close(goOn)
 	eventually(t, pool, "the key goes on", emptySQL)
+}
+
+// Recovery tells by it what a dead node can have begun.
+func TestAClaimOfSeveralLanesIsRunByPlaceButForTheFirstOfEach(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var mu sync.Mutex
+	var order []string
+	hold := make(chan struct{})
+	start(t, pool, tasknode.Config{Threads: 1}, map[string]invalidation.HandlerFunc{
+		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			if r.Entry.Name == "hold" {
+				<-hold
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, r.Entry.Name)
+			return nil, nil
+		},
+	})
+	for range 20 { // so that runs are known to be short
+		push(t, q, payload(invalidation.Push{Name: "warm"}))
+	}
+	eventually(t, pool, "the node is warm", emptySQL)
+	push(t, q, payload(invalidation.Push{Name: "hold"}))
+	eventually(t, pool, "the thread is busy", `SELECT count(*) = 1 FROM penstock.lock`)
+	var pushes []invalidation.Push
+	for i := range 3 {
+		for _, flow := range []string{"a", "b"} {
+			pushes = append(pushes, payload(invalidation.Push{Flow: flow, Name: fmt.Sprint(flow, i)}))
+		}
+	}
+	push(t, q, pushes...)
+	eventually(t, pool, "one claim has brought all", `SELECT count(*) = 6 AND count(DISTINCT claim_id) = 1 FROM penstock.lock WHERE flow <> ''`)
+	close(hold)
+	eventually(t, pool, "all have run", emptySQL)
+	var rest []string
+	for _, name := range order[21:] {
+		if name != "a0" && name != "b0" {
+			rest = append(rest, name)
+		}
+	}
+	if want := []string{"a1", "b1", "a2", "b2"}; !slices.Equal(rest, want) {
+		t.Errorf("behind the first of each lane ran %v, want %v", rest, want)
+	}
+}
+
+func payload(p invalidation.Push) invalidation.Push {
+	p.Payload = json.RawMessage(`{}`)
+	return p
 }
 
 func TestErrorIsRetriedThenFails(t *testing.T) {

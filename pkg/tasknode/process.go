@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -32,10 +33,11 @@ type assignment struct {
 	traced  *traced                         // nil: it is not
 }
 
-// accept takes claimed locks in and hands them to the processing threads.
-func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64, t *traced) {
+// accept takes claimed locks of a lane in. If the node has no others of the lane the first is let go before those that wait;
+// it returns the rest.
+func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64, t *traced) (rest []*assignment) {
 	if len(locks) == 0 {
-		return
+		return nil
 	}
 	seconds, total := n.board.estimate(v.service).Seconds(), 0.0
 	for _, l := range locks {
@@ -57,6 +59,16 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses 
 			first = false
 			continue
 		}
+		rest = append(rest, job)
+	}
+	return rest
+}
+
+// enqueue hands what one claim brought to the processing threads, by place whatever the lane: recovery counts on that order
+// when it tells what a dead node can have begun.
+func (n *Node) enqueue(jobs []*assignment) {
+	slices.SortStableFunc(jobs, func(a, b *assignment) int { return a.lock.Compare(b.lock) })
+	for _, job := range jobs {
 		n.work <- job
 	}
 }

@@ -90,6 +90,7 @@ func (n *Node) step(ctx context.Context) bool {
 // claim claims from the lanes of visits, in one go, and ends the visits.
 func (n *Node) claim(ctx context.Context, visits []*visit, a allowance) {
 	first := visits[0]
+	start, losses := time.Now(), n.losses() // before the id: see reincarnate
 	request := invalidation.ClaimRequest{
 		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: a.locks, Stubborn: first.fromHead,
 	}
@@ -97,7 +98,6 @@ func (n *Node) claim(ctx context.Context, visits []*visit, a allowance) {
 	for _, v := range visits[1:] {
 		along = append(along, invalidation.LaneHead{Lane: v.lane.key.lane, Pos: v.from})
 	}
-	start, losses := time.Now(), n.losses()
 	claim, end := outlive(ctx, n.cfg.Beat)
 	claimed, err := first.queue.ClaimLanes(claim, request, along)
 	end()
@@ -114,12 +114,16 @@ func (n *Node) claim(ctx context.Context, visits []*visit, a allowance) {
 	n.cfg.Observer.Claimed(first.name, len(locks), took, limited)
 	n.giveBack(first, a, a.locks-len(locks), limited)
 	t := n.traceClaim(first.name, locks, start)
+	var rest []*assignment
+	for i, c := range claimed {
+		rest = append(rest, n.accept(visits[i], c.Locks, a, losses, t)...)
+	}
+	n.enqueue(rest)
 	for i, v := range visits {
 		if i >= len(claimed) { // the limit was reached before
 			n.board.leave(v, true, time.Time{})
 			continue
 		}
-		n.accept(v, claimed[i].Locks, a, losses, t)
 		n.after(ctx, v, claimed[i], err, took)
 	}
 }
