@@ -65,8 +65,8 @@ test: ## Test the product without the race detector; TESTS=./pkg/cron narrows it
 
 # Tests that hold a throughput to a number of seconds say nothing under the race detector, nor while other packages
 # have the same cores: they run by themselves and without it.
-TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed
-TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode
+TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers
+TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api
 
 race: ## Test the product under the race detector, where the machine has a C compiler
 	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
