@@ -101,8 +101,9 @@ func TestCommandsGoThroughMutualTLS(t *testing.T) {
 		{"environment", []string{"queue", "list"}, map[string]string{"PENSTOCK_CA_FILE": file("ca.crt"), "PENSTOCK_CERT_FILE": file("client.crt"), "PENSTOCK_KEY_FILE": file("client.key")}, 0, "webhook"},
 		{"a change", append([]string{"queue", "pause", "webhook", "--reason", "test"}, all...), nil, 0, ""},
 		{"authority not known", []string{"queue", "list"}, nil, 6, "certificate"},
-		{"no certificate of ours", append([]string{"queue", "list"}, all[:2]...), nil, 6, "certificate"},
-		{"certificate of somebody else", append([]string{"queue", "list"}, all[0], all[1], "--cert-file", filepath.Join(stranger, "client.crt"), "--key-file", filepath.Join(stranger, "client.key")), nil, 6, "certificate"},
+		// By TLS 1.3 a client learns of it after the handshake, and the connection may be gone before the word has come.
+		{"no certificate of ours", append([]string{"queue", "list"}, all[:2]...), nil, 6, ""},
+		{"certificate of somebody else", append([]string{"queue", "list"}, all[0], all[1], "--cert-file", filepath.Join(stranger, "client.crt"), "--key-file", filepath.Join(stranger, "client.key")), nil, 6, ""},
 		{"certificate without its key", append([]string{"queue", "list"}, all[:4]...), nil, 2, "go together"},
 		{"no such file", []string{"queue", "list", "--ca-file", file("none.crt")}, nil, 2, "--ca-file"},
 		{"no certificate in it", []string{"queue", "list", "--ca-file", file("ca.key")}, nil, 2, "no certificate"},

@@ -90,7 +90,7 @@ func TestPushThatWaitsForAnotherTransactionIsToldForWhichOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(t.Context()) //nolint:errcheck // nothing is kept
+	defer tx.Rollback(t.Context())
 	const both = `SELECT penstock.push('work', '1', unique_key => 'u', unique_policy => 'while_active'), penstock.push('m', '1', idempotency_key => 'k')`
 	if _, err := tx.Exec(t.Context(), both); err != nil {
 		t.Fatal(err)

@@ -189,6 +189,7 @@ func TestChunksAreFourKilobytesOrATenthOfASecond(t *testing.T) {
 			c.Write([]byte("x"))
 			time.Sleep(time.Millisecond)
 		}
+		synctest.Wait() // a tenth of a second may have ended just now
 		slow := out.count()
 		c.Write(bytes.Repeat([]byte("y"), chunkBytes))
 		synctest.Wait()
