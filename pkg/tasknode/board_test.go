@@ -131,19 +131,19 @@ func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
-	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 500}})
+	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 10_500}})
 	visit := takeOne(b, &turns{}, nil, false, time.Now())
-	c := invalidation.Claimed{Seen: 1, Mark: 600, Emptied: true, Locks: []*invalidation.Lock{{}}}
+	c := invalidation.Claimed{Seen: 1, Mark: 10_600, Emptied: true, Locks: []*invalidation.Lock{{}}}
 	b.advance(visit, c, false, 0)
 	b.leave(visit, false, time.Time{})
 	b.hint(1, &lane)
-	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 599 || visit.from < 400 {
-		t.Errorf("the next claim begins at %d, want a little before 600", visit.from)
+	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 10_599 || visit.from < 10_600-late {
+		t.Errorf("the next claim begins at %d, want a little before 10600", visit.from)
 	}
-	b.advance(visit, invalidation.Claimed{Seen: 1, Mark: 590, Left: 1}, false, 0)
+	b.advance(visit, invalidation.Claimed{Seen: 1, Mark: 10_590, Left: 1}, false, 0)
 	b.leave(visit, true, time.Time{})
-	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.from != 591 {
-		t.Errorf("after a row that somebody holds the next claim begins at %d, want 591", visit.from)
+	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.from != 10_591 {
+		t.Errorf("after a row that somebody holds the next claim begins at %d, want 10591", visit.from)
 	}
 }
 
