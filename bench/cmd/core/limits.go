@@ -40,7 +40,7 @@ func (b *bench) compareLimits(ctx context.Context, batch int) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // the run is over
+	defer conn.Close(ctx)
 	if b.meter, err = meter.New(ctx, conn); err != nil {
 		return err
 	}
