@@ -23,6 +23,7 @@ var allowedImports = map[string][]string{
 	"migrations":           {},
 	"internal/postgres":    {},
 	"internal/devpostgres": {},
+	"internal/duty":        {},
 
 	// What a program is told, and what it tells.
 	"internal/config":    {"internal/postgres"},
@@ -68,7 +69,7 @@ var allowedImports = map[string][]string{
 }
 
 var (
-	duty    = []string{"pkg/invalidation", "internal/postgres"}
+	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty"}
 	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/telemetry"}
 
 	// allowedInTests is what the tests of any package may import besides.

@@ -7,7 +7,7 @@
 //
 // # Who does what
 //
-//	Create    anybody; functions of the schema pause, resume, cancel and retry what it made
+//	schema    its functions make, pause, resume, cancel and retry batches for whoever asks
 //	Handler   task nodes: runs the entries of a batch queue with a Work of the user's
 //	Stepper   the elected leader: puts parts into the queue, notes which ended, completes
 //

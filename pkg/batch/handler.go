@@ -22,6 +22,9 @@ type Part struct {
 	Run    *invalidation.Run
 }
 
+// ErrNotFound says that there is no such batch.
+var ErrNotFound = errors.New("batch not found")
+
 // Work is what a queue of batches does.
 type Work struct {
 	// Map works on a part and returns its result, nil for none. Its error decides what follows, as that of any handler.
@@ -197,4 +200,11 @@ func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.Ra
 			}
 		}
 	}
+}
+
+// translate names the facts that the schema's functions tell by SQLSTATE.
+func translate(err error) error {
+	return postgres.Named(err, map[string]error{
+		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS012": ErrNotFound,
+	})
 }

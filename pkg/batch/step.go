@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -53,31 +54,14 @@ func NewStepper(db postgres.DB, fence Fence, cfg Config) *Stepper {
 
 // Run moves batches on until ctx ends. It returns an error when passes have failed for longer than GiveUp.
 func (s *Stepper) Run(ctx context.Context) error {
-	var failingSince time.Time
-	for {
+	l := duty.Loop{Name: "batches", Pause: s.cfg.Pause, GiveUp: s.cfg.GiveUp, Log: s.cfg.Log}
+	return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		start := time.Now()
-		busy, err := s.pass(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			failingSince = time.Time{}
-		case failingSince.IsZero():
-			failingSince = start
-			s.cfg.Log.WarnContext(ctx, "batches went wrong; trying on", "error", err)
-		case time.Since(failingSince) > s.cfg.GiveUp:
-			return fmt.Errorf("step batches: failing for %v: %w", time.Since(failingSince).Round(time.Second), err)
+		if busy, err := s.pass(ctx); !busy || err != nil {
+			return s.cfg.Pause, err
 		}
-		pause := s.cfg.Pause
-		if busy && err == nil {
-			pause = min(pause, max(50*time.Millisecond, time.Since(start))) // parts are short: keep the window full
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
-	}
+		return min(s.cfg.Pause, max(50*time.Millisecond, time.Since(start))), nil // parts are short: keep the window full
+	})
 }
 
 const openSQL = `

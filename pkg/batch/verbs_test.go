@@ -15,6 +15,52 @@ import (
 
 // The verbs of the schema as the tests of the stepper give them. Operators have them in pkg/operator.
 
+// Batch is a set to be worked on. Name, Queue and one of Items and Query are needed.
+type Batch struct {
+	Name  string // for people
+	Queue string // whose handler runs the parts
+	// Items is the set, each a JSON value.
+	Items []json.RawMessage
+	// Query is a SELECT whose rows are the set, each an object by column names. A task node runs it with its own
+	// rights, so it must come from somebody who may have those. Give it an ORDER BY if the order of items matters.
+	Query    string
+	PartSize int // items of a part: 100
+	Window   int // parts in the queue at a time: 1000
+	// Detail goes into the payload of every entry of the batch; it must be an object.
+	Detail   json.RawMessage
+	Flow     string
+	Priority *int16 // 0 to 9; nil for the queue's default
+	// CompletionQueue gets the completion entry: the batch's own queue for a Reduce, any other to be told. Empty: none.
+	CompletionQueue string
+}
+
+func (b Batch) options() map[string]any {
+	set := map[string]any{}
+	put := func(name string, given bool, value any) {
+		if given {
+			set[name] = value
+		}
+	}
+	put("items", b.Items != nil, b.Items)
+	put("query", b.Query != "", b.Query)
+	put("part_size", b.PartSize != 0, b.PartSize)
+	put("window_parts", b.Window != 0, b.Window)
+	put("detail", b.Detail != nil, b.Detail)
+	put("flow", b.Flow != "", b.Flow)
+	put("priority", b.Priority != nil, b.Priority)
+	put("completion_queue", b.CompletionQueue != "", b.CompletionQueue)
+	return set
+}
+
+// Create makes a batch and returns its id. On a transaction it begins when that commits.
+func Create(ctx context.Context, db postgres.DB, b Batch, by invalidation.By) (id int64, err error) {
+	const sql = `SELECT penstock.create_batch($1, $2, $3, $4, coalesce($5, current_user::text))`
+	if err := db.QueryRow(ctx, sql, b.Name, b.Queue, b.options(), by.Reason, postgres.Given(by.Actor)).Scan(&id); err != nil {
+		return 0, fmt.Errorf("create batch %q: %w", b.Name, translate(err))
+	}
+	return id, nil
+}
+
 // Pause lets the parts that run end and starts no others, until somebody resumes the batch or until a time to come if
 // that is not zero.
 func Pause(ctx context.Context, db postgres.DB, id int64, by invalidation.By, until time.Time) error {

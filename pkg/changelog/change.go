@@ -1,12 +1,8 @@
 package changelog
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-
-	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Change is one entry of a change_log queue: for this object, a field was set from one value to another.
@@ -41,24 +37,4 @@ func (c Change) Columns() (map[string]json.RawMessage, error) {
 		return nil, fmt.Errorf("read columns of a change of %s: %w", c.Table, err)
 	}
 	return columns, nil
-}
-
-// Watch makes changes of a table entries of a change_log queue. No columns mean all, no keys the primary key.
-func Watch(ctx context.Context, db postgres.DB, table, queue string, columns, keys []string, by invalidation.By) error {
-	_, err := db.Exec(ctx, `SELECT penstock.watch($1::text::regclass, $2, $3, $4, $5, coalesce(nullif($6, ''), current_user::text))`,
-		table, queue, columns, keys, by.Reason, by.Actor)
-	if err != nil {
-		return fmt.Errorf("watch table %s: %w", table, err)
-	}
-	return nil
-}
-
-// Unwatch ends all watches of a table and leaves nothing behind. It returns how many there were.
-func Unwatch(ctx context.Context, db postgres.DB, table string, by invalidation.By) (n int, err error) {
-	err = db.QueryRow(ctx, `SELECT penstock.unwatch($1::text::regclass, NULL, $2, coalesce(nullif($3, ''), current_user::text))`,
-		table, by.Reason, by.Actor).Scan(&n)
-	if err != nil {
-		return 0, fmt.Errorf("unwatch table %s: %w", table, err)
-	}
-	return n, nil
 }

@@ -12,7 +12,7 @@
 // often it is computed, by whichever leader, it is the same instant, so that a unique
 // key on (job, nominal time) lets it fire once.
 //
-// An Engine fires jobs, which are rows (penstock.cron_job): Create makes one, and functions of the schema change it.
+// An Engine fires jobs, which are rows (penstock.cron_job) that functions of the schema make and change.
 // It is a duty of the elected leader. Each job has one entry in a queue of kind cron:
 //
 //	          createNext            fireDue                     any outcome

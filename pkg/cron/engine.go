@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -95,32 +95,7 @@ func (e *Engine) Status() Status {
 
 // Run fires jobs until ctx ends. It returns an error when passes have failed for longer than GiveUp.
 func (e *Engine) Run(ctx context.Context) error {
-	var failingSince time.Time
-	pause := rand.N(e.cfg.Pause)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
-		start := time.Now()
-		next, err := e.pass(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			failingSince = time.Time{}
-		case failingSince.IsZero():
-			failingSince = start
-			e.cfg.Log.WarnContext(ctx, "cron engine went wrong; trying on", "error", err)
-		case time.Since(failingSince) > e.cfg.GiveUp:
-			return fmt.Errorf("fire cron jobs: failing for %v: %w", time.Since(failingSince).Round(time.Second), err)
-		}
-		if err != nil {
-			next = e.cfg.Pause
-		}
-		pause = next
-	}
+	return duty.Loop{Name: "cron", Pause: e.cfg.Pause, GiveUp: e.cfg.GiveUp, Log: e.cfg.Log}.Run(ctx, e.pass)
 }
 
 // pass fires what is due and gives jobs without an entry their next one, and asks to be called again when the next job

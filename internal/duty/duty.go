@@ -1,0 +1,50 @@
+// Package duty keeps up what the elected leader does over and over.
+package duty
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+)
+
+// Loop says how a duty is kept. All fields are needed.
+type Loop struct {
+	Name   string
+	Pause  time.Duration // after a pass that went wrong, at least
+	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try
+	Log    *slog.Logger
+}
+
+const startMax = 500 * time.Millisecond
+
+// Run makes passes until ctx ends, each followed by the pause that it asks for. It returns an error when passes have
+// failed for longer than GiveUp without one that did not.
+func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration, error)) error {
+	var failingSince time.Time
+	pause := rand.N(min(l.Pause, startMax)) // duties that start together do not stay together
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		start := time.Now()
+		next, err := pass(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			failingSince = time.Time{}
+		case failingSince.IsZero():
+			failingSince = start
+			l.Log.WarnContext(ctx, "duty went wrong; trying on", "duty", l.Name, "error", err)
+		case time.Since(failingSince) > l.GiveUp:
+			return fmt.Errorf("keep duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second), err)
+		}
+		if pause = next; err != nil {
+			pause = max(next, l.Pause)
+		}
+	}
+}
