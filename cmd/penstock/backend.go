@@ -11,6 +11,8 @@ import (
 // backend is what the commands need of the system, noun by noun. operator.Database is one that needs no leader; remote
 // goes through the HTTP API.
 type backend interface {
+	Do(ctx context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time) error
+
 	Queues(ctx context.Context, names ...string) ([]operator.Queue, error)
 	Queue(ctx context.Context, name string) (operator.QueueDetail, error)
 	Samples(ctx context.Context, queue string, over time.Duration) ([]operator.Sample, error)
@@ -18,10 +20,6 @@ type backend interface {
 	CreateQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error
 	AlterQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error
 	DropQueue(ctx context.Context, name string, force bool, by invalidation.By) error
-	PauseQueue(ctx context.Context, name string, by invalidation.By, until time.Time) error
-	ResumeQueue(ctx context.Context, name string, by invalidation.By) error
-	DisableQueue(ctx context.Context, name string, by invalidation.By) error
-	EnableQueue(ctx context.Context, name string, by invalidation.By) error
 
 	Entries(ctx context.Context, f operator.EntryFilter) ([]operator.Entry, error)
 	Entry(ctx context.Context, id int64) (operator.EntryDetail, error)
@@ -29,8 +27,6 @@ type backend interface {
 	Explain(ctx context.Context, id int64) (invalidation.Explanation, error)
 	Push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error)
 	CancelEntry(ctx context.Context, id int64, by invalidation.By) (invalidation.Cancelled, error)
-	DisableEntry(ctx context.Context, id int64, by invalidation.By) error
-	EnableEntry(ctx context.Context, id int64, by invalidation.By) error
 	DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
 	EnableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
 
@@ -40,22 +36,18 @@ type backend interface {
 	Failures(ctx context.Context, f operator.FailureFilter) ([]operator.Failure, error)
 	Failure(ctx context.Context, id int64) (operator.FailureDetail, error)
 	Causes(ctx context.Context, queue string, limit int) ([]operator.Cause, error)
-	RetryFailure(ctx context.Context, id int64, by invalidation.By) error
-	DiscardFailure(ctx context.Context, id int64, by invalidation.By) error
 
 	Operations(ctx context.Context, f operator.OperationFilter) ([]operator.Operation, error)
 	Operation(ctx context.Context, id int64) (operator.Operation, error)
 	CountMatching(ctx context.Context, o invalidation.Operation) (int64, error)
 	StartOperation(ctx context.Context, o invalidation.Operation) (int64, error)
 	Step(ctx context.Context, id int64) (wait time.Duration, err error)
-	CancelOperation(ctx context.Context, id int64, by invalidation.By) error
 
 	Locks(ctx context.Context, f operator.LockFilter) ([]operator.Lock, error)
 	VerifyLocks(ctx context.Context, limit int) ([]operator.Suspect, error)
 
 	Nodes(ctx context.Context, limit int) ([]operator.Node, error)
 	FindNode(ctx context.Context, wanted string) (operator.Node, error)
-	DrainNode(ctx context.Context, id operator.NodeID, by invalidation.By) error
 
 	Limits(ctx context.Context, limit int) ([]operator.Limit, error)
 	SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error
@@ -70,18 +62,10 @@ type backend interface {
 	CronJob(ctx context.Context, name string) (operator.CronJobDetail, error)
 	CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error
 	AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error
-	PauseCronJob(ctx context.Context, name string, by invalidation.By, until time.Time) error
-	ResumeCronJob(ctx context.Context, name string, by invalidation.By) error
-	RunCronJob(ctx context.Context, name string, by invalidation.By) error
-	DropCronJob(ctx context.Context, name string, by invalidation.By) error
 
 	Batches(ctx context.Context, f operator.BatchFilter) ([]operator.Batch, error)
 	Batch(ctx context.Context, id int64) (operator.Batch, error)
 	CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error)
-	PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error
-	ResumeBatch(ctx context.Context, id int64, by invalidation.By) error
-	CancelBatch(ctx context.Context, id int64, by invalidation.By) error
-	RetryBatch(ctx context.Context, id int64, by invalidation.By) error
 
 	Pauses(ctx context.Context, limit int) ([]operator.Pause, error)
 	Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error
@@ -92,7 +76,6 @@ type backend interface {
 	Models(ctx context.Context, limit int) ([]operator.Model, error)
 	RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (queue string, err error)
 	OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error
-	RemoveModel(ctx context.Context, name string, by invalidation.By) error
 
 	Instances(ctx context.Context, model string, limit int) ([]operator.Instance, error)
 	RegisterInstance(ctx context.Context, i operator.Instance, by invalidation.By) error

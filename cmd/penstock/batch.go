@@ -14,10 +14,11 @@ import (
 
 func batchCommand(a *app) *cobra.Command {
 	return noun("batch", "Batches: a set, worked through in parts",
-		batchList(a), batchShow(a), batchCreate(a), batchPause(a),
-		batchVerb(a, "resume", "End a pause", false, backend.ResumeBatch),
-		batchVerb(a, "cancel", "End a batch; parts that run are asked to end", true, backend.CancelBatch),
-		batchVerb(a, "retry", "Run the parts again that did not end done", false, backend.RetryBatch),
+		batchList(a), batchShow(a), batchCreate(a),
+		batchVerb(a, operator.PauseBatch, "pause", "Take the parts that nobody runs out of the queue"),
+		batchVerb(a, operator.ResumeBatch, "resume", "End a pause"),
+		batchVerb(a, operator.CancelBatch, "cancel", "End a batch; parts that run are asked to end"),
+		batchVerb(a, operator.RetryBatch, "retry", "Run the parts again that did not end done"),
 	)
 }
 
@@ -44,15 +45,17 @@ func batchList(a *app) *cobra.Command {
 	})
 }
 
+func findBatch(ctx context.Context, b backend, args []string) (operator.Batch, error) {
+	id, err := numbered("batch", args)
+	if err != nil {
+		return operator.Batch{}, err
+	}
+	return b.Batch(ctx, id)
+}
+
 func batchShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show ID", Short: "One batch: state, parts, result", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return showing(a, c, func(ctx context.Context, b backend, args []string) (operator.Batch, error) {
-		id, err := numbered("batch", args)
-		if err != nil {
-			return operator.Batch{}, err
-		}
-		return b.Batch(ctx, id)
-	}, func(w io.Writer, x operator.Batch) {
+	return showing(a, c, findBatch, func(w io.Writer, x operator.Batch) {
 		a.facts(w, [2]string{"batch", fmt.Sprint(x.ID)}, [2]string{"name", x.Name}, [2]string{"queue", x.Queue}, [2]string{"state", x.State},
 			[2]string{"parts", fmt.Sprint(x.Parts)}, [2]string{"done", fmt.Sprint(x.Done)}, [2]string{"bad", fmt.Sprint(x.Bad)},
 			[2]string{"queued", fmt.Sprint(x.Queued)}, [2]string{"waiting", fmt.Sprint(x.Waiting)}, [2]string{"problem", x.Problem},
@@ -97,38 +100,10 @@ func batchCreate(a *app) *cobra.Command {
 	})
 }
 
-func batchPause(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "pause ID", Short: "Take the parts that nobody runs out of the queue", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	var until string
-	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		end, err := a.moment("until", until)
-		if err != nil {
-			return change{}, err
-		}
-		return a.batchChange(ctx, b, "pause", args, false, func(ctx context.Context, id int64, by invalidation.By) error {
-			return b.PauseBatch(ctx, id, by, end)
-		})
+func batchVerb(a *app, v operator.Verb, use, help string) *cobra.Command {
+	c := &cobra.Command{Use: use + " ID", Short: help}
+	return doing(a, c, v, v == operator.CancelBatch, func(ctx context.Context, b backend, arg string) (any, string, error) {
+		x, err := findBatch(ctx, b, []string{arg})
+		return x.ID, fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts), err
 	})
-}
-
-// batchVerb is a verb that needs nothing but the batch.
-func batchVerb(a *app, verb, help string, risky bool, do func(backend, context.Context, int64, invalidation.By) error) *cobra.Command {
-	c := &cobra.Command{Use: verb + " ID", Short: help, Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		return a.batchChange(ctx, b, verb, args, risky, func(ctx context.Context, id int64, by invalidation.By) error { return do(b, ctx, id, by) })
-	})
-}
-
-func (a *app) batchChange(ctx context.Context, b backend, verb string, args []string, risky bool, do func(context.Context, int64, invalidation.By) error) (change, error) {
-	id, err := numbered("batch", args)
-	if err != nil {
-		return change{}, err
-	}
-	x, err := b.Batch(ctx, id)
-	if err != nil {
-		return change{}, err
-	}
-	detail := fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts)
-	return simple(fmt.Sprintf("%s batch %d", verb, id), detail, risky, func(ctx context.Context, by invalidation.By) error { return do(ctx, id, by) })
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // reading makes c a command that reads and prints, with --watch to do so again and again.
@@ -207,6 +208,32 @@ func before(text, otherwise string) string {
 // simple is the plan of a change that needs nothing but its arguments, and has nothing to tell.
 func simple(does, detail string, risky bool, do func(ctx context.Context, by invalidation.By) error) (change, error) {
 	return change{does: does, detail: detail, risky: risky, do: func(ctx context.Context, by invalidation.By) (string, error) { return "", do(ctx, by) }}, nil
+}
+
+// doing makes c a command of a verb on the thing that find finds by the argument; detail is how that stands.
+func doing(a *app, c *cobra.Command, v operator.Verb, risky bool, find func(ctx context.Context, b backend, arg string) (thing any, detail string, err error)) *cobra.Command {
+	c.Args = cobra.ExactArgs(1)
+	if c.ValidArgsFunction == nil {
+		c.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	var until string
+	if v.Pauses() {
+		c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
+	}
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+		end, err := a.moment("until", until)
+		if err != nil {
+			return change{}, err
+		}
+		thing, detail, err := find(ctx, b, args[0])
+		if err != nil {
+			return change{}, err
+		}
+		detail = strings.TrimPrefix(detail+after(", until ", stamp(&end)), ", ")
+		return simple(fmt.Sprintf("%s %v", v, thing), detail, risky, func(ctx context.Context, by invalidation.By) error {
+			return b.Do(ctx, v, thing, by, end)
+		})
+	})
 }
 
 // entryIDs reads ids; "#17" is as good as "17", since lock keys of solo entries are written so.

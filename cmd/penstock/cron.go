@@ -17,10 +17,11 @@ import (
 
 func cronCommand(a *app) *cobra.Command {
 	return noun("cron", "Cron jobs: schedules that fire entries",
-		cronList(a), cronShow(a), cronCreate(a), cronAlter(a), cronPause(a),
-		cronVerb(a, "resume", "End a pause; the job's catch-up policy says what becomes of missed times", false, backend.ResumeCronJob),
-		cronVerb(a, "run", "Ask for one run beside the schedule; the elected leader starts it", false, backend.RunCronJob),
-		cronVerb(a, "drop", "Remove a job; a run goes on", true, backend.DropCronJob),
+		cronList(a), cronShow(a), cronCreate(a), cronAlter(a),
+		cronVerb(a, operator.PauseCronJob, "pause", "Keep a job from firing; a run goes on"),
+		cronVerb(a, operator.ResumeCronJob, "resume", "End a pause; the job's catch-up policy says what becomes of missed times"),
+		cronVerb(a, operator.RunCronJob, "run", "Ask for one run beside the schedule; the elected leader starts it"),
+		cronVerb(a, operator.DropCronJob, "drop", "Remove a job; a run goes on"),
 	)
 }
 
@@ -184,32 +185,11 @@ func cronAlter(a *app) *cobra.Command {
 	})
 }
 
-func cronPause(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "pause JOB", Short: "Keep a job from firing; a run goes on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
-	var until string
-	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		end, err := a.moment("until", until)
-		if err != nil {
-			return change{}, err
-		}
-		if _, err := b.CronJob(ctx, args[0]); err != nil {
-			return change{}, err
-		}
-		return simple("pause cron job "+args[0], "", false, func(ctx context.Context, by invalidation.By) error {
-			return b.PauseCronJob(ctx, args[0], by, end)
-		})
-	})
-}
-
-// cronVerb is a verb that needs nothing but the job.
-func cronVerb(a *app, verb, help string, risky bool, do func(backend, context.Context, string, invalidation.By) error) *cobra.Command {
-	c := &cobra.Command{Use: verb + " JOB", Short: help, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		if _, err := b.CronJob(ctx, args[0]); err != nil {
-			return change{}, err
-		}
-		return simple(verb+" cron job "+args[0], "", risky, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) })
+func cronVerb(a *app, v operator.Verb, use, help string) *cobra.Command {
+	c := &cobra.Command{Use: use + " JOB", Short: help, ValidArgsFunction: a.completeCron}
+	return doing(a, c, v, v == operator.DropCronJob, func(ctx context.Context, b backend, arg string) (any, string, error) {
+		j, err := b.CronJob(ctx, arg)
+		return j.Name, "", err
 	})
 }
 

@@ -18,8 +18,8 @@ func entryCommand(a *app) *cobra.Command {
 		entryPush(a), entryList(a), entryShow(a), entryExplain(a), entryWait(a),
 		entryCancel(a),
 		entrySwitch(a, "disable", "Take entries out of line: by id, or all of a name or lock key, those to come as well",
-			backend.DisableEntry, backend.DisableEntries),
-		entrySwitch(a, "enable", "Put disabled entries back into line", backend.EnableEntry, backend.EnableEntries),
+			operator.DisableEntry, backend.DisableEntries),
+		entrySwitch(a, "enable", "Put disabled entries back into line", operator.EnableEntry, backend.EnableEntries),
 	)
 }
 
@@ -216,7 +216,7 @@ func entryCancel(a *app) *cobra.Command {
 }
 
 // entrySwitch is disable or enable: by ids, or by a name or lock key of a queue.
-func entrySwitch(a *app, verb, help string, one func(backend, context.Context, int64, invalidation.By) error,
+func entrySwitch(a *app, verb, help string, one operator.Verb,
 	many func(backend, context.Context, string, invalidation.Scope, string, invalidation.By) (invalidation.OperationID, error),
 ) *cobra.Command {
 	c := &cobra.Command{Use: verb + " [ID...]", Short: help, ValidArgsFunction: cobra.NoFileCompletions}
@@ -232,8 +232,8 @@ func entrySwitch(a *app, verb, help string, one func(backend, context.Context, i
 		}
 		switch {
 		case len(args) > 0 && queue+name+key == "":
-			return a.each(args, verb+" entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				return "", one(b, ctx, id, by)
+			return a.each(args, one.String(), func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+				return "", b.Do(ctx, one, id, by, time.Time{})
 			})
 		case len(args) > 0 || queue == "" || value == "":
 			return change{}, usagef("give ids, or --queue with --name or --lock-key")

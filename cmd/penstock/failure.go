@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -86,7 +87,7 @@ func failureRetry(a *app) *cobra.Command {
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
 		return a.oneOrMany(ctx, b, args, bulk, invalidation.RetryFailures, "retry failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			return "", b.RetryFailure(ctx, id, by)
+			return "", b.Do(ctx, operator.RetryFailure, id, by, time.Time{})
 		})
 	})
 }
@@ -96,7 +97,7 @@ func failureDiscard(a *app) *cobra.Command {
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
 		planned, err := a.oneOrMany(ctx, b, args, bulk, invalidation.DiscardFailures, "discard failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			return "", b.DiscardFailure(ctx, id, by)
+			return "", b.Do(ctx, operator.DiscardFailure, id, by, time.Time{})
 		})
 		planned.risky = true
 		return planned, err

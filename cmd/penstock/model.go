@@ -129,10 +129,8 @@ func (a *app) override(ctx context.Context, b backend, name, arg string) ([]byte
 }
 
 func modelRemove(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeModels}
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
-		return simple("remove model "+args[0], "", true, func(ctx context.Context, by invalidation.By) error { return b.RemoveModel(ctx, args[0], by) })
-	})
+	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", ValidArgsFunction: a.completeModels}
+	return doing(a, c, operator.RemoveModel, true, func(_ context.Context, _ backend, arg string) (any, string, error) { return arg, "", nil })
 }
 
 func instanceCommand(a *app) *cobra.Command {

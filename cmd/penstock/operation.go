@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -75,19 +74,13 @@ func operationFollow(a *app) *cobra.Command {
 }
 
 func operationCancel(a *app) *cobra.Command {
-	c := &cobra.Command{
-		Use: "cancel ID", Short: "End an operation; what it has changed stays changed", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		id, err := numbered("bulk operation", args)
+	c := &cobra.Command{Use: "cancel ID", Short: "End an operation; what it has changed stays changed"}
+	return doing(a, c, operator.CancelOperation, false, func(ctx context.Context, b backend, arg string) (any, string, error) {
+		id, err := numbered("bulk operation", []string{arg})
 		if err != nil {
-			return change{}, err
+			return nil, "", err
 		}
 		o, err := b.Operation(ctx, id)
-		if err != nil {
-			return change{}, err
-		}
-		detail := fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched)
-		return simple(fmt.Sprintf("cancel operation %d", id), detail, false, func(ctx context.Context, by invalidation.By) error { return b.CancelOperation(ctx, id, by) })
+		return id, fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched), err
 	})
 }

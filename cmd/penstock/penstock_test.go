@@ -45,8 +45,8 @@ func (s *seat) Queue(_ context.Context, name string) (operator.QueueDetail, erro
 	return operator.QueueDetail{}, invalidation.ErrQueueNotFound
 }
 
-func (s *seat) PauseQueue(_ context.Context, name string, by invalidation.By, until time.Time) error {
-	s.done = append(s.done, fmt.Sprintf("pause %s by %s because %s until %s", name, by.Actor, by.Reason, until.UTC().Format(time.RFC3339)))
+func (s *seat) Do(_ context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time) error {
+	s.done = append(s.done, fmt.Sprintf("%s %v by %s because %s until %s", v, thing, by.Actor, by.Reason, until.UTC().Format(time.RFC3339)))
 	return nil
 }
 
@@ -330,7 +330,7 @@ func TestADryRunChangesNothing(t *testing.T) {
 	if _, _, code = command(t, s, "queue", "pause", "mails", "--until", "1h", "--reason", "why", "--actor", "ada"); code != 0 {
 		t.Errorf("exit %d", code)
 	}
-	if want := "pause mails by ada because why until 2026-11-21T13:00:00Z"; len(s.done) != 1 || s.done[0] != want {
+	if want := "pause queue mails by ada because why until 2026-11-21T13:00:00Z"; len(s.done) != 1 || s.done[0] != want {
 		t.Errorf("did %q, want %q", s.done, want)
 	}
 }

@@ -19,10 +19,13 @@ import (
 func queueCommand(a *app) *cobra.Command {
 	return noun("queue", "Queues: how they stand, their settings, pause and disable",
 		queueList(a), queueShow(a), queueHistory(a), queueCreate(a), queueAlter(a), queueDrop(a),
-		queuePause(a),
-		queueSwitch(a, "resume", "End a pause", backend.ResumeQueue),
-		queueSwitch(a, "disable", "Take a queue out of service; it still accepts entries", backend.DisableQueue),
-		queueSwitch(a, "enable", "Put a queue back into service", backend.EnableQueue),
+		queueVerb(a, operator.PauseQueue, &cobra.Command{
+			Use: "pause QUEUE", Short: "Stop claims from a queue; what runs goes on",
+			Example: "  penstock queue pause mails --until 30m --reason 'provider is down'",
+		}),
+		queueVerb(a, operator.ResumeQueue, &cobra.Command{Use: "resume QUEUE", Short: "End a pause"}),
+		queueVerb(a, operator.DisableQueue, &cobra.Command{Use: "disable QUEUE", Short: "Take a queue out of service; it still accepts entries"}),
+		queueVerb(a, operator.EnableQueue, &cobra.Command{Use: "enable QUEUE", Short: "Put a queue back into service"}),
 	)
 }
 
@@ -299,34 +302,10 @@ func queueDrop(a *app) *cobra.Command {
 	})
 }
 
-func queuePause(a *app) *cobra.Command {
-	c := &cobra.Command{
-		Use: "pause QUEUE", Short: "Stop claims from a queue; what runs goes on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
-		Example: "  penstock queue pause mails --until 30m --reason 'provider is down'",
-	}
-	var until string
-	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		end, err := a.moment("until", until)
-		if err != nil {
-			return change{}, err
-		}
-		q, err := b.Queue(ctx, args[0])
-		if err != nil {
-			return change{}, err
-		}
-		detail := fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated), q.Computing) + after(", until ", stamp(&end))
-		return simple("pause queue "+q.Name, detail, false, func(ctx context.Context, by invalidation.By) error { return b.PauseQueue(ctx, q.Name, by, end) })
-	})
-}
-
-// queueSwitch is a verb that needs nothing but the queue.
-func queueSwitch(a *app, verb, help string, do func(backend, context.Context, string, invalidation.By) error) *cobra.Command {
-	c := &cobra.Command{Use: verb + " QUEUE", Short: help, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		if _, err := b.Queue(ctx, args[0]); err != nil {
-			return change{}, err
-		}
-		return simple(verb+" queue "+args[0], "", false, func(ctx context.Context, by invalidation.By) error { return do(b, ctx, args[0], by) })
+func queueVerb(a *app, v operator.Verb, c *cobra.Command) *cobra.Command {
+	c.ValidArgsFunction = a.completeQueues
+	return doing(a, c, v, false, func(ctx context.Context, b backend, arg string) (any, string, error) {
+		q, err := b.Queue(ctx, arg)
+		return q.Name, fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated), q.Computing), err
 	})
 }

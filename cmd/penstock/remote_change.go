@@ -10,6 +10,28 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
+// verbAddresses say where the API does operator's verbs.
+var verbAddresses = map[operator.Verb]string{
+	operator.PauseQueue: "/v1/queues/%v/pause", operator.ResumeQueue: "/v1/queues/%v/resume",
+	operator.DisableQueue: "/v1/queues/%v/disable", operator.EnableQueue: "/v1/queues/%v/enable",
+	operator.DisableEntry: "/v1/entries/%v/disable", operator.EnableEntry: "/v1/entries/%v/enable",
+	operator.RetryFailure: "/v1/failures/%v/retry", operator.DiscardFailure: "/v1/failures/%v/discard",
+	operator.CancelOperation: "/v1/operations/%v/cancel", operator.DrainNode: "/v1/nodes/%v/drain",
+	operator.PauseCronJob: "/v1/cron/%v/pause", operator.ResumeCronJob: "/v1/cron/%v/resume",
+	operator.RunCronJob: "/v1/cron/%v/run", operator.DropCronJob: "/v1/cron/%v",
+	operator.PauseBatch: "/v1/batches/%v/pause", operator.ResumeBatch: "/v1/batches/%v/resume",
+	operator.CancelBatch: "/v1/batches/%v/cancel", operator.RetryBatch: "/v1/batches/%v/retry",
+	operator.RemoveModel: "/v1/models/%v",
+}
+
+func (r remote) Do(ctx context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time) error {
+	path := address(verbAddresses[v], thing)
+	if v == operator.DropCronJob || v == operator.RemoveModel {
+		return r.remove(ctx, path, by)
+	}
+	return r.post(ctx, path, because(by, "until", until), nil)
+}
+
 func (r remote) CreateQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
 	return r.post(ctx, "/v1/queues", because(by, "name", name, "settings", options), nil)
 }
@@ -27,22 +49,6 @@ func (r remote) remove(ctx context.Context, path string, by invalidation.By, mor
 	return r.do(ctx, client.Call{Method: "DELETE", Path: path + query(append(more, "reason", by.Reason)...)}, nil)
 }
 
-func (r remote) PauseQueue(ctx context.Context, name string, by invalidation.By, until time.Time) error {
-	return r.post(ctx, address("/v1/queues/%v/pause", name), because(by, "until", until), nil)
-}
-
-func (r remote) ResumeQueue(ctx context.Context, name string, by invalidation.By) error {
-	return r.post(ctx, address("/v1/queues/%v/resume", name), because(by), nil)
-}
-
-func (r remote) DisableQueue(ctx context.Context, name string, by invalidation.By) error {
-	return r.post(ctx, address("/v1/queues/%v/disable", name), because(by), nil)
-}
-
-func (r remote) EnableQueue(ctx context.Context, name string, by invalidation.By) error {
-	return r.post(ctx, address("/v1/queues/%v/enable", name), because(by), nil)
-}
-
 func (r remote) Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error) {
 	var answer struct {
 		Replaced int    `json:"replaced"`
@@ -50,18 +56,6 @@ func (r remote) Compact(ctx context.Context, queue, key, after string, by invali
 	}
 	err = r.post(ctx, address("/v1/queues/%v/compact", queue), because(by, "lock_key", key, "after", after), &answer)
 	return answer.Replaced, answer.Next, err
-}
-
-func (r remote) RetryFailure(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/failures/%v/retry", id), because(by), nil)
-}
-
-func (r remote) DiscardFailure(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/failures/%v/discard", id), because(by), nil)
-}
-
-func (r remote) DrainNode(ctx context.Context, id operator.NodeID, by invalidation.By) error {
-	return r.post(ctx, address("/v1/nodes/%v/drain", int64(id)), because(by), nil)
 }
 
 func (r remote) SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
@@ -84,44 +78,12 @@ func (r remote) AlterCronJob(ctx context.Context, name string, options map[strin
 	return r.change(ctx, "PATCH", address("/v1/cron/%v", name), because(by, "settings", options))
 }
 
-func (r remote) PauseCronJob(ctx context.Context, name string, by invalidation.By, until time.Time) error {
-	return r.post(ctx, address("/v1/cron/%v/pause", name), because(by, "until", until), nil)
-}
-
-func (r remote) ResumeCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return r.post(ctx, address("/v1/cron/%v/resume", name), because(by), nil)
-}
-
-func (r remote) RunCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return r.post(ctx, address("/v1/cron/%v/run", name), because(by), nil)
-}
-
-func (r remote) DropCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return r.remove(ctx, address("/v1/cron/%v", name), by)
-}
-
 func (r remote) CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error) {
 	var made struct {
 		ID int64 `json:"id"`
 	}
 	err := r.post(ctx, address("/v1/queues/%v/batches", queue), because(by, "name", name, "options", options), &made)
 	return made.ID, err
-}
-
-func (r remote) PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error {
-	return r.post(ctx, address("/v1/batches/%v/pause", id), because(by, "until", until), nil)
-}
-
-func (r remote) ResumeBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/batches/%v/resume", id), because(by), nil)
-}
-
-func (r remote) CancelBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/batches/%v/cancel", id), because(by), nil)
-}
-
-func (r remote) RetryBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/batches/%v/retry", id), because(by), nil)
 }
 
 func (r remote) Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error {
@@ -154,10 +116,6 @@ func (r remote) OverrideModel(ctx context.Context, name string, override []byte,
 		return r.change(ctx, "DELETE", path+query("reason", by.Reason), nil)
 	}
 	return r.change(ctx, "PUT", path, because(by, "override", json.RawMessage(override)))
-}
-
-func (r remote) RemoveModel(ctx context.Context, name string, by invalidation.By) error {
-	return r.remove(ctx, address("/v1/models/%v", name), by)
 }
 
 func (r remote) RegisterInstance(ctx context.Context, i operator.Instance, by invalidation.By) error {

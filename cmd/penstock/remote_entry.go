@@ -123,14 +123,6 @@ func (r remote) CancelEntry(ctx context.Context, id int64, by invalidation.By) (
 	return answer.Verdict, err
 }
 
-func (r remote) DisableEntry(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/entries/%v/disable", id), because(by), nil)
-}
-
-func (r remote) EnableEntry(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/entries/%v/enable", id), because(by), nil)
-}
-
 // begun is an operation on many that the leader carries out, or how many it would change.
 type begun struct {
 	ID       int64 `json:"operation_id"`
@@ -187,7 +179,3 @@ const stepWait = 250 * time.Millisecond
 
 // Step only waits: behind the API it is the elected leader who carries operations out.
 func (r remote) Step(context.Context, int64) (time.Duration, error) { return stepWait, nil }
-
-func (r remote) CancelOperation(ctx context.Context, id int64, by invalidation.By) error {
-	return r.post(ctx, address("/v1/operations/%v/cancel", id), because(by), nil)
-}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -17,23 +16,10 @@ func (a *API) batchRoutes() {
 		found, err := a.operator.Batch(ctx, in.ID)
 		return &answer[operator.Batch]{found}, err
 	})
-	change(a, route{path: one + "/pause", id: "pause-batch", summary: "Take the parts that nobody runs out of the queue", scope: operate, of: ofBatch}, func(ctx context.Context, in *struct {
-		InID
-		Body UntilBody
-	},
-	) error {
-		return a.operator.PauseBatch(ctx, in.ID, in.Body.by(ctx), in.Body.Until)
-	})
-	for _, verb := range []struct {
-		name, summary string
-		do            func(context.Context, int64, invalidation.By) error
-	}{
-		{"resume", "End a pause", a.operator.ResumeBatch},
-		{"cancel", "End a batch; parts that run are asked to end", a.operator.CancelBatch},
-		{"retry", "Run the parts again that did not end done", a.operator.RetryBatch},
-	} {
-		change(a, route{path: one + "/" + verb.name, id: verb.name + "-batch", summary: verb.summary, scope: operate, of: ofBatch}, byID(verb.do))
-	}
+	verb[idPause](a, operator.PauseBatch, route{path: one + "/pause", id: "pause-batch", summary: "Take the parts that nobody runs out of the queue", scope: operate, of: ofBatch})
+	verb[idVerb](a, operator.ResumeBatch, route{path: one + "/resume", id: "resume-batch", summary: "End a pause", scope: operate, of: ofBatch})
+	verb[idVerb](a, operator.CancelBatch, route{path: one + "/cancel", id: "cancel-batch", summary: "End a batch; parts that run are asked to end", scope: operate, of: ofBatch})
+	verb[idVerb](a, operator.RetryBatch, route{path: one + "/retry", id: "retry-batch", summary: "Run the parts again that did not end done", scope: operate, of: ofBatch})
 }
 
 type batchFilter struct {

@@ -47,38 +47,73 @@ func (w Why) by(ctx context.Context) invalidation.By { return Because(w).by(ctx)
 // Reasoned is the body of what needs nothing but a reason.
 type Reasoned struct{ Body Because }
 
+func (r Reasoned) by(ctx context.Context) invalidation.By { return r.Body.by(ctx) }
+
+// Pausing is the body of a pause.
+type Pausing struct{ Body UntilBody }
+
+func (p Pausing) by(ctx context.Context) invalidation.By { return p.Body.by(ctx) }
+func (p Pausing) until() time.Time                       { return p.Body.Until }
+
+// UntilBody is what the body of a pause says.
+type UntilBody struct {
+	Because
+	Until time.Time `json:"until,omitzero" doc:"When it ends by itself; absent: when somebody ends it."`
+}
+
+// What verbs take: the name or id of a thing, a reason, and perhaps a time.
 type (
 	queueVerb struct {
 		InQueue
 		Reasoned
 	}
+	queuePause struct {
+		InQueue
+		Pausing
+	}
 	idVerb struct {
 		InID
 		Reasoned
+	}
+	idPause struct {
+		InID
+		Pausing
 	}
 	nameVerb struct {
 		InName
 		Reasoned
 	}
+	namePause struct {
+		InName
+		Pausing
+	}
+	nameRemoval struct {
+		InName
+		Why
+	}
+	modelRemoval struct {
+		InModel
+		Why
+	}
 )
 
-// byQueue, byID and byName make a handler of a change that needs nothing but a reason and what it is about.
-func byQueue(do func(context.Context, string, invalidation.By) error) func(context.Context, *queueVerb) error {
-	return func(ctx context.Context, in *queueVerb) error { return do(ctx, in.Queue, in.Body.by(ctx)) }
-}
+func (in InQueue) thing() any { return in.Queue }
+func (in InID) thing() any    { return in.ID }
+func (in InName) thing() any  { return in.Name }
+func (in InModel) thing() any { return in.Model }
 
-func byID(do func(context.Context, int64, invalidation.By) error) func(context.Context, *idVerb) error {
-	return func(ctx context.Context, in *idVerb) error { return do(ctx, in.ID, in.Body.by(ctx)) }
-}
-
-func byName(do func(context.Context, string, invalidation.By) error) func(context.Context, *nameVerb) error {
-	return func(ctx context.Context, in *nameVerb) error { return do(ctx, in.Name, in.Body.by(ctx)) }
-}
-
-// UntilBody is the body of a pause.
-type UntilBody struct {
-	Because
-	Until time.Time `json:"until,omitzero" doc:"When it ends by itself; absent: when somebody ends it."`
+// verb registers an address where one of operator's verbs is done.
+func verb[I interface {
+	thing() any
+	by(context.Context) invalidation.By
+}](a *API, v operator.Verb, r route) {
+	change(a, r, func(ctx context.Context, in *I) error {
+		var until time.Time
+		if p, pauses := any(*in).(interface{ until() time.Time }); pauses {
+			until = p.until()
+		}
+		return a.operator.Do(ctx, v, (*in).thing(), (*in).by(ctx), until)
+	})
 }
 
 // settingsBody is the body of a change of settings.

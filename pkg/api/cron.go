@@ -21,22 +21,10 @@ func (a *API) cronRoutes() {
 		return &tagged[operator.CronJobDetail]{etag(found.Settings), found}, err
 	})
 	change(a, route{method: "PATCH", path: one, id: "alter-cron-job", summary: "Change settings of a cron job; a run that has begun goes on", scope: admin, of: ofCron}, a.alterCronJob)
-	change(a, route{method: "DELETE", path: one, id: "drop-cron-job", summary: "Remove a cron job; a run goes on", scope: admin, of: ofCron}, func(ctx context.Context, in *struct {
-		InName
-		Why
-	},
-	) error {
-		return a.operator.DropCronJob(ctx, in.Name, in.by(ctx))
-	})
-	change(a, route{path: one + "/pause", id: "pause-cron-job", summary: "Keep it from firing", scope: operate, of: ofCron}, func(ctx context.Context, in *struct {
-		InName
-		Body UntilBody
-	},
-	) error {
-		return a.operator.PauseCronJob(ctx, in.Name, in.Body.by(ctx), in.Body.Until)
-	})
-	change(a, route{path: one + "/resume", id: "resume-cron-job", summary: "End a pause; the catch-up policy says what becomes of missed times", scope: operate, of: ofCron}, byName(a.operator.ResumeCronJob))
-	change(a, route{path: one + "/run", id: "run-cron-job", summary: "Ask for one run now, beside the schedule", scope: operate, of: ofCron, status: http.StatusAccepted}, byName(a.operator.RunCronJob))
+	verb[nameRemoval](a, operator.DropCronJob, route{method: "DELETE", path: one, id: "drop-cron-job", summary: "Remove a cron job; a run goes on", scope: admin, of: ofCron})
+	verb[namePause](a, operator.PauseCronJob, route{path: one + "/pause", id: "pause-cron-job", summary: "Keep it from firing", scope: operate, of: ofCron})
+	verb[nameVerb](a, operator.ResumeCronJob, route{path: one + "/resume", id: "resume-cron-job", summary: "End a pause; the catch-up policy says what becomes of missed times", scope: operate, of: ofCron})
+	verb[nameVerb](a, operator.RunCronJob, route{path: one + "/run", id: "run-cron-job", summary: "Ask for one run now, beside the schedule", scope: operate, of: ofCron, status: http.StatusAccepted})
 }
 
 type cronFilter struct {

@@ -34,11 +34,11 @@ func (a *API) dispatcherRoutes() {
 	})
 	add(a, route{method: "GET", path: dlq, id: "list-dlq", summary: "Failures of all models, up to 1,000 each", scope: read, of: ofPlatform}, a.listDLQ)
 	add(a, route{method: "POST", path: dlq + "/{id}/retry", id: "retry-job", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[Job], error) {
-		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}}, a.operator.RetryFailure(ctx, in.ID, a.came(ctx, "POST /admin/dlq"))
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}}, a.operator.Do(ctx, operator.RetryFailure, in.ID, a.came(ctx, "POST /admin/dlq"), time.Time{})
 	})
 	add(a, route{method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs", summary: "Put the failures of all models back: a bulk operation for each", scope: operate, of: ofPlatform, status: http.StatusAccepted}, a.retryAll)
 	add(a, route{method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Forget a failure", scope: operate, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[Job], error) {
-		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}}, a.operator.DiscardFailure(ctx, in.ID, a.came(ctx, "DELETE /admin/dlq"))
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}}, a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.came(ctx, "DELETE /admin/dlq"), time.Time{})
 	})
 }
 

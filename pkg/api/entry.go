@@ -48,8 +48,8 @@ func (a *API) entryRoutes() {
 	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, own: true, of: ofEntry, timeout: waitMax + a.cfg.Timeout}, a.entry)
 	a.raw(route{method: "GET", path: one + "/events", id: "follow-entry", summary: "What happens to an entry, as server-sent events", scope: read, of: ofEntry, timeout: -1}, describeEvents, a.events)
 	add(a, route{method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to", scope: operate, of: ofEntry}, a.cancelEntry)
-	change(a, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry}, byID(a.operator.DisableEntry))
-	change(a, route{path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back", scope: operate, of: ofEntry}, byID(a.operator.EnableEntry))
+	verb[idVerb](a, operator.DisableEntry, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry})
+	verb[idVerb](a, operator.EnableEntry, route{path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back", scope: operate, of: ofEntry})
 	const some = "/v1/queues/{queue}/entries"
 	add(a, route{method: "POST", path: some + "/disable", id: "disable-entries", summary: "Disable all entries of a name or lock key, those to come as well", scope: operate, of: ofQueue, status: http.StatusAccepted}, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
 		id, err := a.operator.DisableEntries(ctx, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))

@@ -17,8 +17,8 @@ func (a *API) failureRoutes() {
 		found, err := a.operator.Failure(ctx, in.ID)
 		return &answer[operator.FailureDetail]{found}, err
 	})
-	change(a, route{path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry}, byID(a.operator.RetryFailure))
-	change(a, route{path: one + "/discard", id: "discard-failure", summary: "Forget a failure", scope: operate, of: ofEntry}, byID(a.operator.DiscardFailure))
+	verb[idVerb](a, operator.RetryFailure, route{path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry})
+	verb[idVerb](a, operator.DiscardFailure, route{path: one + "/discard", id: "discard-failure", summary: "Forget a failure", scope: operate, of: ofEntry})
 }
 
 type failureFilter struct {

@@ -32,13 +32,7 @@ func (a *API) modelRoutes() {
 		return &tagged[operator.Model]{etag(found.Config, found.Override), found}, err
 	})
 	add(a, route{method: "PUT", path: one, id: "register-model", summary: "Make a model known, or replace its config", scope: admin, of: ofPlatform}, a.registerModel)
-	change(a, route{method: "DELETE", path: one, id: "remove-model", summary: "Forget a model that has no instances", scope: admin, of: ofPlatform}, func(ctx context.Context, in *struct {
-		InModel
-		Why
-	},
-	) error {
-		return a.operator.RemoveModel(ctx, in.Model, in.by(ctx))
-	})
+	verb[modelRemoval](a, operator.RemoveModel, route{method: "DELETE", path: one, id: "remove-model", summary: "Forget a model that has no instances", scope: admin, of: ofPlatform})
 	change(a, route{method: "PUT", path: one + "/override", id: "override-model", summary: "Lay fields over a model's config, for all nodes at once", scope: admin, of: ofPlatform}, a.overrideModel)
 	change(a, route{method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config", scope: admin, of: ofPlatform}, func(ctx context.Context, in *struct {
 		InModel

@@ -15,9 +15,7 @@ func (a *API) nodeRoutes() {
 		found, err := a.operator.FindNode(ctx, fmt.Sprint(in.ID))
 		return &answer[operator.Node]{found}, err
 	})
-	change(a, route{path: one + "/drain", id: "drain-node", summary: "Claim nothing more, finish, hand back the rest, exit", scope: operate, of: ofNode}, func(ctx context.Context, in *idVerb) error {
-		return a.operator.DrainNode(ctx, operator.NodeID(in.ID), in.Body.by(ctx))
-	})
+	verb[idVerb](a, operator.DrainNode, route{path: one + "/drain", id: "drain-node", summary: "Claim nothing more, finish, hand back the rest, exit", scope: operate, of: ofNode})
 }
 
 // listNodes shows a caller who is limited to applications the nodes of those, and one who is limited to queues none.

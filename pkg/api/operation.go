@@ -17,7 +17,7 @@ func (a *API) operationRoutes() {
 		found, err := a.operator.Operation(ctx, in.ID)
 		return &answer[operator.Operation]{found}, err
 	})
-	change(a, route{path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed", scope: operate, of: ofOperation}, byID(a.operator.CancelOperation))
+	verb[idVerb](a, operator.CancelOperation, route{path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed", scope: operate, of: ofOperation})
 }
 
 type operationFilter struct {

@@ -30,10 +30,10 @@ func (a *API) queueRoutes() {
 	change(a, route{method: "DELETE", path: one, id: "drop-queue", summary: "Remove a queue", scope: admin, of: ofQueue}, a.dropQueue)
 	add(a, route{method: "GET", path: one + "/lanes", id: "list-lanes", summary: "Lanes with work, the longest waiting first", scope: read, of: ofQueue}, a.listLanes)
 	add(a, route{method: "GET", path: one + "/samples", id: "list-samples", summary: "How the queue stood, oldest first", scope: read, of: ofQueue}, a.listSamples)
-	change(a, route{path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on", scope: operate, of: ofQueue}, a.pauseQueue)
-	change(a, route{path: one + "/resume", id: "resume-queue", summary: "End a pause", scope: operate, of: ofQueue}, byQueue(a.operator.ResumeQueue))
-	change(a, route{path: one + "/disable", id: "disable-queue", summary: "Take a queue out of service; it still accepts entries", scope: operate, of: ofQueue}, byQueue(a.operator.DisableQueue))
-	change(a, route{path: one + "/enable", id: "enable-queue", summary: "Put a queue back into service", scope: operate, of: ofQueue}, byQueue(a.operator.EnableQueue))
+	verb[queuePause](a, operator.PauseQueue, route{path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on", scope: operate, of: ofQueue})
+	verb[queueVerb](a, operator.ResumeQueue, route{path: one + "/resume", id: "resume-queue", summary: "End a pause", scope: operate, of: ofQueue})
+	verb[queueVerb](a, operator.DisableQueue, route{path: one + "/disable", id: "disable-queue", summary: "Take a queue out of service; it still accepts entries", scope: operate, of: ofQueue})
+	verb[queueVerb](a, operator.EnableQueue, route{path: one + "/enable", id: "enable-queue", summary: "Put a queue back into service", scope: operate, of: ofQueue})
 }
 
 func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator.Queue]], error) {
@@ -115,15 +115,6 @@ type samplesOver struct {
 func (a *API) listSamples(ctx context.Context, in *samplesOver) (*answer[list[operator.Sample]], error) {
 	samples, err := a.operator.Samples(ctx, in.Queue, time.Duration(in.Minutes)*time.Minute)
 	return pageOf(samples, Paging{Limit: len(samples)}, nil), err
-}
-
-type queuePause struct {
-	InQueue
-	Body UntilBody
-}
-
-func (a *API) pauseQueue(ctx context.Context, in *queuePause) error {
-	return a.operator.PauseQueue(ctx, in.Queue, in.Body.by(ctx), in.Body.Until)
 }
 
 // queue returns a handle. One that was found once is good for ever: a push looks itself whether the queue is still the same.

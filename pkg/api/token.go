@@ -17,7 +17,9 @@ func (a *API) tokenRoutes() {
 	})
 	add(a, route{method: "POST", path: "/v1/tokens", id: "create-token", summary: "Make a token; the answer alone has its secret", scope: admin, of: ofPlatform, status: http.StatusCreated}, a.createToken)
 	add(a, route{method: "POST", path: one + "/rotate", id: "rotate-token", summary: "Make a new secret; the old ones end after the overlap", scope: admin, of: ofPlatform, status: http.StatusCreated}, a.rotateToken)
-	change(a, route{path: one + "/revoke", id: "revoke-token", summary: "End all tokens of a name, within seconds", scope: admin, of: ofPlatform}, byName(a.operator.RevokeToken))
+	change(a, route{path: one + "/revoke", id: "revoke-token", summary: "End all tokens of a name, within seconds", scope: admin, of: ofPlatform}, func(ctx context.Context, in *nameVerb) error {
+		return a.operator.RevokeToken(ctx, in.Name, in.by(ctx))
+	})
 }
 
 type tokenCreation struct {

@@ -65,23 +65,3 @@ func (d *Database) CreateBatch(ctx context.Context, name, queue string, options 
 	}
 	return id, nil
 }
-
-// PauseBatch takes the parts that nobody runs out of the queue until the batch is resumed, or until a time that is not zero.
-func (d *Database) PauseBatch(ctx context.Context, id int64, by invalidation.By, until time.Time) error {
-	return d.change(ctx, fmt.Sprintf("pause batch %d", id), `SELECT penstock.pause_batch($3, $1, coalesce($2, current_user), $4)`, by, id, given(until))
-}
-
-// ResumeBatch ends a pause.
-func (d *Database) ResumeBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("resume batch %d", id), `SELECT penstock.resume_batch($3, $1, coalesce($2, current_user))`, by, id)
-}
-
-// CancelBatch ends a batch; parts that run are asked to end.
-func (d *Database) CancelBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("cancel batch %d", id), `SELECT penstock.cancel_batch($3, $1, coalesce($2, current_user))`, by, id)
-}
-
-// RetryBatch runs the parts again that did not end done.
-func (d *Database) RetryBatch(ctx context.Context, id int64, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("retry batch %d", id), `SELECT penstock.retry_batch($3, $1, coalesce($2, current_user))`, by, id)
-}

@@ -71,23 +71,3 @@ func (d *Database) CreateCronJob(ctx context.Context, name, queue, spec string, 
 func (d *Database) AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
 	return d.change(ctx, fmt.Sprintf("alter cron job %q", name), `SELECT penstock.alter_cron_job($3, $4, $1, coalesce($2, current_user))`, by, name, options)
 }
-
-// PauseCronJob keeps a job from firing until it is resumed, or until a time that is not zero.
-func (d *Database) PauseCronJob(ctx context.Context, name string, by invalidation.By, until time.Time) error {
-	return d.change(ctx, fmt.Sprintf("pause cron job %q", name), `SELECT penstock.pause_cron_job($3, $1, coalesce($2, current_user), $4)`, by, name, given(until))
-}
-
-// ResumeCronJob ends a pause; the job's catch-up policy says what becomes of the times that it missed.
-func (d *Database) ResumeCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("resume cron job %q", name), `SELECT penstock.resume_cron_job($3, $1, coalesce($2, current_user))`, by, name)
-}
-
-// RunCronJob asks for one run beside the schedule; the elected leader starts it.
-func (d *Database) RunCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("run cron job %q", name), `SELECT penstock.run_cron_job_now($3, $1, coalesce($2, current_user))`, by, name)
-}
-
-// DropCronJob removes a job; a run goes on.
-func (d *Database) DropCronJob(ctx context.Context, name string, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("drop cron job %q", name), `SELECT penstock.drop_cron_job($3, $1, coalesce($2, current_user))`, by, name)
-}

@@ -65,7 +65,7 @@ func (d *Database) change(ctx context.Context, does, sql string, by invalidation
 // translate says in words of the queue what the functions of the schema raise; other errors pass through.
 func translate(err error) error {
 	return postgres.Named(err, map[string]error{
-		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState,
+		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
 		"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS012": invalidation.ErrNotFound,
 	})
 }

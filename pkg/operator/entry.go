@@ -198,16 +198,6 @@ func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By
 	return invalidation.CancelEntry(ctx, d.db, invalidation.EntryID(id), by)
 }
 
-// DisableEntry takes an entry out of line.
-func (d *Database) DisableEntry(ctx context.Context, id int64, by invalidation.By) error {
-	return invalidation.DisableEntry(ctx, d.db, invalidation.EntryID(id), by)
-}
-
-// EnableEntry puts a disabled entry back.
-func (d *Database) EnableEntry(ctx context.Context, id int64, by invalidation.By) error {
-	return invalidation.EnableEntry(ctx, d.db, invalidation.EntryID(id), by)
-}
-
 // DisableEntries disables every entry of a name or lock key, those to come as well.
 func (d *Database) DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
 	return invalidation.DisableEntries(ctx, d.db, queue, scope, value, by)

@@ -107,13 +107,3 @@ func (d *Database) Causes(ctx context.Context, queue string, limit int) ([]Cause
 	}
 	return list[Cause](ctx, d.db, "causes of failures of queue "+queue, causesSQL, id, page(limit))
 }
-
-// RetryFailure puts a failed entry back into its queue.
-func (d *Database) RetryFailure(ctx context.Context, id int64, by invalidation.By) error {
-	return invalidation.RetryFailure(ctx, d.db, invalidation.EntryID(id), by)
-}
-
-// DiscardFailure forgets a failure.
-func (d *Database) DiscardFailure(ctx context.Context, id int64, by invalidation.By) error {
-	return invalidation.DiscardFailure(ctx, d.db, invalidation.EntryID(id), by)
-}

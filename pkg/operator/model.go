@@ -53,11 +53,6 @@ func (d *Database) OverrideModel(ctx context.Context, name string, override []by
 	return d.change(ctx, fmt.Sprintf("override model %q", name), `SELECT penstock.set_model_override($3, $4::jsonb, $1, $2)`, by, name, override)
 }
 
-// RemoveModel forgets a model that has no instances.
-func (d *Database) RemoveModel(ctx context.Context, name string, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("remove model %q", name), `SELECT penstock.remove_model($3, $1, $2)`, by, name)
-}
-
 // Instance is an endpoint of a model.
 type Instance struct {
 	Model            string          `json:"model"`

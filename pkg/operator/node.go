@@ -87,8 +87,3 @@ func PickNode(nodes []Node, wanted string) (Node, error) {
 	}
 	return Node{}, fmt.Errorf("find node %q: %d nodes have this name, give the id: %w", wanted, len(named), invalidation.ErrState)
 }
-
-// DrainNode asks a node to claim nothing more, finish, hand back the rest and exit.
-func (d *Database) DrainNode(ctx context.Context, id NodeID, by invalidation.By) error {
-	return invalidation.DrainNode(ctx, d.db, invalidation.NodeID(id), by)
-}

@@ -72,8 +72,3 @@ func (d *Database) Step(ctx context.Context, id int64) (wait time.Duration, err 
 	}
 	return wait, nil
 }
-
-// CancelOperation ends a bulk operation; what it has changed stays changed.
-func (d *Database) CancelOperation(ctx context.Context, id int64, by invalidation.By) error {
-	return invalidation.CancelOperation(ctx, d.db, invalidation.OperationID(id), by)
-}

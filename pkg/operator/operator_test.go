@@ -151,7 +151,7 @@ func TestHeadOfLineLeavesOutWhatCannotRun(t *testing.T) {
 	if err := b.d.Resume(t.Context(), flow, by); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.d.PauseQueue(t.Context(), "work", by, time.Time{}); err != nil {
+	if err := b.d.Do(t.Context(), PauseQueue, "work", by, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := head(); got != nil {
@@ -163,7 +163,7 @@ func TestEntriesAreFoundByEachState(t *testing.T) {
 	b := newBed(t)
 	ids := b.push(invalidation.Push{}, invalidation.Push{LockKey: "K"}, invalidation.Push{LockKey: "K"}, invalidation.Push{Name: "mail"},
 		invalidation.Push{DueAt: time.Now().Add(time.Hour)}, invalidation.Push{})
-	if err := b.d.DisableEntry(t.Context(), ids[5], by); err != nil {
+	if err := b.d.Do(t.Context(), DisableEntry, ids[5], by, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	b.claim(71, 2)

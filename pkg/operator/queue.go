@@ -198,23 +198,3 @@ func (d *Database) AlterQueue(ctx context.Context, name string, options map[stri
 func (d *Database) DropQueue(ctx context.Context, name string, force bool, by invalidation.By) error {
 	return invalidation.Drop(ctx, d.db, name, force, by)
 }
-
-// PauseQueue stops claims from a queue until it is resumed, or until a time that is not zero.
-func (d *Database) PauseQueue(ctx context.Context, name string, by invalidation.By, until time.Time) error {
-	return invalidation.PauseQueue(ctx, d.db, name, by, until)
-}
-
-// ResumeQueue ends a pause.
-func (d *Database) ResumeQueue(ctx context.Context, name string, by invalidation.By) error {
-	return invalidation.ResumeQueue(ctx, d.db, name, by)
-}
-
-// DisableQueue takes a queue out of service.
-func (d *Database) DisableQueue(ctx context.Context, name string, by invalidation.By) error {
-	return invalidation.DisableQueue(ctx, d.db, name, by)
-}
-
-// EnableQueue puts a queue back into service.
-func (d *Database) EnableQueue(ctx context.Context, name string, by invalidation.By) error {
-	return invalidation.EnableQueue(ctx, d.db, name, by)
-}
