@@ -182,12 +182,11 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, b *pgx.Batch, sta
 		switch {
 		case row.token == 0:
 			c.summary(&row, r.Limit)
+			solo.place(row.rows)
 		case row.key.Valid:
 			groups = append(groups, &Lock{Key: row.key.String, Token: row.token, Lane: r.Lane, ClaimedAt: start, pos: row.pos})
 		default:
-			l := solo.lock(row.settled())
-			l.Key, l.Token, l.Lane, l.ClaimedAt, l.pos = soloKey(row.entry.ID), row.token, r.Lane, start, row.pos
-			c.Locks = append(c.Locks, l)
+			c.Locks = append(c.Locks, solo.lock(&row, r.Lane, start))
 		}
 		return nil
 	})
@@ -198,18 +197,28 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, b *pgx.Batch, sta
 type slab struct {
 	locks   []Lock
 	entries []Entry
+	given   []*Lock
 }
 
-func (s *slab) lock(e *Entry) *Lock {
+func (s *slab) lock(row *claimRow, lane Lane, claimed time.Time) *Lock {
 	const block = 32
 	if len(s.locks) == 0 {
 		s.locks, s.entries = make([]Lock, block), make([]Entry, block)
 	}
 	l := &s.locks[0]
-	s.entries[0] = *e
-	l.Entries = s.entries[:1:1]
-	s.locks, s.entries = s.locks[1:], s.entries[1:]
+	s.entries[0] = *row.settled()
+	*l = Lock{Key: soloKey(row.entry.ID), Token: row.token, Lane: lane, Entries: s.entries[:1:1], ClaimedAt: claimed, pos: row.pos, entryRow: row.row}
+	s.locks, s.entries, s.given = s.locks[1:], s.entries[1:], append(s.given, l)
 	return l
+}
+
+// place tells the locks given out where their records stand.
+func (s *slab) place(rows []pgtype.TID) {
+	if len(rows) == len(s.given) {
+		for i, l := range s.given {
+			l.row = rows[i]
+		}
+	}
 }
 
 // handBackEmpty ends locks that cover nothing, and returns the others. The claim's snapshot may show entries of a
@@ -253,11 +262,14 @@ type claimRow struct {
 	key, name, trace          pgtype.Text
 	entry                     Entry
 	waited, startIn, finishIn pgtype.Float8
+	row                       pgtype.TID
+	rows                      pgtype.FlatArray[pgtype.TID]
 }
 
 // lock is where the columns of a claim go, covered those of an entry that is read after the claim.
 func (c *claimRow) lock() []any {
-	return append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...)
+	columns := append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...)
+	return append(columns, &c.row, &c.rows)
 }
 
 func (c *claimRow) covered() []any {

@@ -65,21 +65,23 @@ WITH alone AS MATERIALIZED (
     RETURNING pos, entry_id, flow
 ), solo AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload
+           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
-     CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+     CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
     SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
       FROM solo
+    RETURNING ctid AS row
 )
 SELECT token, pos, id, flow, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at), date_part('epoch', start_by - clock_timestamp()),
-       date_part('epoch', finish_by - clock_timestamp())
+       date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[]
   FROM solo
 UNION ALL
 SELECT 0, h.pos, h.rows, h.flow, h.ok::int, h.keys::int, 0, NULL, NULL, NULL, NULL,
-       h.wait, CASE WHEN h.wait IS NOT NULL THEN 0::float8 END, NULL
+       h.wait, CASE WHEN h.wait IS NOT NULL THEN 0::float8 END, NULL, NULL,
+       CASE WHEN h.flow = ($3::text[])[1] THEN (SELECT array_agg(row) FROM locked) END
   FROM (SELECT flow, bool_and(ok) AS ok, max(wait) AS wait, coalesce(max(pos), 0) AS pos, count(pos) AS rows, count(pos) - count(entry_id) AS keys
           FROM head GROUP BY ord, flow) h`
 
@@ -91,14 +93,14 @@ var claimLanesLimitedSQL = strings.NewReplacer(
 ), alone`,
 	unlimitedSQL, "AND EXISTS (SELECT FROM room)",
 	"     LIMIT $5::int\n)", "     LIMIT (SELECT locks FROM room)\n)",
-	"      FROM solo\n)\n", `      FROM solo
+	"    RETURNING ctid AS row\n)\n", `    RETURNING ctid AS row
 ), spent AS MATERIALIZED (
     SELECT CASE WHEN max(token) > (SELECT uncounted_to FROM room) THEN
            penstock.charge($1, NULL, 0, 0, NULL, NULL, max(token), (SELECT uncounted_to FROM room)) END AS done
       FROM solo
 )
 `,
-	"CASE WHEN h.wait IS NOT NULL THEN 0::float8 END, NULL\n", "CASE WHEN h.wait IS NOT NULL THEN 0 ELSE (SELECT locks FROM room) END::float8, (SELECT 0 FROM spent)\n",
+	"CASE WHEN h.wait IS NOT NULL THEN 0::float8 END, NULL,", "CASE WHEN h.wait IS NOT NULL THEN 0 ELSE (SELECT locks FROM room) END::float8, (SELECT 0 FROM spent),",
 ).Replace(claimLanesSQL)
 
 func (q *Queue) claimLanes(ctx context.Context, r ClaimRequest, lanes []LaneHead) ([]Claimed, error) {
@@ -124,15 +126,14 @@ func (q *Queue) claimLanes(ctx context.Context, r ClaimRequest, lanes []LaneHead
 		c := &claimed[at]
 		if row.token == 0 {
 			c.summary(&row, r.Limit)
+			solo.place(row.rows)
 			if row.startIn.Float64 > 0 {
 				r.Limit = min(r.Limit, int(row.startIn.Float64)) // the room that the queue's limits left
 			}
 			came, met = max(came, at+1), met+max(1, c.Seen)
 			return nil
 		}
-		l := solo.lock(row.settled())
-		l.Key, l.Token, l.Lane, l.ClaimedAt, l.pos = soloKey(row.entry.ID), row.token, lanes[at].Lane, start, row.pos
-		c.Locks = append(c.Locks, l)
+		c.Locks = append(c.Locks, solo.lock(&row, lanes[at].Lane, start))
 		return nil
 	})
 	// The claim is committed when all has been read.

@@ -28,6 +28,7 @@ const heldBackSQL = `(SELECT nullif(greatest(0, extract(epoch FROM greatest(
 // snapshot here may be older than the finish that freed the key. The last row says how the lane looked:
 // token 0, pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind,
 // and what the queue's limits left: how long to wait for a token bucket or a push-back (s), and room for how many locks.
+// The last two columns say where the rows of solo entries stand, and those of their locks in the same order (see finishPlacedSQL).
 const claimSQL = `
 WITH alone AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
@@ -49,9 +50,9 @@ WITH alone AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload
+           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
-     CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+     CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), groups AS MATERIALIZED (
     SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, c.entries, c.last_id, c.cost
       FROM head h
@@ -69,7 +70,7 @@ WITH alone AS MATERIALIZED (
     SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, $3, clock_timestamp()
       FROM solo
     ON CONFLICT DO NOTHING
-    RETURNING token, pos
+    RETURNING token, pos, ctid AS row
 ), lock_group AS (
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
     SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, $3, clock_timestamp()
@@ -85,16 +86,16 @@ WITH alone AS MATERIALIZED (
 )/* spent */
 SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at),
-       date_part('epoch', start_by - clock_timestamp()), date_part('epoch', finish_by - clock_timestamp())
+       date_part('epoch', start_by - clock_timestamp()), date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[]
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
-SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
 SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT count(*) FROM room)::int,
        (SELECT count(*) FROM head)::int - (SELECT count(*) FROM taken)::int, 0, NULL, NULL, NULL, NULL,
-       (SELECT wait FROM room), (SELECT locks FROM room)::float8, NULL /* spending */`
+       (SELECT wait FROM room), (SELECT locks FROM room)::float8, NULL /* spending */, NULL, (SELECT array_agg(row) FROM lock_solo)`
 
 // A queue under limits $10 (of swiftSQL: $8) claims with forms of their own of both statements. penstock.claim_room says for
 // how many locks there is room, if the limits are those that the queue knew of when it was opened and nobody else has one
@@ -151,9 +152,9 @@ var (
 		"FROM alone CROSS JOIN LATERAL (", "FROM room CROSS JOIN LATERAL (",
 		"alone.ok AND alone.wait IS NULL AND ", "",
 		"LIMIT $5::int", "LIMIT (SELECT locks FROM room)",
-		"      FROM solo\n)\n", "      FROM solo\n)"+fmt.Sprintf(chargeSQL, 9, "(SELECT count(*) FROM solo)", "(SELECT max(token) FROM solo)")+"\n",
+		"    RETURNING ctid AS row\n)\n", "    RETURNING ctid AS row\n)"+fmt.Sprintf(chargeSQL, 9, "(SELECT count(*) FROM solo)", "(SELECT max(token) FROM solo)")+"\n",
 		"a.ok::int", "(SELECT count(*) FROM room)::int",
-		"a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL\n", "(SELECT wait FROM room), (SELECT locks FROM room)::float8, (SELECT 0 FROM spent)\n",
+		"a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL,", "(SELECT wait FROM room), (SELECT locks FROM room)::float8, (SELECT 0 FROM spent),",
 	).Replace(swiftSQL)
 )
 
@@ -182,21 +183,22 @@ WITH alone AS MATERIALIZED (
     RETURNING pos, entry_id
 ), solo AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload
+           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
-     CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+     CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
     SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, $3, clock_timestamp()
       FROM solo
+    RETURNING ctid AS row
 )
 SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at), date_part('epoch', start_by - clock_timestamp()),
-       date_part('epoch', finish_by - clock_timestamp())
+       date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[]
   FROM solo
 UNION ALL
 SELECT 0, h.pos, h.rows, NULL, a.ok::int, (h.rows - (SELECT count(*) FROM mine))::int, 0, NULL, NULL, NULL, NULL,
-       a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL
+       a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL, NULL, (SELECT array_agg(row) FROM locked)
   FROM alone a CROSS JOIN (SELECT coalesce(max(pos), 0) AS pos, count(*) AS rows FROM head) h`
 
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3.

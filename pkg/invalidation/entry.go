@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // EntryID numbers entries over all queues, in the order in which they were accepted.
@@ -45,8 +47,10 @@ type Lock struct {
 	// Again is set by Settle when it ended the lock and the key has more entries: where it stands in line again.
 	Again *LaneHead
 
-	pos   int64                       // place in line of the ready row it was claimed by
-	notes map[EntryID]json.RawMessage // see Run.Note
+	pos int64 // place in line of the ready row it was claimed by
+	// row and entryRow are where the record and a solo entry stand on disk, if the claim told: see finishPlacedSQL.
+	row, entryRow pgtype.TID
+	notes         map[EntryID]json.RawMessage // see Run.Note
 }
 
 // Compare orders locks by the places in line that they were claimed from.

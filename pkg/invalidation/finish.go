@@ -49,18 +49,59 @@ WITH held AS MATERIALIZED (
 SELECT token FROM freed
  WHERE penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
+// finishPlacedSQL is finishSoloSQL for lock records that stand at $9 and entries at $10, which saves the looks through their
+// indexes. Neither row moves while the lock is held, unless somebody changes the entry or rewrites the table (VACUUM FULL),
+// and then another may stand there: token and id decide. A lock that is not found there is looked for again by its key.
+// An entry that is not found under a lock of ours takes the statement back with entryChanged.
+const finishPlacedSQL = `
+WITH held AS MATERIALIZED (
+    SELECT *
+      FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[], $10::tid[]) k(id, token, result, run_ms, meta, row)
+), freed AS MATERIALIZED (
+    DELETE FROM penstock.lock
+     WHERE ctid = ANY ($9::tid[]) AND (token IN (SELECT token FROM held)) IS TRUE
+    RETURNING token
+), ended AS MATERIALIZED (
+    SELECT * FROM held WHERE (token IN (SELECT token FROM freed)) IS TRUE
+), gone AS MATERIALIZED (
+    DELETE FROM penstock.entry_X
+     WHERE ctid = ANY ($10::tid[]) AND (id IN (SELECT id FROM ended)) IS TRUE
+    RETURNING id
+), kept AS (
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
+    SELECT $1, k.id, e.created_at, $7::bigint, k.token, k.run_ms, e.attempt, 'done', k.result, k.meta
+      FROM ended k
+     CROSS JOIN LATERAL (SELECT created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id OFFSET 0) e
+     WHERE $6::boolean
+)
+SELECT token FROM freed
+ WHERE penstock.all_ended((SELECT count(*) FROM freed), (SELECT count(*) FROM gone))`
+
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	c := pick(endings, verbDone)
-	rows, err := q.db.Query(ctx, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c))
-	if err != nil {
-		return nil, q.errorf("finish entries of", err)
-	}
+	args := []any{q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c)}
 	ours := make([]Token, 0, len(endings))
-	var token Token
-	if _, err := pgx.ForEachRow(rows, []any{&token}, func() error { ours = append(ours, token); return nil }); err != nil {
-		return nil, q.errorf("finish entries of", err)
+	if locks, entries := c.places(); locks != nil {
+		if err := q.finish(ctx, &ours, q.sql.finishPlaced, append(args, locks, entries)); err != nil {
+			return nil, err
+		}
+	}
+	if len(ours) < len(endings) {
+		if err := q.finish(ctx, &ours, q.sql.finishSolo, args); err != nil {
+			return nil, err
+		}
 	}
 	return ours, q.countRemoved(ctx, endings)
+}
+
+// finish adds the tokens that a statement has ended to ours.
+func (q *Queue) finish(ctx context.Context, ours *[]Token, sql string, args []any) error {
+	rows, err := q.db.Query(ctx, sql, args...)
+	if err == nil {
+		var token Token
+		_, err = pgx.ForEachRow(rows, []any{(*int64)(&token)}, func() error { *ours = append(*ours, token); return nil })
+	}
+	return q.errorf("finish entries of", err)
 }
 
 func (q *Queue) keepsResults() bool { return q.Config.ResultRetention > 0 }

@@ -259,19 +259,44 @@ func pick(endings []Ending, verbs ...verb) columns {
 	return c
 }
 
-// numbers is an array for the wire. pgx would make a value on the heap of each element of a slice.
-type numbers []int64
+// places are where lock records and solo entries stand on disk; nil unless all claims told.
+func (c columns) places() (locks, entries tids) {
+	locks, entries = make(tids, len(c.endings)), make(tids, len(c.endings))
+	for i, e := range c.endings {
+		if locks[i], entries[i] = e.Lock.row, e.Lock.entryRow; !locks[i].Valid || !entries[i].Valid {
+			return nil, nil
+		}
+	}
+	return locks, entries
+}
+
+// numbers and tids are arrays for the wire. pgx would make a value on the heap of each element of a slice.
+type (
+	numbers []int64
+	tids    []pgtype.TID
+)
+
+func dimension(n int) []pgtype.ArrayDimension {
+	return []pgtype.ArrayDimension{{Length: int32(n), LowerBound: 1}}
+}
 
 // Dimensions implements pgtype.ArrayGetter.
-func (n numbers) Dimensions() []pgtype.ArrayDimension {
-	return []pgtype.ArrayDimension{{Length: int32(len(n)), LowerBound: 1}}
-}
+func (n numbers) Dimensions() []pgtype.ArrayDimension { return dimension(len(n)) }
+
+// Dimensions implements pgtype.ArrayGetter.
+func (t tids) Dimensions() []pgtype.ArrayDimension { return dimension(len(t)) }
 
 // Index implements pgtype.ArrayGetter.
 func (n numbers) Index(i int) any { return (*number)(&n[i]) }
 
+// Index implements pgtype.ArrayGetter.
+func (t tids) Index(i int) any { return &t[i] }
+
 // IndexType implements pgtype.ArrayGetter.
 func (n numbers) IndexType() any { return new(number) }
+
+// IndexType implements pgtype.ArrayGetter.
+func (t tids) IndexType() any { return new(pgtype.TID) }
 
 type number int64
 
