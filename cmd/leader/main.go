@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -37,25 +36,8 @@ SIGTERM hands over to the next one and lets requests finish; a second signal end
 
 func main() {
 	cfg := defaults()
-	err := config.Load(config.Program{Name: "leader", Summary: summary, Args: os.Args[1:], Out: os.Stdout}, &cfg)
-	if errors.Is(err, config.ErrHelp) {
-		return
-	}
-	if err == nil {
-		err = cfg.validate()
-	}
-	var log *slog.Logger
-	if err == nil {
-		log, err = cfg.Log.Logger(os.Stderr)
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "leader: %v\n", err)
-		os.Exit(2)
-	}
-	if err := run(cfg, log); err != nil {
-		log.Error("leader ended", "error", err)
-		os.Exit(1)
-	}
+	config.Main(config.Program{Name: "leader", Summary: summary}, &cfg, &cfg.Log,
+		func() error { return cfg.validate() }, func(log *slog.Logger) error { return run(cfg, log) })
 }
 
 // run is the leader from the first connection to the last. It returns nil after a signal.

@@ -47,7 +47,6 @@ type backend interface {
 	VerifyLocks(ctx context.Context, limit int) ([]operator.Suspect, error)
 
 	Nodes(ctx context.Context, limit int) ([]operator.Node, error)
-	FindNode(ctx context.Context, wanted string) (operator.Node, error)
 
 	Limits(ctx context.Context, limit int) ([]operator.Limit, error)
 	SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error

@@ -38,7 +38,7 @@ func lockList(a *app) *cobra.Command {
 	must(c.RegisterFlagCompletionFunc("node", a.completeNodes))
 	return listing(a, c, lockColumns(), func(ctx context.Context, b backend, _ []string) ([]operator.Lock, error) {
 		if node != "" {
-			n, err := b.FindNode(ctx, node)
+			n, err := operator.FindNode(ctx, b, node)
 			if err != nil {
 				return nil, err
 			}

@@ -53,7 +53,7 @@ func nodeDrain(a *app) *cobra.Command {
 	var wait bool
 	c.Flags().BoolVar(&wait, "wait", false, "until the node is gone or dead")
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		n, err := b.FindNode(ctx, args[0])
+		n, err := operator.FindNode(ctx, b, args[0])
 		if err != nil {
 			return change{}, err
 		}

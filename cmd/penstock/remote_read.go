@@ -86,14 +86,6 @@ func (r remote) Nodes(ctx context.Context, limit int) ([]operator.Node, error) {
 	return list[operator.Node](ctx, r, "/v1/nodes", limit, "")
 }
 
-func (r remote) FindNode(ctx context.Context, wanted string) (operator.Node, error) {
-	all, err := r.Nodes(ctx, operator.PageMax)
-	if err != nil {
-		return operator.Node{}, err
-	}
-	return operator.PickNode(all, wanted)
-}
-
 func (r remote) Limits(ctx context.Context, limit int) ([]operator.Limit, error) {
 	return list[operator.Limit](ctx, r, "/v1/limits", limit, "")
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -44,25 +43,8 @@ func main() {
 		debug.SetGCPercent(400)
 	}
 	cfg := defaults()
-	err := config.Load(config.Program{Name: "tasknode", Summary: summary, Args: os.Args[1:], Out: os.Stdout}, &cfg)
-	if errors.Is(err, config.ErrHelp) {
-		return
-	}
-	if err == nil {
-		err = cfg.validate()
-	}
-	var log *slog.Logger
-	if err == nil {
-		log, err = cfg.Log.Logger(os.Stderr)
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "tasknode: %v\n", err)
-		os.Exit(2)
-	}
-	if err := run(cfg, log); err != nil {
-		log.Error("task node ended", "error", err)
-		os.Exit(1)
-	}
+	config.Main(config.Program{Name: "tasknode", Summary: summary}, &cfg, &cfg.Log,
+		func() error { return cfg.validate() }, func(log *slog.Logger) error { return run(cfg, log) })
 }
 
 // run is the node from the first connection to the last. It returns nil after a signal or an ordered drain.

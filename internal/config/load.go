@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"reflect"
 	"regexp"
@@ -45,6 +46,31 @@ type Program struct {
 	Args    []string
 	Environ []string  // nil: os.Environ
 	Out     io.Writer // of --help
+}
+
+// Main is the whole of a daemon: it reads cfg (see Load) from the command line and its environment, and runs. The exit code
+// is 2 where what the program was told is wrong, and 1 where run ended with an error.
+func Main(p Program, cfg any, section *Log, validate func() error, run func(*slog.Logger) error) {
+	p.Args, p.Out = os.Args[1:], os.Stdout
+	err := Load(p, cfg)
+	if errors.Is(err, ErrHelp) {
+		return
+	}
+	if err == nil {
+		err = validate()
+	}
+	var log *slog.Logger
+	if err == nil {
+		log, err = section.Logger(os.Stderr)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
+		os.Exit(2)
+	}
+	if err := run(log); err != nil {
+		log.Error(p.Name+" ended", "error", err)
+		os.Exit(1)
+	}
 }
 
 // Load fills cfg, a pointer to a struct that holds the defaults.

@@ -54,16 +54,14 @@ func (d *Database) Nodes(ctx context.Context, limit int) ([]Node, error) {
 
 // FindNode returns the node of an id or a name. A name that several incarnations share means the one that lives;
 // invalidation.ErrState says that more than one does.
-func (d *Database) FindNode(ctx context.Context, wanted string) (Node, error) {
-	nodes, err := d.Nodes(ctx, PageMax)
+func FindNode(ctx context.Context, among interface {
+	Nodes(ctx context.Context, limit int) ([]Node, error)
+}, wanted string,
+) (Node, error) {
+	nodes, err := among.Nodes(ctx, PageMax)
 	if err != nil {
 		return Node{}, err
 	}
-	return PickNode(nodes, wanted)
-}
-
-// PickNode is FindNode among nodes that were read before.
-func PickNode(nodes []Node, wanted string) (Node, error) {
 	var named, living []Node
 	for _, n := range nodes {
 		switch {

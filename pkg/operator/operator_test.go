@@ -325,18 +325,18 @@ func TestNodeIsFoundByIDAndByTheNameOfTheOneThatLives(t *testing.T) {
 	b := newBed(t)
 	b.claim(71, 1)
 	b.claim(72, 1)
-	if _, err := b.d.FindNode(t.Context(), "gpu-1"); !errors.Is(err, invalidation.ErrState) {
+	if _, err := FindNode(t.Context(), b.d, "gpu-1"); !errors.Is(err, invalidation.ErrState) {
 		t.Errorf("two living nodes of one name: %v", err)
 	}
 	b.exec(`UPDATE penstock.node SET beat_at = now() - interval '1 minute' WHERE id = 72`)
-	n, err := b.d.FindNode(t.Context(), "gpu-1")
+	n, err := FindNode(t.Context(), b.d, "gpu-1")
 	if err != nil || n.ID != 71 {
 		t.Errorf("found %+v (%v)", n, err)
 	}
-	if n, err = b.d.FindNode(t.Context(), "72"); err != nil || n.State != "dead" {
+	if n, err = FindNode(t.Context(), b.d, "72"); err != nil || n.State != "dead" {
 		t.Errorf("found %+v (%v)", n, err)
 	}
-	if _, err = b.d.FindNode(t.Context(), "gpu-2"); !errors.Is(err, invalidation.ErrNotFound) {
+	if _, err = FindNode(t.Context(), b.d, "gpu-2"); !errors.Is(err, invalidation.ErrNotFound) {
 		t.Errorf("a node that is not there: %v", err)
 	}
 }
