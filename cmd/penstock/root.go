@@ -13,7 +13,7 @@ import (
 var commands = []func(*app) *cobra.Command{
 	queueCommand, entryCommand, groupCommand, failureCommand,
 	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand, auditCommand, tokenCommand,
-	cronCommand, batchCommand, modelCommand, instanceCommand,
+	cronCommand, batchCommand, modelCommand, instanceCommand, webhookCommand,
 	topCommand, doctorCommand, migrateCommand, benchCommand, replayCommand, devCommand, versionCommand,
 }
 

@@ -1,16 +1,13 @@
 package webhook
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 )
 
 // Policy says where callbacks may go. The zero value allows http and https to
@@ -202,51 +199,3 @@ var (
 		netip.MustParsePrefix("3fff::/20"),
 	}
 )
-
-// DialFunc opens a connection to host:port.
-type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
-
-// Dialer returns a dial function that judges every address right before it
-// connects, after the name was resolved. A Control of base's own runs only for
-// addresses that passed.
-func (p Policy) Dialer(base net.Dialer) DialFunc {
-	inner, innerContext := base.Control, base.ControlContext
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		host, _, err := net.SplitHostPort(address)
-		if err != nil {
-			return nil, forbid("%q is not host:port", address)
-		}
-		if err := p.checkHost(host); err != nil {
-			return nil, err
-		}
-		allowed := p.allowsHost(host)
-		dialer := base
-		dialer.Control = nil
-		dialer.ControlContext = func(ctx context.Context, network, resolved string, conn syscall.RawConn) error {
-			if !allowed {
-				if err := p.checkResolved(network, resolved); err != nil {
-					return err
-				}
-			}
-			switch {
-			case innerContext != nil:
-				return innerContext(ctx, network, resolved, conn)
-			case inner != nil:
-				return inner(network, resolved, conn)
-			}
-			return nil
-		}
-		return dialer.DialContext(ctx, network, address)
-	}
-}
-
-func (p Policy) checkResolved(network, resolved string) error {
-	if !strings.HasPrefix(network, "tcp") {
-		return forbid("%s is not TCP", network)
-	}
-	addr, err := netip.ParseAddrPort(resolved)
-	if err != nil {
-		return forbid("%q is not an address", resolved)
-	}
-	return p.checkAddr(addr.Addr())
-}

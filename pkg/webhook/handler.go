@@ -75,7 +75,7 @@ func (h *Handler) judge(ctx context.Context, url string, o Outcome) (json.RawMes
 	case Deferred:
 		return nil, invalidation.NoCapacity(max(o.Wait, 100*time.Millisecond), errors.New(o.Reason))
 	case Disabled:
-		if err := DisableEndpoint(ctx, h.db, url, "receiver", o.Reason); err != nil {
+		if err := DisableEndpoint(ctx, h.db, url, invalidation.By{Actor: "receiver", Reason: o.Reason}); err != nil {
 			h.log.Warn("disable webhook endpoint", "error", err) // the next delivery is answered 410 again
 		}
 		return nil, refuse(ClassDisabled, errors.New(o.Reason))

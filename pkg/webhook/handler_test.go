@@ -182,7 +182,7 @@ func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 	if len(d.ids) != 1 {
 		t.Fatal("a disabled endpoint was called")
 	}
-	_, err = Register(d.ctx, d.pool, home, atHome, d.receiver.URL, "test")
+	_, err = Register(d.ctx, d.pool, home, atHome, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"})
 	d.must(err)
 	_, err = d.pool.Exec(d.ctx, `SELECT penstock.push('webhook', payload, flow => flow) FROM penstock.failure LIMIT 1`)
 	d.must(err)
@@ -191,9 +191,9 @@ func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 
 func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
 	d := newDesk(t, atHome)
-	first, err := Register(d.ctx, d.pool, home, atHome, d.receiver.URL, "test")
+	first, err := Register(d.ctx, d.pool, home, atHome, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"})
 	d.must(err)
-	second, err := Rotate(d.ctx, d.pool, home, d.receiver.URL, time.Hour, "test")
+	second, err := Rotate(d.ctx, d.pool, home, d.receiver.URL, time.Hour, invalidation.By{Actor: "test", Reason: "a test"})
 	d.must(err)
 	d.finishWork(d.receiver.URL)
 	d.must(d.deliver())
@@ -218,7 +218,7 @@ func TestForbiddenAddressIsNeverConnectedTo(t *testing.T) {
 	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'refused'`); n != 1 {
 		t.Error("the callback is not a failure")
 	}
-	if _, err := Register(d.ctx, d.pool, home, Policy{}, d.receiver.URL, "test"); err == nil {
+	if _, err := Register(d.ctx, d.pool, home, Policy{}, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"}); err == nil {
 		t.Error("a loopback address was registered")
 	}
 }

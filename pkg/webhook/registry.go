@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Endpoint is an address that callbacks go to, as registered.
@@ -17,9 +18,6 @@ type Endpoint struct {
 	Disabled bool
 	Reason   string // why it is disabled
 }
-
-// ErrNoEndpoint says that no endpoint is registered under the address.
-var ErrNoEndpoint = errors.New("webhook endpoint is not registered")
 
 // common is the address under which the secrets stand for all endpoints that have none of their own.
 const common = ""
@@ -96,20 +94,20 @@ WITH kept AS (
     ON CONFLICT (url) DO UPDATE SET secret = coalesce(e.secret, excluded.secret), disabled_at = NULL, disabled_reason = NULL
     RETURNING secret
 ), noted AS (
-    INSERT INTO penstock.audit (actor, verb, object) SELECT coalesce(nullif($3, ''), current_user), 'register_webhook', $1 FROM kept
+    INSERT INTO penstock.audit (actor, verb, object, reason) SELECT coalesce(nullif($3, ''), current_user), 'register_webhook', $1, $4 FROM kept
 )
 SELECT secret FROM kept`
 
 // Register makes an address known with a secret of its own, or enables it again, and returns the secret to be shown to
 // its owner. The error wraps ErrForbiddenAddress where policy does not allow the address.
-func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, url, actor string) (Secret, error) {
+func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, url string, by invalidation.By) (Secret, error) {
 	_, err := policy.CheckURL(url)
 	var text string
 	if err == nil {
 		text, err = vault.seal(url, NewSecret())
 	}
 	if err == nil {
-		err = db.QueryRow(ctx, registerSQL, url, text, actor).Scan(&text)
+		err = db.QueryRow(ctx, registerSQL, url, text, by.Actor, by.Reason).Scan(&text)
 	}
 	if err != nil {
 		return Secret{}, fmt.Errorf("register webhook endpoint: %w", err)
@@ -124,13 +122,13 @@ WITH turned AS (
      WHERE url = $1 AND secret IS NOT NULL
     RETURNING url
 )
-INSERT INTO penstock.audit (actor, verb, object)
-SELECT coalesce(nullif($4, ''), current_user), 'rotate_webhook_secret', url FROM turned
+INSERT INTO penstock.audit (actor, verb, object, reason)
+SELECT coalesce(nullif($4, ''), current_user), 'rotate_webhook_secret', url, $5 FROM turned
 RETURNING object`
 
 // Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The address ""
-// stands for all that have no secret of their own.
-func Rotate(ctx context.Context, db postgres.DB, vault Vault, url string, overlap time.Duration, actor string) (Secret, error) {
+// stands for all that have no secret of their own. invalidation.ErrNotFound: the address has none.
+func Rotate(ctx context.Context, db postgres.DB, vault Vault, url string, overlap time.Duration, by invalidation.By) (Secret, error) {
 	if url == common {
 		if err := ensureCommonSecret(ctx, db, vault); err != nil {
 			return Secret{}, err
@@ -142,10 +140,10 @@ func Rotate(ctx context.Context, db postgres.DB, vault Vault, url string, overla
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", err)
 	}
 	var object string
-	err = db.QueryRow(ctx, rotateSQL, url, sealed, overlap, actor).Scan(&object)
+	err = db.QueryRow(ctx, rotateSQL, url, sealed, overlap, by.Actor, by.Reason).Scan(&object)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", ErrNoEndpoint)
+		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: it has none of its own: %w", invalidation.ErrNotFound)
 	case err != nil:
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", err)
 	}
@@ -160,9 +158,33 @@ WITH off AS (
 INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(nullif($3, ''), current_user), 'disable_webhook', $1, $2)`
 
 // DisableEndpoint sends an address nothing more until it is registered again.
-func DisableEndpoint(ctx context.Context, db postgres.DB, url, actor, reason string) error {
-	if _, err := db.Exec(ctx, disableSQL, url, reason, actor); err != nil {
+func DisableEndpoint(ctx context.Context, db postgres.DB, url string, by invalidation.By) error {
+	if _, err := db.Exec(ctx, disableSQL, url, by.Reason, by.Actor); err != nil {
 		return fmt.Errorf("disable webhook endpoint: %w", err)
 	}
 	return nil
+}
+
+// Registered is a row of penstock.webhook_endpoint without its secrets.
+type Registered struct {
+	URL       string     `json:"url"` // empty: the secret of all that have none of their own
+	Own       bool       `json:"own_secret"`
+	OldUntil  *time.Time `json:"old_secret_until,omitempty"` // how long the secret before signs, too
+	CreatedAt time.Time  `json:"created_at"`
+	Disabled  *time.Time `json:"disabled_at,omitempty"`
+	Reason    string     `json:"disabled_reason,omitempty"`
+}
+
+const listSQL = `
+SELECT url, secret IS NOT NULL, CASE WHEN old_until > clock_timestamp() THEN old_until END, created_at, disabled_at, coalesce(disabled_reason, '')
+  FROM penstock.webhook_endpoint
+ WHERE $1 = '' OR url > $1 ORDER BY url LIMIT $2`
+
+// List returns what is registered, in the order of addresses, behind one of them.
+func List(ctx context.Context, db postgres.DB, after string, limit int) ([]Registered, error) {
+	found, err := pgx.CollectRows(postgres.Query(ctx, db, listSQL, after, limit), pgx.RowToStructByPos[Registered])
+	if err != nil {
+		return nil, fmt.Errorf("list webhook endpoints: %w", err)
+	}
+	return found, nil
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 func TestSealedSecretOpensOnlyWithItsKeyAndForItsAddress(t *testing.T) {
@@ -57,9 +59,9 @@ func TestNoSecretStandsInTheTableAsItIs(t *testing.T) {
 	d := newDesk(t, atHome)
 	for _, url := range []string{d.receiver.URL + "/own", d.receiver.URL + "/common"} {
 		if strings.HasSuffix(url, "/own") {
-			_, err := Register(d.ctx, d.pool, home, atHome, url, "test")
+			_, err := Register(d.ctx, d.pool, home, atHome, url, invalidation.By{Actor: "test", Reason: "a test"})
 			d.must(err)
-			_, err = Rotate(d.ctx, d.pool, home, url, time.Hour, "test")
+			_, err = Rotate(d.ctx, d.pool, home, url, time.Hour, invalidation.By{Actor: "test", Reason: "a test"})
 			d.must(err)
 		}
 		_, err := FindEndpoint(d.ctx, d.pool, home, url)

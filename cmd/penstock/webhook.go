@@ -1,0 +1,145 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/pkg/webhook"
+)
+
+// The commands about receivers need the key of the installation, which no leader has: they work on the database alone.
+func webhookCommand(a *app) *cobra.Command {
+	return noun("webhook", "Webhooks: receivers of callbacks and their secrets",
+		webhookList(a), webhookRegister(a), webhookRotate(a), webhookDisable(a))
+}
+
+func webhookList(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "Receivers that were registered or disabled, without their secrets", Args: cobra.NoArgs}
+	var from string
+	limit := operator.PageDefault
+	c.Flags().StringVar(&from, "after", "", "addresses behind this one: the last of the page before")
+	c.Flags().IntVar(&limit, "limit", limit, "at most so many")
+	return paging(a, c, &limit, []column[webhook.Registered]{
+		{title: "URL", text: func(r webhook.Registered) string { return before(r.URL, "(all others)") }},
+		{title: "STATE", text: func(r webhook.Registered) string {
+			if r.Disabled != nil {
+				return "disabled"
+			}
+			return "serving"
+		}},
+		{title: "SECRET", text: func(r webhook.Registered) string {
+			if r.Own {
+				return "own"
+			}
+			return "-"
+		}},
+		{title: "OLD UNTIL", text: func(r webhook.Registered) string { return before(stamp(r.OldUntil), "-") }},
+		{title: "WHY", text: func(r webhook.Registered) string { return short(r.Reason, 60) }},
+	}, func(ctx context.Context, _ backend, _ []string) ([]webhook.Registered, error) {
+		db, err := a.database(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return webhook.List(ctx, db, from, limit)
+	}, func(last webhook.Registered) string { return "--after " + last.URL })
+}
+
+// keyFlag adds --key, and returns what opens the vault.
+func (a *app) keyFlag(c *cobra.Command) func() (webhook.Vault, error) {
+	var key string
+	c.Flags().StringVar(&key, "key", "", "what seals secrets, as tasknode.webhook.key: env:NAME or file:/path (PENSTOCK_TASKNODE_WEBHOOK_KEY)")
+	return func() (webhook.Vault, error) {
+		v := webhook.Vault{Read: inference.ReadSecret}
+		ref := cmp.Or(key, a.env("PENSTOCK_TASKNODE_WEBHOOK_KEY"))
+		if ref == "" {
+			return v, usagef("give --key as the task nodes have it: env:NAME or file:/path")
+		}
+		var err error
+		if v.Key, err = inference.ReadSecret(ref); err == nil {
+			err = v.Check()
+		}
+		if err != nil {
+			return v, usagef("--key: %w", err)
+		}
+		return v, nil
+	}
+}
+
+func webhookRegister(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "register URL", Short: "Give a receiver a secret of its own, or enable it again, and print its secret", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock webhook register https://acme.example/hooks --key file:/etc/penstock/webhook.key --reason 'their contract'",
+	}
+	vault := a.keyFlag(c)
+	var internal bool
+	c.Flags().BoolVar(&internal, "internal", false, "although it is in a private network; task nodes go by tasknode.webhook.allow_hosts and allow_networks")
+	return changing(a, c, func(ctx context.Context, _ backend, args []string) (change, error) {
+		var policy webhook.Policy
+		if at, err := url.Parse(args[0]); err == nil && internal {
+			policy.AllowHosts = []string{at.Hostname()}
+		}
+		if _, err := policy.CheckURL(args[0]); err != nil {
+			return change{}, usageError{err}
+		}
+		return a.sealing(ctx, "register webhook "+args[0], vault, func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
+			return webhook.Register(ctx, a.pool, v, policy, args[0], by)
+		})
+	})
+}
+
+func webhookRotate(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "rotate [URL]", Short: "Print a new secret of a receiver, without URL that of all that have none of their own; the old one signs, too, during --overlap",
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	vault := a.keyFlag(c)
+	var overlap time.Duration
+	c.Flags().DurationVar(&overlap, "overlap", 24*time.Hour, "how long both secrets sign")
+	return changing(a, c, func(ctx context.Context, _ backend, args []string) (change, error) {
+		at := ""
+		if len(args) > 0 {
+			at = args[0]
+		}
+		does := "rotate secret of webhook " + before(at, "receivers without one of their own")
+		return a.sealing(ctx, does, vault, func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
+			return webhook.Rotate(ctx, a.pool, v, at, overlap, by)
+		})
+	})
+}
+
+// sealing plans a change that seals a secret and prints it.
+func (a *app) sealing(ctx context.Context, does string, vault func() (webhook.Vault, error),
+	do func(context.Context, webhook.Vault, invalidation.By) (webhook.Secret, error),
+) (change, error) {
+	v, err := vault()
+	if err == nil {
+		_, err = a.database(ctx)
+	}
+	return change{does: does, do: func(ctx context.Context, by invalidation.By) (string, error) {
+		secret, err := do(ctx, v, by)
+		if err != nil {
+			return "", err
+		}
+		return secret.Reveal(), nil
+	}}, err
+}
+
+func webhookDisable(a *app) *cobra.Command {
+	c := &cobra.Command{Use: "disable URL", Short: "Send a receiver nothing more until it is registered again", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	return changing(a, c, func(ctx context.Context, _ backend, args []string) (change, error) {
+		db, err := a.database(ctx)
+		if err != nil {
+			return change{}, err
+		}
+		return simple("disable webhook "+args[0], "", true, func(ctx context.Context, by invalidation.By) error {
+			return webhook.DisableEndpoint(ctx, db, args[0], by)
+		})
+	})
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/pkg/webhook"
+)
+
+func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
+	s := newSession(t)
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("a key that nobody can guess\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	secret := regexp.MustCompile(`whsec_\S+`)
+	const hook = "https://hooks.acme.example/in"
+	registered := secret.FindString(s.penstock("webhook register " + hook + " --reason contract --key file:" + key))
+	if _, err := webhook.ParseSecret(registered); err != nil {
+		t.Fatalf("registering prints %q: %v", registered, err)
+	}
+	if again := s.penstock("webhook register " + hook + " --reason again --key file:" + key); !strings.Contains(again, registered) {
+		t.Errorf("registering again prints another secret: %s", again)
+	}
+	rotated := secret.FindString(s.penstock("webhook rotate " + hook + " --overlap 1h --reason leaked --key file:" + key))
+	vault := webhook.Vault{Key: "a key that nobody can guess"}
+	e, err := webhook.FindEndpoint(t.Context(), s.pool, vault, hook)
+	if err != nil || len(e.Secrets) != 2 || e.Secrets[0].Reveal() != rotated || e.Secrets[1].Reveal() != registered {
+		t.Errorf("signed with %d secrets (%v), want the new one and the old one", len(e.Secrets), err)
+	}
+	common := secret.FindString(s.penstock("webhook rotate --reason yearly --key file:" + key))
+	if e, err = webhook.FindEndpoint(t.Context(), s.pool, vault, "https://other.example/"); err != nil || e.Secrets[0].Reveal() != common {
+		t.Errorf("others are not signed for with the secret that was printed (%v)", err)
+	}
+	s.penstock("webhook disable " + hook + " --yes --reason 'no contract any more'")
+	list := s.penstock("webhook list")
+	for _, want := range []string{"(all others)", hook + "  disabled  own", "no contract any more"} {
+		if !strings.Contains(list, want) {
+			t.Errorf("the list does not say %q:\n%s", want, list)
+		}
+	}
+	if strings.Contains(list, "whsec_") {
+		t.Error("the list has secrets")
+	}
+	for line, want := range map[string]string{
+		"webhook register http://10.0.0.7/in --reason r --key file:" + key:            "not allowed",
+		"webhook register http://10.0.0.7/in --internal --reason r --key file:" + key: "whsec_",
+		"webhook register " + hook + " --reason r":                                    "give --key",
+		"webhook register " + hook + " --reason r --key env:NOBODY_SET_THIS":          "NOBODY_SET_THIS",
+		"webhook rotate https://nobody.example/ --reason r --key file:" + key:         "has none of its own",
+		"audit list --verb rotate_webhook_secret":                                     "leaked",
+	} {
+		if got := s.penstock(line); !strings.Contains(got, want) {
+			t.Errorf("%s says %s, not %q", line, got, want)
+		}
+	}
+	s.serve()
+	if got := s.penstock("webhook list"); !strings.Contains(got, "works only on the database") {
+		t.Errorf("through the API it says %s", got)
+	}
+}
