@@ -207,7 +207,7 @@ func (s *slab) lock(row *claimRow, lane Lane, claimed time.Time) *Lock {
 	}
 	l := &s.locks[0]
 	s.entries[0] = *row.settled()
-	*l = Lock{Key: soloKey(row.entry.ID), Token: row.token, Lane: lane, Entries: s.entries[:1:1], ClaimedAt: claimed, pos: row.pos, entryRow: row.row}
+	*l = Lock{Key: soloKey(row.entry.ID), Token: row.token, Lane: lane, Entries: s.entries[:1:1], ClaimedAt: claimed, pos: row.pos}
 	s.locks, s.entries, s.given = s.locks[1:], s.entries[1:], append(s.given, l)
 	return l
 }
@@ -262,14 +262,12 @@ type claimRow struct {
 	key, name, trace          pgtype.Text
 	entry                     Entry
 	waited, startIn, finishIn pgtype.Float8
-	row                       pgtype.TID
 	rows                      pgtype.FlatArray[pgtype.TID]
 }
 
 // lock is where the columns of a claim go, covered those of an entry that is read after the claim.
 func (c *claimRow) lock() []any {
-	columns := append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...)
-	return append(columns, &c.row, &c.rows)
+	return append(append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...), &c.rows)
 }
 
 func (c *claimRow) covered() []any {
@@ -280,7 +278,7 @@ func (c *claimRow) columns() []any {
 	e := &c.entry
 	return []any{
 		&e.Attempt, &e.Crashes, &e.Cost, &c.name, &c.trace, (*[]byte)(&e.Callback), (*[]byte)(&e.Payload),
-		&c.waited, &c.startIn, &c.finishIn,
+		&c.waited, &c.startIn, &c.finishIn, &e.row,
 	}
 }
 

@@ -205,11 +205,11 @@ SELECT 0, h.pos, h.rows, NULL, a.ok::int, (h.rows - (SELECT count(*) FROM mine))
 const claimGroupsSQL = `
 SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace, e.callback, e.payload,
        date_part('epoch', clock_timestamp() - e.created_at),
-       date_part('epoch', e.start_by - clock_timestamp()), date_part('epoch', e.finish_by - clock_timestamp())
+       date_part('epoch', e.start_by - clock_timestamp()), date_part('epoch', e.finish_by - clock_timestamp()), e.row
   FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
   CROSS JOIN LATERAL (
        SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
   CROSS JOIN LATERAL (
-       SELECT * FROM penstock.entry_X
+       SELECT ctid AS row, * FROM penstock.entry_X
         WHERE lock_key = l.lock_key AND status = 'pending' AND priority >= 0 AND id <= l.last_entry_id
         ORDER BY id LIMIT $4::int) e`

@@ -32,6 +32,8 @@ type Entry struct {
 	// StartIn and FinishIn are what is left until start_by and finish_by at the claim, NoDeadline if there is none.
 	StartIn  time.Duration
 	FinishIn time.Duration
+
+	row pgtype.TID // where it stands on disk, if the claim told
 }
 
 // NoDeadline stands for a deadline that was not given.
@@ -47,14 +49,23 @@ type Lock struct {
 	// Again is set by Settle when it ended the lock and the key has more entries: where it stands in line again.
 	Again *LaneHead
 
-	pos int64 // place in line of the ready row it was claimed by
-	// row and entryRow are where the record and a solo entry stand on disk, if the claim told: see finishPlacedSQL.
-	row, entryRow pgtype.TID
-	notes         map[EntryID]json.RawMessage // see Run.Note
+	pos   int64                       // place in line of the ready row it was claimed by
+	row   pgtype.TID                  // where a solo entry's record stands on disk, if the claim told: see finishPlacedSQL
+	notes map[EntryID]json.RawMessage // see Run.Note
 }
 
 // Compare orders locks by the places in line that they were claimed from.
 func (l *Lock) Compare(other *Lock) int { return cmp.Compare(l.pos, other.pos) }
+
+// place is where one of the entries stands on disk, not valid if the claim did not tell.
+func (l *Lock) place(id EntryID) (row pgtype.TID) {
+	for i := range l.Entries {
+		if l.Entries[i].ID == id {
+			row = l.Entries[i].row
+		}
+	}
+	return row
+}
 
 // callback says where the outcome of one of the entries is to be reported, nil for nowhere.
 func (l *Lock) callback(id EntryID) json.RawMessage {

@@ -81,7 +81,7 @@ func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) (
 	c := pick(endings, verbDone)
 	args := []any{q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c)}
 	ours := make([]Token, 0, len(endings))
-	if locks, entries := c.places(); locks != nil {
+	if locks, entries, held, placed := c.places(); held && placed {
 		if err := q.finish(ctx, &ours, q.sql.finishPlaced, append(args, locks, entries)); err != nil {
 			return nil, err
 		}
@@ -149,13 +149,42 @@ WITH ours AS MATERIALIZED (
 )
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
-func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending) {
+// donePlacedSQL is doneSQL for entries that stand at $11, as finishPlacedSQL is for solo ones.
+const donePlacedSQL = `
+WITH ours AS MATERIALIZED (
+    SELECT k.token
+      FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
+     CROSS JOIN LATERAL (
+           SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+), ended AS MATERIALIZED (
+    SELECT *
+      FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[], $11::tid[]) k(token, id, result, run_ms, meta, row)
+     WHERE (token IN (SELECT token FROM ours)) IS TRUE
+), gone AS MATERIALIZED (
+    DELETE FROM penstock.entry_X
+     WHERE ctid = ANY ($11::tid[]) AND (id IN (SELECT id FROM ended)) IS TRUE
+    RETURNING id
+), kept AS (
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
+    SELECT $1, k.id, e.created_at, $8::bigint, k.token, k.run_ms, e.attempt, 'done', k.result, k.meta
+      FROM ended k
+     CROSS JOIN LATERAL (SELECT created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id OFFSET 0) e
+     WHERE $7::boolean
+)
+SELECT penstock.all_ended((SELECT count(*) FROM ended), (SELECT count(*) FROM gone))`
+
+func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, placed bool) {
 	c := pick(endings, verbDone)
 	if len(c.ids) == 0 {
 		return
 	}
 	keys, tokens := locksOf(endings)
-	batch.Queue(q.sql.done, q.ID, keys, tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), c.tokens)
+	args := []any{q.ID, keys, tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), c.tokens}
+	if _, entries, _, known := c.places(); placed && known {
+		batch.Queue(q.sql.donePlaced, append(args, entries)...)
+		return
+	}
+	batch.Queue(q.sql.done, args...)
 }
 
 // FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit
@@ -171,7 +200,7 @@ func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending End
 		return fmt.Errorf("finish entry %d of queue %q: the transaction is %s, use read committed: %w", ending.Entry, q.Name, isolation, ErrInvalid)
 	}
 	// Not by Settle, which tries again what meets a change: here the transaction is aborted by then.
-	ours, err := q.On(tx).settleHeld(ctx, node, []Ending{ending})
+	ours, err := q.On(tx).settleHeld(ctx, node, []Ending{ending}, false)
 	if changedMeanwhile(err) {
 		return fmt.Errorf("finish entry %d of queue %q; roll back and run it again: %w (%w)", ending.Entry, q.Name, ErrConflict, err)
 	}

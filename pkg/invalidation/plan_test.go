@@ -145,10 +145,15 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	fill := func(value string, n int) string { return fmt.Sprintf("array_fill(%s, ARRAY[%d])", value, n) }
 	keys, tokens, ids, n := columns(groups)
 	soloKeys, soloTokens, soloIDs, m := columns(solo)
-	var rows, entryRows []string
+	var rows, entryRows, groupRows []string
 	for _, l := range solo {
 		rows = append(rows, fmt.Sprintf("'(%d,%d)'", l.row.BlockNumber, l.row.OffsetNumber))
-		entryRows = append(entryRows, fmt.Sprintf("'(%d,%d)'", l.entryRow.BlockNumber, l.entryRow.OffsetNumber))
+		entryRows = append(entryRows, fmt.Sprintf("'(%d,%d)'", l.Entries[0].row.BlockNumber, l.Entries[0].row.OffsetNumber))
+	}
+	for _, l := range groups {
+		for _, e := range l.Entries {
+			groupRows = append(groupRows, fmt.Sprintf("'(%d,%d)'", e.row.BlockNumber, e.row.OffsetNumber))
+		}
 	}
 	array := func(of []string) string { return "ARRAY[" + strings.Join(of, ",") + "]::tid[]" }
 	one := func(sql, format string, args ...any) statement { return statement{sql, fmt.Sprintf(format, args...)} }
@@ -166,8 +171,9 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"finishSolo":    one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}'`, id, soloIDs, soloTokens, fill("1::bigint", m), node),
 		"finishPlaced": one(q.finishPlaced, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
 			array(rows), array(entryRows)),
-		"hold": one(holdSQL, `%d, %s, %s`, id, keys, tokens),
-		"done": one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens),
+		"hold":       one(holdSQL, `%d, %s, %s`, id, keys, tokens),
+		"done":       one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens),
+		"donePlaced": one(q.donePlaced, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens, array(groupRows)),
 		"retry": one(q.retry, `%d, %s, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill("5::bigint", n), fill(failure, n),
 			fill("true", n), node, fill("1::bigint", n)),
 		"fail": one(q.fail, `%d, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill(failure, n), fill("'f'::text", n), node,
@@ -281,7 +287,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	q := b.q.sql
 	for what, sql := range map[string]string{
 		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimLanesLimited": q.claimLanesLimited, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
-		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "finishPlaced": q.finishPlaced, "hold": holdSQL, "done": q.done,
+		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "finishPlaced": q.finishPlaced, "hold": holdSQL, "done": q.done, "donePlaced": q.donePlaced,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "onePush": q.onePush, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,

@@ -32,7 +32,7 @@ type Queue struct {
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
 	onePush, plainPush, swift, swiftLimited, claimLanes, claimLanesLimited, claim, claimLimited, claimKeyed, claimGroups, sweep, promote, expire string
-	finishSolo, finishPlaced, done, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison                                       string
+	finishSolo, finishPlaced, done, donePlaced, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison                           string
 }
 
 const openSQL = `
@@ -110,7 +110,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 	q.db, q.careful, q.joiner = db, &manners{}, &joiner{}
 	q.sql = statements{
 		onePush: own(onePushSQL), plainPush: own(plainPushSQL), swift: own(swiftSQL), claimLanes: own(claimLanesSQL), claimLanesLimited: own(claimLanesLimitedSQL), swiftLimited: own(swiftLimitedSQL), claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimKeyed: own(claimKeyedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
-		finishSolo: own(finishSoloSQL), finishPlaced: own(finishPlacedSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
+		finishSolo: own(finishSoloSQL), finishPlaced: own(finishPlacedSQL), done: own(doneSQL), donePlaced: own(donePlacedSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), setAside: own(setAsideSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),

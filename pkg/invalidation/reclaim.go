@@ -39,7 +39,7 @@ func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Loc
 const readSoloSQL = `
 SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace, e.callback, e.payload,
        extract(epoch FROM clock_timestamp() - e.created_at)::float8,
-       extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8
+       extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8, NULL::tid
   FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
   CROSS JOIN LATERAL (
        SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l

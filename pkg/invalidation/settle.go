@@ -59,7 +59,7 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]To
 		}
 	}
 	for tries := 1; ; tries++ {
-		ours, err := q.settleHeld(ctx, node, endings)
+		ours, err := q.settleHeld(ctx, node, endings, tries == 1)
 		if !changedMeanwhile(err) || tries == 10 {
 			return ours, err
 		}
@@ -78,12 +78,13 @@ func changedMeanwhile(err error) bool {
 	return errors.As(err, &pg) && (pg.Code == entryChanged || pg.Code == "23514" && pg.ConstraintName == "")
 }
 
-func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
+// settleHeld settles; placed lets it look for entries only where the claim saw them, which may end with entryChanged.
+func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, placed bool) ([]Token, error) {
 	batch := &pgx.Batch{}
 	var ours []Token
 	q.queueHold(batch, endings, &ours)
 	q.queueCallbacks(batch, endings) // while the entries are still there
-	q.queueDone(batch, node, endings)
+	q.queueDone(batch, node, endings, placed)
 	q.queueRetry(batch, node, endings)
 	q.queueFail(batch, node, endings)
 	q.queueRemove(batch, node, endings)
@@ -259,15 +260,14 @@ func pick(endings []Ending, verbs ...verb) columns {
 	return c
 }
 
-// places are where lock records and solo entries stand on disk; nil unless all claims told.
-func (c columns) places() (locks, entries tids) {
-	locks, entries = make(tids, len(c.endings)), make(tids, len(c.endings))
+// places are where lock records and entries stand on disk; held and placed say that the claims told of all of them.
+func (c columns) places() (locks, entries tids, held, placed bool) {
+	locks, entries, held, placed = make(tids, len(c.endings)), make(tids, len(c.endings)), true, true
 	for i, e := range c.endings {
-		if locks[i], entries[i] = e.Lock.row, e.Lock.entryRow; !locks[i].Valid || !entries[i].Valid {
-			return nil, nil
-		}
+		locks[i], entries[i] = e.Lock.row, e.Lock.place(e.Entry)
+		held, placed = held && locks[i].Valid, placed && entries[i].Valid
 	}
-	return locks, entries
+	return locks, entries, held, placed
 }
 
 // numbers and tids are arrays for the wire. pgx would make a value on the heap of each element of a slice.

@@ -32,6 +32,11 @@ func main() {
 	case "sustained":
 		w, err := p.Sustained(ctx, 8*time.Second)
 		fmt.Println(float64(w.Entries)/w.Seconds, w.Entries, err)
+	case "groups":
+		w, err := p.BulkPush(ctx, 200000, 50)
+		fmt.Println("push", float64(w.Entries)/w.Seconds, err)
+		w, err = p.DrainGroups(ctx, 200000, 50)
+		fmt.Println("drain", float64(w.Entries)/w.Seconds, err)
 	case "solo":
 		w, err := p.BulkPush(ctx, 200000, 1)
 		fmt.Println("push", float64(w.Entries)/w.Seconds, err)
