@@ -23,8 +23,8 @@ type crowd struct {
 	over context.Context // when it ends, no more is pushed and disturbed
 
 	mu       sync.Mutex
-	accepted map[EntryID]string   // and its key
-	started  map[string][]start   // of each key
+	accepted map[EntryID]string // and its key
+	started  map[string][]start // of each key
 }
 
 // start is an entry that a node started to run under a token.
