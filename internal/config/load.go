@@ -68,7 +68,7 @@ func Main(p Program, cfg any, section *Log, validate func() error, run func(*slo
 		os.Exit(2)
 	}
 	if err := run(log); err != nil {
-		log.Error(p.Name+" ended", "error", err)
+		log.Error("program ended", "program", p.Name, "error", err)
 		os.Exit(1)
 	}
 }

@@ -47,6 +47,8 @@ var session = map[string]string{
 	"enable_mergejoin":                    "off",
 	"jit":                                 "off",
 	"idle_in_transaction_session_timeout": "60s",
+	// What stands without a schema in our statements is Postgres's own, whatever others put into public.
+	"search_path": "pg_catalog, pg_temp",
 	// Settling looks again in a new statement for what came meanwhile; a snapshot from before would hide it.
 	"default_transaction_isolation": "read committed",
 }

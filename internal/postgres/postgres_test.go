@@ -45,6 +45,26 @@ func TestConnectionToAServerThatTakesNoWritesIsNotKept(t *testing.T) {
 	}
 }
 
+// Whoever may create in public could offer a function that fits better than Postgres's own.
+func TestNothingInPublicStandsInForWhatStatementsCall(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	for want, cfg := range map[string]postgres.Config{"postgres": {DSN: dsn}, "public": {DSN: dsn, Pooled: true}} {
+		pool, err := postgres.Open(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		const trap = `CREATE OR REPLACE FUNCTION public.concat(text, bigint) RETURNS text LANGUAGE sql AS $$ SELECT 'trapped' $$`
+		if _, err := pool.Exec(t.Context(), trap); err != nil {
+			t.Fatal(err)
+		}
+		var got string
+		if err := pool.QueryRow(t.Context(), `SELECT concat('x'::text, 1::bigint)`).Scan(&got); err != nil || (got == "trapped") != (want == "public") {
+			t.Errorf("with pooled %v concat is %q (%v)", cfg.Pooled, got, err)
+		}
+	}
+}
+
 // A database may be set up for another isolation, under which a finish would not see what was pushed meanwhile.
 func TestConnectionsAreReadCommittedWhateverTheDatabaseSays(t *testing.T) {
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1})

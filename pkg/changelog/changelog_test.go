@@ -32,11 +32,7 @@ const here invalidation.NodeID = 7001
 
 func newBed(t testing.TB) *bed {
 	t.Helper()
-	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 10})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	pool := pgtest.New(t) // with sessions as applications have them, whose tables are in public
 	b := &bed{TB: t, ctx: t.Context(), pool: pool}
 	b.exec(`CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL DEFAULT 0, owner text, note json)`)
 	b.exec(`SELECT penstock.create_queue('changes', '{"kind": "change_log", "grouping": "object"}')`)

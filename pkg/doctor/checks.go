@@ -20,6 +20,7 @@ var checks = []check{
 	{"schema", func(ctx context.Context, _ pgx.Tx, cfg Config) (Finding, error) { return cfg.Schema(ctx) }},
 	{"durability", checkDurability},
 	{"isolation", checkIsolation},
+	{"public schema", checkPublic},
 	{"clock", checkClock},
 	{"connections", checkConnections},
 	{"horizon", checkHorizon},

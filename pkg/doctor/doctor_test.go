@@ -115,6 +115,13 @@ func TestSerializableByDefaultIsCritical(t *testing.T) {
 	exec(t, conn, `RESET default_transaction_isolation`)
 }
 
+func TestAPublicSchemaOpenToAllIsAWarning(t *testing.T) {
+	pool := newPool(t)
+	want(t, find(t, pool, "public schema", Config{}), Fine)
+	exec(t, pool, `GRANT CREATE ON SCHEMA public TO PUBLIC`)
+	want(t, find(t, pool, "public schema", Config{}), Warning, "REVOKE CREATE")
+}
+
 func TestClockSkewIsMeasuredAgainstTheDatabase(t *testing.T) {
 	pool := newPool(t)
 	for skew, says := range map[time.Duration]string{time.Minute: "ahead of the database's", -time.Minute: "behind the database's"} {

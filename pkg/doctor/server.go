@@ -141,6 +141,22 @@ func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error)
 	return f, nil
 }
 
+// checkPublic: our own sessions look up nothing in public, but those behind a pooler and those of psql may.
+func checkPublic(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	var open bool
+	const sql = `SELECT coalesce(has_schema_privilege('public', to_regnamespace('public')::oid, 'CREATE'), false)`
+	if err := tx.QueryRow(ctx, sql).Scan(&open); err != nil {
+		return Finding{}, err
+	}
+	if open {
+		return Finding{
+			Severity: Warning, Summary: "every role may create functions and tables in schema public",
+			Advice: "REVOKE CREATE ON SCHEMA public FROM PUBLIC: what a role puts there can stand in for functions that others call without a schema.",
+		}, nil
+	}
+	return Finding{Summary: "not every role may create things there"}, nil
+}
+
 func checkNotifications(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var usage float64
 	if err := tx.QueryRow(ctx, `SELECT pg_notification_queue_usage()`).Scan(&usage); err != nil {

@@ -415,9 +415,9 @@ func TestReclaimedLocksComeInTheOrderOfTheirPlaces(t *testing.T) {
 	first, rest := b.claim(3), b.claim(3)
 	// Handed back, the first three take their places anew, on the disk behind the others.
 	b.settle(releaseAll(append(rest, first...)...)...)
-	b.exec(b.pool, `CREATE TABLE scratch AS SELECT * FROM penstock.ready ORDER BY pos DESC`)
+	b.exec(b.pool, `CREATE TABLE public.scratch AS SELECT * FROM penstock.ready ORDER BY pos DESC`)
 	b.exec(b.pool, `DELETE FROM penstock.ready`)
-	b.exec(b.pool, `INSERT INTO penstock.ready SELECT * FROM scratch ORDER BY pos DESC`)
+	b.exec(b.pool, `INSERT INTO penstock.ready SELECT * FROM public.scratch ORDER BY pos DESC`)
 	b.claim(6)
 	locks, err := b.q.Reclaim(b.ctx, here, b.n)
 	if err != nil || len(locks) != 6 {
