@@ -30,15 +30,19 @@ var loads = []load{
 	{step: sizing.Push, batch: 1, group: 1, payload: 1500},
 	{step: sizing.Push, batch: 1000, group: 1, payload: 50},
 	{step: sizing.Push, batch: 1000, group: 1, payload: 1500},
+	{step: sizing.Push, batch: 1000, group: 1, payload: 8000}, // stored out of line
 	{step: sizing.Push, batch: 1000, group: 50, payload: 50},
+	{step: sizing.Push, batch: 1000, group: 10, payload: 50},
 	{step: sizing.Push, batch: 10, group: 1, payload: 50, check: true},
 	{step: sizing.Push, batch: 100, group: 1, payload: 1000, check: true},
 	{step: sizing.Push, batch: 1000, group: 5, payload: 500, check: true},
-	{step: sizing.Push, batch: 1000, group: 1, payload: 4000, check: true}, // stored out of line
+	{step: sizing.Push, batch: 1000, group: 1, payload: 4000, check: true},
 
 	{step: sizing.Work, batch: 1000, group: 1, payload: 50},
 	{step: sizing.Work, batch: 1000, group: 1, payload: 1500},
+	{step: sizing.Work, batch: 1000, group: 1, payload: 8000},
 	{step: sizing.Work, batch: 1000, group: 50, payload: 50},
+	{step: sizing.Work, batch: 1000, group: 10, payload: 50},
 	{step: sizing.Work, batch: 1000, group: 1, payload: 50, threads: 2, micros: 5000},
 	{step: sizing.Work, batch: 1000, group: 1, payload: 50, threads: 16, micros: 5000},
 	{step: sizing.Work, batch: 1000, group: 5, payload: 500, check: true},
@@ -50,8 +54,31 @@ var loads = []load{
 	{step: sizing.Sustained, batch: 1, group: 1, payload: 200, check: true},
 }
 
-// SizingPoints measures what sizing is fitted to and checked against.
-func (l *Lab) SizingPoints(ctx context.Context, add func(sizing.Point)) error {
+// SizingPoints measures what sizing is fitted to and checked against: all points in turn, round by round, and the medians of the
+// rounds count.
+func (l *Lab) SizingPoints(ctx context.Context, rounds int) ([]sizing.Point, error) {
+	var all [][]sizing.Point
+	for range rounds {
+		at := 0
+		err := l.sizingRound(ctx, func(p sizing.Point) {
+			if at == len(all) {
+				all = append(all, nil)
+			}
+			all[at] = append(all[at], p)
+			at++
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	points := make([]sizing.Point, len(all))
+	for i := range all {
+		points[i] = sizing.Median(all[i])
+	}
+	return points, nil
+}
+
+func (l *Lab) sizingRound(ctx context.Context, add func(sizing.Point)) error {
 	for _, load := range loads {
 		p, err := l.sized(ctx, load)
 		if err != nil {

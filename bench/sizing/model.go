@@ -3,9 +3,10 @@
 //
 // An entry costs, in each step (push, work) and of each resource (server CPU, client CPU, WAL):
 //
-//	cost = a x commits + b x locks + c + d x payload
+//	cost = a x commits + b x locks + c + d x payload + e x chunks + f if it has a lock key
 //
-// with its share of a commit, its share of a lock record (and ready row), and its payload in KB. From there
+// with its share of a commit, its share of a lock record (and ready row), its payload in KB, and the chunks in which Postgres
+// stores a large payload out of line. From there
 //
 //	entries/s = cores x utilization x 1e6 / (server us of push + server us of work)
 package sizing
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"gonum.org/v1/gonum/mat"
 )
@@ -47,8 +49,19 @@ type Shape struct {
 	PayloadBytes int
 }
 
-func (s Shape) features() [4]float64 {
-	return [4]float64{s.Commits, 1 / float64(max(1, s.Group)), 1, float64(s.PayloadBytes) / 1024}
+// chunkBytes is how much of a payload a row of a TOAST table holds, toastBytes how large a row may be that needs none, less
+// what an entry has beside its payload.
+const chunkBytes, toastBytes = 1996, 1900
+
+func (s Shape) features() linear {
+	chunks, keyed := 0.0, 0.0
+	if s.PayloadBytes > toastBytes {
+		chunks = math.Ceil(float64(s.PayloadBytes) / chunkBytes)
+	}
+	if s.Group > 1 {
+		keyed = 1
+	}
+	return linear{s.Commits, 1 / float64(max(1, s.Group)), 1, float64(s.PayloadBytes) / 1024, chunks, keyed}
 }
 
 // Point is a measurement.
@@ -64,8 +77,8 @@ type Point struct {
 	PushCommits float64 // an entry, in Sustained: Commits is then what working took
 }
 
-// linear is the coefficients of one resource in one step: of a commit, of a lock, of the entry, of a KB.
-type linear [4]float64
+// linear is the coefficients of one resource in one step: of a commit, of a lock, of the entry, of a KB, of a chunk, of a key.
+type linear [6]float64
 
 func (l linear) at(s Shape) (sum float64) {
 	for i, x := range s.features() {
@@ -90,7 +103,7 @@ func Fit(points []Point) (Model, error) {
 				some = append(some, p)
 			}
 		}
-		if len(some) < 4 {
+		if len(some) < len(linear{}) {
 			return nil, fmt.Errorf("fit %s: %w: %d", step, ErrTooFew, len(some))
 		}
 		row := m[step]
@@ -105,7 +118,7 @@ func Fit(points []Point) (Model, error) {
 // fit is least squares of the relative error, so that cheap entries count as much as dear ones. A coefficient that
 // comes out negative stands for nothing: it is left out, and the others are fitted again.
 func fit(points []Point, value func(Point) float64) (l linear) {
-	used := []int{0, 1, 2, 3}
+	used := []int{0, 1, 2, 3, 4, 5}
 	for len(used) > 0 {
 		a, b := mat.NewDense(len(points), len(used), nil), mat.NewVecDense(len(points), nil)
 		for i, p := range points {
@@ -140,6 +153,24 @@ func fit(points []Point, value func(Point) float64) (l linear) {
 func (m Model) Cost(step Step, s Shape) Cost {
 	c := m[step]
 	return Cost{c.Server.at(s), c.Client.at(s), c.WAL.at(s)}
+}
+
+// Median is the point whose figures are the medians of those of points, which are of one load.
+func Median(points []Point) Point {
+	p := points[0]
+	for _, figure := range []func(*Point) *float64{
+		func(p *Point) *float64 { return &p.Commits }, func(p *Point) *float64 { return &p.PushCommits },
+		func(p *Point) *float64 { return &p.Rate }, func(p *Point) *float64 { return &p.ServerMicros },
+		func(p *Point) *float64 { return &p.ClientMicros }, func(p *Point) *float64 { return &p.WALBytes },
+	} {
+		values := make([]float64, len(points))
+		for i := range points {
+			values[i] = *figure(&points[i])
+		}
+		slices.Sort(values)
+		*figure(&p) = values[len(values)/2]
+	}
+	return p
 }
 
 // Predict says what the model expects of a point.

@@ -12,9 +12,9 @@ import (
 func made() []Point {
 	var points []Point
 	for _, step := range []Step{Push, Work} {
-		for _, s := range []Shape{{1, 1, 1024}, {0.001, 1, 50}, {0.001, 50, 50}, {0.001, 1, 4096}, {0.5, 10, 100}} {
+		for _, s := range []Shape{{1, 1, 1024}, {0.001, 1, 50}, {0.001, 50, 50}, {0.001, 1, 4096}, {0.5, 10, 100}, {0.001, 2, 9000}, {0.1, 1, 1900}} {
 			f := s.features()
-			server := 100*f[0] + 10*f[1] + 5*f[2] + 2*f[3]
+			server := 100*f[0] + 10*f[1] + 5*f[2] + 2*f[3] + 7*f[4] + 3*f[5]
 			points = append(points, Point{Step: step, Shape: s, Cost: Cost{server, 0.5 * server, 300 + 50*f[3]}})
 		}
 	}
@@ -26,7 +26,7 @@ func TestFitFindsTheModelBehindThePoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range (linear{100, 10, 5, 2}) {
+	for i, want := range (linear{100, 10, 5, 2, 7, 3}) {
 		if got := m[Push].Server[i]; math.Abs(got-want) > 1e-6 {
 			t.Errorf("coefficient %d is %v, want %v", i, got, want)
 		}

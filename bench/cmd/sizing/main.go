@@ -42,6 +42,7 @@ type options struct {
 	lab         curves.Lab
 	file        string
 	measure     bool
+	rounds      int
 	cores       int
 	rate        float64
 	batch       int
@@ -55,6 +56,7 @@ func parse(args []string) (options, error) {
 	f := flag.NewFlagSet("sizing", flag.ContinueOnError)
 	f.StringVar(&o.file, "points", "../docs/curves/sizing.csv", "file of the measured points")
 	f.BoolVar(&o.measure, "measure", false, "measure the points anew and write the file")
+	f.IntVar(&o.rounds, "rounds", 3, "how often each point is measured")
 	f.IntVar(&o.lab.Entries, "n", 20_000, "entries of a measurement, times 2 or 3")
 	f.DurationVar(&o.lab.PointTime, "point-time", 10*time.Second, "longest drain, and the length of a sustained load")
 	f.IntVar(&o.cores, "cores", runtime.NumCPU(), "cores of the machine that the points were measured on")
@@ -119,8 +121,8 @@ func measure(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer lab.Close(context.WithoutCancel(ctx))
-	var points []sizing.Point
-	if err := lab.SizingPoints(ctx, func(p sizing.Point) { points = append(points, p) }); err != nil {
+	points, err := lab.SizingPoints(ctx, max(1, o.rounds))
+	if err != nil {
 		return err
 	}
 	file, err := os.Create(o.file)
@@ -133,14 +135,18 @@ func measure(ctx context.Context, o options) (err error) {
 // show prints the coefficients.
 func show(w io.Writer, model sizing.Model) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "an entry costs\ta commit\ta lock\titself\ta KB of payload\t")
+	fmt.Fprintln(tw, "an entry costs\ta commit\ta lock\titself\ta KB of payload\ta chunk\ta key\t")
 	for _, step := range []sizing.Step{sizing.Push, sizing.Work} {
 		m := model[step]
 		for _, row := range []struct {
 			name string
-			c    [4]float64
+			c    [6]float64
 		}{{"server us", m.Server}, {"client us", m.Client}, {"WAL B", m.WAL}} {
-			fmt.Fprintf(tw, "%s, %s\t%.1f\t%.1f\t%.1f\t%.1f\t\n", step, row.name, row.c[0], row.c[1], row.c[2], row.c[3])
+			fmt.Fprintf(tw, "%s, %s\t", step, row.name)
+			for _, c := range row.c {
+				fmt.Fprintf(tw, "%.1f\t", c)
+			}
+			fmt.Fprintln(tw)
 		}
 	}
 	return tw.Flush()
