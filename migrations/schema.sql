@@ -3369,7 +3369,8 @@ BEGIN
                CROSS JOIN LATERAL (SELECT coalesce(u.lock_key,
                     CASE WHEN q.grouping IS NOT NULL THEN penstock.lock_key_of(u.payload, q.grouping) END,
                     CASE WHEN u.unique_policy = 'one_running_one_queued' THEN 'unique:' || u.unique_key END) AS lock_key) k
-               CROSS JOIN LATERAL (SELECT EXISTS (
+               CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.disabled d WHERE d.queue_id = q.id) AS off) any_off
+               CROSS JOIN LATERAL (SELECT any_off.off AND EXISTS (
                     SELECT FROM penstock.disabled d
                      WHERE d.queue_id = q.id AND ((d.scope = 'name' AND d.value = u.name)
                                                OR (d.scope = 'lock_key' AND d.value = k.lock_key))) AS off) off
