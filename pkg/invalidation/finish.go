@@ -49,7 +49,7 @@ WITH held AS MATERIALIZED (
 SELECT token FROM freed
  WHERE penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
-// finishPlacedSQL is finishSoloSQL for lock records that stand at $9 and entries at $10, which saves the looks through their
+// finishPlacedSQL (ADR 14) is finishSoloSQL for lock records that stand at $9 and entries at $10, which saves the looks through their
 // indexes. Neither row moves while the lock is held, unless somebody changes the entry or rewrites the table (VACUUM FULL),
 // and then another may stand there: token and id decide. A lock that is not found there is looked for again by its key.
 // An entry that is not found under a lock of ours takes the statement back with entryChanged.
