@@ -233,6 +233,7 @@ DECLARE
     q       penstock.queue;
     unknown text;
 BEGIN
+    PERFORM penstock.hold_limits();
     IF jsonb_typeof(options) <> 'object' THEN
         RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
     END IF;
@@ -328,6 +329,26 @@ BEGIN
         WHEN 'enable' THEN
             RETURN penstock.enable_one(o.queue_id, wanted);
     END CASE;
+END $$;
+
+-- Name: await_claims(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.await_claims() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    before text := current_setting('lock_timeout');
+BEGIN
+    IF EXISTS (SELECT FROM penstock.queue q WHERE q.id = NEW.queue_id AND q.created_at < transaction_timestamp())
+       AND NOT EXISTS (SELECT FROM penstock.limit_use u WHERE u.queue_id = NEW.queue_id AND u.limit_id = NEW.limit_id) THEN
+        PERFORM set_config('lock_timeout', '3s', true);
+        LOCK TABLE penstock.lock IN SHARE MODE;
+        PERFORM set_config('lock_timeout', before, true);
+    END IF;
+    RETURN NEW;
+EXCEPTION WHEN lock_not_available THEN
+    RAISE EXCEPTION 'a claim or an ending has been under way for more than 3 seconds'
+        USING ERRCODE = 'PS006', HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to penstock.lock, see pg_locks.';
 END $$;
 
 -- Name: batch; Type: TABLE; Schema: penstock; Owner: -
@@ -1655,6 +1676,7 @@ DECLARE
     q penstock.queue := penstock.queue_row(queue_name);
     n bigint;
 BEGIN
+    PERFORM penstock.hold_limits();
     -- Nobody may push while we look: the lock is on this queue's table alone.
     EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
     EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
@@ -2246,6 +2268,12 @@ CREATE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
     AS $_$
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
 $_$;
+
+-- Name: hold_limits(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.hold_limits() RETURNS void
+    LANGUAGE sql
+    AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
 
 -- Name: hold_reasons(penstock.queue, penstock.entry); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -3998,6 +4026,7 @@ DECLARE
     l       penstock."limit";
     unknown text;
 BEGIN
+    PERFORM penstock.hold_limits();
     IF jsonb_typeof(options) <> 'object' THEN
         RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
     END IF;
@@ -4055,6 +4084,7 @@ DECLARE
     quota text := 'application:' || application;
     q     record;
 BEGIN
+    PERFORM penstock.hold_limits();
     IF coalesce(application, '') = '' THEN
         RAISE EXCEPTION 'application is empty' USING ERRCODE = 'PS002';
     END IF;
@@ -4564,6 +4594,7 @@ DECLARE
     q    penstock.queue := penstock.queue_row(queue_name);
     lim  penstock."limit";
 BEGIN
+    PERFORM penstock.hold_limits();
     IF units IS NULL OR units < 0 THEN
         RAISE EXCEPTION 'units is not at least 0; 0 ends the use' USING ERRCODE = 'PS002';
     END IF;
@@ -6289,6 +6320,10 @@ CREATE TRIGGER audit_goes_by_retention BEFORE DELETE ON penstock.audit FOR EACH 
 -- Name: audit audit_stays; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER audit_stays BEFORE UPDATE OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
+
+-- Name: limit_use await_claims; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER await_claims BEFORE INSERT ON penstock.limit_use FOR EACH ROW EXECUTE FUNCTION penstock.await_claims();
 
 -- Name: queue check_queue; Type: TRIGGER; Schema: penstock; Owner: -
 

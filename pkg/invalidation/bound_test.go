@@ -19,7 +19,7 @@ import (
 type bound struct {
 	*bed
 	over   context.Context
-	queues []*Queue // one takes 1 unit a lock, the other 2
+	queues []*Queue // one takes 1 unit a lock, one 2, and one is put under the limit and taken out again
 	nodes  atomic.Int64
 	dead   sync.Map // nodes that nobody runs any more
 	claims atomic.Int32
@@ -63,11 +63,34 @@ func (c *bound) change(random *rand.Rand) error {
 	return err
 }
 
+// join puts a queue under the limit in the midst of its claims, some time after it took it out.
+func (c *bound) join(random *rand.Rand) error {
+	if err := UseLimit(c.ctx, c.pool, "joiner", "gpu", 0); err != nil {
+		return err
+	}
+	time.Sleep(time.Duration(5+random.IntN(30)) * time.Millisecond)
+	err := postgres.InTx(c.ctx, c.pool, func(tx pgx.Tx) error {
+		if err := UseLimit(c.ctx, tx, "joiner", "gpu", 1); err != nil {
+			return err
+		}
+		_, err := tx.Exec(c.ctx, `UPDATE public.change SET token = (SELECT last_value FROM penstock.token_seq)`)
+		return err
+	})
+	time.Sleep(time.Duration(20+random.IntN(80)) * time.Millisecond)
+	return err
+}
+
 // node is one that lives for a while: it claims in transactions that take their time, and holds what it got for some more.
 func (c *bound) node(random *rand.Rand) error {
 	id := NodeID(1000 + c.nodes.Add(1))
 	for range 5 + random.IntN(20) {
-		q := c.queues[random.IntN(2)]
+		q := c.queues[random.IntN(3)]
+		if q.Name == "joiner" {
+			var err error
+			if q, err = Open(c.ctx, c.pool, q.Name); err != nil {
+				return err
+			}
+		}
 		locks, err := c.claim(q, id, random)
 		if err != nil {
 			return err
@@ -180,7 +203,7 @@ func TestNoCommittedStateIsBeyondALimit(t *testing.T) {
 			over, stop := context.WithTimeout(b.ctx, 4*time.Second)
 			defer stop()
 			c := &bound{bed: b, over: over}
-			for _, name := range []string{"light", "heavy"} {
+			for _, name := range []string{"light", "heavy", "joiner"} {
 				q, err := Create(b.ctx, b.pool, name, Config{ResultRetention: -time.Second})
 				if err != nil {
 					t.Fatal(err)
@@ -190,14 +213,15 @@ func TestNoCommittedStateIsBeyondALimit(t *testing.T) {
 				}
 			}
 			forty := 40
-			under := b.under("gpu", Limit{MaxUnits: &forty, PerFlow: perFlow}, map[string]int{"light": 1, "heavy": 2})
-			c.queues = []*Queue{under["light"], under["heavy"]}
+			under := b.under("gpu", Limit{MaxUnits: &forty, PerFlow: perFlow}, map[string]int{"light": 1, "heavy": 2, "joiner": 1})
+			c.queues = []*Queue{under["light"], under["heavy"], under["joiner"]}
 			b.exec(b.pool, `CREATE TABLE public.change AS SELECT 0::bigint AS token`)
 			var wg sync.WaitGroup
 			for range 7 {
 				c.act(&wg, c.node)
 			}
 			c.act(&wg, c.change)
+			c.act(&wg, c.join)
 			c.act(&wg, c.recover)
 			c.act(&wg, c.draw)
 			c.act(&wg, c.look(perFlow))
@@ -206,7 +230,7 @@ func TestNoCommittedStateIsBeyondALimit(t *testing.T) {
 			if c.reached == 0 || c.uncounted == 0 || c.counted == 0 {
 				t.Error("the limit was never reached, or one of the ways to keep it was not taken")
 			}
-			b.exec(b.pool, `TRUNCATE penstock.entry_light, penstock.entry_heavy, penstock.ready, penstock.lock`)
+			b.exec(b.pool, `TRUNCATE penstock.entry_light, penstock.entry_heavy, penstock.entry_joiner, penstock.ready, penstock.lock`)
 		})
 	}
 }

@@ -332,13 +332,7 @@ func TestRefundAndClaimTakeBucketsInOneOrder(t *testing.T) {
 	refunded := later(b, func() ([]Token, error) {
 		return b.q.Settle(b.ctx, here, []Ending{last(Release(l, l.Entries[0].ID, 0))})
 	})
-	deadline := time.Now().Add(10 * time.Second)
-	for b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0`) < 2 {
-		if time.Now().After(deadline) {
-			t.Fatal("the refund waits for nobody")
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	b.awaitWaiting(2)
 	b.commit(between)
 	b.want(len(claimed().Locks), 1)
 	b.want(len(refunded()), 1)
@@ -358,4 +352,40 @@ func TestRecoveryRefundsWhatOnlyWaitedOnTheDeadNode(t *testing.T) {
 		t.Fatalf("freed %d (%v)", len(r.Freed), err)
 	}
 	b.want(b.left(), 6)
+}
+
+// set_limit goes from the limit to its queues, alter_queue from the queue to its limits.
+func TestLimitsAndQueuesAreChangedInOneOrder(t *testing.T) {
+	b := newBed(t, Config{})
+	alter := func(most int) (*Queue, error) {
+		return Alter(b.ctx, b.pool, b.q.Name, map[string]any{"max_concurrent": most})
+	}
+	if _, err := alter(3); err != nil {
+		t.Fatal(err)
+	}
+	gate := b.begin()
+	b.exec(b.pool, `CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$`)
+	b.exec(b.pool, `CREATE TRIGGER gate BEFORE UPDATE ON penstock.queue FOR EACH ROW WHEN (NEW.max_concurrent = 4) EXECUTE FUNCTION public.gate()`)
+	b.exec(gate, `SELECT pg_advisory_xact_lock(4711)`)
+	altered := later(b, func() (*Queue, error) { return alter(4) }) // has the queue's row
+	b.awaitBlocked(gate)
+	seven := 7
+	limited := later(b, func() (int, error) { return 0, SetLimit(b.ctx, b.pool, "queue:work", Limit{MaxUnits: &seven}) })
+	b.awaitWaiting(2)
+	b.commit(gate)
+	altered()
+	limited()
+	b.want(b.count(`SELECT max_units FROM penstock."limit" WHERE name = 'queue:work'`), 7)
+}
+
+// awaitWaiting returns when so many sessions wait for others.
+func (b *bed) awaitWaiting(n int) {
+	b.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0`) < n {
+		if time.Now().After(deadline) {
+			b.Fatal("too few wait")
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
 }
