@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -61,11 +62,11 @@ type load struct {
 }
 
 // joinable returns how large pushes are, and whether they may go with others. Those with a key that is unique wait for
-// others with the same one, and must not let anybody wait with them.
+// entries with the same one, and must not let anybody wait with them.
 func joinable(pushes []Push) (bytes int, ok bool) {
 	for i := range pushes {
 		p := &pushes[i]
-		if p.IdempotencyKey != "" || p.UniqueKey != "" {
+		if p.UniqueKey != "" {
 			return 0, false
 		}
 		bytes += len(p.Payload) + len(p.Callback)
@@ -81,8 +82,12 @@ func (q *Queue) pushJoined(ctx context.Context, pushes []Push) ([]Pushed, error)
 	}
 	c := q.joiner.enter(pushes, bytes)
 	if c == nil {
-		defer q.joiner.leave(q)
-		return q.pushAlone(ctx, pushes)
+		pushed, err := q.pushTogether(ctx, pushes)
+		q.joiner.leave(q)
+		if postgres.Code(err) == lockNotAvailable {
+			return q.pushAlone(ctx, pushes)
+		}
+		return pushed, err
 	}
 	q.joiner.watch(q)
 	select {
@@ -182,7 +187,7 @@ func (j *joiner) next(q *Queue) bool {
 	for _, c := range l.calls {
 		pushes = append(pushes, c.pushes...)
 	}
-	pushed, err := q.pushAlone(ctx, pushes)
+	pushed, err := q.pushTogether(ctx, pushes)
 	for _, c := range l.calls {
 		if err != nil {
 			c.err, c.alone = err, rolledBack(err)
@@ -194,6 +199,28 @@ func (j *joiner) next(q *Queue) bool {
 	}
 	runtime.Gosched() // those who were answered may have more to push: it goes with the next load
 	return true
+}
+
+// pushTogether pushes while others wait. An Idempotency-Key that somebody uses in a transaction under way is not waited for:
+// lockNotAvailable.
+func (q *Queue) pushTogether(ctx context.Context, pushes []Push) (pushed []Pushed, err error) {
+	if !slices.ContainsFunc(pushes, func(p Push) bool { return p.IdempotencyKey != "" }) {
+		return q.pushAlone(ctx, pushes)
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(`SELECT set_config('lock_timeout', '50ms', true)`)
+	batch.Queue(pushSQL, pushColumns(q.Name, pushes)...).QueryRow(func(row pgx.Row) error {
+		var ids []EntryID
+		var verdicts []Verdict
+		err := row.Scan(&ids, &verdicts)
+		pushed = answers(ids, verdicts)
+		return err
+	})
+	err = q.db.SendBatch(ctx, batch).Close()
+	if err != nil {
+		return nil, err
+	}
+	return pushed, nil
 }
 
 // load takes the first in line; nil if there is nobody.

@@ -133,6 +133,58 @@ func TestPushesThatComeMeanwhileGoTogether(t *testing.T) {
 	}
 }
 
+func TestPushesWithAnIdempotencyKeyGoTogetherAndReplay(t *testing.T) {
+	c := newJoinBed(t, Config{})
+	for range 3 {
+		c.call(c.ctx, Push{Payload: text("a"), IdempotencyKey: "A"})
+	}
+	c.call(c.ctx, Push{Payload: text("b"), IdempotencyKey: "B"})
+	c.commit(c.gate)
+	var got []Pushed
+	for i := range c.calls {
+		a := c.answer(i)
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+		got = append(got, a.pushed...)
+	}
+	c.want(got, []Pushed{{got[0].ID, Inserted}, {got[0].ID, Replayed}, {got[0].ID, Replayed}, {got[3].ID, Inserted}})
+	c.want(c.payloads(), "a b")
+	if n := c.count(`SELECT count(DISTINCT xmin::text) FROM penstock.entry WHERE payload <> '"first"'`); n != 1 {
+		t.Errorf("%d transactions, want one", n)
+	}
+}
+
+// Somebody else's transaction has the key. Only the push that comes with it waits for the end of that.
+func TestAKeyInUseHoldsUpNobodyElse(t *testing.T) {
+	b := newBed(t, Config{})
+	other := b.begin()
+	b.pushAll(other, Push{Payload: text("a"), IdempotencyKey: "A"})
+	b.q.joiner.began = time.Now().Add(time.Hour) // nothing hangs
+	var waits []func() EntryID
+	for range 2 * joinAtOnce {
+		waits = append(waits, later(b, func() (EntryID, error) {
+			pushed, err := b.q.Push(b.ctx, Push{Payload: text("a"), IdempotencyKey: "A"})
+			return append(pushed, Pushed{})[0].ID, err
+		}))
+	}
+	b.await("all who come with the key wait by themselves", func() bool {
+		b.q.joiner.mu.Lock()
+		defer b.q.joiner.mu.Unlock()
+		return b.q.joiner.underWay == 0 &&
+			b.count(`SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, other.Conn().PgConn().PID()) == len(waits)
+	})
+	for range 2 * joinAtOnce {
+		if _, err := b.q.Push(b.ctx, Push{Payload: text("b")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.commit(other)
+	for _, wait := range waits {
+		b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1 AND payload = '"a"'`, wait()), 1)
+	}
+}
+
 func TestAPushThatIsRefusedFailsNobodyElse(t *testing.T) {
 	c := newJoinBed(t, Config{PayloadLimit: 1000, EntryPriority: 2})
 	ten := int16(10)
@@ -331,6 +383,7 @@ func TestAnswersToJoinedPushesAreTrueWhateverHappens(t *testing.T) {
 	all.Wait()
 	stop()
 	chaos.Wait()
+	b.pool.Reset() // some connections were killed while nobody used them
 	t.Log(tally)
 	if tally["accepted"] == 0 || tally["refused"] == 0 || tally["unknown"] == 0 {
 		t.Errorf("%v: not everything happened", tally)
