@@ -71,13 +71,20 @@ func modelRegister(a *app) *cobra.Command {
 		Use: "register MODEL CONFIG", Short: "Make a model known, or replace its config (JSON, @FILE or -); an override stays",
 		Args: cobra.ExactArgs(2),
 	}
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
 		config, err := a.object("config", args[1])
+		if err != nil {
+			return change{}, err
+		}
+		known, err := findModel(ctx, b, args[0])
 		if err != nil {
 			return change{}, err
 		}
 		if _, err := inference.ReadModel(args[0], config, nil); err != nil {
 			return change{}, usagef("%w", err)
+		}
+		if _, err := inference.ReadModel(args[0], config, known.Override); err != nil {
+			return change{}, usagef("the override of the model, which stays, does not go with this config: %w", err)
 		}
 		return change{does: "register model " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
 			queue, err := b.RegisterModel(ctx, args[0], config, by)
@@ -116,16 +123,25 @@ func (a *app) override(ctx context.Context, b backend, name, arg string) ([]byte
 	if err != nil {
 		return nil, err
 	}
-	models, err := b.Models(ctx, operator.PageMax)
+	known, err := findModel(ctx, b, name)
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range models {
-		if _, err := inference.ReadModel(name, m.Config, fields); m.Name == name && err != nil {
-			return nil, usagef("%w", err)
-		}
+	if _, err := inference.ReadModel(name, known.Config, fields); known.Name != "" && err != nil {
+		return nil, usagef("%w", err)
 	}
 	return fields, nil // of a model that is not there the schema says so
+}
+
+// findModel returns a model, the zero value if it is not known.
+func findModel(ctx context.Context, b backend, name string) (operator.Model, error) {
+	models, err := b.Models(ctx, operator.PageMax)
+	for _, m := range models {
+		if m.Name == name {
+			return m, err
+		}
+	}
+	return operator.Model{}, err
 }
 
 func modelRemove(a *app) *cobra.Command {

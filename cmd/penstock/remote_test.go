@@ -256,6 +256,8 @@ func TestTheWayMakesNoDifference(t *testing.T) {
 		"application quota default --rate 5 --reason r", "application quota default --max-units 3 --reason r", "application list -o wide",
 		"pause set flow 0 --queue mails --until 1h --reason r", "pause list -o wide", "pause end flow 0 --queue mails --reason r",
 		`model register org/llama '{"protocol": "openai"}' --reason r`, `model register org/llama '{"protocol": "oip"}' --reason r`, "model list",
+		`model override org/llama '{"batch": {"items": 4}}' --reason r`,
+		`model register org/llama '{"protocol": "openai"}' --reason r`, `model override org/llama --clear --reason r`,
 		"instance register org/llama gpu/1 http://127.0.0.1:1 --slots 2 --reason r", "instance register org/llama gpu/1 http://127.0.0.1:2 --slots 3 --reason r",
 		"instance register nothing gpu/1 http://127.0.0.1:1 --slots 2 --reason r",
 		"instance list org/llama -o yaml", "instance drain org/llama gpu/1 --reason r", "instance remove org/llama gpu/1 --yes --reason r",
@@ -363,5 +365,19 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 				t.Errorf("it prints the token: %s", out.String())
 			}
 		})
+	}
+}
+
+func TestConfigThatDoesNotGoWithItsOverrideIsRefused(t *testing.T) {
+	s := newSession(t)
+	for _, way := range []string{"on the database", "through the API"} {
+		if way == "through the API" {
+			s.serve()
+		}
+		s.penstock(`model register m '{"protocol": "oip"}' --reason r`)
+		s.penstock(`model override m '{"batch": {"items": 4}}' --reason r`)
+		if got := s.penstock(`model register m '{"protocol": "cog"}' --reason r`); !strings.Contains(got, "the override of the model") || !strings.Contains(got, "batch.items") {
+			t.Errorf("%s it says %s", way, got)
+		}
 	}
 }

@@ -154,8 +154,9 @@ func (a *attempt) listen(token int64) (<-chan Outcome, func()) {
 // reportsPause is between two looks for reports, one for all runs that are followed here.
 const reportsPause = 250 * time.Millisecond
 
-// look looks for reports until no run is followed any more.
+// look looks for reports until no run is followed any more. That it cannot is told once.
 func (c *Callbacks) look() {
+	told := false
 	for {
 		time.Sleep(reportsPause)
 		c.mu.Lock()
@@ -165,9 +166,13 @@ func (c *Callbacks) look() {
 		if len(all) == 0 {
 			return
 		}
-		if err := c.lookFor(all); err != nil {
-			c.log.Warn("look for reports of workers", "error", err)
+		err := c.lookFor(all)
+		if err != nil && !told {
+			c.log.Warn("reports of workers cannot be read; trying on", "error", err)
+		} else if err == nil && told {
+			c.log.Info("reports of workers are read again")
 		}
+		told = err != nil
 	}
 }
 

@@ -1,19 +1,27 @@
 package inference
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"reflect"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -143,6 +151,70 @@ func TestReportWhileNobodyFollowsIsPickedUpByTheNextNode(t *testing.T) {
 	}
 	if _, err := leader.Take(b.ctx, int64(id), int64(w.tokens()[0]), []byte(`{"status":"success"}`)); !errors.Is(err, invalidation.ErrState) {
 		t.Errorf("a report on an entry that ended under another token: %v", err)
+	}
+}
+
+func TestReportOutlivesTheInstanceThatMadeIt(t *testing.T) {
+	b, w, leader, first, id, config := reported(t)
+	first.die()
+	if kept, err := leader.Take(b.ctx, int64(id), int64(w.tokens()[0]), []byte(`{"status":"success","result":"kept"}`)); !kept || err != nil {
+		t.Fatalf("the report was not taken: %v", err)
+	}
+	if err := RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", true, By{}); err != nil {
+		t.Fatal(err)
+	}
+	b.instance("gpu-2", w.URL+"/generate", 1)
+	b.start(config())
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 0 {
+		t.Fatalf("outcome %+v: %s", o, o.Result)
+	}
+	if len(w.tokens()) != 1 {
+		t.Errorf("the worker was asked %d times", len(w.tokens()))
+	}
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+}
+
+// brokenDB is a database that is away while broken is set.
+type brokenDB struct {
+	postgres.DB
+	broken atomic.Bool
+	asked  atomic.Int64
+}
+
+func (d *brokenDB) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if d.asked.Add(1); d.broken.Load() {
+		return nil, errors.New("away")
+	}
+	return d.DB.Query(ctx, sql, args...)
+}
+
+func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
+	var out bytes.Buffer
+	db := &brokenDB{DB: pgtest.New(t)}
+	c := NewCallbacks("http://leader", []byte("key"), db, slog.New(slog.NewTextHandler(&out, nil)))
+	model := asyncModel()
+	model.Protocol = ProtocolDispatcher
+	a := &attempt{Dispatcher: &Dispatcher{config: DispatchConfig{Callbacks: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
+	db.broken.Store(true)
+	_, done := a.listen(1)
+	until := func(n int64) {
+		for deadline := time.Now().Add(20 * time.Second); db.asked.Load() < n; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("reports were looked for %d times, want %d", db.asked.Load(), n)
+			}
+		}
+	}
+	until(4)
+	db.broken.Store(false)
+	until(6)
+	done()
+	for looking := true; looking; time.Sleep(10 * time.Millisecond) {
+		c.mu.Lock()
+		looking = c.looking
+		c.mu.Unlock()
+	}
+	if text := out.String(); strings.Count(text, "level=WARN") != 1 || strings.Count(text, "read again") != 1 {
+		t.Errorf("the log says\n%s", text)
 	}
 }
 

@@ -233,15 +233,23 @@ func (a *attempt) save(ctx context.Context, remote string) error {
 
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for it.
 func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
+	run := a.call.Run
+	run.Remote = old.Remote
+	reported, err := a.model.report(run, old.Report)
+	known := err == nil && final(reported) // it was reported while nobody followed
 	endpoint := a.registry.Endpoint(old.Instance)
 	if endpoint == nil {
 		a.forget(ctx, old)
-		if a.model.OnUnknown == AtMostOnce {
+		switch {
+		case known: // its slot went with the instance
+			a.tries, a.saved, a.began = 1, old, time.Now()
+			a.held = &held{slot: &heldSlot{slotKey: slotKey{old.Instance, old.SlotNumber}}, endpoint: &Endpoint{ID: old.Instance}}
+			return a.answer(ctx, reported)
+		case a.model.OnUnknown == AtMostOnce:
 			return nil, a.unknownOutcome("the instance that ran this entry was removed")
 		}
 		return a.submit(ctx)
 	}
-	var err error
 	if a.held, err = a.pool.adopt(ctx, endpoint, old.SlotNumber, old.SlotToken); err == nil && a.held == nil {
 		a.held = a.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
 	}
@@ -256,11 +264,9 @@ func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage
 	if err := moveRun(ctx, a.db, *old); err != nil {
 		a.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
 	}
-	run := a.call.Run
-	run.Remote = old.Remote
-	if o, err := a.model.report(run, old.Report); err == nil && final(o) { // it was reported while nobody followed
-		a.record(ctx, &o)
-		return a.conclude(ctx, o)
+	if known {
+		a.record(ctx, &reported)
+		return a.conclude(ctx, reported)
 	}
 	if old.Remote == "" {
 		// The answer was lost: a worker that knows entries by their id gives it again.

@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"time"
@@ -126,8 +127,15 @@ func (c *chunker) take() ([]byte, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	data := c.pending
-	c.pending = nil
-	return data, c.closed
+	if len(data) > invalidation.OutputBytesMax { // the sink was slow: whole events, as many as fit
+		if end := bytes.LastIndex(data[:invalidation.OutputBytesMax], []byte("\n\n")); end >= 0 {
+			data = data[:end+2]
+		}
+	}
+	if c.pending = c.pending[len(data):]; len(c.pending) > 0 {
+		c.signal()
+	}
+	return data, c.closed && len(c.pending) == 0
 }
 
 // append stops writing after the first error: a log with a gap is worse than

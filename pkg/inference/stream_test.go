@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // log is a sink in memory. gate, when set, holds every append back.
@@ -222,6 +224,30 @@ func TestSlowReaderDoesNotSlowTheStream(t *testing.T) {
 		close(out.gate)
 		if err := c.Close(); err != nil || len(out.text()) != 10*chunkBytes {
 			t.Errorf("got %d bytes, error %v", len(out.text()), err)
+		}
+	})
+}
+
+func TestWhatGatheredBeforeASlowSinkGoesOutInPiecesThatItTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		out := &log{gate: make(chan struct{})}
+		c := newChunker(t.Context(), out)
+		frame := append(bytes.Repeat([]byte("y"), 300<<10), "\n\n"...)
+		for range 10 {
+			c.Write(frame)
+		}
+		close(out.gate)
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var all []byte
+		for i, chunk := range out.chunks {
+			if all = append(all, chunk.Data...); chunk.Seq != i+1 || len(chunk.Data) > invalidation.OutputBytesMax || len(chunk.Data)%len(frame) != 0 {
+				t.Errorf("chunk %d has number %d and %d bytes", i, chunk.Seq, len(chunk.Data))
+			}
+		}
+		if !bytes.Equal(all, bytes.Repeat(frame, 10)) {
+			t.Errorf("%d bytes arrived of %d", len(all), 10*len(frame))
 		}
 	})
 }

@@ -14,10 +14,17 @@ SELECT $1, $2, $4, $5::integer, $6::integer, $7::bytea
   FROM (SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = $3 AND token = $4 FOR KEY SHARE) mine
 ON CONFLICT (queue_id, entry_id, token, seq) DO UPDATE SET data = output.data`
 
+// OutputBytesMax bounds a piece of output.
+const OutputBytesMax = 1 << 20
+
 // AppendOutput adds a piece to what the run has put out, for whoever reads along; pieces are numbered from 1 without gaps,
-// and one that is added again changes nothing. It returns ErrLockLost if the entry is not this run's any more. It is a
-// write to the database: put out larger pieces ten times a second rather than each word.
+// and one that is added again changes nothing. It returns ErrLockLost if the entry is not this run's any more, and
+// ErrPayloadTooLarge for more than OutputBytesMax. It is a write to the database: put out larger pieces ten times a second
+// rather than each word.
 func (r *Run) AppendOutput(ctx context.Context, seq int, data []byte) error {
+	if len(data) > OutputBytesMax {
+		return fmt.Errorf("append output of entry %d: data of piece %d has %d bytes, more than %d: %w", r.Entry.ID, seq, len(data), OutputBytesMax, ErrPayloadTooLarge)
+	}
 	tag, err := r.Queue.db.Exec(ctx, appendOutputSQL, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token, r.Entry.Attempt+1, seq, data)
 	if err != nil {
 		return r.Queue.errorf("append output in", err)

@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"errors"
+	"strings"
 	"testing"
 )
 
@@ -19,6 +20,9 @@ func TestOutputIsFencedAndReadFromWhereAReaderStands(t *testing.T) {
 		}
 	}
 	b.settle(last(Release(first.Lock, first.Entry.ID, 0)))
+	if err := first.AppendOutput(b.ctx, 3, make([]byte, OutputBytesMax+1)); !errors.Is(err, ErrPayloadTooLarge) || !strings.Contains(err.Error(), "data of piece 3") {
+		t.Errorf("a piece that is too large: %v", err)
+	}
 	if err := first.AppendOutput(b.ctx, 3, []byte("late")); !errors.Is(err, ErrLockLost) {
 		t.Errorf("output after the lock was lost: %v, want ErrLockLost", err)
 	}
