@@ -178,7 +178,8 @@ func (n *Node) process(job *assignment, let bool) {
 		defer func() { n.board.took(job.service, time.Since(start)) }()
 	}
 	for i := range entries {
-		for i > 0 && !let && n.letOne(true) {
+		if i > 0 && !let && !n.makeWay(job, start, i) {
+			return
 		}
 		if why := n.stop(job, start, i); why != nil {
 			n.end(job, last(why(job.lock, entries[i].ID)))
@@ -188,6 +189,26 @@ func (n *Node) process(job *assignment, let bool) {
 		ending.Last = i == len(entries)-1
 		n.end(job, ending)
 	}
+}
+
+// makeWay lets others go before entry i of a lock. They may take long: when the lock's time is over it goes back meanwhile, and
+// makeWay returns false.
+func (n *Node) makeWay(job *assignment, start time.Time, i int) bool {
+	if len(n.lent)+len(n.express) == 0 {
+		return true
+	}
+	back := make(chan struct{})
+	timer := time.AfterFunc(job.queue.Config.QuantumTime-time.Since(start), func() {
+		n.end(job, last(invalidation.Yield(job.lock, job.lock.Entries[i].ID)))
+		close(back)
+	})
+	for n.letOne(true) {
+	}
+	if timer.Stop() {
+		return true
+	}
+	<-back // before the thread may end, and the settlers with it
+	return false
 }
 
 // stop says how to end a lock before entry i has run, nil to go on.
