@@ -2,7 +2,6 @@ package invalidation
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -47,12 +46,12 @@ type Claimed struct {
 // nevertheless; Reclaim finds out.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 	if q.careful.in(r.Lane) {
-		return q.claim(ctx, r, q.carefully(r))
+		return q.claimOne(ctx, r, q.carefully)
 	}
-	c, err := q.claim(ctx, r, q.swiftly(r))
-	if code := postgres.Code(err); code == lockNotAvailable || code == uniqueViolation {
+	c, err := q.claimOne(ctx, r, q.swiftly)
+	if waits(err) {
 		q.careful.be(r.Lane)
-		return q.claim(ctx, r, q.carefully(r))
+		return q.claimOne(ctx, r, q.carefully)
 	}
 	if err != nil || c.Left == 0 {
 		return c, err
@@ -62,7 +61,7 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 	if r.Limit -= len(c.Locks); r.Limit == 0 {
 		return c, nil
 	}
-	more, err := q.claim(ctx, r, q.carefully(r))
+	more, err := q.claimOne(ctx, r, q.carefully)
 	if err != nil {
 		// The first part is committed: Reclaim finds it with the rest, under the one claim id.
 		return Claimed{}, err
@@ -70,6 +69,20 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 	more.Locks = append(c.Locks, more.Locks...)
 	inLine(more.Locks)
 	return more, nil
+}
+
+func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, as form) (Claimed, error) {
+	claimed, err := q.claim(ctx, r, []LaneHead{{Lane: r.Lane, Pos: r.From}}, as)
+	if len(claimed) == 0 {
+		return Claimed{Busy: true}, err
+	}
+	return claimed[0], err
+}
+
+// waits says that a claim in the swift form would have had to wait for somebody.
+func waits(err error) bool {
+	code := postgres.Code(err)
+	return code == lockNotAvailable || code == uniqueViolation
 }
 
 // inLine puts locks in the order of their places: the statements find rows in the order of the disk.
@@ -108,89 +121,115 @@ func (m *manners) be(l Lane) {
 	m.until[l] = time.Now().Add(carefulFor)
 }
 
-// swiftly and carefully are the statements of a claim, the last of which answers. They go in one round trip and
-// one transaction.
-func (q *Queue) swiftly(r ClaimRequest) *pgx.Batch {
-	b := &pgx.Batch{}
+// form writes one of the statements of a claim of lanes, which have one priority, and its arguments.
+type form func(r ClaimRequest, lanes []LaneHead) (sql string, args []any)
+
+func (q *Queue) swiftly(r ClaimRequest, lanes []LaneHead) (string, []any) {
+	sql, limited := q.sql.swift, q.sql.swiftLimited
 	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID}
-	if len(q.limits) == 0 {
-		b.Queue(q.sql.swift, args...)
-		return b
+	if len(lanes) > 1 {
+		sql, limited = q.sql.claimLanes, q.sql.claimLanesLimited
+		args[2], args[3], _ = inColumns(r, lanes)
 	}
-	b.Queue(q.sql.swiftLimited, append(args, q.limits, q.pace)...)
-	return b
+	if len(q.limits) == 0 {
+		return sql, args
+	}
+	return limited, append(args, q.limits, q.pace)
 }
 
-func (q *Queue) carefully(r ClaimRequest) *pgx.Batch {
-	b := &pgx.Batch{}
-	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, r.Stubborn}
+func (q *Queue) carefully(r ClaimRequest, lanes []LaneHead) (string, []any) {
+	flows, places, stubborn := inColumns(r, lanes)
+	args := []any{q.ID, r.Lane.Priority, flows, places, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, stubborn}
 	if len(q.limits) == 0 {
-		b.Queue(q.sql.claim, args...)
-		return b
+		return q.sql.claim, args
 	}
 	sql := q.sql.claimLimited
 	if q.pace > 1 {
 		sql = q.sql.claimKeyed
 	}
-	b.Queue(sql, append(args, q.limits, q.pace)...)
-	return b
+	return sql, append(args, q.limits, q.pace)
 }
 
-func (q *Queue) claim(ctx context.Context, r ClaimRequest, b *pgx.Batch) (Claimed, error) {
-	start := time.Now()
-	c, groups, err := q.readClaim(ctx, r, b, start)
+// inColumns are lanes as a statement takes them. Those after the first are claimed stubbornly from their beginning.
+func inColumns(r ClaimRequest, lanes []LaneHead) (flows []string, places []int64, stubborn []bool) {
+	for i, l := range lanes {
+		flows, places = append(flows, l.Flow), append(places, l.Pos)
+		stubborn = append(stubborn, i == 0 && r.Stubborn || i > 0 && l.Pos == 0)
+	}
+	return flows, places, stubborn
+}
+
+// claim claims from lanes in one transaction, and returns how it found them, as far as it came.
+func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as form) ([]Claimed, error) {
+	claimed, groups, err := q.readClaim(ctx, r, lanes, as)
 	if postgres.Code(err) == entryChanged { // a limit must be counted that need not a moment ago, see penstock.charge
-		return Claimed{Busy: true}, nil
+		return []Claimed{{Busy: true}}, nil
 	}
 	if err != nil {
-		return Claimed{}, q.errorf("claim from", err)
+		return nil, q.errorf("claim from", err)
 	}
-	if len(groups) == 0 {
-		inLine(c.Locks)
-		return c, nil
+	if len(groups) > 0 {
+		if err := q.readGroups(ctx, groups); err != nil {
+			return nil, err
+		}
+		if groups, err = q.handBackEmpty(ctx, r.Node, groups); err != nil {
+			return nil, err
+		}
 	}
-	if err := q.readGroups(ctx, groups); err != nil {
-		return Claimed{}, err
+	at := make(map[Lane]int, len(claimed))
+	for i := range claimed {
+		at[lanes[i].Lane] = i
 	}
-	if groups, err = q.handBackEmpty(ctx, r.Node, groups); err != nil {
-		return Claimed{}, err
+	for _, l := range groups {
+		c := &claimed[at[l.Lane]]
+		c.Locks = append(c.Locks, l)
 	}
-	c.Locks = append(c.Locks, groups...)
-	inLine(c.Locks)
-	return c, nil
+	for i := range claimed {
+		inLine(claimed[i].Locks)
+	}
+	return claimed, nil
 }
 
 // readClaim sends a claim and returns its solo locks whole, and those of groups without their entries.
-func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, b *pgx.Batch, start time.Time) (c Claimed, groups []*Lock, err error) {
-	results := q.db.SendBatch(ctx, b)
-	// Only when the batch has been read to its end is the claim committed: its rows arrive before.
-	defer func() { err = errors.Join(err, results.Close()) }()
-	for range b.Len() - 1 {
-		if _, err := results.Exec(); err != nil {
-			return c, nil, err
-		}
-	}
-	rows, err := results.Query()
+func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as form) (claimed []Claimed, groups []*Lock, err error) {
+	start := time.Now()
+	sql, args := as(r, lanes)
+	rows, err := q.db.Query(ctx, sql, args...)
 	if err != nil {
-		return c, nil, err
+		return nil, nil, err
 	}
-	defer rows.Close()
-	c.Locks = make([]*Lock, 0, min(r.Limit, 1000))
+	index := make(map[string]int, len(lanes))
+	for i, l := range lanes {
+		index[l.Flow] = i
+	}
+	claimed, came, met := make([]Claimed, len(lanes)), 0, 0
+	if len(lanes) == 1 {
+		claimed[0].Locks = make([]*Lock, 0, min(r.Limit, 1000))
+	}
 	var solo slab
 	var row claimRow
 	_, err = pgx.ForEachRow(rows, row.lock(), func() error {
-		switch {
+		at := index[row.flow.String] // that of a lane alone may not be named
+		switch c := &claimed[at]; {
 		case row.token == 0:
 			c.summary(&row, r.Limit)
 			solo.place(row.rows)
+			if row.startIn.Float64 > 0 {
+				r.Limit = min(r.Limit, int(row.startIn.Float64)) // the room that the queue's limits left
+			}
+			came, met = max(came, at+1), met+max(1, c.Seen)
 		case row.key.Valid:
-			groups = append(groups, &Lock{Key: row.key.String, Token: row.token, Lane: r.Lane, ClaimedAt: start, pos: row.pos})
+			groups = append(groups, &Lock{Key: row.key.String, Token: row.token, Lane: lanes[at].Lane, ClaimedAt: start, pos: row.pos})
 		default:
-			c.Locks = append(c.Locks, solo.lock(&row, r.Lane, start))
+			c.Locks = append(c.Locks, solo.lock(&row, lanes[at].Lane, start))
 		}
 		return nil
 	})
-	return c, groups, err
+	for i := range claimed[:came] { // the limit may have cut the last lane short
+		claimed[i].Emptied = claimed[i].Emptied && (i < came-1 || claimed[i].Seen == 0 || met < r.Limit)
+	}
+	// The claim is committed when all has been read.
+	return claimed[:came], groups, err
 }
 
 // slab hands out locks of one entry each from blocks of memory, which costs less than one by one.
@@ -263,11 +302,12 @@ type claimRow struct {
 	entry                     Entry
 	waited, startIn, finishIn pgtype.Float8
 	rows                      pgtype.FlatArray[pgtype.TID]
+	flow                      pgtype.Text
 }
 
 // lock is where the columns of a claim go, covered those of an entry that is read after the claim.
 func (c *claimRow) lock() []any {
-	return append(append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...), &c.rows)
+	return append(append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...), &c.rows, &c.flow)
 }
 
 func (c *claimRow) covered() []any {

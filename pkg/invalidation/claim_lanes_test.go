@@ -81,27 +81,67 @@ func TestAClaimOfSeveralLanesTakesOnlyThoseItComesTo(t *testing.T) {
 
 func TestKeysAmongSeveralLanesAreClaimedNext(t *testing.T) {
 	b := newBed(t, Config{})
-	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "K"}, Push{Flow: "a"}, Push{Flow: "b"})
-	claimed := b.claimLanes(100, flowLanes("a", "b")...)
+	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "K"}, Push{Flow: "a"}, Push{Flow: "b"}, Push{Flow: "c", LockKey: "L"})
+	claimed := b.claimLanes(100, flowLanes("a", "b", "c")...)
 	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[1]})
 	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[2]})
 	if c := claimed[0]; c.Emptied || c.Left > 0 || c.Mark > int64(ids[0]) {
 		t.Fatalf("the lane is found %+v, want to come back from where it begins", c)
 	}
-	claimed = b.claimLanes(100, LaneHead{Lane{1, "a"}, claimed[0].Mark + 1}, LaneHead{Lane: Lane{1, "b"}})
-	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[0]})
-	b.want(len(claimed), 1)
+	more := b.pushFlows("a", "d") // beside keys
+	claimed = b.claimLanes(100, append(flowLanes("b", "c", "d"), LaneHead{Lane{1, "a"}, claimed[0].Mark + 1})...)
+	b.want(entryIDs(claimed[1].Locks...), ids[3:])
+	b.want(entryIDs(claimed[2].Locks...), more[1:])
+	b.want(entryIDs(claimed[3].Locks...), []EntryID{ids[0], more[0]})
+	for i, c := range claimed {
+		for _, l := range c.Locks {
+			b.want(l.Lane.Flow, []string{"b", "c", "d", "a"}[i])
+		}
+		if !c.Emptied || c.Left > 0 {
+			t.Errorf("lane %d is found %+v, want it empty now", i, c)
+		}
+	}
 }
 
-// Whoever changes an entry holds its ready row for a moment: what cannot wait is claimed by itself, past that row.
+// Whoever changes an entry holds its ready row for a moment: that row alone is passed by.
 func TestARowThatSomebodyHoldsDoesNotStopAClaimOfSeveralLanes(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "b", "b")
 	holder := b.begin()
 	b.exec(holder, `SELECT FROM penstock.ready WHERE entry_id = $1 FOR UPDATE`, ids[1])
-	b.want(entryIDs(b.claimLanes(100, flowLanes("a", "b")...)[0].Locks...), ids[:1])
-	b.want(entryIDs(b.claimLanes(100, flowLanes("b")...)[0].Locks...), ids[2:])
+	claimed := b.claimLanes(100, flowLanes("a", "b")...)
+	b.want(entryIDs(claimed[0].Locks...), ids[:1])
+	b.want(entryIDs(claimed[1].Locks...), ids[2:])
+	b.want([]int{claimed[0].Left, claimed[1].Left}, []int{0, 1})
 	b.commit(holder)
+}
+
+// A pusher holds the ready row that it relies on: who begins at the head of a lane claims the key without it.
+func TestLanesThatAreScannedFromTheirBeginningAreClaimedStubbornly(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
+	pusher := b.begin()
+	b.pushAll(pusher, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
+	b.q.careful.be(several)
+	lanes := flowLanes("a", "b", "c")
+	lanes[1].Pos = 1
+	claimed := b.claimLanes(100, lanes...) // the first one says by itself whether to be stubborn
+	b.want([]int{len(claimed[0].Locks), len(claimed[1].Locks)}, []int{0, 0})
+	b.want(entryIDs(claimed[2].Locks...), ids[2:])
+	b.want(claimed[2].Left, 1) // its ready row
+	b.commit(pusher)
+}
+
+// A key stands in two lanes if its entries are of two flows: it is claimed once, for the flow that came first.
+func TestAKeyThatStandsInTwoLanesIsClaimedOnce(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.pushAll(b.pool, Push{Flow: "b", LockKey: "K"}, Push{Flow: "a", LockKey: "K"})
+	b.q.careful.be(several)
+	claimed := b.claimLanes(100, flowLanes("a", "b")...)
+	b.want(len(claimed[0].Locks), 0)
+	b.want(claimed[0].Left, 1)
+	b.want(entryIDs(claimed[1].Locks...), ids)
+	b.settle(doneAll(claimed[1].Locks...)...)
 }
 
 func TestLanesOfAFlowThatIsPushedBackArePassedBy(t *testing.T) {

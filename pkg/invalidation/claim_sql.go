@@ -11,50 +11,59 @@ const heldBackSQL = `(SELECT nullif(greatest(0, extract(epoch FROM greatest(
         (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
         (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = $3)) - clock_timestamp())), 0)::float8 AS wait)`
 
-// claimSQL takes up to $5 ready rows of lane ($1 queue, $2 priority, $3 flow) from place $4 on, and puts lock
-// records of node $6, claim $7 in their place. $8 is the queue's quantum in entries, $9 is stubborn (see Claim).
+// claimSQL takes up to $5 ready rows of lanes ($1 queue, $2 priority, $3 flows) from places $4 on, in this order, and puts
+// lock records of node $6, claim $7 in their place. $8 is the queue's quantum in entries, $9 says for each lane whether to be
+// stubborn (see Claim). A lane is locked when the limit has been shown to reach it.
 //
 // Claims of a lane exclude each other by a transaction-scoped try-lock: another claimer goes on to the next lane
 // instead of waiting. That is for speed alone; a ready row can be deleted but once, and a key has but one lock.
 //
 // A ready row that somebody else has locked is passed by, a group's that is locked by a pusher (see push_many) is
 // claimed without it when we are stubborn. A key is tried only under a try-lock of its own, so that the insert of
-// its lock never waits and the token it draws is larger than that of any earlier lock of the key.
+// its lock never waits and the token it draws is larger than that of any earlier lock of the key. One that stands in
+// several lanes is claimed where it stood first; two places in line are the same only if they are of one key.
 //
 // Sets of this statement meet in "IN (...) IS TRUE", which Postgres answers from a hash table; internal/postgres
 // says why they do not meet in joins.
 //
 // For groups only key and token come back: the entries must be read after this commits (claimGroupsSQL), for the
-// snapshot here may be older than the finish that freed the key. The last row says how the lane looked:
-// token 0, pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind,
+// snapshot here may be older than the finish that freed the key. Rows with token 0 say how each lane looked that the limit
+// reached: pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind,
 // and what the queue's limits left: how long to wait for a token bucket or a push-back (s), and room for how many locks.
-// The last two columns say where the rows of solo entries stand, and those of their locks in the same order (see finishPlacedSQL).
-const claimSQL = `
-WITH alone AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
-           /* admission */ AS ok
-), room AS MATERIALIZED (
-    SELECT /* room */ FROM alone CROSS JOIN LATERAL ` + heldBackSQL + ` b WHERE ok
+// No such row: what limits the queue is not as we know it, or somebody else has a limit alone.
+// The last columns say where the rows of solo entries stand, those of all their locks in the same order (see
+// finishPlacedSQL; with the first lane alone), and the flow.
+var claimSQL = `
+WITH room AS MATERIALIZED (
+    SELECT /* room */
+), alone AS MATERIALIZED (
+    SELECT l.ord, l.flow, l.place, l.stubborn, b.wait,
+           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS ok
+      FROM room
+     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, place, stubborn, ord)
+     CROSS JOIN LATERAL ` + laneHeldBackSQL + ` b
 ), head AS MATERIALIZED (
-    SELECT r.*
-      FROM room CROSS JOIN LATERAL (
+    SELECT a.ord, a.flow, a.stubborn, a.ok, a.wait, r.row, r.pos, r.lock_key
+      FROM alone a
+      LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
-            WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
+            WHERE a.ok AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.place
             ORDER BY pos
-            LIMIT (SELECT locks FROM room)) r
+            LIMIT (SELECT locks FROM room)) r ON true
+     LIMIT (SELECT greatest(1, locks) FROM room)
 ), mine AS MATERIALIZED (
-    SELECT ctid AS row, pos, entry_id
+    SELECT ctid AS row, pos, entry_id, flow
       FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM head))
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), groups AS MATERIALIZED (
-    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, c.entries, c.last_id, c.cost
+    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost
       FROM head h
      CROSS JOIN LATERAL (
            SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
@@ -63,21 +72,21 @@ WITH alone AS MATERIALIZED (
                     ORDER BY id LIMIT $8::int) q) c
      WHERE h.lock_key IS NOT NULL
        AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = h.lock_key) IS NULL
-       AND (h.pos IN (SELECT pos FROM mine) OR ($9::boolean AND c.entries > 0))
+       AND (h.pos IN (SELECT pos FROM mine) OR (h.stubborn AND c.entries > 0))
      ORDER BY h.lock_key, h.pos
 ), lock_solo AS (
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, $3, clock_timestamp()
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
       FROM solo
     ON CONFLICT DO NOTHING
     RETURNING token, pos, ctid AS row
 ), lock_group AS (
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, $3, clock_timestamp()
+    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, flow, clock_timestamp()
       FROM groups
      WHERE pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))
     ON CONFLICT DO NOTHING
-    RETURNING token, pos, lock_key, last_entry_id
+    RETURNING token, pos, lock_key, last_entry_id, flow
 ), taken AS (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM mine
@@ -86,16 +95,20 @@ WITH alone AS MATERIALIZED (
 )/* spent */
 SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at),
-       date_part('epoch', start_by - clock_timestamp()), date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[]
+       date_part('epoch', start_by - clock_timestamp()), date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[], flow
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
-SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow
   FROM lock_group
 UNION ALL
-SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head), NULL, (SELECT count(*) FROM room)::int,
-       (SELECT count(*) FROM head)::int - (SELECT count(*) FROM taken)::int, 0, NULL, NULL, NULL, NULL,
-       (SELECT wait FROM room), (SELECT locks FROM room)::float8, NULL /* spending */, NULL, (SELECT array_agg(row) FROM lock_solo)`
+SELECT 0, h.pos, h.rows, NULL, h.ok::int, (h.rows - h.taken)::int, 0, NULL, NULL, NULL, NULL,
+       greatest(h.wait, room.wait), CASE WHEN h.wait IS NULL THEN room.locks ELSE 0 END::float8, NULL /* spending */, NULL,
+       CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.flow
+  FROM (SELECT ord, flow, bool_and(ok) AS ok, max(wait) AS wait, coalesce(max(pos), 0) AS pos, count(pos) AS rows,
+               count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
+          FROM head GROUP BY ord, flow) h
+ CROSS JOIN room`
 
 // A queue under limits $10 (of swiftSQL: $8) claims with forms of their own of both statements. penstock.claim_room says for
 // how many locks there is room, if the limits are those that the queue knew of when it was opened and nobody else has one
@@ -103,33 +116,33 @@ SELECT 0, (SELECT coalesce(max(pos), 0) FROM head), (SELECT count(*) FROM head),
 // penstock.charge has the last word: it takes the claim back whose tokens lie beyond what may go uncounted. A group is covered
 // as far as token buckets reach.
 const (
-	unlimitedSQL = "AND NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)"
+	unlimitedSQL = "NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)"
 	roomSQL      = "CASE WHEN b.wait IS NULL THEN least($5::int, r.locks) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait, r.uncounted_to"
-	limited      = " b CROSS JOIN LATERAL penstock.claim_room($1, $3, $5, $%d::int[], $%d::int) r"
-	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT CASE WHEN $%[1]d::int > 0 OR %[3]s > (SELECT uncounted_to FROM room) THEN\n           penstock.charge($1, $3, $%[1]d::int, %[2]s, NULL, NULL, %[3]s, (SELECT uncounted_to FROM room)) END AS done\n)"
+	limited      = "penstock.claim_room($1, %s, $5, $%d::int[], $%d::int) r"
+	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT CASE WHEN $%[1]d::int > 0 OR %[3]s > (SELECT uncounted_to FROM room) THEN\n           penstock.charge($1, %[4]s, $%[1]d::int, %[2]s, NULL, NULL, %[3]s, (SELECT uncounted_to FROM room)) END AS done\n)"
+	oneFlow      = "CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END"
 )
 
 var (
-	claimFreeSQL = strings.NewReplacer(
-		"/* admission */", unlimitedSQL,
-		"/* room */", "CASE WHEN b.wait IS NULL THEN $5::int ELSE 0 END AS locks, coalesce(b.wait, 0) AS wait",
-	).Replace(claimSQL)
+	laneHeldBackSQL = strings.ReplaceAll(heldBackSQL, "$3", "l.flow")
+	claimFreeSQL    = strings.Replace(claimSQL, "/* room */", "$5::int AS locks, 0::float8 AS wait WHERE "+unlimitedSQL, 1)
 	claimLimitedSQL = strings.NewReplacer(
-		" /* admission */", "",
-		"/* room */", roomSQL+", greatest(1, least($8::int, r.entries / greatest(1, least($5::int, r.locks)))) AS quantum",
-		" b WHERE ok\n", fmt.Sprintf(limited, 10, 11)+" WHERE alone.ok AND r.ok\n",
+		"/* room */", "least($5::int, r.locks) AS locks, r.wait, r.uncounted_to, greatest(1, least($8::int, r.entries / greatest(1, least($5::int, r.locks)))) AS quantum\n      FROM "+
+			fmt.Sprintf(limited, oneFlow, 10, 11)+" WHERE r.ok",
 		"LIMIT $8::int", "LIMIT (SELECT quantum FROM room)",
-		"lock_key, last_entry_id\n", "lock_key, last_entry_id, entry_count\n",
+		"lock_key, last_entry_id, flow\n", "lock_key, last_entry_id, flow, entry_count\n",
 		"/* spent */", fmt.Sprintf(chargeSQL, 11, "(SELECT count(*) FROM lock_solo) + (SELECT coalesce(sum(entry_count), 0) FROM lock_group)::bigint",
-			"greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group))"),
+			"greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group))", oneFlow),
 		"NULL /* spending */", "(SELECT 0 FROM spent)",
 	).Replace(claimSQL)
 	// claimKeyedSQL is for queues with a rate for each lock key: it parks the keys that have to wait (see penstock.park).
 	claimKeyedSQL = strings.NewReplacer(
 		"), groups AS MATERIALIZED (", `), waits AS MATERIALIZED (
-    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.room, k.wait
-      FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS places FROM head WHERE lock_key IS NOT NULL) h
+    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.room, k.wait, h.flows[a.at] AS flow, h.stubborn[a.at] AS stubborn
+      FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS places, array_agg(flow) AS flows, array_agg(stubborn) AS stubborn
+              FROM head WHERE lock_key IS NOT NULL) h
      CROSS JOIN LATERAL penstock.key_rooms($1, h.keys, h.places) k
+     CROSS JOIN LATERAL (SELECT array_position(h.places, k.pos) AS at) a
 ), groups AS MATERIALIZED (`,
 		"      FROM head h\n", "      FROM waits h\n",
 		"LIMIT (SELECT quantum FROM room)", "LIMIT least(h.room, (SELECT quantum FROM room))",
@@ -145,14 +158,14 @@ var (
 		"NULL, NULL, greatest(", "(SELECT array_agg(lock_key) FROM lock_group), (SELECT array_agg(entry_count::bigint) FROM lock_group), greatest(",
 	).Replace(claimLimitedSQL)
 	swiftLimitedSQL = strings.NewReplacer(
-		unlimitedSQL, "",
+		"AND "+unlimitedSQL, "",
 		"), head AS MATERIALIZED (", `), room AS MATERIALIZED (
-    SELECT `+roomSQL+` FROM alone`+fmt.Sprintf(limited, 8, 9)+` WHERE b.ok AND r.ok
+    SELECT `+roomSQL+` FROM alone b CROSS JOIN LATERAL `+fmt.Sprintf(limited, "$3", 8, 9)+` WHERE b.ok AND r.ok
 ), head AS MATERIALIZED (`,
 		"FROM alone CROSS JOIN LATERAL (", "FROM room CROSS JOIN LATERAL (",
 		"alone.ok AND alone.wait IS NULL AND ", "",
 		"LIMIT $5::int", "LIMIT (SELECT locks FROM room)",
-		"    RETURNING ctid AS row\n)\n", "    RETURNING ctid AS row\n)"+fmt.Sprintf(chargeSQL, 9, "(SELECT count(*) FROM solo)", "(SELECT max(token) FROM solo)")+"\n",
+		"    RETURNING ctid AS row\n)\n", "    RETURNING ctid AS row\n)"+fmt.Sprintf(chargeSQL, 9, "(SELECT count(*) FROM solo)", "(SELECT max(token) FROM solo)", "$3")+"\n",
 		"a.ok::int", "(SELECT count(*) FROM room)::int",
 		"a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL,", "(SELECT wait FROM room), (SELECT locks FROM room)::float8, (SELECT 0 FROM spent),",
 	).Replace(swiftSQL)
@@ -167,7 +180,7 @@ const swiftSQL = `
 WITH alone AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true) IS NOT NULL
            AND pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0))
-           ` + unlimitedSQL + ` AS ok, b.wait
+           AND ` + unlimitedSQL + ` AS ok, b.wait
       FROM ` + heldBackSQL + ` b
 ), head AS MATERIALIZED (
     SELECT r.*
@@ -194,11 +207,11 @@ WITH alone AS MATERIALIZED (
 )
 SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at), date_part('epoch', start_by - clock_timestamp()),
-       date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[]
+       date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[], NULL::text
   FROM solo
 UNION ALL
 SELECT 0, h.pos, h.rows, NULL, a.ok::int, (h.rows - (SELECT count(*) FROM mine))::int, 0, NULL, NULL, NULL, NULL,
-       a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL, NULL, (SELECT array_agg(row) FROM locked)
+       a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL, NULL, (SELECT array_agg(row) FROM locked), NULL
   FROM alone a CROSS JOIN (SELECT coalesce(max(pos), 0) AS pos, count(*) AS rows FROM head) h`
 
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3.

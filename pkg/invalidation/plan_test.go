@@ -160,15 +160,16 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	id, node := b.q.ID, int64(here)
 	failure := `'{"error": "x", "class": "y"}'::jsonb`
 	return map[string]statement{
-		"claim swiftly": one(q.swift, `%d, 1::smallint, '', 0, 100, %d, 1`, id, node),
-		"claim lanes":   one(q.claimLanes, `%d, 1::smallint, '{"", a, b}', '{0, 0, 0}', 100, %d, 1`, id, node),
-		"claim solo":    {q.claim, b.claimArgs(0)},
-		"claim groups":  one(q.claim, `%d, 2::smallint, '', 0, 10, %d, 1, 100, false`, id, node),
-		"claimGroups":   one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
-		"readSolo":      one(readSoloSQL, `%d, %s, %s`, id, soloKeys, soloTokens),
-		"reclaim":       one(reclaimSQL, `%d, %d, 1`, id, node),
-		"sweep solo":    one(q.sweep, `%d, 1::smallint, '', %d, %d`, id, from, to),
-		"finishSolo":    one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}'`, id, soloIDs, soloTokens, fill("1::bigint", m), node),
+		"claim swiftly":         one(q.swift, `%d, 1::smallint, '', 0, 100, %d, 1`, id, node),
+		"claim lanes":           one(q.claimLanes, `%d, 1::smallint, '{"", a, b}', '{0, 0, 0}', 100, %d, 1`, id, node),
+		"claim solo":            {q.claim, b.claimArgs(0)},
+		"claim groups":          one(q.claim, `%d, 2::smallint, '{""}', '{0}', 10, %d, 1, 100, '{f}'`, id, node),
+		"claim groups of lanes": one(q.claim, `%d, 2::smallint, '{a, "", b}', '{0, 0, 0}', 10, %d, 1, 100, '{f, t, f}'`, id, node),
+		"claimGroups":           one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
+		"readSolo":              one(readSoloSQL, `%d, %s, %s`, id, soloKeys, soloTokens),
+		"reclaim":               one(reclaimSQL, `%d, %d, 1`, id, node),
+		"sweep solo":            one(q.sweep, `%d, 1::smallint, '', %d, %d`, id, from, to),
+		"finishSolo":            one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}'`, id, soloIDs, soloTokens, fill("1::bigint", m), node),
 		"finishPlaced": one(q.finishPlaced, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
 			array(rows), array(entryRows)),
 		"hold":       one(holdSQL, `%d, %s, %s`, id, keys, tokens),
@@ -195,7 +196,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 
 // claimArgs are the arguments of a claim of a hundred from the solo lane.
 func (b *bed) claimArgs(from int64) string {
-	return fmt.Sprintf(`%d, 1::smallint, '', %d, 100, %d, 1, 100, false`, b.q.ID, from, int64(here))
+	return fmt.Sprintf(`%d, 1::smallint, '{""}', '{%d}', 100, %d, 1, 100, '{f}'`, b.q.ID, from, int64(here))
 }
 
 // Every hot statement finds its rows through an index and touches no more of them as the backlog grows, whatever
@@ -234,7 +235,7 @@ func TestClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
 	hot := map[string]statement{
 		"claim under limits": {b.q.sql.claimLimited, b.claimArgs(0) + `, ` + limits + `, 2`},
 		"swift under limits": {b.q.sql.swiftLimited, fmt.Sprintf(`%d, 1::smallint, '', 0, 100, %d, 1, %s, 2`, b.q.ID, int64(here), limits)},
-		"claim keyed":        {b.q.sql.claimKeyed, fmt.Sprintf(`%d, 2::smallint, '', 0, 10, %d, 1, 1, false, %s, 2`, b.q.ID, int64(here), limits)},
+		"claim keyed":        {b.q.sql.claimKeyed, fmt.Sprintf(`%d, 2::smallint, '{a, ""}', '{0, 0}', 10, %d, 1, 1, '{f, t}', %s, 2`, b.q.ID, int64(here), limits)},
 	}
 	read := func(entries int) map[string]int {
 		b.fill(entries)

@@ -35,6 +35,7 @@ type start struct {
 
 const (
 	crowdKeys    = 6
+	crowdFlows   = 3
 	crowdEntries = 100
 )
 
@@ -65,7 +66,7 @@ func (c *crowd) push(key string) func(*rand.Rand) error {
 	return func(random *rand.Rand) error {
 		pushes := make([]Push, 1+random.IntN(3))
 		for i := range pushes {
-			pushes[i] = withPayload(Push{LockKey: key, Flow: fmt.Sprint(random.IntN(2))})
+			pushes[i] = withPayload(Push{LockKey: key, Flow: fmt.Sprint(random.IntN(crowdFlows))})
 			if key == "" && random.IntN(5) == 0 {
 				pushes[i].DueAt = time.Now().Add(20 * time.Millisecond)
 			}
@@ -99,28 +100,38 @@ func (c *crowd) push(key string) func(*rand.Rand) error {
 
 var errRollBack = errors.New("thought better of it")
 
-// node claims from one lane after another and ends what it runs in every way.
+// node claims from some lanes in one go, one or several, and ends what it runs in every way.
 func (c *crowd) node(id NodeID, q *Queue) func(*rand.Rand) error {
 	claims := int32(0)
 	return func(random *rand.Rand) error {
 		claims++
-		lane := Lane{Priority: 1, Flow: fmt.Sprint(random.IntN(2))}
-		got, err := q.Claim(c.ctx, ClaimRequest{Node: id, ClaimID: claims, Lane: lane, Limit: 1 + random.IntN(5), Stubborn: random.IntN(4) == 0})
+		var lanes []LaneHead
+		for _, flow := range random.Perm(crowdFlows)[:1+random.IntN(crowdFlows)] {
+			lanes = append(lanes, LaneHead{Lane: Lane{Priority: 1, Flow: fmt.Sprint(flow)}, Pos: int64(random.IntN(2))})
+		}
+		claimed, err := q.ClaimLanes(c.ctx, ClaimRequest{Node: id, ClaimID: claims, Lane: lanes[0].Lane, Limit: 1 + random.IntN(8), Stubborn: random.IntN(4) == 0}, lanes[1:])
 		if err != nil {
 			return err
 		}
 		if random.IntN(8) == 0 { // the machine looks elsewhere, and its locks may be taken away before anything starts
 			time.Sleep(time.Duration(random.IntN(80)) * time.Millisecond)
 		}
-		for _, l := range got.Locks {
-			if err := c.run(q, id, l, random); err != nil {
-				return err
+		for i, got := range claimed {
+			for _, l := range got.Locks {
+				if l.Lane != lanes[i].Lane {
+					c.Errorf("a lock of %v is returned among those of %v", l.Lane, lanes[i].Lane)
+				}
+				if err := c.run(q, id, l, random); err != nil {
+					return err
+				}
+			}
+			if got.Left > 0 {
+				if _, err := q.Sweep(c.ctx, lanes[i].Lane, 0, got.Mark); err != nil {
+					return err
+				}
 			}
 		}
-		if got.Left > 0 {
-			_, err = q.Sweep(c.ctx, lane, 0, got.Mark)
-		}
-		return err
+		return nil
 	}
 }
 

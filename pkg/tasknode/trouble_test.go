@@ -23,14 +23,13 @@ import (
 // troubled is a database to which things happen.
 type troubled struct {
 	*pgxpool.Pool
-	query func(sql string) error
+	query func(ctx context.Context, sql string) error
 	lost  func(sql string) error // of an answer, when the statement is committed
-	batch func(ctx context.Context, b *pgx.Batch)
 }
 
 func (d troubled) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if d.query != nil {
-		if err := d.query(sql); err != nil {
+		if err := d.query(ctx, sql); err != nil {
 			return nil, err
 		}
 	}
@@ -42,13 +41,6 @@ func (d troubled) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 		}
 	}
 	return rows, err
-}
-
-func (d troubled) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if d.batch != nil {
-		d.batch(ctx, b)
-	}
-	return d.Pool.SendBatch(ctx, b)
 }
 
 func startOn(t *testing.T, db troubled, h invalidation.HandlerFunc) (cancel func(), done chan error) {
@@ -73,7 +65,7 @@ func TestAClaimIsFoundAgainWhenItsEntriesCouldNotBeRead(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
 	var once sync.Once
-	startOn(t, troubled{Pool: pool, query: func(sql string) (err error) {
+	startOn(t, troubled{Pool: pool, query: func(_ context.Context, sql string) (err error) {
 		if strings.Contains(sql, "ORDER BY id LIMIT $4") {
 			once.Do(func() { err = &pgconn.PgError{Severity: "ERROR", Code: "57014"} })
 		}
@@ -133,14 +125,15 @@ func TestADrainDoesNotCutOffAClaim(t *testing.T) {
 	begun := make(chan struct{})
 	var once sync.Once
 	var cut atomic.Bool
-	cancel, done := startOn(t, troubled{Pool: pool, batch: func(ctx context.Context, b *pgx.Batch) {
-		if strings.Contains(b.QueuedQueries[b.Len()-1].SQL, "penstock lane") {
+	cancel, done := startOn(t, troubled{Pool: pool, query: func(ctx context.Context, sql string) error {
+		if strings.Contains(sql, "penstock lane") {
 			once.Do(func() {
 				<-begun
 				cancel()
 				cut.Store(ctx.Err() != nil)
 			})
 		}
+		return nil
 	}}, fine)
 	close(begun)
 	if err := <-done; err != nil {
