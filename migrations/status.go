@@ -77,6 +77,27 @@ func applied(ctx context.Context, db Queryer) (map[int64]time.Time, error) {
 	return found, err
 }
 
+// OldError says that the database is older than this program: no waiting helps.
+type OldError struct{ Missing string }
+
+func (e *OldError) Error() string {
+	return fmt.Sprintf("the schema is too old: migration %s is missing; apply it, or start one leader with --migrate", e.Missing)
+}
+
+// Final says that the error does not pass by itself.
+func (e *OldError) Final() {}
+
+// Check is an *OldError where a migration is missing that this program knows.
+func Check(ctx context.Context, db Queryer) error {
+	all, err := List(ctx, db)
+	for _, m := range all {
+		if m.State == Pending {
+			return &OldError{m.Name}
+		}
+	}
+	return err
+}
+
 // Names returns every migration that this program knows, in order, as pending: no database is asked.
 func Names() ([]Status, error) {
 	names, err := fs.Glob(files, "*.sql")

@@ -4,7 +4,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -190,45 +189,18 @@ func (p *pools) close() {
 
 // prepare waits for the database and sees to it that the schema is there. It returns early when ctx ends.
 func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error {
-	tooOld := (*schemaError)(nil)
-	err := postgres.Wait(ctx, p.duties, log, func() error {
-		err := migrate(ctx, cfg, p.duties, log)
-		if errors.As(err, &tooOld) {
-			return nil // no waiting helps
-		}
-		return err
-	})
-	if tooOld != nil {
-		return tooOld
-	}
-	return err
+	return postgres.Wait(ctx, p.duties, log, func() error { return migrate(ctx, cfg, p.duties, log) })
 }
 
 func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logger) error {
-	if cfg.Leader.Migrate {
-		n, err := migrations.Up(ctx, pool.Config().ConnConfig)
-		if n > 0 {
-			log.Info("migrated the schema", "applied", n)
-		}
-		return err
+	if !cfg.Leader.Migrate {
+		return migrations.Check(ctx, pool)
 	}
-	list, err := migrations.List(ctx, pool)
-	if err != nil {
-		return err
+	n, err := migrations.Up(ctx, pool.Config().ConnConfig)
+	if n > 0 {
+		log.Info("migrated the schema", "applied", n)
 	}
-	for _, m := range list {
-		if m.State == migrations.Pending {
-			return &schemaError{m.Name}
-		}
-	}
-	return nil
-}
-
-// schemaError says that the database is older than this program.
-type schemaError struct{ missing string }
-
-func (e *schemaError) Error() string {
-	return fmt.Sprintf("the schema is too old: migration %s is missing; apply it, or start one leader with --migrate", e.missing)
+	return err
 }
 
 func electionConfig(cfg Election, log *slog.Logger) election.Config {

@@ -18,15 +18,23 @@ func TestLeaderThatMustNotMigrateNamesWhatIsMissingAndChangesNothing(t *testing.
 		t.Fatal(err)
 	}
 	defer empty.Close()
-	var old *schemaError
-	if err := migrate(t.Context(), cfg, empty, log); !errors.As(err, &old) || old.missing != "00001_queue.sql" {
+	var old *migrations.OldError
+	if err := migrate(t.Context(), cfg, empty, log); !errors.As(err, &old) || old.Missing != "00001_queue.sql" {
 		t.Errorf("on an empty database: %v, want the first migration to be missing", err)
 	}
 	var tables int
 	if err := empty.QueryRow(t.Context(), `SELECT count(*) FROM pg_class WHERE oid = to_regclass($1)`, migrations.Table).Scan(&tables); err != nil || tables != 0 {
 		t.Errorf("a look made %d tables (%v)", tables, err)
 	}
-	if err := migrate(t.Context(), cfg, pgtest.New(t), log); err != nil {
+	if err := prepare(t.Context(), cfg, &pools{duties: empty}, log); !errors.As(err, &old) {
+		t.Errorf("it waits, or says %v", err)
+	}
+	cfg.Leader.Migrate = true
+	if err := prepare(t.Context(), cfg, &pools{duties: empty}, log); err != nil {
+		t.Errorf("migrating by a session of a leader: %v", err)
+	}
+	cfg.Leader.Migrate = false
+	if err := migrate(t.Context(), cfg, empty, log); err != nil {
 		t.Errorf("on a migrated database: %v", err)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
+	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/governor"
@@ -68,7 +69,17 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer stopTracing()
-	if err := postgres.Wait(ctx, claims, log, func() error { return beats.Ping(ctx) }); err != nil || ctx.Err() != nil {
+	err = postgres.Wait(ctx, claims, log, func() error {
+		if err := beats.Ping(ctx); err != nil {
+			return err
+		}
+		err := migrations.Check(ctx, claims)
+		if postgres.Code(err) == "42501" {
+			return nil // the node's role may not read what was applied
+		}
+		return err
+	})
+	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	n, err := newNode(cfg, claims, beats, tracing, log)

@@ -8,7 +8,8 @@ import (
 )
 
 // Wait calls try until it succeeds, ever more rarely while the database is away, then does Check and logs its advice.
-// It returns nil early when ctx ends, and at once any error that does not pass by itself.
+// It returns nil early when ctx ends, and at once any error that does not pass by itself: ErrIsolation, what the server
+// says for good, and what has a method Final.
 func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := try()
@@ -21,7 +22,8 @@ func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error 
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, ErrIsolation) || !Unavailable(err) {
+		var final interface{ Final() }
+		if errors.Is(err, ErrIsolation) || errors.As(err, &final) || !Unavailable(err) {
 			return err
 		}
 		log.Warn("waiting for the database", "error", err)

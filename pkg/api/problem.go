@@ -26,6 +26,7 @@ var (
 	errLoop        = errors.New("entries push one another without end")
 	errSlow        = errors.New("the body came too slowly")
 	errTaken       = errors.New("another change came in between; try again")
+	errHeld        = errors.New("a transaction that does not end holds what this would change: let it end, or end it (penstock doctor names those that last), and try again")
 	errUnavailable = errors.New("the database is not available; try again")
 	errTimeout     = errors.New("the request took too long; try again")
 	errInternal    = errors.New("something went wrong here; the leader's log says what")
@@ -56,6 +57,7 @@ var statuses = []struct {
 	{errUnconditional, http.StatusPreconditionRequired, "precondition_required"},
 	{errChanged, http.StatusPreconditionFailed, "precondition_failed"},
 	{errTaken, http.StatusConflict, "state_conflict"},
+	{errHeld, http.StatusConflict, "state_conflict"},
 	{errLoop, http.StatusConflict, "loop"},
 	{invalidation.ErrQueueNotFound, http.StatusNotFound, "queue_not_found"},
 	{invalidation.ErrEntryNotFound, http.StatusNotFound, "entry_not_found"},
@@ -77,7 +79,7 @@ var sqlstates = map[string]error{
 	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS003": invalidation.ErrPayloadTooLarge,
 	"PS004": invalidation.ErrIdempotencyConflict, "PS005": invalidation.ErrQueueFull, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
 	"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS011": errLoop, "PS012": invalidation.ErrNotFound,
-	"57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errTaken,
+	"57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errHeld,
 }
 
 // Problem is a problem document.

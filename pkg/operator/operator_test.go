@@ -1,9 +1,12 @@
 package operator
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -461,5 +464,38 @@ func TestListOfQueuesReadsSamplesWhereThereAreSome(t *testing.T) {
 	b.exec(`UPDATE penstock.sample SET at = at - interval '31 seconds'`)
 	if q := find(b.d.Queues(t.Context())); q.Pending != 1 || q.SampledAt != nil {
 		t.Errorf("with an old sample it says %+v, want what is there now", q)
+	}
+}
+
+func TestDropThatWaitsInVainSaysForWhom(t *testing.T) {
+	b := newBed(t)
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: b.pool.Config().ConnString(), LockTimeout: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `SELECT count(*) FROM penstock.entry_work`); err != nil {
+		t.Fatal(err)
+	}
+	who := fmt.Sprintf("session %d ", tx.Conn().PgConn().PID())
+	if err := New(pool).DropQueue(t.Context(), "work", true, by); !errors.Is(err, invalidation.ErrState) || !strings.Contains(err.Error(), who) {
+		t.Errorf("drop beside a transaction says %v, want it to name %s", err, who)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	if err := New(pool).AlterQueue(t.Context(), "work", map[string]any{"capacity": 5}, by); !errors.Is(err, invalidation.ErrState) || !strings.Contains(err.Error(), "waited in vain") {
+		t.Errorf("alter beside a transaction says %v", err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := New(pool).DropQueue(t.Context(), "work", true, by); err != nil {
+		t.Errorf("drop afterwards: %v", err)
 	}
 }

@@ -186,15 +186,16 @@ func (d *Database) CreateQueue(ctx context.Context, name string, options map[str
 
 // AlterQueue changes settings of a queue; a nil value takes a setting away.
 func (d *Database) AlterQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
-	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+	err := postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
 		if _, err := invalidation.Alter(ctx, tx, name, options); err != nil {
 			return err
 		}
 		return record(ctx, tx, by, "alter_queue", name, options)
 	})
+	return d.waited(ctx, "alter", name, err)
 }
 
 // DropQueue removes a queue; with force also one that has entries, which are lost.
 func (d *Database) DropQueue(ctx context.Context, name string, force bool, by invalidation.By) error {
-	return invalidation.Drop(ctx, d.db, name, force, by)
+	return d.waited(ctx, "drop", name, invalidation.Drop(ctx, d.db, name, force, by))
 }
