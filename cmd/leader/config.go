@@ -43,7 +43,7 @@ type TLS struct {
 // HTTP bounds what the server takes.
 type HTTP struct {
 	Conns           int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
-	ConnsPerAddress int           `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
+	ConnsPerAddress int           `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most, and requests at once over them; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
 	BodyBytes       int64         `koanf:"body_bytes_max" help:"bytes in the body of a push, at most"`
 	Entries         int           `koanf:"entries_max" help:"entries in one push, at most"`
 	Timeout         time.Duration `koanf:"timeout" help:"for the work of one request"`

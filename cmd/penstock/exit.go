@@ -83,7 +83,7 @@ var kinds = []struct {
 	{code("57014"), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
 	{problem("unauthorized", "forbidden", "not_local"), exitUnavailable, "check the token in --token-file (PENSTOCK_TOKEN); penstock token list shows what each may do"},
 	{problem("timeout"), exitTimeout, "narrow the filter; the server bounds the time of a request"},
-	{problem("unavailable", "busy", "too_many_waiters"), exitUnavailable, "try again; the leader's log and /readyz say what is missing"},
+	{problem("unavailable", "busy", "too_many_waiters", "too_many_requests"), exitUnavailable, "try again; the leader's log and /readyz say what is missing"},
 	{problem("unknown", "no_such_address", "method_not_allowed"), exitUnavailable, "check --server (PENSTOCK_SERVER): no leader of this version answers there"},
 	{lateAnswer, exitTimeout, "narrow the filter, or give the request longer with --timeout"},
 	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; --database-url needs none"},

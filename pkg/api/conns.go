@@ -1,8 +1,13 @@
 package api
 
 import (
+	"context"
+	"crypto/tls"
+	"errors"
 	"io"
+	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -12,11 +17,8 @@ import (
 // act upon; one that waits to be accepted could not be told from a server that hangs.
 type bounded struct {
 	net.Listener
-	places chan struct{}
-
-	perAddress int
-	mu         sync.Mutex
-	from       map[netip.Prefix]int
+	places          chan struct{}
+	conns, requests tally // a connection of HTTP/2 carries many requests: there may be as many as connections
 
 	// refusals bounds those that are being told; beyond it connections are closed without a word.
 	refusals chan struct{}
@@ -25,33 +27,52 @@ type bounded struct {
 
 func bound(listener net.Listener, conns, perAddress int, silent bool) net.Listener {
 	return &bounded{
-		Listener: listener, places: make(chan struct{}, conns), perAddress: perAddress, from: map[netip.Prefix]int{},
+		Listener: listener, places: make(chan struct{}, conns), conns: tally{most: perAddress}, requests: tally{most: perAddress},
 		refusals: make(chan struct{}, 64), silent: silent,
 	}
 }
 
+// tally counts what each address has, up to the most that one may have.
+type tally struct {
+	most int
+	mu   sync.Mutex
+	of   map[netip.Prefix]int
+}
+
+func (t *tally) enter(from netip.Prefix) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of[from] >= t.most {
+		return false
+	}
+	if t.of == nil {
+		t.of = map[netip.Prefix]int{}
+	}
+	t.of[from]++
+	return true
+}
+
+func (t *tally) leave(from netip.Prefix) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of[from]--; t.of[from] == 0 {
+		delete(t.of, from)
+	}
+}
+
 // enter gives a connection a place, if there is one for it.
-func (b *bounded) enter(conn net.Conn) (leave func(), ok bool) {
-	from := origin(conn.RemoteAddr())
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.from[from] >= b.perAddress {
+func (b *bounded) enter(conn net.Conn) (*counted, bool) {
+	c := &counted{Conn: conn, from: origin(conn.RemoteAddr()), listener: b}
+	if !b.conns.enter(c.from) {
 		return nil, false
 	}
 	select {
 	case b.places <- struct{}{}:
+		return c, true
 	default:
+		b.conns.leave(c.from)
 		return nil, false
 	}
-	b.from[from]++
-	return sync.OnceFunc(func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if b.from[from]--; b.from[from] == 0 {
-			delete(b.from, from)
-		}
-		<-b.places
-	}), true
 }
 
 // origin is whose connection it is: an IPv4 address, or the IPv6 network that one customer is given.
@@ -75,8 +96,8 @@ func (b *bounded) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if leave, ok := b.enter(conn); ok {
-			return &counted{Conn: conn, leave: leave}, nil
+		if c, ok := b.enter(conn); ok {
+			return c, nil
 		}
 		select {
 		case b.refusals <- struct{}{}:
@@ -112,10 +133,43 @@ func (b *bounded) refuse(conn net.Conn) {
 // counted is a connection that has a place.
 type counted struct {
 	net.Conn
-	leave func()
+	from     netip.Prefix
+	listener *bounded
+	closed   sync.Once
 }
 
 func (c *counted) Close() error {
-	defer c.leave()
+	defer c.closed.Do(func() {
+		c.listener.conns.leave(c.from)
+		<-c.listener.places
+	})
 	return c.Conn.Close()
+}
+
+// carrier is the key of a request's *counted.
+type carrier struct{}
+
+func withCarrier(ctx context.Context, conn net.Conn) context.Context {
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
+	return context.WithValue(ctx, carrier{}, conn)
+}
+
+var errRequests = errors.New("too many requests from this address are under way; try again")
+
+// perAddress refuses requests beyond those that one address may have under way.
+func perAddress(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(carrier{}).(*counted); ok {
+			if !c.listener.requests.enter(c.from) {
+				p := problem(errRequests)
+				maps.Copy(w.Header(), p.GetHeaders())
+				writeJSON(w, p.ContentType(""), p.Status, p)
+				return
+			}
+			defer c.listener.requests.leave(c.from)
+		}
+		next.ServeHTTP(w, r)
+	})
 }

@@ -78,6 +78,11 @@ func (a *authority) server(name string) (certFile, keyFile string) {
 // serve starts a server that says hello, and returns its address.
 func serve(t *testing.T, cfg api.ListenConfig) string {
 	t.Helper()
+	return serveHandler(t, cfg, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+}
+
+func serveHandler(t *testing.T, cfg api.ListenConfig, handler http.HandlerFunc) string {
+	t.Helper()
 	cfg.Address = "127.0.0.1:0"
 	listener, err := api.Listen(t.Context(), cfg)
 	if err != nil {
@@ -86,7 +91,7 @@ func serve(t *testing.T, cfg api.ListenConfig) string {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- api.Serve(ctx, listener, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }), slog.New(slog.DiscardHandler))
+		ended <- api.Serve(ctx, listener, handler, slog.New(slog.DiscardHandler))
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -244,6 +249,54 @@ func TestOneAddressDoesNotTakeThePlacesOfOthers(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("the address gets no answer although one of its connections has gone")
 		}
+	}
+}
+
+// One connection of HTTP/2 carries as many requests as its client likes.
+func TestRequestsOfOneAddressAreBoundedOverOneConnection(t *testing.T) {
+	ca := newAuthority(t)
+	roots := x509.NewCertPool()
+	roots.AddCert(parsed(t, ca.file))
+	certFile, keyFile := ca.server("leader")
+	began, end := make(chan bool), make(chan bool)
+	address := serveHandler(t, api.ListenConfig{CertFile: certFile, KeyFile: keyFile, ConnsPerAddressMax: 2}, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			began <- true
+			<-end
+		}
+		_, _ = io.WriteString(w, r.Proto)
+	})
+	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true}}
+	ask := func(path string) (int, string, http.Header) {
+		r, _ := http.NewRequestWithContext(t.Context(), "GET", "https://"+address+path, nil)
+		response, err := client.Do(r)
+		if err != nil {
+			t.Error(err)
+			return 0, "", nil
+		}
+		defer response.Body.Close()
+		text, _ := io.ReadAll(response.Body)
+		return response.StatusCode, string(text), response.Header
+	}
+	if _, text, _ := ask("/"); text != "HTTP/2.0" {
+		t.Fatalf("the server speaks %q", text)
+	}
+	done := make(chan int, 2)
+	for range 2 {
+		go func() { status, _, _ := ask("/slow"); done <- status }()
+		<-began
+	}
+	if status, text, header := ask("/"); status != 429 || !strings.Contains(text, `"too_many_requests"`) || header.Get("Retry-After") != "1" {
+		t.Errorf("a third request at once is answered %d %s", status, text)
+	}
+	close(end)
+	for range 2 {
+		if status := <-done; status != 200 {
+			t.Errorf("one of the first two is answered %d", status)
+		}
+	}
+	if status, text, _ := ask("/"); status != 200 {
+		t.Errorf("when they are over: %d %s", status, text)
 	}
 }
 

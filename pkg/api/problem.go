@@ -52,6 +52,7 @@ var statuses = []struct {
 	{errBomb, http.StatusRequestEntityTooLarge, "payload_too_large"},
 	{errKeyInUse, http.StatusConflict, "idempotency_key_in_use"},
 	{errBusy, http.StatusServiceUnavailable, "busy"},
+	{errRequests, http.StatusTooManyRequests, "too_many_requests"},
 	{errCrowded, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{errUnconditional, http.StatusPreconditionRequired, "precondition_required"},
@@ -120,7 +121,7 @@ func (p *Problem) GetHeaders() http.Header {
 	switch {
 	case p.RetryAfterMS != nil:
 		header.Set("Retry-After", retryAfter(time.Duration(*p.RetryAfterMS)*time.Millisecond))
-	case p.Status == http.StatusServiceUnavailable, p.Code == "idempotency_key_in_use":
+	case p.Status == http.StatusServiceUnavailable, p.Code == "idempotency_key_in_use", p.Code == "too_many_requests":
 		header.Set("Retry-After", "1")
 	case p.Status == http.StatusUnauthorized:
 		header.Set("WWW-Authenticate", `Bearer realm="penstock"`)

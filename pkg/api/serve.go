@@ -17,7 +17,9 @@ const grace = 5 * time.Second
 // connections goes to log.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) error {
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           perAddress(handler),
+		ConnContext:       withCarrier,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100},
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       waitMax + 30*time.Second, // which ends a request that waits as well
 		WriteTimeout:      waitMax + 30*time.Second,
