@@ -917,6 +917,7 @@ DECLARE
     needs integer := 0;
     used  bigint;
     most  bigint; -- of any flow, where the limit is for each
+    whole boolean := false; -- what all flows share leaves no room
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         PERFORM penstock.need_read_committed();
@@ -973,6 +974,7 @@ BEGIN
                 most := used;
             END IF;
             locks := least(locks, greatest(0, (l.max_units - used) / l.units));
+            whole := whole OR NOT l.per_flow AND l.max_units - used < l.units;
             most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
             IF most >= 4 * wanted THEN
                 -- An operator may have the row, and waits for the lock that we have.
@@ -980,7 +982,8 @@ BEGIN
                  WHERE x.ctid = (SELECT y.ctid FROM penstock."limit" y WHERE y.id = l.id FOR NO KEY UPDATE SKIP LOCKED);
             END IF;
         END IF;
-        IF l.rate IS NOT NULL THEN
+        IF l.rate IS NOT NULL AND (in_flow IS NOT NULL OR NOT l.per_flow) THEN
+            whole := whole OR NOT l.per_flow AND l.held < l.units;
             entries := least(entries, floor(greatest(0, l.held) / l.units));
             IF l.held < l.units THEN
                 wait := greatest(wait, (l.units - l.held) / l.rate);
@@ -988,6 +991,9 @@ BEGIN
         END IF;
     END LOOP;
     locks := least(locks, entries);
+    IF whole THEN
+        uncounted_to := 0;
+    END IF;
     ok := coalesce(ids = known AND needs = pace, false);
 END $$;
 

@@ -32,6 +32,7 @@ type Claimed struct {
 	// Wait is how long a token bucket needs or the push-back lasts, 0 if a lock must end.
 	Limited bool
 	Wait    time.Duration
+	Whole   bool // of Limited: what all lanes of the queue share left no room, so that no other one is worth a try
 	// Mark is the place in line from which the next claim of the lane may begin. It only saves walking over what
 	// is dead already: a row may come in behind it, so begin at 0 about once a second.
 	Mark int64
@@ -214,9 +215,7 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 		case row.token == 0:
 			c.summary(&row, r.Limit)
 			solo.place(row.rows)
-			if row.startIn.Float64 > 0 {
-				r.Limit = min(r.Limit, int(row.startIn.Float64)) // the room that the queue's limits left
-			}
+			r.Limit = min(r.Limit, int(max(1, row.entry.Cost))) // the room that the queue's limits left
 			came, met = max(came, at+1), met+max(1, c.Seen)
 		case row.key.Valid:
 			groups = append(groups, &Lock{Key: row.key.String, Token: row.token, Lane: lanes[at].Lane, ClaimedAt: start, pos: row.pos})
@@ -286,7 +285,7 @@ func (c *Claimed) summary(row *claimRow, limit int) {
 	if room := row.startIn; room.Valid {
 		limit = min(limit, int(room.Float64))
 		if room.Float64 < 1 {
-			c.Limited = true
+			c.Limited, c.Whole = true, row.entry.Cost < 1
 			c.Wait = time.Duration(row.waited.Float64 * float64(time.Second))
 		}
 	}

@@ -93,7 +93,7 @@ SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, tr
        date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[], flow
   FROM solo
 UNION ALL
-SELECT 0, h.pos, h.rows, NULL, h.ok::int, h.keys::int, 0, NULL, NULL, NULL, NULL,
+SELECT 0, h.pos, h.rows, NULL, h.ok::int, h.keys::int, /* shared */ $5::int, NULL, NULL, NULL, NULL,
        h.wait, CASE WHEN h.wait IS NOT NULL THEN 0::float8 END, NULL, NULL,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM locked) END, h.flow
   FROM (SELECT ord, flow, bool_and(ok) AS ok, max(wait) AS wait, coalesce(max(pos), 0) AS pos, count(pos) AS rows, count(pos) - count(entry_id) AS keys
@@ -106,7 +106,8 @@ var claimLanesLimitedSQL = strings.NewReplacer(
     SELECT least($5::int, r.locks) AS locks, r.uncounted_to FROM penstock.claim_room($1, NULL, $5::int, $8::int[], $9::int) r WHERE r.ok
 ), alone`,
 	unlimitedSQL, "EXISTS (SELECT FROM room)",
-	"     LIMIT $5::int\n)", "     LIMIT (SELECT locks FROM room)\n)",
+	"LIMIT $5::int) r ON true\n     LIMIT $5::int\n", "LIMIT (SELECT locks FROM room)) r ON true\n     LIMIT (SELECT greatest(1, locks) FROM room)\n",
+	"/* shared */ $5::int", sharedSQL,
 	"    RETURNING ctid AS row\n)\n", `    RETURNING ctid AS row
 ), spent AS MATERIALIZED (
     SELECT CASE WHEN max(token) > (SELECT uncounted_to FROM room) THEN

@@ -248,12 +248,39 @@ func TestLanesOfAQueueUnderALimitAreClaimedTogether(t *testing.T) {
 	if !claimed[0].Emptied || claimed[1].Emptied {
 		t.Errorf("found %+v, want the first lane empty and something left in the second", claimed)
 	}
-	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || !claimed[0].Limited {
+	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || !claimed[0].Limited || !claimed[0].Whole {
 		t.Errorf("found %+v beside a limit that is used up", claimed)
 	}
 	// A limit for each flow is counted for one flow at a time, where it is near.
 	b.must(SetLimit(b.ctx, b.pool, "five", Limit{MaxUnits: &five, PerFlow: true}))
 	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || len(claimed[0].Locks) != 2 {
 		t.Errorf("found %+v, want the two that are left of one flow", claimed)
+	}
+}
+
+// Only what all flows share says something about the other lanes. Each form of the claim says it.
+func TestARefusalSaysWhetherItIsOfTheWholeQueue(t *testing.T) {
+	one := 1
+	for what, l := range map[string]Limit{"units": {MaxUnits: &one}, "rate": {Rate: 1e-6, Burst: 1}} {
+		for _, perFlow := range []bool{false, true} {
+			b := newBed(t, Config{})
+			l.PerFlow = perFlow
+			b.q = b.under("one", l, map[string]int{"work": 1})["work"]
+			b.pushFlows("a", "a", "a", "b")
+			b.claimAs(ClaimRequest{Node: here, Lane: Lane{1, "a"}, Limit: 1})
+			for _, careful := range []bool{false, true} {
+				if careful {
+					b.q.careful.be(Lane{1, "a"})
+				}
+				c := b.claimAs(ClaimRequest{Node: here, Lane: Lane{1, "a"}, Limit: 9})
+				if !c.Limited || c.Whole == perFlow || len(c.Locks) > 0 {
+					t.Errorf("%s, per flow %v, carefully %v: found %+v", what, perFlow, careful, c)
+				}
+			}
+			claimed := b.claimLanes(9, flowLanes("a", "b")...)
+			if c := claimed[0]; !c.Limited || c.Whole == perFlow {
+				t.Errorf("%s, per flow %v: found %+v among several lanes", what, perFlow, claimed)
+			}
+		}
 	}
 }

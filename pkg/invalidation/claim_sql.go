@@ -29,7 +29,8 @@ const heldBackSQL = `(SELECT nullif(greatest(0, extract(epoch FROM greatest(
 // For groups only key and token come back: the entries must be read after this commits (claimGroupsSQL), for the
 // snapshot here may be older than the finish that freed the key. Rows with token 0 say how each lane looked that the limit
 // reached: pos the last place seen, id the rows seen, attempt 1 if we were alone, crashes the rows left behind,
-// and what the queue's limits left: how long to wait for a token bucket or a push-back (s), and room for how many locks.
+// cost the room for locks that all lanes share, 0 if there is none, and what the queue's limits left: how long to wait for a token
+// bucket or a push-back (s), and room for how many locks.
 // No such row: what limits the queue is not as we know it, or somebody else has a limit alone.
 // The last columns say where the rows of solo entries stand, those of all their locks in the same order (see
 // finishPlacedSQL; with the first lane alone), and the flow.
@@ -102,7 +103,7 @@ UNION ALL
 SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow
   FROM lock_group
 UNION ALL
-SELECT 0, h.pos, h.rows, NULL, h.ok::int, (h.rows - h.taken)::int, 0, NULL, NULL, NULL, NULL,
+SELECT 0, h.pos, h.rows, NULL, h.ok::int, (h.rows - h.taken)::int, /* shared */ $5::int, NULL, NULL, NULL, NULL,
        greatest(h.wait, room.wait), CASE WHEN h.wait IS NULL THEN room.locks ELSE 0 END::float8, NULL /* spending */, NULL,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.flow
   FROM (SELECT ord, flow, bool_and(ok) AS ok, max(wait) AS wait, coalesce(max(pos), 0) AS pos, count(pos) AS rows,
@@ -120,6 +121,7 @@ const (
 	roomSQL      = "CASE WHEN b.wait IS NULL THEN least($5::int, r.locks) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait, r.uncounted_to"
 	limited      = "penstock.claim_room($1, %s, $5, $%d::int[], $%d::int) r"
 	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT CASE WHEN $%[1]d::int > 0 OR %[3]s > (SELECT uncounted_to FROM room) THEN\n           penstock.charge($1, %[4]s, $%[1]d::int, %[2]s, NULL, NULL, %[3]s, (SELECT uncounted_to FROM room)) END AS done\n)"
+	sharedSQL    = "coalesce((SELECT CASE WHEN uncounted_to > 0 THEN greatest(1, locks) ELSE 0 END FROM room), 1)"
 	oneFlow      = "CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END"
 )
 
@@ -133,7 +135,7 @@ var (
 		"lock_key, last_entry_id, flow\n", "lock_key, last_entry_id, flow, entry_count\n",
 		"/* spent */", fmt.Sprintf(chargeSQL, 11, "(SELECT count(*) FROM lock_solo) + (SELECT coalesce(sum(entry_count), 0) FROM lock_group)::bigint",
 			"greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group))", oneFlow),
-		"NULL /* spending */", "(SELECT 0 FROM spent)",
+		"NULL /* spending */", "(SELECT 0 FROM spent)", "/* shared */ $5::int", sharedSQL,
 	).Replace(claimSQL)
 	// claimKeyedSQL is for queues with a rate for each lock key: it parks the keys that have to wait (see penstock.park).
 	claimKeyedSQL = strings.NewReplacer(
@@ -158,7 +160,7 @@ var (
 		"NULL, NULL, greatest(", "(SELECT array_agg(lock_key) FROM lock_group), (SELECT array_agg(entry_count::bigint) FROM lock_group), greatest(",
 	).Replace(claimLimitedSQL)
 	swiftLimitedSQL = strings.NewReplacer(
-		"AND "+unlimitedSQL, "",
+		"AND "+unlimitedSQL, "", "/* shared */ $5::int", sharedSQL,
 		"), head AS MATERIALIZED (", `), room AS MATERIALIZED (
     SELECT `+roomSQL+` FROM alone b CROSS JOIN LATERAL `+fmt.Sprintf(limited, "$3", 8, 9)+` WHERE b.ok AND r.ok
 ), head AS MATERIALIZED (`,
@@ -210,7 +212,7 @@ SELECT token, pos, id, NULL::text, attempt, crashes, coalesce(cost, 0), name, tr
        date_part('epoch', finish_by - clock_timestamp()), row, NULL::tid[], NULL::text
   FROM solo
 UNION ALL
-SELECT 0, h.pos, h.rows, NULL, a.ok::int, (h.rows - (SELECT count(*) FROM mine))::int, 0, NULL, NULL, NULL, NULL,
+SELECT 0, h.pos, h.rows, NULL, a.ok::int, (h.rows - (SELECT count(*) FROM mine))::int, /* shared */ $5::int, NULL, NULL, NULL, NULL,
        a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL, NULL, (SELECT array_agg(row) FROM locked), NULL
   FROM alone a CROSS JOIN (SELECT coalesce(max(pos), 0) AS pos, count(*) AS rows FROM head) h`
 

@@ -81,7 +81,7 @@ func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	for _, l := range b.active {
 		key := l.key
 		refused := !l.claiming && l.refused != 0 && l.resting(now, b.freed)
-		if p, asks := asked[key.queue]; asks && !refused && b.queues[key.queue].open(key.lane.Flow, now) {
+		if p, asks := asked[key.queue]; asks && !refused && b.queues[key.queue].open(key.lane.Flow, now, b.freed) {
 			choices = append(choices, choice{key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow), p.patience, l.passed})
 			lanes = append(lanes, l)
 		}

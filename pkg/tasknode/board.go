@@ -39,6 +39,8 @@ type service struct {
 	last    invalidation.Lane
 	seen    bool // last has a lane in it
 	heardAt time.Time
+	again   time.Time // when to try its lanes again, since what they share left no room
+	refused int64     // what freed was then
 }
 
 // rememberMax is how many lanes a board remembers, beside those that have work.
@@ -179,10 +181,10 @@ func (b *board) sleep(l *lane) {
 }
 
 // open says that a flow of a queue may be claimed from: neither is paused, and the queue is neither disabled nor at its
-// limit on this node.
-func (s *service) open(flow string, now time.Time) bool {
+// limit on this node, nor does it rest.
+func (s *service) open(flow string, now time.Time, freed int64) bool {
 	c := &s.queue.Config
-	if c.Disabled != nil || (c.MaxConcurrentPerNode > 0 && s.held >= c.MaxConcurrentPerNode) {
+	if now.Before(s.again) && s.refused == freed || c.Disabled != nil || (c.MaxConcurrentPerNode > 0 && s.held >= c.MaxConcurrentPerNode) {
 		return false
 	}
 	_, held := s.queue.Held(flow, now)
@@ -212,7 +214,7 @@ func (b *board) take(rank Ranker, affinity Affinity, idle bool, most int, now ti
 	for _, l := range b.active {
 		s := b.queues[l.key.queue]
 		l.Busy = l.claiming || l.elsewhere(now)
-		if over[l] || (!l.Busy && l.resting(now, b.freed)) || !s.open(l.key.lane.Flow, now) {
+		if over[l] || (!l.Busy && l.resting(now, b.freed)) || !s.open(l.key.lane.Flow, now, b.freed) {
 			continue
 		}
 		l.Queue = s.queue
@@ -338,7 +340,7 @@ func (b *board) rested(now time.Time) time.Duration {
 	defer b.mu.Unlock()
 	first := time.Hour
 	for _, l := range b.active {
-		if rest := l.again.Sub(now); !l.claiming && rest > 0 {
+		if rest := max(l.again.Sub(now), b.queues[l.key.queue].again.Sub(now)); !l.claiming && rest > 0 {
 			first = min(first, rest)
 		}
 	}
@@ -351,6 +353,13 @@ func (b *board) refuse(v *visit, again time.Time) {
 	defer b.mu.Unlock()
 	b.end(v, true)
 	v.lane.again, v.lane.refused = again, v.freed
+}
+
+// refuseQueue notes that all lanes of the queue of a visit would be refused as well.
+func (b *board) refuseQueue(v *visit, again time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v.service.again, v.service.refused = again, v.freed
 }
 
 // free notes that something came free that a claim may need.

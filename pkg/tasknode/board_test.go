@@ -35,6 +35,35 @@ func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
 	}
 }
 
+// What all lanes of a queue share is asked for once, not by each lane; other queues go on.
+func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
+	b := newBoard()
+	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}, 2: {name: "other", queue: &invalidation.Queue{ID: 2}}})
+	heads := []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1, Flow: "a"}, Pos: 1}, {Lane: invalidation.Lane{Priority: 1, Flow: "b"}, Pos: 2}}
+	b.found(1, heads)
+	now := time.Now()
+	refused := takeOne(b, &turns{}, nil, true, now)
+	b.found(2, heads[:1])
+	b.refuse(refused, now.Add(time.Hour))
+	b.refuseQueue(refused, now.Add(time.Hour))
+	b.hint(1, &invalidation.Lane{Priority: 1, Flow: "c"})
+	visit := takeOne(b, &turns{}, nil, true, now)
+	if visit == nil || visit.name != "other" {
+		t.Fatalf("took %+v, want the lane of the other queue", visit)
+	}
+	b.leave(visit, false, time.Time{})
+	if visit = takeOne(b, &turns{}, nil, true, now); visit != nil {
+		t.Fatalf("took %v although its queue rests", visit.lane.key)
+	}
+	if rest := b.rested(now); rest < 59*time.Minute {
+		t.Errorf("the node rests for %v, want as long as the queue does", rest)
+	}
+	b.free() // a lock ended: it may be the one that was in the way
+	if visits := b.take(&turns{}, nil, true, 10, now); len(visits) != 3 {
+		t.Errorf("took %d lanes when something came free, want all three", len(visits))
+	}
+}
+
 // A hint may be about an entry that was committed after the claim took its snapshot.
 func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
 	b := newBoard()

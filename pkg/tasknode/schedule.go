@@ -217,7 +217,11 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 		return
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
-		n.board.refuse(v, time.Now().Add(n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))))
+		again := time.Now().Add(n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute))))
+		n.board.refuse(v, again)
+		if c.Whole {
+			n.board.refuseQueue(v, again)
+		}
 		return
 	}
 	swept := 0
