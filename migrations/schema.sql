@@ -3195,10 +3195,6 @@ BEGIN
      WHERE a.id = ANY (ARRAY(SELECT x.id FROM (SELECT o.id, o.at FROM penstock.audit o ORDER BY o.id LIMIT most) x WHERE x.at < before));
     GET DIAGNOSTICS gone = ROW_COUNT;
     PERFORM set_config('penstock.pruning', '', true);
-    IF gone > 0 THEN
-        INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-        VALUES ('leader', 'prune_audit', 'audit', 'retention', jsonb_build_object('rows', gone, 'before', before));
-    END IF;
     RETURN gone;
 END $$;
 
@@ -3551,6 +3547,18 @@ BEGIN
      WHERE p.batch_id = b.id AND p.no = g.no AND p.ended_at IS NULL;
     GET DIAGNOSTICS n = ROW_COUNT;
     RETURN n;
+END $$;
+
+-- Name: record_pruning(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.record_pruning() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    SELECT session_user, 'prune_audit', 'audit', 'retention', jsonb_build_object('rows', count(*), 'before', max(at))
+      FROM gone HAVING count(*) > 0;
+    RETURN NULL;
 END $$;
 
 -- Name: refund(integer, text[], bigint[], integer[], boolean[]); Type: FUNCTION; Schema: penstock; Owner: -
@@ -6386,6 +6394,10 @@ CREATE TRIGGER limit_own_concurrency AFTER UPDATE OF max_concurrent ON penstock.
 -- Name: model model_version; Type: TRIGGER; Schema: penstock; Owner: -
 
 CREATE TRIGGER model_version AFTER INSERT OR DELETE OR UPDATE ON penstock.model FOR EACH ROW EXECUTE FUNCTION penstock.bump_inference_version();
+
+-- Name: audit pruning_is_recorded; Type: TRIGGER; Schema: penstock; Owner: -
+
+CREATE TRIGGER pruning_is_recorded AFTER DELETE ON penstock.audit REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION penstock.record_pruning();
 
 -- Name: queue queue_model; Type: TRIGGER; Schema: penstock; Owner: -
 

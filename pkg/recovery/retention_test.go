@@ -3,6 +3,8 @@ package recovery_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -42,13 +44,26 @@ func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
 	run(t, duty)
 	eventually(t, "what is beyond the retention is gone", func() bool { return kept() == 4 })
 	eventually(t, "the audit says so", func() bool {
-		return f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'leader' AND verb = 'prune_audit' AND detail->>'rows' = '2'`) == 1
+		return f.count(`SELECT count(*) FROM penstock.audit WHERE actor = session_user AND verb = 'prune_audit' AND detail->>'rows' = '2'`) == 1
 	})
 	if n := f.count(`SELECT penstock.prune_audit('1 second', 100)`); n != 2 || kept() != 2 {
 		t.Errorf("a retention of a second deleted %d and left %d, want those of 30 days kept", n, kept())
 	}
 	if _, err := f.pool.Exec(t.Context(), `SELECT set_config('penstock.pruning', 'audit', false); DELETE FROM penstock.audit WHERE actor = 'ada'`); err == nil || kept() != 2 {
 		t.Errorf("somebody who knows how could delete what is young (%v)", err)
+	}
+	f.exec(`INSERT INTO penstock.audit (at, actor, verb, object) SELECT now() - interval '40 days', 'bob', 'pause_queue', 'queue' FROM generate_series(1, 3)`)
+	eraser := fmt.Sprint("eraser_", os.Getpid()) // roles are the server's
+	f.exec(`CREATE ROLE ` + eraser + `; GRANT USAGE ON SCHEMA penstock TO ` + eraser + `; GRANT SELECT, DELETE ON penstock.audit TO ` + eraser)
+	t.Cleanup(func() { _, _ = f.pool.Exec(context.Background(), `DROP OWNED BY `+eraser+`; DROP ROLE `+eraser) })
+	erase := `BEGIN; SET LOCAL ROLE ` + eraser + `; SELECT set_config('penstock.pruning', 'audit', true); DELETE FROM penstock.audit WHERE actor = 'bob'; COMMIT`
+	if _, err := f.pool.Exec(t.Context(), erase); err == nil || f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'bob'`) != 3 {
+		t.Errorf("somebody who may delete and not insert left no trace (%v)", err)
+	}
+	f.exec(`GRANT INSERT ON penstock.audit TO ` + eraser)
+	f.exec(erase)
+	if n := f.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'prune_audit' AND actor = session_user AND detail->>'rows' = '3'`); n != 1 {
+		t.Error("somebody who knows the setting deleted what is old, and the audit does not say so")
 	}
 }
 
