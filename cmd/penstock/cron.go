@@ -63,24 +63,17 @@ func cronList(a *app) *cobra.Command {
 // timetable reads the settings that say when a job fires, and refuses a spec that cannot be read.
 func timetable(settings json.RawMessage) (*cron.Timetable, error) {
 	var s struct {
-		Spec     string     `json:"spec"`
-		Zone     string     `json:"zone"`
-		StartsAt *time.Time `json:"starts_at"`
-		EndsAt   *time.Time `json:"ends_at"`
-		Gap      cron.Gap   `json:"gap"`
-		Fold     cron.Fold  `json:"fold"`
+		Spec     string    `json:"spec"`
+		Zone     string    `json:"zone"`
+		StartsAt time.Time `json:"starts_at"`
+		EndsAt   time.Time `json:"ends_at"`
+		Gap      cron.Gap  `json:"gap"`
+		Fold     cron.Fold `json:"fold"`
 	}
 	if err := json.Unmarshal(settings, &s); err != nil {
 		return nil, usagef("the schedule cannot be read: %w", err)
 	}
-	schedule := cron.Schedule{Spec: s.Spec, Zone: s.Zone, Gap: s.Gap, Fold: s.Fold}
-	if s.StartsAt != nil {
-		schedule.Start = *s.StartsAt
-	}
-	if s.EndsAt != nil {
-		schedule.End = *s.EndsAt
-	}
-	t, err := cron.Parse(schedule)
+	t, err := cron.Parse(cron.Schedule{Spec: s.Spec, Zone: s.Zone, Gap: s.Gap, Fold: s.Fold, Start: s.StartsAt, End: s.EndsAt})
 	if err != nil {
 		return nil, usageError{err}
 	}

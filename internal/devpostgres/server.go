@@ -68,14 +68,6 @@ func (s *Server) Config() *pgx.ConnConfig { return s.config.Copy() }
 // Source says where the server came from, for people.
 func (s *Server) Source() string { return s.source }
 
-// LogFile is the server's log, empty if the server is not a private cluster.
-func (s *Server) LogFile() string {
-	if s.cluster == nil {
-		return ""
-	}
-	return s.cluster.dir.log()
-}
-
 // Stop ends the server and deletes an ephemeral cluster. It leaves a server that was given by DSN alone.
 // Further calls do nothing.
 func (s *Server) Stop(ctx context.Context) error {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,8 +62,7 @@ type Engine struct {
 	swept      int64     // the missing-entry sweep goes on behind this job
 	cleared    time.Time // when old firings were last removed
 
-	mu     sync.Mutex
-	status Status
+	done duty.Tally[Status]
 }
 
 // Status is what the engine has done in this term.
@@ -87,11 +85,7 @@ func databaseTime(ctx context.Context, db postgres.DB) (now time.Time, err error
 }
 
 // Status is safe to call at any time.
-func (e *Engine) Status() Status {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.status
-}
+func (e *Engine) Status() Status { return e.done.Read() }
 
 // Run fires jobs until ctx ends. It returns an error when passes have failed for longer than GiveUp.
 func (e *Engine) Run(ctx context.Context) error {
@@ -298,10 +292,4 @@ func (e *Engine) clear(ctx context.Context) error {
 		}
 		return nil
 	})
-}
-
-func (e *Engine) count(add func(*Status)) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	add(&e.status)
 }

@@ -108,7 +108,7 @@ func (e *Engine) fireDue(ctx context.Context) error {
 		if err != nil {
 			return 0, err
 		}
-		e.count(func(s *Status) {
+		e.done.Add(func(s *Status) {
 			s.Fired += int64(fired)
 			s.Dropped += int64(dropped)
 			s.Late = time.Duration(late * float64(time.Second))
@@ -171,7 +171,7 @@ func (e *Engine) createNext(ctx context.Context) error {
 		if err != nil {
 			return 0, err
 		}
-		e.count(func(s *Status) { s.Created += int64(created) })
+		e.done.Add(func(s *Status) { s.Created += int64(created) })
 		if err := e.report(ctx, tx, broken); err != nil {
 			return 0, err
 		}
@@ -181,7 +181,7 @@ func (e *Engine) createNext(ctx context.Context) error {
 
 // report writes down why jobs cannot fire. They are looked at again when somebody has altered them.
 func (e *Engine) report(ctx context.Context, tx pgx.Tx, broken map[int64]string) error {
-	e.count(func(s *Status) { s.Broken += int64(len(broken)) })
+	e.done.Add(func(s *Status) { s.Broken += int64(len(broken)) })
 	for id, problem := range broken {
 		e.cfg.Log.WarnContext(ctx, "cron job cannot fire", "job", id, "problem", problem)
 		if _, err := tx.Exec(ctx, `UPDATE penstock.cron_job SET problem = $2, look_at = 'infinity' WHERE id = $1`, id, problem); err != nil {

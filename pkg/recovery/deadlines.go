@@ -3,11 +3,11 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -24,8 +24,7 @@ type Deadlines struct {
 
 	batch map[int32]int // entries in one transaction, where fewer than cfg.BatchEntriesMax are as many as go in time
 
-	mu     sync.Mutex
-	status DeadlinesStatus
+	done duty.Tally[DeadlinesStatus]
 }
 
 // DeadlinesStatus is what the duty has done in this term.
@@ -47,11 +46,7 @@ func NewDeadlines(db postgres.DB, fence Fence, cfg Config) *Deadlines {
 func (d *Deadlines) Run(ctx context.Context) error { return loop(ctx, d.cfg, "deadlines", d.pass) }
 
 // Status is safe to call at any time.
-func (d *Deadlines) Status() DeadlinesStatus {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.status
-}
+func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
 
 // horizon is when a queue next needs attention, relative to the look in seconds; negative: so long ago, nil: never.
 type horizon struct {
@@ -80,7 +75,7 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 		}
 		pause = min(pause, next)
 	}
-	d.count(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
+	d.done.Add(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
 	return pause, d.reportOverrun(ctx)
 }
 
@@ -109,7 +104,7 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 				"entry", l.Entry, "lock_key", l.Key, "node", l.Node, "token", l.Token, "finish_by", l.FinishBy)
 		}
 	}
-	d.count(func(s *DeadlinesStatus) { s.Overrun = len(locks) })
+	d.done.Add(func(s *DeadlinesStatus) { s.Overrun = len(locks) })
 	return nil
 }
 
@@ -144,7 +139,7 @@ func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]h
 			return nil, err
 		}
 		if err != nil {
-			d.count(func(s *DeadlinesStatus) { s.Errors++ })
+			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 			d.cfg.Log.ErrorContext(ctx, "due entries of a queue cannot be read", "queue", q.Name, "error", err)
 		}
 		horizons = append(horizons, one...)
@@ -222,12 +217,12 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 		}
 		d.learn(q.ID, n, err)
 		if err != nil {
-			d.count(func(s *DeadlinesStatus) { s.Errors++ })
+			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 			d.cfg.Log.ErrorContext(ctx, "due entries were left for later", "verb", v.name, "queue", q.Name,
 				"batch", limit, "error", err)
 			return false, nil
 		}
-		d.count(func(s *DeadlinesStatus) { *v.total(s) += int64(n) })
+		d.done.Add(func(s *DeadlinesStatus) { *v.total(s) += int64(n) })
 		if n > 0 {
 			d.cfg.Hint(q.ID)
 		}
@@ -266,10 +261,4 @@ func (d *Deadlines) learn(queue int32, n int, err error) {
 	case n == limit:
 		d.batch[queue] = limit * 2
 	}
-}
-
-func (d *Deadlines) count(add func(*DeadlinesStatus)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	add(&d.status)
 }

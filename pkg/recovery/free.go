@@ -161,7 +161,7 @@ func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck
 			left = append(left, s)
 			continue
 		}
-		l.count(func(status *LocksStatus) { status.Freed[s.Cause]++ })
+		l.done.Add(func(status *LocksStatus) { status.Freed[s.Cause]++ })
 		l.cfg.Log.DebugContext(ctx, "freed a stuck lock", "queue", q.Name, "lock_key", s.Key, "token", s.Token,
 			"node", s.Node, "cause", s.Cause, "age", s.Age)
 	}
@@ -173,7 +173,7 @@ func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck
 	for _, id := range r.SetAside {
 		l.cfg.Log.ErrorContext(ctx, "set an entry aside: too many nodes died while they ran it", "queue", q.Name, "entry", id)
 	}
-	l.count(func(status *LocksStatus) { status.SetAside += int64(len(r.SetAside)) })
+	l.done.Add(func(status *LocksStatus) { status.SetAside += int64(len(r.SetAside)) })
 	l.postpone(ctx, left, errUnresolved)
 }
 
@@ -194,7 +194,7 @@ func (l *Locks) postpone(ctx context.Context, locks []Stuck, why error) {
 		if errors.Is(why, errUnresolved) && d.tries <= quietTries {
 			continue
 		}
-		l.count(func(status *LocksStatus) { status.Unresolved++ })
+		l.done.Add(func(status *LocksStatus) { status.Unresolved++ })
 		l.cfg.Log.ErrorContext(ctx, "cannot free a stuck lock; somebody should look", "queue_id", s.QueueID, "lock_key", s.Key,
 			"token", s.Token, "node", s.Node, "cause", s.Cause, "tries", d.tries, "error", why)
 	}

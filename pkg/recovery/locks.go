@@ -3,11 +3,12 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"sync"
+	"maps"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -25,8 +26,7 @@ type Locks struct {
 
 	dead map[invalidation.NodeID]bool // at the last look; nil before the first
 
-	mu     sync.Mutex
-	status LocksStatus
+	done duty.Tally[LocksStatus]
 }
 
 // LocksStatus is what the duty has found and done in this term.
@@ -46,28 +46,26 @@ type LocksStatus struct {
 // NewLocks returns the duty for one term. It reads through db and writes through fence.
 func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 	cfg = cfg.withDefaults()
-	return &Locks{
+	l := &Locks{
 		cfg: cfg, db: db, fence: fence,
 		suspender: Suspender{Share: cfg.SuspendShare, NodesMin: cfg.SuspendNodesMin},
 		begun:     Begun{},
 		deferred:  map[invalidation.Token]deferral{},
-		status:    LocksStatus{Freed: map[Cause]int64{}},
 	}
+	l.done.Add(func(s *LocksStatus) { s.Freed = map[Cause]int64{} })
+	return l
 }
 
 // Run looks for stuck locks until ctx ends.
 func (l *Locks) Run(ctx context.Context) error { return loop(ctx, l.cfg, "locks", l.pass) }
 
 // Status is safe to call at any time.
-func (l *Locks) Status() LocksStatus {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := l.status
-	s.Freed = make(map[Cause]int64, len(l.status.Freed))
-	for cause, n := range l.status.Freed {
-		s.Freed[cause] = n
-	}
-	return s
+func (l *Locks) Status() (found LocksStatus) {
+	l.done.Add(func(s *LocksStatus) {
+		found = *s
+		found.Freed = maps.Clone(s.Freed)
+	})
+	return found
 }
 
 func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
@@ -137,12 +135,13 @@ func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended 
 		}
 	}
 	l.dead = dead
-	l.mu.Lock()
-	before := l.status.Suspended
-	l.status.Held, l.status.Stuck, l.status.DeadNodes = held, stuck, len(dead)
-	l.status.Lapsed += lapsed
-	l.status.Suspended, l.status.LookedAt = suspended, r.At
-	l.mu.Unlock()
+	var before string
+	l.done.Add(func(s *LocksStatus) {
+		before = s.Suspended
+		s.Held, s.Stuck, s.DeadNodes = held, stuck, len(dead)
+		s.Lapsed += lapsed
+		s.Suspended, s.LookedAt = suspended, r.At
+	})
 	switch {
 	case suspended == "" && before != "":
 		l.cfg.Log.InfoContext(ctx, "recovery goes on", "stuck", stuck)
@@ -174,13 +173,7 @@ func (l *Locks) removeNodes(ctx context.Context, nodes []Node) error {
 		if err != nil {
 			return fmt.Errorf("remove dead nodes: %w", err)
 		}
-		l.count(func(s *LocksStatus) { s.Removed += tag.RowsAffected() })
+		l.done.Add(func(s *LocksStatus) { s.Removed += tag.RowsAffected() })
 		return nil
 	})
-}
-
-func (l *Locks) count(add func(*LocksStatus)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	add(&l.status)
 }

@@ -3,9 +3,9 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -16,8 +16,7 @@ type Retention struct {
 	cfg Config
 	db  postgres.DB // whose statements count within the term only
 
-	mu     sync.Mutex
-	status RetentionStatus
+	done duty.Tally[RetentionStatus]
 }
 
 // RetentionStatus is what the duty has done in this term.
@@ -37,11 +36,7 @@ func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
 func (r *Retention) Run(ctx context.Context) error { return loop(ctx, r.cfg, "retention", r.pass) }
 
 // Status is safe to call at any time.
-func (r *Retention) Status() RetentionStatus {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.status
-}
+func (r *Retention) Status() RetentionStatus { return r.done.Read() }
 
 const (
 	daysAhead     = 7
@@ -52,17 +47,17 @@ const (
 
 func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 	made, err := invalidation.EnsurePartitions(ctx, r.db, daysAhead)
-	r.count(func(s *RetentionStatus) { s.Made += int64(made) })
+	r.done.Add(func(s *RetentionStatus) { s.Made += int64(made) })
 	if err != nil {
 		return 0, err
 	}
 	dropped, err := invalidation.DropOldPartitions(ctx, r.db)
-	r.count(func(s *RetentionStatus) { s.Dropped += int64(dropped) })
+	r.done.Add(func(s *RetentionStatus) { s.Dropped += int64(dropped) })
 	if err != nil {
 		return 0, err
 	}
 	behind, err := r.behind(ctx)
-	r.count(func(s *RetentionStatus) { s.Behind = behind })
+	r.done.Add(func(s *RetentionStatus) { s.Behind = behind })
 	if err != nil {
 		return 0, err
 	}
@@ -81,7 +76,7 @@ func (r *Retention) pruneAudit(ctx context.Context) error {
 	if err := r.db.QueryRow(ctx, `SELECT penstock.prune_audit($1, $2)`, r.cfg.AuditRetention, 10*tidyBatchRows).Scan(&gone); err != nil {
 		return fmt.Errorf("prune the audit: %w", err)
 	}
-	r.count(func(s *RetentionStatus) { s.Tidied += gone })
+	r.done.Add(func(s *RetentionStatus) { s.Tidied += gone })
 	return nil
 }
 
@@ -90,7 +85,7 @@ func (r *Retention) tidy(ctx context.Context) error {
 	for range tidyPassMax {
 		start := time.Now()
 		tidied, err := invalidation.Tidy(ctx, r.db, tidyBatchRows)
-		r.count(func(s *RetentionStatus) { s.Tidied += int64(tidied.Total()) })
+		r.done.Add(func(s *RetentionStatus) { s.Tidied += int64(tidied.Total()) })
 		if err != nil || tidied.Total() < tidyBatchRows {
 			return err
 		}
@@ -112,10 +107,4 @@ func (r *Retention) behind(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("look for the oldest partition: %w", err)
 	}
 	return max(0, seconds(behind)), nil
-}
-
-func (r *Retention) count(add func(*RetentionStatus)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	add(&r.status)
 }

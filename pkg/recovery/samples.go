@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -22,8 +22,7 @@ type Samples struct {
 	prepared bool      // there are partitions for today
 	rolledUp time.Time // to the minute
 
-	mu     sync.Mutex
-	latest Sampling
+	latest duty.Tally[Sampling]
 }
 
 // Sampling is one look at everything.
@@ -91,11 +90,7 @@ func (s *Samples) Run(ctx context.Context) error {
 }
 
 // Latest is the last look of this term.
-func (s *Samples) Latest() Sampling {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.latest
-}
+func (s *Samples) Latest() Sampling { return s.latest.Read() }
 
 // sampleShare is the share of its time that sampling may take: a look of a second comes every ten.
 const sampleShare = 0.1
@@ -113,10 +108,8 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	found.At, found.Took = start, time.Since(start)
-	rate(s.latest.Queues, found.Queues)
-	s.mu.Lock()
-	s.latest = found
-	s.mu.Unlock()
+	rate(s.Latest().Queues, found.Queues)
+	s.latest.Add(func(l *Sampling) { *l = found })
 	if err := s.write(ctx, found.Queues); err != nil {
 		s.prepared = false // perhaps a partition is missing
 		return 0, err
