@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -203,6 +204,41 @@ func TestAPushThatIsRefusedFailsNobodyElse(t *testing.T) {
 	}
 	if got := strings.Fields(c.payloads()); len(got) != 2 {
 		t.Errorf("accepted %v", got)
+	}
+}
+
+// What is refused for what it says is refused before it is admitted. A push that is rolled back later uses room up until the next
+// count, which the elected leader makes about once a second.
+func TestWhatALoadIsRefusedForUsesUpNoRoom(t *testing.T) {
+	c := newJoinBed(t, Config{Capacity: 10, PayloadLimit: 1000})
+	ten := int16(10)
+	c.call(c.ctx, Push{Payload: text("a")}, Push{Payload: text("b")})
+	c.call(c.ctx, Push{Payload: text("c"), Priority: &ten})
+	c.call(c.ctx, Push{Payload: text(strings.Repeat("x", 2000))})
+	c.commit(c.gate)
+	c.first()
+	for i, want := range []error{nil, ErrInvalid, ErrPayloadTooLarge} {
+		if a := c.answer(i); !errors.Is(a.err, want) {
+			t.Errorf("call %d: %v", i, a.err)
+		}
+	}
+	c.awaitIdle()
+	push := func(n int) error {
+		_, err := c.q.Push(c.ctx, slices.Repeat([]Push{{Payload: text("more")}}, n)...)
+		return err
+	}
+	if err := push(10 - joinAtOnce - 2 - 1); err != nil {
+		t.Fatalf("what fits is refused: %v", err)
+	}
+	tx := c.begin()
+	c.pushOn(tx, "")
+	c.must(tx.Rollback(c.ctx))
+	if err := push(1); !errors.Is(err, ErrQueueFull) {
+		t.Errorf("before the count: %v", err)
+	}
+	c.count(`SELECT penstock.count_depth($1)`, c.q.ID)
+	if err := push(1); err != nil {
+		t.Errorf("after the count: %v", err)
 	}
 }
 
