@@ -676,10 +676,19 @@ CREATE FUNCTION penstock.charge(queue integer, in_flow text, pace integer, n big
     LANGUAGE plpgsql
     AS $$
 BEGIN
+    PERFORM penstock.charge_lanes(queue, CASE WHEN n = 0 THEN 0 ELSE pace END, ARRAY[in_flow], ARRAY[n], keys, entries, last_token, uncounted_to);
+END $$;
+
+-- Name: charge_lanes(integer, integer, text[], bigint[], text[], bigint[], bigint, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.charge_lanes(queue integer, pace integer, flows text[], taken bigint[], keys text[], entries bigint[], last_token bigint, uncounted_to bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
     IF last_token > uncounted_to THEN
         RAISE EXCEPTION 'token % is above %: the limit must be counted', last_token, uncounted_to USING ERRCODE = 'serialization_failure';
     END IF;
-    IF pace = 0 OR n = 0 THEN
+    IF pace = 0 OR flows IS NULL THEN
         RETURN;
     END IF;
     INSERT INTO penstock.bucket AS b (limit_id, flow, units, at)
@@ -687,9 +696,11 @@ BEGIN
       FROM penstock.limit_use u
      CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id AND x.rate IS NOT NULL OFFSET 0) g
      CROSS JOIN LATERAL (
-           SELECT CASE WHEN g.per_flow THEN in_flow ELSE '' END COLLATE "C" AS scope, charge.n WHERE NOT g.per_key
+           SELECT '' COLLATE "C" AS scope, (SELECT sum(t.n)::bigint FROM unnest(charge_lanes.taken) t(n)) AS n WHERE NOT g.per_key AND NOT g.per_flow
            UNION ALL
-           SELECT c.key, c.n FROM unnest(keys, charge.entries) c(key, n) WHERE g.per_key) k
+           SELECT f.flow, f.n FROM unnest(flows, charge_lanes.taken) f(flow, n) WHERE g.per_flow AND NOT g.per_key
+           UNION ALL
+           SELECT c.key, c.n FROM unnest(keys, charge_lanes.entries) c(key, n) WHERE g.per_key) k
      WHERE u.queue_id = queue
      ORDER BY g.id, k.scope
     ON CONFLICT (limit_id, flow) DO UPDATE
@@ -2168,6 +2179,24 @@ BEGIN
 EXCEPTION
     WHEN invalid_text_representation OR numeric_value_out_of_range THEN
         RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- Name: flow_rooms(integer, text[]); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.flow_rooms(queue integer, flows text[], OUT rooms integer[], OUT waits double precision[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    SELECT array_agg(f.room ORDER BY f.ord), array_agg(f.wait ORDER BY f.ord) INTO rooms, waits
+      FROM (SELECT k.ord, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer AS room, max((g.units - b.held) / g.rate) AS wait
+              FROM penstock.limit_use u
+             CROSS JOIN LATERAL (SELECT x.id, x.rate::double precision AS rate, x.burst::double precision AS burst, u.units FROM penstock."limit" x
+                                  WHERE x.id = u.limit_id AND x.rate IS NOT NULL AND x.per_flow AND NOT x.per_key OFFSET 0) g
+             CROSS JOIN unnest(flows) WITH ORDINALITY k(flow, ord)
+             CROSS JOIN LATERAL (SELECT coalesce((SELECT least(g.burst, x.units + g.rate * extract(epoch FROM clock_timestamp() - x.at)::double precision)
+                                                    FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.flow COLLATE "C"), g.burst) AS held) b
+             WHERE u.queue_id = queue
+             GROUP BY k.ord) f;
 END $$;
 
 -- Name: follow_quota(); Type: FUNCTION; Schema: penstock; Owner: -

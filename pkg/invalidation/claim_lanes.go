@@ -21,7 +21,7 @@ func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead
 		}
 		lanes = append(lanes, l)
 	}
-	if len(lanes) > 1 && q.pace == 0 {
+	if len(lanes) > 1 {
 		claimed, err := q.claimSeveral(ctx, r, lanes)
 		if err != nil || len(claimed) > 0 {
 			return claimed, err
@@ -34,7 +34,7 @@ func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead
 // claimSeveral returns nothing where they can only be claimed from one by one.
 func (q *Queue) claimSeveral(ctx context.Context, r ClaimRequest, lanes []LaneHead) ([]Claimed, error) {
 	known := slices.ContainsFunc(lanes, func(l LaneHead) bool { return q.careful.in(l.Lane) })
-	if known || q.careful.in(several) {
+	if known || q.careful.in(several) || q.pace > 0 {
 		return q.claim(ctx, r, lanes, q.carefully)
 	}
 	claimed, err := q.claim(ctx, r, lanes, q.swiftly)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 )
 
 func flowLanes(flows ...string) (lanes []LaneHead) {
@@ -281,6 +282,111 @@ func TestARefusalSaysWhetherItIsOfTheWholeQueue(t *testing.T) {
 			if c := claimed[0]; !c.Limited || c.Whole == perFlow {
 				t.Errorf("%s, per flow %v: found %+v among several lanes", what, perFlow, claimed)
 			}
+		}
+	}
+}
+
+// covered counts the entries that a claim brought, by flow.
+func covered(claimed []Claimed) map[string]int {
+	n := map[string]int{}
+	for _, c := range claimed {
+		for _, l := range c.Locks {
+			n[l.Lane.Flow] += len(l.Entries)
+		}
+	}
+	return n
+}
+
+func TestLanesOfAQueueUnderARateAreClaimedTogether(t *testing.T) {
+	for what, c := range map[string]struct {
+		limit Limit
+		want  map[string]int
+	}{
+		"of the queue":  {Limit{Rate: 1e-6, Burst: 5}, map[string]int{"a": 4, "b": 1}},
+		"of each flow":  {Limit{Rate: 1e-6, Burst: 3, PerFlow: true}, map[string]int{"a": 3, "b": 3, "c": 1}},
+		"of each key":   {Limit{Rate: 1e-6, Burst: 2, PerKey: true}, map[string]int{"a": 2 + 2, "b": 2, "c": 1}}, // and what has none
+		"many of these": {Limit{Rate: 1e6, Burst: 1e6, PerFlow: true}, map[string]int{"a": 5, "b": 4, "c": 1}},
+	} {
+		b := newBed(t, Config{})
+		b.q = b.under("rate", c.limit, map[string]int{"work": 1})["work"]
+		b.pushFlows("a", "a", "c")
+		for range 4 {
+			b.pushAll(b.pool, Push{Flow: "b", LockKey: "B"})
+		}
+		for range 3 {
+			b.pushAll(b.pool, Push{Flow: "a", LockKey: "A"})
+		}
+		got := map[string]int{}
+		var claimed []Claimed
+		for range 8 {
+			claimed = b.claimLanes(100, flowLanes("a", "empty", "b", "c")...)
+			for flow, n := range covered(claimed) {
+				got[flow] += n
+			}
+			for _, l := range claimed {
+				b.settle(doneAll(l.Locks...)...)
+			}
+		}
+		b.want(got, c.want)
+		if c.limit.PerFlow && c.limit.Burst < 10 {
+			if a := claimed[0]; !a.Limited || a.Whole || a.Wait < time.Hour || len(claimed) != 4 || !claimed[3].Emptied {
+				t.Errorf("%s: found %+v, want to hear how long to wait, and the others besides", what, claimed)
+			}
+		}
+	}
+}
+
+// Whoever claims at once, and from whatever lanes, a bucket is never overdrawn.
+func TestClaimsOfSeveralLanesNeverOverdrawABucket(t *testing.T) {
+	const flows, each, burst = 6, 30, 20
+	b := newBed(t, Config{QuantumCount: 4})
+	b.q = b.under("rate", Limit{Rate: 1e-6, Burst: burst, PerFlow: true}, map[string]int{"work": 1})["work"]
+	var pushes []Push
+	for i := range flows * each {
+		pushes = append(pushes, Push{Flow: fmt.Sprint(i % flows), LockKey: []string{"", fmt.Sprint("k", i%flows, i%5)}[i/flows%2]})
+	}
+	b.pushAll(b.pool, pushes...)
+	var mu sync.Mutex
+	taken := map[string]int{}
+	full := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		n := 0
+		for _, k := range taken {
+			n += k
+		}
+		return n >= flows*burst
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	var wg sync.WaitGroup
+	for c := range 4 {
+		wg.Go(func() {
+			for id := int32(1); !full() && time.Now().Before(deadline) && !t.Failed(); id++ {
+				var all []LaneHead
+				for _, i := range rand.Perm(flows) {
+					all = append(all, flowLanes(fmt.Sprint(i))...)
+				}
+				claimed, err := b.q.ClaimLanes(b.ctx, ClaimRequest{Node: NodeID(100 + c), ClaimID: id, Lane: all[0].Lane, Limit: 1 + rand.IntN(12)}, all[1:])
+				if err != nil {
+					b.Error(err)
+				}
+				mu.Lock()
+				for flow, n := range covered(claimed) {
+					taken[flow] += n
+				}
+				mu.Unlock()
+				for _, l := range claimed {
+					if _, err := b.q.Settle(b.ctx, NodeID(100+c), doneAll(l.Locks...)); err != nil {
+						b.Error(err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range flows {
+		if n := taken[fmt.Sprint(i)]; n != burst {
+			t.Errorf("%d entries of flow %d were claimed, want the %d that its bucket held", n, i, burst)
 		}
 	}
 }

@@ -38,20 +38,20 @@ var claimSQL = `
 WITH room AS MATERIALIZED (
     SELECT /* room */
 ), alone AS MATERIALIZED (
-    SELECT l.ord, l.flow, l.place, l.stubborn, b.wait,
+    SELECT l.ord, l.flow, l.place, l.stubborn, b.wait, room.locks, $8::int AS quantum,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS ok
       FROM room
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, place, stubborn, ord)
      CROSS JOIN LATERAL ` + laneHeldBackSQL + ` b
 ), head AS MATERIALIZED (
-    SELECT a.ord, a.flow, a.stubborn, a.ok, a.wait, r.row, r.pos, r.lock_key
+    SELECT a.ord, a.flow, a.stubborn, a.ok, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
       FROM alone a
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
             WHERE a.ok AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.place
             ORDER BY pos
-            LIMIT (SELECT locks FROM room)) r ON true
+            LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM room)
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id, flow
@@ -70,7 +70,7 @@ WITH room AS MATERIALIZED (
            SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
              FROM (SELECT id, cost FROM penstock.entry_X
                     WHERE lock_key = h.lock_key AND status = 'pending' AND priority >= 0
-                    ORDER BY id LIMIT $8::int) q) c
+                    ORDER BY id LIMIT h.quantum) q) c
      WHERE h.lock_key IS NOT NULL
        AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = h.lock_key) IS NULL
        AND (h.pos IN (SELECT pos FROM mine) OR (h.stubborn AND c.entries > 0))
@@ -104,9 +104,9 @@ SELECT token, pos, last_entry_id, lock_key, 0, 0, 0, NULL, NULL, NULL, NULL, NUL
   FROM lock_group
 UNION ALL
 SELECT 0, h.pos, h.rows, NULL, h.ok::int, (h.rows - h.taken)::int, /* shared */ $5::int, NULL, NULL, NULL, NULL,
-       greatest(h.wait, room.wait), CASE WHEN h.wait IS NULL THEN room.locks ELSE 0 END::float8, NULL /* spending */, NULL,
+       greatest(h.wait, room.wait), CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END::float8, NULL /* spending */, NULL,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.flow
-  FROM (SELECT ord, flow, bool_and(ok) AS ok, max(wait) AS wait, coalesce(max(pos), 0) AS pos, count(pos) AS rows,
+  FROM (SELECT ord, flow, bool_and(ok) AS ok, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS pos, count(pos) AS rows,
                count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
           FROM head GROUP BY ord, flow) h
  CROSS JOIN room`
@@ -120,7 +120,7 @@ const (
 	unlimitedSQL = "NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)"
 	roomSQL      = "CASE WHEN b.wait IS NULL THEN least($5::int, r.locks) ELSE 0 END AS locks, greatest(r.wait, b.wait) AS wait, r.uncounted_to"
 	limited      = "penstock.claim_room($1, %s, $5, $%d::int[], $%d::int) r"
-	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT CASE WHEN $%[1]d::int > 0 OR %[3]s > (SELECT uncounted_to FROM room) THEN\n           penstock.charge($1, %[4]s, $%[1]d::int, %[2]s, NULL, NULL, %[3]s, (SELECT uncounted_to FROM room)) END AS done\n)"
+	chargeSQL    = ", spent AS MATERIALIZED (\n    SELECT CASE WHEN $%[1]d::int > 0 OR %[3]s > (SELECT uncounted_to FROM room) THEN\n           penstock.%[2]s, NULL, NULL, %[3]s, (SELECT uncounted_to FROM room)) END AS done\n)"
 	sharedSQL    = "coalesce((SELECT CASE WHEN uncounted_to > 0 THEN greatest(1, locks) ELSE 0 END FROM room), 1)"
 	oneFlow      = "CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END"
 )
@@ -129,25 +129,33 @@ var (
 	laneHeldBackSQL = strings.ReplaceAll(heldBackSQL, "$3", "l.flow")
 	claimFreeSQL    = strings.Replace(claimSQL, "/* room */", "$5::int AS locks, 0::float8 AS wait WHERE "+unlimitedSQL, 1)
 	claimLimitedSQL = strings.NewReplacer(
-		"/* room */", "least($5::int, r.locks) AS locks, r.wait, r.uncounted_to, greatest(1, least($8::int, r.entries / greatest(1, least($5::int, r.locks)))) AS quantum\n      FROM "+
-			fmt.Sprintf(limited, oneFlow, 10, 11)+" WHERE r.ok",
-		"LIMIT $8::int", "LIMIT (SELECT quantum FROM room)",
+		"/* room */", "least($5::int, r.locks) AS locks, r.entries, r.wait, r.uncounted_to, f.rooms, f.waits\n      FROM "+fmt.Sprintf(limited, oneFlow, 10, 11)+
+			"\n      LEFT JOIN LATERAL (SELECT rooms, waits FROM penstock.flow_rooms($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true\n     WHERE r.ok",
+		"b.wait, room.locks, $8::int AS quantum,", `greatest(b.wait, CASE WHEN c.locks < 1 THEN room.waits[l.ord] END) AS wait, c.locks,
+           greatest(1, least($8::int, room.entries / greatest(1, room.locks), room.rooms[l.ord] / greatest(1, c.locks))) AS quantum,`,
+		laneHeldBackSQL+" b\n", laneHeldBackSQL+" b\n     CROSS JOIN LATERAL (SELECT least(room.locks, room.rooms[l.ord]) AS locks) c\n",
 		"lock_key, last_entry_id, flow\n", "lock_key, last_entry_id, flow, entry_count\n",
-		"/* spent */", fmt.Sprintf(chargeSQL, 11, "(SELECT count(*) FROM lock_solo) + (SELECT coalesce(sum(entry_count), 0) FROM lock_group)::bigint",
-			"greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group))", oneFlow),
+		"RETURNING token, pos, ctid AS row\n", "RETURNING token, pos, ctid AS row, flow\n",
+		"/* spent */", `, used AS MATERIALIZED (
+    SELECT array_agg(flow) AS flows, array_agg(n) AS taken
+      FROM (SELECT flow, sum(n)::bigint AS n
+              FROM (SELECT flow, 1 AS n FROM lock_solo UNION ALL SELECT flow, entry_count FROM lock_group) l GROUP BY flow) f
+)`+fmt.Sprintf(chargeSQL, 11, "charge_lanes($1, $11, (SELECT flows FROM used), (SELECT taken FROM used)",
+			"greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group))"),
 		"NULL /* spending */", "(SELECT 0 FROM spent)", "/* shared */ $5::int", sharedSQL,
 	).Replace(claimSQL)
 	// claimKeyedSQL is for queues with a rate for each lock key: it parks the keys that have to wait (see penstock.park).
 	claimKeyedSQL = strings.NewReplacer(
 		"), groups AS MATERIALIZED (", `), waits AS MATERIALIZED (
-    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.room, k.wait, h.flows[a.at] AS flow, h.stubborn[a.at] AS stubborn
-      FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS places, array_agg(flow) AS flows, array_agg(stubborn) AS stubborn
+    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.room, k.wait, h.flows[a.at] AS flow, h.stubborn[a.at] AS stubborn, h.quantums[a.at] AS quantum
+      FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS places, array_agg(flow) AS flows, array_agg(stubborn) AS stubborn,
+                   array_agg(quantum) AS quantums
               FROM head WHERE lock_key IS NOT NULL) h
      CROSS JOIN LATERAL penstock.key_rooms($1, h.keys, h.places) k
      CROSS JOIN LATERAL (SELECT array_position(h.places, k.pos) AS at) a
 ), groups AS MATERIALIZED (`,
 		"      FROM head h\n", "      FROM waits h\n",
-		"LIMIT (SELECT quantum FROM room)", "LIMIT least(h.room, (SELECT quantum FROM room))",
+		"LIMIT h.quantum", "LIMIT least(h.room, h.quantum)",
 		"     WHERE h.lock_key IS NOT NULL\n", "     WHERE h.wait <= 0\n",
 		"), taken AS (", `), parked AS MATERIALIZED (
     SELECT w.pos
@@ -167,7 +175,7 @@ var (
 		"FROM alone CROSS JOIN LATERAL (", "FROM room CROSS JOIN LATERAL (",
 		"alone.ok AND alone.wait IS NULL AND ", "",
 		"LIMIT $5::int", "LIMIT (SELECT locks FROM room)",
-		"    RETURNING ctid AS row\n)\n", "    RETURNING ctid AS row\n)"+fmt.Sprintf(chargeSQL, 9, "(SELECT count(*) FROM solo)", "(SELECT max(token) FROM solo)", "$3")+"\n",
+		"    RETURNING ctid AS row\n)\n", "    RETURNING ctid AS row\n)"+fmt.Sprintf(chargeSQL, 9, "charge($1, $3, $9, (SELECT count(*) FROM solo)", "(SELECT max(token) FROM solo)")+"\n",
 		"a.ok::int", "(SELECT count(*) FROM room)::int",
 		"a.wait, CASE WHEN a.wait IS NOT NULL THEN 0::float8 END, NULL,", "(SELECT wait FROM room), (SELECT locks FROM room)::float8, (SELECT 0 FROM spent),",
 	).Replace(swiftSQL)

@@ -359,7 +359,8 @@ func (b *board) refuse(v *visit, again time.Time) {
 func (b *board) refuseQueue(v *visit, again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v.service.again, v.service.refused = again, v.freed
+	s := v.service
+	s.again, s.refused = again, v.freed
 }
 
 // free notes that something came free that a claim may need.
