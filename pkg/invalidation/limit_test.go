@@ -389,3 +389,30 @@ func (b *bed) awaitWaiting(n int) {
 		time.Sleep(2 * time.Millisecond)
 	}
 }
+
+// Claims wait behind whoever puts a queue under a limit, so that one does not wait for long.
+func TestAQueueDoesNotComeUnderALimitBesideALongTransactionOfAClaim(t *testing.T) {
+	b := newBed(t, Config{})
+	one := 1
+	b.must(SetLimit(b.ctx, b.pool, "one", Limit{MaxUnits: &one}))
+	b.push("", "")
+	late := b.begin()
+	if c, err := b.q.On(late).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
+		t.Fatalf("claimed %d (%v)", len(c.Locks), err)
+	}
+	if err := UseLimit(b.ctx, b.pool, b.q.Name, "one", 1); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "3 seconds") {
+		t.Errorf("beside a claim that nobody sees yet: %v", err)
+	}
+	if _, err := Alter(b.ctx, b.pool, b.q.Name, map[string]any{"max_concurrent": 1}); !errors.Is(err, ErrState) {
+		t.Errorf("beside a claim that nobody sees yet: %v", err)
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.limit_use`), 0)
+	b.commit(late)
+	b.must(UseLimit(b.ctx, b.pool, b.q.Name, "one", 1))
+	q, err := Open(b.ctx, b.pool, b.q.Name)
+	b.must(err)
+	b.q = q
+	if c := b.in("", 1); len(c.Locks) != 0 || !c.Limited {
+		t.Errorf("%d locks beyond the limit", len(c.Locks))
+	}
+}
