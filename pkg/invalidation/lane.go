@@ -80,14 +80,11 @@ func LanesAfter(ctx context.Context, db postgres.DB, after map[int32]Lane, limit
 	for i, id := range queues {
 		priorities[i], flows[i] = after[id].Priority, after[id].Flow
 	}
-	rows, err := db.Query(ctx, lanesSQL, queues, limit, priorities, flows)
-	if err != nil {
-		return nil, fmt.Errorf("list lanes: %w", err)
-	}
+	rows, _ := db.Query(ctx, lanesSQL, queues, limit, priorities, flows)
 	found := map[int32][]LaneHead{}
 	var queue int32
 	var head LaneHead
-	_, err = pgx.ForEachRow(rows, []any{&queue, &head.Priority, &head.Flow, &head.Pos}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&queue, &head.Priority, &head.Flow, &head.Pos}, func() error {
 		found[queue] = append(found[queue], head)
 		return nil
 	})

@@ -52,10 +52,7 @@ SELECT token, attempt, seq, data
 
 // Output reads up to limit pieces of an entry's output behind the one that token and seq name, 0 and 0 for all.
 func (q *Queue) Output(ctx context.Context, id EntryID, token Token, seq, limit int) ([]Output, error) {
-	rows, err := q.db.Query(ctx, readOutputSQL, q.ID, id, token, seq, limit)
-	if err != nil {
-		return nil, q.errorf("read output in", err)
-	}
+	rows, _ := q.db.Query(ctx, readOutputSQL, q.ID, id, token, seq, limit)
 	pieces, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Output])
 	return pieces, q.errorf("read output in", err)
 }

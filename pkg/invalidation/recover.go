@@ -30,10 +30,7 @@ SELECT queue_id, lock_key, token, node_id, extract(epoch FROM clock_timestamp() 
 
 // HeldLocks returns every lock record: the table is as small as the work in flight.
 func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
-	rows, err := db.Query(ctx, heldLocksSQL)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := db.Query(ctx, heldLocksSQL)
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (HeldLock, error) {
 		var l HeldLock
 		var age float64
@@ -144,10 +141,7 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 	for i, l := range locks {
 		byToken[l.Token], keys[i], tokens[i] = l, l.Key, l.Token
 	}
-	rows, err := tx.Query(ctx, recoverHoldSQL, q.ID, keys, tokens, crashed)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := tx.Query(ctx, recoverHoldSQL, q.ID, keys, tokens, crashed)
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Ending, error) {
 		var token Token
 		err := row.Scan(&token)
@@ -174,10 +168,7 @@ func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]E
 		return nil, nil
 	}
 	c := pick(held, verbRelease)
-	rows, err := tx.Query(ctx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := tx.Query(ctx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit)
 	poison, err := pgx.CollectRows(rows, pgx.RowTo[EntryID])
 	if err != nil || len(poison) == 0 {
 		return nil, err
