@@ -27,8 +27,7 @@ type backend interface {
 	Explain(ctx context.Context, id int64) (invalidation.Explanation, error)
 	Push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error)
 	CancelEntry(ctx context.Context, id int64, by invalidation.By) (invalidation.Cancelled, error)
-	DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
-	EnableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
+	SwitchEntries(ctx context.Context, v operator.Verb, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
 
 	Groups(ctx context.Context, queue, after string, limit int) ([]operator.Group, error)
 	Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error)

@@ -3,9 +3,12 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -313,4 +316,45 @@ func complete[T any](a *app, c *cobra.Command, args []string, prefix string,
 		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func settingFlag(c *cobra.Command, set *[]string, names []string) {
+	c.Flags().StringArrayVar(set, "set", nil, "name=value of a setting; several times. Values are JSON, or text")
+	must(c.RegisterFlagCompletionFunc("set", func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		choices := make([]string, len(names))
+		for i, name := range names {
+			choices[i] = name + "="
+		}
+		return choices, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}))
+}
+
+// readSettings turns name=value into options. What is JSON is taken as JSON, the rest as text: 10, true, {"base": 2}, 1 day.
+func readSettings(set []string) (map[string]any, error) {
+	options := map[string]any{}
+	for _, pair := range set {
+		name, value, found := strings.Cut(pair, "=")
+		if !found || name == "" {
+			return nil, usagef("--set is %q: want name=value", pair)
+		}
+		var parsed any
+		if json.Unmarshal([]byte(value), &parsed) != nil {
+			parsed = value
+		}
+		options[name] = parsed
+	}
+	return options, nil
+}
+
+// described lists options in their order, as they were given.
+func described(options map[string]any) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		text, err := json.Marshal(options[name])
+		if err != nil {
+			text = fmt.Append(nil, options[name])
+		}
+		parts = append(parts, name+"="+string(text))
+	}
+	return strings.Join(parts, " ")
 }

@@ -17,9 +17,8 @@ func entryCommand(a *app) *cobra.Command {
 	return noun("entry", "Entries: push, find, explain, cancel, disable, wait",
 		entryPush(a), entryList(a), entryShow(a), entryExplain(a), entryWait(a),
 		entryCancel(a),
-		entrySwitch(a, "disable", "Take entries out of line: by id, or all of a name or lock key, those to come as well",
-			operator.DisableEntry, backend.DisableEntries),
-		entrySwitch(a, "enable", "Put disabled entries back into line", operator.EnableEntry, backend.EnableEntries),
+		entrySwitch(a, operator.DisableEntry, "disable", "Take entries out of line: by id, or all of a name or lock key, those to come as well"),
+		entrySwitch(a, operator.EnableEntry, "enable", "Put disabled entries back into line"),
 	)
 }
 
@@ -216,9 +215,7 @@ func entryCancel(a *app) *cobra.Command {
 }
 
 // entrySwitch is disable or enable: by ids, or by a name or lock key of a queue.
-func entrySwitch(a *app, verb, help string, one operator.Verb,
-	many func(backend, context.Context, string, invalidation.Scope, string, invalidation.By) (invalidation.OperationID, error),
-) *cobra.Command {
+func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 	c := &cobra.Command{Use: verb + " [ID...]", Short: help, ValidArgsFunction: cobra.NoFileCompletions}
 	var queue, name, key string
 	a.queueFlag(c, &queue, "queue of --name or --lock-key")
@@ -232,8 +229,8 @@ func entrySwitch(a *app, verb, help string, one operator.Verb,
 		}
 		switch {
 		case len(args) > 0 && queue+name+key == "":
-			return a.each(args, one.String(), func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				return "", b.Do(ctx, one, id, by, time.Time{})
+			return a.each(args, v.String(), func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+				return "", b.Do(ctx, v, id, by, time.Time{})
 			})
 		case len(args) > 0 || queue == "" || value == "":
 			return change{}, usagef("give ids, or --queue with --name or --lock-key")
@@ -241,7 +238,7 @@ func entrySwitch(a *app, verb, help string, one operator.Verb,
 		return change{
 			does: fmt.Sprintf("%s entries of queue %s with %s %s", verb, queue, scope, value),
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				id, err := many(b, ctx, queue, scope, value, by)
+				id, err := b.SwitchEntries(ctx, v, queue, scope, value, by)
 				if err != nil {
 					return "", err
 				}

@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -32,38 +29,6 @@ func modelList(a *app) *cobra.Command {
 	}, func(ctx context.Context, b backend, _ []string) ([]operator.Model, error) {
 		return b.Models(ctx, operator.PageMax)
 	})
-}
-
-// document reads JSON from an argument, @FILE, or standard input (-).
-func (a *app) document(what, arg string) ([]byte, error) {
-	text := []byte(arg)
-	var err error
-	switch {
-	case arg == "-":
-		text, err = io.ReadAll(io.LimitReader(a.in, lineMax))
-	case strings.HasPrefix(arg, "@"):
-		text, err = os.ReadFile(arg[1:])
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", what, err)
-	}
-	if !json.Valid(text) {
-		return nil, usagef("%s is not JSON: %s", what, short(string(text), 60))
-	}
-	return text, nil
-}
-
-// object is a document that is a JSON object.
-func (a *app) object(what, arg string) ([]byte, error) {
-	text, err := a.document(what, arg)
-	if err != nil {
-		return nil, err
-	}
-	var object map[string]any
-	if err := json.Unmarshal(text, &object); err != nil {
-		return nil, usagef("%s is not a JSON object: %w", what, err)
-	}
-	return text, nil
 }
 
 func modelRegister(a *app) *cobra.Command {

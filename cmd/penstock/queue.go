@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -193,47 +191,6 @@ var settings = []string{
 	"algorithm", "application", "capacity", "crash_limit", "entry_priority", "failure_retention", "grouping", "kind", "max_concurrent",
 	"max_concurrent_per_node", "merge", "mergeable", "model", "payload_limit", "priority", "quantum_count", "quantum_time",
 	"result_retention", "retry", "run_timeout",
-}
-
-func settingFlag(c *cobra.Command, set *[]string, names []string) {
-	c.Flags().StringArrayVar(set, "set", nil, "name=value of a setting; several times. Values are JSON, or text")
-	must(c.RegisterFlagCompletionFunc("set", func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		choices := make([]string, len(names))
-		for i, name := range names {
-			choices[i] = name + "="
-		}
-		return choices, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
-	}))
-}
-
-// readSettings turns name=value into options. What is JSON is taken as JSON, the rest as text: 10, true, {"base": 2}, 1 day.
-func readSettings(set []string) (map[string]any, error) {
-	options := map[string]any{}
-	for _, pair := range set {
-		name, value, found := strings.Cut(pair, "=")
-		if !found || name == "" {
-			return nil, usagef("--set is %q: want name=value", pair)
-		}
-		var parsed any
-		if json.Unmarshal([]byte(value), &parsed) != nil {
-			parsed = value
-		}
-		options[name] = parsed
-	}
-	return options, nil
-}
-
-// described lists options in their order, as they were given.
-func described(options map[string]any) string {
-	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(options)) {
-		text, err := json.Marshal(options[name])
-		if err != nil {
-			text = fmt.Append(nil, options[name])
-		}
-		parts = append(parts, name+"="+string(text))
-	}
-	return strings.Join(parts, " ")
 }
 
 func queueCreate(a *app) *cobra.Command {

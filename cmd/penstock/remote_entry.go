@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/pkg/client"
@@ -135,13 +136,9 @@ func (r remote) begin(ctx context.Context, path string, body map[string]any) (be
 	return answer, err
 }
 
-func (r remote) DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
-	answer, err := r.begin(ctx, address("/v1/queues/%v/entries/disable", queue), because(by, "scope", scope, "value", value))
-	return invalidation.OperationID(answer.ID), err
-}
-
-func (r remote) EnableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
-	answer, err := r.begin(ctx, address("/v1/queues/%v/entries/enable", queue), because(by, "scope", scope, "value", value))
+func (r remote) SwitchEntries(ctx context.Context, v operator.Verb, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
+	path := address("/v1/queues/%v/entries/%v", queue, strings.TrimSuffix(string(v), "_entry"))
+	answer, err := r.begin(ctx, path, because(by, "scope", scope, "value", value))
 	return invalidation.OperationID(answer.ID), err
 }
 

@@ -159,6 +159,9 @@ func example(of reflect.Type) reflect.Value {
 	switch of.Kind() {
 	case reflect.String:
 		v.SetString("x")
+		if of == reflect.TypeFor[operator.Verb]() {
+			v.SetString(string(operator.DisableEntry))
+		}
 	case reflect.Int, reflect.Int64, reflect.Int32:
 		v.SetInt(7)
 	case reflect.Slice:

@@ -2,18 +2,26 @@
 package duty
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
-// Loop says how a duty is kept. All fields are needed.
+// Fence runs a transaction that counts only within the term of the leader for whom a duty was started.
+type Fence interface {
+	InTx(ctx context.Context, fn func(pgx.Tx) error) error
+}
+
+// Loop says how a duty is kept.
 type Loop struct {
 	Name   string
 	Pause  time.Duration // after a pass that went wrong, at least
-	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try
+	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try; 30 s if zero
 	Log    *slog.Logger
 }
 
@@ -40,7 +48,7 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 		case failingSince.IsZero():
 			failingSince = start
 			l.Log.WarnContext(ctx, "duty went wrong; trying on", "duty", l.Name, "error", err)
-		case time.Since(failingSince) > l.GiveUp:
+		case time.Since(failingSince) > cmp.Or(l.GiveUp, 30*time.Second):
 			return fmt.Errorf("keep duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second), err)
 		}
 		if pause = next; err != nil {

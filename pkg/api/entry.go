@@ -51,14 +51,15 @@ func (a *API) entryRoutes() {
 	verb[idVerb](a, operator.DisableEntry, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry})
 	verb[idVerb](a, operator.EnableEntry, route{path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back", scope: operate, of: ofEntry})
 	const some = "/v1/queues/{queue}/entries"
-	add(a, route{method: "POST", path: some + "/disable", id: "disable-entries", summary: "Disable all entries of a name or lock key, those to come as well", scope: operate, of: ofQueue, status: http.StatusAccepted}, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
-		id, err := a.operator.DisableEntries(ctx, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))
-		return &answer[started]{started{int64(id)}}, err
-	})
-	add(a, route{method: "POST", path: some + "/enable", id: "enable-entries", summary: "End disable-entries", scope: operate, of: ofQueue, status: http.StatusAccepted}, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
-		id, err := a.operator.EnableEntries(ctx, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))
-		return &answer[started]{started{int64(id)}}, err
-	})
+	change := func(v operator.Verb, r route) {
+		r.method, r.scope, r.of, r.status = "POST", operate, ofQueue, http.StatusAccepted
+		add(a, r, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
+			id, err := a.operator.SwitchEntries(ctx, v, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))
+			return &answer[started]{started{int64(id)}}, err
+		})
+	}
+	change(operator.DisableEntry, route{path: some + "/disable", id: "disable-entries", summary: "Disable all entries of a name or lock key, those to come as well"})
+	change(operator.EnableEntry, route{path: some + "/enable", id: "enable-entries", summary: "End disable-entries"})
 }
 
 type entriesVerb struct {

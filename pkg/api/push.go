@@ -21,20 +21,20 @@ import (
 
 // entryToPush is one entry in the body of a push. Only payload is needed; the options are those of penstock.push.
 type entryToPush struct {
-	Payload        json.RawMessage `json:"payload"`
-	LockKey        string          `json:"lock_key"`
-	Flow           string          `json:"flow"`
-	Priority       *int16          `json:"priority"`
-	DueAt          time.Time       `json:"due_at"`
-	StartBy        time.Time       `json:"start_by"`
-	FinishBy       time.Time       `json:"finish_by"`
-	Cost           float64         `json:"cost"`
-	Name           string          `json:"name"`
-	IdempotencyKey string          `json:"idempotency_key"`
-	UniqueKey      string          `json:"unique_key"`
-	UniquePolicy   string          `json:"unique_policy"`
-	Trace          string          `json:"trace"`
-	Callback       json.RawMessage `json:"callback"`
+	Payload        json.RawMessage           `json:"payload"`
+	LockKey        string                    `json:"lock_key"`
+	Flow           string                    `json:"flow"`
+	Priority       *int16                    `json:"priority"`
+	DueAt          time.Time                 `json:"due_at"`
+	StartBy        time.Time                 `json:"start_by"`
+	FinishBy       time.Time                 `json:"finish_by"`
+	Cost           float64                   `json:"cost"`
+	Name           string                    `json:"name"`
+	IdempotencyKey string                    `json:"idempotency_key"`
+	UniqueKey      string                    `json:"unique_key"`
+	UniquePolicy   invalidation.UniquePolicy `json:"unique_policy"`
+	Trace          string                    `json:"trace"`
+	Callback       json.RawMessage           `json:"callback"`
 }
 
 func (a *API) pushRoutes() {
@@ -267,9 +267,5 @@ func (e entryToPush) push() invalidation.Push {
 	if bytes.Equal(e.Callback, []byte("null")) {
 		e.Callback = nil
 	}
-	return invalidation.Push{
-		Payload: e.Payload, LockKey: e.LockKey, Flow: e.Flow, Priority: e.Priority, DueAt: e.DueAt, StartBy: e.StartBy,
-		FinishBy: e.FinishBy, Cost: e.Cost, Name: e.Name, IdempotencyKey: e.IdempotencyKey, UniqueKey: e.UniqueKey,
-		UniquePolicy: invalidation.UniquePolicy(e.UniquePolicy), Trace: e.Trace, Callback: e.Callback,
-	}
+	return invalidation.Push(e)
 }

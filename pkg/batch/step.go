@@ -13,16 +13,10 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Fence runs a transaction that counts only within the term of the leader for whom the duty was started.
-type Fence interface {
-	InTx(ctx context.Context, fn func(pgx.Tx) error) error
-}
-
 // Config says how often the duty looks. Its zero value means the defaults.
 type Config struct {
 	Pause     time.Duration // between two looks: 500 ms
 	Retention time.Duration // of ended batches and their part results: 30 days
-	GiveUp    time.Duration // how long passes may fail before Run returns: 30 s
 	// Hint is called with a queue after entries of it were put into line. It must not block. Default: nobody is told.
 	Hint func(queue int32)
 	Log  *slog.Logger // nowhere
@@ -31,7 +25,6 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(max(c.Pause, 0), 500*time.Millisecond)
 	c.Retention = cmp.Or(max(c.Retention, 0), 30*24*time.Hour)
-	c.GiveUp = cmp.Or(max(c.GiveUp, 0), 30*time.Second)
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
 	}
@@ -43,18 +36,18 @@ func (c Config) withDefaults() Config {
 type Stepper struct {
 	cfg     Config
 	db      postgres.DB
-	fence   Fence
+	fence   duty.Fence
 	cleared time.Time
 }
 
 // NewStepper returns the duty for one term. It reads through db and writes through fence.
-func NewStepper(db postgres.DB, fence Fence, cfg Config) *Stepper {
+func NewStepper(db postgres.DB, fence duty.Fence, cfg Config) *Stepper {
 	return &Stepper{cfg: cfg.withDefaults(), db: db, fence: fence}
 }
 
-// Run moves batches on until ctx ends. It returns an error when passes have failed for longer than GiveUp.
+// Run moves batches on until ctx ends. It returns an error when passes go on failing, see duty.Loop.
 func (s *Stepper) Run(ctx context.Context) error {
-	l := duty.Loop{Name: "batches", Pause: s.cfg.Pause, GiveUp: s.cfg.GiveUp, Log: s.cfg.Log}
+	l := duty.Loop{Name: "batches", Pause: s.cfg.Pause, Log: s.cfg.Log}
 	return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		start := time.Now()
 		if busy, err := s.pass(ctx); !busy || err != nil {

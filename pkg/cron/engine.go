@@ -13,11 +13,6 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Fence runs a transaction that counts only within the term of the leader for whom the engine was started.
-type Fence interface {
-	InTx(ctx context.Context, fn func(pgx.Tx) error) error
-}
-
 // Config says how much the engine does at once. Its zero value means the defaults.
 type Config struct {
 	// Pause is the longest time between two looks. Default 500 ms.
@@ -26,8 +21,6 @@ type Config struct {
 	BatchJobsMax int
 	// FiringRetention is how long a firing can be read. Default 30 days.
 	FiringRetention time.Duration
-	// GiveUp is how long passes may fail before Run returns, so that another leader can try. Default 30 s.
-	GiveUp time.Duration
 	// Hint is called with a queue after entries of it were put into line. It must not block. Default: nobody is told.
 	Hint func(queue int32)
 	// Log is where findings and errors go. Default: nowhere.
@@ -38,7 +31,6 @@ func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(max(c.Pause, 0), 500*time.Millisecond)
 	c.BatchJobsMax = cmp.Or(max(c.BatchJobsMax, 0), 2000)
 	c.FiringRetention = cmp.Or(max(c.FiringRetention, 0), 30*24*time.Hour)
-	c.GiveUp = cmp.Or(max(c.GiveUp, 0), 30*time.Second)
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
 	}
@@ -54,7 +46,7 @@ func (c Config) withDefaults() Config {
 type Engine struct {
 	cfg   Config
 	db    postgres.DB
-	fence Fence
+	fence duty.Fence
 	clock func(ctx context.Context, db postgres.DB) (time.Time, error)
 
 	timetables timetables
@@ -75,7 +67,7 @@ type Status struct {
 }
 
 // New returns the engine for one term. It looks through db and writes through fence.
-func New(db postgres.DB, fence Fence, cfg Config) *Engine {
+func New(db postgres.DB, fence duty.Fence, cfg Config) *Engine {
 	return &Engine{cfg: cfg.withDefaults(), db: db, fence: fence, clock: databaseTime, timetables: timetables{}}
 }
 
@@ -87,9 +79,9 @@ func databaseTime(ctx context.Context, db postgres.DB) (now time.Time, err error
 // Status is safe to call at any time.
 func (e *Engine) Status() Status { return e.done.Read() }
 
-// Run fires jobs until ctx ends. It returns an error when passes have failed for longer than GiveUp.
+// Run fires jobs until ctx ends. It returns an error when passes go on failing, see duty.Loop.
 func (e *Engine) Run(ctx context.Context) error {
-	return duty.Loop{Name: "cron", Pause: e.cfg.Pause, GiveUp: e.cfg.GiveUp, Log: e.cfg.Log}.Run(ctx, e.pass)
+	return duty.Loop{Name: "cron", Pause: e.cfg.Pause, Log: e.cfg.Log}.Run(ctx, e.pass)
 }
 
 // pass fires what is due and gives jobs without an entry their next one, and asks to be called again when the next job

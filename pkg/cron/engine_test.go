@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -56,7 +57,7 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-func (b *bed) newEngine(f Fence) *Engine {
+func (b *bed) newEngine(f duty.Fence) *Engine {
 	// Days pass within a second here: an engine that leaves out looks for ended runs, as it does after a slow one, would miss them.
 	e := New(b.pool, f, Config{Pause: time.Hour})
 	e.clock = func(context.Context, postgres.DB) (time.Time, error) { return b.now, nil }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -161,4 +162,14 @@ func (h *held) record(ctx context.Context, o Outcome, ran time.Duration) Verdict
 		}
 	}
 	return v
+}
+
+const quarantineSQL = `SELECT penstock.quarantine_instance($1, $2, $3)`
+
+func quarantine(ctx context.Context, db postgres.DB, instance int32, lasts time.Duration, reason string) error {
+	_, err := db.Exec(ctx, quarantineSQL, instance, lasts, reason)
+	if err != nil {
+		return fmt.Errorf("quarantine instance %d: %w", instance, err)
+	}
+	return nil
 }

@@ -230,3 +230,50 @@ func fingerprint(report []byte) string {
 	sum := sha256.Sum256(report)
 	return base64.RawURLEncoding.EncodeToString(sum[:12])
 }
+
+// A batch of the dispatcher protocol is {"items":[payload, ...]}, answered by
+// {"status":"success","result":[{"status":...,"result"|"error":...}, ...]}, the
+// results in the order of the items.
+
+func (d *dispatcher) Measure(call Call, at time.Time) (Member, error) {
+	if !json.Valid(call.Payload) {
+		return Member{}, errors.New("payload is not JSON")
+	}
+	return d.measure(call, at, "", int64(len(call.Payload)/bytesPerToken)), nil
+}
+
+// bytesPerToken is the usual rule of thumb for text, used where the model names
+// no tokens_field.
+const bytesPerToken = 4
+
+func (d *dispatcher) Join(calls []Call) (Call, error) {
+	items := make([]json.RawMessage, 0, len(calls))
+	for _, c := range calls {
+		items = append(items, c.Payload)
+	}
+	payload, err := json.Marshal(map[string]any{"items": items})
+	if err != nil {
+		return Call{}, fmt.Errorf("join batch: %w", err)
+	}
+	return joined(calls, payload), nil
+}
+
+func (d *dispatcher) Split(calls []Call, whole Outcome) []Outcome {
+	if whole.Kind != Done {
+		return shared(calls, whole)
+	}
+	var items []json.RawMessage
+	if json.Unmarshal(whole.Result, &items) != nil || len(items) != len(calls) {
+		return misfit(calls, whole, fmt.Sprintf("worker answered a batch of %d with %d results", len(calls), len(items)))
+	}
+	outcomes := make([]Outcome, len(calls))
+	for i, item := range items {
+		o := d.judge(whole.StatusCode, item, "")
+		if o.Kind == Accepted || o.Kind == Unknown {
+			o = failed(ClassTransient, "worker left an item of the batch without a result")
+		}
+		o.SentAt = whole.SentAt
+		outcomes[i] = o
+	}
+	return outcomes
+}

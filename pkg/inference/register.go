@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -39,16 +38,6 @@ func RegisterInstance(ctx context.Context, db postgres.DB, model, server, endpoi
 	err = db.QueryRow(ctx, `SELECT penstock.register_instance($1, $2, $3, $4, $5, $6, $7)`,
 		model, server, endpoint, slots, labels, by.Reason, postgres.Given(by.Actor)).Scan(&id)
 	return id, explained("register instance "+server, err)
-}
-
-const quarantineSQL = `SELECT penstock.quarantine_instance($1, $2, $3)`
-
-func quarantine(ctx context.Context, db postgres.DB, instance int32, lasts time.Duration, reason string) error {
-	_, err := db.Exec(ctx, quarantineSQL, instance, lasts, reason)
-	if err != nil {
-		return fmt.Errorf("quarantine instance %d: %w", instance, err)
-	}
-	return nil
 }
 
 // explained gives the schema's own errors the sentinels that callers know.

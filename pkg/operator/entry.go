@@ -198,14 +198,13 @@ func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By
 	return invalidation.CancelEntry(ctx, d.db, invalidation.EntryID(id), by)
 }
 
-// DisableEntries disables every entry of a name or lock key, those to come as well.
-func (d *Database) DisableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
-	return invalidation.DisableEntries(ctx, d.db, queue, scope, value, by)
-}
-
-// EnableEntries ends DisableEntries.
-func (d *Database) EnableEntries(ctx context.Context, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
-	return invalidation.EnableEntries(ctx, d.db, queue, scope, value, by)
+// SwitchEntries does DisableEntry or EnableEntry to every entry of a name or lock key; to those to come as well.
+func (d *Database) SwitchEntries(ctx context.Context, v Verb, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
+	do := invalidation.EnableEntries
+	if v == DisableEntry {
+		do = invalidation.DisableEntries
+	}
+	return do(ctx, d.db, queue, scope, value, by)
 }
 
 // Group is a lock key with entries that wait or run.

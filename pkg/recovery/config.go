@@ -8,12 +8,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Fence runs a transaction that counts only within the term of the leader for whom a duty was started.
 type Fence interface {
-	InTx(ctx context.Context, fn func(pgx.Tx) error) error
+	duty.Fence
 	// Hold makes the commit of a transaction depend on the term, from here on.
 	Hold(ctx context.Context, tx pgx.Tx) error
 }
@@ -66,8 +67,7 @@ type Config struct {
 	CountPause time.Duration
 	// SamplePause is the shortest time between two samples of the queues. Default 5 s.
 	SamplePause time.Duration
-	// GiveUp is how long the passes of a duty may fail before it returns, so that another leader can try.
-	// Default 30 s.
+	// GiveUp is how long the passes of a duty may fail before it returns, see duty.Loop.
 	GiveUp time.Duration
 	// Hint is called with a queue after entries of it were put into line. It must not block. Nil for nobody.
 	Hint func(queue int32)
@@ -86,7 +86,6 @@ func (c Config) withDefaults() Config {
 	c.RetentionPause = cmp.Or(c.RetentionPause, time.Minute)
 	c.CountPause = cmp.Or(c.CountPause, time.Second)
 	c.SamplePause = cmp.Or(c.SamplePause, 5*time.Second)
-	c.GiveUp = cmp.Or(c.GiveUp, 30*time.Second)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
