@@ -189,10 +189,13 @@ func (c *Callbacks) lookFor(all []*listener) error {
 	for i, l := range all {
 		queues[i], entries[i], tokens[i] = l.run.Queue, int64(l.run.Entry), l.run.Token
 	}
-	rows, _ := c.db.Query(ctx, readReportsSQL, queues, entries, tokens)
+	rows, err := c.db.Query(ctx, readReportsSQL, queues, entries, tokens)
+	if err != nil {
+		return err
+	}
 	var n int64
 	var body json.RawMessage
-	_, err := pgx.ForEachRow(rows, []any{&n, &body}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&n, &body}, func() error {
 		all[n-1].tell(body)
 		return nil
 	})
