@@ -29,11 +29,12 @@ func main() {
 	keep := flag.Bool("results", false, "keep results")
 	backlog := flag.Int("backlog", 0, "instead: the time of a claim of 10 with 1,000 entries ready, and with so many")
 	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in turns, at 1, 100 and 100,000 lock keys")
-	rounds := flag.Int("rounds", 5, "of -limits")
+	flows := flag.Int("flows", 0, "instead: drains of so many flows of two entries, lane by lane and many lanes at a time")
+	rounds := flag.Int("rounds", 5, "of -limits and -flows")
 	only := flag.String("only", "", "the one kind of -limits to measure, as it is printed; all if empty")
 	flag.Parse()
 	b := &bench{n: *n, rounds: *rounds, only: *only}
-	if err := b.run(context.Background(), *dsn, *batch, *backlog, *keep, *limits); err != nil {
+	if err := b.run(context.Background(), *dsn, *batch, *backlog, *keep, *limits, *flows); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -46,7 +47,7 @@ type bench struct {
 	only   string
 }
 
-func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, limits bool) error {
+func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, limits bool, flows int) error {
 	n := b.n
 	if dsn == "" {
 		server, err := devpostgres.Start(ctx, devpostgres.Config{})
@@ -76,6 +77,9 @@ func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, l
 	}
 	if limits {
 		return b.compareLimits(ctx, batch)
+	}
+	if flows > 0 {
+		return b.compareLanes(ctx, flows)
 	}
 	if backlog > 0 {
 		return b.claimTimes(ctx, q, backlog)
