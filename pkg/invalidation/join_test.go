@@ -382,8 +382,8 @@ func TestALoadIsBounded(t *testing.T) {
 	if _, ok := joinable(make([]Push, joinEntries/10+1)); ok {
 		t.Error("a bulk push may join")
 	}
-	if _, ok := joinable([]Push{{IdempotencyKey: "i"}}); ok {
-		t.Error("a push with an idempotency key may join")
+	if _, ok := joinable([]Push{{UniqueKey: "u"}}); ok {
+		t.Error("a push with a unique key may join")
 	}
 }
 
