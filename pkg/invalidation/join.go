@@ -84,7 +84,7 @@ func (q *Queue) pushJoined(ctx context.Context, pushes []Push) ([]Pushed, error)
 	if c == nil {
 		pushed, err := q.pushTogether(ctx, pushes)
 		q.joiner.leave(q)
-		if postgres.Code(err) == lockNotAvailable {
+		if err != nil && postgres.Code(err) == lockNotAvailable {
 			return q.pushAlone(ctx, pushes)
 		}
 		return pushed, err
@@ -203,24 +203,19 @@ func (j *joiner) next(q *Queue) bool {
 
 // pushTogether pushes while others wait. An Idempotency-Key that somebody uses in a transaction under way is not waited for:
 // lockNotAvailable.
-func (q *Queue) pushTogether(ctx context.Context, pushes []Push) (pushed []Pushed, err error) {
+func (q *Queue) pushTogether(ctx context.Context, pushes []Push) ([]Pushed, error) {
 	if !slices.ContainsFunc(pushes, func(p Push) bool { return p.IdempotencyKey != "" }) {
 		return q.pushAlone(ctx, pushes)
 	}
+	var ids []EntryID
+	var verdicts []Verdict
 	batch := &pgx.Batch{}
 	batch.Queue(`SELECT set_config('lock_timeout', '50ms', true)`)
-	batch.Queue(pushSQL, pushColumns(q.Name, pushes)...).QueryRow(func(row pgx.Row) error {
-		var ids []EntryID
-		var verdicts []Verdict
-		err := row.Scan(&ids, &verdicts)
-		pushed = answers(ids, verdicts)
-		return err
-	})
-	err = q.db.SendBatch(ctx, batch).Close()
-	if err != nil {
+	batch.Queue(pushSQL, pushColumns(q.Name, pushes)...).QueryRow(func(row pgx.Row) error { return row.Scan(&ids, &verdicts) })
+	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, err
 	}
-	return pushed, nil
+	return answers(ids, verdicts), nil
 }
 
 // load takes the first in line; nil if there is nobody.
