@@ -2226,6 +2226,34 @@ CREATE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS i
     SELECT count(*)::integer FROM freed
 $_$;
 
+-- Name: hand_over(integer, jsonb, text, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.hand_over(queue integer, payload jsonb, in_flow text, trace text, look_from bigint) RETURNS TABLE(id bigint, node bigint, claim integer, next bigint)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    level smallint;
+BEGIN
+    SELECT q.entry_priority INTO level FROM penstock.queue q
+     WHERE q.id = queue AND q.grouping IS NULL AND q.capacity IS NULL AND pg_column_size(hand_over.payload) <= q.payload_limit;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO penstock.entry (id, queue_id, status, priority, flow, trace, payload)
+    VALUES (nextval('penstock.entry_id_seq'), queue, 'pending', level, in_flow, nullif(hand_over.trace, ''), hand_over.payload)
+    RETURNING entry.id INTO hand_over.id;
+    SELECT s.node, s.claim, s.next INTO hand_over.node, hand_over.claim, hand_over.next FROM penstock.take_seat(queue, in_flow, look_from) s;
+    IF hand_over.node IS NULL THEN
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) VALUES (queue, level, in_flow, hand_over.id, hand_over.id);
+    ELSE
+        INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+        VALUES (queue, '#' || hand_over.id, nextval('penstock.token_seq'), hand_over.node, hand_over.claim, hand_over.id, hand_over.id, 1, 1, level,
+                in_flow, clock_timestamp());
+    END IF;
+    RETURN NEXT;
+END $$;
+
 -- Name: head_age(penstock.queue); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
@@ -3705,6 +3733,22 @@ BEGIN
     VALUES (coalesce(remove_model.actor, current_user), 'remove_model', remove_model.name, remove_model.reason);
 END $$;
 
+-- Name: remove_seats(); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.remove_seats() RETURNS void
+    LANGUAGE sql
+    AS $$
+    DELETE FROM penstock.seat t
+     WHERE t.ctid = ANY (ARRAY(
+           SELECT s.ctid FROM penstock.seat s
+            WHERE (SELECT n.id FROM penstock.node n WHERE n.id = s.node_id AND n.beat_at + n.lease > clock_timestamp()) IS NULL
+              FOR UPDATE SKIP LOCKED));
+$$;
+
+-- Name: FUNCTION remove_seats(); Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON FUNCTION penstock.remove_seats() IS 'removes the seats of nodes that are dead or gone; no push takes them any more';
+
 -- Name: replace_merged(penstock.queue, bigint[], jsonb); Type: FUNCTION; Schema: penstock; Owner: -
 
 CREATE FUNCTION penstock.replace_merged(q penstock.queue, ids bigint[], merged jsonb) RETURNS integer
@@ -4487,6 +4531,78 @@ BEGIN
     DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = place;
     RETURN e;
 END $$;
+
+-- Name: take_seat(integer, text, bigint); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.take_seat(queue integer, in_flow text, look_from bigint, OUT node bigint, OUT claim integer, OUT next bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    after bigint := coalesce((SELECT last_value FROM penstock.seat_seat_seq WHERE is_called), 0) + 1; -- all that are offered later
+BEGIN
+    LOOP
+        DELETE FROM penstock.seat t
+         WHERE t.ctid = (
+               SELECT s.row
+                 FROM penstock.queue q
+                CROSS JOIN LATERAL (
+                      SELECT x.ctid AS row
+                        FROM penstock.seat x
+                       WHERE x.queue_id = queue AND x.seat >= look_from
+                         AND (SELECT n.id FROM penstock.node n
+                               WHERE n.id = x.node_id AND n.application = q.application AND n.draining_at IS NULL
+                                 AND n.beat_at + n.lease / 3 > clock_timestamp()
+                                 AND NOT EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'node' AND p.value IN (n.name, n.id::text)
+                                                    AND coalesce(p.until > clock_timestamp(), true))) IS NOT NULL
+                       ORDER BY x.seat
+                       LIMIT 1
+                         FOR UPDATE SKIP LOCKED) s
+                WHERE q.id = queue AND q.algorithm = 'fair' AND q.model IS NULL AND q.disabled_at IS NULL
+                  AND (q.paused_at IS NULL OR coalesce(q.paused_until <= clock_timestamp(), false))
+                  AND NOT EXISTS (SELECT FROM penstock.limit_use u WHERE u.queue_id = queue)
+                  AND NOT EXISTS (SELECT FROM penstock.push_back b
+                                   WHERE b.queue_id = queue AND b.whole AND b.flow = '' AND b.until > clock_timestamp())
+                  AND NOT EXISTS (SELECT FROM penstock.push_back b
+                                   WHERE b.queue_id = queue AND NOT b.whole AND b.flow = in_flow AND b.until > clock_timestamp())
+                  AND NOT EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'application' AND p.value = q.application
+                                     AND coalesce(p.until > clock_timestamp(), true))
+                  AND NOT EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'flow' AND p.value = in_flow AND coalesce(p.queue_id, 0) IN (0, queue)
+                                     AND coalesce(p.until > clock_timestamp(), true)))
+        RETURNING t.node_id, t.claim_id, t.seat + 1 INTO node, claim, next;
+        -- One that was offered or came back late may stand before: once in 50 pushes without a seat it is looked for.
+        EXIT WHEN node IS NOT NULL OR look_from = 0 OR random() > 0.02;
+        look_from := 0;
+    END LOOP;
+    next := coalesce(next, after);
+END $$;
+
+-- Name: FUNCTION take_seat(queue integer, in_flow text, look_from bigint, OUT node bigint, OUT claim integer, OUT next bigint); Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON FUNCTION penstock.take_seat(queue integer, in_flow text, look_from bigint, OUT node bigint, OUT claim integer, OUT next bigint) IS 'takes the first seat of a queue from a place on, for the push that calls it; next is where to look from the next time';
+
+-- Name: tend_seat(integer, bigint, integer, text); Type: FUNCTION; Schema: penstock; Owner: -
+
+CREATE FUNCTION penstock.tend_seat(queue integer, node bigint, claim integer, verb text, OUT withdrawn boolean, OUT taken boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    withdrawn := false;
+    IF verb <> 'keep' THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    IF verb = 'offer' THEN
+        INSERT INTO penstock.seat (queue_id, node_id, claim_id) SELECT queue, n.id, claim FROM penstock.node n WHERE n.id = node;
+    ELSIF verb = 'withdraw' THEN
+        DELETE FROM penstock.seat t
+         WHERE t.ctid = (SELECT s.ctid FROM penstock.seat s WHERE s.node_id = node AND s.claim_id = claim FOR UPDATE SKIP LOCKED);
+        withdrawn := FOUND;
+    END IF;
+    taken := NOT withdrawn AND NOT EXISTS (SELECT FROM penstock.seat s WHERE s.node_id = node AND s.claim_id = claim);
+END $$;
+
+-- Name: FUNCTION tend_seat(queue integer, node bigint, claim integer, verb text, OUT withdrawn boolean, OUT taken boolean); Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON FUNCTION penstock.tend_seat(queue integer, node bigint, claim integer, verb text, OUT withdrawn boolean, OUT taken boolean) IS 'offers a seat of a node, keeps or withdraws it, unless a push is just taking it, and says whether it is still there';
 
 -- Name: tidy_key(integer, text); Type: FUNCTION; Schema: penstock; Owner: -
 
@@ -5810,6 +5926,35 @@ COMMENT ON COLUMN penstock.sample_minute.accepted IS 'rows inserted into the que
 
 COMMENT ON COLUMN penstock.sample_minute.in_per_second IS 'entries accepted a second since the sample before; out_per_second: gone, which is the drain rate';
 
+-- Name: seat; Type: TABLE; Schema: penstock; Owner: -
+
+CREATE UNLOGGED TABLE penstock.seat (
+    seat bigint NOT NULL,
+    node_id bigint NOT NULL,
+    queue_id integer NOT NULL,
+    claim_id integer NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.2');
+
+-- Name: TABLE seat; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON TABLE penstock.seat IS 'processing threads that wait for an entry: a push takes the row and makes the lock record itself';
+
+-- Name: COLUMN seat.seat; Type: COMMENT; Schema: penstock; Owner: -
+
+COMMENT ON COLUMN penstock.seat.seat IS 'pushes take the lowest, and look from the last one taken on: rows before it may be dead and not vacuumed yet';
+
+-- Name: seat_seat_seq; Type: SEQUENCE; Schema: penstock; Owner: -
+
+ALTER TABLE penstock.seat ALTER COLUMN seat ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.seat_seat_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 -- Name: server_status; Type: VIEW; Schema: penstock; Owner: -
 
 CREATE VIEW penstock.server_status AS
@@ -6185,6 +6330,16 @@ ALTER TABLE ONLY penstock.sample_minute
 
 ALTER TABLE ONLY penstock.sample
     ADD CONSTRAINT sample_pkey PRIMARY KEY (queue_id, at);
+
+-- Name: seat seat_claim; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.seat
+    ADD CONSTRAINT seat_claim UNIQUE (node_id, claim_id);
+
+-- Name: seat seat_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
+
+ALTER TABLE ONLY penstock.seat
+    ADD CONSTRAINT seat_pkey PRIMARY KEY (queue_id, seat);
 
 -- Name: slot_demand slot_demand_pkey; Type: CONSTRAINT; Schema: penstock; Owner: -
 

@@ -50,7 +50,7 @@ func New(ctx context.Context, c Config) (*Node, error) {
 	n := &Node{Node: tasknode.New(c.Task, claims, beats), claims: claims, beats: beats}
 	n.duties = []func(context.Context) error{n.Node.Run, ranker.Run}
 	if !c.NoHints && !c.Pooled {
-		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.Wake, Log: quiet})
+		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.Wake, HandedOver: n.HandedOver, Log: quiet})
 		n.duties = append(n.duties, listener.Run)
 	}
 	return n, nil

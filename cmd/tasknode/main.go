@@ -164,7 +164,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	}
 	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(webhook.Config{Policy: policy, Vault: vault}, claims, log))
 	if t.Hints && !cfg.Database.Pooled {
-		n.listener = invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.task.Wake, Log: log})
+		n.listener = invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.task.Wake, HandedOver: n.task.HandedOver, Log: log})
 	}
 	return n, nil
 }

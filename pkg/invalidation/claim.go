@@ -337,17 +337,6 @@ func remaining(seconds pgtype.Float8) time.Duration {
 	return time.Duration(min(max(seconds.Float64, -1e9), 9e9) * float64(time.Second))
 }
 
-// readCovered adds entries to the locks that they are under.
-func readCovered(rows pgx.Rows, byToken map[Token]*Lock) error {
-	var row claimRow
-	_, err := pgx.ForEachRow(rows, row.covered(), func() error {
-		l := byToken[row.token]
-		l.Entries = append(l.Entries, *row.settled())
-		return nil
-	})
-	return err
-}
-
 // readGroups fills in the entries of locked groups.
 func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	byToken := make(map[Token]*Lock, len(groups))
@@ -356,8 +345,13 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 		byToken[g.Token], keys[i], tokens[i] = g, g.Key, g.Token
 	}
 	rows, err := q.db.Query(ctx, q.sql.claimGroups, q.ID, keys, tokens, q.Config.QuantumCount)
-	if err != nil {
-		return q.errorf("read groups claimed from", err)
+	if err == nil {
+		var row claimRow
+		_, err = pgx.ForEachRow(rows, row.covered(), func() error {
+			l := byToken[row.token]
+			l.Entries = append(l.Entries, *row.settled())
+			return nil
+		})
 	}
-	return q.errorf("read groups claimed from", readCovered(rows, byToken))
+	return q.errorf("read groups claimed from", err)
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue, and where the pusher knows it the
-// lane: priority and flow, separated by spaces.
+// lane: priority and flow, separated by spaces. Or it is a HandOver.
 const hintChannel = "penstock"
 
 // hintSQL hints with texts $1. NOTIFY takes a lock over all databases at commit, so this never runs in a pusher's
@@ -94,6 +94,19 @@ func (h *Hinter) hint(queue int32, lanes []Lane) {
 	case h.wake <- struct{}{}:
 	default:
 	}
+}
+
+// spend says whether a hint may go out at once that was not asked for here, and counts n of them.
+func (h *Hinter) spend(queue int32, n time.Duration) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t, now := h.tells[queue], time.Now()
+	if t == nil {
+		return true
+	}
+	may := !t.due && t.full.Sub(now) <= (hintBurst-1)*h.every
+	t.full = latest(t.full, now).Add(n * h.every)
+	return may
 }
 
 func (t *telling) add(lanes []Lane) {

@@ -166,8 +166,9 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"claim groups":          one(q.claim, `%d, 2::smallint, '{""}', '{0}', 10, %d, 1, 100, '{f}'`, id, node),
 		"claim groups of lanes": one(q.claim, `%d, 2::smallint, '{a, "", b}', '{0, 0, 0}', 10, %d, 1, 100, '{f, t, f}'`, id, node),
 		"claimGroups":           one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
-		"readSolo":              one(readSoloSQL, `%d, %s, %s`, id, soloKeys, soloTokens),
-		"reclaim":               one(reclaimSQL, `%d, %d, 1`, id, node),
+		"hand over":             one(handOverSQL, `%d, '{}', '', '', 0`, id),
+		"reclaim":               one(q.reclaim, `%d, %d, 1, '', U&'\+10ffff'`, id, node),
+		"handed":                one(q.reclaim, `%d, %d, 1, '#1', '#1'`, id, node),
 		"sweep solo":            one(q.sweep, `%d, 1::smallint, '', %d, %d`, id, from, to),
 		"finishSolo":            one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}'`, id, soloIDs, soloTokens, fill("1::bigint", m), node),
 		"finishPlaced": one(q.finishPlaced, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
@@ -287,8 +288,8 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimLanesLimited": q.claimLanesLimited, "claimGroups": q.claimGroups, "reclaim": reclaimSQL,
-		"readSolo": readSoloSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "finishPlaced": q.finishPlaced, "hold": holdSQL, "done": q.done, "donePlaced": q.donePlaced,
+		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimLanesLimited": q.claimLanesLimited, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
+		"handOver": handOverSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "finishPlaced": q.finishPlaced, "hold": holdSQL, "done": q.done, "donePlaced": q.donePlaced,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "onePush": q.onePush, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,

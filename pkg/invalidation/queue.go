@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -26,13 +27,14 @@ type Queue struct {
 	sql     statements
 	// careful is shared by all handles made from this one.
 	careful *manners
-	joiner  *joiner // of pushes outside a transaction; nil for none
+	joiner  *joiner       // of pushes outside a transaction; nil for none
+	seat    *atomic.Int64 // from which on pushes look for one, see penstock.take_seat
 }
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
-	onePush, plainPush, swift, swiftLimited, claimLanes, claimLanesLimited, claim, claimLimited, claimKeyed, claimGroups, sweep, promote, expire string
-	finishSolo, finishPlaced, done, donePlaced, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison                           string
+	onePush, plainPush, reclaim, swift, swiftLimited, claimLanes, claimLanesLimited, claim, claimLimited, claimKeyed, claimGroups, sweep, promote, expire string
+	finishSolo, finishPlaced, done, donePlaced, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison                                    string
 }
 
 const openSQL = `
@@ -107,9 +109,9 @@ func Drop(ctx context.Context, db postgres.DB, name string, force bool, by By) e
 func (q *Queue) on(db postgres.DB) *Queue {
 	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
 	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
-	q.db, q.careful, q.joiner = db, &manners{}, &joiner{}
+	q.db, q.careful, q.joiner, q.seat = db, &manners{}, &joiner{}, &atomic.Int64{}
 	q.sql = statements{
-		onePush: own(onePushSQL), plainPush: own(plainPushSQL), swift: own(swiftSQL), claimLanes: own(claimLanesSQL), claimLanesLimited: own(claimLanesLimitedSQL), swiftLimited: own(swiftLimitedSQL), claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimKeyed: own(claimKeyedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
+		onePush: own(onePushSQL), plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), swift: own(swiftSQL), claimLanes: own(claimLanesSQL), claimLanesLimited: own(claimLanesLimitedSQL), swiftLimited: own(swiftLimitedSQL), claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimKeyed: own(claimKeyedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), finishPlaced: own(finishPlacedSQL), done: own(doneSQL), donePlaced: own(donePlacedSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), setAside: own(setAsideSQL),

@@ -7,67 +7,52 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// reclaimSQL finds the locks of one claim. The lock table is as small as the work in flight.
+// reclaimSQL finds the locks of claim $3 of node $2 whose keys lie from $4 to $5, with their entries if they are solo. The lock
+// table is as small as the work in flight.
 const reclaimSQL = `
-SELECT lock_key, token, priority, flow, last_entry_id, pos
-  FROM penstock.lock
- WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3
- ORDER BY pos`
+SELECT l.token, l.pos, coalesce(e.id, 0), l.lock_key, coalesce(e.attempt, 0), coalesce(e.crashes, 0), coalesce(e.cost, 0), e.name, e.trace,
+       e.callback, e.payload, date_part('epoch', clock_timestamp() - e.created_at), date_part('epoch', e.start_by - clock_timestamp()),
+       date_part('epoch', e.finish_by - clock_timestamp()), e.row, ARRAY[l.row], l.flow, l.priority
+  FROM (SELECT ctid AS row, * FROM penstock.lock
+         WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3 AND lock_key BETWEEN $4 AND $5 OFFSET 0) l
+  LEFT JOIN LATERAL (
+       SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = l.last_entry_id AND l.lock_key LIKE '#%' OFFSET 0) e ON true
+ ORDER BY l.pos`
 
 // Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.
 func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Lock, error) {
-	start := time.Now()
-	rows, err := q.db.Query(ctx, reclaimSQL, q.ID, node, claimID)
-	if err != nil {
-		return nil, q.errorf("find claim in", err)
-	}
-	locks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Lock, error) {
-		l := &Lock{ClaimedAt: start}
-		var last EntryID
-		return l, row.Scan(&l.Key, &l.Token, &l.Lane.Priority, &l.Lane.Flow, &last, &l.pos)
-	})
-	if err != nil || len(locks) == 0 {
-		return nil, q.errorf("find claim in", err)
-	}
-	if err := q.readEntries(ctx, locks); err != nil {
-		return nil, err
-	}
-	return q.handBackEmpty(ctx, node, locks)
+	return q.Handed(ctx, HandOver{Node: node, Claim: claimID})
 }
 
-// readSoloSQL reads the entries of solo locks; claimGroupsSQL reads the others.
-const readSoloSQL = `
-SELECT l.token, e.id, e.attempt, e.crashes, coalesce(e.cost, 0), e.name, e.trace, e.callback, e.payload,
-       extract(epoch FROM clock_timestamp() - e.created_at)::float8,
-       extract(epoch FROM e.start_by - clock_timestamp())::float8, extract(epoch FROM e.finish_by - clock_timestamp())::float8, NULL::tid
-  FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
-  CROSS JOIN LATERAL (
-       SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
-  CROSS JOIN LATERAL (
-       SELECT * FROM penstock.entry WHERE queue_id = $1 AND id = l.last_entry_id OFFSET 0) e`
-
-func (q *Queue) readEntries(ctx context.Context, locks []*Lock) error {
-	var groups []*Lock
-	byToken := map[Token]*Lock{}
-	var keys []string
-	var tokens []Token
-	for _, l := range locks {
+// Handed returns what was handed over to a seat: a lock, or none if it has ended. Without an entry it looks at all locks.
+func (q *Queue) Handed(ctx context.Context, h HandOver) ([]*Lock, error) {
+	start, first, last := time.Now(), "", "\U0010ffff" // keys
+	if h.Entry != 0 {
+		first, last = soloKey(h.Entry), soloKey(h.Entry)
+	}
+	rows, err := q.db.Query(ctx, q.sql.reclaim, q.ID, h.Node, h.Claim, first, last)
+	if err != nil {
+		return nil, q.errorf("find claim in", err)
+	}
+	var locks, groups []*Lock
+	var row claimRow
+	var priority int16
+	_, err = pgx.ForEachRow(rows, append(row.lock(), &priority), func() error {
+		l := &Lock{Key: row.key.String, Token: row.token, Lane: Lane{priority, row.flow.String}, ClaimedAt: start, pos: row.pos}
+		if row.entry.ID != 0 {
+			l.Entries, l.row = []Entry{*row.settled()}, row.rows[0]
+		}
+		locks = append(locks, l)
 		if !l.Solo() {
 			groups = append(groups, l)
-			continue
 		}
-		byToken[l.Token] = l
-		keys, tokens = append(keys, l.Key), append(tokens, l.Token)
-	}
-	rows, err := q.db.Query(ctx, readSoloSQL, q.ID, keys, tokens)
-	if err != nil {
-		return q.errorf("read entries claimed from", err)
-	}
-	if err := readCovered(rows, byToken); err != nil {
-		return q.errorf("read entries claimed from", err)
-	}
-	if len(groups) == 0 {
 		return nil
+	})
+	if err == nil && len(groups) > 0 {
+		err = q.readGroups(ctx, groups)
 	}
-	return q.readGroups(ctx, groups)
+	if err != nil {
+		return nil, q.errorf("find claim in", err)
+	}
+	return q.handBackEmpty(ctx, h.Node, locks)
 }

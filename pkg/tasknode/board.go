@@ -98,19 +98,25 @@ func (b *board) hint(queue int32, named *invalidation.Lane) {
 	if named != nil {
 		key.lane = *named
 	}
+	if b.lanes[key] == nil && named == nil {
+		return
+	}
+	l := b.lane(key)
+	b.wake(l)
+	l.hinted, l.heard = true, true
+}
+
+// lane returns a lane, and makes it where it is not known. It comes after all that is.
+func (b *board) lane(key flowKey) *lane {
 	l := b.lanes[key]
 	if l == nil {
-		if named == nil {
-			return
-		}
+		b.forget()
 		l = &lane{key: key, headAt: time.Now()}
 		l.Lane = key.lane
 		l.moved(b.top + 1)
 		b.lanes[key] = l
-		defer b.forget()
 	}
-	b.wake(l)
-	l.hinted, l.heard = true, true
+	return l
 }
 
 // found records which lanes of a queue have ready rows.

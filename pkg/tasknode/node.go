@@ -27,6 +27,7 @@ type Node struct {
 	look        look
 	beyond      map[int32]invalidation.Lane // where the last look further ended; touched by whoever looks
 	permits     *permits
+	seats       seats
 	desk        *desk
 	settler     *settler
 	lease       lease
@@ -57,7 +58,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		lent:         make(chan chan struct{}, 1),
 		drainOrdered: make(chan struct{}),
 	}
-	n.permits = &permits{threads: cfg.Threads, onFree: n.cameFree}
+	n.permits = &permits{threads: cfg.Threads, onFree: n.Freed}
 	n.incarnation.Store(newIncarnation())
 	return n
 }
@@ -77,9 +78,6 @@ func (n *Node) HandleStatements(handler func(*invalidation.Queue) invalidation.H
 // ID is the node's incarnation. It changes if the leader gives the node up while it still runs.
 func (n *Node) ID() invalidation.NodeID { return n.id() }
 
-// Freed tells the node that a gate which refused it may allow more now. It never blocks.
-func (n *Node) Freed() { n.cameFree() }
-
 // Wake hints that a queue may have new entries, and in which lane if that is known; else the node looks for itself.
 // It never blocks, and nothing depends on it.
 func (n *Node) Wake(queue int32, lane *invalidation.Lane) {
@@ -97,8 +95,8 @@ func (n *Node) signal() {
 	}
 }
 
-// cameFree lets claims be tried again that a permit or a gate refused.
-func (n *Node) cameFree() {
+// Freed lets claims be tried again that a permit or a gate refused. It never blocks.
+func (n *Node) Freed() {
 	n.board.free()
 	n.signal()
 }
@@ -139,6 +137,7 @@ func (n *Node) Run(ctx context.Context) error {
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })
 	}
+	schedulers.Go(func() { n.seating(claiming) })
 
 	select {
 	case <-ctx.Done():

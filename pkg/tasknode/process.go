@@ -166,7 +166,7 @@ func (n *Node) process(job *assignment, let bool) {
 		n.cfg.Ranker.Settle(job.lane, charged, used)
 		if len(job.leave.grants) > 0 {
 			job.leave.ran(1)
-			n.cameFree()
+			n.Freed()
 		}
 	}()
 	if batch, ok := job.handler.(invalidation.BatchHandler); ok {

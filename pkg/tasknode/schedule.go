@@ -75,6 +75,7 @@ func (n *Node) step(ctx context.Context) bool {
 		n.board.leave(v, true, time.Time{})
 	}
 	if a.crowded {
+		n.seats.recall(time.Now().Add(seatsQuiet))
 		// It stays first in line for what comes free: no other lane may be let in before it.
 		n.board.leave(first, true, time.Time{})
 		return false
@@ -145,6 +146,9 @@ type grant struct {
 func (n *Node) allow(v *visit) allowance {
 	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
 	spare := n.board.spare(v.service, n.cfg.Threads)
+	if n.seats.out.Load() > 0 { // what is handed over finds a thread
+		spare = 0
+	}
 	taken := n.permits.take(reserved, spare)
 	if taken == 0 && n.board.fits(v, reserved, n.cfg.Threads) {
 		taken = n.permits.take(min(1, reserved), spare+n.cfg.Threads)
@@ -155,20 +159,27 @@ func (n *Node) allow(v *visit) allowance {
 	case taken == 0:
 		n.cfg.Observer.Refused(v.name, "threads")
 	}
-	a := allowance{locks: taken, crowded: reserved > 0 && taken == 0}
+	a := n.pass(v.name, taken)
+	a.crowded = reserved > 0 && taken == 0
+	n.board.unhold(v.service, reserved-a.locks)
+	n.unused(taken - a.locks)
+	return a
+}
+
+// pass takes the leave of all gates for up to want entries of a queue.
+func (n *Node) pass(queue string, want int) allowance {
+	a := allowance{locks: want}
 	for _, g := range n.cfg.Gates {
 		if a.locks == 0 {
 			break
 		}
-		k, release := g.Take(v.name, a.locks, a.locks)
+		k, release := g.Take(queue, a.locks, a.locks)
 		a.grants = append(a.grants, grant{k, release})
 		a.locks = min(a.locks, k)
 	}
 	for _, g := range a.grants {
 		g.giveBack(g.allowed - a.locks)
 	}
-	n.board.unhold(v.service, reserved-a.locks)
-	n.unused(taken - a.locks)
 	return a
 }
 

@@ -9,6 +9,7 @@ import (
 type Stats struct {
 	Claims     atomic.Int64 // claims, empty ones too
 	Claimed    atomic.Int64 // locks
+	HandedOver atomic.Int64 // of these, locks that a push made for a seat of the node
 	ClaimTime  atomic.Int64 // nanoseconds in claims
 	Runs       atomic.Int64 // entries or batches run
 	RunErrors  atomic.Int64
@@ -30,7 +31,7 @@ func (n *Node) Stats() *Stats { return &n.stats }
 func (n *Node) Threads() int { return n.cfg.Threads }
 
 // Held is how many locks the node holds.
-func (n *Node) Held() int { return n.permits.held() }
+func (n *Node) Held() int { return max(0, n.permits.held()-int(n.seats.out.Load())) }
 
 func (s *Stats) claimed(locks int, took time.Duration) {
 	s.Claims.Add(1)
@@ -55,5 +56,5 @@ func (s *Stats) settled(endings, refused int, took time.Duration) {
 
 // load is what the node reports of itself with each heartbeat, for people to read.
 func (n *Node) load() map[string]any {
-	return map[string]any{"locks": n.permits.held(), "threads": n.cfg.Threads, "waiting": len(n.work) + len(n.express)}
+	return map[string]any{"locks": n.Held(), "threads": n.cfg.Threads, "waiting": len(n.work) + len(n.express)}
 }
