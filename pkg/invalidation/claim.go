@@ -195,10 +195,6 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as 
 func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as form) (claimed []Claimed, groups []*Lock, err error) {
 	start := time.Now()
 	sql, args := as(r, lanes)
-	rows, err := q.db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, nil, err
-	}
 	index := make(map[string]int, len(lanes))
 	for i, l := range lanes {
 		index[l.Flow] = i
@@ -209,7 +205,7 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 	}
 	var solo slab
 	var row claimRow
-	_, err = pgx.ForEachRow(rows, row.lock(), func() error {
+	_, err = pgx.ForEachRow(postgres.Query(ctx, q.db, sql, args...), row.lock(), func() error {
 		at := index[row.flow.String] // that of a lane alone may not be named
 		switch c := &claimed[at]; {
 		case row.token == 0:
@@ -344,14 +340,11 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	for i, g := range groups {
 		byToken[g.Token], keys[i], tokens[i] = g, g.Key, g.Token
 	}
-	rows, err := q.db.Query(ctx, q.sql.claimGroups, q.ID, keys, tokens, q.Config.QuantumCount)
-	if err == nil {
-		var row claimRow
-		_, err = pgx.ForEachRow(rows, row.covered(), func() error {
-			l := byToken[row.token]
-			l.Entries = append(l.Entries, *row.settled())
-			return nil
-		})
-	}
+	var row claimRow
+	_, err := pgx.ForEachRow(postgres.Query(ctx, q.db, q.sql.claimGroups, q.ID, keys, tokens, q.Config.QuantumCount), row.covered(), func() error {
+		l := byToken[row.token]
+		l.Entries = append(l.Entries, *row.settled())
+		return nil
+	})
 	return q.errorf("read groups claimed from", err)
 }

@@ -33,7 +33,7 @@ const heldBackSQL = `(SELECT nullif(greatest(0, extract(epoch FROM greatest(
 // bucket or a push-back (s), and room for how many locks.
 // No such row: what limits the queue is not as we know it, or somebody else has a limit alone.
 // The last columns say where the rows of solo entries stand, those of all their locks in the same order (see
-// finishPlacedSQL; with the first lane alone), and the flow.
+// finishSoloSQL; with the first lane alone), and the flow.
 var claimSQL = `
 WITH room AS MATERIALIZED (
     SELECT /* room */

@@ -62,8 +62,7 @@ func compactable(ctx context.Context, tx pgx.Tx, queue, key string) ([]Entry, er
 SELECT id, payload, coalesce(name, ''), attempt, crashes, coalesce(cost, 0), coalesce(trace, '')
   FROM penstock.compactable(penstock.queue_row($1), $2)
  ORDER BY id`
-	rows, _ := tx.Query(ctx, sql, queue, key)
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Entry, error) {
+	return pgx.CollectRows(postgres.Query(ctx, tx, sql, queue, key), func(row pgx.CollectableRow) (Entry, error) {
 		e := Entry{StartIn: NoDeadline, FinishIn: NoDeadline}
 		return e, row.Scan(&e.ID, &e.Payload, &e.Name, &e.Attempt, &e.Crashes, &e.Cost, &e.Trace)
 	})

@@ -50,7 +50,7 @@ type Lock struct {
 	Again *LaneHead
 
 	pos   int64                       // place in line of the ready row it was claimed by
-	row   pgtype.TID                  // where a solo entry's record stands on disk, if the claim told: see finishPlacedSQL
+	row   pgtype.TID                  // where a solo entry's record stands on disk, if the claim told: see finishSoloSQL
 	notes map[EntryID]json.RawMessage // see Run.Note
 }
 

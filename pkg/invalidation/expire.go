@@ -36,8 +36,7 @@ type ExpiredLock struct {
 // ExpiredLocks returns the entries that still run more than grace after their finish_by, of all queues.
 func ExpiredLocks(ctx context.Context, db postgres.DB, grace time.Duration) ([]ExpiredLock, error) {
 	const sql = `SELECT queue_id, lock_key, token, node_id, entry_id, finish_by FROM penstock.expired_locks($1)`
-	rows, _ := db.Query(ctx, sql, grace)
-	locks, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ExpiredLock])
+	locks, err := pgx.CollectRows(postgres.Query(ctx, db, sql, grace), pgx.RowToStructByPos[ExpiredLock])
 	if err != nil {
 		return nil, fmt.Errorf("list expired locks: %w", err)
 	}

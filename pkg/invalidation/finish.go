@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Done ends an entry well. The result, nil for none, can be read for the queue's ResultRetention.
@@ -15,45 +17,14 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 	return Ending{Lock: l, Entry: e, verb: verbDone, result: result, ran: ran, meta: l.notes[e]}
 }
 
-// finishSoloSQL ends solo entries $2 whose locks still carry tokens $3: lock record and entry go, and results $4
-// are kept if $6 says so. No entry can be behind a solo key, so nothing is looked for again. An entry that somebody
-// changes at this very moment (disables it, say) is missed: then the statement takes itself back with entryChanged,
-// and Settle goes the long way, which holds the lock records first. Rows are deleted in the order of the disk, whoever
-// deletes them, so that two settlers never wait for each other in a ring.
+// finishSoloSQL ends solo entries $2 under tokens $3: lock record and entry go, and results $4 are kept if $6 says so. No entry can
+// be behind a solo key, so nothing is looked for again. It goes to where the claim saw the rows, lock records at $9 and entries at
+// $10, not through their indexes (ADR 14). Neither row moves while the lock is held, unless somebody changes the entry or rewrites
+// the table (VACUUM FULL), and then another may stand there: token and id decide. A lock that is not found may have moved, or is
+// not ours any more. An entry that is not found under a lock of ours takes the statement back with entryChanged. In both cases
+// Settle goes the long way, by keys. Rows are deleted in the order of the disk, whoever deletes them, so that two settlers never
+// wait for each other in a ring.
 const finishSoloSQL = `
-WITH held AS MATERIALIZED (
-    SELECT l.row, k.*
-      FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[]) k(id, token, result, run_ms, meta)
-     CROSS JOIN LATERAL (
-           SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = '#' || k.id AND token = k.token OFFSET 0) l
-), freed AS MATERIALIZED (
-    DELETE FROM penstock.lock
-     WHERE ctid = ANY (ARRAY(SELECT row FROM held))
-    RETURNING token
-), found AS MATERIALIZED (
-    SELECT k.id, k.token, k.result, k.run_ms, k.meta, e.row, e.created_at, e.attempt
-      FROM held k
-     CROSS JOIN LATERAL (
-           SELECT ctid AS row, created_at, attempt FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-     WHERE (k.token IN (SELECT token FROM freed)) IS TRUE
-), gone AS MATERIALIZED (
-    DELETE FROM penstock.entry_X
-     WHERE ctid = ANY (ARRAY(SELECT row FROM found))
-    RETURNING id
-), kept AS (
-    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
-    SELECT $1, id, created_at, $7::bigint, token, run_ms, attempt, 'done', result, meta
-      FROM found
-     WHERE $6::boolean
-)
-SELECT token FROM freed
- WHERE penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
-
-// finishPlacedSQL (ADR 14) is finishSoloSQL for lock records that stand at $9 and entries at $10, which saves the looks through their
-// indexes. Neither row moves while the lock is held, unless somebody changes the entry or rewrites the table (VACUUM FULL),
-// and then another may stand there: token and id decide. A lock that is not found there is looked for again by its key.
-// An entry that is not found under a lock of ours takes the statement back with entryChanged.
-const finishPlacedSQL = `
 WITH held AS MATERIALIZED (
     SELECT *
       FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[], $10::tid[]) k(id, token, result, run_ms, meta, row)
@@ -79,29 +50,12 @@ SELECT token FROM freed
 
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	c := pick(endings, verbDone)
-	args := []any{q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c)}
+	locks, entries := c.places()
+	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), locks, entries)
 	ours := make([]Token, 0, len(endings))
-	if locks, entries, held, placed := c.places(); held && placed {
-		if err := q.finish(ctx, &ours, q.sql.finishPlaced, append(args, locks, entries)); err != nil {
-			return nil, err
-		}
-	}
-	if len(ours) < len(endings) {
-		if err := q.finish(ctx, &ours, q.sql.finishSolo, args); err != nil {
-			return nil, err
-		}
-	}
-	return ours, q.countRemoved(ctx, endings)
-}
-
-// finish adds the tokens that a statement has ended to ours.
-func (q *Queue) finish(ctx context.Context, ours *[]Token, sql string, args []any) error {
-	rows, err := q.db.Query(ctx, sql, args...)
-	if err == nil {
-		var token Token
-		_, err = pgx.ForEachRow(rows, []any{(*int64)(&token)}, func() error { *ours = append(*ours, token); return nil })
-	}
-	return q.errorf("finish entries of", err)
+	var token Token
+	_, err := pgx.ForEachRow(rows, []any{(*int64)(&token)}, func() error { ours = append(ours, token); return nil })
+	return ours, q.errorf("finish entries of", err)
 }
 
 func (q *Queue) keepsResults() bool { return q.Config.ResultRetention > 0 }
@@ -149,7 +103,7 @@ WITH ours AS MATERIALIZED (
 )
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
 
-// donePlacedSQL is doneSQL for entries that stand at $11, as finishPlacedSQL is for solo ones.
+// donePlacedSQL is doneSQL for entries that stand at $11, see finishSoloSQL.
 const donePlacedSQL = `
 WITH ours AS MATERIALIZED (
     SELECT k.token
@@ -180,11 +134,12 @@ func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, place
 	}
 	keys, tokens := locksOf(endings)
 	args := []any{q.ID, keys, tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), c.tokens}
-	if _, entries, _, known := c.places(); placed && known {
-		batch.Queue(q.sql.donePlaced, append(args, entries)...)
+	if !placed {
+		batch.Queue(q.sql.done, args...)
 		return
 	}
-	batch.Queue(q.sql.done, args...)
+	_, entries := c.places()
+	batch.Queue(q.sql.donePlaced, append(args, entries)...)
 }
 
 // FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit

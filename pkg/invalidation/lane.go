@@ -80,11 +80,10 @@ func LanesAfter(ctx context.Context, db postgres.DB, after map[int32]Lane, limit
 	for i, id := range queues {
 		priorities[i], flows[i] = after[id].Priority, after[id].Flow
 	}
-	rows, _ := db.Query(ctx, lanesSQL, queues, limit, priorities, flows)
 	found := map[int32][]LaneHead{}
 	var queue int32
 	var head LaneHead
-	_, err := pgx.ForEachRow(rows, []any{&queue, &head.Priority, &head.Flow, &head.Pos}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, db, lanesSQL, queues, limit, priorities, flows), []any{&queue, &head.Priority, &head.Flow, &head.Pos}, func() error {
 		found[queue] = append(found[queue], head)
 		return nil
 	})

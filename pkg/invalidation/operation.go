@@ -122,8 +122,7 @@ const stepSQL = `SELECT changed, wait, ended FROM penstock.step_operation($1)`
 // returns how many entries it changed. The elected leader calls it once a second; a process that dies in the middle
 // loses nothing, the next call goes on where it stopped.
 func RunOperations(ctx context.Context, db postgres.DB) (int, error) {
-	rows, _ := db.Query(ctx, `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 100`)
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[OperationID])
+	ids, err := pgx.CollectRows(postgres.Query(ctx, db, `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 100`), pgx.RowTo[OperationID])
 	if err != nil {
 		return 0, fmt.Errorf("list operations: %w", err)
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // appendOutputSQL adds a piece of output of entry $2 while its lock record still carries token $4, as progressSQL does.
@@ -52,7 +54,6 @@ SELECT token, attempt, seq, data
 
 // Output reads up to limit pieces of an entry's output behind the one that token and seq name, 0 and 0 for all.
 func (q *Queue) Output(ctx context.Context, id EntryID, token Token, seq, limit int) ([]Output, error) {
-	rows, _ := q.db.Query(ctx, readOutputSQL, q.ID, id, token, seq, limit)
-	pieces, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Output])
+	pieces, err := pgx.CollectRows(postgres.Query(ctx, q.db, readOutputSQL, q.ID, id, token, seq, limit), pgx.RowToStructByPos[Output])
 	return pieces, q.errorf("read output in", err)
 }

@@ -170,8 +170,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"reclaim":               one(q.reclaim, `%d, %d, 1, '', U&'\+10ffff'`, id, node),
 		"handed":                one(q.reclaim, `%d, %d, 1, '#1', '#1'`, id, node),
 		"sweep solo":            one(q.sweep, `%d, 1::smallint, '', %d, %d`, id, from, to),
-		"finishSolo":            one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}'`, id, soloIDs, soloTokens, fill("1::bigint", m), node),
-		"finishPlaced": one(q.finishPlaced, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
+		"finishSolo": one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
 			array(rows), array(entryRows)),
 		"hold":       one(holdSQL, `%d, %s, %s`, id, keys, tokens),
 		"done":       one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens),
@@ -289,7 +288,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	q := b.q.sql
 	for what, sql := range map[string]string{
 		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimLanesLimited": q.claimLanesLimited, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
-		"handOver": handOverSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "finishPlaced": q.finishPlaced, "hold": holdSQL, "done": q.done, "donePlaced": q.donePlaced,
+		"handOver": handOverSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done, "donePlaced": q.donePlaced,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "onePush": q.onePush, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,

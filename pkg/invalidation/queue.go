@@ -34,7 +34,7 @@ type Queue struct {
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
 	onePush, plainPush, reclaim, swift, swiftLimited, claimLanes, claimLanesLimited, claim, claimLimited, claimKeyed, claimGroups, sweep, promote, expire string
-	finishSolo, finishPlaced, done, donePlaced, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison                                    string
+	finishSolo, done, donePlaced, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison                                                  string
 }
 
 const openSQL = `
@@ -44,11 +44,7 @@ SELECT id, name, ` + configColumns + `
 
 // Open returns the queue of that name, or ErrQueueNotFound.
 func Open(ctx context.Context, db postgres.DB, name string) (*Queue, error) {
-	rows, err := db.Query(ctx, openSQL, name)
-	if err != nil {
-		return nil, fmt.Errorf("open queue %q: %w", name, err)
-	}
-	queues, err := pgx.CollectRows(rows, scanQueue)
+	queues, err := pgx.CollectRows(postgres.Query(ctx, db, openSQL, name), scanQueue)
 	if err != nil {
 		return nil, fmt.Errorf("open queue %q: %w", name, err)
 	}
@@ -65,11 +61,7 @@ SELECT id, name, ` + configColumns + `
 
 // List returns every queue.
 func List(ctx context.Context, db postgres.DB) ([]*Queue, error) {
-	rows, err := db.Query(ctx, listSQL)
-	if err != nil {
-		return nil, fmt.Errorf("list queues: %w", err)
-	}
-	queues, err := pgx.CollectRows(rows, scanQueue)
+	queues, err := pgx.CollectRows(postgres.Query(ctx, db, listSQL), scanQueue)
 	if err != nil {
 		return nil, fmt.Errorf("list queues: %w", err)
 	}
@@ -112,7 +104,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 	q.db, q.careful, q.joiner, q.seat = db, &manners{}, &joiner{}, &atomic.Int64{}
 	q.sql = statements{
 		onePush: own(onePushSQL), plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), swift: own(swiftSQL), claimLanes: own(claimLanesSQL), claimLanesLimited: own(claimLanesLimitedSQL), swiftLimited: own(swiftLimitedSQL), claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimKeyed: own(claimKeyedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
-		finishSolo: own(finishSoloSQL), finishPlaced: own(finishPlacedSQL), done: own(doneSQL), donePlaced: own(donePlacedSQL), retry: own(retrySQL), fail: own(failSQL),
+		finishSolo: own(finishSoloSQL), done: own(doneSQL), donePlaced: own(donePlacedSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), setAside: own(setAsideSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),

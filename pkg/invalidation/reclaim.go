@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // reclaimSQL finds the locks of claim $3 of node $2 whose keys lie from $4 to $5, with their entries if they are solo. The lock
@@ -30,14 +32,11 @@ func (q *Queue) Handed(ctx context.Context, h HandOver) ([]*Lock, error) {
 	if h.Entry != 0 {
 		first, last = soloKey(h.Entry), soloKey(h.Entry)
 	}
-	rows, err := q.db.Query(ctx, q.sql.reclaim, q.ID, h.Node, h.Claim, first, last)
-	if err != nil {
-		return nil, q.errorf("find claim in", err)
-	}
+	rows := postgres.Query(ctx, q.db, q.sql.reclaim, q.ID, h.Node, h.Claim, first, last)
 	var locks, groups []*Lock
 	var row claimRow
 	var priority int16
-	_, err = pgx.ForEachRow(rows, append(row.lock(), &priority), func() error {
+	_, err := pgx.ForEachRow(rows, append(row.lock(), &priority), func() error {
 		l := &Lock{Key: row.key.String, Token: row.token, Lane: Lane{priority, row.flow.String}, ClaimedAt: start, pos: row.pos}
 		if row.entry.ID != 0 {
 			l.Entries, l.row = []Entry{*row.settled()}, row.rows[0]

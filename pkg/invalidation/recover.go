@@ -30,8 +30,7 @@ SELECT queue_id, lock_key, token, node_id, extract(epoch FROM clock_timestamp() 
 
 // HeldLocks returns every lock record: the table is as small as the work in flight.
 func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
-	rows, _ := db.Query(ctx, heldLocksSQL)
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (HeldLock, error) {
+	return pgx.CollectRows(postgres.Query(ctx, db, heldLocksSQL), func(row pgx.CollectableRow) (HeldLock, error) {
 		var l HeldLock
 		var age float64
 		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age, &l.Lane.Priority, &l.Lane.Flow, &l.Claim, &l.Pos)
@@ -141,8 +140,7 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 	for i, l := range locks {
 		byToken[l.Token], keys[i], tokens[i] = l, l.Key, l.Token
 	}
-	rows, _ := tx.Query(ctx, recoverHoldSQL, q.ID, keys, tokens, crashed)
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Ending, error) {
+	return pgx.CollectRows(postgres.Query(ctx, tx, recoverHoldSQL, q.ID, keys, tokens, crashed), func(row pgx.CollectableRow) (Ending, error) {
 		var token Token
 		err := row.Scan(&token)
 		e := Release(&Lock{Key: byToken[token].Key, Token: token}, 0, 0)
@@ -168,8 +166,7 @@ func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]E
 		return nil, nil
 	}
 	c := pick(held, verbRelease)
-	rows, _ := tx.Query(ctx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit)
-	poison, err := pgx.CollectRows(rows, pgx.RowTo[EntryID])
+	poison, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit), pgx.RowTo[EntryID])
 	if err != nil || len(poison) == 0 {
 		return nil, err
 	}

@@ -51,19 +51,26 @@ func (e *Ending) Verb() string {
 // were still ours. An ending under any other token is refused: it changes nothing, and the caller drops what it
 // knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the
 // caller simply settles again.
-func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
-	if q.soloDone(endings) {
-		ours, err := q.finishSolo(ctx, node, endings)
-		if !changedMeanwhile(err) {
-			return ours, err
+func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
+	placed := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.place(e.Entry).Valid })
+	if placed && q.soloDone(endings) {
+		switch ours, err = q.finishSolo(ctx, node, endings); {
+		case err == nil && len(ours) == len(endings):
+			return ours, q.countRemoved(ctx, endings)
+		case err != nil && !changedMeanwhile(err):
+			return nil, err
 		}
+		endings = slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return slices.Contains(ours, e.Lock.Token) })
+		placed = false
 	}
-	for tries := 1; ; tries++ {
-		ours, err := q.settleHeld(ctx, node, endings, tries == 1)
+	for tries := 1; len(endings) > 0; tries++ {
+		more, err := q.settleHeld(ctx, node, endings, placed)
 		if !changedMeanwhile(err) || tries == 10 {
-			return ours, err
+			return append(ours, more...), err
 		}
+		placed = false
 	}
+	return ours, nil
 }
 
 // entryChanged is the SQLSTATE of penstock.all_ended: an operator changed an entry (disabled it, say) at the very
@@ -253,50 +260,38 @@ func pick(endings []Ending, verbs ...verb) columns {
 	for i := range endings {
 		e := &endings[i]
 		if slices.Contains(verbs, e.verb) {
-			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, int64(e.Lock.Token)), append(c.ids, int64(e.Entry))
-			c.ran, c.endings = append(c.ran, e.ran.Milliseconds()), append(c.endings, e)
+			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, number(e.Lock.Token)), append(c.ids, number(e.Entry))
+			c.ran, c.endings = append(c.ran, number(e.ran.Milliseconds())), append(c.endings, e)
 		}
 	}
 	return c
 }
 
-// places are where lock records and entries stand on disk; held and placed say that the claims told of all of them.
-func (c columns) places() (locks, entries tids, held, placed bool) {
-	locks, entries, held, placed = make(tids, len(c.endings)), make(tids, len(c.endings)), true, true
-	for i, e := range c.endings {
-		locks[i], entries[i] = e.Lock.row, e.Lock.place(e.Entry)
-		held, placed = held && locks[i].Valid, placed && entries[i].Valid
+// places are where lock records and entries stand on disk.
+func (c columns) places() (locks, entries tids) {
+	for _, e := range c.endings {
+		locks, entries = append(locks, e.Lock.row), append(entries, e.Lock.place(e.Entry))
 	}
-	return locks, entries, held, placed
+	return locks, entries
 }
 
 // numbers and tids are arrays for the wire. pgx would make a value on the heap of each element of a slice.
 type (
-	numbers []int64
-	tids    []pgtype.TID
+	array[T any] []T
+	numbers      = array[number]
+	tids         = array[pgtype.TID]
 )
 
-func dimension(n int) []pgtype.ArrayDimension {
-	return []pgtype.ArrayDimension{{Length: int32(n), LowerBound: 1}}
+// Dimensions implements pgtype.ArrayGetter.
+func (a array[T]) Dimensions() []pgtype.ArrayDimension {
+	return []pgtype.ArrayDimension{{Length: int32(len(a)), LowerBound: 1}}
 }
 
-// Dimensions implements pgtype.ArrayGetter.
-func (n numbers) Dimensions() []pgtype.ArrayDimension { return dimension(len(n)) }
-
-// Dimensions implements pgtype.ArrayGetter.
-func (t tids) Dimensions() []pgtype.ArrayDimension { return dimension(len(t)) }
-
 // Index implements pgtype.ArrayGetter.
-func (n numbers) Index(i int) any { return (*number)(&n[i]) }
-
-// Index implements pgtype.ArrayGetter.
-func (t tids) Index(i int) any { return &t[i] }
+func (a array[T]) Index(i int) any { return &a[i] }
 
 // IndexType implements pgtype.ArrayGetter.
-func (n numbers) IndexType() any { return new(number) }
-
-// IndexType implements pgtype.ArrayGetter.
-func (t tids) IndexType() any { return new(pgtype.TID) }
+func (a array[T]) IndexType() any { return new(T) }
 
 type number int64
 

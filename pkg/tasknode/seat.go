@@ -20,8 +20,9 @@ type seats struct {
 }
 
 const (
-	seatsEvery = 20 * time.Millisecond  // between offers of one to each queue, up to a quarter of the threads
-	seatsAsk   = 200 * time.Millisecond // between questions to the database, whether a seat was taken without a word
+	seatsMax   = 8                      // of a node, and a quarter of its threads: each asks the database now and then
+	seatsEvery = 20 * time.Millisecond  // between offers of one to each queue
+	seatsAsk   = 500 * time.Millisecond // between questions to the database, whether a seat was taken without a word
 	seatsQuiet = 5 * time.Second        // without seats after permits ran out
 	seatsHeard = time.Minute            // for which a queue has seats after a hint: where none arrives they are of no use
 )
@@ -55,7 +56,7 @@ func (n *Node) seating(ctx context.Context) {
 	defer sitting.Wait()
 	for ctx.Err() == nil {
 		for _, v := range n.seatable(time.Now()) {
-			if losses := n.losses(); n.board.busy() == 0 && int(n.seats.out.Load()) < max(1, n.cfg.Threads/4) && n.permits.take(1, -n.cfg.Threads/2) == 1 {
+			if losses := n.losses(); n.board.busy() == 0 && int(n.seats.out.Load()) < min(seatsMax, max(1, n.cfg.Threads/4)) && n.permits.take(1, -n.cfg.Threads/2) == 1 {
 				a := n.pass(v.name, 1)
 				if n.unused(1 - n.board.reserve(v.service, a.locks)); a.locks == 1 {
 					n.seats.out.Add(1)

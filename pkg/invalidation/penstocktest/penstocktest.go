@@ -42,11 +42,7 @@ SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e
 // Entries returns what is in a queue, oldest first.
 func Entries[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P]) []Entry[P] {
 	t.Helper()
-	rows, err := db.Query(t.Context(), entriesSQL, d.Name)
-	if err != nil {
-		t.Fatalf("read queue %q: %v", d.Name, err)
-	}
-	entries, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Entry[P], error) {
+	entries, err := pgx.CollectRows(postgres.Query(t.Context(), db, entriesSQL, d.Name), func(row pgx.CollectableRow) (Entry[P], error) {
 		var e Entry[P]
 		var payload []byte
 		if err := row.Scan(&e.ID, &payload, &e.LockKey, &e.Flow, &e.Priority, &e.Name, &e.Deferred, &e.Attempt); err != nil {
