@@ -51,7 +51,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 	n := &Node{
 		cfg: cfg, db: db, beats: beats, handlers: map[string]invalidation.Handler{},
 		kinds:  map[invalidation.Kind]invalidation.Handler{},
-		beyond: map[int32]invalidation.Lane{}, board: newBoard(), desk: newDesk(), settler: newSettler(),
+		beyond: map[int32]invalidation.Lane{}, board: newBoard(), desk: newDesk(), settler: newSettler(), seats: seats{taken: make(chan struct{}, 1)},
 		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		express:      make(chan *assignment, 2*cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),

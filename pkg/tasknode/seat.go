@@ -17,11 +17,12 @@ type seats struct {
 	out   atomic.Int32
 	quiet atomic.Pointer[time.Time] // none before then: permits ran out
 	hints sync.Map                  // for each seat: claim id to chan HandOver; one of no entry recalls it
+	taken chan struct{}             // a word that another may be offered
 }
 
 const (
 	seatsMax   = 8                      // of a node, and a quarter of its threads: each asks the database now and then
-	seatsEvery = 20 * time.Millisecond  // between offers of one to each queue
+	seatsEvery = 20 * time.Millisecond  // between offers of one to each queue, unless one was taken
 	seatsAsk   = 500 * time.Millisecond // between questions to the database, whether a seat was taken without a word
 	seatsQuiet = 5 * time.Second        // without seats after permits ran out
 	seatsHeard = time.Minute            // for which a queue has seats after a hint: where none arrives they are of no use
@@ -66,6 +67,7 @@ func (n *Node) seating(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
+		case <-n.seats.taken:
 		case <-time.After(seatsEvery):
 		}
 	}
@@ -135,6 +137,10 @@ func (n *Node) tend(v *visit, a allowance, losses int64, h invalidation.HandOver
 		n.enqueue(n.accept(v, locks, a, losses, n.traceClaim(v.name, locks, start)))
 		n.stats.claimed(1, time.Since(start))
 		n.stats.HandedOver.Add(1)
+		select {
+		case n.seats.taken <- struct{}{}:
+		default:
+		}
 		n.cfg.Observer.Claimed(v.name, 1, time.Since(start), false)
 		return true
 	case withdrawn || h.Entry == 0 && taken:
