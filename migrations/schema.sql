@@ -343,12 +343,13 @@ BEGIN
        AND NOT EXISTS (SELECT FROM penstock.limit_use u WHERE u.queue_id = NEW.queue_id AND u.limit_id = NEW.limit_id) THEN
         PERFORM set_config('lock_timeout', '3s', true);
         LOCK TABLE penstock.lock IN SHARE MODE;
+        PERFORM set_config('idle_in_transaction_session_timeout', '5s', true); -- claims and endings wait until this commits
         PERFORM set_config('lock_timeout', before, true);
     END IF;
     RETURN NEW;
 EXCEPTION WHEN lock_not_available THEN
     RAISE EXCEPTION 'a claim or an ending has been under way for more than 3 seconds'
-        USING ERRCODE = 'PS006', HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to penstock.lock, see pg_locks.';
+        USING ERRCODE = 'PS006', HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to penstock.lock, see pg_locks. Commit at once: claims and endings wait for it.';
 END $$;
 
 -- Name: batch; Type: TABLE; Schema: penstock; Owner: -
@@ -1359,6 +1360,7 @@ DECLARE
     q     penstock.queue;
     child text;
 BEGIN
+    PERFORM penstock.hold_limits(); -- before the quota of the application, whose row the new queue takes
     IF queue_name !~ '^[a-z][a-z0-9_]{0,47}$' THEN
         RAISE EXCEPTION 'queue name "%" is not valid', queue_name
             USING ERRCODE = 'PS002', HINT = 'Use 1 to 48 lower-case letters, digits and underscores, beginning with a letter.';
@@ -1694,6 +1696,9 @@ DECLARE
     n bigint;
 BEGIN
     PERFORM penstock.hold_limits();
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '3s', true); -- nobody can change a limit meanwhile
+    END IF;
     -- Nobody may push while we look: the lock is on this queue's table alone.
     EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
     EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
@@ -2250,6 +2255,12 @@ BEGIN
         INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
         VALUES (queue, '#' || hand_over.id, nextval('penstock.token_seq'), hand_over.node, hand_over.claim, hand_over.id, hand_over.id, 1, 1, level,
                 in_flow, clock_timestamp());
+        -- We have penstock.lock now: a limit that this statement does not see waits for us, and counts what we lock (await_claims).
+        IF EXISTS (SELECT FROM penstock.limit_use u WHERE u.queue_id = queue) THEN
+            DELETE FROM penstock.lock WHERE queue_id = queue AND lock_key = '#' || hand_over.id;
+            INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) VALUES (queue, level, in_flow, hand_over.id, hand_over.id);
+            hand_over.node := NULL;
+        END IF;
     END IF;
     RETURN NEXT;
 END $$;
@@ -4169,7 +4180,6 @@ CREATE FUNCTION penstock.set_quota(application text, options jsonb, reason text 
     AS $$
 DECLARE
     quota text := 'application:' || application;
-    q     record;
 BEGIN
     PERFORM penstock.hold_limits();
     IF coalesce(application, '') = '' THEN
@@ -4182,12 +4192,18 @@ BEGIN
         RETURN;
     END IF;
     PERFORM penstock.set_limit(quota, options, reason, actor);
-    FOR q IN SELECT x.name FROM penstock.queue x WHERE x.application = set_quota.application
-                AND NOT EXISTS (SELECT FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id WHERE u.queue_id = x.id AND l.name = quota)
-              ORDER BY x.id
-    LOOP
-        PERFORM penstock.use_limit(q.name, quota, 1, reason, actor);
-    END LOOP;
+    WITH fresh AS (
+        INSERT INTO penstock.limit_use (queue_id, limit_id, units, since)
+        SELECT x.id, l.id, 1, clock_timestamp() FROM penstock.queue x JOIN penstock."limit" l ON l.name = quota
+         WHERE x.application = set_quota.application ORDER BY x.id
+        ON CONFLICT DO NOTHING
+        RETURNING queue_id
+    ), audited AS (
+        INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+        SELECT set_quota.actor, 'use_limit', x.name, set_quota.reason, jsonb_build_object('limit', quota, 'units', 1)
+          FROM fresh f JOIN penstock.queue x ON x.id = f.queue_id
+    )
+    UPDATE penstock.queue x SET version = version + 1 WHERE x.id IN (SELECT f.queue_id FROM fresh f);
 END $$;
 
 -- Name: set_statements(text, jsonb, text, text); Type: FUNCTION; Schema: penstock; Owner: -
@@ -4539,7 +4555,9 @@ CREATE FUNCTION penstock.take_seat(queue integer, in_flow text, look_from bigint
     AS $$
 DECLARE
     after bigint := coalesce((SELECT last_value FROM penstock.seat_seat_seq WHERE is_called), 0) + 1; -- all that are offered later
+    mark  bigint := CASE WHEN look_from > after THEN 0 ELSE look_from END; -- after a crash seats are numbered anew
 BEGIN
+    look_from := mark;
     LOOP
         DELETE FROM penstock.seat t
          WHERE t.ctid = (
@@ -4551,7 +4569,7 @@ BEGIN
                        WHERE x.queue_id = queue AND x.seat >= look_from
                          AND (SELECT n.id FROM penstock.node n
                                WHERE n.id = x.node_id AND n.application = q.application AND n.draining_at IS NULL
-                                 AND n.beat_at + n.lease / 3 > clock_timestamp()
+                                 AND n.beat_at + n.lease / 4 > clock_timestamp()
                                  AND NOT EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'node' AND p.value IN (n.name, n.id::text)
                                                     AND coalesce(p.until > clock_timestamp(), true))) IS NOT NULL
                        ORDER BY x.seat
@@ -4569,11 +4587,14 @@ BEGIN
                   AND NOT EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'flow' AND p.value = in_flow AND coalesce(p.queue_id, 0) IN (0, queue)
                                      AND coalesce(p.until > clock_timestamp(), true)))
         RETURNING t.node_id, t.claim_id, t.seat + 1 INTO node, claim, next;
-        -- One that was offered or came back late may stand before: once in 50 pushes without a seat it is looked for.
-        EXIT WHEN node IS NOT NULL OR look_from = 0 OR random() > 0.02;
+        -- One that was offered or came back late may stand before: once in 200 pushes without a seat it is looked for.
+        EXIT WHEN node IS NOT NULL OR look_from = 0 OR random() > 0.005;
         look_from := 0;
     END LOOP;
-    next := coalesce(next, after);
+    -- Seats that this push may not have, or that are just taken, are there for others.
+    IF node IS NULL THEN
+        next := CASE WHEN EXISTS (SELECT FROM penstock.seat x WHERE x.queue_id = queue AND x.seat >= mark) THEN mark ELSE after END;
+    END IF;
 END $$;
 
 -- Name: FUNCTION take_seat(queue integer, in_flow text, look_from bigint, OUT node bigint, OUT claim integer, OUT next bigint); Type: COMMENT; Schema: penstock; Owner: -

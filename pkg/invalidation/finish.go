@@ -20,7 +20,8 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 // finishSoloSQL ends solo entries $2 under tokens $3: lock record and entry go, and results $4 are kept if $6 says so. No entry can
 // be behind a solo key, so nothing is looked for again. It goes to where the claim saw the rows, lock records at $9 and entries at
 // $10, not through their indexes (ADR 14). Neither row moves while the lock is held, unless somebody changes the entry or rewrites
-// the table (VACUUM FULL), and then another may stand there: token and id decide. A lock that is not found may have moved, or is
+// the table (VACUUM FULL), and then another may stand there: token and id decide, and both, for a server that came back without
+// its last commits hands tokens out twice. A lock that is not found may have moved, or is
 // not ours any more. An entry that is not found under a lock of ours takes the statement back with entryChanged. In both cases
 // Settle goes the long way, by keys. Rows are deleted in the order of the disk, whoever deletes them, so that two settlers never
 // wait for each other in a ring.
@@ -30,7 +31,7 @@ WITH held AS MATERIALIZED (
       FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[], $10::tid[]) k(id, token, result, run_ms, meta, row)
 ), freed AS MATERIALIZED (
     DELETE FROM penstock.lock
-     WHERE ctid = ANY ($9::tid[]) AND (token IN (SELECT token FROM held)) IS TRUE
+     WHERE ctid = ANY ($9::tid[]) AND ((token, last_entry_id) IN (SELECT token, id FROM held)) IS TRUE
     RETURNING token
 ), ended AS MATERIALIZED (
     SELECT * FROM held WHERE (token IN (SELECT token FROM freed)) IS TRUE

@@ -53,3 +53,21 @@ func TestAFinishThatMeetsAChangeOfItsEntryLooksAgain(t *testing.T) {
 		b.want(b.count(`SELECT attempt FROM penstock.result`), 7)
 	}
 }
+
+// A server that came back without its last commits hands tokens and places out again. What a node sends of before ends nothing.
+func TestAStaleFinishUnderTokensHandedOutAgainEndsNothing(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push(make([]string, 10)...)
+	stale := b.claim(10)
+	b.exec(b.pool, `DELETE FROM penstock.lock`)
+	b.exec(b.pool, `VACUUM penstock.lock`)
+	b.exec(b.pool, `SELECT setval('penstock.token_seq', $1)`, int64(stale[0].Token)+2)
+	b.exec(b.pool, `INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) SELECT queue_id, priority, flow, id, id FROM penstock.entry`)
+	fresh := b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 10}).Locks
+	if stale[3].Token != fresh[0].Token || stale[3].row != fresh[3].row {
+		t.Fatalf("tokens %d and %d, places %v and %v: not what this test is about", stale[3].Token, fresh[0].Token, stale[3].row, fresh[3].row)
+	}
+	b.want(b.settleOn(b.pool, doneAll(stale...)...), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.lock`), 10)
+	b.settle(doneAll(fresh...)...)
+}

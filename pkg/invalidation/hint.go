@@ -102,10 +102,11 @@ func (h *Hinter) spend(queue int32, n time.Duration) bool {
 	defer h.mu.Unlock()
 	t, now := h.tells[queue], time.Now()
 	if t == nil {
-		return true
+		t = &telling{}
+		h.tells[queue] = t
 	}
 	may := !t.due && t.full.Sub(now) <= (hintBurst-1)*h.every
-	t.full = latest(t.full, now).Add(n * h.every)
+	t.full = now.Add(max(0, t.full.Sub(now)) + n*h.every)
 	return may
 }
 
@@ -158,19 +159,12 @@ func (h *Hinter) ready(now time.Time) (hints []string, wait time.Duration) {
 		if left <= 0 {
 			hints = append(hints, t.texts(queue)...)
 			t.due, t.lanes = false, nil
-			t.full = latest(t.full, now).Add(h.every)
+			t.full = now.Add(max(0, t.full.Sub(now)) + h.every)
 		} else if wait == 0 || left < wait {
 			wait = left
 		}
 	}
 	return hints, wait
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // texts are the payloads that tell about a queue; parseHint reads them.

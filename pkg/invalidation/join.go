@@ -46,6 +46,7 @@ const (
 type call struct {
 	pushes []Push
 	bytes  int
+	keyed  bool          // goes with others that have an Idempotency-Key, so that none waits for a lock for long
 	load   *load         // that it is part of; nil while it stands in line
 	done   chan struct{} // closed when what follows is known
 
@@ -61,28 +62,28 @@ type load struct {
 	end     context.CancelFunc
 }
 
-// joinable returns how large pushes are, and whether they may go with others. Those with a key that is unique wait for
+// joinable returns how large pushes are, whether one has an Idempotency-Key, and whether they may go with others. Those with a key that is unique wait for
 // entries with the same one, and must not let anybody wait with them.
-func joinable(pushes []Push) (bytes int, ok bool) {
+func joinable(pushes []Push) (bytes int, keyed, ok bool) {
 	for i := range pushes {
 		p := &pushes[i]
 		if p.UniqueKey != "" {
-			return 0, false
+			return 0, false, false
 		}
-		bytes += len(p.Payload) + len(p.Callback)
+		bytes, keyed = bytes+len(p.Payload)+len(p.Callback), keyed || p.IdempotencyKey != ""
 	}
-	return bytes, len(pushes) > 0 && len(pushes) <= joinEntries/10 && bytes <= joinBytes/10
+	return bytes, keyed, len(pushes) > 0 && len(pushes) <= joinEntries/10 && bytes <= joinBytes/10
 }
 
 // pushJoined pushes, with others if there are any.
 func (q *Queue) pushJoined(ctx context.Context, pushes []Push) ([]Pushed, error) {
-	bytes, ok := joinable(pushes)
+	bytes, keyed, ok := joinable(pushes)
 	if !ok || q.joiner == nil || q.inside() {
 		return q.pushAlone(ctx, pushes)
 	}
-	c := q.joiner.enter(pushes, bytes)
+	c := q.joiner.enter(pushes, bytes, keyed)
 	if c == nil {
-		pushed, err := q.pushTogether(ctx, pushes)
+		pushed, err := q.pushTogether(ctx, pushes, keyed)
 		q.joiner.leave(q)
 		if err != nil && postgres.Code(err) == lockNotAvailable {
 			return q.pushAlone(ctx, pushes)
@@ -103,7 +104,7 @@ func (q *Queue) pushJoined(ctx context.Context, pushes []Push) ([]Pushed, error)
 }
 
 // enter returns nil if the push may go at once, leave must follow; else it stands in line.
-func (j *joiner) enter(pushes []Push, bytes int) *call {
+func (j *joiner) enter(pushes []Push, bytes int, keyed bool) *call {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.underWay < joinAtOnce || j.hangs() {
@@ -111,7 +112,7 @@ func (j *joiner) enter(pushes []Push, bytes int) *call {
 		j.began = time.Now()
 		return nil
 	}
-	c := &call{pushes: copied(pushes), bytes: bytes, done: make(chan struct{})}
+	c := &call{pushes: copied(pushes), bytes: bytes, keyed: keyed, done: make(chan struct{})}
 	j.line = append(j.line, c)
 	return c
 }
@@ -187,7 +188,7 @@ func (j *joiner) next(q *Queue) bool {
 	for _, c := range l.calls {
 		pushes = append(pushes, c.pushes...)
 	}
-	pushed, err := q.pushTogether(ctx, pushes)
+	pushed, err := q.pushTogether(ctx, pushes, l.calls[0].keyed)
 	for _, c := range l.calls {
 		if err != nil {
 			c.err, c.alone = err, rolledBack(err)
@@ -203,14 +204,14 @@ func (j *joiner) next(q *Queue) bool {
 
 // pushTogether pushes while others wait. An Idempotency-Key that somebody uses in a transaction under way is not waited for:
 // lockNotAvailable.
-func (q *Queue) pushTogether(ctx context.Context, pushes []Push) ([]Pushed, error) {
-	if !slices.ContainsFunc(pushes, func(p Push) bool { return p.IdempotencyKey != "" }) {
+func (q *Queue) pushTogether(ctx context.Context, pushes []Push, keyed bool) ([]Pushed, error) {
+	if !keyed {
 		return q.pushAlone(ctx, pushes)
 	}
 	var ids []EntryID
 	var verdicts []Verdict
 	batch := &pgx.Batch{}
-	batch.Queue(`SELECT set_config('lock_timeout', '50ms', true)`)
+	batch.Queue(`SELECT set_config('lock_timeout', '250ms', true)`)
 	batch.Queue(pushSQL, pushColumns(q.Name, pushes)...).QueryRow(func(row pgx.Row) error { return row.Scan(&ids, &verdicts) })
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, err
@@ -228,7 +229,7 @@ func (j *joiner) load() (context.Context, *load) {
 	}
 	ctx, end := context.WithCancel(context.Background())
 	l, n, entries, bytes := &load{end: end}, 0, 0, 0
-	for ; n < len(j.line) && entries < joinEntries && bytes < joinBytes; n++ {
+	for ; n < len(j.line) && entries < joinEntries && bytes < joinBytes && j.line[n].keyed == j.line[0].keyed; n++ {
 		c := j.line[n]
 		c.load = l
 		entries, bytes = entries+len(c.pushes), bytes+c.bytes

@@ -324,15 +324,15 @@ func TestOnePushThatHangsHoldsUpOthersForASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var j joiner
 		for n := range joinAtOnce + 1 {
-			if waits := j.enter([]Push{{}}, 0) != nil; waits != (n == joinAtOnce) {
+			if waits := j.enter([]Push{{}}, 0, false) != nil; waits != (n == joinAtOnce) {
 				t.Errorf("push %d waits: %v", n+1, waits)
 			}
 		}
 		time.Sleep(joinPatience + time.Millisecond)
-		if j.enter([]Push{{}}, 0) != nil {
+		if j.enter([]Push{{}}, 0, false) != nil {
 			t.Error("a push after a second waits")
 		}
-		if j.enter([]Push{{}}, 0) == nil {
+		if j.enter([]Push{{}}, 0, false) == nil {
 			t.Error("so does not the next one")
 		}
 	})
@@ -369,7 +369,7 @@ func (c *joinBed) awaitIdle() {
 func TestALoadIsBounded(t *testing.T) {
 	j := joiner{underWay: joinAtOnce, began: time.Now()}
 	for range 40 {
-		j.enter(make([]Push, 20), joinBytes/10)
+		j.enter(make([]Push, 20), joinBytes/10, false)
 	}
 	for _, want := range []int{11, 11, 11, 7} {
 		if _, l := j.load(); len(l.calls) != want || l.waiting != want {
@@ -379,10 +379,10 @@ func TestALoadIsBounded(t *testing.T) {
 	if _, l := j.load(); l != nil || j.underWay != joinAtOnce-1 {
 		t.Errorf("%v is left, %d under way", l, j.underWay)
 	}
-	if _, ok := joinable(make([]Push, joinEntries/10+1)); ok {
+	if _, _, ok := joinable(make([]Push, joinEntries/10+1)); ok {
 		t.Error("a bulk push may join")
 	}
-	if _, ok := joinable([]Push{{UniqueKey: "u"}}); ok {
+	if _, _, ok := joinable([]Push{{UniqueKey: "u"}}); ok {
 		t.Error("a push with a unique key may join")
 	}
 }

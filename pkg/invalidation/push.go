@@ -274,18 +274,11 @@ func pushColumns(queue string, pushes []Push) []any {
 
 // column is one option of all pushes, up to the last push that uses it.
 func column[T any](pushes []Push, option func(*Push) *T) []*T {
-	var values []*T
+	values := []*T{}
 	for i := range pushes {
 		if v := option(&pushes[i]); v != nil {
-			if values == nil {
-				values = make([]*T, 0, len(pushes))
-			}
-			values = append(values, make([]*T, i-len(values))...)
-			values = append(values, v)
+			values = append(append(values, make([]*T, i-len(values))...), v)
 		}
-	}
-	if values == nil {
-		return []*T{}
 	}
 	return values
 }

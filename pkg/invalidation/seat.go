@@ -6,8 +6,6 @@ import (
 	"errors"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
 )
 
 // HandOver is a hint of its own kind, in JSON, which nodes that know of no seats drop: a push has handed an entry over to the
@@ -18,9 +16,6 @@ type HandOver struct {
 	Claim int32
 	Entry EntryID
 }
-
-// undefinedFunction: the schema has no seats yet.
-const undefinedFunction = "42883"
 
 const handOverSQL = `SELECT id, coalesce(node, 0), coalesce(claim, 0), next FROM penstock.hand_over($1, $2, $3, $4, $5)`
 
@@ -38,7 +33,7 @@ func (q *Queue) pushSeated(ctx context.Context, pushes []Push) ([]Pushed, error)
 	h, next := HandOver{Queue: q.ID}, int64(0)
 	err := q.db.QueryRow(ctx, handOverSQL, q.ID, p.Payload, p.Flow, p.Trace, q.seat.Load()).Scan(&h.Entry, &h.Node, &h.Claim, &next)
 	switch {
-	case errors.Is(err, pgx.ErrNoRows) || postgres.Code(err) == undefinedFunction:
+	case errors.Is(err, pgx.ErrNoRows) || rolledBack(err):
 		return nil, nil // another push says why, or does it
 	case err != nil:
 		return nil, err

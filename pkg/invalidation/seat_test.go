@@ -411,10 +411,40 @@ func TestAHandOverIsHintedAtInWordsThatOnlyWhoKnowsThemReads(t *testing.T) {
 	}
 }
 
+// The push has taken the seat, and waits to lock its entry, while an operator puts the queue under a limit.
+func TestALimitThatComesMeanwhileKeepsAHandOverBack(t *testing.T) {
+	s := newSeated(t)
+	s.offer(here, 11)
+	operator := s.begin()
+	s.exec(operator, `SELECT penstock.alter_queue('work', '{"max_concurrent": 1}')`)
+	pushed := later(s.bed, func() (EntryID, error) {
+		pushed, err := s.q.Push(s.ctx, withPayload(Push{}))
+		return append(pushed, Pushed{})[0].ID, err
+	})
+	s.awaitBlocked(operator)
+	s.commit(operator)
+	id := pushed()
+	s.want(s.count(`SELECT count(*) FROM penstock.lock`), 0)
+	s.want(s.count(`SELECT count(*) FROM penstock.ready WHERE entry_id = $1`, id), 1)
+	s.wantSeat("taken", 11, false) // nothing is found under it, and the node offers another
+}
+
+// A push that may not have a seat leaves it to others.
+func TestAPushOfAFlowThatIsHeldBackLeavesSeatsToOthers(t *testing.T) {
+	s := newSeated(t)
+	s.offer(here, 11)
+	s.exec(s.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES ($1, false, 'held', now() + interval '1 hour', '')`, s.q.ID)
+	if _, handed := s.pushOne(Push{Flow: "held"}); handed {
+		t.Error("an entry of a flow that is held back was handed over")
+	}
+	if _, handed := s.pushOne(Push{Flow: "other"}); !handed {
+		t.Error("the seat was not found any more")
+	}
+}
+
 // Hints of hand-overs count as others do: a stream of pushes looks for no more seats than it may send hints.
 func TestOnlyPushesThatMayBeHintedAtLookForASeat(t *testing.T) {
 	h := newHinter(time.Hour, nil)
-	h.tells[1] = &telling{}
 	for i := range hintBurst {
 		if !h.spend(1, 0) {
 			t.Fatalf("push %d may not look for a seat", i)

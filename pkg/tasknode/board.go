@@ -275,7 +275,9 @@ func (b *board) advance(v *visit, c invalidation.Claimed, missed bool, took time
 		v.lane.mark = c.Mark
 	}
 	b.top = max(b.top, c.Mark)
-	v.lane.large = !c.Emptied
+	if c.Emptied || c.Mark >= v.from { // else keys were met by a claim that leaves them to another
+		v.lane.large = !c.Emptied
+	}
 	if c.Emptied {
 		v.lane.moved(b.top + 1) // it is empty: what comes now comes after all that is known
 	} else {
@@ -346,7 +348,11 @@ func (b *board) rested(now time.Time) time.Duration {
 	defer b.mu.Unlock()
 	first := time.Hour
 	for _, l := range b.active {
-		if rest := max(l.again.Sub(now), b.queues[l.key.queue].again.Sub(now)); !l.claiming && rest > 0 {
+		rest := l.again.Sub(now)
+		if s := b.queues[l.key.queue]; s.refused == b.freed {
+			rest = max(rest, s.again.Sub(now))
+		}
+		if !l.claiming && rest > 0 {
 			first = min(first, rest)
 		}
 	}

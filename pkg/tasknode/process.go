@@ -199,7 +199,7 @@ func (n *Node) makeWay(job *assignment, start time.Time, i int) bool {
 	}
 	back := make(chan struct{})
 	timer := time.AfterFunc(job.queue.Config.QuantumTime-time.Since(start), func() {
-		n.end(job, last(invalidation.Yield(job.lock, job.lock.Entries[i].ID)))
+		n.end(job, last(n.stop(job, start, i)(job.lock, job.lock.Entries[i].ID)))
 		close(back)
 	})
 	for n.letOne(true) {
@@ -218,7 +218,7 @@ func (n *Node) stop(job *assignment, start time.Time, i int) func(*invalidation.
 		return func(l *invalidation.Lock, e invalidation.EntryID) invalidation.Ending {
 			return invalidation.Release(l, e, 0)
 		}
-	case i > 0 && time.Since(start) > job.queue.Config.QuantumTime:
+	case i > 0 && time.Since(start) >= job.queue.Config.QuantumTime:
 		return invalidation.Yield
 	default:
 		return nil

@@ -81,6 +81,7 @@ func (n *Node) step(ctx context.Context) bool {
 		return false
 	}
 	if a.locks == 0 {
+		n.seats.recall(time.Now().Add(seatsQuiet)) // they may have what the gates refuse
 		n.board.refuse(first, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return true
 	}
@@ -228,10 +229,10 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 		return
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
-		again := time.Now().Add(n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute))))
-		n.board.refuse(v, again)
-		if c.Whole {
-			n.board.refuseQueue(v, again)
+		wait := n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))
+		n.board.refuse(v, time.Now().Add(wait))
+		if c.Whole { // the wait may be that of the flow alone
+			n.board.refuseQueue(v, time.Now().Add(min(wait, time.Second)))
 		}
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -21,7 +22,7 @@ type seats struct {
 }
 
 const (
-	seatsMax   = 8                      // of a node, and a quarter of its threads: each asks the database now and then
+	seatsMax   = 4                      // of a node, and a quarter of its threads: each asks the database now and then
 	seatsEvery = 20 * time.Millisecond  // between offers of one to each queue, unless one was taken
 	seatsAsk   = 500 * time.Millisecond // between questions to the database, whether a seat was taken without a word
 	seatsQuiet = 5 * time.Second        // without seats after permits ran out
@@ -59,9 +60,12 @@ func (n *Node) seating(ctx context.Context) {
 		for _, v := range n.seatable(time.Now()) {
 			if losses := n.losses(); n.board.busy() == 0 && int(n.seats.out.Load()) < min(seatsMax, max(1, n.cfg.Threads/4)) && n.permits.take(1, -n.cfg.Threads/2) == 1 {
 				a := n.pass(v.name, 1)
-				if n.unused(1 - n.board.reserve(v.service, a.locks)); a.locks == 1 {
+				if n.board.reserve(v.service, a.locks) == 1 {
 					n.seats.out.Add(1)
 					sitting.Go(func() { n.sit(ctx, &v, a, losses) })
+				} else {
+					a.ran(a.locks)
+					n.unused(1)
 				}
 			}
 		}
@@ -129,9 +133,13 @@ func (n *Node) tend(v *visit, a allowance, losses int64, h invalidation.HandOver
 	if err == nil && taken {
 		locks, err = v.queue.Handed(ctx, h)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		n.cfg.Log.Warn("look after a seat", "queue", v.name, "error", err)
+		if taken, withdrawn = false, do == "offer" && !postgres.Unavailable(err); withdrawn { // it was refused
+			n.seats.recall(time.Now().Add(seatsHeard))
+		}
+	}
+	switch {
 	case len(locks) > 0:
 		n.board.handed(v, locks[0].Lane, h.Entry != 0)
 		n.enqueue(n.accept(v, locks, a, losses, n.traceClaim(v.name, locks, start)))

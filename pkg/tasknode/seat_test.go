@@ -170,3 +170,30 @@ func TestSeatsThatTheDatabaseLostAreOfferedAnew(t *testing.T) {
 	s.push() // and hints
 	eventually(t, s.pool, "another seat is offered", seatsSQL, 1)
 }
+
+// What gates bound is not for seats alone: they make way for what is refused beside them.
+func TestSeatsMakeWayForWhatAGateRefuses(t *testing.T) {
+	g := &narrow{left: 1}
+	s := newSeating(t, tasknode.Config{Threads: 8, Gates: []tasknode.Gate{g}}, false, counted(new(atomic.Int64)))
+	s.warm(1)
+	push(t, s.q, invalidation.Push{Payload: json.RawMessage(`{}`), Name: "takes no seat"})
+	eventually(t, s.pool, "it runs", emptySQL)
+}
+
+// narrow lets left entries run at once.
+type narrow struct {
+	mu   sync.Mutex
+	left int
+}
+
+func (g *narrow) Take(_ string, _, want int) (int, func(int)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := min(want, g.left)
+	g.left -= n
+	return n, func(n int) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.left += n
+	}
+}
