@@ -7,9 +7,9 @@
 // Entries with the same lock key form a group: one lock record covers them, they run on one node, first in, first
 // out. An entry without a lock key is solo; its key is "#" and its id. A ready row says that a key has something
 // to claim, and is all that a claim scans. Ready rows stand in lanes (queue, priority, flow), in the order of pos.
-// A lock record says which node computes a key, under which token. A seat is a thread of a node that waits for the next entry of a
-// queue: a push that takes it makes the lock record itself. Tokens grow with every lock of a key; every
-// write about a running entry names one, and counts only while the record still carries it.
+// A lock record says which node computes a key, under which token. A seat is a thread of a node that waits for the next entry of
+// a queue: a push that takes it hands its entry over, and makes the lock record itself. Tokens grow with every lock of a key; every
+// write about a running entry names one, and counts only while the record still carries it. A load is pushes that go together.
 //
 // # States
 //
@@ -29,6 +29,7 @@
 //
 //	transition                        file         who calls it
 //	push      → initial, ready        push.go      any client, in its own transaction
+//	hand over → locked                seat.go      the push of one entry, to a node that waits for it
 //	promote   initial → ready         promote.go   elected leader
 //	claim     ready → locked          claim.go     scheduling threads
 //	finish    locked → done           finish.go    processing threads, batched over the node
