@@ -21,10 +21,9 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 // be behind a solo key, so nothing is looked for again. It goes to where the claim saw the rows, lock records at $9 and entries at
 // $10, not through their indexes (ADR 14). Neither row moves while the lock is held, unless somebody changes the entry or rewrites
 // the table (VACUUM FULL), and then another may stand there: token and id decide, and both, for a server that came back without
-// its last commits hands tokens out twice. A lock that is not found may have moved, or is
-// not ours any more. An entry that is not found under a lock of ours takes the statement back with entryChanged. In both cases
-// Settle goes the long way, by keys. Rows are deleted in the order of the disk, whoever deletes them, so that two settlers never
-// wait for each other in a ring.
+// its last commits hands tokens out twice. A lock that is not found may have moved, or is not ours any more. An entry that is not
+// found under a lock of ours takes the statement back with entryChanged. In both cases Settle goes the long way, by keys. Rows are
+// deleted in the order of the disk, whoever deletes them, so that two settlers never wait for each other in a ring.
 const finishSoloSQL = `
 WITH held AS MATERIALIZED (
     SELECT *
@@ -55,8 +54,10 @@ func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) (
 	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), locks, entries)
 	ours := make([]Token, 0, len(endings))
 	var token Token
-	_, err := pgx.ForEachRow(rows, []any{(*int64)(&token)}, func() error { ours = append(ours, token); return nil })
-	return ours, q.errorf("finish entries of", err)
+	if _, err := pgx.ForEachRow(rows, []any{(*int64)(&token)}, func() error { ours = append(ours, token); return nil }); err != nil {
+		return nil, q.errorf("finish entries of", err)
+	}
+	return ours, nil
 }
 
 func (q *Queue) keepsResults() bool { return q.Config.ResultRetention > 0 }

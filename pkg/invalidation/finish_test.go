@@ -71,3 +71,19 @@ func TestAStaleFinishUnderTokensHandedOutAgainEndsNothing(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.lock`), 10)
 	b.settle(doneAll(fresh...)...)
 }
+
+// Results that meet a new partition take the statement back, and it goes again.
+func TestAFinishWhoseResultsMeetANewPartitionGoesAgain(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "")
+	locks := b.claim(2)
+	b.exec(b.pool, `CREATE SEQUENCE public.tries`)
+	b.exec(b.pool, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+	    IF nextval('public.tries') = 1 THEN RAISE EXCEPTION 'moved' USING ERRCODE = '23514'; END IF; RETURN NEW; END $$`)
+	b.exec(b.pool, `CREATE TRIGGER refuse BEFORE INSERT ON penstock.result FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
+	b.want(b.settleOn(b.pool, doneAll(locks...)...), 2)
+	b.want(b.count(`SELECT last_value FROM public.tries`), 3) // refused once
+	b.want(b.count(`SELECT count(*) FROM penstock.lock`), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.result`), 2)
+}
