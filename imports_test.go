@@ -1,4 +1,4 @@
-// Package penstock_test holds the rules about the repository as a whole: who may import whom, and how much code there is.
+// Package penstock_test holds the rules about the repository as a whole: who may import whom, what a reader meets at one time, and which words are shared.
 package penstock_test
 
 import (

@@ -1,0 +1,136 @@
+package penstock_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sharedName is an exported type name that several packages of pkg/ declare.
+type sharedName struct {
+	packages string // without pkg/, sorted, separated by blanks
+	reason   string
+}
+
+// oneMeaning lists names that mean the same thing in each package that declares them.
+var oneMeaning = map[string]sharedName{
+	"Config": {
+		"api batch client cron doctor election fairness governor inference invalidation recovery tasknode webhook",
+		"the options of the package, as everywhere in Go",
+	},
+	"ListenConfig": {"api invalidation", "where to listen; the package says for what"},
+	"Handler":      {"invalidation webhook", "webhook.Handler implements invalidation.Handler"},
+	"Ranker":       {"fairness tasknode", "fairness.Ranker implements tasknode.Ranker"},
+	"Fence":        {"election recovery", "election.Fence implements recovery.Fence"},
+	"Model":        {"inference operator", "operator's is the row that operators see"},
+	"Instance":     {"inference operator", "operator's is the row that operators see"},
+	"Lock":         {"invalidation operator", "operator's is the row that operators see"},
+	"Queue":        {"client invalidation operator", "a handle, and the rows that operators and clients see"},
+	"Failure":      {"client invalidation operator", "a failure, and the rows that operators and clients see"},
+	"Entry":        {"client invalidation invalidation/penstocktest operator", "an entry: to be, claimed, and as it is seen"},
+	"Node":         {"invalidation operator recovery tasknode", "a process: run, registered, observed, and seen"},
+	"NodeID":       {"invalidation operator", "operator's is written as text in JSON"},
+	"Lane":         {"fairness invalidation operator", "a lane: claimed, ranked, and seen"},
+	"Push":         {"changelog invalidation", "an entry to be"},
+	"Pushed":       {"client invalidation", "the answer to a push, over HTTP and in Go"},
+	"Operation":    {"invalidation operator", "a bulk operation, and the row that operators see"},
+	"Limit":        {"invalidation operator", "a limit, and the row that operators see"},
+	"Ended":        {"invalidation operator", "how an entry ended"},
+	"Seconds":      {"inference invalidation", "a duration that JSON writes as a number of seconds"},
+}
+
+// toRename lists names that still have two meanings. It only gets shorter: one of the types gets another name.
+var toRename = map[string]sharedName{
+	"BreakerConfig": {"inference webhook", "breakers of instances, and of webhook endpoints"},
+	"Batch":         {"inference operator", "members of one call to a worker, and the batches of a batch queue"},
+	"Call":          {"client inference", "a call of the API, and an entry on its way to a worker"},
+	"Cause":         {"operator recovery", "what failures have in common, and why a lock is stuck"},
+	"Code":          {"client governor", "an error of the API, and why a node claims nothing more"},
+	"Endpoint":      {"inference webhook", "a registered instance, and an address for callbacks"},
+	"Gate":          {"governor tasknode", "hysteresis around a mark, and what may keep a node from claims"},
+	"Kind":          {"inference invalidation webhook", "of outcomes, of queues, and of outcomes again"},
+	"Outcome":       {"inference webhook", "of a call to a worker, and of an attempt to deliver"},
+	"Reason":        {"governor invalidation", "why a node claims nothing more, and why an entry waits"},
+	"Refusal":       {"client governor", "of an entry of a stream, and of a claim"},
+	"Run":           {"inference invalidation", "of a worker, and of an entry on a node"},
+	"Sample":        {"governor operator recovery", "of a machine, and of a queue"},
+	"Server":        {"operator recovery", "the row server_status, read by two"},
+	"State":         {"client governor inference", "of an entry, of gates, and of an instance"},
+	"Status":        {"cron election", "what a duty reports of itself; of two duties"},
+	"Usage":         {"fairness operator", "what flows have used, for ranking and for operators"},
+	"Verdict":       {"governor inference invalidation", "on claims, on a call, and on a push"},
+}
+
+func TestATypeNameOfPkgHasOneMeaning(t *testing.T) {
+	declaredIn := map[string][]string{}
+	for path, text := range productionGo(t) {
+		pkg, inPkg := strings.CutPrefix(filepath.ToSlash(filepath.Dir(path)), "pkg/")
+		if !inPkg {
+			continue
+		}
+		names, err := exportedTypes(path, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			declaredIn[name] = append(declaredIn[name], pkg)
+		}
+	}
+	if len(declaredIn) == 0 {
+		t.Fatal("pkg/ declares no exported type")
+	}
+	for name, packages := range declaredIn {
+		slices.Sort(packages)
+		packages = slices.Compact(packages)
+		declaredIn[name] = packages
+		row, listed := oneMeaning[name]
+		if !listed {
+			row = toRename[name]
+		}
+		allowed := strings.Fields(row.packages)
+		if len(packages) > 1 && !slices.Equal(packages, allowed) {
+			t.Errorf("%s is an exported type of %v, and the lists of words_test.go know it in %v: give it another name in one of them, or say why it means the same",
+				name, packages, allowed)
+		}
+	}
+	for _, list := range []map[string]sharedName{oneMeaning, toRename} {
+		for name, row := range list {
+			if len(declaredIn[name]) < 2 {
+				t.Errorf("%s (%s) is not shared any more: take it off the list", name, row.reason)
+			}
+		}
+	}
+}
+
+func TestExportedTypesAreFoundWithoutAliases(t *testing.T) {
+	names, err := exportedTypes("a.go", []byte("package a\ntype A int\ntype (\n\tB[T any] struct{}\n\tc int\n\tD = A\n)\nfunc f() { type E int }\n"))
+	if want := []string{"A", "B"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("got %v, %v; want %v", names, err, want)
+	}
+}
+
+// exportedTypes names the exported types that a file declares. An alias is the type that it names, not another one.
+func exportedTypes(path string, text []byte) ([]string, error) {
+	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, fmt.Errorf("parse %s: %w", path, err)
+	}
+	var names []string
+	for _, decl := range file.Decls {
+		types, ok := decl.(*ast.GenDecl)
+		if !ok || types.Tok != token.TYPE {
+			continue
+		}
+		for _, spec := range types.Specs {
+			if declared, ok := spec.(*ast.TypeSpec); ok && declared.Name.IsExported() && !declared.Assign.IsValid() {
+				names = append(names, declared.Name.Name)
+			}
+		}
+	}
+	return names, nil
+}
