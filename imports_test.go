@@ -35,11 +35,15 @@ var allowedImports = map[string][]string{
 	"pkg/invalidation":              {"internal/postgres"},
 	"pkg/invalidation/penstocktest": {"pkg/invalidation", "internal/postgres"},
 
+	// The protocols of inference servers: HTTP and nothing else. Its test servers know no more.
+	"pkg/worker":            {},
+	"pkg/worker/workertest": {},
+
 	// The duties.
 	"pkg/governor":  duty,
 	"pkg/tasknode":  duty,
 	"pkg/fairness":  duty,
-	"pkg/inference": duty,
+	"pkg/inference": append(slices.Clone(duty), "pkg/worker"),
 	"pkg/cron":      duty,
 	"pkg/recovery":  duty,
 	"pkg/election":  duty,
@@ -73,7 +77,7 @@ var (
 	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/telemetry"}
 
 	// allowedInTests is what the tests of any package may import besides.
-	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/telemetry/telemetrytest"}
+	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/telemetry/telemetrytest", "pkg/worker/workertest"}
 )
 
 // listed is what `go list -json` says about a package, as far as it is needed here.
@@ -151,6 +155,7 @@ func TestTableOfImportsRefusesWhatItShould(t *testing.T) {
 		{"pkg/invalidation", "migrations", false},
 		{"pkg/cron", "pkg/invalidation", true},
 		{"pkg/cron", "pkg/recovery", false},
+		{"pkg/worker", "pkg/invalidation", false},
 		{"pkg/recovery", "internal/pgtest", false},
 		{"internal/postgres", "pkg/invalidation", false},
 		{"cmd/leader", "pkg/cron", true},

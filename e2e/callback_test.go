@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // The node that follows a run dies, and the leader to which the worker reports dies as well. What the worker reports to the
@@ -29,7 +29,7 @@ func TestWorkersReportOutlivesTheNodeAndALeader(t *testing.T) {
 		p.leaders = append(p.leaders, l)
 	}
 	asked := make(chan string, 10)
-	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.Method + r.URL.Path {
 		case "POST/generate":
@@ -41,9 +41,9 @@ func TestWorkersReportOutlivesTheNodeAndALeader(t *testing.T) {
 			fmt.Fprint(w, `{}`)
 		}
 	}))
-	t.Cleanup(worker.Close)
-	model := inference.Model{Name: "slow", Type: inference.TypeAsync, PollPath: "/status/{id}", PollInterval: inference.Seconds(time.Minute)}
-	p.queue = p.register(model, 1, worker.URL+"/generate")
+	t.Cleanup(server.Close)
+	model := worker.Model{Name: "slow", Type: worker.TypeAsync, PollPath: "/status/{id}", PollInterval: worker.Seconds(time.Minute)}
+	p.queue = p.register(model, 1, server.URL+"/generate")
 	p.settled()
 	args := []string{"--inference-callback-url", p.leaders[0].address, "--inference-callback-key", "file:" + key}
 	first := p.startNode("node_a", args...)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -33,7 +35,7 @@ func TestLoadThroughEightSlotsWithRandomFaultsLosesNothing(t *testing.T) {
 	faults := func(seed string) []string {
 		return []string{"--fail-rate", "0.15", "--busy-rate", "0.002", "--drop-rate", "0.001", "--seed", seed}
 	}
-	p := newPlant(t, 2, inference.Model{Name: "echo", MaxRetries: &retries}, faults("1")...)
+	p := newPlant(t, 2, worker.Model{Name: "echo", MaxRetries: &retries}, faults("1")...)
 	for _, seed := range []string{"2", "3", "4"} {
 		endpoint := p.startWorker(2, faults(seed)...)
 		_, err := inference.RegisterInstance(t.Context(), p.pool, "echo", "cpu-"+seed, endpoint, 2, nil, inference.By{Actor: "operator"})

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/inference"
@@ -26,7 +28,7 @@ type plant struct {
 	ids    []int64  // of the entries that were accepted
 }
 
-func newPlant(t *testing.T, slots int, model inference.Model, workerArgs ...string) *plant {
+func newPlant(t *testing.T, slots int, model worker.Model, workerArgs ...string) *plant {
 	t.Helper()
 	p := &plant{site: newSite(t, 1)}
 	p.elected(0)
@@ -61,10 +63,10 @@ func (p *plant) startWorker(slots int, args ...string) (endpoint string) {
 }
 
 // register makes a model and its instance known, and returns the queue that they bring.
-func (p *plant) register(m inference.Model, slots int, endpoint string) *invalidation.Queue {
+func (p *plant) register(m worker.Model, slots int, endpoint string) *invalidation.Queue {
 	p.t.Helper()
 	ctx, by := p.t.Context(), inference.By{Actor: "operator"}
-	m.Protocol = inference.ProtocolDispatcher
+	m.Protocol = worker.ProtocolGeneric
 	name, err := inference.RegisterModel(ctx, p.pool, m, by)
 	p.must(err)
 	_, err = inference.RegisterInstance(ctx, p.pool, m.Name, "cpu-1", endpoint, slots, nil, by)

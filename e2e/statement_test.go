@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Batches and change logs need no handler of the user's where a queue says in SQL what to do. The statements are those of
@@ -17,7 +17,7 @@ func TestBatchesAndCalculatedFieldsWorkWithTheProgramsAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newPlant(t, 1, inference.Model{Name: "echo"})
+	p := newPlant(t, 1, worker.Model{Name: "echo"})
 	p.startNode("node_a")
 	p.exec(`CREATE TABLE orders (id int PRIMARY KEY, total int)`)
 	p.exec(`CREATE TABLE order_line (id int PRIMARY KEY, order_id int, price int, amount int)`)

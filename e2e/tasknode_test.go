@@ -6,13 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/internal/devpostgres"
-	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 func TestKilledNodesEntriesRunElsewhereWithinLeaseAndTwoSeconds(t *testing.T) {
-	p := newPlant(t, 300, inference.Model{Name: "echo"}, "--delay", "1500ms")
+	p := newPlant(t, 300, worker.Model{Name: "echo"}, "--delay", "1500ms")
 	p.settled()
 	first := p.startNode("node_a")
 	p.push(p.queue, 100)
@@ -48,7 +49,7 @@ SELECT coalesce(extract(epoch FROM %s(c.at) - (SELECT beat_at + lease FROM penst
 // Runs are short, so that locks wait on the node for its threads; then the worker answers nobody, and the node is killed.
 func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
 	const threads = 8
-	p := newPlant(t, 300, inference.Model{Name: "echo"})
+	p := newPlant(t, 300, worker.Model{Name: "echo"})
 	p.settled()
 	first := p.startNode("node_a", "--threads", fmt.Sprint(threads))
 	p.push(p.queue, 3000)
@@ -78,7 +79,7 @@ func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
 }
 
 func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testing.T) {
-	p := newPlant(t, 300, inference.Model{Name: "echo"}, "--delay", "1500ms")
+	p := newPlant(t, 300, worker.Model{Name: "echo"}, "--delay", "1500ms")
 	frozen := p.startNode("node_a")
 	p.push(p.queue, 100)
 	p.running(frozen, 100)
@@ -136,7 +137,7 @@ func (p *plant) load() (stop func()) {
 }
 
 func TestRestartedDatabaseLosesNothingAndNobodysWorkIsRescued(t *testing.T) {
-	p := newPlant(t, 60, inference.Model{Name: "echo"}, "--delay", "500ms")
+	p := newPlant(t, 60, worker.Model{Name: "echo"}, "--delay", "500ms")
 	for _, name := range []string{"node_a", "node_b"} {
 		p.startNode(name, "--lease", "10s", "--beat", "2s", "--threads", "30")
 	}
@@ -182,7 +183,7 @@ func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
 		{"what does not finish is handed back", "300ms", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlant(t, 200, inference.Model{Name: "echo"}, "--delay", "1500ms")
+			p := newPlant(t, 200, worker.Model{Name: "echo"}, "--delay", "1500ms")
 			leaving := p.startNode("node_a", "--grace", c.grace, "--threads", "50")
 			p.push(p.queue, 150)
 			p.running(leaving, 50)
@@ -208,8 +209,8 @@ func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
 }
 
 func TestApplicationsNeverMix(t *testing.T) {
-	p := newPlant(t, 40, inference.Model{Name: "echo"}, "--delay", "5ms")
-	other := p.register(inference.Model{Name: "elsewhere"}, 40, p.startWorker(40, "--delay", "5ms"))
+	p := newPlant(t, 40, worker.Model{Name: "echo"}, "--delay", "5ms")
+	other := p.register(worker.Model{Name: "elsewhere"}, 40, p.startWorker(40, "--delay", "5ms"))
 	other, err := invalidation.Alter(t.Context(), p.pool, other.Name, map[string]any{"application": "other"})
 	p.must(err)
 	mine := p.startNode("node_a")

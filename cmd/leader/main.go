@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
@@ -117,7 +119,7 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 			return err
 		},
 		ReadModel: func(name string, config, override []byte) ([]byte, error) {
-			m, err := inference.ReadModel(name, config, override)
+			m, err := worker.ReadModel(name, config, override)
 			if err != nil {
 				return nil, err
 			}
@@ -131,7 +133,7 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 	if r.CallbackKey == "" {
 		return nil, nil //nolint:nilnil // as said
 	}
-	key, err := inference.ReadSecret(r.CallbackKey)
+	key, err := worker.ReadSecret(r.CallbackKey)
 	if err != nil {
 		return nil, fmt.Errorf("leader.inference.callback_key: %w", err)
 	}

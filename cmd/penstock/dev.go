@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -148,7 +150,7 @@ func (p *platform) register(ctx context.Context, o devOptions) error {
 	retries := 1
 	p.queues = map[string]string{}
 	for _, name := range []string{"faces", "language"} {
-		queue, err := inference.RegisterModel(ctx, p.pool, inference.Model{Name: name, Protocol: inference.ProtocolDispatcher, MaxRetries: &retries}, by)
+		queue, err := inference.RegisterModel(ctx, p.pool, worker.Model{Name: name, Protocol: worker.ProtocolGeneric, MaxRetries: &retries}, by)
 		if err != nil {
 			return err
 		}

@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -45,10 +46,10 @@ func modelRegister(a *app) *cobra.Command {
 		if err != nil {
 			return change{}, err
 		}
-		if _, err := inference.ReadModel(args[0], config, nil); err != nil {
+		if _, err := worker.ReadModel(args[0], config, nil); err != nil {
 			return change{}, usagef("%w", err)
 		}
-		if _, err := inference.ReadModel(args[0], config, known.Override); err != nil {
+		if _, err := worker.ReadModel(args[0], config, known.Override); err != nil {
 			return change{}, usagef("the override of the model, which stays, does not go with this config: %w", err)
 		}
 		return change{does: "register model " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
@@ -92,7 +93,7 @@ func (a *app) override(ctx context.Context, b backend, name, arg string) ([]byte
 	if err != nil {
 		return nil, err
 	}
-	if _, err := inference.ReadModel(name, known.Config, fields); known.Name != "" && err != nil {
+	if _, err := worker.ReadModel(name, known.Config, fields); known.Name != "" && err != nil {
 		return nil, usagef("%w", err)
 	}
 	return fields, nil // of a model that is not there the schema says so

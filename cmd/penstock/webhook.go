@@ -6,9 +6,10 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/pkg/webhook"
@@ -56,13 +57,13 @@ func (a *app) keyFlag(c *cobra.Command) func() (webhook.Vault, error) {
 	var key string
 	c.Flags().StringVar(&key, "key", "", "what seals secrets, as tasknode.webhook.key: env:NAME or file:/path (PENSTOCK_TASKNODE_WEBHOOK_KEY)")
 	return func() (webhook.Vault, error) {
-		v := webhook.Vault{Read: inference.ReadSecret}
+		v := webhook.Vault{Read: worker.ReadSecret}
 		ref := cmp.Or(key, a.env("PENSTOCK_TASKNODE_WEBHOOK_KEY"))
 		if ref == "" {
 			return v, usagef("give --key as the task nodes have it: env:NAME or file:/path")
 		}
 		var err error
-		if v.Key, err = inference.ReadSecret(ref); err == nil {
+		if v.Key, err = worker.ReadSecret(ref); err == nil {
 			err = v.Check()
 		}
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Two flows, each with a variant that a worker has to load, in one line where they alternate: the node goes on with the
@@ -30,7 +31,7 @@ func TestNodeGoesOnWithTheFlowThatIsLoaded(t *testing.T) {
 	t.Cleanup(pool.Close)
 	var mu sync.Mutex
 	var ran []string
-	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var payload struct{ Variant string }
 		if body, err := io.ReadAll(r.Body); err == nil && json.Unmarshal(body, &payload) == nil {
 			mu.Lock()
@@ -40,15 +41,15 @@ func TestNodeGoesOnWithTheFlowThatIsLoaded(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, `{"status":"success","result":1,"active_jobs":0}`)
 	}))
-	t.Cleanup(worker.Close)
-	model := inference.Model{
-		Name: "variants", Protocol: inference.ProtocolDispatcher, AffinityField: inference.AffinityFlow, AffinityWait: inference.Seconds(400 * time.Millisecond),
+	t.Cleanup(server.Close)
+	model := worker.Model{
+		Name: "variants", Protocol: worker.ProtocolGeneric, AffinityField: worker.AffinityFlow, AffinityWait: worker.Seconds(400 * time.Millisecond),
 	}
 	name, err := inference.RegisterModel(t.Context(), pool, model, inference.By{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := inference.RegisterInstance(t.Context(), pool, model.Name, "gpu-1", worker.URL, 1, nil, inference.By{}); err != nil {
+	if _, err := inference.RegisterInstance(t.Context(), pool, model.Name, "gpu-1", server.URL, 1, nil, inference.By{}); err != nil {
 		t.Fatal(err)
 	}
 	queue, err := invalidation.Open(t.Context(), pool, name)

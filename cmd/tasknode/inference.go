@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/inference"
 )
@@ -21,7 +23,7 @@ func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.Dispa
 	if i.CallbackKey == "" {
 		return c, errors.New("tasknode.inference.callback_key is missing: want env:NAME or file:/path")
 	}
-	key, err := inference.ReadSecret(i.CallbackKey)
+	key, err := worker.ReadSecret(i.CallbackKey)
 	if err != nil {
 		return c, fmt.Errorf("tasknode.inference.callback_key: %w", err)
 	}

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/api"
-	"github.com/penstock/penstock/pkg/inference"
 )
 
 func TestPlacesOfResultsAreRead(t *testing.T) {
@@ -58,7 +59,7 @@ func TestNodeTakesInReportsBesideItsProbes(t *testing.T) {
 	if code := post("guessed"); code != http.StatusNotFound {
 		t.Errorf("a guessed address answered %d", code)
 	}
-	if code := post(inference.CallbackToken([]byte("key of the installation"), "17", 5)); code != http.StatusNotFound {
+	if code := post(worker.CallbackToken([]byte("key of the installation"), "17", 5)); code != http.StatusNotFound {
 		t.Errorf("a report on an entry that is not known was answered %d", code)
 	}
 }

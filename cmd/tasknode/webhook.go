@@ -3,7 +3,8 @@ package main
 import (
 	"fmt"
 
-	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/pkg/webhook"
 )
 
@@ -17,12 +18,12 @@ func (w Webhook) policy() (webhook.Policy, error) {
 
 // vault has no key where none is named.
 func (w Webhook) vault() (webhook.Vault, error) {
-	v := webhook.Vault{Read: inference.ReadSecret}
+	v := webhook.Vault{Read: worker.ReadSecret}
 	if w.Key == "" {
 		return v, nil
 	}
 	var err error
-	if v.Key, err = inference.ReadSecret(w.Key); err != nil {
+	if v.Key, err = worker.ReadSecret(w.Key); err != nil {
 		return v, fmt.Errorf("tasknode.webhook.key: %w", err)
 	}
 	return v, v.Check()

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+
 	"pgregory.net/rapid"
 )
 
@@ -56,7 +59,7 @@ func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 	})
 }
 
-var variants = Model{AffinityField: "lora", AffinityWait: Seconds(5 * time.Second)}
+var variants = worker.Model{AffinityField: "lora", AffinityWait: worker.Seconds(5 * time.Second)}
 
 // Two workers, two adapters, one line in which they alternate: each worker keeps to the one that it has loaded.
 func TestWorkersKeepToTheAdapterTheyHaveLoaded(t *testing.T) {
@@ -93,7 +96,7 @@ func TestWorkersKeepToTheAdapterTheyHaveLoaded(t *testing.T) {
 // The worker that has it loaded is busy for long: the entry waits as long as it may, and then has another one swap.
 func TestAffinityWaitIsBounded(t *testing.T) {
 	model := variants
-	model.AffinityWait = Seconds(300 * time.Millisecond)
+	model.AffinityWait = worker.Seconds(300 * time.Millisecond)
 	b := newBed(t, model)
 	goOn := make(chan struct{})
 	var calls atomic.Int32
@@ -110,12 +113,12 @@ func TestAffinityWaitIsBounded(t *testing.T) {
 	n := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Hour}})
 	// Each worker loads one: the second has to take x, for the first is busy with y.
 	first := b.push(`{"lora":"y","do":"slow"}`)[0]
-	waitFor(t, func() bool { return calls.Load() == 1 })
+	workertest.WaitFor(t, func() bool { return calls.Load() == 1 })
 	b.outcome(b.push(`{"lora":"x"}`)[0])
 	goOn <- struct{}{}
 	b.outcome(first)
 	slow := b.push(`{"lora":"x","do":"slow"}`)[0] // where x is loaded
-	waitFor(t, func() bool { return calls.Load() == 3 })
+	workertest.WaitFor(t, func() bool { return calls.Load() == 3 })
 	pushed := time.Now()
 	id := b.push(`{"lora":"x"}`)[0]
 	b.outcome(id)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -147,7 +149,7 @@ func (h *held) cool(d time.Duration) {
 }
 
 // record tells the breaker what a call came to, and the other nodes if that opened it.
-func (h *held) record(ctx context.Context, o Outcome, ran time.Duration) Verdict {
+func (h *held) record(ctx context.Context, o worker.Outcome, ran time.Duration) Verdict {
 	p := h.pool
 	p.mu.Lock()
 	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, ran)

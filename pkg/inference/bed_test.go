@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,14 +33,14 @@ type bed struct {
 	*testing.T
 	ctx   context.Context
 	pool  *pgxpool.Pool
-	model Model
+	model worker.Model
 	queue *invalidation.Queue
 	lossy *lossy // set: through which nodes talk about slots and runs
 }
 
 var quiet = slog.New(slog.DiscardHandler)
 
-func newBed(t *testing.T, model Model) *bed {
+func newBed(t *testing.T, model worker.Model) *bed {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 30})
 	if err != nil {
@@ -47,7 +49,7 @@ func newBed(t *testing.T, model Model) *bed {
 	t.Cleanup(pool.Close)
 	b := &bed{T: t, ctx: t.Context(), pool: pool, model: model}
 	b.model.Name = cmp.Or(b.model.Name, "Flux.1")
-	b.model.Protocol = cmp.Or(b.model.Protocol, ProtocolDispatcher)
+	b.model.Protocol = cmp.Or(b.model.Protocol, worker.ProtocolGeneric)
 	queue, err := RegisterModel(b.ctx, pool, b.model, By{Actor: "test"})
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // BreakerConfig says when an instance is quarantined. The zero value works.
@@ -84,13 +86,13 @@ type Verdict struct {
 }
 
 // Record takes what a call came to and how long it ran.
-func (b *Breaker) Record(now time.Time, instance string, o Outcome, ran time.Duration) Verdict {
+func (b *Breaker) Record(now time.Time, instance string, o worker.Outcome, ran time.Duration) Verdict {
 	c := b.circuit(instance)
 	switch judgement := b.judge(o, ran); {
 	case judgement == saysNothing:
 		b.Forgo(instance)
 		return Verdict{}
-	case o.Class == ClassContextLost && (o.Kind == Failed || o.Kind == NotReady):
+	case o.Class == worker.ClassContextLost && (o.Kind == worker.Failed || o.Kind == worker.NotReady):
 		b.open(now, c, "device context lost: "+o.Reason)
 		return Verdict{Quarantined: true, Recycle: true, Unspent: true, Reason: c.reason}
 	case judgement == good:
@@ -133,17 +135,17 @@ const (
 )
 
 // judge decides what an outcome says about the instance, not about the entry.
-func (b *Breaker) judge(o Outcome, ran time.Duration) judgement {
+func (b *Breaker) judge(o worker.Outcome, ran time.Duration) judgement {
 	switch o.Kind {
-	case Done:
+	case worker.Done:
 		return good
-	case NotReady:
+	case worker.NotReady:
 		return bad
-	case Failed:
-		if o.Class == ClassContextLost {
+	case worker.Failed:
+		if o.Class == worker.ClassContextLost {
 			return bad
 		}
-		if o.Class == ClassOOM || o.Class == ClassInput {
+		if o.Class == worker.ClassOOM || o.Class == worker.ClassInput {
 			return saysNothing // the entry was too big, or wrong
 		}
 		if ran <= b.config.Fast {
@@ -203,7 +205,7 @@ func (b *Breaker) open(now time.Time, c *circuit, reason string) {
 	} else if c.probing || c.openUntil.IsZero() {
 		c.quarantine = min(2*c.quarantine, b.config.QuarantineMax)
 	}
-	c.openUntil, c.probing, c.reason = now.Add(c.quarantine), false, clip(reason)
+	c.openUntil, c.probing, c.reason = now.Add(c.quarantine), false, worker.Clip(reason)
 }
 
 // samplesMost bounds memory; a busy instance fills a window with fewer anyway

@@ -4,16 +4,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"pgregory.net/rapid"
 )
 
 var (
-	ok       = Outcome{Kind: Done}
-	boom     = Outcome{Kind: Failed, Class: ClassTransient, Reason: "boom"}
-	refused  = Outcome{Kind: NotReady, Reason: "connection refused"}
-	noCUDA   = Outcome{Kind: Failed, Class: ClassContextLost, Reason: "illegal memory access"}
-	tooBig   = Outcome{Kind: Failed, Class: ClassOOM}
-	badInput = Outcome{Kind: Rejected, Class: ClassInput}
+	ok       = worker.Outcome{Kind: worker.Done}
+	boom     = worker.Outcome{Kind: worker.Failed, Class: worker.ClassTransient, Reason: "boom"}
+	refused  = worker.Outcome{Kind: worker.NotReady, Reason: "connection refused"}
+	noCUDA   = worker.Outcome{Kind: worker.Failed, Class: worker.ClassContextLost, Reason: "illegal memory access"}
+	tooBig   = worker.Outcome{Kind: worker.Failed, Class: worker.ClassOOM}
+	badInput = worker.Outcome{Kind: worker.Rejected, Class: worker.ClassInput}
 )
 
 const fast, slow = 50 * time.Millisecond, 30 * time.Second
@@ -121,9 +123,9 @@ func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
 	for range 100 {
 		b.Record(now, "i", tooBig, fast)
 		b.Record(now, "i", badInput, fast)
-		b.Record(now, "i", Outcome{Kind: Busy}, fast)
-		b.Record(now, "i", Outcome{Kind: Cancelled}, fast)
-		b.Record(now, "i", Outcome{Kind: Unknown}, fast)
+		b.Record(now, "i", worker.Outcome{Kind: worker.Busy}, fast)
+		b.Record(now, "i", worker.Outcome{Kind: worker.Cancelled}, fast)
+		b.Record(now, "i", worker.Outcome{Kind: worker.Unknown}, fast)
 		b.Record(now, "i", boom, slow)
 	}
 	if !b.Admit(now, "i") {
@@ -169,9 +171,9 @@ func TestBreakerProperties(t *testing.T) {
 					t.Fatalf("%s admitted two probes", name)
 				}
 			}
-			o := rapid.SampledFrom([]Outcome{ok, boom, refused, noCUDA, tooBig, {Kind: Busy}}).Draw(t, "outcome")
+			o := rapid.SampledFrom([]worker.Outcome{ok, boom, refused, noCUDA, tooBig, {Kind: worker.Busy}}).Draw(t, "outcome")
 			b.Record(now, name, o, fast)
-			if o.Kind == Done && !b.Admit(now, name) {
+			if o.Kind == worker.Done && !b.Admit(now, name) {
 				t.Fatalf("%s refused right after a success", name)
 			}
 			b.Forgo(name)

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -36,8 +38,8 @@ type Callbacks struct {
 // listener is a run that is followed here.
 type listener struct {
 	run     remoteRun
-	model   Model
-	reports chan Outcome // takes one
+	model   worker.Model
+	reports chan worker.Outcome // takes one
 }
 
 // NewCallbacks returns callbacks under base, a URL, whose addresses nobody can guess who does not have key. All processes
@@ -49,12 +51,12 @@ func NewCallbacks(base string, key []byte, db postgres.DB, log *slog.Logger) *Ca
 
 // address of the reports on one lock of an entry, as pkg/api serves it.
 func (c *Callbacks) address(entry string, token int64) string {
-	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", c.base, entry, token, CallbackToken(c.key, entry, token))
+	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", c.base, entry, token, worker.CallbackToken(c.key, entry, token))
 }
 
 // Known says whether key is that of the address for reports on one lock of an entry.
 func (c *Callbacks) Known(entry, token int64, key string) bool {
-	return CheckCallbackToken(c.key, strconv.FormatInt(entry, 10), token, key)
+	return worker.CheckCallbackToken(c.key, strconv.FormatInt(entry, 10), token, key)
 }
 
 // reportedSQL finds what is known of entry $1: whether it has ended, who holds its lock, which run of it is stored.
@@ -92,18 +94,18 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 	case r.Token != token || name == "":
 		return false, fmt.Errorf("report on entry %d: %w: the run under token %d is not followed any more; stop it", entry, invalidation.ErrLockLost, token)
 	}
-	model, err := ReadModel(name, config, override)
+	model, err := worker.ReadModel(name, config, override)
 	if err != nil {
 		return false, err
 	}
 	if int64(len(body)) > model.MaxResponseBytes {
 		return false, fmt.Errorf("report on entry %d: max_response_bytes of the model is %d: %w", entry, model.MaxResponseBytes, invalidation.ErrPayloadTooLarge)
 	}
-	o, err := model.report(Run{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
+	o, err := model.ReadReport(worker.Run{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", invalidation.ErrInvalid, err)
 	}
-	if !final(o) {
+	if !o.Final() {
 		return true, nil // it goes on, as a poll will say
 	}
 	return saveReport(ctx, c.db, r, body)
@@ -121,22 +123,14 @@ func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, to
 	return true, nil
 }
 
-// report reads what a worker of the model posts about a run.
-func (m Model) report(run Run, body []byte) (Outcome, error) {
-	if m.Protocol == ProtocolCog {
-		return ParseCogCallback(run.Entry, body)
-	}
-	return (&dispatcher{wire{model: m}}).report(run, body)
-}
-
 // listen prepares for reports on a run that was started under token. Protocols without them need none.
-func (a *attempt) listen(token int64) (<-chan Outcome, func()) {
+func (a *attempt) listen(token int64) (<-chan worker.Outcome, func()) {
 	c := a.config.Callbacks
-	if c == nil || a.run == nil || a.model.Type != TypeAsync || (a.model.Protocol != ProtocolCog && a.model.Protocol != ProtocolDispatcher) {
+	if c == nil || a.run == nil || a.model.Type != worker.TypeAsync || (a.model.Protocol != worker.ProtocolCog && a.model.Protocol != worker.ProtocolGeneric) {
 		return nil, func() {}
 	}
 	a.call.Callback = c.address(a.call.Entry, token)
-	l := &listener{run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model, reports: make(chan Outcome, 1)}
+	l := &listener{run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model, reports: make(chan worker.Outcome, 1)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.listeners[l] = struct{}{}
@@ -203,8 +197,8 @@ func (c *Callbacks) lookFor(all []*listener) error {
 }
 
 func (l *listener) tell(body []byte) {
-	o, err := l.model.report(Run{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token}, body)
-	if err != nil || !final(o) {
+	o, err := l.model.ReadReport(worker.Run{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token}, body)
+	if err != nil || !o.Final() {
 		return // the model reads it otherwise than when it was taken: polls will tell
 	}
 	select {

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/pgtest"
@@ -193,7 +195,7 @@ func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	db := &brokenDB{DB: pgtest.New(t)}
 	c := NewCallbacks("http://leader", []byte("key"), db, slog.New(slog.NewTextHandler(&out, nil)))
 	model := asyncModel()
-	model.Protocol = ProtocolDispatcher
+	model.Protocol = worker.ProtocolGeneric
 	a := &attempt{Dispatcher: &Dispatcher{config: DispatchConfig{Callbacks: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
 	db.broken.Store(true)
 	_, done := a.listen(1)
@@ -258,7 +260,7 @@ func TestReportOfARunThatIsNotStoredYetIsAskedForAgain(t *testing.T) {
 	if kept, err := leader.Take(b.ctx, int64(id), int64(claimed.Locks[0].Token), []byte(`{"status":"success"}`)); kept || err != nil {
 		t.Errorf("report before the run is stored: %v, %v", kept, err)
 	}
-	if leader.Known(int64(id), 5, CallbackToken([]byte("key"), "17", 5)) || leader.Known(17, 6, CallbackToken([]byte("key"), "17", 5)) || !leader.Known(17, 5, CallbackToken([]byte("key"), "17", 5)) {
+	if leader.Known(int64(id), 5, worker.CallbackToken([]byte("key"), "17", 5)) || leader.Known(17, 6, worker.CallbackToken([]byte("key"), "17", 5)) || !leader.Known(17, 5, worker.CallbackToken([]byte("key"), "17", 5)) {
 		t.Error("a key is good for another entry or lock")
 	}
 }
@@ -272,13 +274,13 @@ func FuzzReport(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for _, protocol := range []Protocol{ProtocolDispatcher, ProtocolCog} {
-			m := Model{Name: "m", Protocol: protocol, Type: TypeAsync, PollPath: "/status/{id}"}.WithDefaults()
-			o, err := m.report(Run{Entry: "5", Token: 7, Remote: "r"}, body)
-			if err == nil && o.Kind == Done && !json.Valid(o.Result) {
+		for _, protocol := range []worker.Protocol{worker.ProtocolGeneric, worker.ProtocolCog} {
+			m := worker.Model{Name: "m", Protocol: protocol, Type: worker.TypeAsync, PollPath: "/status/{id}"}.WithDefaults()
+			o, err := m.ReadReport(worker.Run{Entry: "5", Token: 7, Remote: "r"}, body)
+			if err == nil && o.Kind == worker.Done && !json.Valid(o.Result) {
 				t.Errorf("%s: %q ends as %q", protocol, body, o.Result)
 			}
-			if err == nil && !final(o) && o.Kind != Accepted && o.Kind != Busy && o.Kind != NotReady && o.Kind != Unknown {
+			if err == nil && !o.Final() && o.Kind != worker.Accepted && o.Kind != worker.Busy && o.Kind != worker.NotReady && o.Kind != worker.Unknown {
 				t.Errorf("%s: %q is %s", protocol, body, o.Kind)
 			}
 		}
@@ -291,7 +293,7 @@ func FuzzModelConfig(f *testing.F) {
 		f.Add([]byte(seed), []byte(`{"poll_interval": 5}`))
 	}
 	f.Fuzz(func(t *testing.T, config, override []byte) {
-		m, err := ReadModel("m", config, override)
+		m, err := worker.ReadModel("m", config, override)
 		if err != nil {
 			return
 		}
@@ -299,7 +301,7 @@ func FuzzModelConfig(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := ReadModel("m", text, nil)
+		again, err := worker.ReadModel("m", text, nil)
 		if err != nil || !reflect.DeepEqual(again, m) {
 			t.Errorf("%s became %s (%v)", config, text, err)
 		}

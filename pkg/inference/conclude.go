@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -15,8 +17,8 @@ const classUnknown = "unknown"
 
 // conclude turns an outcome into what the queue is told, and lets go of the slot. A run that goes on at the worker
 // keeps its slot counted, and what is stored about it.
-func (a *attempt) conclude(ctx context.Context, o Outcome) (json.RawMessage, error) {
-	if cause := context.Cause(ctx); cause != nil && !final(o) {
+func (a *attempt) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
+	if cause := context.Cause(ctx); cause != nil && !o.Final() {
 		o = a.interrupted(ctx, o, cause)
 	}
 	a.letGo(ctx, o)
@@ -24,21 +26,21 @@ func (a *attempt) conclude(ctx context.Context, o Outcome) (json.RawMessage, err
 }
 
 // answer is what the queue is told.
-func (a *attempt) answer(ctx context.Context, o Outcome) (json.RawMessage, error) {
+func (a *attempt) answer(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	a.run.Note(a.meta(o))
 	switch o.Kind {
-	case Done:
+	case worker.Done:
 		return a.result(ctx, o)
-	case Cancelled:
+	case worker.Cancelled:
 		return nil, a.cancelled(ctx, o)
-	case Busy, NotReady:
-		if o.MaybeRunning && a.model.OnUnknown == AtMostOnce {
+	case worker.Busy, worker.NotReady:
+		if o.MaybeRunning && a.model.OnUnknown == worker.AtMostOnce {
 			return nil, a.unknownOutcome(o.Reason)
 		}
 		return nil, invalidation.NoCapacity(max(a.config.ReadyWait, o.RetryAfter), errors.New(o.Reason))
-	case Rejected:
-		return nil, invalidation.Permanent(invalidation.WithClass(string(ClassInput), errors.New(o.Reason)))
-	case Failed:
+	case worker.Rejected:
+		return nil, invalidation.Permanent(invalidation.WithClass(string(worker.ClassInput), errors.New(o.Reason)))
+	case worker.Failed:
 		return nil, a.failure(ctx, o)
 	default: // Unknown, and Accepted: handed over
 		return nil, a.unsettled(ctx, o)
@@ -47,12 +49,12 @@ func (a *attempt) answer(ctx context.Context, o Outcome) (json.RawMessage, error
 
 // interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves an accepted run to the
 // next node; everything else stops it, as far as the worker lets us.
-func (a *attempt) interrupted(ctx context.Context, o Outcome, cause error) Outcome {
+func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
 	o.Err = cause
 	if !o.MaybeRunning {
 		return o
 	}
-	if errors.Is(cause, invalidation.ErrLeaseLost) || (o.Kind == Accepted && errors.Is(cause, invalidation.ErrDraining)) {
+	if errors.Is(cause, invalidation.ErrLeaseLost) || (o.Kind == worker.Accepted && errors.Is(cause, invalidation.ErrDraining)) {
 		return o // after a lost lease the run to be stopped might be another node's
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.CancelWait)
@@ -63,27 +65,27 @@ func (a *attempt) interrupted(ctx context.Context, o Outcome, cause error) Outco
 		run.Remote = a.saved.Remote
 	}
 	c := a.held.endpoint.adapter.Cancel(ctx, run)
-	if c.Delivered && !c.Confirmed && o.Kind == Accepted {
+	if c.Delivered && !c.Confirmed && o.Kind == worker.Accepted {
 		reports, done := a.listen(a.saved.Token)
 		defer done()
-		end := a.held.endpoint.follower.Follow(ctx, Pending{Run: run, Reports: reports})
-		if final(end) {
+		end := a.held.endpoint.follower.Follow(ctx, worker.Pending{Run: run, Reports: reports})
+		if end.Final() {
 			end.Err = cause
 			return end
 		}
 	}
 	if c.Confirmed {
-		return Outcome{Kind: Cancelled, Err: cause, Reason: "worker confirmed the cancel"}
+		return worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "worker confirmed the cancel"}
 	}
-	o.Kind, o.Reason = Unknown, clip("cancel_unconfirmed: "+c.Reason)
+	o.Kind, o.Reason = worker.Unknown, worker.Clip("cancel_unconfirmed: "+c.Reason)
 	return o
 }
 
 // letGo frees the slot, or leaves it counted while the call may still run. What is stored about the run stays only if
 // it is to be followed on.
-func (a *attempt) letGo(ctx context.Context, o Outcome) {
-	handedOver := o.Kind == Accepted
-	again := o.Kind == Unknown && a.model.OnUnknown == Reattach && context.Cause(ctx) == nil && !errors.Is(o.Err, ErrSharedID)
+func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
+	handedOver := o.Kind == worker.Accepted
+	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && context.Cause(ctx) == nil && !errors.Is(o.Err, worker.ErrSharedID)
 	switch {
 	case handedOver || (o.MaybeRunning && again):
 		if a.saved == nil {
@@ -93,7 +95,7 @@ func (a *attempt) letGo(ctx context.Context, o Outcome) {
 		a.forget(ctx, a.saved)
 	}
 	if o.MaybeRunning {
-		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, clip(o.Kind.String()+": "+o.Reason))
+		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, worker.Clip(o.Kind.String()+": "+o.Reason))
 	} else {
 		a.held.release()
 	}
@@ -101,7 +103,7 @@ func (a *attempt) letGo(ctx context.Context, o Outcome) {
 
 // result hands the answer on, through the object store if it is large. That the store cannot be reached is no fault of
 // the entry.
-func (a *attempt) result(ctx context.Context, o Outcome) (json.RawMessage, error) {
+func (a *attempt) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
 	result, err := storeLarge(ctx, a.config.Objects, a.config.InlineBytes, key, o.Result)
 	if err != nil {
@@ -110,43 +112,43 @@ func (a *attempt) result(ctx context.Context, o Outcome) (json.RawMessage, error
 	return result, nil
 }
 
-func (a *attempt) cancelled(ctx context.Context, o Outcome) error {
+func (a *attempt) cancelled(ctx context.Context, o worker.Outcome) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w (%s)", cause, o.Reason)
 	}
 	return fmt.Errorf("%w: %s", invalidation.ErrCancelled, o.Reason)
 }
 
-func (a *attempt) failure(ctx context.Context, o Outcome) error {
+func (a *attempt) failure(ctx context.Context, o worker.Outcome) error {
 	switch {
 	case context.Cause(ctx) != nil:
 		return fmt.Errorf("%w (%s)", context.Cause(ctx), o.Reason)
-	case errors.Is(o.Err, ErrDeadline):
+	case errors.Is(o.Err, worker.ErrDeadline):
 		return fmt.Errorf("%w: %s", invalidation.ErrFinishBy, o.Reason)
 	case isLimit(o.Err):
 		return invalidation.WithClass("timeout", errors.New(o.Reason))
-	case o.Class == ClassInput:
+	case o.Class == worker.ClassInput:
 		return invalidation.Permanent(invalidation.WithClass(string(o.Class), errors.New(o.Reason)))
 	}
-	return invalidation.WithClass(string(orTransient(o.Class)), errors.New(o.Reason))
+	return invalidation.WithClass(string(o.Class.OrTransient()), errors.New(o.Reason))
 }
 
 func isLimit(err error) bool {
-	return errors.Is(err, ErrRunLimit) || errors.Is(err, ErrNoProgress) || errors.Is(err, ErrStartLimit)
+	return errors.Is(err, worker.ErrRunLimit) || errors.Is(err, worker.ErrNoProgress) || errors.Is(err, worker.ErrStartLimit)
 }
 
 // unsettled is for a run of which nobody knows whether it ended.
-func (a *attempt) unsettled(ctx context.Context, o Outcome) error {
+func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
 	if cause := context.Cause(ctx); cause != nil {
-		if a.model.OnUnknown == AtMostOnce && o.MaybeRunning && a.saved == nil && errors.Is(cause, invalidation.ErrDraining) {
+		if a.model.OnUnknown == worker.AtMostOnce && o.MaybeRunning && a.saved == nil && errors.Is(cause, invalidation.ErrDraining) {
 			return a.unknownOutcome("node drained while the call ran")
 		}
 		return fmt.Errorf("%w (%s)", cause, o.Reason)
 	}
 	switch {
-	case errors.Is(o.Err, ErrDeadline):
+	case errors.Is(o.Err, worker.ErrDeadline):
 		return fmt.Errorf("%w: %s", invalidation.ErrFinishBy, o.Reason)
-	case a.model.OnUnknown == AtMostOnce:
+	case a.model.OnUnknown == worker.AtMostOnce:
 		return a.unknownOutcome(o.Reason)
 	case isLimit(o.Err):
 		return invalidation.WithClass("timeout", errors.New(o.Reason))
@@ -160,7 +162,7 @@ func (a *attempt) unknownOutcome(reason string) error {
 }
 
 // meta is what is kept beside the outcome.
-func (a *attempt) meta(o Outcome) json.RawMessage {
+func (a *attempt) meta(o worker.Outcome) json.RawMessage {
 	text, err := json.Marshal(struct {
 		Model      string          `json:"model"`
 		Instance   string          `json:"instance"`

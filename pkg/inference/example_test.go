@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // What a program writes to run inference. A task node takes service.Pool as one of its gates and service.Dispatcher as
@@ -22,16 +23,16 @@ func TestServiceIsAllThatANodeNeeds(t *testing.T) {
 	db, err := postgres.Open(ctx, postgres.Config{DSN: pgtest.DSN(t)})
 	must(t, err)
 	defer db.Close()
-	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"status": "success", "result": {"faces": 2}}`)
 	}))
-	defer worker.Close()
+	defer server.Close()
 
 	// An operator registers a model and an instance; that makes the queue.
-	model := inference.Model{Name: "faces", Protocol: inference.ProtocolDispatcher}
+	model := worker.Model{Name: "faces", Protocol: worker.ProtocolGeneric}
 	name, err := inference.RegisterModel(ctx, db, model, inference.By{Actor: "operator"})
 	must(t, err)
-	_, err = inference.RegisterInstance(ctx, db, "faces", "gpu-1", worker.URL+"/faces", 2, nil, inference.By{Actor: "operator"})
+	_, err = inference.RegisterInstance(ctx, db, "faces", "gpu-1", server.URL+"/faces", 2, nil, inference.By{Actor: "operator"})
 	must(t, err)
 
 	// A node starts.

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -157,14 +159,14 @@ func (p *Prober) Check(ctx context.Context, instance int32) error {
 // never stale, nor does it use up the report: between the moment when a node takes a slot and the moment when the worker
 // counts the call there is a request on its way, and a probe that overtakes it would free a slot in use. Of the others
 // the oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in use can.
-func staleOrphans(orphans []orphan, h Health, e *Endpoint, c ProberConfig) (stale []int64) {
+func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
 	doubtMax := c.DoubtMax
 	doubtMax = cmp.Or(doubtMax, max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration()))
 	active := h.Active
 	switch {
-	case h.State == StateUnhealthy || h.State == StateDefunct || h.State == StateStarting:
+	case h.State == worker.StateUnhealthy || h.State == worker.StateDefunct || h.State == worker.StateStarting:
 		active = new(int) // nobody is there to run anything, or it has only just come up
-	case active == nil && e.Model.Protocol == ProtocolCog && h.State == StateReady && idle(h, e.Slots):
+	case active == nil && e.Model.Protocol == worker.ProtocolCog && h.State == worker.StateReady && h.Idle(e.Slots):
 		active = new(int)
 	}
 	var settled []orphan

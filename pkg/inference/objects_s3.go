@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
@@ -35,11 +37,11 @@ func NewS3(config S3Config) (*S3, error) {
 	if err != nil || endpoint.Host == "" || (endpoint.Scheme != "https" && endpoint.Scheme != "http") {
 		return nil, fmt.Errorf("open object store: endpoint %q must be https://host or http://host", config.Endpoint)
 	}
-	access, err := ReadSecret(config.AccessKey)
+	access, err := worker.ReadSecret(config.AccessKey)
 	if err != nil {
 		return nil, fmt.Errorf("open object store: %w", err)
 	}
-	secret, err := ReadSecret(config.SecretKey)
+	secret, err := worker.ReadSecret(config.SecretKey)
 	if err != nil {
 		return nil, fmt.Errorf("open object store: %w", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
 func TestDirectoryKeepsKeysInside(t *testing.T) {
@@ -34,7 +36,7 @@ func TestDirectoryKeepsKeysInside(t *testing.T) {
 func TestS3PutsBelowItsBucketAndPrefix(t *testing.T) {
 	t.Setenv("TEST_S3_ACCESS", "access")
 	t.Setenv("TEST_S3_SECRET", "secret")
-	worker := newScript(t, func(w http.ResponseWriter, r *http.Request) {
+	worker := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("ETag", `"0123456789abcdef0123456789abcdef"`)
 	})
@@ -51,7 +53,7 @@ func TestS3PutsBelowItsBucketAndPrefix(t *testing.T) {
 	if address != "s3://results/penstock/flux/1-2.json" {
 		t.Errorf("address is %s", address)
 	}
-	seen := worker.requests()
+	seen := worker.Requests()
 	if len(seen) != 1 || seen[0].Method != http.MethodPut || seen[0].Path != "/results/penstock/flux/1-2.json" ||
 		!strings.Contains(seen[0].Body, `{"ok":true}`) || !strings.HasPrefix(seen[0].Header.Get("Authorization"), "AWS4-HMAC-SHA256") {
 		t.Errorf("requests %+v", seen)

@@ -10,6 +10,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -25,17 +29,17 @@ func TestLiveWorkerBehindTheQueue(t *testing.T) {
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Skipf("not run: examples/worker cannot be built here: %v\n%s", err, output)
 	}
-	start := func(t *testing.T, model Model, path string, args ...string) (*bed, string) {
+	start := func(t *testing.T, model worker.Model, path string, args ...string) (*bed, string) {
 		t.Helper()
 		b := newBed(t, model)
-		url, _ := startProcess(t, binary, append([]string{"--listen", "127.0.0.1:0", "--slots", "2"}, args...)...)
-		waitFor(t, func() bool { return b.workerHealth(url).Max == 2 })
+		url, _ := workertest.StartProcess(t, binary, append([]string{"--listen", "127.0.0.1:0", "--slots", "2"}, args...)...)
+		workertest.WaitFor(t, func() bool { return b.workerHealth(url).Max == 2 })
 		b.instance("cpu-1", url+path, 2)
 		return b, url
 	}
 
 	t.Run("texts", func(t *testing.T) {
-		b, _ := start(t, Model{}, "/language")
+		b, _ := start(t, worker.Model{}, "/language")
 		b.start(ServiceConfig{})
 		ids := b.push(`{"text":"Bonjour tout le monde, comment allez-vous"}`, `{"txt":1}`)
 		if o := b.outcome(ids[0]); !strings.Contains(string(o.Result), `"language": "fr"`) {
@@ -49,7 +53,7 @@ func TestLiveWorkerBehindTheQueue(t *testing.T) {
 		b, url := start(t, asyncModel(), "/echo", "--async", "echo", "--delay", "400ms")
 		ids := b.push(empty(6)...)
 		first := b.start(ServiceConfig{})
-		waitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.remote_run`) == 2 })
+		workertest.WaitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.remote_run`) == 2 })
 		first.die()
 		b.start(ServiceConfig{})
 		for _, id := range ids {
@@ -65,7 +69,7 @@ func TestLiveWorkerBehindTheQueue(t *testing.T) {
 		b, url := start(t, asyncModel(), "/echo", "--async", "echo", "--delay", "1h")
 		b.start(ServiceConfig{})
 		id := b.push(`{}`)[0]
-		waitFor(t, func() bool { return b.workerHealth(url).Active == 1 })
+		workertest.WaitFor(t, func() bool { return b.workerHealth(url).Active == 1 })
 		_, err := invalidation.CancelEntry(b.ctx, b.pool, id, invalidation.By{Reason: "unwanted"})
 		b.must(err)
 		if o := b.outcome(id); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "worker confirmed") {
@@ -99,8 +103,11 @@ func (b *bed) workerHealth(url string) (h workerHealth) {
 // A Cog-protocol server around tesseract, which reports to callbacks. Its caller dies; the report reaches the node that
 // follows the run on, through whatever process the address leads to.
 func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
-	server := startCog(t, 1)
-	b := newBed(t, ocrAsync)
+	server := workertest.StartCog(t, 1)
+	b := newBed(t, worker.Model{
+		Name: "ocr", Protocol: worker.ProtocolCog, Type: worker.TypeAsync,
+		PollInterval: worker.Seconds(50 * time.Millisecond), Timeouts: worker.Timeouts{Silence: worker.Seconds(time.Second)},
+	})
 	b.instance("cpu-1", server.URL, 1)
 
 	// One address for all nodes, as behind a load balancer: here it leads to a process that runs nothing itself.
@@ -114,8 +121,8 @@ func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 	config := func() ServiceConfig { return ServiceConfig{Dispatch: DispatchConfig{Callbacks: callbacks()}} }
 
 	first := b.start(config())
-	id := b.push(fmt.Sprintf(`{"image": %q, "pages": 12}`, picture(t, "HELLO")))[0]
-	waitFor(t, func() bool {
+	id := b.push(fmt.Sprintf(`{"image": %q, "pages": 12}`, workertest.Picture(t, "HELLO")))[0]
+	workertest.WaitFor(t, func() bool {
 		return b.count(`SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`) == 1
 	})
 	first.die()
@@ -124,8 +131,8 @@ func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 	if o.Outcome != "done" || !strings.Contains(string(o.Result), "HELLO") || o.Attempt != 0 {
 		t.Fatalf("outcome %+v: %s", o, o.Result)
 	}
-	if server.started() != 1 {
-		t.Errorf("the prediction ran %d times", server.started())
+	if server.Started() != 1 {
+		t.Errorf("the prediction ran %d times", server.Started())
 	}
 	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -14,12 +16,12 @@ type By = invalidation.By
 
 // RegisterModel makes a model known, or replaces what was registered under its name, and returns its queue. It checks
 // the model first; the error then wraps a *FieldError.
-func RegisterModel(ctx context.Context, db postgres.DB, m Model, by By) (queue string, err error) {
+func RegisterModel(ctx context.Context, db postgres.DB, m worker.Model, by By) (queue string, err error) {
 	text, err := json.Marshal(m)
 	if err != nil {
 		return "", fmt.Errorf("register model %q: %w", m.Name, err)
 	}
-	if _, err := ReadModel(m.Name, text, nil); err != nil {
+	if _, err := worker.ReadModel(m.Name, text, nil); err != nil {
 		return "", err
 	}
 	err = db.QueryRow(ctx, `SELECT penstock.register_model($1, $2, $3, $4)`, m.Name, text, by.Reason, postgres.Given(by.Actor)).Scan(&queue)
@@ -29,7 +31,7 @@ func RegisterModel(ctx context.Context, db postgres.DB, m Model, by By) (queue s
 // RegisterInstance makes an endpoint of a model known under the name of its server, or changes it, and returns its id.
 // The model's queue and limits follow. It ends a drain and a quarantine.
 func RegisterInstance(ctx context.Context, db postgres.DB, model, server, endpoint string, slots int, labels map[string]string, by By) (id int32, err error) {
-	if _, err := parseEndpoint(endpoint); err != nil {
+	if err := worker.CheckEndpoint(endpoint); err != nil {
 		return 0, fmt.Errorf("register instance %s of model %q: %w", server, model, err)
 	}
 	if labels == nil {

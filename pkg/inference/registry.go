@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -19,7 +21,7 @@ import (
 // has changed, so that nothing needs a restart; asking for the number is one look-up of one row.
 type Registry struct {
 	db      postgres.DB
-	config  Config
+	config  worker.Config
 	log     *slog.Logger
 	poll    time.Duration
 	current atomic.Pointer[catalog]
@@ -30,7 +32,7 @@ type Registry struct {
 // catalog is one version of the tables.
 type catalog struct {
 	version   int64
-	models    map[string]Model
+	models    map[string]worker.Model
 	instances map[int32]*Endpoint
 	byModel   map[string][]*Endpoint
 	queues    map[string]string // inference queues and their models
@@ -38,24 +40,24 @@ type catalog struct {
 
 func newCatalog() *catalog {
 	return &catalog{
-		models: map[string]Model{}, instances: map[int32]*Endpoint{}, byModel: map[string][]*Endpoint{}, queues: map[string]string{},
+		models: map[string]worker.Model{}, instances: map[int32]*Endpoint{}, byModel: map[string][]*Endpoint{}, queues: map[string]string{},
 	}
 }
 
 // Endpoint is a registered instance, with the adapter that speaks to it.
 type Endpoint struct {
 	ID       int32
-	Model    Model
+	Model    worker.Model
 	Server   string
 	Address  string // the endpoint's URL
 	Slots    int
 	Labels   map[string]string
-	State    State // as last probed; empty before the first probe
+	State    worker.State // as last probed; empty before the first probe
 	Draining bool
 
 	quarantined time.Time // on this process's monotonic clock; zero: not
-	adapter     Adapter
-	follower    *Follower
+	adapter     worker.Adapter
+	follower    *worker.Follower
 	key         string // what adapter and follower were made from
 }
 
@@ -65,7 +67,7 @@ func (e *Endpoint) usable(now time.Time) bool {
 }
 
 // NewRegistry returns an empty registry; Run or Refresh fills it. A poll of 0 is taken as 1 s.
-func NewRegistry(db postgres.DB, config Config, poll time.Duration, log *slog.Logger) *Registry {
+func NewRegistry(db postgres.DB, config worker.Config, poll time.Duration, log *slog.Logger) *Registry {
 	poll = cmp.Or(poll, time.Second)
 	log = cmp.Or(log, slog.Default())
 	r := &Registry{db: db, config: config, poll: poll, log: log}
@@ -118,7 +120,7 @@ func (r *Registry) Refresh(ctx context.Context) error {
 func (r *Registry) onChange(fn func()) { r.changed = append(r.changed, fn) }
 
 // Model returns a model with its override and defaults.
-func (r *Registry) Model(name string) (Model, bool) {
+func (r *Registry) Model(name string) (worker.Model, bool) {
 	m, ok := r.current.Load().models[name]
 	return m, ok
 }
@@ -199,8 +201,8 @@ func (r *Registry) readQueues(ctx context.Context, fresh *catalog) error {
 }
 
 // model reads one model. One that is not valid keeps what it was before: a slip in an override must not stop the work.
-func (r *Registry) model(name string, config, override []byte, old *catalog) (Model, bool) {
-	m, err := ReadModel(name, config, override)
+func (r *Registry) model(name string, config, override []byte, old *catalog) (worker.Model, bool) {
+	m, err := worker.ReadModel(name, config, override)
 	if err == nil {
 		return m, true
 	}
@@ -214,32 +216,15 @@ func (r *Registry) connect(e, before *Endpoint, fresh *catalog) {
 	if before != nil && before.key == e.key {
 		e.adapter, e.follower = before.adapter, before.follower
 	} else {
-		adapter, err := New(e.Model, Instance{Endpoint: e.Address, Slots: e.Slots}, r.config)
+		adapter, err := worker.New(e.Model, worker.Instance{Endpoint: e.Address, Slots: e.Slots}, r.config)
 		if err != nil {
 			r.log.Error("instance is not usable", "model", e.Model.Name, "server", e.Server, "error", err)
 			return
 		}
-		e.adapter, e.follower = adapter, NewFollower(adapter, e.Model)
+		e.adapter, e.follower = adapter, worker.NewFollower(adapter, e.Model)
 	}
 	fresh.instances[e.ID] = e
 	fresh.byModel[e.Model.Name] = append(fresh.byModel[e.Model.Name], e)
-}
-
-// ReadModel makes a model of its stored config and override, with defaults, and checks it.
-func ReadModel(name string, config, override []byte) (Model, error) {
-	m, err := Model{Name: name}.With(config)
-	if err != nil {
-		return Model{}, err
-	}
-	if m, err = m.With(override); err != nil {
-		return Model{}, err
-	}
-	m.Name = name
-	m = m.WithDefaults()
-	if err := m.Validate(); err != nil {
-		return Model{}, fmt.Errorf("check model %q: %w", name, err)
-	}
-	return m, nil
 }
 
 func readLabels(text []byte) map[string]string {

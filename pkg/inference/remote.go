@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -41,7 +43,7 @@ func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Instance, r.SlotNumber, r.SlotToken, r.Remote, r.Ran.Milliseconds())
 	switch {
 	case postgres.Code(err) == "23505":
-		return fmt.Errorf("store run of entry %d: %w %q", r.Entry, ErrSharedID, r.Remote)
+		return fmt.Errorf("store run of entry %d: %w %q", r.Entry, worker.ErrSharedID, r.Remote)
 	case err != nil:
 		return fmt.Errorf("store run of entry %d: %w", r.Entry, err)
 	}

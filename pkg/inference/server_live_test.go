@@ -11,14 +11,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // A voice activity model in ONNX Runtime behind KServe v2, behind a queue.
 func TestLiveOIPBehindTheQueue(t *testing.T) {
-	dir := npmInstall(t, "testdata/kserve", otherSystems()...)
-	url, kill := startProcess(t, "node", filepath.Join(dir, "server.mjs"))
-	b := newBed(t, Model{Name: "vad", Protocol: ProtocolOIP})
+	dir := workertest.NPMInstall(t, "kserve", workertest.ForeignRuntimes()...)
+	url, kill := workertest.StartProcess(t, "node", filepath.Join(dir, "server.mjs"))
+	b := newBed(t, worker.Model{Name: "vad", Protocol: worker.ProtocolOIP})
 	b.instance("cpu-1", url, 2)
 	n := b.start(ServiceConfig{})
 	sound := func(at string) string {
@@ -30,7 +33,9 @@ func TestLiveOIPBehindTheQueue(t *testing.T) {
 	var probabilities []float64
 	for i, id := range ids[:4] {
 		o := b.outcome(id)
-		var reply struct{ Outputs []tensor }
+		var reply struct {
+			Outputs []struct{ Data json.RawMessage }
+		}
 		var p []float64
 		if o.Outcome != "done" || o.Attempt != 0 || json.Unmarshal(o.Result, &reply) != nil || json.Unmarshal(reply.Outputs[0].Data, &p) != nil {
 			t.Fatalf("entry %d: %+v %.200s", i, o, o.Result)
@@ -56,15 +61,16 @@ func TestLiveOIPBehindTheQueue(t *testing.T) {
 
 // An OpenAI-compatible server around English word vectors, behind a queue: batches, streams, a cancel, and no room.
 func TestLiveOpenAIBehindTheQueue(t *testing.T) {
-	dir := npmInstall(t, "testdata/openai")
-	url, _ := startProcess(t, "node", filepath.Join(dir, "server.mjs"))
-	start := func(t *testing.T, model Model, slots int) *bed {
+	dir := workertest.NPMInstall(t, "openai")
+	url, _ := workertest.StartProcess(t, "node", filepath.Join(dir, "server.mjs"))
+	start := func(t *testing.T, model worker.Model, slots int) *bed {
 		t.Helper()
-		model.Name, model.Protocol, model.LoadPath = "words", ProtocolOpenAI, "/load"
+		model.Name, model.Protocol, model.LoadPath = "words", worker.ProtocolOpenAI, "/load"
 		b := newBed(t, model)
 		b.instance("cpu-1", url, slots)
-		a := newAdapter(t, model, url, slots)
-		waitFor(t, func() bool { return a.Probe(t.Context()).State == StateReady })
+		a, err := worker.New(model, worker.Instance{Endpoint: url, Slots: slots}, worker.Config{})
+		b.must(err)
+		workertest.WaitFor(t, func() bool { return a.Probe(t.Context()).State == worker.StateReady })
 		b.start(ServiceConfig{})
 		return b
 	}
@@ -72,7 +78,7 @@ func TestLiveOpenAIBehindTheQueue(t *testing.T) {
 		return fmt.Sprintf(`{"messages":[{"role":"user","content":"the king of france"}],"max_tokens":%d}`, words)
 	}
 	t.Run("embeddings share calls", func(t *testing.T) {
-		b := start(t, Model{Operation: OperationEmbeddings, Batch: BatchLimits{Items: 6}}, 1)
+		b := start(t, worker.Model{Operation: worker.OperationEmbeddings, Batch: worker.BatchLimits{Items: 6}}, 1)
 		var payloads []string
 		for range 6 {
 			payloads = append(payloads, `{"input":"king"}`, `{"input":["queen","king"]}`)
@@ -102,9 +108,9 @@ func TestLiveOpenAIBehindTheQueue(t *testing.T) {
 		}
 	})
 	t.Run("a stream goes to the log of the entry", func(t *testing.T) {
-		b := start(t, Model{Stream: true}, 1)
+		b := start(t, worker.Model{Stream: true}, 1)
 		id := b.push(chat(60))[0]
-		waitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.output WHERE entry_id = $1`, id) > 0 })
+		workertest.WaitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.output WHERE entry_id = $1`, id) > 0 })
 		if n := b.count(`SELECT count(*) FROM penstock.result WHERE entry_id = $1`, id); n != 0 {
 			t.Error("nothing could be read before the end")
 		}
@@ -131,18 +137,18 @@ func TestLiveOpenAIBehindTheQueue(t *testing.T) {
 		}
 	})
 	t.Run("a cancel stops the server", func(t *testing.T) {
-		b := start(t, Model{Stream: true}, 1)
+		b := start(t, worker.Model{Stream: true}, 1)
 		id := b.push(chat(5000))[0]
-		waitFor(t, func() bool { return serverLoad(t, url) == 1 })
+		workertest.WaitFor(t, func() bool { return serverLoad(t, url) == 1 })
 		_, err := invalidation.CancelEntry(b.ctx, b.pool, id, invalidation.By{Reason: "unwanted"})
 		b.must(err)
 		if o := b.outcome(id); o.Outcome != "cancelled" || strings.Contains(o.Reason, "unconfirmed") {
 			t.Errorf("outcome %+v", o)
 		}
-		waitFor(t, func() bool { return serverLoad(t, url) == 0 })
+		workertest.WaitFor(t, func() bool { return serverLoad(t, url) == 0 })
 	})
 	t.Run("no room costs nothing", func(t *testing.T) {
-		b := start(t, Model{}, 6) // the server takes two at once
+		b := start(t, worker.Model{}, 6) // the server takes two at once
 		var payloads []string
 		for range 12 {
 			payloads = append(payloads, chat(10))
@@ -159,17 +165,20 @@ func TestLiveOpenAIBehindTheQueue(t *testing.T) {
 func contentOf(t *testing.T, stream []byte) string {
 	t.Helper()
 	var text strings.Builder
-	for events := newEvents(bytes.NewReader(stream), 1<<20); ; {
-		e, err := events.next()
-		if err != nil {
-			return text.String()
+	for line := range strings.Lines(string(stream)) {
+		data, found := strings.CutPrefix(strings.TrimSpace(line), "data: ")
+		if !found {
+			continue
 		}
-		var p part
-		if err := json.Unmarshal(e.data, &p); err != nil {
+		var p struct {
+			Choices []struct{ Delta struct{ Content string } }
+		}
+		if err := json.Unmarshal([]byte(data), &p); err != nil {
 			t.Fatal(err)
 		}
 		text.WriteString(p.Choices[0].Delta.Content)
 	}
+	return text.String()
 }
 
 func serverLoad(t *testing.T, url string) int {
@@ -184,5 +193,11 @@ func serverLoad(t *testing.T, url string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return figure(parseLoad(body).Active)
+	var load struct {
+		Calls int `json:"server_load"`
+	}
+	if err := json.Unmarshal(body, &load); err != nil {
+		t.Fatal(err)
+	}
+	return load.Calls
 }

@@ -5,13 +5,15 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // ServiceConfig is the configuration of everything that a node needs to run inference. The zero value works.
 type ServiceConfig struct {
-	Adapters Config
+	Adapters worker.Config
 	Poll     time.Duration // between looks for changed models and instances: 1 s
 	Pool     PoolConfig
 	Dispatch DispatchConfig

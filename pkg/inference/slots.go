@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -182,7 +184,7 @@ func (p *SlotPool) take(model string, want int) int {
 func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration) {
 	name := p.registry.QueueModel(queue)
 	model, known := p.registry.Model(name)
-	if !known || model.AffinityField != AffinityFlow || model.AffinityWait <= 0 {
+	if !known || model.AffinityField != worker.AffinityFlow || model.AffinityWait <= 0 {
 		return nil, 0
 	}
 	now := time.Now()

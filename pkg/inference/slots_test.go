@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -66,7 +69,7 @@ func (b *bed) giveBack(node invalidation.NodeID, slots ...leasedSlot) {
 const nowhere = "http://127.0.0.1:9"
 
 func TestConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.watchSlots()
 	for i := range 3 {
 		b.instance(fmt.Sprint("gpu-", i), nowhere, 4)
@@ -104,7 +107,7 @@ func TestConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow(t *testing.
 }
 
 func TestShrinkWaitsForSlotsToComeHome(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 3)
 	node := b.node(time.Minute)
 	held := b.lease(node, 3)
@@ -123,7 +126,7 @@ func TestShrinkWaitsForSlotsToComeHome(t *testing.T) {
 }
 
 func TestDrainedQuarantinedAndIllInstancesAreNotLeased(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	id := b.instance("gpu-1", nowhere, 1)
 	node := b.node(time.Minute)
 	refused := func(what string) {
@@ -148,7 +151,7 @@ func TestDrainedQuarantinedAndIllInstancesAreNotLeased(t *testing.T) {
 }
 
 func TestInstanceWithHeldSlotsIsNotRemoved(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	b.lease(b.node(time.Minute), 1)
 	if err := RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", false, By{}); err == nil {
@@ -158,7 +161,7 @@ func TestInstanceWithHeldSlotsIsNotRemoved(t *testing.T) {
 }
 
 func TestNodeWhoseLeaseLapsedLeasesNothingAndUsesNothing(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 2)
 	node := b.node(400 * time.Millisecond)
 	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
@@ -181,7 +184,7 @@ func TestNodeWhoseLeaseLapsedLeasesNothingAndUsesNothing(t *testing.T) {
 }
 
 func TestSlotsFreedBehindANodesBackAreNotUsedByIt(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	node := b.node(time.Minute)
 	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
@@ -199,7 +202,7 @@ func TestSlotsFreedBehindANodesBackAreNotUsedByIt(t *testing.T) {
 
 // Two nodes, one of which has everything: the other gets its half once it asks.
 func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 8)
 	service := func() *Service {
 		node := b.node(time.Minute)
@@ -236,7 +239,7 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 
 // A node comes up while another one has all slots, a long line of work, and no slot ever idle.
 func TestFreshNodeGetsItsShareOfABusyModel(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.watchSlots()
 	g := b.gpu(func(r *http.Request) (int, string) { time.Sleep(20 * time.Millisecond); return answers(r) })
 	b.instance("gpu-1", g.URL, 4)
@@ -252,7 +255,7 @@ func TestFreshNodeGetsItsShareOfABusyModel(t *testing.T) {
 }
 
 func TestMoreNodesThanSlotsTakeTurns(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	has, first, second := b.node(time.Minute), b.node(time.Minute), b.node(time.Minute)
 	held := b.lease(has, 1)
@@ -335,14 +338,14 @@ func (r lossyRow) Scan(into ...any) error {
 // used twice, and all are free at rest.
 func TestNoSlotLeaksThroughLostAnswers(t *testing.T) {
 	model := asyncModel()
-	model.PollInterval = Seconds(10 * time.Millisecond)
+	model.PollInterval = worker.Seconds(10 * time.Millisecond)
 	b := newBed(t, model)
 	b.watchSlots()
 	b.lossy = &lossy{DB: b.pool}
 	b.alter(map[string]any{"crash_limit": 1000, "retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 1000}})
 	h := newHarms()
 	for i := range 2 {
-		b.instance(fmt.Sprint("gpu-", i), newScript(t, h.pretender()).URL, 3)
+		b.instance(fmt.Sprint("gpu-", i), workertest.NewScript(t, h.pretender()).URL, 3)
 	}
 	nodes := []*miniNode{b.start(ServiceConfig{}), b.start(ServiceConfig{})}
 	b.lossy.every.Store(10)
@@ -374,7 +377,7 @@ func TestNoSlotLeaksThroughLostAnswers(t *testing.T) {
 }
 
 func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	node, db := b.node(time.Minute), &lossy{DB: b.pool}
 	s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Nanosecond}}, db, func() invalidation.NodeID { return node })
@@ -391,9 +394,9 @@ func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
 
 // A process that dies while it looks at an instance must not keep the others from looking for long.
 func TestLookThatNeverEndsIsTakenUpByOthersSoon(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
-	p := NewProber(ProberConfig{}, b.pool, NewRegistry(b.pool, Config{}, 0, quiet), quiet)
+	p := NewProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
 	if due, err := p.claimDue(b.ctx, 10); err != nil || len(due) != 1 {
 		t.Fatalf("claimed %v, %v", due, err)
 	}
@@ -401,7 +404,7 @@ func TestLookThatNeverEndsIsTakenUpByOthersSoon(t *testing.T) {
 }
 
 func TestIdleSlotsGoHome(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	g := b.gpu(answers)
 	b.instance("gpu-1", g.URL, 4)
 	b.start(ServiceConfig{})
@@ -413,12 +416,12 @@ func TestIdleSlotsGoHome(t *testing.T) {
 
 // The race of a probe with a call: the worker counts 0 because the call is still on its way to it.
 func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	g := b.gpu(answers) // reports 0 active
 	id := b.instance("gpu-1", g.URL, 2)
 	node, gone := b.node(time.Minute), b.node(time.Millisecond)
 	b.lease(node, 1)
-	registry := NewRegistry(b.pool, Config{}, 0, quiet)
+	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
 	prober := NewProber(ProberConfig{Grace: time.Hour}, b.pool, registry, quiet)
 	b.must(prober.Check(b.ctx, id))
@@ -437,20 +440,20 @@ func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
 
 func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
 	one := 1
-	e := &Endpoint{Model: Model{Name: "m", Protocol: ProtocolDispatcher}.WithDefaults(), Slots: 4}
+	e := &Endpoint{Model: worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}.WithDefaults(), Slots: 4}
 	orphans := []orphan{{Token: 1, Age: time.Minute}, {Token: 2, Age: 2 * time.Minute}, {Token: 3, Age: time.Second}}
 	c := ProberConfig{Grace: 10 * time.Second}
-	if got := staleOrphans(orphans, Health{State: StateReady, Active: &one}, e, c); len(got) != 1 || got[0] != 2 {
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &one}, e, c); len(got) != 1 || got[0] != 2 {
 		t.Errorf("freed %v, want the oldest alone: one call still runs, one slot is too young", got)
 	}
-	if got := staleOrphans(orphans, Health{State: StateReady}, e, c); len(got) != 0 {
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady}, e, c); len(got) != 0 {
 		t.Errorf("freed %v though the worker says nothing", got)
 	}
-	if got := staleOrphans(orphans, Health{State: StateUnhealthy}, e, c); len(got) != 2 {
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateUnhealthy}, e, c); len(got) != 2 {
 		t.Errorf("freed %v of a worker that is gone, want the two old ones", got)
 	}
 	c.DoubtMax = 90 * time.Second
-	if got := staleOrphans(orphans, Health{State: StateReady}, e, c); len(got) != 1 || got[0] != 2 {
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady}, e, c); len(got) != 1 || got[0] != 2 {
 		t.Errorf("freed %v, want the one beyond any run", got)
 	}
 }
@@ -458,7 +461,7 @@ func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
 // Nodes die at any moment and others start; instances shrink and grow; workers go on with calls whose caller is gone.
 // No worker ever has more calls than slots, every entry is done once and pays nothing, and all slots are free at rest.
 func TestSlotsUnderRandomCrashes(t *testing.T) {
-	b := newBed(t, Model{})
+	b := newBed(t, worker.Model{})
 	b.alter(map[string]any{"crash_limit": 1000})
 	b.watchSlots()
 	var gpus []*gpu

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -57,38 +60,38 @@ func (h *harms) blame(entry string) {
 func (h *harms) hostile(w http.ResponseWriter, r *http.Request) {
 	switch n := rand.IntN(1000); {
 	case r.URL.Path == "/health":
-		says(200, `{"active_jobs":0}`)(w, r)
+		workertest.Says(200, `{"active_jobs":0}`)(w, r)
 	case n < 300:
 		h.note(r, "busy", false)
-		says(503, `{"detail":"GPU busy"}`, "Retry-After", "0.05")(w, r)
+		workertest.Says(503, `{"detail":"GPU busy"}`, "Retry-After", "0.05")(w, r)
 	case n < 400:
 		h.note(r, "loading", false)
-		says(503, `{"detail":"model is loading"}`)(w, r)
+		workertest.Says(503, `{"detail":"model is loading"}`)(w, r)
 	case n < 430:
 		h.note(r, "proxy error", false)
-		says(502, `bad gateway`)(w, r)
+		workertest.Says(502, `bad gateway`)(w, r)
 	case n < 450:
 		h.note(r, "odd failure", true)
-		says(500, `{"status":"failed","error":"odd"}`)(w, r)
+		workertest.Says(500, `{"status":"failed","error":"odd"}`)(w, r)
 	case n < 470:
 		h.note(r, "reset", true)
-		resets(w, r)
+		workertest.Resets(w, r)
 	case n < 480:
 		h.note(r, "reset in the middle", true)
-		resetsMidBody(w, r)
+		workertest.ResetsMidBody(w, r)
 	case n < 485:
 		h.note(r, "hang", true)
-		hangs(w, r)
+		workertest.Hangs(w, r)
 	case n < 490:
 		h.note(r, "nonsense", true)
-		says(200, `this is not JSON`)(w, r)
+		workertest.Says(200, `this is not JSON`)(w, r)
 	case n < 495:
 		h.note(r, "slower than a lease", false)
 		pause(r.Context(), testLease*5/4)
-		says(200, `{"status":"success","result":1}`)(w, r)
+		workertest.Says(200, `{"status":"success","result":1}`)(w, r)
 	default:
 		h.note(r, "answer", false)
-		says(200, `{"status":"success","result":1}`)(w, r)
+		workertest.Says(200, `{"status":"success","result":1}`)(w, r)
 	}
 }
 
@@ -103,33 +106,33 @@ func (h *harms) pretender() http.HandlerFunc {
 		id, polled := strings.CutPrefix(r.URL.Path, "/status/")
 		switch n := rand.IntN(100); {
 		case r.URL.Path == "/health":
-			says(200, `{"active_jobs":0}`)(w, r)
+			workertest.Says(200, `{"active_jobs":0}`)(w, r)
 		case polled && n < 10:
-			says(503, `{"detail":"too busy to say"}`)(w, r)
+			workertest.Says(503, `{"detail":"too busy to say"}`)(w, r)
 		case polled && began[id].IsZero():
 			h.note(r, "forgotten", true)
-			says(404, `{"error":"no such job"}`)(w, r)
+			workertest.Says(404, `{"error":"no such job"}`)(w, r)
 		case polled && time.Since(began[id]) > 60*time.Millisecond:
-			says(200, `{"status":"completed","result":`+strconv.Quote(id)+`}`)(w, r)
+			workertest.Says(200, `{"status":"completed","result":`+strconv.Quote(id)+`}`)(w, r)
 		case polled:
-			says(200, `{"status":"processing"}`)(w, r)
+			workertest.Says(200, `{"status":"processing"}`)(w, r)
 		case n < 20:
 			h.note(r, "busy", false)
-			says(503, `{"detail":"GPU busy"}`)(w, r)
+			workertest.Says(503, `{"detail":"GPU busy"}`)(w, r)
 		case n < 25 && last != "":
 			h.note(r, "same id twice", true)
 			h.blame(owner) // whichever of the two is stored first is believed
-			says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
+			workertest.Says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
 		case n < 27:
 			h.note(r, "restart", false)
 			clear(began)
-			says(503, `{"detail":"starting"}`)(w, r)
+			workertest.Says(503, `{"detail":"starting"}`)(w, r)
 		default:
 			next++
 			last = fmt.Sprint("job-", next)
 			began[last], owner = time.Now(), r.Header.Get("Penstock-Entry")
 			h.note(r, "accepted", false)
-			says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
+			workertest.Says(200, `{"status":"processing","job_id":"`+last+`"}`)(w, r)
 		}
 	}
 }
@@ -139,27 +142,27 @@ func TestSoakWithHostileWorkers(t *testing.T) {
 	t.Run("answers at once", func(t *testing.T) {
 		t.Parallel()
 		h := newHarms()
-		soak(t, Model{Timeouts: Timeouts{Run: Seconds(3 * time.Second)}}, h, h.hostile)
+		soak(t, worker.Model{Timeouts: worker.Timeouts{Run: worker.Seconds(3 * time.Second)}}, h, h.hostile)
 	})
 	t.Run("polled", func(t *testing.T) {
 		t.Parallel()
 		h := newHarms()
 		m := asyncModel()
-		m.MaxPollTime, m.Timeouts.Silence = Seconds(3*time.Second), Seconds(time.Second)
+		m.MaxPollTime, m.Timeouts.Silence = worker.Seconds(3*time.Second), worker.Seconds(time.Second)
 		soak(t, m, h, h.pretender())
 	})
 }
 
-func soak(t *testing.T, model Model, h *harms, worker http.HandlerFunc) {
+func soak(t *testing.T, model worker.Model, h *harms, worker http.HandlerFunc) {
 	b := newBed(t, model)
 	b.alter(map[string]any{"crash_limit": 1000, "retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 1000}})
 	for i := range 3 {
-		b.instance(fmt.Sprint("hostile-", i), newScript(t, worker).URL, 8)
+		b.instance(fmt.Sprint("hostile-", i), workertest.NewScript(t, worker).URL, 8)
 	}
-	dead := newScript(t, hangs)
+	dead := workertest.NewScript(t, workertest.Hangs)
 	dead.Close()
 	b.instance("not there", dead.URL, 8)
-	broken := newScript(t, says(500, `{"status":"failed","error":"CUDA error: unspecified launch failure"}`))
+	broken := workertest.NewScript(t, workertest.Says(500, `{"status":"failed","error":"CUDA error: unspecified launch failure"}`))
 	b.instance("broken", broken.URL, 8)
 	config := ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Quarantine: 200 * time.Millisecond, QuarantineMax: 400 * time.Millisecond}}}
 	nodes := []*miniNode{b.start(config), b.start(config)}

@@ -5,14 +5,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"pgregory.net/rapid"
 )
 
 const grace = 5 * time.Second
 
 func stale(orphans []orphan, active int) []int64 {
-	e := &Endpoint{Model: Model{Name: "m", Protocol: ProtocolDispatcher}.WithDefaults(), Slots: 4}
-	return staleOrphans(orphans, Health{State: StateReady, Active: &active}, e, ProberConfig{Grace: grace})
+	e := &Endpoint{Model: worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}.WithDefaults(), Slots: 4}
+	return staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &active}, e, ProberConfig{Grace: grace})
 }
 
 func TestStaleSlots(t *testing.T) {

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/inference"
@@ -87,8 +89,8 @@ func measureRate(ctx context.Context, pool *pgxpool.Pool, rate int, lasts time.D
 	server := &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second}
 	defer server.Close()
 	go server.Serve(listener) //nolint:errcheck // it ends with Close
-	model := inference.Model{
-		Name: fmt.Sprintf("batched-%d", rate), Protocol: inference.ProtocolDispatcher, Batch: inference.BatchLimits{Items: batchMost},
+	model := worker.Model{
+		Name: fmt.Sprintf("batched-%d", rate), Protocol: worker.ProtocolGeneric, Batch: worker.BatchLimits{Items: batchMost},
 	}
 	by := inference.By{Actor: "bench"}
 	name, err := inference.RegisterModel(ctx, pool, model, by)

@@ -28,6 +28,7 @@ import (
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 func main() {
@@ -88,27 +89,27 @@ func measureCalls(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	return nil
 }
 
-// worker answers at once and remembers when each entry arrived.
-type worker struct {
+// fakeWorker answers at once and remembers when each entry arrived.
+type fakeWorker struct {
 	server  *http.Server
 	url     string
 	arrived sync.Map // entry id to time.Time
 	calls   atomic.Int64
 }
 
-func newWorker(ctx context.Context) (*worker, error) {
+func newWorker(ctx context.Context) (*fakeWorker, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{url: "http://" + listener.Addr().String() + "/run"}
+	w := &fakeWorker{url: "http://" + listener.Addr().String() + "/run"}
 	w.server = &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second}
 	go w.server.Serve(listener) //nolint:errcheck // it ends with Close
 	return w, nil
 }
 
-func (w *worker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+func (w *fakeWorker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/run" {
 		w.arrived.Store(r.Header.Get("Penstock-Entry"), time.Now())
 		w.calls.Add(1)
@@ -118,8 +119,8 @@ func (w *worker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 }
 
 // bare calls the worker by the same adapter without a queue, with as many calls at once as there are slots.
-func (w *worker) bare(slots, n int) (perSecond float64, err error) {
-	adapter, err := inference.New(inference.Model{Name: "bare", Protocol: inference.ProtocolDispatcher}, inference.Instance{Endpoint: w.url, Slots: slots}, inference.Config{})
+func (w *fakeWorker) bare(slots, n int) (perSecond float64, err error) {
+	adapter, err := worker.New(worker.Model{Name: "bare", Protocol: worker.ProtocolGeneric}, worker.Instance{Endpoint: w.url, Slots: slots}, worker.Config{})
 	if err != nil {
 		return 0, err
 	}
@@ -129,8 +130,8 @@ func (w *worker) bare(slots, n int) (perSecond float64, err error) {
 	for range slots {
 		callers.Go(func() {
 			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-				call := inference.Call{Run: inference.Run{Entry: strconv.FormatInt(-i, 10), Token: i, Attempt: 1}, Payload: json.RawMessage(`{}`)}
-				if o := adapter.Submit(context.Background(), call); o.Kind != inference.Done {
+				call := worker.Call{Run: worker.Run{Entry: strconv.FormatInt(-i, 10), Token: i, Attempt: 1}, Payload: json.RawMessage(`{}`)}
+				if o := adapter.Submit(context.Background(), call); o.Kind != worker.Done {
 					log.Fatalf("bare call: %s %s", o.Kind, o.Reason)
 				}
 			}
@@ -164,8 +165,8 @@ func (t *timed) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessag
 }
 
 // queued pushes n entries and runs them through a node.
-func (w *worker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n int) (round, error) {
-	model := inference.Model{Name: fmt.Sprintf("instant-%d", slots), Protocol: inference.ProtocolDispatcher}
+func (w *fakeWorker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n int) (round, error) {
+	model := worker.Model{Name: fmt.Sprintf("instant-%d", slots), Protocol: worker.ProtocolGeneric}
 	name, err := inference.RegisterModel(ctx, pool, model, inference.By{Actor: "bench"})
 	if err != nil {
 		return round{}, err

@@ -1,0 +1,114 @@
+package inference
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Former puts members together. It is pure: callers serialise, and pass the
+// time. Members of a shape keep their order.
+//
+// A batch leaves when a slot is there for it, and it is full, or its oldest member has waited for Wait. It leaves earlier
+// once nobody has joined it for a tenth of Wait: the slot idles, and nobody seems to be coming. What finds no slot
+// stays and grows.
+type Former struct {
+	limits worker.BatchLimits
+	shapes map[string][]worker.Member
+}
+
+// NewFormer returns an empty former.
+func NewFormer(limits worker.BatchLimits) *Former {
+	return &Former{limits: limits.WithDefaults(), shapes: map[string][]worker.Member{}}
+}
+
+// Add lets a member wait.
+func (f *Former) Add(m worker.Member) { f.shapes[m.Shape] = append(f.shapes[m.Shape], m) }
+
+// Batch is the first so many members of a shape, in their order.
+type Batch []worker.Member
+
+// Due returns the batches that idle slots should be given to now, one a shape, that with the oldest member first. Their
+// members wait on until Leave says that they went.
+func (f *Former) Due(now time.Time) (due []Batch) {
+	for _, waiting := range f.shapes {
+		if n, full := f.fitting(waiting); full || !now.Before(f.leavesAt(waiting)) {
+			due = append(due, waiting[:n])
+		}
+	}
+	slices.SortFunc(due, func(a, b Batch) int {
+		return cmp.Or(oldest(a).Compare(oldest(b)), cmp.Compare(a[0].Shape, b[0].Shape))
+	})
+	return due
+}
+
+// Leave removes the members of a batch.
+func (f *Former) Leave(b Batch) {
+	shape := b[0].Shape
+	rest := slices.Clone(f.shapes[shape][len(b):])
+	if f.shapes[shape] = rest; len(rest) == 0 {
+		delete(f.shapes, shape)
+	}
+}
+
+// Next says when Due will return a batch if nothing else happens.
+func (f *Former) Next() (at time.Time, waiting bool) {
+	for _, members := range f.shapes {
+		leaves := f.leavesAt(members)
+		if _, full := f.fitting(members); full {
+			leaves = oldest(members)
+		}
+		if !waiting || leaves.Before(at) {
+			at, waiting = leaves, true
+		}
+	}
+	return at, waiting
+}
+
+// Withdraw removes a member, and says whether it waited here.
+func (f *Former) Withdraw(entry string) bool {
+	for shape, members := range f.shapes {
+		i := slices.IndexFunc(members, func(m worker.Member) bool { return m.Entry == entry })
+		if i < 0 {
+			continue
+		}
+		if f.shapes[shape] = slices.Delete(slices.Clone(members), i, i+1); len(f.shapes[shape]) == 0 {
+			delete(f.shapes, shape)
+		}
+		return true
+	}
+	return false
+}
+
+// fitting counts the members that fit into one call. A member that exceeds a limit alone travels alone.
+func (f *Former) fitting(members []worker.Member) (n int, full bool) {
+	var tokens, bytes int64
+	for _, m := range members {
+		tokens, bytes = tokens+m.Tokens, bytes+m.Bytes
+		if n > 0 && (n == max(f.limits.Items, 1) || exceeds(tokens, f.limits.Tokens) || exceeds(bytes, f.limits.Bytes)) {
+			return n, true
+		}
+		n++
+	}
+	return n, members[0].Alone || n == max(f.limits.Items, 1) || exceeds(tokens+1, f.limits.Tokens) || exceeds(bytes+1, f.limits.Bytes)
+}
+
+func exceeds(amount, limit int64) bool { return limit > 0 && amount > limit }
+
+func (f *Former) leavesAt(members []worker.Member) time.Time {
+	wait := f.limits.Wait.Duration()
+	newest := slices.MaxFunc(members, byTime).At
+	quiet, latest := newest.Add(wait/10), oldest(members).Add(wait)
+	if quiet.Before(latest) {
+		return quiet
+	}
+	return latest
+}
+
+// oldest is the time of the member that has waited longest: members may arrive
+// out of the order in which they began to wait.
+func oldest(members []worker.Member) time.Time { return slices.MinFunc(members, byTime).At }
+
+func byTime(a, b worker.Member) int { return a.At.Compare(b.At) }

@@ -1,0 +1,301 @@
+package inference
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Dispatcher runs entries of inference queues: it is their invalidation.Handler. A permit for the entry was taken from
+// the pool before the entry was claimed.
+type Dispatcher struct {
+	config   DispatchConfig
+	db       postgres.DB
+	registry *Registry
+	pool     *SlotPool
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	joiners map[string]*joiner // by model
+}
+
+// DispatchConfig of a Dispatcher. The zero value works.
+type DispatchConfig struct {
+	Instances   int           // tried for one claim before the entry is handed back: 3
+	BusyWait    time.Duration // before an entry comes back that found no room: 500 ms
+	ReadyWait   time.Duration // before an entry comes back that found nobody ready: 2 s
+	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
+	InlineBytes int           // of results that stand in their row: 64 KiB
+	Objects     ObjectStore   // for larger ones; nil: all stand in their row
+	Callbacks   *Callbacks    // where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
+}
+
+func (c DispatchConfig) withDefaults() DispatchConfig {
+	c.Instances = cmp.Or(c.Instances, 3)
+	c.BusyWait = cmp.Or(c.BusyWait, 500*time.Millisecond)
+	c.ReadyWait = cmp.Or(c.ReadyWait, 2*time.Second)
+	c.CancelWait = cmp.Or(c.CancelWait, 10*time.Second)
+	c.InlineBytes = cmp.Or(c.InlineBytes, 64<<10)
+	return c
+}
+
+// NewDispatcher returns the handler of all inference queues.
+func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool, log *slog.Logger) *Dispatcher {
+	log = cmp.Or(log, slog.Default())
+	d := &Dispatcher{config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log, joiners: map[string]*joiner{}}
+	pool.idled = d.slotIdled
+	return d
+}
+
+// attempt is one run of an entry, on its way through the instances.
+type attempt struct {
+	*Dispatcher
+	run   *invalidation.Run
+	model worker.Model
+	call  worker.Call
+	start time.Time
+
+	held    *held
+	saved   *remoteRun // stored, and to be forgotten when the run is over
+	tries   int
+	began   time.Time // of the exchange with the worker
+	members int       // in the call, where it was one for several entries
+}
+
+// Handle runs one entry on a worker.
+func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	model, known := d.registry.Model(r.Queue.Config.Model)
+	if !known {
+		return nil, invalidation.NoCapacity(d.config.ReadyWait, fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
+	}
+	a := &attempt{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
+	if model.Protocol == worker.ProtocolOpenAI {
+		a.call.Output = outputLog{r}
+	}
+	if remembered := model.Type == worker.TypeAsync || model.OnUnknown == worker.Reattach; remembered {
+		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)
+		if err != nil {
+			return nil, invalidation.NoCapacity(d.config.BusyWait, err)
+		}
+		if old != nil {
+			return a.reattach(ctx, old)
+		}
+	}
+	if r.Entry.Crashes > 0 && model.OnUnknown == worker.AtMostOnce {
+		return nil, a.unknownOutcome("a node died while it ran this entry")
+	}
+	if joins(model) {
+		return a.join(ctx)
+	}
+	return a.submit(ctx)
+}
+
+// A chunk of output fits into one row of the log.
+var _ [invalidation.OutputBytesMax - worker.ChunkBytesMax]struct{}
+
+// outputLog is the log of a run in the database.
+type outputLog struct{ run *invalidation.Run }
+
+func (l outputLog) Append(ctx context.Context, c worker.Chunk) error {
+	return l.run.AppendOutput(ctx, c.Seq, c.Data)
+}
+
+func callOf(r *invalidation.Run) worker.Call {
+	c := worker.Call{
+		Run:     worker.Run{Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token), Attempt: r.Entry.Attempt + 1},
+		Payload: r.Entry.Payload, TraceParent: r.Entry.Trace,
+	}
+	if r.Entry.FinishIn != invalidation.NoDeadline {
+		c.FinishBy = r.Lock.ClaimedAt.Add(r.Entry.FinishIn)
+	}
+	return c
+}
+
+// submit sends the call to one instance after the other until one takes it; to the one first whose slot it has.
+func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
+	tried := map[int32]bool{}
+	var last worker.Outcome
+	for a.tries < a.config.Instances {
+		if a.held == nil {
+			a.held, _ = a.pool.assign(a.model.Name, ask{hint: a.hint(), exclude: tried})
+		}
+		if a.held == nil {
+			break
+		}
+		a.tries++
+		tried[a.held.endpoint.ID] = true
+		last = a.exchange(ctx)
+		if !a.elsewhere(ctx, last) {
+			return a.conclude(ctx, last)
+		}
+		a.held.release()
+		a.held = nil
+	}
+	return nil, a.noRoom(last)
+}
+
+// noRoom hands the entry back unspent: nobody took it, or there was no slot.
+func (a *attempt) noRoom(last worker.Outcome) error {
+	wait := a.config.BusyWait
+	switch {
+	case last.Kind == worker.NotReady:
+		wait = a.config.ReadyWait
+	case a.tries == 0 && !a.pool.idle(a.model.Name):
+		wait = 0 // it was claimed on a permit for another run or another kind of entry: it stands where it stood
+	}
+	last.Reason = cmp.Or(last.Reason, "no free slot")
+	return invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
+}
+
+// hint says what the worker has to load for the entry.
+func (a *attempt) hint() string {
+	switch field := a.model.AffinityField; field {
+	case "":
+		return ""
+	case worker.AffinityFlow:
+		return a.run.Lock.Lane.Flow
+	default:
+		return worker.TextField(a.call.Payload, field)
+	}
+}
+
+// exchange makes the call, and follows it to its end if the worker accepted it.
+func (a *attempt) exchange(ctx context.Context) worker.Outcome {
+	reports, done := a.listen(a.call.Token)
+	defer done()
+	ctx, span := invalidation.StartSpan(ctx, "call "+a.model.Name, trace.SpanKindClient,
+		attribute.String("penstock.model", a.model.Name), attribute.String("server.address", a.held.endpoint.Server))
+	defer span.End()
+	if parent := invalidation.TraceParent(ctx); parent != "" {
+		a.call.TraceParent = parent
+	}
+	a.began = time.Now()
+	o := a.held.endpoint.adapter.Submit(ctx, a.call)
+	switch {
+	case o.Kind == worker.Accepted && a.run == nil:
+		o = unanswered("worker took a batch without answering it", nil)
+	case o.Kind == worker.Accepted:
+		if err := a.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
+			o = unanswered(err.Error(), worker.ErrSharedID)
+		} else {
+			run := a.call.Run
+			run.Remote = o.Remote
+			o = a.held.endpoint.follower.Follow(ctx, worker.Pending{
+				Run: run, FinishBy: a.call.FinishBy, Starting: o.Starting, Reports: reports,
+			})
+		}
+	}
+	a.record(ctx, &o)
+	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()), attribute.Int("http.response.status_code", o.StatusCode))
+	if o.Kind != worker.Done {
+		span.SetStatus(codes.Error, o.Reason)
+	}
+	return o
+}
+
+// unanswered is the outcome of a call that a worker took, and of which it cannot be told how it ended.
+func unanswered(reason string, err error) worker.Outcome {
+	return worker.Outcome{Kind: worker.Unknown, Reason: worker.Clip(reason), Err: err, MaybeRunning: true}
+}
+
+// record tells the breaker. Where the instance is to blame, the entry does not pay.
+func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
+	v := a.held.record(ctx, *o, time.Since(a.began))
+	if v.Unspent && o.Kind == worker.Failed && !o.MaybeRunning {
+		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
+	}
+	if o.FreeOfCharge() && !o.MaybeRunning {
+		a.held.cool(max(o.RetryAfter, 20*time.Millisecond))
+	}
+}
+
+// elsewhere says whether another instance should be tried: nothing ran here, and nobody has ended the run.
+func (a *attempt) elsewhere(ctx context.Context, o worker.Outcome) bool {
+	return o.FreeOfCharge() && !o.MaybeRunning && !o.Alone && ctx.Err() == nil && !errors.Is(o.Err, worker.ErrStaleToken)
+}
+
+// save stores the accepted run before it is followed. If the database cannot be reached, the run goes on all the same:
+// only a crash would then start it again.
+func (a *attempt) save(ctx context.Context, remote string) error {
+	r := remoteRun{
+		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.call.Token, Instance: a.held.endpoint.ID,
+		SlotNumber: a.held.slot.number, SlotToken: a.held.slot.token, Remote: remote,
+	}
+	err := saveRun(ctx, a.db, r)
+	if err != nil {
+		a.log.Warn("store accepted run", "queue", a.run.Queue.Name, "entry", r.Entry, "token", r.Token, "error", err)
+	}
+	if !errors.Is(err, worker.ErrSharedID) {
+		a.saved = &r
+	}
+	return err
+}
+
+// reattach follows a run that an earlier lock of the entry started, on the slot that is counted for it.
+func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
+	run := a.call.Run
+	run.Remote = old.Remote
+	reported, err := a.model.ReadReport(run, old.Report)
+	known := err == nil && reported.Final() // it was reported while nobody followed
+	endpoint := a.registry.Endpoint(old.Instance)
+	if endpoint == nil {
+		a.forget(ctx, old)
+		switch {
+		case known: // its slot went with the instance
+			a.tries, a.saved, a.began = 1, old, time.Now()
+			a.held = &held{slot: &heldSlot{slotKey: slotKey{old.Instance, old.SlotNumber}}, endpoint: &Endpoint{ID: old.Instance}}
+			return a.answer(ctx, reported)
+		case a.model.OnUnknown == worker.AtMostOnce:
+			return nil, a.unknownOutcome("the instance that ran this entry was removed")
+		}
+		return a.submit(ctx)
+	}
+	if a.held, err = a.pool.adopt(ctx, endpoint, old.SlotNumber, old.SlotToken); err == nil && a.held == nil {
+		a.held = a.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
+	}
+	if a.held == nil {
+		if err == nil {
+			err = errors.New("no free slot on the instance that runs the entry")
+		}
+		return nil, invalidation.NoCapacity(a.config.BusyWait, err)
+	}
+	a.tries, a.saved, a.began = 1, old, time.Now()
+	old.SlotNumber, old.SlotToken = a.held.slot.number, a.held.slot.token
+	if err := moveRun(ctx, a.db, *old); err != nil {
+		a.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
+	}
+	if known {
+		a.record(ctx, &reported)
+		return a.conclude(ctx, reported)
+	}
+	if old.Remote == "" {
+		// The answer was lost: a worker that knows entries by their id gives it again.
+		return a.conclude(ctx, a.exchange(ctx))
+	}
+	reports, done := a.listen(old.Token)
+	defer done()
+	o := endpoint.follower.Follow(ctx, worker.Pending{Run: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
+	a.record(ctx, &o)
+	return a.conclude(ctx, o)
+}
+
+func (a *attempt) forget(ctx context.Context, r *remoteRun) {
+	if err := forgetRun(context.WithoutCancel(ctx), a.db, *r); err != nil {
+		a.log.Warn("forget run", "entry", r.Entry, "error", err)
+	}
+}

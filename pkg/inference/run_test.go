@@ -1,0 +1,404 @@
+package inference
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+func TestEntryRunsOnAWorkerAndSaysWhere(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	g := b.gpu(func(r *http.Request) (int, string) {
+		if r.Header.Get("X-Source") != "dispatcher" || r.Header.Get("Penstock-Token") == "" {
+			return 400, `{"error":"not from the dispatcher"}`
+		}
+		return answers(r)
+	})
+	b.instance("gpu-1", g.URL+"/generate", 2)
+	if b.queue.Name != "flux_1" {
+		t.Errorf("queue is called %q", b.queue.Name)
+	}
+	b.start(ServiceConfig{})
+	id := b.push(`{"prompt": "a sunset"}`)[0]
+	if o := b.outcome(id); o.Outcome != "done" || !strings.Contains(string(o.Result), "true") {
+		t.Fatalf("outcome %+v", o)
+	}
+	if m := b.meta(id); m["instance"] != "gpu-1" || m["attempts"] != 1.0 || m["outcome"] != "done" {
+		t.Errorf("noted %v", m)
+	}
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+}
+
+func TestBusyAndNotReadyCostNoAttemptAndAreTriedElsewhere(t *testing.T) {
+	for name, body := range map[string]string{"busy": `{"detail":"GPU busy"}`, "not ready": `{"detail":"model is loading"}`} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, worker.Model{})
+			var refusals atomic.Int32
+			full := b.gpu(func(*http.Request) (int, string) { refusals.Add(1); return 503, body })
+			free := b.gpu(answers)
+			b.instance("full", full.URL, 1)
+			b.instance("free", free.URL, 1)
+			b.start(ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Failures: 1000}}})
+			ids := b.push(empty(20)...)
+			for _, id := range ids {
+				if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+					t.Fatalf("outcome %+v", o)
+				}
+			}
+			if refusals.Load() == 0 {
+				t.Error("the full worker was never asked")
+			}
+		})
+	}
+}
+
+func TestEveryWorkerBusyHandsTheEntryBackUnspent(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	var busy atomic.Bool
+	busy.Store(true)
+	var refusals atomic.Int32
+	g := b.gpu(func(r *http.Request) (int, string) {
+		if busy.Load() {
+			refusals.Add(1)
+			return 503, `{"detail":"GPU busy"}`
+		}
+		return answers(r)
+	})
+	b.instance("gpu-1", g.URL, 1)
+	b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	for refusals.Load() < 6 { // more often than there are attempts
+		time.Sleep(5 * time.Millisecond)
+	}
+	busy.Store(false)
+	if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+		t.Fatalf("outcome %+v", o)
+	}
+}
+
+func TestErrorClassesDecideWhatFollows(t *testing.T) {
+	for _, c := range []struct {
+		name, body, class string
+		status, calls     int
+	}{
+		{"input", `{"error":"prompt is missing"}`, "input", 422, 1},
+		{"out of memory", `{"status":"failed","error":"CUDA out of memory"}`, "oom", 500, 4},
+		{"transient", `{"status":"failed","error":"odd"}`, "transient", 500, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t, worker.Model{})
+			g := b.gpu(func(*http.Request) (int, string) { return c.status, c.body })
+			b.instance("gpu-1", g.URL, 1)
+			b.start(ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Failures: 1000}}})
+			o := b.outcome(b.push(`{}`)[0])
+			if calls, _ := g.seen(); o.Outcome != "failed" || o.Class != c.class || calls != c.calls {
+				t.Errorf("%d calls, want %d; outcome %+v", calls, c.calls, o)
+			}
+		})
+	}
+}
+
+func TestUnknownOutcomeFollowsTheDeclaredPolicy(t *testing.T) {
+	for policy, wantCalls := range map[string]int{worker.AtLeastOnce: 2, worker.AtMostOnce: 1} {
+		t.Run(policy, func(t *testing.T) {
+			b := newBed(t, worker.Model{OnUnknown: policy})
+			var calls atomic.Int32
+			s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.URL.Path == "/health":
+					workertest.Says(200, `{"active_jobs":0}`)(w, r)
+				case calls.Add(1) == 1:
+					workertest.Resets(w, r)
+				default:
+					workertest.Says(200, `{"status":"success","result":1}`)(w, r)
+				}
+			})
+			b.instance("gpu-1", s.URL, 2)
+			b.start(ServiceConfig{})
+			o := b.outcome(b.push(`{}`)[0])
+			if int(calls.Load()) != wantCalls {
+				t.Errorf("%d calls, want %d", calls.Load(), wantCalls)
+			}
+			if policy == worker.AtMostOnce && (o.Outcome != "failed" || o.Class != "unknown") {
+				t.Errorf("outcome %+v", o)
+			}
+			if policy == worker.AtLeastOnce && (o.Outcome != "done" || o.Attempt != 1) {
+				t.Errorf("outcome %+v", o)
+			}
+			b.await(0, `SELECT count(*) FROM penstock.slot`) // the one in doubt too, once a probe found the worker idle
+		})
+	}
+}
+
+func TestInstanceThatFailsFastIsQuarantinedAndEntriesDoNotPay(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	broken := b.gpu(func(*http.Request) (int, string) {
+		return 500, `{"status":"failed","error":"CUDA error: an illegal memory access was encountered"}`
+	})
+	good := b.gpu(func(r *http.Request) (int, string) { time.Sleep(2 * time.Millisecond); return answers(r) })
+	b.instance("broken", broken.URL, 1)
+	b.instance("good", good.URL, 1)
+	b.start(ServiceConfig{})
+	for _, id := range b.push(empty(60)...) {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Fatalf("outcome %+v", o)
+		}
+	}
+	if calls, _ := broken.seen(); calls > 3 {
+		t.Errorf("the broken instance got %d calls", calls)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.instance WHERE server = 'broken' AND quarantined_until > now()`); n != 1 {
+		t.Error("the quarantine is not in the database")
+	}
+}
+
+// longWorker speaks the asynchronous side of the dispatcher protocol; runs end when told.
+type longWorker struct {
+	*workertest.Script
+	submits, polls, cancels atomic.Int32
+	finished                atomic.Bool
+}
+
+func (b *bed) longWorker(cancel string) *longWorker {
+	w := &longWorker{}
+	w.Script = workertest.NewScript(b.T, func(rw http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/health":
+			workertest.Says(200, fmt.Sprintf(`{"active_jobs":%d}`, w.submits.Load()-boolInt(w.finished.Load())*w.submits.Load()))(rw, r)
+		case strings.HasPrefix(r.URL.Path, "/cancel/"):
+			w.cancels.Add(1)
+			workertest.Says(200, cancel)(rw, r)
+		case strings.HasPrefix(r.URL.Path, "/status/"):
+			w.polls.Add(1)
+			if w.finished.Load() {
+				workertest.Says(200, `{"status":"completed","result":{"job":"`+strings.TrimPrefix(r.URL.Path, "/status/")+`"}}`)(rw, r)
+				return
+			}
+			workertest.Says(200, `{"status":"processing"}`)(rw, r)
+		default:
+			workertest.Says(200, fmt.Sprintf(`{"status":"processing","job_id":"job-%d"}`, w.submits.Add(1)))(rw, r)
+		}
+	})
+	return w
+}
+
+func boolInt(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func asyncModel() worker.Model {
+	return worker.Model{
+		Type: worker.TypeAsync, PollPath: "/status/{id}", CancelPath: "/cancel/{id}", PollInterval: worker.Seconds(20 * time.Millisecond),
+	}
+}
+
+func awaitAtLeast(t *testing.T, n *atomic.Int32, least int32) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); n.Load() < least; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("got %d, want at least %d", n.Load(), least)
+		}
+	}
+}
+
+func TestRunIsFollowedOnAfterTheDeathOfItsNode(t *testing.T) {
+	b := newBed(t, asyncModel())
+	w := b.longWorker(`{}`)
+	b.instance("gpu-1", w.URL, 1)
+	first := b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &w.polls, 2)
+	first.die()
+	polls := w.polls.Load()
+	b.start(ServiceConfig{})
+	awaitAtLeast(t, &w.polls, polls+3)
+	if n := b.count(`SELECT count(*) FROM penstock.slot`); n != 1 {
+		t.Errorf("%d slots are held for one run", n)
+	}
+	w.finished.Store(true)
+	o := b.outcome(id)
+	if o.Outcome != "done" || !strings.Contains(string(o.Result), "job-1") || o.Attempt != 0 {
+		t.Fatalf("outcome %+v", o)
+	}
+	if w.submits.Load() != 1 {
+		t.Errorf("the run was submitted %d times", w.submits.Load())
+	}
+	if m := b.meta(id); m["reattached"] != true || m["remote_id"] != "job-1" {
+		t.Errorf("noted %v", m)
+	}
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+}
+
+func TestDrainHandsARunOverToTheNextNode(t *testing.T) {
+	b := newBed(t, asyncModel())
+	w := b.longWorker(`{}`)
+	b.instance("gpu-1", w.URL, 1)
+	first := b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &w.polls, 1)
+	first.leave()
+	first.drain(invalidation.ErrDraining)
+	first.work.Wait()
+	b.start(ServiceConfig{})
+	w.finished.Store(true)
+	if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+		t.Fatalf("outcome %+v", o)
+	}
+	if w.submits.Load() != 1 {
+		t.Errorf("the run was submitted %d times", w.submits.Load())
+	}
+}
+
+func TestCancelReachesTheWorker(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer, reason string
+		slots          int
+	}{
+		"confirmed":   {`{"cancelled":true}`, "worker confirmed", 0},
+		"unconfirmed": {`{}`, "cancel_unconfirmed", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, asyncModel())
+			w := b.longWorker(c.answer)
+			b.instance("gpu-1", w.URL, 1)
+			b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 200 * time.Millisecond}})
+			id := b.push(`{}`)[0]
+			awaitAtLeast(t, &w.polls, 1)
+			_, err := invalidation.CancelEntry(b.ctx, b.pool, id, invalidation.By{Reason: "unwanted"})
+			b.must(err)
+			o := b.outcome(id)
+			if o.Outcome != "cancelled" || !strings.Contains(o.Reason, c.reason) || !strings.Contains(o.Reason, "unwanted") {
+				t.Errorf("outcome %+v", o)
+			}
+			if w.cancels.Load() != 1 {
+				t.Errorf("the worker was asked %d times", w.cancels.Load())
+			}
+			// An unconfirmed one stays counted as long as the worker reports a call.
+			b.await(c.slots, `SELECT count(*) FROM penstock.slot`)
+			time.Sleep(700 * time.Millisecond) // twice the grace
+			b.await(c.slots, `SELECT count(*) FROM penstock.slot`)
+			w.finished.Store(true)
+			b.await(0, `SELECT count(*) FROM penstock.slot`)
+		})
+	}
+}
+
+func TestDeadlineReachesTheWorkerAsMilliseconds(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	remaining := make(chan string, 1)
+	g := b.gpu(func(r *http.Request) (int, string) {
+		remaining <- r.Header.Get("Penstock-Remaining-Ms")
+		return answers(r)
+	})
+	b.instance("gpu-1", g.URL, 1)
+	b.start(ServiceConfig{})
+	_, err := b.queue.Push(b.ctx, invalidation.Push{Payload: json.RawMessage(`{}`), FinishBy: time.Now().Add(20 * time.Second)})
+	b.must(err)
+	var ms int
+	if _, err := fmt.Sscan(<-remaining, &ms); err != nil || ms < 15_000 || ms > 20_000 {
+		t.Errorf("remaining %d ms (%v), want nearly 20000", ms, err)
+	}
+}
+
+func TestOverrideTakesEffectWithoutARestartAndFallsBackWhenDeleted(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	g := b.gpu(func(r *http.Request) (int, string) {
+		return 200, `{"status":"success","result":"` + r.Header.Get("X-Tone") + `"}`
+	})
+	b.instance("gpu-1", g.URL, 1)
+	m := b.start(ServiceConfig{})
+	said := func() string { return string(b.outcome(b.push(`{}`)[0]).Result) }
+	if got := said(); got != `""` {
+		t.Errorf("worker heard %s", got)
+	}
+	b.must(SetOverride(b.ctx, b.pool, b.model.Name, json.RawMessage(`{"headers":{"X-Tone":"loud"},"max_retries":7}`), By{}))
+	b.must(m.Registry.Refresh(b.ctx))
+	if got := said(); got != `"loud"` {
+		t.Errorf("worker heard %s after the override", got)
+	}
+	if n := b.count(`SELECT (retry->>'max_attempts')::int FROM penstock.queue WHERE name = $1`, b.queue.Name); n != 8 {
+		t.Errorf("queue has %d attempts, want 8", n)
+	}
+	b.must(SetOverride(b.ctx, b.pool, b.model.Name, nil, By{}))
+	b.must(m.Registry.Refresh(b.ctx))
+	if got := said(); got != `""` {
+		t.Errorf("worker heard %s after the override was deleted", got)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.audit WHERE object = $1`, b.model.Name); n != 3 {
+		t.Errorf("%d lines of audit, want 3", n)
+	}
+}
+
+func TestLargeResultGoesToTheObjectStoreBeforeTheCommit(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	large := `"` + strings.Repeat("x", 5000) + `"`
+	g := b.gpu(func(*http.Request) (int, string) { return 200, `{"status":"success","result":` + large + `}` })
+	b.instance("gpu-1", g.URL, 1)
+	dir := t.TempDir()
+	b.start(ServiceConfig{Dispatch: DispatchConfig{Objects: Directory(dir), InlineBytes: 1000}})
+	o := b.outcome(b.push(`{}`)[0])
+	var ref struct {
+		Object ObjectRef `json:"$object"`
+	}
+	b.must(json.Unmarshal(o.Result, &ref))
+	kept, err := os.ReadFile(strings.TrimPrefix(ref.Object.URL, "file://"))
+	b.must(err)
+	if string(kept) != large || ref.Object.Size != len(large) {
+		t.Errorf("kept %d bytes, reference says %+v", len(kept), ref.Object)
+	}
+}
+
+// empty are n payloads without anything in them.
+func empty(n int) []string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = `{}`
+	}
+	return list
+}
+
+// A worker that knows entries by their id is asked again, on the slot that stayed counted for the lost call.
+func TestReattachAsksTheSameInstanceAgain(t *testing.T) {
+	b := newBed(t, worker.Model{OnUnknown: worker.Reattach})
+	var calls, elsewhere atomic.Int32
+	var entries [2]string
+	first := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/health":
+			workertest.Says(200, `{"active_jobs":1}`)(w, r)
+		case calls.Add(1) == 1:
+			entries[0] = r.Header.Get("Penstock-Entry")
+			workertest.Resets(w, r)
+		default:
+			entries[1] = r.Header.Get("Penstock-Entry")
+			workertest.Says(200, `{"status":"success","result":"kept"}`)(w, r)
+		}
+	})
+	b.instance("first", first.URL, 1)
+	b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &calls, 1)
+	second := b.gpu(func(r *http.Request) (int, string) { elsewhere.Add(1); return answers(r) })
+	b.instance("second", second.URL, 4)
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 1 {
+		t.Errorf("outcome %+v", o)
+	}
+	if elsewhere.Load() != 0 || entries[0] != entries[1] || entries[0] == "" {
+		t.Errorf("%d calls went elsewhere; asked as %v", elsewhere.Load(), entries)
+	}
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+}

@@ -1,0 +1,144 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"time"
+)
+
+// Adapter speaks one worker protocol to one instance. All methods are safe for
+// concurrent use. Problems of the worker or the network are outcomes, never
+// errors, so that each is classified where the protocol is known.
+type Adapter interface {
+	// Submit sends the call and waits for the worker's answer. Ending ctx closes
+	// the connection; the outcome is then Cancelled where the protocol is known
+	// to stop a run whose connection closes, and Unknown elsewhere.
+	Submit(ctx context.Context, call Call) Outcome
+
+	// Poll asks how an accepted run is doing. Accepted means that it still runs,
+	// Busy and NotReady mean that the worker could not be asked just now.
+	Poll(ctx context.Context, run Run) Outcome
+
+	// Cancel asks the worker to stop an accepted run.
+	Cancel(ctx context.Context, run Run) Cancellation
+
+	// Probe asks for the instance's health and load.
+	Probe(ctx context.Context) Health
+}
+
+// Run names one run of an entry on a worker. It is all that another node needs
+// to re-attach to a run whose first node died.
+type Run struct {
+	Entry   string // entry id; also the idempotency key
+	Token   int64  // fencing token of the entry's lock
+	Attempt int    // 1 for the first
+	Remote  string // the worker's name for the run; empty until it accepted
+}
+
+// Call is one entry on its way to a worker.
+type Call struct {
+	Run
+	FinishBy    time.Time       // on this process's monotonic clock; zero: no deadline
+	Payload     json.RawMessage // the entry's payload
+	TraceParent string          // W3C trace context, passed on
+	TraceState  string
+	Callback    string // where an asynchronous worker reports; unguessable, one per lock
+	Operation   string // OpenAI only: overrides the model's operation
+	Output      Sink   // receives streamed output; nil drops it
+}
+
+// Health is what a probe found. Figures that the worker does not report are nil.
+type Health struct {
+	State    State
+	Active   *int     // calls the worker is running
+	Capacity *int     // calls it can run at once
+	Queued   *int     // calls waiting inside the worker
+	KVUsage  *float64 // share of its key-value cache in use, 0 to 1
+	Reason   string   // for a person, when the state is not ready or busy
+}
+
+// Idle reports whether the worker is known to run nothing. A worker that reports no count is known to be idle
+// only when it has a single slot, since it is ready as long as one slot is free.
+func (h Health) Idle(slots int) bool {
+	if h.Active != nil {
+		return *h.Active == 0
+	}
+	return slots == 1
+}
+
+// State of an instance as its worker reports it.
+type State string
+
+// The states of an instance. Unhealthy may pass; defunct needs a restart.
+const (
+	StateStarting  State = "starting"
+	StateReady     State = "ready"
+	StateBusy      State = "busy"
+	StateUnhealthy State = "unhealthy"
+	StateDefunct   State = "defunct"
+)
+
+// Serving reports whether calls may be sent to an instance in this state.
+func (s State) Serving() bool { return s == StateReady || s == StateBusy }
+
+// Cancellation is how far a cancel got.
+type Cancellation struct {
+	Delivered bool   // the worker took the request to stop
+	Confirmed bool   // the worker said that the run has stopped
+	Reason    string // for a person, when not confirmed
+}
+
+// Instance is one endpoint of a model.
+type Instance struct {
+	Endpoint string // base URL; for the dispatcher protocol the URL that takes the POST
+	Slots    int    // calls at once; 0 is taken as 1
+}
+
+// New returns the adapter that speaks the model's protocol to the instance. It
+// fails, naming the field, when the model or the endpoint is not usable.
+func New(model Model, instance Instance, config Config) (Adapter, error) {
+	model = model.WithDefaults()
+	if err := model.Validate(); err != nil {
+		return nil, fmt.Errorf("check model %q: %w", model.Name, err)
+	}
+	base, err := parseEndpoint(instance.Endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("check endpoint of model %q: %w", model.Name, err)
+	}
+	w := newWire(model, base, config.withDefaults())
+	switch model.Protocol {
+	case ProtocolGeneric:
+		return &generic{wire: w}, nil
+	case ProtocolCog:
+		return &cog{wire: w, slots: max(instance.Slots, 1)}, nil
+	case ProtocolOIP:
+		return &oip{wire: w}, nil
+	default: // Validate admits no fifth
+		return &openAI{wire: w}, nil
+	}
+}
+
+// CheckEndpoint returns a *FieldError where raw cannot be the base URL of an instance.
+func CheckEndpoint(raw string) error {
+	_, err := parseEndpoint(raw)
+	return err
+}
+
+func parseEndpoint(raw string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil:
+		return nil, fieldError("endpoint", "is not a URL")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, fieldError("endpoint", "must begin with http:// or https://")
+	case u.Host == "":
+		return nil, fieldError("endpoint", "names no host")
+	case u.User != nil:
+		return nil, fieldError("endpoint", "must not carry a user or password: put a secret reference into headers")
+	case u.RawQuery != "" || u.Fragment != "":
+		return nil, fieldError("endpoint", "must not carry a query or fragment")
+	}
+	return u, nil
+}

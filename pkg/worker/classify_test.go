@@ -1,0 +1,85 @@
+package worker
+
+import (
+	"net/http"
+	"testing"
+	"time"
+)
+
+func TestErrorTextsOfRealFrameworks(t *testing.T) {
+	for text, want := range map[string]Class{
+		"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": ClassOOM,
+		"CUDA error: out of memory":                                         ClassOOM,
+		"RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED":              ClassOOM,
+		"std::bad_alloc":                                                    ClassOOM,
+		"onnxruntime: Failed to allocate memory for requested buffer":       ClassOOM,
+		"CUDA error: device-side assert triggered":                          ClassContextLost,
+		"cudaErrorIllegalAddress: an illegal memory access was encountered": ClassContextLost,
+		"NVRM: Xid 79, GPU has fallen off the bus":                          ClassContextLost,
+		"Xid (PCI:0000:3b:00): 48":                                          ClassContextLost,
+		"vllm.v1.engine.exceptions.EngineDeadError":                         ClassContextLost,
+		"VK_ERROR_DEVICE_LOST":                                              ClassContextLost,
+		"GPU busy":                                                          ClassBusy,
+		"At capacity - all prediction slots busy":                           ClassBusy,
+		"The request queue is full.":                                        ClassBusy,
+		"Exceeds maximum queue size":                                        ClassBusy,
+		"an image of iron oxide on a busy street":                           ClassNone,
+		"dioxide":                 ClassNone,
+		"list index out of range": ClassNone,
+		"":                        ClassNone,
+	} {
+		if got := classifyText(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestErrorTextIsFoundInEveryShape(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"error":"a"}`:                      "a",
+		`{"error":{"message":"b","code":1}}`: "b",
+		`{"detail":"c"}`:                     "c",
+		`{"detail":[{"msg":"d"}]}`:           `[{"msg":"d"}]`,
+		`{"message":"e"}`:                    "e",
+		`{"error":null,"detail":"f"}`:        "f",
+		"plain text\n":                       "plain text",
+		``:                                   "",
+		`{"other":1}`:                        `{"other":1}`,
+	} {
+		if got := errorText([]byte(body)); got != want {
+			t.Errorf("%s gave %q, want %q", body, got, want)
+		}
+	}
+}
+
+func TestRetryAfterInBothForms(t *testing.T) {
+	for _, c := range []struct {
+		value, date string
+		want        time.Duration
+	}{
+		{"", "", 0},
+		{"120", "", 2 * time.Minute},
+		{"0.5", "", 500 * time.Millisecond},
+		{"-3", "", 0},
+		{"NaN", "", 0},
+		{"1e300", "", time.Hour},
+		{"soon", "", 0},
+		// The worker's clock is years off; only the difference counts.
+		{"Wed, 21 Oct 2015 07:28:30 GMT", "Wed, 21 Oct 2015 07:28:00 GMT", 30 * time.Second},
+		{"Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:29:00 GMT", 0},
+	} {
+		h := http.Header{"Retry-After": {c.value}, "Date": {c.date}}
+		if got := retryAfter(h); got != c.want {
+			t.Errorf("%q at %q is %s, want %s", c.value, c.date, got, c.want)
+		}
+	}
+}
+
+func TestReasonsAreOneShortLine(t *testing.T) {
+	if got := Clip("a\nb\x00c"); got != "a b c" {
+		t.Errorf("got %q", got)
+	}
+	if got := Clip(string(make([]rune, 10_000))); len([]rune(got)) > 501 {
+		t.Errorf("reason has %d characters", len([]rune(got)))
+	}
+}

@@ -1,0 +1,292 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// One contract for all protocols: what a worker answers, and what becomes of
+// the call. The answers are those of the servers named in the comments.
+type contract struct {
+	name   string
+	answer http.HandlerFunc
+	want   want
+}
+
+func runContracts(t *testing.T, model Model, call Call, contracts []contract) {
+	t.Helper()
+	model.MaxResponseBytes = 256 << 10
+	model.Timeouts.Run = Seconds(300 * time.Millisecond)
+	for _, c := range contracts {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := workertest.NewScript(t, c.answer)
+			c.want.check(t, newAdapter(t, model, s.URL, 1).Submit(t.Context(), call))
+			if n := len(s.Requests()); n != 1 {
+				t.Errorf("worker saw %d requests, want exactly 1", n)
+			}
+		})
+	}
+}
+
+// common are the answers that mean the same in every protocol.
+func common(stops bool) []contract {
+	return []contract{
+		{"429 with Retry-After", workertest.Says(429, `{"error":"Model is overloaded","error_type":"overloaded"}`, "Retry-After", "7"), want{kind: Busy, class: ClassBusy, retryAfter: 7 * time.Second}},
+		{"503 server busy", workertest.Says(503, `{"error":"server busy, please try again.  maximum pending requests exceeded"}`), want{kind: Busy, class: ClassBusy}},
+		{"503 loading", workertest.Says(503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`), want{kind: NotReady}},
+		{"503 empty", workertest.Says(503, ``), want{kind: NotReady}},
+		{"502 of a proxy", workertest.Says(502, `<html>bad gateway</html>`), want{kind: NotReady, running: true}},
+		{"504 of a proxy", workertest.Says(504, ``), want{kind: NotReady, running: true}},
+		{"401 is nobody's fault but ours", workertest.Says(401, `{"error":"bad key"}`), want{kind: NotReady}},
+		{"redirect is not followed", workertest.Says(307, ``, "Location", "http://127.0.0.1:1/elsewhere"), want{kind: NotReady}},
+		{"400", workertest.Says(400, `{"error":"bad request"}`), want{kind: Rejected, class: ClassInput}},
+		{"404", workertest.Says(404, `{"error":"model not found"}`), want{kind: Rejected, class: ClassInput}},
+		{"413", workertest.Says(413, ``), want{kind: Rejected, class: ClassInput}},
+		{"422", workertest.Says(422, `{"detail":[{"loc":["body","input","n"],"msg":"not a number","type":"int"}]}`), want{kind: Rejected, class: ClassInput}},
+		{"500", workertest.Says(500, `{"error":"boom"}`), want{kind: Failed, class: ClassTransient}},
+		{"500 out of memory", workertest.Says(500, `{"error":"CUDA error: out of memory"}`), want{kind: Failed, class: ClassOOM}},
+		{"500 context lost", workertest.Says(500, `{"detail":"CUDA error: an illegal memory access was encountered"}`), want{kind: Failed, class: ClassContextLost}},
+		{"hangs", workertest.Hangs, want{kind: Unknown, running: !stops}},
+		{"resets after the body", workertest.Resets, want{kind: Unknown, running: !stops}},
+		{"resets inside the answer", workertest.ResetsMidBody, want{kind: Unknown, running: !stops}},
+		{"huge answer", huge, want{kind: Failed, class: ClassInput}},
+		{"bad JSON", workertest.Says(200, `{"status":"success","result":`), want{kind: Failed, class: ClassTransient}},
+	}
+}
+
+func TestDispatcherSubmitContract(t *testing.T) {
+	model := Model{Name: "flux", Protocol: ProtocolGeneric, Type: TypeAsync, PollPath: "/status/{id}"}
+	runContracts(t, model, testCall(`{"prompt":"a sunset"}`), append(common(false),
+		contract{"done", workertest.Says(200, `{"status":"success","result":{"url":"x"}}`), want{kind: Done, result: `{"url":"x"}`}},
+		contract{"done without a status", workertest.Says(200, `{"url":"x"}`), want{kind: Done, result: `{"url":"x"}`}},
+		contract{"done with a list", workertest.Says(200, `[1,2]`), want{kind: Done, result: `[1,2]`}},
+		contract{"accepted", workertest.Says(200, `{"status":"processing","job_id":"j1"}`), want{kind: Accepted, remote: "j1"}},
+		contract{"accepted with a number", workertest.Says(202, `{"status":"processing","job_id":123456789012345678}`), want{kind: Accepted, remote: "123456789012345678"}},
+		contract{"accepted, cold", workertest.Says(200, `{"status":"queued","job_id":"j1"}`), want{kind: Accepted, remote: "j1", starting: true}},
+		contract{"accepted without an id", workertest.Says(200, `{"status":"processing"}`), want{kind: Unknown, running: true}},
+		contract{"accepted under a path", workertest.Says(200, `{"status":"processing","job_id":".."}`), want{kind: Unknown, running: true}},
+		contract{"FastAPI busy", workertest.Says(503, `{"detail":"GPU busy"}`), want{kind: Busy, class: ClassBusy}},
+		contract{"failed", workertest.Says(200, `{"status":"failed","error":"nan"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"failed for want of memory", workertest.Says(200, `{"status":"error","error":"torch.OutOfMemoryError"}`), want{kind: Failed, class: ClassOOM}},
+		contract{"failed with a class of its own", workertest.Says(200, `{"status":"failed","error":"x","error_class":"input"}`), want{kind: Failed, class: ClassInput}},
+		contract{"busy within a success", workertest.Says(200, `{"status":"failed","error":"queue full"}`), want{kind: Busy, class: ClassBusy}},
+		contract{"cancelled", workertest.Says(200, `{"status":"canceled"}`), want{kind: Cancelled}},
+		contract{"stale token", workertest.Says(409, `{"error":"stale token"}`), want{kind: Busy}},
+		contract{"failed, with a status to match", workertest.Says(504, `{"status":"failed","error":"deadline exceeded"}`), want{kind: Failed, class: ClassTransient}},
+	))
+}
+
+func TestCogSubmitContract(t *testing.T) {
+	runContracts(t, Model{Name: "ocr", Protocol: ProtocolCog}, testCall(`{"image":"data:,"}`), append(common(true),
+		contract{"done", workertest.Says(200, `{"id":"entry-17","output":"text","status":"succeeded","metrics":{"predict_time":1.5}}`), want{kind: Done, result: `"text"`}},
+		contract{"done without output", workertest.Says(200, `{"id":"entry-17","status":"succeeded"}`), want{kind: Done, result: `null`}},
+		contract{"failed", workertest.Says(200, `{"id":"entry-17","error":"no such file","status":"failed"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"failed for want of memory", workertest.Says(200, `{"id":"entry-17","error":"CUDA out of memory. Tried to allocate 2 GiB","status":"failed"}`), want{kind: Failed, class: ClassOOM}},
+		contract{"canceled", workertest.Says(200, `{"id":"entry-17","status":"canceled"}`), want{kind: Cancelled}},
+		contract{"at capacity", workertest.Says(409, `{"error":"At capacity - all prediction slots busy","status":"failed"}`), want{kind: Busy, class: ClassBusy}},
+		contract{"id in flight, Go runtime", workertest.Says(409, `prediction already exists`, "Content-Type", "text/plain"), want{kind: Accepted, remote: "entry-17", reattached: true}},
+		contract{"id in flight", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{}}`), want{kind: Accepted, remote: "entry-17", reattached: true}},
+		contract{"not ready", workertest.Says(503, `{"error":"Setup has not finished","status":"failed"}`), want{kind: NotReady}},
+		contract{"another prediction's answer", workertest.Says(200, `{"id":"entry-18","output":"secret","status":"succeeded"}`), want{kind: Unknown, running: true}},
+	))
+}
+
+func TestCogAsyncSubmitContract(t *testing.T) {
+	model := Model{Name: "ocr", Protocol: ProtocolCog, Type: TypeAsync}
+	runContracts(t, model, testCall(`{"image":"data:,"}`), []contract{
+		{"accepted", workertest.Says(202, `{"id":"entry-17","status":"starting"}`), want{kind: Accepted, remote: "entry-17", starting: true}},
+		{"in flight already", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{"image":"data:,"},"logs":""}`), want{kind: Accepted, remote: "entry-17", reattached: true}},
+		{"at capacity", workertest.Says(409, `{"error":"At capacity - all prediction slots busy","status":"failed"}`), want{kind: Busy, class: ClassBusy}},
+		{"bad input", workertest.Says(422, `{"detail":[]}`), want{kind: Rejected, class: ClassInput}},
+		{"resets", workertest.Resets, want{kind: Unknown}},
+	})
+}
+
+func TestOIPSubmitContract(t *testing.T) {
+	model := Model{Name: "vad", Protocol: ProtocolOIP}
+	ok := `{"model_name":"vad","outputs":[{"name":"o","shape":[1],"datatype":"FP32","data":[0.5]}]}`
+	runContracts(t, model, testCall(`{"inputs":[{"name":"i","shape":[1],"datatype":"FP32","data":[1]}]}`), append(common(false),
+		contract{"done", workertest.Says(200, ok), want{kind: Done, result: ok}},
+		contract{"no outputs", workertest.Says(200, `{"model_name":"vad"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"Triton's queue is full", workertest.Says(503, `{"error":"Exceeds maximum queue size"}`), want{kind: Busy, class: ClassBusy}},
+	))
+}
+
+func TestOpenAISubmitContract(t *testing.T) {
+	chat := `{"id":"c1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}`
+	runContracts(t, Model{Name: "llama", Protocol: ProtocolOpenAI}, testCall(`{"messages":[]}`), append(common(true),
+		contract{"done", workertest.Says(200, chat), want{kind: Done, result: chat}},
+		contract{"SGLang's queue is full", workertest.Says(503, `{"error":{"message":"The request queue is full.","code":503}}`), want{kind: Busy, class: ClassBusy}},
+		contract{"engine dead", workertest.Says(503, `{"error":"EngineDeadError"}`), want{kind: NotReady, class: ClassContextLost}},
+		contract{"error within a success", workertest.Says(200, `{"error":{"message":"context too long","code":400}}`), want{kind: Rejected, class: ClassInput}},
+		contract{"Ollama cancelled", workertest.Says(499, `{"error":"request canceled"}`), want{kind: Cancelled}},
+	))
+}
+
+// Every protocol, every way of not reaching the worker.
+func TestNothingRanWhenTheWorkerWasNotReached(t *testing.T) {
+	for _, c := range allProtocols() {
+		t.Run(string(c.model.Protocol), func(t *testing.T) {
+			want{kind: NotReady}.check(t, newAdapter(t, c.model, nobody(t), 1).Submit(t.Context(), c.call))
+			cancelled, cancel := context.WithCancel(t.Context())
+			cancel()
+			want{kind: Cancelled}.check(t, newAdapter(t, c.model, nobody(t), 1).Submit(cancelled, c.call))
+			late := c.call
+			late.FinishBy = time.Now().Add(-time.Second)
+			got := newAdapter(t, c.model, nobody(t), 1).Submit(t.Context(), late)
+			want{kind: NotReady}.check(t, got)
+			if !errors.Is(got.Err, ErrDeadline) {
+				t.Errorf("error is %v, want ErrDeadline", got.Err)
+			}
+		})
+	}
+}
+
+func TestMissingSecretIsNotTheEntrysFault(t *testing.T) {
+	for _, c := range allProtocols() {
+		s := workertest.NewScript(t, workertest.Says(200, `{}`))
+		c.model.Headers = map[string]string{"Authorization": "Bearer ${env:PENSTOCK_TEST_ABSENT}"}
+		want{kind: NotReady}.check(t, newAdapter(t, c.model, s.URL, 1).Submit(t.Context(), c.call))
+		if n := len(s.Requests()); n != 0 {
+			t.Errorf("%s: worker saw %d requests without their secret", c.model.Protocol, n)
+		}
+	}
+}
+
+func TestCancelOfAnOpenCall(t *testing.T) {
+	for _, c := range allProtocols() {
+		t.Run(string(c.model.Protocol), func(t *testing.T) {
+			got := submitAbandoned(t, c.model, c.call)
+			if c.model.Protocol == ProtocolCog || c.model.Protocol == ProtocolOpenAI {
+				want{kind: Cancelled}.check(t, got) // the protocol says that closing stops it
+				return
+			}
+			want{kind: Unknown, running: true}.check(t, got)
+		})
+	}
+}
+
+func TestEveryCallNamesItsRun(t *testing.T) {
+	for _, c := range allProtocols() {
+		t.Run(string(c.model.Protocol), func(t *testing.T) {
+			t.Setenv("PENSTOCK_TEST_KEY", "s3cret")
+			s := workertest.NewScript(t, workertest.Says(200, `{}`))
+			c.model.Headers = map[string]string{"Authorization": "Bearer ${env:PENSTOCK_TEST_KEY}", "X-Tier": "gold"}
+			c.call.FinishBy = time.Now().Add(time.Minute)
+			newAdapter(t, c.model, s.URL, 1).Submit(t.Context(), c.call)
+			h := s.Requests()[0].Header
+			for name, value := range map[string]string{
+				"Penstock-Entry": "entry-17", "Idempotency-Key": "entry-17", "Penstock-Token": "42",
+				"Penstock-Attempt": "3", "Traceparent": c.call.TraceParent, "Tracestate": "penstock=1",
+				"Authorization": "Bearer s3cret", "X-Tier": "gold", "Content-Type": "application/json",
+			} {
+				if got := h.Get(name); got != value {
+					t.Errorf("%s is %q, want %q", name, got, value)
+				}
+			}
+			left, err := time.ParseDuration(h.Get("Penstock-Remaining-Ms") + "ms")
+			if err != nil || left <= 50*time.Second || left > time.Minute {
+				t.Errorf("Penstock-Remaining-Ms is %q, want a little less than 60000", h.Get("Penstock-Remaining-Ms"))
+			}
+		})
+	}
+}
+
+// An accepted run may last longer than the submit, and its cold start is free.
+func TestWorkerIsToldHowLongAnAcceptedRunMayTake(t *testing.T) {
+	for name, c := range map[string]struct {
+		deadline time.Duration
+		want     time.Duration
+	}{
+		"limits of the model":   {0, 50 * time.Minute},
+		"deadline of the entry": {15 * time.Minute, 15 * time.Minute},
+	} {
+		s := workertest.NewScript(t, workertest.Says(200, `{"status":"processing","job_id":"j"}`))
+		model := Model{Name: "m", Protocol: ProtocolGeneric, Type: TypeAsync, PollPath: "/status/{id}", MaxPollTime: Seconds(20 * time.Minute)}
+		call := testCall(`{}`)
+		if c.deadline > 0 {
+			call.FinishBy = time.Now().Add(c.deadline)
+		}
+		newAdapter(t, model, s.URL, 1).Submit(t.Context(), call)
+		got, err := time.ParseDuration(s.Requests()[0].Header.Get("Penstock-Remaining-Ms") + "ms")
+		if err != nil || got > c.want || got < c.want-10*time.Second {
+			t.Errorf("%s: told %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// net/http sends a request with an Idempotency-Key again by itself when a kept
+// connection breaks under it. That would be a second run nobody counted.
+func TestBrokenKeptConnectionDoesNotSubmitTwice(t *testing.T) {
+	for _, c := range allProtocols() {
+		t.Run(string(c.model.Protocol), func(t *testing.T) {
+			calls := 0
+			s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+				if calls++; calls == 1 {
+					workertest.Says(503, `{}`)(w, r)
+					return
+				}
+				workertest.Resets(w, r)
+			})
+			a := newAdapter(t, c.model, s.URL, 1)
+			want{kind: NotReady}.check(t, a.Submit(t.Context(), c.call))
+			if got := a.Submit(t.Context(), c.call); got.Kind != Unknown {
+				t.Errorf("outcome %s, want unknown", got.Kind)
+			}
+			if n := len(s.Requests()); n != 2 {
+				t.Errorf("worker saw %d requests, want 2", n)
+			}
+		})
+	}
+}
+
+func TestSameRemoteIDTwiceIsNotMixedUp(t *testing.T) {
+	release := make(chan struct{})
+	s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			workertest.Says(200, `{"status":"processing","job_id":"j1"}`)(w, r)
+			return
+		}
+		select {
+		case <-release:
+			workertest.Says(200, `{"status":"done","result":"first"}`)(w, r)
+		default:
+			workertest.Says(200, `{"status":"processing"}`)(w, r)
+		}
+	})
+	model := Model{Name: "flux", Protocol: ProtocolGeneric, Type: TypeAsync, PollPath: "/status/{id}", PollInterval: Seconds(2 * time.Millisecond)}
+	a := newAdapter(t, model, s.URL, 2)
+	f := NewFollower(a, model)
+	first, second := testCall(`{}`), testCall(`{}`)
+	second.Entry = "entry-18"
+	outcomes := make(chan Outcome, 1)
+	first.Remote = a.Submit(t.Context(), first).Remote
+	go func() { outcomes <- f.Follow(t.Context(), Pending{Run: first.Run}) }()
+	workertest.WaitFor(t, func() bool { return len(s.Requests()) > 2 })
+	second.Remote = a.Submit(t.Context(), second).Remote
+	want{kind: Unknown, running: true}.check(t, f.Follow(t.Context(), Pending{Run: second.Run}))
+	close(release)
+	want{kind: Done, result: `"first"`}.check(t, <-outcomes)
+	// After the first has ended the worker may use the name again.
+	want{kind: Done, result: `"first"`}.check(t, f.Follow(t.Context(), Pending{Run: second.Run}))
+}
+
+type protocolCase struct {
+	model Model
+	call  Call
+}
+
+func allProtocols() []protocolCase {
+	return []protocolCase{
+		{Model{Name: "m", Protocol: ProtocolGeneric}, testCall(`{"prompt":"x"}`)},
+		{Model{Name: "m", Protocol: ProtocolCog}, testCall(`{"prompt":"x"}`)},
+		{Model{Name: "m", Protocol: ProtocolOIP}, testCall(`{"inputs":[]}`)},
+		{Model{Name: "m", Protocol: ProtocolOpenAI}, testCall(`{"messages":[]}`)},
+	}
+}

@@ -1,0 +1,35 @@
+// Package worker speaks the protocols of inference servers over HTTP. It knows
+// neither a database nor a queue: whoever has a Call and an Instance can use it.
+//
+// The life of a call:
+//
+//	Submit ──▶ Done(result)        the worker answered
+//	   │  ├──▶ Accepted(remote)    the worker runs it: store the remote id, then Follow
+//	   │  ├──▶ Busy, NotReady      nothing ran: another instance may take it, no attempt is spent
+//	   │  ├──▶ Rejected            the worker refuses this entry for good
+//	   │  ├──▶ Failed(class)       it ran and failed: an attempt is spent
+//	   │  ├──▶ Cancelled           the worker is known to have stopped it
+//	   │  └──▶ Unknown             it may have run: the model's declared policy decides
+//	   ▼
+//	Follow ──▶ any of the above, or Accepted again when the run must be handed over
+//
+// An outcome never says more than the worker said: a connection that broke
+// after the request was sent is Unknown, not Failed, because the work may be
+// done. Outcome.MaybeRunning tells apart whether the worker is free again.
+//
+// # Files
+//
+//	adapter.go, outcome.go     the interface that each protocol implements, and what a call can come to
+//	model.go, header.go, template.go
+//	                           how the instances of a model are spoken to
+//	generic.go, cog.go, oip.go, openai.go
+//	                           the protocols; oipbatch.go and codec.go put several entries into one call
+//	transport.go, classify.go  one HTTP exchange, and what an answer that is no success means
+//	stream.go, assembly.go, chunks.go
+//	                           server-sent events: read, put together, written to a log
+//	follow.go, report.go       accepted runs: followed by polls, ended by reports
+//	load.go                    the load figures that workers report
+//
+// Everything that decides (classes, limits of a run) is pure and takes now. Everything that talks HTTP is in
+// transport.go and the protocol's own file.
+package worker

@@ -1,0 +1,147 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Headers of every call, so that a worker can refuse a run whose lock is lost,
+// stop in time, and recognise an entry that it has seen before.
+const (
+	headerEntry     = "Penstock-Entry"
+	headerToken     = "Penstock-Token"
+	headerAttempt   = "Penstock-Attempt"
+	headerRemaining = "Penstock-Remaining-Ms"
+	headerIdemKey   = "Idempotency-Key"
+	headerCallback  = "Penstock-Callback" // where an asynchronous worker may report
+)
+
+// setRun names the run on a request.
+func setRun(h http.Header, run Run) {
+	h.Set(headerEntry, run.Entry)
+	h.Set(headerIdemKey, run.Entry)
+	h.Set(headerToken, strconv.FormatInt(run.Token, 10))
+	h.Set(headerAttempt, strconv.Itoa(run.Attempt))
+}
+
+// setRemaining passes the deadline on as milliseconds left: an instant would
+// have to be read on the worker's clock.
+func setRemaining(h http.Header, finishBy time.Time) {
+	if !finishBy.IsZero() {
+		h.Set(headerRemaining, strconv.FormatInt(millisecondsLeft(finishBy), 10))
+	}
+}
+
+func millisecondsLeft(finishBy time.Time) int64 {
+	return max(time.Until(finishBy).Milliseconds(), 0)
+}
+
+func setTrace(h http.Header, call Call) {
+	if call.TraceParent != "" {
+		h.Set("traceparent", call.TraceParent)
+	}
+	if call.TraceState != "" {
+		h.Set("tracestate", call.TraceState)
+	}
+}
+
+// secretReference matches ${env:NAME} and ${file:/path} within a header value.
+var secretReference = regexp.MustCompile(`\$\{((?:env|file):[^}]+)\}`)
+
+var (
+	headerName    = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+	secretishName = regexp.MustCompile(`(?i)^(authorization|proxy-authorization|cookie|.*(key|token|secret|password))$`)
+)
+
+// checkHeaders refuses headers that belong to the protocol, and secrets
+// written out: the registry is readable by everybody who may look at a queue.
+func checkHeaders(m Model) error {
+	for name, value := range m.Headers {
+		field := "headers." + name
+		canonical := http.CanonicalHeaderKey(name)
+		switch {
+		case !headerName.MatchString(name):
+			return fieldError(field, "is not a header name")
+		case strings.ContainsAny(value, "\r\n\x00"):
+			return fieldError(field, "must be one line")
+		case reservedHeader(canonical):
+			return fieldError(field, "is set by Penstock and cannot be overridden")
+		case secretishName.MatchString(name) && !refersToSecret(value):
+			return fieldError(field, "must refer to its secret as env:NAME or file:/path, not contain it")
+		}
+	}
+	return nil
+}
+
+func reservedHeader(canonical string) bool {
+	switch canonical {
+	case "Host", "Content-Length", "Content-Type", "Transfer-Encoding", "Connection",
+		"Traceparent", "Tracestate", "X-Source", "Prefer", headerIdemKey:
+		return true
+	}
+	return strings.HasPrefix(canonical, "Penstock-")
+}
+
+func refersToSecret(value string) bool {
+	return strings.HasPrefix(value, "env:") || strings.HasPrefix(value, "file:") ||
+		secretReference.MatchString(value)
+}
+
+// resolveHeaders replaces references by what read returns. It is done for every
+// request, so that a rotated secret needs no restart.
+func resolveHeaders(headers map[string]string, read func(ref string) (string, error)) (http.Header, error) {
+	resolved := make(http.Header, len(headers)+10)
+	for name, value := range headers {
+		text, err := resolveSecrets(value, read)
+		if err != nil {
+			return nil, fmt.Errorf("resolve header %s: %w", name, err)
+		}
+		resolved.Set(name, text)
+	}
+	return resolved, nil
+}
+
+func resolveSecrets(value string, read func(ref string) (string, error)) (string, error) {
+	if strings.HasPrefix(value, "env:") || strings.HasPrefix(value, "file:") {
+		return read(value)
+	}
+	var failure error
+	text := secretReference.ReplaceAllStringFunc(value, func(match string) string {
+		secret, err := read(match[2 : len(match)-1])
+		if err != nil && failure == nil {
+			failure = err
+		}
+		return secret
+	})
+	return text, failure
+}
+
+// ReadSecret returns the secret that ref names: env:NAME from the environment,
+// file:/path from a file, without the line end; an empty one is none. It is the default of
+// Config.Secret. The error names the reference, never a secret.
+func ReadSecret(ref string) (string, error) {
+	kind, name, _ := strings.Cut(ref, ":")
+	switch kind {
+	case "env":
+		if value, ok := os.LookupEnv(name); ok && value != "" {
+			return value, nil
+		}
+		return "", fmt.Errorf("read secret %s: variable is not set", ref)
+	case "file":
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return "", fmt.Errorf("read secret %s: %w", ref, err)
+		}
+		if value := strings.TrimRight(string(text), "\r\n"); value != "" {
+			return value, nil
+		}
+		return "", fmt.Errorf("read secret %s: file is empty", ref)
+	}
+	return "", errors.New("read secret: want env:NAME or file:/path")
+}

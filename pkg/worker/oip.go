@@ -1,0 +1,99 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// oip speaks the Open Inference Protocol (KServe v2): one synchronous call,
+// readiness told by status code alone, no way to cancel or to ask again.
+type oip struct {
+	wire
+	synchronous
+}
+
+// synchronous is what adapters have in common whose protocol has one call, and nothing to ask or tell it by.
+type synchronous struct{}
+
+// Poll never knows.
+func (synchronous) Poll(context.Context, Run) Outcome {
+	return unknown("the protocol has no asynchronous calls: a run cannot be asked for")
+}
+
+// Cancel has nothing to send: ending Submit's context closes the connection, and that is all.
+func (synchronous) Cancel(context.Context, Run) Cancellation {
+	return Cancellation{Reason: "the protocol has no cancel; the connection was closed"}
+}
+
+func (p *oip) Submit(ctx context.Context, call Call) Outcome {
+	return p.submit(ctx, call, func(finishBy time.Time) (request, error) {
+		body, err := p.inferBody(call, finishBy)
+		return request{method: http.MethodPost, url: p.at(p.modelPath() + "/infer"), body: body}, err
+	}, func(r reply) Outcome {
+		switch {
+		case r.status/100 != 2:
+			return classifyStatus(r.status, r.header, r.body)
+		case !hasMember(r.body, "outputs"):
+			return failed(ClassTransient, "worker answered without outputs")
+		}
+		return done(r.body, r.status)
+	})
+}
+
+// inferBody sets the request id to the entry's where the payload has none. The
+// server echoes it; it is not an idempotency key.
+func (p *oip) inferBody(call Call, finishBy time.Time) (json.RawMessage, error) {
+	expanded, err := p.body(call, finishBy)
+	if err != nil {
+		return nil, err
+	}
+	var body map[string]json.RawMessage
+	if json.Unmarshal(expanded, &body) != nil || body["inputs"] == nil {
+		return nil, errors.New("payload has no inputs: the Open Inference Protocol wants {\"inputs\":[...]}")
+	}
+	if body["id"] == nil {
+		body["id"] = quote(call.Entry)
+	}
+	return json.Marshal(body)
+}
+
+func (p *oip) modelPath() string {
+	path := "/v2/models/" + url.PathEscape(p.model.RemoteName)
+	if p.model.Version != "" {
+		path += "/versions/" + url.PathEscape(p.model.Version)
+	}
+	return path
+}
+
+// Probe asks for the model, then for the server. Servers send empty bodies, and
+// 400 as well as 503 for not ready.
+func (p *oip) Probe(ctx context.Context) Health {
+	ready, err := p.ok(ctx, p.modelPath()+"/ready")
+	switch {
+	case err != nil:
+		return Health{State: StateUnhealthy, Reason: Clip(err.Error())}
+	case ready == http.StatusNotFound: // a server without the route, or without the model
+		ready, err = p.ok(ctx, "/v2/health/ready")
+	}
+	if err == nil && ready/100 == 2 {
+		return p.withLoad(ctx, Health{State: StateReady})
+	}
+	if live, err := p.ok(ctx, "/v2/health/live"); err == nil && live/100 == 2 {
+		return Health{State: StateStarting, Reason: "server is live, model is not ready"}
+	}
+	return Health{State: StateUnhealthy, Reason: "server is not live"}
+}
+
+func (p *oip) ok(ctx context.Context, path string) (int, error) {
+	status, _, _, err := p.ask(ctx, p.model.Timeouts.Probe.Duration(), request{method: http.MethodGet, url: p.at(path)})
+	return status, err
+}
+
+func hasMember(body []byte, name string) bool {
+	var object map[string]json.RawMessage
+	return json.Unmarshal(body, &object) == nil && isSet(object[name])
+}

@@ -1,0 +1,183 @@
+package worker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A batch of the Open Inference Protocol is one request whose tensors are
+// stacked along their first dimension.
+
+// tensor is an input or output. Its data may be flat or nested; it is kept flat.
+type tensor struct {
+	Name       string          `json:"name"`
+	Shape      []int64         `json:"shape"`
+	Datatype   string          `json:"datatype"`
+	Parameters json.RawMessage `json:"parameters,omitempty"`
+	Data       json.RawMessage `json:"data"`
+}
+
+// inferRequest keeps what it does not know of a payload out of batches: an
+// output selection or parameters may differ from entry to entry.
+type inferRequest struct {
+	ID         json.RawMessage `json:"id,omitempty"`
+	Parameters json.RawMessage `json:"parameters,omitempty"`
+	Inputs     []tensor        `json:"inputs"`
+	Outputs    json.RawMessage `json:"outputs,omitempty"`
+}
+
+func (p *oip) request(call Call) (inferRequest, int64, error) {
+	var r inferRequest
+	if err := json.Unmarshal(call.Payload, &r); err != nil || len(r.Inputs) == 0 {
+		return r, 0, errors.New("payload has no inputs")
+	}
+	rows := int64(0)
+	for _, t := range r.Inputs {
+		if len(t.Shape) == 0 || t.Shape[0] <= 0 || (rows != 0 && t.Shape[0] != rows) {
+			return r, 0, fmt.Errorf("input %s has no first dimension in common with the others, so it cannot be stacked", t.Name)
+		}
+		rows = t.Shape[0]
+	}
+	return r, rows, nil
+}
+
+func (p *oip) Measure(call Call, at time.Time) (Member, error) {
+	r, rows, err := p.request(call)
+	if err != nil {
+		return Member{}, err
+	}
+	var shape strings.Builder
+	for _, t := range r.Inputs {
+		fmt.Fprintf(&shape, "%q%s%v%s;", t.Name, t.Datatype, t.Shape[1:], t.Parameters)
+	}
+	fmt.Fprintf(&shape, "%s%s", r.Outputs, r.Parameters)
+	return p.measure(call, at, shape.String(), rows), nil
+}
+
+func (p *oip) Join(calls []Call) (Call, error) {
+	var whole inferRequest
+	data := map[string][]json.RawMessage{}
+	total := int64(0)
+	for _, c := range calls {
+		r, rows, err := p.request(c)
+		if err != nil {
+			return Call{}, fmt.Errorf("join entry %s: %w", c.Entry, err)
+		}
+		whole.Inputs, whole.Outputs, whole.Parameters = r.Inputs, r.Outputs, r.Parameters
+		total += rows
+		for _, t := range r.Inputs {
+			flat, err := flatten(nil, t.Data)
+			if err != nil || int64(len(flat)) != volume(t.Shape) {
+				return Call{}, fmt.Errorf("join entry %s: data of input %s does not fill its shape", c.Entry, t.Name)
+			}
+			data[t.Name] = append(data[t.Name], flat...)
+		}
+	}
+	for i, t := range whole.Inputs {
+		stacked, err := json.Marshal(data[t.Name])
+		if err != nil {
+			return Call{}, fmt.Errorf("join batch: %w", err)
+		}
+		whole.Inputs[i].Shape = append([]int64{total}, t.Shape[1:]...)
+		whole.Inputs[i].Data = stacked
+	}
+	payload, err := json.Marshal(whole)
+	if err != nil {
+		return Call{}, fmt.Errorf("join batch: %w", err)
+	}
+	return joined(calls, payload), nil
+}
+
+func (p *oip) Split(calls []Call, whole Outcome) []Outcome {
+	if whole.Kind != Done {
+		return SameForAll(calls, whole)
+	}
+	var reply map[string]json.RawMessage
+	var outputs []tensor
+	if json.Unmarshal(whole.Result, &reply) != nil || json.Unmarshal(reply["outputs"], &outputs) != nil {
+		return misfit(calls, whole, "worker answered a batch without outputs")
+	}
+	rows, total := make([]int64, len(calls)), int64(0)
+	for i, c := range calls {
+		_, n, err := p.request(c)
+		if err != nil {
+			return misfit(calls, whole, err.Error())
+		}
+		rows[i], total = n, total+n
+	}
+	flat := make([][]json.RawMessage, len(outputs))
+	for i, t := range outputs {
+		values, err := flatten(nil, t.Data)
+		if err != nil || len(t.Shape) == 0 || t.Shape[0] != total || int64(len(values)) != volume(t.Shape) {
+			return misfit(calls, whole, fmt.Sprintf("output %s has shape %v for a batch of %d rows", t.Name, t.Shape, total))
+		}
+		flat[i] = values
+	}
+	outcomes, first := make([]Outcome, len(calls)), int64(0)
+	for i, c := range calls {
+		result, err := cut(reply, outputs, flat, c.Entry, first, rows[i], total)
+		if err != nil {
+			return misfit(calls, whole, err.Error())
+		}
+		outcomes[i] = Outcome{Kind: Done, Result: result, StatusCode: whole.StatusCode, SentAt: whole.SentAt}
+		first += rows[i]
+	}
+	return outcomes
+}
+
+// cut takes n of the total rows of every output, from first on.
+func cut(reply map[string]json.RawMessage, outputs []tensor, flat [][]json.RawMessage, entry string, first, n, total int64) (json.RawMessage, error) {
+	own := make([]tensor, len(outputs))
+	for i, t := range outputs {
+		stride := int64(len(flat[i])) / total
+		data, err := json.Marshal(flat[i][first*stride : (first+n)*stride])
+		if err != nil {
+			return nil, err
+		}
+		own[i] = t
+		own[i].Shape, own[i].Data = append([]int64{n}, t.Shape[1:]...), data
+	}
+	list, err := json.Marshal(own)
+	if err != nil {
+		return nil, err
+	}
+	answer := map[string]json.RawMessage{}
+	for name, member := range reply {
+		answer[name] = member
+	}
+	answer["outputs"], answer["id"] = list, quote(entry)
+	return json.Marshal(answer)
+}
+
+// flatten appends the values of a nested list in row-major order.
+func flatten(into []json.RawMessage, data json.RawMessage) ([]json.RawMessage, error) {
+	var items []json.RawMessage
+	if err := json.Unmarshal(data, &items); err != nil {
+		return nil, err
+	}
+	for _, item := range items {
+		if len(item) == 0 || item[0] != '[' {
+			into = append(into, item)
+			continue
+		}
+		var err error
+		if into, err = flatten(into, item); err != nil {
+			return nil, err
+		}
+	}
+	return into, nil
+}
+
+func volume(shape []int64) int64 {
+	v := int64(1)
+	for _, n := range shape {
+		if n < 0 || (n > 0 && v > (1<<31)/n) {
+			return -1
+		}
+		v *= n
+	}
+	return v
+}

@@ -1,0 +1,141 @@
+package worker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Kind of an outcome.
+type Kind uint8
+
+// Unknown is the zero value on purpose: an outcome that nobody filled in must
+// not be taken for a call that did not run.
+const (
+	Unknown   Kind = iota // it may have run
+	Done                  // it ran; Result holds the answer
+	Accepted              // the worker runs it under Remote
+	Busy                  // refused for want of capacity; nothing ran
+	NotReady              // the worker cannot serve now; nothing ran unless MaybeRunning
+	Rejected              // the worker refuses this entry for good
+	Failed                // it ran and failed
+	Cancelled             // the worker is known to have stopped it, whoever asked
+)
+
+var kindNames = [...]string{"unknown", "done", "accepted", "busy", "not_ready", "rejected", "failed", "cancelled"}
+
+// String names the kind as logs and metrics show it.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// Class says what sort of error it was, as far as the worker let on.
+type Class string
+
+// The error classes. They decide what happens next: oom retries only where
+// there is more memory, context_lost drains the instance first, busy costs
+// nothing, input is not retried, transient is retried.
+const (
+	ClassNone        Class = ""
+	ClassOOM         Class = "oom"
+	ClassContextLost Class = "context_lost"
+	ClassBusy        Class = "busy"
+	ClassInput       Class = "input"
+	ClassTransient   Class = "transient"
+)
+
+// Outcome is what one exchange with a worker came to.
+type Outcome struct {
+	Kind       Kind
+	Result     json.RawMessage // Done: what the model answered
+	Remote     string          // Accepted: the worker's name for the run
+	RetryAfter time.Duration   // Busy, NotReady: what the worker asked for; 0 when it did not
+	Class      Class           // Failed, Rejected; on NotReady a hint about the instance
+	StatusCode int             // HTTP status; 0 when there was no answer
+	Reason     string          // one line for a person; carries no secret
+	Err        error           // a limit below, *TooLargeError, or the transport's
+
+	// MaybeRunning: the worker may still be at it. The slot stays counted until
+	// a probe or a confirmed cancel says otherwise.
+	MaybeRunning bool
+
+	// Reattached: the run was already in flight at the worker, so it reports to
+	// the callback address of the lock that started it.
+	Reattached bool
+
+	// Alone: the entry was in a batch that did not succeed; try it outside one.
+	Alone bool
+
+	// Starting: accepted, but the worker has not begun (cold start, its own
+	// queue). Such time is charged to no limit of the run.
+	Starting bool
+
+	// Progress changes whenever the worker's report changes.
+	Progress string
+
+	Logs    string          // Cog: the run's log
+	Metrics json.RawMessage // Cog: what the worker measured
+	SentAt  time.Time       // when the request had been handed to the network; zero: never
+}
+
+// FreeOfCharge reports whether the outcome must not consume an attempt.
+func (o Outcome) FreeOfCharge() bool { return o.Kind == Busy || o.Kind == NotReady }
+
+// Final reports whether the outcome ends a run by itself.
+func (o Outcome) Final() bool {
+	return o.Kind == Done || o.Kind == Failed || o.Kind == Rejected || o.Kind == Cancelled
+}
+
+// ErrStaleToken says that the worker has seen a newer token for the entry: this
+// lock is lost. Nothing ran; no attempt is to be spent on it.
+var ErrStaleToken = errors.New("worker has seen a newer token for the entry")
+
+// ErrSharedID says that the worker gave two runs one id: what it answers under it cannot be told to be this entry's.
+var ErrSharedID = errors.New("worker gave the id of another run")
+
+// Limits that end a run from this side.
+var (
+	ErrRunLimit   = errors.New("run time limit reached")
+	ErrDeadline   = errors.New("deadline of the entry reached")
+	ErrNoProgress = errors.New("no progress within the limit")
+	ErrStartLimit = errors.New("worker did not start within the limit")
+	ErrSilence    = errors.New("worker stopped answering polls")
+)
+
+// TooLargeError reports an answer larger than the model allows.
+type TooLargeError struct{ LimitBytes int64 }
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("answer is larger than max_response_bytes (%d); raise it, or let the worker return a reference", e.LimitBytes)
+}
+
+func done(result json.RawMessage, status int) Outcome {
+	return Outcome{Kind: Done, Result: result, StatusCode: status}
+}
+
+func failed(class Class, reason string) Outcome {
+	return Outcome{Kind: Failed, Class: class, Reason: Clip(reason)}
+}
+
+func unknown(reason string) Outcome {
+	return Outcome{Kind: Unknown, Reason: Clip(reason), MaybeRunning: true}
+}
+
+// Clip keeps a worker's text to a line that fits a log and a failure row.
+func Clip(text string) string {
+	const most = 500
+	clean := []rune(text)
+	for i, r := range clean {
+		if r < ' ' {
+			clean[i] = ' '
+		}
+	}
+	if len(clean) > most {
+		return string(clean[:most]) + "…"
+	}
+	return string(clean)
+}

@@ -1,0 +1,53 @@
+package worker
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strconv"
+)
+
+// ParseCogCallback turns what a Cog worker posts to a callback address into an
+// outcome: Accepted with new Progress while the run goes on, a final one when
+// it completed. The body must be about entry.
+//
+// Answer the worker 2xx at once. When the outcome cannot be stored, answer 503:
+// Cog repeats a completed callback on 5xx, and gives up on any 4xx.
+func ParseCogCallback(entry string, body []byte) (Outcome, error) {
+	var p prediction
+	if err := json.Unmarshal(body, &p); err != nil {
+		return Outcome{}, fmt.Errorf("read cog callback: %w", err)
+	}
+	if p.ID != entry {
+		return Outcome{}, fmt.Errorf("read cog callback: it is about prediction %q, not %q", Clip(p.ID), entry)
+	}
+	switch p.Status {
+	case "starting", "processing", "succeeded", "failed", "canceled", "cancelled", "aborted":
+		return p.outcome(entry, body), nil
+	}
+	return Outcome{}, fmt.Errorf("read cog callback: unknown status %q", Clip(p.Status))
+}
+
+// CallbackToken returns the part of a callback address that nobody can guess:
+// it binds the address to one lock of one entry. Whoever holds key can check it
+// without asking the database.
+func CallbackToken(key []byte, entry string, token int64) string {
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte(strconv.Itoa(len(entry)) + ":" + entry + ":" + strconv.FormatInt(token, 10)))
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// CheckCallbackToken compares in constant time.
+func CheckCallbackToken(key []byte, entry string, token int64, given string) bool {
+	return hmac.Equal([]byte(CallbackToken(key, entry, token)), []byte(given))
+}
+
+// ReadReport reads what a worker of the model posts about a run.
+func (m Model) ReadReport(run Run, body []byte) (Outcome, error) {
+	if m.Protocol == ProtocolCog {
+		return ParseCogCallback(run.Entry, body)
+	}
+	return (&generic{wire{model: m}}).report(run, body)
+}

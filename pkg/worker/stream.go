@@ -1,0 +1,155 @@
+package worker
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// consume reads a stream of server-sent events to its end, hands its frames to
+// the call's output and puts the whole answer together.
+func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call) Outcome {
+	defer a.reply.Body.Close()
+	body := io.Reader(a.reply.Body)
+	if limit := p.model.Timeouts.NoProgress.Duration(); limit > 0 {
+		watched := watchProgress(body, limit, stop)
+		defer watched.Stop()
+		body = watched
+	}
+	out := newChunker(ctx, call.Output)
+	o := p.follow(newEvents(body, p.model.MaxResponseBytes), out, func(err error) Outcome { return p.broken(ctx, a, err) })
+	if err := out.Close(); err != nil && o.Kind == Done {
+		// The result below is whole; what was lost is the log of its parts.
+		o.Err = fmt.Errorf("write output: %w", err)
+	}
+	o.SentAt, o.StatusCode = a.sentAt, a.reply.StatusCode
+	return o
+}
+
+// follow reads events until [DONE], an error event, or the end of the stream.
+func (p *openAI) follow(events *events, out *chunker, broken func(error) Outcome) Outcome {
+	var whole assembly
+	for {
+		event, err := events.next()
+		switch {
+		case errors.Is(err, io.EOF) && whole.finished():
+			return whole.outcome() // some servers close without [DONE]
+		case errors.Is(err, io.EOF):
+			return broken(io.ErrUnexpectedEOF)
+		case err != nil:
+			return broken(err)
+		case string(event.data) == "[DONE]":
+			return whole.outcome()
+		case event.name == "error" || hasMember(event.data, "error"):
+			return errorAfterOK(event.data, whole.begun())
+		}
+		if err := whole.add(event.data); err != nil {
+			return failed(ClassTransient, "worker streamed something that is not JSON")
+		}
+		out.Write(event.frame())
+	}
+}
+
+// event is one server-sent event; several data lines are joined by newlines.
+type event struct {
+	name string
+	data []byte
+}
+
+// frame writes the event as a client may be sent it.
+func (e event) frame() []byte {
+	var b bytes.Buffer
+	for line := range bytes.SplitSeq(e.data, []byte("\n")) {
+		b.WriteString("data: ")
+		b.Write(line)
+		b.WriteByte('\n')
+	}
+	b.WriteByte('\n')
+	return b.Bytes()
+}
+
+// events reads an event stream (WHATWG HTML, 9.2.6), at most limit bytes of it.
+type events struct {
+	lines *bufio.Reader
+	left  int64
+	limit int64
+}
+
+func newEvents(r io.Reader, limit int64) *events {
+	return &events{lines: bufio.NewReaderSize(r, 16<<10), left: limit, limit: limit}
+}
+
+func (e *events) next() (event, error) {
+	var ev event
+	hasData := false
+	for {
+		line, err := e.line()
+		if err != nil {
+			return event{}, err // an event without its empty line is not complete
+		}
+		if len(line) == 0 {
+			if hasData {
+				return ev, nil
+			}
+			ev.name = ""
+			continue
+		}
+		field, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch string(field) {
+		case "data":
+			if hasData {
+				ev.data = append(ev.data, '\n')
+			}
+			ev.data, hasData = append(ev.data, value...), true
+		case "event":
+			ev.name = string(value)
+		}
+	}
+}
+
+// line reads one line without its end. Its length is bounded by what is left
+// of the whole stream's limit.
+func (e *events) line() ([]byte, error) {
+	var line []byte
+	for {
+		part, err := e.lines.ReadSlice('\n')
+		e.left -= int64(len(part))
+		if e.left < 0 {
+			return nil, &TooLargeError{LimitBytes: e.limit}
+		}
+		line = append(line, part...)
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return bytes.TrimRight(line, "\r\n"), nil
+	}
+}
+
+// progressReader ends the call when nothing has arrived for a while.
+type progressReader struct {
+	io.Reader
+	timer *time.Timer
+	limit time.Duration
+}
+
+func watchProgress(r io.Reader, limit time.Duration, stop context.CancelCauseFunc) *progressReader {
+	return &progressReader{Reader: r, limit: limit, timer: time.AfterFunc(limit, func() { stop(ErrNoProgress) })}
+}
+
+func (r *progressReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if n > 0 {
+		r.timer.Reset(r.limit)
+	}
+	return n, err
+}
+
+func (r *progressReader) Stop() { r.timer.Stop() }

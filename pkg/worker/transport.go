@@ -1,0 +1,360 @@
+package worker
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Config holds what all adapters of a process share. The zero value works.
+type Config struct {
+	// Secret returns the secret that a header refers to; ReadSecret by default.
+	Secret func(ref string) (string, error)
+
+	// IdleConnections kept open to one instance; 512 by default, so that as many
+	// slots need no handshake per call.
+	IdleConnections int
+
+	// IdleTimeout after which an unused connection is closed; 1.5 s by default.
+	// It stays below the shortest keep-alive in common servers (2 s), because a
+	// request written to a connection that the worker is just closing has an
+	// unknown outcome.
+	IdleTimeout time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	if c.Secret == nil {
+		c.Secret = ReadSecret
+	}
+	c.IdleConnections = cmp.Or(c.IdleConnections, 512)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, 1500*time.Millisecond)
+	return c
+}
+
+// wire is the HTTP side of one instance.
+type wire struct {
+	model  Model
+	base   *url.URL
+	client *http.Client
+	secret func(ref string) (string, error)
+}
+
+func newWire(model Model, base *url.URL, config Config) wire {
+	dialer := &net.Dialer{Timeout: model.Timeouts.Connect.Duration(), KeepAlive: 15 * time.Second}
+	return wire{
+		model:  model,
+		base:   base,
+		secret: config.Secret,
+		client: &http.Client{
+			Transport: &http.Transport{
+				DialContext:            dialer.DialContext,
+				TLSHandshakeTimeout:    model.Timeouts.Connect.Duration(),
+				MaxIdleConnsPerHost:    config.IdleConnections,
+				IdleConnTimeout:        config.IdleTimeout,
+				MaxResponseHeaderBytes: 64 << 10,
+				DisableCompression:     true, // a small compressed answer must not unfold past the limit
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}
+}
+
+// at returns the URL of a path below the endpoint.
+func (w *wire) at(path string) string {
+	return strings.TrimSuffix(w.base.String(), "/") + path
+}
+
+// atOrigin returns the URL of a path at the endpoint's host, for protocols
+// whose endpoint is itself the path that takes the call.
+func (w *wire) atOrigin(path string) string {
+	return w.base.Scheme + "://" + w.base.Host + path
+}
+
+// request is one exchange to be made.
+type request struct {
+	method, url string
+	body        []byte
+	header      http.Header // besides the model's own
+	accept      string
+}
+
+// answer is what came back. Exactly one of reply and err is set.
+type answer struct {
+	reply  *http.Response
+	err    error
+	sent   bool      // the whole request may have reached the worker
+	sentAt time.Time // zero when it was never written
+}
+
+// do sends the request. The caller closes the reply's body.
+func (w *wire) do(ctx context.Context, r request) answer {
+	header, err := resolveHeaders(w.model.Headers, w.secret)
+	if err != nil {
+		return answer{err: err}
+	}
+	for name, values := range r.header {
+		header[name] = values
+	}
+	header.Set("Accept", cmp.Or(r.accept, "application/json"))
+	body := &countedBody{data: bytes.NewReader(r.body)}
+	var trace sendTrace
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: trace.wroteRequest})
+	req, err := http.NewRequestWithContext(ctx, r.method, r.url, nil)
+	if err != nil {
+		return answer{err: fmt.Errorf("build request: %w", err)}
+	}
+	req.Header = header
+	if r.body != nil {
+		header.Set("Content-Type", "application/json")
+		// GetBody stays nil: net/http would otherwise send a request with an
+		// Idempotency-Key a second time by itself when a reused connection breaks.
+		req.Body, req.ContentLength = io.NopCloser(body), int64(len(r.body))
+	}
+	reply, err := w.client.Do(req) //nolint:bodyclose // the caller closes it, as it says above
+	a := answer{reply: reply, err: err, sentAt: trace.at()}
+	// A body of which the transport took every byte may have arrived, unless
+	// the final write itself was refused.
+	a.sent = (r.body == nil || body.drained()) && !trace.refused.Load()
+	var dial *net.OpError
+	if errors.As(err, &dial) && dial.Op == "dial" {
+		a.sent = false
+	}
+	return a
+}
+
+// countedBody knows whether all of it was handed to the transport. net/http
+// reads it in a goroutine of its own that may outlive Do.
+type countedBody struct {
+	data *bytes.Reader
+	left atomic.Bool // set once the last byte was read
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.data.Read(p)
+	if b.data.Len() == 0 {
+		b.left.Store(true)
+	}
+	return n, err
+}
+
+func (b *countedBody) drained() bool { return b.left.Load() }
+
+type sendTrace struct {
+	wrote   atomic.Pointer[time.Time]
+	refused atomic.Bool
+}
+
+func (t *sendTrace) wroteRequest(info httptrace.WroteRequestInfo) {
+	if info.Err != nil {
+		t.refused.Store(true)
+		return
+	}
+	now := time.Now()
+	t.wrote.Store(&now)
+}
+
+func (t *sendTrace) at() time.Time {
+	if at := t.wrote.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
+}
+
+// read takes the whole answer, at most MaxResponseBytes of it.
+func (w *wire) read(reply *http.Response) ([]byte, error) {
+	defer reply.Body.Close()
+	limit := w.model.MaxResponseBytes
+	if reply.ContentLength > limit {
+		return nil, &TooLargeError{LimitBytes: limit}
+	}
+	body, err := io.ReadAll(io.LimitReader(reply.Body, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(body)) > limit {
+		return nil, &TooLargeError{LimitBytes: limit}
+	}
+	return body, nil
+}
+
+// submit sends a call as build makes it, within its time, and has judge read the answer.
+func (w *wire) submit(ctx context.Context, call Call, build func(finishBy time.Time) (request, error), judge func(reply) Outcome) Outcome {
+	ctx, cancel, finishBy := w.begin(ctx, call)
+	defer cancel()
+	r, err := build(finishBy)
+	if err != nil {
+		return BadPayload(err)
+	}
+	header := w.headers(call, finishBy)
+	for name, values := range r.header {
+		header[name] = values
+	}
+	r.header = header
+	a := w.do(ctx, r)
+	if a.err != nil {
+		return w.broken(ctx, a, a.err)
+	}
+	return w.judged(ctx, a, judge)
+}
+
+// reply is a whole answer.
+type reply struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// judged reads the rest of an answer and has judge decide what it means.
+func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) Outcome {
+	body, err := w.read(a.reply)
+	var o Outcome
+	if err != nil {
+		o = w.broken(ctx, a, err)
+	} else {
+		o = judge(reply{a.reply.StatusCode, a.reply.Header, body})
+	}
+	o.SentAt = a.sentAt
+	o.StatusCode = cmp.Or(o.StatusCode, a.reply.StatusCode)
+	return o
+}
+
+// broken classifies an exchange that has no complete answer. Nothing ran if
+// the request did not reach the worker as a whole; otherwise it may have.
+func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
+	o := Outcome{Err: err, SentAt: a.sentAt, Reason: Clip(w.reason(err))}
+	var tooLarge *TooLargeError
+	cause := context.Cause(ctx)
+	switch {
+	case errors.As(err, &tooLarge):
+		// It ran, and would answer the same again.
+		o.Kind, o.Class, o.Reason = Failed, ClassInput, tooLarge.Error()
+	case cause != nil && errors.Is(cause, context.Canceled):
+		o.Err = cause
+		if !a.sent || w.model.abortStops() {
+			o.Kind, o.Reason = Cancelled, "connection closed by a cancel"
+			break
+		}
+		o.Kind, o.MaybeRunning, o.Reason = Unknown, true, "connection closed by a cancel; this protocol does not say that it stops the run"
+	case cause != nil:
+		o.Err = cause
+		o.Reason = Clip(cause.Error())
+		o.Kind, o.MaybeRunning = Unknown, !w.model.abortStops()
+		if !a.sent {
+			o.Kind, o.MaybeRunning = NotReady, false
+		}
+	case !a.sent:
+		o.Kind = NotReady
+	default:
+		o.Kind, o.MaybeRunning = Unknown, !w.model.abortStops()
+	}
+	return o
+}
+
+// reason strips the URL that net/http puts into its errors: an endpoint may be
+// internal, and reasons are shown to clients.
+func (w *wire) reason(err error) string {
+	var wrapped *url.Error
+	if errors.As(err, &wrapped) {
+		err = wrapped.Err
+	}
+	return err.Error()
+}
+
+// begin bounds a submit by the run time limit and the entry's deadline. It also
+// returns until when the worker may run: an accepted run outlives the submit,
+// and its cold start is not charged to it.
+func (w *wire) begin(ctx context.Context, call Call) (context.Context, context.CancelFunc, time.Time) {
+	now, limits := time.Now(), w.model.Timeouts
+	hangUp, cause := now.Add(limits.Run.Duration()), ErrRunLimit
+	finishBy := hangUp
+	if w.model.Type == TypeAsync {
+		finishBy = now.Add(limits.Start.Duration() + w.model.MaxPollTime.Duration())
+	}
+	if !call.FinishBy.IsZero() && call.FinishBy.Before(hangUp) {
+		hangUp, cause = call.FinishBy, ErrDeadline
+	}
+	if !call.FinishBy.IsZero() && call.FinishBy.Before(finishBy) {
+		finishBy = call.FinishBy
+	}
+	ctx, cancel := context.WithDeadlineCause(ctx, hangUp, cause)
+	return ctx, cancel, finishBy
+}
+
+func (w *wire) headers(call Call, finishBy time.Time) http.Header {
+	h := http.Header{}
+	setRun(h, call.Run)
+	setRemaining(h, finishBy)
+	setTrace(h, call)
+	return h
+}
+
+// body builds the request body from the model's template, or passes the
+// payload on.
+func (w *wire) body(call Call, finishBy time.Time) (json.RawMessage, error) {
+	payload := call.Payload
+	if len(payload) == 0 {
+		payload = json.RawMessage("null")
+	}
+	if !json.Valid(payload) {
+		return nil, errors.New("payload is not JSON")
+	}
+	if w.model.Body == nil {
+		return payload, nil
+	}
+	values := map[string]json.RawMessage{
+		"payload":     payload,
+		"entry":       quote(call.Entry),
+		"attempt":     json.RawMessage(strconv.Itoa(call.Attempt)),
+		"remote_name": quote(w.model.RemoteName),
+	}
+	if !finishBy.IsZero() {
+		values["remaining_ms"] = json.RawMessage(strconv.FormatInt(millisecondsLeft(finishBy), 10))
+	}
+	return expand(w.model.Body, values)
+}
+
+func quote(text string) json.RawMessage {
+	quoted, _ := json.Marshal(text) // a string always encodes
+	return quoted
+}
+
+// BadPayload is the outcome of a call that cannot be built from its entry: nothing was sent.
+func BadPayload(err error) Outcome {
+	return Outcome{Kind: Rejected, Class: ClassInput, Reason: Clip(err.Error()), Err: err}
+}
+
+// ask makes a control request (poll, cancel, probe) within limit.
+func (w *wire) ask(ctx context.Context, limit time.Duration, r request) (int, http.Header, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	a := w.do(ctx, r)
+	if a.err != nil {
+		return 0, nil, nil, errors.New(w.reason(a.err))
+	}
+	body, err := w.read(a.reply)
+	return a.reply.StatusCode, a.reply.Header, body, err
+}
+
+// remotePath fills a worker's own name for a run into a path. The name comes
+// from outside: it must stay one segment of the path.
+func remotePath(template, id string) string {
+	return strings.Replace(template, "{id}", url.PathEscape(id), 1)
+}
+
+// usableRemote refuses names that could not be asked for again.
+func usableRemote(id string) bool {
+	return id != "" && id != "." && id != ".." && len(id) <= 256 &&
+		!strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r == 0x7f })
+}
