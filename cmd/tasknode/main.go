@@ -54,15 +54,11 @@ func run(cfg Config, log *slog.Logger) error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal is not caught
 
-	claims, err := postgres.Open(ctx, cfg.Database.Pool(4))
+	claims, beats, err := openPools(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer claims.Close()
-	beats, err := postgres.Open(ctx, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 1})
-	if err != nil {
-		return err
-	}
 	defer beats.Close()
 	tracing, stopTracing, err := telemetry.NewTracing(ctx, "penstock-tasknode", cfg.Trace.Endpoint, cfg.Trace.Share)
 	if err != nil {
@@ -95,6 +91,20 @@ func run(cfg Config, log *slog.Logger) error {
 	err = n.run(ctx, listener)
 	log.Info("task node stopped")
 	return err
+}
+
+// openPools opens the connections for claims and endings, and those for heartbeats. Heartbeats use one at a time;
+// there may be more for as long as frozen ones are being closed.
+func openPools(ctx context.Context, cfg Config) (claims, beats *pgxpool.Pool, err error) {
+	if claims, err = postgres.Open(ctx, cfg.Database.Pool(4)); err != nil {
+		return nil, nil, err
+	}
+	beats, err = postgres.Open(ctx, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 10})
+	if err != nil {
+		claims.Close()
+		return nil, nil, err
+	}
+	return claims, beats, nil
 }
 
 // node is everything that runs in this process.

@@ -63,6 +63,8 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	pc.MaxConns = cfg.MaxConns
 	pc.MaxConns = cmp.Or(pc.MaxConns, 4)
 	pc.MaxConnLifetimeJitter = 5 * time.Minute
+	pc.ConnConfig.ConnectTimeout = cmp.Or(pc.ConnConfig.ConnectTimeout, connectTimeout)
+	pc.ConnConfig.DialFunc = closingSoon(pc.ConnConfig.DialFunc)
 	// A server that is going away or has become a standby stays what it is: the next connection may find a better one.
 	pc.ConnConfig.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
 		return err.Severity != "FATAL" && !Unavailable(err)

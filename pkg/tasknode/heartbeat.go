@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// heartbeat renews the node's lease on a connection of its own, and passes on the orders that come back. It goes
+// heartbeat renews the node's lease on connections of its own, and passes on the orders that come back. It goes
 // on while the node drains, until ctx ends: whoever still runs something must keep its lease.
 func (n *Node) heartbeat(ctx context.Context) {
 	timer := time.NewTimer(0)
@@ -22,6 +22,7 @@ func (n *Node) heartbeat(ctx context.Context) {
 		start := time.Now()
 		if err := n.beat(ctx); err != nil && ctx.Err() == nil {
 			n.cfg.Log.Warn("heartbeat", "node", n.cfg.Name, "since", start.Sub(n.lease.renewed()), "error", err)
+			n.dropIdleBeats()
 			// Missed beats are tried again soon: each one counts against the lease.
 			timer.Reset(n.jitter(n.cfg.Beat / 4))
 			continue
@@ -46,6 +47,14 @@ func (n *Node) beat(ctx context.Context) error {
 	n.lease.renew(start)
 	n.obey(ctx, orders)
 	return nil
+}
+
+// dropIdleBeats makes the next heartbeat open a connection: what froze one connection may have frozen those that
+// lie idle as well.
+func (n *Node) dropIdleBeats() {
+	if pool, ok := n.beats.(interface{ Reset() }); ok {
+		pool.Reset()
+	}
 }
 
 // reincarnate registers the node anew after its row was removed. What it held is lost and ends by itself: every
@@ -87,7 +96,7 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 // leaseKeeper watches the lease. At three quarters of it without a renewal, every run ends: the leader waits for
 // the whole of it, so that nothing of ours touches the world when others begin.
 func (n *Node) leaseKeeper(ctx context.Context) {
-	limit := n.cfg.Lease * 3 / 4
+	limit := n.leaseBound()
 	for {
 		left := limit - time.Since(n.lease.renewed())
 		if left <= 0 {
@@ -106,6 +115,10 @@ func (n *Node) leaseKeeper(ctx context.Context) {
 		}
 	}
 }
+
+// leaseBound is for how long the node acts on what the database told it last. The leader waits for the whole lease; the quarter
+// between is for runs to end.
+func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
 
 // loseLease ends every run, and keeps from running what was claimed before: others may have it by the time when the
 // lease is renewed.

@@ -152,7 +152,7 @@ func (n *Node) Run(ctx context.Context) error {
 	n.finishSettling(die, &settlers)
 	die()
 	keepers.Wait()
-	return n.leave(ctx)
+	return n.deregister(ctx)
 }
 
 // drain waits for the processing threads. What has not begun is handed back at once; what runs has the grace, and
@@ -187,8 +187,8 @@ func (n *Node) finishSettling(giveUp func(), settlers *sync.WaitGroup) {
 	}
 }
 
-// leave removes the node's row, which the database allows only once no lock names it.
-func (n *Node) leave(ctx context.Context) error {
+// deregister removes the node's row, which the database allows only once no lock names it.
+func (n *Node) deregister(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.Beat)
 	defer cancel()
 	if _, err := invalidation.RemoveNode(ctx, n.beats, n.id()); err != nil {

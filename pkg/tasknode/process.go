@@ -35,9 +35,16 @@ type assignment struct {
 
 // accept takes claimed locks of a lane in. If the node has no others of the lane the first is let go before those that wait;
 // it returns the rest.
-func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64, t *traced) (rest []*assignment) {
+//
+// Locks whose claim began three quarters of a lease ago are handed back: while the answer was on its way no heartbeat listed
+// them, and the leader may take a lock that is older than a lease for one that its node does not know.
+func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses int64, claimed time.Time, t *traced) (rest []*assignment) {
 	if len(locks) == 0 {
 		return nil
+	}
+	late := time.Since(claimed) >= n.leaseBound()
+	if late {
+		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", v.name, "locks", len(locks), "took", time.Since(claimed))
 	}
 	seconds, total := n.board.estimate(v.service).Seconds(), 0.0
 	for _, l := range locks {
@@ -52,6 +59,11 @@ func (n *Node) accept(v *visit, locks []*invalidation.Lock, a allowance, losses 
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
 			a.ran(1)
 			n.end(job, last(invalidation.Done(l, 0, nil, 0)))
+			continue
+		}
+		if late {
+			a.ran(1)
+			n.end(job, last(invalidation.Release(l, l.Entries[0].ID, 0)))
 			continue
 		}
 		if first {
@@ -186,8 +198,12 @@ func (n *Node) process(job *assignment, let bool) {
 			return
 		}
 		ending := n.runOne(job, &entries[i])
-		ending.Last = i == len(entries)-1
+		// An entry that is handed back takes those behind it along, or they would overtake it.
+		ending.Last = i == len(entries)-1 || ending.Verb() == "release"
 		n.end(job, ending)
+		if ending.Last {
+			return
+		}
 	}
 }
 

@@ -100,7 +100,7 @@ func (n *Node) claim(ctx context.Context, visits []*visit, a allowance) {
 	for _, v := range visits[1:] {
 		along = append(along, invalidation.LaneHead{Lane: v.lane.key.lane, Pos: v.from})
 	}
-	claim, end := outlive(ctx, n.cfg.Beat)
+	claim, end := n.outlive(ctx)
 	claimed, err := first.queue.ClaimLanes(claim, request, along)
 	end()
 	if err != nil {
@@ -118,7 +118,7 @@ func (n *Node) claim(ctx context.Context, visits []*visit, a allowance) {
 	t := n.traceClaim(first.name, locks, start)
 	var rest []*assignment
 	for i, c := range claimed {
-		rest = append(rest, n.accept(visits[i], c.Locks, a, losses, t)...)
+		rest = append(rest, n.accept(visits[i], c.Locks, a, losses, start, t)...)
 	}
 	n.enqueue(rest)
 	for i, v := range visits {
@@ -238,8 +238,11 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 	}
 	swept := 0
 	if c.Left > 0 {
+		sweep, end := n.bound(ctx)
 		var err error
-		if swept, err = v.queue.Sweep(ctx, v.lane.key.lane, v.from, c.Mark); err != nil && ctx.Err() == nil {
+		swept, err = v.queue.Sweep(sweep, v.lane.key.lane, v.from, c.Mark)
+		end()
+		if err != nil && ctx.Err() == nil {
 			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 		}
 	}
@@ -253,18 +256,25 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 	n.board.leave(v, work, again)
 }
 
-// outlive is a context that ends d after ctx does. A claim that is cut off may be committed after its node looked for
-// it and left; its locks would then count as crashes. So a drain waits for claims, which take milliseconds.
-func outlive(ctx context.Context, d time.Duration) (context.Context, func()) {
-	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+// outlive is a context that ends a beat after ctx does, and at the latest after a lease: the answer may never come, and a
+// claim can be asked about again. A claim that is cut off may be committed after its node asked about it and left; its locks
+// would then count as crashes. So a drain waits for claims, which take milliseconds.
+func (n *Node) outlive(ctx context.Context) (context.Context, func()) {
+	late, cancel := n.bound(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		select {
 		case <-late.Done():
-		case <-time.After(d):
+		case <-time.After(n.cfg.Beat):
 			cancel()
 		}
 	})
 	return late, func() { stop(); cancel() }
+}
+
+// bound gives statements a lease: on a connection that froze without an error they would wait for TCP to give up, which
+// takes a quarter of an hour. Every statement of the node may be repeated.
+func (n *Node) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, n.cfg.Lease)
 }
 
 // resolve finds out what of a claim that ended in an error was committed, lane by lane. Whatever the error, that may be some
@@ -278,7 +288,9 @@ func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidatio
 	claimed := make([]invalidation.Claimed, len(visits))
 	start := time.Now()
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
-		locks, err := q.Reclaim(context.WithoutCancel(ctx), r.Node, r.ClaimID)
+		ask, end := n.bound(context.WithoutCancel(ctx))
+		locks, err := q.Reclaim(ask, r.Node, r.ClaimID)
+		end()
 		if err == nil {
 			for _, l := range locks {
 				i := slices.IndexFunc(visits, func(v *visit) bool { return v.lane.key.lane == l.Lane })
@@ -303,6 +315,8 @@ func (n *Node) discover(ctx context.Context) bool {
 		return false
 	}
 	start := time.Now()
+	ctx, end := n.bound(ctx)
+	defer end()
 	found, err := invalidation.Lanes(ctx, n.db, n.board.served(), lanesMax)
 	for queue, heads := range found {
 		n.board.found(queue, heads)

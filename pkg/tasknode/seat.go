@@ -142,7 +142,7 @@ func (n *Node) tend(v *visit, a allowance, losses int64, h invalidation.HandOver
 	switch {
 	case len(locks) > 0:
 		n.board.handed(v, locks[0].Lane, h.Entry != 0)
-		n.enqueue(n.accept(v, locks, a, losses, n.traceClaim(v.name, locks, start)))
+		n.enqueue(n.accept(v, locks, a, losses, start, n.traceClaim(v.name, locks, start)))
 		n.stats.claimed(1, time.Since(start))
 		n.stats.HandedOver.Add(1)
 		select {

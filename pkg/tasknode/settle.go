@@ -2,6 +2,7 @@ package tasknode
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -145,21 +146,23 @@ func (n *Node) settle(ctx context.Context) {
 	}
 }
 
-// record writes a batch, again and again while the database cannot be reached.
+// record writes a batch, again and again while the reason that it fails is one that passes.
 func (n *Node) record(ctx context.Context, p pile) {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		start := time.Now()
-		ours, err := p.queue.Settle(ctx, n.id(), p.endings)
+		statement, end := n.bound(ctx)
+		ours, err := p.queue.Settle(statement, n.id(), p.endings)
+		end()
 		if err == nil {
 			n.recorded(p, ours, time.Since(start))
 			return
 		}
-		if ctx.Err() != nil {
-			n.cfg.Log.Warn("endings left to recovery", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
-			n.free(p)
+		switch {
+		case ctx.Err() != nil:
+			n.leave(p, err)
 			return
-		}
-		if n.undigestible(ctx, p, err) {
+		case !passes(err):
+			n.recordApart(ctx, p, err)
 			return
 		}
 		n.cfg.Log.Warn("settle entries", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
@@ -170,31 +173,49 @@ func (n *Node) record(ctx context.Context, p pile) {
 	}
 }
 
-// undigestible deals with a pile that the database refuses for what is in it: each ending is tried by itself, and
-// the one to blame becomes a failure of its entry, without what the handler noted. If that is refused as well, the
-// lock is left to recovery: nothing that cannot be recorded may hold up what can.
-func (n *Node) undigestible(ctx context.Context, p pile, err error) bool {
+// passes says that the same endings may be recorded a moment later: the database is away, other transactions were in the
+// way (class 40, lock_not_available), or the statement took too long (query_canceled).
+func passes(err error) bool {
 	code := postgres.Code(err)
-	if postgres.Unavailable(err) || len(code) < 2 || (code[:2] != "22" && code[:2] != "23" && code[:2] != "54") {
-		return false
-	}
+	return postgres.Unavailable(err) || strings.HasPrefix(code, "40") || code == "55P03" || code == "57014"
+}
+
+// refusesContent says that the database refused the values of a statement: data exceptions, violated constraints, and
+// exceeded limits of the server.
+func refusesContent(err error) bool {
+	code := postgres.Code(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
+}
+
+// recordApart records the endings of a batch that cannot be recorded together, each by itself, so that none holds up others.
+// An ending whose values are refused becomes a failure of its entry, without what the handler noted. One that cannot be
+// recorded for any other reason (its queue was dropped, a privilege is missing) is left to recovery.
+func (n *Node) recordApart(ctx context.Context, p pile, err error) {
 	if len(p.endings) > 1 {
 		for i := range p.endings {
 			n.record(ctx, pile{queue: p.queue, endings: p.endings[i : i+1], jobs: p.jobs[i : i+1]})
 		}
-		return true
+		return
 	}
 	e, held := p.endings[0], p.jobs[0].lock
-	n.cfg.Log.Error("ending cannot be recorded", "queue", p.queue.Name, "entry", e.Entry, "error", err)
-	if e.Lock != held { // the failure made below
-		n.free(p)
-		return true
+	if !refusesContent(err) || e.Lock != held { // or this is the failure that is made below
+		n.leave(p, err)
+		return
 	}
+	n.cfg.Log.Error("ending cannot be recorded, its entry fails", "queue", p.queue.Name, "entry", e.Entry, "error", err)
 	bare := &invalidation.Lock{Key: held.Key, Token: held.Token, Lane: held.Lane, Entries: held.Entries, ClaimedAt: held.ClaimedAt}
 	failed := invalidation.Fail(bare, e.Entry, invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
 	failed.Last = e.Last
 	n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs})
-	return true
+}
+
+// leave gives endings up that cannot be recorded. Heartbeats do not list their locks any more, so that recovery frees those
+// after a lease, and their entries run again.
+func (n *Node) leave(p pile, err error) {
+	n.cfg.Log.Error("endings cannot be recorded and are left to recovery: their entries run again", "queue", p.queue.Name,
+		"endings", len(p.endings), "entry", p.endings[0].Entry, "error", err)
+	n.stats.Unrecorded.Add(int64(len(p.endings)))
+	n.free(p)
 }
 
 // recorded frees what the endings held. Endings whose token was not ours any more changed nothing; somebody else

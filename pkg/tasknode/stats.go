@@ -17,6 +17,7 @@ type Stats struct {
 	Settles    atomic.Int64 // transactions
 	Settled    atomic.Int64 // endings recorded
 	Refused    atomic.Int64 // endings refused, because the lock was lost
+	Unrecorded atomic.Int64 // endings that could not be recorded and were left to recovery
 	SettleTime atomic.Int64 // nanoseconds in settles
 	leasesLost atomic.Int64
 }
