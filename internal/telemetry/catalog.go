@@ -117,6 +117,7 @@ var catalog = []Metric{
 	node("node_settle_seconds_total", counter, "time in them"),
 	node("node_settled_total", counter, "endings recorded"),
 	node("node_settle_refused_total", counter, "endings refused because the lock was lost: somebody else has the entry"),
+	node("node_endings_unrecorded_total", counter, "endings that could not be recorded and were left to recovery: their entries run again"),
 	node("node_leases_lost_total", counter, "times the node's lease ran out; it ended all it ran"),
 	node("node_threads", gauge, "processing threads"),
 	node("node_locks", gauge, "locks that the node holds"),

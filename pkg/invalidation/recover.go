@@ -45,17 +45,18 @@ type Recovered struct {
 	SetAside []EntryID // entries that had killed too many nodes and went to the failures
 }
 
-// recoverHoldSQL locks the records $2 with tokens $3 that nobody is settling just now. $4 is set for the death of
-// their node: then only those whose node's lease has really lapsed by the database's clock. A recovery waits for
-// nobody; what it passes by it meets again in its next pass.
+// recoverHoldSQL locks the records $2 with tokens $3 that no transaction is settling. $4 says that their node died: then only
+// those whose node's lease has lapsed by the database's clock. Else their node left them out of its heartbeats: then only
+// those that it does not list by now. A recovery does not wait; a record that it skips it meets in its next pass.
 const recoverHoldSQL = `
 SELECT l.token
   FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
  CROSS JOIN LATERAL (
        SELECT token FROM penstock.lock l
         WHERE l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
-          AND (NOT $4::boolean OR (SELECT n.id FROM penstock.node n
-                                    WHERE n.id = l.node_id AND n.beat_at + n.lease > clock_timestamp()) IS NULL)
+          AND (SELECT n.id FROM penstock.node n
+                WHERE n.id = l.node_id
+                  AND CASE WHEN $4::boolean THEN n.beat_at + n.lease > clock_timestamp() ELSE l.token = ANY (n.tokens) END) IS NULL
           FOR UPDATE OF l SKIP LOCKED) l`
 
 // crashSQL counts a crash for the entry that each of the locks with tokens $3 was running (of a group, the oldest

@@ -50,21 +50,15 @@ type Stuck struct {
 	Cause Cause
 }
 
-// Sightings remember, for each lock that a live node left out, the heartbeat in which it was first left out of
-// those in a row.
-type Sightings map[invalidation.Token]Sighting
-
-// Sighting counts the heartbeats in a row that left a lock out, up to the one with number Beat.
-type Sighting struct {
-	Beat  int64
-	InRow int
-}
+// Sightings remember, for each lock that a live node left out, the number of the first heartbeat that counts against it.
+type Sightings map[invalidation.Token]int64
 
 // Diagnose says which locks are stuck and why, oldest claim first, and what to remember for the next look.
 // A lock that a live node lists is never among them.
 //
-// Being left out counts against a lock only in heartbeats from after its claim, and only once the lock is a lease
-// old: until then the answer to the claim may still be on its way to the node.
+// A node runs nothing under a claim whose answer took three quarters of its lease, and lists what it runs in each heartbeat.
+// So a lock counts as left out by a heartbeat that came when the lock was that old, and it is stuck when a later one leaves
+// it out as well: the list of the first may have been made before the answer, that of the second was made after the first.
 func Diagnose(look Look, before Sightings) ([]Stuck, Sightings) {
 	nodes := make(map[invalidation.NodeID]*Node, len(look.Nodes))
 	type mention struct {
@@ -91,27 +85,20 @@ func Diagnose(look Look, before Sightings) ([]Stuck, Sightings) {
 		case listed[mention{lock.Node, lock.Token}], lock.Age <= node.Silent:
 			// Alive and at work, or claimed after the last heartbeat.
 		default:
-			s := before[lock.Token].next(node.Beat)
-			after[lock.Token] = s
-			if s.InRow >= 2 && lock.Age > node.Lease {
+			first, seen := before[lock.Token]
+			if !seen {
+				first = node.Beat
+			}
+			if seen || lock.Age-node.Silent >= node.Lease*3/4 {
+				after[lock.Token] = first
+			}
+			if seen && node.Beat > first && lock.Age > node.Lease {
 				stuck = append(stuck, Stuck{lock, Unlisted})
 			}
 		}
 	}
 	slices.SortFunc(stuck, func(a, b Stuck) int { return cmp.Compare(a.Token, b.Token) })
 	return stuck, after
-}
-
-// next adds a heartbeat that left the lock out. One that nobody looked at in between breaks the row.
-func (s Sighting) next(beat int64) Sighting {
-	switch {
-	case s.InRow > 0 && beat == s.Beat:
-		return s
-	case s.InRow > 0 && beat == s.Beat+1:
-		return Sighting{beat, s.InRow + 1}
-	default:
-		return Sighting{beat, 1}
-	}
 }
 
 // Begun remembers, for each node that died, the locks that it can have begun to run.

@@ -50,7 +50,7 @@ func TestLockOfAnUnknownNodeIsStuck(t *testing.T) {
 }
 
 // One heartbeat without the token says little: it may have been on its way when the claim was committed.
-func TestLockLeftOutOfTwoHeartbeatsInARowIsStuck(t *testing.T) {
+func TestLockLeftOutOfTwoHeartbeatsIsStuck(t *testing.T) {
 	old := lock(7, 1, time.Minute)
 	for _, c := range []struct {
 		name  string
@@ -58,8 +58,10 @@ func TestLockLeftOutOfTwoHeartbeatsInARowIsStuck(t *testing.T) {
 		want  bool
 	}{
 		{"one heartbeat, seen twice", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 5, time.Second), old)}, false},
-		{"two in a row", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 6, 0), old)}, true},
-		{"seen again between two looks, perhaps", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 7, 0), old)}, false},
+		{"two", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 6, 0), old)}, true},
+		{"several between two looks", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 8, 0), old)}, true},
+		{"the first while the claim's answer may be on its way", []recovery.Look{look(node(1, 5, 0), lock(7, 1, lease*3/4-1)), look(node(1, 6, 0), lock(7, 1, lease+1))}, false},
+		{"both when that cannot be", []recovery.Look{look(node(1, 5, 0), lock(7, 1, lease*3/4)), look(node(1, 6, 0), lock(7, 1, lease+1))}, true},
 		{"listed in between", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 6, 0, 7), old), look(node(1, 7, 0), old)}, false},
 		{"younger than a lease", []recovery.Look{look(node(1, 5, 0), lock(7, 1, time.Second)), look(node(1, 6, 0), lock(7, 1, 3*time.Second))}, false},
 		{"claimed after the heartbeat", []recovery.Look{look(node(1, 5, 2*time.Minute), old), look(node(1, 6, 0), old)}, false},

@@ -25,6 +25,22 @@ type troubled struct {
 	*pgxpool.Pool
 	query func(ctx context.Context, sql string) error
 	lost  func(sql string) error // of an answer, when the statement is committed
+	// answered is called when all rows of a query were read, before their reader hears of it.
+	answered func(sql string)
+}
+
+// slowRows calls answered once at their end.
+type slowRows struct {
+	pgx.Rows
+	answered func()
+}
+
+func (r *slowRows) Next() bool {
+	more := r.Rows.Next()
+	if !more {
+		r.answered()
+	}
+	return more
 }
 
 func (d troubled) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -39,6 +55,9 @@ func (d troubled) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 			rows.Close()
 			return nil, errors.Join(lost, rows.Err())
 		}
+	}
+	if err == nil && d.answered != nil {
+		return &slowRows{rows, sync.OnceFunc(func() { d.answered(sql) })}, nil
 	}
 	return rows, err
 }
@@ -228,5 +247,90 @@ func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T)
 	eventually(t, pool, "all done", emptySQL)
 	if late.Load() > 0 {
 		t.Errorf("%d runs began under dead tokens", late.Load())
+	}
+}
+
+// A queue that is gone makes its endings fail for ever. Those of others are recorded, and its locks are not listed any more.
+func TestEndingsOfADroppedQueueDoNotHoldUpOthers(t *testing.T) {
+	pool := open(t)
+	gone, other := create(t, pool, "gone", invalidation.Config{}), create(t, pool, "other", invalidation.Config{})
+	var begun sync.WaitGroup
+	goOn := make(chan struct{})
+	node, _ := start(t, pool, tasknode.Config{Threads: 12, Beat: 50 * time.Millisecond}, map[string]invalidation.HandlerFunc{
+		"gone": func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+			begun.Done()
+			<-goOn
+			return nil, nil
+		},
+		"other": fine,
+	})
+	begun.Add(8)
+	for range 8 {
+		push(t, gone, invalidation.Push{Payload: json.RawMessage(`1`)})
+	}
+	begun.Wait()
+	if _, err := pool.Exec(t.Context(), `DROP TABLE penstock.entry_gone CASCADE`); err != nil {
+		t.Fatal(err)
+	}
+	close(goOn)
+	for range 20 {
+		push(t, other, invalidation.Push{Payload: json.RawMessage(`1`)})
+	}
+	eventually(t, pool, "the other queue's entries are done", `SELECT count(*) = 20 FROM penstock.result`)
+	for node.Stats().Unrecorded.Load() < 8 { // the test's own timeout ends it
+		time.Sleep(5 * time.Millisecond)
+	}
+	eventually(t, pool, "none of its locks is listed", `SELECT cardinality(tokens) = 0 FROM penstock.node`)
+	if left := node.Stats().Unrecorded.Load(); left != 8 {
+		t.Errorf("%d endings were left to recovery, want 8", left)
+	}
+}
+
+// A claim's answer that took so long that the leader may have freed its locks brings nothing that is run.
+func TestAClaimThatIsAnsweredLateIsHandedBack(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var late atomic.Bool
+	var tooOld atomic.Int64 // runs under the claim that was answered late
+	var mu sync.Mutex
+	tokens := map[invalidation.Token]bool{}
+	const lease = 2 * time.Second
+	db := troubled{Pool: pool, answered: func(sql string) {
+		if strings.Contains(sql, "penstock.ready") && strings.Contains(sql, "penstock.lock") && late.CompareAndSwap(false, true) {
+			held, err := invalidation.HeldLocks(context.Background(), pool)
+			if err != nil || len(held) == 0 {
+				late.Store(false) // not the claim
+				return
+			}
+			mu.Lock()
+			for _, l := range held {
+				tokens[l.Token] = true
+			}
+			mu.Unlock()
+			time.Sleep(lease * 3 / 4)
+		}
+	}}
+	n := tasknode.New(tasknode.Config{Threads: 2, Lease: lease, Beat: 100 * time.Millisecond, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}, db, pool)
+	n.Handle("work", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if tokens[r.Lock.Token] {
+			tooOld.Add(1)
+		}
+		return nil, nil
+	}))
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)}, invalidation.Push{LockKey: "k", Payload: json.RawMessage(`2`)})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run node: %v", err)
+		}
+	})
+	eventually(t, pool, "all done", `SELECT count(*) = 2 FROM penstock.result`)
+	if !late.Load() || tooOld.Load() > 0 {
+		t.Errorf("%d runs began under a claim that was answered late (there was one: %v)", tooOld.Load(), late.Load())
 	}
 }
