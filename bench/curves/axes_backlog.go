@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // Axes lists all there are, in the order in which they run.
@@ -264,13 +265,13 @@ func (l *Lab) limits(ctx context.Context, add func(Point)) error {
 	for _, c := range []struct {
 		name  string
 		queue invalidation.Config
-		limit *invalidation.Limit
+		limit map[string]any
 	}{
 		{name: "none"},
 		{name: "max_concurrent", queue: invalidation.Config{MaxConcurrent: many}},
 		{name: "max_concurrent_per_node", queue: invalidation.Config{MaxConcurrentPerNode: many}},
-		{name: "shared units", limit: &invalidation.Limit{MaxUnits: new(many)}},
-		{name: "token bucket", limit: &invalidation.Limit{Rate: 1e7, Burst: 1e7}},
+		{name: "shared units", limit: map[string]any{"max_units": many}},
+		{name: "token bucket", limit: map[string]any{"rate": 1e7, "burst": 1e7}},
 		{name: "capacity", queue: invalidation.Config{Capacity: 100 * many}},
 	} {
 		s, err := l.site(ctx, c.queue)
@@ -287,12 +288,12 @@ func (l *Lab) limits(ctx context.Context, add func(Point)) error {
 	return nil
 }
 
-func (s *site) limited(ctx context.Context, limit *invalidation.Limit) (Figures, error) {
+func (s *site) limited(ctx context.Context, limit map[string]any) (Figures, error) {
 	if limit != nil {
-		if err := invalidation.SetLimit(ctx, s.pool, "bench", *limit); err != nil {
+		if err := operator.New(s.pool).SetLimit(ctx, "bench", limit, invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
 		}
-		if err := invalidation.UseLimit(ctx, s.pool, "bench", "bench", 1); err != nil {
+		if err := operator.New(s.pool).UseLimit(ctx, "bench", "bench", 1, invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
 		}
 		var err error

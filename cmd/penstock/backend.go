@@ -24,10 +24,10 @@ type backend interface {
 	Entries(ctx context.Context, f operator.EntryFilter) ([]operator.Entry, error)
 	Entry(ctx context.Context, id int64) (operator.EntryDetail, error)
 	Outcome(ctx context.Context, id int64) (queue string, ended operator.Ended, err error)
-	Explain(ctx context.Context, id int64) (invalidation.Explanation, error)
+	Explain(ctx context.Context, id int64) (operator.Explanation, error)
 	Push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error)
-	CancelEntry(ctx context.Context, id int64, by invalidation.By) (invalidation.Cancelled, error)
-	SwitchEntries(ctx context.Context, v operator.Verb, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error)
+	CancelEntry(ctx context.Context, id int64, by invalidation.By) (operator.Cancelled, error)
+	SwitchEntries(ctx context.Context, v operator.Verb, queue string, scope operator.Scope, value string, by invalidation.By) (int64, error)
 
 	Groups(ctx context.Context, queue, after string, limit int) ([]operator.Group, error)
 	Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error)
@@ -38,8 +38,8 @@ type backend interface {
 
 	Operations(ctx context.Context, f operator.OperationFilter) ([]operator.Operation, error)
 	Operation(ctx context.Context, id int64) (operator.Operation, error)
-	CountMatching(ctx context.Context, o invalidation.Operation) (int64, error)
-	StartOperation(ctx context.Context, o invalidation.Operation) (int64, error)
+	CountMatching(ctx context.Context, o operator.OperationRequest) (int64, error)
+	StartOperation(ctx context.Context, o operator.OperationRequest) (int64, error)
 	Step(ctx context.Context, id int64) (wait time.Duration, err error)
 
 	Locks(ctx context.Context, f operator.LockFilter) ([]operator.Lock, error)
@@ -66,10 +66,10 @@ type backend interface {
 	CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error)
 
 	Pauses(ctx context.Context, limit int) ([]operator.Pause, error)
-	Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error
-	Resume(ctx context.Context, s invalidation.Subject, by invalidation.By) error
+	Pause(ctx context.Context, s operator.Subject, by invalidation.By, until time.Time) error
+	Resume(ctx context.Context, s operator.Subject, by invalidation.By) error
 	Applications(ctx context.Context, limit int) ([]operator.Application, error)
-	SetQuota(ctx context.Context, application string, l *invalidation.Limit, by invalidation.By) error
+	SetQuota(ctx context.Context, application string, l *operator.Quota, by invalidation.By) error
 
 	Models(ctx context.Context, limit int) ([]operator.Model, error)
 	RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (queue string, err error)

@@ -9,12 +9,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // bulk is what is said on the command line about an operation on many.
 type bulk struct {
 	queue  string
-	filter invalidation.Filter
+	filter operator.Filter
 	rate   int
 	detach bool
 }
@@ -45,7 +46,7 @@ func (f *bulk) empty() bool {
 
 // oneOrMany plans a verb on entries: one by one by their ids, or as an operation on what a filter matches, which it
 // counts first.
-func (a *app) oneOrMany(ctx context.Context, b backend, args []string, f *bulk, verb invalidation.OperationVerb, does string,
+func (a *app) oneOrMany(ctx context.Context, b backend, args []string, f *bulk, verb operator.OperationVerb, does string,
 	one func(context.Context, int64, invalidation.By) (string, error),
 ) (change, error) {
 	switch {
@@ -56,7 +57,7 @@ func (a *app) oneOrMany(ctx context.Context, b backend, args []string, f *bulk, 
 	case f.queue == "" || f.empty():
 		return change{}, usagef("give ids, or --queue with --all or filters")
 	}
-	o := invalidation.Operation{Queue: f.queue, Verb: verb, Filter: f.filter, PerSecond: f.rate}
+	o := operator.OperationRequest{Queue: f.queue, Verb: verb, Filter: f.filter, PerSecond: f.rate}
 	n, err := b.CountMatching(ctx, o)
 	if err != nil {
 		return change{}, err

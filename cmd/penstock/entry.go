@@ -105,7 +105,7 @@ func entryExplain(a *app) *cobra.Command {
 		Use: "explain ID", Short: "Why does it not run? The conditions of the claim, one by one, with their numbers",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	return showing(a, c, ofEntry(backend.Explain), func(w io.Writer, e invalidation.Explanation) {
+	return showing(a, c, ofEntry(backend.Explain), func(w io.Writer, e operator.Explanation) {
 		fmt.Fprintf(w, "entry %d of queue %s: %s\n", e.ID, e.Queue, a.paint(cellColours[e.State], e.State))
 		for _, r := range e.Reasons {
 			fmt.Fprintf(w, "  %s: %s\n", r.Code, oneLine(r.Text))
@@ -204,9 +204,9 @@ func entryCancel(a *app) *cobra.Command {
 	}
 	bulk := a.bulkFlags(c, false)
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		return a.oneOrMany(ctx, b, args, bulk, invalidation.CancelEntries, "cancel entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+		return a.oneOrMany(ctx, b, args, bulk, operator.CancelEntries, "cancel entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
 			answer, err := b.CancelEntry(ctx, id, by)
-			if answer == invalidation.CancelRequested {
+			if answer == operator.CancelRequested {
 				return "requested; the node that runs it hears of it at its heartbeat", err
 			}
 			return string(answer), err
@@ -223,9 +223,9 @@ func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 	c.Flags().StringVar(&key, "lock-key", "", "all entries of this lock key")
 	c.MarkFlagsMutuallyExclusive("name", "lock-key")
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		scope, value := invalidation.ByName, name
+		scope, value := operator.ByName, name
 		if key != "" {
-			scope, value = invalidation.ByLockKey, key
+			scope, value = operator.ByLockKey, key
 		}
 		switch {
 		case len(args) > 0 && queue+name+key == "":

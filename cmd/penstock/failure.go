@@ -86,7 +86,7 @@ func failureRetry(a *app) *cobra.Command {
 	}
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		return a.oneOrMany(ctx, b, args, bulk, invalidation.RetryFailures, "retry failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+		return a.oneOrMany(ctx, b, args, bulk, operator.RetryFailures, "retry failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
 			return "", b.Do(ctx, operator.RetryFailure, id, by, time.Time{})
 		})
 	})
@@ -96,7 +96,7 @@ func failureDiscard(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "discard [ID...]", Short: "Forget failures, by id or by filter; only the audit remembers them", ValidArgsFunction: cobra.NoFileCompletions}
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		planned, err := a.oneOrMany(ctx, b, args, bulk, invalidation.DiscardFailures, "discard failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+		planned, err := a.oneOrMany(ctx, b, args, bulk, operator.DiscardFailures, "discard failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
 			return "", b.Do(ctx, operator.DiscardFailure, id, by, time.Time{})
 		})
 		planned.risky = true

@@ -33,13 +33,13 @@ func pauseList(a *app) *cobra.Command {
 var scopes = []string{"flow", "name", "lock_key", "model", "application", "node"}
 
 // subject makes c take a scope, a value and --queue.
-func (a *app) subject(c *cobra.Command) func(args []string) invalidation.Subject {
+func (a *app) subject(c *cobra.Command) func(args []string) operator.Subject {
 	var queue string
 	a.queueFlag(c, &queue, "of a name or lock key, or of a flow in one queue only")
 	c.Args = cobra.ExactArgs(2)
 	c.ValidArgsFunction = cobra.FixedCompletions(scopes, cobra.ShellCompDirectiveNoFileComp)
-	return func(args []string) invalidation.Subject {
-		return invalidation.Subject{Scope: invalidation.Scope(args[0]), Value: args[1], Queue: queue}
+	return func(args []string) operator.Subject {
+		return operator.Subject{Scope: operator.Scope(args[0]), Value: args[1], Queue: queue}
 	}
 }
 
@@ -107,7 +107,7 @@ func applicationQuota(a *app) *cobra.Command {
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	var units int
-	var l invalidation.Limit
+	var l operator.Quota
 	var remove bool
 	flags := c.Flags()
 	flags.IntVar(&units, "max-units", 0, "locks at once")

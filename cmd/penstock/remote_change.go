@@ -86,15 +86,15 @@ func (r remote) CreateBatch(ctx context.Context, name, queue string, options map
 	return made.ID, err
 }
 
-func (r remote) Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error {
+func (r remote) Pause(ctx context.Context, s operator.Subject, by invalidation.By, until time.Time) error {
 	return r.post(ctx, "/v1/pauses"+query("queue", s.Queue), because(by, "scope", s.Scope, "value", s.Value, "until", until), nil)
 }
 
-func (r remote) Resume(ctx context.Context, s invalidation.Subject, by invalidation.By) error {
+func (r remote) Resume(ctx context.Context, s operator.Subject, by invalidation.By) error {
 	return r.remove(ctx, "/v1/pauses", by, "queue", s.Queue, "scope", s.Scope, "value", s.Value)
 }
 
-func (r remote) SetQuota(ctx context.Context, application string, l *invalidation.Limit, by invalidation.By) error {
+func (r remote) SetQuota(ctx context.Context, application string, l *operator.Quota, by invalidation.By) error {
 	path := address("/v1/applications/%v/quota", application)
 	if l == nil {
 		return r.change(ctx, "DELETE", path+query("reason", by.Reason), nil)

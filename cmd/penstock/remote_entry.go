@@ -64,17 +64,17 @@ func (r remote) Entries(ctx context.Context, f operator.EntryFilter) ([]operator
 // entryAnswer is what the API knows of an entry: where it stands and why, or how it ended.
 type entryAnswer struct {
 	operator.EntryDetail
-	Reasons    []invalidation.Reason `json:"reasons"`
-	AcceptedAt time.Time             `json:"accepted_at"`
-	EndedAt    time.Time             `json:"ended_at"`
-	Attempt    int                   `json:"attempt"`
-	Node       operator.NodeID       `json:"node"`
-	Token      int64                 `json:"token"`
-	RanMS      float64               `json:"ran_ms"`
-	Error      string                `json:"error"`
-	Class      string                `json:"class"`
-	Reason     string                `json:"reason"`
-	Result     json.RawMessage       `json:"result"`
+	Reasons    []operator.Reason `json:"reasons"`
+	AcceptedAt time.Time         `json:"accepted_at"`
+	EndedAt    time.Time         `json:"ended_at"`
+	Attempt    int               `json:"attempt"`
+	Node       operator.NodeID   `json:"node"`
+	Token      int64             `json:"token"`
+	RanMS      float64           `json:"ran_ms"`
+	Error      string            `json:"error"`
+	Class      string            `json:"class"`
+	Reason     string            `json:"reason"`
+	Result     json.RawMessage   `json:"result"`
 }
 
 func (r remote) entry(ctx context.Context, id int64) (entryAnswer, error) {
@@ -105,20 +105,20 @@ func (r remote) Outcome(ctx context.Context, id int64) (string, operator.Ended, 
 }
 
 // Explain gives an entry that has ended the one reason that the database would.
-func (r remote) Explain(ctx context.Context, id int64) (invalidation.Explanation, error) {
+func (r remote) Explain(ctx context.Context, id int64) (operator.Explanation, error) {
 	e, err := r.entry(ctx, id)
 	if end := e.Ended; end != nil {
-		e.Reasons = []invalidation.Reason{{
+		e.Reasons = []operator.Reason{{
 			Code: "ended", Text: fmt.Sprintf("it ended %s ago: %s%s", age(time.Since(end.At).Seconds()), end.Outcome, after(", ", end.Reason)),
 			Numbers: map[string]any{"outcome": end.Outcome, "ended_at": end.At, "attempt": end.Attempt},
 		}}
 	}
-	return invalidation.Explanation{ID: invalidation.EntryID(id), Queue: e.Queue, State: e.State, Reasons: e.Reasons}, err
+	return operator.Explanation{ID: id, Queue: e.Queue, State: e.State, Reasons: e.Reasons}, err
 }
 
-func (r remote) CancelEntry(ctx context.Context, id int64, by invalidation.By) (invalidation.Cancelled, error) {
+func (r remote) CancelEntry(ctx context.Context, id int64, by invalidation.By) (operator.Cancelled, error) {
 	var answer struct {
-		Verdict invalidation.Cancelled `json:"verdict"`
+		Verdict operator.Cancelled `json:"verdict"`
 	}
 	err := r.post(ctx, address("/v1/entries/%v/cancel", id), because(by), &answer)
 	return answer.Verdict, err
@@ -136,25 +136,25 @@ func (r remote) begin(ctx context.Context, path string, body map[string]any) (be
 	return answer, err
 }
 
-func (r remote) SwitchEntries(ctx context.Context, v operator.Verb, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
+func (r remote) SwitchEntries(ctx context.Context, v operator.Verb, queue string, scope operator.Scope, value string, by invalidation.By) (int64, error) {
 	path := address("/v1/queues/%v/entries/%v", queue, strings.TrimSuffix(string(v), "_entry"))
 	answer, err := r.begin(ctx, path, because(by, "scope", scope, "value", value))
-	return invalidation.OperationID(answer.ID), err
+	return int64(answer.ID), err
 }
 
 // CountMatching needs a reason as all that may change something does; nothing is written of a count.
-func (r remote) CountMatching(ctx context.Context, o invalidation.Operation) (int64, error) {
+func (r remote) CountMatching(ctx context.Context, o operator.OperationRequest) (int64, error) {
 	o.Reason = "to count what matches"
 	answer, err := r.operate(ctx, o, true)
 	return answer.Matching, err
 }
 
-func (r remote) StartOperation(ctx context.Context, o invalidation.Operation) (int64, error) {
+func (r remote) StartOperation(ctx context.Context, o operator.OperationRequest) (int64, error) {
 	answer, err := r.operate(ctx, o, false)
 	return answer.ID, err
 }
 
-func (r remote) operate(ctx context.Context, o invalidation.Operation, dry bool) (begun, error) {
+func (r remote) operate(ctx context.Context, o operator.OperationRequest, dry bool) (begun, error) {
 	filter := map[string]any{"older_than_seconds": o.Filter.OlderThan.Seconds()}
 	o.Filter.OlderThan = 0
 	text, err := json.Marshal(o.Filter)

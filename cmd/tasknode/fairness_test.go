@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // begun is the order in which entries began.
@@ -149,7 +150,7 @@ func TestFlowsShareRealNodesByWeight(t *testing.T) {
 	q := f.queue(invalidation.Config{ResultRetention: -1})
 	flows := map[string]struct{ weight, ms float64 }{"a": {1, 2}, "b": {1, 16}, "c": {2, 4}, "d": {4, 8}}
 	for flow, x := range flows {
-		if err := invalidation.SetFlowWeight(t.Context(), f.pool, flow, "", x.weight, invalidation.By{Reason: "test"}); err != nil {
+		if err := operator.New(f.pool).SetFlowWeight(t.Context(), flow, "", x.weight, invalidation.By{Reason: "test"}); err != nil {
 			t.Fatal(err)
 		}
 		f.push(q, named(flow, upTo(9000)...)...)

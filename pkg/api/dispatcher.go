@@ -230,8 +230,8 @@ func (a *API) retryAll(ctx context.Context, _ *struct{}) (*answer[retriedAll], e
 	}
 	out := retriedAll{Operations: []int64{}}
 	for _, m := range models {
-		id, err := a.operator.StartOperation(ctx, invalidation.Operation{
-			Queue: m.Queue, Verb: invalidation.RetryFailures, Filter: invalidation.Filter{All: true}, By: a.came(ctx, "POST /admin/dlq/retry-all"),
+		id, err := a.operator.StartOperation(ctx, operator.OperationRequest{
+			Queue: m.Queue, Verb: operator.RetryFailures, Filter: operator.Filter{All: true}, By: a.came(ctx, "POST /admin/dlq/retry-all"),
 		})
 		if err != nil {
 			return nil, err

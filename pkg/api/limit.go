@@ -118,12 +118,12 @@ type quotaSetting struct {
 }
 
 func (a *API) setQuota(ctx context.Context, in *quotaSetting) error {
-	l := invalidation.Limit{MaxUnits: in.Body.MaxUnits, Rate: in.Body.Rate, Burst: in.Body.Burst}
+	l := operator.Quota{MaxUnits: in.Body.MaxUnits, Rate: in.Body.Rate, Burst: in.Body.Burst}
 	return a.quota(ctx, in.Conditional, in.Application, &l, in.Body.by(ctx))
 }
 
 // quota sets or removes the limit that an application's quota is.
-func (a *API) quota(ctx context.Context, c Conditional, application string, l *invalidation.Limit, by invalidation.By) error {
+func (a *API) quota(ctx context.Context, c Conditional, application string, l *operator.Quota, by invalidation.By) error {
 	return a.alterLimit(ctx, c, "application:"+application, func(d *operator.Database) error {
 		return d.SetQuota(ctx, application, l, by)
 	})

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -36,9 +35,9 @@ type operationStart struct {
 	InQueue
 	Body struct {
 		Because
-		Verb   invalidation.OperationVerb `json:"verb" enum:"retry_failures,discard_failures,cancel,disable,enable,delete"`
+		Verb   operator.OperationVerb `json:"verb" enum:"retry_failures,discard_failures,cancel,disable,enable,delete"`
 		Filter struct {
-			invalidation.Filter
+			operator.Filter
 			OlderThanSeconds float64 `json:"older_than_seconds,omitempty" minimum:"0"`
 		} `json:"filter"`
 		PerSecond int  `json:"per_second,omitempty" minimum:"1" doc:"Changes a second, at most; 1000 if absent."`
@@ -52,7 +51,7 @@ type operationStarted struct {
 }
 
 func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[operationStarted], error) {
-	o := invalidation.Operation{
+	o := operator.OperationRequest{
 		Queue: in.Queue, Verb: in.Body.Verb, Filter: in.Body.Filter.Filter, PerSecond: in.Body.PerSecond, By: in.Body.by(ctx),
 	}
 	o.Filter.OlderThan = time.Duration(in.Body.Filter.OlderThanSeconds * float64(time.Second))

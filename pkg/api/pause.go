@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -17,23 +16,23 @@ func (a *API) pauseRoutes() {
 		Body pauseBody
 	},
 	) error {
-		return a.operator.Pause(ctx, invalidation.Subject{Scope: in.Body.Scope, Value: in.Body.Value, Queue: in.Queue}, in.Body.by(ctx), in.Body.Until)
+		return a.operator.Pause(ctx, operator.Subject{Scope: in.Body.Scope, Value: in.Body.Value, Queue: in.Queue}, in.Body.by(ctx), in.Body.Until)
 	})
 	change(a, route{method: "DELETE", path: all, id: "resume", summary: "End a pause", scope: operate, of: ofQueue}, func(ctx context.Context, in *struct {
 		OfOneQueue
 		Why
-		Scope invalidation.Scope `query:"scope" required:"true" enum:"name,lock_key,flow,model,application,node"`
-		Value string             `query:"value" doc:"Empty: entries without a flow."`
+		Scope operator.Scope `query:"scope" required:"true" enum:"name,lock_key,flow,model,application,node"`
+		Value string         `query:"value" doc:"Empty: entries without a flow."`
 	},
 	) error {
-		return a.operator.Resume(ctx, invalidation.Subject{Scope: in.Scope, Value: in.Value, Queue: in.Queue}, in.by(ctx))
+		return a.operator.Resume(ctx, operator.Subject{Scope: in.Scope, Value: in.Value, Queue: in.Queue}, in.by(ctx))
 	})
 }
 
 type pauseBody struct {
 	UntilBody
-	Scope invalidation.Scope `json:"scope" enum:"name,lock_key,flow,model,application,node"`
-	Value string             `json:"value" doc:"Empty: entries without a flow."`
+	Scope operator.Scope `json:"scope" enum:"name,lock_key,flow,model,application,node"`
+	Value string         `json:"value" doc:"Empty: entries without a flow."`
 }
 
 type pauseFilter struct {

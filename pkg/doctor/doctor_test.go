@@ -199,16 +199,11 @@ func TestStuckLocksLateEntriesAndUnservedQueuesAreFound(t *testing.T) {
 	exec(t, pool, `UPDATE penstock.entry SET due_at = now() - interval '2 minutes' WHERE status = 'initial'`)
 	want(t, find(t, pool, "late entries", Config{}), Critical)
 
-	if err := invalidation.PauseQueue(t.Context(), pool, "work", invalidation.By{Actor: "ada", Reason: "a test"}, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	exec(t, pool, `SELECT penstock.pause_queue('work', 'a test', 'ada')`)
 	want(t, find(t, pool, "unserved queues", Config{}), Fine)
 	want(t, find(t, pool, "pauses", Config{}), Fine)
 	exec(t, pool, `UPDATE penstock.queue SET paused_at = now() - interval '3 days'`)
-	flow := invalidation.Subject{Scope: invalidation.ByFlow, Value: "acme"}
-	if err := invalidation.Pause(t.Context(), pool, flow, invalidation.By{Actor: "bob"}, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	exec(t, pool, `SELECT penstock.pause('flow', 'acme', NULL, 'a test', 'bob')`)
 	exec(t, pool, `UPDATE penstock.pause SET created_at = now() - interval '2 days'`)
 	want(t, find(t, pool, "pauses", Config{}), Warning, "queue work: by ada 3 d 0 h ago, a test", "flow acme: by bob 2 d 0 h ago")
 }

@@ -13,8 +13,6 @@ import (
 
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
-
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // item is what the workers of these tests are sent; Do says what they shall do.
@@ -188,7 +186,7 @@ func TestCancelOfOneEntryLeavesTheCallToTheOthers(t *testing.T) {
 	if len(w.seen()[0]) != 4 {
 		t.Fatalf("the call carries %d of 4 entries", len(w.seen()[0]))
 	}
-	_, err := invalidation.CancelEntry(b.ctx, b.pool, ids[1], invalidation.By{Reason: "unwanted"})
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, ids[1])
 	b.must(err)
 	if o := b.outcome(ids[1]); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "cancel_unconfirmed") {
 		t.Errorf("outcome %+v", o)

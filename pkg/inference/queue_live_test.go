@@ -14,8 +14,6 @@ import (
 
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
-
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // The project's own worker, unmodified, behind a queue.
@@ -70,7 +68,7 @@ func TestLiveWorkerBehindTheQueue(t *testing.T) {
 		b.start(ServiceConfig{})
 		id := b.push(`{}`)[0]
 		workertest.WaitFor(t, func() bool { return b.workerHealth(url).Active == 1 })
-		_, err := invalidation.CancelEntry(b.ctx, b.pool, id, invalidation.By{Reason: "unwanted"})
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, id)
 		b.must(err)
 		if o := b.outcome(id); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "worker confirmed") {
 			t.Errorf("outcome %+v", o)

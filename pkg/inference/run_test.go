@@ -278,7 +278,7 @@ func TestCancelReachesTheWorker(t *testing.T) {
 			b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 200 * time.Millisecond}})
 			id := b.push(`{}`)[0]
 			awaitAtLeast(t, &w.polls, 1)
-			_, err := invalidation.CancelEntry(b.ctx, b.pool, id, invalidation.By{Reason: "unwanted"})
+			_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, id)
 			b.must(err)
 			o := b.outcome(id)
 			if o.Outcome != "cancelled" || !strings.Contains(o.Reason, c.reason) || !strings.Contains(o.Reason, "unwanted") {

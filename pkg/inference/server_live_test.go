@@ -140,7 +140,7 @@ func TestLiveOpenAIBehindTheQueue(t *testing.T) {
 		b := start(t, worker.Model{Stream: true}, 1)
 		id := b.push(chat(5000))[0]
 		workertest.WaitFor(t, func() bool { return serverLoad(t, url) == 1 })
-		_, err := invalidation.CancelEntry(b.ctx, b.pool, id, invalidation.By{Reason: "unwanted"})
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, id)
 		b.must(err)
 		if o := b.outcome(id); o.Outcome != "cancelled" || strings.Contains(o.Reason, "unconfirmed") {
 			t.Errorf("outcome %+v", o)

@@ -53,7 +53,7 @@ func (c *bound) act(wg *sync.WaitGroup, fn func(*rand.Rand) error) {
 func (c *bound) change(random *rand.Rand) error {
 	most := []int{6, 40, 150, 400, 2000}[random.IntN(5)]
 	err := postgres.InTx(c.ctx, c.pool, func(tx pgx.Tx) error {
-		if err := SetLimit(c.ctx, tx, "gpu", Limit{MaxUnits: &most}); err != nil {
+		if err := setLimit(c.ctx, tx, "gpu", limitOptions{MaxUnits: &most}); err != nil {
 			return err
 		}
 		_, err := tx.Exec(c.ctx, `UPDATE public.change SET token = (SELECT last_value FROM penstock.token_seq)`)
@@ -65,12 +65,12 @@ func (c *bound) change(random *rand.Rand) error {
 
 // join puts a queue under the limit in the midst of its claims, some time after it took it out.
 func (c *bound) join(random *rand.Rand) error {
-	if err := UseLimit(c.ctx, c.pool, "joiner", "gpu", 0); err != nil {
+	if err := useLimit(c.ctx, c.pool, "joiner", "gpu", 0); err != nil {
 		return err
 	}
 	time.Sleep(time.Duration(5+random.IntN(30)) * time.Millisecond)
 	err := postgres.InTx(c.ctx, c.pool, func(tx pgx.Tx) error {
-		if err := UseLimit(c.ctx, tx, "joiner", "gpu", 1); err != nil {
+		if err := useLimit(c.ctx, tx, "joiner", "gpu", 1); err != nil {
 			return err
 		}
 		_, err := tx.Exec(c.ctx, `UPDATE public.change SET token = (SELECT last_value FROM penstock.token_seq)`)
@@ -213,7 +213,7 @@ func TestNoCommittedStateIsBeyondALimit(t *testing.T) {
 				}
 			}
 			forty := 40
-			under := b.under("gpu", Limit{MaxUnits: &forty, PerFlow: perFlow}, map[string]int{"light": 1, "heavy": 2, "joiner": 1})
+			under := b.under("gpu", limitOptions{MaxUnits: &forty, PerFlow: perFlow}, map[string]int{"light": 1, "heavy": 2, "joiner": 1})
 			c.queues = []*Queue{under["light"], under["heavy"], under["joiner"]}
 			b.exec(b.pool, `CREATE TABLE public.change AS SELECT 0::bigint AS token`)
 			var wg sync.WaitGroup

@@ -87,7 +87,7 @@ func TestFencedEndingCallsNobodyBack(t *testing.T) {
 func TestCancelOfAWaitingEntryIsReported(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool, withCallback())
-	if _, err := CancelEntry(b.ctx, b.pool, ids[0], By{}); err != nil {
+	if _, err := cancelEntry(b.ctx, b.pool, ids[0], By{}); err != nil {
 		t.Fatal(err)
 	}
 	b.wantCalls("cancelled")

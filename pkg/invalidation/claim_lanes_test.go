@@ -238,7 +238,7 @@ func (b *bed) claimAndFinish(seen *held, r ClaimRequest, along []LaneHead) {
 func TestLanesOfAQueueUnderALimitAreClaimedTogether(t *testing.T) {
 	b := newBed(t, Config{})
 	five := 5
-	b.q = b.under("five", Limit{MaxUnits: &five}, map[string]int{"work": 1})["work"]
+	b.q = b.under("five", limitOptions{MaxUnits: &five}, map[string]int{"work": 1})["work"]
 	ids := b.pushFlows("a", "b", "a", "b", "a", "b", "b")
 	claimed := b.claimLanes(2, flowLanes("empty", "a", "b")...) // an empty lane counts
 	b.want(len(claimed), 2)
@@ -253,7 +253,7 @@ func TestLanesOfAQueueUnderALimitAreClaimedTogether(t *testing.T) {
 		t.Errorf("found %+v beside a limit that is used up", claimed)
 	}
 	// A limit for each flow is counted for one flow at a time, where it is near.
-	b.must(SetLimit(b.ctx, b.pool, "five", Limit{MaxUnits: &five, PerFlow: true}))
+	b.must(setLimit(b.ctx, b.pool, "five", limitOptions{MaxUnits: &five, PerFlow: true}))
 	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || len(claimed[0].Locks) != 2 {
 		t.Errorf("found %+v, want the two that are left of one flow", claimed)
 	}
@@ -262,7 +262,7 @@ func TestLanesOfAQueueUnderALimitAreClaimedTogether(t *testing.T) {
 // Only what all flows share says something about the other lanes. Each form of the claim says it.
 func TestARefusalSaysWhetherItIsOfTheWholeQueue(t *testing.T) {
 	one := 1
-	for what, l := range map[string]Limit{"units": {MaxUnits: &one}, "rate": {Rate: 1e-6, Burst: 1}} {
+	for what, l := range map[string]limitOptions{"units": {MaxUnits: &one}, "rate": {Rate: 1e-6, Burst: 1}} {
 		for _, perFlow := range []bool{false, true} {
 			b := newBed(t, Config{})
 			l.PerFlow = perFlow
@@ -299,13 +299,13 @@ func covered(claimed []Claimed) map[string]int {
 
 func TestLanesOfAQueueUnderARateAreClaimedTogether(t *testing.T) {
 	for what, c := range map[string]struct {
-		limit Limit
+		limit limitOptions
 		want  map[string]int
 	}{
-		"of the queue":  {Limit{Rate: 1e-6, Burst: 5}, map[string]int{"a": 4, "b": 1}},
-		"of each flow":  {Limit{Rate: 1e-6, Burst: 3, PerFlow: true}, map[string]int{"a": 3, "b": 3, "c": 1}},
-		"of each key":   {Limit{Rate: 1e-6, Burst: 2, PerKey: true}, map[string]int{"a": 2 + 2, "b": 2, "c": 1}}, // and what has none
-		"many of these": {Limit{Rate: 1e6, Burst: 1e6, PerFlow: true}, map[string]int{"a": 5, "b": 4, "c": 1}},
+		"of the queue":  {limitOptions{Rate: 1e-6, Burst: 5}, map[string]int{"a": 4, "b": 1}},
+		"of each flow":  {limitOptions{Rate: 1e-6, Burst: 3, PerFlow: true}, map[string]int{"a": 3, "b": 3, "c": 1}},
+		"of each key":   {limitOptions{Rate: 1e-6, Burst: 2, PerKey: true}, map[string]int{"a": 2 + 2, "b": 2, "c": 1}}, // and what has none
+		"many of these": {limitOptions{Rate: 1e6, Burst: 1e6, PerFlow: true}, map[string]int{"a": 5, "b": 4, "c": 1}},
 	} {
 		b := newBed(t, Config{})
 		b.q = b.under("rate", c.limit, map[string]int{"work": 1})["work"]
@@ -340,7 +340,7 @@ func TestLanesOfAQueueUnderARateAreClaimedTogether(t *testing.T) {
 func TestClaimsOfSeveralLanesNeverOverdrawABucket(t *testing.T) {
 	const flows, each, burst = 6, 30, 20
 	b := newBed(t, Config{QuantumCount: 4})
-	b.q = b.under("rate", Limit{Rate: 1e-6, Burst: burst, PerFlow: true}, map[string]int{"work": 1})["work"]
+	b.q = b.under("rate", limitOptions{Rate: 1e-6, Burst: burst, PerFlow: true}, map[string]int{"work": 1})["work"]
 	var pushes []Push
 	for i := range flows * each {
 		pushes = append(pushes, Push{Flow: fmt.Sprint(i % flows), LockKey: []string{"", fmt.Sprint("k", i%flows, i%5)}[i/flows%2]})

@@ -115,21 +115,21 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	var (
 		q                               Queue
 		c                               = &q.Config
-		retry, holds, weights           []byte
+		retry, pauses, weights          []byte
 		pausedAt, pausedUntil, disabled *time.Time
 		paused, off                     Control
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &holds, &weights, &c.Statements, &q.pace)
+		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.pace)
 	if err != nil {
 		return nil, err
 	}
 	if err := json.Unmarshal(retry, &c.Retry); err != nil {
 		return nil, fmt.Errorf("read retry policy of queue %q: %w", q.Name, err)
 	}
-	if q.holds, err = readHolds(holds); err != nil {
+	if q.pauses, err = readPauses(pauses); err != nil {
 		return nil, fmt.Errorf("queue %q: %w", q.Name, err)
 	}
 	if q.weights, err = readWeights(weights); err != nil {

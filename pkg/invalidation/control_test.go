@@ -11,9 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-var operator = By{Actor: "ann", Reason: "it is on fire"}
+var ann = By{Actor: "ann", Reason: "it is on fire"}
 
-// newControlBed is a bed with both nodes registered, so that the schema's own check of every invariant must hold too.
 func newControlBed(t *testing.T, c Config) *bed {
 	t.Helper()
 	b := newBed(t, c)
@@ -53,9 +52,9 @@ func (b *bed) violations() []string {
 	return found
 }
 
-func (b *bed) cancel(id EntryID) Cancelled {
+func (b *bed) cancel(id EntryID) string {
 	b.Helper()
-	answer, err := CancelEntry(b.ctx, b.pool, id, operator)
+	answer, err := cancelEntry(b.ctx, b.pool, id, ann)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -89,10 +88,9 @@ func (b *bed) want(got, want any) {
 	}
 }
 
-// reasons are the codes of an entry's explanation.
 func (b *bed) reasons(id EntryID) []string {
 	b.Helper()
-	e, err := Explain(b.ctx, b.pool, id)
+	e, err := explain(b.ctx, b.pool, id)
 	b.must(err)
 	codes := []string{}
 	for _, r := range e.Reasons {
@@ -105,169 +103,15 @@ func (b *bed) reasons(id EntryID) []string {
 	return codes
 }
 
-func TestPauseSaysWhoWhyAndUntil(t *testing.T) {
-	b := newControlBed(t, Config{})
-	until := time.Now().Add(time.Hour).Truncate(time.Millisecond)
-	b.must(PauseQueue(b.ctx, b.pool, "work", operator, until))
-	q, err := Open(b.ctx, b.pool, "work")
-	b.must(err)
-	p := q.Config.Paused
-	if p == nil || p.Actor != "ann" || p.Reason != operator.Reason || !p.Until.Equal(until) || q.Config.Version <= b.q.Config.Version {
-		t.Fatalf("paused is %+v at version %d, was %d", p, q.Config.Version, b.q.Config.Version)
-	}
-	b.must(ResumeQueue(b.ctx, b.pool, "work", operator))
-	if q, err = Open(b.ctx, b.pool, "work"); err != nil || q.Config.Paused != nil {
-		t.Fatalf("resumed queue is paused by %+v (%v)", q.Config.Paused, err)
-	}
-	b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'ann' AND verb IN ('pause_queue', 'resume_queue')`), 2)
-}
-
-func TestPauseRefusesAnEndThatHasPassedAndAQueueThatIsNotThere(t *testing.T) {
-	b := newControlBed(t, Config{})
-	if err := PauseQueue(b.ctx, b.pool, "work", operator, time.Now().Add(-time.Second)); !errors.Is(err, ErrInvalid) {
-		t.Errorf("pause until the past: %v", err)
-	}
-	if err := PauseQueue(b.ctx, b.pool, "nowhere", operator, time.Time{}); !errors.Is(err, ErrQueueNotFound) {
-		t.Errorf("pause of a queue that is not there: %v", err)
-	}
-}
-
-func TestDisabledQueueStillAccepts(t *testing.T) {
-	b := newControlBed(t, Config{})
-	b.must(DisableQueue(b.ctx, b.pool, "work", By{}))
-	b.push("")
-	q, err := Open(b.ctx, b.pool, "work")
-	b.must(err)
-	if q.Config.Disabled == nil || q.Config.Disabled.Actor == "" {
-		t.Fatalf("disabled is %+v", q.Config.Disabled)
-	}
-	b.must(EnableQueue(b.ctx, b.pool, "work", By{}))
-	if q, err = Open(b.ctx, b.pool, "work"); err != nil || q.Config.Disabled != nil {
-		t.Fatalf("enabled queue is disabled by %+v (%v)", q.Config.Disabled, err)
-	}
-}
-
-func TestDrainIsOrderedAtTheNextHeartbeat(t *testing.T) {
-	b := newControlBed(t, Config{})
-	b.must(DrainNode(b.ctx, b.pool, here, operator))
-	o, err := Renew(b.ctx, b.pool, here, Beat{Tokens: []Token{}})
-	if err != nil || !o.Draining || o.Reason != operator.Reason {
-		t.Fatalf("orders are %+v (%v)", o, err)
-	}
-	if err := DrainNode(b.ctx, b.pool, 99, operator); !errors.Is(err, ErrNotFound) {
-		t.Errorf("drain of a node that is not there: %v", err)
-	}
-}
-
-func TestDisabledEntryIsNotClaimedAndComesBackWhereItStood(t *testing.T) {
-	b := newControlBed(t, Config{})
-	ids := b.push("", "", "")
-	b.must(DisableEntry(b.ctx, b.pool, ids[0], operator))
-	b.must(DisableEntry(b.ctx, b.pool, ids[0], operator)) // a second time does nothing
-	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE entry_id = $1`, ids[0]), 0)
-	b.must(EnableEntry(b.ctx, b.pool, ids[0], operator))
-	b.want(entryIDs(b.claim(1)...), ids[:1])
-	b.want(len(b.claim(10)), 2)
-	b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE verb IN ('disable_entry', 'enable_entry')`), 2)
-}
-
-func TestDisabledEntryOfAGroupLetsTheOthersPass(t *testing.T) {
-	b := newControlBed(t, Config{})
-	ids := b.push("K", "K", "K")
-	b.must(DisableEntry(b.ctx, b.pool, ids[0], operator))
-	lock := b.claimOne()
-	b.want(entryIDs(lock), ids[1:])
-	b.must(EnableEntry(b.ctx, b.pool, ids[0], operator))
-	b.settle(doneAll(lock)...)
-	b.want(entryIDs(b.claim(1)...), ids[:1])
-}
-
-func TestDisablingTheWholeGroupLeavesNothingToClaimUntilEnabled(t *testing.T) {
-	b := newControlBed(t, Config{})
-	ids := b.push("K", "K")
-	for _, id := range ids {
-		b.must(DisableEntry(b.ctx, b.pool, id, operator))
-	}
-	b.want(b.count(`SELECT count(*) FROM penstock.ready`), 0)
-	for _, id := range ids {
-		b.must(EnableEntry(b.ctx, b.pool, id, operator))
-	}
-	b.want(entryIDs(b.claim(10)...), ids)
-}
-
-func TestRunningEntryThatIsDisabledEndsItsRun(t *testing.T) {
-	b := newControlBed(t, Config{})
-	ids := b.push("", "")
-	locks := b.claim(2)
-	for _, id := range ids {
-		b.must(DisableEntry(b.ctx, b.pool, id, operator))
-	}
-	b.settle(append(doneAll(locks[0]), releaseAll(locks[1])...)...)
-	b.want(b.outcome(ids[0]).Outcome, "done")
-	b.want(len(b.claim(1)), 0) // handed back, but disabled
-	b.must(EnableEntry(b.ctx, b.pool, ids[1], operator))
-	b.want(entryIDs(b.claim(1)...), ids[1:])
-}
-
-func TestEntryEnabledWhileItRunsIsClaimedOnce(t *testing.T) {
-	b := newControlBed(t, Config{})
-	b.push("", "K")
-	locks := b.claim(2)
-	for _, id := range entryIDs(locks...) {
-		b.must(DisableEntry(b.ctx, b.pool, id, operator))
-		b.must(EnableEntry(b.ctx, b.pool, id, operator))
-	}
-	b.want(len(b.claim(5)), 0)
-	b.settle(releaseAll(locks...)...)
-	b.want(entryIDs(b.claim(5)...), entryIDs(locks...))
-}
-
-func TestDisabledEntryThatIsNotDueIsPromotedButNotClaimed(t *testing.T) {
-	b := newControlBed(t, Config{})
-	id := b.pushAll(b.pool, Push{DueAt: time.Now().Add(time.Hour)})[0]
-	b.must(DisableEntry(b.ctx, b.pool, id, operator))
-	b.exec(b.pool, `UPDATE penstock.entry SET due_at = now() WHERE id = $1`, id)
-	n, err := b.q.Promote(b.ctx, 10)
-	b.must(err)
-	b.want(n, 1)
-	b.want(len(b.claim(1)), 0)
-	b.must(EnableEntry(b.ctx, b.pool, id, operator))
-	b.want(entryIDs(b.claim(1)...), []EntryID{id})
-}
-
-func TestCancelEndsWhatDoesNotRun(t *testing.T) {
-	b := newControlBed(t, Config{})
-	solo := b.push("", "")
-	group := b.push("K", "K", "K")
-	later := b.pushAll(b.pool, Push{DueAt: time.Now().Add(time.Hour)})[0]
-	disabled := b.push("")[0]
-	b.must(DisableEntry(b.ctx, b.pool, disabled, operator))
-	for _, id := range []EntryID{solo[0], group[0], group[2], later, disabled} {
-		b.want(b.cancel(id), CancelDone)
-		e := b.outcome(id)
-		b.want([]string{e.Outcome, e.Reason}, []string{"cancelled", operator.Reason})
-	}
-	b.want(entryIDs(b.claim(10)...), []EntryID{solo[1], group[1]})
-}
-
-func TestCancelOfTheLastOfAGroupTakesItsReadyRow(t *testing.T) {
-	b := newControlBed(t, Config{})
-	b.want(b.cancel(b.push("K")[0]), CancelDone)
-	b.want(b.count(`SELECT count(*) FROM penstock.ready`), 0)
-	b.want(entryIDs(b.claim(1)...), []EntryID(nil))
-	next := b.push("K")
-	b.want(entryIDs(b.claim(1)...), next)
-}
-
 func TestCancelOfARunningEntryIsHeardAtTheHeartbeat(t *testing.T) {
 	b := newControlBed(t, Config{})
 	id := b.push("")[0]
 	lock := b.claimOne()
-	b.want(b.cancel(id), CancelRequested)
-	b.want(b.cancel(id), CancelRequested)
+	b.want(b.cancel(id), cancelRequested)
+	b.want(b.cancel(id), cancelRequested)
 	o, err := Renew(b.ctx, b.pool, here, Beat{Tokens: []Token{lock.Token}})
 	b.must(err)
-	b.want(o.Cancel, []CancelRequest{{QueueID: b.q.ID, Entry: id, Reason: operator.Reason}})
+	b.want(o.Cancel, []CancelRequest{{QueueID: b.q.ID, Entry: id, Reason: ann.Reason}})
 	b.settle(last(Cancel(lock, id, o.Cancel[0].Reason)))
 	b.want(b.outcome(id).Outcome, "cancelled")
 	b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 0)
@@ -277,8 +121,8 @@ func TestCancelRequestOutlivesARetry(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("", "")
 	locks := b.claim(2)
-	b.want(b.cancel(ids[0]), CancelRequested)
-	b.want(b.cancel(ids[1]), CancelRequested)
+	b.want(b.cancel(ids[0]), cancelRequested)
+	b.want(b.cancel(ids[1]), cancelRequested)
 	b.settle(last(Retry(locks[0], ids[0], Failure{Error: "boom"}, time.Hour, 0)), last(Done(locks[1], ids[1], nil, 0)))
 	n, err := b.q.SettleCancelRequests(b.ctx, 10)
 	b.must(err)
@@ -292,21 +136,9 @@ func TestCancelOfAnEntryBehindARunningOneOfItsKeyEndsItAtOnce(t *testing.T) {
 	b.push("K")
 	lock := b.claimOne()
 	behind := b.push("K")[0]
-	b.want(b.cancel(behind), CancelDone)
+	b.want(b.cancel(behind), cancelDone)
 	b.settle(doneAll(lock)...)
 	b.want(len(b.claim(1)), 0)
-}
-
-func TestCancelOfWhatIsNotThereSaysSo(t *testing.T) {
-	b := newControlBed(t, Config{})
-	if _, err := CancelEntry(b.ctx, b.pool, 1<<40, operator); !errors.Is(err, ErrEntryNotFound) {
-		t.Errorf("cancel of an unknown entry: %v", err)
-	}
-	id := b.push("")[0]
-	b.settle(doneAll(b.claimOne())...)
-	if _, err := CancelEntry(b.ctx, b.pool, id, operator); !errors.Is(err, ErrState) {
-		t.Errorf("cancel of a done entry: %v", err)
-	}
 }
 
 func TestCancelNeedsReadCommitted(t *testing.T) {
@@ -315,7 +147,7 @@ func TestCancelNeedsReadCommitted(t *testing.T) {
 	tx, err := b.pool.BeginTx(b.ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	b.must(err)
 	defer tx.Rollback(b.ctx)
-	if _, err := CancelEntry(b.ctx, tx, id, operator); !errors.Is(err, ErrState) {
+	if _, err := cancelEntry(b.ctx, tx, id, ann); !errors.Is(err, ErrState) {
 		t.Errorf("cancel under repeatable read: %v", err)
 	}
 }
@@ -388,4 +220,23 @@ func TestInvariantsSeeAnEntryThatWasLost(t *testing.T) {
 		}
 		b.must(tx.Rollback(b.ctx))
 	}
+}
+
+func TestOutcomeIsReadableAfterTheEntryIsGone(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.push("", "", "")
+	if _, err := Outcome(b.ctx, b.pool, ids[0]); !errors.Is(err, ErrState) {
+		t.Errorf("outcome of a living entry: %v", err)
+	}
+	if _, err := Outcome(b.ctx, b.pool, 1<<40); !errors.Is(err, ErrEntryNotFound) {
+		t.Errorf("outcome of an unknown entry: %v", err)
+	}
+	locks := b.claim(2)
+	b.settle(last(Done(locks[0], locks[0].Entries[0].ID, []byte(`{"n": 1}`), time.Second)),
+		last(Fail(locks[1], locks[1].Entries[0].ID, Failure{Class: "input", Error: "no such file"}, time.Second)))
+	b.cancel(ids[2])
+	done, failed := b.outcome(ids[0]), b.outcome(ids[1])
+	b.want([]any{done.Outcome, done.Result, done.Ran, done.Node, done.Token}, []any{"done", map[string]int{"n": 1}, time.Second, here, locks[0].Token})
+	b.want([]any{failed.Outcome, failed.Class, failed.Reason, failed.Attempt}, []any{"failed", "input", "no such file", 1})
+	b.want(b.outcome(ids[2]).Outcome, "cancelled")
 }

@@ -39,14 +39,15 @@
 //	remove    locked → expired, cancelled  remove.go  processing threads
 //	expire    initial, ready → expired     expire.go  elected leader
 //	recover   locked → ready          recover.go   elected leader, for a node that died
-//	cancel    initial, ready → cancelled   cancel.go  operators
-//	disable, enable                   disable.go   operators
+//	cancel    initial, ready → cancelled   SQL        operators, through pkg/operator or psql
+//	disable, enable                   SQL          the same
 //	compact   ready entries of a key → one  compact.go  push, operators
 //
 // Around them: define.go (typed queues, synced with the registry), handler.go (what a handler's error asks for),
 // progress.go (progress and checkpoints under the same fence), pushback.go (hold a queue or a flow back), hint.go and
-// listen.go (wake-ups after commits), limit.go, explain.go (why an entry does not run, how it ended), operation.go
-// (bulk operations), retention.go (partitions and what stands for nothing any more).
+// listen.go (wake-ups after commits), pause.go and weight.go (the settings that nodes apply), limit.go (refunds),
+// outcome.go (how an entry ended), retention.go (partitions, and rows without a purpose). The functions of operators
+// (pauses, limits, bulk operations, explain) are in pkg/operator.
 //
 // # Who waits for whom
 //

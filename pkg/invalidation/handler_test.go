@@ -75,7 +75,7 @@ func TestAPushBackKeepsEveryNodeOff(t *testing.T) {
 	if !limited(usual) || !limited(x) {
 		t.Error("a queue that is pushed back should hold off in every flow")
 	}
-	e, err := Explain(b.ctx, b.pool, first)
+	e, err := explain(b.ctx, b.pool, first)
 	if err != nil || len(e.Reasons) < 2 {
 		t.Errorf("explained %+v (%v), want both push-backs", e, err)
 	}

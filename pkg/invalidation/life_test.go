@@ -120,7 +120,7 @@ func TestTheWholeLife(t *testing.T) {
 	s.outcome("failed", bob.ID)
 
 	// Somebody mends the thermostat and asks for another try. It is the same order still.
-	s.must(RetryFailure(s.ctx, s.db, bob.ID, By{"ann", "thermostat mended"}))
+	s.operate("retry_failure", bob.ID, "thermostat mended", "ann")
 	s.state("pending", bob.ID)
 	lock = stove.claim()
 	stove.end(stove.run(lock), nil, nil)
@@ -130,9 +130,7 @@ func TestTheWholeLife(t *testing.T) {
 	tomorrow, err := orders.PushWith(s.ctx, s.db, order{"cleo", "rye"}, Push{DueAt: time.Now().Add(24 * time.Hour)})
 	s.must(err)
 	s.state("initial", tomorrow.ID)
-	how, err := CancelEntry(s.ctx, s.db, tomorrow.ID, By{"cleo", "on a diet"})
-	s.must(err)
-	s.equal(how, CancelDone)
+	s.operate("cancel_entry", tomorrow.ID, "on a diet", "cleo")
 	s.outcome("cancelled", tomorrow.ID)
 	late, err := orders.PushWith(s.ctx, s.db, order{"dora", "rye"}, Push{StartBy: time.Now().Add(-time.Second)})
 	s.must(err)
@@ -143,10 +141,10 @@ func TestTheWholeLife(t *testing.T) {
 
 	// An order can be taken out of line and put back.
 	eve := s.push(s.db, "eve", "rye")
-	s.must(DisableEntry(s.ctx, s.db, eve, By{"ann", "who is Eve?"}))
+	s.operate("disable_entry", eve, "who is Eve?", "ann")
 	s.nothingToClaim()
 	s.because(eve, "disabled")
-	s.must(EnableEntry(s.ctx, s.db, eve, By{"ann", "a friend"}))
+	s.operate("enable_entry", eve, "a friend", "ann")
 
 	// The mill asks for quiet: nobody claims for a while, on any node, and nothing is lost by it.
 	lock = stove.claim()
@@ -226,8 +224,7 @@ func (s *story) push(db postgres.DB, customer, bread string) EntryID {
 // state wants an entry in a state, and everything else as it must be.
 func (s *story) state(want string, id EntryID) {
 	s.Helper()
-	e, err := Explain(s.ctx, s.db, id)
-	s.must(err)
+	e := s.explain(id)
 	s.equal(e.State, want)
 	s.equal(s.count(`SELECT count(*) FROM penstock.check_invariants()`), 0)
 }
@@ -243,8 +240,7 @@ func (s *story) outcome(want string, id EntryID) {
 // because wants a reason among those that keep an entry from running.
 func (s *story) because(id EntryID, code string) {
 	s.Helper()
-	e, err := Explain(s.ctx, s.db, id)
-	s.must(err)
+	e := s.explain(id)
 	for _, r := range e.Reasons {
 		if r.Code == code {
 			return
@@ -336,4 +332,25 @@ func (n *node) endLate(id EntryID) bool {
 	ours, err := n.q.Settle(n.ctx, n.id, []Ending{ending})
 	n.must(err)
 	return len(ours) > 0
+}
+
+// operate runs one of the functions that operators have in psql.
+func (s *story) operate(verb string, id EntryID, reason, actor string) {
+	s.Helper()
+	_, err := s.db.Exec(s.ctx, `SELECT penstock.`+verb+`($1, $2, $3)`, id, reason, actor)
+	s.must(err)
+}
+
+// explained is as much of penstock.explain_entry's answer as the story needs.
+type explained struct {
+	State   string
+	Reasons []struct{ Code, Text string }
+}
+
+func (s *story) explain(id EntryID) (e explained) {
+	s.Helper()
+	var text []byte
+	s.must(s.db.QueryRow(s.ctx, `SELECT penstock.explain_entry($1)`, id).Scan(&text))
+	s.must(json.Unmarshal(text, &e))
+	return e
 }

@@ -1,39 +1,6 @@
 package invalidation
 
-import (
-	"context"
-	"fmt"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
-)
-
-// Limit bounds the locks of the queues that use it. At least MaxUnits or Rate is set.
-type Limit struct {
-	MaxUnits *int    `json:"max_units,omitempty"` // units in use at once
-	Rate     float64 `json:"rate,omitempty"`      // units a second that flow into the token bucket
-	Burst    float64 `json:"burst,omitempty"`     // units that the bucket holds: one second's worth
-	PerFlow  bool    `json:"per_flow,omitempty"`  // each flow has the limit for itself
-	// PerKey gives each lock key the rate for itself. It goes with a rate alone: a key has one holder at a time anyway.
-	PerKey bool `json:"per_key,omitempty"`
-}
-
-// SetLimit makes the limit of that name, or changes it; the next claim goes by it.
-func SetLimit(ctx context.Context, db postgres.DB, name string, l Limit) error {
-	if _, err := db.Exec(ctx, `SELECT penstock.set_limit($1, $2)`, name, l); err != nil {
-		return fmt.Errorf("set limit %q: %w", name, translate(err))
-	}
-	return nil
-}
-
-// UseLimit puts a queue under a limit, with so many units for each lock; 0 units take it out again.
-func UseLimit(ctx context.Context, db postgres.DB, queue, limit string, units int) error {
-	if _, err := db.Exec(ctx, `SELECT penstock.use_limit($1, $2, $3)`, queue, limit, units); err != nil {
-		return fmt.Errorf("put queue %q under limit %q: %w", queue, limit, translate(err))
-	}
-	return nil
-}
+import "github.com/jackc/pgx/v5"
 
 // refundSQL gives back what locks $2 with tokens $3 took out of token buckets: for $4 entries that were cancelled, and for
 // those that have not run, where $5 says so.

@@ -12,14 +12,14 @@ import (
 )
 
 // under puts queues of the bed under a limit, and returns handles that know of it.
-func (b *bed) under(name string, l Limit, units map[string]int) map[string]*Queue {
+func (b *bed) under(name string, l limitOptions, units map[string]int) map[string]*Queue {
 	b.Helper()
-	if err := SetLimit(b.ctx, b.pool, name, l); err != nil {
+	if err := setLimit(b.ctx, b.pool, name, l); err != nil {
 		b.Fatal(err)
 	}
 	queues := map[string]*Queue{}
 	for queue, n := range units {
-		if err := UseLimit(b.ctx, b.pool, queue, name, n); err != nil {
+		if err := useLimit(b.ctx, b.pool, queue, name, n); err != nil {
 			b.Fatal(err)
 		}
 		q, err := Open(b.ctx, b.pool, queue)
@@ -41,7 +41,7 @@ func TestLimitIsExactUnderConcurrentClaims(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	queues := b.under("gpu", Limit{MaxUnits: &five}, map[string]int{"light": 1, "heavy": 2})
+	queues := b.under("gpu", limitOptions{MaxUnits: &five}, map[string]int{"light": 1, "heavy": 2})
 	light, heavy := queues["light"], queues["heavy"]
 	const n = 120
 	for _, q := range []*Queue{light, heavy} {
@@ -128,7 +128,7 @@ func TestClaimThatDoesNotKnowALimitIsRefused(t *testing.T) {
 
 func TestTokenBucketLetsBurstThenRateThrough(t *testing.T) {
 	b := newBed(t, Config{})
-	b.q = b.under("slow", Limit{Rate: 0.5, Burst: 3, PerFlow: true}, map[string]int{b.q.Name: 1})[b.q.Name]
+	b.q = b.under("slow", limitOptions{Rate: 0.5, Burst: 3, PerFlow: true}, map[string]int{b.q.Name: 1})[b.q.Name]
 	for range 10 {
 		b.pushAll(b.pool, Push{Flow: "a"}, Push{Flow: "b"})
 	}
@@ -154,7 +154,7 @@ func (b *bed) left() int {
 
 func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
 	b := newBed(t, Config{})
-	b.q = b.under("slow", Limit{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
+	b.q = b.under("slow", limitOptions{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
 	b.push("", "", "K", "", "")
 	locks := b.claim(10)
 	if len(locks) != 5 || b.left() != 0 {
@@ -173,7 +173,7 @@ func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
 		t.Errorf("one that was done and one that called and was turned away: %d units left, want 4", n)
 	}
 	// What was taken by other weights is not given back by these.
-	b.must(UseLimit(b.ctx, b.pool, b.q.Name, "slow", 5))
+	b.must(useLimit(b.ctx, b.pool, b.q.Name, "slow", 5))
 	b.settle(last(Cancel(locks[4], entry(4), "wished")))
 	if n := b.left(); n != 4 {
 		t.Errorf("after the weight changed: %d units left, want 4", n)
@@ -182,7 +182,7 @@ func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
 
 func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
 	b := newBed(t, Config{})
-	b.q = b.under("calls", Limit{Rate: 0.001, Burst: 2, PerKey: true}, map[string]int{b.q.Name: 1})[b.q.Name]
+	b.q = b.under("calls", limitOptions{Rate: 0.001, Burst: 2, PerKey: true}, map[string]int{b.q.Name: 1})[b.q.Name]
 	ids := b.push("A", "A", "A", "B", "A", "")
 	for range 2 {
 		for _, l := range b.claim(10) {
@@ -233,7 +233,7 @@ func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
 
 func TestGroupsTakeAsManyUnitsAsTheyCoverEntries(t *testing.T) {
 	b := newBed(t, Config{})
-	b.q = b.under("slow", Limit{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
+	b.q = b.under("slow", limitOptions{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
 	ids := b.push("A", "A", "A", "A", "B", "B", "B", "")
 	l := b.claimOne()
 	b.want(entryIDs(l), ids[:4])
@@ -249,7 +249,7 @@ func TestGroupsTakeAsManyUnitsAsTheyCoverEntries(t *testing.T) {
 func (b *bed) plenty() *Queue {
 	b.Helper()
 	ten := 10
-	b.q = b.under("ten", Limit{MaxUnits: &ten}, map[string]int{b.q.Name: 1})[b.q.Name]
+	b.q = b.under("ten", limitOptions{MaxUnits: &ten}, map[string]int{b.q.Name: 1})[b.q.Name]
 	for _, flow := range []string{"a", "b"} {
 		b.must(pushFlow(b.ctx, b.q, 20, flow))
 	}
@@ -283,7 +283,7 @@ func TestWhoCountsALimitWaitsForThoseWhoDoNot(t *testing.T) {
 		t.Errorf("counted beside a claim that nobody sees yet: %d locks, busy %v", len(c.Locks), c.Busy)
 	}
 	four := 4
-	lowered := later(b, func() (int, error) { return 0, SetLimit(b.ctx, b.pool, "ten", Limit{MaxUnits: &four}) })
+	lowered := later(b, func() (int, error) { return 0, setLimit(b.ctx, b.pool, "ten", limitOptions{MaxUnits: &four}) })
 	b.awaitBlocked(late)
 	b.commit(late)
 	lowered()
@@ -291,7 +291,7 @@ func TestWhoCountsALimitWaitsForThoseWhoDoNot(t *testing.T) {
 		t.Errorf("%d locks beside 6 of 4", len(c.Locks))
 	}
 	nine := 9
-	b.must(SetLimit(b.ctx, b.pool, "ten", Limit{MaxUnits: &nine}))
+	b.must(setLimit(b.ctx, b.pool, "ten", limitOptions{MaxUnits: &nine}))
 	b.want(len(b.in("b", 9).Locks), 3)
 }
 
@@ -314,8 +314,8 @@ func TestRefundAndClaimTakeBucketsInOneOrder(t *testing.T) {
 	if _, err := Create(b.ctx, b.pool, "other", Config{}); err != nil {
 		t.Fatal(err)
 	}
-	b.under("first", Limit{Rate: 100, Burst: 100, PerKey: true}, map[string]int{"work": 1, "other": 1})
-	queues := b.under("second", Limit{Rate: 100, Burst: 100}, map[string]int{"work": 1, "other": 1})
+	b.under("first", limitOptions{Rate: 100, Burst: 100, PerKey: true}, map[string]int{"work": 1, "other": 1})
+	queues := b.under("second", limitOptions{Rate: 100, Burst: 100}, map[string]int{"work": 1, "other": 1})
 	other := queues["other"]
 	b.q = queues["work"]
 	b.push("K")
@@ -340,7 +340,7 @@ func TestRefundAndClaimTakeBucketsInOneOrder(t *testing.T) {
 
 func TestRecoveryRefundsWhatOnlyWaitedOnTheDeadNode(t *testing.T) {
 	b := newBed(t, Config{})
-	b.q = b.under("slow", Limit{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
+	b.q = b.under("slow", limitOptions{Rate: 0.001, Burst: 10}, map[string]int{b.q.Name: 2})[b.q.Name]
 	b.push("", "", "")
 	b.claim(3)
 	b.want(b.left(), 4)
@@ -370,7 +370,7 @@ func TestLimitsAndQueuesAreChangedInOneOrder(t *testing.T) {
 	altered := later(b, func() (*Queue, error) { return alter(4) }) // has the queue's row
 	b.awaitBlocked(gate)
 	seven := 7
-	limited := later(b, func() (int, error) { return 0, SetLimit(b.ctx, b.pool, "queue:work", Limit{MaxUnits: &seven}) })
+	limited := later(b, func() (int, error) { return 0, setLimit(b.ctx, b.pool, "queue:work", limitOptions{MaxUnits: &seven}) })
 	b.awaitWaiting(2)
 	b.commit(gate)
 	altered()
@@ -394,13 +394,13 @@ func (b *bed) awaitWaiting(n int) {
 func TestAQueueDoesNotComeUnderALimitBesideALongTransactionOfAClaim(t *testing.T) {
 	b := newBed(t, Config{})
 	one := 1
-	b.must(SetLimit(b.ctx, b.pool, "one", Limit{MaxUnits: &one}))
+	b.must(setLimit(b.ctx, b.pool, "one", limitOptions{MaxUnits: &one}))
 	b.push("", "")
 	late := b.begin()
 	if c, err := b.q.On(late).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
 		t.Fatalf("claimed %d (%v)", len(c.Locks), err)
 	}
-	if err := UseLimit(b.ctx, b.pool, b.q.Name, "one", 1); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "3 seconds") {
+	if err := useLimit(b.ctx, b.pool, b.q.Name, "one", 1); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "3 seconds") {
 		t.Errorf("beside a claim that nobody sees yet: %v", err)
 	}
 	if _, err := Alter(b.ctx, b.pool, b.q.Name, map[string]any{"max_concurrent": 1}); !errors.Is(err, ErrState) {
@@ -408,7 +408,7 @@ func TestAQueueDoesNotComeUnderALimitBesideALongTransactionOfAClaim(t *testing.T
 	}
 	b.want(b.count(`SELECT count(*) FROM penstock.limit_use`), 0)
 	b.commit(late)
-	b.must(UseLimit(b.ctx, b.pool, b.q.Name, "one", 1))
+	b.must(useLimit(b.ctx, b.pool, b.q.Name, "one", 1))
 	q, err := Open(b.ctx, b.pool, b.q.Name)
 	b.must(err)
 	b.q = q

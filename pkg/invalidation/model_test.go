@@ -309,16 +309,16 @@ func (x *machine) Promote() {
 // Cancel cancels an entry wherever it is.
 func (x *machine) Cancel() {
 	e := x.anyEntry()
-	want := CancelDone
+	want := cancelDone
 	if x.m.runs(e) {
-		want = CancelRequested
+		want = cancelRequested
 	}
-	got, err := CancelEntry(x.b.ctx, x.b.pool, e.id, operator)
+	got, err := cancelEntry(x.b.ctx, x.b.pool, e.id, ann)
 	x.must(err)
 	if got != want {
 		x.Fatalf("cancel of %+v: %s, want %s", e, got, want)
 	}
-	if e.wished = got == CancelRequested; !e.wished {
+	if e.wished = got == cancelRequested; !e.wished {
 		x.m.end(e.id, "cancelled")
 	}
 }
@@ -341,13 +341,13 @@ func (x *machine) SettleCancels() {
 // Disable and Enable take an entry out of line and put it back.
 func (x *machine) Disable() {
 	e := x.anyEntry()
-	x.must(DisableEntry(x.b.ctx, x.b.pool, e.id, operator))
+	x.must(disableEntry(x.b.ctx, x.b.pool, e.id, ann))
 	e.disabled = true
 }
 
 func (x *machine) Enable() {
 	e := x.anyEntry()
-	x.must(EnableEntry(x.b.ctx, x.b.pool, e.id, operator))
+	x.must(enableEntry(x.b.ctx, x.b.pool, e.id, ann))
 	e.disabled = false
 }
 

@@ -1,11 +1,9 @@
 package invalidation
 
 import (
-	"context"
+	"encoding/json"
 	"fmt"
 	"time"
-
-	"github.com/penstock/penstock/internal/postgres"
 )
 
 // By says who does something and why; both go into the audit. An empty Actor stands for the database user.
@@ -14,38 +12,45 @@ type By struct {
 	Reason string
 }
 
-// PauseQueue stops claims from a queue until somebody resumes it, or until a time to come if that is not zero.
-// What runs goes on.
-func PauseQueue(ctx context.Context, db postgres.DB, queue string, by By, until time.Time) error {
-	const sql = `SELECT penstock.pause_queue($1, $2, $3, $4)`
-	return control(ctx, db, "pause queue "+queue, sql, queue, by.Reason, given(by.Actor), givenTime(until))
+// pause is one that concerns the whole queue (its model or its application), or one of its flows.
+type pause struct {
+	scope   string // flow, model or application
+	value   string
+	control Control
 }
 
-// ResumeQueue ends a pause.
-func ResumeQueue(ctx context.Context, db postgres.DB, queue string, by By) error {
-	return control(ctx, db, "resume queue "+queue, `SELECT penstock.resume_queue($1, $2, $3)`, queue, by.Reason, given(by.Actor))
-}
-
-// DisableQueue takes a queue out of service until somebody enables it. It still accepts entries.
-func DisableQueue(ctx context.Context, db postgres.DB, queue string, by By) error {
-	return control(ctx, db, "disable queue "+queue, `SELECT penstock.disable_queue($1, $2, $3)`, queue, by.Reason, given(by.Actor))
-}
-
-// EnableQueue puts a disabled queue back into service.
-func EnableQueue(ctx context.Context, db postgres.DB, queue string, by By) error {
-	return control(ctx, db, "enable queue "+queue, `SELECT penstock.enable_queue($1, $2, $3)`, queue, by.Reason, given(by.Actor))
-}
-
-// DrainNode asks a node to claim nothing more, finish, hand back the rest and exit. It hears of it at its next
-// heartbeat. ErrNotFound says that no such node is registered.
-func DrainNode(ctx context.Context, db postgres.DB, node NodeID, by By) error {
-	return control(ctx, db, fmt.Sprintf("drain node %d", node), `SELECT penstock.drain_node($1, $2, $3)`, node, by.Reason, given(by.Actor))
-}
-
-// control runs a function of the schema that returns nothing.
-func control(ctx context.Context, db postgres.DB, what, sql string, args ...any) error {
-	if _, err := db.Exec(ctx, sql, args...); err != nil {
-		return fmt.Errorf("%s: %w", what, translate(err))
+// readPauses reads the answer of penstock.queue_pauses. Ends are counted on this process's clock from now on.
+func readPauses(text []byte) ([]pause, error) {
+	var rows []struct {
+		Scope, Value  string
+		Actor, Reason string
+		At            time.Time
+		Left          *float64 // seconds
 	}
-	return nil
+	if err := json.Unmarshal(text, &rows); err != nil {
+		return nil, fmt.Errorf("read pauses: %w", err)
+	}
+	pauses := make([]pause, len(rows))
+	for i, r := range rows {
+		pauses[i] = pause{r.Scope, r.Value, Control{At: r.At, Actor: r.Actor, Reason: r.Reason}}
+		if r.Left != nil {
+			pauses[i].control.Until = time.Now().Add(time.Duration(*r.Left * float64(time.Second)))
+		}
+	}
+	return pauses, nil
+}
+
+// Paused returns the pause that keeps entries of a flow from being claimed at now: one of the queue, its model, its
+// application or the flow. It knows the pauses of the moment when the queue was read, and asks no database.
+func (q *Queue) Paused(flow string, now time.Time) (Control, bool) {
+	lasts := func(c Control) bool { return c.Until.IsZero() || now.Before(c.Until) }
+	if p := q.Config.Paused; p != nil && lasts(*p) {
+		return *p, true
+	}
+	for _, p := range q.pauses {
+		if (p.scope != "flow" || p.value == flow) && lasts(p.control) {
+			return p.control, true
+		}
+	}
+	return Control{}, false
 }

@@ -227,8 +227,8 @@ func TestHotStatementsNeverScanTheBacklog(t *testing.T) {
 func TestClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
 	b := newBed(t, Config{})
 	many := 1_000_000
-	b.under("units", Limit{MaxUnits: &many}, map[string]int{"work": 1})
-	b.q = b.under("keys", Limit{Rate: 1e6, Burst: 1e6, PerKey: true}, map[string]int{"work": 1})["work"]
+	b.under("units", limitOptions{MaxUnits: &many}, map[string]int{"work": 1})
+	b.q = b.under("keys", limitOptions{Rate: 1e6, Burst: 1e6, PerKey: true}, map[string]int{"work": 1})["work"]
 	b.freeze()
 	early := b.explainer()
 	limits := fmt.Sprintf(`'{%d,%d}'`, b.q.limits[0], b.q.limits[1])

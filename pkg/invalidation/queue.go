@@ -19,7 +19,7 @@ type Queue struct {
 	Config Config
 	limits []int32 // that the queue is under, in order
 	pace   int     // of its claims, see penstock.queue_pace
-	holds  []hold
+	pauses []pause
 	// weights of flows that have another one than 1.
 	weights map[string]float64
 	hinter  *Hinter // of pushes outside a transaction; nil for none
@@ -128,4 +128,12 @@ func (q *Queue) errorf(verb string, err error) error {
 		return err
 	}
 	return fmt.Errorf("%s queue %q: %w", verb, q.Name, translate(err))
+}
+
+// control runs a function of the schema that returns nothing; does names it in the error.
+func control(ctx context.Context, db postgres.DB, does, sql string, args ...any) error {
+	if _, err := db.Exec(ctx, sql, args...); err != nil {
+		return fmt.Errorf("%s: %w", does, translate(err))
+	}
+	return nil
 }

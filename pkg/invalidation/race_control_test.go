@@ -24,7 +24,7 @@ func TestCancelDuringAClaimOnlyAsks(t *testing.T) {
 		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1})
 	})
 	b.awaitBlocked(claimer)
-	b.want(b.cancel(id), CancelRequested)
+	b.want(b.cancel(id), cancelRequested)
 	n, err := b.q.Expire(b.ctx, 10)
 	b.must(err)
 	b.want(n, 0)
@@ -43,7 +43,7 @@ func TestCancelDuringAStubbornClaimOfAGroupOnlyAsks(t *testing.T) {
 		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1, Stubborn: true})
 	})
 	b.awaitBlocked(claimer)
-	b.want(b.cancel(ids[1]), CancelRequested)
+	b.want(b.cancel(ids[1]), cancelRequested)
 	b.commit(claimer)
 	b.want(entryIDs(claimed().Locks...), ids)
 	b.commit(pusher)
@@ -58,11 +58,11 @@ func TestCancelSeesAClaimThatCameBeforeItHadTheKey(t *testing.T) {
 	                $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4713); RETURN penstock.hold_key_now(queue, key); END $$`)
 	gate := b.begin()
 	b.exec(gate, `SELECT pg_advisory_xact_lock(4713)`)
-	answer := later(b, func() (Cancelled, error) { return CancelEntry(b.ctx, b.pool, ids[0], operator) })
+	answer := later(b, func() (string, error) { return cancelEntry(b.ctx, b.pool, ids[0], ann) })
 	b.awaitBlocked(gate)
 	lock := b.claimOne()
 	b.commit(gate)
-	b.want(answer(), CancelRequested)
+	b.want(answer(), cancelRequested)
 	b.settle(doneAll(lock)...)
 	b.want(b.outcome(ids[0]).Outcome, "done")
 }
@@ -73,7 +73,7 @@ func TestClaimPassesByWhatIsBeingCancelled(t *testing.T) {
 	ids := b.push("", "K", "K")
 	operatorTx := b.begin()
 	for _, id := range ids[:2] {
-		if answer, err := CancelEntry(b.ctx, operatorTx, id, operator); err != nil || answer != CancelDone {
+		if answer, err := cancelEntry(b.ctx, operatorTx, id, ann); err != nil || answer != cancelDone {
 			t.Fatal(answer, err)
 		}
 	}
@@ -90,7 +90,7 @@ func TestCancelKeepsTheReadyRowThatAPusherReliesOn(t *testing.T) {
 	id := b.push("K")[0]
 	pusher := b.begin()
 	came := b.pushOn(pusher, "K")
-	b.want(b.cancel(id), CancelDone)
+	b.want(b.cancel(id), cancelDone)
 	b.commit(pusher)
 	b.want(entryIDs(b.claim(1)...), came)
 }
@@ -99,7 +99,7 @@ func TestPushDuringACancelGetsAReadyRowOfItsOwn(t *testing.T) {
 	b := newControlBed(t, Config{})
 	id := b.push("K")[0]
 	operatorTx := b.begin()
-	_, err := CancelEntry(b.ctx, operatorTx, id, operator)
+	_, err := cancelEntry(b.ctx, operatorTx, id, ann)
 	b.must(err)
 	came := b.push("K")
 	b.commit(operatorTx)
@@ -124,10 +124,10 @@ func TestEnableDuringASettleIsNotLost(t *testing.T) {
 		b := newControlBed(t, Config{})
 		id := b.push(key)[0]
 		lock := b.claimOne()
-		b.must(DisableEntry(b.ctx, b.pool, id, operator))
+		b.must(disableEntry(b.ctx, b.pool, id, ann))
 		settler := b.begin()
 		b.settleOn(settler, releaseAll(lock)...)
-		enabled := later(b, func() (bool, error) { return true, EnableEntry(b.ctx, b.pool, id, operator) })
+		enabled := later(b, func() (bool, error) { return true, enableEntry(b.ctx, b.pool, id, ann) })
 		b.awaitBusy()
 		b.commit(settler)
 		enabled()
@@ -142,7 +142,7 @@ func TestDisableDuringASettleIsNotForgotten(t *testing.T) {
 	lock := b.claimOne()
 	settler := b.begin()
 	b.settleOn(settler, releaseAll(lock)...)
-	disabled := later(b, func() (bool, error) { return true, DisableEntry(b.ctx, b.pool, id, operator) })
+	disabled := later(b, func() (bool, error) { return true, disableEntry(b.ctx, b.pool, id, ann) })
 	b.awaitBusy()
 	b.commit(settler)
 	disabled()
@@ -161,10 +161,10 @@ func TestEntrySwitchedDuringItsClaimHasNoReadyRowLeft(t *testing.T) {
 	})
 	b.awaitBlocked(claimer)
 	switched := later(b, func() (bool, error) {
-		if err := DisableEntry(b.ctx, b.pool, id, operator); err != nil {
+		if err := disableEntry(b.ctx, b.pool, id, ann); err != nil {
 			return false, err
 		}
-		return true, EnableEntry(b.ctx, b.pool, id, operator)
+		return true, enableEntry(b.ctx, b.pool, id, ann)
 	})
 	b.awaitBusy()
 	b.commit(claimer)
@@ -179,7 +179,7 @@ func TestClaimPassesByAKeyWhoseEntryIsBeingSwitched(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("K", "K")
 	operatorTx := b.begin()
-	b.must(DisableEntry(b.ctx, operatorTx, ids[0], operator))
+	b.must(disableEntry(b.ctx, operatorTx, ids[0], ann))
 	b.want(len(b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, Stubborn: true}).Locks), 0)
 	b.commit(operatorTx)
 	b.want(entryIDs(b.claim(1)...), ids[1:])
@@ -189,13 +189,13 @@ func TestClaimPassesByAKeyWhoseEntryIsBeingSwitched(t *testing.T) {
 func TestEntryOfAGroupSwitchedDuringItsClaimIsNotLost(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("K", "K")
-	b.must(DisableEntry(b.ctx, b.pool, ids[0], operator))
+	b.must(disableEntry(b.ctx, b.pool, ids[0], ann))
 	claimer := b.gate("true")
 	claimed := later(b, func() (Claimed, error) {
 		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1})
 	})
 	b.awaitBlocked(claimer)
-	enabled := later(b, func() (bool, error) { return true, EnableEntry(b.ctx, b.pool, ids[0], operator) })
+	enabled := later(b, func() (bool, error) { return true, enableEntry(b.ctx, b.pool, ids[0], ann) })
 	b.awaitBusy()
 	b.commit(claimer)
 	enabled()
@@ -214,7 +214,7 @@ func TestEnableDuringASweepIsNotLost(t *testing.T) {
 	b.exec(b.pool, `UPDATE penstock.entry SET priority = -1, enabled_priority = 1`)
 	var found string // what a sweep finds dead
 	b.must(b.pool.QueryRow(b.ctx, `SELECT ctid::text FROM penstock.ready WHERE entry_id = $1`, id).Scan(&found))
-	b.must(EnableEntry(b.ctx, b.pool, id, operator))
+	b.must(enableEntry(b.ctx, b.pool, id, ann))
 	b.exec(b.pool, `DELETE FROM penstock.ready WHERE ctid = $1::text::tid`, found)
 	b.want(entryIDs(b.claim(1)...), []EntryID{id})
 }
@@ -404,22 +404,22 @@ func (c *crew) drain() {
 func TestCancelDisableAndExpireWhileClaiming(t *testing.T) {
 	b := newControlBed(t, Config{})
 	c := newCrew(b, 3*time.Second)
-	answers := map[Cancelled]int{}
+	answers := map[string]int{}
 	c.work(c.pushSome)
 	c.work(c.claimer(here))
 	c.work(c.claimer(there))
 	c.work(func(r *rand.Rand) error {
 		id := c.some(r)
-		answer, err := CancelEntry(b.ctx, b.pool, id, operator)
+		answer, err := cancelEntry(b.ctx, b.pool, id, ann)
 		answers[answer]++
 		return gone(err)
 	})
 	c.work(func(r *rand.Rand) error {
 		id := c.some(r)
-		if err := DisableEntry(b.ctx, b.pool, id, operator); err != nil {
+		if err := disableEntry(b.ctx, b.pool, id, ann); err != nil {
 			return gone(err)
 		}
-		return gone(EnableEntry(b.ctx, b.pool, id, operator))
+		return gone(enableEntry(b.ctx, b.pool, id, ann))
 	})
 	c.work(func(*rand.Rand) error {
 		_, err := b.q.Expire(b.ctx, 10)

@@ -128,7 +128,7 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	    VALUES ($1, 99992, now(), now() - interval '40 days', 1, 1, 0, '', 'x', 'x', 'x', '{}')`, b.q.ID)
 	b.exec(b.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES
 	    ($1, true, '', now() - interval '2 hours', ''), ($1, false, 'x', now() + interval '2 hours', '')`, b.q.ID)
-	b.must(SetLimit(b.ctx, b.pool, "rate", Limit{Rate: 1, Burst: 10}))
+	b.must(setLimit(b.ctx, b.pool, "rate", limitOptions{Rate: 1, Burst: 10}))
 	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '6 s'), ('filling', '1 s')) v(f, a)`)
 
 	got, err := Tidy(b.ctx, b.pool, 100)

@@ -154,27 +154,27 @@ func TestNoSeatIsTakenWhereNothingMayBeClaimed(t *testing.T) {
 		stop, go_ func(*seated) error
 	}{
 		{
-			"queue paused", func(s *seated) error { return PauseQueue(s.ctx, s.pool, "work", by, time.Time{}) },
-			func(s *seated) error { return ResumeQueue(s.ctx, s.pool, "work", by) },
+			"queue paused", func(s *seated) error { return pauseQueue(s.ctx, s.pool, "work", by, time.Time{}) },
+			func(s *seated) error { return operate(s.ctx, s.pool, "resume_queue", "work", by) },
 		},
 		{
-			"pause that ends", func(s *seated) error { return PauseQueue(s.ctx, s.pool, "work", by, time.Now().Add(time.Hour)) },
+			"pause that ends", func(s *seated) error { return pauseQueue(s.ctx, s.pool, "work", by, time.Now().Add(time.Hour)) },
 			func(s *seated) error {
 				s.exec(s.pool, `UPDATE penstock.queue SET paused_until = now() - interval '1 second'`)
 				return nil
 			},
 		},
 		{
-			"queue disabled", func(s *seated) error { return DisableQueue(s.ctx, s.pool, "work", by) },
-			func(s *seated) error { return EnableQueue(s.ctx, s.pool, "work", by) },
+			"queue disabled", func(s *seated) error { return operate(s.ctx, s.pool, "disable_queue", "work", by) },
+			func(s *seated) error { return operate(s.ctx, s.pool, "enable_queue", "work", by) },
 		},
-		{"flow paused", pauseOf(Subject{Scope: ByFlow, Value: "acme"}), resumeOf(Subject{Scope: ByFlow, Value: "acme"})},
-		{"flow paused here", pauseOf(Subject{Scope: ByFlow, Value: "acme", Queue: "work"}), resumeOf(Subject{Scope: ByFlow, Value: "acme", Queue: "work"})},
-		{"application paused", pauseOf(Subject{Scope: ByApplication, Value: "default"}), resumeOf(Subject{Scope: ByApplication, Value: "default"})},
-		{"node paused", pauseOf(Subject{Scope: ByNode, Value: "here"}), resumeOf(Subject{Scope: ByNode, Value: "here"})},
-		{"node paused by id", pauseOf(Subject{Scope: ByNode, Value: fmt.Sprint(here)}), resumeOf(Subject{Scope: ByNode, Value: fmt.Sprint(here)})},
+		{"flow paused", pauseOf(subject{"flow", "acme", ""}), resumeOf(subject{"flow", "acme", ""})},
+		{"flow paused here", pauseOf(subject{"flow", "acme", "work"}), resumeOf(subject{"flow", "acme", "work"})},
+		{"application paused", pauseOf(subject{"application", "default", ""}), resumeOf(subject{"application", "default", ""})},
+		{"node paused", pauseOf(subject{"node", "here", ""}), resumeOf(subject{"node", "here", ""})},
+		{"node paused by id", pauseOf(subject{"node", fmt.Sprint(here), ""}), resumeOf(subject{"node", fmt.Sprint(here), ""})},
 		{
-			"node drains", func(s *seated) error { return DrainNode(s.ctx, s.pool, here, by) },
+			"node drains", func(s *seated) error { return operate(s.ctx, s.pool, "drain_node", here, by) },
 			func(s *seated) error { s.exec(s.pool, `UPDATE penstock.node SET draining_at = NULL`); return nil },
 		},
 		{
@@ -205,7 +205,7 @@ func TestNoSeatIsTakenWhereNothingMayBeClaimed(t *testing.T) {
 		},
 		{
 			"limit", func(s *seated) error {
-				s.under("few", Limit{MaxUnits: &one}, map[string]int{"work": 1})
+				s.under("few", limitOptions{MaxUnits: &one}, map[string]int{"work": 1})
 				return nil
 			},
 			func(s *seated) error { s.exec(s.pool, `DELETE FROM penstock.limit_use`); return nil },
@@ -261,12 +261,12 @@ func TestNoSeatIsTakenWhereNothingMayBeClaimed(t *testing.T) {
 	}
 }
 
-func pauseOf(subject Subject) func(*seated) error {
-	return func(s *seated) error { return Pause(s.ctx, s.pool, subject, By{Actor: "test"}, time.Time{}) }
+func pauseOf(of subject) func(*seated) error {
+	return func(s *seated) error { return pauseSubject(s.ctx, s.pool, of, By{Actor: "test"}, time.Time{}) }
 }
 
-func resumeOf(subject Subject) func(*seated) error {
-	return func(s *seated) error { return Resume(s.ctx, s.pool, subject, By{Actor: "test"}) }
+func resumeOf(of subject) func(*seated) error {
+	return func(s *seated) error { return resumeSubject(s.ctx, s.pool, of, By{Actor: "test"}) }
 }
 
 func TestPushesThatAskForMoreThanAThreadTakeNoSeat(t *testing.T) {

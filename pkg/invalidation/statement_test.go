@@ -43,7 +43,7 @@ func (b *bed) runStatements() []error {
 
 func (b *bed) declare(run string) {
 	b.Helper()
-	b.must(SetStatements(b.ctx, b.pool, b.q.Name, map[string]string{"run": run}, operator))
+	b.must(SetStatements(b.ctx, b.pool, b.q.Name, map[string]string{"run": run}, ann))
 }
 
 func TestStatementsEffectCommitsWithTheEndOfItsEntry(t *testing.T) {
@@ -164,7 +164,7 @@ func TestStatementsThatCannotRunAreRefused(t *testing.T) {
 		"one that ends a quote": {"run": `SELECT 1'; DELETE FROM public.effect; SELECT '1`}, "nothing": {"run": ` ; `},
 		"what is no query": {"run": `DROP TABLE public.effect`}, "a session's setting": {"run": `SET work_mem = '1GB'`},
 	} {
-		if err := SetStatements(b.ctx, b.pool, "work", statements, operator); !errors.Is(err, ErrInvalid) {
+		if err := SetStatements(b.ctx, b.pool, "work", statements, ann); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
@@ -176,7 +176,7 @@ func TestStatementsThatCannotRunAreRefused(t *testing.T) {
 		b.declare(fine)
 	}
 	b.want(b.count(`SELECT sum(n) FROM public.effect`), 7) // a check runs nothing
-	b.must(SetStatements(b.ctx, b.pool, "work", nil, operator))
+	b.must(SetStatements(b.ctx, b.pool, "work", nil, ann))
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)
 	b.want(len(q.Config.Statements), 0)

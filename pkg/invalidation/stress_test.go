@@ -205,15 +205,15 @@ func (c *crowd) takeAway(random *rand.Rand) error {
 
 func (c *crowd) disturb(wg *sync.WaitGroup) {
 	c.act(wg, 10*time.Millisecond, func(random *rand.Rand) error {
-		_, err := CancelEntry(c.ctx, c.pool, c.any(random, false), operator)
+		_, err := cancelEntry(c.ctx, c.pool, c.any(random, false), ann)
 		return err
 	})
 	c.act(wg, 30*time.Millisecond, func(random *rand.Rand) error {
 		id := c.any(random, true)
-		if err := DisableEntry(c.ctx, c.pool, id, operator); err != nil {
+		if err := disableEntry(c.ctx, c.pool, id, ann); err != nil {
 			return err
 		}
-		return EnableEntry(c.ctx, c.pool, id, operator)
+		return enableEntry(c.ctx, c.pool, id, ann)
 	})
 	c.act(wg, 20*time.Millisecond, c.takeAway)
 	c.act(wg, 20*time.Millisecond, func(*rand.Rand) error { _, err := c.q.SettleCancelRequests(c.ctx, 100); return err })

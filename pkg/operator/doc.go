@@ -1,8 +1,16 @@
-// Package operator is what operators see and do, straight on the database: no leader need run. The CLI works through
-// it, and what it reads is meant for people and for programs alike: every struct has JSON names, durations are in
-// seconds.
+// Package operator is the control plane: what operators read and change, straight on the database, so that it works
+// while no leader runs. The API and the CLI work through it. Every struct has JSON names, durations are in seconds.
 //
-// Reads go through the views of the schema or through an index, are bounded by a limit, and page by key (after, before):
-// none counts a table or grows with the backlog. Verbs are the functions of the schema, so that an operator who has only
-// psql has the same levers; those that change behaviour take an invalidation.By, which ends up in the audit.
+// # Reads
+//
+// Lists go through the views of the schema or through an index, are bounded by a limit, and page by key (after,
+// before): none counts a table or grows with the backlog. Explain (explain.go) evaluates the conditions of the claim for
+// one entry.
+//
+// # Verbs
+//
+// A verb is a function of the schema, so that psql has the same ones. Each takes an invalidation.By, the actor and the
+// reason, which are written to the audit. Verbs of one thing that need only its name or id are in verb.go; pauses of
+// flows, names, keys, models, applications and nodes in pause.go; operations on many entries or failures in
+// operation.go; limits and weights in limit.go and usage.go.
 package operator

@@ -179,11 +179,6 @@ func (d *Database) Outcome(ctx context.Context, id int64) (string, Ended, error)
 	}, err
 }
 
-// Explain says why an entry does not run.
-func (d *Database) Explain(ctx context.Context, id int64) (invalidation.Explanation, error) {
-	return invalidation.Explain(ctx, d.db, invalidation.EntryID(id))
-}
-
 // Push accepts entries, all or none.
 func (d *Database) Push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error) {
 	q, err := invalidation.Open(ctx, d.db, queue)
@@ -193,18 +188,24 @@ func (d *Database) Push(ctx context.Context, queue string, pushes ...invalidatio
 	return q.Push(ctx, pushes...)
 }
 
-// CancelEntry ends an entry, or asks the node that runs it to.
-func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By) (invalidation.Cancelled, error) {
-	return invalidation.CancelEntry(ctx, d.db, invalidation.EntryID(id), by)
-}
+// Cancelled is the answer to CancelEntry.
+type Cancelled string
 
-// SwitchEntries does DisableEntry or EnableEntry to every entry of a name or lock key; to those to come as well.
-func (d *Database) SwitchEntries(ctx context.Context, v Verb, queue string, scope invalidation.Scope, value string, by invalidation.By) (invalidation.OperationID, error) {
-	do := invalidation.EnableEntries
-	if v == DisableEntry {
-		do = invalidation.DisableEntries
+// The answers to CancelEntry.
+const (
+	CancelDone      Cancelled = "cancelled" // it has ended
+	CancelRequested Cancelled = "requested" // a node runs it, or is about to, and is told to end it
+)
+
+// CancelEntry ends an entry, or asks the node that runs it to. invalidation.ErrEntryNotFound means that there is none,
+// invalidation.ErrState that it has ended already, with the outcome in the message.
+func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By) (Cancelled, error) {
+	const sql = `SELECT penstock.cancel_entry($1, $2, coalesce($3, current_user::text))`
+	var answer Cancelled
+	if err := d.db.QueryRow(ctx, sql, id, by.Reason, given(by.Actor)).Scan(&answer); err != nil {
+		return "", fmt.Errorf("cancel entry %d: %w", id, translate(err))
 	}
-	return do(ctx, d.db, queue, scope, value, by)
+	return answer, nil
 }
 
 // Group is a lock key with entries that wait or run.

@@ -2,11 +2,59 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
+
+// OperationVerb is the change that a bulk operation makes to each match.
+type OperationVerb string
+
+// The verbs of bulk operations.
+const (
+	RetryFailures   OperationVerb = "retry_failures"
+	DiscardFailures OperationVerb = "discard_failures"
+	CancelEntries   OperationVerb = "cancel"
+	DisableAll      OperationVerb = "disable"
+	EnableAll       OperationVerb = "enable"
+	DeleteEntries   OperationVerb = "delete" // cancels entries that do not run and leaves alone those that do
+)
+
+// Filter chooses entries or failures; all fields that are set must match. The zero Filter is refused: set All.
+type Filter struct {
+	All       bool                   `json:"all,omitempty"`
+	Name      string                 `json:"name,omitempty"`
+	LockKey   string                 `json:"lock_key,omitempty"`
+	Flow      string                 `json:"flow,omitempty"`
+	IDs       []invalidation.EntryID `json:"ids,omitempty"`
+	OlderThan time.Duration          `json:"-"`                     // since it was accepted, or failed
+	Class     string                 `json:"class,omitempty"`       // of failures
+	Pattern   string                 `json:"fingerprint,omitempty"` // of failures, see invalidation.Fingerprint
+}
+
+// MarshalJSON writes the filter as the schema reads it.
+func (f Filter) MarshalJSON() ([]byte, error) {
+	type plain Filter
+	filter := struct {
+		plain
+		OlderThan string `json:"older_than,omitempty"`
+	}{plain: plain(f)}
+	if f.OlderThan > 0 {
+		filter.OlderThan = fmt.Sprintf("%d microseconds", f.OlderThan.Microseconds())
+	}
+	return json.Marshal(filter)
+}
+
+// OperationRequest asks for a bulk operation. It is durable, throttled and can be cancelled.
+type OperationRequest struct {
+	Queue     string
+	Verb      OperationVerb
+	Filter    Filter
+	PerSecond int // changes a second, at most; 1000 if zero
+	invalidation.By
+}
 
 // Operation is a bulk operation and how far it has come.
 type Operation struct {
@@ -50,15 +98,43 @@ func (d *Database) Operation(ctx context.Context, id int64) (Operation, error) {
 	return show[Operation](ctx, d.db, fmt.Sprintf("operation %d", id), invalidation.ErrNotFound, operationColumns+` WHERE o.id = $1`, id)
 }
 
-// CountMatching says how many an operation would find now.
-func (d *Database) CountMatching(ctx context.Context, o invalidation.Operation) (int64, error) {
-	return invalidation.CountMatching(ctx, d.db, o)
+// CountMatching returns how many entries or failures an operation would match now. It reads the queue's whole table.
+func (d *Database) CountMatching(ctx context.Context, o OperationRequest) (int64, error) {
+	var n int64
+	err := d.db.QueryRow(ctx, `SELECT penstock.count_matching($1, $2, $3)`, o.Queue, o.Verb, o.Filter).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue, translate(err))
+	}
+	return n, nil
 }
 
-// StartOperation begins a bulk operation. Whoever steps it carries it out: the elected leader, and Step.
-func (d *Database) StartOperation(ctx context.Context, o invalidation.Operation) (int64, error) {
-	id, err := invalidation.StartOperation(ctx, d.db, o)
-	return int64(id), err
+const startSQL = `
+SELECT penstock.start_operation($1, $2, $3, $4, coalesce($5, current_user::text), coalesce(nullif($6::int, 0), 1000))`
+
+// StartOperation begins a bulk operation on the entries or failures that the queue has now. The elected leader carries
+// it out, as does a caller of Step.
+func (d *Database) StartOperation(ctx context.Context, o OperationRequest) (int64, error) {
+	var id int64
+	err := d.db.QueryRow(ctx, startSQL, o.Queue, o.Verb, o.Filter, o.Reason, given(o.Actor), o.PerSecond).Scan(&id)
+	if err != nil {
+		return 0, fmt.Errorf("start %s in queue %q: %w", o.Verb, o.Queue, translate(err))
+	}
+	return id, nil
+}
+
+// SwitchEntries disables or enables every entry of a name or lock key, those to come as well, and returns the operation
+// that does so: the first 500 are changed when it returns, the rest by the operation. Entries that are disabled by
+// another name or key as well stay so.
+func (d *Database) SwitchEntries(ctx context.Context, v Verb, queue string, scope Scope, value string, by invalidation.By) (int64, error) {
+	sql := `SELECT penstock.enable_entries($1, $2, $3, $4, coalesce($5, current_user::text))`
+	if v == DisableEntry {
+		sql = `SELECT penstock.disable_entries($1, $2, $3, $4, coalesce($5, current_user::text))`
+	}
+	var id int64
+	if err := d.db.QueryRow(ctx, sql, queue, scope, value, by.Reason, given(by.Actor)).Scan(&id); err != nil {
+		return 0, fmt.Errorf("%s of queue %q with %s %q: %w", v, queue, scope, value, translate(err))
+	}
+	return id, nil
 }
 
 // Step carries an operation on by one bounded batch and says how long its throttle holds it. It may be called while

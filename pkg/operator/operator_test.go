@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// bed is a database with a queue `work` in it, and the seat of an operator.
+// bed is a database with a queue `work` in it, and the seat of an
 type bed struct {
 	*testing.T
 	pool *pgxpool.Pool
@@ -144,7 +144,7 @@ func TestHeadOfLineLeavesOutWhatCannotRun(t *testing.T) {
 	if got := head(); got == nil || *got > 60 {
 		t.Errorf("head is %v, want the entry that can run", got)
 	}
-	flow := invalidation.Subject{Scope: invalidation.ByFlow, Value: ""}
+	flow := Subject{Scope: ByFlow, Value: ""}
 	if err := b.d.Pause(t.Context(), flow, by, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +263,7 @@ func TestOperationsAreCarriedOutWithoutALeader(t *testing.T) {
 	b := newBed(t)
 	b.push(make([]invalidation.Push, 20)...)
 	b.fail(71, "no", b.claim(71, 20)...)
-	o := invalidation.Operation{Queue: "work", Verb: invalidation.RetryFailures, Filter: invalidation.Filter{All: true}, By: by}
+	o := OperationRequest{Queue: "work", Verb: RetryFailures, Filter: Filter{All: true}, By: by}
 	if n, err := b.d.CountMatching(t.Context(), o); n != 20 || err != nil {
 		t.Fatalf("%d match (%v)", n, err)
 	}

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -35,14 +36,40 @@ func (d *Database) Pauses(ctx context.Context, limit int) ([]Pause, error) {
 	return list[Pause](ctx, d.db, "pauses", pausesSQL, page(limit))
 }
 
-// Pause stops claims of a subject until it is resumed, or until a time that is not zero.
-func (d *Database) Pause(ctx context.Context, s invalidation.Subject, by invalidation.By, until time.Time) error {
-	return invalidation.Pause(ctx, d.db, s, by, until)
+// Scope is the attribute by which entries are paused or disabled together.
+type Scope string
+
+// The scopes. A name and a lock key are of one queue.
+const (
+	ByName        Scope = "name"
+	ByLockKey     Scope = "lock_key"
+	ByFlow        Scope = "flow"        // of one queue or of all
+	ByModel       Scope = "model"       // queues of the model
+	ByApplication Scope = "application" // queues of the application
+	ByNode        Scope = "node"        // a node, by name or id
+)
+
+// Subject is the object of a pause other than a whole queue, for which there is PauseQueue. Queue is required for names
+// and lock keys, and may be given for a flow.
+type Subject struct {
+	Scope Scope
+	Value string
+	Queue string
 }
 
-// Resume ends a pause.
-func (d *Database) Resume(ctx context.Context, s invalidation.Subject, by invalidation.By) error {
-	return invalidation.Resume(ctx, d.db, s, by)
+func (s Subject) String() string { return fmt.Sprintf("%s %q", s.Scope, s.Value) }
+
+// Pause stops claims of a subject until it is resumed, or until a time to come if that is not zero. Runs go on. Every
+// node applies it within one heartbeat. Pausing again changes reason and end.
+func (d *Database) Pause(ctx context.Context, s Subject, by invalidation.By, until time.Time) error {
+	const sql = `SELECT penstock.pause($3, $4, $5, $1, coalesce($2, current_user::text), $6)`
+	return d.change(ctx, "pause "+s.String(), sql, by, s.Scope, s.Value, given(s.Queue), given(until))
+}
+
+// Resume ends a pause. invalidation.ErrState means that the subject is not paused.
+func (d *Database) Resume(ctx context.Context, s Subject, by invalidation.By) error {
+	const sql = `SELECT penstock.resume($3, $4, $5, $1, coalesce($2, current_user::text))`
+	return d.change(ctx, "resume "+s.String(), sql, by, s.Scope, s.Value, given(s.Queue))
 }
 
 // Application is a group of queues and nodes, what it uses and may use.
@@ -70,7 +97,15 @@ func (d *Database) Applications(ctx context.Context, limit int) ([]Application, 
 	return list[Application](ctx, d.db, "applications", applicationsSQL, page(limit))
 }
 
-// SetQuota bounds what an application uses over all its queues; nil removes the bound.
-func (d *Database) SetQuota(ctx context.Context, application string, l *invalidation.Limit, by invalidation.By) error {
-	return invalidation.SetQuota(ctx, d.db, application, l, by)
+// Quota bounds what an application uses over all its queues. At least MaxUnits or Rate is set.
+type Quota struct {
+	MaxUnits *int    `json:"max_units,omitempty"` // locks at once
+	Rate     float64 `json:"rate,omitempty"`      // locks a second
+	Burst    float64 `json:"burst,omitempty"`     // locks that may be saved up; a second's worth if zero
+}
+
+// SetQuota bounds what an application uses over all its queues, those to come as well; nil removes the bound.
+func (d *Database) SetQuota(ctx context.Context, application string, q *Quota, by invalidation.By) error {
+	const sql = `SELECT penstock.set_quota($3, $4, $1, coalesce($2, current_user::text))`
+	return d.change(ctx, "set quota of application "+application, sql, by, application, q)
 }

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -41,7 +42,9 @@ func (d *Database) Usage(ctx context.Context, queue, afterQueue, afterFlow strin
 	return list[Usage](ctx, d.db, "usage", usageSQL, given(queue), afterQueue, afterFlow, page(limit))
 }
 
-// SetFlowWeight gives a flow a share beside other flows, in one queue or, if that is empty, in all; 0 takes it away.
+// SetFlowWeight gives a flow a share beside other flows, 1 being what a flow has otherwise: in one queue or, if that is
+// empty, in all. A weight of 0 removes it. Nodes apply it within one heartbeat.
 func (d *Database) SetFlowWeight(ctx context.Context, flow, queue string, weight float64, by invalidation.By) error {
-	return invalidation.SetFlowWeight(ctx, d.db, flow, queue, weight, by)
+	const sql = `SELECT penstock.set_flow_weight($3, $4, $5, $1, coalesce($2, current_user::text))`
+	return d.change(ctx, fmt.Sprintf("set weight of flow %q", flow), sql, by, flow, given(weight), given(queue))
 }

@@ -2,13 +2,13 @@ package recovery
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Operations is the duty that carries out bulk operations on entries and failures, as fast as each one's throttle
@@ -35,13 +35,16 @@ func (o *Operations) Changed() int64 { return o.changed.Load() }
 // leaders make the same one.
 func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
 	err := o.fence.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := invalidation.EndPauses(ctx, tx)
-		return err
+		_, err := tx.Exec(ctx, `SELECT penstock.end_pauses()`)
+		if err != nil {
+			return fmt.Errorf("end pauses: %w", err)
+		}
+		return nil
 	})
 	if err != nil {
 		return 0, err
 	}
-	n, err := invalidation.RunOperations(ctx, o.db)
+	n, err := runOperations(ctx, o.db)
 	o.changed.Add(int64(n))
 	if err != nil && !general(err) {
 		// One operation that goes wrong is no reason for another leader: it would go wrong there as well.
@@ -52,4 +55,46 @@ func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	return time.Second, err
+}
+
+const runningOperationsSQL = `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 100`
+
+// runOperations carries every running operation on for about a second each, as fast as its throttle allows, and
+// returns how many entries and failures it changed. A process that dies in the middle loses nothing: the next call
+// goes on where it stopped.
+func runOperations(ctx context.Context, db postgres.DB) (int, error) {
+	ids, err := pgx.CollectRows(postgres.Query(ctx, db, runningOperationsSQL), pgx.RowTo[int64])
+	if err != nil {
+		return 0, fmt.Errorf("list operations: %w", err)
+	}
+	total := 0
+	for _, id := range ids {
+		n, err := runOperation(ctx, db, id)
+		total += n
+		if err != nil {
+			return total, fmt.Errorf("step operation %d: %w", id, err)
+		}
+	}
+	return total, nil
+}
+
+// stepSQL does one bounded batch of operation $1: at most 500 changes in a transaction of its own.
+const stepSQL = `SELECT changed, wait, ended FROM penstock.step_operation($1)`
+
+// runOperation steps one operation until it has ended, is throttled, or its second is over.
+func runOperation(ctx context.Context, db postgres.DB, id int64) (int, error) {
+	total := 0
+	for until := time.Now().Add(time.Second); time.Now().Before(until); {
+		var n int
+		var wait time.Duration
+		var ended bool
+		if err := db.QueryRow(ctx, stepSQL, id).Scan(&n, &wait, &ended); err != nil {
+			return total, err
+		}
+		total += n
+		if ended || wait > 0 {
+			break
+		}
+	}
+	return total, nil
 }

@@ -193,7 +193,7 @@ func (s *service) open(flow string, now time.Time, freed int64) bool {
 	if now.Before(s.again) && s.refused == freed || c.Disabled != nil || (c.MaxConcurrentPerNode > 0 && s.held >= c.MaxConcurrentPerNode) {
 		return false
 	}
-	_, held := s.queue.Held(flow, now)
+	_, held := s.queue.Paused(flow, now)
 	return !held
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // compareLanes prints how many locks a second are claimed and finished from that many flows with two entries each: lane by
@@ -17,15 +18,15 @@ func (b *bench) compareLanes(ctx context.Context, flows int) error {
 	for _, kind := range []struct {
 		name  string
 		keyed int // of two entries of a flow
-		limit invalidation.Limit
+		limit map[string]any
 	}{
 		{name: "no lock keys"},
 		{name: "a key for every other entry", keyed: 1},
 		{name: "a key for both entries", keyed: 2},
-		{name: "max_units", limit: invalidation.Limit{MaxUnits: &big}},
-		{name: "rate", limit: invalidation.Limit{Rate: 1e8, Burst: 1e8}},
-		{name: "rate per flow", limit: invalidation.Limit{Rate: 1e8, Burst: 1e8, PerFlow: true}},
-		{name: "rate per key, keys", keyed: 2, limit: invalidation.Limit{Rate: 1e8, Burst: 1e8, PerKey: true}},
+		{name: "max_units", limit: map[string]any{"max_units": big}},
+		{name: "rate", limit: map[string]any{"rate": 1e8, "burst": 1e8}},
+		{name: "rate per flow", limit: map[string]any{"rate": 1e8, "burst": 1e8, "per_flow": true}},
+		{name: "rate per key, keys", keyed: 2, limit: map[string]any{"rate": 1e8, "burst": 1e8, "per_key": true}},
 	} {
 		var speeds [2][]float64
 		for range b.rounds {
@@ -51,18 +52,18 @@ func (b *bench) compareLanes(ctx context.Context, flows int) error {
 }
 
 // flowing makes a queue anew, with two entries in each flow.
-func (b *bench) flowing(ctx context.Context, flows, keyed int, limit invalidation.Limit) (*invalidation.Queue, error) {
+func (b *bench) flowing(ctx context.Context, flows, keyed int, limit map[string]any) (*invalidation.Queue, error) {
 	_ = invalidation.Drop(ctx, b.pool, "lanes", true, invalidation.By{})
 	q, err := invalidation.Create(ctx, b.pool, "lanes", invalidation.Config{ResultRetention: -time.Second})
 	if err != nil {
 		return nil, err
 	}
-	if limit != (invalidation.Limit{}) {
-		name := fmt.Sprintf("lanes_%v", limit.PerKey) // a limit keeps what it is set to
-		if err := invalidation.SetLimit(ctx, b.pool, name, limit); err != nil {
+	if limit != nil {
+		name := fmt.Sprintf("lanes_%v", limit["per_key"] == true) // a limit keeps what it is set to
+		if err := operator.New(b.pool).SetLimit(ctx, name, limit, invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
 		}
-		if err := invalidation.UseLimit(ctx, b.pool, "lanes", name, 1); err != nil {
+		if err := operator.New(b.pool).UseLimit(ctx, "lanes", name, 1, invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
 		}
 		if q, err = invalidation.Open(ctx, b.pool, "lanes"); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // drained is what one drain took for each entry.
@@ -28,13 +29,13 @@ func (b *bench) compareLimits(ctx context.Context, batch int) error {
 	plenty := 1 << 30
 	kinds := []struct {
 		name  string
-		limit invalidation.Limit
+		limit map[string]any
 	}{
-		{"max_units", invalidation.Limit{MaxUnits: &plenty}},
-		{"max_units per flow", invalidation.Limit{MaxUnits: &plenty, PerFlow: true}},
-		{"rate", invalidation.Limit{Rate: 1e9, Burst: 1e9}},
-		{"rate per flow", invalidation.Limit{Rate: 1e9, Burst: 1e9, PerFlow: true}},
-		{"rate per key", invalidation.Limit{Rate: 1e9, Burst: 1e9, PerKey: true}},
+		{"max_units", map[string]any{"max_units": plenty}},
+		{"max_units per flow", map[string]any{"max_units": plenty, "per_flow": true}},
+		{"rate", map[string]any{"rate": 1e9, "burst": 1e9}},
+		{"rate per flow", map[string]any{"rate": 1e9, "burst": 1e9, "per_flow": true}},
+		{"rate per key", map[string]any{"rate": 1e9, "burst": 1e9, "per_key": true}},
 	}
 	conn, err := pgx.ConnectConfig(ctx, b.pool.Config().ConnConfig)
 	if err != nil {
@@ -49,7 +50,7 @@ func (b *bench) compareLimits(ctx context.Context, batch int) error {
 		if b.only != "" && b.only != kind.name {
 			continue
 		}
-		if err := invalidation.SetLimit(ctx, b.pool, kind.name, kind.limit); err != nil {
+		if err := operator.New(b.pool).SetLimit(ctx, kind.name, kind.limit, invalidation.By{Reason: "bench"}); err != nil {
 			return err
 		}
 		for _, keys := range []int{1, 100, 100_000} {
@@ -59,7 +60,7 @@ func (b *bench) compareLimits(ctx context.Context, batch int) error {
 					limit string
 					into  *[]drained
 				}{{"", &free}, {kind.name, &limited}} {
-					d, err := b.drainUnder(ctx, keys, batch, turn.limit, kind.limit.PerFlow)
+					d, err := b.drainUnder(ctx, keys, batch, turn.limit, kind.limit["per_flow"] == true)
 					if err != nil {
 						return fmt.Errorf("%s at %d keys: %w", kind.name, keys, err)
 					}
@@ -149,7 +150,7 @@ func (b *bench) limitedQueue(ctx context.Context, limit string) (*invalidation.Q
 		return nil, err
 	}
 	if limit != "" {
-		if err := invalidation.UseLimit(ctx, b.pool, "bench", limit, 1); err != nil {
+		if err := operator.New(b.pool).UseLimit(ctx, "bench", limit, 1, invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
 		}
 	}

@@ -1,14 +1,17 @@
-package invalidation
+package operator_test
 
 import (
 	"errors"
 	"strings"
 	"testing"
 	"time"
+
+	. "github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 func TestExplainNamesEachConditionOfTheClaim(t *testing.T) {
-	b := newControlBed(t, Config{MaxConcurrent: 1, MaxConcurrentPerNode: 1})
+	b := newQueueBed(t, Config{MaxConcurrent: 1, MaxConcurrentPerNode: 1})
 	first := b.push("", "", "K", "K", "K")
 	b.want(b.reasons(first[0]), []string{})
 	b.want(b.reasons(first[1]), []string{"ahead_in_lane"})
@@ -24,21 +27,21 @@ func TestExplainNamesEachConditionOfTheClaim(t *testing.T) {
 	b.exec(b.pool, `UPDATE penstock.entry SET due_at = now() WHERE id = $1`, later)
 	b.want(b.reasons(later), []string{"promotion_late"})
 
-	b.must(DisableEntry(b.ctx, b.pool, first[1], operator))
+	b.must(b.do(operator.DisableEntry, first[1], ann))
 	b.want(b.reasons(first[1]), []string{"disabled"})
-	b.must(PauseQueue(b.ctx, b.pool, "work", operator, time.Now().Add(time.Hour)))
-	b.must(DisableQueue(b.ctx, b.pool, "work", operator))
+	b.must(b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Now().Add(time.Hour)))
+	b.must(b.do(operator.DisableQueue, "work", ann))
 	b.exec(b.pool, `UPDATE penstock.node SET draining_at = now()`)
 	b.want(b.reasons(first[2]), []string{"nobody_serves", "paused", "queue_disabled"})
 }
 
 func TestExplainSaysWhoHoldsTheKeyAndForHowLong(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	holder := b.push("K")[0]
 	lock := b.claimOne()
 	behind := b.push("K")[0]
 	b.exec(b.pool, `UPDATE penstock.lock SET claimed_at = clock_timestamp() - interval '41 seconds'`)
-	e, err := Explain(b.ctx, b.pool, behind)
+	e, err := b.d.Explain(b.ctx, int64(behind))
 	b.must(err)
 	held := e.Reasons[0]
 	b.want([]any{e.State, held.Code, held.Numbers["entry_id"], held.Numbers["node"], held.Numbers["token"]},
@@ -49,7 +52,7 @@ func TestExplainSaysWhoHoldsTheKeyAndForHowLong(t *testing.T) {
 }
 
 func TestExplainSaysWhatNodesOfTheQueueDo(t *testing.T) {
-	b := newControlBed(t, Config{MaxConcurrentPerNode: 1})
+	b := newQueueBed(t, Config{MaxConcurrentPerNode: 1})
 	b.push("", "")
 	b.claim(1)
 	b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 1})
@@ -57,23 +60,23 @@ func TestExplainSaysWhatNodesOfTheQueueDo(t *testing.T) {
 	b.want(b.reasons(id), []string{"node_limit"})
 	b.exec(b.pool, `UPDATE penstock.node SET beat_at = now() - interval '2 hours'`)
 	b.want(b.reasons(id), []string{"nobody_serves"})
-	if e, err := Explain(b.ctx, b.pool, id); err != nil || !strings.Contains(e.Reasons[0].Text, "2 that did fell silent") {
+	if e, err := b.d.Explain(b.ctx, int64(id)); err != nil || !strings.Contains(e.Reasons[0].Text, "2 that did fell silent") {
 		t.Errorf("explanation is %+v (%v)", e, err)
 	}
 }
 
 func TestExplainOfALateEntrySaysThatItExpires(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	id := b.pushAll(b.pool, Push{StartBy: time.Now().Add(time.Hour)})[0]
 	b.exec(b.pool, `UPDATE penstock.entry SET start_by = now() - interval '1 minute'`)
 	b.want(b.reasons(id), []string{"expired"})
-	if _, err := Explain(b.ctx, b.pool, id+1000); !errors.Is(err, ErrEntryNotFound) {
+	if _, err := b.d.Explain(b.ctx, int64(id+1000)); !errors.Is(err, ErrEntryNotFound) {
 		t.Errorf("explanation of an unknown entry: %v", err)
 	}
 }
 
 func TestExplainNamesWhatIsShared(t *testing.T) {
-	b := newControlBed(t, Config{Model: "m"})
+	b := newQueueBed(t, Config{Model: "m"})
 	b.push("")
 	b.claim(1)
 	id := b.push("")[0]
@@ -93,33 +96,14 @@ func TestExplainNamesWhatIsShared(t *testing.T) {
 	b.want(b.reasons(id), []string{"pushed_back", "rate"})
 }
 
-func TestOutcomeIsReadableAfterTheEntryIsGone(t *testing.T) {
-	b := newControlBed(t, Config{})
-	ids := b.push("", "", "")
-	if _, err := Outcome(b.ctx, b.pool, ids[0]); !errors.Is(err, ErrState) {
-		t.Errorf("outcome of a living entry: %v", err)
-	}
-	if _, err := Outcome(b.ctx, b.pool, 1<<40); !errors.Is(err, ErrEntryNotFound) {
-		t.Errorf("outcome of an unknown entry: %v", err)
-	}
-	locks := b.claim(2)
-	b.settle(last(Done(locks[0], locks[0].Entries[0].ID, []byte(`{"n": 1}`), time.Second)),
-		last(Fail(locks[1], locks[1].Entries[0].ID, Failure{Class: "input", Error: "no such file"}, time.Second)))
-	b.cancel(ids[2])
-	done, failed := b.outcome(ids[0]), b.outcome(ids[1])
-	b.want([]any{done.Outcome, done.Result, done.Ran, done.Node, done.Token}, []any{"done", map[string]int{"n": 1}, time.Second, here, locks[0].Token})
-	b.want([]any{failed.Outcome, failed.Class, failed.Reason, failed.Attempt}, []any{"failed", "input", "no such file", 1})
-	b.want(b.outcome(ids[2]).Outcome, "cancelled")
-}
-
 func TestQueueStatusCountsStoredAndComputedStates(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	ids := b.push("", "", "K", "K", "", "")
 	b.pushAll(b.pool, Push{DueAt: time.Now().Add(time.Hour)}, Push{DueAt: time.Now().Add(time.Hour)})
 	b.claim(1)
 	b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 1, From: int64(ids[2])})
 	b.push("K")
-	b.must(DisableEntry(b.ctx, b.pool, ids[4], operator))
+	b.must(b.do(operator.DisableEntry, ids[4], ann))
 	failed := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, From: int64(ids[5])}).Locks[0]
 	b.settle(last(Fail(failed, ids[5], Failure{Error: "boom"}, 0)))
 	var s [6]int
@@ -134,7 +118,7 @@ func TestQueueStatusCountsStoredAndComputedStates(t *testing.T) {
 }
 
 func TestQueueStatusMarksEstimatesAndStaysNearTheTruth(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[12000]))`)
 	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[3000]), dues => array_fill(now() + interval '1 day', ARRAY[3000]))`)
 	b.exec(b.pool, `ANALYZE penstock.entry_work`)
@@ -147,7 +131,7 @@ func TestQueueStatusMarksEstimatesAndStaysNearTheTruth(t *testing.T) {
 }
 
 func TestStuckShowsLocksOfDeadAndUnknownNodes(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	b.push("", "")
 	b.claim(1)
 	b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 1})
@@ -159,4 +143,18 @@ func TestStuckShowsLocksOfDeadAndUnknownNodes(t *testing.T) {
 	b.must(tx.QueryRow(b.ctx, `SELECT string_agg(reason, ', ' ORDER BY reason) FROM penstock.stuck`).Scan(&reasons))
 	b.want(reasons, "node dead, node unknown")
 	b.must(tx.Rollback(b.ctx))
+}
+
+func TestExplainNamesThePause(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	id := b.pushAll(b.pool, Push{Flow: "tenant"})[0]
+	b.must(b.d.Pause(b.ctx, operator.Subject{Scope: operator.ByFlow, Value: "tenant"}, By{Actor: "ada", Reason: "unpaid"}, time.Time{}))
+	e, err := b.d.Explain(b.ctx, int64(id))
+	b.must(err)
+	for _, r := range e.Reasons {
+		if r.Code == "paused" && strings.Contains(r.Text, `flow "tenant" is paused by ada`) && strings.Contains(r.Text, "unpaid") {
+			return
+		}
+	}
+	t.Errorf("reasons %+v do not name the pause", e.Reasons)
 }

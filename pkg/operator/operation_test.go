@@ -1,4 +1,4 @@
-package invalidation
+package operator_test
 
 import (
 	"encoding/json"
@@ -7,40 +7,23 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	. "github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
-// fail claims everything in the usual lane and ends it in failures.
-func (b *bed) fail(f Failure) {
-	b.Helper()
-	b.settle(endAll(func(l *Lock, e EntryID) Ending { return Fail(l, e, f, 0) }, b.claim(1000)...)...)
-}
-
-func (b *bed) start(o Operation) OperationID {
-	b.Helper()
-	o.Queue, o.By = "work", operator
-	id, err := StartOperation(b.ctx, b.pool, o)
-	b.must(err)
-	return id
-}
-
-func (b *bed) runOperations() int {
-	b.Helper()
-	n, err := RunOperations(b.ctx, b.pool)
-	b.must(err)
-	return n
-}
-
 func TestRetriedFailureComesBackUnderItsOldID(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	finish := time.Now().Add(time.Hour)
 	ids := b.pushAll(b.pool, Push{Name: "mail", FinishBy: finish}, Push{LockKey: "K", StartBy: finish})
 	b.fail(Failure{Class: "input", Error: "boom 1"})
 	b.exec(b.pool, `UPDATE penstock.failure SET start_by = now() WHERE lock_key = 'K'`)
 	others := b.push("", "K")
 	for _, id := range ids {
-		b.must(RetryFailure(b.ctx, b.pool, id, operator))
+		b.must(b.do(operator.RetryFailure, id, ann))
 	}
-	if err := RetryFailure(b.ctx, b.pool, ids[0], operator); !errors.Is(err, ErrState) {
+	if err := b.do(operator.RetryFailure, ids[0], ann); !errors.Is(err, ErrState) {
 		t.Errorf("retry of an entry that is back: %v", err)
 	}
 	b.want(b.count(`SELECT count(*) FROM penstock.failure`), 0)
@@ -52,27 +35,27 @@ func TestRetriedFailureComesBackUnderItsOldID(t *testing.T) {
 }
 
 func TestDiscardedFailureIsGone(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	id := b.push("")[0]
-	if err := DiscardFailure(b.ctx, b.pool, id, operator); !errors.Is(err, ErrState) {
+	if err := b.do(operator.DiscardFailure, id, ann); !errors.Is(err, ErrState) {
 		t.Errorf("discard of a living entry: %v", err)
 	}
 	b.fail(Failure{Error: "boom"})
-	b.must(DiscardFailure(b.ctx, b.pool, id, operator))
-	if err := DiscardFailure(b.ctx, b.pool, id, operator); !errors.Is(err, ErrEntryNotFound) {
+	b.must(b.do(operator.DiscardFailure, id, ann))
+	if err := b.do(operator.DiscardFailure, id, ann); !errors.Is(err, ErrEntryNotFound) {
 		t.Errorf("discard of what is gone: %v", err)
 	}
 	b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'discard_failure' AND detail->>'fingerprint' = 'boom'`), 1)
 }
 
 func TestOperationChangesWhatTheFilterMatchesAndNothingElse(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	for i := range 6 {
 		b.pushAll(b.pool, Push{Name: fmt.Sprint("job ", i%2)})
 		b.fail(Failure{Class: []string{"input", "oom"}[i%2], Error: fmt.Sprint("no file ", i)})
 	}
-	same := Operation{Queue: "work", Verb: RetryFailures, Filter: Filter{Pattern: "no file _", Class: "oom"}}
-	n, err := CountMatching(b.ctx, b.pool, same)
+	same := operator.OperationRequest{Queue: "work", Verb: operator.RetryFailures, Filter: operator.Filter{Pattern: "no file _", Class: "oom"}}
+	n, err := b.d.CountMatching(b.ctx, same)
 	b.must(err)
 	b.want(n, 3)
 	op := b.start(same)
@@ -80,16 +63,16 @@ func TestOperationChangesWhatTheFilterMatchesAndNothingElse(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE name = 'job 1'`), 3)
 	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE id = $1 AND status = 'done' AND matched = 3 AND changed = 3`, op), 1)
 	b.want(b.runOperations(), 0)
-	b.start(Operation{Verb: DiscardFailures, Filter: Filter{OlderThan: time.Hour}})
+	b.start(operator.OperationRequest{Verb: operator.DiscardFailures, Filter: operator.Filter{OlderThan: time.Hour}})
 	b.want(b.runOperations(), 0)
-	b.start(Operation{Verb: DiscardFailures, Filter: Filter{Name: "job 0"}})
+	b.start(operator.OperationRequest{Verb: operator.DiscardFailures, Filter: operator.Filter{Name: "job 0"}})
 	b.want(b.runOperations(), 3)
 }
 
 func TestOperationGoesOnWhereItStopped(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[1200]))`)
-	op := b.start(Operation{Verb: DeleteEntries, Filter: Filter{All: true}, PerSecond: 2_000_000_000})
+	op := b.start(operator.OperationRequest{Verb: operator.DeleteEntries, Filter: operator.Filter{All: true}, PerSecond: 2_000_000_000})
 	for _, want := range []int{500, 500, 200} {
 		b.want(b.count(`SELECT changed FROM penstock.step_operation($1)`, op), want)
 	}
@@ -98,29 +81,29 @@ func TestOperationGoesOnWhereItStopped(t *testing.T) {
 }
 
 func TestOperationIsThrottledAndCancelled(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	b.push(make([]string, 20)...)
-	op := b.start(Operation{Verb: CancelEntries, Filter: Filter{All: true}, PerSecond: 5})
+	op := b.start(operator.OperationRequest{Verb: operator.CancelEntries, Filter: operator.Filter{All: true}, PerSecond: 5})
 	began := time.Now()
 	first := b.runOperations()
 	if most := 5 + 1 + int(5*time.Since(began).Seconds()); first == 0 || first > most {
 		t.Errorf("changed %d at once, want 1 to %d", first, most)
 	}
-	b.must(CancelOperation(b.ctx, b.pool, op, operator))
+	b.must(b.do(operator.CancelOperation, op, ann))
 	b.want(b.runOperations(), 0)
 	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 20-first)
-	if err := CancelOperation(b.ctx, b.pool, op, operator); !errors.Is(err, ErrState) {
+	if err := b.do(operator.CancelOperation, op, ann); !errors.Is(err, ErrState) {
 		t.Errorf("cancel of an operation that has ended: %v", err)
 	}
-	if err := CancelOperation(b.ctx, b.pool, op+1, operator); !errors.Is(err, ErrNotFound) {
+	if err := b.do(operator.CancelOperation, op+1, ann); !errors.Is(err, ErrNotFound) {
 		t.Errorf("cancel of an operation that is not there: %v", err)
 	}
 }
 
 func TestOperationLeavesAloneWhatCameAfterIt(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	b.push("", "K")
-	b.start(Operation{Verb: CancelEntries, Filter: Filter{All: true}})
+	b.start(operator.OperationRequest{Verb: operator.CancelEntries, Filter: operator.Filter{All: true}})
 	after := b.push("", "K")
 	b.want(b.runOperations(), 2)
 	left := entryIDs(b.claim(5)...)
@@ -129,67 +112,67 @@ func TestOperationLeavesAloneWhatCameAfterIt(t *testing.T) {
 }
 
 func TestOperationRefusesAFilterThatItDoesNotKnow(t *testing.T) {
-	b := newControlBed(t, Config{})
-	for _, o := range []Operation{
-		{Verb: CancelEntries},
-		{Verb: CancelEntries, Filter: Filter{Class: "input"}},
-		{Verb: "explode", Filter: Filter{All: true}},
+	b := newQueueBed(t, Config{})
+	for _, o := range []operator.OperationRequest{
+		{Verb: operator.CancelEntries},
+		{Verb: operator.CancelEntries, Filter: operator.Filter{Class: "input"}},
+		{Verb: "explode", Filter: operator.Filter{All: true}},
 	} {
 		o.Queue = "work"
-		if _, err := StartOperation(b.ctx, b.pool, o); !errors.Is(err, ErrInvalid) {
+		if _, err := b.d.StartOperation(b.ctx, o); !errors.Is(err, ErrInvalid) {
 			t.Errorf("operation %s with %+v: %v", o.Verb, o.Filter, err)
 		}
 	}
 	for _, filter := range []string{`{"colour": "x"}`, `{"older_than": "soon"}`, `{"ids": ["x'); DROP TABLE penstock.entry; --"]}`, `[]`, `{"name": null}`} {
 		_, err := b.pool.Exec(b.ctx, `SELECT penstock.start_operation('work', 'cancel', $1)`, json.RawMessage(filter))
-		if err = translate(err); !errors.Is(err, ErrInvalid) {
+		if code := postgres.Code(err); code != "PS002" {
 			t.Errorf("filter %s: %v", filter, err)
 		}
 	}
 	b.push("")
-	n, err := CountMatching(b.ctx, b.pool, Operation{Queue: "work", Verb: CancelEntries, Filter: Filter{Name: `'; DROP TABLE penstock.entry; --`}})
+	n, err := b.d.CountMatching(b.ctx, operator.OperationRequest{Queue: "work", Verb: operator.CancelEntries, Filter: operator.Filter{Name: `'; DROP TABLE penstock.entry; --`}})
 	b.must(err)
 	b.want(n, 0)
 }
 
 func TestDisabledNameCoversWhatIsThereAndWhatComes(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	first := b.pushAll(b.pool, Push{Name: "mail"}, Push{Name: "mail", LockKey: "K"}, Push{Name: "print"})
-	_, err := DisableEntries(b.ctx, b.pool, "work", ByName, "mail", operator)
+	_, err := b.d.SwitchEntries(b.ctx, operator.DisableEntry, "work", operator.ByName, "mail", ann)
 	b.must(err)
 	then := b.pushAll(b.pool, Push{Name: "mail"})
 	b.want(b.reasons(first[0]), []string{"disabled"})
 	b.want(entryIDs(b.claim(5)...), first[2:])
-	_, err = DisableEntries(b.ctx, b.pool, "work", ByLockKey, "K", operator)
+	_, err = b.d.SwitchEntries(b.ctx, operator.DisableEntry, "work", operator.ByLockKey, "K", ann)
 	b.must(err)
-	_, err = EnableEntries(b.ctx, b.pool, "work", ByName, "mail", operator)
+	_, err = b.d.SwitchEntries(b.ctx, operator.EnableEntry, "work", operator.ByName, "mail", ann)
 	b.must(err)
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE priority < 0`), 1) // that of K
 	b.want(entryIDs(b.claim(1)...), first[:1])
 	b.want(entryIDs(b.claim(1)...), then)
-	_, err = EnableEntries(b.ctx, b.pool, "work", ByLockKey, "K", operator)
+	_, err = b.d.SwitchEntries(b.ctx, operator.EnableEntry, "work", operator.ByLockKey, "K", ann)
 	b.must(err)
 	b.want(entryIDs(b.claim(1)...), first[1:2])
-	if _, err := EnableEntries(b.ctx, b.pool, "work", ByLockKey, "K", operator); !errors.Is(err, ErrState) {
+	if _, err := b.d.SwitchEntries(b.ctx, operator.EnableEntry, "work", operator.ByLockKey, "K", ann); !errors.Is(err, ErrState) {
 		t.Errorf("enable of what is not disabled: %v", err)
 	}
 }
 
 func TestRetriedFailureOfADisabledNameStaysDisabled(t *testing.T) {
-	b := newControlBed(t, Config{})
+	b := newQueueBed(t, Config{})
 	id := b.pushAll(b.pool, Push{Name: "mail"})[0]
 	b.fail(Failure{Error: "boom"})
-	_, err := DisableEntries(b.ctx, b.pool, "work", ByName, "mail", operator)
+	_, err := b.d.SwitchEntries(b.ctx, operator.DisableEntry, "work", operator.ByName, "mail", ann)
 	b.must(err)
-	b.must(RetryFailure(b.ctx, b.pool, id, operator))
+	b.must(b.do(operator.RetryFailure, id, ann))
 	b.want(len(b.claim(1)), 0)
-	_, err = EnableEntries(b.ctx, b.pool, "work", ByName, "mail", operator)
+	_, err = b.d.SwitchEntries(b.ctx, operator.EnableEntry, "work", operator.ByName, "mail", ann)
 	b.must(err)
 	b.want(entryIDs(b.claim(1)...), []EntryID{id})
 }
 
 func TestCapacityCountsWhatOperatorsTakeAndGive(t *testing.T) {
-	b := newControlBed(t, Config{Capacity: 10})
+	b := newQueueBed(t, Config{Capacity: 10})
 	ids := b.push(make([]string, 10)...)
 	for _, id := range ids[:5] {
 		b.cancel(id)

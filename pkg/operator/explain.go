@@ -1,0 +1,39 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+)
+
+// Explanation says in what state an entry is and why it does not run. No reason at all: it is next.
+type Explanation struct {
+	ID      int64    `json:"id"`
+	Queue   string   `json:"queue"`
+	State   string   `json:"state"` // initial, pending, disabled, computing, or an outcome
+	Reasons []Reason `json:"reasons"`
+}
+
+// Reason is one condition of the claim that does not hold, or who stands before the entry.
+type Reason struct {
+	// Code is one of paused, queue_disabled, limit, node_limit, nobody_serves, disabled, not_due, promotion_late,
+	// expired, cancel_requested, pushed_back, rate, no_thread, no_instance, no_slot, running, key_held, ahead_in_key,
+	// ahead_in_lane, ended.
+	Code    string         `json:"code"`
+	Text    string         `json:"text"`    // for people
+	Numbers map[string]any `json:"numbers"` // those in the text
+}
+
+// Explain evaluates the conditions of the claim for one entry, all at one moment.
+// invalidation.ErrEntryNotFound says that there is no such entry, and no outcome of it any more.
+func (d *Database) Explain(ctx context.Context, id int64) (Explanation, error) {
+	var text []byte
+	if err := d.db.QueryRow(ctx, `SELECT penstock.explain_entry($1)`, id).Scan(&text); err != nil {
+		return Explanation{}, fmt.Errorf("explain entry %d: %w", id, translate(err))
+	}
+	var e Explanation
+	if err := json.Unmarshal(text, &e); err != nil {
+		return Explanation{}, fmt.Errorf("read explanation of entry %d: %w", id, err)
+	}
+	return e, nil
+}
