@@ -13,23 +13,26 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/fairness"
+	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
 )
 
-// Node is a task node and what runs beside it.
+// Node is a task node and its duties.
 type Node struct {
 	*tasknode.Node
 	claims, beats *pgxpool.Pool
+	inference     *inference.Service // nil unless Config.Inference
 	duties        []func(context.Context) error
 }
 
 // Config says how to reach the database; Task is passed on, silent and with a ranker.
 type Config struct {
-	DSN     string
-	Pooled  bool // through a pooler in transaction mode, which carries no hints
-	NoHints bool
-	Task    tasknode.Config
+	DSN       string
+	Pooled    bool // through a pooler in transaction mode, which carries no hints
+	NoHints   bool
+	Inference bool // also serve inference queues
+	Task      tasknode.Config
 }
 
 // New connects. Close must follow.
@@ -47,8 +50,20 @@ func New(ctx context.Context, c Config) (*Node, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	ranker := fairness.NewRanker(fairness.RankerConfig{Log: quiet}, claims)
 	c.Task.Log, c.Task.Ranker = quiet, ranker
-	n := &Node{Node: tasknode.New(c.Task, claims, beats), claims: claims, beats: beats}
-	n.duties = []func(context.Context) error{n.Node.Run, ranker.Run}
+	n := &Node{claims: claims, beats: beats, duties: []func(context.Context) error{ranker.Run}}
+	if c.Inference {
+		n.inference = inference.NewService(inference.ServiceConfig{
+			Log: quiet, Pool: inference.PoolConfig{Freed: func() { n.Freed() }},
+		}, claims, func() invalidation.NodeID { return n.ID() })
+		c.Task.Gates, c.Task.Affinity = []tasknode.Gate{n.inference.Pool}, n.inference.Pool
+		for _, duty := range n.inference.Duties() {
+			n.duties = append(n.duties, duty)
+		}
+	}
+	n.Node = tasknode.New(c.Task, claims, beats)
+	if c.Inference {
+		n.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
+	}
 	if !c.NoHints && !c.Pooled {
 		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.Wake, HandedOver: n.HandedOver, Log: quiet})
 		n.duties = append(n.duties, listener.Run)
@@ -56,12 +71,23 @@ func New(ctx context.Context, c Config) (*Node, error) {
 	return n, nil
 }
 
-// Run runs the node and what is beside it until ctx ends, and returns when every ending is recorded.
+// Run runs the node until ctx ends, and returns when every ending is recorded. Its duties end after it.
 func (n *Node) Run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for _, duty := range n.duties {
-		group.Go(func() error { return duty(ctx) })
+	if n.inference != nil {
+		if err := n.inference.Registry.Refresh(ctx); err != nil {
+			return err
+		}
 	}
+	duties, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, duties := errgroup.WithContext(duties)
+	for _, duty := range n.duties {
+		group.Go(func() error { return duty(duties) })
+	}
+	group.Go(func() error {
+		defer end()
+		return n.Node.Run(ctx)
+	})
 	return group.Wait()
 }
 

@@ -18,13 +18,15 @@ import (
 
 // Penstock measures this project: a task node with its default settings.
 // Finished entries are deleted and no results kept, as graphile-worker does; KeepResults keeps them, as River does.
+// With Inference the queue is one of a model, and the handler of an entry is a call to a worker: see inference.go.
 type Penstock struct {
-	KeepResults bool
+	KeepResults, Inference bool
 
 	dsn     string
 	pushes  *pgxpool.Pool
 	queue   *invalidation.Queue
 	payload Payload
+	worker  *instantWorker // nil unless Inference
 }
 
 type penstockPayload struct {
@@ -40,6 +42,9 @@ func (p *Penstock) Setup(ctx context.Context, dsn string, payload Payload) (err 
 	if _, err := migrations.Up(ctx, p.pushes.Config().ConnConfig); err != nil {
 		return err
 	}
+	if p.Inference {
+		return p.setupInference(ctx)
+	}
 	if p.queue, err = invalidation.Open(ctx, p.pushes, "bench"); err == nil {
 		return nil
 	}
@@ -51,7 +56,12 @@ func (p *Penstock) Setup(ctx context.Context, dsn string, payload Payload) (err 
 	return err
 }
 
-func (p *Penstock) Close() { p.pushes.Close() }
+func (p *Penstock) Close() {
+	p.pushes.Close()
+	if p.worker != nil {
+		p.worker.server.Close()
+	}
+}
 
 func (p *Penstock) BulkPush(ctx context.Context, n, groupSize int) (Work, error) {
 	defer p.hint(ctx)()
@@ -136,22 +146,28 @@ func (p *Penstock) hint(ctx context.Context) (stop func()) {
 
 // start runs a node, and returns what stops it and waits until it is done.
 func (p *Penstock) start(ctx context.Context, s Settings, handle func(n int)) (stop func() error, err error) {
-	config, hintEvery := node.Config{DSN: p.dsn, NoHints: s == HintsOff}, time.Duration(0)
+	config, hintEvery := node.Config{DSN: p.dsn, NoHints: s == HintsOff, Inference: p.Inference}, time.Duration(0)
 	if s == Tuned {
 		config.Task.Poll, hintEvery = 10*time.Millisecond, time.Millisecond
+	}
+	if p.Inference {
+		p.worker.handle.Store(&handle)
+		config.Task.Threads = inferenceSlots
 	}
 	node, err := node.New(ctx, config)
 	if err != nil {
 		return nil, err
 	}
-	node.Handle("bench", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
-		var payload penstockPayload
-		if err := json.Unmarshal(r.Entry.Payload, &payload); err != nil {
-			return nil, err
-		}
-		handle(payload.N)
-		return nil, nil
-	}))
+	if !p.Inference {
+		node.Handle("bench", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			var payload penstockPayload
+			if err := json.Unmarshal(r.Entry.Payload, &payload); err != nil {
+				return nil, err
+			}
+			handle(payload.N)
+			return nil, nil
+		}))
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return node.Run(ctx) })

@@ -166,6 +166,20 @@ func TestTableShowsMediansAndWhatIsNotSupported(t *testing.T) {
 	}
 }
 
+func TestPickUpsOfAnInferenceQueueAreComparedInTheSameRun(t *testing.T) {
+	run := func(contender string, p50, p99 int) Run {
+		return Run{Scenario: "pickup", Contender: contender, Latency: Latency{P50: p50, P99: p99}}
+	}
+	var out strings.Builder
+	if err := WriteTargets(&out, []Run{run("penstock-inference", 900, 4000), run("graphile", 1000, 2000)}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 3 || !strings.HasSuffix(lines[1], "0.90  reached") || !strings.HasSuffix(lines[2], "2.00  missed") {
+		t.Errorf("want a p50 of 0.9 and a p99 of 2 x graphile-worker's, and nothing else:\n%s", out.String())
+	}
+}
+
 func TestTargetsAreJudgedByMedians(t *testing.T) {
 	run := func(scenario, contender string, seconds float64) Run {
 		return Run{Scenario: scenario, Contender: contender, Report: Report{Work: Work{Entries: 1000, Seconds: seconds}}}

@@ -14,7 +14,7 @@ type Sizes struct {
 	GroupSize    int     // entries with the same key
 	Backlog      int     // further entries waiting in the backlog scenario
 	Conns        int     // connections of single pushes
-	Pickups      int     // entries of a latency measurement
+	Pickups      int     // entries of the pick-ups by default; the other pick-ups have a fifth of it, and 100 at least
 	Seconds      float64 // length of sustained push and work
 	PayloadBytes int     // JSON body of every entry
 }
@@ -32,11 +32,12 @@ func Scenarios(s Sizes) []Scenario {
 	groups.GroupSize = s.GroupSize
 	sustained := step("sustained", 0)
 	sustained.Seconds = s.Seconds
-	pickup := func(s Settings, entries int) Step {
+	pickup := func(settings Settings, entries int) Step {
 		p := step("pickup", entries)
-		p.Settings = s
+		p.Settings = settings
 		return p
 	}
+	fewer := max(100, s.Pickups/5)
 
 	return []Scenario{
 		{Name: "bulk", About: "bulk push, batches of 1000 from 2 connections", Measured: step("push", s.Entries)},
@@ -46,8 +47,8 @@ func Scenarios(s Sizes) []Scenario {
 		{Name: "groups", About: "drain of ordered groups, interleaved", Fill: s.Entries, Measured: groups},
 		{Name: "sustained", About: "push and work at once", Measured: sustained},
 		{Name: "pickup", About: "pick-up latency with default settings", Measured: pickup(Defaults, s.Pickups)},
-		{Name: "pickup-tuned", About: "pick-up latency tuned", Measured: pickup(Tuned, s.Pickups)},
-		{Name: "pickup-polling", About: "pick-up latency with default settings, without LISTEN and NOTIFY", Measured: pickup(HintsOff, s.Pickups)},
+		{Name: "pickup-tuned", About: "pick-up latency tuned", Measured: pickup(Tuned, fewer)},
+		{Name: "pickup-polling", About: "pick-up latency with default settings, without LISTEN and NOTIFY", Measured: pickup(HintsOff, fewer)},
 		{Name: "held", About: "drain of solo entries under a held snapshot", Fill: s.Entries, Measured: step("drain", s.Entries), Held: true},
 		{Name: "backlog", About: "drain in front of a backlog", Fill: s.Entries + s.Backlog, Measured: step("drain", s.Entries)},
 	}

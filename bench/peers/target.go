@@ -7,8 +7,11 @@ import (
 	"text/tabwriter"
 )
 
-// ours is the contender that has targets.
-const ours = "penstock"
+// The contenders that have targets.
+const (
+	ours         = "penstock"
+	oursOnWorker = "penstock-inference"
+)
 
 // target is a bound on a ratio or a value of one comparison. One whose scenarios or contenders were not run is left out.
 type target struct {
@@ -29,8 +32,12 @@ var targets = []target{
 	{"solo drain / River", true, 2, rates("solo", "river")},
 	{"groups / graphile-worker", true, 3, rates("groups", "graphile")},
 	{"sustained / graphile-worker", true, 1.5, rates("sustained", "graphile")},
-	{"pick-up by default, p50 ms", false, 1, pickedUp(func(l Latency) int { return l.P50 })},
-	{"pick-up by default, p99 ms", false, 2, pickedUp(func(l Latency) int { return l.P99 })},
+	{"pick-up by default, p50 ms", false, 1, pickedUp(ours, p50)},
+	{"pick-up by default, p99 ms", false, 2, pickedUp(ours, p99)},
+	{"pick-up by default, p50 / graphile-worker", false, 1, besideGraphile(ours, p50)},
+	{"pick-up by default, p99 / graphile-worker", false, 1, besideGraphile(ours, p99)},
+	{"pick-up of an inference queue, p50 / graphile-worker", false, 1, besideGraphile(oursOnWorker, p50)},
+	{"pick-up of an inference queue, p99 / graphile-worker", false, 1, besideGraphile(oursOnWorker, p99)},
 	{"drain under a held snapshot / without", true, 0.9, func(f finder) (float64, bool) {
 		held, ok := f("held", ours, Run.Rate)
 		free, also := f("solo", ours, Run.Rate)
@@ -52,9 +59,22 @@ func rates(scenario, peer string) func(finder) (float64, bool) {
 	}
 }
 
-func pickedUp(at func(Latency) int) func(finder) (float64, bool) {
+func p50(l Latency) int { return l.P50 }
+func p99(l Latency) int { return l.P99 }
+
+// pickedUp is a latency of a contender's pick-ups, in milliseconds.
+func pickedUp(contender string, at func(Latency) int) func(finder) (float64, bool) {
 	return func(f finder) (float64, bool) {
-		return f("pickup", ours, func(r Run) float64 { return float64(at(r.Latency)) / 1000 })
+		return f("pickup", contender, func(r Run) float64 { return float64(at(r.Latency)) / 1000 })
+	}
+}
+
+// besideGraphile is a latency of a contender's pick-ups, as a multiple of graphile-worker's, the fastest peer.
+func besideGraphile(contender string, at func(Latency) int) func(finder) (float64, bool) {
+	return func(f finder) (float64, bool) {
+		mine, ok := pickedUp(contender, at)(f)
+		theirs, also := pickedUp("graphile", at)(f)
+		return mine / theirs, ok && also
 	}
 }
 

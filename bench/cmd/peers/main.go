@@ -34,9 +34,10 @@ var (
 		module string
 		make   func() peers.Contender
 	}{
-		"penstock":         {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{} }},
-		"penstock-results": {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{KeepResults: true} }},
-		"river":            {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
+		"penstock":           {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{} }},
+		"penstock-results":   {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{KeepResults: true} }},
+		"penstock-inference": {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{Inference: true} }},
+		"river":              {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
 	}
 	onNode = map[string]struct{ script, module string }{
 		"graphile": {"graphile", "graphile-worker"},
@@ -44,7 +45,7 @@ var (
 	}
 )
 
-const everyContender = "penstock,penstock-results,river,graphile,pgboss"
+const everyContender = "penstock,penstock-results,penstock-inference,river,graphile,pgboss"
 
 // serverSettings are the same for all. Checkpoints are made between measurements, so that full-page images
 // (which depend on when a checkpoint happens) do not blur the WAL of an entry.
@@ -79,11 +80,11 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.sizes.GroupSize, "group", 50, "entries of one ordered group")
 	f.IntVar(&o.sizes.Backlog, "backlog", 500_000, "further entries waiting in scenario backlog")
 	f.IntVar(&o.sizes.Conns, "conns", 16, "connections of single pushes")
-	f.IntVar(&o.sizes.Pickups, "pickups", 400, "entries of a latency measurement")
+	f.IntVar(&o.sizes.Pickups, "pickups", 2000, "entries of a latency measurement by default settings; the others have a fifth of it")
 	f.Float64Var(&o.sizes.Seconds, "seconds", 10, "length of sustained push and work")
 	f.IntVar(&o.sizes.PayloadBytes, "payload", 50, "bytes of JSON in an entry")
 	f.IntVar(&o.rounds, "rounds", 3, "how often each contender has its turn")
-	f.BoolVar(&o.short, "short", false, "10,000 entries, 3 s, one round")
+	f.BoolVar(&o.short, "short", false, "10,000 entries, 100 pick-ups, 3 s, one round, except for what is given")
 	f.StringVar(&o.contenders, "contenders", everyContender, "who takes part, in this order")
 	f.StringVar(&o.scenarios, "scenarios", "bulk,single,single-apart,solo,groups,sustained,pickup,pickup-tuned,pickup-polling", "what is measured; also: held, backlog, or all")
 	f.StringVar(&o.nodeDir, "node", "peers/node", "folder of the Node contenders, with node_modules")
@@ -96,9 +97,30 @@ func parse(args []string) (options, error) {
 		return o, err
 	}
 	if o.short {
-		o.sizes.Entries, o.sizes.Backlog, o.sizes.Pickups, o.sizes.Seconds, o.rounds = 10_000, 50_000, 100, 3, 1
+		given := map[string]bool{}
+		f.Visit(func(option *flag.Flag) { given[option.Name] = true })
+		o.shorten(given)
 	}
 	return o, nil
+}
+
+// shorten makes small what was not given.
+func (o *options) shorten(given map[string]bool) {
+	if !given["n"] {
+		o.sizes.Entries = 10_000
+	}
+	if !given["backlog"] {
+		o.sizes.Backlog = 50_000
+	}
+	if !given["pickups"] {
+		o.sizes.Pickups = 100
+	}
+	if !given["seconds"] {
+		o.sizes.Seconds = 3
+	}
+	if !given["rounds"] {
+		o.rounds = 1
+	}
 }
 
 func run(ctx context.Context, args []string) error {
