@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// site is an instance as the choice of a slot sees it.
-type site struct {
+// candidate is an instance that may get a call.
+type candidate struct {
 	id         int32
 	idle, busy int
 	awaited    int       // entries that wait for one of its busy slots
@@ -16,12 +16,13 @@ type site struct {
 	served     int64
 }
 
-// place decides where something with a hint should run: on a site that has it loaded, else where the least is lost
-// (nothing loaded, little load, long unused). Where only busy sites have it loaded, and it may wait, it waits for one of
-// those, whose id is returned instead of an order, unless so many wait for that already that another had better load it.
-func place(sites []site, hint string, mayWait bool) (order []int32, await int32) {
-	var idle []site
-	for _, s := range sites {
+// rankCandidates decides where something with a hint should run: on an instance that has it loaded,
+// else where the least is lost (nothing loaded, little load, long unused). Where only busy
+// instances have it loaded, and it may wait, it waits for one of those, whose id is returned
+// instead of an order, unless so many wait for that already that another had better load it.
+func rankCandidates(candidates []candidate, hint string, mayWait bool) (order []int32, await int32) {
+	var idle []candidate
+	for _, s := range candidates {
 		fits := hint != "" && s.loaded == hint
 		switch {
 		case s.idle > 0 && fits:
@@ -36,8 +37,8 @@ func place(sites []site, hint string, mayWait bool) (order []int32, await int32)
 	if mayWait && await != 0 {
 		return nil, await
 	}
-	slices.SortFunc(idle, func(a, b site) int {
-		return cmp.Or(cmp.Compare(a.loss(hint), b.loss(hint)), cmp.Compare(a.load(), b.load()),
+	slices.SortFunc(idle, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.swapCost(hint), b.swapCost(hint)), cmp.Compare(a.load(), b.load()),
 			a.used.Compare(b.used), cmp.Compare(a.served, b.served), cmp.Compare(a.id, b.id))
 	})
 	for _, s := range idle {
@@ -46,8 +47,9 @@ func place(sites []site, hint string, mayWait bool) (order []int32, await int32)
 	return order, 0
 }
 
-// loss is 0 where the hinted thing is loaded, 1 where it can be without unloading another, 2 elsewhere.
-func (s site) loss(hint string) int {
+// swapCost is 0 where the hinted thing is loaded, 1 where it can be without unloading another, 2
+// elsewhere.
+func (s candidate) swapCost(hint string) int {
 	switch {
 	case hint == "" || s.loaded == hint:
 		return 0
@@ -60,4 +62,4 @@ func (s site) loss(hint string) int {
 // awaitedMost is how many may wait for a busy slot while others idle.
 const awaitedMost = 4
 
-func (s site) load() float64 { return float64(s.busy) / float64(s.busy+s.idle) }
+func (s candidate) load() float64 { return float64(s.busy) / float64(s.busy+s.idle) }

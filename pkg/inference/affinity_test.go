@@ -22,15 +22,15 @@ import (
 func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		hints := rapid.SampledFrom([]string{"", "x", "y"})
-		var sites []site
+		var sites []candidate
 		for i := range rapid.Int32Range(0, 5).Draw(t, "sites") {
-			sites = append(sites, site{
+			sites = append(sites, candidate{
 				id: i + 1, idle: rapid.IntRange(0, 2).Draw(t, "idle"), busy: rapid.IntRange(0, 3).Draw(t, "busy"),
 				awaited: rapid.IntRange(0, 9).Draw(t, "awaited"), loaded: hints.Draw(t, "loaded"),
 			})
 		}
 		hint, mayWait := hints.Draw(t, "hint"), rapid.Bool().Draw(t, "may wait")
-		order, await := place(sites, hint, mayWait)
+		order, await := rankCandidates(sites, hint, mayWait)
 		if await != 0 {
 			s := sites[await-1]
 			if !mayWait || hint == "" || s.loaded != hint || s.awaited >= awaitedMost*s.busy || len(order) > 0 {
@@ -49,7 +49,7 @@ func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 			if await == 0 && !slices.Contains(order, s.id) {
 				t.Fatalf("%+v is left out of %v", s, order)
 			}
-			if await == 0 && hint != "" && s.loss(hint) < sites[order[0]-1].loss(hint) {
+			if await == 0 && hint != "" && s.swapCost(hint) < sites[order[0]-1].swapCost(hint) {
 				t.Fatalf("%q goes to %+v before %+v", hint, sites[order[0]-1], s)
 			}
 		}

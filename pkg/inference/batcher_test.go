@@ -1,259 +1,189 @@
 package inference
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
-	"github.com/penstock/penstock/pkg/worker/workertest"
+
+	"pgregory.net/rapid"
 )
 
-// item is what the workers of these tests are sent; Do says what they shall do.
-type item struct {
-	N   int    `json:"n"`
-	Key string `json:"key,omitempty"`
-	Do  string `json:"do,omitempty"`
+func member(entry, shape string, tokens int64, at time.Time) worker.Member {
+	return worker.Member{Entry: entry, Shape: shape, Tokens: tokens, Bytes: 10 * tokens, At: at}
 }
 
-// batcher is a worker that takes a call of one item or of several, and remembers the calls.
-type batchWorker struct {
-	*gpu
-	mu    sync.Mutex
-	calls [][]item
+func entries(batch []worker.Member) []string {
+	var names []string
+	for _, m := range batch {
+		names = append(names, m.Entry)
+	}
+	return names
 }
 
-func (b *bed) batchWorker(run func(items []item)) *batchWorker {
-	w := &batchWorker{}
-	w.gpu = b.gpu(func(r *http.Request) (int, string) {
-		var payload struct {
-			item
-			Items []item `json:"items"`
+// out takes the batch that an idle slot is given to, nil if none should leave.
+func out(f *batcher, now time.Time) batch {
+	due := f.Due(now)
+	if len(due) == 0 {
+		return nil
+	}
+	batch := slices.Clone(due[0])
+	f.Leave(due[0])
+	return batch
+}
+
+func TestBatchLeavesWhenItsOldestMemberHasWaited(t *testing.T) {
+	now := clock()
+	f := newBatcher(worker.BatchLimits{Items: 9, Wait: worker.Seconds(100 * time.Millisecond)})
+	for i := range 8 { // somebody joins every 5 ms, then every 14
+		f.Add(member(fmt.Sprint(i), "s", 1, now.Add(time.Duration(i*14)*time.Millisecond)))
+		if i < 7 && len(f.Due(now.Add(time.Duration(i*14+9)*time.Millisecond))) != 0 {
+			t.Error("left although somebody had just joined")
 		}
-		text, err := io.ReadAll(r.Body)
-		if err == nil {
-			err = json.Unmarshal(text, &payload)
+	}
+	if at, waiting := f.Next(); !waiting || !at.Equal(now.Add(100*time.Millisecond)) {
+		t.Errorf("next batch at %v, want 100 ms after the oldest member", at)
+	}
+	if b := out(f, now.Add(100*time.Millisecond)); len(b) != 8 || f.Len() != 0 {
+		t.Errorf("%d left, %d stayed", len(b), f.Len())
+	}
+}
+
+func TestBatchLeavesEarlyForAnIdleSlotWhenNobodyJoins(t *testing.T) {
+	now := clock()
+	f := newBatcher(worker.BatchLimits{Items: 4, Wait: worker.Seconds(100 * time.Millisecond)})
+	f.Add(member("a", "wide", 1, now.Add(time.Millisecond)))
+	f.Add(member("b", "tall", 1, now))
+	if b := out(f, now.Add(9*time.Millisecond)); b != nil {
+		t.Errorf("%v left within a tenth of the wait", entries(b))
+	}
+	for _, want := range []string{"b", "a"} { // the oldest first
+		if b := out(f, now.Add(11*time.Millisecond)); !slices.Equal(entries(b), []string{want}) {
+			t.Errorf("got %v, want %s", entries(b), want)
 		}
-		if err != nil {
-			return 400, `{"error":"not for this worker"}`
+	}
+	if b := out(f, now.Add(time.Hour)); b != nil {
+		t.Error("a batch of nobody")
+	}
+}
+
+func TestBatchLeavesWhenFull(t *testing.T) {
+	now := clock()
+	for _, c := range []struct {
+		name   string
+		limits worker.BatchLimits
+		first  int // members in the first batch out of 3 of 10 tokens and 100 bytes
+	}{
+		{"items", worker.BatchLimits{Items: 2}, 2},
+		{"tokens", worker.BatchLimits{Items: 9, Tokens: 25}, 2},
+		{"tokens reached exactly", worker.BatchLimits{Items: 9, Tokens: 20}, 2},
+		{"bytes", worker.BatchLimits{Items: 9, Bytes: 150}, 1},
+		{"no batches", worker.BatchLimits{}, 1},
+	} {
+		f := newBatcher(c.limits)
+		for i := range 3 {
+			f.Add(member(fmt.Sprint(i), "s", 10, now))
 		}
-		if len(payload.Items) == 0 {
-			payload.Items = []item{payload.item}
+		if b := out(f, now); len(b) != c.first {
+			t.Errorf("%s: first batch has %d members, want %d", c.name, len(b), c.first)
 		}
-		w.mu.Lock()
-		w.calls = append(w.calls, payload.Items)
-		w.mu.Unlock()
-		run(payload.Items)
-		return answerItems(payload.Items, strings.Contains(string(text), `"items"`))
+	}
+}
+
+func TestOversizedAndLonelyMembersTravelAlone(t *testing.T) {
+	now := clock()
+	f := newBatcher(worker.BatchLimits{Items: 4, Tokens: 10})
+	f.Add(member("small", "s", 1, now))
+	f.Add(member("huge", "s", 99, now))
+	f.Add(worker.Member{Entry: "lonely", Shape: "t", Alone: true, At: now})
+	for _, want := range []string{"small", "huge", "lonely"} {
+		if b := out(f, now); !slices.Equal(entries(b), []string{want}) {
+			t.Errorf("got %v, want %s", entries(b), want)
+		}
+	}
+}
+
+func TestWithdrawnMemberIsNotSent(t *testing.T) {
+	now := clock()
+	f := newBatcher(worker.BatchLimits{Items: 3})
+	f.Add(member("a", "s", 1, now))
+	f.Add(member("b", "s", 1, now))
+	if !f.Withdraw("a") || f.Withdraw("a") || !f.Withdraw("b") {
+		t.Error("withdrawing is not exact")
+	}
+	if f.Len() != 0 {
+		t.Error("an empty batch stayed")
+	}
+}
+
+// Nobody is lost or sent twice, limits hold, shapes do not mix and keep their order; and while a slot idles nobody
+// waits longer than the limit, nor longer than Next says.
+func TestBatchProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limits := worker.BatchLimits{
+			Items: rapid.IntRange(0, 5).Draw(t, "items"), Tokens: rapid.Int64Range(0, 20).Draw(t, "tokens"),
+			Bytes: rapid.Int64Range(0, 200).Draw(t, "bytes"), Wait: worker.Seconds(50 * time.Millisecond),
+		}
+		f, now := newBatcher(limits), clock()
+		added, sent, lastOfShape := 0, map[string]bool{}, map[string]int{}
+		check := func(batch batch) {
+			var tokens, bytes int64
+			for _, m := range batch {
+				var number int
+				if _, err := fmt.Sscan(m.Entry, &number); err != nil {
+					t.Fatal(err)
+				}
+				switch {
+				case sent[m.Entry]:
+					t.Fatalf("%s sent twice", m.Entry)
+				case m.Shape != batch[0].Shape:
+					t.Fatal("shapes mixed")
+				case number <= lastOfShape[m.Shape]:
+					t.Fatalf("%s overtook %d", m.Entry, lastOfShape[m.Shape])
+				case now.Sub(m.At) > limits.Wait.Duration():
+					t.Fatalf("%s waited %s", m.Entry, now.Sub(m.At))
+				}
+				sent[m.Entry], lastOfShape[m.Shape] = true, number
+				tokens, bytes = tokens+m.Tokens, bytes+m.Bytes
+			}
+			if len(batch) > 1 && (len(batch) > limits.Items || exceeds(tokens, limits.Tokens) || exceeds(bytes, limits.Bytes)) {
+				t.Fatalf("batch of %d, %d tokens, %d bytes exceeds %+v", len(batch), tokens, bytes, limits)
+			}
+		}
+		advance := func(to time.Time) {
+			for {
+				at, waiting := f.Next()
+				if !waiting || at.After(to) {
+					now = to
+					return
+				}
+				now = at
+				batch := out(f, now)
+				if batch == nil {
+					t.Fatal("Next promised a batch that was not due")
+				}
+				check(batch)
+			}
+		}
+		for range rapid.IntRange(0, 100).Draw(t, "steps") {
+			advance(now.Add(time.Duration(rapid.IntRange(0, 30).Draw(t, "pause")) * time.Millisecond))
+			added++
+			f.Add(member(fmt.Sprint(added), rapid.SampledFrom([]string{"x", "y"}).Draw(t, "shape"), rapid.Int64Range(0, 25).Draw(t, "size"), now))
+		}
+		advance(now.Add(time.Hour))
+		if len(sent) != added || f.Len() != 0 {
+			t.Fatalf("%d added, %d sent, %d stayed", added, len(sent), f.Len())
+		}
 	})
-	return w
 }
 
-func answerItems(items []item, joined bool) (int, string) {
-	var results []string
-	for _, i := range items {
-		switch i.Do {
-		case "break": // the whole call
-			return 422, `{"error":"item is malformed"}`
-		case "fail":
-			results = append(results, `{"status":"failed","error":"no","error_class":"input"}`)
-		default:
-			results = append(results, fmt.Sprintf(`{"status":"success","result":%d}`, i.N))
-		}
+// Len counts the waiting members.
+func (f *batcher) Len() int {
+	n := 0
+	for _, members := range f.shapes {
+		n += len(members)
 	}
-	if !joined {
-		return 200, results[0]
-	}
-	return 200, `{"status":"success","result":[` + strings.Join(results, ",") + `]}`
-}
-
-func (w *batchWorker) seen() [][]item {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.calls)
-}
-
-func items(n int, change func(i *item)) []string {
-	payloads := make([]string, n)
-	for i := range payloads {
-		it := item{N: i}
-		if change != nil {
-			change(&it)
-		}
-		text, _ := json.Marshal(it) // it always encodes
-		payloads[i] = string(text)
-	}
-	return payloads
-}
-
-var batching = worker.Model{Batch: worker.BatchLimits{Items: 8, Wait: worker.Seconds(100 * time.Millisecond)}}
-
-func TestEntriesShareACallAndEachEndsOnItsOwn(t *testing.T) {
-	b := newBed(t, batching)
-	w := b.batchWorker(func([]item) { time.Sleep(20 * time.Millisecond) })
-	b.instance("gpu-1", w.URL, 1)
-	ids := b.push(items(40, func(i *item) {
-		if i.N%10 == 3 {
-			i.Do = "fail"
-		}
-	})...)
-	b.start(ServiceConfig{})
-	for n, id := range ids {
-		o := b.outcome(id)
-		if n%10 == 3 {
-			if o.Outcome != "failed" || o.Class != "input" {
-				t.Errorf("entry %d, which fails by itself: %+v", n, o)
-			}
-			continue
-		}
-		if o.Outcome != "done" || string(o.Result) != fmt.Sprint(n) || o.Attempt != 0 {
-			t.Errorf("entry %d: %+v %s", n, o, o.Result)
-		}
-	}
-	if m := b.meta(ids[39]); m["slot"] != 0.0 || m["instance"] != "gpu-1" || m["batch"] == nil {
-		t.Errorf("noted %v", m)
-	}
-	_, peak := w.gpu.seen()
-	if calls := w.seen(); len(calls) > 15 || peak != 1 {
-		t.Errorf("%d calls for 40 entries, %d at once through one slot", len(calls), peak)
-	}
-	b.await(0, `SELECT count(*) FROM penstock.slot`)
-}
-
-// One malformed entry makes the worker refuse the whole call.
-func TestInnocentEntriesDoNotPayForTheCallTheyWereIn(t *testing.T) {
-	b := newBed(t, batching)
-	w := b.batchWorker(func([]item) {})
-	b.instance("gpu-1", w.URL, 1)
-	ids := b.push(items(12, func(i *item) {
-		if i.N == 5 {
-			i.Do = "break"
-		}
-	})...)
-	b.start(ServiceConfig{})
-	for n, id := range ids {
-		o := b.outcome(id)
-		if want := map[bool]string{true: "failed", false: "done"}[n == 5]; o.Outcome != want || o.Attempt > 1 || (n != 5 && o.Attempt != 0) {
-			t.Errorf("entry %d: %+v", n, o)
-		}
-	}
-}
-
-func TestEntriesOfOneLockKeyAreNeverInOneCallAndKeepTheirOrder(t *testing.T) {
-	b := newBed(t, batching)
-	w := b.batchWorker(func([]item) { time.Sleep(5 * time.Millisecond) })
-	b.instance("gpu-1", w.URL, 2)
-	b.alter(map[string]any{"grouping": "key"})
-	ids := b.push(items(30, func(i *item) { i.Key = fmt.Sprint(i.N % 6) })...)
-	b.start(ServiceConfig{})
-	for _, id := range ids {
-		b.outcome(id)
-	}
-	last, shared := map[string]int{}, false
-	for _, call := range w.seen() {
-		keys := map[string]bool{}
-		for _, i := range call {
-			if keys[i.Key] {
-				t.Errorf("two entries of key %s in one call: %v", i.Key, call)
-			}
-			if keys[i.Key] = true; i.N < last[i.Key] {
-				t.Errorf("entry %d of key %s ran after %d", i.N, i.Key, last[i.Key])
-			}
-			last[i.Key] = i.N
-		}
-		shared = shared || len(call) > 1
-	}
-	if !shared {
-		t.Error("no call carried more than one entry")
-	}
-}
-
-// A cancel of one entry in a call must not stop the others, and the last one stops the call.
-func TestCancelOfOneEntryLeavesTheCallToTheOthers(t *testing.T) {
-	b := newBed(t, batching)
-	goOn := make(chan struct{})
-	w := b.batchWorker(func([]item) { <-goOn })
-	b.instance("gpu-1", w.URL, 1)
-	ids := b.push(items(4, nil)...)
-	n := b.start(ServiceConfig{})
-	workertest.WaitFor(t, func() bool { return len(w.seen()) == 1 })
-	if len(w.seen()[0]) != 4 {
-		t.Fatalf("the call carries %d of 4 entries", len(w.seen()[0]))
-	}
-	_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, ids[1])
-	b.must(err)
-	if o := b.outcome(ids[1]); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "cancel_unconfirmed") {
-		t.Errorf("outcome %+v", o)
-	}
-	b.await(1, `SELECT count(*) FROM penstock.slot`) // the call goes on
-	close(goOn)
-	for _, i := range []int{0, 2, 3} {
-		if o := b.outcome(ids[i]); o.Outcome != "done" {
-			t.Errorf("entry %d: %+v", i, o)
-		}
-	}
-	n.leave()
-	b.await(0, `SELECT count(*) FROM penstock.slot`)
-	if l := n.Pool.account(b.model.Name).ledger; l.unassigned != 0 {
-		t.Errorf("%d permits are out at rest", l.unassigned)
-	}
-}
-
-// Shapes that do not mix share neither calls nor fates: all get through one slot.
-func TestEntriesOfManyShapesGetThroughOneSlot(t *testing.T) {
-	model := batching
-	model.Batch.ShapeField = "key"
-	b := newBed(t, model)
-	w := b.batchWorker(func([]item) { time.Sleep(10 * time.Millisecond) })
-	b.instance("gpu-1", w.URL, 1)
-	ids := b.push(items(40, func(i *item) { i.Key = fmt.Sprint(i.N % 5) })...)
-	b.start(ServiceConfig{})
-	for n, id := range ids {
-		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
-			t.Fatalf("entry %d: %+v", n, o)
-		}
-	}
-	for _, call := range w.seen() {
-		for _, i := range call {
-			if i.Key != call[0].Key {
-				t.Fatalf("shapes mixed: %v", call)
-			}
-		}
-	}
-	t.Logf("%d calls for 40 entries of 5 shapes", len(w.seen()))
-}
-
-// Nodes die with calls of several entries in flight: nothing is lost, nobody pays, no slot is counted twice.
-func TestBatchesUnderCrashes(t *testing.T) {
-	b := newBed(t, batching)
-	b.alter(map[string]any{"crash_limit": 1000})
-	b.watchSlots()
-	w := b.batchWorker(func([]item) { time.Sleep(30 * time.Millisecond) })
-	b.instance("gpu-1", w.URL, 2)
-	ids := b.push(items(200, nil)...)
-	nodes := []*miniNode{b.start(ServiceConfig{}), b.start(ServiceConfig{})}
-	for i := range 4 {
-		calls := len(w.seen())
-		workertest.WaitFor(t, func() bool { return len(w.seen()) > calls || b.count(`SELECT count(*) FROM penstock.entry`) == 0 })
-		nodes[i%2].die()
-		nodes[i%2] = b.start(ServiceConfig{})
-	}
-	for n, id := range ids {
-		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 || string(o.Result) != fmt.Sprint(n) {
-			t.Fatalf("entry %d: %+v", n, o)
-		}
-	}
-	for _, n := range nodes {
-		n.leave()
-	}
-	b.await(0, `SELECT count(*) FROM penstock.slot`)
-	if _, peak := w.gpu.seen(); peak > 2 {
-		t.Errorf("%d calls at once through 2 slots", peak)
-	}
+	return n
 }

@@ -194,7 +194,7 @@ func (b *bed) start(config ServiceConfig) *miniNode {
 	config.Log = quiet
 	config.Poll = cmp.Or(config.Poll, 20*time.Millisecond)
 	config.Pool.Every = cmp.Or(config.Pool.Every, 50*time.Millisecond)
-	config.Pool.HungerGap = cmp.Or(config.Pool.HungerGap, 10*time.Millisecond)
+	config.Pool.RetryInterval = cmp.Or(config.Pool.RetryInterval, 10*time.Millisecond)
 	config.Pool.IdleMax = cmp.Or(config.Pool.IdleMax, 200*time.Millisecond)
 	config.Dispatch.BusyWait = cmp.Or(config.Dispatch.BusyWait, 20*time.Millisecond)
 	config.Dispatch.ReadyWait = cmp.Or(config.Dispatch.ReadyWait, 30*time.Millisecond)

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// BreakerConfig says when an instance is quarantined. The zero value works.
-type BreakerConfig struct {
+// QuarantineConfig says when an instance is quarantined. The zero value works.
+type QuarantineConfig struct {
 	Failures      int           // fast failures within Window; 5
 	Share         float64       // of the instance's calls within Window that failed fast; 0.8
 	Fast          time.Duration // a failure within this is fast; 2 s
@@ -19,7 +19,7 @@ type BreakerConfig struct {
 	QuarantineMax time.Duration // 10 min
 }
 
-func (c BreakerConfig) withDefaults() BreakerConfig {
+func (c QuarantineConfig) withDefaults() QuarantineConfig {
 	c.Failures = cmp.Or(c.Failures, 5)
 	c.Share = cmp.Or(c.Share, 0.8)
 	c.Fast = cmp.Or(c.Fast, 2*time.Second)
@@ -29,11 +29,11 @@ func (c BreakerConfig) withDefaults() BreakerConfig {
 	return c
 }
 
-// Breaker quarantines instances of one model that fail fast while others do
+// breaker quarantines instances of one model that fail fast while others do
 // not: one broken GPU answers sooner than the good ones, and would draw the
 // whole queue to itself. It is pure: callers serialise, and pass the time.
-type Breaker struct {
-	config    BreakerConfig
+type breaker struct {
+	config    QuarantineConfig
 	instances map[string]*circuit
 }
 
@@ -50,14 +50,14 @@ type sample struct {
 	fast bool // failed fast; false: it succeeded or took its time
 }
 
-// NewBreaker returns a breaker with all instances admitted.
-func NewBreaker(config BreakerConfig) *Breaker {
-	return &Breaker{config: config.withDefaults(), instances: map[string]*circuit{}}
+// newBreaker returns a breaker with all instances admitted.
+func newBreaker(config QuarantineConfig) *breaker {
+	return &breaker{config: config.withDefaults(), instances: map[string]*circuit{}}
 }
 
 // Admit reports whether a call may go to the instance. After a quarantine one
 // call is admitted as a probe; it must end in Record or Forgo.
-func (b *Breaker) Admit(now time.Time, instance string) bool {
+func (b *breaker) Admit(now time.Time, instance string) bool {
 	c := b.instances[instance]
 	switch {
 	case c == nil || c.openUntil.IsZero():
@@ -71,14 +71,14 @@ func (b *Breaker) Admit(now time.Time, instance string) bool {
 
 // Forgo gives an admission back that was not used, or whose call says nothing
 // about the instance.
-func (b *Breaker) Forgo(instance string) {
+func (b *breaker) Forgo(instance string) {
 	if c := b.instances[instance]; c != nil {
 		c.probing = false
 	}
 }
 
-// Verdict on a recorded call.
-type Verdict struct {
+// verdict on a recorded call.
+type verdict struct {
 	Quarantined bool   // the instance has just been quarantined
 	Recycle     bool   // its process has lost its device context: drain and restart it
 	Unspent     bool   // the instance is to blame: the entry spends no attempt
@@ -86,39 +86,39 @@ type Verdict struct {
 }
 
 // Record takes what a call came to and how long it ran.
-func (b *Breaker) Record(now time.Time, instance string, o worker.Outcome, ran time.Duration) Verdict {
+func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, ran time.Duration) verdict {
 	c := b.circuit(instance)
 	switch judgement := b.judge(o, ran); {
 	case judgement == saysNothing:
 		b.Forgo(instance)
-		return Verdict{}
+		return verdict{}
 	case o.Class == worker.ClassContextLost && (o.Kind == worker.Failed || o.Kind == worker.NotReady):
 		b.open(now, c, "device context lost: "+o.Reason)
-		return Verdict{Quarantined: true, Recycle: true, Unspent: true, Reason: c.reason}
+		return verdict{Quarantined: true, Recycle: true, Unspent: true, Reason: c.reason}
 	case judgement == good:
 		wasOpen := !c.openUntil.IsZero()
 		if wasOpen && c.probing {
 			*c = circuit{}
 		}
 		c.add(now, b.config.Window, sample{at: now})
-		return Verdict{}
+		return verdict{}
 	}
 	c.add(now, b.config.Window, sample{at: now, fast: true})
 	if !c.openUntil.IsZero() {
 		if c.probing {
 			b.open(now, c, "probe call failed: "+o.Reason)
 		}
-		return Verdict{Unspent: true, Reason: c.reason}
+		return verdict{Unspent: true, Reason: c.reason}
 	}
 	if b.clustered(now, instance) {
 		b.open(now, c, "fast failures: "+o.Reason)
-		return Verdict{Quarantined: true, Unspent: true, Reason: c.reason}
+		return verdict{Quarantined: true, Unspent: true, Reason: c.reason}
 	}
-	return Verdict{Unspent: b.suspect(now, instance)}
+	return verdict{Unspent: b.suspect(now, instance)}
 }
 
 // Quarantine of an instance: until when, and why; ok is false when admitted.
-func (b *Breaker) Quarantine(now time.Time, instance string) (until time.Time, reason string, ok bool) {
+func (b *breaker) Quarantine(now time.Time, instance string) (until time.Time, reason string, ok bool) {
 	c := b.instances[instance]
 	if c == nil || c.openUntil.IsZero() || (!now.Before(c.openUntil) && !c.probing) {
 		return time.Time{}, "", false
@@ -135,7 +135,7 @@ const (
 )
 
 // judge decides what an outcome says about the instance, not about the entry.
-func (b *Breaker) judge(o worker.Outcome, ran time.Duration) judgement {
+func (b *breaker) judge(o worker.Outcome, ran time.Duration) judgement {
 	switch o.Kind {
 	case worker.Done:
 		return good
@@ -159,7 +159,7 @@ func (b *Breaker) judge(o worker.Outcome, ran time.Duration) judgement {
 // clustered: enough fast failures here, and not the same everywhere. Where the
 // others fail as fast, the fault is in the entries or the model, and taking
 // instances away one by one would only hide it.
-func (b *Breaker) clustered(now time.Time, instance string) bool {
+func (b *breaker) clustered(now time.Time, instance string) bool {
 	fast, total := b.instances[instance].counts(now, b.config.Window)
 	if fast < b.config.Failures || float64(fast) < b.config.Share*float64(total) {
 		return false
@@ -170,7 +170,7 @@ func (b *Breaker) clustered(now time.Time, instance string) bool {
 
 // suspect: this is not the first fast failure in a row, while calls elsewhere
 // succeed. The entry is then given the benefit of the doubt.
-func (b *Breaker) suspect(now time.Time, instance string) bool {
+func (b *breaker) suspect(now time.Time, instance string) bool {
 	samples := b.instances[instance].samples
 	if len(samples) < 2 || !samples[len(samples)-2].fast {
 		return false
@@ -179,7 +179,7 @@ func (b *Breaker) suspect(now time.Time, instance string) bool {
 	return otherTotal > 0 && float64(otherFast)/float64(otherTotal) < b.config.Share/2
 }
 
-func (b *Breaker) others(now time.Time, instance string) (fast, total int) {
+func (b *breaker) others(now time.Time, instance string) (fast, total int) {
 	for _, name := range slices.Collect(maps.Keys(b.instances)) {
 		if name == instance {
 			continue
@@ -190,7 +190,7 @@ func (b *Breaker) others(now time.Time, instance string) (fast, total int) {
 	return fast, total
 }
 
-func (b *Breaker) circuit(instance string) *circuit {
+func (b *breaker) circuit(instance string) *circuit {
 	c := b.instances[instance]
 	if c == nil {
 		c = &circuit{}
@@ -199,7 +199,7 @@ func (b *Breaker) circuit(instance string) *circuit {
 	return c
 }
 
-func (b *Breaker) open(now time.Time, c *circuit, reason string) {
+func (b *breaker) open(now time.Time, c *circuit, reason string) {
 	if c.quarantine == 0 {
 		c.quarantine = b.config.Quarantine
 	} else if c.probing || c.openUntil.IsZero() {

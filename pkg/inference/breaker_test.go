@@ -23,7 +23,7 @@ const fast, slow = 50 * time.Millisecond, 30 * time.Second
 func clock() time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) }
 
 func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
-	b, now := NewBreaker(BreakerConfig{}), clock()
+	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 5 {
 		b.Record(now, "good", ok, slow)
 	}
@@ -52,7 +52,7 @@ func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
 }
 
 func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
-	b, now := NewBreaker(BreakerConfig{}), clock()
+	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 5 {
 		b.Record(now, "bad", refused, fast)
 	}
@@ -89,7 +89,7 @@ func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
 }
 
 func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
-	b, now := NewBreaker(BreakerConfig{}), clock()
+	b, now := newBreaker(QuarantineConfig{}), clock()
 	for i := range 100 {
 		for _, instance := range []string{"a", "b", "c"} {
 			v := b.Record(now, instance, boom, fast)
@@ -111,7 +111,7 @@ func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
 }
 
 func TestContextLossRecyclesAtOnce(t *testing.T) {
-	b, now := NewBreaker(BreakerConfig{}), clock()
+	b, now := newBreaker(QuarantineConfig{}), clock()
 	v := b.Record(now, "bad", noCUDA, slow)
 	if !v.Quarantined || !v.Recycle || !v.Unspent || b.Admit(now, "bad") {
 		t.Errorf("got %+v", v)
@@ -119,7 +119,7 @@ func TestContextLossRecyclesAtOnce(t *testing.T) {
 }
 
 func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
-	b, now := NewBreaker(BreakerConfig{}), clock()
+	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 100 {
 		b.Record(now, "i", tooBig, fast)
 		b.Record(now, "i", badInput, fast)
@@ -134,7 +134,7 @@ func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
 }
 
 func TestFailuresLongApartDoNotAddUp(t *testing.T) {
-	b, now := NewBreaker(BreakerConfig{}), clock()
+	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 50 {
 		b.Record(now, "i", boom, fast)
 		now = now.Add(20 * time.Second)
@@ -148,8 +148,8 @@ func TestFailuresLongApartDoNotAddUp(t *testing.T) {
 // instance that succeeds is never refused.
 func TestBreakerProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		config := BreakerConfig{}.withDefaults()
-		b, now := NewBreaker(config), clock()
+		config := QuarantineConfig{}.withDefaults()
+		b, now := newBreaker(config), clock()
 		names := []string{"a", "b"}
 		probes := map[string]int{}
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {

@@ -22,36 +22,42 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Callbacks takes in what asynchronous workers report, in any process that has the key: the end of a run is kept with the
-// run, where the node that follows it looks. So no report is lost with the process that took it, nor with the node.
+// Callbacks takes in what asynchronous workers report, in any process that has the key: the end of
+// a run is kept with the run, where the node that follows it reads it. So no report is lost with
+// the process that took it, nor with the node.
 type Callbacks struct {
 	base string // URL under which workers reach such a process
 	key  []byte
 	db   postgres.DB
 	log  *slog.Logger
 
-	mu        sync.Mutex
-	listeners map[*listener]struct{}
-	looking   bool
+	mu          sync.Mutex
+	subscribers map[*subscriber]struct{}
+	polling     bool
 }
 
 // listener is a run that is followed here.
-type listener struct {
+type subscriber struct {
 	run     remoteRun
 	model   worker.Model
 	reports chan worker.Outcome // takes one
 }
 
-// NewCallbacks returns callbacks under base, a URL, whose addresses nobody can guess who does not have key. All processes
-// of an installation share the key. Base may be empty where reports are taken and no runs are started.
+// NewCallbacks returns callbacks under base, a URL, whose addresses nobody can guess who does not
+// have key. All processes of an installation share the key. Base may be empty where reports are
+// taken and no runs are started.
 func NewCallbacks(base string, key []byte, db postgres.DB, log *slog.Logger) *Callbacks {
 	log = cmp.Or(log, slog.Default())
-	return &Callbacks{base: strings.TrimSuffix(base, "/"), key: key, db: db, log: log, listeners: map[*listener]struct{}{}}
+	return &Callbacks{
+		base: strings.TrimSuffix(base, "/"), key: key, db: db, log: log,
+		subscribers: map[*subscriber]struct{}{},
+	}
 }
 
 // address of the reports on one lock of an entry, as pkg/api serves it.
 func (c *Callbacks) address(entry string, token int64) string {
-	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", c.base, entry, token, worker.CallbackToken(c.key, entry, token))
+	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", c.base, entry, token,
+		worker.CallbackToken(c.key, entry, token))
 }
 
 // Known says whether key is that of the address for reports on one lock of an entry.
@@ -59,7 +65,8 @@ func (c *Callbacks) Known(entry, token int64, key string) bool {
 	return worker.CheckCallbackToken(c.key, strconv.FormatInt(entry, 10), token, key)
 }
 
-// reportedSQL finds what is known of entry $1: whether it has ended, who holds its lock, which run of it is stored.
+// reportedSQL finds what is known of entry $1: whether it has ended, who holds its lock, which run
+// of it is stored.
 const reportedSQL = `
 SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 0), coalesce(r.remote_id, ''), coalesce(m.name, ''), m.config, m.override
   FROM penstock.find_entry($1) f
@@ -70,9 +77,10 @@ SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 
   LEFT JOIN LATERAL (SELECT name, config, override FROM penstock.model WHERE name = i.model OFFSET 0) m ON true
  WHERE f.queue_id IS NOT NULL`
 
-// Take takes what a worker reports about the run that was started under a token; the first word about its end counts. It
-// returns false if the run is not stored yet and the worker must come again, ErrLockLost if the run is over because its
-// lock was lost, and ErrState if the entry has ended otherwise.
+// Take takes what a worker reports about the run that was started under a token; the first word
+// about its end counts. It returns false if the run is not stored yet and the worker must come
+// again, ErrLockLost if the run is over because its lock was lost, and ErrState if the entry has
+// ended otherwise.
 func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (kept bool, err error) {
 	var (
 		ended            bool
@@ -81,7 +89,8 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 		config, override []byte
 	)
 	r := remoteRun{Entry: invalidation.EntryID(entry)}
-	err = c.db.QueryRow(ctx, reportedSQL, entry).Scan(&r.Queue, &ended, &lock, &r.Token, &r.Remote, &name, &config, &override)
+	err = c.db.QueryRow(ctx, reportedSQL, entry).Scan(&r.Queue, &ended, &lock, &r.Token, &r.Remote, &name, &config,
+		&override)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return false, fmt.Errorf("report on entry %d: %w", entry, invalidation.ErrEntryNotFound)
@@ -99,7 +108,8 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 		return false, err
 	}
 	if int64(len(body)) > model.MaxResponseBytes {
-		return false, fmt.Errorf("report on entry %d: max_response_bytes of the model is %d: %w", entry, model.MaxResponseBytes, invalidation.ErrPayloadTooLarge)
+		return false, fmt.Errorf("report on entry %d: max_response_bytes of the model is %d: %w", entry,
+			model.MaxResponseBytes, invalidation.ErrPayloadTooLarge)
 	}
 	o, err := model.ReadReport(worker.Run{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
 	if err != nil {
@@ -111,7 +121,8 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 	return saveReport(ctx, c.db, r, body)
 }
 
-// repeated answers for an entry that has ended: well if it was by this report, whose answer may have been lost.
+// repeated answers for an entry that has ended: well if it was by this report, whose answer may
+// have been lost.
 func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, token int64) (bool, error) {
 	e, err := invalidation.Outcome(ctx, c.db, entry)
 	switch {
@@ -123,50 +134,55 @@ func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, to
 	return true, nil
 }
 
-// listen prepares for reports on a run that was started under token. Protocols without them need none.
-func (a *attempt) listen(token int64) (<-chan worker.Outcome, func()) {
+// listen prepares for reports on a run that was started under token. Protocols without them need
+// none.
+func (a *attempt) subscribe(token int64) (<-chan worker.Outcome, func()) {
 	c := a.config.Callbacks
-	if c == nil || a.run == nil || a.model.Type != worker.TypeAsync || (a.model.Protocol != worker.ProtocolCog && a.model.Protocol != worker.ProtocolGeneric) {
+	if c == nil || a.run == nil || a.model.Type != worker.TypeAsync || (a.model.Protocol != worker.ProtocolCog &&
+		a.model.Protocol != worker.ProtocolGeneric) {
 		return nil, func() {}
 	}
 	a.call.Callback = c.address(a.call.Entry, token)
-	l := &listener{run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model, reports: make(chan worker.Outcome, 1)}
+	l := &subscriber{
+		run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model,
+		reports: make(chan worker.Outcome, 1),
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.listeners[l] = struct{}{}
-	if !c.looking {
-		c.looking = true
-		go c.look()
+	c.subscribers[l] = struct{}{}
+	if !c.polling {
+		c.polling = true
+		go c.poll()
 	}
 	return l.reports, func() {
 		c.mu.Lock()
-		delete(c.listeners, l)
+		delete(c.subscribers, l)
 		c.mu.Unlock()
 	}
 }
 
-// reportsPause is between two looks for reports, one for all runs that are followed here.
+// reportsPause is between two queries for reports, one for all runs that are followed here.
 const reportsPause = 250 * time.Millisecond
 
-// look looks for reports until no run is followed any more. That it cannot is told once.
-func (c *Callbacks) look() {
-	told := false
+// poll reads reports until no run is followed any more. An error is logged once.
+func (c *Callbacks) poll() {
+	warned := false
 	for {
 		time.Sleep(reportsPause)
 		c.mu.Lock()
-		all := slices.Collect(maps.Keys(c.listeners))
-		c.looking = len(all) > 0
+		all := slices.Collect(maps.Keys(c.subscribers))
+		c.polling = len(all) > 0
 		c.mu.Unlock()
 		if len(all) == 0 {
 			return
 		}
-		err := c.lookFor(all)
-		if err != nil && !told {
+		err := c.readReports(all)
+		if err != nil && !warned {
 			c.log.Warn("reports of workers cannot be read; trying on", "error", err)
-		} else if err == nil && told {
+		} else if err == nil && warned {
 			c.log.Info("reports of workers are read again")
 		}
-		told = err != nil
+		warned = err != nil
 	}
 }
 
@@ -176,7 +192,7 @@ SELECT w.n, r.report
  CROSS JOIN LATERAL (SELECT report FROM penstock.remote_run
                       WHERE queue_id = w.queue_id AND entry_id = w.entry_id AND token = w.token AND report IS NOT NULL OFFSET 0) r`
 
-func (c *Callbacks) lookFor(all []*listener) error {
+func (c *Callbacks) readReports(all []*subscriber) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	queues, entries, tokens := make([]int32, len(all)), make([]int64, len(all)), make([]int64, len(all))
@@ -190,13 +206,13 @@ func (c *Callbacks) lookFor(all []*listener) error {
 	var n int64
 	var body json.RawMessage
 	_, err = pgx.ForEachRow(rows, []any{&n, &body}, func() error {
-		all[n-1].tell(body)
+		all[n-1].deliver(body)
 		return nil
 	})
 	return err
 }
 
-func (l *listener) tell(body []byte) {
+func (l *subscriber) deliver(body []byte) {
 	o, err := l.model.ReadReport(worker.Run{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token}, body)
 	if err != nil || !o.Final() {
 		return // the model reads it otherwise than when it was taken: polls will tell

@@ -198,7 +198,7 @@ func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	model.Protocol = worker.ProtocolGeneric
 	a := &attempt{Dispatcher: &Dispatcher{config: DispatchConfig{Callbacks: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
 	db.broken.Store(true)
-	_, done := a.listen(1)
+	_, done := a.subscribe(1)
 	until := func(n int64) {
 		for deadline := time.Now().Add(20 * time.Second); db.asked.Load() < n; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
@@ -212,7 +212,7 @@ func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	done()
 	for looking := true; looking; time.Sleep(10 * time.Millisecond) {
 		c.mu.Lock()
-		looking = c.looking
+		looking = c.polling
 		c.mu.Unlock()
 	}
 	if text := out.String(); strings.Count(text, "level=WARN") != 1 || strings.Count(text, "read again") != 1 {

@@ -15,8 +15,8 @@ import (
 // Class of an entry that may have run, or not, and must not run twice.
 const classUnknown = "unknown"
 
-// conclude turns an outcome into what the queue is told, and lets go of the slot. A run that goes on at the worker
-// keeps its slot counted, and what is stored about it.
+// conclude turns an outcome into the answer to the queue, and lets go of the slot. A run that goes
+// on at the worker keeps its slot counted, and what is stored about it.
 func (a *attempt) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	if cause := context.Cause(ctx); cause != nil && !o.Final() {
 		o = a.interrupted(ctx, o, cause)
@@ -25,7 +25,7 @@ func (a *attempt) conclude(ctx context.Context, o worker.Outcome) (json.RawMessa
 	return a.answer(ctx, o)
 }
 
-// answer is what the queue is told.
+// answer is the ending that the queue is given.
 func (a *attempt) answer(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	a.run.Note(a.meta(o))
 	switch o.Kind {
@@ -47,14 +47,15 @@ func (a *attempt) answer(ctx context.Context, o worker.Outcome) (json.RawMessage
 	}
 }
 
-// interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves an accepted run to the
-// next node; everything else stops it, as far as the worker lets us.
+// interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves an
+// accepted run to the next node; everything else stops it, as far as the worker lets us.
 func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
 	o.Err = cause
 	if !o.MaybeRunning {
 		return o
 	}
-	if errors.Is(cause, invalidation.ErrLeaseLost) || (o.Kind == worker.Accepted && errors.Is(cause, invalidation.ErrDraining)) {
+	if errors.Is(cause, invalidation.ErrLeaseLost) || (o.Kind == worker.Accepted &&
+		errors.Is(cause, invalidation.ErrDraining)) {
 		return o // after a lost lease the run to be stopped might be another node's
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.CancelWait)
@@ -66,7 +67,7 @@ func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error
 	}
 	c := a.held.endpoint.adapter.Cancel(ctx, run)
 	if c.Delivered && !c.Confirmed && o.Kind == worker.Accepted {
-		reports, done := a.listen(a.saved.Token)
+		reports, done := a.subscribe(a.saved.Token)
 		defer done()
 		end := a.held.endpoint.follower.Follow(ctx, worker.Pending{Run: run, Reports: reports})
 		if end.Final() {
@@ -81,8 +82,8 @@ func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error
 	return o
 }
 
-// letGo frees the slot, or leaves it counted while the call may still run. What is stored about the run stays only if
-// it is to be followed on.
+// letGo frees the slot, or leaves it counted while the call may still run. What is stored about the
+// run stays only if it is to be followed on.
 func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
 	handedOver := o.Kind == worker.Accepted
 	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && context.Cause(ctx) == nil && !errors.Is(o.Err, worker.ErrSharedID)
@@ -101,8 +102,8 @@ func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
 	}
 }
 
-// result hands the answer on, through the object store if it is large. That the store cannot be reached is no fault of
-// the entry.
+// result hands the answer on, through the object store if it is large. That the store cannot be
+// reached is no fault of the entry.
 func (a *attempt) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
 	result, err := storeLarge(ctx, a.config.Objects, a.config.InlineBytes, key, o.Result)

@@ -1,12 +1,12 @@
-// Package inference runs entries of inference queues on workers: it keeps the registered models and instances, counts
-// slots, runs calls, follows runs beyond the life of a node, and puts entries together into batches. Package worker
-// speaks the protocols.
+// Package inference runs entries of inference queues on workers: it keeps the registered models and
+// instances, counts slots, runs calls, follows runs beyond the life of a node, and puts entries
+// together into batches. Package worker speaks the protocols.
 //
 // # Slots
 //
-// A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot is a row of
-// penstock.slot with a token; there is none for a free one. Nodes lease slots in blocks (slots.go), and hand them out as
-// permits (ledger.go):
+// A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot
+// is a row of penstock.slot with a token; there is none for a free one. Nodes lease slots in blocks
+// (slots.go), and hand them out as permits (ledger.go):
 //
 //	            Take, before the claim       assign                 the call ended
 //	leased ──────────────► permit ──────────► busy with an entry ──────────► permit ──► given back, leased still
@@ -20,8 +20,9 @@
 //   - a slot is freed by others only when its node's lease has lapsed or its call is in doubt, and then only as the
 //     worker's own count allows, or when no call could have lasted so long (health.go).
 //
-// A run that a worker accepted is stored before it is followed (remote.go). The node that claims its entry next adopts
-// its slot and follows it on. Since that slot is taken, the claim needs a permit without one: SlotPool.takeAbandoned.
+// A run that a worker accepted is stored before it is followed (remote.go). The node that claims
+// its entry next adopts its slot and follows it on. Since that slot is taken, the claim needs a
+// permit without one: SlotPool.takeAbandoned.
 //
 // # Files
 //
@@ -29,7 +30,7 @@
 //	slots.go, leasing.go       the slots that the node holds: leased, renewed, given back
 //	ledger.go, affinity.go     permits, and which slot an entry gets; pure
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
-//	batcher.go, forming.go     entries that share a call or wait for a worker that has loaded what they need
+//	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need
 //	remote.go, callbacks.go    runs that outlive their connection or their node
 //	health.go, breaker.go      probes, slots whose node is gone, quarantines
 //	service.go                 all of it together, for a node

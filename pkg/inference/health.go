@@ -17,8 +17,9 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Prober is the duty that asks every instance how it is, and frees slots that nobody answers for any more. Any number
-// of processes may run it: each look at an instance is claimed by moving the time of its next one.
+// Prober is the duty that asks every instance how it is, and frees slots that nobody answers for
+// any more. Any number of processes may run it: each probe of an instance is claimed by moving the
+// time of its next one.
 type Prober struct {
 	config   ProberConfig
 	db       postgres.DB
@@ -28,14 +29,15 @@ type Prober struct {
 
 // ProberConfig of a Prober. The zero value works.
 type ProberConfig struct {
-	Interval time.Duration // between looks at an instance, jittered by a quarter: 5 s
-	AtOnce   int           // instances looked at at once: 32
+	Interval time.Duration // between probes of an instance, jittered by a quarter: 5 s
+	AtOnce   int           // instances probed at once: 32
 
-	// Grace is how old an orphaned slot must be before a probe may free it: the call that it was taken for may still
-	// have been on its way when the worker counted. 10 s.
+	// Grace is how old an orphaned slot must be before a probe may free it: the call that it was
+	// taken for may still have been on its way when the worker counted. 10 s.
 	Grace time.Duration
 
-	// DoubtMax frees an orphaned slot whatever the worker says, or does not say; 0: the model's own limit on a run.
+	// DoubtMax frees an orphaned slot whatever the worker says, or does not say; 0: the model's own
+	// limit on a run.
 	DoubtMax time.Duration
 }
 
@@ -52,10 +54,10 @@ func NewProber(config ProberConfig, db postgres.DB, registry *Registry, log *slo
 	return &Prober{config: config.withDefaults(), db: db, registry: registry, log: log}
 }
 
-// Run looks at instances until ctx ends.
+// Run probes instances until ctx ends.
 func (p *Prober) Run(ctx context.Context) error {
-	var looks sync.WaitGroup
-	defer looks.Wait()
+	var probes sync.WaitGroup
+	defer probes.Wait()
 	room := make(chan struct{}, p.config.AtOnce)
 	ticks := time.NewTicker(p.config.Interval / 5)
 	defer ticks.Stop()
@@ -68,14 +70,14 @@ func (p *Prober) Run(ctx context.Context) error {
 		}
 		due, err := p.claimDue(ctx, p.config.AtOnce-len(room))
 		if err != nil && ctx.Err() == nil {
-			p.log.Warn("claim looks at instances", "error", err)
+			p.log.Warn("claim probes at instances", "error", err)
 		}
 		for _, id := range due {
 			room <- struct{}{}
-			looks.Go(func() {
+			probes.Go(func() {
 				defer func() { <-room }()
-				if err := p.Check(ctx, id); err != nil && ctx.Err() == nil {
-					p.log.Warn("look at instance", "instance", id, "error", err)
+				if err := p.probe(ctx, id); err != nil && ctx.Err() == nil {
+					p.log.Warn("probe instance", "instance", id, "error", err)
 				}
 			})
 		}
@@ -86,8 +88,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// claimDueSQL claims up to $2 looks that are due. The next one is due after $1 even if this one never ends: whoever claimed
-// it may die. Two at once do no harm, as slots are freed by their tokens.
+// claimDueSQL claims up to $2 probes that are due. The next one is due after $1 even if this one
+// never ends: whoever claimed it may die. Two at once do no harm, as slots are freed by their
+// tokens.
 const claimDueSQL = `
 UPDATE penstock.instance
    SET next_check_at = clock_timestamp() + $1::interval
@@ -100,7 +103,8 @@ func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
 	if most <= 0 {
 		return nil, nil
 	}
-	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.config.Interval+10*time.Second, most), pgx.RowTo[int32])
+	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.config.Interval+10*time.Second, most),
+		pgx.RowTo[int32])
 }
 
 const orphansSQL = `SELECT slot_token, age FROM penstock.orphan_slots($1)`
@@ -118,8 +122,8 @@ UPDATE penstock.instance
 
 const freeSQL = `SELECT penstock.free_slots($1, $2)`
 
-// Check looks at one instance: probes it, writes down what it found, and frees slots that are stale.
-func (p *Prober) Check(ctx context.Context, instance int32) error {
+// probe asks one instance for its health, stores it, and frees slots that are stale.
+func (p *Prober) probe(ctx context.Context, instance int32) error {
 	e := p.registry.Endpoint(instance)
 	if e == nil {
 		return nil // just removed, or not usable, which the registry reports
@@ -134,11 +138,13 @@ func (p *Prober) Check(ctx context.Context, instance int32) error {
 		return ctx.Err()
 	}
 	next := time.Duration(float64(p.config.Interval) * (0.75 + 0.5*rand.Float64()))
-	if _, err := p.db.Exec(ctx, foundSQL, instance, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage, next); err != nil {
+	if _, err := p.db.Exec(ctx, foundSQL, instance, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage,
+		next); err != nil {
 		return fmt.Errorf("write down health: %w", err)
 	}
 	if h.State != e.State {
-		p.log.Info("instance changed", "model", e.Model.Name, "server", e.Server, "from", e.State, "to", h.State, "reason", h.Reason)
+		p.log.Info("instance changed", "model", e.Model.Name, "server", e.Server, "from", e.State, "to", h.State,
+			"reason", h.Reason)
 	}
 	stale := staleOrphans(orphans, h, e, p.config)
 	if len(stale) == 0 {
@@ -154,14 +160,17 @@ func (p *Prober) Check(ctx context.Context, instance int32) error {
 
 // staleOrphans returns the tokens of the slots that may be freed. It is pure.
 //
-// Slots that living nodes answer for are no orphans, and their calls may be part of the reported count: so at most as
-// many orphans as the worker reports calls can really be running, and the others are not. One younger than the grace is
-// never stale, nor does it use up the report: between the moment when a node takes a slot and the moment when the worker
-// counts the call there is a request on its way, and a probe that overtakes it would free a slot in use. Of the others
-// the oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in use can.
+// Slots that living nodes answer for are no orphans, and their calls may be part of the reported
+// count: so at most as many orphans as the worker reports calls can really be running, and the
+// others are not. One younger than the grace is never stale, nor does it use up the report: between
+// the moment when a node takes a slot and the moment when the worker counts the call there is a
+// request on its way, and a probe that overtakes it would free a slot in use. Of the others the
+// oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in
+// use can.
 func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
 	doubtMax := c.DoubtMax
-	doubtMax = cmp.Or(doubtMax, max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration()))
+	doubtMax = cmp.Or(doubtMax,
+		max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration()))
 	active := h.Active
 	switch {
 	case h.State == worker.StateUnhealthy || h.State == worker.StateDefunct || h.State == worker.StateStarting:
@@ -170,7 +179,8 @@ func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig
 		active = new(int)
 	}
 	var settled []orphan
-	for _, o := range slices.SortedFunc(slices.Values(orphans), func(a, b orphan) int { return cmp.Compare(b.Age, a.Age) }) {
+	for _, o := range slices.SortedFunc(slices.Values(orphans),
+		func(a, b orphan) int { return cmp.Compare(b.Age, a.Age) }) {
 		switch {
 		case o.Age >= doubtMax:
 			stale = append(stale, o.Token)

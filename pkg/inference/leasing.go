@@ -29,7 +29,7 @@ func (p *SlotPool) countAbandoned(ctx context.Context, model string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.account(model).abandoned = n
+	p.stateOf(model).abandoned = n
 }
 
 type leasedSlot struct {
@@ -46,16 +46,17 @@ func (p *SlotPool) lease(model string, want int) bool {
 	defer p.talk.Unlock()
 	start := time.Now()
 	p.mu.Lock()
-	a := p.account(model)
-	hungry := start.Before(a.nextLease)
-	block := min((want+a.ledger.seats-1)/a.ledger.seats, max(len(a.ledger.held), 1), p.config.BlockMax)
+	a := p.stateOf(model)
+	backingOff := start.Before(a.nextLease)
+	block := min((want+a.ledger.perSlot-1)/a.ledger.perSlot, max(len(a.ledger.held), 1), p.config.BlockMax)
 	p.mu.Unlock()
-	if hungry || len(p.registry.Endpoints(model)) == 0 {
+	if backingOff || len(p.registry.Endpoints(model)) == 0 {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
 	defer cancel()
-	got, err := pgx.CollectRows(postgres.Query(ctx, p.db, leaseSlotsSQL, model, p.node(), block), pgx.RowToStructByPos[leasedSlot])
+	got, err := pgx.CollectRows(postgres.Query(ctx, p.db, leaseSlotsSQL, model, p.node(), block),
+		pgx.RowToStructByPos[leasedSlot])
 	if err != nil {
 		p.log.Warn("lease slots", "model", model, "error", err)
 		p.lostAnswer()
@@ -70,9 +71,9 @@ func (p *SlotPool) lease(model string, want int) bool {
 func (p *SlotPool) leased(model string, got []leasedSlot, start time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a := p.account(model)
+	a := p.stateOf(model)
 	if len(got) == 0 {
-		a.nextLease = time.Now().Add(p.config.HungerGap)
+		a.nextLease = time.Now().Add(p.config.RetryInterval)
 		return false
 	}
 	a.nextLease = time.Time{}
@@ -84,14 +85,16 @@ func (p *SlotPool) leased(model string, got []leasedSlot, start time.Time) bool 
 	return true
 }
 
-// lostAnswer notes that the database may have done something about slots of which the node knows nothing: it asks.
+// lostAnswer notes that the database may have done something about slots of which the node knows
+// nothing: it asks.
 func (p *SlotPool) lostAnswer() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.unsure = true
 }
 
-// doubtSQL tells everybody that slots $1 to $3 have no caller any more, though their calls may still run.
+// doubtSQL tells everybody that slots $1 to $3 have no caller any more, though their calls may
+// still run.
 const doubtSQL = `
 UPDATE penstock.slot s
    SET doubt_at = clock_timestamp(), doubt = k.reason, queue_id = k.queue_id, entry_id = k.entry_id
@@ -148,7 +151,8 @@ DELETE FROM penstock.slot s
  USING unnest($1::int[], $2::int[], $3::bigint[]) k(instance_id, number, token)
  WHERE s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token AND s.node_id = $4`
 
-// giveBack returns what the node has no use for. If the answer is lost, verify finds out what is still ours.
+// giveBack returns what the node has no use for. If the answer is lost, verify finds out what is
+// still ours.
 func (p *SlotPool) giveBack(ctx context.Context, idleMax time.Duration) error {
 	now := time.Now()
 	p.mu.Lock()
@@ -193,7 +197,7 @@ func (p *SlotPool) readShares(ctx context.Context) error {
 	_, err := pgx.ForEachRow(postgres.Query(ctx, p.db, sharesSQL, names, p.node()), []any{&name, &share}, func() error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.account(name).ledger.share = share
+		p.stateOf(name).ledger.share = share
 		return nil
 	})
 	if err != nil {
@@ -211,8 +215,8 @@ type heldRow struct {
 	ValidMS          int64
 }
 
-// verify learns which slots are ours: those that were freed meanwhile are dropped, those whose lease we never heard the
-// answer to are taken in.
+// verify learns which slots are ours: those that were freed meanwhile are dropped, those whose
+// lease we never heard the answer to are taken in.
 func (p *SlotPool) verify(ctx context.Context) error {
 	start := time.Now()
 	held, err := pgx.CollectRows(postgres.Query(ctx, p.db, heldSlotsSQL, p.node()), pgx.RowToStructByPos[heldRow])
@@ -249,7 +253,7 @@ func (p *SlotPool) reconcile(held []heldRow, start time.Time) (came bool) {
 	}
 	for key, token := range ours {
 		if e := p.registry.Endpoint(key.instance); e != nil {
-			a := p.account(e.Model.Name)
+			a := p.stateOf(e.Model.Name)
 			a.ledger.add(key, token, time.Now())
 			p.limit(e.Model.Name, a)
 			came = true

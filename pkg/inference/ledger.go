@@ -5,21 +5,23 @@ import (
 	"time"
 )
 
-// ledger is the arithmetic of the slots that a node holds of one model. It is pure: callers serialise, and pass the
-// time.
+// slotLedger is the arithmetic of the slots that a node holds of one model. It is pure: callers
+// serialise, and pass the time.
 //
-// A permit is acquired before an entry is claimed, and stands for one slot of some instance. When the entry is about
-// to run, the permit is assigned: a slot of a certain instance is busy with it. When the call has ended, the slot is
-// idle again and the permit unassigned, until whoever acquired it gives it back. A permit whose call may still run at
-// the worker is detached: its slot is in doubt, and is not the node's to give any more.
+// A permit is acquired before an entry is claimed, and stands for one slot of some instance. When
+// the entry is about to run, the permit is assigned: a slot of a certain instance is busy with it.
+// When the call has ended, the slot is idle again and the permit unassigned, until whoever acquired
+// it gives it back. A permit whose call may still run at the worker is detached: its slot is in
+// doubt, and is not the node's to give any more.
 //
-// Where a model takes batches, a slot carries up to seats entries at once, each on a permit of its own:
+// Where a model takes batches, a slot carries up to perSlot entries at once, each on a permit of
+// its own:
 //
-//	idle * seats >= unassigned, but for slots that were lost while permits stood for them: then nothing is allowed
-type ledger struct {
+//	idle * perSlot >= unassigned, but for slots that were lost while permits stood for them: then nothing is allowed
+type slotLedger struct {
 	held       map[slotKey]*heldSlot
-	instances  map[int32]*shelf
-	seats      int         // permits that a slot stands for
+	instances  map[int32]*instanceSlots
+	perSlot    int         // permits that a slot stands for
 	unassigned int         // permits acquired and not assigned to a slot
 	waiting    int         // of these, the ones that wait for a busy slot and leave the idle ones to others
 	share      int         // how many slots this node may hold while others go without; -1: nobody does
@@ -31,64 +33,65 @@ type slotKey struct{ instance, number int32 }
 // heldSlot is a slot that this node holds.
 type heldSlot struct {
 	slotKey
-	token  int64
-	busy   bool
-	riders int  // permits that are assigned to it
-	doubt  bool // busy no more, but not to be used: about to be marked in the database
-	since  time.Time
+	token   int64
+	busy    bool
+	permits int  // permits that are assigned to it
+	doubt   bool // busy no more, but not to be used: about to be marked in the database
+	since   time.Time
 }
 
-// shelf is the slots of one instance.
-type shelf struct {
+// instanceSlots is the slots of one instance.
+type instanceSlots struct {
 	idle    []*heldSlot // used last at the end
 	busy    int
 	awaited int       // entries that wait for a busy one
-	limit   int32     // slots the instance has; those numbered from there on are to go home; 0: not known
+	limit   int32     // slots the instance has; those numbered from there on are given back; 0: not known
 	cool    time.Time // the worker had no room: not before then
 	hint    string    // what it ran last, and when
 	used    time.Time
 	served  int64 // calls
 }
 
-func newLedger() *ledger {
-	return &ledger{held: map[slotKey]*heldSlot{}, instances: map[int32]*shelf{}, seats: 1, share: -1}
+func newSlotLedger() *slotLedger {
+	return &slotLedger{held: map[slotKey]*heldSlot{}, instances: map[int32]*instanceSlots{}, perSlot: 1, share: -1}
 }
 
-func (l *ledger) shelf(instance int32) *shelf {
+func (l *slotLedger) of(instance int32) *instanceSlots {
 	s := l.instances[instance]
 	if s == nil {
-		s = &shelf{}
+		s = &instanceSlots{}
 		l.instances[instance] = s
 	}
 	return s
 }
 
 // add puts a leased slot into the ledger, idle.
-func (l *ledger) add(key slotKey, token int64, now time.Time) {
+func (l *slotLedger) add(key slotKey, token int64, now time.Time) {
 	if old := l.held[key]; old != nil {
 		l.lose(old)
 	}
 	h := &heldSlot{slotKey: key, token: token, since: now}
 	l.held[key] = h
-	s := l.shelf(key.instance)
+	s := l.of(key.instance)
 	s.idle = append(s.idle, h)
 }
 
 // adopt puts a slot into the ledger that is busy already, and assigns a permit to it.
-func (l *ledger) adopt(key slotKey, token int64, now time.Time) *heldSlot {
+func (l *slotLedger) adopt(key slotKey, token int64, now time.Time) *heldSlot {
 	l.add(key, token, now)
 	h := l.held[key]
 	l.occupy(h, 1)
 	return h
 }
 
-// lose drops a slot that is not ours any more. If it is busy, its call goes on, and its end changes nothing here.
-func (l *ledger) lose(h *heldSlot) {
+// lose drops a slot that is not ours any more. If it is busy, its call goes on, and its end changes
+// nothing here.
+func (l *slotLedger) lose(h *heldSlot) {
 	if l.held[h.slotKey] != h {
 		return
 	}
 	delete(l.held, h.slotKey)
-	s := l.shelf(h.instance)
+	s := l.of(h.instance)
 	switch {
 	case h.busy:
 		s.busy--
@@ -98,14 +101,14 @@ func (l *ledger) lose(h *heldSlot) {
 }
 
 // take acquires up to want permits.
-func (l *ledger) take(now time.Time, want int, usable func(instance int32) bool) int {
+func (l *slotLedger) take(now time.Time, want int, usable func(instance int32) bool) int {
 	n := max(0, min(want, l.free(now, usable)))
 	l.unassigned += n
 	return n
 }
 
 // free is how many permits could be acquired.
-func (l *ledger) free(now time.Time, usable func(instance int32) bool) int {
+func (l *slotLedger) free(now time.Time, usable func(instance int32) bool) int {
 	idle, busy := 0, 0
 	for id, s := range l.instances {
 		busy += s.busy
@@ -116,49 +119,52 @@ func (l *ledger) free(now time.Time, usable func(instance int32) bool) int {
 	if l.share >= 0 {
 		idle = min(idle, l.share-busy)
 	}
-	return idle*l.seats - (l.unassigned - l.waiting)
+	return idle*l.perSlot - (l.unassigned - l.waiting)
 }
 
 // giveBack ends n permits that are not assigned.
-func (l *ledger) giveBack(n int) { l.unassigned -= n }
+func (l *slotLedger) giveBack(n int) { l.unassigned -= n }
 
-// ask is what an entry, or a batch of them, wants of a slot.
-type ask struct {
-	riders  int            // permits that it has, 1 at least
+// slotRequest says what an entry, or a batch of them, needs of a slot.
+type slotRequest struct {
+	permits int            // permits that it has, 1 at least
 	hint    string         // what the worker has to load for it
 	until   time.Time      // how long it may wait for a worker that has that loaded
 	exclude map[int32]bool // instances that it has tried
 }
 
-// assign picks the slot for an entry. admit is asked last, about one instance after the other. Without a slot it says
-// which instance is worth waiting for, 0 if none is.
-func (l *ledger) assign(now time.Time, a ask, admit func(instance int32) bool) (h *heldSlot, swapped bool, await int32) {
-	var sites []site
+// assign picks the slot for an entry. admit is asked last, about one instance after the other.
+// Without a slot it says which instance is worth waiting for, 0 if none is.
+func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance int32) bool) (h *heldSlot,
+	swapped bool, await int32,
+) {
+	var candidates []candidate
 	for id, s := range l.instances {
 		if !now.Before(s.cool) && !a.exclude[id] {
-			sites = append(sites, site{id, len(s.idle), s.busy, s.awaited, s.hint, s.used, s.served})
+			candidates = append(candidates, candidate{id, len(s.idle), s.busy, s.awaited, s.hint, s.used, s.served})
 		}
 	}
-	order, await := place(sites, a.hint, now.Before(a.until))
+	order, await := rankCandidates(candidates, a.hint, now.Before(a.until))
 	for _, id := range order {
 		if admit(id) {
 			s := l.instances[id]
 			h := s.idle[len(s.idle)-1]
-			l.occupy(h, max(a.riders, 1))
+			l.occupy(h, max(a.permits, 1))
 			return h, s.note(a.hint, now), 0
 		}
 	}
 	return nil, false, await
 }
 
-// await lets something with so many permits wait for a busy slot of an instance, and leave the idle ones to others.
-func (l *ledger) await(instance int32, permits int) {
-	l.shelf(instance).awaited++
+// await lets something with so many permits wait for a busy slot of an instance, and leave the idle
+// ones to others.
+func (l *slotLedger) await(instance int32, permits int) {
+	l.of(instance).awaited++
 	l.waiting += permits
 }
 
 // unawait ends all such waits: whoever still waits says so again.
-func (l *ledger) unawait() {
+func (l *slotLedger) unawait() {
 	l.waiting = 0
 	for _, s := range l.instances {
 		s.awaited = 0
@@ -166,45 +172,45 @@ func (l *ledger) unawait() {
 }
 
 // occupy turns an idle slot busy and assigns permits to it.
-func (l *ledger) occupy(h *heldSlot, riders int) {
-	s := l.shelf(h.instance)
+func (l *slotLedger) occupy(h *heldSlot, riders int) {
+	s := l.of(h.instance)
 	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	s.busy++
-	h.busy, h.riders = true, riders
+	h.busy, h.permits = true, riders
 	l.unassigned -= riders
 }
 
-// alight takes a permit off a busy slot, whose call goes on without it.
-func (l *ledger) alight(h *heldSlot) {
-	h.riders--
+// leave takes a permit off a busy slot, whose call goes on without it.
+func (l *slotLedger) leave(h *heldSlot) {
+	h.permits--
 	l.unassigned++
 }
 
 // finish ends the call of a slot: it is idle again, or in doubt.
-func (l *ledger) finish(h *heldSlot, now time.Time, doubt bool) {
-	l.unassigned += h.riders
-	h.riders = 0
+func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
+	l.unassigned += h.permits
+	h.permits = 0
 	if l.held[h.slotKey] != h {
 		return
 	}
-	s := l.shelf(h.instance)
+	s := l.of(h.instance)
 	s.busy--
 	h.busy, h.since, h.doubt = false, now, doubt
 	if !doubt {
 		s.idle = append(s.idle, h)
-		l.sendHome(s)
+		l.retire(s)
 	}
 }
 
 // setLimit says how many slots an instance has. Those beyond are not used again.
-func (l *ledger) setLimit(instance int32, limit int) {
-	s := l.shelf(instance)
+func (l *slotLedger) setLimit(instance int32, limit int) {
+	s := l.of(instance)
 	s.limit = int32(min(limit, 1<<30)) //nolint:gosec // bounded just before
-	l.sendHome(s)
+	l.retire(s)
 }
 
-// sendHome lets the idle slots of an instance go that it has no more.
-func (l *ledger) sendHome(s *shelf) {
+// retire lets the idle slots of an instance go that it has no more.
+func (l *slotLedger) retire(s *instanceSlots) {
 	if s.limit == 0 {
 		return
 	}
@@ -216,9 +222,10 @@ func (l *ledger) sendHome(s *shelf) {
 	}
 }
 
-// surplus removes from the ledger and returns the idle slots that the node has no use for: idle for long, on an
-// instance that is not usable, or beyond its share while others go without. Permits that are out keep theirs.
-func (l *ledger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []*heldSlot {
+// surplus removes from the ledger and returns the idle slots that the node has no use for: idle for
+// long, on an instance that is not usable, or beyond its share while others go without. Permits
+// that are out keep theirs.
+func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []*heldSlot {
 	out := l.leaving
 	l.leaving = nil
 	spare := 0
@@ -227,7 +234,7 @@ func (l *ledger) surplus(now time.Time, idleMax time.Duration, usable func(insta
 			spare += len(s.idle)
 		}
 	}
-	spare -= (max(l.unassigned, 0) + l.seats - 1) / l.seats
+	spare -= (max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
 	beyond := 0
 	if l.share >= 0 {
 		beyond = len(l.held) - l.share
@@ -253,8 +260,9 @@ func (l *ledger) surplus(now time.Time, idleMax time.Duration, usable func(insta
 	return out
 }
 
-// note takes down a call, and says whether the worker had to load another thing for it than it ran last.
-func (s *shelf) note(hint string, now time.Time) (swapped bool) {
+// note takes down a call, and says whether the worker had to load another thing for it than it ran
+// last.
+func (s *instanceSlots) note(hint string, now time.Time) (swapped bool) {
 	s.served++
 	swapped = hint != "" && s.hint != "" && s.hint != hint
 	if hint != "" {

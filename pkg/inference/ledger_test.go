@@ -9,14 +9,14 @@ import (
 
 var everywhere = func(int32) bool { return true }
 
-func assigned(l *ledger, now time.Time, hint string, admit func(int32) bool) *heldSlot {
-	h, _, _ := l.assign(now, ask{hint: hint}, admit)
+func assigned(l *slotLedger, now time.Time, hint string, admit func(int32) bool) *heldSlot {
+	h, _, _ := l.assign(now, slotRequest{hint: hint}, admit)
 	return h
 }
 
 func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 	now := time.Now()
-	l := newLedger()
+	l := newSlotLedger()
 	l.add(slotKey{1, 0}, 100, now)
 	l.add(slotKey{1, 1}, 101, now)
 	if n := l.take(now, 5, everywhere); n != 2 {
@@ -38,7 +38,7 @@ func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 
 func TestSlotInDoubtIsNotGivenOut(t *testing.T) {
 	now := time.Now()
-	l := newLedger()
+	l := newSlotLedger()
 	l.add(slotKey{1, 0}, 100, now)
 	l.take(now, 1, everywhere)
 	l.finish(assigned(l, now, "", everywhere), now, true)
@@ -50,7 +50,7 @@ func TestSlotInDoubtIsNotGivenOut(t *testing.T) {
 
 func TestEntriesGoToTheInstanceThatRanTheirLikeLast(t *testing.T) {
 	now := time.Now()
-	l := newLedger()
+	l := newSlotLedger()
 	for number := range int32(4) {
 		l.add(slotKey{1, number}, int64(100+number), now)
 		l.add(slotKey{2, number}, int64(200+number), now)
@@ -70,7 +70,7 @@ func TestEntriesGoToTheInstanceThatRanTheirLikeLast(t *testing.T) {
 
 func TestInstanceThatShrankTakesNoCallsBeyondItsSlots(t *testing.T) {
 	now := time.Now()
-	l := newLedger()
+	l := newSlotLedger()
 	for number := range int32(4) {
 		l.add(slotKey{1, number}, int64(100+number), now)
 	}
@@ -97,8 +97,8 @@ func TestInstanceThatShrankTakesNoCallsBeyondItsSlots(t *testing.T) {
 func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(0, 0)
-		l := newLedger()
-		l.seats = rapid.IntRange(1, 4).Draw(t, "seats")
+		l := newSlotLedger()
+		l.perSlot = rapid.IntRange(1, 4).Draw(t, "seats")
 		var busy []*heldSlot
 		permits, riding, lost, next := 0, 0, 0, int64(1)
 		t.Repeat(map[string]func(*rapid.T){
@@ -119,11 +119,11 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				if permits <= riding {
 					return
 				}
-				a := ask{hint: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), riders: rapid.IntRange(1, min(l.seats, permits-riding)).Draw(t, "riders")}
+				a := slotRequest{hint: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), permits: rapid.IntRange(1, min(l.perSlot, permits-riding)).Draw(t, "riders")}
 				h, _, _ := l.assign(now, a, everywhere)
 				if h != nil {
-					busy, riding = append(busy, h), riding+a.riders
-				} else if lost == 0 && l.seats == 1 { // with more, others may ride on the slot that stood for it
+					busy, riding = append(busy, h), riding+a.permits
+				} else if lost == 0 && l.perSlot == 1 { // with more, others may ride on the slot that stood for it
 					t.Fatal("there was no slot for a permit")
 				}
 			},
@@ -134,7 +134,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				i := rapid.IntRange(0, len(busy)-1).Draw(t, "call")
 				doubt := rapid.IntRange(0, 5).Draw(t, "doubt") == 0
 				h := busy[i]
-				riding -= h.riders
+				riding -= h.permits
 				busy = append(busy[:i], busy[i+1:]...)
 				l.finish(h, now, doubt)
 				if doubt {
@@ -143,8 +143,8 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				}
 			},
 			"alight": func(*rapid.T) {
-				if len(busy) > 0 && busy[0].riders > 1 {
-					l.alight(busy[0])
+				if len(busy) > 0 && busy[0].permits > 1 {
+					l.leave(busy[0])
 					riding--
 				}
 			},
@@ -176,7 +176,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				if idle+atWork != len(l.held) {
 					t.Fatalf("%d idle and %d busy, but %d held", idle, atWork, len(l.held))
 				}
-				if lost == 0 && permits > len(l.held)*l.seats {
+				if lost == 0 && permits > len(l.held)*l.perSlot {
 					t.Fatalf("%d permits for %d slots", permits, len(l.held))
 				}
 			},

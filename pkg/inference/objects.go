@@ -13,8 +13,8 @@ import (
 
 // ObjectStore keeps results that are too large for a row.
 type ObjectStore interface {
-	// Put stores data under key, and returns an address by which it can be found. Putting the same key again replaces
-	// what was there. The object is durable when Put returns.
+	// Put stores data under key, and returns an address by which it can be found. Putting the same
+	// key again replaces what was there. The object is durable when Put returns.
 	Put(ctx context.Context, key string, data []byte) (address string, err error)
 }
 
@@ -25,8 +25,11 @@ type ObjectRef struct {
 	SHA256 string `json:"sha256"` // hexadecimal
 }
 
-// storeLarge puts a result beyond limit bytes into the store, and returns what the row holds instead.
-func storeLarge(ctx context.Context, store ObjectStore, limit int, key string, result json.RawMessage) (json.RawMessage, error) {
+// storeLarge puts a result beyond limit bytes into the store, and returns what the row holds
+// instead.
+func storeLarge(ctx context.Context, store ObjectStore, limit int, key string,
+	result json.RawMessage,
+) (json.RawMessage, error) {
 	if store == nil || len(result) <= limit {
 		return result, nil
 	}
@@ -35,7 +38,10 @@ func storeLarge(ctx context.Context, store ObjectStore, limit int, key string, r
 		return nil, fmt.Errorf("store result of %d bytes: %w", len(result), err)
 	}
 	sum := sha256.Sum256(result)
-	return json.Marshal(map[string]ObjectRef{"$object": {URL: address, Size: len(result), SHA256: hex.EncodeToString(sum[:])}})
+	return json.Marshal(map[string]ObjectRef{"$object": {
+		URL: address, Size: len(result),
+		SHA256: hex.EncodeToString(sum[:]),
+	}})
 }
 
 // Directory is an ObjectStore on the local disk, or on one that all nodes mount.

@@ -14,8 +14,8 @@ import (
 // By says who changes something and why, for the audit.
 type By = invalidation.By
 
-// RegisterModel makes a model known, or replaces what was registered under its name, and returns its queue. It checks
-// the model first; the error then wraps a *FieldError.
+// RegisterModel makes a model known, or replaces what was registered under its name, and returns
+// its queue. It checks the model first; the error then wraps a *FieldError.
 func RegisterModel(ctx context.Context, db postgres.DB, m worker.Model, by By) (queue string, err error) {
 	text, err := json.Marshal(m)
 	if err != nil {
@@ -24,13 +24,16 @@ func RegisterModel(ctx context.Context, db postgres.DB, m worker.Model, by By) (
 	if _, err := worker.ReadModel(m.Name, text, nil); err != nil {
 		return "", err
 	}
-	err = db.QueryRow(ctx, `SELECT penstock.register_model($1, $2, $3, $4)`, m.Name, text, by.Reason, postgres.Given(by.Actor)).Scan(&queue)
+	err = db.QueryRow(ctx, `SELECT penstock.register_model($1, $2, $3, $4)`, m.Name, text, by.Reason,
+		postgres.Given(by.Actor)).Scan(&queue)
 	return queue, explained("register model "+m.Name, err)
 }
 
-// RegisterInstance makes an endpoint of a model known under the name of its server, or changes it, and returns its id.
-// The model's queue and limits follow. It ends a drain and a quarantine.
-func RegisterInstance(ctx context.Context, db postgres.DB, model, server, endpoint string, slots int, labels map[string]string, by By) (id int32, err error) {
+// RegisterInstance makes an endpoint of a model known under the name of its server, or changes it,
+// and returns its id. The model's queue and limits follow. It ends a drain and a quarantine.
+func RegisterInstance(ctx context.Context, db postgres.DB, model, server, endpoint string, slots int,
+	labels map[string]string, by By,
+) (id int32, err error) {
 	if err := worker.CheckEndpoint(endpoint); err != nil {
 		return 0, fmt.Errorf("register instance %s of model %q: %w", server, model, err)
 	}

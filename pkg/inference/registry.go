@@ -17,8 +17,9 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Registry is what a process knows about models and instances. It reads the tables anew whenever their version number
-// has changed, so that nothing needs a restart; asking for the number is one look-up of one row.
+// Registry is what a process knows about models and instances. It reads the tables anew whenever
+// their version number has changed, so that nothing needs a restart; asking for the number is one
+// look-up of one row.
 type Registry struct {
 	db      postgres.DB
 	config  worker.Config
@@ -107,7 +108,8 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What was read first may be older than the rest, never newer: then the number says so at the next look.
+	// What was read first may be older than the rest, never newer: then the number says so at the
+	// next look.
 	fresh.version = version
 	r.current.Store(fresh)
 	for _, tell := range r.changed {
@@ -200,7 +202,8 @@ func (r *Registry) readQueues(ctx context.Context, fresh *catalog) error {
 	return nil
 }
 
-// model reads one model. One that is not valid keeps what it was before: a slip in an override must not stop the work.
+// model reads one model. One that is not valid keeps what it was before: a slip in an override must
+// not stop the work.
 func (r *Registry) model(name string, config, override []byte, old *catalog) (worker.Model, bool) {
 	m, err := worker.ReadModel(name, config, override)
 	if err == nil {
@@ -211,7 +214,8 @@ func (r *Registry) model(name string, config, override []byte, old *catalog) (wo
 	return before, known
 }
 
-// connect gives the instance its adapter: the one it had, with its open connections, if nothing about it has changed.
+// connect gives the instance its adapter: the one it had, with its open connections, if nothing
+// about it has changed.
 func (r *Registry) connect(e, before *Endpoint, fresh *catalog) {
 	if before != nil && before.key == e.key {
 		e.adapter, e.follower = before.adapter, before.follower

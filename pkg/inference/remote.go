@@ -15,7 +15,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// remoteRun is a run that a worker has accepted, as stored: whoever claims its entry next follows it on.
+// remoteRun is a run that a worker has accepted, as stored: whoever claims its entry next follows
+// it on.
 type remoteRun struct {
 	Queue      int32
 	Entry      invalidation.EntryID
@@ -28,8 +29,8 @@ type remoteRun struct {
 	Report     json.RawMessage // how it ended, as the worker reported
 }
 
-// saveRunSQL stores a run. An older one of the entry is over: its lock was. A unique index refuses a second run under
-// one id of an instance.
+// saveRunSQL stores a run. An older one of the entry is over: its lock was. A unique index refuses
+// a second run under one id of an instance.
 const saveRunSQL = `
 INSERT INTO penstock.remote_run (queue_id, entry_id, token, instance_id, slot_number, slot_token, remote_id, ran_ms)
 VALUES ($1, $2, $3, $4, $5, $6, nullif($7, ''), $8)
@@ -40,7 +41,8 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
  WHERE remote_run.token <= excluded.token`
 
 func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
-	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Instance, r.SlotNumber, r.SlotToken, r.Remote, r.Ran.Milliseconds())
+	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Instance, r.SlotNumber, r.SlotToken, r.Remote,
+		r.Ran.Milliseconds())
 	switch {
 	case postgres.Code(err) == "23505":
 		return fmt.Errorf("store run of entry %d: %w %q", r.Entry, worker.ErrSharedID, r.Remote)
@@ -59,7 +61,8 @@ SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran
 func findRun(ctx context.Context, db postgres.DB, queue int32, entry invalidation.EntryID) (*remoteRun, error) {
 	r := remoteRun{Queue: queue, Entry: entry}
 	var ranMS int64
-	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Instance, &r.SlotNumber, &r.SlotToken, &r.Remote, &ranMS, &r.Report)
+	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Instance, &r.SlotNumber, &r.SlotToken,
+		&r.Remote, &ranMS, &r.Report)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -104,7 +107,8 @@ const reportSQL = `
 UPDATE penstock.remote_run SET report = coalesce(report, $4)
  WHERE queue_id = $1 AND entry_id = $2 AND token = $3`
 
-// saveReport keeps what a worker reported for whoever follows the run. False: there is no such run any more.
+// saveReport keeps what a worker reported for whoever follows the run. False: there is no such run
+// any more.
 func saveReport(ctx context.Context, db postgres.DB, r remoteRun, body json.RawMessage) (bool, error) {
 	tag, err := db.Exec(ctx, reportSQL, r.Queue, r.Entry, r.Token, body)
 	if err != nil {

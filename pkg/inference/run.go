@@ -21,8 +21,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Dispatcher runs entries of inference queues: it is their invalidation.Handler. A permit for the entry was taken from
-// the pool before the entry was claimed.
+// Dispatcher runs entries of inference queues: it is their invalidation.Handler. A permit for the
+// entry was taken from the pool before the entry was claimed.
 type Dispatcher struct {
 	config   DispatchConfig
 	db       postgres.DB
@@ -30,8 +30,8 @@ type Dispatcher struct {
 	pool     *SlotPool
 	log      *slog.Logger
 
-	mu      sync.Mutex
-	joiners map[string]*joiner // by model
+	mu        sync.Mutex
+	waitlists map[string]*waitlist // by model
 }
 
 // DispatchConfig of a Dispatcher. The zero value works.
@@ -55,9 +55,14 @@ func (c DispatchConfig) withDefaults() DispatchConfig {
 }
 
 // NewDispatcher returns the handler of all inference queues.
-func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool, log *slog.Logger) *Dispatcher {
+func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool,
+	log *slog.Logger,
+) *Dispatcher {
 	log = cmp.Or(log, slog.Default())
-	d := &Dispatcher{config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log, joiners: map[string]*joiner{}}
+	d := &Dispatcher{
+		config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log,
+		waitlists: map[string]*waitlist{},
+	}
 	pool.idled = d.slotIdled
 	return d
 }
@@ -70,7 +75,7 @@ type attempt struct {
 	call  worker.Call
 	start time.Time
 
-	held    *held
+	held    *slotRef
 	saved   *remoteRun // stored, and to be forgotten when the run is over
 	tries   int
 	began   time.Time // of the exchange with the worker
@@ -81,7 +86,8 @@ type attempt struct {
 func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
 	model, known := d.registry.Model(r.Queue.Config.Model)
 	if !known {
-		return nil, invalidation.NoCapacity(d.config.ReadyWait, fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
+		return nil, invalidation.NoCapacity(d.config.ReadyWait,
+			fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
 	}
 	a := &attempt{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
 	if model.Protocol == worker.ProtocolOpenAI {
@@ -99,8 +105,8 @@ func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawM
 	if r.Entry.Crashes > 0 && model.OnUnknown == worker.AtMostOnce {
 		return nil, a.unknownOutcome("a node died while it ran this entry")
 	}
-	if joins(model) {
-		return a.join(ctx)
+	if usesWaitlist(model) {
+		return a.runShared(ctx)
 	}
 	return a.submit(ctx)
 }
@@ -117,7 +123,10 @@ func (l outputLog) Append(ctx context.Context, c worker.Chunk) error {
 
 func callOf(r *invalidation.Run) worker.Call {
 	c := worker.Call{
-		Run:     worker.Run{Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token), Attempt: r.Entry.Attempt + 1},
+		Run: worker.Run{
+			Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token),
+			Attempt: r.Entry.Attempt + 1,
+		},
 		Payload: r.Entry.Payload, TraceParent: r.Entry.Trace,
 	}
 	if r.Entry.FinishIn != invalidation.NoDeadline {
@@ -126,13 +135,14 @@ func callOf(r *invalidation.Run) worker.Call {
 	return c
 }
 
-// submit sends the call to one instance after the other until one takes it; to the one first whose slot it has.
+// submit sends the call to one instance after the other until one takes it; to the one first whose
+// slot it has.
 func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 	tried := map[int32]bool{}
 	var last worker.Outcome
 	for a.tries < a.config.Instances {
 		if a.held == nil {
-			a.held, _ = a.pool.assign(a.model.Name, ask{hint: a.hint(), exclude: tried})
+			a.held, _ = a.pool.assign(a.model.Name, slotRequest{hint: a.hint(), exclude: tried})
 		}
 		if a.held == nil {
 			break
@@ -176,7 +186,7 @@ func (a *attempt) hint() string {
 
 // exchange makes the call, and follows it to its end if the worker accepted it.
 func (a *attempt) exchange(ctx context.Context) worker.Outcome {
-	reports, done := a.listen(a.call.Token)
+	reports, done := a.subscribe(a.call.Token)
 	defer done()
 	ctx, span := invalidation.StartSpan(ctx, "call "+a.model.Name, trace.SpanKindClient,
 		attribute.String("penstock.model", a.model.Name), attribute.String("server.address", a.held.endpoint.Server))
@@ -201,14 +211,16 @@ func (a *attempt) exchange(ctx context.Context) worker.Outcome {
 		}
 	}
 	a.record(ctx, &o)
-	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()), attribute.Int("http.response.status_code", o.StatusCode))
+	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()),
+		attribute.Int("http.response.status_code", o.StatusCode))
 	if o.Kind != worker.Done {
 		span.SetStatus(codes.Error, o.Reason)
 	}
 	return o
 }
 
-// unanswered is the outcome of a call that a worker took, and of which it cannot be told how it ended.
+// unanswered is the outcome of a call that a worker took, and of which it cannot be told how it
+// ended.
 func unanswered(reason string, err error) worker.Outcome {
 	return worker.Outcome{Kind: worker.Unknown, Reason: worker.Clip(reason), Err: err, MaybeRunning: true}
 }
@@ -224,13 +236,15 @@ func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
 	}
 }
 
-// elsewhere says whether another instance should be tried: nothing ran here, and nobody has ended the run.
+// elsewhere says whether another instance should be tried: nothing ran here, and nobody has ended
+// the run.
 func (a *attempt) elsewhere(ctx context.Context, o worker.Outcome) bool {
-	return o.FreeOfCharge() && !o.MaybeRunning && !o.Alone && ctx.Err() == nil && !errors.Is(o.Err, worker.ErrStaleToken)
+	return o.FreeOfCharge() && !o.MaybeRunning && !o.Alone && ctx.Err() == nil &&
+		!errors.Is(o.Err, worker.ErrStaleToken)
 }
 
-// save stores the accepted run before it is followed. If the database cannot be reached, the run goes on all the same:
-// only a crash would then start it again.
+// save stores the accepted run before it is followed. If the database cannot be reached, the run
+// goes on all the same: only a crash would then start it again.
 func (a *attempt) save(ctx context.Context, remote string) error {
 	r := remoteRun{
 		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.call.Token, Instance: a.held.endpoint.ID,
@@ -246,7 +260,8 @@ func (a *attempt) save(ctx context.Context, remote string) error {
 	return err
 }
 
-// reattach follows a run that an earlier lock of the entry started, on the slot that is counted for it.
+// reattach follows a run that an earlier lock of the entry started, on the slot that is counted for
+// it.
 func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
 	run := a.call.Run
 	run.Remote = old.Remote
@@ -258,7 +273,10 @@ func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage
 		switch {
 		case known: // its slot went with the instance
 			a.tries, a.saved, a.began = 1, old, time.Now()
-			a.held = &held{slot: &heldSlot{slotKey: slotKey{old.Instance, old.SlotNumber}}, endpoint: &Endpoint{ID: old.Instance}}
+			a.held = &slotRef{
+				slot:     &heldSlot{slotKey: slotKey{old.Instance, old.SlotNumber}},
+				endpoint: &Endpoint{ID: old.Instance},
+			}
 			return a.answer(ctx, reported)
 		case a.model.OnUnknown == worker.AtMostOnce:
 			return nil, a.unknownOutcome("the instance that ran this entry was removed")
@@ -287,9 +305,10 @@ func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage
 		// The answer was lost: a worker that knows entries by their id gives it again.
 		return a.conclude(ctx, a.exchange(ctx))
 	}
-	reports, done := a.listen(old.Token)
+	reports, done := a.subscribe(old.Token)
 	defer done()
-	o := endpoint.follower.Follow(ctx, worker.Pending{Run: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
+	o := endpoint.follower.Follow(ctx,
+		worker.Pending{Run: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
 	a.record(ctx, &o)
 	return a.conclude(ctx, o)
 }

@@ -48,7 +48,7 @@ func TestBusyAndNotReadyCostNoAttemptAndAreTriedElsewhere(t *testing.T) {
 			free := b.gpu(answers)
 			b.instance("full", full.URL, 1)
 			b.instance("free", free.URL, 1)
-			b.start(ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Failures: 1000}}})
+			b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Failures: 1000}}})
 			ids := b.push(empty(20)...)
 			for _, id := range ids {
 				if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
@@ -99,7 +99,7 @@ func TestErrorClassesDecideWhatFollows(t *testing.T) {
 			b := newBed(t, worker.Model{})
 			g := b.gpu(func(*http.Request) (int, string) { return c.status, c.body })
 			b.instance("gpu-1", g.URL, 1)
-			b.start(ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Failures: 1000}}})
+			b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Failures: 1000}}})
 			o := b.outcome(b.push(`{}`)[0])
 			if calls, _ := g.seen(); o.Outcome != "failed" || o.Class != c.class || calls != c.calls {
 				t.Errorf("%d calls, want %d; outcome %+v", calls, c.calls, o)

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// ServiceConfig is the configuration of everything that a node needs to run inference. The zero value works.
+// ServiceConfig is the configuration of everything that a node needs to run inference. The zero
+// value works.
 type ServiceConfig struct {
 	Adapters worker.Config
 	Poll     time.Duration // between looks for changed models and instances: 1 s
@@ -21,8 +22,8 @@ type ServiceConfig struct {
 	Log      *slog.Logger
 }
 
-// Service is what a task node needs to run entries of inference queues: the gate that its permits pass, the handler
-// for all of its inference queues, and the duties that keep both up to date.
+// Service is what a task node needs to run entries of inference queues: the gate that its permits
+// pass, the handler for all of its inference queues, and the duties that keep both up to date.
 type Service struct {
 	Registry   *Registry
 	Pool       *SlotPool   // a gate of the task node
@@ -30,8 +31,8 @@ type Service struct {
 	Prober     *Prober     // a duty of any process
 }
 
-// NewService puts the parts together. node returns the incarnation of the task node; it is not asked before the first
-// permit is.
+// NewService puts the parts together. node returns the incarnation of the task node; it is not
+// asked before the first permit is.
 func NewService(config ServiceConfig, db postgres.DB, node func() invalidation.NodeID) *Service {
 	registry := NewRegistry(db, config.Adapters, config.Poll, config.Log)
 	pool := NewSlotPool(config.Pool, db, registry, node, config.Log)
@@ -43,7 +44,8 @@ func NewService(config ServiceConfig, db postgres.DB, node func() invalidation.N
 	}
 }
 
-// Duties are what the node runs beside itself. End the context of the pool's only when the node's last run has ended.
+// Duties are what the node runs beside itself. End the context of the pool's only when the node's
+// last run has ended.
 func (s *Service) Duties() map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
 		"inference registry": s.Registry.Run, "inference slots": s.Pool.Run, "inference health": s.Prober.Run,

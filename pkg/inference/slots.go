@@ -14,12 +14,14 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// SlotPool holds the slots that this node has leased, and hands out permits before entries are claimed. A call costs no
-// round trip to the database: slots are leased in small blocks, as many again as the node holds at most, and go back when
-// they have been idle for a moment, or at once when other nodes have to go without.
+// SlotPool holds the slots that this node has leased, and hands out permits before entries are
+// claimed. A call costs no round trip to the database: slots are leased in small blocks, as many
+// again as the node holds at most, and go back when they have been idle for a moment, or at once
+// when other nodes have to go without.
 //
-// What is held is known to be ours only as long as the node's lease cannot have lapsed: each exchange with the database
-// says how long that is, counted from before it was sent. After that nothing is handed out until it is renewed.
+// What is held is known to be ours only as long as the node's lease cannot have lapsed: each
+// exchange with the database says how long that is, counted from before it was sent. After that
+// nothing is handed out until it is renewed.
 type SlotPool struct {
 	config   PoolConfig
 	db       postgres.DB
@@ -33,15 +35,15 @@ type SlotPool struct {
 	kick  chan struct{}      // holds one: there is something to give back at once
 
 	mu      sync.Mutex
-	models  map[string]*account
+	models  map[string]*modelState
 	unsure  bool      // an answer about slots was lost: the node may hold some that it does not know of
 	until   time.Time // what is held may be relied on
-	breaker map[string]*Breaker
+	breaker map[string]*breaker
 }
 
 // account is a model's ledger with what the pool must remember about leasing for it.
-type account struct {
-	ledger    *ledger
+type modelState struct {
+	ledger    *slotLedger
 	nextLease time.Time // no room at all was left: ask again then
 	doubts    []doubtful
 	abandoned int // runs that nobody follows, at the last look
@@ -63,7 +65,7 @@ func (p *SlotPool) Tallies() map[string]Tally {
 	defer p.mu.Unlock()
 	tallies := map[string]Tally{}
 	for model := range p.registry.current.Load().models {
-		a := p.account(model)
+		a := p.stateOf(model)
 		t := a.tally
 		t.Held = len(a.ledger.held)
 		for _, s := range a.ledger.instances {
@@ -84,41 +86,44 @@ type doubtful struct {
 
 // PoolConfig of a SlotPool. The zero value works.
 type PoolConfig struct {
-	BlockMax  int           // slots leased at once: 16
-	IdleMax   time.Duration // before an idle slot goes back: 1 s
-	Every     time.Duration // between renewals: 1 s
-	HungerGap time.Duration // between attempts when there is nothing to lease: 250 ms
-	Freed     func()        // called when slots came free by themselves: the scheduling threads may try again
-	Breaker   BreakerConfig
+	BlockMax      int           // slots leased at once: 16
+	IdleMax       time.Duration // before an idle slot goes back: 1 s
+	Every         time.Duration // between renewals: 1 s
+	RetryInterval time.Duration // between attempts when there is nothing to lease: 250 ms
+	Freed         func()        // called when slots came free by themselves: the scheduling threads may try again
+	Breaker       QuarantineConfig
 }
 
 func (c PoolConfig) withDefaults() PoolConfig {
 	c.BlockMax = cmp.Or(c.BlockMax, 16)
 	c.IdleMax = cmp.Or(c.IdleMax, time.Second)
 	c.Every = cmp.Or(c.Every, time.Second)
-	c.HungerGap = cmp.Or(c.HungerGap, 250*time.Millisecond)
+	c.RetryInterval = cmp.Or(c.RetryInterval, 250*time.Millisecond)
 	if c.Freed == nil {
 		c.Freed = func() {}
 	}
 	return c
 }
 
-// exchangeMax bounds one round trip about slots, so that a scheduling thread is not held up by a slow database.
+// exchangeMax bounds one round trip about slots, so that a scheduling thread is not held up by a
+// slow database.
 const exchangeMax = 2 * time.Second
 
 // NewSlotPool returns an empty pool for the node that node names: its incarnation may change.
-func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node func() invalidation.NodeID, log *slog.Logger) *SlotPool {
+func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node func() invalidation.NodeID,
+	log *slog.Logger,
+) *SlotPool {
 	log = cmp.Or(log, slog.Default())
 	p := &SlotPool{
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
-		models: map[string]*account{}, breaker: map[string]*Breaker{}, idled: func(string) {}, kick: make(chan struct{}, 1),
+		models: map[string]*modelState{}, breaker: map[string]*breaker{}, idled: func(string) {}, kick: make(chan struct{}, 1),
 	}
 	registry.onChange(p.changed)
 	return p
 }
 
-// Take acquires up to want permits for entries of a queue, with free processing threads for them. Each permit is given
-// back once by release. Queues that are not for inference need none.
+// Take acquires up to want permits for entries of a queue, with free processing threads for them.
+// Each permit is given back once by release. Queues that are not for inference need none.
 func (p *SlotPool) Take(queue string, free, want int) (allow int, release func(n int)) {
 	model := p.registry.QueueModel(queue)
 	if model == "" {
@@ -127,7 +132,7 @@ func (p *SlotPool) Take(queue string, free, want int) (allow int, release func(n
 	release = func(n int) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.account(model).ledger.giveBack(n)
+		p.stateOf(model).ledger.giveBack(n)
 	}
 	want = min(free, want)
 	if allow = p.take(model, want); allow > 0 || want <= 0 {
@@ -139,29 +144,31 @@ func (p *SlotPool) Take(queue string, free, want int) (allow int, release func(n
 	return p.takeAbandoned(model, want), release
 }
 
-// takeAbandoned acquires permits for entries whose runs go on at workers though their nodes are gone: each of them
-// brings its slot along. Any other entry that is claimed by such a permit finds no slot, and goes back to its place.
+// takeAbandoned acquires permits for entries whose runs go on at workers though their nodes are
+// gone: each of them brings its slot along. Any other entry that is claimed by such a permit finds
+// no slot, and goes back to its place.
 func (p *SlotPool) takeAbandoned(model string, want int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a := p.account(model)
+	a := p.stateOf(model)
 	n := min(want, a.abandoned)
 	a.abandoned -= n
 	a.ledger.unassigned += n
 	return n
 }
 
-// await and unawait tell the ledger who waits for a busy slot though another is idle, and that nobody does.
+// await and unawait tell the ledger who waits for a busy slot though another is idle, and that
+// nobody does.
 func (p *SlotPool) await(model string, instance int32, permits int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.account(model).ledger.await(instance, permits)
+	p.stateOf(model).ledger.await(instance, permits)
 }
 
 func (p *SlotPool) unawait(model string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.account(model).ledger.unawait()
+	p.stateOf(model).ledger.unawait()
 }
 
 func (p *SlotPool) take(model string, want int) int {
@@ -171,16 +178,17 @@ func (p *SlotPool) take(model string, want int) int {
 	if !now.Before(p.until) {
 		return 0
 	}
-	l := p.account(model).ledger
-	l.seats = 1
+	l := p.stateOf(model).ledger
+	l.perSlot = 1
 	if m, known := p.registry.Model(model); known {
-		l.seats = max(m.Batch.Items, 1)
+		l.perSlot = max(m.Batch.Items, 1)
 	}
 	return l.take(now, want, p.usable(model, now))
 }
 
-// Loaded implements tasknode.Affinity for models whose flows are what a worker has to load: those that instances with an
-// idle slot ran last. It is what this node knows; calls of others are not seen here.
+// Loaded implements tasknode.Affinity for models whose flows are what a worker has to load: those
+// that instances with an idle slot ran last. It is what this node knows; calls of others are not
+// seen here.
 func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration) {
 	name := p.registry.QueueModel(queue)
 	model, known := p.registry.Model(name)
@@ -191,7 +199,7 @@ func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	usable := p.usable(name, now)
-	for id, s := range p.account(name).ledger.instances {
+	for id, s := range p.stateOf(name).ledger.instances {
 		if len(s.idle) > 0 && usable(id) {
 			flows = append(flows, s.hint)
 		}
@@ -200,10 +208,10 @@ func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration)
 }
 
 // account is called with mu held, as are usable and breakerOf.
-func (p *SlotPool) account(model string) *account {
+func (p *SlotPool) stateOf(model string) *modelState {
 	a := p.models[model]
 	if a == nil {
-		a = &account{ledger: newLedger()}
+		a = &modelState{ledger: newSlotLedger()}
 		p.models[model] = a
 	}
 	return a
@@ -221,17 +229,17 @@ func (p *SlotPool) usable(model string, now time.Time) func(int32) bool {
 	}
 }
 
-func (p *SlotPool) breakerOf(model string) *Breaker {
+func (p *SlotPool) breakerOf(model string) *breaker {
 	b := p.breaker[model]
 	if b == nil {
-		b = NewBreaker(p.config.Breaker)
+		b = newBreaker(p.config.Breaker)
 		p.breaker[model] = b
 	}
 	return b
 }
 
 // limit tells a ledger how many slots each instance has; called with mu held.
-func (p *SlotPool) limit(model string, a *account) {
+func (p *SlotPool) limit(model string, a *modelState) {
 	for _, e := range p.registry.Endpoints(model) {
 		if a.ledger.instances[e.ID] != nil {
 			a.ledger.setLimit(e.ID, e.Slots)
@@ -239,7 +247,8 @@ func (p *SlotPool) limit(model string, a *account) {
 	}
 }
 
-// changed is called when models or instances have changed: there may be new slots to lease, or fewer to use.
+// changed is called when models or instances have changed: there may be new slots to lease, or
+// fewer to use.
 func (p *SlotPool) changed() {
 	p.mu.Lock()
 	for model, a := range p.models {
@@ -257,8 +266,8 @@ func (p *SlotPool) rely(start time.Time, validMS int64) {
 	}
 }
 
-// Run keeps the pool in step with the database until ctx ends, and then gives back what is idle. End ctx only after the
-// node's last run: what is busy then is left to recovery.
+// Run keeps the pool in step with the database until ctx ends, and then gives back what is idle.
+// End ctx only after the node's last run: what is busy then is left to recovery.
 func (p *SlotPool) Run(ctx context.Context) error {
 	ticks := time.NewTicker(p.config.Every)
 	defer ticks.Stop()

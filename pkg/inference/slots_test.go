@@ -206,7 +206,7 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	b.instance("gpu-1", nowhere, 8)
 	service := func() *Service {
 		node := b.node(time.Minute)
-		s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Hour, HungerGap: time.Nanosecond}}, b.pool,
+		s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Hour, RetryInterval: time.Nanosecond}}, b.pool,
 			func() invalidation.NodeID { return node })
 		b.must(s.Registry.Refresh(b.ctx))
 		return s
@@ -227,7 +227,7 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	if n := take(poor); n != 0 {
 		t.Fatalf("the second node got %d, when all were held", n)
 	}
-	rich.Pool.account(b.model.Name).ledger.giveBack(8) // its calls have ended
+	rich.Pool.stateOf(b.model.Name).ledger.giveBack(8) // its calls have ended
 	b.must(rich.Pool.Renew(b.ctx))
 	if n := take(poor); n != 4 {
 		t.Errorf("the second node got %d, want its share of 4", n)
@@ -368,7 +368,7 @@ func TestNoSlotLeaksThroughLostAnswers(t *testing.T) {
 	for i, n := range nodes {
 		n.work.Wait()
 		n.Pool.mu.Lock()
-		if l := n.Pool.account(b.model.Name).ledger; l.unassigned != 0 || len(l.held) != 0 {
+		if l := n.Pool.stateOf(b.model.Name).ledger; l.unassigned != 0 || len(l.held) != 0 {
 			t.Errorf("node %d has %d permits out and thinks it holds %d slots", i, l.unassigned, len(l.held))
 		}
 		n.Pool.mu.Unlock()
@@ -424,17 +424,17 @@ func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
 	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
 	prober := NewProber(ProberConfig{Grace: time.Hour}, b.pool, registry, quiet)
-	b.must(prober.Check(b.ctx, id))
+	b.must(prober.probe(b.ctx, id))
 	b.await(1, `SELECT count(*) FROM penstock.slot`)
 
 	// One whose node has died is freed, but only once a call could have arrived.
 	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET node_id = $1`, gone)
 	b.must(err)
-	b.must(prober.Check(b.ctx, id))
+	b.must(prober.probe(b.ctx, id))
 	b.await(1, `SELECT count(*) FROM penstock.slot`)
 	prober.config.Grace = time.Millisecond
 	time.Sleep(5 * time.Millisecond)
-	b.must(prober.Check(b.ctx, id))
+	b.must(prober.probe(b.ctx, id))
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
 }
 

@@ -164,7 +164,7 @@ func soak(t *testing.T, model worker.Model, h *harms, worker http.HandlerFunc) {
 	b.instance("not there", dead.URL, 8)
 	broken := workertest.NewScript(t, workertest.Says(500, `{"status":"failed","error":"CUDA error: unspecified launch failure"}`))
 	b.instance("broken", broken.URL, 8)
-	config := ServiceConfig{Pool: PoolConfig{Breaker: BreakerConfig{Quarantine: 200 * time.Millisecond, QuarantineMax: 400 * time.Millisecond}}}
+	config := ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Quarantine: 200 * time.Millisecond, QuarantineMax: 400 * time.Millisecond}}}
 	nodes := []*miniNode{b.start(config), b.start(config)}
 
 	var ids []invalidation.EntryID

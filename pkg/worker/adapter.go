@@ -59,8 +59,8 @@ type Health struct {
 	Reason   string   // for a person, when the state is not ready or busy
 }
 
-// Idle reports whether the worker is known to run nothing. A worker that reports no count is known to be idle
-// only when it has a single slot, since it is ready as long as one slot is free.
+// Idle reports whether the worker is known to run nothing. A worker that reports no count is known
+// to be idle only when it has a single slot, since it is ready as long as one slot is free.
 func (h Health) Idle(slots int) bool {
 	if h.Active != nil {
 		return *h.Active == 0

@@ -78,7 +78,10 @@ type Member struct {
 // another, and the finish of one that is late is refused anyway.
 func joined(calls []Call, payload json.RawMessage) Call {
 	sum := sha256.New()
-	whole := Call{Payload: payload, Operation: calls[0].Operation, TraceParent: calls[0].TraceParent, TraceState: calls[0].TraceState}
+	whole := Call{
+		Payload: payload, Operation: calls[0].Operation, TraceParent: calls[0].TraceParent,
+		TraceState: calls[0].TraceState,
+	}
 	endless := false
 	for _, c := range calls {
 		fmt.Fprintf(sum, "%d:%s:%d\n", len(c.Entry), c.Entry, c.Token)

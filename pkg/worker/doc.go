@@ -30,6 +30,6 @@
 //	follow.go, report.go       accepted runs: followed by polls, ended by reports
 //	load.go                    the load figures that workers report
 //
-// Everything that decides (classes, limits of a run) is pure and takes now. Everything that talks HTTP is in
-// transport.go and the protocol's own file.
+// Everything that decides (classes, limits of a run) is pure and takes now. Everything that talks
+// HTTP is in transport.go and the protocol's own file.
 package worker

@@ -51,7 +51,8 @@ func (d *generic) judgeRefusal(status int, header http.Header, body []byte) Outc
 	switch {
 	case status == http.StatusConflict && strings.Contains(string(body), "stale token"):
 		return Outcome{Kind: Busy, StatusCode: status, Reason: ErrStaleToken.Error(), Err: ErrStaleToken}
-	case isReply && status >= 500 && status != http.StatusServiceUnavailable && isOneOf(reply.Status, d.model.Statuses.Failed):
+	case isReply && status >= 500 && status != http.StatusServiceUnavailable && isOneOf(reply.Status,
+		d.model.Statuses.Failed):
 		return d.failure(status, reply) // the run's own end, whatever the status that carries it
 	}
 	return classifyStatus(status, header, body)
@@ -89,7 +90,10 @@ func (d *generic) judge(status int, body []byte, remote string) Outcome {
 	var reply genericReply
 	if err := json.Unmarshal(body, &reply); err != nil {
 		if remote != "" {
-			return Outcome{Kind: NotReady, StatusCode: status, MaybeRunning: true, Reason: "worker answered a poll with something that is not JSON"}
+			return Outcome{
+				Kind: NotReady, StatusCode: status, MaybeRunning: true,
+				Reason: "worker answered a poll with something that is not JSON",
+			}
 		}
 		if json.Valid(body) {
 			return done(body, status) // an answer without a status: a list, a bare value
@@ -264,7 +268,8 @@ func (d *generic) Split(calls []Call, whole Outcome) []Outcome {
 	}
 	var items []json.RawMessage
 	if json.Unmarshal(whole.Result, &items) != nil || len(items) != len(calls) {
-		return misfit(calls, whole, fmt.Sprintf("worker answered a batch of %d with %d results", len(calls), len(items)))
+		return misfit(calls, whole,
+			fmt.Sprintf("worker answered a batch of %d with %d results", len(calls), len(items)))
 	}
 	outcomes := make([]Outcome, len(calls))
 	for i, item := range items {

@@ -71,9 +71,18 @@ func parseSlots(body []byte) Health {
 // Metric names under which servers report their load. Those of several
 // replicas or models in one process are added up.
 var (
-	runningMetrics = []string{"vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running", "llamacpp:requests_processing"}
-	queuedMetrics  = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting", "llamacpp:requests_deferred", "nv_inference_pending_request_count"}
-	cacheMetrics   = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization"}
+	runningMetrics = []string{
+		"vllm:num_requests_running", "sglang:num_running_reqs",
+		"trtllm_num_requests_running", "llamacpp:requests_processing",
+	}
+	queuedMetrics = []string{
+		"vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting",
+		"llamacpp:requests_deferred", "nv_inference_pending_request_count",
+	}
+	cacheMetrics = []string{
+		"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage",
+		"trtllm_kv_cache_utilization",
+	}
 )
 
 func parseMetrics(text []byte) Health {

@@ -226,7 +226,8 @@ func (m Model) Validate() error {
 	if m.Batch.Items > 1 {
 		switch {
 		case m.Type == TypeAsync || m.OnUnknown == Reattach:
-			return fieldError("batch.items", "is for sync models that do not reattach: a run of several entries has no id to be found by")
+			return fieldError("batch.items",
+				"is for sync models that do not reattach: a run of several entries has no id to be found by")
 		case m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationEmbeddings):
 			return fieldError("batch.items", "is for protocols dispatcher and oip, and for embeddings")
 		}

@@ -16,7 +16,8 @@ type oip struct {
 	synchronous
 }
 
-// synchronous is what adapters have in common whose protocol has one call, and nothing to ask or tell it by.
+// synchronous is what adapters have in common whose protocol has one call, and nothing to ask or
+// tell it by.
 type synchronous struct{}
 
 // Poll never knows.

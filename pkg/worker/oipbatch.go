@@ -112,7 +112,8 @@ func (p *oip) Split(calls []Call, whole Outcome) []Outcome {
 	for i, t := range outputs {
 		values, err := flatten(nil, t.Data)
 		if err != nil || len(t.Shape) == 0 || t.Shape[0] != total || int64(len(values)) != volume(t.Shape) {
-			return misfit(calls, whole, fmt.Sprintf("output %s has shape %v for a batch of %d rows", t.Name, t.Shape, total))
+			return misfit(calls, whole,
+				fmt.Sprintf("output %s has shape %v for a batch of %d rows", t.Name, t.Shape, total))
 		}
 		flat[i] = values
 	}
@@ -129,7 +130,9 @@ func (p *oip) Split(calls []Call, whole Outcome) []Outcome {
 }
 
 // cut takes n of the total rows of every output, from first on.
-func cut(reply map[string]json.RawMessage, outputs []tensor, flat [][]json.RawMessage, entry string, first, n, total int64) (json.RawMessage, error) {
+func cut(reply map[string]json.RawMessage, outputs []tensor, flat [][]json.RawMessage, entry string, first, n,
+	total int64,
+) (json.RawMessage, error) {
 	own := make([]tensor, len(outputs))
 	for i, t := range outputs {
 		stride := int64(len(flat[i])) / total

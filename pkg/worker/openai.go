@@ -62,7 +62,9 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 
 // requestOf decides path and body. The payload may name its own model and may
 // ask for a stream; what it leaves open the model decides.
-func (p *openAI) requestOf(call Call, finishBy time.Time) (path string, body json.RawMessage, streaming bool, err error) {
+func (p *openAI) requestOf(call Call, finishBy time.Time) (path string, body json.RawMessage, streaming bool,
+	err error,
+) {
 	operation := p.model.Operation
 	if call.Operation != "" {
 		operation = call.Operation

@@ -94,7 +94,8 @@ func (o Outcome) Final() bool {
 // lock is lost. Nothing ran; no attempt is to be spent on it.
 var ErrStaleToken = errors.New("worker has seen a newer token for the entry")
 
-// ErrSharedID says that the worker gave two runs one id: what it answers under it cannot be told to be this entry's.
+// ErrSharedID says that the worker gave two runs one id: what it answers under it cannot be told to
+// be this entry's.
 var ErrSharedID = errors.New("worker gave the id of another run")
 
 // Limits that end a run from this side.

@@ -21,7 +21,8 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 		body = watched
 	}
 	out := newChunker(ctx, call.Output)
-	o := p.follow(newEvents(body, p.model.MaxResponseBytes), out, func(err error) Outcome { return p.broken(ctx, a, err) })
+	o := p.follow(newEvents(body, p.model.MaxResponseBytes), out,
+		func(err error) Outcome { return p.broken(ctx, a, err) })
 	if err := out.Close(); err != nil && o.Kind == Done {
 		// The result below is whole; what was lost is the log of its parts.
 		o.Err = fmt.Errorf("write output: %w", err)

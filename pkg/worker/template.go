@@ -114,7 +114,8 @@ func decodeNumbers(data []byte, into any) error {
 	return decoder.Decode(into)
 }
 
-// TextField returns a field of a JSON document by its dotted path, a text without its quotes; empty if it is absent.
+// TextField returns a field of a JSON document by its dotted path, a text without its quotes; empty
+// if it is absent.
 func TextField(document json.RawMessage, path string) string {
 	value, _ := lookup(document, path)
 	return textOf(value)

@@ -190,7 +190,9 @@ func (w *wire) read(reply *http.Response) ([]byte, error) {
 }
 
 // submit sends a call as build makes it, within its time, and has judge read the answer.
-func (w *wire) submit(ctx context.Context, call Call, build func(finishBy time.Time) (request, error), judge func(reply) Outcome) Outcome {
+func (w *wire) submit(ctx context.Context, call Call, build func(finishBy time.Time) (request, error),
+	judge func(reply) Outcome,
+) Outcome {
 	ctx, cancel, finishBy := w.begin(ctx, call)
 	defer cancel()
 	r, err := build(finishBy)

@@ -84,7 +84,10 @@ func (s *CogServer) predict(w http.ResponseWriter, r *http.Request) {
 	image, found := strings.CutPrefix(body.Input.Image, "data:image/png;base64,")
 	png, badImage := base64.StdEncoding.DecodeString(image)
 	if err != nil || body.ID != r.PathValue("id") || !found || badImage != nil {
-		AnswerJSON(w, 422, map[string]any{"detail": []any{map[string]any{"loc": []string{"body", "input", "image"}, "msg": "not a PNG", "type": "value_error"}}})
+		AnswerJSON(w, 422, map[string]any{"detail": []any{map[string]any{
+			"loc": []string{"body", "input", "image"},
+			"msg": "not a PNG", "type": "value_error",
+		}}})
 		return
 	}
 	async := r.Header.Get("Prefer") == "respond-async"
@@ -97,7 +100,10 @@ func (s *CogServer) predict(w http.ResponseWriter, r *http.Request) {
 			cancel()
 		}
 	}()
-	run := &cogRun{cancel: cancel, done: make(chan struct{}), last: map[string]any{"id": body.ID, "status": "processing", "input": body.Input}}
+	run := &cogRun{
+		cancel: cancel, done: make(chan struct{}),
+		last: map[string]any{"id": body.ID, "status": "processing", "input": body.Input},
+	}
 	s.mu.Lock()
 	if known := s.running[body.ID]; known != nil {
 		snapshot := known.last
@@ -138,7 +144,10 @@ func (s *CogServer) compute(ctx context.Context, id string, png []byte, pages in
 		}
 		text.Write(page)
 	}
-	reply := map[string]any{"id": id, "logs": "", "metrics": map[string]any{"predict_time": time.Since(began).Seconds()}}
+	reply := map[string]any{
+		"id": id, "logs": "",
+		"metrics": map[string]any{"predict_time": time.Since(began).Seconds()},
+	}
 	switch {
 	case ctx.Err() != nil:
 		reply["status"] = "canceled"

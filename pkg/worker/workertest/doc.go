@@ -1,2 +1,3 @@
-// Package workertest has inference servers for tests: scripted ones, and real ones around tesseract and Node.
+// Package workertest has inference servers for tests: scripted ones, and real ones around tesseract
+// and Node.
 package workertest

@@ -46,8 +46,9 @@ func StartProcess(t *testing.T, name string, args ...string) (url string, kill f
 //go:embed testdata
 var servers embed.FS
 
-// NPMInstall puts the packages that a server of testdata locks into the user's cache, once, and returns a directory
-// with them and the server's script. Where they cannot be had the test is reported as not run.
+// NPMInstall puts the packages that a server of testdata locks into the user's cache, once, and
+// returns a directory with them and the server's script. Where they cannot be had the test is
+// reported as not run.
 func NPMInstall(t *testing.T, server string, unneeded ...string) string {
 	t.Helper()
 	if testing.Short() {
