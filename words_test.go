@@ -38,8 +38,6 @@ var oneMeaning = map[string]sharedName{
 	"Lane":         {"fairness invalidation operator", "a lane: claimed, ranked, and seen"},
 	"Push":         {"changelog invalidation", "an entry to be"},
 	"Pushed":       {"client invalidation", "the answer to a push, over HTTP and in Go"},
-	"Operation":    {"invalidation operator", "a bulk operation, and the row that operators see"},
-	"Limit":        {"invalidation operator", "a limit, and the row that operators see"},
 	"Ended":        {"invalidation operator", "how an entry ended"},
 	"Seconds":      {"invalidation worker", "a duration that JSON writes as a number of seconds"},
 }
@@ -53,7 +51,7 @@ var toRename = map[string]sharedName{
 	"Gate":     {"governor tasknode", "hysteresis around a mark, and what may keep a node from claims"},
 	"Kind":     {"invalidation webhook worker", "of outcomes, of queues, and of outcomes again"},
 	"Outcome":  {"webhook worker", "of a call to a worker, and of an attempt to deliver"},
-	"Reason":   {"governor invalidation", "why a node claims nothing more, and why an entry waits"},
+	"Reason":   {"governor operator", "why a node claims nothing more, and why an entry waits"},
 	"Refusal":  {"client governor", "of an entry of a stream, and of a claim"},
 	"Run":      {"invalidation worker", "of a worker, and of an entry on a node"},
 	"Sample":   {"governor operator recovery", "of a machine, and of a queue"},

@@ -65,7 +65,8 @@ func (l *Lab) backlog(ctx context.Context, add func(Point)) error {
 			return err
 		}
 		there += n - o.Handled
-		add(Point{X: count(size), Figures: o.costs().with(times, Figures{pushTitle: filled, diskTitle: disk / float64(size)})})
+		add(Point{X: count(size), Figures: o.costs().with(times,
+			Figures{pushTitle: filled, diskTitle: disk / float64(size)})})
 	}
 	return nil
 }
@@ -192,7 +193,8 @@ func (s *site) age(ctx context.Context, series string, rounds int, add func(Poin
 		}
 		defer tx.Rollback(context.WithoutCancel(ctx))
 		for _, sql := range []string{
-			`SET LOCAL idle_in_transaction_session_timeout = 0`, `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ`, `SELECT pg_current_xact_id()`,
+			`SET LOCAL idle_in_transaction_session_timeout = 0`, `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ`,
+			`SELECT pg_current_xact_id()`,
 		} {
 			if _, err := tx.Exec(ctx, sql); err != nil {
 				return fmt.Errorf("hold a snapshot: %w", err)
@@ -293,7 +295,8 @@ func (s *site) limited(ctx context.Context, limit map[string]any) (Figures, erro
 		if err := operator.New(s.pool).SetLimit(ctx, "bench", limit, invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
 		}
-		if err := operator.New(s.pool).UseLimit(ctx, "bench", "bench", 1, invalidation.By{Reason: "bench"}); err != nil {
+		if err := operator.New(s.pool).UseLimit(ctx, "bench", "bench", 1,
+			invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
 		}
 		var err error

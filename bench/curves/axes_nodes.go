@@ -61,7 +61,10 @@ func (l *Lab) threads(ctx context.Context, add func(Point)) error {
 			if err != nil {
 				return err
 			}
-			add(Point{Series: fmt.Sprintf("handler of %d ms", micros/1000), X: strconv.Itoa(threads), Figures: o.costs()})
+			add(Point{
+				Series: fmt.Sprintf("handler of %d ms", micros/1000), X: strconv.Itoa(threads),
+				Figures: o.costs(),
+			})
 		}
 	}
 	return nil
@@ -153,7 +156,8 @@ func (s *site) connected(ctx context.Context, series, dsn string, pooled bool, a
 	if err != nil {
 		return err
 	}
-	picked, err := s.pickups(ctx, Duty{DSN: dsn, Pooled: pooled, NoHints: true}, queue, s.lab.sizes([]int{50}, []int{200})[0], 15*time.Millisecond)
+	picked, err := s.pickups(ctx, Duty{DSN: dsn, Pooled: pooled, NoHints: true}, queue,
+		s.lab.sizes([]int{50}, []int{200})[0], 15*time.Millisecond)
 	if err != nil {
 		return err
 	}
@@ -180,12 +184,16 @@ func (l *Lab) node(ctx context.Context, add func(Point)) error {
 
 	for _, perSecond := range l.sizes([]int{50}, []int{10, 100, 400}) {
 		queue, stop := s.hinting(ctx)
-		low, err := s.pickups(ctx, Duty{}, queue, l.sizes([]int{100}, []int{3*perSecond + 50})[0], time.Second/time.Duration(perSecond))
+		low, err := s.pickups(ctx, Duty{}, queue, l.sizes([]int{100}, []int{3*perSecond + 50})[0],
+			time.Second/time.Duration(perSecond))
 		stop()
 		if err != nil {
 			return err
 		}
-		add(Point{X: fmt.Sprintf("%d entries a second", perSecond), Figures: low.costs().with(low.inside(), low.pickups())})
+		add(Point{
+			X:       fmt.Sprintf("%d entries a second", perSecond),
+			Figures: low.costs().with(low.inside(), low.pickups()),
+		})
 	}
 	f, err := s.inFlight(ctx)
 	if err != nil {

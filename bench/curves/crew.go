@@ -205,8 +205,10 @@ const (
 )
 
 var columns = []string{
-	rateTitle, pushTitle, claim50, claim99, pick50, pick99, pickMax, lookTitle, clientTitle, serverTitle, walTitle, commitTitle,
-	bufferTitle, diskTitle, rssTitle, allocsTitle, allocBTitle, inFlightTitle, handler50, handler99, settleTitle, othersTitle,
+	rateTitle, pushTitle, claim50, claim99, pick50, pick99, pickMax, lookTitle, clientTitle, serverTitle, walTitle,
+	commitTitle,
+	bufferTitle, diskTitle, rssTitle, allocsTitle, allocBTitle, inFlightTitle, handler50, handler99, settleTitle,
+	othersTitle,
 }
 
 // costs are the rate and what an entry took.
@@ -226,7 +228,10 @@ func (o outcome) costs() Figures {
 
 // pickups are the times from the call of a push to its handler.
 func (o outcome) pickups() Figures {
-	return Figures{pick50: quantile(o.PickupMillis, 0.5), pick99: quantile(o.PickupMillis, 0.99), pickMax: quantile(o.PickupMillis, 1)}
+	return Figures{
+		pick50: quantile(o.PickupMillis, 0.5), pick99: quantile(o.PickupMillis, 0.99),
+		pickMax: quantile(o.PickupMillis, 1),
+	}
 }
 
 // quantile is the smallest of sorted values that at least a share q of them do not exceed.

@@ -172,7 +172,8 @@ func (l *Lab) Measure(ctx context.Context, a Axis, d time.Duration) ([]Point, er
 	err := a.Measure(l, bounded, func(p Point) {
 		p.Axis = a.Name
 		points = append(points, p)
-		l.Log.Info("measured", "axis", a.Name, "series", p.Series, "x", p.X, "after", time.Since(start).Round(100*time.Millisecond))
+		l.Log.Info("measured", "axis", a.Name, "series", p.Series, "x", p.X, "after",
+			time.Since(start).Round(100*time.Millisecond))
 	})
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("%w of %s: the rest of the axis was not run", errTime, d)

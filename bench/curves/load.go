@@ -50,7 +50,9 @@ func (s *site) push(ctx context.Context, n, batch int, entry maker) (time.Durati
 }
 
 // pushSingles pushes n entries one call each from so many connections.
-func (s *site) pushSingles(ctx context.Context, q *invalidation.Queue, n, conns int, entry maker) (perSecond float64, err error) {
+func (s *site) pushSingles(ctx context.Context, q *invalidation.Queue, n, conns int, entry maker) (perSecond float64,
+	err error,
+) {
 	var next atomic.Int64
 	group, ctx := errgroup.WithContext(ctx)
 	start := time.Now()
@@ -107,7 +109,10 @@ func (s *site) claimTimes(ctx context.Context, lane func() invalidation.Lane, ag
 		s.claims++
 		at := lane()
 		start := time.Now()
-		c, err := s.queue.Claim(ctx, invalidation.ClaimRequest{Node: 1, ClaimID: s.claims, Lane: at, From: marks[at], Limit: 10})
+		c, err := s.queue.Claim(ctx, invalidation.ClaimRequest{
+			Node: 1, ClaimID: s.claims, Lane: at, From: marks[at],
+			Limit: 10,
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -162,7 +167,9 @@ func (s *site) drain(ctx context.Context, d Duty, processes, n int) (outcome, er
 }
 
 // pickups lets one node pick up n entries that come one by one, with a pause between them on average.
-func (s *site) pickups(ctx context.Context, d Duty, q *invalidation.Queue, n int, pause time.Duration) (outcome, error) {
+func (s *site) pickups(ctx context.Context, d Duty, q *invalidation.Queue, n int, pause time.Duration) (outcome,
+	error,
+) {
 	c, err := s.hire(ctx, d, 1)
 	if err != nil {
 		return outcome{}, err

@@ -100,8 +100,10 @@ func RunNode(ctx context.Context, d Duty, in io.Reader, out io.Writer) error {
 	shift.Seconds = time.Since(start).Seconds()
 	after, memoryAfter := meter.Self(), memStats()
 	shift.CPUSeconds, shift.RSSMaxBytes = after.CPUSeconds-before.CPUSeconds, after.RSSMaxBytes
-	shift.Mallocs, shift.AllocBytes = int64(memoryAfter.Mallocs-memory.Mallocs), int64(memoryAfter.TotalAlloc-memory.TotalAlloc)
-	shift.Claims, shift.Settles, shift.Settled = node.Stats().Claims.Load(), node.Stats().Settles.Load(), node.Stats().Settled.Load()
+	shift.Mallocs, shift.AllocBytes = int64(memoryAfter.Mallocs-memory.Mallocs),
+		int64(memoryAfter.TotalAlloc-memory.TotalAlloc)
+	shift.Claims, shift.Settles, shift.Settled = node.Stats().Claims.Load(), node.Stats().Settles.Load(),
+		node.Stats().Settled.Load()
 	h.report(&shift)
 	return errors.Join(err, stopProfile(), json.NewEncoder(out).Encode(shift))
 }

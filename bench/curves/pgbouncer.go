@@ -55,11 +55,15 @@ log_connections = 0
 log_disconnections = 0
 `, database, server.Host, server.Port, server.User, pgBouncerPort, folder)
 	file := filepath.Join(folder, "pgbouncer.ini")
-	if err := errors.Join(os.WriteFile(file, []byte(config), 0o644), os.Chmod(folder, 0o777)); err != nil { // another account reads it
+	if err := errors.Join(os.WriteFile(file, []byte(config), 0o644),
+		os.Chmod(folder, 0o777)); err != nil { // another account reads it
 		return nil, err
 	}
 	query := url.Values{"host": {folder}, "port": {strconv.Itoa(pgBouncerPort)}, "user": {server.User}}
-	b := &pgBouncer{dsn: "postgres:///" + database + "?" + query.Encode(), folder: folder, cmd: exec.CommandContext(ctx, program, "-q", file)}
+	b := &pgBouncer{
+		dsn: "postgres:///" + database + "?" + query.Encode(), folder: folder,
+		cmd: exec.CommandContext(ctx, program, "-q", file),
+	}
 	if b.cmd.SysProcAttr, err = sameAccount(server.Host); err != nil {
 		return nil, err
 	}

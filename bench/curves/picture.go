@@ -37,7 +37,8 @@ func WritePictures(folder string, a Axis, points []Point) error {
 	}
 	var row []*plot.Plot
 	for _, panel := range panels {
-		titles := slices.DeleteFunc(slices.Clone(panel.titles), func(t string) bool { return !slices.Contains(present(points), t) })
+		titles := slices.DeleteFunc(slices.Clone(panel.titles),
+			func(t string) bool { return !slices.Contains(present(points), t) })
 		if len(titles) == 0 {
 			continue
 		}
@@ -52,7 +53,10 @@ func WritePictures(folder string, a Axis, points []Point) error {
 	}
 	width := panelWidth * vg.Length(len(row))
 	svg, png := vgsvg.New(width, panelHeight), vgimg.PngCanvas{Canvas: vgimg.New(width, panelHeight)}
-	tiles := draw.Tiles{Rows: 1, Cols: len(row), PadX: vg.Millimeter * 4, PadTop: vg.Millimeter, PadBottom: vg.Millimeter, PadLeft: vg.Millimeter, PadRight: vg.Millimeter * 4}
+	tiles := draw.Tiles{
+		Rows: 1, Cols: len(row), PadX: vg.Millimeter * 4, PadTop: vg.Millimeter,
+		PadBottom: vg.Millimeter, PadLeft: vg.Millimeter, PadRight: vg.Millimeter * 4,
+	}
 	for _, canvas := range []vg.CanvasSizer{svg, png} {
 		for i, at := range plot.Align([][]*plot.Plot{row}, tiles, draw.New(canvas))[0] {
 			row[i].Draw(at)

@@ -104,7 +104,8 @@ func (l *Lab) sized(ctx context.Context, load load) (p sizing.Point, err error) 
 		p, err = s.sizedSustained(ctx, load)
 	}
 	p.Step, p.Check, p.PushBatch, p.Group, p.PayloadBytes = load.step, load.check, load.batch, load.group, load.payload
-	l.Log.Info("measured", "step", load.step, "batch", load.batch, "group", load.group, "payload", load.payload, "server_us", p.ServerMicros)
+	l.Log.Info("measured", "step", load.step, "batch", load.batch, "group", load.group, "payload", load.payload,
+		"server_us", p.ServerMicros)
 	return p, err
 }
 
@@ -114,7 +115,8 @@ func (s *site) pushLoad(ctx context.Context, n int, load load) error {
 		_, err := s.push(ctx, n, load.batch, entry)
 		return err
 	}
-	_, err := s.pushSingles(ctx, s.queue.On(s.pool), n, 16, entry) // each in a transaction of its own, as from many processes
+	_, err := s.pushSingles(ctx, s.queue.On(s.pool), n, 16,
+		entry) // each in a transaction of its own, as from many processes
 	return err
 }
 
@@ -151,7 +153,8 @@ func point(n int, seconds, clientSeconds float64, spent meter.Spent) sizing.Poin
 		Entries: n, Rate: float64(n) / seconds,
 		Shape: sizing.Shape{Commits: each(float64(spent.Commits))},
 		Cost: sizing.Cost{
-			ServerMicros: each(spent.CPUSeconds * 1e6), ClientMicros: each(clientSeconds * 1e6), WALBytes: each(float64(spent.WALBytes)),
+			ServerMicros: each(spent.CPUSeconds * 1e6), ClientMicros: each(clientSeconds * 1e6),
+			WALBytes: each(float64(spent.WALBytes)),
 		},
 	}
 }

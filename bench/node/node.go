@@ -65,7 +65,10 @@ func New(ctx context.Context, c Config) (*Node, error) {
 		n.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
 	}
 	if !c.NoHints && !c.Pooled {
-		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.Wake, HandedOver: n.HandedOver, Log: quiet})
+		listener := invalidation.NewListener(invalidation.ListenConfig{
+			Conn: beats.Config().ConnConfig.Copy(),
+			Wake: n.Wake, HandedOver: n.HandedOver, Log: quiet,
+		})
 		n.duties = append(n.duties, listener.Run)
 	}
 	return n, nil

@@ -62,11 +62,13 @@ func (p *Penstock) setupInference(ctx context.Context) (err error) {
 		return err
 	}
 	by := inference.By{Actor: "bench"}
-	name, err := inference.RegisterModel(ctx, p.pushes, worker.Model{Name: "bench", Protocol: worker.ProtocolGeneric}, by)
+	name, err := inference.RegisterModel(ctx, p.pushes, worker.Model{Name: "bench", Protocol: worker.ProtocolGeneric},
+		by)
 	if err != nil {
 		return err
 	}
-	if _, err := inference.RegisterInstance(ctx, p.pushes, "bench", "here", p.worker.url, inferenceSlots, nil, by); err != nil {
+	if _, err := inference.RegisterInstance(ctx, p.pushes, "bench", "here", p.worker.url, inferenceSlots, nil,
+		by); err != nil {
 		return err
 	}
 	p.queue, err = invalidation.Open(ctx, p.pushes, name)

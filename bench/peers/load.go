@@ -60,7 +60,9 @@ func single(ctx context.Context, conns, n int, push func(ctx context.Context, i 
 
 // ahead pushes batches until d is over and never runs more than sustainedBacklogMax ahead of handled.
 // It returns how many it pushed.
-func ahead(ctx context.Context, d time.Duration, handled *atomic.Int64, push func(ctx context.Context, first, last int) error) (int, error) {
+func ahead(ctx context.Context, d time.Duration, handled *atomic.Int64,
+	push func(ctx context.Context, first, last int) error,
+) (int, error) {
 	pushed := 0
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		if pushed-int(handled.Load()) > sustainedBacklogMax-batchSize {

@@ -159,7 +159,9 @@ func (p *Penstock) start(ctx context.Context, s Settings, handle func(n int)) (s
 		return nil, err
 	}
 	if !p.Inference {
-		node.Handle("bench", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		node.Handle("bench", invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage,
+			error,
+		) {
 			var payload penstockPayload
 			if err := json.Unmarshal(r.Entry.Payload, &payload); err != nil {
 				return nil, err

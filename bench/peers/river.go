@@ -63,7 +63,8 @@ func (r *River) Setup(ctx context.Context, dsn string, payload Payload) error {
 	if r.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	migrator, err := rivermigrate.New(riverpgxv5.New(r.pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	migrator, err := rivermigrate.New(riverpgxv5.New(r.pool),
+		&rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return fmt.Errorf("prepare migration: %w", err)
 	}

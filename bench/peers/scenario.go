@@ -41,15 +41,27 @@ func Scenarios(s Sizes) []Scenario {
 
 	return []Scenario{
 		{Name: "bulk", About: "bulk push, batches of 1000 from 2 connections", Measured: step("push", s.Entries)},
-		{Name: "single", About: "single pushes as the library makes them: Penstock's go together where they meet", Measured: single},
+		{
+			Name: "single", About: "single pushes as the library makes them: Penstock's go together where they meet",
+			Measured: single,
+		},
 		{Name: "single-apart", About: "single pushes, a transaction each for all", Measured: apart},
 		{Name: "solo", About: "drain of solo entries", Fill: s.Entries, Measured: step("drain", s.Entries)},
 		{Name: "groups", About: "drain of ordered groups, interleaved", Fill: s.Entries, Measured: groups},
 		{Name: "sustained", About: "push and work at once", Measured: sustained},
 		{Name: "pickup", About: "pick-up latency with default settings", Measured: pickup(Defaults, s.Pickups)},
 		{Name: "pickup-tuned", About: "pick-up latency tuned", Measured: pickup(Tuned, fewer)},
-		{Name: "pickup-polling", About: "pick-up latency with default settings, without LISTEN and NOTIFY", Measured: pickup(HintsOff, fewer)},
-		{Name: "held", About: "drain of solo entries under a held snapshot", Fill: s.Entries, Measured: step("drain", s.Entries), Held: true},
-		{Name: "backlog", About: "drain in front of a backlog", Fill: s.Entries + s.Backlog, Measured: step("drain", s.Entries)},
+		{
+			Name: "pickup-polling", About: "pick-up latency with default settings, without LISTEN and NOTIFY",
+			Measured: pickup(HintsOff, fewer),
+		},
+		{
+			Name: "held", About: "drain of solo entries under a held snapshot", Fill: s.Entries,
+			Measured: step("drain", s.Entries), Held: true,
+		},
+		{
+			Name: "backlog", About: "drain in front of a backlog", Fill: s.Entries + s.Backlog,
+			Measured: step("drain", s.Entries),
+		},
 	}
 }

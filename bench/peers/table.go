@@ -16,7 +16,10 @@ func WriteTable(w io.Writer, scenarios []Scenario, contenders []Command, runs []
 	for _, s := range scenarios {
 		fmt.Fprintf(w, "\n%s: %s\n", s.Name, s.About)
 		timed := slices.ContainsFunc(runs, func(r Run) bool { return r.Scenario == s.Name && r.Latency != Latency{} })
-		sinceCall := slices.ContainsFunc(runs, func(r Run) bool { return r.Scenario == s.Name && r.FromPush != Latency{} })
+		sinceCall := slices.ContainsFunc(runs, func(r Run) bool {
+			return r.Scenario == s.Name &&
+				r.FromPush != Latency{}
+		})
 		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprint(tw, "contender\tentries/s\tmin\tmax\t")
 		if timed {
@@ -68,7 +71,8 @@ func row(runs []Run, timed, sinceCall bool) string {
 	cells := fmt.Sprintf("%.0f\t%.0f\t%.0f\t", middle(rate), rate[0], rate[len(rate)-1])
 	latency := func(l func(Run) Latency) {
 		for _, at := range []func(Latency) int{
-			func(l Latency) int { return l.P50 }, func(l Latency) int { return l.P95 }, func(l Latency) int { return l.P99 },
+			func(l Latency) int { return l.P50 }, func(l Latency) int { return l.P95 },
+			func(l Latency) int { return l.P99 },
 		} {
 			cells += fmt.Sprintf("%.2f\t", median(func(r Run) float64 { return float64(at(l(r))) / 1000 }))
 		}
@@ -102,15 +106,18 @@ func (r Run) Rate() float64 { return float64(r.Entries) / r.Seconds }
 func WriteCSV(w io.Writer, runs []Run) error {
 	out := csv.NewWriter(w)
 	lines := [][]string{{
-		"scenario", "contender", "round", "unsupported", "entries", "seconds", "p50_us", "p95_us", "p99_us", "from_push_p50_us", "from_push_p95_us", "from_push_p99_us",
-		"client_cpu_seconds", "server_cpu_seconds", "wal_bytes", "commits", "buffers", "client_rss_bytes", "others_share",
+		"scenario", "contender", "round", "unsupported", "entries", "seconds", "p50_us", "p95_us", "p99_us",
+		"from_push_p50_us", "from_push_p95_us", "from_push_p99_us",
+		"client_cpu_seconds", "server_cpu_seconds", "wal_bytes", "commits", "buffers", "client_rss_bytes",
+		"others_share",
 	}}
 	for _, r := range runs {
 		line := []string{r.Scenario, r.Contender}
 		for _, v := range []any{
 			r.Round, r.Unsupported, r.Entries, round(r.Seconds),
 			r.Latency.P50, r.Latency.P95, r.Latency.P99, r.FromPush.P50, r.FromPush.P95, r.FromPush.P99,
-			round(r.ClientCPUSeconds), round(r.CPUSeconds), r.WALBytes, r.Commits, r.Buffers, r.ClientRSSBytes, round(r.OthersShare),
+			round(r.ClientCPUSeconds), round(r.CPUSeconds), r.WALBytes, r.Commits, r.Buffers, r.ClientRSSBytes,
+			round(r.OthersShare),
 		} {
 			line = append(line, fmt.Sprint(v))
 		}

@@ -145,7 +145,8 @@ func Write(out io.Writer, names []string, reports []Report) {
 	fmt.Fprintln(table, "algorithm\ttenants\t\trequests\twait p50 s\tp95\tp99\t")
 	for i, r := range reports {
 		for _, c := range r.Classes {
-			fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%.1f\t%.1f\t%.1f\t\n", names[i], c.Name, c.Tenants, c.Requests, c.P50, c.P95, c.P99)
+			fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%.1f\t%.1f\t%.1f\t\n", names[i], c.Name, c.Tenants, c.Requests, c.P50,
+				c.P95, c.P99)
 		}
 	}
 	fmt.Fprintln(table, "\t\t\t\t\t\t\t")

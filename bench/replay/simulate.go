@@ -197,7 +197,8 @@ func (s *simulation) exchange(n *node) {
 	}
 	var snapshot []fairness.Usage
 	for key, u := range s.shared {
-		u.Service, u.Lift = fairness.Decay(u.Service, since(key), halfLife), fairness.Decay(u.Lift, since(key), halfLife)
+		u.Service, u.Lift = fairness.Decay(u.Service, since(key), halfLife),
+			fairness.Decay(u.Lift, since(key), halfLife)
 		if u.Service+u.Lift < 0.001 {
 			delete(s.shared, key)
 			continue

@@ -57,7 +57,10 @@ func Read(r io.Reader) ([]Request, error) {
 		if start.IsZero() {
 			start = at
 		}
-		trace = append(trace, Request{at.Sub(start).Seconds(), row[column["groupId"]], row[column["checkpoint_model_version_id"]], service})
+		trace = append(trace, Request{
+			at.Sub(start).Seconds(), row[column["groupId"]],
+			row[column["checkpoint_model_version_id"]], service,
+		})
 	}
 	slices.SortStableFunc(trace, func(a, b Request) int { return int(math.Copysign(1, a.At-b.At)) })
 	if len(trace) == 0 {

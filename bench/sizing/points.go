@@ -20,7 +20,8 @@ func WritePoints(w io.Writer, points []Point) error {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', 6, 64) }
 	for _, p := range points {
 		lines = append(lines, []string{
-			string(p.Step), strconv.FormatBool(p.Check), strconv.Itoa(p.PushBatch), strconv.Itoa(p.Group), strconv.Itoa(p.PayloadBytes),
+			string(p.Step), strconv.FormatBool(p.Check), strconv.Itoa(p.PushBatch), strconv.Itoa(p.Group),
+			strconv.Itoa(p.PayloadBytes),
 			number(p.Commits), number(p.PushCommits), strconv.Itoa(p.ServerCores),
 			strconv.Itoa(p.Entries), number(p.Rate), number(p.ServerMicros), number(p.ClientMicros), number(p.WALBytes),
 		})

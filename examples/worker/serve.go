@@ -34,7 +34,8 @@ func parseServe(args []string) (options, server.Config, error) {
 		c server.Config
 	)
 	flags := flag.NewFlagSet("worker serve", flag.ContinueOnError)
-	flags.StringVar(&o.listen, "listen", "127.0.0.1:8090", "`address`; port 0 takes a free one, which the line \"listening on http://...\" tells")
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:8090",
+		"`address`; port 0 takes a free one, which the line \"listening on http://...\" tells")
 	flags.StringVar(&o.models, "models", strings.Join(model.Names(), ","), "models to load")
 	flags.StringVar(&o.async, "async", "", "`models` that always answer with a job id")
 	flags.DurationVar(&o.grace, "grace", 30*time.Second, "how long SIGTERM waits for running calls")
@@ -72,7 +73,8 @@ func faultFlags(flags *flag.FlagSet, c *server.Config) {
 	flags.Float64Var(&c.Faults.FailRate, "fail-rate", 0, "share of runs that end in an error, 0..1")
 	flags.Float64Var(&c.Faults.BusyRate, "busy-rate", 0, "share of dispatcher calls refused as busy, 0..1")
 	flags.Float64Var(&c.Faults.HangRate, "hang-rate", 0, "share of runs that never end by themselves, 0..1")
-	flags.Float64Var(&c.Faults.DropRate, "drop-rate", 0, "share of calls whose connection breaks before the answer, 0..1")
+	flags.Float64Var(&c.Faults.DropRate, "drop-rate", 0,
+		"share of calls whose connection breaks before the answer, 0..1")
 	flags.IntVar(&c.Faults.CrashAfter, "crash-after", 0, "exit in the middle of the `n`th run; 0: never")
 	flags.Uint64Var(&c.Seed, "seed", 0, "of the faults' dice; the same seed rolls the same faults")
 }
@@ -111,7 +113,8 @@ func serve(args []string) error {
 		return err
 	}
 	s.SetModels(models)
-	cfg.Log.Info("ready", "models", o.models, "slots", cfg.Slots, "loaded_in", time.Since(began).Round(time.Millisecond))
+	cfg.Log.Info("ready", "models", o.models, "slots", cfg.Slots, "loaded_in",
+		time.Since(began).Round(time.Millisecond))
 
 	select {
 	case err := <-served:

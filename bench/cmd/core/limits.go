@@ -45,12 +45,14 @@ func (b *bench) compareLimits(ctx context.Context, batch int) error {
 	if b.meter, err = meter.New(ctx, conn); err != nil {
 		return err
 	}
-	fmt.Printf("%-20s %10s %10s %10s %8s %14s %10s\n", "limit", "keys", "free/s", "limited/s", "ratio", "CPU us, free", "limited")
+	fmt.Printf("%-20s %10s %10s %10s %8s %14s %10s\n", "limit", "keys", "free/s", "limited/s", "ratio", "CPU us, free",
+		"limited")
 	for _, kind := range kinds {
 		if b.only != "" && b.only != kind.name {
 			continue
 		}
-		if err := operator.New(b.pool).SetLimit(ctx, kind.name, kind.limit, invalidation.By{Reason: "bench"}); err != nil {
+		if err := operator.New(b.pool).SetLimit(ctx, kind.name, kind.limit,
+			invalidation.By{Reason: "bench"}); err != nil {
 			return err
 		}
 		for _, keys := range []int{1, 100, 100_000} {
@@ -73,7 +75,8 @@ func (b *bench) compareLimits(ctx context.Context, batch int) error {
 			for i := range ratios {
 				ratios[i] = wall(limited[i]) / wall(free[i])
 			}
-			fmt.Printf("%-20s %10d %10.0f %10.0f %8.2f %14.1f %10.1f\n", kind.name, keys, median(free, wall), median(limited, wall), middle(ratios),
+			fmt.Printf("%-20s %10d %10.0f %10.0f %8.2f %14.1f %10.1f\n", kind.name, keys, median(free, wall),
+				median(limited, wall), middle(ratios),
 				median(free, cpu), median(limited, cpu))
 		}
 	}
@@ -139,7 +142,8 @@ func (b *bench) drainUnder(ctx context.Context, keys, batch int, limit string, f
 	}
 	d.wall = time.Since(start) / time.Duration(n)
 	after, err := b.meter.Read(ctx, "postgres")
-	d.cpu = time.Duration((after.Since(before).CPUSeconds + meter.Self().CPUSeconds - self) * float64(time.Second) / float64(n))
+	d.cpu = time.Duration((after.Since(before).CPUSeconds +
+		meter.Self().CPUSeconds - self) * float64(time.Second) / float64(n))
 	return d, err
 }
 
@@ -180,7 +184,10 @@ func (b *bench) drainAll(ctx context.Context, q *invalidation.Queue, batch, n in
 	left.Store(int64(n))
 	return each(2, func(int) error {
 		for left.Load() > 0 {
-			n, _, err := b.turn(ctx, q, invalidation.ClaimRequest{ClaimID: claims.Add(1), Lane: invalidation.Lane{Priority: 1}, Limit: batch})
+			n, _, err := b.turn(ctx, q, invalidation.ClaimRequest{
+				ClaimID: claims.Add(1),
+				Lane:    invalidation.Lane{Priority: 1}, Limit: batch,
+			})
 			if err != nil {
 				return err
 			}
@@ -200,7 +207,10 @@ func (b *bench) drainLanes(ctx context.Context, q *invalidation.Queue, batch, la
 	err := each(2, func(w int) error {
 		for flow := w; flow < lanes; {
 			lane := invalidation.Lane{Priority: 1, Flow: strconv.Itoa(flow)}
-			n, emptied, err := b.turn(ctx, q, invalidation.ClaimRequest{ClaimID: claims.Add(1), Lane: lane, Limit: batch})
+			n, emptied, err := b.turn(ctx, q, invalidation.ClaimRequest{
+				ClaimID: claims.Add(1), Lane: lane,
+				Limit: batch,
+			})
 			if err != nil {
 				return err
 			}
@@ -215,7 +225,9 @@ func (b *bench) drainLanes(ctx context.Context, q *invalidation.Queue, batch, la
 }
 
 // turn claims and settles once. It returns how many entries that were, and whether they were all of the lane.
-func (b *bench) turn(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest) (n int, emptied bool, err error) {
+func (b *bench) turn(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest) (n int, emptied bool,
+	err error,
+) {
 	r.Node = 1
 	c, err := q.Claim(ctx, r)
 	if err != nil {

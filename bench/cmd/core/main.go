@@ -98,7 +98,8 @@ func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, l
 		return err
 	}
 	single := n / 5
-	if err := b.measure(ctx, "push single x16", single, func() error { return b.pushSingle(ctx, q, single) }); err != nil {
+	if err := b.measure(ctx, "push single x16", single,
+		func() error { return b.pushSingle(ctx, q, single) }); err != nil {
 		return err
 	}
 	return b.measure(ctx, "drain solo (2)", single, func() error { return b.drain(ctx, q, single, batch) })
@@ -114,7 +115,10 @@ func (b *bench) claimTimes(ctx context.Context, q *invalidation.Queue, backlog i
 		var mark int64
 		for id := range int32(520) {
 			start := time.Now()
-			c, err := q.Claim(ctx, invalidation.ClaimRequest{Node: 1, ClaimID: id, Lane: invalidation.Lane{Priority: 1}, From: mark, Limit: 10})
+			c, err := q.Claim(ctx, invalidation.ClaimRequest{
+				Node: 1, ClaimID: id, Lane: invalidation.Lane{Priority: 1},
+				From: mark, Limit: 10,
+			})
 			if err != nil {
 				return err
 			}
@@ -136,7 +140,8 @@ func (b *bench) claimTimes(ctx context.Context, q *invalidation.Queue, backlog i
 			}
 		}
 		slices.Sort(times)
-		fmt.Printf("%9d ready  claim of 10: p50 %.2f ms  p99 %.2f ms\n", ready, times[len(times)/2].Seconds()*1e3, times[len(times)*99/100].Seconds()*1e3)
+		fmt.Printf("%9d ready  claim of 10: p50 %.2f ms  p99 %.2f ms\n", ready, times[len(times)/2].Seconds()*1e3,
+			times[len(times)*99/100].Seconds()*1e3)
 	}
 	return nil
 }
@@ -159,7 +164,8 @@ func (b *bench) measure(ctx context.Context, name string, n int, fn func() error
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%-22s %12d %10.2f %12.0f %10.0f\n", name, n, took.Seconds(), float64(n)/took.Seconds(), (after-before)/float64(n))
+	fmt.Printf("%-22s %12d %10.2f %12.0f %10.0f\n", name, n, took.Seconds(), float64(n)/took.Seconds(),
+		(after-before)/float64(n))
 	return nil
 }
 
@@ -221,7 +227,10 @@ func (b *bench) drain(ctx context.Context, q *invalidation.Queue, n, batch int) 
 	var total int
 	var mark int64
 	for id := int32(1); total < n; id++ {
-		c, err := q.Claim(ctx, invalidation.ClaimRequest{Node: 1, ClaimID: id, Lane: invalidation.Lane{Priority: 1}, From: mark, Limit: batch})
+		c, err := q.Claim(ctx, invalidation.ClaimRequest{
+			Node: 1, ClaimID: id, Lane: invalidation.Lane{Priority: 1},
+			From: mark, Limit: batch,
+		})
 		if err != nil {
 			return err
 		}

@@ -121,7 +121,8 @@ func measure(ctx context.Context, o options, axes []curves.Axis) (err error) {
 	}
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	lab := o.lab
-	lab.Server, lab.Program, lab.Log = server.Config(), []string{self, "-node"}, slog.New(slog.NewTextHandler(os.Stderr, nil))
+	lab.Server, lab.Program, lab.Log = server.Config(), []string{self, "-node"},
+		slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := lab.Open(ctx); err != nil {
 		return err
 	}
@@ -144,7 +145,8 @@ func measure(ctx context.Context, o options, axes []curves.Axis) (err error) {
 		}
 	}
 	if o.out != "" {
-		err = errors.Join(err, save(filepath.Join(o.out, "points.csv"), func(w io.Writer) error { return curves.WriteCSV(w, all) }))
+		err = errors.Join(err, save(filepath.Join(o.out, "points.csv"),
+			func(w io.Writer) error { return curves.WriteCSV(w, all) }))
 	}
 	return err
 }

@@ -62,7 +62,8 @@ func (w *batchWorker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(rw, `{"status":"success","result":1}`)
 		return
 	}
-	_, _ = io.WriteString(rw, `{"status":"success","result":[`+strings.Repeat(`{"status":"success","result":1},`, n-1)+`{"status":"success","result":1}]}`)
+	_, _ = io.WriteString(rw, `{"status":"success","result":[`+strings.Repeat(`{"status":"success","result":1},`, n-1)+
+		`{"status":"success","result":1}]}`)
 }
 
 // measureBatches lets entries arrive at random at four rates, and prints how many shared a call, and how long they waited
@@ -70,7 +71,8 @@ func (w *batchWorker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // claims pass those by that came in behind the mark of their lane until they next look at its beginning, within a second.
 // Without batches the worker's two slots take some 95 a second.
 func measureBatches(ctx context.Context, pool *pgxpool.Pool, lasts time.Duration) error {
-	fmt.Printf("up to %d items a call, %d slots, a call takes %s and %s an item\n", batchMost, slots, callTakes, itemTakes)
+	fmt.Printf("up to %d items a call, %d slots, a call takes %s and %s an item\n", batchMost, slots, callTakes,
+		itemTakes)
 	fmt.Printf("%10s %8s %8s %10s %10s %10s\n", "arrivals/s", "entries", "calls", "occupancy", "wait p50", "wait p99")
 	for _, rate := range []int{20, 100, 250, 450} {
 		if err := measureRate(ctx, pool, rate, lasts); err != nil {
@@ -90,14 +92,16 @@ func measureRate(ctx context.Context, pool *pgxpool.Pool, rate int, lasts time.D
 	defer server.Close()
 	go server.Serve(listener) //nolint:errcheck // it ends with Close
 	model := worker.Model{
-		Name: fmt.Sprintf("batched-%d", rate), Protocol: worker.ProtocolGeneric, Batch: worker.BatchLimits{Items: batchMost},
+		Name: fmt.Sprintf("batched-%d", rate), Protocol: worker.ProtocolGeneric,
+		Batch: worker.BatchLimits{Items: batchMost},
 	}
 	by := inference.By{Actor: "bench"}
 	name, err := inference.RegisterModel(ctx, pool, model, by)
 	if err != nil {
 		return err
 	}
-	if _, err := inference.RegisterInstance(ctx, pool, model.Name, "here", "http://"+listener.Addr().String()+"/run", slots, nil, by); err != nil {
+	if _, err := inference.RegisterInstance(ctx, pool, model.Name, "here", "http://"+listener.Addr().String()+"/run",
+		slots, nil, by); err != nil {
 		return err
 	}
 	queue, err := invalidation.Open(ctx, pool, name)

@@ -74,7 +74,8 @@ func measureCalls(ctx context.Context, pool *pgxpool.Pool, n int) error {
 		return err
 	}
 	defer w.server.Close()
-	fmt.Printf("%6s %10s %10s %12s   %-24s %-24s\n", "slots", "calls", "calls/s", "bare calls/s", "claim to worker p50/p99", "thread to worker p50/p99")
+	fmt.Printf("%6s %10s %10s %12s   %-24s %-24s\n", "slots", "calls", "calls/s", "bare calls/s",
+		"claim to worker p50/p99", "thread to worker p50/p99")
 	for _, slots := range []int{8, 64, 512} {
 		bare, err := w.bare(slots, n)
 		if err != nil {
@@ -84,7 +85,8 @@ func measureCalls(ctx context.Context, pool *pgxpool.Pool, n int) error {
 		if err != nil {
 			return fmt.Errorf("%d slots: %w", slots, err)
 		}
-		fmt.Printf("%6d %10d %10.0f %12.0f   %-24s %-24s\n", slots, n, r.perSecond, bare, quantiles(r.claim), quantiles(r.thread))
+		fmt.Printf("%6d %10d %10.0f %12.0f   %-24s %-24s\n", slots, n, r.perSecond, bare, quantiles(r.claim),
+			quantiles(r.thread))
 	}
 	return nil
 }
@@ -120,7 +122,8 @@ func (w *fakeWorker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 
 // bare calls the worker by the same adapter without a queue, with as many calls at once as there are slots.
 func (w *fakeWorker) bare(slots, n int) (perSecond float64, err error) {
-	adapter, err := worker.New(worker.Model{Name: "bare", Protocol: worker.ProtocolGeneric}, worker.Instance{Endpoint: w.url, Slots: slots}, worker.Config{})
+	adapter, err := worker.New(worker.Model{Name: "bare", Protocol: worker.ProtocolGeneric},
+		worker.Instance{Endpoint: w.url, Slots: slots}, worker.Config{})
 	if err != nil {
 		return 0, err
 	}
@@ -130,7 +133,10 @@ func (w *fakeWorker) bare(slots, n int) (perSecond float64, err error) {
 	for range slots {
 		callers.Go(func() {
 			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-				call := worker.Call{Run: worker.Run{Entry: strconv.FormatInt(-i, 10), Token: i, Attempt: 1}, Payload: json.RawMessage(`{}`)}
+				call := worker.Call{
+					Run:     worker.Run{Entry: strconv.FormatInt(-i, 10), Token: i, Attempt: 1},
+					Payload: json.RawMessage(`{}`),
+				}
 				if o := adapter.Submit(context.Background(), call); o.Kind != worker.Done {
 					log.Fatalf("bare call: %s %s", o.Kind, o.Reason)
 				}
@@ -171,7 +177,8 @@ func (w *fakeWorker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n in
 	if err != nil {
 		return round{}, err
 	}
-	if _, err := inference.RegisterInstance(ctx, pool, model.Name, "here", w.url, slots, nil, inference.By{Actor: "bench"}); err != nil {
+	if _, err := inference.RegisterInstance(ctx, pool, model.Name, "here", w.url, slots, nil,
+		inference.By{Actor: "bench"}); err != nil {
 		return round{}, err
 	}
 	queue, err := invalidation.Open(ctx, pool, name)
@@ -207,7 +214,9 @@ func (w *fakeWorker) queued(ctx context.Context, pool *pgxpool.Pool, slots, n in
 }
 
 // serve runs a node until n entries have ended.
-func serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, threads, n int, wrap func(invalidation.Handler) invalidation.Handler) error {
+func serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, threads, n int,
+	wrap func(invalidation.Handler) invalidation.Handler,
+) error {
 	ctx, stop := context.WithTimeout(ctx, 5*time.Minute)
 	defer stop()
 	var node *tasknode.Node
@@ -215,7 +224,10 @@ func serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, t
 	service := inference.NewService(inference.ServiceConfig{
 		Log: quiet, Pool: inference.PoolConfig{Freed: func() { node.Freed() }},
 	}, pool, func() invalidation.NodeID { return node.ID() })
-	node = tasknode.New(tasknode.Config{Name: "bench", Threads: threads, Gates: []tasknode.Gate{service.Pool}, Log: quiet}, pool, pool)
+	node = tasknode.New(tasknode.Config{
+		Name: "bench", Threads: threads, Gates: []tasknode.Gate{service.Pool},
+		Log: quiet,
+	}, pool, pool)
 	node.Handle(queue.Name, wrap(service.Dispatcher))
 	if err := service.Registry.Refresh(ctx); err != nil {
 		return err
@@ -224,7 +236,10 @@ func serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, t
 	slotsEnd, endSlots := context.WithCancel(context.WithoutCancel(ctx))
 	duties.Go(func() { _ = service.Pool.Run(slotsEnd) })
 	duties.Go(func() { _ = service.Registry.Run(ctx) })
-	hints := invalidation.NewListener(invalidation.ListenConfig{Conn: pool.Config().ConnConfig.Copy(), Wake: node.Wake, Log: quiet})
+	hints := invalidation.NewListener(invalidation.ListenConfig{
+		Conn: pool.Config().ConnConfig.Copy(), Wake: node.Wake,
+		Log: quiet,
+	})
 	duties.Go(func() { _ = hints.Run(ctx) })
 	ran := make(chan error, 1)
 	go func() { ran <- node.Run(ctx) }()

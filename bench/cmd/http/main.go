@@ -80,7 +80,8 @@ func run(ctx context.Context, dsn string, single, many, clients int) error {
 		url:    "http://" + listener.Addr().String() + "/v1/queues/bench/entries",
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}},
 	}
-	fmt.Printf("%-34s %9s %9s %11s %9s %9s %9s\n", "scenario", "entries", "seconds", "entries/s", "p50 ms", "p99 ms", "heap MiB")
+	fmt.Printf("%-34s %9s %9s %11s %9s %9s %9s\n", "scenario", "entries", "seconds", "entries/s", "p50 ms", "p99 ms",
+		"heap MiB")
 	err = b.all(ctx, single, many, clients)
 	stop()
 	return errors.Join(err, <-ended)
@@ -95,13 +96,26 @@ func (b *bench) all(ctx context.Context, single, many, clients int) error {
 		entries, each, c int
 		push             func(i int) error
 	}{
-		{fmt.Sprintf("single x%d", clients), single, 1, clients, func(int) error { return b.post(ctx, "application/json", "", strings.NewReader(entry)) }},
+		{
+			fmt.Sprintf("single x%d", clients), single, 1, clients,
+			func(int) error { return b.post(ctx, "application/json", "", strings.NewReader(entry)) },
+		},
 		{fmt.Sprintf("single x%d, Idempotency-Key", clients), single, 1, clients, func(i int) error {
-			return b.post(ctx, "application/json", fmt.Sprintf("%d-%d", time.Now().UnixNano(), i), strings.NewReader(entry))
+			return b.post(ctx, "application/json", fmt.Sprintf("%d-%d", time.Now().UnixNano(), i),
+				strings.NewReader(entry))
 		}},
-		{"list of 1000 x4", many, 1000, 4, func(int) error { return b.post(ctx, "application/json", "", strings.NewReader(list)) }},
-		{"stream x1", many, many, 1, func(int) error { return b.post(ctx, "application/x-ndjson", "", repeated(many)) }},
-		{"stream x4", many, many / 4, 4, func(int) error { return b.post(ctx, "application/x-ndjson", "", repeated(many/4)) }},
+		{"list of 1000 x4", many, 1000, 4, func(int) error {
+			return b.post(ctx, "application/json", "",
+				strings.NewReader(list))
+		}},
+		{"stream x1", many, many, 1, func(int) error {
+			return b.post(ctx, "application/x-ndjson", "",
+				repeated(many))
+		}},
+		{"stream x4", many, many / 4, 4, func(int) error {
+			return b.post(ctx, "application/x-ndjson", "",
+				repeated(many/4))
+		}},
 		{"stream x1, Idempotency-Key", many, many, 1, func(i int) error {
 			return b.post(ctx, "application/x-ndjson", fmt.Sprintf("%d-%d", time.Now().UnixNano(), i), repeated(many))
 		}},
@@ -197,6 +211,7 @@ func measure(name string, entries, requests, clients int, push func(i int) error
 	}
 	slices.Sort(took)
 	ms := func(q int) float64 { return took[(len(took)-1)*q/100].Seconds() * 1000 }
-	fmt.Printf("%-34s %9d %9.2f %11.0f %9.2f %9.2f %9d\n", name, entries, seconds, float64(entries)/seconds, ms(50), ms(99), most>>20)
+	fmt.Printf("%-34s %9d %9.2f %11.0f %9.2f %9.2f %9d\n", name, entries, seconds, float64(entries)/seconds, ms(50),
+		ms(99), most>>20)
 	return nil
 }

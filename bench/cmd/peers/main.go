@@ -34,10 +34,16 @@ var (
 		module string
 		make   func() peers.Contender
 	}{
-		"penstock":           {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{} }},
-		"penstock-results":   {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{KeepResults: true} }},
-		"penstock-inference": {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{Inference: true} }},
-		"river":              {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
+		"penstock": {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{} }},
+		"penstock-results": {
+			"github.com/penstock/penstock",
+			func() peers.Contender { return &peers.Penstock{KeepResults: true} },
+		},
+		"penstock-inference": {
+			"github.com/penstock/penstock",
+			func() peers.Contender { return &peers.Penstock{Inference: true} },
+		},
+		"river": {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
 	}
 	onNode = map[string]struct{ script, module string }{
 		"graphile": {"graphile", "graphile-worker"},

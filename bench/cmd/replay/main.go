@@ -20,7 +20,10 @@ func main() {
 	models := flag.Bool("models", false, "a queue for each model, instead of one for all")
 	seed := flag.Uint64("seed", 1, "of all that is random")
 	flag.Parse()
-	if err := run(*path, *load, replay.Config{Nodes: *nodes, Slots: *slots, Every: *every, Models: *models, Seed: *seed}); err != nil {
+	if err := run(*path, *load, replay.Config{
+		Nodes: *nodes, Slots: *slots, Every: *every, Models: *models,
+		Seed: *seed,
+	}); err != nil {
 		fmt.Fprintln(os.Stderr, "replay:", err)
 		os.Exit(1)
 	}
@@ -39,7 +42,8 @@ func run(path string, load float64, c replay.Config) error {
 		}
 	}
 	replay.Squeeze(trace, c.Nodes*c.Slots, load)
-	fmt.Printf("%d requests in %.1f h on %d nodes of %d slots\n\n", len(trace), trace[len(trace)-1].At/3600, c.Nodes, c.Slots)
+	fmt.Printf("%d requests in %.1f h on %d nodes of %d slots\n\n", len(trace), trace[len(trace)-1].At/3600, c.Nodes,
+		c.Slots)
 	names := []string{"fifo", "fair"}
 	var reports []replay.Report
 	for _, c.Algorithm = range []fairness.Algorithm{fairness.Fifo, fairness.Fair} {

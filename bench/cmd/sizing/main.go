@@ -102,7 +102,8 @@ func run(ctx context.Context, args []string) error {
 	if o.rate > 0 {
 		return size(os.Stdout, model, o)
 	}
-	return errors.Join(show(os.Stdout, model), check(os.Stdout, model, points, o.cores), capacity(os.Stdout, model, o.utilization))
+	return errors.Join(show(os.Stdout, model), check(os.Stdout, model, points, o.cores),
+		capacity(os.Stdout, model, o.utilization))
 }
 
 func measure(ctx context.Context, o options) (err error) {
@@ -116,7 +117,8 @@ func measure(ctx context.Context, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	lab := o.lab
-	lab.Server, lab.Program, lab.Log = server.Config(), []string{self, "-node"}, slog.New(slog.NewTextHandler(os.Stderr, nil))
+	lab.Server, lab.Program, lab.Log = server.Config(), []string{self, "-node"},
+		slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := lab.Open(ctx); err != nil {
 		return err
 	}
@@ -163,12 +165,17 @@ func check(w io.Writer, model sizing.Model, points []sizing.Point, cores int) er
 			kind = "check"
 		}
 		m := model.Predict(p)
-		name := fmt.Sprintf("%s %s, batch %d, group %d, %d B, %.2g commits", kind, p.Step, p.PushBatch, p.Group, p.PayloadBytes, p.Commits+p.PushCommits)
+		name := fmt.Sprintf("%s %s, batch %d, group %d, %d B, %.2g commits", kind, p.Step, p.PushBatch, p.Group,
+			p.PayloadBytes, p.Commits+p.PushCommits)
 		if p.ServerCores > 0 {
 			name += fmt.Sprintf(", server on %d of %d cores", p.ServerCores, cores)
 		}
 		fmt.Fprint(tw, name, "\t")
-		pairs := [][2]float64{{p.ServerMicros, m.ServerMicros}, {p.ClientMicros, m.ClientMicros}, {p.WALBytes, m.WALBytes}}
+		pairs := [][2]float64{
+			{p.ServerMicros, m.ServerMicros},
+			{p.ClientMicros, m.ClientMicros},
+			{p.WALBytes, m.WALBytes},
+		}
 		if p.Commits+p.PushCommits < 0.05 { // else it waits for commits, or for handlers that sleep
 			pairs = append(pairs, [2]float64{p.Rate, m.Rate(cores, p.ServerCores)})
 		}
@@ -241,7 +248,8 @@ func size(w io.Writer, model sizing.Model, o options) error {
 		work.Commits = way.commits
 		c := model.Cost(sizing.Push, push).Plus(model.Cost(sizing.Work, work))
 		busy := o.rate * c.ServerMicros / 1e6
-		fmt.Fprintf(tw, "%s\t%.0f\t%.2f\t%.1f\t%.0f\t%.2f\t%.0f\t%.1f\t%.0f\t\n", way.name, c.ServerMicros, busy, busy/o.utilization,
+		fmt.Fprintf(tw, "%s\t%.0f\t%.2f\t%.1f\t%.0f\t%.2f\t%.0f\t%.1f\t%.0f\t\n", way.name, c.ServerMicros, busy,
+			busy/o.utilization,
 			c.ClientMicros, o.rate*c.ClientMicros/1e6, c.WALBytes, o.rate*c.WALBytes/1e6, o.rate*c.WALBytes*86_400/1e9)
 	}
 	return tw.Flush()

@@ -108,7 +108,8 @@ func (in *FacesInput) picture() ([]byte, error) {
 		return nil, &InputError{Field: "image", Reason: "is neither a JPEG nor a PNG"}
 	}
 	if pixels := int64(header.Width) * int64(header.Height); pixels > pixelsMax {
-		return nil, &InputError{Field: "image", Reason: fmt.Sprintf("has %d pixels, at most %d are allowed", pixels, pixelsMax)}
+		return nil, &InputError{Field: "image", Reason: fmt.Sprintf("has %d pixels, at most %d are allowed", pixels,
+			pixelsMax)}
 	}
 	return raw, nil
 }
@@ -148,7 +149,10 @@ func strongest(detections []pigo.Detection, minScore float64) []Face {
 	slices.SortStableFunc(detections, func(a, b pigo.Detection) int { return cmp.Compare(b.Q, a.Q) })
 	faces := []Face{}
 	for _, d := range detections {
-		face := Face{X: d.Col - d.Scale/2, Y: d.Row - d.Scale/2, Size: d.Scale, Score: math.Round(float64(d.Q)*100) / 100}
+		face := Face{
+			X: d.Col - d.Scale/2, Y: d.Row - d.Scale/2, Size: d.Scale,
+			Score: math.Round(float64(d.Q)*100) / 100,
+		}
 		same := func(better Face) bool { return face.overlap(better) > overlapMax }
 		if float64(d.Q) >= minScore && !slices.ContainsFunc(faces, same) {
 			faces = append(faces, face)

@@ -71,7 +71,8 @@ func (l *Language) Prepare(payload json.RawMessage) (Work, error) {
 		return nil, &InputError{Field: "text", Reason: "is required"}
 	}
 	if runes := utf8.RuneCountInString(in.Text); runes > textRunesMax {
-		return nil, &InputError{Field: "text", Reason: fmt.Sprintf("has %d characters, at most %d are allowed", runes, textRunesMax)}
+		return nil, &InputError{Field: "text", Reason: fmt.Sprintf("has %d characters, at most %d are allowed", runes,
+			textRunesMax)}
 	}
 	return func(ctx context.Context) (any, error) {
 		if ctx.Err() != nil {
@@ -86,10 +87,12 @@ func (l *Language) detect(text string) *LanguageResult {
 		func(v lingua.ConfidenceValue) bool { return v.Value() == 0 })
 	result := &LanguageResult{Language: undetermined, Name: "Undetermined", Candidates: []Candidate{}}
 	for _, v := range values[:min(len(values), candidatesMax)] {
-		result.Candidates = append(result.Candidates, Candidate{Language: code(v.Language()), Confidence: round(v.Value())})
+		result.Candidates = append(result.Candidates,
+			Candidate{Language: code(v.Language()), Confidence: round(v.Value())})
 	}
 	if len(values) > 0 {
-		result.Language, result.Name, result.Confidence = code(values[0].Language()), values[0].Language().String(), round(values[0].Value())
+		result.Language, result.Name, result.Confidence = code(values[0].Language()), values[0].Language().String(),
+			round(values[0].Value())
 	}
 	return result
 }

@@ -76,7 +76,8 @@ func Decode(payload json.RawMessage, into any) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &mismatch) && mismatch.Field != "":
-		return &InputError{Field: mismatch.Field, Reason: fmt.Sprintf("must be a %s, is a %s", mismatch.Type.Name(), mismatch.Value)}
+		return &InputError{Field: mismatch.Field, Reason: fmt.Sprintf("must be a %s, is a %s", mismatch.Type.Name(),
+			mismatch.Value)}
 	case errors.As(err, &mismatch):
 		return &InputError{Reason: fmt.Sprintf("payload must be an object, is a %s", mismatch.Value)}
 	case errors.Is(err, io.EOF):

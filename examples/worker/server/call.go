@@ -58,7 +58,10 @@ func readCaller(h http.Header) (caller, error) {
 	if text := h.Get("Penstock-Remaining-Ms"); text != "" {
 		ms, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return c, &model.InputError{Field: "Penstock-Remaining-Ms", Reason: "must be a whole number of milliseconds"}
+			return c, &model.InputError{
+				Field:  "Penstock-Remaining-Ms",
+				Reason: "must be a whole number of milliseconds",
+			}
 		}
 		// Ten years are as good as more, and do not overflow.
 		c.remaining, c.hasDeadline = time.Duration(min(ms, 10*365*24*3600*1000))*time.Millisecond, true
@@ -92,7 +95,10 @@ func (s *Server) readCall(w http.ResponseWriter, r *http.Request, name string) (
 	m, known := s.modelNamed(name)
 	switch {
 	case !known && byBody:
-		return nil, &model.InputError{Field: "model", Reason: fmt.Sprintf("%q is not one of %s", name, strings.Join(s.modelNames(), ", "))}
+		return nil, &model.InputError{
+			Field:  "model",
+			Reason: fmt.Sprintf("%q is not one of %s", name, strings.Join(s.modelNames(), ", ")),
+		}
 	case !known:
 		return nil, errNoModel
 	}

@@ -48,13 +48,19 @@ func (d *Duration) UnmarshalJSON(raw []byte) error {
 
 // Validate says which field is out of range.
 func (f Faults) Validate() error {
-	rates := map[string]float64{"fail_rate": f.FailRate, "busy_rate": f.BusyRate, "hang_rate": f.HangRate, "drop_rate": f.DropRate}
+	rates := map[string]float64{
+		"fail_rate": f.FailRate, "busy_rate": f.BusyRate, "hang_rate": f.HangRate,
+		"drop_rate": f.DropRate,
+	}
 	for name, rate := range rates {
 		if !(rate >= 0 && rate <= 1) {
 			return &model.InputError{Field: name, Reason: fmt.Sprintf("must be between 0 and 1, is %v", rate)}
 		}
 	}
-	for name, d := range map[string]Duration{"delay": f.Delay, "delay_jitter": f.DelayJitter, "slow_start": f.SlowStart} {
+	for name, d := range map[string]Duration{
+		"delay": f.Delay, "delay_jitter": f.DelayJitter,
+		"slow_start": f.SlowStart,
+	} {
 		if d < 0 {
 			return &model.InputError{Field: name, Reason: "must not be negative"}
 		}

@@ -51,9 +51,13 @@ func explain(err error) (int, refusal) {
 	case errors.As(err, &input):
 		return http.StatusUnprocessableEntity, refusal{Detail: err.Error(), Field: input.Field}
 	case errors.As(err, &tooLarge):
-		return http.StatusRequestEntityTooLarge, refusal{Detail: fmt.Sprintf("body is larger than %d bytes", tooLarge.Limit)}
+		return http.StatusRequestEntityTooLarge, refusal{Detail: fmt.Sprintf("body is larger than %d bytes",
+			tooLarge.Limit)}
 	case errors.Is(err, errReused):
-		return http.StatusUnprocessableEntity, refusal{Detail: "Idempotency-Key: " + err.Error(), Field: "Idempotency-Key"}
+		return http.StatusUnprocessableEntity, refusal{
+			Detail: "Idempotency-Key: " + err.Error(),
+			Field:  "Idempotency-Key",
+		}
 	case errors.Is(err, errNoModel), errors.Is(err, errNoRun):
 		return http.StatusNotFound, refusal{Detail: err.Error()}
 	case errors.Is(err, errNoFaults):

@@ -62,7 +62,11 @@ func (s *Server) SetModels(models []model.Model) {
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /generate", func(w http.ResponseWriter, r *http.Request) { s.serveCall(w, r, "") })
-	mux.HandleFunc("POST /{model}", func(w http.ResponseWriter, r *http.Request) { s.serveCall(w, r, r.PathValue("model")) })
+	mux.HandleFunc("POST /{model}", func(w http.ResponseWriter,
+		r *http.Request,
+	) {
+		s.serveCall(w, r, r.PathValue("model"))
+	})
 	mux.HandleFunc("GET /status/{id}", s.serveStatus)
 	mux.HandleFunc("POST /cancel/{id}", s.serveCancel)
 	mux.HandleFunc("GET /health", s.serveHealth)
