@@ -25,7 +25,7 @@ type behindProxy struct {
 	node  *node
 }
 
-func startBehindProxy(t *testing.T, handler invalidation.HandlerFunc) *behindProxy {
+func startBehindProxy(t *testing.T, handler invalidation.HandlerFunc, settings ...func(*Config)) *behindProxy {
 	t.Helper()
 	dsn := pgtest.DSN(t)
 	x := &behindProxy{T: t, proxy: newProxy(t, dsn)}
@@ -41,6 +41,9 @@ func startBehindProxy(t *testing.T, handler invalidation.HandlerFunc) *behindPro
 	cfg.Database.URL = x.proxy.dsn
 	cfg.TaskNode.Lease, cfg.TaskNode.Beat, cfg.TaskNode.Threads = 4*time.Second, 800*time.Millisecond, 8
 	cfg.TaskNode.Hints, cfg.TaskNode.Governor, cfg.TaskNode.Grace = false, false, time.Second
+	for _, set := range settings {
+		set(&cfg)
+	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	claims, beats, err := openPools(t.Context(), cfg)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -157,7 +158,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
 		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker, Observer: n.observer, Tracer: tracer,
-		Affinity: n.inference.Pool,
+		Affinity: n.inference.Pool, Status: n.status,
 	}, claims, beats)
 	n.task.HandleStatements(n.declared.handler)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
@@ -173,10 +174,40 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 		log.Info("callbacks wait: tasknode.webhook.key is not set")
 	}
 	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(webhook.Config{Policy: policy, Vault: vault}, claims, log))
-	if t.Hints && !cfg.Database.Pooled {
-		n.listener = invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: n.task.Wake, HandedOver: n.task.HandedOver, Log: log})
+	n.listener, err = newListener(cfg, n.task, log)
+	return n, err
+}
+
+// newListener returns the duty that hears hints, or nil where the node finds work by polling alone.
+func newListener(cfg Config, task *tasknode.Node, log *slog.Logger) (*invalidation.Listener, error) {
+	if !cfg.TaskNode.Hints {
+		return nil, nil
 	}
-	return n, nil
+	conn, err := cfg.Database.Listen()
+	if err != nil {
+		return nil, err
+	}
+	if conn == nil {
+		log.Warn("hints cannot be heard through a pooler in transaction mode: set database.direct_url to the address of Postgres itself")
+		return nil, nil
+	}
+	return invalidation.NewListener(invalidation.ListenConfig{Conn: conn, Wake: task.Wake, HandedOver: task.HandedOver, Log: log}), nil
+}
+
+// status is what the node reports of itself with each heartbeat, beside the counts of the task node. Whether it hears
+// hints is for `penstock doctor`.
+func (n *node) status() map[string]any {
+	switch {
+	case n.listener == nil && !n.cfg.TaskNode.Hints:
+		return map[string]any{"hints": "off"}
+	case n.listener == nil:
+		return map[string]any{"hints": "pooler"}
+	}
+	s := n.listener.Status()
+	if s.Connected {
+		return map[string]any{"hints": "heard"}
+	}
+	return map[string]any{"hints": "lost", "hints_since": s.Since.UTC().Format(time.RFC3339), "hints_error": s.Error}
 }
 
 func newGovernor(t TaskNode, log *slog.Logger) (*governor.Governor, error) {

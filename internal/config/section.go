@@ -1,21 +1,39 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/url"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Database is the section of every program that says where the database is.
 type Database struct {
-	URL      string        `koanf:"url" help:"address of the database, postgres://user:password@host/name; without it PGHOST, PGUSER and so on count"`
-	MaxConns int           `koanf:"max_conns" help:"connections at most, beside those that a duty has for itself; 0: the program's own default"`
-	Pooled   bool          `koanf:"pooled" help:"there is a pooler in transaction mode in between: no prepared statements, no session settings"`
-	Timeout  time.Duration `koanf:"timeout" help:"of one statement; 0: none"`
+	URL      string `koanf:"url" help:"address of the database, postgres://user:password@host/name; without it PGHOST, PGUSER and so on count"`
+	MaxConns int    `koanf:"max_conns" help:"connections at most, beside those that a duty has for itself; 0: the program's own default"`
+	Pooled   bool   `koanf:"pooled" help:"there is a pooler in transaction mode in between: no prepared statements, no session settings"`
+	// DirectURL is for LISTEN, which a pooler in transaction mode cannot carry.
+	DirectURL string        `koanf:"direct_url" help:"with a pooler in between: address of Postgres itself, for the one session in which a node listens for hints; without it a node behind a pooler finds work by polling"`
+	Timeout   time.Duration `koanf:"timeout" help:"of one statement; 0: none"`
+}
+
+// Listen returns the connection on which to listen for hints, or nil where there can be none: behind a pooler without a
+// direct address.
+func (d Database) Listen() (*pgx.ConnConfig, error) {
+	if d.DirectURL == "" && d.Pooled {
+		return nil, nil
+	}
+	cc, err := postgres.ConnConfig(postgres.Config{DSN: cmp.Or(d.DirectURL, d.URL)})
+	if err != nil {
+		return nil, fmt.Errorf("database.direct_url: %w", err)
+	}
+	return cc, nil
 }
 
 // Pool is the section as package postgres reads it; maxConns is the program's own default.

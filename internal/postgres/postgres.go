@@ -63,31 +63,47 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	pc.MaxConns = cfg.MaxConns
 	pc.MaxConns = cmp.Or(pc.MaxConns, 4)
 	pc.MaxConnLifetimeJitter = 5 * time.Minute
-	pc.ConnConfig.ConnectTimeout = cmp.Or(pc.ConnConfig.ConnectTimeout, connectTimeout)
-	pc.ConnConfig.DialFunc = closingSoon(pc.ConnConfig.DialFunc)
-	// A server that is going away or has become a standby stays what it is: the next connection may find a better one.
-	pc.ConnConfig.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
-		return err.Severity != "FATAL" && !Unavailable(err)
-	}
-	if cfg.Pooled {
-		// Statements are described once, by a server process that may be another one than runs them; each run names
-		// no prepared statement and carries its types. (QueryExecModeExec would not know the types of arguments.)
-		pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
-	} else {
-		for name, value := range session {
-			pc.ConnConfig.RuntimeParams[name] = value
-		}
-		for name, limit := range map[string]time.Duration{"statement_timeout": cfg.StatementTimeout, "lock_timeout": cfg.LockTimeout} {
-			if limit > 0 {
-				pc.ConnConfig.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
-			}
-		}
-	}
+	cfg.prepare(pc.ConnConfig)
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)
 	}
 	return pool, nil
+}
+
+// ConnConfig returns the configuration of one connection of its own, outside any pool: for LISTEN, which lasts as long
+// as its session.
+func ConnConfig(cfg Config) (*pgx.ConnConfig, error) {
+	cc, err := pgx.ParseConfig(cfg.DSN)
+	if err != nil {
+		return nil, fmt.Errorf("read database address: %w", err)
+	}
+	cfg.prepare(cc)
+	return cc, nil
+}
+
+// prepare gives a connection its timeouts, and its session the settings that our statements rely on.
+func (c Config) prepare(cc *pgx.ConnConfig) {
+	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, connectTimeout)
+	cc.DialFunc = closingSoon(cc.DialFunc)
+	// A server that is going away or has become a standby stays what it is: the next connection may find a better one.
+	cc.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
+		return err.Severity != "FATAL" && !Unavailable(err)
+	}
+	if c.Pooled {
+		// Statements are described once, by a server process that may be another one than runs them; each run names
+		// no prepared statement and carries its types. (QueryExecModeExec would not know the types of arguments.)
+		cc.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+		return
+	}
+	for name, value := range session {
+		cc.RuntimeParams[name] = value
+	}
+	for name, limit := range map[string]time.Duration{"statement_timeout": c.StatementTimeout, "lock_timeout": c.LockTimeout} {
+		if limit > 0 {
+			cc.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
+		}
+	}
 }
 
 // ErrIsolation says that transactions are not read committed by default, which the queue needs: settling looks again, in a

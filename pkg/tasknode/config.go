@@ -32,6 +32,8 @@ type Config struct {
 	Tracer trace.Tracer
 	// Affinity says which lanes are preferred; nil: none.
 	Affinity Affinity
+	// Status returns more that the node reports with each heartbeat, for people to read; nil: nothing.
+	Status func() map[string]any
 	// Random returns a number in [0, 1) for jitter; math/rand if nil.
 	Random func() float64
 }
