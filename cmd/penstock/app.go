@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/user"
 	"slices"
@@ -13,7 +14,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/pkg/operator"
 )
 
 // app is one run of the program: where it reads and writes, what its global flags say, and its way to the system.
@@ -38,7 +38,7 @@ type app struct {
 	command string // as it is called, for errors
 	started bool   // our own code runs: errors are no longer about the command line's form
 	colours bool
-	seat    backend // given by tests; else made when it is first asked for
+	handler http.Handler // of the API in this process; given by tests, else made when it is first needed
 	pool    *pgxpool.Pool
 	now     func() time.Time
 }
@@ -109,7 +109,7 @@ func (a *app) database(ctx context.Context) (*pgxpool.Pool, error) {
 	if a.server != "" {
 		return nil, usagef("%s works only on the database: use --database-url (PENSTOCK_DATABASE_URL)", a.command)
 	}
-	pool, err := postgres.Open(ctx, postgres.Config{DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout})
+	pool, err := postgres.Open(ctx, a.poolConfig())
 	if err != nil {
 		return nil, usageError{fmt.Errorf("%w; --database-url wants postgres://user:password@host:port/name", err)}
 	}
@@ -117,28 +117,18 @@ func (a *app) database(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// backend returns the way to the system that the flags ask for: through the API, or straight on the database.
-func (a *app) backend(ctx context.Context) (backend, error) {
-	if a.seat != nil {
-		return a.seat, nil
+// connect returns the connection to the API: of the server that the flags name, or of a handler in this process.
+func (a *app) connect(ctx context.Context) (conn, error) {
+	if a.handler != nil {
+		return a.inProcess(ctx)
 	}
 	if err := a.place(); err != nil {
-		return nil, err
+		return conn{}, err
 	}
 	if a.server != "" {
-		seat, err := a.remote()
-		if err != nil {
-			return nil, err
-		}
-		a.seat = seat
-		return a.seat, nil
+		return a.overNetwork()
 	}
-	pool, err := a.database(ctx)
-	if err != nil {
-		return nil, err
-	}
-	a.seat = operator.New(pool)
-	return a.seat, nil
+	return a.inProcess(ctx)
 }
 
 func (a *app) close() {

@@ -31,10 +31,12 @@ func auditList(a *app) *cobra.Command {
 		{title: "OBJECT", text: func(r operator.Audit) string { return r.Object }},
 		{title: "REASON", text: func(r operator.Audit) string { return short(r.Reason, 60) }},
 		{title: "DETAIL", wide: true, text: func(r operator.Audit) string { return string(r.Detail) }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Audit, error) {
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Audit, error) {
+		moment := ""
 		if since > 0 {
-			f.Since = a.now().Add(-since)
+			moment = a.now().Add(-since).Format(time.RFC3339Nano)
 		}
-		return b.Audits(ctx, f)
+		return list[operator.Audit](ctx, api, "/v1/audit", f.Limit, f.Before,
+			"actor", f.Actor, "verb", f.Verb, "object", f.Object, "since", moment)
 	}, func(last operator.Audit) string { return fmt.Sprintf("--before %d", last.ID) })
 }

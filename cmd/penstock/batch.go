@@ -40,17 +40,17 @@ func batchList(a *app) *cobra.Command {
 		{title: "AGE", right: true, text: func(b operator.Batch) string { return a.since(b.CreatedAt) }},
 		{title: "BY", wide: true, text: func(b operator.Batch) string { return b.Actor }},
 		{title: "PROBLEM", text: func(b operator.Batch) string { return short(b.Problem, 60) }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Batch, error) {
-		return b.Batches(ctx, operator.BatchFilter{Queue: queue, Limit: limit})
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Batch, error) {
+		return list[operator.Batch](ctx, api, "/v1/batches", limit, 0, "queue", queue)
 	})
 }
 
-func findBatch(ctx context.Context, b backend, args []string) (operator.Batch, error) {
+func findBatch(ctx context.Context, api conn, args []string) (operator.Batch, error) {
 	id, err := numbered("batch", args)
 	if err != nil {
 		return operator.Batch{}, err
 	}
-	return b.Batch(ctx, id)
+	return get[operator.Batch](ctx, api, at("/v1/batches/%v", id))
 }
 
 func batchShow(a *app) *cobra.Command {
@@ -76,7 +76,7 @@ func batchCreate(a *app) *cobra.Command {
 	c.Flags().StringVar(&items, "items", "", "the set as a JSON array, @FILE or -")
 	c.Flags().StringVar(&query, "query", "", "a SELECT whose rows are the set; a task node runs it, with its rights")
 	settingFlag(c, &set, []string{"part_size", "window_parts", "detail", "flow", "priority", "completion_queue"})
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		options, err := readSettings(set)
 		if err != nil {
 			return change{}, err
@@ -94,16 +94,20 @@ func batchCreate(a *app) *cobra.Command {
 			options["items"] = json.RawMessage(text)
 		}
 		return change{does: "create batch " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
-			id, err := b.CreateBatch(ctx, args[0], args[1], options, by)
-			return fmt.Sprintf("batch %d", id), err
+			var made struct {
+				ID int64 `json:"id"`
+			}
+			in := body(by, "name", args[0], "options", options)
+			err := api.post(ctx, at("/v1/queues/%v/batches", args[1]), in, &made)
+			return fmt.Sprintf("batch %d", made.ID), err
 		}}, nil
 	})
 }
 
 func batchVerb(a *app, v operator.Verb, use, help string) *cobra.Command {
 	c := &cobra.Command{Use: use + " ID", Short: help}
-	return doing(a, c, v, v == operator.CancelBatch, func(ctx context.Context, b backend, arg string) (any, string, error) {
-		x, err := findBatch(ctx, b, []string{arg})
+	return doing(a, c, v, v == operator.CancelBatch, func(ctx context.Context, api conn, arg string) (any, string, error) {
+		x, err := findBatch(ctx, api, []string{arg})
 		return x.ID, fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts), err
 	})
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -46,7 +47,7 @@ func (f *bulk) empty() bool {
 
 // oneOrMany plans a verb on entries: one by one by their ids, or as an operation on what a filter matches, which it
 // counts first.
-func (a *app) oneOrMany(ctx context.Context, b backend, args []string, f *bulk, verb operator.OperationVerb, does string,
+func (a *app) oneOrMany(ctx context.Context, api conn, args []string, f *bulk, verb operator.OperationVerb, does string,
 	one func(context.Context, int64, invalidation.By) (string, error),
 ) (change, error) {
 	switch {
@@ -58,7 +59,7 @@ func (a *app) oneOrMany(ctx context.Context, b backend, args []string, f *bulk, 
 		return change{}, usagef("give ids, or --queue with --all or filters")
 	}
 	o := operator.OperationRequest{Queue: f.queue, Verb: verb, Filter: f.filter, PerSecond: f.rate}
-	n, err := b.CountMatching(ctx, o)
+	n, err := countMatching(ctx, api, o)
 	if err != nil {
 		return change{}, err
 	}
@@ -69,14 +70,14 @@ func (a *app) oneOrMany(ctx context.Context, b backend, args []string, f *bulk, 
 				return "nothing matches", nil
 			}
 			o.By = by
-			id, err := b.StartOperation(ctx, o)
+			id, err := startOperation(ctx, api, o)
 			if err != nil {
 				return "", err
 			}
 			if f.detach {
 				return fmt.Sprintf("operation %d, left to the leader; penstock operation list shows it", id), nil
 			}
-			return a.follow(ctx, b, id)
+			return a.follow(ctx, api, id)
 		},
 	}, nil
 }
@@ -108,8 +109,8 @@ func (a *app) each(args []string, does string, one func(context.Context, int64, 
 
 // follow carries an operation out and shows how far it has come. A leader may carry it out at the same time; the
 // operation survives this program.
-func (a *app) follow(ctx context.Context, b backend, id int64) (string, error) {
-	o, err := b.Operation(ctx, id)
+func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
+	o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
 	if err != nil {
 		return "", err
 	}
@@ -121,7 +122,7 @@ func (a *app) follow(ctx context.Context, b backend, id int64) (string, error) {
 			bar.end()
 			return fmt.Sprintf("%s, %d changed of %d that matched (operation %d)", o.Status, o.Changed, o.Matched, id), nil
 		}
-		wait, err := b.Step(ctx, id)
+		wait, err := step(ctx, api, id)
 		if err != nil {
 			return "", fmt.Errorf("%w; the operation goes on when a leader leads, penstock operation cancel %d ends it", err, id)
 		}
@@ -130,10 +131,60 @@ func (a *app) follow(ctx context.Context, b backend, id int64) (string, error) {
 			return "", fmt.Errorf("operation %d goes on when a leader leads, penstock operation cancel %d ends it: %w", id, id, ctx.Err())
 		case <-time.After(min(max(wait, time.Millisecond), time.Second)):
 		}
-		if o, err = b.Operation(ctx, id); err != nil {
+		if o, err = get[operator.Operation](ctx, api, at("/v1/operations/%v", id)); err != nil {
 			return "", err
 		}
 	}
+}
+
+// countMatching returns how many an operation would change. The API wants a reason with all that may change something;
+// it writes nothing of a count.
+func countMatching(ctx context.Context, api conn, o operator.OperationRequest) (int64, error) {
+	o.Reason = "to count what matches"
+	answer, err := sendOperation(ctx, api, o, true)
+	return answer.Matching, err
+}
+
+func startOperation(ctx context.Context, api conn, o operator.OperationRequest) (int64, error) {
+	answer, err := sendOperation(ctx, api, o, false)
+	return answer.ID, err
+}
+
+// startedOperation is the API's answer: the id of an operation, or after a dry run how many it would change.
+type startedOperation struct {
+	ID       int64 `json:"operation_id"`
+	Matching int64 `json:"matching"`
+}
+
+func sendOperation(ctx context.Context, api conn, o operator.OperationRequest, dry bool) (startedOperation, error) {
+	var answer startedOperation
+	filter := map[string]any{}
+	if o.Filter.OlderThan > 0 {
+		filter["older_than_seconds"] = o.Filter.OlderThan.Seconds()
+	}
+	o.Filter.OlderThan = 0
+	text, err := json.Marshal(o.Filter)
+	if err != nil {
+		return answer, err
+	}
+	if err := json.Unmarshal(text, &filter); err != nil {
+		return answer, err
+	}
+	in := body(o.By, "verb", o.Verb, "filter", filter, "dry_run", dry)
+	if o.PerSecond != 0 {
+		in["per_second"] = o.PerSecond
+	}
+	err = api.post(ctx, at("/v1/queues/%v/operations", o.Queue), in, &answer)
+	return answer, err
+}
+
+// step carries out the next part of an operation, and returns how long its pace asks to wait after it.
+func step(ctx context.Context, api conn, id int64) (time.Duration, error) {
+	var answer struct {
+		WaitMS int64 `json:"wait_ms"`
+	}
+	err := api.post(ctx, at("/v1/operations/%v/step", id), nil, &answer)
+	return time.Duration(answer.WaitMS) * time.Millisecond, err
 }
 
 // bar shows progress on a terminal, and nothing elsewhere.

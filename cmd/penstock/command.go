@@ -20,24 +20,24 @@ import (
 )
 
 // reading makes c a command that reads and prints, with --watch to do so again and again.
-func reading(a *app, c *cobra.Command, read func(ctx context.Context, b backend, args []string) error) *cobra.Command {
+func reading(a *app, c *cobra.Command, read func(ctx context.Context, api conn, args []string) error) *cobra.Command {
 	var every time.Duration
 	c.Flags().DurationVar(&every, "watch", 0, "print again every so often, until interrupted")
 	c.Flags().Lookup("watch").NoOptDefVal = "2s"
 	c.RunE = func(c *cobra.Command, args []string) error {
-		b, err := a.backend(c.Context())
+		api, err := a.connect(c.Context())
 		if err != nil {
 			return err
 		}
-		return a.watch(c.Context(), every, func() error { return read(c.Context(), b, args) })
+		return a.watch(c.Context(), every, func() error { return read(c.Context(), api, args) })
 	}
 	return c
 }
 
 // showing makes c a command that prints one thing; write is its form for people.
-func showing[T any](a *app, c *cobra.Command, read func(ctx context.Context, b backend, args []string) (T, error), write func(io.Writer, T)) *cobra.Command {
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		found, err := read(ctx, b, args)
+func showing[T any](a *app, c *cobra.Command, read func(ctx context.Context, api conn, args []string) (T, error), write func(io.Writer, T)) *cobra.Command {
+	return reading(a, c, func(ctx context.Context, api conn, args []string) error {
+		found, err := read(ctx, api, args)
 		if err != nil {
 			return err
 		}
@@ -46,28 +46,28 @@ func showing[T any](a *app, c *cobra.Command, read func(ctx context.Context, b b
 }
 
 // ofEntry reads what there is about the entry whose id is the argument.
-func ofEntry[T any](read func(backend, context.Context, int64) (T, error)) func(context.Context, backend, []string) (found T, err error) {
-	return func(ctx context.Context, b backend, args []string) (found T, err error) {
+func ofEntry[T any](read func(context.Context, conn, int64) (T, error)) func(context.Context, conn, []string) (found T, err error) {
+	return func(ctx context.Context, api conn, args []string) (found T, err error) {
 		ids, err := entryIDs(args)
 		if err != nil {
 			return found, err
 		}
-		return read(b, ctx, ids[0])
+		return read(ctx, api, ids[0])
 	}
 }
 
 // listing makes c a command that prints a list.
-func listing[T any](a *app, c *cobra.Command, columns []column[T], read func(ctx context.Context, b backend, args []string) ([]T, error)) *cobra.Command {
+func listing[T any](a *app, c *cobra.Command, columns []column[T], read func(ctx context.Context, api conn, args []string) ([]T, error)) *cobra.Command {
 	return paging(a, c, nil, columns, read, nil)
 }
 
 // paging makes c a command that prints a list up to a limit, and says on the error stream which flag asks for what comes
 // behind the last row of a full page.
 func paging[T any](a *app, c *cobra.Command, limit *int, columns []column[T],
-	read func(ctx context.Context, b backend, args []string) ([]T, error), next func(last T) string,
+	read func(ctx context.Context, api conn, args []string) ([]T, error), next func(last T) string,
 ) *cobra.Command {
-	return reading(a, c, func(ctx context.Context, b backend, args []string) error {
-		found, err := read(ctx, b, args)
+	return reading(a, c, func(ctx context.Context, api conn, args []string) error {
+		found, err := read(ctx, api, args)
 		if err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ type done struct {
 
 // changing makes c a command that changes something: it needs a reason, takes --dry-run, and asks first where the change
 // is risky. plan looks at the arguments and reads what it needs; it changes nothing.
-func changing(a *app, c *cobra.Command, plan func(ctx context.Context, b backend, args []string) (change, error)) *cobra.Command {
+func changing(a *app, c *cobra.Command, plan func(ctx context.Context, api conn, args []string) (change, error)) *cobra.Command {
 	var reason string
 	var yes, dry bool
 	c.Flags().StringVar(&reason, "reason", "", "why, for the audit (required)")
@@ -148,11 +148,11 @@ func changing(a *app, c *cobra.Command, plan func(ctx context.Context, b backend
 		if strings.TrimSpace(reason) == "" && !dry {
 			return usagef("%s changes behaviour: say why with --reason, it goes into the audit", c.CommandPath())
 		}
-		b, err := a.backend(ctx)
+		api, err := a.connect(ctx)
 		if err != nil {
 			return err
 		}
-		planned, err := plan(ctx, b, args)
+		planned, err := plan(ctx, api, args)
 		if err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ func simple(does, detail string, risky bool, do func(ctx context.Context, by inv
 }
 
 // doing makes c a command of a verb on the thing that find finds by the argument; detail is how that stands.
-func doing(a *app, c *cobra.Command, v operator.Verb, risky bool, find func(ctx context.Context, b backend, arg string) (thing any, detail string, err error)) *cobra.Command {
+func doing(a *app, c *cobra.Command, v operator.Verb, risky bool, find func(ctx context.Context, api conn, arg string) (thing any, detail string, err error)) *cobra.Command {
 	c.Args = cobra.ExactArgs(1)
 	if c.ValidArgsFunction == nil {
 		c.ValidArgsFunction = cobra.NoFileCompletions
@@ -223,18 +223,18 @@ func doing(a *app, c *cobra.Command, v operator.Verb, risky bool, find func(ctx 
 	if v.Pauses() {
 		c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
 	}
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		end, err := a.moment("until", until)
 		if err != nil {
 			return change{}, err
 		}
-		thing, detail, err := find(ctx, b, args[0])
+		thing, detail, err := find(ctx, api, args[0])
 		if err != nil {
 			return change{}, err
 		}
 		detail = strings.TrimPrefix(detail+after(", until ", stamp(&end)), ", ")
 		return simple(fmt.Sprintf("%s %v", v, thing), detail, risky, func(ctx context.Context, by invalidation.By) error {
-			return b.Do(ctx, v, thing, by, end)
+			return api.carryOut(ctx, v, thing, by, end)
 		})
 	})
 }
@@ -284,14 +284,18 @@ func (a *app) queueFlag(c *cobra.Command, queue *string, help string) {
 }
 
 func (a *app) queueNames(c *cobra.Command, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, nil, prefix, func(ctx context.Context, b backend) ([]string, error) { return b.QueueNames(ctx, prefix) },
-		func(name string) string { return name })
+	return complete(a, c, nil, prefix,
+		func(ctx context.Context, api conn) ([]operator.Queue, error) { return listQueues(ctx, api) },
+		func(q operator.Queue) string { return q.Name })
 }
+
+// completionsMax bounds the rows that a completion reads.
+const completionsMax = 500
 
 // complete offers the names that begin with a prefix for the first argument. It asks for a second at most: a person
 // waits at the prompt. Global flags were not checked yet, since nothing runs.
 func complete[T any](a *app, c *cobra.Command, args []string, prefix string,
-	ask func(context.Context, backend) ([]T, error), name func(T) string,
+	ask func(context.Context, conn) ([]T, error), name func(T) string,
 ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -301,11 +305,11 @@ func complete[T any](a *app, c *cobra.Command, args []string, prefix string,
 	if a.check() != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	b, err := a.backend(ctx)
+	api, err := a.connect(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	found, err := ask(ctx, b)
+	found, err := ask(ctx, api)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -55,8 +55,8 @@ func cronList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Cron jobs by name", Args: cobra.NoArgs}
 	var queue string
 	a.queueFlag(c, &queue, "of this queue")
-	return listing(a, c, a.cronColumns(), func(ctx context.Context, b backend, _ []string) ([]operator.CronJob, error) {
-		return b.CronJobs(ctx, operator.CronFilter{Queue: queue, Limit: operator.PageMax})
+	return listing(a, c, a.cronColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.CronJob, error) {
+		return everything[operator.CronJob](ctx, api, "/v1/cron", "queue", queue)
 	})
 }
 
@@ -82,8 +82,8 @@ func timetable(settings json.RawMessage) (*cron.Timetable, error) {
 
 func cronShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show JOB", Short: "One job: state, settings, and its next ten firings in words", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
-	read := func(ctx context.Context, b backend, args []string) (operator.CronJobDetail, error) {
-		return b.CronJob(ctx, args[0])
+	read := func(ctx context.Context, api conn, args []string) (operator.CronJobDetail, error) {
+		return get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", args[0]))
 	}
 	return showing(a, c, read, func(w io.Writer, j operator.CronJobDetail) {
 		a.facts(w, [2]string{"job", j.Name}, [2]string{"queue", j.Queue}, [2]string{"state", j.State}, [2]string{"problem", j.Problem},
@@ -115,7 +115,7 @@ func cronCreate(a *app) *cobra.Command {
 	}
 	var set []string
 	settingFlag(c, &set, cronSettings)
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		options, err := readSettings(set)
 		if err != nil {
 			return change{}, err
@@ -128,7 +128,8 @@ func cronCreate(a *app) *cobra.Command {
 			return change{}, err
 		}
 		return simple("create cron job "+args[0], args[2]+after(" ", described(options)), false, func(ctx context.Context, by invalidation.By) error {
-			return b.CreateCronJob(ctx, args[0], args[1], args[2], options, by)
+			in := body(by, "name", args[0], "spec", args[2], "settings", options)
+			return api.post(ctx, at("/v1/queues/%v/cron", args[1]), in, nil)
 		})
 	})
 }
@@ -157,7 +158,7 @@ func cronAlter(a *app) *cobra.Command {
 	}
 	var set []string
 	settingFlag(c, &set, append([]string{"spec"}, cronSettings...))
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		options, err := readSettings(set)
 		if err != nil {
 			return change{}, err
@@ -165,7 +166,7 @@ func cronAlter(a *app) *cobra.Command {
 		if len(options) == 0 {
 			return change{}, usagef("nothing to change: give --set name=value")
 		}
-		j, err := b.CronJob(ctx, args[0])
+		j, err := get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", args[0]))
 		if err != nil {
 			return change{}, err
 		}
@@ -173,21 +174,21 @@ func cronAlter(a *app) *cobra.Command {
 			return change{}, err
 		}
 		return simple("alter cron job "+j.Name, described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return b.AlterCronJob(ctx, j.Name, options, by)
+			return api.overwrite(ctx, "PATCH", at("/v1/cron/%v", j.Name), body(by, "settings", options))
 		})
 	})
 }
 
 func cronVerb(a *app, v operator.Verb, use, help string) *cobra.Command {
 	c := &cobra.Command{Use: use + " JOB", Short: help, ValidArgsFunction: a.completeCron}
-	return doing(a, c, v, v == operator.DropCronJob, func(ctx context.Context, b backend, arg string) (any, string, error) {
-		j, err := b.CronJob(ctx, arg)
+	return doing(a, c, v, v == operator.DropCronJob, func(ctx context.Context, api conn, arg string) (any, string, error) {
+		j, err := get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", arg))
 		return j.Name, "", err
 	})
 }
 
 func (a *app) completeCron(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.CronJob, error) {
-		return b.CronJobs(ctx, operator.CronFilter{Limit: 500})
+	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.CronJob, error) {
+		return list[operator.CronJob](ctx, api, "/v1/cron", completionsMax, "")
 	}, func(j operator.CronJob) string { return j.Name })
 }

@@ -52,15 +52,16 @@ func entryList(a *app) *cobra.Command {
 	flags.Int64Var(&f.After, "after", 0, "ids above this one: the last of the page before")
 	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
 	must(c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(operator.States(), cobra.ShellCompDirectiveNoFileComp)))
-	return paging(a, c, &f.Limit, a.entryColumns(), func(ctx context.Context, b backend, args []string) ([]operator.Entry, error) {
+	return paging(a, c, &f.Limit, a.entryColumns(), func(ctx context.Context, api conn, args []string) ([]operator.Entry, error) {
 		f.Queue = args[0]
-		return b.Entries(ctx, f)
+		return list[operator.Entry](ctx, api, "/v1/entries", f.Limit, f.After,
+			"queue", f.Queue, "state", f.State, "flow", f.Flow, "lock_key", f.LockKey, "name", f.Name)
 	}, func(last operator.Entry) string { return fmt.Sprintf("--after %d", last.ID) })
 }
 
 func entryShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show ID", Short: "All about one entry, living or ended", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return showing(a, c, ofEntry(backend.Entry), a.writeEntry)
+	return showing(a, c, ofEntry(entryDetail), a.writeEntry)
 }
 
 func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
@@ -105,7 +106,7 @@ func entryExplain(a *app) *cobra.Command {
 		Use: "explain ID", Short: "Why does it not run? The conditions of the claim, one by one, with their numbers",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	return showing(a, c, ofEntry(backend.Explain), func(w io.Writer, e operator.Explanation) {
+	return showing(a, c, ofEntry(explain), func(w io.Writer, e operator.Explanation) {
 		fmt.Fprintf(w, "entry %d of queue %s: %s\n", e.ID, e.Queue, a.paint(cellColours[e.State], e.State))
 		for _, r := range e.Reasons {
 			fmt.Fprintf(w, "  %s: %s\n", r.Code, oneLine(r.Text))
@@ -134,17 +135,17 @@ func entryWait(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		b, err := a.backend(c.Context())
+		api, err := a.connect(c.Context())
 		if err != nil {
 			return err
 		}
-		return a.await(c.Context(), b, ids, most)
+		return a.await(c.Context(), api, ids, most)
 	}
 	return c
 }
 
 // await prints how entries ended, in the order in which they were asked for.
-func (a *app) await(ctx context.Context, b backend, ids []int64, most time.Duration) error {
+func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Duration) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if most > 0 {
@@ -153,7 +154,7 @@ func (a *app) await(ctx context.Context, b backend, ids []int64, most time.Durat
 	}
 	var found []ended
 	for _, id := range ids {
-		e, err := poll(ctx, b, id)
+		e, err := a.awaitEnd(ctx, api, id)
 		if err != nil {
 			if errors.Is(context.Cause(ctx), errTimeout) {
 				return fmt.Errorf("wait for entry %d: it has not ended after %s: %w", id, most, errTimeout)
@@ -181,17 +182,23 @@ func (a *app) await(ctx context.Context, b backend, ids []int64, most time.Durat
 	return err
 }
 
-// poll asks for the outcome of an entry, at first often and then once a second.
-func poll(ctx context.Context, b backend, id int64) (operator.Ended, error) {
-	for wait := 50 * time.Millisecond; ; wait = min(wait*3/2, time.Second) {
-		_, e, err := b.Outcome(ctx, id)
-		if !errors.Is(err, invalidation.ErrState) {
-			return e, err
+// waitStep is how long one request waits for the end of an entry.
+const waitStep = 20 * time.Second
+
+// awaitEnd returns the outcome of an entry as soon as it has ended.
+func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.Ended, error) {
+	for {
+		e, err := readEntry(ctx, api, id, min(waitStep, a.timeout*2/3))
+		if err != nil {
+			return operator.Ended{}, err
 		}
-		select {
+		if e.Ended != nil {
+			return *e.Ended, nil
+		}
+		select { // a server that is about to end answers at once
 		case <-ctx.Done():
-			return operator.Ended{}, ctx.Err()
-		case <-time.After(wait):
+			return operator.Ended{}, context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
@@ -203,9 +210,13 @@ func entryCancel(a *app) *cobra.Command {
 		Example:           "  penstock entry cancel 17 18 --reason 'wrong input'\n  penstock entry cancel --queue mails --name newsletter --reason 'sent twice'",
 	}
 	bulk := a.bulkFlags(c, false)
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		return a.oneOrMany(ctx, b, args, bulk, operator.CancelEntries, "cancel entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			answer, err := b.CancelEntry(ctx, id, by)
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		return a.oneOrMany(ctx, api, args, bulk, operator.CancelEntries, "cancel entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+			var made struct {
+				Verdict operator.Cancelled `json:"verdict"`
+			}
+			err := api.post(ctx, at("/v1/entries/%v/cancel", id), body(by), &made)
+			answer := made.Verdict
 			if answer == operator.CancelRequested {
 				return "requested; the node that runs it hears of it at its heartbeat", err
 			}
@@ -222,15 +233,19 @@ func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 	c.Flags().StringVar(&name, "name", "", "all entries of this name")
 	c.Flags().StringVar(&key, "lock-key", "", "all entries of this lock key")
 	c.MarkFlagsMutuallyExclusive("name", "lock-key")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		scope, value := operator.ByName, name
+		route := "/v1/queues/%v/entries/disable"
+		if v == operator.EnableEntry {
+			route = "/v1/queues/%v/entries/enable"
+		}
 		if key != "" {
 			scope, value = operator.ByLockKey, key
 		}
 		switch {
 		case len(args) > 0 && queue+name+key == "":
 			return a.each(args, v.String(), func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				return "", b.Do(ctx, v, id, by, time.Time{})
+				return "", api.carryOut(ctx, v, id, by, time.Time{})
 			})
 		case len(args) > 0 || queue == "" || value == "":
 			return change{}, usagef("give ids, or --queue with --name or --lock-key")
@@ -238,11 +253,12 @@ func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 		return change{
 			does: fmt.Sprintf("%s entries of queue %s with %s %s", verb, queue, scope, value),
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				id, err := b.SwitchEntries(ctx, v, queue, scope, value, by)
-				if err != nil {
+				var made startedOperation
+				in := body(by, "scope", scope, "value", value)
+				if err := api.post(ctx, at(route, queue), in, &made); err != nil {
 					return "", err
 				}
-				return a.follow(ctx, b, int64(id))
+				return a.follow(ctx, api, made.ID)
 			},
 		}, nil
 	})

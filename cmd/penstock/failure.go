@@ -38,9 +38,10 @@ func failureList(a *app) *cobra.Command {
 		{title: "LOCK KEY", wide: true, text: func(f operator.Failure) string { return f.LockKey }},
 		{title: "FLOW", wide: true, text: func(f operator.Failure) string { return f.Flow }},
 		{title: "ERROR", text: func(f operator.Failure) string { return short(f.Error, 80) }},
-	}, func(ctx context.Context, b backend, args []string) ([]operator.Failure, error) {
+	}, func(ctx context.Context, api conn, args []string) ([]operator.Failure, error) {
 		f.Queue = args[0]
-		return b.Failures(ctx, f)
+		return list[operator.Failure](ctx, api, "/v1/failures", f.Limit, f.Before, "queue", f.Queue, "class", f.Class,
+			"fingerprint", f.Fingerprint, "flow", f.Flow, "lock_key", f.LockKey, "name", f.Name)
 	}, func(last operator.Failure) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
@@ -62,14 +63,18 @@ func failureCauses(a *app) *cobra.Command {
 			}
 			return short(c.Fingerprint, 100)
 		}},
-	}, func(ctx context.Context, b backend, args []string) ([]operator.Cause, error) {
-		return b.Causes(ctx, args[0], limit)
+	}, func(ctx context.Context, api conn, args []string) ([]operator.Cause, error) {
+		return unpaged[operator.Cause](ctx, api, at("/v1/queues/%v/causes", args[0]), limit)
 	})
+}
+
+func failureDetail(ctx context.Context, api conn, id int64) (operator.FailureDetail, error) {
+	return get[operator.FailureDetail](ctx, api, at("/v1/failures/%v", id))
 }
 
 func failureShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show ID", Short: "One failure with payload and history", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return showing(a, c, ofEntry(backend.Failure), func(w io.Writer, f operator.FailureDetail) {
+	return showing(a, c, ofEntry(failureDetail), func(w io.Writer, f operator.FailureDetail) {
 		a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue}, [2]string{"failed", stamp(&f.FailedAt)},
 			[2]string{"accepted", stamp(&f.CreatedAt)}, [2]string{"class", f.Class}, [2]string{"error", f.Error},
 			[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts", fmt.Sprint(f.Attempt)}, [2]string{"crashes", fmt.Sprint(f.Crashes)},
@@ -85,9 +90,9 @@ func failureRetry(a *app) *cobra.Command {
 		Example: "  penstock failure retry 17 --reason 'fixed'\n  penstock failure retry --queue mails --class timeout --reason 'provider is back' --dry-run",
 	}
 	bulk := a.bulkFlags(c, true)
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		return a.oneOrMany(ctx, b, args, bulk, operator.RetryFailures, "retry failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			return "", b.Do(ctx, operator.RetryFailure, id, by, time.Time{})
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		return a.oneOrMany(ctx, api, args, bulk, operator.RetryFailures, "retry failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+			return "", api.carryOut(ctx, operator.RetryFailure, id, by, time.Time{})
 		})
 	})
 }
@@ -95,9 +100,9 @@ func failureRetry(a *app) *cobra.Command {
 func failureDiscard(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "discard [ID...]", Short: "Forget failures, by id or by filter; only the audit remembers them", ValidArgsFunction: cobra.NoFileCompletions}
 	bulk := a.bulkFlags(c, true)
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		planned, err := a.oneOrMany(ctx, b, args, bulk, operator.DiscardFailures, "discard failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			return "", b.Do(ctx, operator.DiscardFailure, id, by, time.Time{})
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		planned, err := a.oneOrMany(ctx, api, args, bulk, operator.DiscardFailures, "discard failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+			return "", api.carryOut(ctx, operator.DiscardFailure, id, by, time.Time{})
 		})
 		planned.risky = true
 		return planned, err

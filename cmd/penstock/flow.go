@@ -35,8 +35,8 @@ func flowList(a *app) *cobra.Command {
 		{title: "LOCKS", right: true, text: func(u operator.Usage) string { return number(u.Locks) }},
 		{title: "ENTRIES", right: true, wide: true, text: func(u operator.Usage) string { return number(u.Entries) }},
 		{title: "COST", right: true, wide: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Cost) }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Usage, error) {
-		found, err := b.Usage(ctx, queue, "", "", operator.PageMax)
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Usage, error) {
+		found, err := everything[operator.Usage](ctx, api, "/v1/usage", "queue", queue)
 		slices.SortStableFunc(found, func(x, y operator.Usage) int { return cmp.Compare(y.Slots, x.Slots) })
 		return found, err
 	})
@@ -50,7 +50,7 @@ func flowWeight(a *app) *cobra.Command {
 	}
 	var queue string
 	a.queueFlag(c, &queue, "in one queue only; it goes before a weight in all queues")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		weight, err := strconv.ParseFloat(args[1], 64)
 		if err != nil || weight < 0 || weight > 1000 {
 			return change{}, usagef("weight is %q: want a number from 0.001 to 1000, or 0", args[1])
@@ -63,7 +63,7 @@ func flowWeight(a *app) *cobra.Command {
 			does += " in queue " + queue
 		}
 		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error {
-			return b.SetFlowWeight(ctx, args[0], queue, weight, by)
+			return api.post(ctx, "/v1/flows/weight"+query("queue", queue), body(by, "flow", args[0], "weight", weight), nil)
 		})
 	})
 }

@@ -28,8 +28,8 @@ func groupList(a *app) *cobra.Command {
 		{title: "NODE", text: func(g operator.Group) string { return before(g.Node, "-") }},
 		{title: "HELD", right: true, text: func(g operator.Group) string { return before(ageOrNone(g.HeldSeconds), "-") }},
 		{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
-	}, func(ctx context.Context, b backend, args []string) ([]operator.Group, error) {
-		return b.Groups(ctx, args[0], after, limit)
+	}, func(ctx context.Context, api conn, args []string) ([]operator.Group, error) {
+		return list[operator.Group](ctx, api, "/v1/groups", limit, after, "queue", args[0])
 	}, func(last operator.Group) string { return fmt.Sprintf("--after %q", last.LockKey) })
 }
 
@@ -40,8 +40,8 @@ func groupCompact(a *app) *cobra.Command {
 	}
 	var key string
 	c.Flags().StringVar(&key, "lock-key", "", "this key only")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		if _, err := b.Queue(ctx, args[0]); err != nil {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		if _, err := findQueue(ctx, api, args[0]); err != nil {
 			return change{}, err
 		}
 		return change{
@@ -49,12 +49,17 @@ func groupCompact(a *app) *cobra.Command {
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				total, from := 0, ""
 				for {
-					n, next, err := b.Compact(ctx, args[0], key, from, by)
-					total += n
-					if err != nil || next == "" {
+					var part struct {
+						Replaced int    `json:"replaced"`
+						Next     string `json:"next"`
+					}
+					in := body(by, "lock_key", key, "after", from)
+					err := api.post(ctx, at("/v1/queues/%v/compact", args[0]), in, &part)
+					total += part.Replaced
+					if err != nil || part.Next == "" {
 						return many(total, "entry was", "entries were") + " merged into others", err
 					}
-					from = next
+					from = part.Next
 				}
 			},
 		}, nil

@@ -34,8 +34,8 @@ func limitList(a *app) *cobra.Command {
 			return "all flows"
 		}},
 		{title: "QUEUES", text: func(l operator.Limit) string { return before(short(strings.Join(l.Queues, ","), 60), "-") }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Limit, error) {
-		return b.Limits(ctx, operator.PageMax)
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Limit, error) {
+		return everything[operator.Limit](ctx, api, "/v1/limits")
 	})
 }
 
@@ -53,7 +53,7 @@ func limitSet(a *app) *cobra.Command {
 	flags.Float64Var(&burst, "burst", 0, "units that may be saved up")
 	flags.BoolVar(&perFlow, "per-flow", false, "each flow has the limit for itself")
 	flags.BoolVar(&perKey, "per-key", false, "each lock key has the rate for itself")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		options := map[string]any{}
 		for flag, value := range map[string]any{"max-units": units, "rate": rate, "burst": burst, "per-flow": perFlow, "per-key": perKey} {
 			if flags.Changed(flag) {
@@ -64,7 +64,7 @@ func limitSet(a *app) *cobra.Command {
 			return change{}, usagef("nothing to set: give --max-units, --rate, --burst, --per-flow or --per-key")
 		}
 		return simple("set limit "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return b.SetLimit(ctx, args[0], options, by)
+			return api.put(ctx, at("/v1/limits/%v", args[0]), body(by, "settings", options), nil)
 		})
 	})
 }
@@ -75,7 +75,7 @@ func limitUse(a *app) *cobra.Command {
 	}
 	var units int
 	c.Flags().IntVar(&units, "units", 1, "units that each lock of the queue uses; 0: take the queue out")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		if units < 0 {
 			return change{}, usagef("--units is %d: want 0 or more", units)
 		}
@@ -84,7 +84,7 @@ func limitUse(a *app) *cobra.Command {
 			does, detail = fmt.Sprintf("take queue %s out of limit %s", args[0], args[1]), ""
 		}
 		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
-			return b.UseLimit(ctx, args[0], args[1], units, by)
+			return api.put(ctx, at("/v1/queues/%v/limits/%v", args[0], args[1]), body(by, "units", units), nil)
 		})
 	})
 }

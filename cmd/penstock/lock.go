@@ -36,15 +36,15 @@ func lockList(a *app) *cobra.Command {
 	c.Flags().StringVar(&node, "node", "", "of this node, by name or id")
 	c.Flags().IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
 	must(c.RegisterFlagCompletionFunc("node", a.completeNodes))
-	return listing(a, c, lockColumns(), func(ctx context.Context, b backend, _ []string) ([]operator.Lock, error) {
+	return listing(a, c, lockColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.Lock, error) {
 		if node != "" {
-			n, err := operator.FindNode(ctx, b, node)
+			n, err := operator.FindNode(ctx, api, node)
 			if err != nil {
 				return nil, err
 			}
 			f.NodeID = n.ID
 		}
-		return b.Locks(ctx, f)
+		return list[operator.Lock](ctx, api, "/v1/locks", f.Limit, f.After, "queue", f.Queue, "node", int64(f.NodeID))
 	})
 }
 
@@ -57,8 +57,8 @@ func lockVerify(a *app) *cobra.Command {
 	}
 	var limit int
 	c.Flags().IntVar(&limit, "limit", 200, "at most so many")
-	return reading(a, c, func(ctx context.Context, b backend, _ []string) error {
-		found, err := b.VerifyLocks(ctx, limit)
+	return reading(a, c, func(ctx context.Context, api conn, _ []string) error {
+		found, err := unpaged[operator.Suspect](ctx, api, "/v1/locks/suspects", limit)
 		if err != nil {
 			return err
 		}

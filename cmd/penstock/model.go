@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -27,8 +28,8 @@ func modelList(a *app) *cobra.Command {
 		{title: "SLOTS HELD", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Held, m.Slots) }},
 		{title: "OVERRIDE", text: func(m operator.Model) string { return before(short(string(m.Override), 60), "-") }},
 		{title: "CONFIG", wide: true, text: func(m operator.Model) string { return string(m.Config) }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Model, error) {
-		return b.Models(ctx, operator.PageMax)
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Model, error) {
+		return everything[operator.Model](ctx, api, "/v1/models")
 	})
 }
 
@@ -37,12 +38,12 @@ func modelRegister(a *app) *cobra.Command {
 		Use: "register MODEL CONFIG", Short: "Make a model known, or replace its config (JSON, @FILE or -); an override stays",
 		Args: cobra.ExactArgs(2),
 	}
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		config, err := a.object("config", args[1])
 		if err != nil {
 			return change{}, err
 		}
-		known, err := findModel(ctx, b, args[0])
+		known, err := findModel(ctx, api, args[0])
 		if err != nil {
 			return change{}, err
 		}
@@ -53,8 +54,11 @@ func modelRegister(a *app) *cobra.Command {
 			return change{}, usagef("the override of the model, which stays, does not go with this config: %w", err)
 		}
 		return change{does: "register model " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
-			queue, err := b.RegisterModel(ctx, args[0], config, by)
-			return "its queue is " + queue, err
+			var made struct {
+				Queue string `json:"queue"`
+			}
+			err := api.put(ctx, at("/v1/models/%v", args[0]), body(by, "config", json.RawMessage(config)), &made)
+			return "its queue is " + made.Queue, err
 		}}, nil
 	})
 }
@@ -66,30 +70,34 @@ func modelOverride(a *app) *cobra.Command {
 	}
 	var remove bool
 	c.Flags().BoolVar(&remove, "clear", false, "take the override away")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		var fields []byte
 		var err error
 		switch {
 		case remove == (len(args) == 2):
 			return change{}, usagef("give fields (JSON, @FILE or -), or --clear")
 		case !remove:
-			if fields, err = a.override(ctx, b, args[0], args[1]); err != nil {
+			if fields, err = a.override(ctx, api, args[0], args[1]); err != nil {
 				return change{}, err
 			}
 		}
 		return simple("override model "+args[0], "", false, func(ctx context.Context, by invalidation.By) error {
-			return b.OverrideModel(ctx, args[0], fields, by)
+			path := at("/v1/models/%v/override", args[0])
+			if remove {
+				return api.overwrite(ctx, "DELETE", path+query("reason", by.Reason), nil)
+			}
+			return api.overwrite(ctx, "PUT", path, body(by, "override", json.RawMessage(fields)))
 		})
 	})
 }
 
 // override reads fields that are laid over a model's config, and checks what comes out.
-func (a *app) override(ctx context.Context, b backend, name, arg string) ([]byte, error) {
+func (a *app) override(ctx context.Context, api conn, name, arg string) ([]byte, error) {
 	fields, err := a.object("override", arg)
 	if err != nil {
 		return nil, err
 	}
-	known, err := findModel(ctx, b, name)
+	known, err := findModel(ctx, api, name)
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +108,8 @@ func (a *app) override(ctx context.Context, b backend, name, arg string) ([]byte
 }
 
 // findModel returns a model, the zero value if it is not known.
-func findModel(ctx context.Context, b backend, name string) (operator.Model, error) {
-	models, err := b.Models(ctx, operator.PageMax)
+func findModel(ctx context.Context, api conn, name string) (operator.Model, error) {
+	models, err := everything[operator.Model](ctx, api, "/v1/models")
 	for _, m := range models {
 		if m.Name == name {
 			return m, err
@@ -112,7 +120,7 @@ func findModel(ctx context.Context, b backend, name string) (operator.Model, err
 
 func modelRemove(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", ValidArgsFunction: a.completeModels}
-	return doing(a, c, operator.RemoveModel, true, func(_ context.Context, _ backend, arg string) (any, string, error) { return arg, "", nil })
+	return doing(a, c, operator.RemoveModel, true, func(_ context.Context, _ conn, arg string) (any, string, error) { return arg, "", nil })
 }
 
 func instanceCommand(a *app) *cobra.Command {
@@ -149,8 +157,8 @@ func (a *app) instanceColumns() []column[operator.Instance] {
 
 func instanceList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeModels}
-	return listing(a, c, a.instanceColumns(), func(ctx context.Context, b backend, args []string) ([]operator.Instance, error) {
-		return b.Instances(ctx, strings.Join(args, ""), operator.PageMax) // one at most
+	return listing(a, c, a.instanceColumns(), func(ctx context.Context, api conn, args []string) ([]operator.Instance, error) {
+		return everything[operator.Instance](ctx, api, "/v1/instances", "model", strings.Join(args, "")) // one at most
 	})
 }
 
@@ -163,7 +171,7 @@ func instanceRegister(a *app) *cobra.Command {
 	var labels string
 	c.Flags().Int32Var(&slots, "slots", 1, "how many calls at once")
 	c.Flags().StringVar(&labels, "labels", "", "JSON object")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		i := operator.Instance{Model: args[0], Server: args[1], Endpoint: args[2], Slots: slots}
 		if labels != "" {
 			text, err := a.object("--labels", labels)
@@ -173,15 +181,18 @@ func instanceRegister(a *app) *cobra.Command {
 			i.Labels = text
 		}
 		does, detail := fmt.Sprintf("register instance %s of model %s", i.Server, i.Model), fmt.Sprintf("%s with %d slots", i.Endpoint, slots)
-		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error { return b.RegisterInstance(ctx, i, by) })
+		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
+			return api.put(ctx, at("/v1/instances/%v/%v", i.Model, i.Server),
+				body(by, "endpoint", i.Endpoint, "slots", i.Slots, "labels", i.Labels), nil)
+		})
 	})
 }
 
 func instanceDrain(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "drain MODEL SERVER", Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeModels}
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), "", false, func(ctx context.Context, by invalidation.By) error {
-			return b.DrainInstance(ctx, args[0], args[1], by)
+			return api.post(ctx, at("/v1/instances/%v/%v/drain", args[0], args[1]), body(by), nil)
 		})
 	})
 }
@@ -190,14 +201,16 @@ func instanceRemove(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "remove MODEL SERVER", Short: "Forget an instance; refused while slots are held, unless forced", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeModels}
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if slots are held: calls that still run there are counted nowhere")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), "", true, func(ctx context.Context, by invalidation.By) error {
-			return b.RemoveInstance(ctx, args[0], args[1], force, by)
+			return api.remove(ctx, at("/v1/instances/%v/%v", args[0], args[1]), by, "force", force)
 		})
 	})
 }
 
 func (a *app) completeModels(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.Model, error) { return b.Models(ctx, 500) },
+	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.Model, error) {
+		return list[operator.Model](ctx, api, "/v1/models", completionsMax, "")
+	},
 		func(m operator.Model) string { return m.Name })
 }

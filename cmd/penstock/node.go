@@ -37,9 +37,14 @@ func nodeList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Nodes by name", Args: cobra.NoArgs}
 	var limit int
 	c.Flags().IntVar(&limit, "limit", 500, "at most so many")
-	return listing(a, c, a.nodeColumns(), func(ctx context.Context, b backend, _ []string) ([]operator.Node, error) {
-		return b.Nodes(ctx, limit)
+	return listing(a, c, a.nodeColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) {
+		return api.Nodes(ctx, limit)
 	})
+}
+
+// Nodes lists nodes by name. It has the name that operator.FindNode asks for.
+func (c conn) Nodes(ctx context.Context, limit int) ([]operator.Node, error) {
+	return list[operator.Node](ctx, c, "/v1/nodes", limit, "")
 }
 
 // drainPoll is how often a drain is looked at that somebody waits for.
@@ -52,26 +57,26 @@ func nodeDrain(a *app) *cobra.Command {
 	}
 	var wait bool
 	c.Flags().BoolVar(&wait, "wait", false, "until the node is gone or dead")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		n, err := operator.FindNode(ctx, b, args[0])
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		n, err := operator.FindNode(ctx, api, args[0])
 		if err != nil {
 			return change{}, err
 		}
 		return change{
 			does: "drain node " + n.Name, detail: n.State + ", it holds " + many(n.Locks, "lock", "locks"), risky: true,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				if err := b.Do(ctx, operator.DrainNode, int64(n.ID), by, time.Time{}); err != nil || !wait {
+				if err := api.carryOut(ctx, operator.DrainNode, int64(n.ID), by, time.Time{}); err != nil || !wait {
 					return "asked; it hears of it at its heartbeat", err
 				}
-				return a.awaitGone(ctx, b, n.ID)
+				return a.awaitGone(ctx, api, n.ID)
 			},
 		}, nil
 	})
 }
 
-func (a *app) awaitGone(ctx context.Context, b backend, id operator.NodeID) (string, error) {
+func (a *app) awaitGone(ctx context.Context, api conn, id operator.NodeID) (string, error) {
 	for {
-		all, err := b.Nodes(ctx, operator.PageMax)
+		all, err := api.Nodes(ctx, operator.PageMax)
 		if err != nil {
 			return "", err
 		}
@@ -96,6 +101,6 @@ func (a *app) awaitGone(ctx context.Context, b backend, id operator.NodeID) (str
 }
 
 func (a *app) completeNodes(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.Node, error) { return b.Nodes(ctx, 500) },
+	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.Node, error) { return api.Nodes(ctx, completionsMax) },
 		func(n operator.Node) string { return n.Name })
 }

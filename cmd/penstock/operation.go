@@ -37,8 +37,8 @@ func operationList(a *app) *cobra.Command {
 		}},
 		{title: "AGE", right: true, text: func(o operator.Operation) string { return a.since(o.CreatedAt) }},
 		{title: "BY", text: func(o operator.Operation) string { return short(o.Actor+after(": ", o.Reason), 60) }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Operation, error) {
-		return b.Operations(ctx, operator.OperationFilter{Queue: queue, Running: running, Limit: limit})
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Operation, error) {
+		return list[operator.Operation](ctx, api, "/v1/operations", limit, 0, "queue", queue, "running", running)
 	})
 }
 
@@ -60,11 +60,11 @@ func operationFollow(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		b, err := a.backend(c.Context())
+		api, err := a.connect(c.Context())
 		if err != nil {
 			return err
 		}
-		answer, err := a.follow(c.Context(), b, id)
+		answer, err := a.follow(c.Context(), api, id)
 		if err != nil {
 			return err
 		}
@@ -75,12 +75,12 @@ func operationFollow(a *app) *cobra.Command {
 
 func operationCancel(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "cancel ID", Short: "End an operation; what it has changed stays changed"}
-	return doing(a, c, operator.CancelOperation, false, func(ctx context.Context, b backend, arg string) (any, string, error) {
+	return doing(a, c, operator.CancelOperation, false, func(ctx context.Context, api conn, arg string) (any, string, error) {
 		id, err := numbered("bulk operation", []string{arg})
 		if err != nil {
 			return nil, "", err
 		}
-		o, err := b.Operation(ctx, id)
+		o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
 		return id, fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched), err
 	})
 }

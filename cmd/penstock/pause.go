@@ -24,8 +24,8 @@ func pauseList(a *app) *cobra.Command {
 		{title: "FOR", right: true, text: func(p operator.Pause) string { return a.since(p.Since) }},
 		{title: "UNTIL", text: func(p operator.Pause) string { return before(stamp(p.Until), "-") }},
 		{title: "BY", text: func(p operator.Pause) string { return short(p.Actor+after(": ", p.Reason), 80) }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Pause, error) {
-		return b.Pauses(ctx, operator.PageMax)
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Pause, error) {
+		return everything[operator.Pause](ctx, api, "/v1/pauses")
 	})
 }
 
@@ -53,22 +53,27 @@ func pauseSet(a *app) *cobra.Command {
 	read := a.subject(c)
 	var until string
 	c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		end, err := a.moment("until", until)
 		if err != nil {
 			return change{}, err
 		}
 		s := read(args)
-		return simple("pause "+s.String(), after("until ", stamp(&end)), false, func(ctx context.Context, by invalidation.By) error { return b.Pause(ctx, s, by, end) })
+		return simple("pause "+s.String(), after("until ", stamp(&end)), false, func(ctx context.Context, by invalidation.By) error {
+			in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
+			return api.post(ctx, "/v1/pauses"+query("queue", s.Queue), in, nil)
+		})
 	})
 }
 
 func pauseEnd(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "end SCOPE VALUE", Short: "End a pause"}
 	read := a.subject(c)
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		s := read(args)
-		return simple("resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error { return b.Resume(ctx, s, by) })
+		return simple("resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error {
+			return api.remove(ctx, "/v1/pauses", by, "queue", s.Queue, "scope", s.Scope, "value", s.Value)
+		})
 	})
 }
 
@@ -96,8 +101,8 @@ func applicationList(a *app) *cobra.Command {
 		{title: "QUOTA", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaUnits), "-") }},
 		{title: "PER SECOND", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaRate), "-") }},
 		{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string { return before(ageOrNone(x.OldestSeconds), "-") }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.Application, error) {
-		return b.Applications(ctx, operator.PageMax)
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.Application, error) {
+		return everything[operator.Application](ctx, api, "/v1/applications")
 	})
 }
 
@@ -114,7 +119,7 @@ func applicationQuota(a *app) *cobra.Command {
 	flags.Float64Var(&l.Rate, "rate", 0, "locks a second")
 	flags.Float64Var(&l.Burst, "burst", 0, "locks that may be saved up")
 	flags.BoolVar(&remove, "clear", false, "remove the bound")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		quota, does := &l, fmt.Sprintf("set quota of application %s", args[0])
 		if flags.Changed("max-units") {
 			l.MaxUnits = &units
@@ -125,6 +130,13 @@ func applicationQuota(a *app) *cobra.Command {
 		if remove {
 			quota, does = nil, fmt.Sprintf("remove quota of application %s", args[0])
 		}
-		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error { return b.SetQuota(ctx, args[0], quota, by) })
+		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error {
+			path := at("/v1/applications/%v/quota", args[0])
+			if quota == nil {
+				return api.overwrite(ctx, "DELETE", path+query("reason", by.Reason), nil)
+			}
+			in := body(by, "max_units", quota.MaxUnits, "rate", quota.Rate, "burst", quota.Burst)
+			return api.put(ctx, path, in, nil)
+		})
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/doctor"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -24,9 +26,8 @@ import (
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// seat is a system with fixed content. Whatever a test does not give it panics, for the interface in it is nil.
-type seat struct {
-	backend
+// fake is an API with fixed content, as far as the tests need one.
+type fake struct {
 	snapshots []*operator.Snapshot
 	pushed    []invalidation.Push
 	refuse    int // the push with this number fails, from 1
@@ -34,43 +35,64 @@ type seat struct {
 	done      []string
 }
 
-func (s *seat) Queues(context.Context, ...string) ([]operator.Queue, error) { return queuesNow(), nil }
-
-func (s *seat) Queue(_ context.Context, name string) (operator.QueueDetail, error) {
-	for _, q := range queuesNow() {
-		if q.Name == name {
-			return operator.QueueDetail{Queue: q}, nil
+func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/queues", func(w http.ResponseWriter, _ *http.Request) {
+		writeAnswer(w, http.StatusOK, listed[operator.Queue]{Items: queuesNow()})
+	})
+	mux.HandleFunc("GET /v1/queues/{queue}", func(w http.ResponseWriter, r *http.Request) {
+		for _, q := range queuesNow() {
+			if q.Name == r.PathValue("queue") {
+				writeAnswer(w, http.StatusOK, operator.QueueDetail{Queue: q})
+				return
+			}
 		}
-	}
-	return operator.QueueDetail{}, invalidation.ErrQueueNotFound
+		writeAnswer(w, http.StatusNotFound, client.Error{Code: client.QueueNotFound, Detail: "there is no such queue"})
+	})
+	mux.HandleFunc("POST /v1/queues/{queue}/pause", func(w http.ResponseWriter, r *http.Request) {
+		var in struct {
+			Reason string
+			Until  time.Time
+		}
+		if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
+			panic(err)
+		}
+		f.done = append(f.done, fmt.Sprintf("pause %s because %s until %s", r.PathValue("queue"), in.Reason, in.Until.UTC().Format(time.RFC3339)))
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("GET /v1/snapshot", func(w http.ResponseWriter, _ *http.Request) {
+		next := f.snapshots[0]
+		if len(f.snapshots) > 1 {
+			f.snapshots = f.snapshots[1:]
+		}
+		writeAnswer(w, http.StatusOK, next)
+	})
+	mux.HandleFunc("POST /v1/queues/{queue}/entries", f.push)
+	mux.ServeHTTP(w, r)
 }
 
-func (s *seat) Do(_ context.Context, v operator.Verb, thing any, by invalidation.By, until time.Time) error {
-	s.done = append(s.done, fmt.Sprintf("%s %v by %s because %s until %s", v, thing, by.Actor, by.Reason, until.UTC().Format(time.RFC3339)))
-	return nil
-}
-
-func (s *seat) Snapshot(_ context.Context, earlier *operator.Snapshot) (*operator.Snapshot, error) {
-	if len(s.snapshots) == 0 {
-		return nil, errors.New("the database is away")
+func (f *fake) push(w http.ResponseWriter, r *http.Request) {
+	if f.pushes++; f.pushes == f.refuse {
+		writeAnswer(w, http.StatusTooManyRequests, client.Error{Code: client.QueueFull, Detail: "the queue is full"})
+		return
 	}
-	next := s.snapshots[0]
-	if len(s.snapshots) > 1 {
-		s.snapshots = s.snapshots[1:]
-	}
-	return next, nil
-}
-
-func (s *seat) Push(_ context.Context, _ string, pushes ...invalidation.Push) ([]invalidation.Pushed, error) {
-	if s.pushes++; s.pushes == s.refuse {
-		return nil, invalidation.ErrQueueFull
+	var entries []sentEntry
+	if err := json.NewDecoder(r.Body).Decode(&entries); err != nil {
+		panic(err)
 	}
 	var answers []invalidation.Pushed
-	for _, p := range pushes {
-		s.pushed = append(s.pushed, p)
-		answers = append(answers, invalidation.Pushed{ID: invalidation.EntryID(len(s.pushed)), Verdict: invalidation.Inserted})
+	for _, e := range entries {
+		f.pushed = append(f.pushed, invalidation.Push(e))
+		answers = append(answers, invalidation.Pushed{ID: invalidation.EntryID(len(f.pushed)), Verdict: invalidation.Inserted})
 	}
-	return answers, nil
+	writeAnswer(w, http.StatusCreated, map[string]any{"entries": answers})
+}
+
+func writeAnswer(w http.ResponseWriter, status int, body any) {
+	w.WriteHeader(status)
+	if err := json.NewEncoder(w).Encode(body); err != nil {
+		panic(err)
+	}
 }
 
 func queuesNow() []operator.Queue {
@@ -93,8 +115,12 @@ func queuesNow() []operator.Queue {
 
 func snapshotNow() *operator.Snapshot {
 	head := 93.0
+	queues := queuesNow()
+	for i, rates := range [][2]float64{{120.25, 118}, {0, 0}} {
+		queues[i].InPerSecond, queues[i].OutPerSecond = &rates[0], &rates[1]
+	}
 	return &operator.Snapshot{
-		At: noon, Queues: queuesNow(), Waiting: 1_199_942,
+		At: noon, Queues: queues, Waiting: 1_199_942,
 		Lanes: []operator.Lane{{Queue: "embed", Priority: 1, Flow: "acme", Keys: 1000, HeadAgeSeconds: &head}, {Queue: "mails", Priority: 5, Keys: 2}},
 		Nodes: []operator.Node{
 			{ID: 7001, Name: "gpu-1", Application: "gpu", State: "live", Threads: 32, Locks: 64, SilentSeconds: 0.8, Queues: []string{"embed"}, StartedAt: noon.Add(-50 * time.Hour)},
@@ -107,12 +133,12 @@ func snapshotNow() *operator.Snapshot {
 	}
 }
 
-// command runs one command line on a seat, and returns output, errors and exit code.
-func command(t *testing.T, b backend, args ...string) (out, errs string, code int) {
+// command runs one command line on an API handler, nil for that of the database, and returns output, errors and exit code.
+func command(t *testing.T, api http.Handler, args ...string) (out, errs string, code int) {
 	t.Helper()
 	var o, e bytes.Buffer
 	a := newApp(strings.NewReader(""), &o, &e, func(string) string { return "" })
-	a.seat, a.now = b, func() time.Time { return noon }
+	a.handler, a.now = api, func() time.Time { return noon }
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	code = run(ctx, a, args)
@@ -121,7 +147,7 @@ func command(t *testing.T, b backend, args ...string) (out, errs string, code in
 
 func TestListsInEachFormat(t *testing.T) {
 	for _, format := range formats {
-		out, errs, code := command(t, &seat{}, "queue", "list", "-o", format)
+		out, errs, code := command(t, &fake{}, "queue", "list", "-o", format)
 		if code != 0 || errs != "" {
 			t.Fatalf("-o %s: exit %d, %s", format, code, errs)
 		}
@@ -130,7 +156,7 @@ func TestListsInEachFormat(t *testing.T) {
 }
 
 func TestTopOnce(t *testing.T) {
-	out, errs, code := command(t, &seat{snapshots: []*operator.Snapshot{snapshotNow()}}, "top", "--once", "--interval", "100ms")
+	out, errs, code := command(t, &fake{snapshots: []*operator.Snapshot{snapshotNow()}}, "top", "--once", "--interval", "100ms")
 	if code != 0 {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
@@ -292,7 +318,7 @@ func TestWhateverChangesBehaviourNeedsAReasonAndCanBeTriedFirst(t *testing.T) {
 		for range strings.Count(strings.ReplaceAll(leaf.Use, "[", ""), " ") {
 			args = append(args, "1")
 		}
-		if out, errs, code := command(t, &seat{}, args...); code != exitUsage || !strings.Contains(errs, "--reason") || out != "" {
+		if out, errs, code := command(t, &fake{}, args...); code != exitUsage || !strings.Contains(errs, "--reason") || out != "" {
 			t.Errorf("%s without a reason: exit %d, %s%s", path, code, out, errs)
 		}
 	}
@@ -322,15 +348,15 @@ func TestTheManualNamesEveryCommand(t *testing.T) {
 }
 
 func TestADryRunChangesNothing(t *testing.T) {
-	s := &seat{}
+	s := &fake{}
 	out, _, code := command(t, s, "queue", "pause", "mails", "--until", "1h", "--dry-run")
 	if code != 0 || len(s.done) > 0 || !strings.HasPrefix(out, "would pause queue mails: waiting: 5, computing: 0, until 2026-11-21T13:00:00Z") {
 		t.Errorf("exit %d, did %q, said %s", code, s.done, out)
 	}
-	if _, _, code = command(t, s, "queue", "pause", "mails", "--until", "1h", "--reason", "why", "--actor", "ada"); code != 0 {
+	if _, _, code = command(t, s, "queue", "pause", "mails", "--until", "1h", "--reason", "why"); code != 0 {
 		t.Errorf("exit %d", code)
 	}
-	if want := "pause queue mails by ada because why until 2026-11-21T13:00:00Z"; len(s.done) != 1 || s.done[0] != want {
+	if want := "pause mails because why until 2026-11-21T13:00:00Z"; len(s.done) != 1 || s.done[0] != want {
 		t.Errorf("did %q, want %q", s.done, want)
 	}
 }
@@ -373,31 +399,31 @@ func TestLinesArePushedInBatchesAndTheFirstBadOneIsNamed(t *testing.T) {
 	for i := range many {
 		many[i] = fmt.Sprintf(`{"n": %d}`, i)
 	}
-	s := &seat{}
+	s := &fake{}
 	out, errs, code := command(t, s, "entry", "push", "mails", "--lines", write(many...), "--flow", "acme")
 	if code != 0 || out != "2500 entries, ids 1 to 2500\n" || s.pushes != 3 {
 		t.Fatalf("exit %d after %d batches: %s%s", code, s.pushes, out, errs)
 	}
-	if last := s.pushed[2499]; string(last.Payload) != `{"n": 2499}` || last.Flow != "acme" || string(s.pushed[0].Payload) != `{"n": 0}` {
+	if last := s.pushed[2499]; string(last.Payload) != `{"n":2499}` || last.Flow != "acme" || string(s.pushed[0].Payload) != `{"n":0}` {
 		t.Errorf("the last push is %+v", last)
 	}
 	for _, c := range []struct {
-		seat  *seat
+		fake  *fake
 		lines []string
 		code  int
 		says  string
 	}{
-		{&seat{}, append(many[:1100:1100], "nonsense"), exitUsage, "line 1101 is not JSON; 1000 entries before line 1001 were accepted"},
-		{&seat{refuse: 2}, many, exitFull, "lines 1001 to 2000 were not accepted, the 1000 entries before them were"},
+		{&fake{}, append(many[:1100:1100], "nonsense"), exitUsage, "line 1101 is not JSON; 1000 entries before line 1001 were accepted"},
+		{&fake{refuse: 2}, many, exitFull, "lines 1001 to 2000 were not accepted, the 1000 entries before them were"},
 	} {
-		if _, errs, code := command(t, c.seat, "entry", "push", "mails", "--lines", write(c.lines...)); code != c.code || !strings.Contains(errs, c.says) {
+		if _, errs, code := command(t, c.fake, "entry", "push", "mails", "--lines", write(c.lines...)); code != c.code || !strings.Contains(errs, c.says) {
 			t.Errorf("exit %d, %s; want %q", code, errs, c.says)
 		}
 	}
 }
 
 func TestTextOfOthersCannotSteerTheTerminal(t *testing.T) {
-	out, _, _ := command(t, &seat{}, "queue", "list", "-o", "wide")
+	out, _, _ := command(t, &fake{}, "queue", "list", "-o", "wide")
 	if strings.ContainsAny(out, "\x1b\x07") {
 		t.Errorf("an escape sequence got through: %q", out)
 	}

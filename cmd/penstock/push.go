@@ -21,8 +21,11 @@ const pushHelp = `Push one entry, whose payload is the second argument (JSON), @
 or many with --lines FILE (- for standard input), a payload a line, which are pushed 1,000 at a time.
 Times are RFC 3339, or durations from now.`
 
-// pushBatch is how many lines go in one statement: all or none of them are accepted.
-const pushBatch = 1000
+// A push of lines is sent in requests of at most pushBatch entries and about pushBytes, each accepted whole or not at all.
+const (
+	pushBatch = 1000
+	pushBytes = 8 << 20
+)
 
 // lineMax bounds a line of --lines, far above the largest payload a queue can take.
 const lineMax = 32 << 20
@@ -60,7 +63,7 @@ func entryPush(a *app) *cobra.Command {
 	must(c.RegisterFlagCompletionFunc("unique-policy", cobra.FixedCompletions(
 		[]string{"while_queued", "while_active", "one_running_one_queued"}, cobra.ShellCompDirectiveNoFileComp)))
 	c.RunE = func(c *cobra.Command, args []string) error {
-		b, err := a.backend(c.Context())
+		api, err := a.connect(c.Context())
 		if err != nil {
 			return err
 		}
@@ -72,11 +75,11 @@ func entryPush(a *app) *cobra.Command {
 		case f.lines != "" && (len(args) == 2 || f.wait || template.IdempotencyKey != "" || template.UniqueKey != ""):
 			return usagef("--lines goes with neither a payload, --wait, --idempotency-key nor --unique-key")
 		case f.lines != "":
-			return a.pushLines(c.Context(), b, args[0], f.lines, template)
+			return a.pushLines(c.Context(), api, args[0], f.lines, template)
 		case len(args) < 2:
 			return usagef("give a payload, @FILE, - for standard input, or --lines FILE")
 		}
-		return a.pushOne(c.Context(), b, args[0], args[1], template, f.wait)
+		return a.pushOne(c.Context(), api, args[0], args[1], template, f.wait)
 	}
 	return c
 }
@@ -105,18 +108,18 @@ func (f *pushFlags) template(a *app) (invalidation.Push, error) {
 	return p, errs
 }
 
-func (a *app) pushOne(ctx context.Context, b backend, queue, payload string, p invalidation.Push, wait bool) error {
+func (a *app) pushOne(ctx context.Context, api conn, queue, payload string, p invalidation.Push, wait bool) error {
 	text, err := a.document("the payload", payload)
 	if err != nil {
 		return err
 	}
 	p.Payload = text
-	pushed, err := b.Push(ctx, queue, p)
+	pushed, err := api.push(ctx, queue, p)
 	if err != nil {
 		return err
 	}
 	if wait {
-		return a.await(ctx, b, []int64{int64(pushed[0].ID)}, 0)
+		return a.await(ctx, api, []int64{int64(pushed[0].ID)}, 0)
 	}
 	return printOne(a, pushed[0], func(w io.Writer) { fmt.Fprintf(w, "%d %s\n", pushed[0].ID, pushed[0].Verdict) })
 }
@@ -129,7 +132,7 @@ type pushedLines struct {
 }
 
 // pushLines pushes a payload a line in constant memory. An error names the line, and says what was accepted before it.
-func (a *app) pushLines(ctx context.Context, b backend, queue, path string, template invalidation.Push) error {
+func (a *app) pushLines(ctx context.Context, api conn, queue, path string, template invalidation.Push) error {
 	source, size := a.in, int64(-1)
 	if path != "-" {
 		file, err := os.Open(path)
@@ -148,12 +151,12 @@ func (a *app) pushLines(ctx context.Context, b backend, queue, path string, temp
 	scanner.Buffer(make([]byte, 64<<10), lineMax)
 	var report pushedLines
 	var batch []invalidation.Push
-	line, first, bytesRead := 0, 1, int64(0)
+	line, first, batchBytes, bytesRead := 0, 1, 0, int64(0)
 	flush := func() error {
 		if len(batch) == 0 {
 			return nil
 		}
-		pushed, err := b.Push(ctx, queue, batch...)
+		pushed, err := api.push(ctx, queue, batch...)
 		if err != nil {
 			return fmt.Errorf("lines %d to %d were not accepted, the %d entries before them were: %w", first, line, report.Entries, err)
 		}
@@ -162,7 +165,7 @@ func (a *app) pushLines(ctx context.Context, b backend, queue, path string, temp
 		}
 		report.Entries += len(pushed)
 		report.LastID = int64(pushed[len(pushed)-1].ID)
-		batch, first = batch[:0], line+1
+		batch, batchBytes, first = batch[:0], 0, line+1
 		bar.set(bytesRead)
 		return nil
 	}
@@ -178,7 +181,8 @@ func (a *app) pushLines(ctx context.Context, b backend, queue, path string, temp
 		}
 		p := template
 		p.Payload = bytes.Clone(text)
-		if batch = append(batch, p); len(batch) == pushBatch {
+		batch, batchBytes = append(batch, p), batchBytes+len(text)
+		if len(batch) == pushBatch || batchBytes >= pushBytes {
 			if err := flush(); err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -88,8 +89,8 @@ func queueList(a *app) *cobra.Command {
 			return a.queueNames(c, prefix)
 		},
 	}
-	return listing(a, c, queueColumns(), func(ctx context.Context, b backend, args []string) ([]operator.Queue, error) {
-		queues, err := b.Queues(ctx, args...)
+	return listing(a, c, queueColumns(), func(ctx context.Context, api conn, args []string) ([]operator.Queue, error) {
+		queues, err := listQueues(ctx, api, args...)
 		for _, name := range args {
 			if err == nil && !slices.ContainsFunc(queues, func(q operator.Queue) bool { return q.Name == name }) {
 				err = fmt.Errorf("list queue %q: %w", name, invalidation.ErrQueueNotFound)
@@ -101,8 +102,8 @@ func queueList(a *app) *cobra.Command {
 
 func queueShow(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "show QUEUE", Short: "All about one queue: state, settings, lanes", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
-	return showing(a, c, func(ctx context.Context, b backend, args []string) (operator.QueueDetail, error) {
-		return b.Queue(ctx, args[0])
+	return showing(a, c, func(ctx context.Context, api conn, args []string) (operator.QueueDetail, error) {
+		return findQueue(ctx, api, args[0])
 	}, a.writeQueue)
 }
 
@@ -136,8 +137,8 @@ func queueHistory(a *app) *cobra.Command {
 			}
 			return *s.Blocked
 		}},
-	}, func(ctx context.Context, b backend, args []string) ([]operator.Sample, error) {
-		found, err := b.Samples(ctx, args[0], over)
+	}, func(ctx context.Context, api conn, args []string) ([]operator.Sample, error) {
+		found, err := samples(ctx, api, args[0], over)
 		if err == nil && len(found) == 0 && a.tabular() {
 			fmt.Fprintf(a.err, "no samples yet of the last %s: the elected leader takes one every five seconds, and for more than an hour back one a minute\n", over)
 		}
@@ -193,6 +194,34 @@ var settings = []string{
 	"result_retention", "retry", "run_timeout",
 }
 
+// listQueues returns queues that are named one by one as they are now, and all of them as the leader sampled them.
+func listQueues(ctx context.Context, api conn, names ...string) ([]operator.Queue, error) {
+	if len(names) == 0 {
+		return everything[operator.Queue](ctx, api, "/v1/queues")
+	}
+	var found []operator.Queue
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
+		switch q, err := findQueue(ctx, api, name); {
+		case err == nil:
+			found = append(found, q.Queue)
+		case !errors.Is(err, invalidation.ErrQueueNotFound):
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+func findQueue(ctx context.Context, api conn, name string) (operator.QueueDetail, error) {
+	return get[operator.QueueDetail](ctx, api, at("/v1/queues/%v", name))
+}
+
+// samples asks for whole minutes, the unit of the API.
+func samples(ctx context.Context, api conn, queue string, over time.Duration) ([]operator.Sample, error) {
+	minutes := int((over + time.Minute - 1) / time.Minute)
+	path := at("/v1/queues/%v/samples", queue) + query("minutes", minutes)
+	return unpaged[operator.Sample](ctx, api, path, operator.PageMax)
+}
+
 func queueCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create QUEUE", Short: "Make a queue with its table", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
@@ -202,7 +231,7 @@ func queueCreate(a *app) *cobra.Command {
 	var set []string
 	c.Flags().StringVar(&kind, "kind", "", "task (default), batch, cron, change_log, inference, webhook")
 	settingFlag(c, &set, settings)
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		options, err := readSettings(set)
 		if err != nil {
 			return change{}, err
@@ -211,7 +240,7 @@ func queueCreate(a *app) *cobra.Command {
 			options["kind"] = kind
 		}
 		return simple("create queue "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return b.CreateQueue(ctx, args[0], options, by)
+			return api.post(ctx, "/v1/queues", body(by, "name", args[0], "settings", options), nil)
 		})
 	})
 }
@@ -225,7 +254,7 @@ func queueAlter(a *app) *cobra.Command {
 	settingFlag(c, &set, settings)
 	c.Flags().StringArrayVar(&unset, "unset", nil, "setting to take away; several times")
 	must(c.RegisterFlagCompletionFunc("unset", cobra.FixedCompletions(settings, cobra.ShellCompDirectiveNoFileComp)))
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		options, err := readSettings(set)
 		if err != nil {
 			return change{}, err
@@ -236,11 +265,11 @@ func queueAlter(a *app) *cobra.Command {
 		if len(options) == 0 {
 			return change{}, usagef("nothing to change: give --set name=value or --unset name")
 		}
-		if _, err := b.Queue(ctx, args[0]); err != nil {
+		if _, err := findQueue(ctx, api, args[0]); err != nil {
 			return change{}, err
 		}
 		return simple("alter queue "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return b.AlterQueue(ctx, args[0], options, by)
+			return api.overwrite(ctx, "PATCH", at("/v1/queues/%v", args[0]), body(by, "settings", options))
 		})
 	})
 }
@@ -249,20 +278,22 @@ func queueDrop(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "drop QUEUE", Short: "Remove a queue; with --force also its entries", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if it has entries: they are lost")
-	return changing(a, c, func(ctx context.Context, b backend, args []string) (change, error) {
-		q, err := b.Queue(ctx, args[0])
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		q, err := findQueue(ctx, api, args[0])
 		if err != nil {
 			return change{}, err
 		}
 		detail := fmt.Sprintf("entries: %s, failures: %d", estimate(q.Initial+q.Pending+q.Disabled, q.Estimated), q.Failed)
-		return simple("drop queue "+q.Name, detail, true, func(ctx context.Context, by invalidation.By) error { return b.DropQueue(ctx, q.Name, force, by) })
+		return simple("drop queue "+q.Name, detail, true, func(ctx context.Context, by invalidation.By) error {
+			return api.remove(ctx, at("/v1/queues/%v", q.Name), by, "force", force)
+		})
 	})
 }
 
 func queueVerb(a *app, v operator.Verb, c *cobra.Command) *cobra.Command {
 	c.ValidArgsFunction = a.completeQueues
-	return doing(a, c, v, false, func(ctx context.Context, b backend, arg string) (any, string, error) {
-		q, err := b.Queue(ctx, arg)
+	return doing(a, c, v, false, func(ctx context.Context, api conn, arg string) (any, string, error) {
+		q, err := findQueue(ctx, api, arg)
 		return q.Name, fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated), q.Computing), err
 	})
 }

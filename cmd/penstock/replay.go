@@ -62,14 +62,14 @@ func replayCommand(a *app) *cobra.Command {
 		if dry {
 			t.speed = 0
 		} else {
-			b, err := a.backend(c.Context())
+			api, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}
 			bar, pushed := a.progress(-1, "replay"), int64(0)
 			defer bar.end()
 			push = func(ctx context.Context, pushes ...invalidation.Push) error {
-				_, err := b.Push(ctx, args[0], pushes...)
+				_, err := api.push(ctx, args[0], pushes...)
 				pushed += int64(len(pushes))
 				bar.set(pushed)
 				return err

@@ -76,7 +76,7 @@ func TestReplayNamesTheRowThatCannotBeRead(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	if _, errs, code := command(t, &seat{}, "replay", "mails", "nowhere.csv", "--dry-run"); code != exitUsage {
+	if _, errs, code := command(t, &fake{}, "replay", "mails", "nowhere.csv", "--dry-run"); code != exitUsage {
 		t.Errorf("a file that is not there: exit %d, %s", code, errs)
 	}
 }

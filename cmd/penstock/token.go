@@ -27,8 +27,8 @@ func tokenList(a *app) *cobra.Command {
 		{title: "USED", text: func(t operator.APIToken) string { return before(stamp(t.UsedAt), "never") }},
 		{title: "EXPIRES", text: func(t operator.APIToken) string { return before(stamp(t.ExpiresAt), "never") }},
 		{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
-	}, func(ctx context.Context, b backend, _ []string) ([]operator.APIToken, error) {
-		return b.Tokens(ctx, operator.PageMax)
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.APIToken, error) {
+		return everything[operator.APIToken](ctx, api, "/v1/tokens")
 	})
 }
 
@@ -40,6 +40,11 @@ func tokenState(t operator.APIToken) string {
 		return "expired"
 	}
 	return "live"
+}
+
+// issued is the secret of a new token, which cannot be read again.
+type issued struct {
+	Secret string `json:"secret"`
 }
 
 func tokenCreate(a *app) *cobra.Command {
@@ -54,7 +59,7 @@ func tokenCreate(a *app) *cobra.Command {
 	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
 	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
 	f.StringVar(&expires, "expires", "", "when, or in how long; without it never")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		var err error
 		if len(g.Scopes) == 0 {
 			return change{}, usagef("a token needs --scope: push, read, operate or admin")
@@ -64,7 +69,11 @@ func tokenCreate(a *app) *cobra.Command {
 		}
 		g.Name = args[0]
 		return change{does: "create token " + g.Name, do: func(ctx context.Context, by invalidation.By) (string, error) {
-			return b.CreateToken(ctx, g, by)
+			var made issued
+			in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
+				"expires_at", g.ExpiresAt)
+			err := api.post(ctx, "/v1/tokens", in, &made)
+			return made.Secret, err
 		}}, nil
 	})
 }
@@ -77,27 +86,32 @@ func tokenRotate(a *app) *cobra.Command {
 	var expires string
 	c.Flags().DurationVar(&overlap, "overlap", time.Hour, "how long the old secrets stay good")
 	c.Flags().StringVar(&expires, "expires", "", "when the new one ends, or in how long; without it, it lasts as long as the one before was to")
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		ends, err := a.moment("expires", expires)
 		if err != nil {
 			return change{}, err
 		}
 		return change{does: "rotate token " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
-			return b.RotateToken(ctx, args[0], overlap, ends, by)
+			var made issued
+			in := body(by, "overlap_seconds", overlap.Seconds(), "expires_at", ends)
+			err := api.post(ctx, at("/v1/tokens/%v/rotate", args[0]), in, &made)
+			return made.Secret, err
 		}}, nil
 	})
 }
 
 func tokenRevoke(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "revoke NAME", Short: "End every secret of a token, within seconds", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens}
-	return changing(a, c, func(_ context.Context, b backend, args []string) (change, error) {
-		return simple("revoke token "+args[0], "", true, func(ctx context.Context, by invalidation.By) error { return b.RevokeToken(ctx, args[0], by) })
+	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
+		return simple("revoke token "+args[0], "", true, func(ctx context.Context, by invalidation.By) error {
+			return api.post(ctx, at("/v1/tokens/%v/revoke", args[0]), body(by), nil)
+		})
 	})
 }
 
 func (a *app) completeTokens(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, b backend) ([]operator.APIToken, error) {
-		all, err := b.Tokens(ctx, 500)
+	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.APIToken, error) {
+		all, err := list[operator.APIToken](ctx, api, "/v1/tokens", completionsMax, "")
 		return slices.DeleteFunc(all, func(t operator.APIToken) bool { return !t.Live }), err
 	}, func(t operator.APIToken) string { return t.Name })
 }

@@ -26,14 +26,14 @@ func topCommand(a *app) *cobra.Command {
 		if every < 100*time.Millisecond {
 			return usagef("--interval is %s: want at least 100ms", every)
 		}
-		b, err := a.backend(c.Context())
+		api, err := a.connect(c.Context())
 		if err != nil {
 			return err
 		}
 		if once || !terminal(a.out) || !terminal(a.in) || !a.tabular() {
-			return a.topOnce(c.Context(), b, every)
+			return a.topOnce(c.Context(), api, every)
 		}
-		_, err = tea.NewProgram(newTop(c.Context(), a, b, every), tea.WithContext(c.Context()), tea.WithInput(a.in), tea.WithOutput(a.out)).Run()
+		_, err = tea.NewProgram(newTop(c.Context(), a, api.snapshot, every), tea.WithContext(c.Context()), tea.WithInput(a.in), tea.WithOutput(a.out)).Run()
 		if errors.Is(err, tea.ErrInterrupted) || errors.Is(err, tea.ErrProgramKilled) {
 			return nil
 		}
@@ -42,8 +42,8 @@ func topCommand(a *app) *cobra.Command {
 	return c
 }
 
-func (a *app) topOnce(ctx context.Context, b backend, over time.Duration) error {
-	first, err := b.Snapshot(ctx, nil)
+func (a *app) topOnce(ctx context.Context, api conn, over time.Duration) error {
+	first, err := api.snapshot(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (a *app) topOnce(ctx context.Context, b backend, over time.Duration) error 
 		return ctx.Err()
 	case <-time.After(over):
 	}
-	s, err := b.Snapshot(ctx, first)
+	s, err := api.snapshot(ctx, first)
 	if err != nil {
 		return err
 	}
@@ -63,11 +63,24 @@ func (a *app) topOnce(ctx context.Context, b backend, over time.Duration) error 
 	return err
 }
 
+// snapshotReader reads the live system. Its rates are measured since the earlier snapshot, nil for none.
+type snapshotReader func(ctx context.Context, earlier *operator.Snapshot) (*operator.Snapshot, error)
+
+// snapshot reads the live system, and computes the rates, since only the caller has the earlier snapshot.
+func (c conn) snapshot(ctx context.Context, earlier *operator.Snapshot) (*operator.Snapshot, error) {
+	s, err := get[operator.Snapshot](ctx, c, "/v1/snapshot")
+	if err != nil {
+		return nil, err
+	}
+	s.Rates = operator.Rates(earlier, &s)
+	return &s, nil
+}
+
 // top is the live view: a model that messages change and that draws itself.
 type top struct {
 	a     *app
 	ctx   context.Context //nolint:containedctx // bubbletea's commands are functions without arguments
-	b     live
+	read  snapshotReader
 	every time.Duration
 
 	snapshot      *operator.Snapshot
@@ -94,18 +107,18 @@ const (
 	everyMax = time.Minute
 )
 
-func newTop(ctx context.Context, a *app, b live, every time.Duration) *top {
-	return &top{a: a, ctx: ctx, b: b, every: every, width: 120, height: 40}
+func newTop(ctx context.Context, a *app, read snapshotReader, every time.Duration) *top {
+	return &top{a: a, ctx: ctx, read: read, every: every, width: 120, height: 40}
 }
 
 // rateSpan is the time over which rates are measured: the counters behind them move about once a second.
 const rateSpan = 5 * time.Second
 
 // Init reads the first snapshot.
-func (t *top) Init() tea.Cmd { return t.read() }
+func (t *top) Init() tea.Cmd { return t.next() }
 
-// read takes at most ten seconds: a view that stands still must say why.
-func (t *top) read() tea.Cmd {
+// next takes at most ten seconds: a view that stands still must say why.
+func (t *top) next() tea.Cmd {
 	var earlier *operator.Snapshot
 	if len(t.past) > 0 {
 		earlier = t.past[0]
@@ -113,7 +126,7 @@ func (t *top) read() tea.Cmd {
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(t.ctx, 10*time.Second)
 		defer cancel()
-		s, err := t.b.Snapshot(ctx, earlier)
+		s, err := t.read(ctx, earlier)
 		return arrived{s, err}
 	}
 }
@@ -140,7 +153,7 @@ func (t *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		}
 		return t, tea.Tick(t.every, func(time.Time) tea.Msg { return due{} })
 	case due:
-		return t, t.read()
+		return t, t.next()
 	case tea.KeyPressMsg:
 		return t, t.press(msg.String())
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -14,11 +15,11 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-func newTestTop(t *testing.T, b live) *top {
+func newTestTop(t *testing.T, read snapshotReader) *top {
 	t.Helper()
 	a := newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv)
 	a.format, a.now = "table", func() time.Time { return noon }
-	return newTop(t.Context(), a, b, 2*time.Second)
+	return newTop(t.Context(), a, read, 2*time.Second)
 }
 
 // press sends keys, and returns the command that the last one asked for.
@@ -32,7 +33,7 @@ func press(m *top, keys ...tea.KeyPressMsg) (cmd tea.Cmd) {
 func key(s string) tea.KeyPressMsg { return tea.KeyPressMsg{Text: s, Code: []rune(s)[0]} }
 
 func TestTopReadsDrawsAndReadsAgain(t *testing.T) {
-	m := newTestTop(t, &seat{snapshots: []*operator.Snapshot{snapshotNow()}})
+	m := newTestTop(t, func(context.Context, *operator.Snapshot) (*operator.Snapshot, error) { return snapshotNow(), nil })
 	if !strings.Contains(m.View().Content, "reading") {
 		t.Errorf("before the first snapshot: %s", m.View().Content)
 	}
@@ -103,8 +104,10 @@ func TestTopStaysWithinTheTerminalAndScrolls(t *testing.T) {
 }
 
 func TestTopGoesOnWhenTheDatabaseIsAwayAndSaysSo(t *testing.T) {
-	m := newTestTop(t, &seat{})
-	_, next := m.Update(m.read()())
+	m := newTestTop(t, func(context.Context, *operator.Snapshot) (*operator.Snapshot, error) {
+		return nil, errors.New("the database is away")
+	})
+	_, next := m.Update(m.next()())
 	if picture := m.draw(); next == nil || !strings.Contains(picture, "the database is away") {
 		t.Errorf("picture is\n%s", picture)
 	}

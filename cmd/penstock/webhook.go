@@ -43,7 +43,7 @@ func webhookList(a *app) *cobra.Command {
 		}},
 		{title: "OLD UNTIL", text: func(r webhook.Registered) string { return before(stamp(r.OldUntil), "-") }},
 		{title: "WHY", text: func(r webhook.Registered) string { return short(r.Reason, 60) }},
-	}, func(ctx context.Context, _ backend, _ []string) ([]webhook.Registered, error) {
+	}, func(ctx context.Context, _ conn, _ []string) ([]webhook.Registered, error) {
 		db, err := a.database(ctx)
 		if err != nil {
 			return nil, err
@@ -81,7 +81,7 @@ func webhookRegister(a *app) *cobra.Command {
 	vault := a.keyFlag(c)
 	var internal bool
 	c.Flags().BoolVar(&internal, "internal", false, "although it is in a private network; task nodes go by tasknode.webhook.allow_hosts and allow_networks")
-	return changing(a, c, func(ctx context.Context, _ backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
 		var policy webhook.Policy
 		if at, err := url.Parse(args[0]); err == nil && internal {
 			policy.AllowHosts = []string{at.Hostname()}
@@ -103,7 +103,7 @@ func webhookRotate(a *app) *cobra.Command {
 	vault := a.keyFlag(c)
 	var overlap time.Duration
 	c.Flags().DurationVar(&overlap, "overlap", 24*time.Hour, "how long both secrets sign")
-	return changing(a, c, func(ctx context.Context, _ backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
 		at := ""
 		if len(args) > 0 {
 			at = args[0]
@@ -134,7 +134,7 @@ func (a *app) sealing(ctx context.Context, does string, vault func() (webhook.Va
 
 func webhookDisable(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "disable URL", Short: "Send a receiver nothing more until it is registered again", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
-	return changing(a, c, func(ctx context.Context, _ backend, args []string) (change, error) {
+	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
 		db, err := a.database(ctx)
 		if err != nil {
 			return change{}, err

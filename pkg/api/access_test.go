@@ -113,6 +113,7 @@ var needs = map[string]scope{
 	"POST /v1/queues/{queue}/operations":          operate,
 	"GET /v1/operations/{id}":                     read,
 	"POST /v1/operations/{id}/cancel":             operate,
+	"POST /v1/operations/{id}/step":               operate,
 	"GET /v1/audit":                               read,
 	"GET /v1/snapshot":                            read,
 	"GET /v1/tokens":                              admin,

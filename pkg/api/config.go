@@ -2,6 +2,7 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -15,6 +16,9 @@ type Config struct {
 	// Open lets in who has no token, with every right. It is for development: requests must be addressed to this
 	// machine, and whoever serves the API must listen on a loopback address.
 	Open bool
+	// Actor, if not empty, is the name under which every request acts, with every right and without a token. It is for a
+	// program that calls the handler itself instead of serving it.
+	Actor string
 	// BodyBytesMax bounds the body of a push. Default 32 MiB.
 	BodyBytesMax int64
 	// EntriesMax bounds the entries in one push. Default 10,000.
@@ -42,6 +46,9 @@ type Config struct {
 	// Observe is told of each request: the route as in the table ("GET /v1/entries/{id}"), the status and the
 	// time it took. Nil for nobody.
 	Observe func(route string, status int, took time.Duration)
+	// OnError is called with the error behind each answer of status 500 to 599 and the context of its request. Nil for
+	// nobody.
+	OnError func(ctx context.Context, err error)
 	// Log is where errors go that a client is not told. Default: nowhere.
 	Log *slog.Logger
 }
@@ -55,6 +62,9 @@ func (c Config) withDefaults() Config {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.ReadModel == nil {
 		c.ReadModel = layOver
+	}
+	if c.OnError == nil {
+		c.OnError = func(context.Context, error) {}
 	}
 	if c.Observe == nil {
 		c.Observe = func(string, int, time.Duration) {}

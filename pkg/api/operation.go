@@ -16,6 +16,7 @@ func (a *API) operationRoutes() {
 		found, err := a.operator.Operation(ctx, in.ID)
 		return &answer[operator.Operation]{found}, err
 	})
+	add(a, route{method: "POST", path: one + "/step", id: "step-operation", summary: "Carry out the next part of it now, without waiting for the elected leader", scope: operate, of: ofOperation}, a.stepOperation)
 	verb[idVerb](a, operator.CancelOperation, route{path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed", scope: operate, of: ofOperation})
 }
 
@@ -61,4 +62,17 @@ func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[o
 	}
 	id, err := a.operator.StartOperation(ctx, o)
 	return &answer[operationStarted]{operationStarted{ID: id}}, err
+}
+
+type stepped struct {
+	WaitMS int64 `json:"wait_ms" doc:"How long its pace asks to wait before the next step."`
+}
+
+// stepOperation needs no reason: the audit has that of the operation.
+func (a *API) stepOperation(ctx context.Context, in *InID) (*answer[stepped], error) {
+	if _, err := a.operator.Operation(ctx, in.ID); err != nil {
+		return nil, err
+	}
+	wait, err := a.operator.Step(ctx, in.ID)
+	return &answer[stepped]{stepped{wait.Milliseconds()}}, err
 }

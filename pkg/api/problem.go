@@ -185,6 +185,9 @@ func known(err error) bool { return problem(err).Code != "internal" }
 // told makes the problem document of an error, and logs what the client is not told.
 func (a *API) told(ctx context.Context, err error) *Problem {
 	p := problem(classify(ctx, err))
+	if p.Status >= 500 {
+		a.cfg.OnError(ctx, err)
+	}
 	if refused := p.Code == "busy" || p.Code == "too_many_waiters" || p.Code == "not_yet"; p.Status >= 500 && ctx.Err() == nil && !refused {
 		a.cfg.Log.ErrorContext(ctx, "request went wrong", "code", p.Code, "error", err)
 	}

@@ -127,6 +127,8 @@ func story() []step {
 		{method: "GET", path: "/v1/operations?queue=work&running=true", status: ok, want: "verb=cancel"},
 		{method: "GET", path: "/v1/operations/{op}", status: ok, want: "status=running"},
 		{method: "POST", path: "/v1/operations/{op}/cancel", body: why, status: none},
+		{method: "POST", path: "/v1/queues/work/operations", body: `{"verb": "cancel", "filter": {"all": true}, ` + reason + `}`, status: accepted, name: "op", take: "operation_id"},
+		{method: "POST", path: "/v1/operations/{op}/step", status: ok, want: "wait_ms=0"},
 
 		{method: "POST", path: "/v1/queues", body: `{"name": "tick", "settings": {"kind": "cron"}, ` + reason + `}`, status: made},
 		{method: "POST", path: "/v1/queues/tick/cron", body: `{"name": "daily", "spec": "0 6 * * *", "settings": {"payload": {"n": 1}}, ` + reason + `}`, status: made},

@@ -19,7 +19,8 @@ import (
 type Config struct {
 	URL   string // as in http://127.0.0.1:8420
 	Token string
-	// HTTP sends the requests. Default: a client without a time limit of its own; contexts bound requests.
+	// HTTP sends the requests. Default: a client without a time limit of its own; contexts bound requests. Unless it has
+	// a CheckRedirect, redirects are not followed: a POST would arrive as a GET, and the token at another address.
 	HTTP *http.Client
 	// Tries is how often a request is sent that can be sent twice. Default 5; 1 for never again.
 	Tries int
@@ -34,9 +35,14 @@ type Client struct{ cfg Config }
 // New returns a client. It connects when first used.
 func New(cfg Config) *Client {
 	cfg.URL = strings.TrimSuffix(cfg.URL, "/")
-	if cfg.HTTP == nil {
-		cfg.HTTP = &http.Client{}
+	sender := http.Client{}
+	if cfg.HTTP != nil {
+		sender = *cfg.HTTP
 	}
+	if sender.CheckRedirect == nil {
+		sender.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	}
+	cfg.HTTP = &sender
 	cfg.Tries = cmp.Or(cfg.Tries, 5)
 	cfg.WaitMax = cmp.Or(cfg.WaitMax, 30*time.Second)
 	return &Client{cfg: cfg}

@@ -172,3 +172,19 @@ func TestCallsAreSentAgainOnlyIfTheyCanBeSentTwice(t *testing.T) {
 		}
 	})
 }
+
+// TestARedirectIsNotFollowed keeps a push from arriving as a GET that succeeds, and the token from going elsewhere.
+func TestARedirectIsNotFollowed(t *testing.T) {
+	reached := false
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		reached = true
+		_, _ = io.WriteString(w, `{"id": 1, "verdict": "inserted"}`)
+	}))
+	defer other.Close()
+	server := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusFound))
+	defer server.Close()
+	_, err := client.New(client.Config{URL: server.URL, Token: "t", HTTP: &http.Client{}}).Push(t.Context(), "q", client.Entry{Payload: 1})
+	if err == nil || reached {
+		t.Errorf("the redirect was followed: %v", err)
+	}
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"reflect"
+	"slices"
+
+	"github.com/penstock/penstock/pkg/client"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// conn is the connection to the API, which every command uses: over the network (server.go), or to a handler in this
+// process that works on the database (local.go). Commands name the routes they call; the functions below call them.
+type conn struct{ api *client.Client }
+
+// refused is a problem document that the API answered. It wraps the error of the queue that the code stands for.
+type refused struct{ answer *client.Error }
+
+func (r refused) Error() string { return r.answer.Detail }
+
+func (r refused) Unwrap() []error {
+	if is := sentinels[r.answer.Code]; is != nil {
+		return []error{is, r.answer}
+	}
+	return []error{r.answer}
+}
+
+// sentinels is the table from the API's codes to the errors that exit codes are chosen by.
+var sentinels = map[client.Code]error{
+	client.QueueNotFound:       invalidation.ErrQueueNotFound,
+	client.EntryNotFound:       invalidation.ErrEntryNotFound,
+	"not_found":                invalidation.ErrNotFound,
+	client.QueueFull:           invalidation.ErrQueueFull,
+	client.PayloadTooLarge:     invalidation.ErrPayloadTooLarge,
+	"too_many_entries":         invalidation.ErrPayloadTooLarge,
+	client.Invalid:             invalidation.ErrInvalid,
+	"malformed":                invalidation.ErrInvalid,
+	"not_json":                 invalidation.ErrInvalid,
+	client.IdempotencyConflict: invalidation.ErrIdempotencyConflict,
+	"idempotency_key_in_use":   invalidation.ErrState,
+	client.StateConflict:       invalidation.ErrState,
+	"precondition_failed":      invalidation.ErrState,
+}
+
+// problem matches errors that the API answered with one of these codes.
+func problem(codes ...client.Code) func(error) bool {
+	return func(err error) bool {
+		var answer *client.Error
+		return errors.As(err, &answer) && slices.Contains(codes, answer.Code)
+	}
+}
+
+// do makes a call and reads the answer into a pointer, nil for none. An answer that is no problem document keeps the
+// method and path in its error, since a proxy may have sent it.
+func (c conn) do(ctx context.Context, call client.Call, into any) error {
+	err := c.api.Do(ctx, call, into)
+	var failed *localError
+	if errors.As(err, &failed) {
+		return failed.err
+	}
+	var answer *client.Error
+	if errors.As(err, &answer) && answer.Code != "unknown" {
+		return refused{answer}
+	}
+	return err
+}
+
+// get reads the answer of a route.
+func get[T any](ctx context.Context, c conn, path string) (T, error) {
+	var answer T
+	err := c.do(ctx, client.Call{Method: "GET", Path: path}, &answer)
+	return answer, err
+}
+
+func (c conn) post(ctx context.Context, path string, in, into any) error {
+	return c.do(ctx, client.Call{Method: "POST", Path: path, In: in}, into)
+}
+
+// remove sends a DELETE, whose reason is a query parameter.
+func (c conn) remove(ctx context.Context, path string, by invalidation.By, parameters ...any) error {
+	return c.do(ctx, client.Call{Method: "DELETE", Path: path + query(append(parameters, "reason", by.Reason)...)}, nil)
+}
+
+// overwrite changes configuration whatever its current version is: If-Match is the star.
+func (c conn) overwrite(ctx context.Context, method, path string, in any) error {
+	return c.do(ctx, client.Call{Method: method, Path: path, In: in, IfMatch: "*"}, nil)
+}
+
+// put creates configuration, or replaces it where it exists.
+func (c conn) put(ctx context.Context, path string, in, into any) error {
+	call := client.Call{Method: "PUT", Path: path, In: in}
+	err := c.do(ctx, call, into)
+	if problem("precondition_required")(err) {
+		call.IfMatch = "*"
+		err = c.do(ctx, call, into)
+	}
+	return err
+}
+
+// listed is a page of a list.
+type listed[T any] struct {
+	Items []T    `json:"items"`
+	Next  string `json:"next_cursor"`
+}
+
+// pageMax is how many rows the API returns in one answer.
+const pageMax = 1000
+
+// list reads pages until it has limit rows: operator.PageDefault if the limit is 0, operator.PageMax at most. It begins
+// behind the key after, a zero value for the beginning. Filters are pairs as in query.
+func list[T any](ctx context.Context, c conn, path string, limit int, after any, filters ...any) ([]T, error) {
+	if limit <= 0 {
+		limit = operator.PageDefault
+	}
+	limit = min(limit, operator.PageMax)
+	cursor := cursorBehind(after)
+	var found []T
+	for {
+		parameters := slices.Concat(filters, []any{"limit", min(limit-len(found), pageMax), "cursor", cursor})
+		next, err := get[listed[T]](ctx, c, path+query(parameters...))
+		if err != nil {
+			return nil, err
+		}
+		found, cursor = append(found, next.Items...), next.Next
+		if cursor == "" || len(found) >= limit {
+			return found, nil
+		}
+	}
+}
+
+// everything reads a list of which there is little.
+func everything[T any](ctx context.Context, c conn, path string, filters ...any) ([]T, error) {
+	return list[T](ctx, c, path, operator.PageMax, "", filters...)
+}
+
+// unpaged reads a list that the API returns in one answer, and cuts it to limit rows.
+func unpaged[T any](ctx context.Context, c conn, path string, limit int) ([]T, error) {
+	found, err := get[listed[T]](ctx, c, path)
+	if limit <= 0 {
+		limit = operator.PageDefault
+	}
+	return found.Items[:min(limit, len(found.Items))], err
+}
+
+// cursorBehind is the cursor of a page that begins behind a key, in the API's encoding; empty for a zero key.
+func cursorBehind(key any) string {
+	if reflect.ValueOf(key).IsZero() {
+		return ""
+	}
+	text, _ := json.Marshal(key) // numbers and texts
+	return base64.RawURLEncoding.EncodeToString(text)
+}
+
+// query encodes pairs of name and value, without those of a zero value.
+func query(pairs ...any) string {
+	values := url.Values{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if v := pairs[i+1]; !reflect.ValueOf(v).IsZero() {
+			values.Set(fmt.Sprint(pairs[i]), fmt.Sprint(v))
+		}
+	}
+	if len(values) == 0 {
+		return ""
+	}
+	return "?" + values.Encode()
+}
+
+// at fills names and ids into a path, escaped.
+func at(format string, segments ...any) string {
+	escaped := make([]any, len(segments))
+	for i, s := range segments {
+		escaped[i] = url.PathEscape(fmt.Sprint(s))
+	}
+	return fmt.Sprintf(format, escaped...)
+}
+
+// body is a request body with the reason and pairs of name and value, without nil values and zero times.
+func body(by invalidation.By, pairs ...any) map[string]any {
+	fields := map[string]any{"reason": by.Reason}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		v := reflect.ValueOf(pairs[i+1])
+		switch v.Kind() {
+		case reflect.Pointer, reflect.Map, reflect.Slice, reflect.Struct: // structs are times
+			if v.IsZero() {
+				continue
+			}
+		}
+		fields[fmt.Sprint(pairs[i])] = pairs[i+1]
+	}
+	return fields
+}

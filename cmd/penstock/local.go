@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/client"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// localURL is the address of requests to the handler in this process. Nothing resolves it.
+const localURL = "http://localhost"
+
+// inProcess returns a connection to an API handler in this process that works on the database, so that commands run
+// without a leader. The handler acts under the name of the actor, with every right.
+func (a *app) inProcess(ctx context.Context) (conn, error) {
+	if a.handler == nil {
+		pool, err := a.database(ctx)
+		if err != nil {
+			return conn{}, err
+		}
+		a.handler = api.New(pool, api.Config{
+			Actor: a.actor, Timeout: a.timeout, ReadModel: readModel, OnError: keepError,
+		})
+	}
+	transport := handlerTransport{a.handler}
+	return conn{client.New(client.Config{
+		URL: localURL, Tries: 1,
+		// Longer than the handler's own limit, so that its answer says what took the time.
+		HTTP: &http.Client{Transport: transport, Timeout: a.timeout + 5*time.Second},
+	})}, nil
+}
+
+// readModel checks the config of a model under an override.
+func readModel(name string, config, override []byte) ([]byte, error) {
+	m, err := worker.ReadModel(name, config, override)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(m)
+}
+
+// poolConfig is that of a program that serves the API in its own process.
+func (a *app) poolConfig() postgres.Config {
+	return api.Pool(postgres.Config{DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout})
+}
+
+// localError is an error of the handler in this process, which is reported in place of the API's answer: a person who
+// has the address of the database may read the database's own words.
+type localError struct{ err error }
+
+func (e *localError) Error() string { return e.err.Error() }
+func (e *localError) Unwrap() error { return e.err }
+
+// errorKey is the context key of the channel into which keepError puts the error of a request.
+type errorKey struct{}
+
+// keepError keeps the error behind an answer for the transport, which returns it instead of the answer.
+func keepError(ctx context.Context, err error) {
+	kept, ok := ctx.Value(errorKey{}).(chan error)
+	if !ok {
+		return
+	}
+	select {
+	case kept <- err:
+	default: // the first error of a request is the cause of the others
+	}
+}
