@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load schema schema-check check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
+.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,12 +80,6 @@ e2e: ## Start the real programs, kill them, and look at what is left; `make chec
 e2e-load: ## 50,000 entries through 8 slots with random worker faults, and the account of them; ENTRIES=2000 shortens it
 	ENTRIES=$${ENTRIES:-50000} go test -count=1 -timeout 60m -run TestLoad -v ./e2e
 
-schema: ## Write migrations/schema.sql from the migrations
-	go run ./internal/schemadump
-
-schema-check: ## Compare migrations/schema.sql with the migrations
-	go test -run 'TestSchemaFile' ./internal/schemadump
-
 check-worker: ## Test the example worker under the race detector
 	go -C examples/worker test $(RACE) -timeout $(TIMEOUT) ./...
 
@@ -124,9 +118,9 @@ check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
 # A step that fails does not hide what the later ones have to say; the tests are last, so that their lines close the output.
-STEPS := fmt-check build vet lint schema-check check-modules timed e2e race
+STEPS := fmt-check build vet lint check-modules timed e2e race
 
-check: ## What CI runs: format, build, vet, linters, schema, all tests
+check: ## What CI runs: format, build, vet, linters, all tests
 	@failed=; \
 	for step in $(STEPS); do \
 		began=$$SECONDS; echo "==> $$step"; \

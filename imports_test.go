@@ -68,8 +68,7 @@ var allowedImports = map[string][]string{
 	"cmd/penstock": program,
 
 	// For development and tests.
-	"internal/pgtest":     {"migrations", "internal/devpostgres", "internal/postgres"},
-	"internal/schemadump": {"migrations", "internal/devpostgres"},
+	"internal/pgtest": {"migrations", "internal/devpostgres", "internal/postgres"},
 }
 
 var (

@@ -1,5 +1,8 @@
-// Package migrations holds the schema's history and applies it.
-// Migrations are forward-only and short-locking; the programs of the version before and after each one run on it.
+// Package migrations holds the schema and applies it.
+//
+// Tables are made and changed by numbered migrations (00001_baseline.sql and what follows), each applied once.
+// Functions, views and triggers stand once each in functions/*.sql and are all applied again whenever one of these
+// files has changed. Both are forward-only and short-locking: programs of the version before keep working.
 package migrations
 
 import (
@@ -17,42 +20,53 @@ import (
 	"github.com/pressly/goose/v3/lock"
 )
 
-//go:embed [0-9]*.sql
+//go:embed [0-9]*.sql functions/*.sql
 var files embed.FS
 
-// Table is where goose records what was applied. It lives outside the schema penstock, which the first migration creates.
+// Table is where goose records numbered migrations. It lives outside the schema penstock, which the first one creates.
 const Table = "public.penstock_migration"
 
-// A statement that waits for a table makes everybody behind it wait. So a migration gives up after lockWait, lets the others
-// pass for lockPause, and tries again for lockPatience.
+// A statement that waits for a table makes every later statement on that table wait behind it. So a migration gives up
+// after lockWait, lets the others pass for lockPause, and tries again for lockPatience.
 const (
 	lockWait     = 2 * time.Second
 	lockPause    = 3 * time.Second
 	lockPatience = 2 * time.Minute
 )
 
-// Up applies every migration that is missing on the database behind cfg and returns how many it applied.
-// Two calls at once are safe: the second waits for the first, at most a minute. Where a table is held by somebody else for two
-// minutes, or until ctx ends, the error says by whom.
+// SQLSTATEs after which a migration tries again.
+const (
+	lockNotAvailable = "55P03"
+	deadlockDetected = "40P01"
+)
+
+// Up applies every migration that is missing on the database behind cfg, and the functions if they differ from those
+// that were applied last. It returns how many it applied, the functions counting as one.
+// Two calls at once are safe: the second waits for the first, at most a minute. Where another session holds a table for
+// two minutes, or until ctx ends, the error names that session.
 func Up(ctx context.Context, cfg *pgx.ConnConfig) (int, error) {
-	provider, db, err := open(cfg)
+	set, err := readFunctions(files)
 	if err != nil {
 		return 0, err
 	}
-	defer db.Close()
+	return up(ctx, cfg, set)
+}
+
+func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (int, error) {
+	m, err := open(cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer m.db.Close()
 	applied := 0
 	for began := time.Now(); ; {
-		results, err := provider.Up(ctx)
-		var partial *goose.PartialError
-		if errors.As(err, &partial) {
-			results = partial.Applied
-		}
-		applied += len(results)
+		n, err := m.apply(ctx, set)
+		applied += n
 		var pg *pgconn.PgError
 		if err == nil {
 			return applied, nil
 		}
-		if !errors.As(err, &pg) || pg.Code != lockNotAvailable {
+		if !errors.As(err, &pg) || pg.Code != lockNotAvailable && pg.Code != deadlockDetected {
 			return applied, fmt.Errorf("apply migrations: %w", err)
 		}
 		select {
@@ -62,42 +76,19 @@ func Up(ctx context.Context, cfg *pgx.ConnConfig) (int, error) {
 				continue
 			}
 		}
-		return applied, fmt.Errorf("apply migrations: a table was held for %s by %s: %w", time.Since(began).Round(time.Second), holder(ctx, db), err)
+		return applied, fmt.Errorf("apply migrations: a table was held for %s by %s: %w",
+			time.Since(began).Round(time.Second), m.holder(ctx), err)
 	}
 }
 
-const lockNotAvailable = "55P03"
-
-// holderSQL names the oldest transaction that has held tables of ours for longer than a migration waits.
-const holderSQL = `
-SELECT format('process %s (user %s, program "%s", %s since %s), which has %s; end it with SELECT pg_terminate_backend(%s), or wait for it, and start again',
-              a.pid, a.usename, a.application_name, a.state, a.xact_start, string_agg(DISTINCT c.oid::regclass::text, ', '), a.pid)
-  FROM pg_stat_activity a
-  JOIN pg_locks l ON l.pid = a.pid AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  JOIN pg_class c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
- WHERE a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - $1 * interval '1 millisecond'
-   AND (c.relnamespace = to_regnamespace('penstock') OR c.oid = to_regclass($2))
- GROUP BY a.pid, a.usename, a.application_name, a.state, a.xact_start ORDER BY a.xact_start LIMIT 1`
-
-// holder says who is in the way; nobody is found who has just let go.
-func holder(ctx context.Context, db *sql.DB) string {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
-	defer cancel()
-	who := "transactions that have ended; start again"
-	_ = db.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&who)
-	return who
+// migrator applies migrations and functions over connections of its own.
+type migrator struct {
+	db     *sql.DB
+	goose  *goose.Provider
+	locker lock.SessionLocker
 }
 
-// SQL returns the text of one migration file, for those who apply migrations with a tool of their own.
-func SQL(name string) (string, error) {
-	text, err := files.ReadFile(name)
-	if err != nil {
-		return "", fmt.Errorf("read migration %q: %w", name, err)
-	}
-	return string(text), nil
-}
-
-func open(cfg *pgx.ConnConfig) (*goose.Provider, *sql.DB, error) {
+func open(cfg *pgx.ConnConfig) (*migrator, error) {
 	db := stdlib.OpenDB(*cfg, stdlib.OptionAfterConnect(func(ctx context.Context, c *pgx.Conn) error {
 		_, err := c.Exec(ctx, fmt.Sprintf("SET lock_timeout = %d", lockWait.Milliseconds()))
 		return err
@@ -105,13 +96,81 @@ func open(cfg *pgx.ConnConfig) (*goose.Provider, *sql.DB, error) {
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60))
 	if err != nil {
 		db.Close()
-		return nil, nil, fmt.Errorf("prepare migration lock: %w", err)
+		return nil, fmt.Errorf("prepare migration lock: %w", err)
 	}
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, files,
-		goose.WithSessionLocker(locker), goose.WithTableName(Table))
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(Table))
 	if err != nil {
 		db.Close()
-		return nil, nil, fmt.Errorf("read migrations: %w", err)
+		return nil, fmt.Errorf("read migrations: %w", err)
 	}
-	return provider, db, nil
+	return &migrator{db, provider, locker}, nil
+}
+
+// apply tries once, and returns how many it applied even if it failed then.
+func (m *migrator) apply(ctx context.Context, set functionSet) (int, error) {
+	conn, err := m.db.Conn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	if err := m.locker.SessionLock(ctx, conn); err != nil {
+		return 0, fmt.Errorf("take migration lock: %w", err)
+	}
+	// The session ends with the connection, so that a failed unlock keeps nothing.
+	defer func() { _ = m.locker.SessionUnlock(context.WithoutCancel(ctx), conn) }()
+	var byHand changes
+	if err := m.with(conn, func(c *pgx.Conn) (err error) {
+		byHand, err = changedByHand(ctx, c)
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	results, err := m.goose.Up(ctx)
+	var partial *goose.PartialError
+	if errors.As(err, &partial) {
+		results = partial.Applied
+	}
+	applied := len(results)
+	if err != nil {
+		return applied, err
+	}
+	err = m.with(conn, func(c *pgx.Conn) error {
+		changed, err := set.apply(ctx, c, byHand, applied > 0)
+		if changed {
+			applied++
+		}
+		return err
+	})
+	return applied, err
+}
+
+// with calls f with the connection of pgx that is behind conn.
+func (m *migrator) with(conn *sql.Conn, f func(*pgx.Conn) error) error {
+	return conn.Raw(func(driver any) error {
+		c, ok := driver.(*stdlib.Conn)
+		if !ok {
+			return fmt.Errorf("a connection of %T, not of pgx", driver)
+		}
+		return f(c.Conn())
+	})
+}
+
+// holderSQL names the oldest transaction that has held tables of ours for longer than a migration waits.
+const holderSQL = `
+SELECT format('process %s (user %s, program "%s", %s since %s), which has %s; end it with SELECT pg_terminate_backend(%s), or wait for it, and start again',
+              a.pid, a.usename, a.application_name, a.state, a.xact_start, string_agg(DISTINCT c.oid::regclass::text, ', '), a.pid)
+  FROM pg_stat_activity a
+  JOIN pg_locks l ON l.pid = a.pid AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  JOIN pg_class c ON c.oid = l.relation AND c.relkind IN ('r', 'p', 'v')
+ WHERE a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - $1 * interval '1 millisecond'
+   AND (c.relnamespace = to_regnamespace('penstock') OR c.oid = to_regclass($2))
+ GROUP BY a.pid, a.usename, a.application_name, a.state, a.xact_start ORDER BY a.xact_start LIMIT 1`
+
+// holder describes the session that is in the way; one that has just ended is not found.
+func (m *migrator) holder(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
+	defer cancel()
+	session := "transactions that have ended; start again"
+	_ = m.db.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&session)
+	return session
 }

@@ -2,6 +2,7 @@ package migrations
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -20,9 +21,12 @@ const (
 	Unknown = "unknown"
 )
 
+// FunctionsName is what stands for the files of functions where migrations are listed.
+const FunctionsName = "functions"
+
 // Status is one step of the schema's history, as this program or the database knows it.
 type Status struct {
-	Version   int64      `json:"version"`
+	Version   int64      `json:"version"`        // 0: the functions
 	Name      string     `json:"name,omitempty"` // empty: this program does not know it
 	State     string     `json:"state"`
 	AppliedAt *time.Time `json:"applied_at,omitempty"`
@@ -34,7 +38,8 @@ type Queryer interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// List compares the migrations that this program knows with those that the database has seen, in order. It only reads.
+// List compares the migrations that this program knows with those that the database has seen, in order, and then its
+// functions: applied if they are, or were before newer ones replaced them. It only reads.
 func List(ctx context.Context, db Queryer) ([]Status, error) {
 	all, err := Names()
 	if err != nil {
@@ -55,15 +60,18 @@ func List(ctx context.Context, db Queryer) ([]Status, error) {
 		all = append(all, Status{Version: version, State: Unknown, AppliedAt: &at})
 	}
 	slices.SortFunc(all, func(x, y Status) int { return int(x.Version - y.Version) })
-	return all, nil
+	functions, err := functionStatus(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("read which functions were applied: %w", err)
+	}
+	return append(all, functions), nil
 }
 
 const appliedSQL = `SELECT version_id, max(tstamp) FROM ` + Table + ` WHERE is_applied AND version_id > 0 GROUP BY version_id`
 
-// applied is when each migration was applied; there is no table before the first.
+// applied returns when each migration was applied; there is no table before the first.
 func applied(ctx context.Context, db Queryer) (map[int64]time.Time, error) {
-	var there bool
-	if err := db.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, Table).Scan(&there); err != nil || !there {
+	if there, err := exists(ctx, db, Table); err != nil || !there {
 		return nil, err
 	}
 	rows, _ := db.Query(ctx, appliedSQL)
@@ -74,17 +82,46 @@ func applied(ctx context.Context, db Queryer) (map[int64]time.Time, error) {
 	return found, err
 }
 
+const functionsAppliedSQL = `SELECT applied_at FROM penstock.schema_version WHERE hash = $1`
+
+func functionStatus(ctx context.Context, db Queryer) (Status, error) {
+	status := Status{Name: FunctionsName, State: Pending}
+	set, err := readFunctions(files)
+	if err != nil {
+		return status, err
+	}
+	if there, err := exists(ctx, db, "penstock.schema_version"); err != nil || !there {
+		return status, err
+	}
+	var at time.Time
+	err = db.QueryRow(ctx, functionsAppliedSQL, set.hash).Scan(&at)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return status, nil
+	}
+	status.State, status.AppliedAt = Applied, &at
+	return status, err
+}
+
+func exists(ctx context.Context, db Queryer, table string) (bool, error) {
+	var there bool
+	err := db.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, table).Scan(&there)
+	return there, err
+}
+
 // OldError says that the database is older than this program: no waiting helps.
 type OldError struct{ Missing string }
 
 func (e *OldError) Error() string {
-	return fmt.Sprintf("the schema is too old: migration %s is missing; apply it, or start one leader with --migrate", e.Missing)
+	if e.Missing == FunctionsName {
+		return "the schema is too old: its functions are not those of this program; run penstock migrate up, or start one leader with --migrate"
+	}
+	return fmt.Sprintf("the schema is too old: migration %s is missing; run penstock migrate up, or start one leader with --migrate", e.Missing)
 }
 
 // Final says that the error does not pass by itself.
 func (e *OldError) Final() {}
 
-// Check is an *OldError where a migration is missing that this program knows.
+// Check is an *OldError where a migration is missing that this program knows, or its functions were never applied.
 func Check(ctx context.Context, db Queryer) error {
 	all, err := List(ctx, db)
 	for _, m := range all {
@@ -111,4 +148,34 @@ func Names() ([]Status, error) {
 		list[i] = Status{Version: version, Name: name, State: Pending}
 	}
 	return list, nil
+}
+
+// SQL returns the text of one migration, or of all functions, for people who apply them with a tool of their own: the
+// functions in one transaction, which also records that they were applied.
+func SQL(name string) (string, error) {
+	if name == FunctionsName {
+		return functionsSQL()
+	}
+	text, err := files.ReadFile(name)
+	if err != nil {
+		return "", fmt.Errorf("read migration %q: %w", name, err)
+	}
+	return string(text), nil
+}
+
+func functionsSQL() (string, error) {
+	set, err := readFunctions(files)
+	if err != nil {
+		return "", err
+	}
+	var all strings.Builder
+	fmt.Fprintf(&all, "BEGIN;\n%s;\n", beginSetSQL)
+	hashes := make([]string, 0, 2*len(set.files))
+	for _, f := range set.files {
+		fmt.Fprintf(&all, "\n-- functions/%s\n%s", f.name, f.text)
+		hashes = append(hashes, fmt.Sprintf("'%s', '%s'", f.name, f.hash))
+	}
+	fmt.Fprintf(&all, "\nINSERT INTO penstock.schema_version (hash, release, files)\nVALUES ('%s', %d, jsonb_build_object(%s))\nON CONFLICT (hash) DO NOTHING;\nCOMMIT;\n",
+		set.hash, set.release, strings.Join(hashes, ", "))
+	return all.String(), nil
 }

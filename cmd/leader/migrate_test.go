@@ -19,7 +19,7 @@ func TestLeaderThatMustNotMigrateNamesWhatIsMissingAndChangesNothing(t *testing.
 	}
 	defer empty.Close()
 	var old *migrations.OldError
-	if err := migrate(t.Context(), cfg, empty, log); !errors.As(err, &old) || old.Missing != "00001_queue.sql" {
+	if err := migrate(t.Context(), cfg, empty, log); !errors.As(err, &old) || old.Missing != "00001_baseline.sql" {
 		t.Errorf("on an empty database: %v, want the first migration to be missing", err)
 	}
 	var tables int

@@ -15,7 +15,7 @@ import (
 )
 
 func migrateCommand(a *app) *cobra.Command {
-	return noun("migrate", "The schema: apply, list, print and verify migrations", migrateUp(a), migrateStatus(a), migrateSQL(a), migrateVerify(a))
+	return noun("migrate", "The schema: apply, list, print and verify migrations and functions", migrateUp(a), migrateStatus(a), migrateSQL(a), migrateVerify(a))
 }
 
 // of returns the migrations in one state.
@@ -25,7 +25,12 @@ func of(all []migrations.Status, state string) []migrations.Status {
 
 func migrationColumns() []column[migrations.Status] {
 	return []column[migrations.Status]{
-		{title: "VERSION", right: true, text: func(m migrations.Status) string { return fmt.Sprint(m.Version) }},
+		{title: "VERSION", right: true, text: func(m migrations.Status) string {
+			if m.Name == migrations.FunctionsName {
+				return "-"
+			}
+			return fmt.Sprint(m.Version)
+		}},
 		{title: "NAME", text: func(m migrations.Status) string { return before(m.Name, "-") }},
 		{title: "STATE", text: func(m migrations.Status) string { return m.State }},
 		{title: "APPLIED", text: func(m migrations.Status) string { return before(stamp(m.AppliedAt), "-") }},
@@ -92,7 +97,7 @@ func migrateUp(a *app) *cobra.Command {
 
 func migrateSQL(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "sql [NAME...]", Short: "Print migrations as SQL, all by default, for those who apply them with a tool of their own",
+		Use: "sql [NAME...]", Short: "Print migrations and functions as SQL, all by default, for those who apply them with a tool of their own",
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			known, err := migrations.Names()
 			var names []string
@@ -102,7 +107,7 @@ func migrateSQL(a *app) *cobra.Command {
 			if err != nil {
 				return nil, cobra.ShellCompDirectiveError
 			}
-			return names, cobra.ShellCompDirectiveNoFileComp
+			return append(names, migrations.FunctionsName), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
 	c.RunE = func(_ *cobra.Command, args []string) error {
@@ -110,6 +115,7 @@ func migrateSQL(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		known = append(known, migrations.Status{Name: migrations.FunctionsName})
 		for _, name := range args {
 			if !slices.ContainsFunc(known, func(m migrations.Status) bool { return m.Name == name }) {
 				return usagef("there is no migration %q; penstock migrate status lists them", name)
@@ -132,9 +138,10 @@ func migrateSQL(a *app) *cobra.Command {
 
 func migrateVerify(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "verify", Short: "Compare the schema with the migrations; exit code 10 if some are pending, 20 if it has drifted", Args: cobra.NoArgs,
-		Long: "Compare the schema with the migrations: the text of every function, that every table, view, sequence, type, index and\n" +
-			"trigger is there, that indexes are valid, that each queue has its table. Columns are not compared one by one.",
+		Use: "verify", Short: "Compare the schema with what was applied; exit code 10 if something is pending, 20 if it has drifted", Args: cobra.NoArgs,
+		Long: "Compare every table, column, constraint, index, view, function, trigger, type and sequence of the schema with what was there when\n" +
+			"migrations and functions were applied last, and say whether indexes are valid and each queue has its table. Rights and added\n" +
+			"indexes are not compared.",
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		f, err := a.schemaFinding(c.Context())
@@ -176,23 +183,15 @@ func (a *app) schemaFinding(ctx context.Context) (doctor.Finding, error) {
 			Advice: "Use the CLI of the version that runs. Programs of the version before keep working.",
 		}, nil
 	}
-	var texts []string
-	for _, m := range all {
-		text, err := migrations.SQL(m.Name)
-		if err != nil {
-			return doctor.Finding{}, err
-		}
-		texts = append(texts, text)
-	}
-	drift, err := doctor.Drift(ctx, db, texts)
+	drift, err := migrations.Drift(ctx, db)
 	if err != nil {
 		return doctor.Finding{}, err
 	}
 	if len(drift) > 0 {
 		return doctor.Finding{
-			Severity: doctor.Critical, Summary: many(len(drift), "thing differs", "things differ") + " from what the migrations make", Details: drift,
-			Advice: "Somebody changed the schema by hand. penstock migrate sql prints what should be there; restore it, or put your change in a migration.",
+			Severity: doctor.Critical, Summary: many(len(drift), "object differs", "objects differ") + " from what migrations and functions made", Details: drift,
+			Advice: "The schema was changed by hand. penstock migrate sql prints what should be there; restore it, or put the change in a migration.",
 		}, nil
 	}
-	return doctor.Finding{Severity: doctor.Fine, Summary: fmt.Sprintf("as the %d migrations make it", len(all))}, nil
+	return doctor.Finding{Severity: doctor.Fine, Summary: "as migrations and functions made it"}, nil
 }

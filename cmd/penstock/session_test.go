@@ -145,7 +145,6 @@ var unsettled = []struct {
 	{regexp.MustCompile(`(?m)^(penstock|commit)  +\S+$`), "$1  <build>"},
 	{regexp.MustCompile(`bench_[0-9a-f]{8}`), "bench_<random>"},
 	{regexp.MustCompile(`schema  +\d{5}_\w+\.sql\b`), "schema  <migration>"},
-	{regexp.MustCompile(`the \d+ migrations`), "the <n> migrations"},
 	{regexp.MustCompile(`Postgres \d+[^\n]*`), "Postgres <version>"},
 	{regexp.MustCompile(`\d+ of \d+ in use`), "<n> of <n> in use"},
 	{regexp.MustCompile(`connections \d+/\d+`), "connections <n>/<n>"},

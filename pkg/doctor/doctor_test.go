@@ -3,9 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"io/fs"
-	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -307,69 +304,5 @@ func TestWorstIsTheMostUrgent(t *testing.T) {
 		if got := Worst(findings); got != want {
 			t.Errorf("worst of %v is %s", findings, got)
 		}
-	}
-}
-
-// migrationTexts are the migrations that made the test's database.
-func migrationTexts(t *testing.T) []string {
-	t.Helper()
-	names, err := fs.Glob(os.DirFS("../../migrations"), "[0-9]*.sql")
-	if err != nil || len(names) == 0 {
-		t.Fatalf("find migrations: %v, %v", names, err)
-	}
-	var all []string
-	for _, name := range names {
-		text, err := os.ReadFile("../../migrations/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, string(text))
-	}
-	return all
-}
-
-func TestDriftIsNothingAfterTheMigrationsAndNamesEachChange(t *testing.T) {
-	pool := newPool(t)
-	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
-		t.Fatal(err)
-	}
-	all := migrationTexts(t)
-	lines, err := Drift(t.Context(), pool, all)
-	if err != nil || len(lines) > 0 {
-		t.Fatalf("a fresh schema differs: %q (%v)", lines, err)
-	}
-	exec(t, pool, `CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'never' $$`)
-	exec(t, pool, `CREATE FUNCTION penstock.mine() RETURNS int LANGUAGE sql AS $$ SELECT 1 $$`)
-	exec(t, pool, `DROP VIEW penstock.stuck`)
-	exec(t, pool, `DROP INDEX penstock.ready_lock_key`)
-	exec(t, pool, `DROP FUNCTION penstock.merge_payloads`)
-	exec(t, pool, `ALTER TABLE penstock.entry DETACH PARTITION penstock.entry_work`)
-	if lines, err = Drift(t.Context(), pool, all); err != nil {
-		t.Fatal(err)
-	}
-	expected := []string{
-		"index ready_lock_key is missing", "view stuck is missing", "function ago has another text than the migrations give it",
-		"function merge_payloads is missing", "function mine is not of any migration", "queue work has no table entry_work",
-	}
-	if !slices.Equal(lines, expected) {
-		t.Errorf("drift is\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(expected, "\n"))
-	}
-}
-
-func TestParseFollowsMigrationsInTheirOrder(t *testing.T) {
-	m := parse([]string{
-		"CREATE TABLE penstock.a (x int);\nCREATE INDEX gone ON penstock.a (x);\nCREATE VIEW penstock.v AS SELECT 1;\n" +
-			"CREATE FUNCTION penstock.g(x int) RETURNS int AS $$ g $$;\nCREATE FUNCTION penstock.f() RETURNS int AS $$ CREATE TABLE penstock.not_me () $$;\n-- CREATE TABLE penstock.nor_me\n",
-		"DROP TABLE penstock.a;\nALTER VIEW penstock.v RENAME TO w;\nALTER TABLE penstock.b RENAME x TO y;\n" +
-			"ALTER FUNCTION penstock.g(int) RENAME TO h;\nCREATE FUNCTION penstock.g() RETURNS int AS $$ new $$;\nCREATE OR REPLACE FUNCTION penstock.f() RETURNS int LANGUAGE sql AS $x$ two $x$;\nCREATE UNIQUE INDEX IF NOT EXISTS i ON penstock.b (x);\n-- +goose Down\nDROP FUNCTION penstock.f();",
-	})
-	if got := slices.Sorted(maps.Keys(m.objects)); !slices.Equal(got, []string{"index i", "view w"}) {
-		t.Errorf("objects are %v", got)
-	}
-	if got := m.functions["h"]; len(got) != 1 || got[0] != " g " || m.functions["g"][0] != " new " {
-		t.Errorf("functions are %q", m.functions)
-	}
-	if got := m.functions["f"]; len(got) != 2 || got[1] != " two " {
-		t.Errorf("functions are %q", m.functions)
 	}
 }

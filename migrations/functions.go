@@ -1,0 +1,266 @@
+package migrations
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Release grows by one with each published version. A function that is no longer in the files stays in the database for
+// one release, in which programs of the version before may still call it.
+const Release = 1
+
+// Files that are applied behind all others, in this order. Views and triggers are applied only if their own file has
+// changed: unlike functions they wait for statements on the tables that they belong to.
+const (
+	viewsFile    = "views.sql"
+	triggersFile = "triggers.sql"
+	seedFile     = "seed.sql"
+)
+
+// functionSet is the files of migrations/functions, as one program has them.
+type functionSet struct {
+	release int
+	hash    string // of all files and the release
+	files   []functionFile
+}
+
+type functionFile struct{ name, text, hash string }
+
+func readFunctions(from fs.FS) (functionSet, error) {
+	names, err := fs.Glob(from, "functions/*.sql")
+	if err != nil {
+		return functionSet{}, fmt.Errorf("list functions: %w", err)
+	}
+	last := []string{viewsFile, triggersFile, seedFile}
+	slices.SortStableFunc(names, func(a, b string) int {
+		return slices.Index(last, path.Base(a)) - slices.Index(last, path.Base(b))
+	})
+	set := functionSet{release: Release}
+	for _, name := range names {
+		text, err := fs.ReadFile(from, name)
+		if err != nil {
+			return functionSet{}, fmt.Errorf("read functions: %w", err)
+		}
+		set.files = append(set.files, functionFile{path.Base(name), string(text), hashOf(string(text))})
+	}
+	set.hash = set.digest()
+	return set, nil
+}
+
+func (s functionSet) digest() string {
+	var all strings.Builder
+	fmt.Fprintf(&all, "release %d\n", s.release)
+	for _, f := range s.files {
+		fmt.Fprintln(&all, f.name, f.hash)
+	}
+	return hashOf(all.String())
+}
+
+func (s functionSet) hashes() map[string]string {
+	hashes := make(map[string]string, len(s.files))
+	for _, f := range s.files {
+		hashes[f.name] = f.hash
+	}
+	return hashes
+}
+
+func hashOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+const (
+	// A set that was applied before and has been replaced belongs to a program that is older than the schema.
+	wasAppliedSQL = `SELECT EXISTS (SELECT FROM penstock.schema_version WHERE hash = $1)`
+
+	newestFilesSQL = `SELECT files FROM penstock.schema_version ORDER BY id DESC LIMIT 1`
+
+	recordSetSQL = `INSERT INTO penstock.schema_version (hash, release, files) VALUES ($1, $2, $3)`
+
+	// Bodies are not checked on creation, so that files may refer to one another in any order; a test checks all of them.
+	beginSetSQL = `SET LOCAL check_function_bodies = off; SET LOCAL search_path = ''`
+)
+
+// apply replaces all functions in one transaction unless this set was applied before, and records the schema as it is
+// then, except for what was changed by hand before. It returns whether it changed anything.
+func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, tables bool) (bool, error) {
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return false, fmt.Errorf("begin: %w", err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+	var known bool
+	if err := tx.QueryRow(ctx, wasAppliedSQL, s.hash).Scan(&known); err != nil {
+		return false, fmt.Errorf("read which functions were applied: %w", err)
+	}
+	if known && !tables {
+		return false, nil
+	}
+	if !known {
+		if err := s.replace(ctx, tx); err != nil {
+			return false, err
+		}
+	}
+	if err := recordSchema(ctx, tx, byHand, s.release); err != nil {
+		return false, err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return false, fmt.Errorf("commit: %w", err)
+	}
+	return !known, nil
+}
+
+// replace applies the files and removes functions that no program needs any more.
+func (s functionSet) replace(ctx context.Context, tx pgx.Tx) error {
+	before, err := newestFiles(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, beginSetSQL); err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	for _, f := range s.files {
+		switch f.name {
+		case viewsFile:
+			if before[f.name] != f.hash {
+				err = replaceViews(ctx, tx, f)
+			}
+		case triggersFile:
+			if before[f.name] != f.hash {
+				err = execute(ctx, tx, f)
+			}
+		default:
+			err = execute(ctx, tx, f)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := dropUnused(ctx, tx, s.release); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, recordSetSQL, s.hash, s.release, s.hashes()); err != nil {
+		return fmt.Errorf("record functions: %w", err)
+	}
+	return nil
+}
+
+func newestFiles(ctx context.Context, tx pgx.Tx) (map[string]string, error) {
+	var hashes map[string]string
+	err := tx.QueryRow(ctx, newestFilesSQL).Scan(&hashes)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("read which files were applied: %w", err)
+	}
+	return hashes, nil
+}
+
+// execute runs a file as one simple query.
+func execute(ctx context.Context, tx pgx.Tx, f functionFile) error {
+	if _, err := tx.Exec(ctx, f.text); err != nil {
+		return fmt.Errorf("apply functions/%s: %w%s", f.name, err, placeOf(err, f.text))
+	}
+	return nil
+}
+
+// placeOf is the line of a file that an error of Postgres points to.
+func placeOf(err error, text string) string {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Position == 0 {
+		return ""
+	}
+	runes := []rune(text)
+	end := min(int(pg.Position), len(runes))
+	return fmt.Sprintf(" (line %d)", 1+strings.Count(string(runes[:end]), "\n"))
+}
+
+// invalidTableDefinition is how Postgres refuses to replace a view by one with other columns.
+const invalidTableDefinition = "42P16"
+
+const (
+	dropViewsSQL = `
+DO $$
+DECLARE
+    views text := (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'v');
+BEGIN
+    EXECUTE 'DROP VIEW ' || views;
+END $$`
+
+	// Grants on views are read before the views are dropped, and given again to those that are there afterwards.
+	viewGrantsSQL = `
+SELECT coalesce(json_agg(json_build_object('view', c.oid::regclass::text, 'right', a.privilege_type, 'option', a.is_grantable,
+                'to', CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)), '[]')
+  FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+ WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'v' AND a.grantee <> c.relowner`
+
+	grantViewsSQL = `
+SELECT coalesce(string_agg(format('GRANT %s ON %s TO %s%s', g.right, to_regclass(g.view), g.to, CASE WHEN g.option THEN ' WITH GRANT OPTION' ELSE '' END), ';'), '')
+  FROM json_to_recordset($1::json) g(view text, "right" text, option boolean, "to" text)
+ WHERE to_regclass(g.view) IS NOT NULL`
+)
+
+// replaceViews replaces the views, or where columns of one have changed, drops all of them and makes them again.
+func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
+	if _, err := tx.Exec(ctx, "SAVEPOINT views"); err != nil {
+		return fmt.Errorf("replace views: %w", err)
+	}
+	err := execute(ctx, tx, f)
+	var pg *pgconn.PgError
+	if err == nil || !errors.As(err, &pg) || pg.Code != invalidTableDefinition {
+		return err
+	}
+	if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT views"); err != nil {
+		return fmt.Errorf("replace views: %w", err)
+	}
+	var grants, regrant string
+	if err := tx.QueryRow(ctx, viewGrantsSQL).Scan(&grants); err != nil {
+		return fmt.Errorf("read grants of views: %w", err)
+	}
+	if _, err := tx.Exec(ctx, dropViewsSQL); err != nil {
+		return fmt.Errorf("drop views: %w", err)
+	}
+	if err := execute(ctx, tx, f); err != nil {
+		return err
+	}
+	if err := tx.QueryRow(ctx, grantViewsSQL, grants).Scan(&regrant); err != nil {
+		return fmt.Errorf("grant on views: %w", err)
+	}
+	if _, err := tx.Exec(ctx, regrant); err != nil {
+		return fmt.Errorf("grant on views: %w", err)
+	}
+	return nil
+}
+
+const (
+	// What a set makes has been written by this transaction.
+	unusedSQL = `
+SELECT p.oid::regprocedure::text
+  FROM pg_proc p
+  JOIN penstock.schema_object o ON o.object = 'function ' || p.oid::regprocedure::text
+ WHERE p.pronamespace = 'penstock'::regnamespace AND p.xmin <> pg_current_xact_id()::xid AND o.release < $1 - 1
+ ORDER BY 1`
+)
+
+// dropUnused removes functions that were in the files of the release before the last one and not since.
+func dropUnused(ctx context.Context, tx pgx.Tx, release int) error {
+	rows, _ := tx.Query(ctx, unusedSQL, release)
+	unused, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("find unused functions: %w", err)
+	}
+	for _, function := range unused {
+		if _, err := tx.Exec(ctx, "DROP FUNCTION "+function); err != nil {
+			return fmt.Errorf("drop function %s: %w", function, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,324 @@
+-- Batch jobs: a set, split into parts, each the work of one entry.
+
+-- batch_row locks a batch; with a state it must not have ended, if open_only.
+CREATE OR REPLACE FUNCTION penstock.batch_row(wanted bigint, open_only boolean DEFAULT true) RETURNS penstock.batch
+LANGUAGE plpgsql AS $$
+DECLARE
+    b penstock.batch;
+BEGIN
+    SELECT * INTO b FROM penstock.batch WHERE id = wanted FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'batch % does not exist', wanted USING ERRCODE = 'PS012', HINT = 'penstock.batch_status lists the batches.';
+    ELSIF open_only AND b.ended_at IS NOT NULL THEN
+        RAISE EXCEPTION 'batch % has ended: %', wanted, b.status USING ERRCODE = 'PS006', DETAIL = b.status;
+    END IF;
+    RETURN b;
+END $$;
+
+-- batch_payload is the payload of an entry of a batch.
+CREATE OR REPLACE FUNCTION penstock.batch_payload(b penstock.batch, step text, more jsonb DEFAULT '{}') RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT b.detail || jsonb_build_object('batch', b.id, 'step', step) || more
+$$;
+
+-- create_batch makes a batch of a list of items, split at once, or of the rows of a query, split by the node that runs
+-- its first entry. Options: items or query, part_size, window_parts, detail, flow, priority, completion_queue. It refuses
+-- a queue whose kind has handlers of its own, and items or options that are null.
+CREATE OR REPLACE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT CURRENT_USER) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q       penstock.queue := penstock.queue_row(queue);
+    b       penstock.batch;
+    unknown text;
+BEGIN
+    IF q.kind NOT IN ('batch', 'task') THEN
+        RAISE EXCEPTION 'queue "%" is of kind %, not batch', q.name, q.kind
+            USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''name'', ''{"kind": "batch"}'').';
+    ELSIF jsonb_typeof(options) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'options of a batch are not a JSON object' USING ERRCODE = 'PS002';
+    END IF;
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k
+     WHERE k NOT IN ('items', 'query', 'part_size', 'window_parts', 'detail', 'flow', 'priority', 'completion_queue');
+    IF FOUND THEN
+        RAISE EXCEPTION 'batch option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are items or query, part_size, window_parts, detail, flow, priority and completion_queue.';
+    ELSIF num_nonnulls(options->>'items', options->>'query') <> 1 THEN
+        RAISE EXCEPTION 'a batch needs items or a query, one of them' USING ERRCODE = 'PS002';
+    END IF;
+    b := jsonb_populate_record(NULL::penstock.batch, options);
+    INSERT INTO penstock.batch AS x (queue_id, name, query, items, part_size, window_parts, detail, flow, priority, actor, completion_queue_id)
+    VALUES (q.id, create_batch.name, b.query, b.items, coalesce(b.part_size, 100), coalesce(b.window_parts, 1000), coalesce(b.detail, '{}'),
+            b.flow, b.priority, coalesce(create_batch.actor, current_user),
+            CASE WHEN options->>'completion_queue' IS NOT NULL THEN (penstock.queue_row(options->>'completion_queue')).id END)
+    RETURNING * INTO b;
+    IF b.items IS NOT NULL THEN
+        PERFORM penstock.split_batch(b.id);
+    ELSE
+        UPDATE penstock.batch x SET split_entry_id = penstock.push(q.name, penstock.batch_payload(b, 'split'), flow => b.flow,
+                                                                   priority => b.priority, name => 'batch:' || b.id)
+         WHERE x.id = b.id;
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(create_batch.actor, current_user), 'create_batch', 'batch ' || b.id, create_batch.reason,
+            jsonb_build_object('queue', q.name, 'name', create_batch.name));
+    RETURN b.id;
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR not_null_violation THEN
+        RAISE EXCEPTION 'batch option is not valid: %', penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
+END $$;
+
+-- split_batch makes the parts, all in one transaction: a crash leaves none, and a second call begins anew or finds it
+-- done. The query may end in a comment. It is not for the settings of our sessions, which leave the planner no choice.
+CREATE OR REPLACE FUNCTION penstock.split_batch(batch bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET enable_mergejoin TO 'on'
+    SET plan_cache_mode TO 'auto'
+    AS $_$
+DECLARE
+    b penstock.batch := penstock.batch_row(batch, false);
+BEGIN
+    IF b.status <> 'splitting' THEN
+        RETURN;
+    END IF;
+    EXECUTE format($q$
+        INSERT INTO penstock.batch_part (batch_id, no, items)
+        SELECT $1, (r.n - 1) / $2 + 1, jsonb_agg(r.item ORDER BY r.n)
+          FROM (%s) r
+         GROUP BY (r.n - 1) / $2$q$,
+        CASE WHEN b.query IS NULL THEN 'SELECT i.item, i.n FROM jsonb_array_elements($3) WITH ORDINALITY i(item, n)'
+             ELSE format('SELECT to_jsonb(q) AS item, row_number() OVER () AS n FROM (%s' || E'\n' || ') q', rtrim(b.query, E'; \n')) END)
+    USING b.id, b.part_size, b.items;
+    UPDATE penstock.batch SET status = 'running', items = NULL WHERE id = b.id;
+END $_$;
+
+-- finish_batch_part records the result of a part while the lock of its entry still carries the token, and says whether
+-- it did. The record is held, so that the entry cannot be given to somebody else before this commits. A part that was
+-- recorded is not run again, even if the node dies before its entry ends.
+CREATE OR REPLACE FUNCTION penstock.finish_batch_part(batch bigint, part integer, queue integer, key text, token bigint, result jsonb) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key AND l.token = finish_batch_part.token FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE penstock.batch_part p SET outcome = 'done', ended_at = clock_timestamp(), result = finish_batch_part.result
+     WHERE p.batch_id = batch AND p.no = part AND p.ended_at IS NULL;
+    RETURN FOUND;
+END $$;
+
+-- reap_batch notes what became of parts whose entry is gone without having said so: it failed, was cancelled, or was
+-- run by a handler that knows nothing of batches. An entry that left no trace is done, in a queue that keeps no results.
+CREATE OR REPLACE FUNCTION penstock.reap_batch(b penstock.batch) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    n integer;
+BEGIN
+    WITH gone AS MATERIALIZED (
+        SELECT p.no, p.entry_id FROM penstock.batch_part p
+         WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL
+           AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = p.entry_id)
+    )
+    UPDATE penstock.batch_part p
+       SET ended_at = clock_timestamp(), outcome = coalesce(w.outcome, 'done'), result = w.result, error = w.error
+      FROM gone g
+      LEFT JOIN LATERAL (
+           SELECT 'failed'::penstock.outcome AS outcome, NULL::jsonb AS result, f.error
+             FROM penstock.failure f WHERE f.queue_id = b.queue_id AND f.entry_id = g.entry_id
+           UNION ALL
+           SELECT r.outcome, r.result, r.reason FROM penstock.result r WHERE r.queue_id = b.queue_id AND r.entry_id = g.entry_id
+            LIMIT 1) w ON true
+     WHERE p.batch_id = b.id AND p.no = g.no AND p.ended_at IS NULL;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
+-- feed_batch pushes the next parts of a batch, as many as its window has room for and its queue takes: more than the
+-- capacity of the queue at once would be refused for ever.
+CREATE OR REPLACE FUNCTION penstock.feed_batch(b penstock.batch) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    room integer := b.window_parts - (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL);
+    next integer[];
+    made bigint[];
+BEGIN
+    room := least(room, (SELECT q.capacity - (d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed))
+                           FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
+    next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL
+                   ORDER BY p.no LIMIT greatest(room, 0));
+    IF cardinality(next) = 0 THEN
+        RETURN 0;
+    END IF;
+    SELECT p.ids INTO made
+      FROM penstock.push_many((SELECT name FROM penstock.queue WHERE id = b.queue_id),
+               ARRAY(SELECT penstock.batch_payload(b, 'part', jsonb_build_object('part', n)) FROM unnest(next) WITH ORDINALITY u(n, i) ORDER BY i),
+               flows => array_fill(b.flow, ARRAY[cardinality(next)]), priorities => array_fill(b.priority, ARRAY[cardinality(next)]),
+               names => array_fill('batch:' || b.id, ARRAY[cardinality(next)])) p;
+    UPDATE penstock.batch_part p SET entry_id = u.id
+      FROM unnest(next, made) u(no, id) WHERE p.batch_id = b.id AND p.no = u.no;
+    RETURN cardinality(next);
+END $$;
+
+-- complete_batch pushes the completion entry, once: the batch's row is held, and names the entry from then on.
+CREATE OR REPLACE FUNCTION penstock.complete_batch(b penstock.batch) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    verdict text;
+    bad     bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.outcome <> 'done');
+    parts   bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id);
+    target  text := (SELECT name FROM penstock.queue WHERE id = b.completion_queue_id);
+    pushed  bigint;
+BEGIN
+    verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed' ELSE 'done' END;
+    IF target IS NOT NULL THEN
+        pushed := penstock.push(target, penstock.batch_payload(b, 'end', jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad)),
+                                flow => b.flow, priority => b.priority, name => 'batch:' || b.id);
+    END IF;
+    UPDATE penstock.batch SET status = CASE WHEN pushed IS NULL THEN verdict ELSE 'ending' END, completion_entry_id = pushed,
+                              problem = coalesce(problem, CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || parts || ' parts did not end well' END),
+                              ended_at = CASE WHEN pushed IS NULL THEN clock_timestamp() END
+     WHERE id = b.id;
+END $$;
+
+-- end_batch notes that the completion entry has ended.
+CREATE OR REPLACE FUNCTION penstock.end_batch(b penstock.batch) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    failed text := (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.completion_queue_id AND f.entry_id = b.completion_entry_id LIMIT 1);
+BEGIN
+    UPDATE penstock.batch
+       SET status = CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN b.problem IS NOT NULL OR failed IS NOT NULL THEN 'failed' ELSE 'done' END,
+           problem = coalesce(b.problem, 'completion: ' || failed), ended_at = clock_timestamp()
+     WHERE id = b.id;
+END $$;
+
+-- step_batch does what is to be done about a batch now, and says how many parts it put into the queue or saw end.
+-- A batch that somebody holds is left for the next time.
+CREATE OR REPLACE FUNCTION penstock.step_batch(batch bigint) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    b penstock.batch;
+    n integer := 0;
+BEGIN
+    SELECT * INTO b FROM penstock.batch x WHERE x.id = batch AND x.ended_at IS NULL FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    ELSIF b.status = 'splitting' AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id) THEN
+        -- Splitting commits before its entry ends; the batch was read after that. So it went wrong, or was cancelled.
+        UPDATE penstock.batch SET problem = 'split: ' || coalesce(
+            (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.queue_id AND f.entry_id = b.split_entry_id LIMIT 1), 'its entry was cancelled')
+         WHERE id = b.id AND status = 'splitting' RETURNING * INTO b;
+        IF FOUND THEN
+            PERFORM penstock.complete_batch(b);
+        END IF;
+    ELSIF b.status = 'running' THEN
+        n := penstock.reap_batch(b);
+        IF b.cancelled_by IS NOT NULL THEN
+            UPDATE penstock.batch_part p SET outcome = 'cancelled', ended_at = clock_timestamp(), error = b.cancelled_reason
+             WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL;
+        END IF;
+        IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL) THEN
+            PERFORM penstock.complete_batch(b);
+        ELSIF b.cancelled_by IS NULL AND (b.paused_at IS NULL OR b.paused_until <= clock_timestamp()) THEN
+            n := n + penstock.feed_batch(b);
+        END IF;
+    ELSIF b.status = 'ending' AND NOT EXISTS (
+          SELECT FROM penstock.entry e WHERE e.queue_id = b.completion_queue_id AND e.id = b.completion_entry_id) THEN
+        PERFORM penstock.end_batch(b);
+    END IF;
+    RETURN n;
+END $$;
+
+-- What people do. ----------------------------------------------------------------------------------------------------
+
+-- withdraw_batch takes the entries of parts that do not run out of the queue; the parts wait again.
+CREATE OR REPLACE FUNCTION penstock.withdraw_batch(b penstock.batch, why text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    p record;
+    e penstock.entry;
+BEGIN
+    FOR p IN SELECT x.no, x.entry_id FROM penstock.batch_part x WHERE x.batch_id = b.id AND x.ended_at IS NULL AND x.entry_id IS NOT NULL ORDER BY x.no LOOP
+        e := penstock.take_entry(b.queue_id, p.entry_id);
+        IF e.id IS NOT NULL THEN
+            PERFORM penstock.end_entry(e, 'cancelled', why);
+            UPDATE penstock.batch_part x SET entry_id = NULL WHERE x.batch_id = b.id AND x.no = p.no AND x.ended_at IS NULL;
+        END IF;
+    END LOOP;
+END $$;
+
+-- pause_batch lets running parts end and starts no others.
+CREATE OR REPLACE FUNCTION penstock.pause_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user::text, until timestamptz DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    b penstock.batch;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
+        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
+    END IF;
+    b := penstock.batch_row(batch);
+    UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = coalesce(pause_batch.actor, current_user), paused_reason = coalesce(reason, ''),
+                              paused_until = until
+     WHERE id = b.id;
+    PERFORM penstock.withdraw_batch(b, 'the batch was paused');
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'pause_batch', 'batch ' || batch, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+END $$;
+
+-- resume_batch ends the pause of a batch.
+CREATE OR REPLACE FUNCTION penstock.resume_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    b penstock.batch := penstock.batch_row(batch);
+BEGIN
+    UPDATE penstock.batch SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL WHERE id = b.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(actor, current_user), 'resume_batch', 'batch ' || batch, reason);
+END $$;
+
+-- cancel_batch ends the parts that do not run, with the next step, and asks those that do to end. The completion entry still comes, and says
+-- that the batch was cancelled.
+CREATE OR REPLACE FUNCTION penstock.cancel_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    b penstock.batch;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    b := penstock.batch_row(batch);
+    UPDATE penstock.batch SET cancelled_by = coalesce(cancel_batch.actor, current_user), cancelled_reason = coalesce(reason, '') WHERE id = b.id;
+    PERFORM penstock.cancel_one(b.queue_id, p.entry_id, reason, coalesce(actor, current_user))
+       FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL;
+    IF b.status = 'splitting' THEN
+        PERFORM penstock.cancel_one(b.queue_id, b.split_entry_id, reason, coalesce(actor, current_user));
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(actor, current_user), 'cancel_batch', 'batch ' || batch, reason);
+END $$;
+
+-- retry_batch runs the parts of an ended batch again that did not end well, and then the completion entry once more. It
+-- returns how many parts; a batch of which nothing went wrong is left alone.
+CREATE OR REPLACE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    b penstock.batch := penstock.batch_row(batch, false);
+    n integer;
+BEGIN
+    IF b.ended_at IS NULL THEN
+        RAISE EXCEPTION 'batch % has not ended', batch USING ERRCODE = 'PS006', HINT = 'Wait until it has, or cancel it.';
+    ELSIF b.status = 'done' THEN
+        RAISE EXCEPTION 'batch % is done: nothing of it went wrong', batch USING ERRCODE = 'PS006', DETAIL = b.status, HINT = 'Create another one to run it again.';
+    END IF;
+    UPDATE penstock.batch_part p SET outcome = NULL, ended_at = NULL, entry_id = NULL, error = NULL WHERE p.batch_id = b.id AND p.outcome <> 'done';
+    GET DIAGNOSTICS n = ROW_COUNT;
+    IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id) THEN
+        RAISE EXCEPTION 'batch % was never split', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
+    END IF;
+    UPDATE penstock.batch SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL
+     WHERE id = b.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
+    RETURN n;
+END $$;

@@ -1,0 +1,177 @@
+-- Change log: what a statement changes in a watched table becomes entries of a change_log queue.
+
+-- depth_max is how many entries may lie between an entry and a push from outside.
+CREATE OR REPLACE FUNCTION penstock.depth_max() RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(nullif(current_setting('penstock.depth_max', true), '')::integer, 16)
+$$;
+
+-- check_depth refuses what would go deeper than depth_max (16; ALTER DATABASE ... SET penstock.depth_max changes it),
+-- by the name of the entry that this transaction works for and of where it pushes to.
+CREATE OR REPLACE FUNCTION penstock.check_depth(target text DEFAULT 'a queue') RETURNS smallint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    depth integer := current_setting('penstock.depth')::integer;
+BEGIN
+    IF depth > penstock.depth_max() THEN
+        RAISE EXCEPTION 'loop: % pushes to %, at depth % of at most %', current_setting('penstock.working_for', true), target, depth, penstock.depth_max()
+            USING ERRCODE = 'PS011', HINT = 'The entries push one another without end. Break the circle: do not watch what the handler writes, or write only what differs.';
+    END IF;
+    RETURN depth;
+END $$;
+
+-- work_for says that what this transaction pushes, itself or through a watched table, is caused by these entries.
+CREATE OR REPLACE FUNCTION penstock.work_for(queue integer, entries bigint[]) RETURNS integer
+LANGUAGE sql AS $$
+    SELECT set_config('penstock.depth', (coalesce(max(e.depth), 0) + 1)::text, true)::integer
+           + 0 * length(set_config('penstock.working_for', format('entry %s of queue "%s"', min(e.id), (SELECT name FROM penstock.queue q WHERE q.id = $1)), true))
+      FROM penstock.entry e WHERE e.queue_id = $1 AND e.id = ANY ($2)
+$$;
+
+-- A queue that records changes cannot be dropped: the triggers would refuse every writer of the table.
+CREATE OR REPLACE FUNCTION penstock.keep_watch_queue() RETURNS trigger
+LANGUAGE plpgsql AS $$
+DECLARE
+    watched text := (SELECT string_agg(w.watched::text, ', ') FROM penstock.watch w JOIN pg_class c ON c.oid = w.watched WHERE w.queue_id = OLD.id);
+BEGIN
+    IF watched IS NOT NULL THEN
+        RAISE EXCEPTION 'queue "%" records changes of %', OLD.name, watched USING ERRCODE = 'PS006', HINT = 'End that first: SELECT penstock.unwatch(...).';
+    END IF;
+    DELETE FROM penstock.watch WHERE queue_id = OLD.id;
+    RETURN OLD;
+END $$;
+
+-- watch_value is a column's value as a change records it. A value of over 8 kB is left out: a payload that is too large
+-- would refuse the statement that changed the table.
+CREATE OR REPLACE FUNCTION penstock.watch_value(v jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN pg_column_size(v) > 8192 THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END
+$$;
+
+-- watch_changes_sql is the query behind a watch: one row {"table", "object", "field", "from", "to"} for each field that
+-- differs. A row that came or went is one change, with field null and the watched columns in "to" or "from".
+-- An update that changes keys has one row gone and one come. A full join can only be hashed or merged, so that the plan
+-- which the first statement of a session made, of one row perhaps, is right for a million.
+CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(watched regclass, op text, columns text[], keys text[]) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $_$
+DECLARE
+    -- Names may hold a per cent sign, which format would read.
+    label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
+    object  text := CASE cardinality(keys) WHEN 1 THEN format('to_jsonb(%%1$s.%I)', replace(keys[1], '%', '%%'))
+                    ELSE format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, %%1$s.%I', k, k), ', ') FROM unnest(keys) x, replace(x, '%', '%%') k)) END;
+    whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(to_jsonb(%%1$s.%I))', c, c), ', ') FROM unnest(columns) x, replace(x, '%', '%%') c));
+    shape   text := 'SELECT jsonb_build_object(''table'', ' || label || ', ''object'', %s, ''field'', %s, ''from'', %s, ''to'', %s) AS change';
+    came    text := format(shape, format(object, 'n'), 'NULL', 'NULL', format(whole, 'n'));
+    went    text := format(shape, format(object, 'o'), 'NULL', format(whole, 'o'), 'NULL');
+    field   text := format(shape, format(object, 'n'), 'f.field', 'penstock.watch_value(f.was)', 'penstock.watch_value(f.became)');
+BEGIN
+    RETURN CASE op
+        WHEN 'insert' THEN came || ' FROM new_rows n'
+        WHEN 'delete' THEN went || ' FROM old_rows o'
+        WHEN 'truncate' THEN format(shape, 'NULL', 'NULL', 'NULL', 'NULL')
+        ELSE format($q$SELECT c.change
+  FROM (SELECT true AS penstock_here, * FROM old_rows) o FULL JOIN (SELECT true AS penstock_here, * FROM new_rows) n ON %s
+ CROSS JOIN LATERAL (
+       %s FROM (VALUES %s) f(field, was, became) WHERE o.penstock_here AND n.penstock_here AND f.was IS DISTINCT FROM f.became
+       UNION ALL %s WHERE n.penstock_here IS NULL
+       UNION ALL %s WHERE o.penstock_here IS NULL) c$q$,
+            -- The operators of types that extensions brought are not on the search path of the trigger.
+            (SELECT string_agg(format(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace AND t.typname <> 'json' THEN 'n.%1$I = o.%1$I'
+                                           ELSE 'to_jsonb(n.%1$I) = to_jsonb(o.%1$I)' END, a.attname), ' AND ')
+               FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = watched AND a.attname = ANY (keys)), field,
+            (SELECT string_agg(format('(%L, to_jsonb(o.%I), to_jsonb(n.%I))', c, c, c), ', ') FROM unnest(columns) c), went, came)
+    END;
+END $_$;
+
+-- watch makes changes of a table entries of a change_log queue, from its commit on: of all columns or of some. keys say
+-- which columns identify a row; without them it is the primary key. Watching again replaces the watch. It waits for the
+-- transactions that are writing to the table, and new writers wait for it: run it when none of them is long.
+-- The functions that it makes hold up whatever names columns have.
+CREATE OR REPLACE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL, keys text[] DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT current_user) RETURNS void
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    q     penstock.queue := penstock.queue_row(queue);
+    op    text;
+    body  text;
+    wrong text;
+BEGIN
+    IF q.kind <> 'change_log' THEN
+        RAISE EXCEPTION 'queue "%" is of kind %, not change_log', q.name, q.kind
+            USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''changes'', ''{"kind": "change_log", "grouping": "object"}'').';
+    END IF;
+    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = watched AND c.relnamespace = 'penstock'::regnamespace) THEN
+        RAISE EXCEPTION 'table % is one of Penstock''s own', watched USING ERRCODE = 'PS002', HINT = 'Only tables of applications can be watched.';
+    END IF;
+    keys := coalesce(keys, (SELECT array_agg(a.attname::text ORDER BY array_position(i.indkey::int[], a.attnum::int))
+                              FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                             WHERE i.indrelid = watched AND i.indisprimary));
+    IF coalesce(cardinality(keys), 0) = 0 THEN
+        RAISE EXCEPTION 'table % has no primary key', watched USING ERRCODE = 'PS002', HINT = 'Say which columns identify a row: keys => ARRAY[''...''].';
+    END IF;
+    columns := coalesce(columns, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = watched AND a.attnum > 0 AND NOT a.attisdropped
+                                        AND a.attname <> ALL (keys) ORDER BY a.attnum));
+    SELECT c INTO wrong FROM unnest(columns || keys) c
+     WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = watched AND a.attname = c AND a.attnum > 0 AND NOT a.attisdropped) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'table % has no column "%"', watched, wrong USING ERRCODE = 'PS002';
+    ELSIF cardinality(columns) = 0 THEN
+        columns := keys;
+    END IF;
+    PERFORM penstock.unwatch(watched, queue, reason, actor);
+    FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
+        body := format('watch_%s_%s_%s', watched::oid, q.id, op);
+        EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L $f$, body, format($b$
+-- Written by penstock.watch.
+DECLARE
+    part record;
+BEGIN
+    IF current_setting('penstock.depth', true) <> '' THEN
+        PERFORM penstock.check_depth(%L);
+    END IF;
+    FOR part IN SELECT array_agg(c.change) AS changes
+                  FROM (SELECT row_number() OVER () AS n, c.change FROM (%s) c) c GROUP BY (c.n - 1) / 10000 ORDER BY (c.n - 1) / 10000
+    LOOP
+        PERFORM penstock.push_many(%L, part.changes);
+    END LOOP;
+    RETURN NULL;
+END $b$, format('queue "%s" by a change of %s', q.name, watched), penstock.watch_changes_sql(watched, op, columns, keys), q.name));
+        EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION penstock.%I()',
+                       'penstock_' || q.id || '_' || op, op, watched,
+                       CASE op WHEN 'insert' THEN 'REFERENCING NEW TABLE AS new_rows' WHEN 'delete' THEN 'REFERENCING OLD TABLE AS old_rows'
+                               WHEN 'update' THEN 'REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows' ELSE '' END, body);
+    END LOOP;
+    INSERT INTO penstock.watch (watched, queue_id, columns, keys, actor) VALUES (watched, q.id, columns, keys, coalesce(actor, current_user));
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'watch', watched::text, reason, jsonb_build_object('queue', q.name, 'columns', columns, 'keys', keys));
+END $_$;
+
+-- unwatch ends the watch of a table for one queue, or for all. It leaves nothing behind, and takes with it what is left
+-- of watched tables that were dropped.
+CREATE OR REPLACE FUNCTION penstock.unwatch(watched regclass, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    w     record;
+    op    text;
+    ended integer := 0;
+BEGIN
+    FOR w IN SELECT x.watched, x.queue_id, c.oid IS NOT NULL AS there
+               FROM penstock.watch x LEFT JOIN pg_class c ON c.oid = x.watched
+              WHERE c.oid IS NULL OR (x.watched = unwatch.watched AND (queue IS NULL OR x.queue_id = (penstock.queue_row(queue)).id))
+    LOOP
+        FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
+            IF w.there THEN
+                EXECUTE format('DROP TRIGGER IF EXISTS %I ON %s', 'penstock_' || w.queue_id || '_' || op, w.watched);
+            END IF;
+            EXECUTE format('DROP FUNCTION IF EXISTS penstock.%I()', format('watch_%s_%s_%s', w.watched::oid, w.queue_id, op));
+        END LOOP;
+        DELETE FROM penstock.watch x WHERE x.watched = w.watched AND x.queue_id = w.queue_id;
+        IF w.there THEN
+            INSERT INTO penstock.audit (actor, verb, object, reason)
+            VALUES (coalesce(unwatch.actor, current_user), 'unwatch', w.watched::text, unwatch.reason);
+            ended := ended + 1;
+        END IF;
+    END LOOP;
+    RETURN ended;
+END $$;

@@ -1,0 +1,41 @@
+-- What claims ask of the database besides ready rows and lock records.
+
+-- all_ended takes back a statement that ended fewer entries than locks, because somebody was just changing one.
+CREATE OR REPLACE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF locks <> entries THEN
+        RAISE EXCEPTION 'entry changed while it was ended' USING ERRCODE = 'serialization_failure';
+    END IF;
+    RETURN true;
+END $$;
+
+-- push_back holds a queue back, or one flow of it. A longer order that stands is left alone. Handlers call it as well,
+-- many at once when a service downstream is overloaded: one that would move the end by little does not touch the row.
+CREATE OR REPLACE FUNCTION penstock.push_back(queue text, wait interval, flow text DEFAULT NULL, reason text DEFAULT '') RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    IF wait IS NULL OR wait <= '0' OR wait > '1 day' THEN
+        RAISE EXCEPTION 'wait is not between 0 and 1 day' USING ERRCODE = 'PS002',
+            HINT = 'Pause the queue to stop it for longer.';
+    END IF;
+    INSERT INTO penstock.push_back AS p (queue_id, whole, flow, until, reason)
+    VALUES (q.id, push_back.flow IS NULL, coalesce(push_back.flow, ''), clock_timestamp() + wait, push_back.reason)
+    ON CONFLICT ON CONSTRAINT push_back_pkey DO UPDATE
+       SET until = excluded.until, at = excluded.at, reason = excluded.reason
+     WHERE excluded.until - p.until > least(interval '100 ms', wait / 4);
+END $$;
+
+-- lift_push_back ends an order to hold off before its time, and says whether there was one.
+CREATE OR REPLACE FUNCTION penstock.lift_push_back(queue text, flow text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    DELETE FROM penstock.push_back p
+     WHERE p.queue_id = q.id AND p.whole = (lift_push_back.flow IS NULL) AND p.flow = coalesce(lift_push_back.flow, '')
+       AND p.until > clock_timestamp();
+    RETURN FOUND;
+END $$;

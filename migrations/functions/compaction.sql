@@ -1,0 +1,151 @@
+-- Compaction: entries of one key of a mergeable queue become one.
+
+-- Compaction ---------------------------------------------------------------------------------------------------------
+-- Entries of a group that nobody was handed become one. The key's advisory lock keeps claims away; a lock record that
+-- stands by then has handed out the entries up to last_entry_id and no others, and is never changed. The oldest entry
+-- of the run stays with its id, its place and the merged payload, so that no ready row need be touched: the key has
+-- something to claim before and after. Producers take no part in it: what they push meanwhile is merged next time.
+-- There is no merging inside a push: it would keep the key from being claimed until the pusher's transaction ends.
+
+-- compactable lists the oldest run of two or more entries of a key that may be merged, and locks it: pending, enabled,
+-- not handed out, without a callback (which is owed for each entry alone), together no larger than the queue's payloads
+-- may be. Nothing if a claim is under way or somebody else has one of the entries.
+CREATE OR REPLACE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
+LANGUAGE plpgsql AS $$
+DECLARE
+    e     penstock.entry;
+    run   bigint[] := '{}';
+    bytes bigint := 0;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    IF NOT penstock.hold_key(q.id, key) THEN
+        RETURN;
+    END IF;
+    FOR e IN SELECT * FROM penstock.entry x
+              WHERE x.queue_id = q.id AND x.lock_key = key AND x.status = 'pending' AND x.priority >= 0
+                AND x.id > coalesce((SELECT l.last_entry_id FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = key), 0)
+              ORDER BY x.id LIMIT most
+    LOOP
+        bytes := bytes + pg_column_size(e.payload);
+        IF e.callback IS NOT NULL OR (bytes > q.payload_limit AND q.merge IN ('object', 'array')) THEN
+            EXIT WHEN cardinality(run) > 1;
+            run := '{}';
+            bytes := pg_column_size(e.payload);
+            CONTINUE WHEN e.callback IS NOT NULL;
+        END IF;
+        run := run || e.id;
+    END LOOP;
+    -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
+    PERFORM FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id FOR UPDATE NOWAIT;
+    IF cardinality(run) > 1 AND cardinality(run) = (SELECT count(*) FROM penstock.entry x
+        WHERE x.queue_id = q.id AND x.id = ANY (run) AND x.status = 'pending' AND x.priority >= 0) THEN
+        RETURN QUERY SELECT * FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id;
+    END IF;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN; -- disabling or cancelling one of them just now
+END $$;
+
+-- replace_merged puts one payload in the place of the entries, which compactable has locked. The oldest stays, with the
+-- latest deadline of all (none if one has none) and the greatest depth; the others are done, merged into it.
+CREATE OR REPLACE FUNCTION penstock.replace_merged(q penstock.queue, ids bigint[], merged jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    oldest bigint := (SELECT min(i) FROM unnest(ids) i);
+    gone   integer;
+BEGIN
+    IF merged IS NULL OR pg_column_size(merged) > q.payload_limit THEN
+        RAISE EXCEPTION 'payload merged into entry % is missing or larger than % bytes', oldest, q.payload_limit USING ERRCODE = 'PS003';
+    END IF;
+    UPDATE penstock.entry e
+       SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes, cost = a.cost,
+           depth = a.depth
+      FROM (SELECT CASE WHEN bool_and(x.start_by IS NOT NULL) THEN max(x.start_by) END AS start_by,
+                   CASE WHEN bool_and(x.finish_by IS NOT NULL) THEN max(x.finish_by) END AS finish_by,
+                   max(x.attempt) AS attempt, max(x.crashes) AS crashes, max(x.cost) AS cost, max(x.depth) AS depth
+              FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids)) a
+     WHERE e.queue_id = q.id AND e.id = oldest;
+    WITH gone AS (
+        DELETE FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids) AND x.id <> oldest
+        RETURNING x.id, x.created_at, x.attempt
+    ), forgotten AS (
+        DELETE FROM penstock.cancel_request c USING gone WHERE c.queue_id = q.id AND c.entry_id = gone.id
+    ), unsaved AS (
+        DELETE FROM penstock.progress p USING gone WHERE p.queue_id = q.id AND p.entry_id = gone.id
+    )
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, attempt, outcome, reason)
+    SELECT q.id, id, created_at, attempt, 'done', 'merged into ' || oldest FROM gone;
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    PERFORM penstock.count(d.queue_id, 'removed', gone) FROM penstock.depth d WHERE d.queue_id = q.id;
+    RETURN gone;
+END $$;
+
+-- merge_payloads merges by the queue's rule: the first, the last, all fields of all objects (later ones win), or one
+-- array of all (a payload that is an array adds its elements, so that a merged payload can be merged again).
+CREATE OR REPLACE FUNCTION penstock.merge_payloads(rule text, payloads jsonb[]) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    merged jsonb := CASE rule WHEN 'object' THEN '{}' ELSE '[]' END;
+    p      jsonb;
+BEGIN
+    IF rule IN ('first', 'last') THEN
+        RETURN payloads[CASE rule WHEN 'first' THEN 1 ELSE cardinality(payloads) END];
+    END IF;
+    FOREACH p IN ARRAY payloads LOOP
+        IF rule = 'object' AND jsonb_typeof(p) <> 'object' THEN
+            RAISE EXCEPTION 'payload to be merged is not an object' USING ERRCODE = 'PS002',
+                HINT = 'Set merge of the queue to first, last or array.';
+        END IF;
+        merged := merged || CASE WHEN rule = 'array' AND jsonb_typeof(p) <> 'array' THEN jsonb_build_array(p) ELSE p END;
+    END LOOP;
+    RETURN merged;
+END $$;
+
+-- compact merges the oldest run of waiting entries of a key by the queue's rule, up to 1,000, and returns how many it
+-- replaced: 0 if there is nothing to merge or a claim is under way.
+CREATE OR REPLACE FUNCTION penstock.compact(queue text, lock_key text) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    q        penstock.queue := penstock.queue_row(queue);
+    ids      bigint[];
+    payloads jsonb[];
+BEGIN
+    IF NOT q.mergeable THEN
+        RAISE EXCEPTION 'queue "%" is not mergeable', q.name USING ERRCODE = 'PS006',
+            HINT = 'Set mergeable, and merge to first, last, object or array, with penstock.alter_queue.';
+    END IF;
+    SELECT array_agg(c.id ORDER BY c.id), array_agg(c.payload ORDER BY c.id) INTO ids, payloads
+      FROM penstock.compactable(q, compact.lock_key) c;
+    IF ids IS NULL THEN
+        RETURN 0;
+    END IF;
+    RETURN penstock.replace_merged(q, ids, penstock.merge_payloads(q.merge, payloads));
+END $$;
+
+-- compact_queue looks at up to most_keys keys of a queue, from behind the key after on, and compacts those with at least
+-- min_entries waiting entries. It hops from key to key through the index, and returns the last key it saw, null at
+-- the end: call it again from there.
+CREATE OR REPLACE FUNCTION penstock.compact_queue(queue text, min_entries integer DEFAULT 2, most_keys integer DEFAULT 1000,
+                                       INOUT after text DEFAULT '', OUT replaced integer)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    q    penstock.queue := penstock.queue_row(queue);
+    many boolean;
+BEGIN
+    replaced := 0;
+    FOR i IN 1 .. most_keys LOOP
+        SELECT min(e.lock_key) INTO after FROM (
+            SELECT x.lock_key FROM penstock.entry x
+             WHERE x.queue_id = q.id AND x.lock_key > after AND x.status = 'pending' AND x.priority >= 0
+             ORDER BY x.lock_key LIMIT 1) e;
+        EXIT WHEN after IS NULL;
+        SELECT count(*) = min_entries INTO many FROM (
+            SELECT FROM penstock.entry x
+             WHERE x.queue_id = q.id AND x.lock_key = after AND x.status = 'pending' AND x.priority >= 0 LIMIT min_entries) e;
+        IF many THEN
+            replaced := replaced + penstock.compact(q.name, after);
+        END IF;
+    END LOOP;
+END $$;

@@ -1,0 +1,384 @@
+-- What operators switch: pauses, disabled queues and entries, draining nodes, weights.
+
+-- Pause and disable of a whole queue ---------------------------------------------------------------------------------
+
+-- pause_queue stops claims from a queue; what runs goes on. A pause with an end ends by itself.
+CREATE OR REPLACE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text,
+                                     until timestamptz DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
+        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
+    END IF;
+    UPDATE penstock.queue
+       SET paused_at = clock_timestamp(), paused_by = coalesce(actor, current_user), paused_reason = coalesce(reason, ''),
+           paused_until = until, version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(actor, current_user), 'pause_queue', q.name, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+END $$;
+
+-- resume_queue ends a pause.
+CREATE OR REPLACE FUNCTION penstock.resume_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    UPDATE penstock.queue
+       SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL, version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'resume_queue', q.name, reason);
+END $$;
+
+-- disable_queue takes a queue out of service until somebody enables it. It still accepts entries.
+CREATE OR REPLACE FUNCTION penstock.disable_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    UPDATE penstock.queue
+       SET disabled_at = clock_timestamp(), disabled_by = coalesce(actor, current_user), disabled_reason = coalesce(reason, ''),
+           version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'disable_queue', q.name, reason);
+END $$;
+
+-- enable_queue puts a queue back into service.
+CREATE OR REPLACE FUNCTION penstock.enable_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    UPDATE penstock.queue
+       SET disabled_at = NULL, disabled_by = NULL, disabled_reason = NULL, version = version + 1
+     WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'enable_queue', q.name, reason);
+END $$;
+
+-- drain_node asks a node to claim nothing more, finish, hand back the rest and exit. It hears of it at its heartbeat.
+CREATE OR REPLACE FUNCTION penstock.drain_node(node bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE penstock.node n
+       SET draining_at = coalesce(n.draining_at, clock_timestamp()), drain_by = coalesce(actor, current_user),
+           drain_reason = coalesce(reason, '')
+     WHERE n.id = drain_node.node;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'node % is not registered', node USING ERRCODE = 'PS008', HINT = 'penstock.node_status lists the nodes.';
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(actor, current_user), 'drain_node', 'node ' || node, reason);
+END $$;
+
+-- Disable and enable of entries --------------------------------------------------------------------------------------
+
+-- hold_to_switch locks what disabling or enabling an entry must exclude, or answers false and holds nothing: busy just
+-- now, try again.
+--   the settler  It locks the lock record first and then puts back into line what it sees in later statements. With the
+--                record FOR KEY SHARE, it either has committed or will see our change.
+--   the claim    We have the ready row of a solo entry, or one snapshot shows neither ready row nor lock; we have the
+--                key of a group. An entry that was claimed and settled before we commit would be missed by its settler,
+--                whose DELETE meets a row that changed, and would run again; and a ready row that enabling wrote could
+--                outlive the claim, to start the entry once more for a claim with an older snapshot.
+CREATE OR REPLACE FUNCTION penstock.hold_to_switch(queue integer, wanted bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    e      penstock.entry;
+    locked boolean := false; -- there is a lock record, and we hold it
+    free   boolean := true;
+BEGIN
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
+    IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)) THEN
+        PERFORM FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted) FOR KEY SHARE SKIP LOCKED;
+        locked := FOUND;
+        free := FOUND;
+    ELSIF e.lock_key IS NOT NULL THEN
+        free := penstock.hold_key(queue, e.lock_key);
+    END IF;
+    IF free THEN
+        SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR NO KEY UPDATE SKIP LOCKED;
+        free := FOUND OR NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted);
+    END IF;
+    IF free AND NOT locked THEN
+        PERFORM FROM penstock.ready r
+          WHERE r.queue_id = queue AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
+            AND r.pos = coalesce(e.pos, wanted) AND r.entry_id = wanted
+            FOR UPDATE SKIP LOCKED;
+        free := FOUND OR (SELECT NOT penstock.in_line(e) AND NOT EXISTS (
+            SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)));
+    END IF;
+    IF NOT free THEN
+        RAISE SQLSTATE 'PS900';
+    END IF;
+    RETURN true;
+EXCEPTION WHEN SQLSTATE 'PS900' THEN
+    RETURN false; -- and what was locked is free again: a settler must not wait while we try again
+END $$;
+
+-- disable_one takes an entry out of line: priority -1, no ready row. One that runs ends its run. True: it was disabled now; false: it was before, or is gone; null: busy, try again.
+CREATE OR REPLACE FUNCTION penstock.disable_one(queue integer, wanted bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    e penstock.entry;
+BEGIN
+    IF NOT penstock.hold_to_switch(queue, wanted) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE penstock.entry SET priority = -1, enabled_priority = priority
+     WHERE queue_id = queue AND id = wanted AND priority >= 0
+    RETURNING * INTO e;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF e.lock_key IS NOT NULL THEN
+        PERFORM penstock.tidy_key(queue, e.lock_key);
+    ELSE
+        DELETE FROM penstock.ready
+         WHERE queue_id = queue AND ctid = ANY (ARRAY(
+               SELECT r.ctid FROM penstock.ready r
+                WHERE r.queue_id = queue AND r.priority = e.enabled_priority AND r.flow = e.flow
+                  AND r.pos = coalesce(e.pos, wanted) AND r.entry_id = wanted
+                  FOR UPDATE SKIP LOCKED));
+    END IF;
+    RETURN true;
+END $$;
+
+-- enable_one puts a disabled entry back into line where it stood. If it runs, the settler does that.
+-- A ready row that is there already is written anew, not left alone: a sweep that found it dead passes by the new version.
+CREATE OR REPLACE FUNCTION penstock.enable_one(queue integer, wanted bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    e penstock.entry;
+BEGIN
+    IF NOT penstock.hold_to_switch(queue, wanted) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE penstock.entry SET priority = enabled_priority, enabled_priority = NULL
+     WHERE queue_id = queue AND id = wanted AND priority < 0
+    RETURNING * INTO e;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF e.status = 'pending' AND NOT penstock.runs(e) THEN
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
+        VALUES (queue, e.priority, e.flow, CASE WHEN e.lock_key IS NULL THEN coalesce(e.pos, e.id) ELSE e.id END,
+                CASE WHEN e.lock_key IS NULL THEN e.id END, e.lock_key)
+        ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
+    END IF;
+    RETURN true;
+END $$;
+
+-- switch_entry disables or enables one entry, trying again for two seconds while somebody else has it.
+CREATE OR REPLACE FUNCTION penstock.switch_entry(wanted bigint, verb text, reason text, actor text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    queue   integer := penstock.living_entry(wanted);
+    changed boolean;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    FOR i IN 1 .. 200 LOOP
+        changed := CASE verb WHEN 'disable_entry' THEN penstock.disable_one(queue, wanted) ELSE penstock.enable_one(queue, wanted) END;
+        EXIT WHEN changed IS NOT NULL;
+        PERFORM pg_sleep(0.01);
+    END LOOP;
+    IF changed IS NULL THEN
+        RAISE EXCEPTION 'entry % is held by another transaction', wanted USING ERRCODE = 'PS006', HINT = 'Try again.';
+    ELSIF changed THEN
+        INSERT INTO penstock.audit (actor, verb, object, reason)
+        VALUES (coalesce(switch_entry.actor, current_user), switch_entry.verb, 'entry ' || wanted, switch_entry.reason);
+    ELSE
+        PERFORM penstock.living_entry(wanted); -- raises if it ended meanwhile
+    END IF;
+END $$;
+
+-- disable_entry and enable_entry do nothing to an entry that is so already. They leave the queue's version alone:
+-- nodes remember nothing about single entries.
+CREATE OR REPLACE FUNCTION penstock.disable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'disable_entry', $2, $3) $$;
+
+-- enable_entry undoes disable_entry.
+CREATE OR REPLACE FUNCTION penstock.enable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $$;
+
+-- disable_entries disables every entry of a name or lock key (scope), those to come as well: push_many reads
+-- penstock.disabled. What is there already is disabled by an operation, whose id it returns; the first 500 at once.
+-- A push under way while this is called may still have come in enabled: the operation sees it if it commits before the
+-- operation ends, otherwise disable again.
+CREATE OR REPLACE FUNCTION penstock.disable_entries(queue text, scope text, value text, reason text DEFAULT '',
+                                         actor text DEFAULT current_user::text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    IF scope NOT IN ('name', 'lock_key') OR coalesce(value, '') = '' THEN
+        RAISE EXCEPTION 'scope is not one of name, lock_key, or value is empty' USING ERRCODE = 'PS002';
+    END IF;
+    INSERT INTO penstock.disabled AS d (queue_id, scope, value, actor, reason)
+    VALUES (q.id, disable_entries.scope, disable_entries.value, coalesce(disable_entries.actor, current_user), coalesce(disable_entries.reason, ''))
+    ON CONFLICT ON CONSTRAINT disabled_pkey DO UPDATE SET actor = excluded.actor, reason = excluded.reason;
+    RETURN penstock.switch_entries(q, 'disable', disable_entries.scope, disable_entries.value, disable_entries.reason, disable_entries.actor);
+END $$;
+
+-- enable_entries ends disable_entries. Entries that are disabled by another name or key stay so; those that were
+-- disabled one by one are enabled as well.
+CREATE OR REPLACE FUNCTION penstock.enable_entries(queue text, scope text, value text, reason text DEFAULT '',
+                                        actor text DEFAULT current_user::text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+BEGIN
+    DELETE FROM penstock.disabled d WHERE d.queue_id = q.id AND d.scope = enable_entries.scope AND d.value = enable_entries.value;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
+    END IF;
+    RETURN penstock.switch_entries(q, 'enable', enable_entries.scope, enable_entries.value, enable_entries.reason, enable_entries.actor);
+END $$;
+
+-- switch_entries disables or enables the entries of a name or lock key that are there, by a bulk operation.
+CREATE OR REPLACE FUNCTION penstock.switch_entries(q penstock.queue, verb text, scope text, value text, reason text, actor text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    operation bigint := penstock.start_operation(q.name, verb, jsonb_build_object(scope, value), reason, actor, 5000);
+BEGIN
+    UPDATE penstock.queue SET version = version + 1 WHERE id = q.id;
+    PERFORM penstock.step_operation(operation);
+    RETURN operation;
+END $$;
+
+-- pauses_changed makes nodes read their queues again: they compare the sum of all versions, so that one row will do.
+CREATE OR REPLACE FUNCTION penstock.pauses_changed(queue integer) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE penstock.queue SET version = version + 1 WHERE id = coalesce($1, (SELECT min(id) FROM penstock.queue))
+$$;
+
+-- pause stops claims of what it names; what runs goes on. To pause again changes reason and end. A model must exist: a
+-- misspelt name would pause nothing.
+CREATE OR REPLACE FUNCTION penstock.pause(scope text, value text, queue text DEFAULT NULL::text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    q     integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+    known boolean;
+BEGIN
+    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
+        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
+    END IF;
+    IF pause.scope = 'model' AND NOT EXISTS (SELECT FROM penstock.model m WHERE m.name = pause.value)
+       AND NOT EXISTS (SELECT FROM penstock.queue x WHERE x.model = pause.value) THEN
+        RAISE EXCEPTION 'value: there is no model "%"', value USING ERRCODE = 'PS002', HINT = 'Register it first: penstock.register_model.';
+    END IF;
+    PERFORM FROM penstock.pause p WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;
+    known := FOUND;
+    IF NOT known AND pause.scope IN ('name', 'lock_key') AND EXISTS (
+       SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = pause.scope AND d.value = pause.value) THEN
+        RAISE EXCEPTION 'entries with % "%" are disabled', scope, value USING ERRCODE = 'PS006', HINT = 'Enable them first: penstock.enable_entries.';
+    END IF;
+    INSERT INTO penstock.pause AS p (scope, value, queue_id, actor, reason, until)
+    VALUES (pause.scope, pause.value, q, coalesce(pause.actor, current_user), coalesce(pause.reason, ''), pause.until)
+    ON CONFLICT (scope, value, coalesce(queue_id, 0)) DO UPDATE SET actor = excluded.actor, reason = excluded.reason, until = excluded.until;
+    IF NOT known AND pause.scope IN ('name', 'lock_key') THEN
+        PERFORM penstock.disable_entries(queue, pause.scope, pause.value, pause.reason, pause.actor);
+    END IF;
+    PERFORM penstock.pauses_changed(q);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(pause.actor, current_user), 'pause', pause.scope || ' ' || pause.value, pause.reason,
+            jsonb_strip_nulls(jsonb_build_object('queue', queue, 'until', until)));
+EXCEPTION WHEN check_violation OR not_null_violation THEN
+    RAISE EXCEPTION 'pause of % "%" is not valid', scope, value USING ERRCODE = 'PS002',
+        HINT = 'The scopes are name and lock_key (with a queue), flow (with or without), model, application and node.';
+END $$;
+
+-- resume ends a pause.
+CREATE OR REPLACE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+BEGIN
+    DELETE FROM penstock.pause p WHERE p.scope = resume.scope AND p.value = resume.value AND p.queue_id IS NOT DISTINCT FROM q;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION '% "%" is not paused', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.pause lists what is.';
+    END IF;
+    IF resume.scope IN ('name', 'lock_key') AND EXISTS (
+       SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = resume.scope AND d.value = resume.value) THEN
+        PERFORM penstock.enable_entries(queue, resume.scope, resume.value, resume.reason, resume.actor);
+    END IF;
+    PERFORM penstock.pauses_changed(q);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(resume.actor, current_user), 'resume', resume.scope || ' ' || resume.value, resume.reason,
+            jsonb_strip_nulls(jsonb_build_object('queue', queue)));
+END $$;
+
+-- end_pauses ends the pauses whose time is over, and returns how many. Nodes go by the time themselves; this is for
+-- names and lock keys, whose entries must be enabled, and so that the table shows what is paused.
+CREATE OR REPLACE FUNCTION penstock.end_pauses() RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    p     record;
+    ended integer := 0;
+BEGIN
+    FOR p IN SELECT x.scope, x.value, q.name AS queue FROM penstock.pause x LEFT JOIN penstock.queue q ON q.id = x.queue_id
+              WHERE x.until <= clock_timestamp() ORDER BY x.id LIMIT 100 FOR UPDATE OF x SKIP LOCKED
+    LOOP
+        PERFORM penstock.resume(p.scope, p.value, p.queue, 'its time is over', 'penstock');
+        ended := ended + 1;
+    END LOOP;
+    RETURN ended;
+END $$;
+
+-- queue_pauses are the pauses by which nodes go that serve a queue: [{"scope", "value", "actor", "reason", "at", "left"}],
+-- left in seconds, since a node's clock may show another time.
+CREATE OR REPLACE FUNCTION penstock.queue_pauses(q penstock.queue) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(jsonb_agg(jsonb_build_object('scope', p.scope, 'value', p.value, 'actor', p.actor, 'reason', p.reason, 'at', p.created_at,
+                    'left', extract(epoch FROM p.until - clock_timestamp()))), '[]')
+      FROM penstock.pause p
+     WHERE (p.scope = 'flow' AND (p.queue_id IS NULL OR p.queue_id = q.id))
+        OR (p.scope = 'model' AND p.value = q.model) OR (p.scope = 'application' AND p.value = q.application)
+$$;
+
+-- node_paused says whether a node is paused, by its name or its id.
+CREATE OR REPLACE FUNCTION penstock.node_paused(node_id bigint, node_name text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM penstock.pause p
+                    WHERE p.scope = 'node' AND p.value IN ($2, $1::text) AND coalesce(p.until > clock_timestamp(), true))
+$$;
+
+-- set_flow_weight gives a flow a share beside other flows, in one queue or in all; a null weight takes it away.
+CREATE OR REPLACE FUNCTION penstock.set_flow_weight(flow text, weight real, queue text DEFAULT NULL, reason text DEFAULT '',
+                                         actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    q integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+BEGIN
+    IF set_flow_weight.weight IS NULL THEN
+        DELETE FROM penstock.flow_weight w WHERE w.flow = set_flow_weight.flow AND w.queue_id IS NOT DISTINCT FROM q;
+    ELSE
+        INSERT INTO penstock.flow_weight AS w (flow, queue_id, weight) VALUES (set_flow_weight.flow, q, set_flow_weight.weight)
+        ON CONFLICT (flow, coalesce(queue_id, 0)) DO UPDATE SET weight = excluded.weight;
+    END IF;
+    PERFORM penstock.pauses_changed(q);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(set_flow_weight.actor, current_user), 'set_flow_weight', 'flow ' || set_flow_weight.flow, set_flow_weight.reason,
+            jsonb_strip_nulls(jsonb_build_object('queue', queue, 'weight', set_flow_weight.weight)));
+EXCEPTION WHEN check_violation OR not_null_violation THEN
+    RAISE EXCEPTION 'weight of flow "%" is not valid: %', set_flow_weight.flow, set_flow_weight.weight
+        USING ERRCODE = 'PS002', HINT = 'Give a number from 0.001 to 1000; 1 is what every other flow has.';
+END $$;
+
+-- queue_weights are the flows of a queue whose weight is not 1: {"flow": weight}. The queue's own go before those of all queues.
+CREATE OR REPLACE FUNCTION penstock.queue_weights(q penstock.queue) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(jsonb_object_agg(w.flow, w.weight ORDER BY w.queue_id NULLS FIRST), '{}')
+      FROM penstock.flow_weight w WHERE w.queue_id IS NULL OR w.queue_id = q.id
+$$;
+
+-- usage_left is what remains at present of an amount as of a time. Beyond 200 half-lives it is as good as nothing.
+CREATE OR REPLACE FUNCTION penstock.usage_left(amount double precision, at timestamptz, half_life double precision DEFAULT 300) RETURNS double precision
+LANGUAGE sql VOLATILE AS $$
+    SELECT amount * power(0.5::float8, least(200, greatest(0, extract(epoch FROM clock_timestamp() - at)::float8 / half_life)))
+$$;

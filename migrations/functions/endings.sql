@@ -1,0 +1,327 @@
+-- How an entry ends or comes back: cancel, expiry, failures that are retried or discarded, compaction.
+
+-- find_entry tells from one snapshot where an entry is: in a queue (outcome null), or ended with an outcome. It looks
+-- once into each queue, because the id alone does not say which.
+CREATE OR REPLACE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name text, OUT ended penstock.outcome)
+LANGUAGE sql STABLE AS $$
+    SELECT q.id, q.name, f.outcome
+      FROM penstock.queue q CROSS JOIN LATERAL (
+           (SELECT NULL::penstock.outcome AS outcome FROM penstock.entry e WHERE e.queue_id = q.id AND e.id = $1 LIMIT 1)
+           UNION ALL
+           (SELECT r.outcome FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1 LIMIT 1)
+           UNION ALL
+           (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 LIMIT 1)) f
+     LIMIT 1
+$$;
+
+-- living_entry returns the queue of an entry that has not ended, and raises PS007 or PS006 where there is none.
+CREATE OR REPLACE FUNCTION penstock.living_entry(wanted bigint) RETURNS integer
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    found_at record;
+BEGIN
+    SELECT * INTO found_at FROM penstock.find_entry(wanted);
+    IF found_at.queue_id IS NULL THEN
+        RAISE EXCEPTION 'entry % does not exist', wanted
+            USING ERRCODE = 'PS007', HINT = 'It was never accepted, or its outcome is older than the retention of its queue.';
+    ELSIF found_at.ended IS NOT NULL THEN
+        RAISE EXCEPTION 'entry % of queue "%" has ended: %', wanted, found_at.queue_name, found_at.ended
+            USING ERRCODE = 'PS006', DETAIL = found_at.ended::text;
+    END IF;
+    RETURN found_at.queue_id;
+END $$;
+
+-- runs says whether a lock record covers the entry. One that came due or was retried while its key was locked counts
+-- as running until the key is unlocked, although the node does not know it: the record cannot tell the two apart.
+CREATE OR REPLACE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT e.status = 'pending' AND EXISTS (
+        SELECT FROM penstock.lock l
+         WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
+$$;
+
+-- hold_key excludes claims of a group until this transaction ends, or answers false if one is under way.
+-- claimSQL takes the same lock.
+CREATE OR REPLACE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
+LANGUAGE sql AS $$
+    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
+$$;
+
+-- take_entry makes an entry ours until the transaction ends: it does not run and nobody can start it. Its ready row is
+-- gone if it was solo; a group's stays, for other entries may need it (tidy_key). It returns null if the entry runs, is
+-- being claimed, is locked by somebody else, or is gone.
+CREATE OR REPLACE FUNCTION penstock.take_entry(queue integer, wanted bigint) RETURNS penstock.entry
+LANGUAGE plpgsql AS $$
+DECLARE
+    e       penstock.entry;
+    nothing penstock.entry;
+    place   tid;
+BEGIN
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
+    IF NOT FOUND OR penstock.runs(e) THEN
+        RETURN nothing; -- before anything is locked, so that a settler of a running entry never waits for us
+    END IF;
+    IF e.lock_key IS NULL THEN
+        SELECT r.ctid INTO place FROM penstock.ready r
+         WHERE r.queue_id = queue AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
+           AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = wanted
+           FOR UPDATE SKIP LOCKED;
+    ELSIF NOT penstock.hold_key(queue, e.lock_key) THEN
+        RETURN nothing;
+    END IF;
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR UPDATE SKIP LOCKED;
+    -- From here on the row cannot change, so nobody can put it into line anew. If it is in line and we do not have its
+    -- ready row, then a claim or a pusher has it. No ready row and no lock in one snapshot: it is out of line.
+    IF NOT FOUND OR penstock.runs(e) OR (place IS NULL AND penstock.in_line(e)) THEN
+        RETURN nothing;
+    END IF;
+    DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = place;
+    RETURN e;
+END $$;
+
+-- in_line says whether a solo entry has a ready row.
+CREATE OR REPLACE FUNCTION penstock.in_line(e penstock.entry) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT e.lock_key IS NULL AND EXISTS (
+        SELECT FROM penstock.ready r
+         WHERE r.queue_id = e.queue_id AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
+           AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = e.id)
+$$;
+
+-- tidy_key deletes the ready rows of a group that has nothing left to claim. They are locked first: a pusher that
+-- relied on one of them has committed by then, and the next statement sees its entries; a pusher that comes later
+-- cannot lock them and inserts its own.
+CREATE OR REPLACE FUNCTION penstock.tidy_key(queue integer, key text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    mine tid[];
+BEGIN
+    mine := ARRAY(SELECT ctid FROM penstock.ready WHERE lock_key = key AND queue_id + 0 = queue FOR UPDATE SKIP LOCKED);
+    IF cardinality(mine) > 0 AND NOT EXISTS (
+        SELECT FROM penstock.entry
+         WHERE queue_id = queue AND lock_key = key AND status = 'pending' AND priority >= 0) THEN
+        DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = ANY (mine);
+    END IF;
+END $$;
+
+-- end_entry ends an entry that take_entry has taken.
+CREATE OR REPLACE FUNCTION penstock.end_entry(e penstock.entry, how penstock.outcome, why text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF e.callback IS NOT NULL THEN
+        PERFORM penstock.call_back(e, how::text, jsonb_build_object('reason', why));
+    END IF;
+    DELETE FROM penstock.entry WHERE queue_id = e.queue_id AND id = e.id;
+    DELETE FROM penstock.progress WHERE queue_id = e.queue_id AND entry_id = e.id;
+    DELETE FROM penstock.cancel_request WHERE queue_id = e.queue_id AND entry_id = e.id;
+    INSERT INTO penstock.result (queue_id, entry_id, created_at, attempt, outcome, reason)
+    VALUES (e.queue_id, e.id, e.created_at, e.attempt, how, why);
+    PERFORM penstock.count(d.queue_id, 'removed', 1) FROM penstock.depth d WHERE d.queue_id = e.queue_id;
+    IF e.lock_key IS NOT NULL THEN
+        PERFORM penstock.tidy_key(e.queue_id, e.lock_key);
+    END IF;
+END $$;
+
+-- Cancel and expire --------------------------------------------------------------------------------------------------
+
+-- cancel_one ends an entry that does not run ('cancelled'), asks for the end of one that does or that somebody else has
+-- just now ('requested'), and answers null for one that is gone.
+CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    e penstock.entry := penstock.take_entry(queue, wanted);
+BEGIN
+    IF e.id IS NOT NULL THEN
+        PERFORM penstock.end_entry(e, 'cancelled', why);
+        RETURN 'cancelled';
+    END IF;
+    INSERT INTO penstock.cancel_request (queue_id, entry_id, actor, reason)
+    VALUES (queue, wanted, coalesce(who, current_user), coalesce(why, ''))
+    ON CONFLICT DO NOTHING;
+    IF NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted) THEN
+        DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
+        RETURN NULL;
+    END IF;
+    RETURN 'requested';
+END $$;
+
+-- cancel_entry answers 'cancelled' if the entry has ended, and 'requested' if a node runs it or is about to: that node
+-- hears of it at its heartbeat, and if the entry comes back into line instead, settle_cancel_requests ends it.
+CREATE OR REPLACE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    answer text;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    answer := penstock.cancel_one(penstock.living_entry(cancel_entry.id), cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
+    IF answer IS NULL THEN
+        PERFORM penstock.living_entry(cancel_entry.id); -- raises: it ended while we looked
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(cancel_entry.actor, current_user), 'cancel_entry', 'entry ' || cancel_entry.id, cancel_entry.reason,
+            jsonb_build_object('answer', answer));
+    RETURN answer;
+END $$;
+
+-- settle_cancel_requests ends what was asked to end while it ran and has come back into line since (a retry, a release,
+-- a dead node), and forgets requests whose entry is gone. It returns how many entries it ended.
+CREATE OR REPLACE FUNCTION penstock.settle_cancel_requests(queue integer, most integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    c     record;
+    e     penstock.entry;
+    ended integer := 0;
+BEGIN
+    FOR c IN SELECT r.entry_id, r.reason FROM penstock.cancel_request r WHERE r.queue_id = queue
+              ORDER BY r.entry_id LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        e := penstock.take_entry(queue, c.entry_id);
+        IF e.id IS NOT NULL THEN
+            PERFORM penstock.end_entry(e, 'cancelled', c.reason);
+            ended := ended + 1;
+        ELSIF NOT EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = queue AND x.id = c.entry_id) THEN
+            DELETE FROM penstock.cancel_request r WHERE r.queue_id = queue AND r.entry_id = c.entry_id;
+        END IF;
+    END LOOP;
+    RETURN ended;
+END $$;
+
+-- overdue lists entries of one queue whose start_by or finish_by has passed and that no lock covers. Two ranges of two
+-- partial indexes, however long the backlog; the entries that run stand in the way, but they are as few as the locks.
+CREATE OR REPLACE FUNCTION penstock.overdue(queue_name text, most integer) RETURNS TABLE (id bigint, why text)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY EXECUTE format($q$
+        (SELECT e.id, 'not started by ' || e.start_by FROM penstock.%1$I e
+          WHERE e.start_by <= $1 AND NOT penstock.runs(e) ORDER BY e.start_by LIMIT $2)
+        UNION ALL
+        (SELECT e.id, 'not finished by ' || e.finish_by FROM penstock.%1$I e
+          WHERE e.finish_by <= $1 AND NOT penstock.runs(e) ORDER BY e.finish_by LIMIT $2)
+        LIMIT $2$q$, 'entry_' || queue_name)
+    USING clock_timestamp(), most;
+END $$;
+
+-- expire_entries ends up to most entries of a queue whose time has passed and that nobody runs, and returns how many.
+CREATE OR REPLACE FUNCTION penstock.expire_entries(queue_id integer, most integer) RETURNS integer
+LANGUAGE plpgsql
+-- Walk the index of deadlines up to the bound: a bitmap would fetch every late entry first, and sort them.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    late  record;
+    e     penstock.entry;
+    ended integer := 0;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    FOR late IN SELECT o.id, o.why FROM penstock.queue q CROSS JOIN LATERAL penstock.overdue(q.name, most) o
+                 WHERE q.id = expire_entries.queue_id
+    LOOP
+        e := penstock.take_entry(expire_entries.queue_id, late.id);
+        IF e.id IS NOT NULL THEN
+            PERFORM penstock.end_entry(e, 'expired', late.why);
+            ended := ended + 1;
+        END IF;
+    END LOOP;
+    RETURN ended;
+END $$;
+
+-- expired_locks lists entries that still run more than grace after their finish_by: their node should have ended them.
+-- It begins at the lock records, which are as few as the work in flight.
+CREATE OR REPLACE FUNCTION penstock.expired_locks(grace interval DEFAULT '30 seconds')
+RETURNS TABLE (queue_id integer, lock_key text, token bigint, node_id bigint, entry_id bigint, finish_by timestamptz)
+LANGUAGE sql STABLE AS $$
+    SELECT l.queue_id, l.lock_key, l.token, l.node_id, e.id, e.finish_by
+      FROM penstock.lock l
+      JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.id = l.last_entry_id
+     WHERE left(l.lock_key, 1) = '#' AND e.status = 'pending' AND e.finish_by < clock_timestamp() - grace
+    UNION ALL
+    SELECT l.queue_id, l.lock_key, l.token, l.node_id, e.id, e.finish_by
+      FROM penstock.lock l
+      JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
+     WHERE left(l.lock_key, 1) <> '#' AND e.status = 'pending' AND e.priority >= 0
+       AND e.finish_by < clock_timestamp() - grace
+$$;
+
+-- Failures -----------------------------------------------------------------------------------------------------------
+
+-- is_off says whether the entries of a name or lock key are disabled.
+CREATE OR REPLACE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM penstock.disabled d
+                    WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
+$$;
+
+-- return_failure puts a failed entry back: the same id, history and depth, no attempts spent, behind everybody in its lane
+-- (in its group, its id still says its place). Deadlines that have passed are dropped, or it would expire at once.
+-- False: there is no such failure.
+CREATE OR REPLACE FUNCTION penstock.return_failure(queue integer, wanted bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    f     penstock.failure;
+    place bigint;
+    off   boolean;
+BEGIN
+    DELETE FROM penstock.failure WHERE queue_id = queue AND entry_id = wanted RETURNING * INTO f;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
+    place := nextval('penstock.entry_id_seq');
+    off := penstock.is_off(queue, f.name, f.lock_key);
+    INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, priority, enabled_priority, pos,
+                                flow, lock_key, name, trace, callback, history, payload, depth)
+    VALUES (wanted, queue, f.created_at, 'pending', CASE WHEN f.start_by > clock_timestamp() THEN f.start_by END,
+            CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost,
+            CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, place,
+            f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload, f.depth);
+    IF NOT off THEN
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
+        VALUES (queue, f.priority, f.flow, place, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key);
+    END IF;
+    PERFORM penstock.count(d.queue_id, 'accepted', 1) FROM penstock.depth d WHERE d.queue_id = queue;
+    RETURN true;
+END $$;
+
+-- failed_entry returns the queue of a failure, and raises PS007 or PS006 where there is none.
+CREATE OR REPLACE FUNCTION penstock.failed_entry(wanted bigint) RETURNS integer
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    found_at record;
+BEGIN
+    SELECT * INTO found_at FROM penstock.find_entry(wanted);
+    IF found_at.queue_id IS NULL THEN
+        PERFORM penstock.living_entry(wanted); -- raises PS007
+    ELSIF found_at.ended IS DISTINCT FROM 'failed' THEN
+        RAISE EXCEPTION 'entry % of queue "%" has not failed: %', wanted, found_at.queue_name, coalesce(found_at.ended::text, 'it has not ended')
+            USING ERRCODE = 'PS006', DETAIL = coalesce(found_at.ended::text, '');
+    END IF;
+    RETURN found_at.queue_id;
+END $$;
+
+-- retry_failure puts a failed entry back; true: it was there.
+CREATE OR REPLACE FUNCTION penstock.retry_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT penstock.return_failure(penstock.failed_entry(retry_failure.entry_id), retry_failure.entry_id) THEN
+        PERFORM penstock.failed_entry(retry_failure.entry_id); -- raises: somebody was faster
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(retry_failure.actor, current_user), 'retry_failure', 'entry ' || retry_failure.entry_id, retry_failure.reason);
+END $$;
+
+-- discard_failure forgets a failure before its retention does. Only the audit remembers the error then.
+CREATE OR REPLACE FUNCTION penstock.discard_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    queue integer := penstock.failed_entry(discard_failure.entry_id);
+    f     penstock.failure;
+BEGIN
+    DELETE FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = discard_failure.entry_id RETURNING * INTO f;
+    IF NOT FOUND THEN
+        PERFORM penstock.failed_entry(discard_failure.entry_id); -- raises: somebody was faster
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(discard_failure.actor, current_user), 'discard_failure', 'entry ' || discard_failure.entry_id, discard_failure.reason,
+            jsonb_build_object('class', f.class, 'fingerprint', f.fingerprint, 'failed_at', f.failed_at));
+END $$;

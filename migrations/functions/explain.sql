@@ -1,0 +1,248 @@
+-- Why an entry does not run.
+
+-- outcome_of tells how an entry ended, after it is gone: exactly one row, or none while it lives.
+CREATE OR REPLACE FUNCTION penstock.outcome_of(bigint)
+RETURNS TABLE (queue text, outcome penstock.outcome, ended_at timestamptz, created_at timestamptz, attempt smallint,
+               crashes smallint, node_id bigint, token bigint, run_ms bigint, reason text, class text, result jsonb)
+LANGUAGE sql STABLE AS $$
+    SELECT q.name, o.*
+      FROM penstock.queue q CROSS JOIN LATERAL (
+           SELECT r.outcome, r.finished_at, r.created_at, r.attempt, NULL::smallint, r.node_id, r.token, r.run_ms, r.reason, NULL::text, r.result
+             FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1
+           UNION ALL
+           SELECT 'failed', f.failed_at, f.created_at, f.attempt, f.crashes, NULL, NULL, NULL, f.error, f.class, NULL
+             FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1) o
+$$;
+
+-- Why does it not run? ------------------------------------------------------------------------------------------------
+
+-- ago writes a duration as people say it: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.
+CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN s < 60 THEN s || ' s' WHEN s < 3600 THEN s / 60 || ' m ' || s % 60 || ' s'
+                WHEN s < 86400 THEN s / 3600 || ' h ' || s % 3600 / 60 || ' m' ELSE s / 86400 || ' d ' || s % 86400 / 3600 || ' h' END
+      FROM (SELECT greatest(0, floor(extract(epoch FROM i)))::bigint AS s) x
+$$;
+
+-- because is one reason: a code for programs, a sentence for people, and the numbers in it.
+CREATE OR REPLACE FUNCTION penstock.because(code text, sentence text, numbers jsonb DEFAULT '{}') RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT jsonb_build_object('code', code, 'text', sentence, 'numbers', jsonb_strip_nulls(numbers))
+$$;
+
+-- serving lists the nodes that would claim from a queue: they list it, live and do not drain.
+CREATE OR REPLACE FUNCTION penstock.serving(queue integer) RETURNS TABLE (id bigint, name text)
+LANGUAGE sql STABLE AS $$
+    SELECT n.id, n.name FROM penstock.node n
+     WHERE $1 = ANY (n.queue_ids) AND n.draining_at IS NULL AND n.beat_at + n.lease > clock_timestamp()
+$$;
+
+-- place_of finds the ready row by which an entry would be claimed first.
+CREATE OR REPLACE FUNCTION penstock.place_of(e penstock.entry) RETURNS TABLE (priority smallint, flow text, pos bigint)
+LANGUAGE sql STABLE AS $$
+    (SELECT r.priority, r.flow, r.pos FROM penstock.ready r
+      WHERE e.lock_key IS NULL AND r.queue_id = e.queue_id AND r.priority = e.priority AND r.flow = e.flow
+        AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = e.id)
+    UNION ALL
+    (SELECT r.priority, r.flow, r.pos FROM penstock.ready r
+      WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key ORDER BY r.priority DESC, r.pos LIMIT 1)
+$$;
+
+-- queue_reasons says why nothing of a queue is claimed.
+CREATE OR REPLACE FUNCTION penstock.queue_reasons(q penstock.queue) RETURNS SETOF jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT penstock.because('paused', format('the queue is paused by %s for %s%s%s', q.paused_by, penstock.ago(clock_timestamp() - q.paused_at),
+               coalesce(', for ' || penstock.ago(q.paused_until - clock_timestamp()) || ' more', ''), coalesce(': ' || nullif(q.paused_reason, ''), '')),
+               jsonb_build_object('by', q.paused_by, 'reason', q.paused_reason, 'since', q.paused_at, 'until', q.paused_until))
+     WHERE q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true)
+    UNION ALL
+    SELECT penstock.because('queue_disabled', format('the queue is disabled by %s for %s%s', q.disabled_by,
+               penstock.ago(clock_timestamp() - q.disabled_at), coalesce(': ' || nullif(q.disabled_reason, ''), '')),
+               jsonb_build_object('by', q.disabled_by, 'reason', q.disabled_reason, 'since', q.disabled_at))
+     WHERE q.disabled_at IS NOT NULL
+    UNION ALL
+    SELECT penstock.because('limit', format('%s of at most %s locks of the queue are held', l.held, q.max_concurrent),
+               jsonb_build_object('held', l.held, 'limit', q.max_concurrent))
+      FROM (SELECT count(*) AS held FROM penstock.lock WHERE queue_id = q.id) l
+     WHERE l.held >= q.max_concurrent
+    UNION ALL
+    SELECT penstock.because('node_limit', format('each of the %s nodes that serve the queue holds its %s locks', count(*), q.max_concurrent_per_node),
+               jsonb_build_object('nodes', count(*), 'limit', q.max_concurrent_per_node))
+      FROM penstock.serving(q.id) s
+    HAVING count(*) > 0 AND bool_and((SELECT count(*) FROM penstock.lock l WHERE l.queue_id = q.id AND l.node_id = s.id) >= q.max_concurrent_per_node)
+    UNION ALL
+    SELECT penstock.because('nobody_serves', format('no live node serves the queue (application %s)%s', q.application,
+               coalesce('; ' || d.dead || ' that did fell silent', '') || coalesce('; ' || d.draining || ' drain', '')),
+               jsonb_build_object('application', q.application, 'dead', d.dead, 'draining', d.draining))
+      FROM (SELECT nullif(count(*) FILTER (WHERE state = 'dead'), 0) AS dead, nullif(count(*) FILTER (WHERE state = 'draining'), 0) AS draining
+              FROM penstock.node_status s WHERE q.name = ANY (s.queues)) d
+     WHERE NOT EXISTS (SELECT FROM penstock.serving(q.id))
+$$;
+
+-- entry_reasons says what about the entry itself keeps it from being claimed.
+CREATE OR REPLACE FUNCTION penstock.entry_reasons(e penstock.entry) RETURNS SETOF jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT penstock.because('disabled', 'the entry is disabled' || coalesce(format(', as is every entry with %s %s, by %s%s', d.scope, d.value,
+               d.actor, coalesce(': ' || nullif(d.reason, ''), '')), coalesce(format(' by %s%s', a.actor, coalesce(': ' || nullif(a.reason, ''), '')), '')),
+               jsonb_build_object('scope', d.scope, 'value', d.value, 'by', coalesce(d.actor, a.actor), 'reason', coalesce(d.reason, a.reason)))
+      FROM (SELECT 1) one
+      LEFT JOIN LATERAL (SELECT * FROM penstock.disabled x WHERE x.queue_id = e.queue_id
+                            AND ((x.scope = 'name' AND x.value = e.name) OR (x.scope = 'lock_key' AND x.value = e.lock_key)) LIMIT 1) d ON true
+      LEFT JOIN LATERAL (SELECT * FROM penstock.audit x WHERE x.verb = 'disable_entry' AND x.object = 'entry ' || e.id ORDER BY x.id DESC LIMIT 1) a ON true
+     WHERE e.priority < 0
+    UNION ALL
+    SELECT penstock.because('not_due', format('it is not due for %s%s', penstock.ago(e.due_at - clock_timestamp()),
+               CASE WHEN e.attempt > 0 THEN format(', after %s attempts that ended in an error', e.attempt) ELSE '' END),
+               jsonb_build_object('due_at', e.due_at, 'seconds', round(extract(epoch FROM e.due_at - clock_timestamp()), 1), 'attempt', e.attempt))
+     WHERE e.status = 'initial' AND e.due_at > clock_timestamp()
+    UNION ALL
+    SELECT penstock.because('promotion_late', format('it came due %s ago and waits for the leader to put it into line', penstock.ago(clock_timestamp() - e.due_at)),
+               jsonb_build_object('due_at', e.due_at, 'seconds', round(extract(epoch FROM clock_timestamp() - e.due_at), 1)))
+     WHERE e.status = 'initial' AND e.due_at <= clock_timestamp()
+    UNION ALL
+    SELECT penstock.because('expired', format('its %s passed %s ago; the leader will end it as expired', t.what, penstock.ago(clock_timestamp() - t.at)),
+               jsonb_build_object(t.what, t.at, 'seconds', round(extract(epoch FROM clock_timestamp() - t.at), 1)))
+      FROM (VALUES ('start_by', e.start_by), ('finish_by', e.finish_by)) t(what, at)
+     WHERE t.at <= clock_timestamp() AND NOT penstock.runs(e)
+    UNION ALL
+    SELECT penstock.because('cancel_requested', format('%s asked %s ago that it be cancelled%s', c.actor, penstock.ago(clock_timestamp() - c.requested_at),
+               coalesce(': ' || nullif(c.reason, ''), '')), jsonb_build_object('by', c.actor, 'reason', c.reason, 'delivered_at', c.delivered_at))
+      FROM penstock.cancel_request c WHERE c.queue_id = e.queue_id AND c.entry_id = e.id
+$$;
+
+-- place_reasons says who has its key and who stands before it: what the claim finds when it comes to the lane.
+-- Counts go up to 10,000.
+CREATE OR REPLACE FUNCTION penstock.place_reasons(e penstock.entry) RETURNS SETOF jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT penstock.because(CASE WHEN l.last_entry_id >= e.id THEN 'running' ELSE 'key_held' END,
+               CASE WHEN l.last_entry_id >= e.id THEN format('node %s has run it for %s', coalesce(n.name, l.node_id::text), penstock.ago(clock_timestamp() - l.claimed_at))
+                    ELSE format('lock key %s is held by entry %s on node %s for %s', e.lock_key, h.id, coalesce(n.name, l.node_id::text),
+                                penstock.ago(clock_timestamp() - l.claimed_at)) END
+               || CASE WHEN n.id IS NULL OR n.beat_at + n.lease < clock_timestamp() THEN '; that node is dead' ELSE '' END,
+               jsonb_build_object('node_id', l.node_id, 'node', n.name, 'token', l.token, 'entry_id', h.id, 'entries', l.entry_count,
+                                  'seconds', round(extract(epoch FROM clock_timestamp() - l.claimed_at), 1)))
+      FROM penstock.lock l
+      LEFT JOIN penstock.node n ON n.id = l.node_id
+      LEFT JOIN LATERAL (SELECT x.id FROM penstock.entry x WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key
+                            AND x.status = 'pending' AND x.priority >= 0 ORDER BY x.id LIMIT 1) h ON true
+     WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND e.status = 'pending'
+    UNION ALL
+    SELECT penstock.because('ahead_in_key', format('%s%s entries of lock key %s come before it', CASE WHEN k.n = 10000 THEN 'at least ' ELSE '' END, k.n, e.lock_key),
+               jsonb_build_object('ahead', k.n))
+      FROM (SELECT count(*) AS n FROM (SELECT FROM penstock.entry x WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key
+                AND x.status = 'pending' AND x.priority >= 0 AND x.id < e.id LIMIT 10000) s) k
+     WHERE k.n > 0 AND e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e)
+    UNION ALL
+    SELECT penstock.because('ahead_in_lane', format('%s%s keys stand before it in its lane (priority %s, flow "%s")', CASE WHEN a.n = 10000 THEN 'at least ' ELSE '' END,
+               a.n, p.priority, p.flow), jsonb_build_object('ahead', a.n, 'priority', p.priority, 'flow', p.flow))
+      FROM penstock.place_of(e) p
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id
+                AND r.priority = p.priority AND r.flow = p.flow AND r.pos < p.pos LIMIT 10000) s) a
+     WHERE a.n > 0 AND e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e)
+$$;
+
+-- push_back_reasons says which order keeps an entry from being claimed, as penstock.explain_entry shows it.
+CREATE OR REPLACE FUNCTION penstock.push_back_reasons(e penstock.entry) RETURNS SETOF jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT penstock.because('pushed_back', format('%s is held back for %s more%s',
+               CASE WHEN p.whole THEN 'the queue' ELSE format('flow "%s"', p.flow) END,
+               penstock.ago(p.until - clock_timestamp()), coalesce(': ' || nullif(p.reason, ''), '')),
+               jsonb_build_object('until', p.until, 'reason', p.reason, 'seconds', round(extract(epoch FROM p.until - clock_timestamp()), 1)))
+      FROM penstock.push_back p
+     WHERE p.queue_id = e.queue_id AND (p.whole OR p.flow = e.flow) AND p.until > clock_timestamp() AND NOT penstock.runs(e)
+$$;
+
+-- limit_reasons says which limits, and what would run it (threads, instances, slots), keep a claim away from an entry.
+CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT penstock.because('limit', format('%s of %s units of limit "%s" are in use%s', u.used, g.max_units, g.name,
+               CASE WHEN g.per_flow THEN format(' by flow "%s"', e.flow) ELSE '' END),
+               jsonb_build_object('limit', g.name, 'held', u.used, 'max_units', g.max_units, 'units', m.units))
+      FROM penstock.limit_use m
+      JOIN penstock."limit" g ON g.id = m.limit_id
+     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units), 0) AS used
+                           FROM penstock.limit_use o JOIN penstock.lock k ON k.queue_id = o.queue_id
+                          WHERE o.limit_id = g.id AND (NOT g.per_flow OR k.flow = e.flow)) u
+     WHERE m.queue_id = q.id AND g.name <> 'queue:' || q.name AND u.used + m.units > g.max_units
+    UNION ALL
+    SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; the next in %s', g.name, g.rate,
+               penstock.ago((m.units - b.units) / g.rate * interval '1 second')),
+               jsonb_build_object('limit', g.name, 'rate', g.rate, 'units', round(b.units::numeric, 2), 'seconds', round(((m.units - b.units) / g.rate)::numeric, 2)))
+      FROM penstock.limit_use m
+      JOIN penstock."limit" g ON g.id = m.limit_id
+     CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, CASE WHEN g.per_key THEN e.lock_key ELSE e.flow END) AS units) b
+     WHERE m.queue_id = q.id AND g.rate IS NOT NULL AND (e.lock_key IS NOT NULL OR NOT g.per_key) AND b.units < m.units
+    UNION ALL
+    SELECT penstock.because('no_thread', format('all %s processing threads of the nodes that serve the queue are taken', sum(n.threads)),
+               jsonb_build_object('threads', sum(n.threads), 'nodes', count(*)))
+      FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id
+    HAVING count(*) > 0 AND bool_and(n.threads > 0 AND (SELECT count(*) FROM penstock.lock l WHERE l.node_id = n.id) >= n.threads)
+    UNION ALL
+    SELECT CASE WHEN i.usable = 0 THEN
+               penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s', i.n, q.model, coalesce(': ' || i.why, '')),
+                                jsonb_build_object('model', q.model, 'instances', i.n))
+           ELSE penstock.because('no_slot', format('%s of %s slots of model %s are held', i.held, i.slots, q.model),
+                                jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots)) END
+      FROM (SELECT count(*) AS n, count(*) FILTER (WHERE x.usable) AS usable, coalesce(sum(x.slots) FILTER (WHERE x.usable), 0) AS slots,
+                   coalesce(sum(x.held) FILTER (WHERE x.usable), 0) AS held,
+                   string_agg(DISTINCT x.server || ' ' || CASE WHEN x.draining THEN 'drains' ELSE x.state END || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ') AS why
+              FROM penstock.instance_status x WHERE x.model = q.model) i
+     WHERE q.model IS NOT NULL AND i.held >= i.slots
+$$;
+
+-- pause_reasons says by which pause an entry is kept from being claimed. A paused name or key shows as disabled.
+CREATE OR REPLACE FUNCTION penstock.pause_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT penstock.because('paused', format('%s "%s" is paused by %s for %s%s', p->>'scope', p->>'value', p->>'actor',
+               penstock.ago(clock_timestamp() - (p->>'at')::timestamptz), coalesce(': ' || nullif(p->>'reason', ''), '')),
+               jsonb_build_object('scope', p->'scope', 'value', p->'value', 'by', p->'actor', 'reason', p->'reason', 'since', p->'at', 'left', p->'left'))
+      FROM jsonb_array_elements(penstock.queue_pauses(q)) p
+     WHERE (p->>'scope' <> 'flow' OR p->>'value' = e.flow) AND coalesce((p->>'left')::float8 > 0, true)
+    UNION ALL
+    SELECT penstock.because('nodes_paused', format('all %s nodes that serve the queue are paused', count(*)), jsonb_build_object('nodes', count(*)))
+      FROM penstock.serving(q.id) s HAVING count(*) > 0 AND bool_and(penstock.node_paused(s.id, s.name))
+    UNION ALL
+    SELECT penstock.because('cron_paused', format('cron job "%s" is paused by %s%s', j.name, j.paused_by, coalesce(': ' || nullif(j.paused_reason, ''), '')),
+               jsonb_build_object('job', j.name, 'by', j.paused_by, 'reason', j.paused_reason, 'until', j.paused_until))
+      FROM penstock.cron_job j
+     WHERE j.entry_id = e.id AND j.fired_at IS NULL AND j.paused_at IS NOT NULL AND coalesce(j.paused_until > clock_timestamp(), true)
+$$;
+
+-- hold_reasons says what beside the entry and its queue keeps a claim away: pauses, limits, and what would run it.
+CREATE OR REPLACE FUNCTION penstock.hold_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT penstock.pause_reasons(q, e) UNION ALL SELECT penstock.limit_reasons(q, e)
+$$;
+
+-- explain_entry says in what state an entry is, and why it is not running: the conditions of the claim, one by one.
+-- {"id", "queue", "state", "reasons": [{"code", "text", "numbers"}]}. No reason at all: it is next.
+CREATE OR REPLACE FUNCTION penstock.explain_entry(id bigint) RETURNS jsonb
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    found_at record;
+    e        penstock.entry;
+    q        penstock.queue;
+    reasons  jsonb;
+    state    text;
+BEGIN
+    SELECT * INTO found_at FROM penstock.find_entry(explain_entry.id);
+    IF found_at.queue_id IS NULL THEN
+        PERFORM penstock.living_entry(explain_entry.id); -- raises PS007
+    ELSIF found_at.ended IS NOT NULL THEN
+        RETURN (SELECT jsonb_build_object('id', explain_entry.id, 'queue', o.queue, 'state', o.outcome, 'reasons', jsonb_build_array(
+                    penstock.because('ended', format('it ended %s ago: %s%s', penstock.ago(clock_timestamp() - o.ended_at), o.outcome, coalesce(', ' || o.reason, '')),
+                                     jsonb_build_object('outcome', o.outcome, 'ended_at', o.ended_at, 'attempt', o.attempt))))
+                  FROM penstock.outcome_of(explain_entry.id) o);
+    END IF;
+    SELECT * INTO q FROM penstock.queue x WHERE x.id = found_at.queue_id;
+    SELECT * INTO e FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = explain_entry.id;
+    state := CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial' WHEN penstock.runs(e) THEN 'computing' ELSE 'pending' END;
+    SELECT jsonb_agg(r) INTO reasons FROM (
+        SELECT r FROM penstock.entry_reasons(e) r
+        UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE NOT penstock.runs(e)
+        UNION ALL SELECT r FROM penstock.push_back_reasons(e) r
+        UNION ALL SELECT r FROM penstock.hold_reasons(q, e) r WHERE NOT penstock.runs(e)
+        UNION ALL SELECT r FROM penstock.place_reasons(e) r) all_reasons;
+    RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
+END $$;

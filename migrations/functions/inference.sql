@@ -1,0 +1,361 @@
+-- Inference: models, their instances, and the leases of slots. Rules and their reasons: pkg/inference/doc.go.
+
+-- bump_inference_version makes nodes read models and instances again.
+CREATE OR REPLACE FUNCTION penstock.bump_inference_version() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE penstock.inference_version SET version = version + 1;
+    RETURN NULL;
+END $$;
+
+-- Registration -------------------------------------------------------------------------------------------------------
+
+-- model_queue is the name of the queue that a model's entries go through.
+CREATE OR REPLACE FUNCTION penstock.model_queue(model text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT q.name FROM penstock.queue q WHERE q.model = $1 AND q.kind = 'inference' ORDER BY q.id LIMIT 1),
+                    left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', 'm_\1'), 48))
+$$;
+
+-- fit_model_queue makes the queue of a model, or brings its attempts up to date. How many of its entries run at once is
+-- bounded by the slots themselves: a limit on locks beside them would also count those whose ending is being recorded.
+CREATE OR REPLACE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    m      penstock.model;
+    called text := penstock.model_queue(wanted);
+    q      penstock.queue;
+    policy jsonb;
+BEGIN
+    SELECT * INTO m FROM penstock.model x WHERE x.name = wanted;
+    SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
+    IF q.id IS NULL THEN
+        PERFORM penstock.create_queue(called, jsonb_build_object('kind', 'inference', 'model', wanted));
+        SELECT * INTO q FROM penstock.queue x WHERE x.name = called;
+    ELSIF q.model IS DISTINCT FROM wanted OR q.kind <> 'inference' THEN
+        RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', called, wanted
+            USING ERRCODE = 'PS006', HINT = 'Give the model another name, or create an inference queue with option model yourself.';
+    END IF;
+    policy := q.retry || jsonb_build_object('max_attempts',
+        coalesce(((m.config || coalesce(m.override, '{}'))->>'max_retries')::integer, 50) + 1);
+    IF policy <> q.retry THEN
+        PERFORM penstock.alter_queue(called, jsonb_build_object('retry', policy));
+    END IF;
+    RETURN called;
+EXCEPTION
+    WHEN invalid_text_representation OR numeric_value_out_of_range THEN
+        RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- register_model makes a model known, or replaces its config; an override stays. It returns the model's queue.
+CREATE OR REPLACE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT '', actor text DEFAULT current_user::text)
+RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_typeof(config) IS DISTINCT FROM 'object' OR coalesce(config->>'name', name) <> name THEN
+        RAISE EXCEPTION 'config of model "%" must be a JSON object that names no other model', name USING ERRCODE = 'PS002';
+    ELSIF coalesce(config->>'protocol', '') NOT IN ('dispatcher', 'cog', 'oip', 'openai') THEN
+        RAISE EXCEPTION 'protocol of model "%" must be dispatcher, cog, oip or openai', name USING ERRCODE = 'PS002';
+    END IF;
+    INSERT INTO penstock.model AS m (name, config) VALUES (register_model.name, register_model.config)
+    ON CONFLICT ON CONSTRAINT model_pkey DO UPDATE SET config = excluded.config, version = m.version + 1, changed_at = now();
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(register_model.actor, current_user), 'register_model', register_model.name, register_model.reason, config);
+    RETURN penstock.fit_model_queue(register_model.name);
+END $$;
+
+-- need_model raises PS008 where there is no such model.
+CREATE OR REPLACE FUNCTION penstock.need_model(wanted text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM penstock.model WHERE name = wanted) THEN
+        RAISE EXCEPTION 'model "%" is not registered', wanted
+            USING ERRCODE = 'PS008', HINT = 'Register it first: SELECT penstock.register_model(name, config).';
+    END IF;
+END $$;
+
+-- set_model_override lays fields over a model's config for all nodes at once; null takes them away again.
+CREATE OR REPLACE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT '', actor text DEFAULT current_user::text)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.need_model(name);
+    IF jsonb_typeof(override) <> 'object' THEN
+        RAISE EXCEPTION 'override of model "%" must be a JSON object', name USING ERRCODE = 'PS002';
+    END IF;
+    UPDATE penstock.model m SET override = set_model_override.override, version = m.version + 1, changed_at = now()
+     WHERE m.name = set_model_override.name;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(set_model_override.actor, current_user), 'set_model_override', set_model_override.name,
+            set_model_override.reason, override);
+    PERFORM penstock.fit_model_queue(set_model_override.name);
+END $$;
+
+-- delete_model_override brings the configuration of a model back.
+CREATE OR REPLACE FUNCTION penstock.delete_model_override(name text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE sql AS $$ SELECT penstock.set_model_override($1, NULL, $2, $3) $$;
+
+-- remove_model forgets a model that has no instances. Its queue stays, with what is in it.
+CREATE OR REPLACE FUNCTION penstock.remove_model(name text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.need_model(name);
+    IF EXISTS (SELECT FROM penstock.instance i WHERE i.model = remove_model.name) THEN
+        RAISE EXCEPTION 'model "%" still has instances', name USING ERRCODE = 'PS006', HINT = 'Remove them first.';
+    END IF;
+    DELETE FROM penstock.model m WHERE m.name = remove_model.name;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(remove_model.actor, current_user), 'remove_model', remove_model.name, remove_model.reason);
+END $$;
+
+-- register_instance makes an endpoint of a model known, or changes it: the same model and server name the same
+-- instance. Registering again ends a drain and a quarantine. With fewer slots than before, what is held beyond them
+-- comes home first: nothing new is leased meanwhile. The endpoint must be an address that can be called.
+CREATE OR REPLACE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}', reason text DEFAULT '', actor text DEFAULT current_user) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    instance integer;
+BEGIN
+    PERFORM penstock.need_model(model);
+    IF endpoint !~* '^https?://[^/?#[:space:]]+' THEN
+        RAISE EXCEPTION 'endpoint "%" of instance "%" is not an address', endpoint, server USING ERRCODE = 'PS002', HINT = 'Write one such as http://gpu-1:8000/generate.';
+    END IF;
+    INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels)
+    VALUES (register_instance.model, register_instance.server, register_instance.endpoint, register_instance.slots,
+            coalesce(register_instance.labels, '{}'))
+    ON CONFLICT ON CONSTRAINT instance_model_server_key DO UPDATE
+       SET slots = excluded.slots, labels = excluded.labels, draining_at = NULL, drain_by = NULL, drain_reason = NULL,
+           quarantined_until = NULL, quarantine_reason = NULL, next_check_at = clock_timestamp(),
+           state = CASE WHEN i.endpoint = excluded.endpoint THEN i.state ELSE 'unknown' END, endpoint = excluded.endpoint
+    RETURNING id INTO instance;
+    PERFORM penstock.fit_model_queue(model);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(register_instance.actor, current_user), 'register_instance', register_instance.model || '/' || register_instance.server,
+            register_instance.reason, jsonb_build_object('endpoint', endpoint, 'slots', slots, 'labels', labels));
+    RETURN instance;
+EXCEPTION
+    WHEN check_violation OR not_null_violation THEN
+        RAISE EXCEPTION 'instance "%" of model "%" is not valid: %', server, model, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- instance_id finds an instance and raises PS008 where there is none.
+CREATE OR REPLACE FUNCTION penstock.instance_id(wanted_model text, wanted_server text) RETURNS integer
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    found_id integer;
+BEGIN
+    SELECT id INTO found_id FROM penstock.instance WHERE model = wanted_model AND server = wanted_server;
+    IF found_id IS NULL THEN
+        RAISE EXCEPTION 'model "%" has no instance "%"', wanted_model, wanted_server
+            USING ERRCODE = 'PS008', HINT = 'penstock.instance_status lists the instances.';
+    END IF;
+    RETURN found_id;
+END $$;
+
+-- drain_instance sends an instance no new calls; those in flight end. Register it again to end the drain.
+CREATE OR REPLACE FUNCTION penstock.drain_instance(model text, server text, reason text DEFAULT '', actor text DEFAULT current_user::text)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE penstock.instance i
+       SET draining_at = coalesce(i.draining_at, clock_timestamp()), drain_by = coalesce(drain_instance.actor, current_user),
+           drain_reason = coalesce(drain_instance.reason, '')
+     WHERE i.id = penstock.instance_id(drain_instance.model, drain_instance.server);
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(drain_instance.actor, current_user), 'drain_instance', drain_instance.model || '/' || drain_instance.server,
+            drain_instance.reason);
+END $$;
+
+-- remove_instance forgets an instance. It refuses while slots of it are held, unless forced: then calls that still run
+-- there are counted nowhere.
+CREATE OR REPLACE FUNCTION penstock.remove_instance(model text, server text, force boolean DEFAULT false, reason text DEFAULT '',
+                                         actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    instance integer := penstock.instance_id(model, server);
+    held     bigint;
+BEGIN
+    PERFORM FROM penstock.instance i WHERE i.id = instance FOR UPDATE; -- nobody leases while we look
+    SELECT count(*) INTO held FROM penstock.slot s WHERE s.instance_id = instance;
+    IF held > 0 AND NOT force THEN
+        RAISE EXCEPTION 'instance "%" of model "%" has % slots held', server, model, held
+            USING ERRCODE = 'PS006', HINT = 'Drain it first and wait, or remove with force => true.';
+    END IF;
+    DELETE FROM penstock.slot s WHERE s.instance_id = instance;
+    DELETE FROM penstock.instance i WHERE i.id = instance;
+    PERFORM penstock.fit_model_queue(model);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(remove_instance.actor, current_user), 'remove_instance', remove_instance.model || '/' || remove_instance.server,
+            remove_instance.reason, jsonb_build_object('force', force, 'held', held));
+END $$;
+
+-- quarantine_instance keeps everybody from an instance for a while: a node's breaker has opened.
+CREATE OR REPLACE FUNCTION penstock.quarantine_instance(instance integer, lasts interval, reason text) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE penstock.instance i
+       SET quarantined_until = greatest(i.quarantined_until, clock_timestamp() + lasts), quarantine_reason = $3
+     WHERE i.id = $1
+$$;
+
+-- Slots --------------------------------------------------------------------------------------------------------------
+
+-- usable says whether calls may be sent to an instance.
+CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
+       AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
+$$;
+
+-- hungry_nodes are the living nodes that asked for slots of a model just now and got none, with what they hold already.
+CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT d.node_id, d.since,
+           (SELECT count(*) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+             WHERE i.model = wanted AND s.node_id = d.node_id AND s.doubt_at IS NULL)
+      FROM penstock.slot_demand d
+     WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND penstock.node_lives(d.node_id)
+$$;
+
+-- slot_share says how many slots of a model a node may hold while other nodes have to go without: an equal part for
+-- everybody who holds some or wants some. Where there are fewer slots than nodes they take turns of 5 s: a node whose
+-- turn is over may hold none. Null: nobody goes without.
+CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN slots >= nodes THEN ceil(slots::numeric / nodes)::integer
+                WHEN (SELECT min(s.leased_at) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+                       WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp() - interval '5 seconds' THEN 0
+                ELSE 1 END
+      FROM (SELECT coalesce(sum(i.slots), 0) AS slots FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i)) a,
+           (SELECT count(*) AS nodes FROM (
+                SELECT h.node_id FROM penstock.hungry_nodes(wanted) h
+                 UNION SELECT s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+                        WHERE i.model = wanted AND s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
+                 UNION SELECT node) everybody) b
+     WHERE EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE h.node_id <> node)
+$$;
+
+-- lease_slots gives a node up to want free slots of a model, spread over its instances, least held first. It waits for
+-- nobody: an instance that somebody else is leasing from just now is passed by. Locking the instance before counting
+-- is what keeps the sum within slots: where an instance shrank, numbers alone would not.
+--
+-- While others go without it leaves one for each of those whose turn is before this node's.
+--
+-- Nobody frees a slot before its node's lease has lapsed: the node may use what it got for valid_ms from when it asked.
+CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
+RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    i      record;
+    most   integer;
+    share  integer := penstock.slot_share(wanted, node);
+    mine   bigint;
+    left_  integer := want;
+    got    integer;
+    millis bigint;
+BEGIN
+    SELECT floor(extract(epoch FROM n.beat_at + n.lease - clock_timestamp()) * 1000) INTO millis
+      FROM penstock.node n WHERE n.id = node AND n.draining_at IS NULL;
+    IF millis IS NULL OR millis <= 0 THEN
+        RETURN;
+    END IF;
+    IF share IS NOT NULL THEN
+        SELECT count(*) INTO mine FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
+         WHERE x.model = wanted AND s.node_id = node;
+        SELECT least(left_, share - mine, f.free - t.before) INTO left_
+          FROM (SELECT coalesce(sum(greatest(x.slots - (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = x.id), 0)), 0) AS free
+                  FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,
+               (SELECT count(*) AS before FROM penstock.hungry_nodes(wanted) h
+                 WHERE h.node_id <> node AND h.held = 0
+                   AND (mine > 0 OR h.since < coalesce((SELECT own.since FROM penstock.hungry_nodes(wanted) own WHERE own.node_id = node), 'infinity'))) t;
+    END IF;
+    want := greatest(left_, 0);
+    left_ := want;
+    FOR i IN SELECT x.id, count(*) OVER () - row_number() OVER (ORDER BY h.held::real / x.slots, x.id) + 1 AS behind
+               FROM penstock.instance x
+              CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.slot s WHERE s.instance_id = x.id) h
+              WHERE x.model = wanted AND penstock.usable(x) AND h.held < x.slots
+              ORDER BY h.held::real / x.slots, x.id
+    LOOP
+        EXIT WHEN left_ <= 0;
+        SELECT x.slots INTO most FROM penstock.instance x
+         WHERE x.id = i.id AND penstock.usable(x) FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        RETURN QUERY
+        INSERT INTO penstock.slot (instance_id, number, token, node_id)
+        SELECT i.id, n.number, nextval('penstock.token_seq'), node
+          FROM (SELECT g.number FROM generate_series(0, most - 1) g(number)
+                 WHERE NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = i.id AND s.number = g.number)
+                 ORDER BY g.number
+                 LIMIT greatest(0, least(ceil(left_::real / i.behind)::bigint,
+                                         most - (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = i.id)))) n
+        ON CONFLICT DO NOTHING
+        RETURNING slot.instance_id, slot.number, slot.token, millis;
+        GET DIAGNOSTICS got = ROW_COUNT;
+        left_ := left_ - got;
+    END LOOP;
+    IF left_ = want THEN
+        INSERT INTO penstock.slot_demand AS d (model, node_id) VALUES (wanted, node)
+        ON CONFLICT (model, node_id) DO UPDATE
+           SET wanted_at = clock_timestamp(),
+               since = CASE WHEN d.wanted_at > clock_timestamp() - interval '3 seconds' THEN d.since ELSE clock_timestamp() END;
+    ELSE
+        DELETE FROM penstock.slot_demand d WHERE d.model = wanted AND d.node_id = node;
+    END IF;
+END $$;
+
+-- held_slots is what a node holds, and for how long it may rely on it; with no slot at all it answers one row of nulls.
+CREATE OR REPLACE FUNCTION penstock.held_slots(node bigint)
+RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, in_doubt boolean, valid_ms bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT s.instance_id, s.number, s.token, s.doubt_at IS NOT NULL,
+           coalesce((SELECT floor(extract(epoch FROM n.beat_at + n.lease - clock_timestamp()) * 1000)::bigint
+                       FROM penstock.node n WHERE n.id = $1), 0)
+      FROM (SELECT) one LEFT JOIN penstock.slot s ON s.node_id = $1
+$$;
+
+-- adopt_slot gives a node the slot of a run that it follows on, under a new token: the one who held it is gone, or has
+-- said that he does not follow the run any more. Null: somebody was faster, or it has been freed.
+CREATE OR REPLACE FUNCTION penstock.adopt_slot(instance integer, slot_number integer, slot_token bigint, node bigint) RETURNS bigint
+LANGUAGE sql AS $$
+    UPDATE penstock.slot s
+       SET node_id = $4, token = nextval('penstock.token_seq'), leased_at = clock_timestamp(), doubt_at = NULL, doubt = NULL,
+           queue_id = NULL, entry_id = NULL
+     WHERE s.instance_id = $1 AND s.number = $2 AND s.token = $3
+       AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id)) AND penstock.node_lives($4)
+    RETURNING s.token
+$$;
+
+-- orphan_slots lists the held slots of an instance that no living node answers for: in doubt, or of a node that died;
+-- since when, by the database's clock.
+CREATE OR REPLACE FUNCTION penstock.orphan_slots(instance integer) RETURNS TABLE (slot_number integer, slot_token bigint, age interval)
+LANGUAGE sql STABLE AS $$
+    SELECT s.number, s.token,
+           clock_timestamp() - coalesce(s.doubt_at,
+               greatest(s.leased_at, (SELECT n.beat_at + n.lease FROM penstock.node n WHERE n.id = s.node_id)))
+      FROM penstock.slot s
+     WHERE s.instance_id = $1 AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
+$$;
+
+-- free_slots ends held slots of an instance under their tokens, if no living node answers for them, and returns how many.
+CREATE OR REPLACE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS integer
+LANGUAGE sql AS $$
+    WITH freed AS (
+        DELETE FROM penstock.slot s
+         WHERE s.instance_id = $1 AND s.token = ANY (tokens) AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
+        RETURNING 1
+    )
+    SELECT count(*)::integer FROM freed
+$$;
+
+-- sweep_output removes up to some pieces of entries that are gone, once the queue keeps no result of that age; it says how many.
+CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
+LANGUAGE sql AS $$
+    WITH gone AS (
+        DELETE FROM penstock.output o
+         WHERE o.ctid = ANY (ARRAY(
+               SELECT x.ctid FROM penstock.output x
+                 LEFT JOIN penstock.queue q ON q.id = x.queue_id
+                WHERE (q.id IS NULL OR x.at < clock_timestamp() - greatest(q.result_retention, interval '1 minute'))
+                  AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = x.queue_id AND e.id = x.entry_id)
+                LIMIT most))
+        RETURNING 1)
+    SELECT count(*) FROM gone
+$$;

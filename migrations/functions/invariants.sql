@@ -1,0 +1,66 @@
+-- The check of every promise that the tables can show.
+
+-- check_invariants lists what must never be and is. It reads everything, in one snapshot: for tests and for doubt, not
+-- for a busy database. grace leaves alone locks without entries younger than that (a claim that came too late for an
+-- entry holds one for a moment, until its node gives it back).
+CREATE OR REPLACE FUNCTION penstock.check_invariants(grace interval DEFAULT '0') RETURNS TABLE (invariant text, detail text)
+LANGUAGE sql STABLE AS $$
+    SELECT 'a pending entry has a ready row or a lock', format('entry %s of queue %s', e.id, e.queue_id)
+      FROM penstock.entry e
+     WHERE e.status = 'pending' AND e.priority >= 0
+       AND NOT EXISTS (SELECT FROM penstock.lock l
+                        WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))
+       AND NOT CASE WHEN e.lock_key IS NOT NULL
+                    THEN EXISTS (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key)
+                    ELSE penstock.in_line(e) END
+    UNION ALL
+    SELECT 'an initial entry has a due time', format('entry %s of queue %s', e.id, e.queue_id)
+      FROM penstock.entry e WHERE e.status = 'initial' AND e.due_at IS NULL
+    UNION ALL
+    SELECT 'a disabled entry keeps its priority', format('entry %s of queue %s', e.id, e.queue_id)
+      FROM penstock.entry e WHERE (e.priority < 0) <> (e.enabled_priority IS NOT NULL)
+    UNION ALL
+    SELECT 'the ready row of a solo entry has an entry', format('entry %s of queue %s at %s', r.entry_id, r.queue_id, r.pos)
+      FROM penstock.ready r
+     WHERE r.entry_id IS NOT NULL
+       AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id AND e.status = 'pending')
+    UNION ALL
+    SELECT 'a solo entry has one ready row', format('entry %s of queue %s has %s', r.entry_id, r.queue_id, count(*))
+      FROM penstock.ready r WHERE r.entry_id IS NOT NULL GROUP BY r.queue_id, r.entry_id HAVING count(*) > 1
+    UNION ALL
+    SELECT 'a lock has entries', format('key %s of queue %s, token %s', l.lock_key, l.queue_id, l.token)
+      FROM penstock.lock l
+     WHERE l.claimed_at < clock_timestamp() - grace
+       AND NOT CASE WHEN left(l.lock_key, 1) = '#'
+                    THEN EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = l.queue_id AND e.id = l.last_entry_id)
+                    ELSE EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = l.queue_id AND e.lock_key = l.lock_key) END
+    UNION ALL
+    SELECT 'a lock has a node', format('key %s of queue %s, token %s, node %s', l.lock_key, l.queue_id, l.token, l.node_id)
+      FROM penstock.lock l WHERE NOT EXISTS (SELECT FROM penstock.node n WHERE n.id = l.node_id)
+    UNION ALL
+    SELECT 'a token is handed out once', format('token %s is on %s locks', l.token, count(*))
+      FROM penstock.lock l GROUP BY l.token HAVING count(*) > 1
+    UNION ALL
+    SELECT 'a token was handed out by the sequence', format('token %s of key %s', l.token, l.lock_key)
+      FROM penstock.lock l WHERE l.token > (SELECT coalesce(pg_sequence_last_value('penstock.token_seq'), 0))
+    UNION ALL
+    -- A later run of an entry has the larger token: its result cannot name an older one than a lock that stands.
+    SELECT 'tokens of a key grow', format('entry %s ended under token %s, its lock has %s', r.entry_id, r.token, l.token)
+      FROM penstock.lock l JOIN penstock.result r ON r.queue_id = l.queue_id AND l.lock_key = '#' || r.entry_id AND r.token >= l.token
+    UNION ALL
+    SELECT 'an entry is in one place', format('entry %s of queue %s is in %s', w.id, w.queue_id, string_agg(w.place, ', ' ORDER BY w.place))
+      FROM (SELECT queue_id, id, 'entry' AS place FROM penstock.entry
+            UNION ALL SELECT queue_id, entry_id, 'result' FROM penstock.result
+            UNION ALL SELECT queue_id, entry_id, 'failure' FROM penstock.failure) w
+     GROUP BY w.queue_id, w.id HAVING count(*) > 1
+    UNION ALL
+    -- Each side counted by itself: the first by what is stored, the second by what the locks say.
+    SELECT 'initial + pending = computing + awaiting_compute', format('queue %s: %s + %s, %s + %s', i.queue_id, i.initial, i.pending, i.computing, i.awaiting)
+      FROM (SELECT e.queue_id,
+                   count(*) FILTER (WHERE e.status = 'initial') AS initial, count(*) FILTER (WHERE e.status = 'pending') AS pending,
+                   count(*) FILTER (WHERE s.state = 'computing') AS computing,
+                   count(*) FILTER (WHERE s.state IN ('initial', 'pending')) AS awaiting
+              FROM penstock.entry e LEFT JOIN penstock.entry_status s ON s.queue_id = e.queue_id AND s.id = e.id
+             WHERE e.priority >= 0 GROUP BY e.queue_id) i
+     WHERE i.initial + i.pending <> i.computing + i.awaiting
+$$;

@@ -1,0 +1,471 @@
+-- Concurrency limits, rate limits and quotas: their definition, and what claims ask of them and take.
+--
+-- Limits that are far from binding are not counted at each claim: tokens serve as tickets.
+--
+-- Every lock takes a token of its own out of one sequence. Whoever counts what a limit has in use, while no claim under it
+-- is in flight, at token t, knows: however many claimers there are, and whatever they or their nodes do, until the
+-- sequence has reached t + n no more than n locks can have come. So with u units in use and at most w units a lock, locks
+-- with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to. A claim looks whether the
+-- sequence is before it, and takes itself back where a token that it drew is not (penstock.charge).
+--
+-- That no claim is in flight is what an advisory lock of the limit says, which is in memory alone: claims that do not count
+-- share it until they have committed, one that counts has it alone. PL/pgSQL gives each of its statements a younger
+-- snapshot, so that what is read behind the lock is no older than the lock. All claims of locks go this way, whoever makes
+-- them, and nothing depends on what nodes say of themselves: locks of nodes that died are counted until they are
+-- recovered, and a claim whose answer was lost has used its tokens up whether it was committed or not.
+--
+-- As long as max_units and units stay, the token only grows: a count at t' finds at most u + (t' - t) * w. So an older one is
+-- never wrong. Whatever changes them sets it to 0 behind the same lock, alone.
+
+-- limit_lock is the key of the advisory lock of a limit: claims that do not count share it until they have committed, one
+-- that counts has it alone.
+CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
+
+-- Whoever changes limits, or which queues are under them, holds this until the end of the transaction, before any row: some
+-- go from the limit to its queues, others from the queue to its limits, and would wait for each other for ever.
+CREATE OR REPLACE FUNCTION penstock.hold_limits() RETURNS void LANGUAGE sql
+    AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
+
+-- claim_room says whether a claim may go on that knows its queue to be under these limits, with that pace, and for how many
+-- locks, and entries together, there is room in a flow; and how long (s) to wait where a token bucket leaves none. No lock
+-- may have a token above uncounted_to. The claim may not go on (ok is false) while another one has a limit alone.
+-- Limits with a rate are had alone, since a bucket is read here and written later (see charge). Those for each lock key do
+-- not bind the lane (see key_rooms). Without a flow it is about several: then what each has used is not counted, nor are its own buckets read.
+-- Where a limit that all flows share leaves no room at all, uncounted_to is 0.
+CREATE OR REPLACE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer, known integer[], pace integer,
+    OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    l     record;
+    id    integer;
+    ids   integer[];
+    needs integer := 0;
+    used  bigint;
+    most  bigint; -- of any flow, where the limit is for each
+    whole boolean := false; -- what all flows share leaves no room
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        PERFORM penstock.need_read_committed();
+    END IF;
+    ok := true;
+    locks := 2147483647;
+    entries := 2147483647;
+    wait := 0;
+    uncounted_to := 9223372036854775807;
+    FOREACH id IN ARRAY known LOOP
+        IF pace = 0 THEN
+            ok := ok AND pg_try_advisory_xact_lock_shared(penstock.limit_lock(id));
+        ELSE
+            ok := ok AND pg_try_advisory_xact_lock(penstock.limit_lock(id));
+        END IF;
+    END LOOP;
+    IF NOT ok THEN
+        RETURN;
+    END IF;
+    -- Only what is read from here on is no older than the locks.
+    FOR l IN SELECT g.*, u.units, t.last_value AS drawn, g.uncounted_to >= t.last_value + wanted AS plenty,
+                    coalesce((SELECT least(g.burst, b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at)) FROM penstock.bucket b
+                               WHERE b.limit_id = g.id AND b.flow = CASE WHEN g.per_flow THEN in_flow ELSE '' END), g.burst) AS held
+               FROM penstock.limit_use u
+              CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id OFFSET 0) g
+              CROSS JOIN penstock.token_seq t
+              WHERE u.queue_id = queue ORDER BY u.limit_id
+    LOOP
+        IF l.id <> ALL (known) THEN
+            ok := false;
+            RETURN;
+        END IF;
+        ids := ids || l.id;
+        needs := greatest(needs, CASE WHEN l.per_key THEN 2 WHEN l.rate IS NOT NULL THEN 1 ELSE 0 END);
+        CONTINUE WHEN l.per_key;
+        IF l.plenty THEN
+            uncounted_to := least(uncounted_to, l.uncounted_to);
+        ELSIF l.max_units IS NOT NULL THEN
+            IF in_flow IS NULL AND l.per_flow OR NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- somebody shares it with us
+                ok := false;
+                RETURN;
+            END IF;
+            IF l.per_flow THEN
+                SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0) INTO used, most
+                  FROM (SELECT k.flow, sum(u.units) AS used
+                          FROM penstock.limit_use u
+                         CROSS JOIN LATERAL (SELECT x.flow FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) k
+                         WHERE u.limit_id = l.id GROUP BY k.flow) f;
+            ELSE
+                SELECT coalesce(sum(u.units * c.locks), 0) INTO used
+                  FROM penstock.limit_use u
+                 CROSS JOIN LATERAL (SELECT count(*) AS locks FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) c
+                 WHERE u.limit_id = l.id;
+                most := used;
+            END IF;
+            locks := least(locks, greatest(0, (l.max_units - used) / l.units));
+            whole := whole OR NOT l.per_flow AND l.max_units - used < l.units;
+            most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
+            IF most >= 4 * wanted THEN
+                -- An operator may have the row, and waits for the lock that we have.
+                UPDATE penstock."limit" x SET uncounted_to = l.drawn + most
+                 WHERE x.ctid = (SELECT y.ctid FROM penstock."limit" y WHERE y.id = l.id FOR NO KEY UPDATE SKIP LOCKED);
+            END IF;
+        END IF;
+        IF l.rate IS NOT NULL AND (in_flow IS NOT NULL OR NOT l.per_flow) THEN
+            whole := whole OR NOT l.per_flow AND l.held < l.units;
+            entries := least(entries, floor(greatest(0, l.held) / l.units));
+            IF l.held < l.units THEN
+                wait := greatest(wait, (l.units - l.held) / l.rate);
+            END IF;
+        END IF;
+    END LOOP;
+    locks := least(locks, entries);
+    IF whole THEN
+        uncounted_to := 0;
+    END IF;
+    ok := coalesce(ids = known AND needs = pace, false);
+END $$;
+
+-- queue_pace says how claims of a queue go: 0 without rates, 1 with some, 2 with a look at each lock key as well.
+CREATE OR REPLACE FUNCTION penstock.queue_pace(queue integer) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(max(CASE WHEN g.per_key THEN 2 WHEN g.rate IS NOT NULL THEN 1 ELSE 0 END), 0)
+      FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id WHERE u.queue_id = queue
+$$;
+COMMENT ON FUNCTION penstock.queue_pace IS 'how claims of a queue go: 0 without rates, 1 with some, 2 with a look at each lock key as well';
+
+-- bucket_units is what a token bucket holds now.
+CREATE OR REPLACE FUNCTION penstock.bucket_units(l penstock."limit", in_flow text) RETURNS double precision
+    LANGUAGE sql
+    AS $$
+    SELECT coalesce((SELECT least(l.burst, b.units + l.rate * extract(epoch FROM clock_timestamp() - b.at))
+                       FROM penstock.bucket b
+                      WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow OR l.per_key THEN in_flow ELSE '' END), l.burst)
+$$;
+
+-- Several lanes of a queue under rates are claimed together as well. claim_room has the limits with a rate alone and says what
+-- the buckets that all flows share hold; flow_rooms reads those of each flow, behind the same locks, and charge_lanes writes
+-- them all.
+
+-- flow_rooms says for how many entries the token buckets of flows of their own have room, and how long (s) to wait where one has
+-- none, in the order of the flows. NULL: the queue has no such limit.
+CREATE OR REPLACE FUNCTION penstock.flow_rooms(queue integer, flows text[], OUT rooms integer[], OUT waits double precision[])
+LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT array_agg(f.room ORDER BY f.ord), array_agg(f.wait ORDER BY f.ord) INTO rooms, waits
+      FROM (SELECT k.ord, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer AS room, max((g.units - b.held) / g.rate) AS wait
+              FROM penstock.limit_use u
+             CROSS JOIN LATERAL (SELECT x.id, x.rate::double precision AS rate, x.burst::double precision AS burst, u.units FROM penstock."limit" x
+                                  WHERE x.id = u.limit_id AND x.rate IS NOT NULL AND x.per_flow AND NOT x.per_key OFFSET 0) g
+             CROSS JOIN unnest(flows) WITH ORDINALITY k(flow, ord)
+             CROSS JOIN LATERAL (SELECT coalesce((SELECT least(g.burst, x.units + g.rate * extract(epoch FROM clock_timestamp() - x.at)::double precision)
+                                                    FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.flow COLLATE "C"), g.burst) AS held) b
+             WHERE u.queue_id = queue
+             GROUP BY k.ord) f;
+END $$;
+
+-- key_rooms says for lock keys, each at a place in line, how many entries their token buckets hold, and how long (s) they
+-- must wait where that is none: all keys of a claim at once.
+CREATE OR REPLACE FUNCTION penstock.key_rooms(queue integer, keys text[], places bigint[]) RETURNS TABLE (pos bigint, lock_key text, room integer, wait double precision)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    asked timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    SELECT k.pos, k.key, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer, max(greatest(0, (g.units - b.held) / g.rate))::double precision
+      FROM (SELECT l.id, l.rate::double precision AS rate, l.burst::double precision AS burst, u.units
+              FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id WHERE u.queue_id = queue AND l.per_key OFFSET 0) g
+     CROSS JOIN unnest(keys, places) k(key, pos)
+     CROSS JOIN LATERAL (SELECT coalesce((SELECT least(g.burst, x.units + g.rate * extract(epoch FROM asked - x.at)::double precision)
+                                            FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.key COLLATE "C"), g.burst) AS held) b
+     GROUP BY k.pos, k.key;
+END $$;
+
+-- charge is the same for one lane, of which n entries were taken.
+CREATE OR REPLACE FUNCTION penstock.charge(queue integer, in_flow text, pace integer, n bigint, keys text[], entries bigint[], last_token bigint, uncounted_to bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.charge_lanes(queue, CASE WHEN n = 0 THEN 0 ELSE pace END, ARRAY[in_flow], ARRAY[n], keys, entries, last_token, uncounted_to);
+END $$;
+
+-- charge_lanes takes what a claim took out of the token buckets of its queue: so many entries of each flow, and of each lock
+-- key. It takes the claim back whose last token is beyond what claim_room said. Whoever writes buckets does so by limit and then
+-- by flow or lock key, so that nobody waits in a ring.
+CREATE OR REPLACE FUNCTION penstock.charge_lanes(queue integer, pace integer, flows text[], taken bigint[], keys text[], entries bigint[], last_token bigint,
+    uncounted_to bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF last_token > uncounted_to THEN
+        RAISE EXCEPTION 'token % is above %: the limit must be counted', last_token, uncounted_to USING ERRCODE = 'serialization_failure';
+    END IF;
+    IF pace = 0 OR flows IS NULL THEN
+        RETURN;
+    END IF;
+    INSERT INTO penstock.bucket AS b (limit_id, flow, units, at)
+    SELECT g.id, k.scope, g.burst - k.n * u.units, clock_timestamp()
+      FROM penstock.limit_use u
+     CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id AND x.rate IS NOT NULL OFFSET 0) g
+     CROSS JOIN LATERAL (
+           SELECT '' COLLATE "C" AS scope, (SELECT sum(t.n)::bigint FROM unnest(charge_lanes.taken) t(n)) AS n WHERE NOT g.per_key AND NOT g.per_flow
+           UNION ALL
+           SELECT f.flow, f.n FROM unnest(flows, charge_lanes.taken) f(flow, n) WHERE g.per_flow AND NOT g.per_key
+           UNION ALL
+           SELECT c.key, c.n FROM unnest(keys, charge_lanes.entries) c(key, n) WHERE g.per_key) k
+     WHERE u.queue_id = queue
+     ORDER BY g.id, k.scope
+    ON CONFLICT (limit_id, flow) DO UPDATE
+       SET units = (SELECT least(0, b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at) - g.burst) FROM penstock."limit" g WHERE g.id = b.limit_id)
+                   + excluded.units, at = clock_timestamp();
+END $$;
+
+-- refund gives back what locks, which the caller holds, took out of token buckets for entries that were cancelled, and for
+-- those behind that have not run, where rest says so. What was taken before the limit changed is not given back.
+CREATE OR REPLACE FUNCTION penstock.refund(queue integer, keys text[], tokens bigint[], cancelled integer[], rest boolean[]) RETURNS void
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow ELSE '' END COLLATE "C" AS scope,
+                    sum(u.units * (k.cancelled + CASE WHEN NOT k.rest THEN 0 WHEN left(k.key, 1) = '#' THEN 1 ELSE
+                        (SELECT count(*) FROM penstock.entry e WHERE e.queue_id = queue AND e.lock_key = k.key AND e.status = 'pending'
+                                                                 AND e.priority >= 0 AND e.id <= l.last_entry_id) END)) AS units
+               FROM penstock.limit_use u
+               JOIN penstock."limit" g ON g.id = u.limit_id
+              CROSS JOIN unnest(keys, tokens, cancelled, rest) k(key, token, cancelled, rest)
+              CROSS JOIN LATERAL (SELECT x.flow, x.claimed_at, x.last_entry_id FROM penstock.lock x
+                                   WHERE x.queue_id = queue AND x.lock_key = k.key AND x.token = k.token OFFSET 0) l
+              WHERE u.queue_id = queue AND g.rate IS NOT NULL AND l.claimed_at >= u.since
+              GROUP BY 1, 2 ORDER BY 1, 2
+    LOOP
+        -- What is beyond the burst is cut off when the bucket is read.
+        UPDATE penstock.bucket b SET units = b.units + r.units WHERE b.limit_id = r.limit_id AND b.flow = r.scope;
+    END LOOP;
+END $$;
+
+-- Keys that wait for a token bucket are parked: their ready row stands in a lane that nobody claims from (priority -2),
+-- at the microsecond at which they may go on. So a claim meets such a key once, not each time.
+-- park puts a key there for so long, unless it stands there already. The row it finds stays until this commits, as that
+-- of a pusher does: whoever takes it away sees what came meanwhile.
+CREATE OR REPLACE FUNCTION penstock.park(queue integer, key text, wait double precision) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue AND r.priority = -2 LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+        VALUES (queue, -2, '', (extract(epoch FROM clock_timestamp()) + wait) * 1000000, key) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN FOUND; -- false where another key has that microsecond: the next claim parks this one
+END $$;
+
+-- unpark puts keys back into line whose time has come, where their oldest entry belongs, and returns how many.
+CREATE OR REPLACE FUNCTION penstock.unpark(queue integer, most integer) RETURNS integer
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    now_us bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    due    tid[];
+    keys   text[];
+BEGIN
+    due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = -2 AND flow = '' AND pos <= now_us
+                  ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
+    IF cardinality(due) = 0 THEN
+        RETURN 0;
+    END IF;
+    -- A new statement: it sees the entries of pushers that relied on a row before we had it.
+    WITH gone AS (DELETE FROM penstock.ready WHERE ctid = ANY (due) RETURNING lock_key)
+    SELECT array_agg(lock_key) INTO keys FROM gone;
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+    SELECT queue, n.priority, n.flow, n.id, k.key
+      FROM unnest(keys) k(key)
+     CROSS JOIN LATERAL (
+           SELECT min(e.id) AS id, max(e.priority) AS priority, (array_agg(e.flow ORDER BY e.id))[1] AS flow
+             FROM (SELECT x.id, x.priority, x.flow FROM penstock.entry x
+                    WHERE x.queue_id = queue AND x.lock_key = k.key AND x.status = 'pending' AND x.priority >= 0
+                    ORDER BY x.id LIMIT 100) e) n
+     WHERE n.id IS NOT NULL
+    ON CONFLICT DO NOTHING;
+    RETURN cardinality(due);
+END $$;
+
+-- set_limit makes a limit or changes one: {"max_units": 4} or {"rate": 10, "burst": 20, "per_flow": true}.
+CREATE OR REPLACE FUNCTION penstock.set_limit(limit_name text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    l       penstock."limit";
+    unknown text;
+BEGIN
+    PERFORM penstock.hold_limits();
+    IF jsonb_typeof(options) <> 'object' THEN
+        RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
+    END IF;
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k WHERE k NOT IN ('per_flow', 'per_key', 'max_units', 'rate', 'burst');
+    IF FOUND THEN
+        RAISE EXCEPTION 'limit option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are per_flow, per_key, max_units, rate and burst.';
+    END IF;
+    SELECT * INTO l FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
+    l := jsonb_populate_record(l, options);
+    IF l.rate IS NOT NULL AND l.burst IS NULL THEN
+        l.burst := greatest(1, l.rate);
+    END IF;
+    INSERT INTO penstock."limit" (name, per_flow, per_key, max_units, rate, burst)
+    VALUES (limit_name, coalesce(l.per_flow, false), coalesce(l.per_key, false), l.max_units, l.rate, l.burst)
+    ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, per_key = excluded.per_key, max_units = excluded.max_units,
+                                     rate = excluded.rate, burst = excluded.burst
+    RETURNING * INTO l;
+    IF options ?| '{per_flow,per_key}' THEN -- other buckets: what was spent before is not given back to these
+        UPDATE penstock.limit_use SET since = clock_timestamp() WHERE limit_id = l.id;
+    END IF;
+    PERFORM penstock.limits_changed(l.id);
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail) VALUES (actor, 'set_limit', limit_name, reason, options);
+    RETURN l.id;
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
+        RAISE EXCEPTION 'limit "%" is not valid: %', limit_name, penstock.in_words(SQLERRM)
+            USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three; with per_key rate alone, since a key has one holder at a time.';
+END $$;
+
+-- use_limit puts a queue under a limit, with so many units for each of its locks; 0 takes it out again. From its
+-- commit on no claim goes by without the limit: one that does not know of it is refused and reads the queue anew.
+CREATE OR REPLACE FUNCTION penstock.use_limit(queue_name text, limit_name text, units integer DEFAULT 1, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q    penstock.queue := penstock.queue_row(queue_name);
+    lim  penstock."limit";
+BEGIN
+    PERFORM penstock.hold_limits();
+    IF units IS NULL OR units < 0 THEN
+        RAISE EXCEPTION 'units is not at least 0; 0 ends the use' USING ERRCODE = 'PS002';
+    END IF;
+    SELECT * INTO lim FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'limit "%" does not exist', limit_name
+            USING ERRCODE = 'PS002', HINT = 'Make it first: SELECT penstock.set_limit(''name'', ''{"max_units": 4}'').';
+    END IF;
+    IF units > 0 THEN
+        INSERT INTO penstock.limit_use (queue_id, limit_id, units, since) VALUES (q.id, lim.id, use_limit.units, clock_timestamp())
+        ON CONFLICT (queue_id, limit_id) DO UPDATE SET units = excluded.units, since = clock_timestamp();
+    END IF;
+    PERFORM penstock.limits_changed(lim.id);
+    IF units = 0 THEN
+        DELETE FROM penstock.limit_use WHERE queue_id = q.id AND limit_id = lim.id;
+    END IF;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (actor, 'use_limit', queue_name, reason, jsonb_build_object('limit', limit_name, 'units', units));
+END $$;
+
+-- limits_changed makes nodes read the queues of a limit again.
+CREATE OR REPLACE FUNCTION penstock.limits_changed(changed integer) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE penstock.queue SET version = version + 1
+     WHERE id IN (SELECT queue_id FROM penstock.limit_use WHERE limit_id = changed)
+$$;
+
+-- A queue's own max_concurrent is a limit of its own, named after it.
+CREATE OR REPLACE FUNCTION penstock.limit_own_concurrency() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.max_concurrent IS NOT NULL THEN
+        INSERT INTO penstock."limit" (name, max_units) VALUES ('queue:' || NEW.name, NEW.max_concurrent)
+        ON CONFLICT (name) DO UPDATE SET max_units = excluded.max_units;
+        INSERT INTO penstock.limit_use (queue_id, limit_id)
+        SELECT NEW.id, id FROM penstock."limit" WHERE name = 'queue:' || NEW.name
+        ON CONFLICT DO NOTHING;
+    ELSE
+        DELETE FROM penstock."limit" WHERE name = 'queue:' || NEW.name;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- drop_own_limit removes the limit that max_concurrent made, with its queue.
+CREATE OR REPLACE FUNCTION penstock.drop_own_limit() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM penstock."limit" WHERE name = 'queue:' || OLD.name;
+    RETURN NULL;
+END $$;
+
+-- What limits are worth is changed alone as well: claims in flight end first, and later ones go by the change.
+CREATE OR REPLACE FUNCTION penstock.count_again() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'limit' THEN
+        PERFORM pg_advisory_xact_lock(penstock.limit_lock(NEW.id));
+        NEW.uncounted_to := 0;
+    ELSE
+        PERFORM pg_advisory_xact_lock(penstock.limit_lock(NEW.limit_id));
+        UPDATE penstock."limit" SET uncounted_to = 0 WHERE id = NEW.limit_id;
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- A claim that does not know that its queue comes under a limit must have been committed before the limit is counted. It has
+-- written, or will, to penstock.lock, and holds that table from before its snapshot: none of them is in flight while we
+-- have it, and those that come later see the limit. Claims and endings wait meanwhile, so that this waits for five seconds at most.
+-- A queue that this transaction has made has no claims.
+CREATE OR REPLACE FUNCTION penstock.await_claims() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    before text := current_setting('lock_timeout');
+BEGIN
+    IF EXISTS (SELECT FROM penstock.queue q WHERE q.id = NEW.queue_id AND q.created_at < transaction_timestamp())
+       AND NOT EXISTS (SELECT FROM penstock.limit_use u WHERE u.queue_id = NEW.queue_id AND u.limit_id = NEW.limit_id) THEN
+        PERFORM set_config('lock_timeout', '3s', true);
+        LOCK TABLE penstock.lock IN SHARE MODE;
+        PERFORM set_config('idle_in_transaction_session_timeout', '5s', true); -- claims and endings wait until this commits
+        PERFORM set_config('lock_timeout', before, true);
+    END IF;
+    RETURN NEW;
+EXCEPTION WHEN lock_not_available THEN
+    RAISE EXCEPTION 'a claim or an ending has been under way for more than 3 seconds'
+        USING ERRCODE = 'PS006', HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to penstock.lock, see pg_locks. Commit at once: claims and endings wait for it.';
+END $$;
+
+-- set_quota bounds what an application may use at once, or how fast, over all its queues: a limit named after it, whose
+-- options it takes. Queues that come to the application later are under it as well. Null options remove it.
+-- A quota for many queues waits for claims once, not once a queue (see await_claims).
+CREATE OR REPLACE FUNCTION penstock.set_quota(application text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    quota text := 'application:' || application;
+BEGIN
+    PERFORM penstock.hold_limits();
+    IF coalesce(application, '') = '' THEN
+        RAISE EXCEPTION 'application is empty' USING ERRCODE = 'PS002';
+    END IF;
+    IF options IS NULL THEN
+        PERFORM penstock.limits_changed(l.id) FROM penstock."limit" l WHERE l.name = quota;
+        DELETE FROM penstock."limit" l WHERE l.name = quota;
+        INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (set_quota.actor, 'set_quota', quota, set_quota.reason);
+        RETURN;
+    END IF;
+    PERFORM penstock.set_limit(quota, options, reason, actor);
+    WITH fresh AS (
+        INSERT INTO penstock.limit_use (queue_id, limit_id, units, since)
+        SELECT x.id, l.id, 1, clock_timestamp() FROM penstock.queue x JOIN penstock."limit" l ON l.name = quota
+         WHERE x.application = set_quota.application ORDER BY x.id
+        ON CONFLICT DO NOTHING
+        RETURNING queue_id
+    ), audited AS (
+        INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+        SELECT set_quota.actor, 'use_limit', x.name, set_quota.reason, jsonb_build_object('limit', quota, 'units', 1)
+          FROM fresh f JOIN penstock.queue x ON x.id = f.queue_id
+    )
+    UPDATE penstock.queue x SET version = version + 1 WHERE x.id IN (SELECT f.queue_id FROM fresh f);
+END $$;
+
+-- A queue that changes its application changes its quota.
+CREATE OR REPLACE FUNCTION penstock.follow_quota() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM penstock.limit_use u USING penstock."limit" l
+     WHERE u.queue_id = NEW.id AND l.id = u.limit_id AND l.name LIKE 'application:%' AND l.name <> 'application:' || NEW.application;
+    INSERT INTO penstock.limit_use (queue_id, limit_id)
+    SELECT NEW.id, l.id FROM penstock."limit" l WHERE l.name = 'application:' || NEW.application
+    ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END $$;

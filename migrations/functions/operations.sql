@@ -1,0 +1,174 @@
+-- Bulk operations on entries and failures.
+
+-- operation_source is what a verb chooses from, with the columns that a filter may name.
+CREATE OR REPLACE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
+           THEN format('(SELECT entry_id AS id, failed_at AS since, name, lock_key, flow, class, fingerprint
+                           FROM penstock.failure WHERE queue_id = %s) s', q.id)
+           ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
+$$;
+
+-- operation_filter turns {"name": "mail", "older_than": "2 days"} into a condition. Values are quoted; a key that does
+-- not exist is refused, so that a misspelt filter does not match everything. {"all": true} does.
+CREATE OR REPLACE FUNCTION penstock.operation_filter(q penstock.queue, verb text, filter jsonb) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    of_failures boolean := verb IN ('retry_failures', 'discard_failures');
+    k           text;
+    v           text;
+    conditions  text[] := CASE verb WHEN 'disable' THEN ARRAY['priority >= 0']
+                                    WHEN 'enable' THEN ARRAY[format('priority < 0 AND NOT penstock.is_off(%s, name, lock_key)', q.id)]
+                                    ELSE ARRAY['true'] END;
+BEGIN
+    IF verb NOT IN ('retry_failures', 'discard_failures', 'cancel', 'disable', 'enable', 'delete') OR verb IS NULL THEN
+        RAISE EXCEPTION 'operation "%" does not exist', verb USING ERRCODE = 'PS002',
+            HINT = 'The operations are retry_failures, discard_failures, cancel, disable, enable and delete.';
+    ELSIF filter IS NULL OR jsonb_typeof(filter) <> 'object' OR filter = '{}' THEN
+        RAISE EXCEPTION 'filter is empty' USING ERRCODE = 'PS002', HINT = 'Write {"all": true} to mean everything in the queue.';
+    END IF;
+    FOR k, v IN SELECT * FROM jsonb_each_text(filter) LOOP
+        IF v IS NULL OR k NOT IN ('all', 'name', 'lock_key', 'flow', 'ids', 'older_than', 'before', 'class', 'fingerprint')
+           OR (k IN ('class', 'fingerprint') AND NOT of_failures) THEN
+            RAISE EXCEPTION 'filter "%" does not exist for operation %', k, verb USING ERRCODE = 'PS002',
+                HINT = 'The filters are all, name, lock_key, flow, ids, older_than, before, and for failures class and fingerprint.';
+        END IF;
+        conditions := conditions || CASE k
+            WHEN 'all' THEN format('%L::boolean', v)
+            WHEN 'ids' THEN format('id = ANY (%L::bigint[])', translate(v, '[]', '{}'))
+            WHEN 'older_than' THEN format('since < clock_timestamp() - %L::interval', v)
+            WHEN 'before' THEN format('since < %L::timestamptz', v)
+            ELSE format('%I = %L', k, v) END;
+    END LOOP;
+    RETURN array_to_string(conditions, ' AND ');
+END $$;
+
+-- count_matching is the preview: how many an operation would find now. It reads the queue's whole table.
+CREATE OR REPLACE FUNCTION penstock.count_matching(queue text, verb text, filter jsonb) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+    n bigint;
+BEGIN
+    EXECUTE format('SELECT count(*) FROM %s WHERE %s', penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter)) INTO n;
+    RETURN n;
+EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow OR interval_field_overflow
+            OR numeric_value_out_of_range THEN
+    RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- start_operation begins an operation on what is in the queue now, and returns its id. The elected leader steps it.
+CREATE OR REPLACE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT '',
+                                         actor text DEFAULT current_user::text, per_second integer DEFAULT 1000) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    q    penstock.queue := penstock.queue_row(queue);
+    n    bigint := penstock.count_matching(queue, verb, filter);
+    made bigint;
+BEGIN
+    IF per_second < 1 OR per_second IS NULL THEN
+        RAISE EXCEPTION 'per_second is not at least 1' USING ERRCODE = 'PS002';
+    END IF;
+    INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id)
+    VALUES (q.id, start_operation.verb, start_operation.filter, start_operation.per_second, coalesce(start_operation.actor, current_user),
+            coalesce(start_operation.reason, ''), n, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0))
+    RETURNING id INTO made;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(start_operation.actor, current_user), 'start_operation', q.name, start_operation.reason,
+            jsonb_build_object('operation', made, 'verb', start_operation.verb, 'filter', start_operation.filter, 'matched', n));
+    RETURN made;
+END $$;
+
+-- cancel_operation ends an operation; what it has changed stays changed.
+CREATE OR REPLACE FUNCTION penstock.cancel_operation(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    was text;
+BEGIN
+    SELECT o.status INTO was FROM penstock.operation o WHERE o.id = cancel_operation.id FOR UPDATE;
+    IF was IS NULL THEN
+        RAISE EXCEPTION 'operation % does not exist', cancel_operation.id USING ERRCODE = 'PS008';
+    ELSIF was <> 'running' THEN
+        RAISE EXCEPTION 'operation % has ended: %', cancel_operation.id, was USING ERRCODE = 'PS006';
+    END IF;
+    UPDATE penstock.operation o SET status = 'cancelled', ended_at = clock_timestamp() WHERE o.id = cancel_operation.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason)
+    VALUES (coalesce(cancel_operation.actor, current_user), 'cancel_operation', 'operation ' || cancel_operation.id, cancel_operation.reason);
+END $$;
+
+-- apply_operation does the verb of an operation to one entry. True: changed; false: nothing to do; null: busy, try again.
+CREATE OR REPLACE FUNCTION penstock.apply_operation(o penstock.operation, wanted bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    e penstock.entry;
+BEGIN
+    CASE o.verb
+        WHEN 'retry_failures' THEN
+            RETURN penstock.return_failure(o.queue_id, wanted);
+        WHEN 'discard_failures' THEN
+            DELETE FROM penstock.failure WHERE queue_id = o.queue_id AND entry_id = wanted;
+            RETURN FOUND;
+        WHEN 'cancel' THEN
+            RETURN penstock.cancel_one(o.queue_id, wanted, o.reason, o.actor) IS NOT NULL;
+        WHEN 'delete' THEN -- cancels what does not run and leaves alone what does
+            e := penstock.take_entry(o.queue_id, wanted);
+            IF e.id IS NOT NULL THEN
+                PERFORM penstock.end_entry(e, 'cancelled', o.reason);
+            END IF;
+            RETURN e.id IS NOT NULL;
+        WHEN 'disable' THEN
+            RETURN penstock.disable_one(o.queue_id, wanted);
+        WHEN 'enable' THEN
+            RETURN penstock.enable_one(o.queue_id, wanted);
+    END CASE;
+END $$;
+
+-- step_operation does one bounded batch and remembers how far it came, in one transaction: after a crash the operation
+-- goes on behind what it has changed. changed counts, wait says how long the throttle holds it (0: step again), ended
+-- that there is nothing left.
+CREATE OR REPLACE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    o     penstock.operation;
+    q     penstock.queue;
+    quota integer;
+    seen  record;
+    one   bigint;
+    did   boolean;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    changed := 0; wait := '0'; ended := false;
+    SELECT * INTO o FROM penstock.operation x WHERE x.id = step_operation.id AND x.status = 'running' FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        ended := true; -- or somebody else steps it
+        RETURN;
+    END IF;
+    quota := least(500, floor(o.per_second * extract(epoch FROM clock_timestamp() - coalesce(o.stepped_at, o.created_at - interval '1 second'))));
+    IF quota < 1 THEN
+        wait := greatest('1 millisecond', coalesce(o.stepped_at, o.created_at) + interval '1 second' / o.per_second - clock_timestamp());
+        RETURN;
+    END IF;
+    SELECT * INTO q FROM penstock.queue x WHERE x.id = o.queue_id;
+    EXECUTE format('SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE hit), ''{}'') AS ids, max(id) AS last, count(*) AS n
+                      FROM (SELECT id, coalesce(%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
+                   penstock.operation_filter(q, o.verb, o.filter), penstock.operation_source(q, o.verb))
+       INTO seen USING o.last_id, o.until_id;
+    FOREACH one IN ARRAY (seen.ids)[1:quota] LOOP
+        did := penstock.apply_operation(o, one);
+        EXIT WHEN did IS NULL;
+        o.last_id := one;
+        changed := changed + did::integer;
+    END LOOP;
+    IF did IS NULL AND cardinality(seen.ids) > 0 THEN
+        wait := '10 milliseconds'; -- the next step begins with the busy one
+    ELSIF cardinality(seen.ids) <= quota THEN
+        o.last_id := coalesce(seen.last, o.until_id);
+        ended := seen.n < 10000;
+    END IF;
+    UPDATE penstock.operation x
+       SET last_id = o.last_id, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
+           status = CASE WHEN ended THEN 'done' ELSE 'running' END, ended_at = CASE WHEN ended THEN clock_timestamp() END
+     WHERE x.id = o.id;
+END $$;

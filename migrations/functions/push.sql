@@ -1,0 +1,461 @@
+-- Acceptance of entries: one function, push_many, behind every push from Go, HTTP and SQL.
+
+-- Errors that a caller can tell apart by SQLSTATE (class PS):
+--   PS001 no such queue          PS002 bad argument         PS003 payload too large
+--   PS004 idempotency conflict   PS005 queue is full        PS006 state does not allow it
+CREATE OR REPLACE FUNCTION penstock.queue_row(queue_name text) RETURNS penstock.queue
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    q penstock.queue;
+BEGIN
+    SELECT * INTO q FROM penstock.queue WHERE name = queue_name;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'queue "%" does not exist', queue_name
+            USING ERRCODE = 'PS001', HINT = 'Create it first: SELECT penstock.create_queue(''name'').';
+    END IF;
+    RETURN q;
+END $$;
+
+-- lock_key_of reads the lock key of a payload as the queue's grouping says: a field, a path with dots, or a jsonpath.
+CREATE OR REPLACE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN left(path, 1) = '$' THEN jsonb_path_query_first(payload, path::jsonpath) #>> '{}'
+                WHEN position('.' IN path) > 0 THEN payload #>> string_to_array(path, '.')
+                ELSE payload ->> path END
+$$;
+
+-- admit refuses n entries where the queue's capacity leaves no room for them. The depth is the last count plus
+-- what two sequences say has come and gone since, so producers never meet on a row; what a rolled-back push
+-- counted in vain is mended by the next count.
+CREATE OR REPLACE FUNCTION penstock.admit(q penstock.queue, n integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    d        penstock.depth;
+    depth    bigint;
+    wait     real;
+BEGIN
+    SELECT * INTO d FROM penstock.depth WHERE queue_id = q.id;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed);
+    IF depth + n <= q.capacity THEN
+        PERFORM penstock.count(q.id, 'accepted', n);
+        RETURN;
+    END IF;
+    wait := CASE WHEN d.drain_rate > 0 THEN (depth + n - q.capacity) / d.drain_rate END;
+    RAISE EXCEPTION 'queue "%" is full: % entries of at most %', q.name, depth, q.capacity
+        USING ERRCODE = 'PS005',
+              DETAIL = jsonb_build_object('depth', depth, 'capacity', q.capacity, 'drain_rate', d.drain_rate,
+                                          'retry_after_ms', ceil(wait * 1000))::text,
+              HINT = 'Push again after retry_after_ms, or raise the capacity of the queue.';
+END $$;
+
+-- counter reads a counter of a queue with a capacity. A sequence that was never used has counted nothing.
+CREATE OR REPLACE FUNCTION penstock.counter(what text, queue_id integer) RETURNS bigint
+LANGUAGE sql AS $$
+    SELECT coalesce(pg_sequence_last_value(format('penstock.%I', what || '_' || queue_id)::regclass), 0)
+$$;
+
+-- count moves a counter of a queue with a capacity by n.
+CREATE OR REPLACE FUNCTION penstock.count(queue_id integer, what text, n bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM count(nextval(format('penstock.%I', what || '_' || queue_id)::regclass)) FROM generate_series(1, n);
+END $$;
+
+-- push_many is the one way in: every push, from Go or SQL, ends here. The arrays run side by side with payloads; an array
+-- that is shorter leaves the option unset for the rest, one that is longer is refused. ids[i] is the entry of payloads[i];
+-- verdicts[i] is 'inserted', 'replayed' (idempotency key seen before) or 'duplicate' (unique key taken), and null for all
+-- inserted. An idempotency key of a push that was a duplicate names the entry that does the work. Disabled names and keys
+-- are looked up for each entry only in queues that have some.
+CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], OUT ids bigint[], OUT verdicts text[]) RETURNS record
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+DECLARE
+    q    penstock.queue;
+    n    integer := coalesce(array_length(payloads, 1), 0);
+    keep boolean[];
+BEGIN
+    SELECT * INTO q FROM penstock.queue WHERE name = queue_name;
+    IF NOT FOUND THEN
+        q := penstock.queue_row(queue_name); -- raises
+    ELSIF n = 0 THEN
+        ids := '{}';
+        RETURN;
+    END IF;
+    PERFORM penstock.check_payloads(q, payloads);
+    IF q.grouping IS NULL AND q.capacity IS NULL AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
+       + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
+       + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
+       + cardinality(callbacks) = 0 THEN
+        -- The plain push, which uses no option: the same as below with everything left out that is about options.
+        WITH fresh AS (
+            INSERT INTO penstock.entry (id, queue_id, status, priority, payload)
+            SELECT nextval('penstock.entry_id_seq'), q.id, 'pending', q.entry_priority, p FROM unnest(payloads) p
+            RETURNING id
+        ), solo AS (
+            INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+            SELECT q.id, q.entry_priority, '', f.id, f.id FROM fresh f
+        )
+        SELECT array_agg(f.id ORDER BY f.id) INTO ids FROM fresh f;
+        RETURN;
+    END IF;
+    IF greatest(cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues), cardinality(start_bys),
+                cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys), cardinality(unique_keys),
+                cardinality(unique_policies), cardinality(traces), cardinality(callbacks)) > n OR cardinality(callbacks) > 0 THEN
+        PERFORM penstock.check_arrays(n, ARRAY[cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues),
+            cardinality(start_bys), cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
+            cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks)], callbacks);
+    END IF;
+    PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
+                                   unique_policies, dues, start_bys, finish_bys, costs);
+    ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
+    IF cardinality(idempotency_keys) > 0 THEN
+        SELECT r.ids, r.verdicts INTO ids, verdicts
+          FROM penstock.resolve_idempotency(q, ids, payloads, flows, idempotency_keys, lock_keys, names) r;
+    END IF;
+    IF cardinality(unique_keys) > 0 THEN
+        SELECT r.ids, r.verdicts INTO ids, verdicts
+          FROM penstock.resolve_uniqueness(q, ids, verdicts, unique_keys, unique_policies) r;
+        IF cardinality(idempotency_keys) > 0 AND 'duplicate' = ANY (verdicts) THEN
+            UPDATE penstock.idempotency k SET entry_id = u.id
+              FROM unnest(ids, flows, idempotency_keys, verdicts) u(id, flow, key, verdict)
+             WHERE u.verdict = 'duplicate' AND k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key;
+        END IF;
+    END IF;
+    IF verdicts IS NOT NULL THEN
+        keep := ARRAY(SELECT v = 'inserted' FROM unnest(verdicts) WITH ORDINALITY u(v, i) ORDER BY i);
+        n := cardinality(array_positions(keep, true));
+    END IF;
+    IF q.capacity IS NOT NULL AND n > 0 THEN
+        PERFORM penstock.admit(q, n);
+    END IF;
+
+    WITH fresh AS (
+        INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, priority, enabled_priority,
+                                    flow, lock_key, name, unique_key, trace, callback, payload)
+        SELECT u.id, q.id, CASE WHEN u.due_at > now() THEN 'initial' ELSE 'pending' END::penstock.status,
+               u.due_at, u.start_by, u.finish_by, u.cost,
+               CASE WHEN off.off THEN -1 ELSE p.priority END, CASE WHEN off.off THEN p.priority END,
+               coalesce(u.flow, ''), k.lock_key, u.name, u.unique_key, u.trace, u.callback, u.payload
+          FROM unnest(ids, payloads, lock_keys, flows, priorities, dues, start_bys, finish_bys, costs, names,
+                      unique_keys, unique_policies, traces, callbacks, keep)
+               WITH ORDINALITY
+               AS u(id, payload, lock_key, flow, priority, due_at, start_by, finish_by, cost, name,
+                    unique_key, unique_policy, trace, callback, keep, i)
+               CROSS JOIN LATERAL (SELECT coalesce(u.priority, q.entry_priority) AS priority) p
+               CROSS JOIN LATERAL (SELECT coalesce(u.lock_key,
+                    CASE WHEN q.grouping IS NOT NULL THEN penstock.lock_key_of(u.payload, q.grouping) END,
+                    CASE WHEN u.unique_policy = 'one_running_one_queued' THEN 'unique:' || u.unique_key END) AS lock_key) k
+               CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.disabled d WHERE d.queue_id = q.id) AS off) any_off
+               CROSS JOIN LATERAL (SELECT any_off.off AND EXISTS (
+                    SELECT FROM penstock.disabled d
+                     WHERE d.queue_id = q.id AND ((d.scope = 'name' AND d.value = u.name)
+                                               OR (d.scope = 'lock_key' AND d.value = k.lock_key))) AS off) off
+         WHERE u.keep IS NOT FALSE
+         ORDER BY u.i
+        RETURNING id, priority, flow, lock_key, status
+    ), solo AS (
+        INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
+        SELECT q.id, f.priority, f.flow, f.id, f.id
+          FROM fresh f
+         WHERE f.lock_key IS NULL AND f.status = 'pending' AND f.priority >= 0
+    )
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+    SELECT q.id, g.priority, g.flow, g.pos, g.lock_key
+      FROM (SELECT f.priority, f.flow, f.lock_key, min(f.id) AS pos
+              FROM fresh f
+             WHERE f.lock_key IS NOT NULL AND f.status = 'pending' AND f.priority >= 0
+             GROUP BY f.priority, f.flow, f.lock_key) g
+     WHERE NOT EXISTS (
+        -- A ready row of the key that we can lock stays until we commit: whoever takes it away sees our entries.
+        -- One that is locked already gives no such promise, so that the key gets another.
+        SELECT FROM penstock.ready r
+         WHERE r.lock_key = g.lock_key AND r.queue_id + 0 = q.id AND r.priority = g.priority AND r.flow = g.flow
+         LIMIT 1
+           FOR UPDATE SKIP LOCKED)
+     ORDER BY g.lock_key;
+END $$;
+
+-- check_payloads refuses a payload that is missing or too large, by the number of the entry (from 1).
+CREATE OR REPLACE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    bad record;
+BEGIN
+    IF cardinality(payloads) = 1 AND pg_column_size(payloads[1]) <= q.payload_limit THEN
+        RETURN; -- a push of one is too common to run a query for it
+    END IF;
+    SELECT i, pg_column_size(p) AS bytes, p IS NULL AS missing INTO bad
+      FROM unnest(payloads) WITH ORDINALITY u(p, i)
+     WHERE p IS NULL OR pg_column_size(p) > q.payload_limit LIMIT 1;
+    IF FOUND AND bad.missing THEN
+        RAISE EXCEPTION 'payload of entry % is missing', bad.i
+            USING ERRCODE = 'PS002', HINT = 'Give a JSON value; null is written as the JSON text null.';
+    ELSIF FOUND THEN
+        RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
+            USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
+    END IF;
+END $$;
+
+-- check_arrays refuses arrays of options that are longer than that of the payloads, and callbacks that nobody could make.
+CREATE OR REPLACE FUNCTION penstock.check_arrays(n integer, lengths integer[], callbacks jsonb[]) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+DECLARE
+    bad record;
+BEGIN
+    SELECT u.name, u.length INTO bad
+      FROM unnest('{lock_keys,flows,priorities,dues,start_bys,finish_bys,costs,names,idempotency_keys,unique_keys,unique_policies,traces,callbacks}'::text[],
+                  lengths) u(name, length)
+     WHERE u.length > n LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% has % elements, and there are % payloads', bad.name, bad.length, n
+            USING ERRCODE = 'PS002', HINT = 'Arrays of options are as long as that of the payloads; null stands for an option left out.';
+    END IF;
+    SELECT u.i, CASE WHEN jsonb_typeof(u.c) <> 'object' THEN 'callback is not an object with url and, if wanted, context'
+                     ELSE 'callback.url is missing or not a text' END AS problem INTO bad
+      FROM unnest(callbacks) WITH ORDINALITY u(c, i)
+     WHERE jsonb_typeof(u.c) <> 'null'
+       AND (jsonb_typeof(u.c) <> 'object' OR jsonb_typeof(u.c->'url') IS DISTINCT FROM 'string' OR u.c->>'url' = '')
+     ORDER BY u.i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
+-- check_options refuses options that cannot be accepted, by the name of the field and the number of the entry (from 1).
+CREATE OR REPLACE FUNCTION penstock.check_options(
+    q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[],
+    idempotency_keys text[], unique_keys text[], unique_policies text[],
+    dues timestamptz[], start_bys timestamptz[], finish_bys timestamptz[], costs real[]
+) RETURNS void LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    bad record;
+BEGIN
+    SELECT i, problem INTO bad FROM (
+        SELECT i, CASE
+            WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) LIKE '#%'
+                 THEN 'lock_key begins with "#", which stands for solo entries'
+            WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) = '' THEN 'lock_key is empty; leave it out for a solo entry'
+            WHEN octet_length(coalesce(lock_key, penstock.lock_key_of(payload, q.grouping))) > 512 THEN 'lock_key is longer than 512 bytes'
+            WHEN octet_length(flow) > 256 THEN 'flow is longer than 256 bytes'
+            WHEN priority NOT BETWEEN 0 AND 9 THEN 'priority is not between 0 and 9'
+            WHEN octet_length(name) > 256 THEN 'name is longer than 256 bytes'
+            WHEN ikey = '' OR octet_length(ikey) > 512 THEN 'idempotency_key is empty or longer than 512 bytes'
+            WHEN ukey = '' OR octet_length(ukey) > 500 THEN 'unique_key is empty or longer than 500 bytes'
+            WHEN ukey IS NOT NULL AND coalesce(upolicy, '') NOT IN ('while_queued', 'while_active', 'one_running_one_queued')
+                 THEN 'unique_policy is not one of while_queued, while_active, one_running_one_queued'
+            WHEN ukey IS NULL AND upolicy IS NOT NULL THEN 'unique_policy is given without unique_key'
+            WHEN NOT isfinite(due) OR NOT isfinite(start_by) OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
+            WHEN finish_by < start_by THEN 'finish_by is before start_by'
+            WHEN start_by < due THEN 'start_by is before due_at'
+            WHEN cost < 0 OR cost = 'NaN' OR cost = 'Infinity' THEN 'cost is not a number of at least 0'
+            END AS problem
+          FROM unnest(payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys, unique_policies,
+                      dues, start_bys, finish_bys, costs)
+               WITH ORDINALITY AS u(payload, lock_key, flow, priority, name, ikey, ukey, upolicy, due, start_by, finish_by, cost, i)
+    ) c WHERE problem IS NOT NULL ORDER BY i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
+-- resolve_idempotency gives each entry whose key was seen before the id of the first entry. The insert waits for
+-- an uncommitted push of the same key, so that of a hundred pushes at once one inserts and the others learn its
+-- id; keys go in sorted order, so that two bulk pushes never wait for each other in a ring.
+CREATE OR REPLACE FUNCTION penstock.resolve_idempotency(
+    q penstock.queue, INOUT ids bigint[], payloads jsonb[], flows text[], keys text[], lock_keys text[], names text[],
+    OUT verdicts text[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    fingerprints bytea[];
+    conflict     record;
+BEGIN
+    fingerprints := ARRAY(
+        SELECT sha256(convert_to(jsonb_build_array(u.payload, u.lock_key, u.name)::text, 'UTF8'))
+          FROM unnest(payloads, lock_keys, names) WITH ORDINALITY u(payload, lock_key, name, i) ORDER BY u.i);
+    INSERT INTO penstock.idempotency (queue_id, flow, key, entry_id, fingerprint)
+    SELECT q.id, coalesce(u.flow, ''), u.key, u.id, u.fingerprint
+      FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
+     WHERE u.key IS NOT NULL
+     ORDER BY coalesce(u.flow, ''), u.key COLLATE "C", u.i
+    ON CONFLICT DO NOTHING;
+    SELECT u.i, u.key INTO conflict
+      FROM unnest(flows, keys, fingerprints) WITH ORDINALITY u(flow, key, fingerprint, i)
+           CROSS JOIN LATERAL (SELECT fingerprint FROM penstock.idempotency
+                                WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k
+     WHERE k.fingerprint <> u.fingerprint ORDER BY u.i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'idempotency_key "%" was used with another body (entry %)', conflict.key, conflict.i
+            USING ERRCODE = 'PS004', HINT = 'Use a new key for new work; the same key must come with the same payload, lock key and name.';
+    END IF;
+    SELECT array_agg(coalesce(k.entry_id, u.id) ORDER BY u.i),
+           array_agg(CASE WHEN k.entry_id <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i)
+      INTO ids, verdicts
+      FROM unnest(ids, flows, keys) WITH ORDINALITY u(id, flow, key, i)
+           LEFT JOIN LATERAL (SELECT entry_id FROM penstock.idempotency
+                               WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
+END $$;
+
+-- resolve_uniqueness gives each entry whose unique key is taken the id of the entry that holds it. As above, keys
+-- go in sorted order and a push waits for an uncommitted one of the same key: if that rolls back, this one inserts.
+CREATE OR REPLACE FUNCTION penstock.resolve_uniqueness(
+    q penstock.queue, INOUT ids bigint[], INOUT verdicts text[], keys text[], policies text[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    u    record;
+    held bigint;
+BEGIN
+    verdicts := coalesce(verdicts, array_fill('inserted'::text, ARRAY[cardinality(ids)]));
+    FOR u IN SELECT k.key, k.policy, k.i FROM unnest(keys, policies) WITH ORDINALITY k(key, policy, i)
+              WHERE k.key IS NOT NULL ORDER BY k.key COLLATE "C", k.i
+    LOOP
+        CONTINUE WHEN verdicts[u.i] <> 'inserted';
+        LOOP
+            INSERT INTO penstock.uniqueness (queue_id, key, entry_id) VALUES (q.id, u.key, ids[u.i])
+            ON CONFLICT DO NOTHING;
+            EXIT WHEN FOUND;
+            SELECT entry_id INTO held FROM penstock.uniqueness WHERE queue_id = q.id AND key = u.key FOR UPDATE;
+            CONTINUE WHEN NOT FOUND; -- swept between the two statements
+            IF held = ANY (ids) OR penstock.holds_unique_key(q.id, held, u.policy) THEN
+                ids[u.i] := held;
+                verdicts[u.i] := 'duplicate';
+            ELSE
+                UPDATE penstock.uniqueness SET entry_id = ids[u.i] WHERE queue_id = q.id AND key = u.key;
+            END IF;
+            EXIT;
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- holds_unique_key says whether the entry still stands for its unique key. Under the queued policies that ends
+-- when it starts; its ready row is locked until the push commits, so that it does not start before the change that
+-- the push stands for can be seen. (A ready row locked for over a second is passed by: DESIGN, claim, stubborn.)
+CREATE OR REPLACE FUNCTION penstock.holds_unique_key(queue bigint, held bigint, policy text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    e record;
+BEGIN
+    SELECT status, priority, flow, lock_key, pos INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF policy = 'while_active' THEN
+        RETURN true;
+    ELSIF e.status = 'initial' THEN
+        PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held AND status = 'initial' FOR NO KEY UPDATE;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+    END IF;
+    IF e.lock_key IS NULL THEN
+        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow
+           AND r.pos = coalesce(e.pos, held)
+            FOR UPDATE SKIP LOCKED;
+    ELSE
+        PERFORM FROM penstock.ready r WHERE r.lock_key = e.lock_key AND r.queue_id + 0 = queue LIMIT 1 FOR UPDATE SKIP LOCKED;
+    END IF;
+    PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    RETURN NOT EXISTS (SELECT FROM penstock.lock l
+                        WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || held) AND l.last_entry_id >= held);
+END $$;
+
+-- push accepts one entry and returns its id, of a push that was a replay or a duplicate that of the earlier entry.
+CREATE OR REPLACE FUNCTION penstock.push(
+    queue           text,
+    payload         jsonb,
+    lock_key        text        DEFAULT NULL,
+    flow            text        DEFAULT NULL,
+    priority        integer     DEFAULT NULL,
+    due_at          timestamptz DEFAULT NULL,
+    start_by        timestamptz DEFAULT NULL,
+    finish_by       timestamptz DEFAULT NULL,
+    cost            real        DEFAULT NULL,
+    name            text        DEFAULT NULL,
+    idempotency_key text        DEFAULT NULL,
+    unique_key      text        DEFAULT NULL,
+    unique_policy   text        DEFAULT NULL,
+    trace           text        DEFAULT NULL,
+    callback        jsonb       DEFAULT NULL
+) RETURNS bigint LANGUAGE sql AS $$
+    SELECT (penstock.push_many(queue, ARRAY[payload],
+        CASE WHEN lock_key IS NULL THEN '{}' ELSE ARRAY[lock_key] END,
+        CASE WHEN flow IS NULL THEN '{}' ELSE ARRAY[flow] END,
+        CASE WHEN priority IS NULL THEN '{}' ELSE ARRAY[priority::smallint] END,
+        CASE WHEN due_at IS NULL THEN '{}' ELSE ARRAY[due_at] END,
+        CASE WHEN start_by IS NULL THEN '{}' ELSE ARRAY[start_by] END,
+        CASE WHEN finish_by IS NULL THEN '{}' ELSE ARRAY[finish_by] END,
+        CASE WHEN cost IS NULL THEN '{}' ELSE ARRAY[cost] END,
+        CASE WHEN name IS NULL THEN '{}' ELSE ARRAY[name] END,
+        CASE WHEN idempotency_key IS NULL THEN '{}' ELSE ARRAY[idempotency_key] END,
+        CASE WHEN unique_key IS NULL THEN '{}' ELSE ARRAY[unique_key] END,
+        CASE WHEN unique_policy IS NULL THEN '{}' ELSE ARRAY[unique_policy] END,
+        CASE WHEN trace IS NULL THEN '{}' ELSE ARRAY[trace] END,
+        CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END)).ids[1]
+$$;
+
+-- push_json is push_many for clients whose driver knows no arrays: a JSON array of objects
+-- {"payload": ..., "lock_key": ..., ...}, options named as in penstock.push. It answers [{"id": 1, "verdict": "inserted"}].
+CREATE OR REPLACE FUNCTION penstock.push_json(queue_name text, entries jsonb) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    unknown text;
+    answer  jsonb;
+BEGIN
+    SELECT k INTO unknown FROM jsonb_array_elements(entries) e CROSS JOIN LATERAL jsonb_object_keys(e) k
+     WHERE k NOT IN ('payload', 'lock_key', 'flow', 'priority', 'due_at', 'start_by', 'finish_by', 'cost', 'name',
+                     'idempotency_key', 'unique_key', 'unique_policy', 'trace', 'callback') LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'entry option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are those of penstock.push.';
+    END IF;
+    SELECT jsonb_agg(jsonb_build_object('id', i.id, 'verdict', coalesce(p.verdicts[i.n], 'inserted')) ORDER BY i.n) INTO answer
+      FROM (SELECT array_agg(e->'payload' ORDER BY n) AS payloads, array_agg(e->>'lock_key' ORDER BY n) AS lock_keys,
+                   array_agg(e->>'flow' ORDER BY n) AS flows, array_agg((e->>'priority')::smallint ORDER BY n) AS priorities,
+                   array_agg((e->>'due_at')::timestamptz ORDER BY n) AS dues,
+                   array_agg((e->>'start_by')::timestamptz ORDER BY n) AS start_bys,
+                   array_agg((e->>'finish_by')::timestamptz ORDER BY n) AS finish_bys,
+                   array_agg((e->>'cost')::real ORDER BY n) AS costs, array_agg(e->>'name' ORDER BY n) AS names,
+                   array_agg(e->>'idempotency_key' ORDER BY n) AS idempotency_keys,
+                   array_agg(e->>'unique_key' ORDER BY n) AS unique_keys,
+                   array_agg(e->>'unique_policy' ORDER BY n) AS unique_policies,
+                   array_agg(e->>'trace' ORDER BY n) AS traces, array_agg(e->'callback' ORDER BY n) AS callbacks
+              FROM jsonb_array_elements(entries) WITH ORDINALITY u(e, n)) a
+     CROSS JOIN LATERAL penstock.push_many(queue_name, a.payloads, a.lock_keys, a.flows, a.priorities, a.dues, a.start_bys,
+                   a.finish_bys, a.costs, a.names, a.idempotency_keys, a.unique_keys, a.unique_policies, a.traces, a.callbacks) p
+     CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY i(id, n);
+    RETURN coalesce(answer, '[]');
+EXCEPTION
+    WHEN invalid_text_representation OR invalid_datetime_format OR numeric_value_out_of_range OR datetime_field_overflow THEN
+        RAISE EXCEPTION 'entry option is not valid: %', SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- What operators do to a queue that is being worked on: pause, disable, cancel, expire, retry, compact. The CLI, the
+-- API and a person in psql call the same functions.
+--
+-- Further SQLSTATEs: PS007 no such entry, PS008 no such node or operation.
+--
+-- An entry that is not running is taken before it is ended, and here is what taking rests on:
+--   solo     The claim of a solo entry deletes its ready row and inserts its lock in one transaction. Whoever has
+--            locked the ready row has excluded the claim until he commits.
+--   group    A claim may take a key without its ready row (claim.go, stubborn), but never without the key's advisory
+--            lock. Whoever has that has excluded every claim of the key; a lock record that is there by then covers
+--            the entries up to last_entry_id, and no others will be handed out under it.
+--   initial  Only promote turns it pending, and it passes by entries whose row is locked.
+-- Nothing here waits for a claim, a pusher or a node: what somebody else has locked is passed by or asked for.
+-- Each step looks again in a statement of its own, so the functions need read committed.
+CREATE OR REPLACE FUNCTION penstock.need_read_committed() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'this function needs read committed, and the transaction is %', current_setting('transaction_isolation')
+            USING ERRCODE = 'PS006', HINT = 'Call it in a transaction of its own.';
+    END IF;
+END $$;

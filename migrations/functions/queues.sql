@@ -1,0 +1,243 @@
+-- The registry of queues: their settings, what settings may be, and the counters of those with a capacity.
+
+-- create_queue registers a queue and gives it a table. The table is made on its own and then attached, so that a reader or
+-- writer of another queue does not wait for it. It takes the locks of hold_limits first, in the order of changes of limits.
+CREATE OR REPLACE FUNCTION penstock.create_queue(queue_name text, options jsonb DEFAULT '{}'::jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    q     penstock.queue;
+    child text;
+BEGIN
+    PERFORM penstock.hold_limits(); -- before the quota of the application, whose row the new queue takes
+    IF queue_name !~ '^[a-z][a-z0-9_]{0,47}$' THEN
+        RAISE EXCEPTION 'queue name "%" is not valid', queue_name
+            USING ERRCODE = 'PS002', HINT = 'Use 1 to 48 lower-case letters, digits and underscores, beginning with a letter.';
+    END IF;
+    IF EXISTS (SELECT FROM penstock.queue WHERE name = queue_name) THEN
+        RAISE EXCEPTION 'queue "%" exists already', queue_name USING ERRCODE = 'PS006',
+            HINT = 'Change it with penstock.alter_queue.';
+    END IF;
+    INSERT INTO penstock.queue (name) VALUES (queue_name) RETURNING * INTO q;
+    child := 'entry_' || queue_name;
+    EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.entry INCLUDING ALL, CONSTRAINT %I CHECK (queue_id = %s))',
+                   child, child || '_queue', q.id);
+    EXECUTE format('ALTER TABLE penstock.%I SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)', child);
+    -- What the claim of a group, promotion and deadlines read; each holds only the rows that concern it.
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND status = ''pending'' AND priority >= 0',
+                   child || '_lock_key', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (due_at, id) WHERE status = ''initial''', child || '_due_at', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (start_by) WHERE start_by IS NOT NULL', child || '_start_by', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (finish_by) WHERE finish_by IS NOT NULL', child || '_finish_by', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (name, id) WHERE name IS NOT NULL', child || '_name', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE priority = -1', child || '_disabled', child);
+    EXECUTE format('ALTER TABLE penstock.entry ATTACH PARTITION penstock.%I FOR VALUES IN (%s)', child, q.id);
+    EXECUTE format('ALTER TABLE penstock.%I DROP CONSTRAINT %I', child, child || '_queue');
+    PERFORM penstock.alter_queue(queue_name, options);
+    RETURN q.id;
+END $_$;
+
+-- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown names are refused.
+CREATE OR REPLACE FUNCTION penstock.alter_queue(queue_name text, options jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q       penstock.queue;
+    unknown text;
+BEGIN
+    PERFORM penstock.hold_limits();
+    IF jsonb_typeof(options) <> 'object' THEN
+        RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
+    END IF;
+    SELECT * INTO q FROM penstock.queue_row(queue_name);
+    PERFORM FROM penstock.queue WHERE id = q.id FOR NO KEY UPDATE;
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k
+     WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
+                     'max_concurrent', 'max_concurrent_per_node', 'capacity', 'retry', 'crash_limit', 'run_timeout',
+                     'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model');
+    IF FOUND THEN
+        RAISE EXCEPTION 'queue option "%" does not exist', unknown
+            USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.queue that are settings.';
+    END IF;
+    q := jsonb_populate_record(q, options);
+    UPDATE penstock.queue SET
+        kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
+        algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
+        max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node, capacity = q.capacity,
+        retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout, quantum_count = q.quantum_count,
+        quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
+        failure_retention = q.failure_retention, model = q.model, version = version + 1
+     WHERE id = q.id;
+    IF q.capacity IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+        EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
+        EXECUTE format('CREATE SEQUENCE penstock.%I', 'removed_' || q.id);
+        INSERT INTO penstock.depth (queue_id, counted, accepted, removed) VALUES (q.id, 0, 0, 0);
+        PERFORM penstock.count_depth(q.id);
+    ELSIF q.capacity IS NULL AND EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+        DELETE FROM penstock.depth WHERE queue_id = q.id;
+        EXECUTE format('DROP SEQUENCE penstock.%I, penstock.%I', 'accepted_' || q.id, 'removed_' || q.id);
+    END IF;
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range
+      OR invalid_datetime_format OR interval_field_overflow OR not_null_violation THEN
+        RAISE EXCEPTION 'queue option of "%" is not valid: %', queue_name, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- drop_queue removes a queue and everything that is left of it. It refuses while there are entries, unless forced.
+CREATE OR REPLACE FUNCTION penstock.drop_queue(queue_name text, force boolean DEFAULT false, reason text DEFAULT NULL::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue_name);
+    n bigint;
+BEGIN
+    PERFORM penstock.hold_limits();
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '3s', true); -- nobody can change a limit meanwhile
+    END IF;
+    -- Nobody may push while we look: the lock is on this queue's table alone.
+    EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
+    IF n > 0 AND NOT force THEN
+        RAISE EXCEPTION 'queue "%" still has % entries', queue_name, n
+            USING ERRCODE = 'PS006', HINT = 'Wait until it is empty, cancel them, or drop with force => true.';
+    END IF;
+    PERFORM penstock.alter_queue(queue_name, '{"capacity": null}');
+    EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
+    EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
+    DELETE FROM penstock.ready WHERE queue_id = q.id;
+    DELETE FROM penstock.lock WHERE queue_id = q.id;
+    DELETE FROM penstock.idempotency WHERE queue_id = q.id;
+    DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
+    DELETE FROM penstock.progress WHERE queue_id = q.id;
+    DELETE FROM penstock.cancel_request WHERE queue_id = q.id;
+    DELETE FROM penstock.result WHERE queue_id = q.id;
+    DELETE FROM penstock.failure WHERE queue_id = q.id;
+    DELETE FROM penstock.queue WHERE id = q.id;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(drop_queue.actor, current_user), 'drop_queue', queue_name, drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
+END $$;
+
+-- check_queue names the setting that is wrong, and what it may be.
+CREATE OR REPLACE FUNCTION penstock.check_queue() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    flaw text := penstock.retry_flaw(NEW.retry);
+BEGIN
+    BEGIN
+        PERFORM CASE WHEN left(NEW.grouping, 1) = '$' THEN NEW.grouping::jsonpath END;
+    EXCEPTION WHEN OTHERS THEN
+        flaw := format('grouping is not a jsonpath: %s', SQLERRM);
+    END;
+    flaw := coalesce(flaw, (
+        SELECT v.flaw FROM (VALUES
+            (NEW.priority > 0 AND NEW.priority <= 1000, 'priority is not above 0 and at most 1000'),
+            (NEW.entry_priority BETWEEN 0 AND 9, 'entry_priority is not from 0 to 9'),
+            (NEW.algorithm IN ('fair', 'fifo'), 'algorithm is not fair or fifo'),
+            (NEW.merge IN ('first', 'last', 'object', 'array'), 'merge is not first, last, object or array'),
+            (NEW.grouping <> '', 'grouping is empty; leave it out for entries without a key'),
+            (NEW.application <> '', 'application is empty'),
+            (NEW.max_concurrent > 0, 'max_concurrent is not at least 1; leave it out for no bound, pause the queue to stop it'),
+            (NEW.max_concurrent_per_node > 0, 'max_concurrent_per_node is not at least 1; leave it out for no bound'),
+            (NEW.capacity > 0, 'capacity is not at least 1; leave it out for no bound'),
+            (NEW.crash_limit > 0, 'crash_limit is not at least 1'),
+            (NEW.quantum_count BETWEEN 1 AND 10000, 'quantum_count is not from 1 to 10000'),
+            (NEW.quantum_time > '0' AND NEW.quantum_time <= '1 day', 'quantum_time is not above 0 and at most 1 day'),
+            (NEW.run_timeout > '0' AND NEW.run_timeout <= '10 years', 'run_timeout is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.payload_limit BETWEEN 1 AND 16777216, 'payload_limit is not from 1 to 16777216 bytes'),
+            (NEW.result_retention BETWEEN '0' AND '10 years', 'result_retention is not from 0 to 10 years'),
+            (NEW.failure_retention BETWEEN '1 day' AND '10 years', 'failure_retention is not from 1 day to 10 years')) v(fine, flaw)
+         WHERE NOT v.fine LIMIT 1));
+    IF flaw IS NOT NULL THEN
+        RAISE EXCEPTION 'setting of queue "%" is not valid: %', NEW.name, flaw USING ERRCODE = 'PS002';
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- What a node or a leader could not read, or would choke on, is refused where it is set. One queue with a retry policy
+-- that is no policy kept every node from reading any queue; one with a retention of 300,000 years kept every partition.
+
+-- retry_flaw says what is wrong with a retry policy; null: nothing.
+CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT 'retry') RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(
+        (SELECT within || ' is not a JSON object' WHERE jsonb_typeof(policy) <> 'object'),
+        (SELECT within || '.' || f.key || ' ' || f.flaw
+           FROM (SELECT e.key, CASE
+                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^\d{1,5}$' OR n.text::numeric > 30000 THEN 'is not a whole number from 0 to 30000' END
+                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric > 315360000 THEN 'is not a number of seconds from 0 to ten years' END
+                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric NOT BETWEEN 1 AND 1000 AND n.text::numeric <> 0 THEN 'is not a number from 1 to 1000' END
+                     WHEN e.key = 'jitter' THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric > 1 THEN 'is not a number from 0 to 1' END
+                     WHEN e.key = 'classes' AND within = 'retry' THEN CASE WHEN jsonb_typeof(e.value) <> 'object' THEN 'is not a JSON object' END
+                     ELSE 'does not exist; there are max_attempts, base, cap, factor, jitter and, for errors of a class, classes' END AS flaw
+                   FROM jsonb_each(CASE jsonb_typeof(policy) WHEN 'object' THEN policy END) e
+                  CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(e.value) WHEN 'number' THEN e.value::text ELSE '' END AS text) n) f
+          WHERE f.flaw IS NOT NULL ORDER BY f.key LIMIT 1),
+        (SELECT penstock.retry_flaw(c.value, within || '.classes.' || c.key)
+           FROM jsonb_each(CASE WHEN within = 'retry' AND jsonb_typeof(policy->'classes') = 'object' THEN policy->'classes' END) c
+          WHERE penstock.retry_flaw(c.value, within || '.classes.' || c.key) IS NOT NULL ORDER BY c.key LIMIT 1))
+$$;
+
+-- in_words says what a value must be instead of the name of the constraint that it violates; other messages pass through.
+CREATE OR REPLACE FUNCTION penstock.in_words(said text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce((SELECT v.words FROM (VALUES
+        ('cron_job_catch_up_check', 'catch_up is not none, last or all'),
+        ('cron_job_catch_up_max_check', 'catch_up_max is not from 1 to 1000'),
+        ('cron_job_starts_at_check', 'starts_at is not finite'),
+        ('cron_job_ends_at_check', 'ends_at is not finite'),
+        ('cron_job_fold_check', 'fold is not first or both'),
+        ('cron_job_gap_check', 'gap is not fire or skip'),
+        ('cron_job_grace_check', 'grace is not above 0'),
+        ('cron_job_jitter_check', 'jitter is not from 0 to 1 day'),
+        ('cron_job_name_check', 'name is not from 1 to 256 bytes long'),
+        ('cron_job_overlap_check', 'overlap is not skip, queue or cancel_running'),
+        ('cron_job_priority_check', 'priority is not from 0 to 9'),
+        ('batch_detail_check', 'detail is not an object'),
+        ('batch_items_check', 'items is not an array'),
+        ('batch_part_size_check', 'part_size is not from 1 to 100000'),
+        ('batch_priority_check', 'priority is not from 0 to 9'),
+        ('batch_window_parts_check', 'window_parts is not from 1 to 10000'),
+        ('limit_check', 'rate and burst are not given together'),
+        ('limit_check1', 'neither max_units nor rate is given'),
+        ('limit_check2', 'per_key is given with max_units or per_flow'),
+        ('limit_finite_check', 'rate or burst is not finite'),
+        ('limit_burst_check', 'burst is not above 0'),
+        ('limit_rate_check', 'rate is not above 0'),
+        ('limit_max_units_check', 'max_units is not at least 0'),
+        ('limit_name_check', 'name is empty')) v(name, words)
+     WHERE strpos(said, '"' || v.name || '"') > 0), said)
+$$;
+
+-- The kind of a queue says who reads its entries, and what cron jobs, watches and batches count on: with another kind
+-- they would wait for ever and say nothing. What changes the kind holds the row of the queue, and rows that refer to it
+-- are few and rarely made; one that is made in the same moment is not seen.
+CREATE OR REPLACE FUNCTION penstock.keep_queue_kind() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    needs text;
+BEGIN
+    SELECT format('%s %s', n.what, n.name) INTO needs FROM (
+        SELECT 'cron job' AS what, j.name FROM penstock.cron_job j WHERE j.queue_id = OLD.id
+        UNION ALL SELECT 'the watch of', w.watched::text FROM penstock.watch w WHERE w.queue_id = OLD.id
+        UNION ALL SELECT 'batch', b.id::text FROM penstock.batch b WHERE b.queue_id = OLD.id AND b.ended_at IS NULL) n LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'queue "%" cannot change its kind from % to %: % needs it', OLD.name, OLD.kind, NEW.kind, needs
+            USING ERRCODE = 'PS006', HINT = 'Drop the cron jobs, end the watches and wait for the batches first, or make another queue.';
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- count_depth counts a queue with a capacity anew. Pushes go on meanwhile: the counters are read first, so that
+-- what commits during the count is counted twice at worst, never left out.
+CREATE OR REPLACE FUNCTION penstock.count_depth(queue integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    accepted_now bigint := penstock.counter('accepted', queue);
+    removed_now  bigint := penstock.counter('removed', queue);
+    counted_now  bigint;
+BEGIN
+    SELECT count(*) INTO counted_now FROM penstock.entry WHERE queue_id = queue;
+    UPDATE penstock.depth d
+       SET counted = counted_now, accepted = accepted_now, removed = removed_now, counted_at = clock_timestamp(),
+           drain_rate = greatest(0, removed_now - d.removed)
+                        / greatest(0.001, extract(epoch FROM clock_timestamp() - d.counted_at))
+     WHERE d.queue_id = queue;
+    RETURN counted_now;
+END $$;

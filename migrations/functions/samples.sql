@@ -1,0 +1,189 @@
+-- Samples: how each queue stands every few seconds.
+
+-- live_entries estimates the entries of a queue's table from the counters of the statistics collector, and where those
+-- were lost in a crash, from what the last vacuum saw.
+CREATE OR REPLACE FUNCTION penstock.live_entries(queue_name text) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint)
+      FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name))
+$$;
+
+-- indexed_entries estimates the entries in one of a queue's partial indexes: what the last vacuum or analyze saw.
+CREATE OR REPLACE FUNCTION penstock.indexed_entries(queue_name text, suffix text) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT greatest(c.reltuples, 0)::bigint
+      FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name || '_' || suffix))
+$$;
+
+-- count_queue names the queue's own table. Through penstock.entry each call was planned anew over the tables of
+-- all queues: with a hundred queues that took twelve seconds, and grew with their square.
+--
+-- count_queue counts one queue. Up to 10,000 entries (100,000 failures) of a kind it counts exactly, through an index
+-- that holds only them; what goes beyond is an estimate and marked as one. initial and pending leave out what is disabled.
+-- A queue that is just being dropped has nothing. The settings keep the plan at walking an index up to the bound.
+CREATE OR REPLACE FUNCTION penstock.count_queue(q penstock.queue)
+RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+DECLARE
+    total        bigint;
+    off_initial  bigint; -- disabled and initial
+BEGIN
+    queue_id := q.id;
+    -- The locks are as few as the work in flight: each is looked up.
+    EXECUTE format($sql$
+        SELECT (SELECT count(*) FROM (SELECT FROM penstock.%1$I e WHERE e.queue_id = $1 LIMIT 10001) b),
+               (SELECT count(*) FROM (SELECT FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.status = 'initial' LIMIT 10001) b),
+               d.n, d.initial,
+               (SELECT coalesce(sum(c.n), 0)::bigint
+                  FROM penstock.lock l CROSS JOIN LATERAL (
+                       SELECT count(*) AS n FROM penstock.%1$I e
+                        WHERE left(l.lock_key, 1) = '#' AND e.queue_id = $1 AND e.id = l.last_entry_id
+                          AND e.status = 'pending' AND e.priority >= 0
+                       UNION ALL
+                       SELECT count(*) FROM penstock.%1$I e
+                        WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = $1 AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
+                          AND e.status = 'pending' AND e.priority >= 0) c
+                 WHERE l.queue_id = $1)
+          FROM (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
+                SELECT e.status FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.priority = -1 LIMIT 10001) b) d
+        $sql$, 'entry_' || q.name) INTO total, initial, disabled, off_initial, computing USING q.id;
+    SELECT count(*) INTO failed FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) b;
+    estimated := total > 10000 OR failed > 100000;
+    IF total > 10000 THEN
+        total := greatest(total, penstock.live_entries(q.name));
+    END IF;
+    IF initial > 10000 THEN
+        initial := greatest(initial, penstock.indexed_entries(q.name, 'due_at'));
+    END IF;
+    IF disabled > 10000 THEN
+        disabled := greatest(disabled, penstock.indexed_entries(q.name, 'disabled'));
+    END IF;
+    initial := greatest(0, initial - off_initial);
+    pending := greatest(total - disabled - initial, computing);
+    RETURN NEXT;
+EXCEPTION WHEN undefined_table THEN
+    initial := 0; pending := 0; disabled := 0; computing := 0; failed := 0; estimated := false;
+    RETURN NEXT;
+END $$;
+
+-- count_queues counts each queue, see count_queue.
+CREATE OR REPLACE FUNCTION penstock.count_queues()
+RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+LANGUAGE sql STABLE AS $$
+    SELECT c.* FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c
+$$;
+
+-- head_age is for how many seconds the entry has waited that a node would claim first, null if there is none: in the
+-- first 100 lanes that nobody paused, a lane's first key that nobody holds, among its first 20 ready rows. It waits
+-- since it was accepted, or came due. Entries of a queue that is paused or out of service do not count, nor do keys that
+-- wait for their rate (see park): nothing is wrong with those.
+CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+AS $$
+DECLARE
+    ids  bigint[];
+    keys text[];
+    age  double precision;
+BEGIN
+    IF q.disabled_at IS NOT NULL OR (q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true)) THEN
+        RETURN NULL;
+    END IF;
+    WITH RECURSIVE lane AS (
+        (SELECT priority, flow FROM penstock.ready WHERE queue_id = q.id AND priority >= 0 ORDER BY priority, flow, pos LIMIT 1)
+        UNION ALL
+        SELECT n.priority, n.flow
+          FROM lane CROSS JOIN LATERAL (
+               SELECT r.priority, r.flow FROM penstock.ready r
+                WHERE r.queue_id = q.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
+                ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+    ), few AS (
+        SELECT priority, flow FROM lane
+         WHERE NOT EXISTS (
+               SELECT FROM penstock.pause p
+                WHERE coalesce(p.until > clock_timestamp(), true)
+                  AND ((p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
+                    OR (p.scope = 'application' AND p.value = q.application)
+                    OR (p.scope = 'model' AND p.value = q.model)))
+         LIMIT 100)
+    SELECT array_agg(first.entry_id), array_agg(first.lock_key) INTO ids, keys
+      FROM few CROSS JOIN LATERAL (
+           SELECT f.entry_id, f.lock_key FROM (
+               SELECT r.entry_id, r.lock_key, r.pos FROM penstock.ready r
+                WHERE r.queue_id = q.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
+            WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
+            ORDER BY f.pos LIMIT 1) first;
+    IF ids IS NULL THEN
+        RETURN NULL;
+    END IF;
+    EXECUTE format($sql$
+        SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8
+          FROM unnest($1, $2) first(entry_id, lock_key) CROSS JOIN LATERAL (
+               (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.%1$I x WHERE x.queue_id = $3 AND x.id = first.entry_id)
+               UNION ALL
+               (SELECT greatest(x.created_at, x.due_at) FROM penstock.%1$I x
+                 WHERE x.queue_id = $3 AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0
+                 ORDER BY x.id LIMIT 1)) e
+        $sql$, 'entry_' || q.name) INTO age USING ids, keys, q.id;
+    RETURN age;
+EXCEPTION WHEN undefined_table THEN
+    RETURN NULL;
+END $$;
+
+-- measure looks at one queue as it stands. The cost does not grow with its depth, nor with how many queues there are.
+-- Rates are for whoever has two of them. In PL/pgSQL, so that it is planned once in a session.
+CREATE OR REPLACE FUNCTION penstock.measure(q penstock.queue) RETURNS penstock.sample
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    s penstock.sample;
+BEGIN
+    SELECT q.id, clock_timestamp(), c.initial, c.pending, c.disabled, c.computing, c.failed, c.estimated,
+           (SELECT count(*)::integer FROM penstock.serving(q.id)), penstock.head_age(q),
+           coalesce((SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
+                    (SELECT p.scope || '_paused' FROM penstock.pause p
+                      WHERE coalesce(p.until > clock_timestamp(), true)
+                        AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
+                    (SELECT 'pushed_back' FROM penstock.push_back b WHERE b.queue_id = q.id AND b.whole AND b.until > clock_timestamp())),
+           coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
+           coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL
+      INTO s
+      FROM penstock.count_queue(q) c
+      LEFT JOIN (SELECT to_regclass(format('penstock.%I', 'entry_' || q.name))::oid AS oid) t ON true;
+    RETURN s;
+END $$;
+
+-- last_sample is the newest sample of a queue, null if it is older than `within`: then no leader leads.
+-- The clock of the statement can be looked up in the index. clock_timestamp() cannot: where the newest sample is old, because
+-- no leader leads, it was compared with every sample that is kept.
+CREATE OR REPLACE FUNCTION penstock.last_sample(queue integer, within interval DEFAULT '30 seconds') RETURNS penstock.sample
+LANGUAGE sql STABLE AS $$
+    SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > statement_timestamp() - within ORDER BY s.at DESC LIMIT 1
+$$;
+
+-- roll_up_samples writes the minutes that are over and were not written yet, the last hour's at most, and returns how
+-- many rows it wrote.
+CREATE OR REPLACE FUNCTION penstock.roll_up_samples() RETURNS bigint
+LANGUAGE sql AS $$
+    WITH written AS (
+        INSERT INTO penstock.sample_minute
+        SELECT m.*
+          FROM penstock.queue q
+         CROSS JOIN LATERAL (
+               SELECT greatest(date_trunc('minute', now()) - interval '1 hour',
+                               (SELECT max(d.at) + interval '1 minute' FROM penstock.sample_minute d
+                                 WHERE d.queue_id = q.id AND d.at > now() - interval '1 hour')) AS since) span
+         CROSS JOIN LATERAL (
+               SELECT s.queue_id, date_trunc('minute', s.at), avg(s.initial)::bigint, avg(s.pending)::bigint, avg(s.disabled)::bigint,
+                      avg(s.computing)::bigint, max(s.failed), bool_or(s.estimated), round(avg(s.serving))::integer, max(s.head_age),
+                      mode() WITHIN GROUP (ORDER BY s.blocked), max(s.accepted), max(s.gone), max(s.dead_tuples),
+                      avg(s.in_per_second), avg(s.out_per_second)
+                 FROM penstock.sample s
+                WHERE s.queue_id = q.id AND s.at >= span.since AND s.at < date_trunc('minute', now())
+                GROUP BY 1, 2) m
+        ON CONFLICT DO NOTHING
+        RETURNING 1
+    )
+    SELECT count(*) FROM written
+$$;

@@ -1,0 +1,34 @@
+-- The audit: it is only added to, and pruned by retention.
+
+-- What was done stays written. An owner of the table can still take the trigger away, which no trigger can hinder.
+CREATE OR REPLACE FUNCTION penstock.keep_audit() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the audit is only ever added to' USING ERRCODE = 'insufficient_privilege';
+END $$;
+
+-- What goes from the audit leaves a row there, whoever deletes it: how many rows, up to when, and who is logged in. Whoever may
+-- not insert into the audit cannot delete from it either.
+CREATE OR REPLACE FUNCTION penstock.record_pruning() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    SELECT session_user, 'prune_audit', 'audit', 'retention', jsonb_build_object('rows', count(*), 'before', max(at))
+      FROM gone HAVING count(*) > 0;
+    RETURN NULL;
+END $$;
+
+-- prune_audit deletes up to some rows of whole days that are older than keep, which is 30 days at least; it returns how many.
+-- Rows are in order of id as good as of time.
+CREATE OR REPLACE FUNCTION penstock.prune_audit(keep interval, most integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    before timestamptz := date_trunc('day', clock_timestamp() - greatest(keep, interval '30 days'), 'UTC');
+    gone   bigint;
+BEGIN
+    PERFORM set_config('penstock.pruning', 'audit', true);
+    DELETE FROM penstock.audit a
+     WHERE a.id = ANY (ARRAY(SELECT x.id FROM (SELECT o.id, o.at FROM penstock.audit o ORDER BY o.id LIMIT most) x WHERE x.at < before));
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    PERFORM set_config('penstock.pruning', '', true);
+    RETURN gone;
+END $$;
