@@ -60,16 +60,20 @@ lint: $(LINT) ## Run the linters of .golangci.yml over every module
 	$(LINT) run ./...
 	@for module in $(MODULES); do echo "lint $$module"; (cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
 
-test: ## Test the product without the race detector; TESTS=./pkg/cron narrows it
-	go test -timeout $(TIMEOUT) $(TESTS)
-
-# Tests that hold a throughput to a number of seconds say nothing under the race detector, nor while other packages
-# have the same cores: they run by themselves and without it.
+# Tests that hold something to a number of seconds say nothing under the race detector, nor while other packages have the
+# same cores: they run one after another and without it, in `make timed`.
 TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers
 TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api
 
+# PACKAGES are those of TESTS. e2e has a target of its own.
+PACKAGES = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
+
+test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
+	go test -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
+	@echo "not run: what is timed (make timed), the real programs (make e2e), the race detector (make race)"
+
 race: ## Test the product under the race detector, where the machine has a C compiler
-	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
+	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
 
 timed: ## Test what has to be done within a number of seconds, alone on the machine
 	go test -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
