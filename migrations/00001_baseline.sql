@@ -778,16 +778,3 @@ CREATE TABLE penstock.flow_weight (
 );
 CREATE UNIQUE INDEX flow_weight_of ON penstock.flow_weight (flow, coalesce(queue_id, 0));
 
--- A seat says: this node has a free processing thread that waits for the next entry of the queue, and whoever takes the row
--- claims for it under that claim id (docs/adr/0013-seats.md). Unlogged and without foreign keys, so that to offer one waits for
--- no disk and locks no row of anybody; after a crash of the server the table is empty, and the nodes find that out.
-CREATE UNLOGGED TABLE penstock.seat (
-    seat     bigint GENERATED ALWAYS AS IDENTITY,
-    node_id  bigint NOT NULL,
-    queue_id integer NOT NULL,
-    claim_id integer NOT NULL,
-    PRIMARY KEY (queue_id, seat),
-    CONSTRAINT seat_claim UNIQUE (node_id, claim_id)
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
-COMMENT ON TABLE penstock.seat IS 'processing threads that wait for an entry: a push takes the row and makes the lock record itself';
-COMMENT ON COLUMN penstock.seat.seat IS 'pushes take the lowest, and look from the last one taken on: rows before it may be dead and not vacuumed yet';

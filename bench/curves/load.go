@@ -119,7 +119,7 @@ func (s *site) claimTimes(ctx context.Context, lane func() invalidation.Lane, ag
 		if i >= 20 { // the first ones warm up
 			times = append(times, time.Since(start).Seconds()*1000)
 		}
-		marks[at] = c.Mark
+		marks[at] = c.LowWater
 		endings := finished(c.Locks)
 		if len(endings) == 0 {
 			continue

@@ -47,7 +47,7 @@ func (b *bed) drain(lane invalidation.Lane, n int) {
 		b.claims++
 		claimed, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{Node: 1, ClaimID: b.claims, Lane: lane, From: mark, Limit: 500})
 		b.must(err)
-		mark = claimed.Mark
+		mark = claimed.LowWater
 		var endings []invalidation.Ending
 		for _, l := range claimed.Locks {
 			for i := range l.Entries {

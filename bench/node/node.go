@@ -67,7 +67,7 @@ func New(ctx context.Context, c Config) (*Node, error) {
 	if !c.NoHints && !c.Pooled {
 		listener := invalidation.NewListener(invalidation.ListenConfig{
 			Conn: beats.Config().ConnConfig.Copy(),
-			Wake: n.Wake, HandedOver: n.HandedOver, Log: quiet,
+			Wake: n.Wake, Log: quiet,
 		})
 		n.duties = append(n.duties, listener.Run)
 	}

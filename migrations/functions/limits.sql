@@ -6,7 +6,7 @@
 -- is in flight, at token t, knows: however many claimers there are, and whatever they or their nodes do, until the
 -- sequence has reached t + n no more than n locks can have come. So with u units in use and at most w units a lock, locks
 -- with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to. A claim looks whether the
--- sequence is before it, and takes itself back where a token that it drew is not (penstock.charge).
+-- sequence is before it, and takes itself back where a token that it drew is not (penstock.charge_lanes).
 --
 -- That no claim is in flight is what an advisory lock of the limit says, which is in memory alone: claims that do not count
 -- share it until they have committed, one that counts has it alone. PL/pgSQL gives each of its statements a younger
@@ -29,7 +29,7 @@ CREATE OR REPLACE FUNCTION penstock.hold_limits() RETURNS void LANGUAGE sql
 -- claim_room says whether a claim may go on that knows its queue to be under these limits, with that pace, and for how many
 -- locks, and entries together, there is room in a flow; and how long (s) to wait where a token bucket leaves none. No lock
 -- may have a token above uncounted_to. The claim may not go on (ok is false) while another one has a limit alone.
--- Limits with a rate are had alone, since a bucket is read here and written later (see charge). Those for each lock key do
+-- Limits with a rate are had alone, since a bucket is read here and written later (see charge_lanes). Those for each lock key do
 -- not bind the lane (see key_rooms). Without a flow it is about several: then what each has used is not counted, nor are its own buckets read.
 -- Where a limit that all flows share leaves no room at all, uncounted_to is 0.
 CREATE OR REPLACE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer, known integer[], pace integer,
@@ -179,13 +179,6 @@ BEGIN
      CROSS JOIN LATERAL (SELECT coalesce((SELECT least(g.burst, x.units + g.rate * extract(epoch FROM asked - x.at)::double precision)
                                             FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.key COLLATE "C"), g.burst) AS held) b
      GROUP BY k.pos, k.key;
-END $$;
-
--- charge is the same for one lane, of which n entries were taken.
-CREATE OR REPLACE FUNCTION penstock.charge(queue integer, in_flow text, pace integer, n bigint, keys text[], entries bigint[], last_token bigint, uncounted_to bigint)
-RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM penstock.charge_lanes(queue, CASE WHEN n = 0 THEN 0 ELSE pace END, ARRAY[in_flow], ARRAY[n], keys, entries, last_token, uncounted_to);
 END $$;
 
 -- charge_lanes takes what a claim took out of the token buckets of its queue: so many entries of each flow, and of each lock

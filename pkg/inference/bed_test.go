@@ -267,7 +267,7 @@ func (m *miniNode) schedule(ctx context.Context) {
 			continue
 		}
 		c, err := m.queue.Claim(ctx, invalidation.ClaimRequest{
-			Node: m.id, ClaimID: m.claims.Add(1), Lane: invalidation.Lane{Priority: 1}, Limit: n, Stubborn: true,
+			Node: m.id, ClaimID: m.claims.Add(1), Lane: invalidation.Lane{Priority: 1}, Limit: n, IgnoreRowLocks: true,
 		})
 		if err != nil {
 			release(n)

@@ -255,7 +255,7 @@ func TestReportOfARunThatIsNotStoredYetIsAskedForAgain(t *testing.T) {
 		t.Errorf("report on an entry that nobody runs: %v", err)
 	}
 	b.must(invalidation.Register(b.ctx, b.pool, invalidation.Node{ID: 7, Name: "test", Application: "default", Lease: time.Minute, Threads: 1}))
-	claimed, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{Node: 7, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: 1, Stubborn: true})
+	claimed, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{Node: 7, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: 1, IgnoreRowLocks: true})
 	b.must(err)
 	if kept, err := leader.Take(b.ctx, int64(id), int64(claimed.Locks[0].Token), []byte(`{"status":"success"}`)); kept || err != nil {
 		t.Errorf("report before the run is stored: %v, %v", kept, err)

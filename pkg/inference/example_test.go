@@ -53,7 +53,7 @@ func TestServiceIsAllThatANodeNeeds(t *testing.T) {
 	must(t, err)
 	permits, release := service.Pool.Take(name, 1, 1)
 	claimed, err := queue.Claim(ctx, invalidation.ClaimRequest{
-		Node: node, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: permits, Stubborn: true,
+		Node: node, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: permits, IgnoreRowLocks: true,
 	})
 	must(t, err)
 	run := &invalidation.Run{Queue: queue, Entry: claimed.Locks[0].Entries[0], Lock: claimed.Locks[0], Node: node}

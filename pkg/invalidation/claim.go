@@ -6,88 +6,134 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// ClaimRequest says what a node would take from one lane.
+// ClaimRequest says how much a node claims, and from which lane.
 type ClaimRequest struct {
 	Node    NodeID
-	ClaimID int32 // a number the node never used before in this incarnation
+	ClaimID int32 // a number that the node never used before in this incarnation
 	Lane    Lane
-	From    int64 // place in line to begin at: a hint, see Claimed.Mark; 0 for the head
+	From    int64 // position to begin at: a hint, see Claimed.LowWater; 0 for the head
 	Limit   int   // locks
-	// Stubborn claims a key even while a pusher holds its ready row. A claimer that comes by about once a second
-	// with this set keeps a long transaction of a pusher from holding up the entries that came before it.
-	Stubborn bool
+	// IgnoreRowLocks claims a key even while a pusher has its ready row locked. A claim with this set about once a second
+	// keeps a long transaction of a pusher from delaying the entries of the key that were committed before.
+	IgnoreRowLocks bool
 }
 
-// Claimed is what a claim brought.
+// Claimed is the answer to a claim: the locks of one lane, and the state of the lane.
 type Claimed struct {
-	Locks []*Lock
-	Busy  bool // another claimer was in the lane, or holds a limit of the queue: try the next one
-	// Limited says that the queue's limits left no room, or that it or the flow is pushed back (see PushBackQueue).
-	// Wait is how long a token bucket needs or the push-back lasts, 0 if a lock must end.
+	Locks     []*Lock
+	Contended bool // another claimer was in the lane, or holds a limit of the queue exclusively: try the next lane
+	// Limited reports that the limits of the queue leave no headroom in the lane, or that the queue or the flow is throttled
+	// (see PushBackQueue). Wait is how long a token bucket needs or the throttling lasts; 0 if a lock must end first.
 	Limited bool
 	Wait    time.Duration
-	Whole   bool // of Limited: what all lanes of the queue share left no room, so that no other one is worth a try
-	// Mark is the place in line from which the next claim of the lane may begin. It only saves walking over what
-	// is dead already: a row may come in behind it, so begin at 0 about once a second.
-	Mark int64
-	Seen int // ready rows met
-	Left int // ready rows met that could not be claimed: locked keys. Sweep them
-	// Emptied says that there was nothing behind the rows met, and that all of them were claimed.
-	Emptied bool
+	// QueueWide, of Limited: the limit is shared by all lanes of the queue, so that no other lane is worth a claim.
+	QueueWide bool
+	// LowWater is the position from which the next claim of the lane may begin, which saves it a walk over dead rows. A row
+	// may come in behind it: begin at 0 about once a second.
+	LowWater int64
+	Scanned  int // ready rows
+	Skipped  int // ready rows that could not be claimed, since their keys are locked: Sweep deletes them
+	// Drained reports that there was no ready row behind the scanned ones, and that all of them were claimed.
+	Drained bool
 }
 
 // Claim locks up to r.Limit groups and solo entries of a lane for a node and returns their entries.
 // The caller may start them: the claim is committed when Claim returns. After an error it may have been committed
 // nevertheless; Reclaim finds out.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
-	if q.careful.in(r.Lane) {
-		return q.claimOne(ctx, r, q.carefully)
+	if q.policy.locksFirst(r.Lane) {
+		return q.claimOne(ctx, r, q.lockFirst)
 	}
-	c, err := q.claimOne(ctx, r, q.swiftly)
-	if waits(err) {
-		q.careful.be(r.Lane)
-		return q.claimOne(ctx, r, q.carefully)
+	c, err := q.claimOne(ctx, r, q.deleteFirst)
+	if wouldWait(err) {
+		q.policy.lockFirst(r.Lane)
+		return q.claimOne(ctx, r, q.lockFirst)
 	}
-	if err != nil || c.Left == 0 {
+	if err != nil || c.Skipped == 0 {
 		return c, err
 	}
-	// There are keys in the lane. What the swift claim got stays; the rest is for the other form.
-	q.careful.be(r.Lane)
-	if r.Limit -= len(c.Locks); r.Limit == 0 {
+	// There are keys in the lane. The locks of the first statement stay; the other statement claims the rest.
+	q.policy.lockFirst(r.Lane)
+	r.Limit -= len(c.Locks)
+	if r.Limit == 0 {
 		return c, nil
 	}
-	more, err := q.claimOne(ctx, r, q.carefully)
+	more, err := q.claimOne(ctx, r, q.lockFirst)
 	if err != nil {
 		// The first part is committed: Reclaim finds it with the rest, under the one claim id.
 		return Claimed{}, err
 	}
 	more.Locks = append(c.Locks, more.Locks...)
-	inLine(more.Locks)
+	sortLocks(more.Locks)
 	return more, nil
 }
 
-func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, as form) (Claimed, error) {
-	claimed, err := q.claim(ctx, r, []LaneHead{{Lane: r.Lane, Pos: r.From}}, as)
+func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, form claimForm) (Claimed, error) {
+	claimed, err := q.claim(ctx, r, []LaneHead{{Lane: r.Lane, Position: r.From}}, form)
 	if len(claimed) == 0 {
-		return Claimed{Busy: true}, err
+		return Claimed{Contended: true}, err
 	}
 	return claimed[0], err
 }
 
-// waits says that a claim in the swift form would have had to wait for somebody.
-func waits(err error) bool {
+// ClaimLanes is Claim for several lanes in one transaction: r.Lane from r.From on, and then those of along, which have the
+// same priority; the row locks of those that begin at 0 are ignored. What one lane leaves of r.Limit goes to the next. It
+// returns the state of the lanes that it reached, at least one, in their order. Each lane that it reaches counts as a lock
+// or more of the limit.
+func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead) ([]Claimed, error) {
+	lanes := []LaneHead{{Lane: r.Lane, Position: r.From}}
+	for _, l := range along {
+		if l.Priority != r.Lane.Priority {
+			break
+		}
+		lanes = append(lanes, l)
+	}
+	if len(lanes) > 1 {
+		claimed, err := q.claimTogether(ctx, r, lanes)
+		if err != nil || len(claimed) > 0 {
+			return claimed, err
+		}
+	}
+	c, err := q.Claim(ctx, r)
+	return []Claimed{c}, err
+}
+
+// manyLanes is the entry of the lane policy for claims of several lanes.
+var manyLanes = Lane{Priority: -1}
+
+// claimTogether returns nothing where the lanes can only be claimed from one by one.
+func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []LaneHead) ([]Claimed, error) {
+	keyed := slices.ContainsFunc(lanes, func(l LaneHead) bool { return q.policy.locksFirst(l.Lane) })
+	if keyed || q.policy.locksFirst(manyLanes) || q.rates != rateNone {
+		return q.claim(ctx, r, lanes, q.lockFirst)
+	}
+	claimed, err := q.claim(ctx, r, lanes, q.deleteFirst)
+	if wouldWait(err) {
+		q.policy.lockFirst(manyLanes)
+		return q.claim(ctx, r, lanes, q.lockFirst)
+	}
+	for i := range claimed {
+		c := &claimed[i]
+		if c.Skipped > 0 { // keys: the next claim locks first, and begins where this one began
+			q.policy.lockFirst(manyLanes)
+			q.policy.lockFirst(lanes[i].Lane)
+			c.Skipped, c.LowWater = 0, lanes[i].Position-1
+		}
+	}
+	return claimed, err
+}
+
+// wouldWait reports that a claim that deletes first met a row that another transaction has locked.
+func wouldWait(err error) bool {
 	code := postgres.Code(err)
 	return code == lockNotAvailable || code == uniqueViolation
 }
 
-// inLine puts locks in the order of their places: the statements find rows in the order of the disk.
-func inLine(locks []*Lock) {
+// sortLocks sorts by position: the statements return rows in the order of the disk.
+func sortLocks(locks []*Lock) {
 	if !slices.IsSortedFunc(locks, (*Lock).Compare) {
 		slices.SortFunc(locks, (*Lock).Compare)
 	}
@@ -98,73 +144,79 @@ const (
 	uniqueViolation  = "23505"
 )
 
-// carefulFor is how long a lane that held keys, or locked ready rows, is claimed from in the careful form.
-const carefulFor = 10 * time.Second
+// lockFirstFor is how long a lane in which a claim met keys, or locked ready rows, is claimed from by the statement that
+// locks first.
+const lockFirstFor = 10 * time.Second
 
-// manners remembers which lanes are to be claimed from in the careful form.
-type manners struct {
+// lanePolicy remembers which lanes are to be claimed from by the statement that locks first.
+type lanePolicy struct {
 	mu    sync.Mutex
 	until map[Lane]time.Time
 }
 
-func (m *manners) in(l Lane) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return time.Now().Before(m.until[l])
+func (p *lanePolicy) locksFirst(l Lane) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Now().Before(p.until[l])
 }
 
-func (m *manners) be(l Lane) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.until == nil || len(m.until) > 10_000 {
-		m.until = map[Lane]time.Time{}
+func (p *lanePolicy) lockFirst(l Lane) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.until == nil || len(p.until) > 10_000 {
+		p.until = map[Lane]time.Time{}
 	}
-	m.until[l] = time.Now().Add(carefulFor)
+	p.until[l] = time.Now().Add(lockFirstFor)
 }
 
-// form writes one of the statements of a claim of lanes, which have one priority, and its arguments.
-type form func(r ClaimRequest, lanes []LaneHead) (sql string, args []any)
+// rateKind is the strongest kind of token bucket among the limits of a queue; penstock.queue_pace returns it.
+type rateKind int
 
-func (q *Queue) swiftly(r ClaimRequest, lanes []LaneHead) (string, []any) {
-	sql, limited := q.sql.swift, q.sql.swiftLimited
-	args := []any{q.ID, r.Lane.Priority, r.Lane.Flow, r.From, r.Limit, r.Node, r.ClaimID}
-	if len(lanes) > 1 {
-		sql, limited = q.sql.claimLanes, q.sql.claimLanesLimited
-		args[2], args[3], _ = inColumns(r, lanes)
-	}
+const (
+	rateNone   rateKind = iota // no limit has a rate
+	rateShared                 // a rate for all entries or for each flow
+	ratePerKey                 // a rate for each lock key
+)
+
+// claimForm returns one of the statements of a claim and its arguments.
+type claimForm func(r ClaimRequest, lanes []LaneHead) (sql string, args []any)
+
+func (q *Queue) deleteFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
+	flows, positions, _ := laneColumns(r, lanes)
+	args := []any{q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID}
 	if len(q.limits) == 0 {
-		return sql, args
+		return q.sql.claim.deleteFirst, args
 	}
-	return limited, append(args, q.limits, q.pace)
+	return q.sql.claim.deleteFirstLimited, append(args, q.limits, q.rates)
 }
 
-func (q *Queue) carefully(r ClaimRequest, lanes []LaneHead) (string, []any) {
-	flows, places, stubborn := inColumns(r, lanes)
-	args := []any{q.ID, r.Lane.Priority, flows, places, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, stubborn}
-	if len(q.limits) == 0 {
-		return q.sql.claim, args
+func (q *Queue) lockFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
+	flows, positions, ignoreRowLocks := laneColumns(r, lanes)
+	args := []any{q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, ignoreRowLocks}
+	switch {
+	case len(q.limits) == 0:
+		return q.sql.claim.lockFirst, args
+	case q.rates == ratePerKey:
+		return q.sql.claim.lockFirstKeyed, append(args, q.limits, q.rates)
+	default:
+		return q.sql.claim.lockFirstLimited, append(args, q.limits, q.rates)
 	}
-	sql := q.sql.claimLimited
-	if q.pace > 1 {
-		sql = q.sql.claimKeyed
-	}
-	return sql, append(args, q.limits, q.pace)
 }
 
-// inColumns are lanes as a statement takes them. Those after the first are claimed stubbornly from their beginning.
-func inColumns(r ClaimRequest, lanes []LaneHead) (flows []string, places []int64, stubborn []bool) {
+// laneColumns are lanes as arrays. The row locks of those after the first are ignored where they begin at their head.
+func laneColumns(r ClaimRequest, lanes []LaneHead) (flows []string, positions []int64, ignoreRowLocks []bool) {
 	for i, l := range lanes {
-		flows, places = append(flows, l.Flow), append(places, l.Pos)
-		stubborn = append(stubborn, i == 0 && r.Stubborn || i > 0 && l.Pos == 0)
+		flows, positions = append(flows, l.Flow), append(positions, l.Position)
+		ignoreRowLocks = append(ignoreRowLocks, i == 0 && r.IgnoreRowLocks || i > 0 && l.Position == 0)
 	}
-	return flows, places, stubborn
+	return flows, positions, ignoreRowLocks
 }
 
-// claim claims from lanes in one transaction, and returns how it found them, as far as it came.
-func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as form) ([]Claimed, error) {
-	claimed, groups, err := q.readClaim(ctx, r, lanes, as)
-	if postgres.Code(err) == entryChanged { // a limit must be counted that need not a moment ago, see penstock.charge
-		return []Claimed{{Busy: true}}, nil
+// claim claims from lanes in one transaction and returns the state of those that it reached.
+func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, form claimForm) ([]Claimed, error) {
+	claimed, groups, err := q.readClaim(ctx, r, lanes, form)
+	if postgres.Code(err) == limitUncounted {
+		return []Claimed{{Contended: true}}, nil
 	}
 	if err != nil {
 		return nil, q.errorf("claim from", err)
@@ -173,7 +225,11 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as 
 		if err := q.readGroups(ctx, groups); err != nil {
 			return nil, err
 		}
-		if groups, err = q.handBackEmpty(ctx, r.Node, groups); err != nil {
+		if err := q.refundUncovered(ctx, groups); err != nil {
+			return nil, err
+		}
+		groups, err = q.handBackEmpty(ctx, r.Node, groups)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -186,74 +242,14 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as 
 		c.Locks = append(c.Locks, l)
 	}
 	for i := range claimed {
-		inLine(claimed[i].Locks)
+		sortLocks(claimed[i].Locks)
 	}
 	return claimed, nil
 }
 
-// readClaim sends a claim and returns its solo locks whole, and those of groups without their entries.
-func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead, as form) (claimed []Claimed, groups []*Lock, err error) {
-	start := time.Now()
-	sql, args := as(r, lanes)
-	index := make(map[string]int, len(lanes))
-	for i, l := range lanes {
-		index[l.Flow] = i
-	}
-	claimed, came, met := make([]Claimed, len(lanes)), 0, 0
-	if len(lanes) == 1 {
-		claimed[0].Locks = make([]*Lock, 0, min(r.Limit, 1000))
-	}
-	var solo slab
-	var row claimRow
-	_, err = pgx.ForEachRow(postgres.Query(ctx, q.db, sql, args...), row.lock(), func() error {
-		at := index[row.flow.String] // that of a lane alone may not be named
-		switch c := &claimed[at]; {
-		case row.token == 0:
-			c.summary(&row, r.Limit)
-			solo.place(row.rows)
-			r.Limit = min(r.Limit, int(max(1, row.entry.Cost))) // the room that the queue's limits left
-			came, met = max(came, at+1), met+max(1, c.Seen)
-		case row.key.Valid:
-			groups = append(groups, &Lock{Key: row.key.String, Token: row.token, Lane: lanes[at].Lane, ClaimedAt: start, pos: row.pos})
-		default:
-			c.Locks = append(c.Locks, solo.lock(&row, lanes[at].Lane, start))
-		}
-		return nil
-	})
-	for i := range claimed[:came] { // the limit may have cut the last lane short
-		claimed[i].Emptied = claimed[i].Emptied && (i < came-1 || claimed[i].Seen == 0 || met < r.Limit)
-	}
-	// The claim is committed when all has been read.
-	return claimed[:came], groups, err
-}
-
-// slab hands out locks of one entry each from blocks of memory, which costs less than one by one.
-type slab struct {
-	locks   []Lock
-	entries []Entry
-	given   []*Lock
-}
-
-func (s *slab) lock(row *claimRow, lane Lane, claimed time.Time) *Lock {
-	const block = 32
-	if len(s.locks) == 0 {
-		s.locks, s.entries = make([]Lock, block), make([]Entry, block)
-	}
-	l := &s.locks[0]
-	s.entries[0] = *row.settled()
-	*l = Lock{Key: soloKey(row.entry.ID), Token: row.token, Lane: lane, Entries: s.entries[:1:1], ClaimedAt: claimed, pos: row.pos}
-	s.locks, s.entries, s.given = s.locks[1:], s.entries[1:], append(s.given, l)
-	return l
-}
-
-// place tells the locks given out where their records stand.
-func (s *slab) place(rows []pgtype.TID) {
-	if len(rows) == len(s.given) {
-		for i, l := range s.given {
-			l.row = rows[i]
-		}
-	}
-}
+// limitUncounted is the SQLSTATE of penstock.charge_lanes: since the claim began, a limit came so near that its use must be
+// counted. Nothing was claimed; the next claim counts.
+const limitUncounted = "40001"
 
 // handBackEmpty ends locks that cover nothing, and returns the others. The claim's snapshot may show entries of a
 // key that ended before the claim locked it.
@@ -274,77 +270,4 @@ func (q *Queue) handBackEmpty(ctx context.Context, node NodeID, locks []*Lock) (
 	}
 	_, err := q.Settle(ctx, node, empty)
 	return full, err
-}
-
-func (c *Claimed) summary(row *claimRow, limit int) {
-	c.Mark, c.Seen, c.Busy, c.Left = row.pos, int(row.entry.ID), row.entry.Attempt == 0, row.entry.Crashes
-	if room := row.startIn; room.Valid {
-		limit = min(limit, int(room.Float64))
-		if room.Float64 < 1 {
-			c.Limited, c.Whole = true, row.entry.Cost < 1
-			c.Wait = time.Duration(row.waited.Float64 * float64(time.Second))
-		}
-	}
-	c.Emptied = !c.Busy && c.Seen < limit && c.Left == 0
-}
-
-// claimRow is where the rows of a claim are scanned to, one after another: one for all, and without pointers to be made,
-// since what a scan leaves behind is garbage.
-type claimRow struct {
-	token                     Token
-	pos                       int64
-	key, name, trace          pgtype.Text
-	entry                     Entry
-	waited, startIn, finishIn pgtype.Float8
-	rows                      pgtype.FlatArray[pgtype.TID]
-	flow                      pgtype.Text
-}
-
-// lock is where the columns of a claim go, covered those of an entry that is read after the claim.
-func (c *claimRow) lock() []any {
-	return append(append([]any{(*int64)(&c.token), &c.pos, (*int64)(&c.entry.ID), &c.key}, c.columns()...), &c.rows, &c.flow)
-}
-
-func (c *claimRow) covered() []any {
-	return append([]any{(*int64)(&c.token), (*int64)(&c.entry.ID)}, c.columns()...)
-}
-
-func (c *claimRow) columns() []any {
-	e := &c.entry
-	return []any{
-		&e.Attempt, &e.Crashes, &e.Cost, &c.name, &c.trace, (*[]byte)(&e.Callback), (*[]byte)(&e.Payload),
-		&c.waited, &c.startIn, &c.finishIn, &e.row,
-	}
-}
-
-// settled is the entry, with SQL's nulls turned into its words, until the next row is scanned.
-func (c *claimRow) settled() *Entry {
-	e := &c.entry
-	e.Name, e.Trace = c.name.String, c.trace.String
-	e.Waited = time.Duration(c.waited.Float64 * float64(time.Second))
-	e.StartIn, e.FinishIn = remaining(c.startIn), remaining(c.finishIn)
-	return e
-}
-
-func remaining(seconds pgtype.Float8) time.Duration {
-	if !seconds.Valid {
-		return NoDeadline
-	}
-	return time.Duration(min(max(seconds.Float64, -1e9), 9e9) * float64(time.Second))
-}
-
-// readGroups fills in the entries of locked groups.
-func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
-	byToken := make(map[Token]*Lock, len(groups))
-	keys, tokens := make([]string, len(groups)), make([]Token, len(groups))
-	for i, g := range groups {
-		byToken[g.Token], keys[i], tokens[i] = g, g.Key, g.Token
-	}
-	var row claimRow
-	_, err := pgx.ForEachRow(postgres.Query(ctx, q.db, q.sql.claimGroups, q.ID, keys, tokens, q.Config.QuantumCount), row.covered(), func() error {
-		l := byToken[row.token]
-		l.Entries = append(l.Entries, *row.settled())
-		return nil
-	})
-	return q.errorf("read groups claimed from", err)
 }

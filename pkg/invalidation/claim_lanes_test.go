@@ -20,7 +20,7 @@ func flowLanes(flows ...string) (lanes []LaneHead) {
 func (b *bed) claimLanes(limit int, lanes ...LaneHead) []Claimed {
 	b.Helper()
 	b.n++
-	r := ClaimRequest{Node: here, ClaimID: b.n, Lane: lanes[0].Lane, From: lanes[0].Pos, Limit: limit}
+	r := ClaimRequest{Node: here, ClaimID: b.n, Lane: lanes[0].Lane, From: lanes[0].Position, Limit: limit}
 	claimed, err := b.q.ClaimLanes(b.ctx, r, lanes[1:])
 	if err != nil {
 		b.Fatal(err)
@@ -43,7 +43,7 @@ func TestWhatOneLaneLeavesGoesToTheNext(t *testing.T) {
 	ids := b.pushFlows("c", "a", "b", "b", "a", "d", "d")
 	lanes := flowLanes("a", "b", "empty", "c", "d")
 	claimed := b.claimLanes(4, lanes...)
-	if len(claimed) != 2 || !claimed[0].Emptied || claimed[1].Emptied {
+	if len(claimed) != 2 || !claimed[0].Drained || claimed[1].Drained {
 		t.Fatalf("claimed %+v, want the first two lanes, and to know that the first is empty", claimed)
 	}
 	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[1], ids[4]})
@@ -51,13 +51,13 @@ func TestWhatOneLaneLeavesGoesToTheNext(t *testing.T) {
 	for _, l := range claimed[1].Locks {
 		b.want(l.Lane, lanes[1].Lane)
 	}
-	lanes[1].Pos = claimed[1].Mark
+	lanes[1].Position = claimed[1].LowWater
 	claimed = b.claimLanes(100, lanes...)
 	b.want(len(claimed), 5)
 	b.want(entryIDs(claimed[3].Locks...), []EntryID{ids[0]})
 	b.want(entryIDs(claimed[4].Locks...), []EntryID{ids[5], ids[6]})
 	for i, c := range claimed {
-		if !c.Emptied || c.Busy {
+		if !c.Drained || c.Contended {
 			t.Errorf("lane %d is found %+v, want it empty now", i, c)
 		}
 	}
@@ -73,7 +73,7 @@ func TestAClaimOfSeveralLanesTakesOnlyThoseItComesTo(t *testing.T) {
 		t.Fatalf("claimed %+v (%v), want one lane", first, err)
 	}
 	claimed := b.claimLanes(100, flowLanes("a", "b", "c")...)
-	if !claimed[0].Busy || len(claimed[0].Locks) > 0 {
+	if !claimed[0].Contended || len(claimed[0].Locks) > 0 {
 		t.Errorf("the lane of another claimer is found %+v", claimed[0])
 	}
 	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[2]})
@@ -86,11 +86,11 @@ func TestKeysAmongSeveralLanesAreClaimedNext(t *testing.T) {
 	claimed := b.claimLanes(100, flowLanes("a", "b", "c")...)
 	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[1]})
 	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[2]})
-	if c := claimed[0]; c.Emptied || c.Left > 0 || c.Mark > int64(ids[0]) {
+	if c := claimed[0]; c.Drained || c.Skipped > 0 || c.LowWater > int64(ids[0]) {
 		t.Fatalf("the lane is found %+v, want to come back from where it begins", c)
 	}
 	more := b.pushFlows("a", "d") // beside keys
-	claimed = b.claimLanes(100, append(flowLanes("b", "c", "d"), LaneHead{Lane{1, "a"}, claimed[0].Mark + 1})...)
+	claimed = b.claimLanes(100, append(flowLanes("b", "c", "d"), LaneHead{Lane{1, "a"}, claimed[0].LowWater + 1})...)
 	b.want(entryIDs(claimed[1].Locks...), ids[3:])
 	b.want(entryIDs(claimed[2].Locks...), more[1:])
 	b.want(entryIDs(claimed[3].Locks...), []EntryID{ids[0], more[0]})
@@ -98,7 +98,7 @@ func TestKeysAmongSeveralLanesAreClaimedNext(t *testing.T) {
 		for _, l := range c.Locks {
 			b.want(l.Lane.Flow, []string{"b", "c", "d", "a"}[i])
 		}
-		if !c.Emptied || c.Left > 0 {
+		if !c.Drained || c.Skipped > 0 {
 			t.Errorf("lane %d is found %+v, want it empty now", i, c)
 		}
 	}
@@ -113,7 +113,7 @@ func TestARowThatSomebodyHoldsDoesNotStopAClaimOfSeveralLanes(t *testing.T) {
 	claimed := b.claimLanes(100, flowLanes("a", "b")...)
 	b.want(entryIDs(claimed[0].Locks...), ids[:1])
 	b.want(entryIDs(claimed[1].Locks...), ids[2:])
-	b.want([]int{claimed[0].Left, claimed[1].Left}, []int{0, 1})
+	b.want([]int{claimed[0].Skipped, claimed[1].Skipped}, []int{0, 1})
 	b.commit(holder)
 }
 
@@ -123,13 +123,13 @@ func TestLanesThatAreScannedFromTheirBeginningAreClaimedStubbornly(t *testing.T)
 	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
 	pusher := b.begin()
 	b.pushAll(pusher, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
-	b.q.careful.be(several)
+	b.q.policy.lockFirst(manyLanes)
 	lanes := flowLanes("a", "b", "c")
-	lanes[1].Pos = 1
+	lanes[1].Position = 1
 	claimed := b.claimLanes(100, lanes...) // the first one says by itself whether to be stubborn
 	b.want([]int{len(claimed[0].Locks), len(claimed[1].Locks)}, []int{0, 0})
 	b.want(entryIDs(claimed[2].Locks...), ids[2:])
-	b.want(claimed[2].Left, 1) // its ready row
+	b.want(claimed[2].Skipped, 1) // its ready row
 	b.commit(pusher)
 }
 
@@ -137,10 +137,10 @@ func TestLanesThatAreScannedFromTheirBeginningAreClaimedStubbornly(t *testing.T)
 func TestAKeyThatStandsInTwoLanesIsClaimedOnce(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool, Push{Flow: "b", LockKey: "K"}, Push{Flow: "a", LockKey: "K"})
-	b.q.careful.be(several)
+	b.q.policy.lockFirst(manyLanes)
 	claimed := b.claimLanes(100, flowLanes("a", "b")...)
 	b.want(len(claimed[0].Locks), 0)
-	b.want(claimed[0].Left, 1)
+	b.want(claimed[0].Skipped, 1)
 	b.want(entryIDs(claimed[1].Locks...), ids)
 	b.settle(doneAll(claimed[1].Locks...)...)
 }
@@ -150,7 +150,7 @@ func TestLanesOfAFlowThatIsPushedBackArePassedBy(t *testing.T) {
 	ids := b.pushFlows("a", "b")
 	b.exec(b.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES ($1, false, 'a', now() + interval '1 minute', 'test')`, b.q.ID)
 	claimed := b.claimLanes(100, flowLanes("a", "b")...)
-	if c := claimed[0]; !c.Limited || c.Wait == 0 || c.Emptied || len(c.Locks) > 0 {
+	if c := claimed[0]; !c.Limited || c.Wait == 0 || c.Drained || len(c.Locks) > 0 {
 		t.Errorf("the lane is found %+v, want to hear how long to wait", c)
 	}
 	b.want(entryIDs(claimed[1].Locks...), ids[1:])
@@ -219,7 +219,7 @@ func (b *bed) claimAndFinish(seen *held, r ClaimRequest, along []LaneHead) {
 	}
 	var locks []*Lock
 	for _, c := range claimed {
-		byPlace := slices.IsSortedFunc(c.Locks, func(a, b *Lock) int { return int(a.pos - b.pos) })
+		byPlace := slices.IsSortedFunc(c.Locks, func(a, b *Lock) int { return int(a.position - b.position) })
 		if !byPlace {
 			b.Errorf("locks of a lane are out of order")
 		}
@@ -246,10 +246,10 @@ func TestLanesOfAQueueUnderALimitAreClaimedTogether(t *testing.T) {
 	claimed = b.claimLanes(100, flowLanes("a", "b")...)
 	b.want(entryIDs(claimed[0].Locks...), []EntryID{ids[2], ids[4]})
 	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[1], ids[3]})
-	if !claimed[0].Emptied || claimed[1].Emptied {
+	if !claimed[0].Drained || claimed[1].Drained {
 		t.Errorf("found %+v, want the first lane empty and something left in the second", claimed)
 	}
-	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || !claimed[0].Limited || !claimed[0].Whole {
+	if claimed = b.claimLanes(100, flowLanes("b", "a")...); len(claimed) != 1 || !claimed[0].Limited || !claimed[0].QueueWide {
 		t.Errorf("found %+v beside a limit that is used up", claimed)
 	}
 	// A limit for each flow is counted for one flow at a time, where it is near.
@@ -271,15 +271,15 @@ func TestARefusalSaysWhetherItIsOfTheWholeQueue(t *testing.T) {
 			b.claimAs(ClaimRequest{Node: here, Lane: Lane{1, "a"}, Limit: 1})
 			for _, careful := range []bool{false, true} {
 				if careful {
-					b.q.careful.be(Lane{1, "a"})
+					b.q.policy.lockFirst(Lane{1, "a"})
 				}
 				c := b.claimAs(ClaimRequest{Node: here, Lane: Lane{1, "a"}, Limit: 9})
-				if !c.Limited || c.Whole == perFlow || len(c.Locks) > 0 {
+				if !c.Limited || c.QueueWide == perFlow || len(c.Locks) > 0 {
 					t.Errorf("%s, per flow %v, carefully %v: found %+v", what, perFlow, careful, c)
 				}
 			}
 			claimed := b.claimLanes(9, flowLanes("a", "b")...)
-			if c := claimed[0]; !c.Limited || c.Whole == perFlow {
+			if c := claimed[0]; !c.Limited || c.QueueWide == perFlow {
 				t.Errorf("%s, per flow %v: found %+v among several lanes", what, perFlow, claimed)
 			}
 		}
@@ -329,7 +329,7 @@ func TestLanesOfAQueueUnderARateAreClaimedTogether(t *testing.T) {
 		}
 		b.want(got, c.want)
 		if c.limit.PerFlow && c.limit.Burst < 10 {
-			if a := claimed[0]; !a.Limited || a.Whole || a.Wait < time.Hour || len(claimed) != 4 || !claimed[3].Emptied {
+			if a := claimed[0]; !a.Limited || a.QueueWide || a.Wait < time.Hour || len(claimed) != 4 || !claimed[3].Drained {
 				t.Errorf("%s: found %+v, want to hear how long to wait, and the others besides", what, claimed)
 			}
 		}

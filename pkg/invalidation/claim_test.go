@@ -16,7 +16,7 @@ func TestClaimTakesALaneInOrderOfAcceptance(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Fatalf("claimed %v, want %v", got, want)
 	}
-	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 4}); len(c.Locks) != 0 || c.Busy || c.Seen != 0 {
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 4}); len(c.Locks) != 0 || c.Contended || c.Scanned != 0 {
 		t.Fatalf("an empty lane gave %+v", c)
 	}
 }
@@ -70,7 +70,7 @@ func TestClaimLeavesALaneThatAnotherClaimerIsIn(t *testing.T) {
 	if c, err := b.q.On(other).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
 		t.Fatalf("the first claimer got %d locks (%v)", len(c.Locks), err)
 	}
-	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1}); !c.Busy || len(c.Locks) != 0 {
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1}); !c.Contended || len(c.Locks) != 0 {
 		t.Fatalf("the second claimer got %+v, want to hear that the lane is busy", c)
 	}
 }
@@ -79,12 +79,12 @@ func TestMarkSkipsWhatWasClaimedAndNothingElse(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.push("", "", "", "")
 	first := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 2})
-	second := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 9, From: first.Mark})
+	second := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 9, From: first.LowWater})
 	if got := entryIDs(second.Locks...); !slices.Equal(got, ids[2:]) {
-		t.Fatalf("from mark %d claimed %v, want %v", first.Mark, got, ids[2:])
+		t.Fatalf("from mark %d claimed %v, want %v", first.LowWater, got, ids[2:])
 	}
 	b.settle(releaseAll(first.Locks...)...)
-	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 9, From: second.Mark}); len(c.Locks) != 0 {
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 9, From: second.LowWater}); len(c.Locks) != 0 {
 		t.Fatalf("claimed %v from behind everything", entryIDs(c.Locks...))
 	}
 	if got := entryIDs(b.claim(9)...); !slices.Equal(got, ids[:2]) {
@@ -98,8 +98,8 @@ func TestALockedKeyIsNotClaimedAgainAndItsReadyRowsAreSwept(t *testing.T) {
 	lock := b.claimOne()
 	waiting := b.push("K", "K")
 	for range 2 {
-		if c := b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 9, Stubborn: true}); len(c.Locks) != 0 || c.Left != 1 {
-			t.Fatalf("claimed %v and left %d of a locked key", entryIDs(c.Locks...), c.Left)
+		if c := b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 9, IgnoreRowLocks: true}); len(c.Locks) != 0 || c.Skipped != 1 {
+			t.Fatalf("claimed %v and left %d of a locked key", entryIDs(c.Locks...), c.Skipped)
 		}
 	}
 	if n, err := b.q.Sweep(b.ctx, usual, 0, 1<<40); n != 1 || err != nil {
@@ -171,8 +171,8 @@ func (b *bed) drainBeside(seen *held, node NodeID, lanes int) {
 			}
 			continue
 		}
-		if c.Left > 0 {
-			if _, err := q.Sweep(b.ctx, lane, 0, c.Mark); err != nil {
+		if c.Skipped > 0 {
+			if _, err := q.Sweep(b.ctx, lane, 0, c.LowWater); err != nil {
 				b.Error(err)
 				return
 			}

@@ -3,13 +3,32 @@
 //
 // # Words
 //
-// An entry is one unit of work in a typed queue; each queue has a table of its own, penstock.entry_<name>.
-// Entries with the same lock key form a group: one lock record covers them, they run on one node, first in, first
-// out. An entry without a lock key is solo; its key is "#" and its id. A ready row says that a key has something
-// to claim, and is all that a claim scans. Ready rows stand in lanes (queue, priority, flow), in the order of pos.
-// A lock record says which node computes a key, under which token. A seat is a thread of a node that waits for the next entry of
-// a queue: a push that takes it hands its entry over, and makes the lock record itself. Tokens grow with every lock of a key; every
-// write about a running entry names one, and counts only while the record still carries it. A load is pushes that go together.
+//	entry        one unit of work in a typed queue; each queue has a table of its own, penstock.entry_<name>
+//	key          the lock key of an entry. Entries with the same key form a group: one lock record covers them, they
+//	             run on one node, first in, first out
+//	solo         an entry without a lock key; its lock record has the key "#" and the id
+//	ready row    a row of penstock.ready: the key, or the solo entry, may be claimed. A claim scans nothing else
+//	lane         queue, priority and flow. Ready rows of a lane are ordered by position
+//	flow         the tenant, or another unit of fairness, that an entry belongs to
+//	position     the order of ready rows within a lane: the id of the entry, or a later number for one that came again
+//	lock record  a row of penstock.lock: which node runs a key, under which token, and which entries it covers
+//	cover        a lock record covers the entries of its key up to an id; later ones wait for the next lock
+//	token        the fencing token of a lock record. Tokens grow with every lock of a key; each write about a running
+//	             entry names one, and takes effect only while the record still carries it
+//	claim        takes ready rows of lanes and inserts lock records. It deletes the rows first (lanes of solo entries) or
+//	             locks them first (lanes with keys); the lane policy remembers which
+//	contended    another claimer is in the lane, or holds a limit exclusively
+//	headroom     the locks that the limits of a queue leave; queue-wide if all lanes share the limit
+//	rate kind    the strongest token bucket among the limits of a queue: none, shared, or one for each key
+//	low water    the position from which the next claim of a lane may begin
+//	sweep        deletes ready rows of keys that are locked
+//	throttled    a queue or flow from which no node claims for a while, by order of a handler
+//	quantum      how many entries, and how long, a lock may cover before its key goes to the end of the lane
+//	ending       how one run of an entry ended: done, retry, fail, release, yield, expire or cancel
+//	settle       record endings under their tokens
+//	tid          where a row is on disk: a finish goes there instead of through an index
+//	batch        pushes of one process that are committed as a group (group commit), see batcher
+//	hint         a notification that a lane has work. Hints may be lost: nodes poll
 //
 // # States
 //
@@ -29,7 +48,6 @@
 //
 //	transition                        file         who calls it
 //	push      → initial, ready        push.go      any client, in its own transaction
-//	hand over → locked                seat.go      the push of one entry, to a node that waits for it
 //	promote   initial → ready         promote.go   elected leader
 //	claim     ready → locked          claim.go     scheduling threads
 //	finish    locked → done           finish.go    processing threads, batched over the node

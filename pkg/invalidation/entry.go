@@ -33,7 +33,7 @@ type Entry struct {
 	StartIn  time.Duration
 	FinishIn time.Duration
 
-	row pgtype.TID // where it stands on disk, if the claim told
+	tid pgtype.TID // of its row, if the claim returned it
 }
 
 // NoDeadline stands for a deadline that was not given.
@@ -46,25 +46,26 @@ type Lock struct {
 	Lane      Lane
 	Entries   []Entry
 	ClaimedAt time.Time // on this process's monotonic clock, from before the claim was sent
-	// Again is set by Settle when it ended the lock and the key has more entries: where it stands in line again.
+	// Again is set by Settle when it ended the lock and the key has more entries: the lane and position of its new ready row.
 	Again *LaneHead
 
-	pos   int64                       // place in line of the ready row it was claimed by
-	row   pgtype.TID                  // where a solo entry's record stands on disk, if the claim told: see finishSoloSQL
-	notes map[EntryID]json.RawMessage // see Run.Note
+	counted  int                         // entries that the claim of a group charged to token buckets
+	position int64                       // of the ready row that it was claimed by
+	tid      pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL
+	notes    map[EntryID]json.RawMessage // see Run.Note
 }
 
-// Compare orders locks by the places in line that they were claimed from.
-func (l *Lock) Compare(other *Lock) int { return cmp.Compare(l.pos, other.pos) }
+// Compare orders locks by the positions that they were claimed from.
+func (l *Lock) Compare(other *Lock) int { return cmp.Compare(l.position, other.position) }
 
-// place is where one of the entries stands on disk, not valid if the claim did not tell.
-func (l *Lock) place(id EntryID) (row pgtype.TID) {
+// tidOf is the tid of one of the entries, not valid if the claim did not return it.
+func (l *Lock) tidOf(id EntryID) (tid pgtype.TID) {
 	for i := range l.Entries {
 		if l.Entries[i].ID == id {
-			row = l.Entries[i].row
+			tid = l.Entries[i].tid
 		}
 	}
-	return row
+	return tid
 }
 
 // callback says where the outcome of one of the entries is to be reported, nil for nowhere.

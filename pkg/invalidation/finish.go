@@ -50,7 +50,7 @@ SELECT token FROM freed
 
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	c := pick(endings, verbDone)
-	locks, entries := c.places()
+	locks, entries := c.tids()
 	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), locks, entries)
 	ours := make([]Token, 0, len(endings))
 	var token Token
@@ -140,7 +140,7 @@ func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, place
 		batch.Queue(q.sql.done, args...)
 		return
 	}
-	_, entries := c.places()
+	_, entries := c.tids()
 	batch.Queue(q.sql.donePlaced, append(args, entries)...)
 }
 

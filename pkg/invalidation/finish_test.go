@@ -64,8 +64,8 @@ func TestAStaleFinishUnderTokensHandedOutAgainEndsNothing(t *testing.T) {
 	b.exec(b.pool, `SELECT setval('penstock.token_seq', $1)`, int64(stale[0].Token)+2)
 	b.exec(b.pool, `INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) SELECT queue_id, priority, flow, id, id FROM penstock.entry`)
 	fresh := b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 10}).Locks
-	if stale[3].Token != fresh[0].Token || stale[3].row != fresh[3].row {
-		t.Fatalf("tokens %d and %d, places %v and %v: not what this test is about", stale[3].Token, fresh[0].Token, stale[3].row, fresh[3].row)
+	if stale[3].Token != fresh[0].Token || stale[3].tid != fresh[3].tid {
+		t.Fatalf("tokens %d and %d, places %v and %v: not what this test is about", stale[3].Token, fresh[0].Token, stale[3].tid, fresh[3].tid)
 	}
 	b.want(b.settleOn(b.pool, doneAll(stale...)...), 0)
 	b.want(b.count(`SELECT count(*) FROM penstock.lock`), 10)

@@ -12,7 +12,7 @@ func TestClaimCostStaysFlat(t *testing.T) {
 	b.exec(b.pool, `SELECT setval('penstock.entry_id_seq', 2000000)`) // leaves room at the head
 	x := b.explainer()
 	claim := func(from int64) int {
-		s := statement{b.q.sql.claim, b.claimArgs(from)}
+		s := statement{b.q.sql.claim.lockFirst, b.claimArgs(from)}
 		x.explain("claim", s)
 		return x.explain("claim", s).buffers()
 	}
@@ -63,7 +63,7 @@ func TestClaimCostStaysFlat(t *testing.T) {
 	for range 20 {
 		c := b.claimAs(ClaimRequest{Node: here, Lane: soloLane, Limit: 1000, From: mark})
 		b.settle(doneAll(c.Locks...)...)
-		mark = c.Mark
+		mark = c.LowWater
 	}
 	b.exec(b.pool, `VACUUM penstock.ready`)
 	fromMark, fromHead := claim(mark), claim(0)

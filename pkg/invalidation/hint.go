@@ -14,7 +14,7 @@ import (
 )
 
 // hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue, and where the pusher knows it the
-// lane: priority and flow, separated by spaces. Or it is a HandOver.
+// lane: priority and flow, separated by spaces.
 const hintChannel = "penstock"
 
 // hintSQL hints with texts $1. NOTIFY takes a lock over all databases at commit, so this never runs in a pusher's
@@ -94,20 +94,6 @@ func (h *Hinter) hint(queue int32, lanes []Lane) {
 	case h.wake <- struct{}{}:
 	default:
 	}
-}
-
-// spend says whether a hint may go out at once that was not asked for here, and counts n of them.
-func (h *Hinter) spend(queue int32, n time.Duration) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	t, now := h.tells[queue], time.Now()
-	if t == nil {
-		t = &telling{}
-		h.tells[queue] = t
-	}
-	may := !t.due && t.full.Sub(now) <= (hintBurst-1)*h.every
-	t.full = now.Add(max(0, t.full.Sub(now)) + n*h.every)
-	return may
 }
 
 func (t *telling) add(lanes []Lane) {
@@ -215,6 +201,6 @@ func (h *Hinter) send(ctx context.Context, hints []string) {
 // Hint after the commit.
 func (q *Queue) Hinting(h *Hinter) *Queue {
 	other := *q
-	other.hinter, other.joiner = h, &joiner{}
+	other.hinter, other.batcher = h, &batcher{}
 	return &other
 }

@@ -19,10 +19,10 @@ type Lane struct {
 	Flow     string
 }
 
-// LaneHead is a lane that has ready rows, and the place of its first one.
+// LaneHead is a lane that has ready rows, and the position of its first one.
 type LaneHead struct {
 	Lane
-	Pos int64
+	Position int64
 }
 
 // Candidate is a lane from which a node may claim, as its scheduling threads know it and what ranks lanes sees it.
@@ -83,7 +83,7 @@ func LanesAfter(ctx context.Context, db postgres.DB, after map[int32]Lane, limit
 	found := map[int32][]LaneHead{}
 	var queue int32
 	var head LaneHead
-	_, err := pgx.ForEachRow(postgres.Query(ctx, db, lanesSQL, queues, limit, priorities, flows), []any{&queue, &head.Priority, &head.Flow, &head.Pos}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, db, lanesSQL, queues, limit, priorities, flows), []any{&queue, &head.Priority, &head.Flow, &head.Position}, func() error {
 		found[queue] = append(found[queue], head)
 		return nil
 	})

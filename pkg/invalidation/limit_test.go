@@ -114,8 +114,8 @@ func TestClaimThatDoesNotKnowALimitIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	request := ClaimRequest{Node: here, Lane: usual, Limit: 1}
-	if c := b.claimAs(request); len(c.Locks) != 0 || !c.Busy {
-		t.Errorf("claim by an old handle: %d locks, busy %v; want none, busy", len(c.Locks), c.Busy)
+	if c := b.claimAs(request); len(c.Locks) != 0 || !c.Contended {
+		t.Errorf("claim by an old handle: %d locks, busy %v; want none, busy", len(c.Locks), c.Contended)
 	}
 	b.q = fresh
 	if c := b.claimAs(request); len(c.Locks) != 1 {
@@ -195,8 +195,8 @@ func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
 	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}); len(c.Locks) != 0 {
 		t.Fatalf("claimed %s beyond its rate", c.Locks[0].Key)
 	}
-	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}); c.Seen != 0 {
-		t.Errorf("a key that must wait was met again, %d rows", c.Seen)
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}); c.Scanned != 0 {
+		t.Errorf("a key that must wait was met again, %d rows", c.Scanned)
 	}
 	if lanes, err := Lanes(b.ctx, b.pool, []int32{b.q.ID}, 10); err != nil || len(lanes) != 0 {
 		t.Errorf("a key that must wait makes a lane: %v (%v)", lanes, err)
@@ -279,8 +279,8 @@ func TestWhoCountsALimitWaitsForThoseWhoDoNot(t *testing.T) {
 	}
 	b.exec(b.pool, drawSQL)
 	b.push("")
-	if c := b.in("", 9); len(c.Locks) != 0 || !c.Busy {
-		t.Errorf("counted beside a claim that nobody sees yet: %d locks, busy %v", len(c.Locks), c.Busy)
+	if c := b.in("", 9); len(c.Locks) != 0 || !c.Contended {
+		t.Errorf("counted beside a claim that nobody sees yet: %d locks, busy %v", len(c.Locks), c.Contended)
 	}
 	four := 4
 	lowered := later(b, func() (int, error) { return 0, setLimit(b.ctx, b.pool, "ten", limitOptions{MaxUnits: &four}) })
@@ -302,8 +302,8 @@ func TestAClaimWhoseTokensComeTooLateTakesItselfBack(t *testing.T) {
 	b.exec(b.pool, `CREATE FUNCTION public.draw() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+
 		strings.Replace(drawSQL, "SELECT", "PERFORM", 1)+`; RETURN OLD; END $$`)
 	b.exec(b.pool, `CREATE TRIGGER draw BEFORE DELETE ON penstock.ready FOR EACH ROW EXECUTE FUNCTION public.draw()`)
-	if c := b.in("a", 5); len(c.Locks) != 0 || !c.Busy {
-		t.Errorf("%d locks, busy %v; want none, since others may have taken the rest of the limit", len(c.Locks), c.Busy)
+	if c := b.in("a", 5); len(c.Locks) != 0 || !c.Contended {
+		t.Errorf("%d locks, busy %v; want none, since others may have taken the rest of the limit", len(c.Locks), c.Contended)
 	}
 	b.want(len(b.in("a", 20).Locks), 9) // counted
 }

@@ -2,7 +2,6 @@ package invalidation
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,9 +19,7 @@ type ListenConfig struct {
 	Conn *pgx.ConnConfig
 	// Wake is called with the id of each queue hinted at, and the lane where the hint names one. It must not block.
 	Wake func(queue int32, lane *Lane)
-	// HandedOver is called with each hand-over to a seat, of whatever node; nil for who offers none. It must not block.
-	HandedOver func(HandOver)
-	Log        *slog.Logger // slog.Default if nil
+	Log  *slog.Logger // slog.Default if nil
 
 	SelfTest   time.Duration // between round trips that show that hints arrive: 10 s
 	EchoWithin time.Duration // within which a round trip must come back: 5 s
@@ -174,14 +171,10 @@ func (l *Listener) hear(ctx context.Context, conn *pgx.Conn, d time.Duration, un
 
 // pass wakes whoever serves the queue.
 func (l *Listener) pass(payload string) {
-	var over HandOver
-	switch queue, lane, ok := parseHint(payload); {
-	case ok:
-		l.cfg.Wake(queue, lane)
-	case l.cfg.HandedOver != nil && json.Unmarshal([]byte(payload), &over) == nil:
-		l.cfg.HandedOver(over)
-	default:
+	queue, lane, ok := parseHint(payload)
+	if !ok {
 		return
 	}
+	l.cfg.Wake(queue, lane)
 	l.update(func(s *ListenStatus) { s.Heard++ })
 }

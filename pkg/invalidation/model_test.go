@@ -191,7 +191,7 @@ func (x *machine) ClaimAll() {
 func (x *machine) claim(lane Lane, limit int, stubborn bool) {
 	x.Helper()
 	solo, groups := x.m.claimable()
-	c := x.b.claimAs(ClaimRequest{Node: here, Lane: lane, Limit: limit, Stubborn: stubborn})
+	c := x.b.claimAs(ClaimRequest{Node: here, Lane: lane, Limit: limit, IgnoreRowLocks: stubborn})
 	if len(c.Locks) > limit {
 		x.Fatalf("claimed %d locks, asked for %d", len(c.Locks), limit)
 	}

@@ -104,10 +104,9 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 
 const removeNodeSQL = `
 DELETE FROM penstock.node n
- WHERE n.id = $1 AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.node_id = n.id)
-   AND NOT EXISTS (SELECT FROM penstock.seat s WHERE s.node_id = n.id)`
+ WHERE n.id = $1 AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.node_id = n.id)`
 
-// RemoveNode forgets a node, unless it still holds locks, of which its row is evidence for recovery, or seats, which become locks.
+// RemoveNode forgets a node, unless it still holds locks, of which its row is evidence for recovery.
 func RemoveNode(ctx context.Context, db postgres.DB, id NodeID) (bool, error) {
 	tag, err := db.Exec(ctx, removeNodeSQL, id)
 	return err == nil && tag.RowsAffected() > 0, err

@@ -147,12 +147,12 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	soloKeys, soloTokens, soloIDs, m := columns(solo)
 	var rows, entryRows, groupRows []string
 	for _, l := range solo {
-		rows = append(rows, fmt.Sprintf("'(%d,%d)'", l.row.BlockNumber, l.row.OffsetNumber))
-		entryRows = append(entryRows, fmt.Sprintf("'(%d,%d)'", l.Entries[0].row.BlockNumber, l.Entries[0].row.OffsetNumber))
+		rows = append(rows, fmt.Sprintf("'(%d,%d)'", l.tid.BlockNumber, l.tid.OffsetNumber))
+		entryRows = append(entryRows, fmt.Sprintf("'(%d,%d)'", l.Entries[0].tid.BlockNumber, l.Entries[0].tid.OffsetNumber))
 	}
 	for _, l := range groups {
 		for _, e := range l.Entries {
-			groupRows = append(groupRows, fmt.Sprintf("'(%d,%d)'", e.row.BlockNumber, e.row.OffsetNumber))
+			groupRows = append(groupRows, fmt.Sprintf("'(%d,%d)'", e.tid.BlockNumber, e.tid.OffsetNumber))
 		}
 	}
 	array := func(of []string) string { return "ARRAY[" + strings.Join(of, ",") + "]::tid[]" }
@@ -160,15 +160,13 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	id, node := b.q.ID, int64(here)
 	failure := `'{"error": "x", "class": "y"}'::jsonb`
 	return map[string]statement{
-		"claim swiftly":         one(q.swift, `%d, 1::smallint, '', 0, 100, %d, 1`, id, node),
-		"claim lanes":           one(q.claimLanes, `%d, 1::smallint, '{"", a, b}', '{0, 0, 0}', 100, %d, 1`, id, node),
-		"claim solo":            {q.claim, b.claimArgs(0)},
-		"claim groups":          one(q.claim, `%d, 2::smallint, '{""}', '{0}', 10, %d, 1, 100, '{f}'`, id, node),
-		"claim groups of lanes": one(q.claim, `%d, 2::smallint, '{a, "", b}', '{0, 0, 0}', 10, %d, 1, 100, '{f, t, f}'`, id, node),
+		"delete first":          one(q.claim.deleteFirst, `%d, 1::smallint, '{""}', '{0}', 100, %d, 1`, id, node),
+		"delete first of lanes": one(q.claim.deleteFirst, `%d, 1::smallint, '{"", a, b}', '{0, 0, 0}', 100, %d, 1`, id, node),
+		"lock first solo":       {q.claim.lockFirst, b.claimArgs(0)},
+		"lock first groups":     one(q.claim.lockFirst, `%d, 2::smallint, '{""}', '{0}', 10, %d, 1, 100, '{f}'`, id, node),
+		"lock first of lanes":   one(q.claim.lockFirst, `%d, 2::smallint, '{a, "", b}', '{0, 0, 0}', 10, %d, 1, 100, '{f, t, f}'`, id, node),
 		"claimGroups":           one(q.claimGroups, `%d, %s, %s, 100`, id, keys, tokens),
-		"hand over":             one(handOverSQL, `%d, '{}', '', '', 0`, id),
-		"reclaim":               one(q.reclaim, `%d, %d, 1, '', U&'\+10ffff'`, id, node),
-		"handed":                one(q.reclaim, `%d, %d, 1, '#1', '#1'`, id, node),
+		"reclaim":               one(q.reclaim, `%d, %d, 1`, id, node),
 		"sweep solo":            one(q.sweep, `%d, 1::smallint, '', %d, %d`, id, from, to),
 		"finishSolo": one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
 			array(rows), array(entryRows)),
@@ -233,9 +231,9 @@ func TestClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
 	early := b.explainer()
 	limits := fmt.Sprintf(`'{%d,%d}'`, b.q.limits[0], b.q.limits[1])
 	hot := map[string]statement{
-		"claim under limits": {b.q.sql.claimLimited, b.claimArgs(0) + `, ` + limits + `, 2`},
-		"swift under limits": {b.q.sql.swiftLimited, fmt.Sprintf(`%d, 1::smallint, '', 0, 100, %d, 1, %s, 2`, b.q.ID, int64(here), limits)},
-		"claim keyed":        {b.q.sql.claimKeyed, fmt.Sprintf(`%d, 2::smallint, '{a, ""}', '{0, 0}', 10, %d, 1, 1, '{f, t}', %s, 2`, b.q.ID, int64(here), limits)},
+		"claim under limits": {b.q.sql.claim.lockFirstLimited, b.claimArgs(0) + `, ` + limits + `, 2`},
+		"swift under limits": {b.q.sql.claim.deleteFirstLimited, fmt.Sprintf(`%d, 1::smallint, '{""}', '{0}', 100, %d, 1, %s, 2`, b.q.ID, int64(here), limits)},
+		"claim keyed":        {b.q.sql.claim.lockFirstKeyed, fmt.Sprintf(`%d, 2::smallint, '{a, ""}', '{0, 0}', 10, %d, 1, 1, '{f, t}', %s, 2`, b.q.ID, int64(here), limits)},
 	}
 	read := func(entries int) map[string]int {
 		b.fill(entries)
@@ -266,7 +264,7 @@ func (b *bed) buffersAt(when string, solo, groups int, connections ...*explainer
 	g := b.claimAs(ClaimRequest{Node: here, Lane: groupLane, Limit: groups})
 	buffers := map[string]int{}
 	for i, x := range connections {
-		for what, s := range b.hot(c.Locks, g.Locks, c.Mark, c.Mark+100) {
+		for what, s := range b.hot(c.Locks, g.Locks, c.LowWater, c.LowWater+100) {
 			x.explain(what, s) // the first run sets hint bits and meets what earlier claims left dead
 			p := x.explain(what, s)
 			b.wantLean(fmt.Sprintf("%s at %s (connection %d)", what, when, i+1), p, 1200)
@@ -287,8 +285,9 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"swift": q.swift, "claimLanes": q.claimLanes, "claim": q.claim, "claimLimited": q.claimLimited, "claimKeyed": q.claimKeyed, "swiftLimited": q.swiftLimited, "refund": refundSQL, "claimLanesLimited": q.claimLanesLimited, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
-		"handOver": handOverSQL, "sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done, "donePlaced": q.donePlaced,
+		"deleteFirst": q.claim.deleteFirst, "deleteFirstLimited": q.claim.deleteFirstLimited, "lockFirst": q.claim.lockFirst,
+		"lockFirstLimited": q.claim.lockFirstLimited, "lockFirstKeyed": q.claim.lockFirstKeyed, "refund": refundSQL, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
+		"sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done, "donePlaced": q.donePlaced,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
 		"crash": q.crash, "setAside": q.setAside, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "onePush": q.onePush, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,

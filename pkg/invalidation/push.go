@@ -109,13 +109,7 @@ RETURNING entry_id`
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
 	ctx, span, pushes := startPush(ctx, q.Name, pushes)
 	defer span.End()
-	pushed, err := q.pushSeated(ctx, pushes)
-	if pushed != nil {
-		return pushed, nil
-	}
-	if err == nil {
-		pushed, err = q.pushJoined(ctx, pushes)
-	}
+	pushed, err := q.pushBatched(ctx, pushes)
 	if err != nil {
 		return nil, q.errorf("push to", unstorable(err))
 	}

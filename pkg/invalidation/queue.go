@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,24 +16,24 @@ type Queue struct {
 	ID     int32
 	Name   string
 	Config Config
-	limits []int32 // that the queue is under, in order
-	pace   int     // of its claims, see penstock.queue_pace
+	limits []int32  // ids of the limits that the queue is under, in order
+	rates  rateKind // of its limits
 	pauses []pause
 	// weights of flows that have another one than 1.
 	weights map[string]float64
 	hinter  *Hinter // of pushes outside a transaction; nil for none
 	db      postgres.DB
 	sql     statements
-	// careful is shared by all handles made from this one.
-	careful *manners
-	joiner  *joiner       // of pushes outside a transaction; nil for none
-	seat    *atomic.Int64 // from which on pushes look for one, see penstock.take_seat
+	policy  *lanePolicy // shared by all handles made from this one
+	batcher *batcher    // group commit of pushes outside a transaction; nil for none
 }
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
-	onePush, plainPush, reclaim, swift, swiftLimited, claimLanes, claimLanesLimited, claim, claimLimited, claimKeyed, claimGroups, sweep, promote, expire string
-	finishSolo, done, donePlaced, retry, fail, remove, unlock, crash, setAside, callBack, callBackPoison                                                  string
+	claim                                                                      claimStatements
+	onePush, plainPush, reclaim, claimGroups, sweep, promote, expire           string
+	finishSolo, done, donePlaced, retry, fail, remove, unlock, crash, setAside string
+	callBack, callBackPoison                                                   string
 }
 
 const openSQL = `
@@ -101,9 +100,14 @@ func Drop(ctx context.Context, db postgres.DB, name string, force bool, by By) e
 func (q *Queue) on(db postgres.DB) *Queue {
 	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
 	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
-	q.db, q.careful, q.joiner, q.seat = db, &manners{}, &joiner{}, &atomic.Int64{}
+	q.db, q.policy, q.batcher = db, &lanePolicy{}, &batcher{}
 	q.sql = statements{
-		onePush: own(onePushSQL), plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), swift: own(swiftSQL), claimLanes: own(claimLanesSQL), claimLanesLimited: own(claimLanesLimitedSQL), swiftLimited: own(swiftLimitedSQL), claim: own(claimFreeSQL), claimLimited: own(claimLimitedSQL), claimKeyed: own(claimKeyedSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
+		claim: claimStatements{
+			deleteFirst: own(claimTexts.deleteFirst), deleteFirstLimited: own(claimTexts.deleteFirstLimited),
+			lockFirst: own(claimTexts.lockFirst), lockFirstLimited: own(claimTexts.lockFirstLimited),
+			lockFirstKeyed: own(claimTexts.lockFirstKeyed),
+		},
+		onePush: own(onePushSQL), plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), donePlaced: own(donePlacedSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), setAside: own(setAsideSQL),
@@ -118,7 +122,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 // On returns the same queue on another database handle, usually a transaction. Its pushes go by themselves.
 func (q *Queue) On(db postgres.DB) *Queue {
 	other := *q
-	other.db, other.joiner = db, nil
+	other.db, other.batcher = db, nil
 	return &other
 }
 

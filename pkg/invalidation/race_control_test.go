@@ -40,7 +40,7 @@ func TestCancelDuringAStubbornClaimOfAGroupOnlyAsks(t *testing.T) {
 	b.pushOn(pusher, "K") // holds K's ready row
 	claimer := b.gate("true")
 	claimed := later(b, func() (Claimed, error) {
-		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1, Stubborn: true})
+		return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1, IgnoreRowLocks: true})
 	})
 	b.awaitBlocked(claimer)
 	b.want(b.cancel(ids[1]), cancelRequested)
@@ -77,7 +77,7 @@ func TestClaimPassesByWhatIsBeingCancelled(t *testing.T) {
 			t.Fatal(answer, err)
 		}
 	}
-	c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10, Stubborn: true})
+	c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10, IgnoreRowLocks: true})
 	b.want(len(c.Locks), 0)
 	b.commit(operatorTx)
 	b.want(entryIDs(b.claim(10)...), ids[2:])
@@ -180,7 +180,7 @@ func TestClaimPassesByAKeyWhoseEntryIsBeingSwitched(t *testing.T) {
 	ids := b.push("K", "K")
 	operatorTx := b.begin()
 	b.must(disableEntry(b.ctx, operatorTx, ids[0], ann))
-	b.want(len(b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, Stubborn: true}).Locks), 0)
+	b.want(len(b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, IgnoreRowLocks: true}).Locks), 0)
 	b.commit(operatorTx)
 	b.want(entryIDs(b.claim(1)...), ids[1:])
 }
@@ -239,7 +239,7 @@ func TestClaimPassesByAKeyThatIsBeingCompacted(t *testing.T) {
 	n, err := b.q.On(operatorTx).Compact(b.ctx, "K")
 	b.must(err)
 	b.want(n, 1)
-	b.want(len(b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, Stubborn: true}).Locks), 0)
+	b.want(len(b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, IgnoreRowLocks: true}).Locks), 0)
 	b.commit(operatorTx)
 	b.want(entryIDs(b.claim(1)...), ids[:1])
 }
@@ -303,7 +303,7 @@ func (c *crew) claimer(node NodeID) func(r *rand.Rand) error {
 	claims := int32(0)
 	return func(r *rand.Rand) error {
 		claims++
-		got, err := c.q.Claim(c.ctx, ClaimRequest{Node: node, ClaimID: claims, Lane: usual, Limit: 5, Stubborn: r.IntN(4) == 0})
+		got, err := c.q.Claim(c.ctx, ClaimRequest{Node: node, ClaimID: claims, Lane: usual, Limit: 5, IgnoreRowLocks: r.IntN(4) == 0})
 		if err != nil {
 			return err
 		}

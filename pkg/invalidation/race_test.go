@@ -104,8 +104,8 @@ func TestClaimLeavesReadyRowsThatAPushReliesOn(t *testing.T) {
 	pusher := b.begin()
 	second := b.pushOn(pusher, "K")
 	c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10})
-	if len(c.Locks) != 0 || c.Left != 1 {
-		t.Fatalf("claimed %v and left %d; a pusher holds the ready row", entryIDs(c.Locks...), c.Left)
+	if len(c.Locks) != 0 || c.Skipped != 1 {
+		t.Fatalf("claimed %v and left %d; a pusher holds the ready row", entryIDs(c.Locks...), c.Skipped)
 	}
 	b.commit(pusher)
 	if got, want := entryIDs(b.claim(10)...), append(first, second...); !slices.Equal(got, want) {
@@ -119,7 +119,7 @@ func TestStubbornClaimPassesAnOpenPushByAndLosesNothing(t *testing.T) {
 	first := b.push("K")
 	pusher := b.begin()
 	second := b.pushOn(pusher, "K")
-	locks := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10, Stubborn: true}).Locks
+	locks := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10, IgnoreRowLocks: true}).Locks
 	if got := entryIDs(locks...); !slices.Equal(got, first) {
 		t.Fatalf("claimed %v, want %v", got, first)
 	}
@@ -137,8 +137,8 @@ func TestPushNeitherWaitsForAClaimNorReliesOnItsReadyRow(t *testing.T) {
 	b.push("K")
 	claimer := b.begin()
 	c, err := b.q.On(claimer).Claim(b.ctx, ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 1})
-	if err != nil || c.Left != 0 {
-		t.Fatalf("claim left %d (%v)", c.Left, err)
+	if err != nil || c.Skipped != 0 {
+		t.Fatalf("claim left %d (%v)", c.Skipped, err)
 	}
 	came := b.push("K") // would hang here
 	b.commit(claimer)

@@ -5,41 +5,39 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// reclaimSQL finds the locks of claim $3 of node $2 whose keys lie from $4 to $5, with their entries if they are solo. The lock
-// table is as small as the work in flight.
+// reclaimSQL finds the locks of claim $3 of node $2, with their entries if they are solo. The lock table is as small as the
+// work in flight.
 const reclaimSQL = `
-SELECT l.token, l.pos, coalesce(e.id, 0), l.lock_key, coalesce(e.attempt, 0), coalesce(e.crashes, 0), coalesce(e.cost, 0), e.name, e.trace,
-       e.callback, e.payload, date_part('epoch', clock_timestamp() - e.created_at), date_part('epoch', e.start_by - clock_timestamp()),
-       date_part('epoch', e.finish_by - clock_timestamp()), e.row, ARRAY[l.row], l.flow, l.priority
+SELECT l.token, l.pos AS position, e.id AS entry_id, l.lock_key, e.attempt, e.crashes, coalesce(e.cost, 0) AS cost, e.name, e.trace,
+       e.callback, e.payload, date_part('epoch', clock_timestamp() - e.created_at) AS waited,
+       date_part('epoch', e.start_by - clock_timestamp()) AS start_in, date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in,
+       e.row AS entry_tid, l.flow, NULL::tid[] AS lock_tids, NULL::json AS lanes, l.row AS lock_tid, l.priority
   FROM (SELECT ctid AS row, * FROM penstock.lock
-         WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3 AND lock_key BETWEEN $4 AND $5 OFFSET 0) l
+         WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3 OFFSET 0) l
   LEFT JOIN LATERAL (
        SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = l.last_entry_id AND l.lock_key LIKE '#%' OFFSET 0) e ON true
  ORDER BY l.pos`
 
 // Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.
 func (q *Queue) Reclaim(ctx context.Context, node NodeID, claimID int32) ([]*Lock, error) {
-	return q.Handed(ctx, HandOver{Node: node, Claim: claimID})
-}
-
-// Handed returns what was handed over to a seat: a lock, or none if it has ended. Without an entry it looks at all locks.
-func (q *Queue) Handed(ctx context.Context, h HandOver) ([]*Lock, error) {
-	start, first, last := time.Now(), "", "\U0010ffff" // keys
-	if h.Entry != 0 {
-		first, last = soloKey(h.Entry), soloKey(h.Entry)
-	}
-	rows := postgres.Query(ctx, q.db, q.sql.reclaim, q.ID, h.Node, h.Claim, first, last)
+	start := time.Now()
+	rows := postgres.Query(ctx, q.db, q.sql.reclaim, q.ID, node, claimID)
 	var locks, groups []*Lock
 	var row claimRow
+	var tid pgtype.TID
 	var priority int16
-	_, err := pgx.ForEachRow(rows, append(row.lock(), &priority), func() error {
-		l := &Lock{Key: row.key.String, Token: row.token, Lane: Lane{priority, row.flow.String}, ClaimedAt: start, pos: row.pos}
-		if row.entry.ID != 0 {
-			l.Entries, l.row = []Entry{*row.settled()}, row.rows[0]
+	_, err := pgx.ForEachRow(rows, append(row.lock(), &tid, &priority), func() error {
+		l := &Lock{
+			Key: row.key.String, Token: Token(row.token.Int64), Lane: Lane{priority, row.flow.String}, ClaimedAt: start,
+			position: row.position.Int64,
+		}
+		if row.id.Valid {
+			l.Entries, l.tid = []Entry{row.entry()}, tid
 		}
 		locks = append(locks, l)
 		if !l.Solo() {
@@ -53,5 +51,5 @@ func (q *Queue) Handed(ctx context.Context, h HandOver) ([]*Lock, error) {
 	if err != nil {
 		return nil, q.errorf("find claim in", err)
 	}
-	return q.handBackEmpty(ctx, h.Node, locks)
+	return q.handBackEmpty(ctx, node, locks)
 }

@@ -12,14 +12,14 @@ import (
 
 // HeldLock is a lock record as recovery sees it.
 type HeldLock struct {
-	QueueID int32
-	Key     string
-	Token   Token
-	Node    NodeID
-	Age     time.Duration // since the claim, by the database's clock
-	Lane    Lane
-	Claim   int32 // the claim that brought it, as the node numbered it
-	Pos     int64 // the key's place in line
+	QueueID  int32
+	Key      string
+	Token    Token
+	Node     NodeID
+	Age      time.Duration // since the claim, by the database's clock
+	Lane     Lane
+	Claim    int32 // the claim that brought it, as the node numbered it
+	Position int64 // the key's
 	// Waited says that its node died before any thread can have begun to run it: no crash is counted. Recovery sets it.
 	Waited bool
 }
@@ -33,7 +33,7 @@ func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
 	return pgx.CollectRows(postgres.Query(ctx, db, heldLocksSQL), func(row pgx.CollectableRow) (HeldLock, error) {
 		var l HeldLock
 		var age float64
-		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age, &l.Lane.Priority, &l.Lane.Flow, &l.Claim, &l.Pos)
+		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age, &l.Lane.Priority, &l.Lane.Flow, &l.Claim, &l.Position)
 		l.Age = time.Duration(age * float64(time.Second))
 		return l, err
 	})

@@ -52,7 +52,7 @@ func (e *Ending) Verb() string {
 // knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the
 // caller simply settles again.
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
-	placed := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.place(e.Entry).Valid })
+	placed := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.tidOf(e.Entry).Valid })
 	if placed && q.soloDone(endings) {
 		switch ours, err = q.finishSolo(ctx, node, endings); {
 		case err == nil && len(ours) == len(endings):
@@ -196,7 +196,7 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	batch.Queue(q.sql.unlock, q.ID, keys, tokens, places, q.Config.QuantumCount).Query(func(rows pgx.Rows) error {
 		var key string
 		var at LaneHead
-		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Pos}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Position}, func() error {
 			for _, e := range endings {
 				if e.Last && e.Lock.Key == key {
 					head := at
@@ -267,10 +267,10 @@ func pick(endings []Ending, verbs ...verb) columns {
 	return c
 }
 
-// places are where lock records and entries stand on disk.
-func (c columns) places() (locks, entries tids) {
+// tids are those of the lock records and entries.
+func (c columns) tids() (locks, entries tids) {
 	for _, e := range c.endings {
-		locks, entries = append(locks, e.Lock.row), append(entries, e.Lock.place(e.Entry))
+		locks, entries = append(locks, e.Lock.tid), append(entries, e.Lock.tidOf(e.Entry))
 	}
 	return locks, entries
 }

@@ -107,9 +107,9 @@ func (c *crowd) node(id NodeID, q *Queue) func(*rand.Rand) error {
 		claims++
 		var lanes []LaneHead
 		for _, flow := range random.Perm(crowdFlows)[:1+random.IntN(crowdFlows)] {
-			lanes = append(lanes, LaneHead{Lane: Lane{Priority: 1, Flow: fmt.Sprint(flow)}, Pos: int64(random.IntN(2))})
+			lanes = append(lanes, LaneHead{Lane: Lane{Priority: 1, Flow: fmt.Sprint(flow)}, Position: int64(random.IntN(2))})
 		}
-		claimed, err := q.ClaimLanes(c.ctx, ClaimRequest{Node: id, ClaimID: claims, Lane: lanes[0].Lane, Limit: 1 + random.IntN(8), Stubborn: random.IntN(4) == 0}, lanes[1:])
+		claimed, err := q.ClaimLanes(c.ctx, ClaimRequest{Node: id, ClaimID: claims, Lane: lanes[0].Lane, Limit: 1 + random.IntN(8), IgnoreRowLocks: random.IntN(4) == 0}, lanes[1:])
 		if err != nil {
 			return err
 		}
@@ -125,8 +125,8 @@ func (c *crowd) node(id NodeID, q *Queue) func(*rand.Rand) error {
 					return err
 				}
 			}
-			if got.Left > 0 {
-				if _, err := q.Sweep(c.ctx, lanes[i].Lane, 0, got.Mark); err != nil {
+			if got.Skipped > 0 {
+				if _, err := q.Sweep(c.ctx, lanes[i].Lane, 0, got.LowWater); err != nil {
 					return err
 				}
 			}

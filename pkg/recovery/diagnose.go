@@ -145,7 +145,7 @@ func begun(locks []*Stuck, threads int) map[invalidation.Token]bool {
 		}
 	}
 	slices.SortFunc(locks, func(a, b *Stuck) int {
-		return cmp.Or(cmp.Compare(claims[a.Claim], claims[b.Claim]), cmp.Compare(a.Pos, b.Pos))
+		return cmp.Or(cmp.Compare(claims[a.Claim], claims[b.Claim]), cmp.Compare(a.Position, b.Position))
 	})
 	type lane struct {
 		queue int32

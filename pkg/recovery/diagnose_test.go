@@ -163,11 +163,11 @@ func TestWhatWasLetGoFirstCanHaveBegun(t *testing.T) {
 	var locks []invalidation.HeldLock
 	for i := range 20 {
 		l := lock(1+i, 1, time.Minute)
-		l.Claim, l.Pos = 1, int64(100-i) // the statement drew tokens in the order of the disk
+		l.Claim, l.Position = 1, int64(100-i) // the statement drew tokens in the order of the disk
 		locks = append(locks, l)
 	}
 	quiet := lock(21, 1, time.Minute)
-	quiet.Claim, quiet.Pos, quiet.Lane.Flow = 2, 200, "quiet"
+	quiet.Claim, quiet.Position, quiet.Lane.Flow = 2, 200, "quiet"
 	dead := node(1, 3, lease+1)
 	dead.Threads = 2
 	stuck, _ := recovery.Diagnose(look(dead, append(locks, quiet)...), nil)

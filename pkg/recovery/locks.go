@@ -150,20 +150,16 @@ func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended 
 	}
 }
 
-// removeNodesSQL forgets nodes $1 that are dead for longer than $2 and hold no lock, no seat and no slot: as long as they hold
+// removeNodesSQL forgets nodes $1 that are dead for longer than $2 and hold no lock and no slot: as long as they hold
 // one, their row is evidence. A node that comes back in this moment keeps its row, for its lease is looked at again.
 const removeNodesSQL = `
 DELETE FROM penstock.node n
  WHERE n.id = ANY ($1::bigint[]) AND n.beat_at + n.lease + $2::interval < clock_timestamp()
    AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.node_id = n.id)
-   AND NOT EXISTS (SELECT FROM penstock.seat s WHERE s.node_id = n.id)
    AND NOT EXISTS (SELECT FROM penstock.slot s WHERE s.node_id = n.id)`
 
 func (l *Locks) removeNodes(ctx context.Context, nodes []Node) error {
 	// Not under the fence: what it removes is of no use to anybody, whoever leads.
-	if _, err := l.db.Exec(ctx, `SELECT penstock.remove_seats()`); err != nil {
-		return fmt.Errorf("remove seats of dead nodes: %w", err)
-	}
 	var old []invalidation.NodeID
 	for _, n := range nodes {
 		if n.Silent > n.Lease+l.cfg.NodeRetention {

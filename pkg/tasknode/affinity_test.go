@@ -92,7 +92,7 @@ func TestAFlowThatIsRefusedDoesNotHoldUpTheOneThatIsLoaded(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	limited, loaded := invalidation.Lane{Priority: 1, Flow: "limited"}, invalidation.Lane{Priority: 1, Flow: "loaded"}
-	b.found(1, []invalidation.LaneHead{{Lane: limited, Pos: 1}, {Lane: loaded, Pos: 2}})
+	b.found(1, []invalidation.LaneHead{{Lane: limited, Position: 1}, {Lane: loaded, Position: 2}})
 	now := time.Now()
 	b.passOver(prefers{"loaded"}, now) // notes that the other one waits
 	now = now.Add(2 * time.Second)

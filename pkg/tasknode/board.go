@@ -155,15 +155,15 @@ func (b *board) at(queue int32, h invalidation.LaneHead) *lane {
 	key := flowKey{queue, h.Lane}
 	l := b.lanes[key]
 	if l == nil {
-		l = &lane{key: key, mark: h.Pos, headAt: time.Now()}
+		l = &lane{key: key, mark: h.Position, headAt: time.Now()}
 		l.Lane = h.Lane
 		b.lanes[key] = l
 	}
 	// A row before the mark came late, or came back.
-	l.mark, l.stuck = min(l.mark, h.Pos), min(l.stuck, h.Pos)
+	l.mark, l.stuck = min(l.mark, h.Position), min(l.stuck, h.Position)
 	b.wake(l)
-	l.moved(h.Pos)
-	b.top = max(b.top, h.Pos)
+	l.moved(h.Position)
+	b.top = max(b.top, h.Position)
 	return l
 }
 
@@ -263,25 +263,25 @@ func (b *board) advance(v *visit, c invalidation.Claimed, missed bool, took time
 	if len(c.Locks) > 0 {
 		v.lane.met = 0
 	}
-	if c.Seen == 0 || len(c.Locks) > 0 {
+	if c.Scanned == 0 || len(c.Locks) > 0 {
 		v.lane.passed = time.Time{}
 	}
 	switch {
-	case c.Seen == 0, v.lane.mark < v.mark: // a row stands before it since
+	case c.Scanned == 0, v.lane.mark < v.mark: // a row stands before it since
 	case len(c.Locks) == 0:
 		// What is left there (a key whose row somebody holds) is met again when the lane is scanned from its head.
-		v.lane.mark, v.lane.stuck = c.Mark+1, c.Mark+1
+		v.lane.mark, v.lane.stuck = c.LowWater+1, c.LowWater+1
 	default:
-		v.lane.mark = c.Mark
+		v.lane.mark = c.LowWater
 	}
-	b.top = max(b.top, c.Mark)
-	if c.Emptied || c.Mark >= v.from { // else keys were met by a claim that leaves them to another
-		v.lane.large = !c.Emptied
+	b.top = max(b.top, c.LowWater)
+	if c.Drained || c.LowWater >= v.from { // else keys were met by a claim that leaves them to another
+		v.lane.large = !c.Drained
 	}
-	if c.Emptied {
+	if c.Drained {
 		v.lane.moved(b.top + 1) // it is empty: what comes now comes after all that is known
 	} else {
-		v.lane.moved(c.Mark + 1)
+		v.lane.moved(c.LowWater + 1)
 	}
 }
 
@@ -311,7 +311,7 @@ const few = 10
 func (b *board) more(v *visit, c invalidation.Claimed) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return c.Seen > 0 && (!c.Emptied || (!v.lane.hinted && c.Seen >= few))
+	return c.Scanned > 0 && (!c.Drained || (!v.lane.hinted && c.Scanned >= few))
 }
 
 // met notes that somebody else was in the lane, and returns for how long to leave it to them: 2 to 64 ms.

@@ -21,7 +21,7 @@ func takeOne(b *board, rank Ranker, affinity Affinity, idle bool, now time.Time)
 func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	now := time.Now()
 	visit := takeOne(b, &turns{}, nil, true, now)
 	b.free()
@@ -39,7 +39,7 @@ func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
 func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}, 2: {name: "other", queue: &invalidation.Queue{ID: 2}}})
-	heads := []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1, Flow: "a"}, Pos: 1}, {Lane: invalidation.Lane{Priority: 1, Flow: "b"}, Pos: 2}}
+	heads := []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1, Flow: "a"}, Position: 1}, {Lane: invalidation.Lane{Priority: 1, Flow: "b"}, Position: 2}}
 	b.found(1, heads)
 	now := time.Now()
 	refused := takeOne(b, &turns{}, nil, true, now)
@@ -70,7 +70,7 @@ func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1, Flow: "a"}
 	b.hint(1, &lane)
-	emptied := invalidation.Claimed{Seen: 1, Emptied: true}
+	emptied := invalidation.Claimed{Scanned: 1, Drained: true}
 	now := time.Now()
 
 	visit := takeOne(b, &turns{}, nil, true, now)
@@ -88,9 +88,9 @@ func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
 func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	now := time.Now()
-	for _, c := range []invalidation.Claimed{{Seen: few, Emptied: true}, {Emptied: true}} {
+	for _, c := range []invalidation.Claimed{{Scanned: few, Drained: true}, {Drained: true}} {
 		visit := takeOne(b, &turns{}, nil, true, now)
 		if visit == nil {
 			t.Fatal("the lane is left alone before a claim found nothing in it")
@@ -107,7 +107,7 @@ func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.serve(map[int32]*service{})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	if takeOne(b, &turns{}, nil, true, time.Now()) != nil {
 		t.Error("a queue is claimed from that the node does not serve")
 	}
@@ -118,7 +118,7 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	b := newBoard()
 	short, long := &service{queue: &invalidation.Queue{ID: 1}}, &service{queue: &invalidation.Queue{ID: 2}}
 	b.serve(map[int32]*service{1: short, 2: long})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 1}})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	v := takeOne(b, &turns{}, nil, true, time.Now())
 	short.held, short.run = 4+500, 10*time.Millisecond
 	if !b.fits(v, 500, 4) {
@@ -160,16 +160,16 @@ func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
-	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 10_500}})
+	b.found(1, []invalidation.LaneHead{{Lane: lane, Position: 10_500}})
 	visit := takeOne(b, &turns{}, nil, false, time.Now())
-	c := invalidation.Claimed{Seen: 1, Mark: 10_600, Emptied: true, Locks: []*invalidation.Lock{{}}}
+	c := invalidation.Claimed{Scanned: 1, LowWater: 10_600, Drained: true, Locks: []*invalidation.Lock{{}}}
 	b.advance(visit, c, false, 0)
 	b.leave(visit, false, time.Time{})
 	b.hint(1, &lane)
 	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 10_599 || visit.from < 10_600-late {
 		t.Errorf("the next claim begins at %d, want a little before 10600", visit.from)
 	}
-	b.advance(visit, invalidation.Claimed{Seen: 1, Mark: 10_590, Left: 1}, false, 0)
+	b.advance(visit, invalidation.Claimed{Scanned: 1, LowWater: 10_590, Skipped: 1}, false, 0)
 	b.leave(visit, true, time.Time{})
 	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.from != 10_591 {
 		t.Errorf("after a row that somebody holds the next claim begins at %d, want 10591", visit.from)
@@ -181,10 +181,10 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
-	b.found(1, []invalidation.LaneHead{{Lane: lane, Pos: 50}})
+	b.found(1, []invalidation.LaneHead{{Lane: lane, Position: 50}})
 	v := takeOne(b, &turns{}, nil, true, time.Now())
-	b.again(1, invalidation.LaneHead{Lane: lane, Pos: 7})
-	b.advance(v, invalidation.Claimed{Seen: 1, Emptied: true, Locks: []*invalidation.Lock{{}}, Mark: 50}, false, time.Millisecond)
+	b.again(1, invalidation.LaneHead{Lane: lane, Position: 7})
+	b.advance(v, invalidation.Claimed{Scanned: 1, Drained: true, Locks: []*invalidation.Lock{{}}, LowWater: 50}, false, time.Millisecond)
 	b.leave(v, false, time.Time{})
 	if v = takeOne(b, &turns{}, nil, true, time.Now()); v == nil || v.from > 7 {
 		t.Errorf("the next claim is %+v, want one that begins at 7", v)
@@ -195,7 +195,7 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Pos: 7}})
+	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 7}})
 	now := time.Now()
 	visit := func(c invalidation.Claimed, missed bool) time.Duration {
 		v := takeOne(b, &turns{}, nil, true, now)
@@ -213,7 +213,7 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 		now = now.Add(pause)
 		return pause
 	}
-	left, none := invalidation.Claimed{Seen: 1, Left: 1, Mark: 7}, invalidation.Claimed{Emptied: true}
+	left, none := invalidation.Claimed{Scanned: 1, Skipped: 1, LowWater: 7}, invalidation.Claimed{Drained: true}
 	for _, want := range []time.Duration{2, 4, 8} {
 		visit(left, true)
 		if pause := visit(none, false); pause != want*time.Millisecond {
@@ -244,7 +244,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	b := newBoard()
 	b.serve(map[int32]*service{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
 	lane := func(queue int32, priority int16, flow string) {
-		b.found(queue, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: priority, Flow: flow}, Pos: 1}})
+		b.found(queue, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: priority, Flow: flow}, Position: 1}})
 	}
 	lane(1, 1, "a")
 	lane(1, 1, "b")
@@ -278,7 +278,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	}
 	b.leave(visits[0], false, time.Time{})
 	c := b.lanes[flowKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
-	b.advance(&visit{service: b.queues[1], lane: c}, invalidation.Claimed{Seen: 5, Mark: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
+	b.advance(&visit{service: b.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
 	wants("c")
 	wants("a", "b")
 	wants("b") // c would be next, and is for another thread

@@ -27,7 +27,6 @@ type Node struct {
 	look        look
 	beyond      map[int32]invalidation.Lane // where the last look further ended; touched by whoever looks
 	permits     *permits
-	seats       seats
 	desk        *desk
 	settler     *settler
 	lease       lease
@@ -51,7 +50,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 	n := &Node{
 		cfg: cfg, db: db, beats: beats, handlers: map[string]invalidation.Handler{},
 		kinds:  map[invalidation.Kind]invalidation.Handler{},
-		beyond: map[int32]invalidation.Lane{}, board: newBoard(), desk: newDesk(), settler: newSettler(), seats: seats{taken: make(chan struct{}, 1)},
+		beyond: map[int32]invalidation.Lane{}, board: newBoard(), desk: newDesk(), settler: newSettler(),
 		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		express:      make(chan *assignment, 2*cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
@@ -137,7 +136,6 @@ func (n *Node) Run(ctx context.Context) error {
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })
 	}
-	schedulers.Go(func() { n.seating(claiming) })
 
 	select {
 	case <-ctx.Done():

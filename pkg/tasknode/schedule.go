@@ -75,13 +75,11 @@ func (n *Node) step(ctx context.Context) bool {
 		n.board.leave(v, true, time.Time{})
 	}
 	if a.crowded {
-		n.seats.recall(time.Now().Add(seatsQuiet))
 		// It stays first in line for what comes free: no other lane may be let in before it.
 		n.board.leave(first, true, time.Time{})
 		return false
 	}
 	if a.locks == 0 {
-		n.seats.recall(time.Now().Add(seatsQuiet)) // they may have what the gates refuse
 		n.board.refuse(first, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return true
 	}
@@ -94,11 +92,11 @@ func (n *Node) claim(ctx context.Context, visits []*visit, a allowance) {
 	first := visits[0]
 	start, losses := time.Now(), n.losses() // before the id: see reincarnate
 	request := invalidation.ClaimRequest{
-		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: a.locks, Stubborn: first.fromHead,
+		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: a.locks, IgnoreRowLocks: first.fromHead,
 	}
 	along := make([]invalidation.LaneHead, 0, len(visits)-1)
 	for _, v := range visits[1:] {
-		along = append(along, invalidation.LaneHead{Lane: v.lane.key.lane, Pos: v.from})
+		along = append(along, invalidation.LaneHead{Lane: v.lane.key.lane, Position: v.from})
 	}
 	claim, end := n.outlive(ctx)
 	claimed, err := first.queue.ClaimLanes(claim, request, along)
@@ -147,9 +145,6 @@ type grant struct {
 func (n *Node) allow(v *visit) allowance {
 	reserved := n.board.reserve(v.service, n.cfg.ClaimMax)
 	spare := n.board.spare(v.service, n.cfg.Threads)
-	if n.seats.out.Load() > 0 { // what is handed over finds a thread
-		spare = 0
-	}
 	taken := n.permits.take(reserved, spare)
 	if taken == 0 && n.board.fits(v, reserved, n.cfg.Threads) {
 		taken = n.permits.take(min(1, reserved), spare+n.cfg.Threads)
@@ -223,7 +218,7 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 	case err != nil:
 		n.board.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return
-	case c.Busy:
+	case c.Contended:
 		// Somebody else is in the lane; they leave it within a few milliseconds, but others may come.
 		n.board.leave(v, true, time.Now().Add(n.jitter(n.board.met(v))))
 		return
@@ -231,22 +226,22 @@ func (n *Node) after(ctx context.Context, v *visit, c invalidation.Claimed, err 
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
 		wait := n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))
 		n.board.refuse(v, time.Now().Add(wait))
-		if c.Whole { // the wait may be that of the flow alone
+		if c.QueueWide { // the wait may be that of the flow alone
 			n.board.refuseQueue(v, time.Now().Add(min(wait, time.Second)))
 		}
 		return
 	}
 	swept := 0
-	if c.Left > 0 {
+	if c.Skipped > 0 {
 		sweep, end := n.bound(ctx)
 		var err error
-		swept, err = v.queue.Sweep(sweep, v.lane.key.lane, v.from, c.Mark)
+		swept, err = v.queue.Sweep(sweep, v.lane.key.lane, v.from, c.LowWater)
 		end()
 		if err != nil && ctx.Err() == nil {
 			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 		}
 	}
-	n.board.advance(v, c, swept < c.Left, took)
+	n.board.advance(v, c, swept < c.Skipped, took)
 	work, again := n.board.more(v, c), time.Time{}
 	if !work {
 		if pause := n.board.goBack(v); pause > 0 {

@@ -10,7 +10,6 @@ import (
 type Stats struct {
 	Claims     atomic.Int64 // claims, empty ones too
 	Claimed    atomic.Int64 // locks
-	HandedOver atomic.Int64 // of these, locks that a push made for a seat of the node
 	ClaimTime  atomic.Int64 // nanoseconds in claims
 	Runs       atomic.Int64 // entries or batches run
 	RunErrors  atomic.Int64
@@ -33,7 +32,7 @@ func (n *Node) Stats() *Stats { return &n.stats }
 func (n *Node) Threads() int { return n.cfg.Threads }
 
 // Held is how many locks the node holds.
-func (n *Node) Held() int { return max(0, n.permits.held()-int(n.seats.out.Load())) }
+func (n *Node) Held() int { return n.permits.held() }
 
 func (s *Stats) claimed(locks int, took time.Duration) {
 	s.Claims.Add(1)

@@ -96,7 +96,7 @@ func (d *desk) claim(q *invalidation.Queue, flow string) *invalidation.Lock {
 	d.Helper()
 	d.claims++
 	c, err := q.Claim(d.ctx, invalidation.ClaimRequest{
-		Node: 1, ClaimID: d.claims, Lane: invalidation.Lane{Priority: 1, Flow: flow}, Limit: 1, Stubborn: true,
+		Node: 1, ClaimID: d.claims, Lane: invalidation.Lane{Priority: 1, Flow: flow}, Limit: 1, IgnoreRowLocks: true,
 	})
 	d.must(err)
 	if len(c.Locks) != 1 {

@@ -111,7 +111,7 @@ func drainLanes(ctx context.Context, q *invalidation.Queue, flows, atOnce int) (
 					endings = append(endings, done)
 				}
 			}
-			if !c.Emptied {
+			if !c.Drained {
 				lanes = append(lanes, lanes[i])
 			}
 		}

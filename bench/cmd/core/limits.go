@@ -242,8 +242,8 @@ func (b *bench) turn(ctx context.Context, q *invalidation.Queue, r invalidation.
 		}
 	}
 	if len(endings) == 0 {
-		return 0, c.Emptied, nil
+		return 0, c.Drained, nil
 	}
 	_, err = q.Settle(ctx, 1, endings)
-	return len(endings), c.Emptied, err
+	return len(endings), c.Drained, err
 }

@@ -125,7 +125,7 @@ func (b *bench) claimTimes(ctx context.Context, q *invalidation.Queue, backlog i
 			if id >= 20 { // the first ones warm up
 				times = append(times, time.Since(start))
 			}
-			mark = c.Mark
+			mark = c.LowWater
 			var endings []invalidation.Ending
 			for _, l := range c.Locks {
 				e := invalidation.Done(l, l.Entries[0].ID, nil, 0)
@@ -234,11 +234,11 @@ func (b *bench) drain(ctx context.Context, q *invalidation.Queue, n, batch int) 
 		if err != nil {
 			return err
 		}
-		mark = c.Mark
+		mark = c.LowWater
 		for _, l := range c.Locks {
 			total += len(l.Entries)
 		}
-		if c.Seen == 0 {
+		if c.Scanned == 0 {
 			return fmt.Errorf("drained %d of %d", total, n)
 		}
 		select {

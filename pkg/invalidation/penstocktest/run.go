@@ -79,7 +79,7 @@ func (r *runner) pass(limit int) []Ran {
 	for _, head := range lanes[r.q.ID] {
 		r.claims++
 		c, err := r.q.Claim(r.t.Context(), invalidation.ClaimRequest{
-			Node: r.node, ClaimID: r.claims, Lane: head.Lane, Limit: limit, Stubborn: true,
+			Node: r.node, ClaimID: r.claims, Lane: head.Lane, Limit: limit, IgnoreRowLocks: true,
 		})
 		if err != nil {
 			r.t.Fatal(err)

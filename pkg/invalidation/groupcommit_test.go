@@ -37,7 +37,7 @@ func newJoinBed(t *testing.T, c Config) *joinBed {
 	j := &joinBed{bed: b, gate: b.begin()}
 	b.exec(j.gate, `SELECT pg_advisory_xact_lock(1)`)
 	var first []func() EntryID
-	for range joinAtOnce {
+	for range batchesMax {
 		first = append(first, later(b, func() (EntryID, error) {
 			pushed, err := b.q.Push(b.ctx, Push{Payload: text("first")})
 			return append(pushed, Pushed{})[0].ID, err
@@ -49,16 +49,16 @@ func newJoinBed(t *testing.T, c Config) *joinBed {
 		}
 	}
 	b.await("all that go at once are held up", func() bool {
-		return b.count(`SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, j.gate.Conn().PgConn().PID()) == joinAtOnce
+		return b.count(`SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, j.gate.Conn().PgConn().PID()) == batchesMax
 	})
 	j.beganAt(time.Now().Add(time.Hour)) // however long the test takes, nothing hangs yet
 	return j
 }
 
 func (c *joinBed) beganAt(at time.Time) {
-	c.q.joiner.mu.Lock()
-	defer c.q.joiner.mu.Unlock()
-	c.q.joiner.began = at
+	c.q.batcher.mu.Lock()
+	defer c.q.batcher.mu.Unlock()
+	c.q.batcher.began = at
 }
 
 // call pushes beside the test.
@@ -82,9 +82,9 @@ func (c *joinBed) call(ctx context.Context, pushes ...Push) {
 }
 
 func (c *joinBed) inLine() int {
-	c.q.joiner.mu.Lock()
-	defer c.q.joiner.mu.Unlock()
-	return len(c.q.joiner.line)
+	c.q.batcher.mu.Lock()
+	defer c.q.batcher.mu.Unlock()
+	return len(c.q.batcher.waiting)
 }
 
 func (c *joinBed) answer(i int) told {
@@ -161,21 +161,21 @@ func TestAKeyInUseHoldsUpNobodyElse(t *testing.T) {
 	b := newBed(t, Config{})
 	other := b.begin()
 	b.pushAll(other, Push{Payload: text("a"), IdempotencyKey: "A"})
-	b.q.joiner.began = time.Now().Add(time.Hour) // nothing hangs
+	b.q.batcher.began = time.Now().Add(time.Hour) // nothing hangs
 	var waits []func() EntryID
-	for range 2 * joinAtOnce {
+	for range 2 * batchesMax {
 		waits = append(waits, later(b, func() (EntryID, error) {
 			pushed, err := b.q.Push(b.ctx, Push{Payload: text("a"), IdempotencyKey: "A"})
 			return append(pushed, Pushed{})[0].ID, err
 		}))
 	}
 	b.await("all who come with the key wait by themselves", func() bool {
-		b.q.joiner.mu.Lock()
-		defer b.q.joiner.mu.Unlock()
-		return b.q.joiner.underWay == 0 &&
+		b.q.batcher.mu.Lock()
+		defer b.q.batcher.mu.Unlock()
+		return b.q.batcher.running == 0 &&
 			b.count(`SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, other.Conn().PgConn().PID()) == len(waits)
 	})
-	for range 2 * joinAtOnce {
+	for range 2 * batchesMax {
 		if _, err := b.q.Push(b.ctx, Push{Payload: text("b")}); err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +227,7 @@ func TestWhatALoadIsRefusedForUsesUpNoRoom(t *testing.T) {
 		_, err := c.q.Push(c.ctx, slices.Repeat([]Push{{Payload: text("more")}}, n)...)
 		return err
 	}
-	if err := push(10 - joinAtOnce - 2 - 1); err != nil {
+	if err := push(10 - batchesMax - 2 - 1); err != nil {
 		t.Fatalf("what fits is refused: %v", err)
 	}
 	tx := c.begin()
@@ -322,13 +322,13 @@ func TestAllAreToldThatNobodyKnowsWhatBecameOfTheirPush(t *testing.T) {
 
 func TestOnePushThatHangsHoldsUpOthersForASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var j joiner
-		for n := range joinAtOnce + 1 {
-			if waits := j.enter([]Push{{}}, 0, false) != nil; waits != (n == joinAtOnce) {
+		var j batcher
+		for n := range batchesMax + 1 {
+			if waits := j.enter([]Push{{}}, 0, false) != nil; waits != (n == batchesMax) {
 				t.Errorf("push %d waits: %v", n+1, waits)
 			}
 		}
-		time.Sleep(joinPatience + time.Millisecond)
+		time.Sleep(batchPatience + time.Millisecond)
 		if j.enter([]Push{{}}, 0, false) != nil {
 			t.Error("a push after a second waits")
 		}
@@ -360,29 +360,29 @@ func TestThoseInLineGoThoughWhatIsUnderWayHangs(t *testing.T) {
 func (c *joinBed) awaitIdle() {
 	c.Helper()
 	c.await("nothing is under way", func() bool {
-		c.q.joiner.mu.Lock()
-		defer c.q.joiner.mu.Unlock()
-		return c.q.joiner.underWay == 0
+		c.q.batcher.mu.Lock()
+		defer c.q.batcher.mu.Unlock()
+		return c.q.batcher.running == 0
 	})
 }
 
 func TestALoadIsBounded(t *testing.T) {
-	j := joiner{underWay: joinAtOnce, began: time.Now()}
+	j := batcher{running: batchesMax, began: time.Now()}
 	for range 40 {
-		j.enter(make([]Push, 20), joinBytes/10, false)
+		j.enter(make([]Push, 20), batchBytes/10, false)
 	}
 	for _, want := range []int{11, 11, 11, 7} {
-		if _, l := j.load(); len(l.calls) != want || l.waiting != want {
+		if _, l := j.next(); len(l.calls) != want || l.callers != want {
 			t.Errorf("%d calls, want %d", len(l.calls), want)
 		}
 	}
-	if _, l := j.load(); l != nil || j.underWay != joinAtOnce-1 {
-		t.Errorf("%v is left, %d under way", l, j.underWay)
+	if _, l := j.next(); l != nil || j.running != batchesMax-1 {
+		t.Errorf("%v is left, %d under way", l, j.running)
 	}
-	if _, _, ok := joinable(make([]Push, joinEntries/10+1)); ok {
+	if _, _, ok := batchable(make([]Push, batchEntries/10+1)); ok {
 		t.Error("a bulk push may join")
 	}
-	if _, _, ok := joinable([]Push{{UniqueKey: "u"}}); ok {
+	if _, _, ok := batchable([]Push{{UniqueKey: "u"}}); ok {
 		t.Error("a push with a unique key may join")
 	}
 }

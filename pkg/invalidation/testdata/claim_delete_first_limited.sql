@@ -1,0 +1,58 @@
+WITH room AS MATERIALIZED (
+    SELECT set_config('lock_timeout', '100ms', true), least($5::int, r.locks) AS locks, r.wait, r.uncounted_to
+      FROM penstock.claim_room($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $8::int[], $9::int) r
+     WHERE r.ok
+), lane AS MATERIALIZED (
+    SELECT l.ord, l.flow, l.position, b.wait, room.locks,
+           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
+      FROM room
+     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
+     CROSS JOIN LATERAL (
+           SELECT nullif(greatest(0, extract(epoch FROM greatest(
+                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
+                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait) b
+), head AS MATERIALIZED (
+    SELECT a.ord, a.flow, a.exclusive, a.wait, a.locks, r.row, r.pos, r.entry_id
+      FROM lane a
+      LEFT JOIN LATERAL (
+           SELECT ready.ctid AS row, pos, entry_id
+             FROM penstock.ready
+            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+            ORDER BY pos
+            LIMIT a.locks) r ON true
+     LIMIT (SELECT greatest(1, locks) FROM room)
+), mine AS MATERIALIZED (
+    DELETE FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
+    RETURNING pos, entry_id, flow
+), solo AS MATERIALIZED (
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+      FROM mine m
+     CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+), locked AS (
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+      FROM solo
+    RETURNING ctid AS row
+), charged AS MATERIALIZED (
+    SELECT CASE WHEN $9::int > 0 OR max(s.token) > (SELECT uncounted_to FROM room) THEN
+           penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token), (SELECT uncounted_to FROM room)) END AS done
+      FROM (SELECT flow, count(*) AS taken, max(token) AS token FROM solo GROUP BY flow) s
+)
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
+       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow, NULL::tid[] AS lock_tids, NULL::json AS lanes
+  FROM solo
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       (SELECT array_agg(row) FROM locked), (
+       SELECT json_agg(r ORDER BY ord)
+         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.skipped,
+                      greatest(h.wait, room.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
+                      room.locks AS shared, room.uncounted_to = 0 AS queue_wide
+                 FROM room CROSS JOIN (
+                      SELECT ord, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
+                             count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
+                        FROM head GROUP BY ord) h) r)
+ WHERE (SELECT count(done) FROM charged) IS NOT NULL

@@ -1,0 +1,82 @@
+WITH room AS MATERIALIZED (
+    SELECT $5::int AS locks
+     WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
+), lane AS MATERIALIZED (
+    SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
+           b.wait, room.locks, $8::int AS quantum,
+           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
+      FROM room
+     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
+     CROSS JOIN LATERAL (
+           SELECT nullif(greatest(0, extract(epoch FROM greatest(
+                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
+                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait) b
+), head AS MATERIALIZED (
+    SELECT a.ord, a.flow, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
+      FROM lane a
+      LEFT JOIN LATERAL (
+           SELECT ready.ctid AS row, pos, lock_key
+             FROM penstock.ready
+            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+            ORDER BY pos
+            LIMIT a.locks) r ON true
+     LIMIT (SELECT greatest(1, locks) FROM room)
+), mine AS MATERIALIZED (
+    SELECT ctid AS row, pos, entry_id, flow
+      FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(SELECT row FROM head))
+       FOR UPDATE SKIP LOCKED
+), solo AS MATERIALIZED (
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+      FROM mine m
+     CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+), groups AS MATERIALIZED (
+    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost
+      FROM head h
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
+             FROM (SELECT id, cost FROM penstock.entry_X
+                    WHERE lock_key = h.lock_key AND status = 'pending' AND priority >= 0
+                    ORDER BY id LIMIT h.quantum) q) c
+     WHERE h.lock_key IS NOT NULL
+       AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = h.lock_key) IS NULL
+       AND (h.pos IN (SELECT pos FROM mine) OR (h.ignore_row_locks AND c.entries > 0))
+     ORDER BY h.lock_key, h.pos
+), lock_solo AS (
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+      FROM solo
+    ON CONFLICT DO NOTHING
+    RETURNING token, pos, ctid AS row, flow
+), lock_group AS (
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, flow, clock_timestamp()
+      FROM groups
+     WHERE pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))
+    ON CONFLICT DO NOTHING
+    RETURNING token, pos, lock_key, last_entry_id, flow, entry_count
+), taken AS (
+    DELETE FROM penstock.ready
+     WHERE ctid = ANY (ARRAY(SELECT row FROM mine
+                              WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group)) IS TRUE))
+    RETURNING pos
+)
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
+       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow, NULL::tid[] AS lock_tids, NULL::json AS lanes
+  FROM solo
+ WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
+UNION ALL
+SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow, NULL, NULL
+  FROM lock_group
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       (SELECT array_agg(row) FROM lock_solo), (
+       SELECT json_agg(r ORDER BY ord)
+         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.scanned - h.taken AS skipped,
+                      h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
+                 FROM (
+                      SELECT ord, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
+                             count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
+                        FROM head GROUP BY ord) h) r)
