@@ -279,6 +279,20 @@ func TestLimitedTokenReachesItsOwnAndNothingElse(t *testing.T) {
 	}
 }
 
+// TestOperateCannotPushThroughABatch: the entry that a completion queue gets is a push like any other.
+func TestOperateCannotPushThroughABatch(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('parts', '{"kind": "batch"}'), penstock.create_queue('other')`)
+	a := New(w.pool, Config{})
+	body := `{"name": "b", "options": {"items": [1], "completion_queue": "other"}, ` + reason + `}`
+	for scopes, want := range map[string]int{"operate": 403, "operate,push": 201, "admin": 201} {
+		secret := newToken(t, w.pool, operator.Grant{Name: strings.ReplaceAll(scopes, ",", "-"), Scopes: strings.Split(scopes, ",")})
+		if answer := call(a, "POST", "/v1/queues/parts/batches", body, secret); answer.Code != want {
+			t.Errorf("%s: %d %s, want %d", scopes, answer.Code, answer.Body, want)
+		}
+	}
+}
+
 // A token of scope push may see what became of its own pushes, which the key of the push proves, and of no others.
 func TestPusherSeesItsOwnEntriesAndNoOthers(t *testing.T) {
 	w := newWorld(t)

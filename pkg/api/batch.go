@@ -1,9 +1,14 @@
 package api
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -11,7 +16,7 @@ import (
 func (a *API) batchRoutes() {
 	const one = "/v1/batches/{id}"
 	add(a, route{method: "GET", path: "/v1/batches", id: "list-batches", summary: "Batches and how far they are, newest first", scope: read, of: ofQueue}, a.listBatches)
-	add(a, route{method: "POST", path: "/v1/queues/{queue}/batches", id: "create-batch", summary: "Split a set into parts that this queue runs", scope: operate, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax}, a.createBatch)
+	a.raw(route{method: "POST", path: "/v1/queues/{queue}/batches", id: "create-batch", summary: "Split a set into parts that this queue runs", scope: operate, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax}, a.describeBatch, a.createBatch)
 	add(a, route{method: "GET", path: one, id: "show-batch", summary: "One batch", scope: read, of: ofBatch}, func(ctx context.Context, in *InID) (*answer[operator.Batch], error) {
 		found, err := a.operator.Batch(ctx, in.ID)
 		return &answer[operator.Batch]{found}, err
@@ -34,28 +39,103 @@ func (a *API) listBatches(ctx context.Context, in *batchFilter) (*answer[list[op
 }
 
 type batchCreation struct {
-	InQueue
-	Body struct {
-		Because
-		Name    string         `json:"name" minLength:"1" maxLength:"200"`
-		Options map[string]any `json:"options" doc:"items, or query (which needs scope admin, for it is SQL); part_size, window_parts, detail, flow, priority, completion_queue."`
+	Because
+	Name    string       `json:"name" minLength:"1" maxLength:"200"`
+	Options batchOptions `json:"options"`
+}
+
+// batchOptions are not read here beyond their names: the items may be many.
+type batchOptions struct {
+	Items           json.RawMessage `json:"items,omitempty" doc:"The set: a list of any JSON values. Give items or query."`
+	Query           json.RawMessage `json:"query,omitempty" doc:"A SELECT whose rows are the set. It needs scope admin without limits."`
+	PartSize        json.RawMessage `json:"part_size,omitempty" doc:"Items of a part."`
+	WindowParts     json.RawMessage `json:"window_parts,omitempty" doc:"Parts that are queued at once."`
+	Detail          json.RawMessage `json:"detail,omitempty" doc:"Given to each part."`
+	Flow            json.RawMessage `json:"flow,omitempty" doc:"Of the parts."`
+	Priority        json.RawMessage `json:"priority,omitempty" doc:"Of the parts, 0 to 9."`
+	CompletionQueue json.RawMessage `json:"completion_queue,omitempty" doc:"A queue that gets an entry at the end. It needs scope push, too."`
+}
+
+func (o *batchOptions) members() []member {
+	return []member{
+		{"items", &o.Items},
+		{"query", &o.Query},
+		{"part_size", &o.PartSize},
+		{"window_parts", &o.WindowParts},
+		{"detail", &o.Detail},
+		{"flow", &o.Flow},
+		{"priority", &o.Priority},
+		{"completion_queue", &o.CompletionQueue},
 	}
 }
 
-// createBatch lets a query in from admins alone: the leader runs it with its own rights in the database. A limited
-// token reaches no other queue by way of completion_queue.
-func (a *API) createBatch(ctx context.Context, in *batchCreation) (*answer[created], error) {
-	c := who(ctx)
-	if _, given := in.Body.Options["query"]; given && (!c.may(admin) || c.limited()) {
-		return nil, fmt.Errorf("%w: a query needs scope admin, without limits", errForbidden)
-	}
-	if other, given := in.Body.Options["completion_queue"]; given && c.limited() {
-		if err := a.allowed(ctx, ofQueue, fmt.Sprint(other), c); err != nil {
-			return nil, err
+// given are the options that the body has.
+func (o *batchOptions) given() map[string]any {
+	options := map[string]any{}
+	for _, m := range o.members() {
+		if text, ok := m.into.(*json.RawMessage); ok && *text != nil {
+			options[m.name] = *text
 		}
 	}
-	id, err := a.operator.CreateBatch(ctx, in.Body.Name, in.Queue, in.Body.Options, in.Body.by(ctx))
-	return &answer[created]{created{id}}, err
+	return options
+}
+
+func (a *API) describeBatch(op *huma.Operation) {
+	op.RequestBody = a.bodyOf(batchCreation{})
+	op.Parameters = append(op.Parameters, queueParameter())
+	op.Responses["201"] = &huma.Response{Description: "Created", Content: jsonOf(a.schema(created{}))}
+}
+
+// createBatch accepts a query from admins alone, since it is SQL, and a completion queue only from who may push to it.
+func (a *API) createBatch(w http.ResponseWriter, r *http.Request) error {
+	var in batchCreation
+	var text json.RawMessage
+	give, err := a.readMembers(w, r, []member{{"reason", &in.Reason}, {"name", &in.Name}, {"options", &text}})
+	defer give()
+	if err != nil {
+		return err
+	}
+	if err := cmp.Or(lengthOf("reason", in.Reason, 1, 1000), lengthOf("name", in.Name, 1, 200)); err != nil {
+		return err
+	}
+	if text == nil {
+		return flaw("options", errMissing)
+	}
+	if err := decodeWhole(text, in.Options.members()); err != nil {
+		return flaw("options", err)
+	}
+	ctx := r.Context()
+	if err := a.mayCreate(ctx, in.Options); err != nil {
+		return err
+	}
+	id, err := a.operator.CreateBatch(ctx, in.Name, r.PathValue("queue"), in.Options.given(), in.by(ctx))
+	if err != nil {
+		return err
+	}
+	writeJSON(w, "application/json", http.StatusCreated, created{id})
+	return nil
+}
+
+// mayCreate tells whether the caller may use the options of a batch that reach beyond its queue.
+func (a *API) mayCreate(ctx context.Context, o batchOptions) error {
+	c := who(ctx)
+	if o.Query != nil && (!c.may(admin) || c.limited()) {
+		return fmt.Errorf("%w: a query needs scope admin, without limits", errForbidden)
+	}
+	if o.CompletionQueue == nil {
+		return nil
+	}
+	var other string
+	if err := json.Unmarshal(o.CompletionQueue, &other); err != nil {
+		return flaw("options.completion_queue", errors.New("want a text"))
+	}
+	if !c.may(push) {
+		return fmt.Errorf("%w: a completion_queue needs scope push, for it gets an entry", errForbidden)
+	}
+	if c.limited() {
+		return a.allowed(ctx, ofQueue, other, c)
+	}
+	return nil
 }
 
 // created names what was made.

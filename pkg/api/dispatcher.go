@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -20,7 +22,7 @@ import (
 // know. These changes come without a reason; the audit says by which address they came.
 func (a *API) dispatcherRoutes() {
 	const config, dlq = "/admin/model-configs/{model}", "/admin/dlq"
-	add(a, route{method: "POST", path: "/queue/submit", id: "submit-job", summary: "Push an entry to the queue of a model", scope: push, of: ofNobody, bytesMax: a.cfg.BodyBytesMax}, a.submitJob)
+	a.raw(route{method: "POST", path: "/queue/submit", id: "submit-job", summary: "Push an entry to the queue of a model", scope: push, of: ofNobody, bytesMax: a.cfg.BodyBytesMax}, a.describeSubmission, a.submitJob)
 	add(a, route{method: "POST", path: "/admin/register", id: "register-server", summary: "Make a server of a model known; a model that is not known yet is spoken to as by a dispatcher", scope: admin, of: ofPlatform}, a.registerServer)
 	add(a, route{method: "GET", path: config, id: "show-model-config", summary: "The config of a model in force: what was registered, what is laid over it, and defaults", scope: read, of: ofModel}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		return a.modelConfig(ctx, in.Model)
@@ -57,47 +59,63 @@ type Job struct {
 const urgent = int16(9)
 
 type submission struct {
-	Key  string `header:"Idempotency-Key" doc:"A second submission with the same key gets the job of the first one."`
-	Body struct {
-		Model       string          `json:"model" minLength:"1" maxLength:"200"`
-		Payload     json.RawMessage `json:"payload"`
-		CallbackURL string          `json:"callback_url,omitempty" maxLength:"2048" doc:"Where the outcome is sent."`
-		Priority    bool            `json:"priority,omitempty" doc:"Before those without; in order among those with it."`
-	}
+	Model       string          `json:"model" minLength:"1" maxLength:"200"`
+	Payload     json.RawMessage `json:"payload" doc:"Any JSON value."`
+	CallbackURL string          `json:"callback_url,omitempty" maxLength:"2048" doc:"Where the outcome is sent."`
+	Priority    bool            `json:"priority,omitempty" doc:"Before those without; in order among those with it."`
 }
 
-func (a *API) submitJob(ctx context.Context, in *submission) (*answer[Job], error) {
-	var key string
-	var err error
-	if in.Key != "" {
-		if key, err = idempotencyKey(http.Header{"Idempotency-Key": {in.Key}}); err != nil {
-			return nil, err
-		}
+func (s *submission) members() []member {
+	return []member{{"model", &s.Model}, {"payload", &s.Payload}, {"callback_url", &s.CallbackURL}, {"priority", &s.Priority}}
+}
+
+func (a *API) describeSubmission(op *huma.Operation) {
+	op.RequestBody = a.bodyOf(submission{})
+	op.Parameters = append(op.Parameters, keyParameter("A second submission with the same key gets the job of the first one."))
+	op.Responses["200"] = &huma.Response{Description: "OK", Content: jsonOf(a.schema(Job{}))}
+}
+
+func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
+	var in submission
+	give, err := a.readMembers(w, r, in.members())
+	defer give()
+	if err != nil {
+		return err
 	}
-	p := invalidation.Push{Payload: in.Body.Payload, IdempotencyKey: key}
-	if in.Body.Priority {
+	if err := cmp.Or(lengthOf("model", in.Model, 1, 200), lengthOf("callback_url", in.CallbackURL, 0, 2048)); err != nil {
+		return err
+	}
+	if in.Payload == nil {
+		return flaw("payload", errMissing)
+	}
+	p := invalidation.Push{Payload: in.Payload}
+	if p.IdempotencyKey, err = idempotencyKey(r.Header); err != nil {
+		return err
+	}
+	if in.Priority {
 		high := urgent
 		p.Priority = &high
 	}
-	if in.Body.CallbackURL != "" {
+	if in.CallbackURL != "" {
+		if p.Callback, err = json.Marshal(map[string]string{"url": in.CallbackURL}); err != nil {
+			return err
+		}
 		if a.cfg.CheckCallback != nil {
-			if err := a.cfg.CheckCallback(in.Body.CallbackURL); err != nil {
-				return nil, flaw("callback_url", err)
+			if err := a.cfg.CheckCallback(in.CallbackURL); err != nil {
+				return flaw("callback_url", err)
 			}
 		}
-		if p.Callback, err = json.Marshal(map[string]string{"url": in.Body.CallbackURL}); err != nil {
-			return nil, err
-		}
 	}
-	queue, err := a.queueOfModel(ctx, in.Body.Model)
+	queue, err := a.queueOfModel(r.Context(), in.Model)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	pushed, err := queue.Push(ctx, p)
+	pushed, err := queue.Push(r.Context(), p)
 	if err != nil {
-		return nil, inUse(err, p)
+		return inUse(err, p)
 	}
-	return &answer[Job]{Job{strconv.FormatInt(int64(pushed[0].ID), 10), "queued"}}, nil
+	writeJSON(w, "application/json", http.StatusOK, Job{strconv.FormatInt(int64(pushed[0].ID), 10), "queued"})
+	return nil
 }
 
 // queueOfModel finds the queue of a model, if the caller may push to it.

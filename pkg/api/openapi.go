@@ -50,6 +50,9 @@ func reach(doc *huma.OpenAPI, schema *huma.Schema, found map[string]bool) {
 	for _, property := range schema.Properties {
 		reach(doc, property, found)
 	}
+	for _, one := range schema.OneOf {
+		reach(doc, one, found)
+	}
 	reach(doc, schema.Items, found)
 }
 

@@ -1,47 +1,52 @@
 package api
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"mime"
 	"net/http"
-	"reflect"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/penstock/penstock/pkg/invalidation"
 )
-
-// entryToPush is one entry in the body of a push. Only payload is needed; the options are those of penstock.push.
-type entryToPush struct {
-	Payload        json.RawMessage           `json:"payload"`
-	LockKey        string                    `json:"lock_key"`
-	Flow           string                    `json:"flow"`
-	Priority       *int16                    `json:"priority"`
-	DueAt          time.Time                 `json:"due_at"`
-	StartBy        time.Time                 `json:"start_by"`
-	FinishBy       time.Time                 `json:"finish_by"`
-	Cost           float64                   `json:"cost"`
-	Name           string                    `json:"name"`
-	IdempotencyKey string                    `json:"idempotency_key"`
-	UniqueKey      string                    `json:"unique_key"`
-	UniquePolicy   invalidation.UniquePolicy `json:"unique_policy"`
-	Trace          string                    `json:"trace"`
-	Callback       json.RawMessage           `json:"callback"`
-}
 
 func (a *API) pushRoutes() {
 	a.raw(route{
 		method: "POST", path: "/v1/queues/{queue}/entries", id: "push", summary: "Accept one entry, a list of them (all or none), or a stream (line by line)",
 		scope: push, of: ofQueue, status: http.StatusCreated, bytesMax: math.MaxInt64, timeout: -1,
-	}, nil, a.push)
+	}, a.describePush, a.push)
+}
+
+func (a *API) describePush(op *huma.Operation) {
+	entry := a.schema(entryToPush{})
+	one := a.schema(invalidation.Pushed{})
+	op.Parameters = append(op.Parameters, queueParameter(), keyParameter("A request that is sent again under its key is answered with the entries of the first one."))
+	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+		"application/json":     {Schema: &huma.Schema{OneOf: []*huma.Schema{entry, {Type: huma.TypeArray, Items: entry}}}},
+		"application/x-ndjson": {Schema: entry},
+	}}
+	for status, description := range map[string]string{
+		"201": "Accepted: at least one entry is new. The answer has the shape of the body.",
+		"200": "Every entry had been accepted before or was a duplicate; for a stream, what became of its lines.",
+	} {
+		op.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{
+			"application/json":     {Schema: &huma.Schema{OneOf: []*huma.Schema{one, a.schema(pushedMany{}), a.schema(streamEnd{})}}},
+			"application/x-ndjson": {Schema: &huma.Schema{Description: "With Accept: application/x-ndjson a line for each line, and last a summary."}},
+		}}
+	}
+}
+
+// pushedMany is the answer to a push of a list.
+type pushedMany struct {
+	Entries []invalidation.Pushed `json:"entries" nullable:"false" doc:"In the order of the body."`
 }
 
 // push accepts a JSON object, or an array of them: all or none; or a stream of objects, a line each.
@@ -65,8 +70,6 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
 	defer cancel()
 	r = r.WithContext(ctx)
-	// Beyond the time for the work: a read that runs into its deadline ends the whole request.
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.Timeout + 5*time.Second))
 	body, taken, err := a.readBody(w, r)
 	defer a.bodies.give(taken)
 	if err != nil {
@@ -102,7 +105,7 @@ func answerPush(w http.ResponseWriter, pushed []invalidation.Pushed, one bool) e
 		w.Header().Set("Idempotent-Replayed", "true")
 	}
 	if !one {
-		writeJSON(w, "application/json", status, map[string]any{"entries": pushed})
+		writeJSON(w, "application/json", status, pushedMany{pushed})
 		return nil
 	}
 	w.Header().Set("Location", "/v1/entries/"+strconv.FormatInt(int64(pushed[0].ID), 10))
@@ -122,6 +125,8 @@ func neverFits(err error, n int) error {
 
 // readBody reads a body whole, within what all bodies together may take, which the caller gives back.
 func (a *API) readBody(w http.ResponseWriter, r *http.Request) (body []byte, taken int64, err error) {
+	// Beyond the time for the work: a read that runs into its deadline ends the whole request.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.Timeout + 5*time.Second))
 	r.Body = http.MaxBytesReader(w, r.Body, a.cfg.BodyBytesMax)
 	plain, err := inflated(r)
 	if err != nil {
@@ -142,12 +147,9 @@ func (a *API) take(r *http.Request) (leave func(), err error) {
 
 // pushesOf makes pushes of a body, and gives each the request's trace and its part of the Idempotency-Key.
 func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push, one bool, err error) {
-	entries, one, err := decode(body)
+	entries, one, err := decode(body, a.cfg.EntriesMax)
 	if err != nil {
 		return nil, one, err
-	}
-	if len(entries) > a.cfg.EntriesMax {
-		return nil, one, fmt.Errorf("%w: %d, at most %d", errTooMany, len(entries), a.cfg.EntriesMax)
 	}
 	key, err := idempotencyKey(r.Header)
 	if err != nil {
@@ -192,10 +194,10 @@ func (a *API) checkCallback(callback json.RawMessage) error {
 		return nil
 	}
 	var c struct {
-		URL     string          `json:"url"`
-		Context json.RawMessage `json:"context"`
+		URL     string
+		Context json.RawMessage
 	}
-	if err := strict(callback, &c); err != nil {
+	if err := decodeWhole(callback, []member{{"url", &c.URL}, {"context", &c.Context}}); err != nil {
 		return flaw("callback", fmt.Errorf("it is not an object with url and, if wanted, context: %w", err))
 	}
 	if c.URL == "" {
@@ -219,53 +221,3 @@ func flaw(field string, err error) error { return &fieldError{field, err} }
 
 func (f *fieldError) Error() string   { return f.field + ": " + f.err.Error() }
 func (f *fieldError) Unwrap() []error { return []error{f.err, errInvalid} }
-
-// wanted says what fields of an entry must be, by their type. The one small integer is the priority.
-var wanted = map[reflect.Kind]string{reflect.String: "a text", reflect.Int16: "a whole number from 0 to 9", reflect.Float64: "a number"}
-
-// strict reads one JSON value and nothing after it. A field that does not exist is an error: a misspelt option would be
-// lost in silence.
-func strict(text []byte, into any) error {
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	var mismatch *json.UnmarshalTypeError
-	switch err := decoder.Decode(into); {
-	case errors.Is(err, io.EOF):
-		return errors.New("the body is empty")
-	case errors.As(err, &mismatch):
-		return fmt.Errorf("%s: got %s, want %s", cmp.Or(mismatch.Field, "the value"), mismatch.Value,
-			cmp.Or(wanted[mismatch.Type.Kind()], "an object, or a list of them"))
-	case err != nil:
-		return err
-	}
-	if _, end := decoder.Token(); !errors.Is(end, io.EOF) {
-		return errors.New("there is something after the JSON value")
-	}
-	return nil
-}
-
-// decode reads one object or an array of objects.
-func decode(body []byte) (entries []entryToPush, one bool, err error) {
-	if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '[' {
-		err = strict(body, &entries)
-	} else {
-		one, entries = true, make([]entryToPush, 1)
-		err = strict(body, &entries[0])
-	}
-	if err != nil {
-		return nil, one, fmt.Errorf("%w: %w", errMalformed, err)
-	}
-	for i, e := range entries {
-		if e.Payload == nil {
-			return nil, one, fmt.Errorf("%w: entry %d has no payload", errMalformed, i+1)
-		}
-	}
-	return entries, one, nil
-}
-
-func (e entryToPush) push() invalidation.Push {
-	if bytes.Equal(e.Callback, []byte("null")) {
-		e.Callback = nil
-	}
-	return invalidation.Push(e)
-}

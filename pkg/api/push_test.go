@@ -357,6 +357,35 @@ func TestBodiesOfAllRequestsTogetherAreBounded(t *testing.T) {
 	}
 }
 
+// TestEveryRouteThatTakesALargeBodyIsWithinTheBound sends a body to each of them while others have taken all memory.
+func TestEveryRouteThatTakesALargeBodyIsWithinTheBound(t *testing.T) {
+	s := serve(t, Config{Reports: reports{}}, invalidation.Config{})
+	if err := s.api.bodies.take(s.api.bodies.free.Load()); err != nil {
+		t.Fatal(err)
+	}
+	large := 0
+	for _, r := range s.api.routes {
+		if r.bytesMax <= defaultBytesMax {
+			continue
+		}
+		large++
+		path := strings.NewReplacer("{queue}", "work", "{id}", "7").Replace(r.path)
+		if r.path == "/tasks/callback/{id}" {
+			path += "?token=7&key=good"
+		}
+		request := httptest.NewRequest(r.method, "http://localhost"+path, strings.NewReader(`{"payload": 1}`))
+		request.Header.Set("Content-Type", "application/json")
+		answer := httptest.NewRecorder()
+		s.api.ServeHTTP(answer, request)
+		if answer.Code != http.StatusServiceUnavailable || !strings.Contains(answer.Body.String(), `"busy"`) {
+			t.Errorf("%s %s: %d %s", r.method, r.path, answer.Code, answer.Body)
+		}
+	}
+	if large < 4 {
+		t.Errorf("only %d routes take a large body", large)
+	}
+}
+
 func TestKeyOfARequestUnderWayIsRefusedAfterAWhile(t *testing.T) {
 	s := serve(t, Config{}, invalidation.Config{})
 	in, out := io.Pipe()
@@ -413,7 +442,7 @@ func TestWhatIsWrongWithABodyIsSaidInWordsOfTheAPI(t *testing.T) {
 		`{"payload": 1, "priority": 70000}`: "priority: got number 70000, want a whole number from 0 to 9",
 		`[{"payload": 1, "flow": 7}]`:       "flow: got number, want a text",
 	} {
-		if _, _, err := decode([]byte(body)); !errors.Is(err, errMalformed) || !strings.HasSuffix(err.Error(), ": "+want) {
+		if _, _, err := decode([]byte(body), 10); !errors.Is(err, errMalformed) || !strings.HasSuffix(err.Error(), ": "+want) {
 			t.Errorf("%s: %v, want %q", body, err, want)
 		}
 	}

@@ -150,12 +150,12 @@ func (s *stream) read(ctx context.Context, in *lines, out chan<- streamLine) err
 }
 
 func (s *stream) decode(text []byte, number int64) (invalidation.Push, error) {
-	entries, one, err := decode(text)
-	switch {
-	case err != nil:
-		return invalidation.Push{}, err
-	case !one:
+	if isArray(text) {
 		return invalidation.Push{}, fmt.Errorf("%w: a line of a stream is one object", errMalformed)
+	}
+	entries, _, err := decode(text, 1)
+	if err != nil {
+		return invalidation.Push{}, err
 	}
 	return s.pushOf(entries[0], number)
 }

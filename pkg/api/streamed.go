@@ -91,7 +91,7 @@ func (a *answers) count(l *streamLine) {
 }
 
 // aboutOne takes from an error which entry of the push it was: the line says so.
-var aboutOne = strings.NewReplacer(" (entry 1)", "", " of entry 1 ", " ", "entry 1 has no payload", "there is no payload")
+var aboutOne = strings.NewReplacer(" (entry 1)", "", " of entry 1 ", " ")
 
 func (a *answers) send() error {
 	if !a.started {

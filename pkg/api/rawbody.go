@@ -1,0 +1,72 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"unicode/utf8"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// Bodies that may be large are read within the bytes that all bodies together may take, and decoded member by member:
+// huma would hold them outside that bound, and once more as a tree of values.
+
+// errMissing is the flaw of a required field that a body lacks.
+var errMissing = errors.New("it is missing")
+
+// readMembers reads a body that is one object. The caller calls give when it needs the body no more, error or not.
+func (a *API) readMembers(w http.ResponseWriter, r *http.Request, members []member) (give func(), err error) {
+	give = func() {}
+	if r.URL.RawQuery != "" {
+		return give, fmt.Errorf("%w: this address takes no query parameters", errInvalid)
+	}
+	if given := r.Header.Get("Content-Type"); given != "" {
+		if mediaType, _, err := mime.ParseMediaType(given); err != nil || mediaType != "application/json" {
+			return give, errMediaType
+		}
+	}
+	body, taken, err := a.readBody(w, r)
+	give = func() { a.bodies.give(taken) }
+	if err != nil {
+		return give, err
+	}
+	var unfit *memberError
+	switch err := decodeWhole(body, members); {
+	case errors.As(err, &unfit):
+		return give, flaw(unfit.field, unfit.err)
+	case err != nil:
+		return give, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	return give, nil
+}
+
+// lengthOf refuses a text with fewer than least or more than most characters.
+func lengthOf(field, text string, least, most int) error {
+	switch n := utf8.RuneCountInString(text); {
+	case n == 0 && least > 0:
+		return flaw(field, errMissing)
+	case n < least || n > most:
+		return flaw(field, fmt.Errorf("it has %d characters, want %d to %d", n, least, most))
+	}
+	return nil
+}
+
+// The parts of descriptions of such routes.
+
+func jsonOf(schema *huma.Schema) map[string]*huma.MediaType {
+	return map[string]*huma.MediaType{"application/json": {Schema: schema}}
+}
+
+func (a *API) bodyOf(body any) *huma.RequestBody {
+	return &huma.RequestBody{Required: true, Content: jsonOf(a.schema(body))}
+}
+
+func queueParameter() *huma.Param {
+	return &huma.Param{Name: "queue", In: "path", Required: true, Schema: &huma.Schema{Type: huma.TypeString}}
+}
+
+func keyParameter(description string) *huma.Param {
+	return &huma.Param{Name: "Idempotency-Key", In: "header", Description: description, Schema: &huma.Schema{Type: huma.TypeString}}
+}
