@@ -83,6 +83,9 @@ func TestMetricsCanBeRead(t *testing.T) {
 	        penstock.register_instance('m', 's', 'http://127.0.0.1:1', 1)`); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := p.api.Exec(t.Context(), `UPDATE penstock.instance SET state = 'unhealthy'`); err != nil { // a degradation
+		t.Fatal(err)
+	}
 	log, err := cfg.Log.Logger(&bytes.Buffer{})
 	if err != nil {
 		t.Fatal(err)
@@ -109,6 +112,9 @@ func TestMetricsCanBeRead(t *testing.T) {
 	found := telemetrytest.Check(t, telemetry.Leader, l.registry())
 	if n := len(found["penstock_queue_entries"].GetMetric()); n != 15 {
 		t.Errorf("penstock_queue_entries has %d series, want five states of three queues", n)
+	}
+	if degraded := found["penstock_degraded"].GetMetric(); len(degraded) != 1 || degraded[0].GetLabel()[1].GetValue() != "model m" {
+		t.Errorf("penstock_degraded is %v, want the model whose only instance is unhealthy", degraded)
 	}
 	stop()
 	if err := <-ended; err != nil {

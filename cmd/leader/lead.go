@@ -26,6 +26,7 @@ type leader struct {
 	metrics  telemetry.Metrics
 	queues   telemetry.Bound // names that have series of their own
 	models   telemetry.Bound
+	degraded telemetry.Bound // objects of degradations
 	requests *requests
 }
 

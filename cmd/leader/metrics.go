@@ -71,6 +71,9 @@ func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
 		sums.Add("model_slots", float64(m.Held-m.Doubtful), model, "held")
 		sums.Add("model_slots", float64(m.Doubtful), model, "doubtful")
 	}
+	for _, d := range sampling.Degraded {
+		sums.Max("degraded", 1, d.Code, l.degraded.Label(d.Object))
+	}
 	sums.Collect(out)
 	out <- l.metrics.Value("sample_age_seconds", time.Since(sampling.At).Seconds())
 	out <- l.metrics.Value("sample_seconds", sampling.Took.Seconds())

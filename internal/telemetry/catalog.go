@@ -50,6 +50,7 @@ var catalog = []Metric{
 	leader("queue_serving_nodes", gauge, "live nodes that would claim from the queue", "queue"),
 	leader("queue_dead_tuples", gauge, "dead rows of the queue's table that vacuum has not removed", "queue"),
 	leader("model_slots", gauge, "slots of a model's usable instances by state: free, held, doubtful (held by a call that nobody follows)", "model", "state"),
+	leader("degraded", gauge, "1 for each state in which work stands still or is slow while processes run: code is standstill (of a queue), dead_slots, quarantined or no_instance (of a model), no_hints (of a node). `penstock doctor` says more", "code", "object"),
 	leader("sample_age_seconds", gauge, "since the elected leader looked at the queues; the metrics above are as old"),
 	leader("sample_seconds", gauge, "how long that look took"),
 

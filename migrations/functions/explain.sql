@@ -71,11 +71,16 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.serving(q.id) s
     HAVING count(*) > 0 AND bool_and((SELECT count(*) FROM penstock.lock l WHERE l.queue_id = q.id AND l.node_id = s.id) >= q.max_concurrent_per_node)
     UNION ALL
-    SELECT penstock.because('nobody_serves', format('no live node serves the queue (application %s)%s', q.application,
-               coalesce('; ' || d.dead || ' that did fell silent', '') || coalesce('; ' || d.draining || ' drain', '')),
-               jsonb_build_object('application', q.application, 'dead', d.dead, 'draining', d.draining))
-      FROM (SELECT nullif(count(*) FILTER (WHERE state = 'dead'), 0) AS dead, nullif(count(*) FILTER (WHERE state = 'draining'), 0) AS draining
-              FROM penstock.node_status s WHERE q.name = ANY (s.queues)) d
+    SELECT penstock.because('nobody_serves', CASE
+               WHEN d.live IS NULL THEN format('no live node serves the queue (application %s)', q.application)
+               ELSE format('no live node serves the queue: %s of application %s live and have no handler for it, since a queue of kind %s needs '
+                           || 'statements (penstock.set_statements) or a program with a handler', d.live, q.application, q.kind) END
+               || coalesce('; ' || d.dead || ' that did fell silent', '') || coalesce('; ' || d.draining || ' drain', ''),
+               jsonb_build_object('application', q.application, 'kind', q.kind, 'live', d.live, 'dead', d.dead, 'draining', d.draining))
+      FROM (SELECT nullif(count(*) FILTER (WHERE state = 'live' AND s.application = q.application), 0) AS live,
+                   nullif(count(*) FILTER (WHERE state = 'dead' AND q.name = ANY (s.queues)), 0) AS dead,
+                   nullif(count(*) FILTER (WHERE state = 'draining' AND q.name = ANY (s.queues)), 0) AS draining
+              FROM penstock.node_status s) d
      WHERE NOT EXISTS (SELECT FROM penstock.serving(q.id))
 $$;
 
@@ -182,13 +187,11 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
     SELECT CASE WHEN i.usable = 0 THEN
                penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s', i.n, q.model, coalesce(': ' || i.why, '')),
                                 jsonb_build_object('model', q.model, 'instances', i.n))
-           ELSE penstock.because('no_slot', format('%s of %s slots of model %s are held', i.held, i.slots, q.model),
-                                jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots)) END
-      FROM (SELECT count(*) AS n, count(*) FILTER (WHERE x.usable) AS usable, coalesce(sum(x.slots) FILTER (WHERE x.usable), 0) AS slots,
-                   coalesce(sum(x.held) FILTER (WHERE x.usable), 0) AS held,
-                   string_agg(DISTINCT x.server || ' ' || CASE WHEN x.draining THEN 'drains' ELSE x.state END || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ') AS why
-              FROM penstock.instance_status x WHERE x.model = q.model) i
-     WHERE q.model IS NOT NULL AND i.held >= i.slots
+           ELSE penstock.because('no_slot', format('%s of %s slots of model %s are held%s', i.held, i.slots, q.model,
+                                                   coalesce(', ' || nullif(i.dead, 0) || ' of them by calls of dead nodes', '')),
+                                jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots, 'dead', nullif(i.dead, 0))) END
+      FROM penstock.model_slots(q.model) i
+     WHERE q.model IS NOT NULL AND i.held >= i.slots AND i.idle = 0
 $$;
 
 -- pause_reasons says by which pause an entry is kept from being claimed. A paused name or key shows as disabled.

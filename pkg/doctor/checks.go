@@ -32,6 +32,10 @@ var checks = []check{
 	{"late entries", checkLate},
 	{"stuck locks", checkStuck},
 	{"unserved queues", checkUnserved},
+	{"standstills", checkStandstills},
+	{"dead slots", checkDeadSlots},
+	{"instances", checkInstances},
+	{"hints", checkHints},
 	{"pauses", checkPaused},
 	{"invariants", checkInvariants},
 }

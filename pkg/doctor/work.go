@@ -106,11 +106,11 @@ func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 }
 
 // judged turns lines and whether each is critical into a finding.
-func judged(ctx context.Context, tx pgx.Tx, sql, fine, many, advice string) (Finding, error) {
+func judged(ctx context.Context, tx pgx.Tx, sql, fine, many, advice string, args ...any) (Finding, error) {
 	f := Finding{Summary: fine}
 	var line string
 	var critical bool
-	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, sql), []any{&line, &critical}, func() error {
+	_, err := pgx.ForEachRow(postgres.Query(ctx, tx, sql, args...), []any{&line, &critical}, func() error {
 		f.Details = append(f.Details, line)
 		if critical {
 			f.Severity = Critical

@@ -65,6 +65,25 @@ func TestExplainSaysWhatNodesOfTheQueueDo(t *testing.T) {
 	}
 }
 
+// Nodes of the application live, and none has a handler: that is another thing to mend than a missing node.
+func TestExplainSaysWhatAQueueWithoutAHandlerNeeds(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	id := b.push("")[0]
+	b.exec(b.pool, `UPDATE penstock.node SET queue_ids = '{}'`)
+	e, err := b.d.Explain(b.ctx, int64(id))
+	b.must(err)
+	want := "2 of application default live and have no handler for it, since a queue of kind task needs statements"
+	if len(e.Reasons) != 1 || e.Reasons[0].Code != "nobody_serves" || !strings.Contains(e.Reasons[0].Text, want) {
+		t.Errorf("explained %+v, want that %s", e.Reasons, want)
+	}
+	b.exec(b.pool, `UPDATE penstock.node SET application = 'other'`)
+	e, err = b.d.Explain(b.ctx, int64(id))
+	b.must(err)
+	if want := "no live node serves the queue (application default)"; len(e.Reasons) != 1 || e.Reasons[0].Text != want {
+		t.Errorf("explained %+v, want %q", e.Reasons, want)
+	}
+}
+
 func TestExplainOfALateEntrySaysThatItExpires(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	id := b.pushAll(b.pool, Push{StartBy: time.Now().Add(time.Hour)})[0]

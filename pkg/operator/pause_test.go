@@ -14,7 +14,7 @@ func TestPauseStopsFlowModelAndApplication(t *testing.T) {
 	by := By{Actor: "ada", Reason: "window"}
 	b.exec(b.pool, `SELECT penstock.create_queue('others', '{"model": "other"}')`)
 	for _, c := range []struct {
-		subject    operator.Subject
+		subject      operator.Subject
 		paused, free string // flows
 	}{
 		{operator.Subject{Scope: operator.ByFlow, Value: "a"}, "a", "b"},

@@ -32,6 +32,13 @@ type Sampling struct {
 	Queues []Sample
 	Server Server
 	Models []ModelSlots
+	// Degraded lists the rows of penstock.degradations, which explains them.
+	Degraded []Degradation
+}
+
+// Degradation is a state in which work stands still, or is slower than it should be, while every process runs.
+type Degradation struct {
+	Code, Object string
 }
 
 // Sample is how a queue stood: a row of penstock.sample, which explains the columns.
@@ -129,6 +136,8 @@ const modelSlotsSQL = `
 SELECT model, sum(slots) FILTER (WHERE usable)::bigint, sum(held)::bigint, sum(doubtful)::bigint
   FROM penstock.instance_status GROUP BY model ORDER BY model`
 
+const degradedSQL = `SELECT code, object FROM penstock.degradations()`
+
 func (s *Samples) look(ctx context.Context) (Sampling, error) {
 	var found Sampling
 	var err error
@@ -146,6 +155,10 @@ func (s *Samples) look(ctx context.Context) (Sampling, error) {
 	})
 	if err != nil {
 		return found, fmt.Errorf("sample slots: %w", err)
+	}
+	found.Degraded, err = pgx.CollectRows(postgres.Query(ctx, s.db, degradedSQL), pgx.RowToStructByPos[Degradation])
+	if err != nil {
+		return found, fmt.Errorf("sample degradations: %w", err)
 	}
 	return found, nil
 }

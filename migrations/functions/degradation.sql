@@ -1,0 +1,124 @@
+-- Degradation: states in which work stands still, or is slower than it should be, while every process runs. The doctor,
+-- the leader's metrics with the alerts on them, and /readyz show the same rows; explain names them for one entry.
+
+-- model_slots counts a model's instances and the slots of the usable ones. held are taken; of these, dead are taken by
+-- calls of dead nodes or calls that nobody follows, and idle are in the blocks of live nodes, which hold no lock for
+-- them: those nodes claim for them at once. why has the state of each instance.
+CREATE OR REPLACE FUNCTION penstock.model_slots(model text, OUT n bigint, OUT usable bigint, OUT quarantined bigint, OUT slots bigint,
+                                                OUT held bigint, OUT dead bigint, OUT dead_since timestamptz, OUT idle bigint, OUT why text)
+LANGUAGE sql STABLE AS $$
+    SELECT count(*), count(*) FILTER (WHERE x.usable), count(x.quarantined_until), coalesce(sum(x.slots) FILTER (WHERE x.usable), 0)::bigint,
+           coalesce(sum(x.held) FILTER (WHERE x.usable), 0)::bigint, coalesce(sum(d.dead), 0)::bigint, min(d.since),
+           greatest(0, coalesce(sum(x.held), 0) - coalesce(sum(d.dead), 0)
+                       - (SELECT count(*) FROM penstock.queue q JOIN penstock.lock l ON l.queue_id = q.id WHERE q.model = model_slots.model))::bigint,
+           string_agg(x.server || ' ' || CASE WHEN x.draining THEN 'drains'
+                                              WHEN x.quarantined_until IS NOT NULL
+                                              THEN 'is quarantined for ' || penstock.ago(x.quarantined_until - clock_timestamp())
+                                              ELSE 'is ' || x.state END
+                      || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ' ORDER BY x.server)
+      FROM penstock.instance_status x
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS dead, min(s.leased_at) AS since
+             FROM penstock.slot s LEFT JOIN penstock.node o ON o.id = s.node_id
+            WHERE s.instance_id = x.id AND (s.doubt_at IS NOT NULL OR o.id IS NULL OR o.beat_at + o.lease < clock_timestamp())) d
+     WHERE x.model = model_slots.model
+$$;
+
+-- degraded_models names the models whose slots dead nodes hold, critical where they hold all, and the models none of
+-- whose instances takes calls.
+CREATE OR REPLACE FUNCTION penstock.degraded_models()
+RETURNS TABLE (code text, object text, critical boolean, detail text)
+LANGUAGE sql STABLE AS $$
+    SELECT d.*
+      FROM (SELECT DISTINCT i.model FROM penstock.instance i) m
+     CROSS JOIN LATERAL penstock.model_slots(m.model) s
+     CROSS JOIN LATERAL (
+           SELECT 'dead_slots', 'model ' || m.model, s.dead >= s.slots,
+                  format('%s of %s slots of model %s are held by calls of dead nodes, the oldest for %s', s.dead, s.slots, m.model,
+                         penstock.ago(clock_timestamp() - s.dead_since))
+            WHERE s.dead > 0
+           UNION ALL
+           SELECT CASE WHEN s.quarantined > 0 THEN 'quarantined' ELSE 'no_instance' END, 'model ' || m.model, true,
+                  format('none of the %s instances of model %s takes calls: %s', s.n, m.model, s.why)
+            WHERE s.usable = 0) d
+$$;
+
+-- degraded_hints names the live nodes that hear no hints and find work by polling, as their heartbeats report.
+CREATE OR REPLACE FUNCTION penstock.degraded_hints()
+RETURNS TABLE (code text, object text, critical boolean, detail text)
+LANGUAGE sql STABLE AS $$
+    SELECT 'no_hints', 'node ' || n.name, false,
+           format('node %s hears no hints and finds work by polling: %s', n.name,
+                  CASE n.load->>'hints' WHEN 'pooler' THEN 'a pooler in transaction mode carries none, and database.direct_url is not set'
+                       ELSE coalesce(nullif(n.load->>'hints_error', ''), 'it has not connected yet') END)
+      FROM penstock.node n
+     WHERE n.load->>'hints' IN ('lost', 'pooler') AND n.beat_at + n.lease >= clock_timestamp() AND n.draining_at IS NULL
+       AND n.started_at < clock_timestamp() - interval '10 seconds'
+$$;
+
+-- head_entry is the entry of a queue that a node would claim first: of the first ready row whose key nobody holds, among
+-- the first 100. Null if there is none.
+CREATE OR REPLACE FUNCTION penstock.head_entry(queue integer) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(h.entry_id, (SELECT e.id FROM penstock.entry e
+                                  WHERE e.queue_id = $1 AND e.lock_key = h.lock_key AND e.status = 'pending' AND e.priority >= 0
+                                  ORDER BY e.id LIMIT 1))
+      FROM (SELECT r.entry_id, r.lock_key, r.priority, r.flow, r.pos FROM penstock.ready r
+             WHERE r.queue_id = $1 AND r.priority >= 0 ORDER BY r.priority, r.flow, r.pos LIMIT 100) h
+     WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = coalesce(h.lock_key, '#' || h.entry_id))
+     ORDER BY h.priority, h.flow, h.pos
+     LIMIT 1
+$$;
+
+-- head_reasons says why the entry at the head of a queue does not run, as explain does: all reasons in one text, and
+-- whether one of them is meant so by an operator, a rate or a limit. Nulls: nothing that explain knows keeps it.
+CREATE OR REPLACE FUNCTION penstock.head_reasons(queue integer, OUT why text, OUT meant boolean)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    head bigint := penstock.head_entry(queue);
+BEGIN
+    IF head IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT string_agg(r->>'text', '; '),
+           bool_or(r->>'code' IN ('paused', 'nodes_paused', 'queue_disabled', 'disabled', 'limit', 'node_limit', 'rate', 'pushed_back', 'not_due'))
+      INTO why, meant
+      FROM jsonb_array_elements(penstock.explain_entry(head)->'reasons') r
+     WHERE r->>'code' NOT IN ('ahead_in_lane', 'ahead_in_key');
+EXCEPTION WHEN SQLSTATE 'PS007' THEN
+    NULL; -- it has ended meanwhile, and nothing is kept of it
+END $$;
+
+-- degraded_queues names the queues that stand still: nodes serve them, entries wait, none has left for 25 seconds (by
+-- the leader's samples), and no node has run one for longer than ten. The detail is what explain says of the entry at the
+-- head. Queues in which an operator, a rate or a limit is the reason are left out: they do what they were told.
+CREATE OR REPLACE FUNCTION penstock.degraded_queues()
+RETURNS TABLE (code text, object text, critical boolean, detail text)
+LANGUAGE sql STABLE AS $$
+    SELECT 'standstill', 'queue ' || q.name, s.head_age > 60,
+           format('%s entries of queue %s wait, the first for %s, and none has left it for %s: %s', s.pending - s.computing, q.name,
+                  penstock.ago(s.head_age * interval '1 second'), penstock.ago(s.at - o.at),
+                  coalesce(w.why, 'nothing that explain knows keeps them; see the logs of the nodes'))
+      FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT penstock.last_sample(q.id) AS l) x) s
+     CROSS JOIN LATERAL (
+           SELECT b.at, b.gone FROM penstock.sample b
+            WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds' AND b.at > statement_timestamp() - interval '5 minutes'
+            ORDER BY b.at DESC LIMIT 1) o
+     CROSS JOIN LATERAL penstock.head_reasons(q.id) w
+     WHERE s.head_age > 25 AND s.blocked IS NULL AND s.serving > 0 AND s.gone = o.gone AND NOT coalesce(w.meant, false)
+       AND NOT EXISTS (SELECT FROM penstock.lock l JOIN penstock.node n ON n.id = l.node_id
+                        WHERE l.queue_id = q.id AND n.beat_at + n.lease >= clock_timestamp()
+                          AND l.claimed_at < clock_timestamp() - interval '10 seconds')
+$$;
+
+-- degradations lists all of these, the critical ones first. It reads samples, slots, instances, nodes and locks, and
+-- the head of each queue that stands still: nothing that grows with the backlog. Called by the leader every few seconds,
+-- by penstock doctor and by /readyz.
+CREATE OR REPLACE FUNCTION penstock.degradations()
+RETURNS TABLE (code text, object text, critical boolean, detail text)
+LANGUAGE sql STABLE AS $$
+    SELECT d.* FROM (SELECT * FROM penstock.degraded_models() UNION ALL SELECT * FROM penstock.degraded_hints()
+                     UNION ALL SELECT * FROM penstock.degraded_queues()) d
+     ORDER BY d.critical DESC, d.code, d.object
+$$;

@@ -1,0 +1,36 @@
+package doctor
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// degradedSQL lists the degradations of codes $1, which the leader's metrics and /readyz show as well.
+const degradedSQL = `SELECT detail, critical FROM penstock.degradations() WHERE code = ANY ($1) LIMIT 50`
+
+func checkDeadSlots(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, degradedSQL, "no slot is held by a dead node", "models with slots that dead nodes hold: %d",
+		"They come free when the worker's health reports fewer runs (active_jobs), or when the longest run that the model allows is over. "+
+			"Where that takes too long: see that no worker computes, remove the instance (penstock instance remove --force) and register it again.",
+		[]string{"dead_slots"})
+}
+
+func checkInstances(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, degradedSQL, "every model with instances has one that takes calls", "models without an instance that takes calls: %d",
+		"See the logs of the workers named here. To register an instance again ends its quarantine; if one entry is the cause, disable it.",
+		[]string{"quarantined", "no_instance"})
+}
+
+func checkHints(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, degradedSQL, "every live node hears hints, or is told not to", "nodes that hear no hints: %d",
+		"Entries start later by a poll (250 ms). Behind a pooler set database.direct_url to the address of Postgres itself; where there is "+
+			"none, start nodes with --hints=false.",
+		[]string{"no_hints"})
+}
+
+func checkStandstills(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, degradedSQL, "no queue with work and nodes stands still", "queues that stand still: %d",
+		"The causes are named behind each queue; where there is none, the nodes' logs say why they claim nothing. penstock entry explain tells more of one entry.",
+		[]string{"standstill"})
+}

@@ -1,0 +1,179 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// A standstill is made; the doctor, the rows behind the alert and the explanation of an entry that waits must name it.
+type standstill struct {
+	*testing.T
+	pool  *pgxpool.Pool
+	queue *invalidation.Queue
+	entry int64 // waits at the head of the queue
+}
+
+const live, dead invalidation.NodeID = 1, 2
+
+// newStandstill makes model m with two slots, its queue with a live node and an entry that waits.
+func newStandstill(t *testing.T) *standstill {
+	t.Helper()
+	s := &standstill{T: t, pool: newPool(t)}
+	exec(t, s.pool, `SELECT penstock.register_model('m', '{"protocol": "dispatcher", "type": "sync"}'), penstock.register_instance('m', 'gpu-1', 'http://127.0.0.1:9', 2)`)
+	exec(t, s.pool, `UPDATE penstock.instance SET state = 'ready', checked_at = now()`)
+	var name string
+	if err := s.pool.QueryRow(t.Context(), `SELECT penstock.model_queue('m')`).Scan(&name); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if s.queue, err = invalidation.Open(t.Context(), s.pool, name); err != nil {
+		t.Fatal(err)
+	}
+	for id, beat := range map[invalidation.NodeID]time.Duration{live: 0, dead: time.Minute} {
+		node := invalidation.Node{ID: id, Name: fmt.Sprint("node-", id), Application: "default", Lease: 10 * time.Second, Threads: 8, Queues: []int32{s.queue.ID}}
+		if err := invalidation.Register(t.Context(), s.pool, node); err != nil {
+			t.Fatal(err)
+		}
+		exec(t, s.pool, `UPDATE penstock.node SET beat_at = clock_timestamp() - $2::interval, started_at = now() - interval '1 hour' WHERE id = $1`, id, beat)
+	}
+	pushed, err := s.queue.Push(t.Context(), invalidation.Push{Payload: []byte(`{}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.entry = int64(pushed[0].ID)
+	return s
+}
+
+// explained is the text of all reasons for which the entry does not run.
+func (s *standstill) explained() string {
+	s.Helper()
+	var text string
+	const sql = `SELECT coalesce(string_agg(r->>'text', '; '), '') FROM jsonb_array_elements(penstock.explain_entry($1)->'reasons') r`
+	if err := s.pool.QueryRow(s.Context(), sql, s.entry).Scan(&text); err != nil {
+		s.Fatal(err)
+	}
+	return text
+}
+
+// alerted fails unless the leader's metric has the code, and an alert fires on exactly that.
+func (s *standstill) alerted(code, object string) {
+	s.Helper()
+	objects, err := pgx.CollectRows(postgres.Query(s.Context(), s.pool, `SELECT object FROM penstock.degradations() WHERE code = $1`, code), pgx.RowTo[string])
+	if err != nil || len(objects) != 1 || objects[0] != object {
+		s.Errorf("degradations of code %s are of %q (%v), want %q", code, objects, err, object)
+	}
+	rules, err := os.ReadFile("../../deploy/prometheus/alerts.yaml")
+	if err != nil {
+		s.Fatal(err)
+	}
+	if !strings.Contains(string(rules), `penstock_degraded{code="`+code+`"}`) && !strings.Contains(string(rules), `|`+code+`"}`) &&
+		!strings.Contains(string(rules), `penstock_degraded{code=~"`+code+`|`) {
+		s.Errorf("no alert watches penstock_degraded of code %s", code)
+	}
+}
+
+func TestSlotsOfDeadNodesAreNamed(t *testing.T) {
+	s := newStandstill(t)
+	const holdSQL = `
+INSERT INTO penstock.slot (instance_id, number, token, node_id, leased_at)
+SELECT id, n, 1000 + n, $1, now() - interval '5 minutes' FROM penstock.instance, generate_series(0, $2::int - 1) n`
+	exec(t, s.pool, holdSQL, dead, 1)
+	want(t, find(t, s.pool, "dead slots", Config{}), Warning, "1 of 2 slots of model m")
+	exec(t, s.pool, `DELETE FROM penstock.slot`)
+	exec(t, s.pool, holdSQL, dead, 2)
+	want(t, find(t, s.pool, "dead slots", Config{}), Critical, "2 of 2 slots of model m are held by calls of dead nodes", "5 m")
+	s.alerted("dead_slots", "model m")
+	if text := s.explained(); !strings.Contains(text, "2 of 2 slots of model m are held, 2 of them by calls of dead nodes") {
+		t.Errorf("explained as %q", text)
+	}
+	exec(t, s.pool, `DELETE FROM penstock.slot`)
+	want(t, find(t, s.pool, "dead slots", Config{}), Fine)
+	exec(t, s.pool, holdSQL, live, 2) // idle in the block of a node, which claims for them at once
+	want(t, find(t, s.pool, "dead slots", Config{}), Fine)
+	if text := s.explained(); text != "" {
+		t.Errorf("explained as %q, want nothing: a node has free slots", text)
+	}
+}
+
+func TestAModelWithoutAUsableInstanceIsNamed(t *testing.T) {
+	s := newStandstill(t)
+	want(t, find(t, s.pool, "instances", Config{}), Fine)
+	exec(t, s.pool, `UPDATE penstock.instance SET quarantined_until = clock_timestamp() + interval '5 minutes', quarantine_reason = 'CUDA error'`)
+	want(t, find(t, s.pool, "instances", Config{}), Critical, "none of the 1 instances of model m takes calls: gpu-1 is quarantined for", "CUDA error")
+	s.alerted("quarantined", "model m")
+	if text := s.explained(); !strings.Contains(text, "none of the 1 instances of model m takes calls: gpu-1 is quarantined") {
+		t.Errorf("explained as %q", text)
+	}
+	exec(t, s.pool, `UPDATE penstock.instance SET quarantined_until = NULL, state = 'unhealthy', reason = 'connection refused'`)
+	want(t, find(t, s.pool, "instances", Config{}), Critical, "gpu-1 is unhealthy (connection refused)")
+	s.alerted("no_instance", "model m")
+}
+
+func TestNodesThatHearNoHintsAreNamed(t *testing.T) {
+	s := newStandstill(t)
+	exec(t, s.pool, `UPDATE penstock.node SET load = '{"hints": "lost", "hints_error": "timeout"}'`) // of the dead one, nothing is said
+	want(t, find(t, s.pool, "hints", Config{}), Warning, "node node-1 hears no hints", "timeout")
+	s.alerted("no_hints", "node node-1")
+	exec(t, s.pool, `UPDATE penstock.node SET load = '{"hints": "pooler"}'`)
+	want(t, find(t, s.pool, "hints", Config{}), Warning, "database.direct_url is not set")
+	exec(t, s.pool, `UPDATE penstock.node SET load = '{"hints": "off"}'`)
+	want(t, find(t, s.pool, "hints", Config{}), Fine)
+}
+
+// sampled writes what the leader would have seen over the last 30 seconds, in which so many entries left.
+func (s *standstill) sampled(left int) {
+	s.Helper()
+	exec(s.T, s.pool, `SELECT penstock.ensure_partitions(1)`)
+	exec(s.T, s.pool, `DELETE FROM penstock.sample`)
+	const sql = `
+INSERT INTO penstock.sample
+SELECT (m).queue_id, clock_timestamp() - ago * interval '1 second', (m).initial, (m).pending, (m).disabled, (m).computing, (m).failed, (m).estimated,
+       (m).serving, (m).head_age, (m).blocked, (m).accepted, 100 - CASE WHEN ago > 15 THEN $2::int ELSE 0 END, 0, NULL, NULL
+  FROM (SELECT penstock.measure(q) AS m FROM penstock.queue q WHERE q.id = $1) x, generate_series(0, 45, 5) ago`
+	exec(s.T, s.pool, sql, s.queue.ID, left)
+}
+
+func TestAQueueThatStandsStillIsNamedWithTheReason(t *testing.T) {
+	s := newStandstill(t)
+	name := s.queue.Name
+	exec(t, s.pool, fmt.Sprintf(`UPDATE penstock.%s SET created_at = now() - interval '2 minutes'`, pgx.Identifier{"entry_" + name}.Sanitize()))
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Critical, "1 entries of queue "+name+" wait, the first for 2 m", "nothing that explain knows")
+	s.alerted("standstill", "queue "+name)
+
+	s.sampled(1) // one has left
+	want(t, find(t, s.pool, "standstills", Config{}), Fine)
+
+	exec(t, s.pool, `UPDATE penstock.instance SET state = 'unhealthy', reason = 'connection refused'`)
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Critical, "none of the 1 instances of model m takes calls", "connection refused")
+	exec(t, s.pool, `UPDATE penstock.instance SET state = 'ready', reason = NULL`)
+
+	exec(t, s.pool, `SELECT penstock.pause_queue($1, 'a test', 'ada')`, name)
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Fine)
+	exec(t, s.pool, `SELECT penstock.resume_queue($1, 'a test', 'ada')`, name)
+
+	exec(t, s.pool, `SELECT penstock.push_back($1, '1 minute', reason => '429')`, name)
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Fine)
+	exec(t, s.pool, `DELETE FROM penstock.push_back`)
+
+	// A run that lasts is no standstill.
+	lock := `INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, flow, priority, entry_count, last_entry_id, claimed_at, pos, cost)
+	         VALUES ($1, '#999', 999, $2, 1, '', 1, 1, 999, now() - interval '20 seconds', 1, 1)`
+	exec(t, s.pool, lock, s.queue.ID, live)
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Fine)
+	exec(t, s.pool, `UPDATE penstock.lock SET node_id = $1`, dead)
+	want(t, find(t, s.pool, "standstills", Config{}), Critical)
+}
