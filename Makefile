@@ -62,8 +62,8 @@ lint: $(LINT) ## Run the linters of .golangci.yml over every module
 
 # Tests that hold something to a number of seconds say nothing under the race detector, nor while other packages have the
 # same cores: they run one after another and without it, in `make timed`.
-TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers
-TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api
+TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers|TestResignationHandsOverWithinHalfASecond|TestCrashIsTakenOverWithinSixSeconds|TestLateEntryExpiresWithinTwoSecondsWithoutAThread|TestLookAtManyQueuesTakesNoLongerForEach|TestDeadReceiversCostNoOthers|TestColdStartToFirstQueryTakesLessThanTwoSeconds
+TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election ./pkg/recovery ./pkg/webhook ./internal/devpostgres
 
 # PACKAGES are those of TESTS. e2e has a target of its own.
 PACKAGES = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
