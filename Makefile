@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
+.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,11 @@ lint: $(LINT) ## Run the linters of .golangci.yml over every module
 TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers|TestResignationHandsOverWithinHalfASecond|TestCrashIsTakenOverWithinSixSeconds|TestLateEntryExpiresWithinTwoSecondsWithoutAThread|TestLookAtManyQueuesTakesNoLongerForEach|TestDeadReceiversCostNoOthers|TestColdStartToFirstQueryTakesLessThanTwoSeconds
 TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election ./pkg/recovery ./pkg/webhook ./internal/devpostgres
 
+# Tests of one goroutine: simulations, and statements whose cost the server counts. The race detector has nothing to find
+# there, and slows them three to ten times. `make check` runs them without it.
+SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog
+SERIAL_IN := ./pkg/fairness ./pkg/invalidation ./pkg/operator
+
 # PACKAGES are those of TESTS. e2e has a target of its own.
 PACKAGES = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
 
@@ -73,7 +78,10 @@ test: ## Test the product without the race detector, for every day; TESTS=./pkg/
 	@echo "not run: what is timed (make timed), the real programs (make e2e), the race detector (make race)"
 
 race: ## Test the product under the race detector, where the machine has a C compiler
-	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
+	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+
+serial: ## Test what has one goroutine, without the race detector
+	go test -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
 
 timed: ## Test what has to be done within a number of seconds, alone on the machine
 	go test -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
@@ -122,7 +130,7 @@ check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
 # A step that fails does not hide what the later ones have to say; the tests are last, so that their lines close the output.
-STEPS := fmt-check build vet lint check-modules timed e2e race
+STEPS := fmt-check build vet lint check-modules timed serial e2e race
 
 check: ## What CI runs: format, build, vet, linters, all tests
 	@failed=; \

@@ -4,45 +4,58 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// A test that is renamed would otherwise leave both `make timed` and the list of what other targets skip, in silence.
-func TestTimedTestsOfTheMakefileExist(t *testing.T) {
-	text, err := os.ReadFile("Makefile")
+// A test that is renamed would otherwise leave both its own target and the list of what other targets skip, in silence.
+func TestTestsThatTheMakefileNamesExist(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := strings.Split(makeVariable(t, string(text), "TIMED"), "|")
-	folders := strings.Fields(makeVariable(t, string(text), "TIMED_IN"))
-	declared := map[string]bool{}
-	for _, folder := range folders {
-		before := len(declared)
-		files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, name := range names {
-				if strings.Contains(string(text), "\nfunc "+name+"(t *testing.T)") {
+	for _, list := range []string{"TIMED", "SERIAL"} {
+		names := strings.Split(makeVariable(t, string(makefile), list), "|")
+		declared := map[string]bool{}
+		for _, folder := range strings.Fields(makeVariable(t, string(makefile), list+"_IN")) {
+			before := len(declared)
+			for _, name := range testsOf(t, folder) {
+				if slices.Contains(names, name) {
 					declared[name] = true
 				}
 			}
+			if len(declared) == before {
+				t.Errorf("%s_IN names %s, which has none of the tests of %s", list, folder, list)
+			}
 		}
-		if len(declared) == before {
-			t.Errorf("TIMED_IN names %s, which has none of the tests of TIMED", folder)
+		for _, name := range names {
+			if !declared[name] {
+				t.Errorf("%s names %s, which no package of %s_IN has: rename it there too", list, name, list)
+			}
 		}
 	}
-	for _, name := range names {
-		if !declared[name] {
-			t.Errorf("TIMED names %s, which no package of TIMED_IN has: rename it there too", name)
+}
+
+var testFunction = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9]+)\(t \*testing\.T\)`)
+
+func testsOf(t *testing.T, folder string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range testFunction.FindAllSubmatch(text, -1) {
+			names = append(names, string(match[1]))
 		}
 	}
+	return names
 }
 
 func makeVariable(t *testing.T, text, name string) string {

@@ -249,6 +249,46 @@ func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
 	}
 }
 
+// A batch that meets a unique key in use must neither stop nor lose an entry.
+func TestEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead, alive := f.register(shortLease), f.register(shortLease)
+	unique := func(policy invalidation.UniquePolicy) {
+		t.Helper()
+		pushed, err := f.q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`), UniqueKey: string(policy), UniquePolicy: policy})
+		if err != nil || pushed[0].Verdict != invalidation.Inserted {
+			t.Fatalf("push under %s: %v, %v", policy, pushed, err)
+		}
+	}
+	policies := []invalidation.UniquePolicy{invalidation.WhileQueued, invalidation.OneRunningOneQueued}
+	for _, policy := range policies {
+		unique(policy)
+	}
+	f.push(3, "")
+	if got := len(f.claim(dead, 10)); got != 5 {
+		t.Fatalf("claimed %d locks, want 5", got)
+	}
+	for _, policy := range policies {
+		unique(policy) // the first one runs: its key is free for another that is queued
+	}
+	f.lapse(dead, time.Minute)
+	f.start(recovery.Config{})
+	eventually(t, "every lock of the dead node is freed", func() bool { return f.locks() == 0 })
+	// What recovery put back and what was queued meanwhile are both run, if not at once.
+	eventually(t, "every entry is done", func() bool {
+		for _, lock := range f.claim(alive, 10) {
+			done := []invalidation.Ending{invalidation.Done(lock, lock.Entries[0].ID, nil, time.Millisecond)}
+			if ours, err := f.q.Settle(t.Context(), alive, done); err != nil || len(ours) != 1 {
+				t.Fatalf("finish: %v, %v", ours, err)
+			}
+		}
+		return f.count(`SELECT count(*) FROM penstock.entry`) == 0
+	})
+	if got := f.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`); got != 7 {
+		t.Errorf("%d entries are done, want 7", got)
+	}
+}
+
 // What a node had only claimed did not kill it. Several passes: freeing some must not move others up.
 func TestOnlyWhatADeadNodeCanHaveBegunCountsACrash(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 1})

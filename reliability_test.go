@@ -1,0 +1,87 @@
+package penstock_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// A lock of a session outlives its transaction: it leaks into a pool, and behind PgBouncer into another client.
+var sessionLock = regexp.MustCompile(`pg_(try_)?advisory_(lock|unlock)`)
+
+func TestNoProgramTakesAnAdvisoryLockForASession(t *testing.T) {
+	looked := 0
+	for _, folder := range []string{"migrations", "pkg", "cmd", "internal/postgres"} {
+		walkFiles(t, folder, func(path string, text []byte) {
+			if ext := filepath.Ext(path); strings.HasSuffix(path, "_test.go") || (ext != ".go" && ext != ".sql") {
+				return
+			}
+			looked++
+			if match := sessionLock.Find(text); match != nil {
+				t.Errorf("%s calls %s: take pg_advisory_xact_lock, which ends with its transaction", path, match)
+			}
+		})
+	}
+	if looked == 0 {
+		t.Fatal("found no statements")
+	}
+	if !sessionLock.MatchString("SELECT pg_try_advisory_lock(1)") || sessionLock.MatchString("SELECT pg_advisory_xact_lock_shared(1)") {
+		t.Error("the expression does not tell locks of a session from those of a transaction")
+	}
+}
+
+// docs/reliability.md says which test keeps which failure out. A test that is renamed must be renamed there too.
+func TestReliabilityNamesTestsThatExist(t *testing.T) {
+	text, err := os.ReadFile("docs/reliability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllSubmatch(text, -1)
+	if len(named) == 0 {
+		t.Fatal("docs/reliability.md names no test")
+	}
+	declared := map[string]bool{}
+	function := regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9]+)\(`)
+	walkFiles(t, ".", func(path string, text []byte) {
+		if strings.HasSuffix(path, "_test.go") {
+			for _, match := range function.FindAllSubmatch(text, -1) {
+				declared[string(match[1])] = true
+			}
+		}
+	})
+	for _, match := range named {
+		if name := string(match[1]); !declared[name] {
+			t.Errorf("docs/reliability.md names %s, which does not exist", name)
+		}
+	}
+}
+
+func walkFiles(t *testing.T, folder string, visit func(path string, text []byte)) {
+	t.Helper()
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := entry.Name()
+		if entry.IsDir() {
+			if path != folder && (strings.HasPrefix(name, ".") || name == "node_modules" || name == "tmp" || name == "bin") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if ext := filepath.Ext(name); ext != ".go" && ext != ".sql" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err == nil {
+			visit(path, text)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
