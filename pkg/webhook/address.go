@@ -10,10 +10,14 @@ import (
 	"strings"
 )
 
-// Policy says where callbacks may go. The zero value allows http and https to
-// public addresses.
+// Policy says where callbacks may go. The zero value allows https to port 443
+// of public addresses.
 type Policy struct {
-	HTTPSOnly bool
+	AllowHTTP bool // plain http to public addresses, on port 80 as well
+	HTTPSOnly bool // https alone, to the hosts and networks below too
+
+	// Ports of public addresses beside 443. Hosts and networks below have every port.
+	Ports []uint16
 
 	// AllowHosts and AllowNetworks admit internal receivers: a host by its name
 	// or literal address, exactly, wherever it resolves to; a network for
@@ -22,7 +26,8 @@ type Policy struct {
 	AllowNetworks []netip.Prefix
 }
 
-// NewPolicy makes a policy of what people write: networks are as in 10.1.0.0/16.
+// NewPolicy makes a policy of configuration: networks are written as 10.1.0.0/16.
+// The caller sets AllowHTTP and Ports.
 func NewPolicy(httpsOnly bool, hosts, networks []string) (Policy, error) {
 	p := Policy{HTTPSOnly: httpsOnly, AllowHosts: hosts}
 	for _, text := range networks {
@@ -42,8 +47,8 @@ func forbid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrForbiddenAddress, fmt.Sprintf(format, args...))
 }
 
-// CheckURL judges an address when it is registered, without asking DNS: what a
-// name resolves to now says nothing about later. Connecting is judged by Dialer.
+// CheckURL checks an address when it is registered, without DNS: a name may
+// resolve to another address later. Dialer checks the resolved address.
 func (p Policy) CheckURL(raw string) (*url.URL, error) {
 	if len(raw) > 2048 {
 		return nil, forbid("it is longer than 2048 bytes")
@@ -62,27 +67,65 @@ func (p Policy) CheckURL(raw string) (*url.URL, error) {
 	case u.Fragment != "":
 		return nil, forbid("it must not carry a fragment")
 	}
-	if err := checkPort(u.Port(), u.Host); err != nil {
+	port, err := portOf(u)
+	if err != nil {
 		return nil, err
 	}
-	return u, p.checkHost(u.Hostname())
+	if err := p.checkHost(u.Hostname()); err != nil {
+		return nil, err
+	}
+	if p.mayBeInternal(u.Hostname()) {
+		return u, nil
+	}
+	return u, p.checkPublic(u.Scheme, port)
 }
 
-func checkPort(port, host string) error {
-	if port == "" {
-		if strings.HasSuffix(host, ":") {
-			return forbid("its port is empty")
-		}
+// portOf returns the port that a client of the URL connects to.
+func portOf(u *url.URL) (uint16, error) {
+	text := u.Port()
+	switch {
+	case text == "" && strings.HasSuffix(u.Host, ":"):
+		return 0, forbid("its port is empty")
+	case text == "" && u.Scheme == "http":
+		return portHTTP, nil
+	case text == "":
+		return portHTTPS, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return 0, forbid("its port is not a port")
+	}
+	return uint16(n), nil
+}
+
+const portHTTP, portHTTPS = 80, 443
+
+// mayBeInternal reports whether the operator has admitted the host, or may have:
+// a name is known to be within an admitted network only once it is resolved.
+func (p Policy) mayBeInternal(host string) bool {
+	if p.allowsHost(host) {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return len(p.AllowNetworks) > 0
+	}
+	return p.allowsAddr(addr.Unmap())
+}
+
+// checkPublic checks scheme and port of a receiver at a public address. An empty
+// scheme is not known, and passes.
+func (p Policy) checkPublic(scheme string, port uint16) error {
+	if scheme == "http" && !p.AllowHTTP {
+		return forbid("it must begin with https://; plain http goes only to hosts and networks that are allowed by name")
+	}
+	if port == portHTTPS || port == portHTTP && p.AllowHTTP || slices.Contains(p.Ports, port) {
 		return nil
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 {
-		return forbid("its port is not a port")
-	}
-	return nil
+	return forbid("port %d of public addresses is not allowed", port)
 }
 
-// checkHost judges the host as written.
+// checkHost checks the host as written.
 func (p Policy) checkHost(host string) error {
 	if p.allowsHost(host) {
 		return nil
@@ -138,13 +181,17 @@ func (p Policy) allowsHost(host string) bool {
 	return slices.ContainsFunc(p.AllowHosts, func(h string) bool { return strings.EqualFold(strings.TrimSuffix(h, "."), host) })
 }
 
-// checkAddr judges an address that is about to be connected to.
+func (p Policy) allowsAddr(addr netip.Addr) bool {
+	return slices.ContainsFunc(p.AllowNetworks, func(n netip.Prefix) bool { return n.Contains(addr) })
+}
+
+// checkAddr checks an address that is about to be connected to.
 func (p Policy) checkAddr(addr netip.Addr) error {
 	if addr.Zone() != "" {
 		return forbid("%s belongs to one network interface", addr)
 	}
 	addr = addr.Unmap() // ::ffff:127.0.0.1 is 127.0.0.1
-	if slices.ContainsFunc(p.AllowNetworks, func(n netip.Prefix) bool { return n.Contains(addr) }) {
+	if p.allowsAddr(addr) {
 		return nil
 	}
 	if nat64.Contains(addr) {

@@ -101,7 +101,7 @@ func TestNoForbiddenAddressIsEverConnectedTo(t *testing.T) {
 		attempt(raw)
 	}
 	for name := range forbiddenNames {
-		raw := "http://" + strings.TrimSuffix(name, ".") + ":" + port + "/"
+		raw := "https://" + strings.TrimSuffix(name, ".") + "/"
 		if _, err := (Policy{}).CheckURL(raw); err != nil {
 			t.Errorf("%s: nothing is wrong with the name itself: %v", raw, err)
 		}
@@ -117,12 +117,13 @@ func TestNoForbiddenAddressIsEverConnectedTo(t *testing.T) {
 func TestPublicAddressesAreConnectedTo(t *testing.T) {
 	dials := &dialCount{}
 	public := map[string][]string{"hooks.example.com.": {"93.184.215.14"}, "hooks6.example.com.": {"2606:4700::1111"}, "xn--bcher-kva.example.": {"8.8.8.8"}, "dns64.example.com.": {"64:ff9b::808:808"}}
-	dial := Policy{}.Dialer(net.Dialer{Resolver: resolver(t, fixed(public)), Control: dials.refuse})
+	policy := Policy{AllowHTTP: true, Ports: []uint16{8080, 8443}}
+	dial := policy.Dialer(net.Dialer{Resolver: resolver(t, fixed(public)), Control: dials.refuse})
 	for i, raw := range []string{
 		"https://hooks.example.com/x?y=z", "http://hooks6.example.com:8080/", "https://xn--bcher-kva.example/", "http://dns64.example.com/",
 		"http://8.8.8.8/", "https://[2606:4700::1111]:8443/", "http://[64:ff9b::8.8.8.8]/", "http://172.32.0.1/", "http://100.128.0.1/", "http://192.169.0.1/", "http://223.255.255.255/", "http://HOOKS.example.com./",
 	} {
-		if _, err := (Policy{}).CheckURL(raw); err != nil {
+		if _, err := policy.CheckURL(raw); err != nil {
 			t.Errorf("%s: %v", raw, err)
 		}
 		_, to := hostPort(raw)
@@ -146,17 +147,17 @@ func TestRebindingIsRefusedWhenConnecting(t *testing.T) {
 	}
 	dials := &dialCount{}
 	dial := Policy{}.Dialer(net.Dialer{Resolver: resolver(t, answers), Control: dials.refuse})
-	if _, err := dial(t.Context(), "tcp", "rebind.example.com:80"); !errors.Is(err, errCounted) {
+	if _, err := dial(t.Context(), "tcp", "rebind.example.com:443"); !errors.Is(err, errCounted) {
 		t.Fatal(err)
 	}
 	rebound.Store(true)
-	if _, err := dial(t.Context(), "tcp", "rebind.example.com:80"); !errors.Is(err, ErrForbiddenAddress) || dials.count.Load() != 1 {
+	if _, err := dial(t.Context(), "tcp", "rebind.example.com:443"); !errors.Is(err, ErrForbiddenAddress) || dials.count.Load() != 1 {
 		t.Errorf("%v, %d connections", err, dials.count.Load())
 	}
 }
 
 func TestAllowListAdmitsInternalReceivers(t *testing.T) {
-	internal := map[string][]string{"hooks.corp.internal.": {"10.1.2.3"}, "other.corp.example.": {"10.9.9.9"}, "evil.example.com.": {"10.1.2.3"}}
+	internal := map[string][]string{"hooks.corp.internal.": {"10.1.2.3"}, "other.corp.example.": {"10.9.9.9"}, "evil.example.com.": {"10.1.2.3"}, "public.example.com.": {"93.184.215.14"}}
 	for _, c := range []struct {
 		name   string
 		policy Policy
@@ -171,6 +172,10 @@ func TestAllowListAdmitsInternalReceivers(t *testing.T) {
 		{"literal in the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, "http://127.0.0.1:9/", true},
 		{"mapped literal in the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, "http://[::ffff:127.0.0.1]:9/", true},
 		{"literal as a host", Policy{AllowHosts: []string{"127.0.0.1"}}, "http://127.0.0.1:9/", true},
+		{"port of an internal host", Policy{AllowHosts: []string{"hooks.corp.internal"}}, "http://hooks.corp.internal:9000/", true},
+		{"http to a public address beside the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "http://public.example.com:443/", false},
+		{"port of a public address beside the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "https://public.example.com:25/", false},
+		{"https to a public address beside the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "https://public.example.com/", true},
 		{"https only", Policy{HTTPSOnly: true, AllowHosts: []string{"127.0.0.1"}}, "http://127.0.0.1:9/", false},
 		{"https only, https", Policy{HTTPSOnly: true}, "https://8.8.8.8/", true},
 	} {
@@ -178,10 +183,35 @@ func TestAllowListAdmitsInternalReceivers(t *testing.T) {
 		_, err := c.policy.CheckURL(c.url)
 		if err == nil {
 			_, to := hostPort(c.url)
-			_, err = c.policy.Dialer(net.Dialer{Resolver: resolver(t, fixed(internal)), Control: dials.refuse})(t.Context(), "tcp", to)
+			scheme, _, _ := strings.Cut(c.url, ":")
+			ctx := context.WithValue(t.Context(), schemeKey{}, scheme)
+			_, err = c.policy.Dialer(net.Dialer{Resolver: resolver(t, fixed(internal)), Control: dials.refuse})(ctx, "tcp", to)
 		}
 		if got := dials.count.Load() > 0; got != c.want {
 			t.Errorf("%s: connected is %t, want %t (%v)", c.name, got, c.want, err)
+		}
+	}
+}
+
+func TestPublicReceiversNeedHTTPSAndPort443(t *testing.T) {
+	for _, c := range []struct {
+		url          string
+		plain, ports bool // allowed by default, and with http and two more ports
+	}{
+		{"https://hooks.example.com/in", true, true},
+		{"https://hooks.example.com:443/in", true, true},
+		{"http://hooks.example.com/in", false, true},
+		{"http://8.8.8.8/in", false, true},
+		{"https://hooks.example.com:8443/in", false, true},
+		{"http://hooks.example.com:8080/in", false, true},
+		{"https://hooks.example.com:25/in", false, false},
+		{"https://hooks.example.com:6379/in", false, false},
+		{"http://hooks.example.com:22/in", false, false},
+	} {
+		_, err := Policy{}.CheckURL(c.url)
+		_, err2 := Policy{AllowHTTP: true, Ports: []uint16{8443, 8080}}.CheckURL(c.url)
+		if (err == nil) != c.plain || (err2 == nil) != c.ports {
+			t.Errorf("%s: by default %v, with http and ports %v", c.url, err, err2)
 		}
 	}
 }
@@ -245,8 +275,10 @@ func hostPort(raw string) (host, to string) {
 		return "", ""
 	}
 	port := u.Port()
-	if port == "" {
+	if port == "" && u.Scheme == "http" {
 		port = "80"
+	} else if port == "" {
+		port = "443"
 	}
 	return u.Hostname(), net.JoinHostPort(u.Hostname(), port)
 }

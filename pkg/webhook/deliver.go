@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,17 +25,22 @@ import (
 type Config struct {
 	Policy       Policy
 	Vault        Vault         // of the secrets that sign
+	Issuer       string        // of every message; empty: a fingerprint of the public key
 	Timeout      time.Duration // of one attempt, connecting included; 15 s
 	InFlight     int           // attempts at once to one address; 4
-	HostInFlight int           // and to one host, which strangers may share; 32
-	Breaker      BreakerConfig
-	Dialer       net.Dialer // for unusual networks; its Control runs after the policy's
+	HostInFlight int           // attempts at once to one host, which strangers may share; 32
+	// Unproven bounds the attempts at once to all hosts together that did not answer promptly last time; 8. Where it is
+	// less than the threads that deliver, receivers that answer slowly leave threads for those that answer promptly.
+	Unproven int
+	Breaker  BreakerConfig
+	Dialer   net.Dialer // for unusual networks; its Control runs after the policy's
 }
 
 func (c Config) withDefaults() Config {
 	c.Timeout = cmp.Or(c.Timeout, 15*time.Second)
 	c.InFlight = cmp.Or(c.InFlight, 4)
 	c.HostInFlight = cmp.Or(c.HostInFlight, 32)
+	c.Unproven = cmp.Or(c.Unproven, 8)
 	c.Breaker = c.Breaker.withDefaults()
 	return c
 }
@@ -45,22 +49,10 @@ func (c Config) withDefaults() Config {
 type Message struct {
 	ID      string // stable over all attempts; no dot
 	URL     string
-	Body    []byte   // see NewBody
-	Secrets []Secret // one, or two while one replaces the other
-	Attempt int      // 1 for the first
-}
-
-// NewBody writes the body that Standard Webhooks recommends.
-func NewBody(kind string, at time.Time, data json.RawMessage) ([]byte, error) {
-	body, err := json.Marshal(struct {
-		Type      string          `json:"type"`
-		Timestamp string          `json:"timestamp"`
-		Data      json.RawMessage `json:"data"`
-	}{kind, at.UTC().Format(time.RFC3339Nano), data})
-	if err != nil {
-		return nil, fmt.Errorf("write webhook body %s: %w", kind, err)
-	}
-	return body, nil
+	Body    []byte       // see Envelope
+	Secrets []Secret     // one, or two while one replaces the other
+	Keys    []SigningKey // that sign beside the secrets, as many
+	Attempt int          // 1 for the first
 }
 
 // Kind of an outcome.
@@ -100,7 +92,7 @@ func NewDeliverer(config Config) *Deliverer {
 	config = config.withDefaults()
 	return &Deliverer{
 		config:    config,
-		endpoints: newEndpoints(config.Breaker, config.InFlight, config.HostInFlight),
+		endpoints: newEndpoints(config.Breaker, flightLimits{address: config.InFlight, host: config.HostInFlight, unproven: config.Unproven}),
 		client: &http.Client{
 			Transport: &http.Transport{
 				// No proxy from the environment: it would connect on our behalf,
@@ -125,25 +117,37 @@ func (d *Deliverer) Deliver(ctx context.Context, m Message) Outcome {
 	if err != nil {
 		return Outcome{Kind: Failed, Reason: err.Error()}
 	}
-	host := address.Scheme + "://" + strings.ToLower(address.Host)
-	endpoint := place{id: host + address.EscapedPath(), host: host}
+	to := target{id: withoutQuery(address), host: origin(address)}
 	began := time.Now()
-	if wait, admitted := d.endpoints.enter(began, endpoint); !admitted {
+	f, wait := d.endpoints.enter(began, to)
+	if f == nil {
 		return Outcome{Kind: Deferred, Wait: jittered(wait), Reason: "endpoint is failing or has enough deliveries in flight"}
 	}
-	o, healthy := d.attempt(ctx, address, m, began)
+	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m, began)
 	o.Took = time.Since(began)
 	if o.Kind == Deferred {
-		d.endpoints.forgo(endpoint)
+		d.endpoints.forgo(f)
 	} else {
-		d.endpoints.leave(time.Now(), endpoint, healthy)
+		d.endpoints.leave(time.Now(), f, healthy, o.Took)
 	}
 	return o
 }
 
-// attempt also says whether the endpoint is to be taken as up.
+// origin is scheme, host and port of an address, in lower case and without the scheme's own port.
+func origin(u *url.URL) string {
+	host := strings.ToLower(u.Host)
+	if u.Port() == "443" && u.Scheme == "https" || u.Port() == "80" && u.Scheme == "http" {
+		host = host[:strings.LastIndexByte(host, ':')]
+	}
+	return u.Scheme + "://" + host
+}
+
+// withoutQuery is an address by origin and path: what a receiver is known by, whatever parameters come with it.
+func withoutQuery(u *url.URL) string { return origin(u) + u.EscapedPath() }
+
+// attempt also returns whether the endpoint counts as up.
 func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, now time.Time) (o Outcome, healthy bool) {
-	signed, err := Sign(m.ID, now, m.Body, m.Secrets...)
+	signed, err := sign(m.ID, now, m.Body, m.Secrets, m.Keys)
 	if err != nil {
 		return Outcome{Kind: Failed, Reason: err.Error()}, true
 	}
@@ -194,7 +198,7 @@ func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time
 	case status/100 == 2:
 		o = Outcome{Kind: Delivered}
 	case status == http.StatusGone:
-		o = Outcome{Kind: Disabled, Reason: "receiver answered 410: it wants no more deliveries"}
+		o = Outcome{Kind: Disabled, Reason: goneReason}
 	case status/100 == 3:
 		o = d.again(m, 0, "receiver answered with a redirect, which is not followed: register the final address")
 	default:

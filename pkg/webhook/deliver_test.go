@@ -133,7 +133,7 @@ func TestInterruptedDeliveryIsNoAttempt(t *testing.T) {
 	if o := d.Deliver(ctx, message(s.URL, 10)); o.Kind != Deferred {
 		t.Errorf("got %s: %s", o.Kind, o.Reason)
 	}
-	if len(d.endpoints.byID)+len(d.endpoints.byHost) != 0 {
+	if len(d.endpoints.byID)+len(d.endpoints.byHost)+d.endpoints.unproven != 0 {
 		t.Error("something is still counted as in flight")
 	}
 }
@@ -188,36 +188,37 @@ func TestDeadReceiversCostNoOthers(t *testing.T) {
 }
 
 func TestBreakerOfAnEndpoint(t *testing.T) {
-	e := newEndpoints(BreakerConfig{}.withDefaults(), 4, 32)
-	to := place{id: "http://a/x", host: "http://a"}
+	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	to := target{id: "http://a/x", host: "http://a"}
 	now := time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 	try := func(healthy bool) bool {
-		_, admitted := e.enter(now, to)
-		if admitted {
-			e.leave(now, to, healthy)
+		f, _ := e.enter(now, to)
+		if f != nil {
+			e.leave(now, f, healthy, time.Millisecond)
 		}
-		return admitted
+		return f != nil
 	}
 	for i := range 5 {
 		if !try(false) {
 			t.Fatalf("resting after %d failures, want 5", i)
 		}
 	}
-	if wait, admitted := e.enter(now, to); admitted || wait != 30*time.Second {
-		t.Errorf("after 5 failures: admitted %t, wait %s", admitted, wait)
+	if f, wait := e.enter(now, to); f != nil || wait != 30*time.Second {
+		t.Errorf("after 5 failures: admitted %t, wait %s", f != nil, wait)
 	}
-	if _, admitted := e.enter(now, place{id: "http://a/y", host: "http://a"}); !admitted {
+	if f, _ := e.enter(now, target{id: "http://a/y", host: "http://a"}); f == nil {
 		t.Error("another address of the host is refused")
 	}
 	now = now.Add(30 * time.Second)
-	if _, admitted := e.enter(now, to); !admitted {
-		t.Fatal("no trial after the rest")
+	trial, _ := e.enter(now, to)
+	if trial == nil {
+		t.Fatal("no trial after the breaker was open")
 	}
-	if _, admitted := e.enter(now, to); admitted {
+	if f, _ := e.enter(now, to); f != nil {
 		t.Error("a second attempt beside the trial")
 	}
-	e.leave(now, to, false)
-	if wait, _ := e.enter(now, to); wait != time.Minute {
+	e.leave(now, trial, false, time.Millisecond)
+	if _, wait := e.enter(now, to); wait != time.Minute {
 		t.Errorf("rest after a failed trial is %s, want twice the first", wait)
 	}
 	now = now.Add(time.Minute)
@@ -230,15 +231,71 @@ func TestBreakerOfAnEndpoint(t *testing.T) {
 }
 
 func TestHostIsBoundedWiderThanAnAddress(t *testing.T) {
-	e := newEndpoints(BreakerConfig{}.withDefaults(), 2, 3)
+	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{2, 3, 8})
 	now, admitted := time.Now(), 0
 	for _, path := range []string{"/a", "/a", "/a", "/b", "/b"} {
-		if _, ok := e.enter(now, place{id: "http://h" + path, host: "http://h"}); ok {
+		if f, _ := e.enter(now, target{id: "http://h" + path, host: "http://h"}); f != nil {
 			admitted++
 		}
 	}
 	if admitted != 3 {
 		t.Errorf("%d attempts in flight to one host, want 3", admitted)
+	}
+}
+
+// Slow receivers under any number of names hold no more than their share of the threads that deliver.
+func TestSlowReceiversUnderManyNamesLeaveThreadsForPromptOnes(t *testing.T) {
+	var slow sync.WaitGroup
+	release := make(chan struct{})
+	tarPit := receiving(t, func(http.ResponseWriter, *http.Request) { <-release })
+	good := receiving(t, answers(200))
+	// Every name resolves to the tar pit: wildcard DNS.
+	dialer := net.Dialer{Resolver: resolver(t, func(string) []string { return []string{"127.0.0.1"} })}
+	d := NewDeliverer(Config{Policy: loopback(), Dialer: dialer, Unproven: 3, Timeout: time.Minute})
+	if o := d.Deliver(t.Context(), message(good.URL, 1)); o.Kind != Delivered {
+		t.Fatalf("first delivery: %s", o.Reason)
+	}
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(tarPit.URL, "http://"))
+	outcomes := make(chan Outcome, 20)
+	for i := range 20 {
+		slow.Go(func() {
+			outcomes <- d.Deliver(t.Context(), message(fmt.Sprintf("http://tar%d.example.com:%s/%d", i, port, i), 1))
+		})
+	}
+	for range 17 {
+		if o := <-outcomes; o.Kind != Deferred {
+			t.Errorf("a delivery beyond the bound came to %s: %s", o.Kind, o.Reason)
+		}
+	}
+	for i := range 10 {
+		if o := d.Deliver(t.Context(), message(good.URL, 1)); o.Kind != Delivered {
+			t.Errorf("delivery %d to the prompt receiver: %s, %s", i, o.Kind, o.Reason)
+		}
+	}
+	close(release)
+	slow.Wait()
+}
+
+// Beyond endpointsMax the endpoint that was used longest ago is forgotten, without a walk through all of them.
+func TestEndpointsWithTroubleAreBounded(t *testing.T) {
+	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	now := time.Now()
+	for i := range 3 * endpointsMax {
+		id := fmt.Sprintf("http://h/%d", i)
+		f, _ := e.enter(now, target{id: id, host: "http://h"})
+		e.leave(now, f, false, time.Millisecond)
+		if len(e.byID) > endpointsMax {
+			t.Fatalf("%d endpoints are remembered", len(e.byID))
+		}
+	}
+	if e.byID["http://h/0"] != nil || e.byID[fmt.Sprintf("http://h/%d", 3*endpointsMax-1)] == nil {
+		t.Error("another endpoint than the oldest was forgotten")
+	}
+	for i := range 2 * endpointsMax {
+		e.prompt.set(fmt.Sprint(i), true)
+	}
+	if e.prompt.order.Len() != endpointsMax || len(e.prompt.byName) != endpointsMax || e.prompt.has("0") {
+		t.Errorf("%d prompt hosts are remembered", len(e.prompt.byName))
 	}
 }
 

@@ -11,7 +11,10 @@ import (
 // DialFunc opens a connection to host:port.
 type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Dialer returns a dial function that judges every address right before it
+// schemeKey is the context key under which Deliver tells the dialer the scheme of the URL.
+type schemeKey struct{}
+
+// Dialer returns a dial function that checks every address right before it
 // connects, after the name was resolved. A Control of base's own runs only for
 // addresses that passed.
 func (p Policy) Dialer(base net.Dialer) DialFunc {
@@ -29,7 +32,7 @@ func (p Policy) Dialer(base net.Dialer) DialFunc {
 		dialer.Control = nil
 		dialer.ControlContext = func(ctx context.Context, network, resolved string, conn syscall.RawConn) error {
 			if !allowed {
-				if err := p.checkResolved(network, resolved); err != nil {
+				if err := p.checkResolved(ctx, network, resolved); err != nil {
 					return err
 				}
 			}
@@ -45,13 +48,20 @@ func (p Policy) Dialer(base net.Dialer) DialFunc {
 	}
 }
 
-func (p Policy) checkResolved(network, resolved string) error {
+func (p Policy) checkResolved(ctx context.Context, network, resolved string) error {
 	if !strings.HasPrefix(network, "tcp") {
 		return forbid("%s is not TCP", network)
 	}
-	addr, err := netip.ParseAddrPort(resolved)
+	to, err := netip.ParseAddrPort(resolved)
 	if err != nil {
 		return forbid("%q is not an address", resolved)
 	}
-	return p.checkAddr(addr.Addr())
+	if err := p.checkAddr(to.Addr()); err != nil {
+		return err
+	}
+	if p.allowsAddr(to.Addr().Unmap()) {
+		return nil
+	}
+	scheme, _ := ctx.Value(schemeKey{}).(string)
+	return p.checkPublic(scheme, to.Port())
 }

@@ -2,136 +2,190 @@ package webhook
 
 import (
 	"cmp"
+	"container/list"
 	"sync"
 	"time"
 )
 
-// BreakerConfig says when an endpoint is left alone for a while.
+// BreakerConfig says when an endpoint gets no attempts for a while.
 type BreakerConfig struct {
-	Failures int           // in a row; 5
-	Rest     time.Duration // 30 s, doubled after each failed trial
-	RestMax  time.Duration // 10 min
+	Failures int           // in a row, after which the breaker opens; 5
+	Open     time.Duration // how long it is open; 30 s, doubled after each failed trial
+	OpenMax  time.Duration // 10 min
 }
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
 	c.Failures = cmp.Or(c.Failures, 5)
-	c.Rest = cmp.Or(c.Rest, 30*time.Second)
-	c.RestMax = cmp.Or(c.RestMax, 10*time.Minute)
+	c.Open = cmp.Or(c.Open, 30*time.Second)
+	c.OpenMax = cmp.Or(c.OpenMax, 10*time.Minute)
 	return c
 }
 
-// endpoints keeps one receiver's trouble from the others: a bound on attempts in
-// flight, since a receiver that hangs holds each for the whole timeout, and a
-// breaker. The breaker belongs to the address without its query, because
-// strangers share hosts; a bound on the whole host is wider. Endpoints without
-// trouble take no memory.
-type endpoints struct {
-	config                 BreakerConfig
-	inFlight, hostInFlight int
+// flightLimits bound the attempts in flight at once, since a receiver that does not answer holds one for the whole
+// timeout.
+type flightLimits struct {
+	address  int // to one address
+	host     int // to one host
+	unproven int // to all hosts together whose last answer was not prompt
+}
 
-	mu     sync.Mutex
-	byID   map[string]*endpoint
-	byHost map[string]int // attempts in flight
+// endpoints keeps one receiver's trouble from the others: bounds on attempts in flight, and a breaker for each address.
+// The breaker belongs to the address without its query, because strangers share hosts. Hosts that answered promptly
+// last time are not bounded together; all others are, so that any number of slow names leaves threads for them.
+// Addresses without trouble take no memory, and at most endpointsMax with trouble are remembered.
+type endpoints struct {
+	config BreakerConfig
+	limits flightLimits
+
+	mu       sync.Mutex
+	byID     map[string]*endpoint
+	idle     *list.List     // of *endpoint without attempts, the one that was used longest ago in front
+	byHost   map[string]int // attempts in flight
+	prompt   *promptHosts
+	unproven int // attempts in flight to hosts that are not in prompt
 }
 
 type endpoint struct {
-	active   int
-	failures int // in a row
-	rest     time.Duration
-	until    time.Time // resting until; zero: admitted
-	trial    bool      // the one attempt after a rest is out
-	used     time.Time // last
+	id        string
+	idle      *list.Element // nil while attempts are in flight
+	active    int
+	failures  int // in a row
+	openFor   time.Duration
+	openUntil time.Time // zero: the breaker is closed
+	trial     bool      // the one attempt after the breaker was open is in flight
 }
 
-// place is where an attempt goes.
-type place struct{ id, host string }
+// target is where an attempt goes.
+type target struct{ id, host string }
 
-// endpointsMost is how many troubled endpoints are remembered before those that
-// nobody has used for a while are dropped.
-const endpointsMost = 4096
+// flight is an attempt that was admitted.
+type flight struct {
+	endpoint *endpoint
+	host     string
+	unproven bool
+}
 
-// crowded is how soon to come back to an endpoint that has enough in flight.
-const crowded = time.Second
+const (
+	endpointsMax = 4096
+	// promptWithin is how soon a host answers whose attempts are not bounded together with those of others.
+	promptWithin = 2 * time.Second
+	// fullWait is how soon to come back to an endpoint that has enough attempts in flight.
+	fullWait = time.Second
+)
 
-func newEndpoints(config BreakerConfig, inFlight, hostInFlight int) *endpoints {
+func newEndpoints(config BreakerConfig, limits flightLimits) *endpoints {
 	return &endpoints{
-		config: config, inFlight: inFlight, hostInFlight: hostInFlight,
-		byID: map[string]*endpoint{}, byHost: map[string]int{},
+		config: config, limits: limits, byID: map[string]*endpoint{}, idle: list.New(), byHost: map[string]int{},
+		prompt: &promptHosts{order: list.New(), byName: map[string]*list.Element{}},
 	}
 }
 
-// enter admits an attempt, or says when to come back.
-func (e *endpoints) enter(now time.Time, to place) (wait time.Duration, admitted bool) {
+// enter admits an attempt, or returns how long to wait before another one. Admitted attempts end by leave or forgo.
+func (e *endpoints) enter(now time.Time, to target) (f *flight, wait time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := e.byID[to.id]
 	if p == nil {
-		p = &endpoint{}
+		p = &endpoint{id: to.id}
 	}
+	unproven := !e.prompt.has(to.host)
 	switch {
-	case p.until.After(now):
-		return p.until.Sub(now), false
-	case p.trial || p.active >= e.inFlight || e.byHost[to.host] >= e.hostInFlight:
-		return crowded, false
+	case p.openUntil.After(now):
+		return nil, p.openUntil.Sub(now)
+	case p.trial || p.active >= e.limits.address || e.byHost[to.host] >= e.limits.host,
+		unproven && e.unproven >= e.limits.unproven:
+		return nil, fullWait
 	}
 	e.byID[to.id] = p
 	e.byHost[to.host]++
+	if unproven {
+		e.unproven++
+	}
+	if p.idle != nil {
+		e.idle.Remove(p.idle)
+		p.idle = nil
+	}
 	p.active++
-	p.used = now
-	p.trial = !p.until.IsZero()
-	e.prune(now)
-	return 0, true
+	p.trial = !p.openUntil.IsZero()
+	return &flight{endpoint: p, host: to.host, unproven: unproven}, 0
 }
 
-// leave ends an attempt that says whether the endpoint is up.
-func (e *endpoints) leave(now time.Time, to place, healthy bool) {
+// leave ends an attempt that took so long and tells whether the endpoint is up.
+func (e *endpoints) leave(now time.Time, f *flight, healthy bool, took time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	p := e.byID[to.id]
+	p := f.endpoint
 	switch {
 	case healthy:
-		p.failures, p.rest, p.until = 0, 0, time.Time{}
+		p.failures, p.openFor, p.openUntil = 0, 0, time.Time{}
 	case p.trial:
-		p.pause(now, e.config)
+		p.open(now, e.config)
 	default:
 		p.failures++
-		if p.failures >= e.config.Failures && p.until.IsZero() {
-			p.pause(now, e.config)
+		if p.failures >= e.config.Failures && p.openUntil.IsZero() {
+			p.open(now, e.config)
 		}
 	}
-	e.release(to, p)
+	e.prompt.set(f.host, healthy && took < promptWithin)
+	e.release(f)
 }
 
-// forgo ends an attempt that says nothing.
-func (e *endpoints) forgo(to place) {
+// forgo ends an attempt that tells nothing about the endpoint.
+func (e *endpoints) forgo(f *flight) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.release(to, e.byID[to.id])
+	e.release(f)
 }
 
-func (e *endpoints) release(to place, p *endpoint) {
+func (e *endpoints) release(f *flight) {
+	p := f.endpoint
 	p.active--
 	p.trial = false
-	if p.active == 0 && p.failures == 0 && p.until.IsZero() {
-		delete(e.byID, to.id)
+	if f.unproven {
+		e.unproven--
 	}
-	if e.byHost[to.host]--; e.byHost[to.host] == 0 {
-		delete(e.byHost, to.host)
+	if e.byHost[f.host]--; e.byHost[f.host] == 0 {
+		delete(e.byHost, f.host)
+	}
+	switch {
+	case p.active > 0:
+	case p.failures == 0 && p.openUntil.IsZero():
+		delete(e.byID, p.id)
+	default:
+		p.idle = e.idle.PushBack(p)
+		if e.idle.Len() > endpointsMax {
+			oldest := e.idle.Remove(e.idle.Front()).(*endpoint) //nolint:errcheck,forcetypeassert // the list holds nothing else
+			delete(e.byID, oldest.id)
+		}
 	}
 }
 
-func (p *endpoint) pause(now time.Time, config BreakerConfig) {
-	p.rest = min(max(2*p.rest, config.Rest), config.RestMax)
-	p.until = now.Add(p.rest)
+func (p *endpoint) open(now time.Time, config BreakerConfig) {
+	p.openFor = min(max(2*p.openFor, config.Open), config.OpenMax)
+	p.openUntil = now.Add(p.openFor)
 }
 
-func (e *endpoints) prune(now time.Time) {
-	if len(e.byID) <= endpointsMost {
-		return
-	}
-	for id, p := range e.byID {
-		if p.active == 0 && now.Sub(p.used) > 2*e.config.RestMax {
-			delete(e.byID, id)
+// promptHosts are the hosts whose last answer came within promptWithin, at most endpointsMax, the newest.
+type promptHosts struct {
+	order  *list.List // of host names, the one that answered longest ago in front
+	byName map[string]*list.Element
+}
+
+func (h *promptHosts) has(name string) bool { return h.byName[name] != nil }
+
+func (h *promptHosts) set(name string, prompt bool) {
+	at := h.byName[name]
+	switch {
+	case !prompt && at != nil:
+		h.order.Remove(at)
+		delete(h.byName, name)
+	case prompt && at != nil:
+		h.order.MoveToBack(at)
+	case prompt:
+		h.byName[name] = h.order.PushBack(name)
+		if h.order.Len() > endpointsMax {
+			oldest := h.order.Remove(h.order.Front()).(string) //nolint:errcheck,forcetypeassert // the list holds nothing else
+			delete(h.byName, oldest)
 		}
 	}
 }

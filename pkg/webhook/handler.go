@@ -18,6 +18,7 @@ import (
 type Handler struct {
 	db        postgres.DB
 	vault     Vault
+	issuer    string
 	deliverer *Deliverer
 	log       *slog.Logger
 }
@@ -25,20 +26,34 @@ type Handler struct {
 // NewHandler returns a handler that delivers as config says.
 func NewHandler(config Config, db postgres.DB, log *slog.Logger) *Handler {
 	log = cmp.Or(log, slog.Default())
-	return &Handler{db: db, vault: config.Vault, deliverer: NewDeliverer(config), log: log}
+	return &Handler{db: db, vault: config.Vault, issuer: config.Issuer, deliverer: NewDeliverer(config), log: log}
 }
 
 // callback is the payload of an entry of the webhook queue, as penstock.call_back writes it.
 type callback struct {
-	URL  string          `json:"url"`
-	Type string          `json:"type"`
-	At   time.Time       `json:"at"`
-	Data json.RawMessage `json:"data"`
+	URL    string          `json:"url"`
+	Format Format          `json:"format"`
+	Type   string          `json:"type"`
+	At     time.Time       `json:"at"`
+	Data   json.RawMessage `json:"data"`
+}
+
+// body writes the body in the format that the pusher chose.
+func (c callback) body(issuer string) ([]byte, error) {
+	e := Envelope{Type: c.Type, At: c.At, Issuer: issuer, Audience: c.URL, Data: c.Data}
+	switch c.Format {
+	case FormatStandard:
+		return NewBody(e)
+	case FormatJob:
+		return NewJobBody(e)
+	default:
+		return nil, fmt.Errorf("callback.format is %q: want none, or %q", c.Format, FormatJob)
+	}
 }
 
 // Error classes of callbacks that will not be tried again by themselves.
 const (
-	ClassDisabled  = "disabled"  // the receiver answered 410 once, or somebody disabled it
+	ClassDisabled  = "disabled"  // the receiver answered 410 once, or an operator disabled it
 	ClassRefused   = "refused"   // the address is not allowed, or no attempt is left
 	ClassMalformed = "malformed" // the entry is not a callback
 )
@@ -49,10 +64,6 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	if err := json.Unmarshal(r.Entry.Payload, &c); err != nil || c.URL == "" {
 		return nil, refuse(ClassMalformed, errors.New("payload is not a callback: it needs url, type, at and data"))
 	}
-	body, err := NewBody(c.Type, c.At, c.Data)
-	if err != nil {
-		return nil, refuse(ClassMalformed, err)
-	}
 	e, err := FindEndpoint(ctx, h.db, h.vault, c.URL)
 	if err != nil {
 		return nil, invalidation.NoCapacity(10*time.Second, err) // the receiver is not to blame for our database
@@ -60,13 +71,18 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	if e.Disabled {
 		return nil, refuse(ClassDisabled, fmt.Errorf("receiver is disabled: %s", e.Reason))
 	}
+	body, err := c.body(cmp.Or(h.issuer, e.Keys[0].Public().Fingerprint()))
+	if err != nil {
+		return nil, refuse(ClassMalformed, err)
+	}
 	o := h.deliverer.Deliver(ctx, Message{
-		ID: "msg_" + strconv.FormatInt(int64(r.Entry.ID), 10), URL: c.URL, Body: body, Secrets: e.Secrets, Attempt: r.Entry.Attempt + 1,
+		ID: "msg_" + strconv.FormatInt(int64(r.Entry.ID), 10), URL: c.URL, Body: body,
+		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1,
 	})
 	return h.judge(ctx, c.URL, o)
 }
 
-func (h *Handler) judge(ctx context.Context, url string, o Outcome) (json.RawMessage, error) {
+func (h *Handler) judge(ctx context.Context, address string, o Outcome) (json.RawMessage, error) {
 	switch o.Kind {
 	case Delivered:
 		return json.RawMessage(fmt.Sprintf(`{"status": %d, "took_ms": %d}`, o.StatusCode, o.Took.Milliseconds())), nil
@@ -75,8 +91,8 @@ func (h *Handler) judge(ctx context.Context, url string, o Outcome) (json.RawMes
 	case Deferred:
 		return nil, invalidation.NoCapacity(max(o.Wait, 100*time.Millisecond), errors.New(o.Reason))
 	case Disabled:
-		if err := DisableEndpoint(ctx, h.db, url, invalidation.By{Actor: "receiver", Reason: o.Reason}); err != nil {
-			h.log.Warn("disable webhook endpoint", "error", err) // the next delivery is answered 410 again
+		if err := markGone(ctx, h.db, address); err != nil {
+			h.log.Warn("receiver was not disabled", "error", err) // the next delivery is answered 410 again
 		}
 		return nil, refuse(ClassDisabled, errors.New(o.Reason))
 	default:

@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// desk is a database, a receiver on the loopback, and the webhook queue between them.
-type desk struct {
+// fixture is a database, a receiver on the loopback, and the webhook queue between them.
+type fixture struct {
 	*testing.T
 	ctx      context.Context
 	pool     *pgxpool.Pool
@@ -38,16 +38,16 @@ type desk struct {
 
 var atHome = Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 
-var home = Vault{Key: "a key for tests alone"}
+var home = NewVault("a key for tests alone", nil)
 
-func newDesk(t *testing.T, policy Policy, status ...int) *desk {
+func newFixture(t *testing.T, policy Policy, status ...int) *fixture {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	d := &desk{T: t, ctx: t.Context(), pool: pool, status: status, handler: NewHandler(Config{Policy: policy, Vault: home}, pool, nil)}
+	d := &fixture{T: t, ctx: t.Context(), pool: pool, status: status, handler: NewHandler(Config{Policy: policy, Vault: home}, pool, nil)}
 	if d.queue, err = invalidation.Open(d.ctx, pool, "webhook"); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func newDesk(t *testing.T, policy Policy, status ...int) *desk {
 	return d
 }
 
-func (d *desk) receive(w http.ResponseWriter, r *http.Request) {
+func (d *fixture) receive(w http.ResponseWriter, r *http.Request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.header = r.Header.Clone()
@@ -68,7 +68,7 @@ func (d *desk) receive(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (d *desk) must(err error) {
+func (d *fixture) must(err error) {
 	d.Helper()
 	if err != nil {
 		d.Fatal(err)
@@ -76,7 +76,7 @@ func (d *desk) must(err error) {
 }
 
 // finishWork ends an entry of another queue that wants to be called back.
-func (d *desk) finishWork(url string) {
+func (d *fixture) finishWork(url string) {
 	d.Helper()
 	q, err := invalidation.Create(d.ctx, d.pool, "work", invalidation.Config{})
 	d.must(err)
@@ -92,7 +92,7 @@ func (d *desk) finishWork(url string) {
 	d.must(err)
 }
 
-func (d *desk) claim(q *invalidation.Queue, flow string) *invalidation.Lock {
+func (d *fixture) claim(q *invalidation.Queue, flow string) *invalidation.Lock {
 	d.Helper()
 	d.claims++
 	c, err := q.Claim(d.ctx, invalidation.ClaimRequest{
@@ -106,7 +106,7 @@ func (d *desk) claim(q *invalidation.Queue, flow string) *invalidation.Lock {
 }
 
 // deliver runs the callback that waits, and settles it as a node would.
-func (d *desk) deliver() error {
+func (d *fixture) deliver() error {
 	d.Helper()
 	_, err := d.pool.Exec(d.ctx, `UPDATE penstock.entry_webhook SET due_at = now() WHERE status = 'initial'`)
 	d.must(err)
@@ -122,14 +122,14 @@ func (d *desk) deliver() error {
 	return err
 }
 
-func (d *desk) count(sql string) (n int) {
+func (d *fixture) count(sql string) (n int) {
 	d.Helper()
 	d.must(d.pool.QueryRow(d.ctx, sql).Scan(&n))
 	return n
 }
 
 func TestOutcomeOfAnEntryReachesItsReceiverSigned(t *testing.T) {
-	d := newDesk(t, atHome)
+	d := newFixture(t, atHome)
 	d.finishWork(d.receiver.URL + "/done")
 	d.must(d.deliver())
 	var said struct {
@@ -153,7 +153,7 @@ func TestOutcomeOfAnEntryReachesItsReceiverSigned(t *testing.T) {
 }
 
 func TestEachAttemptIsOneRunUnderTheSameID(t *testing.T) {
-	d := newDesk(t, atHome, 500, 503, 200)
+	d := newFixture(t, atHome, 500, 503, 200)
 	d.finishWork(d.receiver.URL)
 	if err := d.deliver(); err == nil {
 		t.Fatal("an answer of 500 was taken as delivered")
@@ -170,7 +170,7 @@ func TestEachAttemptIsOneRunUnderTheSameID(t *testing.T) {
 }
 
 func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
-	d := newDesk(t, atHome, 410)
+	d := newFixture(t, atHome, 410)
 	d.finishWork(d.receiver.URL)
 	_ = d.deliver()
 	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'disabled'`); n != 1 {
@@ -189,8 +189,41 @@ func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 	d.must(d.deliver())
 }
 
+// Whoever may push names addresses, and a receiver of his own answers 410 to all of them.
+func TestGoneReceiversFillNeitherTheAuditNorTheTable(t *testing.T) {
+	d := newFixture(t, atHome, 410)
+	d.finishWork(d.receiver.URL + "/in?token=1")
+	_ = d.deliver()
+	if n := d.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'disable_webhook'`); n != 0 {
+		t.Errorf("%d lines of the audit come from a receiver", n)
+	}
+	e, err := FindEndpoint(d.ctx, d.pool, home, d.receiver.URL+"/in?token=2")
+	d.must(err)
+	if !e.Disabled {
+		t.Error("the receiver is called again with another query")
+	}
+	if n := d.count(`SELECT count(*) FROM penstock.webhook_endpoint WHERE url LIKE '%token%'`); n != 0 {
+		t.Error("the query, which may hold a capability, is kept")
+	}
+	_, err = d.pool.Exec(d.ctx, `INSERT INTO penstock.webhook_endpoint (url, disabled_at, disabled_reason)
+	    SELECT 'https://x.example/' || n, now(), $1 FROM generate_series(1, $2) n`, goneReason, goneMax)
+	d.must(err)
+	before := d.count(`SELECT count(*) FROM penstock.webhook_endpoint`)
+	d.must(markGone(d.ctx, d.pool, "https://y.example/1"))
+	if n := d.count(`SELECT count(*) FROM penstock.webhook_endpoint`); n != before {
+		t.Errorf("%d rows after another receiver was gone, want %d", n, before)
+	}
+	// One that somebody registered is disabled however many there are.
+	_, err = Register(d.ctx, d.pool, home, Policy{}, "https://z.example/in", invalidation.By{Actor: "test", Reason: "a test"})
+	d.must(err)
+	d.must(markGone(d.ctx, d.pool, "https://z.example/in?x=1"))
+	if e, err = FindEndpoint(d.ctx, d.pool, home, "https://z.example/in"); err != nil || !e.Disabled {
+		t.Errorf("a registered receiver that is gone is disabled: %t, %v", e.Disabled, err)
+	}
+}
+
 func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
-	d := newDesk(t, atHome)
+	d := newFixture(t, atHome)
 	first, err := Register(d.ctx, d.pool, home, atHome, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"})
 	d.must(err)
 	second, err := Rotate(d.ctx, d.pool, home, d.receiver.URL, time.Hour, invalidation.By{Actor: "test", Reason: "a test"})
@@ -209,7 +242,7 @@ func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
 }
 
 func TestForbiddenAddressIsNeverConnectedTo(t *testing.T) {
-	d := newDesk(t, Policy{})
+	d := newFixture(t, Policy{})
 	d.finishWork(d.receiver.URL)
 	_ = d.deliver()
 	if len(d.ids) != 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,61 +13,78 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Endpoint is an address that callbacks go to, as registered.
+// Endpoint is how to deliver to an address.
 type Endpoint struct {
-	Secrets  []Secret // its own, or those of the installation; two while one replaces the other
+	Secrets  []Secret     // its own, or those derived for its origin; two while one replaces the other
+	Keys     []SigningKey // of the installation, likewise
 	Disabled bool
 	Reason   string // why it is disabled
 }
 
-// common is the address under which the secrets stand for all endpoints that have none of their own.
-const common = ""
+// root is the address of the row with the root secret of the installation.
+const root = ""
 
+// findEndpointSQL reads the row of address $1 or, without one, of $2, which is $1 without its query; and the root.
 const findEndpointSQL = `
-SELECT coalesce(own.secret, common.secret), own.secret IS NOT NULL,
-       CASE WHEN own.secret IS NULL THEN common.old_secret ELSE own.old_secret END,
-       coalesce(CASE WHEN own.secret IS NULL THEN common.old_until ELSE own.old_until END > clock_timestamp(), false),
-       own.disabled_at IS NOT NULL, coalesce(own.disabled_reason, '')
+SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own.old_secret END,
+       root.secret, CASE WHEN root.old_until > clock_timestamp() THEN root.old_secret END,
+       off.url IS NOT NULL, coalesce(off.disabled_reason, '')
   FROM (SELECT) one
-  LEFT JOIN penstock.webhook_endpoint own ON own.url = $1
-  LEFT JOIN penstock.webhook_endpoint common ON common.url = ''`
+  LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e WHERE e.url IN ($1, $2) AND e.url <> '' AND e.secret IS NOT NULL
+                      ORDER BY e.url = $1 DESC LIMIT 1) own ON true
+  LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e WHERE e.url IN ($1, $2) AND e.disabled_at IS NOT NULL LIMIT 1) off ON true
+  LEFT JOIN penstock.webhook_endpoint root ON root.url = ''`
 
-// FindEndpoint returns what is known about an address. One that nobody registered is signed for with the secret of the
-// installation, which the first call of all makes.
-func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, url string) (Endpoint, error) {
+// FindEndpoint returns how to deliver to an address. Messages to one that nobody registered are signed with a secret
+// derived for its origin from the root secret of the installation, which the first call of all makes.
+func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address string) (Endpoint, error) {
+	bare := address
+	if u, err := url.Parse(address); err == nil {
+		bare = withoutQuery(u)
+	}
 	for range 2 {
-		var secret, old *string
-		var own, both bool
+		var at, secret, old, rootSecret, rootOld *string
 		var e Endpoint
-		if err := db.QueryRow(ctx, findEndpointSQL, url).Scan(&secret, &own, &old, &both, &e.Disabled, &e.Reason); err != nil {
+		err := db.QueryRow(ctx, findEndpointSQL, address, bare).Scan(&at, &secret, &old, &rootSecret, &rootOld, &e.Disabled, &e.Reason)
+		if err != nil {
 			return Endpoint{}, fmt.Errorf("find webhook endpoint: %w", err)
 		}
-		if secret == nil {
-			if err := ensureCommonSecret(ctx, db, vault); err != nil {
+		if rootSecret == nil {
+			if err := ensureRoot(ctx, db, vault); err != nil {
 				return Endpoint{}, err
 			}
 			continue
 		}
-		if !own {
-			url = common
+		roots, err := vault.openAll(root, rootSecret, rootOld)
+		if err != nil {
+			return Endpoint{}, err
 		}
-		if !both {
-			old = nil
+		for _, r := range roots {
+			e.Keys = append(e.Keys, r.signingKey())
 		}
-		var err error
-		e.Secrets, err = vault.openAll(url, secret, old)
-		return e, err
+		if at != nil {
+			e.Secrets, err = vault.openAll(*at, secret, old)
+			return e, err
+		}
+		for _, r := range roots {
+			derived, err := r.receiverSecret(address)
+			if err != nil {
+				return Endpoint{}, err
+			}
+			e.Secrets = append(e.Secrets, derived)
+		}
+		return e, nil
 	}
-	return Endpoint{}, errors.New("find webhook endpoint: the secret of the installation was removed meanwhile")
+	return Endpoint{}, errors.New("find webhook endpoint: the root secret of the installation was removed meanwhile")
 }
 
-func (v Vault) openAll(url string, texts ...*string) ([]Secret, error) {
+func (v Vault) openAll(address string, texts ...*string) ([]Secret, error) {
 	var secrets []Secret
 	for _, text := range texts {
 		if text == nil {
 			continue
 		}
-		s, err := v.open(url, *text)
+		s, err := v.open(address, *text)
 		if err != nil {
 			return nil, fmt.Errorf("read secret of webhook endpoint: %w", err)
 		}
@@ -75,14 +93,15 @@ func (v Vault) openAll(url string, texts ...*string) ([]Secret, error) {
 	return secrets, nil
 }
 
-func ensureCommonSecret(ctx context.Context, db postgres.DB, vault Vault) error {
-	sealed, err := vault.seal(common, NewSecret())
+// ensureRoot makes the root secret unless there is one.
+func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
+	sealed, err := vault.seal(root, NewSecret())
 	if err == nil {
 		_, err = db.Exec(ctx, `INSERT INTO penstock.webhook_endpoint (url, secret) VALUES ('', $1)
 		                       ON CONFLICT (url) DO UPDATE SET secret = coalesce(webhook_endpoint.secret, excluded.secret)`, sealed)
 	}
 	if err != nil {
-		return fmt.Errorf("make secret of the installation: %w", err)
+		return fmt.Errorf("make root secret of webhooks: %w", err)
 	}
 	return nil
 }
@@ -99,20 +118,21 @@ WITH kept AS (
 SELECT secret FROM kept`
 
 // Register makes an address known with a secret of its own, or enables it again, and returns the secret to be shown to
-// its owner. The error wraps ErrForbiddenAddress where policy does not allow the address.
-func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, url string, by invalidation.By) (Secret, error) {
-	_, err := policy.CheckURL(url)
+// its owner. It also holds for the address with other parameters in its query. The error wraps ErrForbiddenAddress where
+// policy does not allow the address.
+func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, address string, by invalidation.By) (Secret, error) {
+	_, err := policy.CheckURL(address)
 	var text string
 	if err == nil {
-		text, err = vault.seal(url, NewSecret())
+		text, err = vault.seal(address, NewSecret())
 	}
 	if err == nil {
-		err = db.QueryRow(ctx, registerSQL, url, text, by.Actor, by.Reason).Scan(&text)
+		err = db.QueryRow(ctx, registerSQL, address, text, by.Actor, by.Reason).Scan(&text)
 	}
 	if err != nil {
 		return Secret{}, fmt.Errorf("register webhook endpoint: %w", err)
 	}
-	return vault.open(url, text)
+	return vault.open(address, text)
 }
 
 const rotateSQL = `
@@ -127,20 +147,21 @@ SELECT coalesce(nullif($4, ''), current_user), 'rotate_webhook_secret', url, $5 
 RETURNING object`
 
 // Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The address ""
-// stands for all that have no secret of their own. invalidation.ErrNotFound: the address has none.
-func Rotate(ctx context.Context, db postgres.DB, vault Vault, url string, overlap time.Duration, by invalidation.By) (Secret, error) {
-	if url == common {
-		if err := ensureCommonSecret(ctx, db, vault); err != nil {
+// stands for the root secret: all derived secrets and the signing key change with it, and nobody needs the one that is
+// returned. invalidation.ErrNotFound: the address has no secret of its own.
+func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, overlap time.Duration, by invalidation.By) (Secret, error) {
+	if address == root {
+		if err := ensureRoot(ctx, db, vault); err != nil {
 			return Secret{}, err
 		}
 	}
 	secret := NewSecret()
-	sealed, err := vault.seal(url, secret)
+	sealed, err := vault.seal(address, secret)
 	if err != nil {
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", err)
 	}
 	var object string
-	err = db.QueryRow(ctx, rotateSQL, url, sealed, overlap, by.Actor, by.Reason).Scan(&object)
+	err = db.QueryRow(ctx, rotateSQL, address, sealed, overlap, by.Actor, by.Reason).Scan(&object)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: it has none of its own: %w", invalidation.ErrNotFound)
@@ -157,19 +178,64 @@ WITH off AS (
 )
 INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(nullif($3, ''), current_user), 'disable_webhook', $1, $2)`
 
-// DisableEndpoint sends an address nothing more until it is registered again.
-func DisableEndpoint(ctx context.Context, db postgres.DB, url string, by invalidation.By) error {
-	if _, err := db.Exec(ctx, disableSQL, url, by.Reason, by.Actor); err != nil {
+// DisableEndpoint stops deliveries to an address until it is registered again.
+func DisableEndpoint(ctx context.Context, db postgres.DB, address string, by invalidation.By) error {
+	if _, err := db.Exec(ctx, disableSQL, address, by.Reason, by.Actor); err != nil {
 		return fmt.Errorf("disable webhook endpoint: %w", err)
 	}
 	return nil
 }
 
+// goneMax is how many addresses that nobody registered are kept as gone. Whoever may push can name any number of them.
+const goneMax = 10_000
+
+// goneSQL disables an address that answered 410. The audit has no line of it: receivers do not operate the
+// installation, and could fill a table of which nothing can be deleted.
+const goneSQL = `
+INSERT INTO penstock.webhook_endpoint AS e (url, disabled_at, disabled_reason)
+SELECT $1, clock_timestamp(), $2
+ WHERE EXISTS (SELECT FROM penstock.webhook_endpoint known WHERE known.url = $1)
+    OR (SELECT count(*) FROM (SELECT FROM penstock.webhook_endpoint gone WHERE gone.disabled_reason = $2 LIMIT $3) few) < $3
+ON CONFLICT (url) DO UPDATE SET disabled_at = clock_timestamp(), disabled_reason = excluded.disabled_reason
+ WHERE e.disabled_at IS NULL`
+
+// goneReason is why addresses are disabled that answered 410.
+const goneReason = "receiver answered 410: it wants no more deliveries"
+
+// markGone disables an address, whatever its query, at its receiver's wish.
+func markGone(ctx context.Context, db postgres.DB, address string) error {
+	u, err := url.Parse(address)
+	if err == nil {
+		_, err = db.Exec(ctx, goneSQL, withoutQuery(u), goneReason, goneMax)
+	}
+	if err != nil {
+		return fmt.Errorf("disable webhook endpoint that is gone: %w", err)
+	}
+	return nil
+}
+
+// SecretsOf returns the secrets that sign for an address, to be shown to its owner: its own, or those derived for its
+// origin.
+func SecretsOf(ctx context.Context, db postgres.DB, vault Vault, address string) ([]Secret, error) {
+	e, err := FindEndpoint(ctx, db, vault, address)
+	return e.Secrets, err
+}
+
+// PublicKeys returns the keys with which all receivers can verify: one, or two while one replaces the other.
+func PublicKeys(ctx context.Context, db postgres.DB, vault Vault) ([]PublicKey, error) {
+	e, err := FindEndpoint(ctx, db, vault, root)
+	var keys []PublicKey
+	for _, k := range e.Keys {
+		keys = append(keys, k.Public())
+	}
+	return keys, err
+}
+
 // Registered is a row of penstock.webhook_endpoint without its secrets.
 type Registered struct {
-	URL       string     `json:"url"` // empty: the secret of all that have none of their own
+	URL       string     `json:"url"` // empty: the root secret
 	Own       bool       `json:"own_secret"`
-	OldUntil  *time.Time `json:"old_secret_until,omitempty"` // how long the secret before signs, too
+	OldUntil  *time.Time `json:"old_secret_until,omitempty"` // until when the secret before it signs too
 	CreatedAt time.Time  `json:"created_at"`
 	Disabled  *time.Time `json:"disabled_at,omitempty"`
 	Reason    string     `json:"disabled_reason,omitempty"`
@@ -180,7 +246,7 @@ SELECT url, secret IS NOT NULL, CASE WHEN old_until > clock_timestamp() THEN old
   FROM penstock.webhook_endpoint
  WHERE $1 = '' OR url > $1 ORDER BY url LIMIT $2`
 
-// List returns what is registered, in the order of addresses, behind one of them.
+// List returns the rows after an address, in the order of addresses.
 func List(ctx context.Context, db postgres.DB, after string, limit int) ([]Registered, error) {
 	found, err := pgx.CollectRows(postgres.Query(ctx, db, listSQL, after, limit), pgx.RowToStructByPos[Registered])
 	if err != nil {

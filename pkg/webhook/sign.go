@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"crypto/ed25519"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -68,19 +70,26 @@ func (s Secret) GoString() string { return s.String() }
 // attempt and has no dot; at is the time of this attempt. While a secret is
 // being replaced both sign, the newer first, and a receiver with either accepts.
 func Sign(id string, at time.Time, body []byte, secrets ...Secret) (http.Header, error) {
+	return sign(id, at, body, secrets, nil)
+}
+
+func sign(id string, at time.Time, body []byte, secrets []Secret, keys []SigningKey) (http.Header, error) {
 	if id == "" || strings.ContainsAny(id, ".\r\n") {
 		return nil, fmt.Errorf("sign webhook: id %q must be one line without a dot", id)
 	}
-	if len(secrets) == 0 || len(secrets) > 2 {
+	if len(secrets) == 0 || len(secrets) > 2 || len(keys) > 2 {
 		return nil, fmt.Errorf("sign webhook %s: want one or two secrets, have %d", id, len(secrets))
 	}
 	timestamp := strconv.FormatInt(at.Unix(), 10)
-	signatures := make([]string, 0, len(secrets))
+	signatures := make([]string, 0, len(secrets)+len(keys))
 	for _, s := range secrets {
 		if len(s.key) < secretBytesLow {
 			return nil, fmt.Errorf("sign webhook %s: secret is empty", id)
 		}
-		signatures = append(signatures, "v1,"+base64.StdEncoding.EncodeToString(s.sum(id, timestamp, body)))
+		signatures = append(signatures, symmetric+base64.StdEncoding.EncodeToString(s.sum(id, timestamp, body)))
+	}
+	for _, k := range keys {
+		signatures = append(signatures, asymmetric+base64.StdEncoding.EncodeToString(k.sign(id, timestamp, body)))
 	}
 	return http.Header{
 		HeaderID:        {id},
@@ -92,8 +101,25 @@ func Sign(id string, at time.Time, body []byte, secrets ...Secret) (http.Header,
 // ErrSignature is what Verify returns for every message it does not trust.
 var ErrSignature = errors.New("webhook signature does not verify")
 
-// Verify checks a received message against any of the secrets, as receivers do.
+// Verify checks a received message against any of the secrets, as receivers do. The error wraps ErrSignature.
 func Verify(header http.Header, now time.Time, body []byte, secrets ...Secret) error {
+	return verify(header, now, symmetric, func(id, timestamp string, signature []byte) bool {
+		return slices.ContainsFunc(secrets, func(s Secret) bool { return hmac.Equal(signature, s.sum(id, timestamp, body)) })
+	})
+}
+
+// VerifyKey checks a received message against any of the installation's public keys. The error wraps ErrSignature.
+func VerifyKey(header http.Header, now time.Time, body []byte, keys ...PublicKey) error {
+	return verify(header, now, asymmetric, func(id, timestamp string, signature []byte) bool {
+		signed := signedContent(id, timestamp, body)
+		return slices.ContainsFunc(keys, func(k PublicKey) bool {
+			return len(k.key) == ed25519.PublicKeySize && ed25519.Verify(k.key, signed, signature)
+		})
+	})
+}
+
+// verify looks for a signature of a version that good accepts.
+func verify(header http.Header, now time.Time, version string, good func(id, timestamp string, signature []byte) bool) error {
 	id, timestamp := header.Get(HeaderID), header.Get(HeaderTimestamp)
 	seconds, err := strconv.ParseInt(timestamp, 10, 64)
 	if id == "" || err != nil {
@@ -102,24 +128,25 @@ func Verify(header http.Header, now time.Time, body []byte, secrets ...Secret) e
 	if age := now.Sub(time.Unix(seconds, 0)); age > timestampSkew || age < -timestampSkew {
 		return fmt.Errorf("%w: timestamp is %s off", ErrSignature, age.Round(time.Second))
 	}
-	for signature := range strings.FieldsSeq(header.Get(HeaderSignature)) {
-		encoded, isV1 := strings.CutPrefix(signature, "v1,")
-		given, err := base64.StdEncoding.DecodeString(encoded)
-		if !isV1 || err != nil {
-			continue
-		}
-		for _, s := range secrets {
-			if hmac.Equal(given, s.sum(id, timestamp, body)) {
-				return nil
-			}
+	for text := range strings.FieldsSeq(header.Get(HeaderSignature)) {
+		encoded, found := strings.CutPrefix(text, version)
+		signature, err := base64.StdEncoding.DecodeString(encoded)
+		if found && err == nil && good(id, timestamp, signature) {
+			return nil
 		}
 	}
 	return ErrSignature
 }
 
+// Versions of signatures, in front of each: HMAC-SHA256 and Ed25519.
+const symmetric, asymmetric = "v1,", "v1a,"
+
+func signedContent(id, timestamp string, body []byte) []byte {
+	return append([]byte(id+"."+timestamp+"."), body...)
+}
+
 func (s Secret) sum(id, timestamp string, body []byte) []byte {
 	mac := hmac.New(sha256.New, s.key)
-	mac.Write([]byte(id + "." + timestamp + "."))
-	mac.Write(body)
+	mac.Write(signedContent(id, timestamp, body))
 	return mac.Sum(nil)
 }

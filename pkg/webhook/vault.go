@@ -3,47 +3,79 @@ package webhook
 import (
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/pbkdf2"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 )
 
-// Vault seals and opens the secrets of receivers, so that whoever can read the database cannot sign in our name. It also
-// reads those that only a reference stands for.
+// Vault seals and opens the secrets of receivers, so that nobody who can only read the database can sign as the
+// installation. Secrets may also be references, which it reads.
 type Vault struct {
-	// Key of the installation, the same in all its processes: 16 bytes or more that nobody can guess. Without one no new
-	// secret can be made.
+	// Key of the installation, the same in all its processes: 16 bytes or more that nobody can guess, such as the output
+	// of `openssl rand -base64 32`. Without one no new secret can be made.
 	Key string
 	// Read returns the secret that env:NAME or file:/path refers to; nil: references are errors.
 	Read func(ref string) (string, error)
+
+	stretched func() ([]byte, error) // nil: stretched anew for each secret
+}
+
+// NewVault returns a vault that stretches its key once, at first use.
+func NewVault(key string, read func(ref string) (string, error)) Vault {
+	return Vault{Key: key, Read: read, stretched: sync.OnceValues(func() ([]byte, error) { return stretch(key) })}
 }
 
 // ErrNoKey says that the key of the installation is missing, or too short.
 var ErrNoKey = errors.New("webhook secrets need a key of 16 bytes or more: set tasknode.webhook.key to env:NAME or file:/path")
 
-const sealedPrefix = "sealed:"
+const (
+	sealedPrefix = "sealed:"
+	keyBytesLow  = 16
+	// stretchRounds of PBKDF2-HMAC-SHA256, as OWASP's password storage cheat sheet recommends: where the key is a
+	// passphrase, each guess costs a tenth of a second or more.
+	stretchRounds = 600_000
+)
 
-// Check says whether new secrets can be made; the error is ErrNoKey.
+func stretch(key string) ([]byte, error) {
+	long, err := pbkdf2.Key(sha256.New, key, []byte("penstock webhook secrets"), stretchRounds, 32)
+	if err != nil {
+		return nil, fmt.Errorf("stretch the key of webhook secrets: %w", err)
+	}
+	return long, nil
+}
+
+// Check returns ErrNoKey if no secret can be sealed.
 func (v Vault) Check() error {
-	_, err := v.aead()
-	return err
+	if len(v.Key) < keyBytesLow {
+		return ErrNoKey
+	}
+	return nil
 }
 
 func (v Vault) aead() (cipher.AEAD, error) {
-	if len(v.Key) < 16 {
-		return nil, ErrNoKey
+	if err := v.Check(); err != nil {
+		return nil, err
 	}
-	key := sha256.Sum256([]byte("penstock webhook secrets\x00" + v.Key))
-	block, err := aes.NewCipher(key[:])
+	stretched := v.stretched
+	if stretched == nil {
+		stretched = func() ([]byte, error) { return stretch(v.Key) }
+	}
+	key, err := stretched()
+	if err != nil {
+		return nil, err
+	}
+	block, err := aes.NewCipher(key)
 	if err != nil {
 		return nil, err
 	}
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// seal writes a secret so that it can stand in the row of url, and in no other.
+// seal encrypts a secret for the row of url; it can be opened in no other row.
 func (v Vault) seal(url string, s Secret) (string, error) {
 	aead, err := v.aead()
 	if err != nil {
@@ -52,7 +84,7 @@ func (v Vault) seal(url string, s Secret) (string, error) {
 	return sealedPrefix + base64.StdEncoding.EncodeToString(aead.Seal(nil, nil, s.key, []byte(url))), nil
 }
 
-// open reads what stands in the row of url. Errors repeat no secret.
+// open decrypts or reads the secret of the row of url. Errors repeat no secret.
 func (v Vault) open(url, text string) (Secret, error) {
 	encoded, sealed := strings.CutPrefix(text, sealedPrefix)
 	switch {
@@ -73,7 +105,7 @@ func (v Vault) open(url, text string) (Secret, error) {
 	case strings.HasPrefix(text, secretPrefix):
 		return ParseSecret(text)
 	case v.Read == nil:
-		return Secret{}, errors.New("webhook secret is a reference, which nobody here reads")
+		return Secret{}, errors.New("webhook secret is a reference, and this process reads none")
 	}
 	plain, err := v.Read(text)
 	if err != nil {

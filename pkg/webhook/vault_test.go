@@ -56,7 +56,7 @@ func TestReferenceIsReadWhereTheSecretIsKept(t *testing.T) {
 
 // Whatever is done with endpoints, no secret stands in the table as it is.
 func TestNoSecretStandsInTheTableAsItIs(t *testing.T) {
-	d := newDesk(t, atHome)
+	d := newFixture(t, atHome)
 	for _, url := range []string{d.receiver.URL + "/own", d.receiver.URL + "/common"} {
 		if strings.HasSuffix(url, "/own") {
 			_, err := Register(d.ctx, d.pool, home, atHome, url, invalidation.By{Actor: "test", Reason: "a test"})
@@ -80,7 +80,7 @@ func TestNoSecretStandsInTheTableAsItIs(t *testing.T) {
 
 // Without a key callbacks wait; none is sent unsigned, and none is lost.
 func TestCallbackWaitsForAKey(t *testing.T) {
-	d := newDesk(t, atHome)
+	d := newFixture(t, atHome)
 	d.handler.vault = Vault{}
 	d.finishWork(d.receiver.URL)
 	if err := d.deliver(); !errors.Is(err, ErrNoKey) {
