@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
@@ -20,24 +18,18 @@ type Config struct {
 
 // Leader is the section for leaders alone.
 type Leader struct {
-	Listen   string   `koanf:"listen" help:"address of the HTTP server"`
-	Debug    string   `koanf:"debug_listen" help:"address for /metrics and /debug/pprof, apart from clients"`
-	TLS      TLS      `koanf:"tls"`
-	Open     bool     `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
-	Migrate  bool     `koanf:"migrate" help:"apply missing migrations at start; set it to false where another tool does, or behind a pooler"`
-	Hints    bool     `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
-	HTTP     HTTP     `koanf:"http"`
-	Callback Callback `koanf:"callback"`
-	Reports  Reports  `koanf:"inference"`
-	Election Election `koanf:"election"`
-	Recovery Recovery `koanf:"recovery"`
-}
-
-// TLS says how connections are secured.
-type TLS struct {
-	Cert     string `koanf:"cert" help:"file with the server's certificate; without it connections are not encrypted"`
-	Key      string `koanf:"key" help:"file with its key; both are read again when they change"`
-	ClientCA string `koanf:"client_ca" help:"file with certificates of authorities: clients need a certificate of one of them, and their token as well"`
+	Listen   string     `koanf:"listen" help:"address of the HTTP server; beyond this machine it needs leader.tls, or leader.insecure_listen"`
+	Insecure bool       `koanf:"insecure_listen" help:"serve beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
+	Debug    string     `koanf:"debug_listen" help:"address for /metrics, apart from clients; on a loopback address with /debug/pprof as well"`
+	TLS      config.TLS `koanf:"tls"`
+	Open     bool       `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
+	Migrate  bool       `koanf:"migrate" help:"apply missing migrations at start; set it to false where another tool does, or behind a pooler"`
+	Hints    bool       `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
+	HTTP     HTTP       `koanf:"http"`
+	Callback Callback   `koanf:"callback"`
+	Reports  Reports    `koanf:"inference"`
+	Election Election   `koanf:"election"`
+	Recovery Recovery   `koanf:"recovery"`
 }
 
 // HTTP bounds what the server takes.
@@ -51,7 +43,9 @@ type HTTP struct {
 
 // Callback says which addresses a push may name to be called back; set it as in tasknode.webhook, which delivers.
 type Callback struct {
-	HTTPSOnly     bool     `koanf:"https_only" help:"only https addresses"`
+	HTTPSOnly     bool     `koanf:"https_only" help:"only https addresses, for the hosts and networks below too"`
+	AllowHTTP     bool     `koanf:"allow_http" help:"plain http addresses of public hosts as well; those of the hosts and networks below need no leave"`
+	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443; the hosts and networks below have all"`
 	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be named although their addresses are private"`
 	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be named although they are private"`
 }
@@ -107,9 +101,8 @@ func (c Config) validate() error {
 			errs = append(errs, fmt.Errorf("leader.%s is %v: want %s", key, value, want))
 		}
 	}
-	check(!l.Open || loopback(l.Listen), "open", l.Open, "it only with leader.listen on a loopback address such as 127.0.0.1:8420")
-	check((l.TLS.Cert == "") == (l.TLS.Key == ""), "tls.cert", l.TLS.Cert, "it together with leader.tls.key")
-	check(l.TLS.ClientCA == "" || l.TLS.Cert != "", "tls.client_ca", l.TLS.ClientCA, "it only together with leader.tls.cert")
+	check(!l.Open || config.Loopback(l.Listen), "open", l.Open, "it only with leader.listen on a loopback address such as 127.0.0.1:8420")
+	errs = append(errs, l.TLS.Validate("leader.tls"), config.CheckPlain("leader", l.Listen, l.TLS, l.Insecure))
 	check(l.HTTP.Conns > 0, "http.connections_max", l.HTTP.Conns, "more than 0")
 	check(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
 	check(l.HTTP.Entries > 0, "http.entries_max", l.HTTP.Entries, "more than 0")
@@ -125,14 +118,4 @@ func (c Config) validate() error {
 	check(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
 	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
 	return errors.Join(append(errs, c.Trace.Validate())...)
-}
-
-// loopback says whether only this machine can reach an address to listen on.
-func loopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false
-	}
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback()
 }

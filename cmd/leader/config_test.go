@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -59,14 +62,71 @@ func TestBadValueIsNamed(t *testing.T) {
 	}
 }
 
-func TestOnlyLoopbackAddressesAreForThisMachineAlone(t *testing.T) {
-	for address, want := range map[string]bool{
-		"127.0.0.1:1": true, "127.8.8.8:1": true, "[::1]:1": true, "localhost:1": true,
-		":1": false, "0.0.0.0:1": false, "[::]:1": false, "10.0.0.1:1": false, "localhost.example:1": false, "nonsense": false,
+// Each row is a way to start a leader; those that give tokens or profiles to the network end with exit code 2.
+func TestStartIsRefusedWhereTokensWouldBeInPlainTextOrNotNeeded(t *testing.T) {
+	secured := config.TLS{Cert: "cert.pem", Key: "key.pem"}
+	for _, c := range []struct {
+		listen         string
+		tls            config.TLS
+		insecure, open bool
+		want           string // in the error; empty: it starts
+	}{
+		{"127.0.0.1:8420", config.TLS{}, false, false, ""},
+		{"127.0.0.1:8420", config.TLS{}, false, true, ""},
+		{"[::1]:8420", secured, false, true, ""},
+		{"0.0.0.0:8420", config.TLS{}, false, false, "leader.insecure_listen"},
+		{":8420", config.TLS{}, false, false, "leader.insecure_listen"},
+		{"0.0.0.0:8420", config.TLS{}, true, false, ""},
+		{"0.0.0.0:8420", secured, false, false, ""},
+		{"0.0.0.0:8420", secured, false, true, "leader.open"},
+		{"0.0.0.0:8420", config.TLS{}, true, true, "leader.open"},
 	} {
-		if got := loopback(address); got != want {
-			t.Errorf("%s: %v, want %v", address, got, want)
+		cfg := defaults()
+		cfg.Leader.Listen, cfg.Leader.TLS, cfg.Leader.Insecure, cfg.Leader.Open = c.listen, c.tls, c.insecure, c.open
+		err := cfg.validate()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("listen %s, TLS %v, insecure %v, open %v: %v", c.listen, c.tls.Cert != "", c.insecure, c.open, err)
 		}
+	}
+}
+
+func TestDebugAddressServesProfilesToThisMachineAlone(t *testing.T) {
+	metrics := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	for _, c := range []struct {
+		listen, host, path string
+		want               int
+	}{
+		{"127.0.0.1:8422", "127.0.0.1:8422", "/debug/pprof/", 200},
+		{"127.0.0.1:8422", "localhost:8422", "/debug/pprof/", 200},
+		{"[::1]:8422", "[::1]:8422", "/metrics", 200},
+		{"127.0.0.1:8422", "rebound.example:8422", "/debug/pprof/", 421},
+		{"127.0.0.1:8422", "127.0.0.1:8422", "/debug/pprof/cmdline", 404},
+		{"0.0.0.0:8422", "leader.example:8422", "/metrics", 200},
+		{"0.0.0.0:8422", "10.0.0.1:8422", "/debug/pprof/", 404},
+		{"0.0.0.0:8422", "10.0.0.1:8422", "/debug/pprof/heap", 404},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", c.path, nil)
+		r.Host = c.host
+		w := httptest.NewRecorder()
+		Leader{Debug: c.listen}.debug(metrics).ServeHTTP(w, r)
+		if w.Code != c.want {
+			t.Errorf("%s at %s, called %s: %d, want %d", c.path, c.listen, c.host, w.Code, c.want)
+		}
+	}
+}
+
+func TestBadCallbackOptionsAreNamed(t *testing.T) {
+	for want, c := range map[string]Callback{"allow_networks": {AllowNetworks: []string{"10.1"}}, "ports": {Ports: []string{"https"}}} {
+		if _, err := c.policy(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v does not name %s", c, err, want)
+		}
+	}
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (Reports{CallbackKey: "file:" + key}).open(nil, nil); err == nil || !strings.Contains(err.Error(), "callback_key") {
+		t.Errorf("a key of one letter: %v", err)
 	}
 }
 

@@ -77,12 +77,15 @@ func run(cfg Config, log *slog.Logger) error {
 	if tracing != nil {
 		server = telemetry.Traced(tracing.Tracer(invalidation.TracerName), server)
 	}
+	if cfg.Leader.Insecure && cfg.Leader.TLS.Cert == "" && !config.Loopback(cfg.Leader.Listen) {
+		log.Warn("tokens and payloads are served in plain text beyond this machine", "listen", cfg.Leader.Listen, "option", "leader.insecure_listen")
+	}
 	log.Info("leader started", "listen", listener.Addr().String(), "debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(ctx, listener, server, log) })
 	group.Go(func() error {
-		return api.Serve(ctx, debug, api.NewDebug(promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})), log)
+		return api.Serve(ctx, debug, cfg.Leader.debug(promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})), log)
 	})
 	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
 	if l.hinter != nil {
@@ -93,12 +96,20 @@ func run(cfg Config, log *slog.Logger) error {
 	return err
 }
 
+// debug is what the debug address serves: profiles only where nobody beyond this machine can reach them.
+func (l Leader) debug(metrics http.Handler) http.Handler {
+	if !config.Loopback(l.Debug) {
+		return api.NewMetrics(metrics)
+	}
+	return api.LocalNames(api.NewDebug(metrics))
+}
+
 // newAPI is what clients and workers reach. It is not ready any more once ctx has ended.
 func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 	cfg := l.cfg.Leader
-	callbacks, err := webhook.NewPolicy(cfg.Callback.HTTPSOnly, cfg.Callback.AllowHosts, cfg.Callback.AllowNetworks)
+	callbacks, err := cfg.Callback.policy()
 	if err != nil {
-		return nil, fmt.Errorf("leader.callback.allow_networks: %w", err)
+		return nil, fmt.Errorf("leader.callback: %w", err)
 	}
 	reports, err := cfg.Reports.open(l.pools.api, l.log)
 	if err != nil {
@@ -137,7 +148,21 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 	if err != nil {
 		return nil, fmt.Errorf("leader.inference.callback_key: %w", err)
 	}
+	if err := config.CheckKey("leader.inference.callback_key", key); err != nil {
+		return nil, err
+	}
 	return inference.NewCallbacks("", []byte(key), db, log), nil
+}
+
+// policy is which addresses a push may name.
+func (c Callback) policy() (webhook.Policy, error) {
+	p, err := webhook.NewPolicy(c.HTTPSOnly, c.AllowHosts, c.AllowNetworks)
+	if err != nil {
+		return p, fmt.Errorf("allow_networks: %w", err)
+	}
+	p.AllowHTTP = c.AllowHTTP
+	p.Ports, err = webhook.ParsePorts(c.Ports)
+	return p, err
 }
 
 // listen opens the address for clients, and the one for whoever looks after the process.

@@ -3,22 +3,24 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/url"
+	"strings"
 	"time"
-
-	"github.com/penstock/penstock/pkg/worker"
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/pkg/webhook"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // The commands about receivers need the key of the installation, which no leader has: they work on the database alone.
 func webhookCommand(a *app) *cobra.Command {
 	return noun("webhook", "Webhooks: receivers of callbacks and their secrets",
-		webhookList(a), webhookRegister(a), webhookRotate(a), webhookDisable(a))
+		webhookList(a), webhookRegister(a), webhookSecret(a), webhookKey(a), webhookRotate(a), webhookDisable(a))
 }
 
 func webhookList(a *app) *cobra.Command {
@@ -95,23 +97,92 @@ func webhookRegister(a *app) *cobra.Command {
 	})
 }
 
+func webhookSecret(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "secret URL", Short: "Print the secret of a receiver, its own or the one derived for its scheme, host and port",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	vault := a.keyFlag(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return a.revealing(c, vault, func(ctx context.Context, db postgres.DB, v webhook.Vault) ([]string, error) {
+			secrets, err := webhook.SecretsOf(ctx, db, v, args[0])
+			var texts []string
+			for _, s := range secrets {
+				texts = append(texts, s.Reveal())
+			}
+			return texts, err
+		})
+	}
+	return c
+}
+
+func webhookKey(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "key", Short: "Print the public key with which every receiver can verify signatures of version v1a",
+		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	vault := a.keyFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.revealing(c, vault, func(ctx context.Context, db postgres.DB, v webhook.Vault) ([]string, error) {
+			keys, err := webhook.PublicKeys(ctx, db, v)
+			var texts []string
+			for _, k := range keys {
+				texts = append(texts, k.String())
+			}
+			return texts, err
+		})
+	}
+	return c
+}
+
+// revealing prints what read returns, a line each, the newest first.
+func (a *app) revealing(c *cobra.Command, vault func() (webhook.Vault, error),
+	read func(context.Context, postgres.DB, webhook.Vault) ([]string, error),
+) error {
+	v, err := vault()
+	if err != nil {
+		return err
+	}
+	db, err := a.database(c.Context())
+	if err != nil {
+		return err
+	}
+	lines, err := read(c.Context(), db, v)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(c.OutOrStdout(), strings.Join(lines, "\n"))
+	return err
+}
+
 func webhookRotate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "rotate [URL]", Short: "Print a new secret of a receiver, without URL that of all that have none of their own; the old one signs, too, during --overlap",
+		Use: "rotate [URL]", Short: "Print a new secret of a receiver; without URL renew the root secret, from which those of all others and the key come. The old one signs, too, during --overlap",
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	vault := a.keyFlag(c)
 	var overlap time.Duration
-	c.Flags().DurationVar(&overlap, "overlap", 24*time.Hour, "how long both secrets sign")
+	c.Flags().DurationVar(&overlap, "overlap", 24*time.Hour, "how long both sign")
 	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
-		at := ""
 		if len(args) > 0 {
-			at = args[0]
+			return a.sealing(ctx, "rotate secret of webhook "+args[0], vault, func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
+				return webhook.Rotate(ctx, a.pool, v, args[0], overlap, by)
+			})
 		}
-		does := "rotate secret of webhook " + before(at, "receivers without one of their own")
-		return a.sealing(ctx, does, vault, func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
-			return webhook.Rotate(ctx, a.pool, v, at, overlap, by)
-		})
+		v, err := vault()
+		if err == nil {
+			_, err = a.database(ctx)
+		}
+		return change{does: "renew the root secret of webhooks", do: func(ctx context.Context, by invalidation.By) (string, error) {
+			if _, err := webhook.Rotate(ctx, a.pool, v, "", overlap, by); err != nil {
+				return "", err
+			}
+			keys, err := webhook.PublicKeys(ctx, a.pool, v)
+			if err != nil {
+				return "", err
+			}
+			return keys[0].String(), nil
+		}}, err
 	})
 }
 

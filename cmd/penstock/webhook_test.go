@@ -31,9 +31,14 @@ func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
 	if err != nil || len(e.Secrets) != 2 || e.Secrets[0].Reveal() != rotated || e.Secrets[1].Reveal() != registered {
 		t.Errorf("signed with %d secrets (%v), want the new one and the old one", len(e.Secrets), err)
 	}
-	common := secret.FindString(s.penstock("webhook rotate --reason yearly --key file:" + key))
-	if e, err = webhook.FindEndpoint(t.Context(), s.pool, vault, "https://other.example/"); err != nil || e.Secrets[0].Reveal() != common {
-		t.Errorf("others are not signed for with the secret that was printed (%v)", err)
+	before := secret.FindString(s.penstock("webhook secret https://other.example/in --key file:" + key))
+	public := strings.TrimSpace(s.penstock("webhook rotate --reason yearly --key file:" + key))
+	if printed := s.penstock("webhook key --key file:" + key); !strings.Contains(printed, regexp.MustCompile(`whpk_\S+`).FindString(public)) {
+		t.Errorf("the key is\n%s, rotating printed %s", printed, public)
+	}
+	e, err = webhook.FindEndpoint(t.Context(), s.pool, vault, "https://other.example/")
+	if err != nil || len(e.Secrets) != 2 || e.Secrets[1].Reveal() != before || e.Secrets[0].Reveal() == before {
+		t.Errorf("others are not signed for with a new secret and the one before it (%v)", err)
 	}
 	s.penstock("webhook disable " + hook + " --yes --reason 'no contract any more'")
 	list := s.penstock("webhook list")

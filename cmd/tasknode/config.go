@@ -21,7 +21,10 @@ type Config struct {
 
 // TaskNode is the section for task nodes alone.
 type TaskNode struct {
-	Listen            string        `koanf:"listen" help:"address of the HTTP server with /livez, /readyz and /metrics"`
+	Listen            string        `koanf:"listen" help:"address of the HTTP server with /livez, /readyz, /metrics and, with inference.callback_key, the reports of workers"`
+	Insecure          bool          `koanf:"insecure_listen" help:"take reports of workers beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
+	TLS               config.TLS    `koanf:"tls"`
+	ConnsMax          int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
 	Name              string        `koanf:"name" help:"what people read about this node; without it host name and process id"`
 	Application       string        `koanf:"application" help:"the application whose queues the node serves, and no others"`
 	Threads           int           `koanf:"threads" help:"processing threads; 0: 16 for each CPU"`
@@ -48,10 +51,14 @@ type Inference struct {
 	S3SecretKey string `koanf:"s3_secret_key" help:"secret key for it: env:NAME or file:/path"`
 }
 
-// Webhook says where callbacks may go.
+// Webhook says where callbacks may go, and how they are signed.
 type Webhook struct {
 	Key           string   `koanf:"key" help:"what seals the secrets of receivers in the database, 16 bytes or more, the same for all nodes: env:NAME or file:/path; without it no callback can be signed, and they wait"`
-	HTTPSOnly     bool     `koanf:"https_only" help:"deliver callbacks to https addresses alone"`
+	Issuer        string   `koanf:"issuer" help:"name of this installation in the bodies of callbacks; without it a fingerprint of its public key"`
+	Threads       int      `koanf:"threads" help:"processing threads that deliver callbacks at once, at most; half of them are kept for receivers that answer promptly; 0: a quarter of all"`
+	HTTPSOnly     bool     `koanf:"https_only" help:"deliver callbacks to https addresses alone, to the hosts and networks below too"`
+	AllowHTTP     bool     `koanf:"allow_http" help:"deliver to plain http addresses of public hosts as well; those of the hosts and networks below need no leave"`
+	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443; the hosts and networks below have all"`
 	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be called although their addresses are private"`
 	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be called although they are private"`
 }
@@ -62,7 +69,7 @@ func defaults() Config {
 		Log:      config.LogDefault(),
 		Trace:    config.TraceDefault(),
 		TaskNode: TaskNode{
-			Listen: "127.0.0.1:8421", Application: "default", SchedulingThreads: 2,
+			Listen: "127.0.0.1:8421", ConnsMax: 1024, Application: "default", SchedulingThreads: 2,
 			Lease: 10 * time.Second, Beat: 2 * time.Second, Poll: 250 * time.Millisecond, Grace: 30 * time.Second,
 			Hints: true, Governor: true,
 		},
@@ -84,6 +91,12 @@ func (c Config) validate() error {
 	check(t.Lease >= 3*t.Beat, "lease", t.Lease, "at least three beats")
 	check(t.Poll > 0, "poll", t.Poll, "more than 0")
 	check(t.Grace >= 0, "grace", t.Grace, "0 or more")
+	check(t.Webhook.Threads >= 0, "webhook.threads", t.Webhook.Threads, "0 or more")
+	check(t.ConnsMax > 0, "connections_max", t.ConnsMax, "more than 0")
+	errs = append(errs, t.TLS.Validate("tasknode.tls"))
+	if t.Inference.CallbackURL != "" {
+		errs = append(errs, config.CheckPlain("tasknode", t.Listen, t.TLS, t.Insecure))
+	}
 	_, err := t.needs()
 	return errors.Join(append(errs, err, c.Trace.Validate())...)
 }

@@ -50,8 +50,57 @@ func TestBadValueIsNamed(t *testing.T) {
 			t.Errorf("%v does not name %s", err, key)
 		}
 	}
+	if _, err := (Webhook{Ports: []string{"https"}}).policy(); err == nil || !strings.Contains(err.Error(), "tasknode.webhook.ports") {
+		t.Errorf("%v does not name ports", err)
+	}
 	if _, err := (Webhook{AllowNetworks: []string{"10.1"}}).policy(); err == nil || !strings.Contains(err.Error(), "allow_networks") {
 		t.Errorf("%v does not name allow_networks", err)
+	}
+}
+
+func TestReportsOfWorkersAreNotTakenInPlainTextFromTheNetwork(t *testing.T) {
+	cfg := defaults()
+	cfg.TaskNode.Listen = "0.0.0.0:8421"
+	if err := cfg.validate(); err != nil {
+		t.Errorf("a listener for probes and metrics alone: %v", err)
+	}
+	cfg.TaskNode.Inference.CallbackURL = "http://node:8421"
+	if err := cfg.validate(); err == nil || !strings.Contains(err.Error(), "tasknode.insecure_listen") {
+		t.Errorf("with reports: %v", err)
+	}
+	for _, change := range []func(*TaskNode){
+		func(c *TaskNode) { c.Insecure = true },
+		func(c *TaskNode) { c.TLS = config.TLS{Cert: "c", Key: "k"} },
+		func(c *TaskNode) { c.Listen = "127.0.0.1:8421" },
+	} {
+		changed := cfg
+		change(&changed.TaskNode)
+		if err := changed.validate(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// However many receivers are slow, most threads are left for other queues.
+func TestCallbacksHaveAQuarterOfTheThreads(t *testing.T) {
+	for _, c := range []struct{ option, all, want int }{{0, 32, 8}, {0, 4, 2}, {0, 1, 2}, {5, 32, 5}} {
+		if got := (Webhook{Threads: c.option}).threads(c.all); got != c.want {
+			t.Errorf("webhook.threads %d of %d: %d, want %d", c.option, c.all, got, c.want)
+		}
+	}
+	b := newBudget(3)
+	b.add("webhook")
+	if n, _ := b.Take("work", 10, 7); n != 7 {
+		t.Errorf("another queue gets %d of 7", n)
+	}
+	n, release := b.Take("webhook", 10, 5)
+	more, _ := b.Take("webhook", 10, 1)
+	if n != 3 || more != 0 {
+		t.Errorf("%d and %d are allowed, want 3 and none", n, more)
+	}
+	release(2)
+	if n, _ := b.Take("webhook", 10, 5); n != 2 {
+		t.Errorf("%d are allowed after two came back", n)
 	}
 }
 

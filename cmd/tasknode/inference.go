@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/pkg/worker"
 
+	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/inference"
 )
@@ -26,6 +27,9 @@ func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.Dispa
 	key, err := worker.ReadSecret(i.CallbackKey)
 	if err != nil {
 		return c, fmt.Errorf("tasknode.inference.callback_key: %w", err)
+	}
+	if err := config.CheckKey("tasknode.inference.callback_key", key); err != nil {
+		return c, err
 	}
 	c.Callbacks = inference.NewCallbacks(i.CallbackURL, []byte(key), db, log)
 	return c, nil

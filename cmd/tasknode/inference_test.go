@@ -15,6 +15,7 @@ import (
 
 func TestPlacesOfResultsAreRead(t *testing.T) {
 	t.Setenv("S3_ID", "id")
+	t.Setenv("SHORT", "x")
 	for name, c := range map[string]struct {
 		section Inference
 		wrong   string
@@ -25,6 +26,7 @@ func TestPlacesOfResultsAreRead(t *testing.T) {
 		"no endpoint":    {Inference{Objects: "s3://results"}, "endpoint"},
 		"no key":         {Inference{CallbackURL: "http://here:8421"}, "callback_key is missing"},
 		"key not there":  {Inference{CallbackURL: "http://here:8421", CallbackKey: "env:NOT_SET"}, "callback_key"},
+		"key too short":  {Inference{CallbackURL: "http://here:8421", CallbackKey: "env:SHORT"}, "callback_key has 1 bytes"},
 		"secret is none": {Inference{Objects: "s3://results", S3Endpoint: "https://s3.example", S3AccessKey: "plain", S3SecretKey: "plain"}, "env:NAME"},
 	} {
 		dispatch, err := c.section.dispatch(nil, nil)

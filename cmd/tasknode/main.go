@@ -83,9 +83,12 @@ func run(cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.TaskNode.Listen)
+	t := cfg.TaskNode
+	listener, err := api.Listen(ctx, api.ListenConfig{
+		Address: t.Listen, ConnsMax: t.ConnsMax, CertFile: t.TLS.Cert, KeyFile: t.TLS.Key, ClientCAFile: t.TLS.ClientCA,
+	})
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return err
 	}
 	defer listener.Close()
 	log.Info("task node started", "listen", listener.Addr().String(), "node", n.cfg.TaskNode.Name, "application", cfg.TaskNode.Application)
@@ -144,7 +147,9 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	n.inference = inference.NewService(inference.ServiceConfig{
 		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch, Log: log,
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
-	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}, n.declared}
+	threads := t.Webhook.threads(t.Threads)
+	deliveries := newBudget(threads)
+	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}, n.declared, deliveries}
 	if t.Governor {
 		if n.governor, err = newGovernor(*t, log); err != nil {
 			return nil, err
@@ -162,18 +167,9 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	}, claims, beats)
 	n.task.HandleStatements(n.declared.handler)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
-	policy, err := t.Webhook.policy()
-	if err != nil {
+	if err := n.deliver(t.Webhook, deliveries, max(1, threads/2)); err != nil {
 		return nil, err
 	}
-	vault, err := t.Webhook.vault()
-	if err != nil {
-		return nil, err
-	}
-	if t.Webhook.Key == "" {
-		log.Info("callbacks wait: tasknode.webhook.key is not set")
-	}
-	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(webhook.Config{Policy: policy, Vault: vault}, claims, log))
 	n.listener, err = newListener(cfg, n.task, log)
 	return n, err
 }
@@ -208,6 +204,22 @@ func (n *node) status() map[string]any {
 		return map[string]any{"hints": "heard"}
 	}
 	return map[string]any{"hints": "lost", "hints_since": s.Since.UTC().Format(time.RFC3339), "hints_error": s.Error}
+}
+
+// deliver makes the node serve the queue of callbacks with a budget of threads, of which unproven may wait for receivers
+// that did not answer promptly last time.
+func (n *node) deliver(w Webhook, budget *budget, unproven int) error {
+	cfg, err := w.config()
+	if err != nil {
+		return err
+	}
+	if w.Key == "" {
+		n.log.Info("callbacks wait: tasknode.webhook.key is not set")
+	}
+	cfg.Unproven = unproven
+	budget.add("webhook") // no other queue of the kind takes pushes
+	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(cfg, n.claims, n.log))
+	return nil
 }
 
 func newGovernor(t TaskNode, log *slog.Logger) (*governor.Governor, error) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -13,14 +12,11 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// statements runs the entries of queues that declare in SQL what to run. It is a gate as well: what it runs takes a
-// connection each for as long as it likes, and must not keep threads waiting that others could use.
+// statements runs the entries of queues that declare in SQL what to run. Each takes a connection for as long as its
+// statement likes, so that they have a budget of threads.
 type statements struct {
 	pool *pgxpool.Pool
-
-	mu     sync.Mutex
-	queues map[string]bool
-	free   int
+	*budget
 }
 
 // statementConns is how many statements run at once. A node without such queues opens none of these connections.
@@ -29,14 +25,12 @@ const statementConns = 4
 func newStatements(cfg config.Database) (*statements, error) {
 	// Pooled: without the settings of our sessions, which leave the planner no choice. That is not for other people's SQL.
 	pool, err := postgres.Open(context.Background(), postgres.Config{DSN: cfg.URL, Pooled: true, MaxConns: statementConns})
-	return &statements{pool: pool, queues: map[string]bool{}, free: statementConns}, err
+	return &statements{pool: pool, budget: newBudget(statementConns)}, err
 }
 
 // handler is what runs the entries of q.
 func (s *statements) handler(q *invalidation.Queue) invalidation.Handler {
-	s.mu.Lock()
-	s.queues[q.Name] = true
-	s.mu.Unlock()
+	s.add(q.Name)
 	switch q.Config.Kind {
 	case invalidation.KindBatch:
 		return batch.StatementHandler(s.pool)
@@ -44,21 +38,5 @@ func (s *statements) handler(q *invalidation.Queue) invalidation.Handler {
 		return changelog.StatementHandler(s.pool)
 	default:
 		return invalidation.StatementHandler(s.pool, q)
-	}
-}
-
-// Take implements tasknode.Gate.
-func (s *statements) Take(queue string, _, want int) (int, func(n int)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.queues[queue] {
-		return want, func(int) {}
-	}
-	n := min(want, s.free)
-	s.free -= n
-	return n, func(k int) {
-		s.mu.Lock()
-		s.free += k
-		s.mu.Unlock()
 	}
 }

@@ -2,29 +2,56 @@ package main
 
 import (
 	"fmt"
-
-	"github.com/penstock/penstock/pkg/worker"
+	"runtime"
 
 	"github.com/penstock/penstock/pkg/webhook"
+	"github.com/penstock/penstock/pkg/worker"
 )
+
+// config is what the section comes to on a node of so many processing threads, 0 for the default number.
+func (w Webhook) config() (c webhook.Config, err error) {
+	if c.Policy, err = w.policy(); err != nil {
+		return c, err
+	}
+	if c.Vault, err = w.vault(); err != nil {
+		return c, err
+	}
+	c.Issuer = w.Issuer
+	return c, nil
+}
 
 func (w Webhook) policy() (webhook.Policy, error) {
 	p, err := webhook.NewPolicy(w.HTTPSOnly, w.AllowHosts, w.AllowNetworks)
 	if err != nil {
 		return p, fmt.Errorf("tasknode.webhook.allow_networks: %w", err)
 	}
+	p.AllowHTTP = w.AllowHTTP
+	if p.Ports, err = webhook.ParsePorts(w.Ports); err != nil {
+		return p, fmt.Errorf("tasknode.webhook.%w", err)
+	}
 	return p, nil
 }
 
 // vault has no key where none is named.
 func (w Webhook) vault() (webhook.Vault, error) {
-	v := webhook.Vault{Read: worker.ReadSecret}
 	if w.Key == "" {
-		return v, nil
+		return webhook.Vault{Read: worker.ReadSecret}, nil
 	}
-	var err error
-	if v.Key, err = worker.ReadSecret(w.Key); err != nil {
-		return v, fmt.Errorf("tasknode.webhook.key: %w", err)
+	key, err := worker.ReadSecret(w.Key)
+	if err != nil {
+		return webhook.Vault{}, fmt.Errorf("tasknode.webhook.key: %w", err)
 	}
+	v := webhook.NewVault(key, worker.ReadSecret)
 	return v, v.Check()
+}
+
+// threads is how many processing threads deliver at once on a node that has so many in all, 0 for the default number.
+func (w Webhook) threads(all int) int {
+	if w.Threads > 0 {
+		return w.Threads
+	}
+	if all == 0 {
+		all = 16 * runtime.GOMAXPROCS(0)
+	}
+	return max(2, all/4)
 }

@@ -91,3 +91,14 @@ func DatabaseDefault() Database { return Database{Timeout: 30 * time.Second} }
 
 // LogDefault is the section with its defaults.
 func LogDefault() Log { return Log{Level: "info", Format: "text"} }
+
+// keyBytesMin is the least length of a key that others must not be able to guess.
+const keyBytesMin = 16
+
+// CheckKey refuses a key that is too short to keep others from computing what it signs; option names it.
+func CheckKey(option, key string) error {
+	if len(key) < keyBytesMin {
+		return fmt.Errorf("%s has %d bytes: want %d or more that nobody can guess, such as those of `openssl rand -base64 32`", option, len(key), keyBytesMin)
+	}
+	return nil
+}

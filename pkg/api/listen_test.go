@@ -302,7 +302,7 @@ func TestRequestsOfOneAddressAreBoundedOverOneConnection(t *testing.T) {
 
 func TestDebugServerHasMetricsAndProfiles(t *testing.T) {
 	debug := api.NewDebug(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1") }))
-	for path, want := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/v1/queues": 404} {
+	for path, want := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/cmdline": 404, "/v1/queues": 404} {
 		if status := statusOf(t, debug, path); status != want {
 			t.Errorf("%s: %d, want %d", path, status, want)
 		}

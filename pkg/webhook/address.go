@@ -40,6 +40,19 @@ func NewPolicy(httpsOnly bool, hosts, networks []string) (Policy, error) {
 	return p, nil
 }
 
+// ParsePorts reads the numbers of Policy.Ports.
+func ParsePorts(texts []string) ([]uint16, error) {
+	ports := make([]uint16, len(texts))
+	for i, text := range texts {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			return nil, fmt.Errorf("ports: %q is not a port", text)
+		}
+		ports[i] = uint16(n)
+	}
+	return ports, nil
+}
+
 // ErrForbiddenAddress is wrapped by every refusal.
 var ErrForbiddenAddress = errors.New("callback address is not allowed")
 

@@ -1,0 +1,36 @@
+package main
+
+import "sync"
+
+// budget bounds how many processing threads work for some of the queues at once, so that what is slow there leaves the
+// others theirs. It is a gate of the task node.
+type budget struct {
+	mu     sync.Mutex
+	queues map[string]bool
+	free   int
+}
+
+func newBudget(threads int) *budget { return &budget{queues: map[string]bool{}, free: threads} }
+
+// add puts a queue under the budget.
+func (b *budget) add(queue string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.queues[queue] = true
+}
+
+// Take implements tasknode.Gate.
+func (b *budget) Take(queue string, _, want int) (int, func(n int)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.queues[queue] {
+		return want, func(int) {}
+	}
+	n := min(want, b.free)
+	b.free -= n
+	return n, func(k int) {
+		b.mu.Lock()
+		b.free += k
+		b.mu.Unlock()
+	}
+}
