@@ -39,6 +39,7 @@ var oneMeaning = map[string]sharedName{
 	"Push":         {"changelog invalidation", "an entry to be"},
 	"Pushed":       {"client invalidation", "the answer to a push, over HTTP and in Go"},
 	"Ended":        {"invalidation operator", "how an entry ended"},
+	"Degradation":  {"operator recovery", "a state in which work stands still: examined, and as the leader measured it"},
 	"Seconds":      {"invalidation worker", "a duration that JSON writes as a number of seconds"},
 }
 
