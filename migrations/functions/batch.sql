@@ -24,7 +24,7 @@ $$;
 -- create_batch makes a batch of a list of items, split at once, or of the rows of a query, split by the node that runs
 -- its first entry. Options: items or query, part_size, window_parts, detail, flow, priority, completion_queue. It refuses
 -- a queue whose kind has handlers of its own, and items or options that are null.
-CREATE OR REPLACE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT CURRENT_USER) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -49,7 +49,7 @@ BEGIN
     b := jsonb_populate_record(NULL::penstock.batch, options);
     INSERT INTO penstock.batch AS x (queue_id, name, query, items, part_size, window_parts, detail, flow, priority, actor, completion_queue_id)
     VALUES (q.id, create_batch.name, b.query, b.items, coalesce(b.part_size, 100), coalesce(b.window_parts, 1000), coalesce(b.detail, '{}'),
-            b.flow, b.priority, coalesce(create_batch.actor, current_user),
+            b.flow, b.priority, penstock.actor_name(create_batch.actor),
             CASE WHEN options->>'completion_queue' IS NOT NULL THEN (penstock.queue_row(options->>'completion_queue')).id END)
     RETURNING * INTO b;
     IF b.items IS NOT NULL THEN
@@ -59,9 +59,8 @@ BEGIN
                                                                    priority => b.priority, name => 'batch:' || b.id)
          WHERE x.id = b.id;
     END IF;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(create_batch.actor, current_user), 'create_batch', 'batch ' || b.id, create_batch.reason,
-            jsonb_build_object('queue', q.name, 'name', create_batch.name));
+    PERFORM penstock.audit_log(create_batch.actor, 'create_batch', 'batch ' || b.id,
+                               create_batch.reason, jsonb_build_object('queue', q.name, 'name', create_batch.name));
     RETURN b.id;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR not_null_violation THEN
@@ -222,7 +221,7 @@ BEGIN
         END IF;
         IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL) THEN
             PERFORM penstock.complete_batch(b);
-        ELSIF b.cancelled_by IS NULL AND (b.paused_at IS NULL OR b.paused_until <= clock_timestamp()) THEN
+        ELSIF b.cancelled_by IS NULL AND (b.paused_at IS NULL OR NOT penstock.paused_until(b.paused_until)) THEN
             n := n + penstock.feed_batch(b);
         END IF;
     ELSIF b.status = 'ending' AND NOT EXISTS (
@@ -251,7 +250,7 @@ BEGIN
 END $$;
 
 -- pause_batch lets running parts end and starts no others.
-CREATE OR REPLACE FUNCTION penstock.pause_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user::text, until timestamptz DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.pause_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL, until timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     b penstock.batch;
@@ -261,45 +260,45 @@ BEGIN
         RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
     END IF;
     b := penstock.batch_row(batch);
-    UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = coalesce(pause_batch.actor, current_user), paused_reason = coalesce(reason, ''),
+    UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(pause_batch.actor), paused_reason = coalesce(reason, ''),
                               paused_until = until
      WHERE id = b.id;
     PERFORM penstock.withdraw_batch(b, 'the batch was paused');
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(actor, current_user), 'pause_batch', 'batch ' || batch, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+    PERFORM penstock.audit_log(actor, 'pause_batch', 'batch ' || batch,
+                               reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
 END $$;
 
 -- resume_batch ends the pause of a batch.
-CREATE OR REPLACE FUNCTION penstock.resume_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     b penstock.batch := penstock.batch_row(batch);
 BEGIN
     UPDATE penstock.batch SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL WHERE id = b.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(actor, current_user), 'resume_batch', 'batch ' || batch, reason);
+    PERFORM penstock.audit_log(actor, 'resume_batch', 'batch ' || batch, reason);
 END $$;
 
 -- cancel_batch ends the parts that do not run, with the next step, and asks those that do to end. The completion entry still comes, and says
 -- that the batch was cancelled.
-CREATE OR REPLACE FUNCTION penstock.cancel_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.cancel_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     b penstock.batch;
 BEGIN
     PERFORM penstock.need_read_committed();
     b := penstock.batch_row(batch);
-    UPDATE penstock.batch SET cancelled_by = coalesce(cancel_batch.actor, current_user), cancelled_reason = coalesce(reason, '') WHERE id = b.id;
-    PERFORM penstock.cancel_one(b.queue_id, p.entry_id, reason, coalesce(actor, current_user))
+    UPDATE penstock.batch SET cancelled_by = penstock.actor_name(cancel_batch.actor), cancelled_reason = coalesce(reason, '') WHERE id = b.id;
+    PERFORM penstock.cancel_one(b.queue_id, p.entry_id, reason, penstock.actor_name(actor))
        FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL;
     IF b.status = 'splitting' THEN
-        PERFORM penstock.cancel_one(b.queue_id, b.split_entry_id, reason, coalesce(actor, current_user));
+        PERFORM penstock.cancel_one(b.queue_id, b.split_entry_id, reason, penstock.actor_name(actor));
     END IF;
-    INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(actor, current_user), 'cancel_batch', 'batch ' || batch, reason);
+    PERFORM penstock.audit_log(actor, 'cancel_batch', 'batch ' || batch, reason);
 END $$;
 
 -- retry_batch runs the parts of an ended batch again that did not end well, and then the completion entry once more. It
 -- returns how many parts; a batch of which nothing went wrong is left alone.
-CREATE OR REPLACE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT current_user) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -318,7 +317,6 @@ BEGIN
     END IF;
     UPDATE penstock.batch SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL
      WHERE id = b.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(actor, current_user), 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
+    PERFORM penstock.audit_log(actor, 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
     RETURN n;
 END $$;

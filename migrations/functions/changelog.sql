@@ -88,7 +88,7 @@ END $_$;
 -- which columns identify a row; without them it is the primary key. Watching again replaces the watch. It waits for the
 -- transactions that are writing to the table, and new writers wait for it: run it when none of them is long.
 -- The functions that it makes hold up whatever names columns have.
-CREATE OR REPLACE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL, keys text[] DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT current_user) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL, keys text[] DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     AS $_$
 DECLARE
@@ -142,14 +142,14 @@ END $b$, format('queue "%s" by a change of %s', q.name, watched), penstock.watch
                        CASE op WHEN 'insert' THEN 'REFERENCING NEW TABLE AS new_rows' WHEN 'delete' THEN 'REFERENCING OLD TABLE AS old_rows'
                                WHEN 'update' THEN 'REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows' ELSE '' END, body);
     END LOOP;
-    INSERT INTO penstock.watch (watched, queue_id, columns, keys, actor) VALUES (watched, q.id, columns, keys, coalesce(actor, current_user));
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(actor, current_user), 'watch', watched::text, reason, jsonb_build_object('queue', q.name, 'columns', columns, 'keys', keys));
+    INSERT INTO penstock.watch (watched, queue_id, columns, keys, actor) VALUES (watched, q.id, columns, keys, penstock.actor_name(actor));
+    PERFORM penstock.audit_log(actor, 'watch', watched::text,
+                               reason, jsonb_build_object('queue', q.name, 'columns', columns, 'keys', keys));
 END $_$;
 
 -- unwatch ends the watch of a table for one queue, or for all. It leaves nothing behind, and takes with it what is left
 -- of watched tables that were dropped.
-CREATE OR REPLACE FUNCTION penstock.unwatch(watched regclass, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.unwatch(watched regclass, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     w     record;
@@ -168,8 +168,7 @@ BEGIN
         END LOOP;
         DELETE FROM penstock.watch x WHERE x.watched = w.watched AND x.queue_id = w.queue_id;
         IF w.there THEN
-            INSERT INTO penstock.audit (actor, verb, object, reason)
-            VALUES (coalesce(unwatch.actor, current_user), 'unwatch', w.watched::text, unwatch.reason);
+            PERFORM penstock.audit_log(unwatch.actor, 'unwatch', w.watched::text, unwatch.reason);
             ended := ended + 1;
         END IF;
     END LOOP;

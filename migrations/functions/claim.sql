@@ -1,5 +1,13 @@
 -- What claims ask of the database besides ready rows and lock records.
 
+-- claimable says whether an entry may be claimed as far as it goes by the entry itself: it is pending, and not disabled
+-- (priority -1). The predicate of the index of entries with a lock key is the same, written out, and plans use that index
+-- since this is inlined. Callers: claims, endings, recovery, limits, compaction, explain, samples and the views.
+CREATE OR REPLACE FUNCTION penstock.claimable(status penstock.status, priority smallint) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT $1 = 'pending' AND $2 >= 0
+$$;
+
 -- all_ended takes back a statement that ended fewer entries than locks, because somebody was just changing one.
 CREATE OR REPLACE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$

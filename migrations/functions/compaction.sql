@@ -22,7 +22,7 @@ BEGIN
         RETURN;
     END IF;
     FOR e IN SELECT * FROM penstock.entry x
-              WHERE x.queue_id = q.id AND x.lock_key = key AND x.status = 'pending' AND x.priority >= 0
+              WHERE x.queue_id = q.id AND x.lock_key = key AND penstock.claimable(x.status, x.priority)
                 AND x.id > coalesce((SELECT l.last_entry_id FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = key), 0)
               ORDER BY x.id LIMIT most
     LOOP
@@ -38,7 +38,7 @@ BEGIN
     -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
     PERFORM FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id FOR UPDATE NOWAIT;
     IF cardinality(run) > 1 AND cardinality(run) = (SELECT count(*) FROM penstock.entry x
-        WHERE x.queue_id = q.id AND x.id = ANY (run) AND x.status = 'pending' AND x.priority >= 0) THEN
+        WHERE x.queue_id = q.id AND x.id = ANY (run) AND penstock.claimable(x.status, x.priority)) THEN
         RETURN QUERY SELECT * FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id;
     END IF;
 EXCEPTION WHEN lock_not_available THEN
@@ -138,12 +138,12 @@ BEGIN
     FOR i IN 1 .. most_keys LOOP
         SELECT min(e.lock_key) INTO after FROM (
             SELECT x.lock_key FROM penstock.entry x
-             WHERE x.queue_id = q.id AND x.lock_key > after AND x.status = 'pending' AND x.priority >= 0
+             WHERE x.queue_id = q.id AND x.lock_key > after AND penstock.claimable(x.status, x.priority)
              ORDER BY x.lock_key LIMIT 1) e;
         EXIT WHEN after IS NULL;
         SELECT count(*) = min_entries INTO many FROM (
             SELECT FROM penstock.entry x
-             WHERE x.queue_id = q.id AND x.lock_key = after AND x.status = 'pending' AND x.priority >= 0 LIMIT min_entries) e;
+             WHERE x.queue_id = q.id AND x.lock_key = after AND penstock.claimable(x.status, x.priority) LIMIT min_entries) e;
         IF many THEN
             replaced := replaced + penstock.compact(q.name, after);
         END IF;

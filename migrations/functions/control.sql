@@ -1,9 +1,16 @@
 -- What operators switch: pauses, disabled queues and entries, draining nodes, weights.
 
+-- paused_until says whether a pause that was to last until a time lasts; null: until it is ended. It is inlined.
+-- Callers: whatever asks for a pause, here and in Go.
+CREATE OR REPLACE FUNCTION penstock.paused_until(until timestamptz, moment timestamptz DEFAULT clock_timestamp()) RETURNS boolean
+LANGUAGE sql AS $$
+    SELECT coalesce($1 > $2, true)
+$$;
+
 -- Pause and disable of a whole queue ---------------------------------------------------------------------------------
 
 -- pause_queue stops claims from a queue; what runs goes on. A pause with an end ends by itself.
-CREATE OR REPLACE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text,
+CREATE OR REPLACE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL,
                                      until timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -13,15 +20,15 @@ BEGIN
         RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
     END IF;
     UPDATE penstock.queue
-       SET paused_at = clock_timestamp(), paused_by = coalesce(actor, current_user), paused_reason = coalesce(reason, ''),
+       SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''),
            paused_until = until, version = version + 1
      WHERE id = q.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(actor, current_user), 'pause_queue', q.name, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+    PERFORM penstock.audit_log(actor, 'pause_queue', q.name,
+                               reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
 END $$;
 
 -- resume_queue ends a pause.
-CREATE OR REPLACE FUNCTION penstock.resume_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -29,26 +36,24 @@ BEGIN
     UPDATE penstock.queue
        SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL, version = version + 1
      WHERE id = q.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(actor, current_user), 'resume_queue', q.name, reason);
+    PERFORM penstock.audit_log(actor, 'resume_queue', q.name, reason);
 END $$;
 
 -- disable_queue takes a queue out of service until somebody enables it. It still accepts entries.
-CREATE OR REPLACE FUNCTION penstock.disable_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.disable_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
 BEGIN
     UPDATE penstock.queue
-       SET disabled_at = clock_timestamp(), disabled_by = coalesce(actor, current_user), disabled_reason = coalesce(reason, ''),
+       SET disabled_at = clock_timestamp(), disabled_by = penstock.actor_name(actor), disabled_reason = coalesce(reason, ''),
            version = version + 1
      WHERE id = q.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(actor, current_user), 'disable_queue', q.name, reason);
+    PERFORM penstock.audit_log(actor, 'disable_queue', q.name, reason);
 END $$;
 
 -- enable_queue puts a queue back into service.
-CREATE OR REPLACE FUNCTION penstock.enable_queue(queue text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.enable_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -56,23 +61,21 @@ BEGIN
     UPDATE penstock.queue
        SET disabled_at = NULL, disabled_by = NULL, disabled_reason = NULL, version = version + 1
      WHERE id = q.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(actor, current_user), 'enable_queue', q.name, reason);
+    PERFORM penstock.audit_log(actor, 'enable_queue', q.name, reason);
 END $$;
 
 -- drain_node asks a node to claim nothing more, finish, hand back the rest and exit. It hears of it at its heartbeat.
-CREATE OR REPLACE FUNCTION penstock.drain_node(node bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.drain_node(node bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE penstock.node n
-       SET draining_at = coalesce(n.draining_at, clock_timestamp()), drain_by = coalesce(actor, current_user),
+       SET draining_at = coalesce(n.draining_at, clock_timestamp()), drain_by = penstock.actor_name(actor),
            drain_reason = coalesce(reason, '')
      WHERE n.id = drain_node.node;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'node % is not registered', node USING ERRCODE = 'PS008', HINT = 'penstock.node_status lists the nodes.';
     END IF;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(actor, current_user), 'drain_node', 'node ' || node, reason);
+    PERFORM penstock.audit_log(actor, 'drain_node', 'node ' || node, reason);
 END $$;
 
 -- Disable and enable of entries --------------------------------------------------------------------------------------
@@ -187,8 +190,7 @@ BEGIN
     IF changed IS NULL THEN
         RAISE EXCEPTION 'entry % is held by another transaction', wanted USING ERRCODE = 'PS006', HINT = 'Try again.';
     ELSIF changed THEN
-        INSERT INTO penstock.audit (actor, verb, object, reason)
-        VALUES (coalesce(switch_entry.actor, current_user), switch_entry.verb, 'entry ' || wanted, switch_entry.reason);
+        PERFORM penstock.audit_log(switch_entry.actor, switch_entry.verb, 'entry ' || wanted, switch_entry.reason);
     ELSE
         PERFORM penstock.living_entry(wanted); -- raises if it ended meanwhile
     END IF;
@@ -196,11 +198,11 @@ END $$;
 
 -- disable_entry and enable_entry do nothing to an entry that is so already. They leave the queue's version alone:
 -- nodes remember nothing about single entries.
-CREATE OR REPLACE FUNCTION penstock.disable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.disable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'disable_entry', $2, $3) $$;
 
 -- enable_entry undoes disable_entry.
-CREATE OR REPLACE FUNCTION penstock.enable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.enable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $$;
 
 -- disable_entries disables every entry of a name or lock key (scope), those to come as well: push_many reads
@@ -208,7 +210,7 @@ LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $$;
 -- A push under way while this is called may still have come in enabled: the operation sees it if it commits before the
 -- operation ends, otherwise disable again.
 CREATE OR REPLACE FUNCTION penstock.disable_entries(queue text, scope text, value text, reason text DEFAULT '',
-                                         actor text DEFAULT current_user::text) RETURNS bigint
+                                         actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -217,7 +219,7 @@ BEGIN
         RAISE EXCEPTION 'scope is not one of name, lock_key, or value is empty' USING ERRCODE = 'PS002';
     END IF;
     INSERT INTO penstock.disabled AS d (queue_id, scope, value, actor, reason)
-    VALUES (q.id, disable_entries.scope, disable_entries.value, coalesce(disable_entries.actor, current_user), coalesce(disable_entries.reason, ''))
+    VALUES (q.id, disable_entries.scope, disable_entries.value, penstock.actor_name(disable_entries.actor), coalesce(disable_entries.reason, ''))
     ON CONFLICT ON CONSTRAINT disabled_pkey DO UPDATE SET actor = excluded.actor, reason = excluded.reason;
     RETURN penstock.switch_entries(q, 'disable', disable_entries.scope, disable_entries.value, disable_entries.reason, disable_entries.actor);
 END $$;
@@ -225,7 +227,7 @@ END $$;
 -- enable_entries ends disable_entries. Entries that are disabled by another name or key stay so; those that were
 -- disabled one by one are enabled as well.
 CREATE OR REPLACE FUNCTION penstock.enable_entries(queue text, scope text, value text, reason text DEFAULT '',
-                                        actor text DEFAULT current_user::text) RETURNS bigint
+                                        actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -278,22 +280,21 @@ BEGIN
         RAISE EXCEPTION 'entries with % "%" are disabled', scope, value USING ERRCODE = 'PS006', HINT = 'Enable them first: penstock.enable_entries.';
     END IF;
     INSERT INTO penstock.pause AS p (scope, value, queue_id, actor, reason, until)
-    VALUES (pause.scope, pause.value, q, coalesce(pause.actor, current_user), coalesce(pause.reason, ''), pause.until)
+    VALUES (pause.scope, pause.value, q, penstock.actor_name(pause.actor), coalesce(pause.reason, ''), pause.until)
     ON CONFLICT (scope, value, coalesce(queue_id, 0)) DO UPDATE SET actor = excluded.actor, reason = excluded.reason, until = excluded.until;
     IF NOT known AND pause.scope IN ('name', 'lock_key') THEN
         PERFORM penstock.disable_entries(queue, pause.scope, pause.value, pause.reason, pause.actor);
     END IF;
     PERFORM penstock.pauses_changed(q);
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(pause.actor, current_user), 'pause', pause.scope || ' ' || pause.value, pause.reason,
-            jsonb_strip_nulls(jsonb_build_object('queue', queue, 'until', until)));
+    PERFORM penstock.audit_log(pause.actor, 'pause', pause.scope || ' ' || pause.value,
+                               pause.reason, jsonb_strip_nulls(jsonb_build_object('queue', queue, 'until', until)));
 EXCEPTION WHEN check_violation OR not_null_violation THEN
     RAISE EXCEPTION 'pause of % "%" is not valid', scope, value USING ERRCODE = 'PS002',
         HINT = 'The scopes are name and lock_key (with a queue), flow (with or without), model, application and node.';
 END $$;
 
 -- resume ends a pause.
-CREATE OR REPLACE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
@@ -307,9 +308,8 @@ BEGIN
         PERFORM penstock.enable_entries(queue, resume.scope, resume.value, resume.reason, resume.actor);
     END IF;
     PERFORM penstock.pauses_changed(q);
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(resume.actor, current_user), 'resume', resume.scope || ' ' || resume.value, resume.reason,
-            jsonb_strip_nulls(jsonb_build_object('queue', queue)));
+    PERFORM penstock.audit_log(resume.actor, 'resume', resume.scope || ' ' || resume.value,
+                               resume.reason, jsonb_strip_nulls(jsonb_build_object('queue', queue)));
 END $$;
 
 -- end_pauses ends the pauses whose time is over, and returns how many. Nodes go by the time themselves; this is for
@@ -344,12 +344,12 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.node_paused(node_id bigint, node_name text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.pause p
-                    WHERE p.scope = 'node' AND p.value IN ($2, $1::text) AND coalesce(p.until > clock_timestamp(), true))
+                    WHERE p.scope = 'node' AND p.value IN ($2, $1::text) AND penstock.paused_until(p.until))
 $$;
 
 -- set_flow_weight gives a flow a share beside other flows, in one queue or in all; a null weight takes it away.
 CREATE OR REPLACE FUNCTION penstock.set_flow_weight(flow text, weight real, queue text DEFAULT NULL, reason text DEFAULT '',
-                                         actor text DEFAULT current_user::text) RETURNS void
+                                         actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -362,8 +362,8 @@ BEGIN
         ON CONFLICT (flow, coalesce(queue_id, 0)) DO UPDATE SET weight = excluded.weight;
     END IF;
     PERFORM penstock.pauses_changed(q);
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(set_flow_weight.actor, current_user), 'set_flow_weight', 'flow ' || set_flow_weight.flow, set_flow_weight.reason,
+    PERFORM penstock.audit_log(set_flow_weight.actor, 'set_flow_weight',
+            'flow ' || set_flow_weight.flow, set_flow_weight.reason,
             jsonb_strip_nulls(jsonb_build_object('queue', queue, 'weight', set_flow_weight.weight)));
 EXCEPTION WHEN check_violation OR not_null_violation THEN
     RAISE EXCEPTION 'weight of flow "%" is not valid: %', set_flow_weight.flow, set_flow_weight.weight

@@ -295,8 +295,8 @@ BEGIN
                           THEN greatest(handled_at, clock_timestamp()) ELSE handled_at END
      WHERE id = j.id;
     PERFORM penstock.withdraw_cron_entry(j.id, 'the cron job was altered');
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(alter_cron_job.actor, current_user), 'alter_cron_job', 'cron job ' || job, alter_cron_job.reason, options);
+    PERFORM penstock.audit_log(alter_cron_job.actor, 'alter_cron_job', 'cron job ' || job,
+                               alter_cron_job.reason, options);
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR invalid_datetime_format
       OR datetime_field_overflow OR interval_field_overflow OR not_null_violation THEN
@@ -305,7 +305,7 @@ END $$;
 
 -- pause_cron_job keeps a job from firing; a run goes on. What to do about the nominal times of the pause, its catch-up
 -- policy says when the pause ends. The waiting entry has no due time meanwhile.
-CREATE OR REPLACE FUNCTION penstock.pause_cron_job(job text, reason text DEFAULT '', actor text DEFAULT current_user::text,
+CREATE OR REPLACE FUNCTION penstock.pause_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL,
                                         until timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -316,15 +316,15 @@ BEGIN
     END IF;
     SELECT * INTO j FROM penstock.cron_job_row(job);
     UPDATE penstock.cron_job
-       SET paused_at = clock_timestamp(), paused_by = coalesce(actor, current_user), paused_reason = coalesce(reason, ''), paused_until = until
+       SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''), paused_until = until
      WHERE id = j.id;
     UPDATE penstock.entry e SET due_at = NULL WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial';
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(actor, current_user), 'pause_cron_job', 'cron job ' || job, reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
+    PERFORM penstock.audit_log(actor, 'pause_cron_job', 'cron job ' || job,
+                               reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
 END $$;
 
 -- resume_cron_job ends the pause of a job.
-CREATE OR REPLACE FUNCTION penstock.resume_cron_job(job text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     j penstock.cron_job;
@@ -333,13 +333,12 @@ BEGIN
     UPDATE penstock.cron_job SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL WHERE id = j.id;
     UPDATE penstock.entry e SET due_at = j.due_at
      WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND isfinite(j.due_at);
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(actor, current_user), 'resume_cron_job', 'cron job ' || job, reason);
+    PERFORM penstock.audit_log(actor, 'resume_cron_job', 'cron job ' || job, reason);
 END $$;
 
 -- run_cron_job_now asks for one run beside the schedule, even of a job that is paused. While a run is under way the
 -- overlap policy decides: skip refuses, queue runs it afterwards, cancel_running cancels the run for it.
-CREATE OR REPLACE FUNCTION penstock.run_cron_job_now(job text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.run_cron_job_now(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     j penstock.cron_job;
@@ -358,12 +357,11 @@ BEGIN
            due_at = CASE WHEN fired_at IS NULL THEN '-infinity' ELSE due_at END,
            following_at = CASE WHEN fired_at IS NOT NULL AND entry_id IS NOT NULL AND overlap = 'cancel_running' THEN '-infinity' ELSE following_at END
      WHERE id = j.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(actor, current_user), 'run_cron_job_now', 'cron job ' || job, reason);
+    PERFORM penstock.audit_log(actor, 'run_cron_job_now', 'cron job ' || job, reason);
 END $$;
 
 -- drop_cron_job removes a job; a run goes on.
-CREATE OR REPLACE FUNCTION penstock.drop_cron_job(job text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.drop_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     j penstock.cron_job;
@@ -372,8 +370,7 @@ BEGIN
     SELECT * INTO j FROM penstock.cron_job_row(job);
     PERFORM penstock.withdraw_cron_entry(j.id, 'the cron job was dropped');
     DELETE FROM penstock.cron_job WHERE id = j.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(actor, current_user), 'drop_cron_job', 'cron job ' || job, reason);
+    PERFORM penstock.audit_log(actor, 'drop_cron_job', 'cron job ' || job, reason);
 END $$;
 
 -- A fifth of the time to fire a hundred thousand jobs went into looking up, for each firing, the job whose row the same

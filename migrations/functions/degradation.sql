@@ -61,7 +61,7 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.head_entry(queue integer) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(h.entry_id, (SELECT e.id FROM penstock.entry e
-                                  WHERE e.queue_id = $1 AND e.lock_key = h.lock_key AND e.status = 'pending' AND e.priority >= 0
+                                  WHERE e.queue_id = $1 AND e.lock_key = h.lock_key AND penstock.claimable(e.status, e.priority)
                                   ORDER BY e.id LIMIT 1))
       FROM (SELECT r.entry_id, r.lock_key, r.priority, r.flow, r.pos FROM penstock.ready r
              WHERE r.queue_id = $1 AND r.priority >= 0 ORDER BY r.priority, r.flow, r.pos LIMIT 100) h

@@ -99,7 +99,7 @@ BEGIN
     mine := ARRAY(SELECT ctid FROM penstock.ready WHERE lock_key = key AND queue_id + 0 = queue FOR UPDATE SKIP LOCKED);
     IF cardinality(mine) > 0 AND NOT EXISTS (
         SELECT FROM penstock.entry
-         WHERE queue_id = queue AND lock_key = key AND status = 'pending' AND priority >= 0) THEN
+         WHERE queue_id = queue AND lock_key = key AND penstock.claimable(status, priority)) THEN
         DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = ANY (mine);
     END IF;
 END $$;
@@ -136,7 +136,7 @@ BEGIN
         RETURN 'cancelled';
     END IF;
     INSERT INTO penstock.cancel_request (queue_id, entry_id, actor, reason)
-    VALUES (queue, wanted, coalesce(who, current_user), coalesce(why, ''))
+    VALUES (queue, wanted, penstock.actor_name(who), coalesce(why, ''))
     ON CONFLICT DO NOTHING;
     IF NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted) THEN
         DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
@@ -147,7 +147,7 @@ END $$;
 
 -- cancel_entry answers 'cancelled' if the entry has ended, and 'requested' if a node runs it or is about to: that node
 -- hears of it at its heartbeat, and if the entry comes back into line instead, settle_cancel_requests ends it.
-CREATE OR REPLACE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS text
+CREATE OR REPLACE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     answer text;
@@ -157,9 +157,8 @@ BEGIN
     IF answer IS NULL THEN
         PERFORM penstock.living_entry(cancel_entry.id); -- raises: it ended while we looked
     END IF;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(cancel_entry.actor, current_user), 'cancel_entry', 'entry ' || cancel_entry.id, cancel_entry.reason,
-            jsonb_build_object('answer', answer));
+    PERFORM penstock.audit_log(cancel_entry.actor, 'cancel_entry', 'entry ' || cancel_entry.id,
+                               cancel_entry.reason, jsonb_build_object('answer', answer));
     RETURN answer;
 END $$;
 
@@ -238,7 +237,7 @@ LANGUAGE sql STABLE AS $$
     SELECT l.queue_id, l.lock_key, l.token, l.node_id, e.id, e.finish_by
       FROM penstock.lock l
       JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
-     WHERE left(l.lock_key, 1) <> '#' AND e.status = 'pending' AND e.priority >= 0
+     WHERE left(l.lock_key, 1) <> '#' AND penstock.claimable(e.status, e.priority)
        AND e.finish_by < clock_timestamp() - grace
 $$;
 
@@ -300,18 +299,18 @@ BEGIN
 END $$;
 
 -- retry_failure puts a failed entry back; true: it was there.
-CREATE OR REPLACE FUNCTION penstock.retry_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.retry_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT penstock.return_failure(penstock.failed_entry(retry_failure.entry_id), retry_failure.entry_id) THEN
         PERFORM penstock.failed_entry(retry_failure.entry_id); -- raises: somebody was faster
     END IF;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(retry_failure.actor, current_user), 'retry_failure', 'entry ' || retry_failure.entry_id, retry_failure.reason);
+    PERFORM penstock.audit_log(retry_failure.actor, 'retry_failure', 'entry ' || retry_failure.entry_id,
+                               retry_failure.reason);
 END $$;
 
 -- discard_failure forgets a failure before its retention does. Only the audit remembers the error then.
-CREATE OR REPLACE FUNCTION penstock.discard_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.discard_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     queue integer := penstock.failed_entry(discard_failure.entry_id);
@@ -321,7 +320,7 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM penstock.failed_entry(discard_failure.entry_id); -- raises: somebody was faster
     END IF;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(discard_failure.actor, current_user), 'discard_failure', 'entry ' || discard_failure.entry_id, discard_failure.reason,
+    PERFORM penstock.audit_log(discard_failure.actor, 'discard_failure',
+            'entry ' || discard_failure.entry_id, discard_failure.reason,
             jsonb_build_object('class', f.class, 'fingerprint', f.fingerprint, 'failed_at', f.failed_at));
 END $$;

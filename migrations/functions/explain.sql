@@ -54,7 +54,7 @@ LANGUAGE sql STABLE AS $$
     SELECT penstock.because('paused', format('the queue is paused by %s for %s%s%s', q.paused_by, penstock.ago(clock_timestamp() - q.paused_at),
                coalesce(', for ' || penstock.ago(q.paused_until - clock_timestamp()) || ' more', ''), coalesce(': ' || nullif(q.paused_reason, ''), '')),
                jsonb_build_object('by', q.paused_by, 'reason', q.paused_reason, 'since', q.paused_at, 'until', q.paused_until))
-     WHERE q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true)
+     WHERE q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until)
     UNION ALL
     SELECT penstock.because('queue_disabled', format('the queue is disabled by %s for %s%s', q.disabled_by,
                penstock.ago(clock_timestamp() - q.disabled_at), coalesce(': ' || nullif(q.disabled_reason, ''), '')),
@@ -129,21 +129,21 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.lock l
       LEFT JOIN penstock.node n ON n.id = l.node_id
       LEFT JOIN LATERAL (SELECT x.id FROM penstock.entry x WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key
-                            AND x.status = 'pending' AND x.priority >= 0 ORDER BY x.id LIMIT 1) h ON true
+                            AND penstock.claimable(x.status, x.priority) ORDER BY x.id LIMIT 1) h ON true
      WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND e.status = 'pending'
     UNION ALL
     SELECT penstock.because('ahead_in_key', format('%s%s entries of lock key %s come before it', CASE WHEN k.n = 10000 THEN 'at least ' ELSE '' END, k.n, e.lock_key),
                jsonb_build_object('ahead', k.n))
       FROM (SELECT count(*) AS n FROM (SELECT FROM penstock.entry x WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key
-                AND x.status = 'pending' AND x.priority >= 0 AND x.id < e.id LIMIT 10000) s) k
-     WHERE k.n > 0 AND e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e)
+                AND penstock.claimable(x.status, x.priority) AND x.id < e.id LIMIT 10000) s) k
+     WHERE k.n > 0 AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
     UNION ALL
     SELECT penstock.because('ahead_in_lane', format('%s%s keys stand before it in its lane (priority %s, flow "%s")', CASE WHEN a.n = 10000 THEN 'at least ' ELSE '' END,
                a.n, p.priority, p.flow), jsonb_build_object('ahead', a.n, 'priority', p.priority, 'flow', p.flow))
       FROM penstock.place_of(e) p
      CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id
                 AND r.priority = p.priority AND r.flow = p.flow AND r.pos < p.pos LIMIT 10000) s) a
-     WHERE a.n > 0 AND e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e)
+     WHERE a.n > 0 AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
 $$;
 
 -- push_back_reasons says which order keeps an entry from being claimed, as penstock.explain_entry shows it.
@@ -209,7 +209,7 @@ LANGUAGE sql STABLE AS $$
     SELECT penstock.because('cron_paused', format('cron job "%s" is paused by %s%s', j.name, j.paused_by, coalesce(': ' || nullif(j.paused_reason, ''), '')),
                jsonb_build_object('job', j.name, 'by', j.paused_by, 'reason', j.paused_reason, 'until', j.paused_until))
       FROM penstock.cron_job j
-     WHERE j.entry_id = e.id AND j.fired_at IS NULL AND j.paused_at IS NOT NULL AND coalesce(j.paused_until > clock_timestamp(), true)
+     WHERE j.entry_id = e.id AND j.fired_at IS NULL AND j.paused_at IS NOT NULL AND penstock.paused_until(j.paused_until)
 $$;
 
 -- hold_reasons says what beside the entry and its queue keeps a claim away: pauses, limits, and what would run it.

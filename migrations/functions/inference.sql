@@ -48,7 +48,7 @@ EXCEPTION
 END $$;
 
 -- register_model makes a model known, or replaces its config; an override stays. It returns the model's queue.
-CREATE OR REPLACE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT '', actor text DEFAULT current_user::text)
+CREATE OR REPLACE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     IF jsonb_typeof(config) IS DISTINCT FROM 'object' OR coalesce(config->>'name', name) <> name THEN
@@ -58,8 +58,8 @@ BEGIN
     END IF;
     INSERT INTO penstock.model AS m (name, config) VALUES (register_model.name, register_model.config)
     ON CONFLICT ON CONSTRAINT model_pkey DO UPDATE SET config = excluded.config, version = m.version + 1, changed_at = now();
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(register_model.actor, current_user), 'register_model', register_model.name, register_model.reason, config);
+    PERFORM penstock.audit_log(register_model.actor, 'register_model', register_model.name,
+                               register_model.reason, config);
     RETURN penstock.fit_model_queue(register_model.name);
 END $$;
 
@@ -74,7 +74,7 @@ BEGIN
 END $$;
 
 -- set_model_override lays fields over a model's config for all nodes at once; null takes them away again.
-CREATE OR REPLACE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT '', actor text DEFAULT current_user::text)
+CREATE OR REPLACE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.need_model(name);
@@ -83,18 +83,17 @@ BEGIN
     END IF;
     UPDATE penstock.model m SET override = set_model_override.override, version = m.version + 1, changed_at = now()
      WHERE m.name = set_model_override.name;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(set_model_override.actor, current_user), 'set_model_override', set_model_override.name,
-            set_model_override.reason, override);
+    PERFORM penstock.audit_log(set_model_override.actor, 'set_model_override', set_model_override.name,
+                               set_model_override.reason, override);
     PERFORM penstock.fit_model_queue(set_model_override.name);
 END $$;
 
 -- delete_model_override brings the configuration of a model back.
-CREATE OR REPLACE FUNCTION penstock.delete_model_override(name text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.delete_model_override(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.set_model_override($1, NULL, $2, $3) $$;
 
 -- remove_model forgets a model that has no instances. Its queue stays, with what is in it.
-CREATE OR REPLACE FUNCTION penstock.remove_model(name text, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.remove_model(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.need_model(name);
@@ -102,14 +101,13 @@ BEGIN
         RAISE EXCEPTION 'model "%" still has instances', name USING ERRCODE = 'PS006', HINT = 'Remove them first.';
     END IF;
     DELETE FROM penstock.model m WHERE m.name = remove_model.name;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(remove_model.actor, current_user), 'remove_model', remove_model.name, remove_model.reason);
+    PERFORM penstock.audit_log(remove_model.actor, 'remove_model', remove_model.name, remove_model.reason);
 END $$;
 
 -- register_instance makes an endpoint of a model known, or changes it: the same model and server name the same
 -- instance. Registering again ends a drain and a quarantine. With fewer slots than before, what is held beyond them
 -- comes home first: nothing new is leased meanwhile. The endpoint must be an address that can be called.
-CREATE OR REPLACE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}', reason text DEFAULT '', actor text DEFAULT current_user) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}', reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -128,9 +126,9 @@ BEGIN
            state = CASE WHEN i.endpoint = excluded.endpoint THEN i.state ELSE 'unknown' END, endpoint = excluded.endpoint
     RETURNING id INTO instance;
     PERFORM penstock.fit_model_queue(model);
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(register_instance.actor, current_user), 'register_instance', register_instance.model || '/' || register_instance.server,
-            register_instance.reason, jsonb_build_object('endpoint', endpoint, 'slots', slots, 'labels', labels));
+    PERFORM penstock.audit_log(register_instance.actor, 'register_instance',
+            register_instance.model || '/' || register_instance.server, register_instance.reason,
+            jsonb_build_object('endpoint', endpoint, 'slots', slots, 'labels', labels));
     RETURN instance;
 EXCEPTION
     WHEN check_violation OR not_null_violation THEN
@@ -152,22 +150,21 @@ BEGIN
 END $$;
 
 -- drain_instance sends an instance no new calls; those in flight end. Register it again to end the drain.
-CREATE OR REPLACE FUNCTION penstock.drain_instance(model text, server text, reason text DEFAULT '', actor text DEFAULT current_user::text)
+CREATE OR REPLACE FUNCTION penstock.drain_instance(model text, server text, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE penstock.instance i
-       SET draining_at = coalesce(i.draining_at, clock_timestamp()), drain_by = coalesce(drain_instance.actor, current_user),
+       SET draining_at = coalesce(i.draining_at, clock_timestamp()), drain_by = penstock.actor_name(drain_instance.actor),
            drain_reason = coalesce(drain_instance.reason, '')
      WHERE i.id = penstock.instance_id(drain_instance.model, drain_instance.server);
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(drain_instance.actor, current_user), 'drain_instance', drain_instance.model || '/' || drain_instance.server,
-            drain_instance.reason);
+    PERFORM penstock.audit_log(drain_instance.actor, 'drain_instance',
+            drain_instance.model || '/' || drain_instance.server, drain_instance.reason);
 END $$;
 
 -- remove_instance forgets an instance. It refuses while slots of it are held, unless forced: then calls that still run
 -- there are counted nowhere.
 CREATE OR REPLACE FUNCTION penstock.remove_instance(model text, server text, force boolean DEFAULT false, reason text DEFAULT '',
-                                         actor text DEFAULT current_user::text) RETURNS void
+                                         actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     instance integer := penstock.instance_id(model, server);
@@ -182,9 +179,9 @@ BEGIN
     DELETE FROM penstock.slot s WHERE s.instance_id = instance;
     DELETE FROM penstock.instance i WHERE i.id = instance;
     PERFORM penstock.fit_model_queue(model);
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(remove_instance.actor, current_user), 'remove_instance', remove_instance.model || '/' || remove_instance.server,
-            remove_instance.reason, jsonb_build_object('force', force, 'held', held));
+    PERFORM penstock.audit_log(remove_instance.actor, 'remove_instance',
+            remove_instance.model || '/' || remove_instance.server, remove_instance.reason,
+            jsonb_build_object('force', force, 'held', held));
 END $$;
 
 -- quarantine_instance keeps everybody from an instance for a while: a node's breaker has opened.

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION penstock.check_invariants(grace interval DEFAULT '0')
 LANGUAGE sql STABLE AS $$
     SELECT 'a pending entry has a ready row or a lock', format('entry %s of queue %s', e.id, e.queue_id)
       FROM penstock.entry e
-     WHERE e.status = 'pending' AND e.priority >= 0
+     WHERE penstock.claimable(e.status, e.priority)
        AND NOT EXISTS (SELECT FROM penstock.lock l
                         WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))
        AND NOT CASE WHEN e.lock_key IS NOT NULL

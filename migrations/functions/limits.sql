@@ -65,7 +65,7 @@ BEGIN
     END IF;
     -- Only what is read from here on is no older than the locks.
     FOR l IN SELECT g.*, u.units, t.last_value AS drawn, g.uncounted_to >= t.last_value + wanted AS plenty,
-                    coalesce((SELECT least(g.burst, b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at)) FROM penstock.bucket b
+                    coalesce((SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) FROM penstock.bucket b
                                WHERE b.limit_id = g.id AND b.flow = CASE WHEN g.per_flow THEN in_flow ELSE '' END), g.burst) AS held
                FROM penstock.limit_use u
               CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id OFFSET 0) g
@@ -131,11 +131,20 @@ LANGUAGE sql STABLE AS $$
 $$;
 COMMENT ON FUNCTION penstock.queue_pace IS 'how claims of a queue go: 0 without rates, 1 with some, 2 with a look at each lock key as well';
 
--- bucket_units is what a token bucket holds now.
+-- bucket_level is what a token bucket holds that held units at a time: rate units a second flow in, and burst is its size.
+-- It is inlined. Callers: the functions of this file that read or write buckets, and the janitor of pkg/invalidation.
+CREATE OR REPLACE FUNCTION penstock.bucket_level(units double precision, at timestamptz, rate double precision,
+                                                 burst double precision, moment timestamptz DEFAULT clock_timestamp())
+    RETURNS double precision
+LANGUAGE sql AS $$
+    SELECT least($4, $1 + $3 * extract(epoch FROM $5 - $2)::double precision)
+$$;
+
+-- bucket_units is what the token bucket of a limit holds now, for a flow or lock key. No bucket is a full one.
 CREATE OR REPLACE FUNCTION penstock.bucket_units(l penstock."limit", in_flow text) RETURNS double precision
     LANGUAGE sql
     AS $$
-    SELECT coalesce((SELECT least(l.burst, b.units + l.rate * extract(epoch FROM clock_timestamp() - b.at))
+    SELECT coalesce((SELECT penstock.bucket_level(b.units, b.at, l.rate, l.burst)
                        FROM penstock.bucket b
                       WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow OR l.per_key THEN in_flow ELSE '' END), l.burst)
 $$;
@@ -155,7 +164,7 @@ BEGIN
              CROSS JOIN LATERAL (SELECT x.id, x.rate::double precision AS rate, x.burst::double precision AS burst, u.units FROM penstock."limit" x
                                   WHERE x.id = u.limit_id AND x.rate IS NOT NULL AND x.per_flow AND NOT x.per_key OFFSET 0) g
              CROSS JOIN unnest(flows) WITH ORDINALITY k(flow, ord)
-             CROSS JOIN LATERAL (SELECT coalesce((SELECT least(g.burst, x.units + g.rate * extract(epoch FROM clock_timestamp() - x.at)::double precision)
+             CROSS JOIN LATERAL (SELECT coalesce((SELECT penstock.bucket_level(x.units, x.at, g.rate, g.burst)
                                                     FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.flow COLLATE "C"), g.burst) AS held) b
              WHERE u.queue_id = queue
              GROUP BY k.ord) f;
@@ -176,7 +185,7 @@ BEGIN
       FROM (SELECT l.id, l.rate::double precision AS rate, l.burst::double precision AS burst, u.units
               FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id WHERE u.queue_id = queue AND l.per_key OFFSET 0) g
      CROSS JOIN unnest(keys, places) k(key, pos)
-     CROSS JOIN LATERAL (SELECT coalesce((SELECT least(g.burst, x.units + g.rate * extract(epoch FROM asked - x.at)::double precision)
+     CROSS JOIN LATERAL (SELECT coalesce((SELECT penstock.bucket_level(x.units, x.at, g.rate, g.burst, asked)
                                             FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.key COLLATE "C"), g.burst) AS held) b
      GROUP BY k.pos, k.key;
 END $$;
@@ -207,7 +216,7 @@ BEGIN
      WHERE u.queue_id = queue
      ORDER BY g.id, k.scope
     ON CONFLICT (limit_id, flow) DO UPDATE
-       SET units = (SELECT least(0, b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at) - g.burst) FROM penstock."limit" g WHERE g.id = b.limit_id)
+       SET units = (SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) - g.burst FROM penstock."limit" g WHERE g.id = b.limit_id)
                    + excluded.units, at = clock_timestamp();
 END $$;
 
@@ -276,7 +285,7 @@ BEGIN
      CROSS JOIN LATERAL (
            SELECT min(e.id) AS id, max(e.priority) AS priority, (array_agg(e.flow ORDER BY e.id))[1] AS flow
              FROM (SELECT x.id, x.priority, x.flow FROM penstock.entry x
-                    WHERE x.queue_id = queue AND x.lock_key = k.key AND x.status = 'pending' AND x.priority >= 0
+                    WHERE x.queue_id = queue AND x.lock_key = k.key AND penstock.claimable(x.status, x.priority)
                     ORDER BY x.id LIMIT 100) e) n
      WHERE n.id IS NOT NULL
     ON CONFLICT DO NOTHING;
@@ -284,7 +293,7 @@ BEGIN
 END $$;
 
 -- set_limit makes a limit or changes one: {"max_units": 4} or {"rate": 10, "burst": 20, "per_flow": true}.
-CREATE OR REPLACE FUNCTION penstock.set_limit(limit_name text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.set_limit(limit_name text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -314,7 +323,7 @@ BEGIN
         UPDATE penstock.limit_use SET since = clock_timestamp() WHERE limit_id = l.id;
     END IF;
     PERFORM penstock.limits_changed(l.id);
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail) VALUES (actor, 'set_limit', limit_name, reason, options);
+    PERFORM penstock.audit_log(actor, 'set_limit', limit_name, reason, options);
     RETURN l.id;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
@@ -324,7 +333,7 @@ END $$;
 
 -- use_limit puts a queue under a limit, with so many units for each of its locks; 0 takes it out again. From its
 -- commit on no claim goes by without the limit: one that does not know of it is refused and reads the queue anew.
-CREATE OR REPLACE FUNCTION penstock.use_limit(queue_name text, limit_name text, units integer DEFAULT 1, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.use_limit(queue_name text, limit_name text, units integer DEFAULT 1, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -348,8 +357,8 @@ BEGIN
     IF units = 0 THEN
         DELETE FROM penstock.limit_use WHERE queue_id = q.id AND limit_id = lim.id;
     END IF;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (actor, 'use_limit', queue_name, reason, jsonb_build_object('limit', limit_name, 'units', units));
+    PERFORM penstock.audit_log(actor, 'use_limit', queue_name,
+                               reason, jsonb_build_object('limit', limit_name, 'units', units));
 END $$;
 
 -- limits_changed makes nodes read the queues of a limit again.
@@ -420,11 +429,12 @@ END $$;
 -- set_quota bounds what an application may use at once, or how fast, over all its queues: a limit named after it, whose
 -- options it takes. Queues that come to the application later are under it as well. Null options remove it.
 -- A quota for many queues waits for claims once, not once a queue (see await_claims).
-CREATE OR REPLACE FUNCTION penstock.set_quota(application text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT CURRENT_USER) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.set_quota(application text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     AS $$
 DECLARE
     quota text := 'application:' || application;
+    added integer[]; -- the queues that come under the quota by this call
 BEGIN
     PERFORM penstock.hold_limits();
     IF coalesce(application, '') = '' THEN
@@ -433,7 +443,7 @@ BEGIN
     IF options IS NULL THEN
         PERFORM penstock.limits_changed(l.id) FROM penstock."limit" l WHERE l.name = quota;
         DELETE FROM penstock."limit" l WHERE l.name = quota;
-        INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (set_quota.actor, 'set_quota', quota, set_quota.reason);
+        PERFORM penstock.audit_log(set_quota.actor, 'set_quota', quota, set_quota.reason);
         RETURN;
     END IF;
     PERFORM penstock.set_limit(quota, options, reason, actor);
@@ -443,12 +453,12 @@ BEGIN
          WHERE x.application = set_quota.application ORDER BY x.id
         ON CONFLICT DO NOTHING
         RETURNING queue_id
-    ), audited AS (
-        INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-        SELECT set_quota.actor, 'use_limit', x.name, set_quota.reason, jsonb_build_object('limit', quota, 'units', 1)
-          FROM fresh f JOIN penstock.queue x ON x.id = f.queue_id
     )
-    UPDATE penstock.queue x SET version = version + 1 WHERE x.id IN (SELECT f.queue_id FROM fresh f);
+    SELECT coalesce(array_agg(f.queue_id), '{}') INTO added FROM fresh f;
+    PERFORM penstock.audit_log(set_quota.actor, 'use_limit', x.name, set_quota.reason,
+                               jsonb_build_object('limit', quota, 'units', 1))
+       FROM penstock.queue x WHERE x.id = ANY (added) ORDER BY x.id;
+    UPDATE penstock.queue x SET version = version + 1 WHERE x.id = ANY (added);
 END $$;
 
 -- A queue that changes its application changes its quota.

@@ -59,7 +59,7 @@ END $$;
 
 -- start_operation begins an operation on what is in the queue now, and returns its id. The elected leader steps it.
 CREATE OR REPLACE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT '',
-                                         actor text DEFAULT current_user::text, per_second integer DEFAULT 1000) RETURNS bigint
+                                         actor text DEFAULT NULL, per_second integer DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     q    penstock.queue := penstock.queue_row(queue);
@@ -70,17 +70,17 @@ BEGIN
         RAISE EXCEPTION 'per_second is not at least 1' USING ERRCODE = 'PS002';
     END IF;
     INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id)
-    VALUES (q.id, start_operation.verb, start_operation.filter, start_operation.per_second, coalesce(start_operation.actor, current_user),
+    VALUES (q.id, start_operation.verb, start_operation.filter, start_operation.per_second, penstock.actor_name(start_operation.actor),
             coalesce(start_operation.reason, ''), n, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0))
     RETURNING id INTO made;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(start_operation.actor, current_user), 'start_operation', q.name, start_operation.reason,
+    PERFORM penstock.audit_log(start_operation.actor, 'start_operation',
+            q.name, start_operation.reason,
             jsonb_build_object('operation', made, 'verb', start_operation.verb, 'filter', start_operation.filter, 'matched', n));
     RETURN made;
 END $$;
 
 -- cancel_operation ends an operation; what it has changed stays changed.
-CREATE OR REPLACE FUNCTION penstock.cancel_operation(id bigint, reason text DEFAULT '', actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.cancel_operation(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     was text;
@@ -92,8 +92,8 @@ BEGIN
         RAISE EXCEPTION 'operation % has ended: %', cancel_operation.id, was USING ERRCODE = 'PS006';
     END IF;
     UPDATE penstock.operation o SET status = 'cancelled', ended_at = clock_timestamp() WHERE o.id = cancel_operation.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason)
-    VALUES (coalesce(cancel_operation.actor, current_user), 'cancel_operation', 'operation ' || cancel_operation.id, cancel_operation.reason);
+    PERFORM penstock.audit_log(cancel_operation.actor, 'cancel_operation', 'operation ' || cancel_operation.id,
+                               cancel_operation.reason);
 END $$;
 
 -- apply_operation does the verb of an operation to one entry. True: changed; false: nothing to do; null: busy, try again.

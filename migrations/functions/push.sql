@@ -164,13 +164,13 @@ BEGIN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
         SELECT q.id, f.priority, f.flow, f.id, f.id
           FROM fresh f
-         WHERE f.lock_key IS NULL AND f.status = 'pending' AND f.priority >= 0
+         WHERE f.lock_key IS NULL AND penstock.claimable(f.status, f.priority)
     )
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
     SELECT q.id, g.priority, g.flow, g.pos, g.lock_key
       FROM (SELECT f.priority, f.flow, f.lock_key, min(f.id) AS pos
               FROM fresh f
-             WHERE f.lock_key IS NOT NULL AND f.status = 'pending' AND f.priority >= 0
+             WHERE f.lock_key IS NOT NULL AND penstock.claimable(f.status, f.priority)
              GROUP BY f.priority, f.flow, f.lock_key) g
      WHERE NOT EXISTS (
         -- A ready row of the key that we can lock stays until we commit: whoever takes it away sees our entries.

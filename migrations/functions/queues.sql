@@ -114,8 +114,8 @@ BEGIN
     DELETE FROM penstock.result WHERE queue_id = q.id;
     DELETE FROM penstock.failure WHERE queue_id = q.id;
     DELETE FROM penstock.queue WHERE id = q.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(drop_queue.actor, current_user), 'drop_queue', queue_name, drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
+    PERFORM penstock.audit_log(drop_queue.actor, 'drop_queue', queue_name,
+                               drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
 END $$;
 
 -- check_queue names the setting that is wrong, and what it may be.

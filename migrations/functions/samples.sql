@@ -40,11 +40,11 @@ BEGIN
                   FROM penstock.lock l CROSS JOIN LATERAL (
                        SELECT count(*) AS n FROM penstock.%1$I e
                         WHERE left(l.lock_key, 1) = '#' AND e.queue_id = $1 AND e.id = l.last_entry_id
-                          AND e.status = 'pending' AND e.priority >= 0
+                          AND penstock.claimable(e.status, e.priority)
                        UNION ALL
                        SELECT count(*) FROM penstock.%1$I e
                         WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = $1 AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
-                          AND e.status = 'pending' AND e.priority >= 0) c
+                          AND penstock.claimable(e.status, e.priority)) c
                  WHERE l.queue_id = $1)
           FROM (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
                 SELECT e.status FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.priority = -1 LIMIT 10001) b) d
@@ -88,7 +88,7 @@ DECLARE
     keys text[];
     age  double precision;
 BEGIN
-    IF q.disabled_at IS NOT NULL OR (q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true)) THEN
+    IF q.disabled_at IS NOT NULL OR (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until)) THEN
         RETURN NULL;
     END IF;
     WITH RECURSIVE lane AS (
@@ -103,7 +103,7 @@ BEGIN
         SELECT priority, flow FROM lane
          WHERE NOT EXISTS (
                SELECT FROM penstock.pause p
-                WHERE coalesce(p.until > clock_timestamp(), true)
+                WHERE penstock.paused_until(p.until)
                   AND ((p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
                     OR (p.scope = 'application' AND p.value = q.application)
                     OR (p.scope = 'model' AND p.value = q.model)))
@@ -124,7 +124,7 @@ BEGIN
                (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.%1$I x WHERE x.queue_id = $3 AND x.id = first.entry_id)
                UNION ALL
                (SELECT greatest(x.created_at, x.due_at) FROM penstock.%1$I x
-                 WHERE x.queue_id = $3 AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0
+                 WHERE x.queue_id = $3 AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority)
                  ORDER BY x.id LIMIT 1)) e
         $sql$, 'entry_' || q.name) INTO age USING ids, keys, q.id;
     RETURN age;
@@ -143,7 +143,7 @@ BEGIN
            (SELECT count(*)::integer FROM penstock.serving(q.id)), penstock.head_age(q),
            coalesce((SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
                     (SELECT p.scope || '_paused' FROM penstock.pause p
-                      WHERE coalesce(p.until > clock_timestamp(), true)
+                      WHERE penstock.paused_until(p.until)
                         AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
                     (SELECT 'pushed_back' FROM penstock.push_back b WHERE b.queue_id = q.id AND b.whole AND b.until > clock_timestamp())),
            coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),

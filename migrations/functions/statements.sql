@@ -33,7 +33,7 @@ END $$;
 
 -- set_statements declares what task nodes run for the entries of a queue: {"run": "..."}; {} takes it away. It is run with
 -- the rights of the task nodes, so let only those call this who have them too. Nodes know within one heartbeat.
-CREATE OR REPLACE FUNCTION penstock.set_statements(queue_name text, statements jsonb, reason text DEFAULT NULL, actor text DEFAULT current_user::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.set_statements(queue_name text, statements jsonb, reason text DEFAULT NULL, actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q       penstock.queue := penstock.queue_row(queue_name);
@@ -56,6 +56,5 @@ BEGIN
         RAISE EXCEPTION 'queue "%" has a reduce and no map', q.name USING ERRCODE = 'PS002';
     END IF;
     UPDATE penstock.queue x SET statements = set_statements.statements, version = version + 1 WHERE x.id = q.id;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(set_statements.actor, current_user), 'set_statements', queue_name, set_statements.reason, statements);
+    PERFORM penstock.audit_log(set_statements.actor, 'set_statements', queue_name, set_statements.reason, statements);
 END $$;

@@ -1,5 +1,21 @@
 -- The audit: it is only added to, and pruned by retention.
 
+-- actor_name is the name that goes to the audit for the actor of a call: the database user unless one was given.
+-- Callers: audit_log, and functions that keep an actor in a row of their own.
+CREATE OR REPLACE FUNCTION penstock.actor_name(actor text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(nullif($1, ''), current_user)
+$$;
+
+-- audit_log adds a row to the audit, the only way in. It belongs to the transaction of the change that it tells of.
+-- Locks: none but those of an insert. Callers: every function with an actor, pkg/operator, pkg/webhook.
+CREATE OR REPLACE FUNCTION penstock.audit_log(actor text, verb text, object text, reason text, detail jsonb DEFAULT NULL)
+    RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (penstock.actor_name($1), $2, $3, $4, $5)
+$$;
+
 -- What was done stays written. An owner of the table can still take the trigger away, which no trigger can hinder.
 CREATE OR REPLACE FUNCTION penstock.keep_audit() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -11,9 +27,9 @@ END $$;
 -- not insert into the audit cannot delete from it either.
 CREATE OR REPLACE FUNCTION penstock.record_pruning() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    SELECT session_user, 'prune_audit', 'audit', 'retention', jsonb_build_object('rows', count(*), 'before', max(at))
-      FROM gone HAVING count(*) > 0;
+    PERFORM penstock.audit_log(session_user, 'prune_audit', 'audit', 'retention',
+                               jsonb_build_object('rows', count(*), 'before', max(at)))
+       FROM gone HAVING count(*) > 0;
     RETURN NULL;
 END $$;
 

@@ -42,7 +42,7 @@ SELECT l.queue, l.lock_key, l.token, l.node_id, l.node, l.age, l.entries,
 CREATE OR REPLACE VIEW penstock.queue_status AS
 SELECT q.name AS queue, q.kind, q.application, n.initial, n.pending, n.disabled, n.computing,
        n.initial + n.pending - n.computing AS awaiting_compute, n.failed, n.estimated,
-       q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true) AS paused,
+       q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until) AS paused,
        q.paused_by, q.paused_reason, q.paused_until, q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent,
        q.id AS queue_id
   FROM penstock.count_queues() n
@@ -62,7 +62,7 @@ COMMENT ON VIEW penstock.instance_status IS 'instances, their slots and why no c
 CREATE OR REPLACE VIEW penstock.cron_status AS
 SELECT j.name AS job, q.name AS queue,
        CASE WHEN j.problem IS NOT NULL THEN 'broken' WHEN j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL THEN 'running'
-            WHEN j.paused_at IS NOT NULL AND coalesce(j.paused_until > clock_timestamp(), true) THEN 'paused'
+            WHEN j.paused_at IS NOT NULL AND penstock.paused_until(j.paused_until) THEN 'paused'
             WHEN j.entry_id IS NULL AND j.look_at = 'infinity' THEN 'ended' ELSE 'waiting' END AS state,
        j.spec, j.zone, j.nominal_at, j.due_at, j.entry_id, j.overlap, j.catch_up, j.handled_at, j.problem,
        j.paused_by, j.paused_reason, j.paused_until,
@@ -73,7 +73,7 @@ SELECT j.name AS job, q.name AS queue,
 CREATE OR REPLACE VIEW penstock.batch_status AS
 SELECT b.id, b.name, q.name AS queue,
        CASE WHEN b.ended_at IS NULL AND b.cancelled_by IS NOT NULL THEN 'cancelling'
-            WHEN b.ended_at IS NULL AND b.paused_at IS NOT NULL AND coalesce(b.paused_until > clock_timestamp(), true) THEN 'paused'
+            WHEN b.ended_at IS NULL AND b.paused_at IS NOT NULL AND penstock.paused_until(b.paused_until) THEN 'paused'
             ELSE b.status END AS state,
        p.parts, p.waiting, p.queued, p.done, p.bad,
        CASE WHEN p.parts > 0 THEN round(100.0 * (p.done + p.bad) / p.parts, 1) END AS percent,
@@ -91,7 +91,7 @@ SELECT b.id, b.name, q.name AS queue,
 CREATE OR REPLACE VIEW penstock.application_status AS
 SELECT a.application, a.queues, n.nodes, n.threads, coalesce(k.locks, 0) AS locks, coalesce(k.cost, 0) AS cost, k.oldest,
        l.max_units AS quota_units, coalesce(k.locks, 0) AS used_units, l.rate AS quota_rate,
-       EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'application' AND p.value = a.application AND coalesce(p.until > clock_timestamp(), true)) AS paused
+       EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'application' AND p.value = a.application AND penstock.paused_until(p.until)) AS paused
   FROM (SELECT application, count(*) AS queues FROM penstock.queue GROUP BY application) a
   LEFT JOIN LATERAL (SELECT count(*) AS nodes, coalesce(sum(x.threads), 0) AS threads FROM penstock.node x
                       WHERE x.application = a.application AND x.beat_at + x.lease > clock_timestamp()) n ON true

@@ -129,11 +129,11 @@ type outlook struct {
 const peekSQL = `
 SELECT EXISTS (SELECT FROM penstock.cron_job
                 WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at <= $1
-                  AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)),
+                  AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)),
        EXISTS (SELECT FROM penstock.cron_job WHERE following_at <= $1),
        EXISTS (SELECT FROM penstock.cron_job
                 WHERE entry_id IS NULL AND look_at <= $1
-                  AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)),
+                  AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)),
        (SELECT extract(epoch FROM min(due_at) - $1)::float8 FROM penstock.cron_job
          WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at > $1)`
 
@@ -212,7 +212,7 @@ const cancelSQL = `
 WITH late AS MATERIALIZED (
     SELECT id, queue_id, entry_id
       FROM penstock.cron_job
-     WHERE following_at <= $1 AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)
+     WHERE following_at <= $1 AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)
      ORDER BY following_at LIMIT $2
        FOR UPDATE SKIP LOCKED
 ), asked AS MATERIALIZED (

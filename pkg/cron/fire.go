@@ -30,7 +30,7 @@ const waitingSQL = `
 SELECT ` + jobColumns + `, coalesce(extract(epoch FROM $1 - nullif(due_at, '-infinity')), 0)::float8
   FROM penstock.cron_job
  WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at <= $1
-   AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)
+   AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)
  ORDER BY due_at
  LIMIT $2
    FOR UPDATE SKIP LOCKED`
@@ -40,7 +40,7 @@ const entrylessSQL = `
 SELECT ` + jobColumns + `, 0::float8
   FROM penstock.cron_job
  WHERE entry_id IS NULL AND look_at <= $1
-   AND (paused_at IS NULL OR paused_until <= $1 OR run_now_at IS NOT NULL)
+   AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)
  ORDER BY look_at
  LIMIT $2
    FOR UPDATE SKIP LOCKED`

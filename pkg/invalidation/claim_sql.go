@@ -181,7 +181,7 @@ WITH room AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
              FROM (SELECT id, cost FROM penstock.entry_X
-                    WHERE lock_key = h.lock_key AND status = 'pending' AND priority >= 0
+                    WHERE lock_key = h.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT {{if .Keyed}}least(h.room, h.quantum){{else}}h.quantum{{end}}) q) c
      WHERE {{if .Keyed}}h.wait <= 0{{else}}h.lock_key IS NOT NULL{{end}}
        AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = h.lock_key) IS NULL
@@ -306,5 +306,5 @@ SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, coalesce(e.cost, 0) AS c
        SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
   LEFT JOIN LATERAL (
        SELECT ctid AS row, * FROM penstock.entry_X
-        WHERE lock_key = l.lock_key AND status = 'pending' AND priority >= 0 AND id <= l.last_entry_id
+        WHERE lock_key = l.lock_key AND penstock.claimable(status, priority) AND id <= l.last_entry_id
         ORDER BY id LIMIT least($4::int, l.entry_count)) e ON true`

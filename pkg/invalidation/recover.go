@@ -71,7 +71,7 @@ WITH struck AS (
       FROM (SELECT l.token, l.node_id, coalesce((SELECT n.name FROM penstock.node n WHERE n.id = l.node_id), l.node_id::text) AS name,
                    CASE WHEN left(l.lock_key, 1) = '#' THEN l.last_entry_id
                         ELSE (SELECT g.id FROM penstock.entry_X g
-                               WHERE g.lock_key = l.lock_key AND g.status = 'pending' AND g.priority >= 0 AND g.id <= l.last_entry_id
+                               WHERE g.lock_key = l.lock_key AND penstock.claimable(g.status, g.priority) AND g.id <= l.last_entry_id
                                ORDER BY g.id LIMIT 1) END AS entry_id
               FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
              CROSS JOIN LATERAL (

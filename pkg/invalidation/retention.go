@@ -115,7 +115,7 @@ WITH old AS (
     DELETE FROM penstock.bucket
      WHERE ctid = ANY (ARRAY(
            SELECT b.ctid FROM penstock.bucket b LEFT JOIN penstock."limit" g ON g.id = b.limit_id
-            WHERE coalesce(b.units + g.rate * extract(epoch FROM clock_timestamp() - b.at) >= g.burst, true)
+            WHERE coalesce(penstock.bucket_level(b.units, b.at, g.rate, g.burst) >= g.burst, true)
             LIMIT $1 FOR UPDATE OF b SKIP LOCKED))
     RETURNING 1
 )

@@ -158,7 +158,7 @@ WITH freed AS (
     SELECT $1, e.priority, e.flow, f.pos, e.id
       FROM freed f
      CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = f.last_entry_id OFFSET 0) e
-     WHERE left(f.lock_key, 1) = '#' AND e.status = 'pending' AND e.priority >= 0
+     WHERE left(f.lock_key, 1) = '#' AND penstock.claimable(e.status, e.priority)
     ON CONFLICT DO NOTHING
 ), more AS MATERIALIZED (
     SELECT CASE f.place WHEN 'back' THEN greatest(f.priority, n.priority) ELSE n.priority END AS priority,
@@ -170,7 +170,7 @@ WITH freed AS (
      CROSS JOIN LATERAL (
            SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
              FROM (SELECT id, priority, flow FROM penstock.entry_X
-                    WHERE lock_key = f.lock_key AND status = 'pending' AND priority >= 0
+                    WHERE lock_key = f.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT $5::int) e) n
      WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
 ), again AS (

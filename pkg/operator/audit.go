@@ -45,7 +45,7 @@ func (d *Database) Audits(ctx context.Context, f AuditFilter) ([]Audit, error) {
 
 // record writes what a function of the schema does not write by itself.
 func record(ctx context.Context, db postgres.DB, by invalidation.By, verb, object string, detail map[string]any) error {
-	const sql = `INSERT INTO penstock.audit (actor, verb, object, reason, detail) VALUES (coalesce($1, current_user), $2, $3, $4, $5)`
+	const sql = `SELECT penstock.audit_log($1, $2, $3, $4, $5)`
 	if _, err := db.Exec(ctx, sql, given(by.Actor), verb, object, by.Reason, detail); err != nil {
 		return fmt.Errorf("write audit of %s: %w", verb, err)
 	}

@@ -59,15 +59,15 @@ const runningSQL = `(
          WHERE l.queue_id = $1 AND left(l.lock_key, 1) = '#'
         UNION ALL
         SELECT x.* FROM penstock.lock l JOIN penstock.entry x ON x.queue_id = l.queue_id AND x.lock_key = l.lock_key
-           AND x.id <= l.last_entry_id AND x.status = 'pending' AND x.priority >= 0
+           AND x.id <= l.last_entry_id AND penstock.claimable(x.status, x.priority)
          WHERE l.queue_id = $1 AND left(l.lock_key, 1) <> '#')`
 
 // states are the conditions of the stored and the derived states, worded as the partial indexes are.
 var states = map[string]string{
 	"":          "true",
 	"initial":   "e.status = 'initial' AND e.priority >= 0",
-	"pending":   "e.status = 'pending' AND e.priority >= 0 AND NOT penstock.runs(e.*::penstock.entry)",
-	"computing": "e.status = 'pending' AND e.priority >= 0",
+	"pending":   "penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e.*::penstock.entry)",
+	"computing": "penstock.claimable(e.status, e.priority)",
 	"disabled":  "e.priority = -1",
 }
 
@@ -223,21 +223,21 @@ type Group struct {
 const groupsSQL = `
 WITH RECURSIVE key AS (
     (SELECT lock_key, 1 AS n FROM penstock.entry_X
-      WHERE lock_key > $2 AND status = 'pending' AND priority >= 0 ORDER BY lock_key LIMIT 1)
+      WHERE lock_key > $2 AND penstock.claimable(status, priority) ORDER BY lock_key LIMIT 1)
     UNION ALL
     SELECT next.lock_key, key.n + 1
       FROM key CROSS JOIN LATERAL (
            SELECT e.lock_key FROM penstock.entry_X e
-            WHERE e.lock_key > key.lock_key AND e.status = 'pending' AND e.priority >= 0 ORDER BY e.lock_key LIMIT 1) next
+            WHERE e.lock_key > key.lock_key AND penstock.claimable(e.status, e.priority) ORDER BY e.lock_key LIMIT 1) next
      WHERE key.n < $3
 )
 SELECT key.lock_key, c.n AS waiting, o.id AS oldest_id, extract(epoch FROM clock_timestamp() - o.created_at)::float8 AS oldest_seconds,
        l.token, coalesce(l.node, l.node_id::text, '') AS node, extract(epoch FROM l.age)::float8 AS held_seconds
   FROM key
  CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.entry_X e
-       WHERE e.lock_key = key.lock_key AND e.status = 'pending' AND e.priority >= 0 LIMIT 10000) s) c
+       WHERE e.lock_key = key.lock_key AND penstock.claimable(e.status, e.priority) LIMIT 10000) s) c
  CROSS JOIN LATERAL (SELECT e.id, e.created_at FROM penstock.entry_X e
-       WHERE e.lock_key = key.lock_key AND e.status = 'pending' AND e.priority >= 0 ORDER BY e.id LIMIT 1) o
+       WHERE e.lock_key = key.lock_key AND penstock.claimable(e.status, e.priority) ORDER BY e.id LIMIT 1) o
   LEFT JOIN penstock.lock_status l ON l.queue_id = $1 AND l.lock_key = key.lock_key
  ORDER BY key.lock_key`
 

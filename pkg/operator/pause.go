@@ -27,7 +27,7 @@ SELECT scope, value, queue, actor, reason, since, until FROM (
     UNION ALL
     SELECT p.scope, p.value, coalesce(q.name, ''), p.actor, p.reason, p.created_at, p.until
       FROM penstock.pause p LEFT JOIN penstock.queue q ON q.id = p.queue_id) all_pauses
- WHERE coalesce(until > clock_timestamp(), true)
+ WHERE penstock.paused_until(until)
  ORDER BY since, scope, value
  LIMIT $1`
 

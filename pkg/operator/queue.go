@@ -51,7 +51,7 @@ const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing, s.initial + s.pending - s.computing AS awaiting_compute,
        s.disabled, s.failed, s.estimated, s.serving, s.blocked,
        s.head_age AS head_age_seconds, n.at AS sampled_at,
-       q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true) AS paused,
+       q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until) AS paused,
        coalesce(q.paused_by, '') AS paused_by, coalesce(q.paused_reason, '') AS paused_reason, q.paused_until,
        q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent, q.id AS queue_id,
        s.accepted, s.gone, s.dead_tuples, s.in_per_second, s.out_per_second
@@ -160,7 +160,7 @@ SELECT few.name AS queue, few.priority, few.flow, c.keys, extract(epoch FROM clo
        (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x WHERE x.queue_id = few.id AND x.id = first.entry_id)
        UNION ALL
        (SELECT greatest(x.created_at, x.due_at) FROM penstock.entry x
-         WHERE x.queue_id = few.id AND x.lock_key = first.lock_key AND x.status = 'pending' AND x.priority >= 0 ORDER BY x.id LIMIT 1)) e ON true
+         WHERE x.queue_id = few.id AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority) ORDER BY x.id LIMIT 1)) e ON true
  ORDER BY e.since, few.name, few.priority DESC, few.flow`
 
 // Lanes returns lanes that have work, of one queue or of all if it is empty, the longest waiting first. It finds limit

@@ -111,11 +111,9 @@ const registerSQL = `
 WITH kept AS (
     INSERT INTO penstock.webhook_endpoint AS e (url, secret) VALUES ($1, $2)
     ON CONFLICT (url) DO UPDATE SET secret = coalesce(e.secret, excluded.secret), disabled_at = NULL, disabled_reason = NULL
-    RETURNING secret
-), noted AS (
-    INSERT INTO penstock.audit (actor, verb, object, reason) SELECT coalesce(nullif($3, ''), current_user), 'register_webhook', $1, $4 FROM kept
+    RETURNING url, secret
 )
-SELECT secret FROM kept`
+SELECT secret FROM kept CROSS JOIN LATERAL penstock.audit_log($3, 'register_webhook', kept.url, $4)`
 
 // Register makes an address known with a secret of its own, or enables it again, and returns the secret to be shown to
 // its owner. It also holds for the address with other parameters in its query. The error wraps ErrForbiddenAddress where
@@ -142,9 +140,7 @@ WITH turned AS (
      WHERE url = $1 AND secret IS NOT NULL
     RETURNING url
 )
-INSERT INTO penstock.audit (actor, verb, object, reason)
-SELECT coalesce(nullif($4, ''), current_user), 'rotate_webhook_secret', url, $5 FROM turned
-RETURNING object`
+SELECT url FROM turned CROSS JOIN LATERAL penstock.audit_log($4, 'rotate_webhook_secret', turned.url, $5)`
 
 // Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The address ""
 // stands for the root secret: all derived secrets and the signing key change with it, and nobody needs the one that is
@@ -174,9 +170,10 @@ func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, ov
 const disableSQL = `
 WITH off AS (
     INSERT INTO penstock.webhook_endpoint AS e (url, disabled_at, disabled_reason) VALUES ($1, clock_timestamp(), $2)
-    ON CONFLICT (url) DO UPDATE SET disabled_at = coalesce(e.disabled_at, excluded.disabled_at), disabled_reason = excluded.disabled_reason
+    ON CONFLICT (url) DO UPDATE
+       SET disabled_at = coalesce(e.disabled_at, excluded.disabled_at), disabled_reason = excluded.disabled_reason
 )
-INSERT INTO penstock.audit (actor, verb, object, reason) VALUES (coalesce(nullif($3, ''), current_user), 'disable_webhook', $1, $2)`
+SELECT penstock.audit_log($3, 'disable_webhook', $1, $2)`
 
 // DisableEndpoint stops deliveries to an address until it is registered again.
 func DisableEndpoint(ctx context.Context, db postgres.DB, address string, by invalidation.By) error {

@@ -42,7 +42,7 @@ WITH room AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
              FROM (SELECT id, cost FROM penstock.entry_X
-                    WHERE lock_key = h.lock_key AND status = 'pending' AND priority >= 0
+                    WHERE lock_key = h.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT h.quantum) q) c
      WHERE h.lock_key IS NOT NULL
        AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = h.lock_key) IS NULL
