@@ -294,13 +294,15 @@ CREATE TABLE penstock.operation (
     changed      bigint NOT NULL DEFAULT 0,
     last_id      bigint NOT NULL DEFAULT 0,
     until_id     bigint NOT NULL,
+    busy         bigint[] NOT NULL DEFAULT '{}',
     created_at   timestamptz NOT NULL DEFAULT now(),
     stepped_at   timestamptz,
     ended_at     timestamptz
 );
 CREATE INDEX operation_running ON penstock.operation (id) WHERE status = 'running';
 COMMENT ON COLUMN penstock.operation.matched IS 'entries that matched when the operation was asked for';
-COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id; it goes on behind it after a crash';
+COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id, but those in busy; it goes on behind it after a crash';
+COMMENT ON COLUMN penstock.operation.busy IS 'matches that another transaction had locked, to be tried again';
 
 -- Who did what and why. Only ever inserted.
 CREATE TABLE penstock.audit (
