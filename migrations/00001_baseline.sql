@@ -175,6 +175,7 @@ CREATE TABLE penstock.result (
     meta        jsonb
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX result_entry ON penstock.result (queue_id, entry_id);
+CREATE INDEX result_finished_at ON penstock.result USING brin (finished_at) WITH (autosummarize = on, pages_per_range = 32);
 
 CREATE TABLE penstock.result_default PARTITION OF penstock.result DEFAULT;
 COMMENT ON COLUMN penstock.result.meta IS 'what the handler measured: instance, slot, times in milliseconds';
@@ -204,6 +205,7 @@ CREATE TABLE penstock.failure (
     depth       smallint NOT NULL DEFAULT 0
 ) PARTITION BY RANGE (failed_at);
 CREATE INDEX failure_entry ON penstock.failure (queue_id, entry_id);
+CREATE INDEX failure_failed_at ON penstock.failure USING brin (failed_at) WITH (autosummarize = on, pages_per_range = 32);
 CREATE INDEX failure_fingerprint ON penstock.failure (queue_id, fingerprint);
 
 CREATE TABLE penstock.failure_default PARTITION OF penstock.failure DEFAULT;
@@ -303,6 +305,14 @@ CREATE INDEX operation_running ON penstock.operation (id) WHERE status = 'runnin
 COMMENT ON COLUMN penstock.operation.matched IS 'entries that matched when the operation was asked for';
 COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id, but those in busy; it goes on behind it after a crash';
 COMMENT ON COLUMN penstock.operation.busy IS 'matches that another transaction had locked, to be tried again';
+
+-- Up to when the results and failures of each queue that have passed its retention are deleted, see penstock.tidy_outcomes.
+CREATE TABLE penstock.retained (
+    queue_id integer NOT NULL REFERENCES penstock.queue ON DELETE CASCADE,
+    kind     text NOT NULL CHECK (kind IN ('result', 'failure')),
+    until    timestamptz NOT NULL,
+    PRIMARY KEY (queue_id, kind)
+) WITH (fillfactor = 70);
 
 -- Who did what and why. Only ever inserted.
 CREATE TABLE penstock.audit (
