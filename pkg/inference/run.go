@@ -125,7 +125,7 @@ func callOf(r *invalidation.Run) worker.Call {
 	c := worker.Call{
 		Run: worker.Run{
 			Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token),
-			Attempt: r.Entry.Attempt + 1,
+			Attempt: r.Entry.Attempt + 1, Request: r.Entry.Payload,
 		},
 		Payload: r.Entry.Payload, TraceParent: r.Entry.Trace,
 	}
