@@ -446,6 +446,7 @@ CREATE TABLE penstock.slot (
     entry_id    bigint,
     PRIMARY KEY (instance_id, number)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX slot_node ON penstock.slot (node_id);
 COMMENT ON COLUMN penstock.slot.doubt IS 'why the call may still run; queue_id and entry_id say whose it was';
 
 -- Nodes that got fewer slots than they have work for. Others give back what is beyond their share: a node that has none
@@ -477,6 +478,17 @@ CREATE UNIQUE INDEX remote_run_remote ON penstock.remote_run (instance_id, remot
 COMMENT ON COLUMN penstock.remote_run.token IS 'under which the worker was asked: the fencing token of the lock then';
 COMMENT ON COLUMN penstock.remote_run.remote_id IS 'the worker''s name for the run; null if its answer never came';
 COMMENT ON COLUMN penstock.remote_run.report IS 'the last that the worker reported to a callback address while nobody listened there';
+
+-- Runs of an entry that cost an instance its device, or ran out of memory: the next node must know of them.
+CREATE TABLE penstock.entry_harm (
+    entry_id    bigint NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    queue_id    integer NOT NULL,
+    instance_id integer NOT NULL,
+    times       integer NOT NULL DEFAULT 1,
+    class       text NOT NULL,
+    PRIMARY KEY (queue_id, entry_id, class, instance_id)
+);
 
 -- Where callbacks are delivered. The address '' holds the secret of every address that has none of its own.
 -- Secrets are sealed under the key of the installation, or a reference to where they are kept (env:NAME, file:/path).
