@@ -41,7 +41,7 @@ var allowedImports = map[string][]string{
 
 	// The duties.
 	"pkg/governor":  duty,
-	"pkg/tasknode":  duty,
+	"pkg/tasknode":  append(slices.Clone(duty), "pkg/fairness"),
 	"pkg/fairness":  duty,
 	"pkg/inference": append(slices.Clone(duty), "pkg/worker"),
 	"pkg/cron":      duty,

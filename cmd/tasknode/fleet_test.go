@@ -74,14 +74,43 @@ func (f *fleet) queue(c invalidation.Config) *invalidation.Queue {
 // start runs nodes with one handler for all queues of kind task until the test ends.
 func (f *fleet) start(nodes, threads int, handle invalidation.HandlerFunc) {
 	f.Helper()
+	f.startWithSlots(nodes, threads, 0, handle)
+}
+
+// startWithSlots is start with nodes that run so many entries at once at most; 0: as many as they have threads.
+func (f *fleet) startWithSlots(nodes, threads, slots int, handle invalidation.HandlerFunc) {
+	f.Helper()
 	log := slog.New(slog.NewTextHandler(f.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	for i := range nodes {
 		claims, beats := f.open(4), f.open(1)
 		ranker := fairness.NewRanker(fairness.RankerConfig{Log: log}, claims)
-		node := tasknode.New(tasknode.Config{Name: fmt.Sprint("node-", i), Threads: threads, Ranker: ranker, Log: log}, claims, beats)
+		var gates []tasknode.Gate
+		if slots > 0 {
+			gates = []tasknode.Gate{&slotGate{free: slots}}
+		}
+		node := tasknode.New(tasknode.Config{Name: fmt.Sprint("node-", i), Threads: threads, Ranker: ranker, Log: log, Gates: gates}, claims, beats)
 		node.HandleKind(invalidation.KindTask, handle)
 		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: log})
 		f.beside(node.Run, ranker.Run, listener.Run)
+	}
+}
+
+// slotGate lets so many entries run at once.
+type slotGate struct {
+	mu   sync.Mutex
+	free int
+}
+
+// Take implements tasknode.Gate.
+func (g *slotGate) Take(_ string, _, want int) (int, func(n int)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	allow := min(want, g.free)
+	g.free -= allow
+	return allow, func(n int) {
+		g.mu.Lock()
+		g.free += n
+		g.mu.Unlock()
 	}
 }
 

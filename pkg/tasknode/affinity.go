@@ -59,7 +59,7 @@ func outdone(lanes []choice, l *choice, like func(*choice) bool) bool {
 
 // passOver returns the lanes that are not to be claimed from for the sake of others; those that somebody is in count,
 // those that rest because they were refused do not.
-func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
+func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	if affinity == nil {
 		return nil
 	}
@@ -68,7 +68,7 @@ func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 		patience time.Duration
 	}
 	asked := map[int32]preference{}
-	for id, s := range b.queues {
+	for id, s := range t.queues {
 		if flows, patience := affinity.Loaded(s.name); patience > 0 {
 			asked[id] = preference{flows, patience}
 		}
@@ -78,10 +78,10 @@ func (b *board) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	}
 	var choices []choice
 	var lanes []*lane
-	for _, l := range b.active {
+	for _, l := range t.active {
 		key := l.key
-		refused := !l.claiming && l.refused != 0 && l.resting(now, b.freed)
-		if p, asks := asked[key.queue]; asks && !refused && b.queues[key.queue].open(key.lane.Flow, now, b.freed) {
+		refused := !l.claiming && l.refused != 0 && l.resting(now, t.freed)
+		if p, asks := asked[key.queue]; asks && !refused && t.queues[key.queue].open(key.lane.Flow, now, t.freed) {
 			choices = append(choices, choice{key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow), p.patience, l.passed})
 			lanes = append(lanes, l)
 		}

@@ -89,23 +89,23 @@ func (p prefers) Loaded(string) ([]string, time.Duration) { return []string{p.fl
 
 // A flow that its own limit holds back may have waited for long. The flow that is loaded does not wait for it as well.
 func TestAFlowThatIsRefusedDoesNotHoldUpTheOneThatIsLoaded(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	limited, loaded := invalidation.Lane{Priority: 1, Flow: "limited"}, invalidation.Lane{Priority: 1, Flow: "loaded"}
 	b.found(1, []invalidation.LaneHead{{Lane: limited, Position: 1}, {Lane: loaded, Position: 2}})
 	now := time.Now()
 	b.passOver(prefers{"loaded"}, now) // notes that the other one waits
 	now = now.Add(2 * time.Second)
-	v := takeOne(b, &turns{}, prefers{"loaded"}, true, now)
+	v := takeOne(b, prefers{"loaded"}, true, now)
 	if v.lane.key.lane != limited {
 		t.Fatalf("%v goes before the flow that has waited for its patience", v.lane.key.lane)
 	}
 	b.refuse(v, now.Add(time.Second))
-	if v = takeOne(b, &turns{}, prefers{"loaded"}, true, now); v == nil {
+	if v = takeOne(b, prefers{"loaded"}, true, now); v == nil {
 		t.Fatal("the loaded flow is not claimed from either")
 	}
 	b.leave(v, true, time.Time{})
-	if v = takeOne(b, &turns{}, prefers{"loaded"}, true, now.Add(2*time.Second)); v == nil || v.lane.key.lane != limited {
+	if v = takeOne(b, prefers{"loaded"}, true, now.Add(2*time.Second)); v == nil || v.lane.key.lane != limited {
 		t.Error("the limited flow has lost its turn")
 	}
 }

@@ -12,11 +12,11 @@ import (
 type Config struct {
 	Name              string        // for people: host name and process
 	Application       string        // whose queues the node serves: "default"
-	Threads           int           // processing threads: 16 for each CPU, since most of them wait for a worker; see standby
+	Threads           int           // processing threads: 16 for each CPU, since most of them wait for a worker; one more runs urgent jobs
 	SchedulingThreads int           // 2
 	Lease             time.Duration // 10 s: how long the node may be silent before others run its entries
 	Beat              time.Duration // 2 s between heartbeats
-	Poll              time.Duration // 250 ms between looks for work while nothing hints at any; jittered
+	Poll              time.Duration // 250 ms between polls for work while no hint comes; jittered
 	Grace             time.Duration // 30 s for running entries to finish in a drain
 	ClaimMax          int           // 500 locks a claim at most
 	Log               *slog.Logger
@@ -24,7 +24,7 @@ type Config struct {
 	// Gates say how many more entries the node may take, beside its permits: the resource governor, model slots.
 	// All of them must agree.
 	Gates []Gate
-	// Ranker orders the lanes that have work; queues and lanes in turn if nil.
+	// Ranker orders the lanes that have work. If nil, the node makes and runs a fairness.Ranker of its own.
 	Ranker Ranker
 	// Observer is told of claims and runs as they happen; nil for nobody.
 	Observer Observer
@@ -88,9 +88,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Observer == nil {
 		c.Observer = nobody{}
-	}
-	if c.Ranker == nil {
-		c.Ranker = &turns{}
 	}
 	return c
 }

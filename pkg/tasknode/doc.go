@@ -1,11 +1,32 @@
 // Package tasknode runs entries: a few scheduling threads claim them, many processing threads run their handlers.
 //
-//	wake, poll ──► scheduling thread ──claim──► work ──► processing thread ──ending──► settler ──► Postgres
-//	                 │  asks the governor                  │ runs the handler            │ one transaction for
-//	                 │  ranks the lanes (board)            │ under a context that ends   │ all that ended since
-//	                 └─ takes permits first                └ with deadline, cancel, lease└ the last one
+// # The way of a job
 //
-//	heartbeat ──► renews the lease, says which tokens are held, brings back drains, cancels and changed settings
+// A job is a lock on its way through the node. Four files tell its life, in this order:
+//
+//	claim.go        lease the lanes that rank first, claim from them, accept what the claim brought
+//	reservation.go  before the claim: a permit, a place under the queue's limit and the leave of the gates, for each lock
+//	run.go          a thread takes the job and runs its entries, oldest first, each under a context of its own
+//	settle.go       endings are recorded in batches; with the last one of a lock its reservation is released
+//
+// Beside them: lanes.go is the table of lanes, fetched.go counts what the node holds and how long runs take, waiting.go is the
+// line of jobs that no thread has taken yet, running.go knows every job from the claim to its recorded end.
+//
+// # The life of a lane in the table
+//
+//	         hint, poll, a key that is ready again
+//	unknown ──────────────► active ◄───────────────────────────────┐
+//	                          │ ranked first (Ranker, Affinity)    │ it left rows, or a hint came meanwhile
+//	                          ▼                                    │
+//	         ┌──────────── leased ──claim──► advanced ─────────────┤
+//	         │ no room        │                  │ drained         │
+//	         ▼                │ another claimer  ▼                 │
+//	      refused             ▼ was in it      asleep ──hint,poll──┤
+//	         │             resting 2-64 ms                         │
+//	         │                └────────────────────────────────────┤
+//	         └── something came free, or 200 ms passed ────────────┘
+//
+// A lane that was refused is wanted: a running group whose lane ranks behind it yields after its present entry.
 //
 // # What bounds the node
 //
@@ -13,6 +34,9 @@
 // as many permits as processing threads, and some more for queues whose runs are short: enough that threads do not
 // run dry while the next claim is on its way. So memory is bounded by permits, never by the backlog, and a database
 // that cannot be written to stops the claims by itself: endings are kept, and hold their permits.
+//
+// The first lock of a lane of which the node holds no other is urgent: it goes before other jobs, and while all threads are
+// busy one spare thread runs it. So the node runs one job more than it has threads at most.
 //
 // # What ends a run early
 //

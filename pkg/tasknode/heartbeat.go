@@ -36,8 +36,8 @@ func (n *Node) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.Beat)
 	defer cancel()
 	start := time.Now()
-	n.desk.extend(start, n.cfg.Ranker.Extend)
-	orders, err := invalidation.Renew(ctx, n.beats, n.id(), invalidation.Beat{Tokens: n.desk.tokens(), Load: n.load()})
+	n.running.extend(start, n.cfg.Ranker.Extend)
+	orders, err := invalidation.Renew(ctx, n.beats, n.id(), invalidation.Beat{Tokens: n.running.tokens(), Load: n.load()})
 	if errors.Is(err, invalidation.ErrNodeGone) {
 		return n.reincarnate(ctx, start)
 	}
@@ -81,7 +81,7 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 		n.signal()
 	}
 	for _, c := range o.Cancel {
-		n.desk.cancelEntry(c)
+		n.running.cancelEntry(c)
 	}
 	if o.RegistryVersion != n.registry.Load() {
 		if err := n.readQueues(ctx); err != nil {
@@ -125,13 +125,13 @@ func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
 func (n *Node) loseLease() {
 	n.leaseOver.Store(true)
 	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
-	n.desk.endAll(invalidation.ErrLeaseLost)
+	n.running.endAll(invalidation.ErrLeaseLost)
 }
 
 func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }
 
 // leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it has it again.
-func (n *Node) leaseLost(job *assignment) bool { return n.leaseOver.Load() || n.losses() != job.losses }
+func (n *Node) leaseLost(j *job) bool { return n.leaseOver.Load() || n.losses() != j.losses }
 
 func (n *Node) regainLease() {
 	if !n.leaseOver.Swap(false) {

@@ -6,25 +6,28 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// lane is a lane as the board remembers it.
+// lane is a lane as the table remembers it.
 type lane struct {
 	invalidation.Candidate
 	key      flowKey
-	mark     int64 // place in line where the next claim begins
-	stuck    int64 // place before which rows stand that could not be claimed: the next claim begins behind them
-	active   int   // place in board.active, from 1; 0: there is no work
+	mark     int64 // position at which the next claim begins
+	stuck    int64 // position before which are rows that could not be claimed: the next claim begins behind them
+	active   int   // index in laneTable.active, from 1; 0: there is no work
 	hinted   bool  // pushes to it are hinted at, as far as one can tell
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
 	large    bool  // the last claim of it did not come to its end
-	held     int   // locks of the lane on this node
-	met      int   // how often in a row somebody else was in it, or had a row of it
-	behind   int64 // place from which on rows were left that could not be swept either; 0: none
+	met      int   // how often in a row another claimer was in it, or had a row of it
+	behind   int64 // position from which on rows were left that could not be swept either; 0: none
 	again    time.Time
 	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
 	headAt   time.Time     // when it was last scanned from its beginning
 	headCost time.Duration // how long that took
 	passed   time.Time     // since when others are preferred to it; zero: they are not
+
+	wantedAt    time.Time // when it was refused last, see laneTable.wanted
+	yieldedAt   time.Time // when a group yielded to it last
+	wantsPermit bool      // a permit of the node was missing; else what the jobs of its queue share
 }
 
 // late is how many places before its mark a claim begins. A push that took its places and committed after the next ones

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -23,18 +24,18 @@ type Node struct {
 	incarnation atomic.Int64
 	claims      atomic.Int32
 	registry    atomic.Int64
-	board       *board
-	look        look
-	beyond      map[int32]invalidation.Lane // where the last look further ended; touched by whoever looks
+	ownRanker   *fairness.Ranker // nil: the ranker is the caller's, who runs it
+	lanes       *laneTable
+	poll        lanePoll
+	beyond      map[int32]invalidation.Lane // where the last further poll ended; guarded by poll
 	permits     *permits
-	desk        *desk
+	fetched     *fetched
+	waiting     *waiting
+	running     *running
 	settler     *settler
 	lease       lease
 	stats       Stats
 
-	work         chan *assignment
-	express      chan *assignment   // the first lock of a lane, while the node holds no other one of it
-	lent         chan chan struct{} // a place that standby is in, for the thread that comes free next to wait for
 	wake         chan struct{}
 	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
 	drainOrdered chan struct{}
@@ -47,17 +48,19 @@ type Node struct {
 // New returns a node that claims and settles through db, and renews its lease through beats.
 func New(cfg Config, db, beats postgres.DB) *Node {
 	cfg = cfg.withDefaults()
+	var ownRanker *fairness.Ranker
+	if cfg.Ranker == nil {
+		ownRanker = fairness.NewRanker(fairness.RankerConfig{Application: cfg.Application, Log: cfg.Log}, db)
+		cfg.Ranker = ownRanker
+	}
 	n := &Node{
-		cfg: cfg, db: db, beats: beats, handlers: map[string]invalidation.Handler{},
+		cfg: cfg, db: db, beats: beats, ownRanker: ownRanker, handlers: map[string]invalidation.Handler{},
 		kinds:  map[invalidation.Kind]invalidation.Handler{},
-		beyond: map[int32]invalidation.Lane{}, board: newBoard(), desk: newDesk(), settler: newSettler(),
-		work:         make(chan *assignment, cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
-		express:      make(chan *assignment, 2*cfg.Threads+cfg.ClaimMax*cfg.SchedulingThreads+4096),
+		beyond: map[int32]invalidation.Lane{}, lanes: newLaneTable(cfg.Ranker), permits: &permits{threads: cfg.Threads},
+		fetched: newFetched(), waiting: newWaiting(cfg.Threads), running: newRunning(), settler: newSettler(),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
-		lent:         make(chan chan struct{}, 1),
 		drainOrdered: make(chan struct{}),
 	}
-	n.permits = &permits{threads: cfg.Threads, onFree: n.Freed}
 	n.incarnation.Store(newIncarnation())
 	return n
 }
@@ -80,9 +83,9 @@ func (n *Node) ID() invalidation.NodeID { return n.id() }
 // Wake hints that a queue may have new entries, and in which lane if that is known; else the node looks for itself.
 // It never blocks, and nothing depends on it.
 func (n *Node) Wake(queue int32, lane *invalidation.Lane) {
-	n.board.hint(queue, lane)
+	n.lanes.hint(queue, lane)
 	if lane == nil {
-		n.look.want()
+		n.poll.want()
 	}
 	n.signal()
 }
@@ -96,7 +99,7 @@ func (n *Node) signal() {
 
 // Freed lets claims be tried again that a permit or a gate refused. It never blocks.
 func (n *Node) Freed() {
-	n.board.free()
+	n.lanes.free()
 	n.signal()
 }
 
@@ -124,14 +127,21 @@ func (n *Node) Run(ctx context.Context) error {
 	var schedulers, processors, settlers, keepers sync.WaitGroup
 	keepers.Go(func() { n.heartbeat(alive) })
 	keepers.Go(func() { n.leaseKeeper(alive) })
+	if n.ownRanker != nil {
+		keepers.Go(func() {
+			if err := n.ownRanker.Run(alive); err != nil {
+				n.cfg.Log.Error("share usage", "error", err)
+			}
+		})
+	}
 	for range 2 {
 		settlers.Go(func() { n.settle(alive) })
 	}
 	for range n.cfg.Threads {
-		processors.Go(n.processor)
+		processors.Go(n.thread)
 	}
 	if n.cfg.Threads > 1 {
-		processors.Go(func() { n.standby(claiming) })
+		processors.Go(n.spareThread)
 	}
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })
@@ -144,7 +154,7 @@ func (n *Node) Run(ctx context.Context) error {
 	n.draining.Store(true)
 	stopClaiming()
 	schedulers.Wait()
-	close(n.work)
+	n.waiting.close()
 	n.drain(endRuns, &processors)
 	n.settler.close()
 	n.finishSettling(die, &settlers)
@@ -200,7 +210,7 @@ func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() &
 func (n *Node) register(ctx context.Context) error {
 	err := invalidation.Register(ctx, n.beats, invalidation.Node{
 		ID: n.id(), Name: n.cfg.Name, Application: n.cfg.Application, Lease: n.cfg.Lease, Threads: n.cfg.Threads,
-		Queues: n.board.served(),
+		Queues: n.lanes.served(),
 	})
 	if err != nil {
 		return fmt.Errorf("register node %q: %w", n.cfg.Name, err)
@@ -214,7 +224,7 @@ func (n *Node) readQueues(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	services := map[int32]*service{}
+	served := map[int32]*servedQueue{}
 	for _, q := range queues {
 		h := n.handlers[q.Name]
 		if h == nil && n.declared != nil && len(q.Config.Statements) > 0 {
@@ -224,11 +234,12 @@ func (n *Node) readQueues(ctx context.Context) error {
 			h = n.kinds[q.Config.Kind]
 		}
 		if h != nil && q.Config.Application == n.cfg.Application {
-			services[q.ID] = &service{name: q.Name, queue: q, handler: h}
+			served[q.ID] = &servedQueue{name: q.Name, queue: q, handler: h}
 		}
 	}
-	changed := n.board.serve(services)
-	n.look.want()
+	changed := n.lanes.serve(served)
+	n.fetched.forget(served)
+	n.poll.want()
 	if changed && !n.lease.renewed().IsZero() {
 		return n.register(ctx)
 	}

@@ -32,7 +32,7 @@ type shard struct {
 type pile struct {
 	queue   *invalidation.Queue
 	endings []invalidation.Ending
-	jobs    []*assignment
+	jobs    []*job
 	sending bool
 }
 
@@ -46,11 +46,11 @@ func newSettler() *settler {
 }
 
 // end passes on how entries of an assignment ended.
-func (n *Node) end(job *assignment, endings ...invalidation.Ending) {
+func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	s := n.settler
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := shard{job.queue.ID, job.lock.Token % 2}
+	key := shard{j.queue.ID, j.lock.Token % 2}
 	p := s.piles[key]
 	if p == nil {
 		p = &pile{}
@@ -61,9 +61,9 @@ func (n *Node) end(job *assignment, endings ...invalidation.Ending) {
 		s.turn = append(s.turn, key)
 		s.arrived.Signal()
 	}
-	p.queue = job.queue
+	p.queue = j.queue
 	for _, e := range endings {
-		p.endings, p.jobs = append(p.endings, e), append(p.jobs, job)
+		p.endings, p.jobs = append(p.endings, e), append(p.jobs, j)
 	}
 }
 
@@ -241,24 +241,25 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 	}
 }
 
-// free takes the locks that ended off the desk and puts back their permits, all at once: the scheduling threads
-// wake once for a batch, not for each entry.
+// free forgets the locks that ended and releases what was reserved for them, all at once: the scheduling threads wake once
+// for a batch, not for each entry.
 func (n *Node) free(p pile) {
-	var tokens []invalidation.Token
-	ended := make([]*assignment, 0, len(p.endings))
+	var ended []*job
 	for i := range p.endings {
 		if l := p.endings[i].Lock; p.endings[i].Last {
-			tokens = append(tokens, l.Token)
 			ended = append(ended, p.jobs[i])
-			if l.Again != nil { // nobody else knows
-				n.board.again(p.queue.ID, *l.Again)
+			if l.Again != nil { // no other node knows
+				n.lanes.again(p.queue.ID, *l.Again)
 			}
 		}
 	}
-	if len(tokens) == 0 {
+	if len(ended) == 0 {
 		return
 	}
-	n.desk.remove(tokens...)
-	n.board.ended(ended)
-	n.permits.put(len(tokens))
+	n.running.remove(ended)
+	n.fetched.ended(ended)
+	for _, j := range ended {
+		j.reserved.giveBack(j.reserved.locks)
+	}
+	n.Freed()
 }

@@ -57,7 +57,7 @@ func (s *Stats) settled(endings, refused int, took time.Duration) {
 
 // load is what the node reports of itself with each heartbeat, for people to read.
 func (n *Node) load() map[string]any {
-	load := map[string]any{"locks": n.Held(), "threads": n.cfg.Threads, "waiting": len(n.work) + len(n.express)}
+	load := map[string]any{"locks": n.Held(), "threads": n.cfg.Threads, "waiting": n.waiting.len()}
 	if n.cfg.Status != nil {
 		maps.Copy(load, n.cfg.Status())
 	}

@@ -65,13 +65,13 @@ func pushedBy(e *invalidation.Entry) trace.SpanContext {
 
 // startRun begins the span of a run: below the push of its entry, so that one trace tells its whole life, or for a
 // batch in a trace of its own that is linked to each push. Without a tracer it begins nothing.
-func (n *Node) startRun(ctx context.Context, job *assignment, entries ...*invalidation.Entry) (context.Context, trace.Span) {
-	if n.cfg.Tracer == nil || job.traced == nil {
+func (n *Node) startRun(ctx context.Context, j *job, entries ...*invalidation.Entry) (context.Context, trace.Span) {
+	if n.cfg.Tracer == nil || j.traced == nil {
 		return ctx, nil
 	}
-	links := []trace.Link{{SpanContext: job.traced.claim}}
-	attributes := append(invalidation.Messaging(job.service.name, "process", "process"),
-		attribute.Int64("penstock.token", int64(job.lock.Token)), attribute.String("penstock.node", n.cfg.Name))
+	links := []trace.Link{{SpanContext: j.traced.claim}}
+	attributes := append(invalidation.Messaging(j.served.name, "process", "process"),
+		attribute.Int64("penstock.token", int64(j.lock.Token)), attribute.String("penstock.node", n.cfg.Name))
 	if len(entries) == 1 {
 		e := entries[0]
 		ctx = e.Below(ctx)
@@ -83,12 +83,12 @@ func (n *Node) startRun(ctx context.Context, job *assignment, entries ...*invali
 			links = append(links, trace.Link{SpanContext: pushedBy(e)})
 		}
 	}
-	return n.cfg.Tracer.Start(ctx, "process "+job.service.name, trace.WithSpanKind(trace.SpanKindConsumer),
+	return n.cfg.Tracer.Start(ctx, "process "+j.served.name, trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithLinks(links...), trace.WithAttributes(attributes...))
 }
 
 // endRun ends the span of a run.
-func endRun(span trace.Span, job *assignment, err error, entries ...*invalidation.Entry) {
+func endRun(span trace.Span, j *job, err error, entries ...*invalidation.Entry) {
 	if span == nil {
 		return
 	}
@@ -96,13 +96,13 @@ func endRun(span trace.Span, job *assignment, err error, entries ...*invalidatio
 		span.SetStatus(codes.Error, err.Error())
 	}
 	span.End()
-	job.traced.mu.Lock()
-	defer job.traced.mu.Unlock()
-	if job.traced.runs == nil {
-		job.traced.runs = map[invalidation.EntryID]ranAt{}
+	j.traced.mu.Lock()
+	defer j.traced.mu.Unlock()
+	if j.traced.runs == nil {
+		j.traced.runs = map[invalidation.EntryID]ranAt{}
 	}
 	for _, e := range entries {
-		job.traced.runs[e.ID] = ranAt{span.SpanContext(), time.Now()}
+		j.traced.runs[e.ID] = ranAt{span.SpanContext(), time.Now()}
 	}
 }
 
@@ -113,20 +113,20 @@ func (n *Node) traceEndings(p pile, ours func(invalidation.Token) bool) {
 		return
 	}
 	for i := range p.endings {
-		e, job := &p.endings[i], p.jobs[i]
-		if job.traced == nil {
+		e, j := &p.endings[i], p.jobs[i]
+		if j.traced == nil {
 			continue
 		}
-		job.traced.mu.Lock()
-		ran, known := job.traced.runs[e.Entry]
-		delete(job.traced.runs, e.Entry)
-		job.traced.mu.Unlock()
+		j.traced.mu.Lock()
+		ran, known := j.traced.runs[e.Entry]
+		delete(j.traced.runs, e.Entry)
+		j.traced.mu.Unlock()
 		if !known {
 			continue // it did not run
 		}
-		_, span := n.cfg.Tracer.Start(trace.ContextWithSpanContext(context.Background(), ran.span), "settle "+job.service.name,
+		_, span := n.cfg.Tracer.Start(trace.ContextWithSpanContext(context.Background(), ran.span), "settle "+j.served.name,
 			trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(ran.ended), trace.WithAttributes(
-				append(invalidation.Messaging(job.service.name, e.Verb(), "settle"),
+				append(invalidation.Messaging(j.served.name, e.Verb(), "settle"),
 					attribute.String("messaging.message.id", strconv.FormatInt(int64(e.Entry), 10)),
 					attribute.Int("messaging.batch.message_count", len(p.endings)))...))
 		if !ours(e.Lock.Token) {

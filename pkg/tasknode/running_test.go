@@ -9,26 +9,26 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-func assigned(ids ...invalidation.EntryID) *assignment {
+func assigned(ids ...invalidation.EntryID) *job {
 	lock := &invalidation.Lock{Key: "k", Token: 1, ClaimedAt: time.Now()}
 	for _, id := range ids {
 		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id, StartIn: invalidation.NoDeadline, FinishIn: invalidation.NoDeadline})
 	}
 	q := &invalidation.Queue{ID: 1}
-	return &assignment{lock: lock, queue: q, service: &service{}, home: &lane{}, lane: invalidation.Candidate{Queue: q}}
+	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: flowKey{queue: 1}}, ranked: invalidation.Candidate{Queue: q}}
 }
 
 // A wish to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
-	d, job := newDesk(), assigned(1, 2)
+	d, job := newRunning(), assigned(1, 2)
 	d.add(job)
 	d.cancelWith(job, func(error) {}, true)
 	d.begin(job, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	d.cancelWith(job, cancel, true)
 	d.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1})
-	if _, wished := d.begin(job, 2); wished || ctx.Err() != nil {
-		t.Errorf("entry 2 is cancelled (%v, %v) by a wish for entry 1", wished, context.Cause(ctx))
+	if _, asked := d.begin(job, 2); asked || ctx.Err() != nil {
+		t.Errorf("entry 2 is cancelled (%v, %v) by a wish for entry 1", asked, context.Cause(ctx))
 	}
 }
 
@@ -46,8 +46,8 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 	n := New(Config{}, nil, nil)
 	n.runs = t.Context()
 	job := assigned(1, 2, 3)
-	n.desk.add(job)
-	n.desk.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 2, Reason: "no"})
+	n.running.add(job)
+	n.running.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 2, Reason: "no"})
 	var ran []invalidation.EntryID
 	job.handler = batchFunc(func(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 		for _, r := range runs {
@@ -55,7 +55,7 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 		}
 		return make([]invalidation.BatchAnswer, len(runs))
 	})
-	n.process(job, false)
+	n.process(job)
 	if len(ran) != 2 || ran[0] != 1 || ran[1] != 3 {
 		t.Errorf("entries %v ran, want 1 and 3", ran)
 	}
@@ -66,13 +66,13 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 
 // What a run has taken beyond its estimate is charged while it goes on, once; entries that declare a cost count by that.
 func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
-	d, job := newDesk(), assigned(1)
+	d, job := newRunning(), assigned(1)
 	job.charged = 1
 	d.add(job)
 	d.cancelWith(job, func(error) {}, true)
 	sum := 0.0
 	charge := func(_ invalidation.Candidate, more float64) { sum += more }
-	now := job.began.Add(5 * time.Second)
+	now := job.timed.Add(5 * time.Second)
 	d.extend(now.Add(-4500*time.Millisecond), charge)
 	d.extend(now, charge)
 	d.extend(now, charge)

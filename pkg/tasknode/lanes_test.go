@@ -10,8 +10,8 @@ import (
 )
 
 // takeOne begins a visit of the lane that comes first.
-func takeOne(b *board, rank Ranker, affinity Affinity, idle bool, now time.Time) *visit {
-	for _, v := range b.take(rank, affinity, idle, 1, now) {
+func takeOne(b *laneTable, affinity Affinity, idle bool, now time.Time) *laneLease {
+	for _, v := range b.take(affinity, idle, 1, now) {
 		return v
 	}
 	return nil
@@ -19,121 +19,122 @@ func takeOne(b *board, rank Ranker, affinity Affinity, idle bool, now time.Time)
 
 // What comes free between the question for a permit and the note that there was none must not be slept through.
 func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	now := time.Now()
-	visit := takeOne(b, &turns{}, nil, true, now)
+	visit := takeOne(b, nil, true, now)
 	b.free()
 	b.refuse(visit, now.Add(time.Hour))
-	if visit = takeOne(b, &turns{}, nil, true, now); visit == nil {
+	if visit = takeOne(b, nil, true, now); visit == nil {
 		t.Fatal("the lane rests although something came free")
 	}
 	b.refuse(visit, now.Add(time.Hour))
-	if takeOne(b, &turns{}, nil, true, now) != nil {
+	if takeOne(b, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing came free")
 	}
 }
 
 // What all lanes of a queue share is asked for once, not by each lane; other queues go on.
 func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}, 2: {name: "other", queue: &invalidation.Queue{ID: 2}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}, 2: {name: "other", queue: &invalidation.Queue{ID: 2}}})
 	heads := []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1, Flow: "a"}, Position: 1}, {Lane: invalidation.Lane{Priority: 1, Flow: "b"}, Position: 2}}
 	b.found(1, heads)
 	now := time.Now()
-	refused := takeOne(b, &turns{}, nil, true, now)
+	refused := takeOne(b, nil, true, now)
 	b.found(2, heads[:1])
 	b.refuse(refused, now.Add(time.Hour))
 	b.refuseQueue(refused, now.Add(time.Hour))
 	b.hint(1, &invalidation.Lane{Priority: 1, Flow: "c"})
-	visit := takeOne(b, &turns{}, nil, true, now)
+	visit := takeOne(b, nil, true, now)
 	if visit == nil || visit.name != "other" {
 		t.Fatalf("took %+v, want the lane of the other queue", visit)
 	}
 	b.leave(visit, false, time.Time{})
-	if visit = takeOne(b, &turns{}, nil, true, now); visit != nil {
+	if visit = takeOne(b, nil, true, now); visit != nil {
 		t.Fatalf("took %v although its queue rests", visit.lane.key)
 	}
 	if rest := b.rested(now); rest < 59*time.Minute {
 		t.Errorf("the node rests for %v, want as long as the queue does", rest)
 	}
 	b.free() // a lock ended: it may be the one that was in the way
-	if visits := b.take(&turns{}, nil, true, 10, now); len(visits) != 3 {
+	if visits := b.take(nil, true, 10, now); len(visits) != 3 {
 		t.Errorf("took %d lanes when something came free, want all three", len(visits))
 	}
 }
 
 // A hint may be about an entry that was committed after the claim took its snapshot.
 func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1, Flow: "a"}
 	b.hint(1, &lane)
 	emptied := invalidation.Claimed{Scanned: 1, Drained: true}
 	now := time.Now()
 
-	visit := takeOne(b, &turns{}, nil, true, now)
+	visit := takeOne(b, nil, true, now)
 	b.hint(1, &lane)
 	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if visit = takeOne(b, &turns{}, nil, true, now); visit == nil {
+	if visit = takeOne(b, nil, true, now); visit == nil {
 		t.Fatal("the lane is left alone although a hint came during the claim")
 	}
 	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if takeOne(b, &turns{}, nil, true, now) != nil {
+	if takeOne(b, nil, true, now) != nil {
 		t.Error("the lane is tried again although it was emptied and no hint came")
 	}
 }
 
 func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	now := time.Now()
 	for _, c := range []invalidation.Claimed{{Scanned: few, Drained: true}, {Drained: true}} {
-		visit := takeOne(b, &turns{}, nil, true, now)
+		visit := takeOne(b, nil, true, now)
 		if visit == nil {
 			t.Fatal("the lane is left alone before a claim found nothing in it")
 		}
 		b.leave(visit, b.more(visit, c), time.Time{})
 	}
-	if takeOne(b, &turns{}, nil, true, now) != nil {
+	if takeOne(b, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing was in it")
 	}
 }
 
 // A look may be under way while a queue is dropped, or moves to another application.
 func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.serve(map[int32]*service{})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b.serve(map[int32]*servedQueue{})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
-	if takeOne(b, &turns{}, nil, true, time.Now()) != nil {
+	if takeOne(b, nil, true, time.Now()) != nil {
 		t.Error("a queue is claimed from that the node does not serve")
 	}
 }
 
 // One lock more than there are permits is let in for a lane of which the node holds nothing, if threads come free soon.
 func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
-	b := newBoard()
-	short, long := &service{queue: &invalidation.Queue{ID: 1}}, &service{queue: &invalidation.Queue{ID: 2}}
-	b.serve(map[int32]*service{1: short, 2: long})
+	b := newLaneTable(&turns{})
+	short, long := &servedQueue{queue: &invalidation.Queue{ID: 1}}, &servedQueue{queue: &invalidation.Queue{ID: 2}}
+	b.serve(map[int32]*servedQueue{1: short, 2: long})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
-	v := takeOne(b, &turns{}, nil, true, time.Now())
-	short.held, short.run = 4+500, 10*time.Millisecond
-	if !b.fits(v, 500, 4) {
+	v := takeOne(b, nil, true, time.Now())
+	f := newFetched()
+	f.queues[short] = &load{held: 4 + 500, run: 10 * time.Millisecond}
+	if !f.fits(v, 500, 4) {
 		t.Error("it waits for a permit beside runs of 10 ms on 4 threads")
 	}
-	long.held, long.run = 4, time.Second
-	if b.fits(v, 500, 4) {
+	f.queues[long] = &load{held: 4, run: time.Second}
+	if f.fits(v, 500, 4) {
 		t.Error("it is let in beside runs of a second on 4 threads: another node may be free sooner")
 	}
-	long.run = 0
-	if b.fits(v, 500, 4) {
+	f.queues[long].run = 0
+	if f.fits(v, 500, 4) {
 		t.Error("it is let in beside runs of which nobody knows how long they are")
 	}
-	long.held = 0
-	if b.hold(v.lane, 1); b.fits(v, 500, 4) {
+	f.queues[long].held = 0
+	if f.hold(v.lane.key, 1); f.fits(v, 500, 4) {
 		t.Error("a second lock of the lane is let in")
 	}
 }
@@ -141,64 +142,69 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 // While some of its locks run, a queue may move to another application and back.
 func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 	n := New(Config{Threads: 4}, nil, nil)
-	before, now := &service{held: 2}, &service{held: 1}
+	q := &invalidation.Queue{ID: 1}
+	before, now := &servedQueue{queue: q}, &servedQueue{queue: q}
 	var p pile
-	p.queue = &invalidation.Queue{ID: 1}
-	for i, s := range []*service{before, before, now} {
+	p.queue = q
+	for i, s := range []*servedQueue{before, before, now} {
+		n.fetched.reserve(s, 0, 1)
+		n.permits.take(1, 0)
+		n.fetched.hold(flowKey{queue: 1}, 1)
 		lock := &invalidation.Lock{Token: invalidation.Token(i)}
-		p.jobs = append(p.jobs, &assignment{lock: lock, service: s, home: &lane{held: 1}})
+		p.jobs = append(p.jobs, &job{lock: lock, served: s, lane: &lane{key: flowKey{queue: 1}}, reserved: reservation{node: n, queue: s, locks: 1}})
 		p.endings = append(p.endings, last(invalidation.Done(lock, 1, nil, 0)))
 	}
 	n.free(p)
-	if before.held != 0 || now.held != 0 {
-		t.Errorf("%d and %d locks are held, want none: the queue's limit on this node would shift for ever", before.held, now.held)
+	if n.fetched.queues[before].held != 0 || n.fetched.queues[now].held != 0 || n.permits.held() != 0 || len(n.fetched.lanes) != 0 {
+		t.Errorf("%+v, %+v, %d permits and lanes %v are held, want none: the queue's limit on this node would shift for ever",
+			n.fetched.queues[before], n.fetched.queues[now], n.permits.held(), n.fetched.lanes)
 	}
 }
 
 // The place in line is taken before the commit: of two pushes at once the second may be claimed before the first is seen.
 func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
 	b.found(1, []invalidation.LaneHead{{Lane: lane, Position: 10_500}})
-	visit := takeOne(b, &turns{}, nil, false, time.Now())
+	visit := takeOne(b, nil, false, time.Now())
 	c := invalidation.Claimed{Scanned: 1, LowWater: 10_600, Drained: true, Locks: []*invalidation.Lock{{}}}
 	b.advance(visit, c, false, 0)
 	b.leave(visit, false, time.Time{})
 	b.hint(1, &lane)
-	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.fromHead || visit.from > 10_599 || visit.from < 10_600-late {
+	if visit = takeOne(b, nil, false, time.Now()); visit.fromHead || visit.from > 10_599 || visit.from < 10_600-late {
 		t.Errorf("the next claim begins at %d, want a little before 10600", visit.from)
 	}
 	b.advance(visit, invalidation.Claimed{Scanned: 1, LowWater: 10_590, Skipped: 1}, false, 0)
 	b.leave(visit, true, time.Time{})
-	if visit = takeOne(b, &turns{}, nil, false, time.Now()); visit.from != 10_591 {
+	if visit = takeOne(b, nil, false, time.Now()); visit.from != 10_591 {
 		t.Errorf("after a row that somebody holds the next claim begins at %d, want 10591", visit.from)
 	}
 }
 
 // A key may come back into line, before the mark, while a thread claims behind it.
 func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
 	b.found(1, []invalidation.LaneHead{{Lane: lane, Position: 50}})
-	v := takeOne(b, &turns{}, nil, true, time.Now())
+	v := takeOne(b, nil, true, time.Now())
 	b.again(1, invalidation.LaneHead{Lane: lane, Position: 7})
 	b.advance(v, invalidation.Claimed{Scanned: 1, Drained: true, Locks: []*invalidation.Lock{{}}, LowWater: 50}, false, time.Millisecond)
 	b.leave(v, false, time.Time{})
-	if v = takeOne(b, &turns{}, nil, true, time.Now()); v == nil || v.from > 7 {
+	if v = takeOne(b, nil, true, time.Now()); v == nil || v.from > 7 {
 		t.Errorf("the next claim is %+v, want one that begins at 7", v)
 	}
 }
 
 // A claim may meet a ready row whose key's lock ends just then: nothing sweeps it, and nobody else comes by.
 func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 7}})
 	now := time.Now()
 	visit := func(c invalidation.Claimed, missed bool) time.Duration {
-		v := takeOne(b, &turns{}, nil, true, now)
+		v := takeOne(b, nil, true, now)
 		if v == nil {
 			t.Fatal("nobody comes back for the row")
 		}
@@ -220,15 +226,15 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 			t.Errorf("the lane rests for %s, want %d ms", pause, want)
 		}
 	}
-	if v := takeOne(b, &turns{}, nil, true, now); v == nil || v.from > 7 {
+	if v := takeOne(b, nil, true, now); v == nil || v.from > 7 {
 		t.Errorf("the next claim is %+v, want one that begins at 7", v)
 	}
 }
 
 // Flows may be named once and never again, each by a hint.
 func TestLanesThatOnlyHintsNamedAreForgotten(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	b := newLaneTable(&turns{})
+	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	for i := range 2 * rememberMax {
 		lane := invalidation.Lane{Priority: 1, Flow: strconv.Itoa(i)}
 		b.hint(1, &lane)
@@ -241,8 +247,9 @@ func TestLanesThatOnlyHintsNamedAreForgotten(t *testing.T) {
 
 // Lanes with little go together; one that does not run dry goes alone, and leaves others to other threads.
 func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
-	b := newBoard()
-	b.serve(map[int32]*service{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
+	ranker := &turns{queues: map[int32]uint64{2: 1}}
+	b := newLaneTable(ranker)
+	b.serve(map[int32]*servedQueue{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
 	lane := func(queue int32, priority int16, flow string) {
 		b.found(queue, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: priority, Flow: flow}, Position: 1}})
 	}
@@ -251,9 +258,9 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	lane(1, 1, "c")
 	lane(1, 0, "low")
 	lane(2, 1, "other")
-	ranker, now := &turns{queues: map[int32]uint64{2: 1}}, time.Now()
-	take := func(most int) (flows []string, visits []*visit) {
-		visits = b.take(ranker, nil, true, most, now)
+	now := time.Now()
+	take := func(most int) (flows []string, visits []*laneLease) {
+		visits = b.take(nil, true, most, now)
 		for _, v := range visits {
 			flows = append(flows, v.lane.Lane.Flow)
 		}
@@ -278,7 +285,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	}
 	b.leave(visits[0], false, time.Time{})
 	c := b.lanes[flowKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
-	b.advance(&visit{service: b.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
+	b.advance(&laneLease{servedQueue: b.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
 	wants("c")
 	wants("a", "b")
 	wants("b") // c would be next, and is for another thread

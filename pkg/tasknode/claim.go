@@ -1,0 +1,238 @@
+package tasknode
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// scheduler is one scheduling thread: it claims while there is work and permits, and sleeps when there is not.
+func (n *Node) scheduler(ctx context.Context) {
+	for ctx.Err() == nil {
+		if n.claiming() {
+			// Lanes that never run dry must not hide those that no poll has met yet.
+			if n.poll.due(time.Now(), n.lanes.busy()) {
+				n.poll.want()
+				n.discover(ctx)
+			}
+			if n.step(ctx) {
+				continue
+			}
+			if n.discover(ctx) {
+				continue
+			}
+		}
+		n.rest(ctx)
+	}
+}
+
+// rest waits for a hint, a permit that comes free, a lane that has rested or the poll, whichever is first. The poll keeps
+// everything going without hints.
+func (n *Node) rest(ctx context.Context) {
+	now := time.Now()
+	poll, rested := min(n.jitter(n.poll.every(n.cfg.Poll)), n.poll.wait(now)), n.lanes.rested(now)
+	timer := time.NewTimer(min(poll, rested))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-n.wake:
+	case <-timer.C:
+		if poll <= rested {
+			n.poll.want()
+		}
+	}
+}
+
+func (n *Node) jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.75 + 0.5*n.random()))
+}
+
+func (n *Node) random() float64 {
+	if n.cfg.Random != nil {
+		return n.cfg.Random()
+	}
+	return rand.Float64()
+}
+
+// lanesAtOnce bounds the lanes of one claim. Each costs the database a place in its table of locks for a moment.
+const lanesAtOnce = 100
+
+// step claims from the lanes that come first. It says whether to go on at once: not if there is none, and not without
+// permits. What these lanes did not bring others may.
+func (n *Node) step(ctx context.Context) bool {
+	leases := n.lanes.take(n.cfg.Affinity, n.permits.held() < n.cfg.Threads, lanesAtOnce, time.Now())
+	if len(leases) == 0 {
+		return false
+	}
+	first := leases[0]
+	reserved, refused := n.reserve(first)
+	// A lane that has work brings a lock at least.
+	claimed := leases[:max(1, min(reserved.locks, len(leases)))]
+	for _, l := range leases[len(claimed):] {
+		n.lanes.leave(l, true, time.Time{})
+	}
+	if refused != refusedNot {
+		return n.refuse(first, refused)
+	}
+	n.claim(ctx, claimed, reserved)
+	return true
+}
+
+// refuse ends the lease of a lane for which there was no room. It says whether other lanes may be claimed from.
+func (n *Node) refuse(l *laneLease, why refusal) bool {
+	n.lanes.wanted(l, why == refusedThreads)
+	if why == refusedThreads {
+		// It stays first for what comes free: no other lane may be let in before it.
+		n.lanes.leave(l, true, time.Time{})
+		return false
+	}
+	again := time.Now().Add(n.jitter(200 * time.Millisecond))
+	n.lanes.refuse(l, again)
+	if why == refusedByLimit {
+		n.lanes.refuseQueue(l, again)
+	}
+	return true
+}
+
+// claim claims from lanes of one queue, in one statement, and ends their leases.
+func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservation) {
+	first := leases[0]
+	start, losses := time.Now(), n.losses() // before the id: see reincarnate
+	request := invalidation.ClaimRequest{
+		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: reserved.locks, IgnoreRowLocks: first.fromHead,
+	}
+	along := make([]invalidation.LaneHead, 0, len(leases)-1)
+	for _, l := range leases[1:] {
+		along = append(along, invalidation.LaneHead{Lane: l.lane.key.lane, Position: l.from})
+	}
+	statement, end := n.outlive(ctx)
+	claimed, err := first.queue.ClaimLanes(statement, request, along)
+	end()
+	if err != nil {
+		claimed = n.resolve(ctx, first.queue, request, leases, err)
+	}
+	took := time.Since(start)
+	var locks []*invalidation.Lock
+	limited := false
+	for _, c := range claimed {
+		locks, limited = append(locks, c.Locks...), limited || c.Limited
+	}
+	n.stats.claimed(len(locks), took)
+	n.cfg.Observer.Claimed(first.name, len(locks), took, limited)
+	if limited {
+		reserved.Shrink(len(locks)) // other lanes of the queue would meet the same limit
+	}
+	unused := reserved.Part(reserved.locks - len(locks))
+	unused.Release()
+	batch := &claimedBatch{node: n, reserved: reserved, start: start, losses: losses, traced: n.traceClaim(first.name, locks, start)}
+	for i, c := range claimed {
+		batch.accept(leases[i], c.Locks)
+	}
+	batch.enqueue()
+	for i, l := range leases {
+		if i >= len(claimed) { // the limit was reached before
+			n.lanes.leave(l, true, time.Time{})
+			continue
+		}
+		n.after(ctx, l, claimed[i], err, took)
+	}
+}
+
+// after updates what the table knows about a lane from how the claim found it.
+func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, err error, took time.Duration) {
+	switch {
+	case err != nil:
+		n.lanes.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
+		return
+	case c.Contended:
+		// Another claimer is in the lane; it leaves within a few milliseconds, but others may come.
+		n.lanes.leave(v, true, time.Now().Add(n.jitter(n.lanes.met(v))))
+		return
+	case c.Limited:
+		// A bucket fills at a known time; a lock of another node ends at an unknown one.
+		wait := n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))
+		n.lanes.refuse(v, time.Now().Add(wait))
+		if c.QueueWide { // the wait may be that of the flow alone
+			n.lanes.refuseQueue(v, time.Now().Add(min(wait, time.Second)))
+		}
+		if c.Wait == 0 {
+			n.lanes.wanted(v, false)
+		}
+		return
+	}
+	swept := 0
+	if c.Skipped > 0 {
+		sweep, end := n.bound(ctx)
+		var err error
+		swept, err = v.queue.Sweep(sweep, v.lane.key.lane, v.from, c.LowWater)
+		end()
+		if err != nil && ctx.Err() == nil {
+			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
+		}
+	}
+	n.lanes.advance(v, c, swept < c.Skipped, took)
+	work, again := n.lanes.more(v, c), time.Time{}
+	if !work {
+		if pause := n.lanes.goBack(v); pause > 0 {
+			work, again = true, time.Now().Add(n.jitter(pause))
+		}
+	}
+	n.lanes.leave(v, work, again)
+}
+
+// outlive is a context that ends a beat after ctx does, and at the latest after a lease: the answer may never come, and a
+// claim can be asked about again. A claim that is cut off may be committed after its node asked about it and left; its locks
+// would then count as crashes. So a drain waits for claims, which take milliseconds.
+func (n *Node) outlive(ctx context.Context) (context.Context, func()) {
+	late, cancel := n.bound(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-late.Done():
+		case <-time.After(n.cfg.Beat):
+			cancel()
+		}
+	})
+	return late, func() { stop(); cancel() }
+}
+
+// bound gives statements a lease: on a connection that froze without an error they would wait for TCP to give up, which
+// takes a quarter of an hour. Every statement of the node may be repeated.
+func (n *Node) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, n.cfg.Lease)
+}
+
+// resolve finds out what of a claim that ended in an error was committed, lane by lane. Whatever the error, that may be some
+// of it: a claim has parts, and the entries of groups are read after its commit. It does not give up while the node lives;
+// a node that stops, or that the database refuses, leaves the locks to recovery after a lease, which ends them as its
+// heartbeats do not name them.
+func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, leases []*laneLease, err error) []invalidation.Claimed {
+	if ctx.Err() == nil {
+		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)
+	}
+	claimed := make([]invalidation.Claimed, len(leases))
+	start := time.Now()
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		ask, end := n.bound(context.WithoutCancel(ctx))
+		locks, err := q.Reclaim(ask, r.Node, r.ClaimID)
+		end()
+		if err == nil {
+			for _, l := range locks {
+				i := slices.IndexFunc(leases, func(v *laneLease) bool { return v.lane.key.lane == l.Lane })
+				claimed[max(0, i)].Locks = append(claimed[max(0, i)].Locks, l)
+			}
+			return claimed
+		}
+		refused := !postgres.Unavailable(err)
+		if refused {
+			n.cfg.Log.Error("find out what a claim brought", "queue", q.Name, "claim", r.ClaimID, "since", time.Since(start), "error", err)
+		}
+		if (refused || ctx.Err() != nil) && time.Since(start) > n.cfg.Lease {
+			return claimed
+		}
+		time.Sleep(n.jitter(pause))
+	}
+}

@@ -1,0 +1,161 @@
+package tasknode
+
+import (
+	"sync"
+	"time"
+)
+
+// fetched knows how much of each queue and lane the node holds, and how long its runs take: by that it tells how many locks
+// to claim ahead of the threads.
+type fetched struct {
+	mu     sync.Mutex
+	queues map[*servedQueue]*load
+	lanes  map[flowKey]int // locks of each lane; lanes with none are not in it
+}
+
+// load is what the node holds and knows of a queue.
+type load struct {
+	held int           // locks, and places reserved for a claim under way
+	run  time.Duration // of an entry, moving average; 0 while unknown
+	lock time.Duration // of all that one lock covers, likewise
+}
+
+func newFetched() *fetched {
+	return &fetched{queues: map[*servedQueue]*load{}, lanes: map[flowKey]int{}}
+}
+
+func (f *fetched) load(s *servedQueue) *load {
+	l := f.queues[s]
+	if l == nil {
+		l = &load{}
+		f.queues[s] = l
+	}
+	return l
+}
+
+// forget drops what is known of queues that are not served any more, once nothing of them is held.
+func (f *fetched) forget(served map[int32]*servedQueue) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for s, l := range f.queues {
+		if l.held == 0 && served[s.queue.ID] != s {
+			delete(f.queues, s)
+		}
+	}
+}
+
+// reserve takes up to want places under the queue's limit on this node, 0 for no limit, and returns how many.
+func (f *fetched) reserve(s *servedQueue, limit, want int) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.load(s)
+	if limit > 0 {
+		want = max(0, min(want, limit-l.held))
+	}
+	l.held += want
+	return want
+}
+
+func (f *fetched) unreserve(s *servedQueue, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.load(s).held -= n
+}
+
+// hold counts n locks more of a lane, and says whether they are the only ones on this node.
+func (f *fetched) hold(lane flowKey, n int) (only bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lanes[lane] += n
+	return f.lanes[lane] == n
+}
+
+// ended counts a lock less for the lane of each job.
+func (f *fetched) ended(jobs []*job) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, j := range jobs {
+		if f.lanes[j.lane.key]--; f.lanes[j.lane.key] <= 0 {
+			delete(f.lanes, j.lane.key)
+		}
+	}
+}
+
+// held is how many locks of a lane the node holds.
+func (f *fetched) held(lane flowKey) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lanes[lane]
+}
+
+// ran takes the length of a run into the average, which follows the last ten or so; alone says that it was all that its
+// lock covered.
+func (f *fetched) ran(s *servedQueue, d time.Duration, alone bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.load(s)
+	l.run = follow(l.run, d)
+	if alone {
+		l.lock = follow(l.lock, d)
+	}
+}
+
+// took does the same for all that a lock of several entries covered.
+func (f *fetched) took(s *servedQueue, d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.load(s)
+	l.lock = follow(l.lock, d)
+}
+
+func follow(average, d time.Duration) time.Duration {
+	if average == 0 {
+		average = d + 1
+	}
+	return average + (d-average)/10
+}
+
+// estimate is how long a run of the queue's entries is expected to take.
+func (f *fetched) estimate(s *servedQueue) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.load(s).run
+}
+
+// aheadTime is how much work may wait on a node for its threads.
+const aheadTime = 20 * time.Millisecond
+
+// ahead is how many locks of the queue may wait on this node beside those that run: as much as takes all threads aheadTime,
+// so that short runs do not leave threads idle for the time of a claim, and long ones are left for other nodes.
+func (f *fetched) ahead(s *servedQueue, threads int) int {
+	const most = 2000
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.load(s)
+	if l.lock == 0 {
+		return 0
+	}
+	return int(min(most, float64(threads)*float64(aheadTime)/float64(l.lock)))
+}
+
+// fits says that a lock may be claimed although all permits are in use: it would be the only one of its lane here, so that
+// a thread will take it after its present run, and that is soon. The claim has reserved that many places of its queue.
+func (f *fetched) fits(l *laneLease, reserved, threads int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lanes[l.lane.key] > 0 {
+		return false
+	}
+	var locks, runs time.Duration
+	for s, q := range f.queues {
+		held := q.held
+		if s == l.servedQueue {
+			held -= reserved
+		}
+		if held > 0 && q.run == 0 {
+			return false // it may be long
+		}
+		locks, runs = locks+time.Duration(held), runs+time.Duration(held)*q.run
+	}
+	return runs <= aheadTime*locks*time.Duration(threads)
+}

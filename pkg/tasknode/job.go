@@ -1,0 +1,109 @@
+package tasknode
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// job is a lock on its way through the node: claimed, waiting for a thread, running, settled.
+type job struct {
+	lock     *invalidation.Lock
+	queue    *invalidation.Queue // as it was when the lock was claimed, as is the handler
+	handler  invalidation.Handler
+	served   *servedQueue
+	lane     *lane
+	ranked   invalidation.Candidate // the lane as it was ranked
+	reserved reservation            // of this lock
+	losses   int64                  // of the node's lease, before the claim
+	traced   *traced                // nil: it is not
+
+	// guarded by running
+	charged float64   // what the ranker was told that it costs
+	used    float64   // what its entries cost that have run
+	timed   time.Time // since when a run lasts whose cost is its time; zero while there is none
+	cancel  context.CancelCauseFunc
+	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
+	now     invalidation.EntryID            // the entry that runs
+}
+
+func (j *job) covers(id invalidation.EntryID) bool {
+	return slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return e.ID == id })
+}
+
+// claimedBatch is what one claim brought, on its way into the line of waiting jobs.
+type claimedBatch struct {
+	node     *Node
+	reserved reservation
+	start    time.Time // of the claim
+	losses   int64     // of the node's lease, before the claim
+	traced   *traced
+	others   []*job
+}
+
+// accept takes the claimed locks of a lane in. If the node holds no others of the lane, the first is urgent.
+//
+// Locks whose claim began three quarters of a lease ago are handed back: while the answer was on its way no heartbeat listed
+// them, and the leader may take a lock that is older than a lease for one that its node does not know.
+func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
+	if len(locks) == 0 {
+		return
+	}
+	n := b.node
+	late := time.Since(b.start) >= n.leaseBound()
+	if late {
+		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.name, "locks", len(locks), "took", time.Since(b.start))
+	}
+	seconds, total := n.fetched.estimate(l.servedQueue).Seconds(), 0.0
+	for _, lock := range locks {
+		total += cost(lock.Entries, seconds)
+	}
+	n.cfg.Ranker.Charge(l.ranked, total)
+	urgent := n.fetched.hold(l.lane.key, len(locks))
+	for _, lock := range locks {
+		j := &job{
+			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
+			charged: cost(lock.Entries, seconds), reserved: b.reserved.Part(1), losses: b.losses, traced: b.traced.another(),
+		}
+		n.running.add(j)
+		switch {
+		case len(lock.Entries) == 0:
+			// The key's entries went between its ready row and the claim. The ending looks for others once more.
+			n.end(j, last(invalidation.Done(lock, 0, nil, 0)))
+		case late:
+			n.end(j, last(invalidation.Release(lock, lock.Entries[0].ID, 0)))
+		case urgent:
+			n.waiting.add(true, j)
+			urgent = false
+		default:
+			b.others = append(b.others, j)
+		}
+	}
+}
+
+// enqueue puts the jobs that are not urgent into the line, by position whatever the lane: recovery counts on that order when it
+// tells which runs a dead node had begun after its last heartbeat.
+func (b *claimedBatch) enqueue() {
+	slices.SortStableFunc(b.others, func(x, y *job) int { return x.lock.Compare(y.lock) })
+	b.node.waiting.add(false, b.others...)
+}
+
+// cost is what runs of entries cost that take so long each: what they declare, or the time.
+func cost(entries []invalidation.Entry, seconds float64) float64 {
+	sum := 0.0
+	for i := range entries {
+		if c := entries[i].Cost; c > 0 {
+			sum += c
+		} else {
+			sum += seconds
+		}
+	}
+	return sum
+}
+
+func last(e invalidation.Ending) invalidation.Ending {
+	e.Last = true
+	return e
+}

@@ -1,0 +1,263 @@
+package tasknode
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// laneTable is what the scheduling threads know about lanes: which may have work, and at which position to begin.
+type laneTable struct {
+	mu     sync.Mutex
+	ranker Ranker
+	queues map[int32]*servedQueue
+	lanes  map[flowKey]*lane
+	active []*lane // those that have work, in no order
+	freed  int64   // counts whenever something came free that a claim may need
+	top    int64   // the last position that any poll or claim has met
+	want   []*lane // those that were refused, and to which running groups may yield
+	// anyWanted is set while want is not empty: it is asked between all entries of groups
+	anyWanted atomic.Bool
+	// of the last ranking, kept so that the next one need not make them
+	ranked     []*lane
+	candidates []*invalidation.Candidate
+	chosen     []int
+}
+
+type flowKey struct {
+	queue int32
+	lane  invalidation.Lane
+}
+
+// servedQueue is a queue that the node serves.
+type servedQueue struct {
+	name    string
+	queue   *invalidation.Queue
+	handler invalidation.Handler
+	last    invalidation.Lane
+	seen    bool // last has a lane in it
+	heardAt time.Time
+	again   time.Time // when to try its lanes again, since what they share left no room
+	refused int64     // what freed was then
+}
+
+// rememberMax is how many lanes a table remembers, beside those that have work.
+const rememberMax = 20_000
+
+func newLaneTable(ranker Ranker) *laneTable {
+	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[flowKey]*lane{}, freed: 1}
+}
+
+// serve replaces the queues that the node serves, and says whether they are others than before. In the map it puts what is
+// known of a queue already.
+func (t *laneTable) serve(queues map[int32]*servedQueue) (changed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	changed = len(queues) != len(t.queues)
+	for id, s := range queues {
+		if old := t.queues[id]; old != nil {
+			old.queue, old.handler = s.queue, s.handler
+			queues[id] = old
+		} else {
+			changed = true
+		}
+	}
+	t.queues = queues
+	maps.DeleteFunc(t.lanes, func(k flowKey, l *lane) bool {
+		gone := queues[k.queue] == nil
+		if gone {
+			t.sleep(l)
+		}
+		return gone
+	})
+	return changed
+}
+
+// served lists the queues from which the node may claim at all.
+func (t *laneTable) served() []int32 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Keys(t.queues))
+}
+
+// hint says that a queue has new entries, in a lane that the hint names; else its lane that was served last is worth
+// a try.
+func (t *laneTable) hint(queue int32, named *invalidation.Lane) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.queues[queue]
+	if s == nil {
+		return
+	}
+	s.heardAt = time.Now()
+	if named == nil && !s.seen {
+		return
+	}
+	key := flowKey{queue, s.last}
+	if named != nil {
+		key.lane = *named
+	}
+	if t.lanes[key] == nil && named == nil {
+		return
+	}
+	l := t.lane(key)
+	t.wake(l)
+	l.hinted, l.heard = true, true
+}
+
+// lane returns a lane, and makes it where it is not known. It comes after all that is.
+func (t *laneTable) lane(key flowKey) *lane {
+	l := t.lanes[key]
+	if l == nil {
+		t.forget()
+		l = &lane{key: key, headAt: time.Now()}
+		l.Lane = key.lane
+		l.moved(t.top + 1)
+		t.lanes[key] = l
+	}
+	return l
+}
+
+// found records which lanes of a queue have ready rows.
+func (t *laneTable) found(queue int32, heads []invalidation.LaneHead) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.queues[queue]
+	if s == nil { // not any more: that changed during the poll
+		return
+	}
+	for _, h := range heads {
+		l := t.at(queue, h)
+		l.hinted = time.Since(s.heardAt) < time.Second
+	}
+	t.forget()
+}
+
+// forget drops lanes without work where there are very many: flows may come once and never again.
+func (t *laneTable) forget() {
+	if len(t.lanes) > rememberMax {
+		maps.DeleteFunc(t.lanes, func(_ flowKey, l *lane) bool { return l.active == 0 && !l.claiming })
+	}
+}
+
+// again records the position at which a key that this node held is ready again.
+func (t *laneTable) again(queue int32, head invalidation.LaneHead) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.queues[queue] != nil {
+		t.at(queue, head).heard = true
+	}
+}
+
+// at notes a ready row of a lane.
+func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
+	key := flowKey{queue, h.Lane}
+	l := t.lanes[key]
+	if l == nil {
+		l = &lane{key: key, mark: h.Position, headAt: time.Now()}
+		l.Lane = h.Lane
+		t.lanes[key] = l
+	}
+	// A row before the mark came late, or came back.
+	l.mark, l.stuck = min(l.mark, h.Position), min(l.stuck, h.Position)
+	t.wake(l)
+	l.moved(h.Position)
+	t.top = max(t.top, h.Position)
+	return l
+}
+
+// wake notes that there may be work.
+func (t *laneTable) wake(l *lane) {
+	if l.active == 0 && t.lanes[l.key] == l {
+		t.active = append(t.active, l)
+		l.active, l.Since = len(t.active), time.Now()
+	}
+}
+
+// sleep notes that there is no work.
+func (t *laneTable) sleep(l *lane) {
+	if l.active == 0 {
+		return
+	}
+	last := len(t.active) - 1
+	t.active[l.active-1], t.active[last].active = t.active[last], l.active
+	t.active[last], t.active = nil, t.active[:last]
+	l.active = 0
+	t.unwant(l)
+}
+
+// open says that a flow of a queue may be claimed from: neither is paused, and the queue is not disabled, nor does it rest.
+func (s *servedQueue) open(flow string, now time.Time, freed int64) bool {
+	c := &s.queue.Config
+	if (now.Before(s.again) && s.refused == freed) || c.Disabled != nil {
+		return false
+	}
+	_, paused := s.queue.Paused(flow, now)
+	return !paused
+}
+
+// take picks the lane that the ranker puts first among those with work, and up to most-1 that come next, to be claimed
+// along. It returns nil if there is none, or none that should go before one that a thread of this node has leased.
+func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) []*laneLease {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if l := t.granted(now); l != nil {
+		return []*laneLease{t.lease(l, now)}
+	}
+	t.candidates, t.ranked = t.candidates[:0], t.ranked[:0]
+	over := t.passOver(affinity, now)
+	for _, l := range t.active {
+		s := t.queues[l.key.queue]
+		l.Busy = l.claiming || l.elsewhere(now)
+		if over[l] || (!l.Busy && l.resting(now, t.freed)) || !s.open(l.key.lane.Flow, now, t.freed) {
+			continue
+		}
+		l.Queue = s.queue
+		t.candidates, t.ranked = append(t.candidates, &l.Candidate), append(t.ranked, l)
+	}
+	t.chosen = t.ranker.Next(t.chosen[:0], t.candidates, most, idle && !t.inTurn())
+	leases := make([]*laneLease, 0, len(t.chosen))
+	for n, i := range t.chosen {
+		l := t.ranked[i]
+		if n > 0 && (l.large || leases[0].lane.large) {
+			break // it would leave nothing to the next; they are for other threads
+		}
+		leases = append(leases, t.lease(l, now))
+	}
+	return leases
+}
+
+// busy is how many lanes have work.
+func (t *laneTable) busy() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.active)
+}
+
+// rested is how long until the first of the lanes that rest may be tried; an hour if none does.
+func (t *laneTable) rested(now time.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first := time.Hour
+	for _, l := range t.active {
+		rest := l.again.Sub(now)
+		if s := t.queues[l.key.queue]; s.refused == t.freed {
+			rest = max(rest, s.again.Sub(now))
+		}
+		if !l.claiming && rest > 0 {
+			first = min(first, rest)
+		}
+	}
+	return first
+}
+
+// free notes that something came free that a claim may need.
+func (t *laneTable) free() {
+	t.mu.Lock()
+	t.freed++
+	t.mu.Unlock()
+}

@@ -1,0 +1,126 @@
+package tasknode
+
+import "sync"
+
+// reservation is the right to hold a number of locks of one queue. For each of them it has a permit of the node, a place
+// under the queue's limit on this node, and the leave of every gate. A claim reserves first, shrinks the reservation to what
+// it brought, and gives each lock its part of it; a part is released when the lock's last ending is recorded.
+type reservation struct {
+	node  *Node
+	queue *servedQueue
+	locks int
+	gates []func(n int) // give the leave of each gate back
+}
+
+// refusal says what left no room for a claim.
+type refusal int
+
+const (
+	refusedNot     refusal = iota // there is room
+	refusedThreads                // all permits of the node are in use
+	refusedByLimit                // the queue's limit on this node is reached
+	refusedByGate                 // a gate lets no more entries of the queue through
+)
+
+// reserve reserves as many locks of the lane's queue as may be claimed now.
+func (n *Node) reserve(l *laneLease) (reservation, refusal) {
+	r := reservation{node: n, queue: l.servedQueue}
+	places := n.fetched.reserve(l.servedQueue, l.queue.Config.MaxConcurrentPerNode, n.cfg.ClaimMax)
+	if places == 0 {
+		n.cfg.Observer.Refused(l.name, "queue_limit")
+		return r, refusedByLimit
+	}
+	ahead := n.fetched.ahead(l.servedQueue, n.cfg.Threads)
+	r.locks = n.permits.take(places, ahead)
+	if r.locks == 0 && n.fetched.fits(l, places, n.cfg.Threads) {
+		r.locks = n.permits.take(1, ahead+n.cfg.Threads)
+	}
+	n.fetched.unreserve(l.servedQueue, places-r.locks)
+	if r.locks == 0 {
+		n.cfg.Observer.Refused(l.name, "threads")
+		return r, refusedThreads
+	}
+	for _, gate := range n.cfg.Gates {
+		allowed, release := gate.Take(l.name, r.locks, r.locks)
+		r.Shrink(allowed)
+		if allowed == 0 {
+			return r, refusedByGate
+		}
+		r.gates = append(r.gates, release)
+	}
+	return r, refusedNot
+}
+
+// Shrink keeps the rights to n locks at most. It wakes no lane that rests because it was refused: what is given back here was
+// of no use, and two lanes would wake each other for ever.
+func (r *reservation) Shrink(n int) {
+	if k := r.locks - n; k > 0 {
+		r.giveBack(k)
+		r.node.signal()
+	}
+}
+
+// Part splits the rights to n locks off.
+func (r *reservation) Part(n int) reservation {
+	part := *r
+	part.locks = n
+	r.locks -= n
+	return part
+}
+
+// Release returns all rights that are left, and lets lanes that were refused be tried again.
+func (r *reservation) Release() {
+	if r.locks > 0 {
+		r.giveBack(r.locks)
+		r.node.Freed()
+	}
+}
+
+func (r *reservation) giveBack(k int) {
+	for _, release := range r.gates {
+		release(k)
+	}
+	r.node.fetched.unreserve(r.queue, k)
+	r.node.permits.put(k)
+	r.locks -= k
+}
+
+// ReleaseGates returns the leave of the gates, as soon as the run is over: its ending needs none.
+func (r *reservation) ReleaseGates() {
+	if len(r.gates) == 0 {
+		return
+	}
+	for _, release := range r.gates {
+		release(r.locks)
+	}
+	r.gates = nil
+	r.node.Freed()
+}
+
+// permits bound how many locks the node holds.
+type permits struct {
+	mu      sync.Mutex
+	threads int
+	used    int
+}
+
+// take takes up to want permits. There are as many as processing threads, and ahead more.
+func (p *permits) take(want, ahead int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := max(0, min(want, p.threads+ahead-p.used))
+	p.used += n
+	return n
+}
+
+func (p *permits) put(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.used -= n
+}
+
+func (p *permits) held() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used
+}

@@ -1,0 +1,159 @@
+package tasknode
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// thread is one processing thread: it runs one job after another.
+func (n *Node) thread() {
+	for j := n.waiting.next(); j != nil; j = n.waiting.next() {
+		n.process(j)
+		n.waiting.done()
+	}
+}
+
+// spareThread runs urgent jobs while all other threads are busy: so the first lock of a lane does not wait for a run to end,
+// and the node runs one job more than it has threads meanwhile.
+func (n *Node) spareThread() {
+	for j := n.waiting.nextSpare(); j != nil; j = n.waiting.nextSpare() {
+		n.process(j)
+		n.waiting.doneSpare()
+	}
+}
+
+// process runs the entries of one lock, oldest first, and passes on how each ended.
+func (n *Node) process(j *job) {
+	start := time.Now()
+	defer func() {
+		charged, used := n.running.account(j)
+		n.cfg.Ranker.Settle(j.ranked, charged, used)
+		j.reserved.ReleaseGates()
+	}()
+	if batch, ok := j.handler.(invalidation.BatchHandler); ok {
+		n.processBatch(j, batch)
+		return
+	}
+	entries := j.lock.Entries
+	if len(entries) > 1 {
+		defer func() { n.fetched.took(j.served, time.Since(start)) }()
+	}
+	for i := range entries {
+		if stop := n.stop(j, start, i); stop != nil {
+			n.end(j, last(stop(j.lock, entries[i].ID)))
+			return
+		}
+		ending := n.runOne(j, &entries[i])
+		// An entry that is handed back takes those behind it along, or they would overtake it.
+		ending.Last = i == len(entries)-1 || ending.Verb() == "release"
+		n.end(j, ending)
+		if ending.Last {
+			return
+		}
+	}
+}
+
+// stop says how to end a lock before entry i has run, nil to go on. Between two entries a lock goes back to its position if
+// another lane is to have its turn first.
+func (n *Node) stop(j *job, start time.Time, i int) func(*invalidation.Lock, invalidation.EntryID) invalidation.Ending {
+	release := func(l *invalidation.Lock, e invalidation.EntryID) invalidation.Ending {
+		return invalidation.Release(l, e, 0)
+	}
+	switch {
+	case n.leaseLost(j) || n.handingBack.Load():
+		return release
+	case i == 0:
+		return nil
+	}
+	switch ran := time.Since(start); {
+	case ran >= j.queue.Config.QuantumTime:
+		return invalidation.Yield
+	case ran >= aheadTime && (n.waiting.crowded() || n.lanes.yields(j.lane, n.fetched.held, time.Now())):
+		return release
+	}
+	return nil
+}
+
+// runOne runs an entry under its context and judges the outcome.
+func (n *Node) runOne(j *job, e *invalidation.Entry) invalidation.Ending {
+	sinceClaim := time.Since(j.lock.ClaimedAt)
+	if sinceClaim >= e.StartIn {
+		return invalidation.Expire(j.lock, e.ID, "start_by has passed")
+	}
+	if sinceClaim >= e.FinishIn {
+		return invalidation.Expire(j.lock, e.ID, invalidation.ErrFinishBy.Error())
+	}
+	ctx, stop := n.runContext(j, e, sinceClaim)
+	defer stop()
+	if reason, asked := n.running.begin(j, e.ID); asked {
+		return invalidation.Cancel(j.lock, e.ID, reason)
+	}
+	// The lease may have been lost before the table of running jobs knew how to end this run.
+	if n.leaseLost(j) {
+		return invalidation.Release(j.lock, e.ID, 0)
+	}
+	start := time.Now()
+	ctx, span := n.startRun(ctx, j, e)
+	r := &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.id()}
+	result, err := n.handle(ctx, j, r)
+	ran := time.Since(start)
+	endRun(span, j, err, e)
+	n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
+	n.running.ran(j, cost([]invalidation.Entry{*e}, ran.Seconds()))
+	n.stats.ran(err, ran)
+	n.cfg.Observer.Ran(j.served.name, e.Waited+sinceClaim, ran, err)
+	if err != nil {
+		err = withCause(ctx, err)
+	}
+	return invalidation.Judge(r, result, err, ran, n.random())
+}
+
+// withCause adds why the context ended, where that is why the handler returned an error.
+func withCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// runContext is the context of one run. Its cause says why it ended.
+func (n *Node) runContext(j *job, e *invalidation.Entry, sinceClaim time.Duration) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(n.runs)
+	n.running.cancelWith(j, cancel, e.Cost == 0)
+	if e.FinishIn == invalidation.NoDeadline && j.queue.Config.RunTimeout == 0 {
+		return ctx, func() { cancel(nil) }
+	}
+	stops := []func(){func() { cancel(nil) }}
+	if e.FinishIn != invalidation.NoDeadline {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, e.FinishIn-sinceClaim, invalidation.ErrFinishBy)
+		stops = append(stops, stop)
+	}
+	if limit := j.queue.Config.RunTimeout; limit > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, limit, invalidation.ErrRunTimeout)
+		stops = append(stops, stop)
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// handle calls the handler; a panic is an error like others.
+func (n *Node) handle(ctx context.Context, j *job, r *invalidation.Run) (result json.RawMessage, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
+			n.cfg.Log.Error("handler panicked", "queue", j.queue.Name, "entry", r.Entry.ID, "token", j.lock.Token, "panic", v)
+		}
+	}()
+	return j.handler.Handle(ctx, r)
+}

@@ -1,0 +1,131 @@
+package tasknode
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// running knows every job of the node, from the claim until its last ending is recorded.
+type running struct {
+	mu   sync.Mutex
+	jobs map[invalidation.Token]*job
+}
+
+func newRunning() *running { return &running{jobs: map[invalidation.Token]*job{}} }
+
+func (r *running) add(j *job) {
+	r.mu.Lock()
+	r.jobs[j.lock.Token] = j
+	r.mu.Unlock()
+}
+
+func (r *running) remove(jobs []*job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range jobs {
+		delete(r.jobs, j.lock.Token)
+	}
+}
+
+func (r *running) tokens() []invalidation.Token {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	tokens := make([]invalidation.Token, 0, len(r.jobs))
+	for t := range r.jobs {
+		tokens = append(tokens, t)
+	}
+	return tokens
+}
+
+// cancelWith keeps the function that ends the run which is about to begin. What ran before is over: a request to cancel it must
+// not end this one. timed says that the run costs its time.
+func (r *running) cancelWith(j *job, cancel context.CancelCauseFunc, timed bool) {
+	r.mu.Lock()
+	j.cancel, j.now = cancel, 0
+	if timed {
+		j.timed = time.Now()
+	}
+	r.mu.Unlock()
+}
+
+// ran adds what a run has cost.
+func (r *running) ran(j *job, cost float64) {
+	r.mu.Lock()
+	j.used, j.timed = j.used+cost, time.Time{}
+	r.mu.Unlock()
+}
+
+// account closes a job's account: what was charged for it, and what it has used. Nothing is added from then on.
+func (r *running) account(j *job) (charged, used float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.timed = time.Time{}
+	return j.charged, j.used
+}
+
+// extend charges for runs that have outlived what was charged for them.
+func (r *running) extend(now time.Time, charge func(lane invalidation.Candidate, more float64)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.jobs {
+		if j.timed.IsZero() {
+			continue
+		}
+		if more := j.used + now.Sub(j.timed).Seconds() - j.charged; more > 0 {
+			j.charged += more
+			charge(j.ranked, more)
+		}
+	}
+}
+
+// begin marks an entry as running, unless its cancellation was asked for before.
+func (r *running) begin(j *job, e invalidation.EntryID) (reason string, asked bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if reason, asked = j.cancels[e]; asked {
+		return reason, true
+	}
+	j.now = e
+	return "", false
+}
+
+// asked says that the cancellation of an entry was asked for that does not run yet, and the reason.
+func (r *running) asked(j *job, e invalidation.EntryID) (reason string, asked bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reason, asked = j.cancels[e]
+	return reason, asked
+}
+
+// cancelEntry ends the run of an entry, or keeps it from starting.
+func (r *running) cancelEntry(c invalidation.CancelRequest) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.jobs {
+		if j.queue.ID != c.QueueID || !j.covers(c.Entry) {
+			continue
+		}
+		if j.cancels == nil {
+			j.cancels = map[invalidation.EntryID]string{}
+		}
+		j.cancels[c.Entry] = c.Reason
+		if j.now == c.Entry && j.cancel != nil {
+			j.cancel(fmt.Errorf("%w: %s", invalidation.ErrCancelled, c.Reason))
+		}
+	}
+}
+
+// endAll ends every run.
+func (r *running) endAll(cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.jobs {
+		if j.cancel != nil {
+			j.cancel(cause)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package tasknode
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// stepped is a handler whose runs end one by one, when the test says so.
+type stepped struct {
+	began chan invalidation.EntryID
+	end   map[invalidation.EntryID]chan struct{}
+	now   atomic.Int64
+}
+
+func (s *stepped) Handle(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	s.now.Add(1)
+	s.began <- r.Entry.ID
+	<-s.end[r.Entry.ID]
+	s.now.Add(-1)
+	return nil, nil
+}
+
+func steppedNode(t *testing.T, threads int) (*Node, *stepped) {
+	n := New(Config{Threads: threads}, nil, nil)
+	n.runs = t.Context()
+	return n, &stepped{began: make(chan invalidation.EntryID), end: map[invalidation.EntryID]chan struct{}{}}
+}
+
+func (s *stepped) job(n *Node, quantum time.Duration, ids ...invalidation.EntryID) *job {
+	j := assigned(ids...)
+	j.handler, j.queue.Config.QuantumTime = s, quantum
+	for _, id := range ids {
+		s.end[id] = make(chan struct{})
+	}
+	n.running.add(j)
+	return j
+}
+
+// The first lock of another lane does not wait for a run to end: while all threads are busy the spare one takes it.
+func TestTheFirstLockOfALaneStartsWhileAllThreadsRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, s := steppedNode(t, 2)
+		job := func(ids ...invalidation.EntryID) *job { return s.job(n, time.Minute, ids...) }
+		var threads sync.WaitGroup
+		threads.Go(n.spareThread)
+		threads.Go(n.thread)
+		threads.Go(n.thread)
+		begins := func(want ...invalidation.EntryID) {
+			t.Helper()
+			var began []invalidation.EntryID
+			for range want {
+				synctest.Wait()
+				select {
+				case id := <-s.began:
+					began = append(began, id)
+				default:
+					t.Fatalf("entries %v began, want %v", began, want)
+				}
+			}
+			synctest.Wait()
+			select {
+			case id := <-s.began:
+				t.Fatalf("entry %d began besides %v", id, want)
+			default:
+			}
+			if slices.Sort(began); !slices.Equal(began, want) {
+				t.Fatalf("entries %v began, want %v", began, want)
+			}
+		}
+		n.waiting.add(true, job(1))
+		begins(1) // on a processing thread: one is idle
+		n.waiting.add(false, job(2), job(3))
+		begins(2)
+		n.waiting.add(true, job(4), job(5))
+		begins(4) // on the spare thread; the next one waits for a run to end
+		close(s.end[2])
+		begins(5)
+		close(s.end[5])
+		begins(3)
+		for _, id := range []invalidation.EntryID{1, 3, 4} {
+			close(s.end[id])
+		}
+		n.waiting.close()
+		threads.Wait()
+		if n.waiting.busy != 0 || n.waiting.sparing {
+			t.Errorf("%d threads are busy, the spare one too: %v", n.waiting.busy, n.waiting.sparing)
+		}
+	})
+}
+
+// Where an urgent job has neither a thread nor the spare one, a group gives its thread up between two of its entries, and goes
+// back to its position.
+func TestAGroupGivesItsThreadUpForAnUrgentJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, s := steppedNode(t, 1)
+		var threads sync.WaitGroup
+		threads.Go(n.thread)
+		n.waiting.add(false, s.job(n, time.Minute, 1, 2))
+		<-s.began
+		n.waiting.add(true, s.job(n, time.Minute, 9))
+		time.Sleep(aheadTime)
+		close(s.end[1])
+		if id := <-s.began; id != 9 {
+			t.Fatalf("entry %d began, want that of the other lane", id)
+		}
+		close(s.end[9])
+		n.waiting.close()
+		threads.Wait()
+		var verbs []string
+		for _, half := range []*pile{n.settler.piles[shard{1, 1}]} {
+			for _, e := range half.endings {
+				verbs = append(verbs, e.Verb())
+			}
+		}
+		if want := []string{"done", "release", "done"}; !slices.Equal(verbs, want) {
+			t.Errorf("endings %v, want %v", verbs, want)
+		}
+	})
+}
+
+// noisyLast ranks lanes of other flows before that of the flow noisy.
+type noisyLast struct{ *turns }
+
+func (noisyLast) Next(dst []int, lanes []*invalidation.Candidate, _ int, _ bool) []int {
+	first := slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return c.Lane.Flow != "noisy" && !c.Busy })
+	if first < 0 {
+		first = slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return !c.Busy })
+	}
+	if first >= 0 {
+		dst = append(dst, first)
+	}
+	return dst
+}
+
+// A lane that was refused has the turn of a group whose lane ranks behind it, but not that of one with as few locks here.
+func TestAGroupYieldsToALaneThatRanksBeforeItsOwn(t *testing.T) {
+	table := newLaneTable(noisyLast{&turns{}})
+	table.serve(map[int32]*servedQueue{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
+	lane := func(flow string) invalidation.LaneHead {
+		return invalidation.LaneHead{Lane: invalidation.Lane{Priority: 1, Flow: flow}, Position: 1}
+	}
+	now := time.Now()
+	lease := func(queue int32, flow string) *laneLease {
+		table.found(queue, []invalidation.LaneHead{lane(flow)})
+		v := takeOne(table, nil, true, now)
+		if v == nil || v.lane.key.lane.Flow != flow {
+			t.Fatalf("leased %+v, want %s", v, flow)
+		}
+		return v
+	}
+	held := map[string]int{"noisy": 8}
+	yields := func(own *laneLease) bool {
+		now = now.Add(2 * yieldEvery)
+		return table.yields(own.lane, func(k flowKey) int { return held[k.lane.Flow] }, now)
+	}
+	noisy := lease(1, "noisy")
+	table.leave(noisy, false, time.Time{})
+	if yields(noisy) {
+		t.Error("it yields though no lane was refused")
+	}
+	quiet := lease(1, "quiet")
+	table.wanted(quiet, false)
+	table.refuse(quiet, now.Add(time.Hour))
+	if !yields(noisy) {
+		t.Error("it does not yield to a lane of its queue that was refused")
+	}
+	held["quiet"] = 7
+	if yields(noisy) {
+		t.Error("it yields to a lane that would hold as many locks as its own then")
+	}
+	held["quiet"] = 0
+	other := lease(2, "noisy")
+	table.leave(other, false, time.Time{})
+	if yields(other) {
+		t.Error("it yields though the lane of another queue did not want a permit")
+	}
+	quiet.lane.wantsPermit = true
+	if !yields(other) {
+		t.Error("it does not yield a permit, which all queues share")
+	}
+	table.advance(quiet, invalidation.Claimed{Scanned: 1, Locks: make([]*invalidation.Lock, 1)}, false, 0)
+	if yields(noisy) {
+		t.Error("it yields though the lane was claimed from")
+	}
+}

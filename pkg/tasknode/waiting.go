@@ -1,0 +1,141 @@
+package tasknode
+
+import "sync"
+
+// waiting is the line of jobs that no thread has taken yet. The first lock of a lane of which the node held none is urgent:
+// threads take an urgent job and one of the others in turn, so that neither kind waits for as long as there are others. While
+// every processing thread runs a job, the spare thread takes urgent ones.
+type waiting struct {
+	mu      sync.Mutex
+	arrived *sync.Cond // for processing threads: there is a job, or no more will come
+	spare   *sync.Cond // for the spare thread: an urgent job has no thread, or no more will come
+	urgent  line
+	others  line
+	threads int
+	busy    int  // threads that run a job; the spare one is not counted
+	sparing bool // the spare thread runs a job
+	alone   bool // there is no spare thread
+	turn    bool // of the others
+	closed  bool
+}
+
+// line is a queue of jobs, first in, first out.
+type line struct {
+	jobs []*job
+	head int
+}
+
+func (l *line) len() int { return len(l.jobs) - l.head }
+
+func (l *line) push(j *job) { l.jobs = append(l.jobs, j) }
+
+func (l *line) pop() *job {
+	j := l.jobs[l.head]
+	l.jobs[l.head] = nil
+	l.head++
+	if 2*l.head >= len(l.jobs) { // half of it is free: move the rest to the front
+		n := copy(l.jobs, l.jobs[l.head:])
+		clear(l.jobs[n:])
+		l.jobs, l.head = l.jobs[:n], 0
+	}
+	return j
+}
+
+func newWaiting(threads int) *waiting {
+	w := &waiting{threads: threads, alone: threads == 1}
+	w.arrived, w.spare = sync.NewCond(&w.mu), sync.NewCond(&w.mu)
+	return w
+}
+
+// add puts jobs into the line.
+func (w *waiting) add(urgent bool, jobs ...*job) {
+	if len(jobs) == 0 {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	to := &w.others
+	if urgent {
+		to = &w.urgent
+	}
+	for _, j := range jobs {
+		to.push(j)
+		w.arrived.Signal()
+	}
+	w.callSpare()
+}
+
+// callSpare wakes the spare thread if an urgent job has no other one.
+func (w *waiting) callSpare() {
+	if w.urgent.len() > 0 && w.busy == w.threads {
+		w.spare.Signal()
+	}
+}
+
+// next waits for a job for a processing thread; done must follow. It returns nil when no more will come.
+func (w *waiting) next() *job {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.urgent.len()+w.others.len() == 0 {
+		if w.closed {
+			return nil
+		}
+		w.arrived.Wait()
+	}
+	w.busy++
+	defer w.callSpare()
+	if w.urgent.len() > 0 && (!w.turn || w.others.len() == 0) {
+		w.turn = true
+		return w.urgent.pop()
+	}
+	w.turn = false
+	return w.others.pop()
+}
+
+func (w *waiting) done() {
+	w.mu.Lock()
+	w.busy--
+	w.mu.Unlock()
+}
+
+// nextSpare waits for a job for the spare thread. It returns nil when no more will come: the other threads take what is left.
+func (w *waiting) nextSpare() *job {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.urgent.len() == 0 || w.busy < w.threads {
+		if w.closed {
+			return nil
+		}
+		w.spare.Wait()
+	}
+	w.sparing = true
+	return w.urgent.pop()
+}
+
+func (w *waiting) doneSpare() {
+	w.mu.Lock()
+	w.sparing = false
+	w.mu.Unlock()
+}
+
+// crowded says that an urgent job waits for a run to end.
+func (w *waiting) crowded() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.urgent.len() > 0 && (w.sparing || w.alone) && w.busy == w.threads
+}
+
+// close says that no more jobs will come.
+func (w *waiting) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.arrived.Broadcast()
+	w.spare.Broadcast()
+}
+
+func (w *waiting) len() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.urgent.len() + w.others.len()
+}
