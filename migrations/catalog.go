@@ -25,7 +25,8 @@ SELECT CASE r.relkind WHEN 'v' THEN 'view ' ELSE 'table ' END || r.relname AS ob
   FROM rel r WHERE r.relkind IN ('r', 'p', 'v', 'm')
 UNION ALL
 SELECT format('column %s.%s', r.relname, a.attname),
-       format('%s %s not null %s default %s identity %s generated %s storage %s compression %s statistics %s options %s collation %s comment %s',
+       format('%s %s not null %s default %s identity %s generated %s storage %s compression %s statistics %s options %s ' ||
+              'collation %s comment %s',
               row_number() OVER (PARTITION BY r.oid ORDER BY a.attnum), format_type(a.atttypid, a.atttypmod), a.attnotnull,
               pg_get_expr(d.adbin, d.adrelid), a.attidentity, a.attgenerated, a.attstorage, a.attcompression,
               nullif(a.attstattarget, -1), a.attoptions, a.attcollation::regcollation, col_description(r.oid, a.attnum))
@@ -35,8 +36,8 @@ SELECT format('column %s.%s', r.relname, a.attname),
  WHERE r.relkind IN ('r', 'p', 'm', 'c')
 UNION ALL
 SELECT 'sequence ' || r.relname,
-       format('%s start %s by %s from %s to %s cache %s cycle %s', s.seqtypid::regtype, s.seqstart, s.seqincrement, s.seqmin, s.seqmax,
-              s.seqcache, s.seqcycle)
+       format('%s start %s by %s from %s to %s cache %s cycle %s', s.seqtypid::regtype, s.seqstart, s.seqincrement,
+              s.seqmin, s.seqmax, s.seqcache, s.seqcycle)
   FROM rel r JOIN pg_sequence s ON s.seqrelid = r.oid
  WHERE r.relname !~ '^(accepted|removed)_[0-9]+$'
 UNION ALL
@@ -46,7 +47,8 @@ SELECT format('constraint %s of %s', c.conname, coalesce(r.relname, 'a type')),
  WHERE c.connamespace = to_regnamespace('penstock') AND (c.conrelid = 0 OR r.oid IS NOT NULL)
 UNION ALL
 SELECT 'index ' || r.relname,
-       format('%s valid %s clustered %s replica %s', pg_get_indexdef(r.oid), i.indisvalid, i.indisclustered, i.indisreplident)
+       format('%s valid %s clustered %s replica %s', pg_get_indexdef(r.oid), i.indisvalid, i.indisclustered,
+              i.indisreplident)
   FROM rel r JOIN pg_index i ON i.indexrelid = r.oid
 UNION ALL
 SELECT 'type ' || t.typname,
@@ -57,7 +59,8 @@ SELECT 'type ' || t.typname,
  WHERE t.typnamespace = to_regnamespace('penstock') AND t.typtype IN ('e', 'd', 'r')
 UNION ALL
 SELECT 'function ' || p.oid::regprocedure,
-       format('%s comment %s', CASE WHEN p.prokind IN ('f', 'p') THEN pg_get_functiondef(p.oid) END, obj_description(p.oid, 'pg_proc'))
+       format('%s comment %s', CASE WHEN p.prokind IN ('f', 'p') THEN pg_get_functiondef(p.oid) END,
+              obj_description(p.oid, 'pg_proc'))
   FROM pg_proc p WHERE p.pronamespace = to_regnamespace('penstock') AND p.proname !~ '^watch_[0-9]'
 UNION ALL
 SELECT format('trigger %s on %s', t.tgname, r.relname), format('%s enabled %s', pg_get_triggerdef(t.oid), t.tgenabled)
@@ -159,7 +162,8 @@ SELECT n.object, n.definition, $3
   FROM unnest($1::text[], $2::text[]) n(object, definition)
     ON CONFLICT (object) DO UPDATE
    SET definition = excluded.definition,
-       release = CASE WHEN o.object NOT LIKE 'function %' OR o.object = ANY ($4) THEN excluded.release ELSE o.release END`
+       release = CASE WHEN o.object NOT LIKE 'function %' OR o.object = ANY ($4) THEN excluded.release
+                      ELSE o.release END`
 
 const (
 	forgetSQL  = `DELETE FROM penstock.schema_object WHERE object <> ALL ($1)`

@@ -190,20 +190,23 @@ const (
 	dropViewsSQL = `
 DO $$
 DECLARE
-    views text := (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'v');
+    views text := (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
+                    WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'v');
 BEGIN
     EXECUTE 'DROP VIEW ' || views;
 END $$`
 
 	// Grants on views are read before the views are dropped, and given again to those that are there afterwards.
 	viewGrantsSQL = `
-SELECT coalesce(json_agg(json_build_object('view', c.oid::regclass::text, 'right', a.privilege_type, 'option', a.is_grantable,
+SELECT coalesce(json_agg(json_build_object('view', c.oid::regclass::text,
+                'right', a.privilege_type, 'option', a.is_grantable,
                 'to', CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)), '[]')
   FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
  WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'v' AND a.grantee <> c.relowner`
 
 	grantViewsSQL = `
-SELECT coalesce(string_agg(format('GRANT %s ON %s TO %s%s', g.right, to_regclass(g.view), g.to, CASE WHEN g.option THEN ' WITH GRANT OPTION' ELSE '' END), ';'), '')
+SELECT coalesce(string_agg(format('GRANT %s ON %s TO %s%s', g.right, to_regclass(g.view), g.to,
+                                  CASE WHEN g.option THEN ' WITH GRANT OPTION' ELSE '' END), ';'), '')
   FROM json_to_recordset($1::json) g(view text, "right" text, option boolean, "to" text)
  WHERE to_regclass(g.view) IS NOT NULL`
 )

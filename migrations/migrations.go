@@ -157,10 +157,13 @@ func (m *migrator) with(conn *sql.Conn, f func(*pgx.Conn) error) error {
 
 // holderSQL names the oldest transaction that has held tables of ours for longer than a migration waits.
 const holderSQL = `
-SELECT format('process %s (user %s, program "%s", %s since %s), which has %s; end it with SELECT pg_terminate_backend(%s), or wait for it, and start again',
-              a.pid, a.usename, a.application_name, a.state, a.xact_start, string_agg(DISTINCT c.oid::regclass::text, ', '), a.pid)
+SELECT format('process %s (user %s, program "%s", %s since %s), which has %s; ' ||
+              'end it with SELECT pg_terminate_backend(%s), or wait for it, and start again',
+              a.pid, a.usename, a.application_name, a.state, a.xact_start,
+              string_agg(DISTINCT c.oid::regclass::text, ', '), a.pid)
   FROM pg_stat_activity a
-  JOIN pg_locks l ON l.pid = a.pid AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  JOIN pg_locks l ON l.pid = a.pid AND l.granted
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   JOIN pg_class c ON c.oid = l.relation AND c.relkind IN ('r', 'p', 'v')
  WHERE a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - $1 * interval '1 millisecond'
    AND (c.relnamespace = to_regnamespace('penstock') OR c.oid = to_regclass($2))

@@ -67,7 +67,9 @@ func List(ctx context.Context, db Queryer) ([]Status, error) {
 	return append(all, functions), nil
 }
 
-const appliedSQL = `SELECT version_id, max(tstamp) FROM ` + Table + ` WHERE is_applied AND version_id > 0 GROUP BY version_id`
+const appliedSQL = `
+SELECT version_id, max(tstamp) FROM ` + Table + `
+ WHERE is_applied AND version_id > 0 GROUP BY version_id`
 
 // applied returns when each migration was applied; there is no table before the first.
 func applied(ctx context.Context, db Queryer) (map[int64]time.Time, error) {
@@ -112,10 +114,11 @@ func exists(ctx context.Context, db Queryer, table string) (bool, error) {
 type OldError struct{ Missing string }
 
 func (e *OldError) Error() string {
+	what := "migration " + e.Missing + " is missing"
 	if e.Missing == FunctionsName {
-		return "the schema is too old: its functions are not those of this program; run penstock migrate up, or start one leader with --migrate"
+		what = "its functions are not those of this program"
 	}
-	return fmt.Sprintf("the schema is too old: migration %s is missing; run penstock migrate up, or start one leader with --migrate", e.Missing)
+	return "the schema is too old: " + what + "; run penstock migrate up, or start one leader with --migrate"
 }
 
 // Final says that the error does not pass by itself.
@@ -175,7 +178,8 @@ func functionsSQL() (string, error) {
 		fmt.Fprintf(&all, "\n-- functions/%s\n%s", f.name, f.text)
 		hashes = append(hashes, fmt.Sprintf("'%s', '%s'", f.name, f.hash))
 	}
-	fmt.Fprintf(&all, "\nINSERT INTO penstock.schema_version (hash, release, files)\nVALUES ('%s', %d, jsonb_build_object(%s))\nON CONFLICT (hash) DO NOTHING;\nCOMMIT;\n",
+	fmt.Fprintf(&all, "\nINSERT INTO penstock.schema_version (hash, release, files)\n"+
+		"VALUES ('%s', %d, jsonb_build_object(%s))\nON CONFLICT (hash) DO NOTHING;\nCOMMIT;\n",
 		set.hash, set.release, strings.Join(hashes, ", "))
 	return all.String(), nil
 }

@@ -87,7 +87,7 @@ func defaults() Config {
 			HTTP:     HTTP{Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
 			Recovery: Recovery{
-				Pause: 500 * time.Millisecond, Locks: 2000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
+				Pause: 500 * time.Millisecond, Locks: 10_000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
 			},
 		},
 	}

@@ -130,7 +130,7 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 		out <- l.metrics.Value("recovery_locks_freed_total", float64(locks.Freed[cause]), string(cause))
 	}
 	out <- l.metrics.Value("recovery_unresolved_total", float64(locks.Unresolved))
-	out <- l.metrics.Value("recovery_set_aside_total", float64(locks.SetAside))
+	out <- l.metrics.Value("recovery_dead_lettered_total", float64(locks.DeadLettered))
 	out <- l.metrics.Value("recovery_nodes_removed_total", float64(locks.Removed))
 
 	deadlines := d.deadlines.Status()

@@ -79,7 +79,7 @@ var catalog = []Metric{
 	leader("recovery_suspended", gauge, "1 while recovery frees nothing because many leases lapsed, the database restarted or its clock jumped"),
 	leader("recovery_locks_freed_total", counter, "stuck locks that were freed", "cause"),
 	leader("recovery_unresolved_total", counter, "tries to free a lock that did not; the log says which"),
-	leader("recovery_set_aside_total", counter, "entries set aside because too many nodes died while they ran them"),
+	leader("recovery_dead_lettered_total", counter, "entries dead-lettered as poison: too many nodes died while they ran them"),
 	leader("recovery_nodes_removed_total", counter, "rows of dead nodes that were removed"),
 	leader("entries_promoted_total", counter, "entries that came due"),
 	leader("entries_expired_total", counter, "entries whose deadline passed before they ran"),

@@ -1,5 +1,32 @@
 -- What the leader does for nodes that are gone, and its own term.
 
+-- take_back_crashes uncounts the crashes that were counted when the lease of a node lapsed, if the node is heard again: it
+-- was stopped or cut off and did not die. It returns the number of entries; entries that have ended are left out.
+-- Locks: the row of the node, then the rows of the entries. Callers: pkg/recovery, within the leader's term.
+CREATE OR REPLACE FUNCTION penstock.take_back_crashes(node bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    n     penstock.node;
+    taken bigint;
+BEGIN
+    SELECT * INTO n FROM penstock.node x
+     WHERE x.id = take_back_crashes.node AND x.beat_at + x.lease > clock_timestamp() FOR NO KEY UPDATE;
+    IF NOT FOUND OR n.crashed_entries = '{}' THEN
+        RETURN 0;
+    END IF;
+    UPDATE penstock.entry e
+       SET crashes = greatest(e.crashes - k.times, 0),
+           history = (SELECT jsonb_agg(h.note ORDER BY h.no)
+                        FROM jsonb_array_elements(e.history) WITH ORDINALITY h(note, no)
+                       WHERE NOT (h.note->>'class' = 'crash' AND h.note->>'node' = n.id::text))
+      FROM (SELECT u.queue_id, u.id, count(*) AS times
+              FROM unnest(n.crashed_queues, n.crashed_entries) u(queue_id, id) GROUP BY u.queue_id, u.id) k
+     WHERE e.queue_id = k.queue_id AND e.id = k.id;
+    GET DIAGNOSTICS taken = ROW_COUNT;
+    UPDATE penstock.node x SET crashed_queues = '{}', crashed_entries = '{}' WHERE x.id = n.id;
+    RETURN taken;
+END $$;
+
 -- holds_term says whether the term is the newest of its election and its lease has not lapsed. If so, it stays the
 -- newest until this transaction ends: a take-over waits. Statements of elected duties name it:
 --   UPDATE ... WHERE (SELECT penstock.holds_term(17)) AND ...

@@ -37,11 +37,7 @@ const (
 func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)) {
 	op := a.operation(r)
 	huma.Register(a.huma, *op, func(ctx context.Context, in *I) (*O, error) {
-		var out *O
-		err := storableInput(in)
-		if err == nil {
-			out, err = answer(ctx, in)
-		}
+		out, err := answer(ctx, in)
 		if err != nil {
 			return nil, a.told(ctx, err)
 		}
@@ -117,7 +113,6 @@ func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
 	who, err := a.admit(admission, ctx, r)
 	cancel()
 	if err != nil {
-		a.logRefusal(within, r, request.RemoteAddr, who, err)
 		a.report(w, request.WithContext(within), err)
 		return
 	}

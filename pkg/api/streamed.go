@@ -64,8 +64,7 @@ func (a *answers) count(l *streamLine) {
 	a.sum.Lines++
 	if l.err != nil {
 		a.sum.Refused++
-		p := problem(classify(context.Background(), l.err))
-		told := LineError{Line: l.number, Code: p.Code, Detail: aboutOne.Replace(p.Detail)}
+		told := LineError{Line: l.number, Code: problem(classify(context.Background(), l.err)).Code, Detail: aboutOne.Replace(l.err.Error())}
 		if !a.each {
 			if len(a.sum.Errors) < errorsMax {
 				a.sum.Errors = append(a.sum.Errors, told)

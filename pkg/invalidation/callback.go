@@ -17,10 +17,10 @@ SELECT penstock.call_back(e.entry::penstock.entry, k.outcome, k.detail)
        SELECT x AS entry FROM penstock.entry_X x WHERE queue_id = $1 AND id = k.id AND callback IS NOT NULL OFFSET 0) e
  ORDER BY k.id`
 
-// callBackPoisonSQL does the same for entries $2 that are about to be set aside.
+// callBackPoisonSQL does the same for entries $2 that are about to be dead-lettered.
 const callBackPoisonSQL = `
 SELECT penstock.call_back(e::penstock.entry, 'failed', jsonb_build_object('class', 'poison',
-           'error', 'set aside: ' || e.crashes || ' nodes died while they ran this entry'))
+           'error', 'poison: ' || e.crashes || ' nodes died while they ran this entry'))
   FROM penstock.entry_X e
  WHERE e.queue_id = $1 AND e.id = ANY ($2::bigint[]) AND e.callback IS NOT NULL
  ORDER BY e.id`

@@ -37,7 +37,7 @@ type Config struct {
 	MaxConcurrentPerNode int    // locks at once on one node; 0 for no limit
 	Capacity             int64  // entries; 0 for no bound
 	Retry                RetryPolicy
-	CrashLimit           int           // deaths of nodes under one entry before it is set aside as poison: 3
+	CrashLimit           int           // deaths of nodes under one entry before it is dead-lettered as poison: 3
 	RunTimeout           time.Duration // of one run; 0 for none
 	QuantumCount         int           // entries of one key under one lock: 100
 	QuantumTime          time.Duration // how long one key keeps its lock while others wait: 10 s

@@ -108,7 +108,7 @@ func TestTheWholeLife(t *testing.T) {
 	s.outcome("done", more)
 
 	// The minute is over, the leader puts Bob's order back into line. The next attempt goes on from the notes, fails
-	// for good, and is set aside with all its history.
+	// for good, and is dead-lettered with all its history.
 	s.due(bob.ID)
 	lock = stove.claim()
 	run = stove.run(lock)

@@ -2,7 +2,6 @@ package invalidation
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,8 +40,8 @@ func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
 
 // Recovered is what a recovery did.
 type Recovered struct {
-	Freed    []Token   // locks that were ended; their keys stand in line again where they stood
-	SetAside []EntryID // entries that had killed too many nodes and went to the failures
+	Freed        []Token   // locks that were ended; their keys stand in line again where they stood
+	DeadLettered []EntryID // entries on which too many nodes had died: they went to the failures as poison
 }
 
 // recoverHoldSQL locks the records $2 with tokens $3 that no transaction is settling. $4 says that their node died: then only
@@ -60,7 +59,8 @@ SELECT l.token
           FOR UPDATE OF l SKIP LOCKED) l`
 
 // crashSQL counts a crash for the entry that each of the locks with tokens $3 was running (of a group, the oldest
-// that is left), and sets aside as a failure what has used up the queue's crash limit $4.
+// that is left), and returns those that have used up the crash limit $4 of the queue. The row of the node keeps
+// which entries it crashed, for penstock.take_back_crashes.
 const crashSQL = `
 WITH struck AS (
     UPDATE penstock.entry_X e
@@ -79,12 +79,18 @@ WITH struck AS (
              ORDER BY 4) k
      CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.entry_id OFFSET 0) f
      WHERE e.ctid = f.row
-    RETURNING e.id, e.crashes
+    RETURNING e.id, e.crashes, k.node_id
+), blamed AS (
+    UPDATE penstock.node n
+       SET crashed_queues = n.crashed_queues || array_fill($1::integer, ARRAY[cardinality(s.ids)]),
+           crashed_entries = n.crashed_entries || s.ids
+      FROM (SELECT node_id, array_agg(id) AS ids FROM struck WHERE crashes < $4 GROUP BY node_id) s
+     WHERE n.id = s.node_id
 )
 SELECT id FROM struck WHERE crashes >= $4`
 
-// setAsideSQL moves entries $2 to the failures as poison.
-const setAsideSQL = `
+// deadLetterSQL moves entries $2 to the failures as poison.
+const deadLetterSQL = `
 WITH gone AS (
     DELETE FROM penstock.entry_X d
      USING unnest($2::bigint[]) k(id)
@@ -96,7 +102,7 @@ INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_b
                               lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
 SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
        attempt, crashes, flow, lock_key, name, 'poison',
-       'set aside: ' || crashes || ' nodes died while they ran this entry', 'set aside: _ nodes died while they ran this entry',
+       'poison: ' || crashes || ' nodes died while they ran this entry', 'poison: _ nodes died while they ran this entry',
        trace, callback, payload, depth, history
   FROM gone`
 
@@ -113,7 +119,7 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 		}
 		ran, waited := apart(held, locks)
 		if crashed {
-			if r.SetAside, err = q.countCrashes(ctx, tx, ran); err != nil {
+			if r.DeadLettered, err = q.countCrashes(ctx, tx, ran); err != nil {
 				return err
 			}
 		}
@@ -152,8 +158,12 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 
 // apart tells the locks that waited from those that may have run.
 func apart(held []Ending, locks []HeldLock) (ran, waited []Ending) {
+	notBegun := make(map[Token]bool, len(locks))
+	for _, l := range locks {
+		notBegun[l.Token] = l.Waited
+	}
 	for _, e := range held {
-		if slices.ContainsFunc(locks, func(l HeldLock) bool { return l.Waited && l.Token == e.Lock.Token }) {
+		if notBegun[e.Lock.Token] {
 			waited = append(waited, e)
 		} else {
 			ran = append(ran, e)
@@ -174,6 +184,6 @@ func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]E
 	if _, err := tx.Exec(ctx, q.sql.callBackPoison, q.ID, poison); err != nil {
 		return nil, err
 	}
-	_, err = tx.Exec(ctx, q.sql.setAside, q.ID, poison)
+	_, err = tx.Exec(ctx, q.sql.deadLetter, q.ID, poison)
 	return poison, err
 }

@@ -47,9 +47,9 @@ func (s scanner) Scan(dest ...any) error { return s(dest...) }
 type Config struct {
 	// Pause between two looks at locks or deadlines, a fifth more or less at random. Default 500 ms.
 	Pause time.Duration
-	// PassLocksMax bounds the locks freed in one pass, and so their rate. Default 2000.
+	// PassLocksMax bounds the locks freed in one pass; the next pass follows one that leaves some over. Default 10,000.
 	PassLocksMax int
-	// BatchLocksMax bounds the locks freed in one transaction. Default 100.
+	// BatchLocksMax bounds the locks freed in one transaction. Default 1000.
 	BatchLocksMax int
 	// BatchEntriesMax bounds the entries promoted or expired in one transaction. Default 1000.
 	BatchEntriesMax int
@@ -67,6 +67,10 @@ type Config struct {
 	CountPause time.Duration
 	// SamplePause is the shortest time between two samples of the queues. Default 5 s.
 	SamplePause time.Duration
+	// CompactPause is the time between two passes of Compaction. Default 10 s.
+	CompactPause time.Duration
+	// CompactFactor is how many entries may wait for each lock held before a mergeable queue is compacted. Default 10.
+	CompactFactor float64
 	// GiveUp is how long the passes of a duty may fail before it returns, see duty.Loop.
 	GiveUp time.Duration
 	// Hint is called with a queue after entries of it were put into line. It must not block. Nil for nobody.
@@ -77,8 +81,8 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(c.Pause, 500*time.Millisecond)
-	c.PassLocksMax = cmp.Or(c.PassLocksMax, 2000)
-	c.BatchLocksMax = cmp.Or(c.BatchLocksMax, 100)
+	c.PassLocksMax = cmp.Or(c.PassLocksMax, 10_000)
+	c.BatchLocksMax = cmp.Or(c.BatchLocksMax, 1000)
 	c.BatchEntriesMax = cmp.Or(c.BatchEntriesMax, 1000)
 	c.SuspendShare = cmp.Or(c.SuspendShare, 0.3)
 	c.SuspendNodesMin = cmp.Or(c.SuspendNodesMin, 3)
@@ -86,6 +90,8 @@ func (c Config) withDefaults() Config {
 	c.RetentionPause = cmp.Or(c.RetentionPause, time.Minute)
 	c.CountPause = cmp.Or(c.CountPause, time.Second)
 	c.SamplePause = cmp.Or(c.SamplePause, 5*time.Second)
+	c.CompactPause = cmp.Or(c.CompactPause, 10*time.Second)
+	c.CompactFactor = cmp.Or(c.CompactFactor, 10)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {
 		c.Hint = func(int32) {}

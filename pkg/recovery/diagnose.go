@@ -17,6 +17,10 @@ type Node struct {
 	Silent time.Duration // since the last one, by the database's clock
 	Lease  time.Duration
 	Tokens []invalidation.Token // what it said it holds
+	// Running are those of Tokens under which an entry had begun to run at the last heartbeat.
+	Running []invalidation.Token
+	// Blamed says that crashes were counted on its account, which are taken back if it lives.
+	Blamed bool
 	// Threads is how many locks it can have run at once; 0 if it did not say.
 	Threads int
 }
@@ -104,25 +108,26 @@ func Diagnose(look Look, before Sightings) ([]Stuck, Sightings) {
 // Begun remembers, for each node that died, the locks that it can have begun to run.
 type Begun map[invalidation.NodeID]map[invalidation.Token]bool
 
-// Mark marks the locks of dead nodes that no thread can have taken yet as waited: what a node had only claimed did not
-// kill it. Its heartbeats could not tell better: they are two seconds apart, and what kills a node does so at once.
+// Mark marks the locks of dead nodes under which nothing can have begun to run as waited: a lock that a node had only
+// claimed did not kill it. The last heartbeat says which tokens were running. Only where they were fewer than its threads
+// can others have begun between that heartbeat and the death, and an entry that kills its node at once is one of those.
 //
 // stuck is in the order of tokens, as Diagnose returns it. The first look at a dead node counts: what is freed later
 // does not move others up.
 func (b Begun) Mark(stuck []Stuck, nodes []Node) {
-	threads := make(map[invalidation.NodeID]int, len(nodes))
-	for _, n := range nodes {
-		threads[n.ID] = n.Threads
+	known := make(map[invalidation.NodeID]*Node, len(nodes))
+	for i := range nodes {
+		known[nodes[i].ID] = &nodes[i]
 	}
 	dead := map[invalidation.NodeID][]*Stuck{}
 	for i := range stuck {
-		if s := &stuck[i]; s.Cause == NodeDead && threads[s.Node] > 0 {
+		if s := &stuck[i]; s.Cause == NodeDead && known[s.Node].Threads > 0 {
 			dead[s.Node] = append(dead[s.Node], s)
 		}
 	}
 	for node, locks := range dead {
 		if b[node] == nil {
-			b[node] = begun(locks, threads[node])
+			b[node] = begun(locks, known[node])
 		}
 		for _, s := range locks {
 			s.Waited = !b[node][s.Token]
@@ -131,13 +136,35 @@ func (b Begun) Mark(stuck []Stuck, nodes []Node) {
 	maps.DeleteFunc(b, func(id invalidation.NodeID, _ map[invalidation.Token]bool) bool { return dead[id] == nil })
 }
 
-// begun returns the locks of a node that its threads can have taken: they take them in the order of the claims, and in
-// each by place, but the first lock of a lane may have been let go before those of others. Beside several threads there is
-// a standby, with which one run more can have begun.
-func begun(locks []*Stuck, threads int) map[invalidation.Token]bool {
-	if threads > 1 {
-		threads++
+// begun returns the locks of a node under which an entry was running or can have begun to run since its last heartbeat.
+// Threads take locks in the order of the claims, and of each claim by position, but the first lock of a lane may have been
+// taken before those of others. Beside several threads there is a spare one.
+func begun(locks []*Stuck, n *Node) map[invalidation.Token]bool {
+	running := make(map[invalidation.Token]bool, len(n.Running))
+	for _, token := range n.Running {
+		running[token] = true
 	}
+	taken := map[invalidation.Token]bool{}
+	var waiting []*Stuck
+	for _, s := range locks {
+		if running[s.Token] {
+			taken[s.Token] = true
+		} else {
+			waiting = append(waiting, s)
+		}
+	}
+	free := n.Threads - len(taken)
+	if len(n.Running) == 0 && n.Threads > 1 {
+		free++
+	}
+	if free > 0 {
+		addFirst(taken, waiting, free)
+	}
+	return taken
+}
+
+// addFirst adds the locks to taken that so many threads can have taken.
+func addFirst(taken map[invalidation.Token]bool, locks []*Stuck, threads int) {
 	claims := map[int32]int{} // in their order: a claim's first token is smaller than those of later claims
 	for _, s := range locks {
 		if _, met := claims[s.Claim]; !met {
@@ -151,7 +178,7 @@ func begun(locks []*Stuck, threads int) map[invalidation.Token]bool {
 		queue int32
 		lane  invalidation.Lane
 	}
-	taken, met := map[invalidation.Token]bool{}, map[lane]bool{}
+	met := map[lane]bool{}
 	for i, s := range locks {
 		l := lane{s.QueueID, s.Lane}
 		if i < threads || !met[l] {
@@ -159,5 +186,4 @@ func begun(locks []*Stuck, threads int) map[invalidation.Token]bool {
 		}
 		met[l] = true
 	}
-	return taken
 }

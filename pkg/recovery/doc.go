@@ -6,6 +6,7 @@
 //	Deadlines   promotes due entries, expires late ones                   due: at once; late: within 2 s
 //	Operations  carries out bulk operations                               as throttled
 //	Retention   makes and drops partitions, sweeps what is left over      minutes
+//	Compaction  merges waiting entries of mergeable queues that fall behind  10 s
 //	Statistics  counts the depth of bounded queues                        about every second
 //	Samples     writes down how each queue stands, for all who show it    about every five seconds
 //
@@ -20,6 +21,13 @@
 //
 // A lock is stuck when its node is dead or unknown, or when a node that is alive has left it out of two heartbeats
 // in a row. A lock that its node lists is left alone, however old it is: there is no limit on how long a task runs.
+//
+// # Crashes and poison
+//
+// An entry that was running when its node died counts a crash. Which entries were running the last heartbeat says; where
+// fewer ran than the node has threads, those that can have begun since are counted as well. An entry with as many crashes
+// as the crash limit of its queue is dead-lettered as poison. A node that is heard again after its lease had lapsed was
+// stopped or cut off and did not die: the crashes that were counted then are taken back (penstock.take_back_crashes).
 //
 // A lapsed lease is evidence against the node only if the node could have renewed it. When the database was slow,
 // restarted or out of reach, or when its clock jumped, nodes look dead that are well, and to free their locks would

@@ -27,6 +27,7 @@ var errUnresolved = errors.New("its record is locked by a transaction, or its no
 func (l *Locks) free(ctx context.Context, stuck []Stuck) error {
 	l.forget(stuck)
 	chosen := l.choose(stuck)
+	l.left = len(chosen) == l.cfg.PassLocksMax
 	if len(chosen) == 0 {
 		return nil
 	}
@@ -116,6 +117,7 @@ func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []St
 	freed, err := l.recover(ctx, q, batch)
 	switch {
 	case err == nil:
+		l.answer()
 		l.settle(ctx, q, batch, freed)
 		return nil
 	case general(err) || ctx.Err() != nil:
@@ -170,32 +172,40 @@ func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck
 		l.cfg.Log.InfoContext(ctx, "freed stuck locks", "queue", q.Name, "locks", len(freed), "first_token", batch[0].Token,
 			"node", batch[0].Node, "cause", batch[0].Cause)
 	}
-	for _, id := range r.SetAside {
-		l.cfg.Log.ErrorContext(ctx, "set an entry aside: too many nodes died while they ran it", "queue", q.Name, "entry", id)
+	for _, id := range r.DeadLettered {
+		l.cfg.Log.ErrorContext(ctx, "dead-lettered an entry as poison: too many nodes died while they ran it",
+			"queue", q.Name, "entry", id)
 	}
-	l.done.Add(func(status *LocksStatus) { status.SetAside += int64(len(r.SetAside)) })
+	l.done.Add(func(status *LocksStatus) { status.DeadLettered += int64(len(r.DeadLettered)) })
 	l.postpone(ctx, left, errUnresolved)
 }
 
 const (
 	deferFirst = time.Second
 	deferMax   = 30 * time.Second
-	// quietTries are not reported for errUnresolved: to pass by a record that is just being settled is normal.
-	quietTries = 3
+	// A record that another transaction had locked is tried again with the next pass or the one after.
+	deferLocked = 500 * time.Millisecond
+	// Of tries that end in errUnresolved one in quietTries is reported: a record that is just being settled is normal.
+	quietTries = 20
 )
 
 // postpone keeps locks back for a while that grows with each try, and reports them.
 func (l *Locks) postpone(ctx context.Context, locks []Stuck, why error) {
 	for _, s := range locks {
 		d := l.deferred[s.Token]
-		d.until = time.Now().Add(min(deferFirst<<min(d.tries, 10), deferMax))
+		wait := min(deferFirst<<min(d.tries, 10), deferMax)
+		if errors.Is(why, errUnresolved) {
+			wait = deferLocked
+		}
+		d.until = time.Now().Add(wait)
 		d.tries++
 		l.deferred[s.Token] = d
-		if errors.Is(why, errUnresolved) && d.tries <= quietTries {
+		if errors.Is(why, errUnresolved) && d.tries%quietTries != 0 {
 			continue
 		}
 		l.done.Add(func(status *LocksStatus) { status.Unresolved++ })
-		l.cfg.Log.ErrorContext(ctx, "cannot free a stuck lock; somebody should look", "queue_id", s.QueueID, "lock_key", s.Key,
+		l.cfg.Log.ErrorContext(ctx, "cannot free a stuck lock; see the error", "queue_id", s.QueueID,
+			"lock_key", s.Key,
 			"token", s.Token, "node", s.Node, "cause", s.Cause, "tries", d.tries, "error", why)
 	}
 }

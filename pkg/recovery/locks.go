@@ -24,6 +24,10 @@ type Locks struct {
 	begun     Begun
 	deferred  map[invalidation.Token]deferral
 
+	answered   time.Time     // the last answer of the database
+	unanswered time.Duration // the longest time between two answers since the reading before
+	left       bool          // the last pass left stuck locks over that it could have tried
+
 	dead map[invalidation.NodeID]bool // at the last look; nil before the first
 
 	done duty.Tally[LocksStatus]
@@ -31,16 +35,17 @@ type Locks struct {
 
 // LocksStatus is what the duty has found and done in this term.
 type LocksStatus struct {
-	Held       int             // locks at the last look
-	Stuck      int             // of these, stuck; above 0 for long, somebody should look
-	DeadNodes  int             // nodes whose lease has lapsed and whose row is kept
-	Lapsed     int64           // times a lease lapsed between two looks
-	Suspended  string          // why nothing is freed now; empty if nothing keeps it
-	Freed      map[Cause]int64 // locks
-	SetAside   int64           // entries that had killed too many nodes
-	Unresolved int64           // tries to free a lock that did not; each one was logged
-	Removed    int64           // nodes
-	LookedAt   time.Time
+	Held         int             // locks at the last look
+	Stuck        int             // of these, stuck; above 0 for long, somebody should look
+	DeadNodes    int             // nodes whose lease has lapsed and whose row is kept
+	Lapsed       int64           // times a lease lapsed between two looks
+	Suspended    string          // why nothing is freed now; empty if nothing keeps it
+	Freed        map[Cause]int64 // locks
+	DeadLettered int64           // entries on which too many nodes died, as poison
+	TakenBack    int64           // crashes of nodes that were heard again
+	Unresolved   int64           // tries to free a lock that did not; each one was logged
+	Removed      int64           // nodes
+	LookedAt     time.Time
 }
 
 // NewLocks returns the duty for one term. It reads through db and writes through fence.
@@ -56,8 +61,17 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 	return l
 }
 
-// Run looks for stuck locks until ctx ends.
-func (l *Locks) Run(ctx context.Context) error { return loop(ctx, l.cfg, "locks", l.pass) }
+// Run frees stuck locks until ctx ends. While a pass leaves some over the next one follows at once.
+func (l *Locks) Run(ctx context.Context) error {
+	return loop(ctx, l.cfg, "locks", func(ctx context.Context) (time.Duration, error) {
+		for {
+			next, err := l.pass(ctx)
+			if err != nil || next > 0 {
+				return next, err
+			}
+		}
+	})
+}
 
 // Status is safe to call at any time.
 func (l *Locks) Status() (found LocksStatus) {
@@ -84,11 +98,30 @@ func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
 	if err := l.free(ctx, stuck); err != nil {
 		return 0, err
 	}
-	return l.cfg.Pause, l.removeNodes(ctx, reading.Nodes)
+	if err := l.takeBack(ctx, reading.Nodes); err != nil {
+		return 0, err
+	}
+	if err := l.removeNodes(ctx, reading.Nodes); err != nil {
+		return 0, err
+	}
+	if l.left {
+		return 0, nil
+	}
+	return l.cfg.Pause, nil
+}
+
+// answer notes that the database has answered a statement.
+func (l *Locks) answer() {
+	now := time.Now()
+	if !l.answered.IsZero() {
+		l.unanswered = max(l.unanswered, now.Sub(l.answered))
+	}
+	l.answered = now
 }
 
 const nodesSQL = `
-SELECT id, name, beat, extract(epoch FROM clock_timestamp() - beat_at)::float8, lease, tokens, threads
+SELECT id, name, beat, extract(epoch FROM clock_timestamp() - beat_at)::float8, lease, tokens, threads, running,
+       crashed_entries <> '{}'
   FROM penstock.node`
 
 const clockSQL = `
@@ -103,10 +136,11 @@ func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, err
 	if err != nil {
 		return r, nil, fmt.Errorf("read locks: %w", err)
 	}
+	l.answer()
 	r.Nodes, err = pgx.CollectRows(postgres.Query(ctx, l.db, nodesSQL), func(row pgx.CollectableRow) (Node, error) {
 		var n Node
 		var silent float64
-		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads)
+		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads, &n.Running, &n.Blamed)
 		n.Silent = seconds(silent)
 		return n, err
 	})
@@ -117,6 +151,8 @@ func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, err
 	if err := l.db.QueryRow(ctx, clockSQL).Scan(&clock, &uptime); err != nil {
 		return r, nil, fmt.Errorf("read the database's clock: %w", err)
 	}
+	l.answer()
+	r.Unanswered, l.unanswered = l.unanswered, 0
 	r.At, r.Clock, r.Uptime = time.Now(), seconds(clock), seconds(uptime)
 	return r, locks, nil
 }

@@ -307,11 +307,11 @@ func TestOnlyWhatADeadNodeCanHaveBegunCountsACrash(t *testing.T) {
 	}
 	if n := f.count(`SELECT count(*) FROM penstock.failure WHERE class = 'poison' AND entry_id = ANY ($1)`,
 		[]invalidation.EntryID{running[0].Entries[0].ID, running[1].Entries[0].ID, running[2].Entries[0].ID}); n != 3 {
-		t.Errorf("%d of the three that ran are set aside", n)
+		t.Errorf("%d of the three that ran are dead-lettered", n)
 	}
 }
 
-func TestEntryThatKillsNodeAfterNodeIsSetAside(t *testing.T) {
+func TestEntryThatKillsNodeAfterNodeIsDeadLettered(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 2})
 	f.push(1, "")
 	duty, _, _ := f.start(recovery.Config{})
@@ -320,10 +320,10 @@ func TestEntryThatKillsNodeAfterNodeIsSetAside(t *testing.T) {
 		eventually(t, "the entry can be claimed", func() bool { return len(f.claim(node, 1)) == 1 })
 		f.lapse(node, time.Minute)
 	}
-	eventually(t, "the entry is set aside", func() bool {
+	eventually(t, "the entry is dead-lettered", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.failure WHERE class = 'poison' AND crashes = 2`) == 1
 	})
-	eventually(t, "it is counted", func() bool { return duty.Status().SetAside == 1 })
+	eventually(t, "it is counted", func() bool { return duty.Status().DeadLettered == 1 })
 	if got := f.locks(); got != 0 {
 		t.Errorf("%d locks are left", got)
 	}

@@ -5,12 +5,15 @@ import (
 	"time"
 )
 
-// Reading is one look at the clocks and the nodes.
+// Reading is what one pass read of the clocks and the nodes.
 type Reading struct {
-	At     time.Time     // of this process, monotonic, from when all was answered: a look that took long came late
-	Clock  time.Duration // of the database, from any fixed moment
-	Uptime time.Duration // of the database server
-	Nodes  []Node
+	At time.Time // of this process, monotonic, from when all was answered: a reading that took long came late
+	// Unanswered is the longest time since the reading before without an answer of the database, to whatever statement:
+	// a pass that works long and is answered all the while is no stall. Zero stands for the time between the two readings.
+	Unanswered time.Duration
+	Clock      time.Duration // of the database, from any fixed moment
+	Uptime     time.Duration // of the database server
+	Nodes      []Node
 }
 
 // Suspender judges whether a lapsed lease says anything about its node. Its zero value has seen nothing yet.
@@ -18,8 +21,8 @@ type Reading struct {
 // Nothing is freed
 //
 //   - for a third of a lease after the first look: if the clock had jumped, that is when live nodes would show it;
-//   - for a lease after a look that came more than half a lease after the one before: the database was out of
-//     reach for us, so perhaps for the nodes;
+//   - for a lease after the database gave us no answer for more than half a lease: it was out of reach for us, so
+//     perhaps for the nodes;
 //   - for a lease after the database's clock moved otherwise than ours by more than a fifth of a lease;
 //   - for a lease after the database server was started;
 //   - while more than a share of the nodes (and not just one or two) have been silent for more than half their
@@ -51,8 +54,12 @@ const leaseDefault = 10 * time.Second
 func (s *Suspender) Judge(r Reading) string {
 	lease := longestLease(r.Nodes)
 	first := s.last.At.IsZero()
-	gap := r.At.Sub(s.last.At)
-	jump := (r.Clock - s.last.Clock) - gap
+	between := r.At.Sub(s.last.At)
+	jump := (r.Clock - s.last.Clock) - between
+	gap := between
+	if r.Unanswered > 0 {
+		gap = min(between, r.Unanswered)
+	}
 	s.last = Reading{At: r.At, Clock: r.Clock}
 	if !first && gap > lease/5 {
 		s.lateUntil = r.At.Add(lease)

@@ -42,7 +42,6 @@ type prediction struct {
 }
 
 func (c *cog) Submit(ctx context.Context, call Call) Outcome {
-	call.Request = call.Payload
 	return c.submit(ctx, call, func(time.Time) (request, error) {
 		body, err := c.predictionBody(call)
 		r := request{method: http.MethodPut, url: c.at("/predictions/" + url.PathEscape(call.Entry)), body: body}
@@ -66,8 +65,7 @@ func (c *cog) predictionBody(call Call) (json.RawMessage, error) {
 		if err := json.Unmarshal(expanded, &request); err != nil {
 			return nil, fmt.Errorf("fill the body template: %w", err)
 		}
-		// Where a run reports is not for a payload to say, though the template may pass it on whole.
-		request.ID, request.Webhook, request.Events = call.Entry, "", nil
+		request.ID = call.Entry
 	}
 	if string(request.Input) == "null" || request.Input == nil {
 		request.Input = json.RawMessage("{}")
@@ -77,7 +75,7 @@ func (c *cog) predictionBody(call Call) (json.RawMessage, error) {
 			return nil, errors.New("asynchronous cog call has no callback address to report to")
 		}
 		request.Webhook = call.Callback
-		request.Events = []string{"completed"} // of the others nothing is used
+		request.Events = []string{"start", "output", "logs", "completed"}
 	}
 	return json.Marshal(request)
 }
@@ -93,7 +91,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 			RetryAfter: retryAfter(header), Reason: Clip(reasonOf(status, errorText(body))),
 		}
 	case status/100 != 2:
-		return classifyStatus(status, header, body, call.Payload)
+		return classifyStatus(status, header, body)
 	}
 	var p prediction
 	if json.Unmarshal(body, &p) != nil {
@@ -102,7 +100,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	if p.ID != "" && p.ID != call.Entry {
 		return unknown(fmt.Sprintf("worker answered for prediction %q", Clip(p.ID)))
 	}
-	o := p.outcome(call.Run, body)
+	o := p.outcome(call.Entry, body)
 	o.StatusCode = status
 	// Only a snapshot of a run that was there already carries its input, and a
 	// sync call is answered 202 only in that case.
@@ -111,7 +109,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 }
 
 // outcome reads a prediction. raw is what its progress is judged by.
-func (p prediction) outcome(run Run, raw []byte) Outcome {
+func (p prediction) outcome(entry string, raw []byte) Outcome {
 	o := Outcome{Logs: p.Logs, Metrics: p.Metrics}
 	switch p.Status {
 	case "succeeded":
@@ -121,14 +119,14 @@ func (p prediction) outcome(run Run, raw []byte) Outcome {
 		}
 	case "failed":
 		text := textOf(p.Error)
-		o.Kind, o.Class, o.Reason = Failed, classifyText(text, run.Request).OrTransient(), Clip(text)
+		o.Kind, o.Class, o.Reason = Failed, classifyText(text).OrTransient(), Clip(text)
 		if o.Class == ClassBusy {
 			o.Kind = Busy
 		}
 	case "canceled", "cancelled", "aborted":
 		o.Kind, o.Reason = Cancelled, "worker reports the prediction as canceled"
 	default: // starting, processing
-		o.Kind, o.Remote, o.Progress = Accepted, run.Entry, fingerprint(raw)
+		o.Kind, o.Remote, o.Progress = Accepted, entry, fingerprint(raw)
 		o.Starting = p.Status == "starting"
 	}
 	return o

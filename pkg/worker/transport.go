@@ -95,7 +95,6 @@ type answer struct {
 	reply  *http.Response
 	err    error
 	sent   bool      // the whole request may have reached the worker
-	unsent bool      // it could not be built: nothing was dialled
 	sentAt time.Time // zero when it was never written
 }
 
@@ -103,7 +102,7 @@ type answer struct {
 func (w *wire) do(ctx context.Context, r request) answer {
 	header, err := resolveHeaders(w.model.Headers, w.secret)
 	if err != nil {
-		return answer{err: err, unsent: true}
+		return answer{err: err}
 	}
 	for name, values := range r.header {
 		header[name] = values
@@ -111,12 +110,10 @@ func (w *wire) do(ctx context.Context, r request) answer {
 	header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	body := &countedBody{data: bytes.NewReader(r.body)}
 	var trace sendTrace
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GetConn: func(string) { trace.dialled.Store(true) }, WroteRequest: trace.wroteRequest,
-	})
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: trace.wroteRequest})
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, nil)
 	if err != nil {
-		return answer{err: fmt.Errorf("build request: %w", err), unsent: true}
+		return answer{err: fmt.Errorf("build request: %w", err)}
 	}
 	req.Header = header
 	if r.body != nil {
@@ -126,7 +123,7 @@ func (w *wire) do(ctx context.Context, r request) answer {
 		req.Body, req.ContentLength = io.NopCloser(body), int64(len(r.body))
 	}
 	reply, err := w.client.Do(req) //nolint:bodyclose // the caller closes it, as it says above
-	a := answer{reply: reply, err: err, sentAt: trace.at(), unsent: err != nil && !trace.dialled.Load()}
+	a := answer{reply: reply, err: err, sentAt: trace.at()}
 	// A body of which the transport took every byte may have arrived, unless
 	// the final write itself was refused.
 	a.sent = (r.body == nil || body.drained()) && !trace.refused.Load()
@@ -157,7 +154,6 @@ func (b *countedBody) drained() bool { return b.left.Load() }
 type sendTrace struct {
 	wrote   atomic.Pointer[time.Time]
 	refused atomic.Bool
-	dialled atomic.Bool // a connection was asked for: the request itself is in order
 }
 
 func (t *sendTrace) wroteRequest(info httptrace.WroteRequestInfo) {
@@ -239,7 +235,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 // broken classifies an exchange that has no complete answer. Nothing ran if
 // the request did not reach the worker as a whole; otherwise it may have.
 func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
-	o := Outcome{Err: err, SentAt: a.sentAt, Reason: Clip(w.reason(err)), Unsent: a.unsent}
+	o := Outcome{Err: err, SentAt: a.sentAt, Reason: Clip(w.reason(err))}
 	var tooLarge *TooLargeError
 	cause := context.Cause(ctx)
 	switch {
@@ -301,9 +297,6 @@ func (w *wire) begin(ctx context.Context, call Call) (context.Context, context.C
 func (w *wire) headers(call Call, finishBy time.Time) http.Header {
 	h := http.Header{}
 	setRun(h, call.Run)
-	if w.model.OnUnknown == Reattach {
-		h.Set(headerIdemKey, call.Entry) // the worker knows entries by it, whoever asks
-	}
 	setRemaining(h, finishBy)
 	setTrace(h, call)
 	return h

@@ -1,0 +1,124 @@
+package recovery_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/recovery"
+)
+
+func TestOnlyEntriesThatTheLastHeartbeatCalledRunningCountACrash(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead := f.register(shortLease)
+	f.push(108, "")
+	locks := f.claim(dead, 108)
+	if len(locks) != 108 {
+		t.Fatalf("claimed %d locks", len(locks))
+	}
+	var running []invalidation.Token
+	var entries []invalidation.EntryID
+	for i := 5; len(running) < 8; i += 11 { // not those that an order of claims and positions would name
+		running, entries = append(running, locks[i].Token), append(entries, locks[i].Entries[0].ID)
+	}
+	f.beat(dead, locks...)
+	f.exec(`UPDATE penstock.node SET threads = 8, running = $1`, running)
+	f.lapse(dead, time.Minute)
+	f.start(recovery.Config{})
+	eventually(t, "all locks are freed", func() bool { return f.locks() == 0 })
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 1 AND id = ANY ($1)`, entries); n != 8 {
+		t.Errorf("%d of the 8 that ran count a crash", n)
+	}
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 0`); n != 100 {
+		t.Errorf("%d entries count no crash, want the 100 that waited", n)
+	}
+}
+
+// An entry that kills its node as soon as it runs is in no heartbeat's list.
+func TestAnEntryThatBeganOnAFreeThreadAfterTheLastHeartbeatCountsACrash(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead := f.register(shortLease)
+	f.push(10, "")
+	locks := f.claim(dead, 10)
+	f.exec(`UPDATE penstock.node SET threads = 3, running = $1`, []invalidation.Token{locks[7].Token, locks[8].Token})
+	f.lapse(dead, time.Minute)
+	f.start(recovery.Config{})
+	eventually(t, "all locks are freed", func() bool { return f.locks() == 0 })
+	var crashed []int64
+	for _, i := range []int{0, 7, 8} {
+		crashed = append(crashed, int64(locks[i].Entries[0].ID))
+	}
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 1 AND id = ANY ($1)`, crashed); n != 3 {
+		t.Errorf("%d of 3 count a crash", n)
+	}
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes > 0`); n != 3 {
+		t.Errorf("%d entries count a crash, want the two that ran and the first that waited", n)
+	}
+}
+
+func TestCrashesOfANodeThatIsHeardAgainAreTakenBack(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 3})
+	f.push(1, "")
+	duty, _, _ := f.start(recovery.Config{})
+	for preemption := range 4 { // more than the crash limit
+		node := f.register(shortLease)
+		eventually(t, "the entry can be claimed", func() bool { return len(f.claim(node, 1)) == 1 })
+		f.lapse(node, 30*time.Second)
+		eventually(t, "the crash is counted", func() bool {
+			return f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 1`) == 1 && f.locks() == 0
+		})
+		f.beat(node)
+		eventually(t, "the crash is taken back", func() bool {
+			return f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 0 AND coalesce(jsonb_array_length(history), 0) = 0`) == 1
+		})
+		eventually(t, "it is counted", func() bool { return duty.Status().TakenBack == int64(preemption)+1 })
+		f.exec(`DELETE FROM penstock.node WHERE id = $1`, node)
+	}
+}
+
+func TestAPassThatLeavesLocksOverIsFollowedByTheNextAtOnce(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead := f.register(10 * time.Second)
+	f.push(500, "")
+	for claimed := 0; claimed < 500; {
+		n := len(f.claim(dead, 100))
+		if n == 0 {
+			t.Fatal("nothing to claim")
+		}
+		claimed += n
+	}
+	f.lapse(dead, time.Minute)
+	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Second, PassLocksMax: 50, BatchLocksMax: 20})
+	began := time.Now()
+	run(t, duty)
+	eventually(t, "all locks are freed", func() bool { return f.locks() == 0 })
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("ten passes took %s: there was a pause after each", took)
+	}
+}
+
+func TestAPassThatWorksLongIsNoStallOfTheDatabase(t *testing.T) {
+	judge := func(unanswered time.Duration) string {
+		s := recovery.Suspender{Share: 0.3, NodesMin: 3}
+		at, clock := time.Unix(1_000_000, 0), time.Hour
+		beating := []recovery.Node{{ID: 1, Lease: 10 * time.Second, Silent: time.Second}}
+		reading := func(after, unanswered time.Duration) string {
+			at, clock = at.Add(after), clock+after
+			return s.Judge(recovery.Reading{At: at, Clock: clock, Uptime: clock, Unanswered: unanswered, Nodes: beating})
+		}
+		reading(0, 0)
+		reading(4*time.Second, 4*time.Second) // the first readings of a term are over
+		if reason := reading(500*time.Millisecond, 500*time.Millisecond); reason != "" {
+			t.Fatalf("suspended: %s", reason)
+		}
+		return reading(16*time.Second, unanswered)
+	}
+	if reason := judge(300 * time.Millisecond); reason != "" {
+		t.Errorf("16 s of work that was answered all the while: %s", reason)
+	}
+	if reason := judge(6 * time.Second); !strings.Contains(reason, "out of reach") {
+		t.Errorf("6 s without an answer: %q", reason)
+	}
+}
