@@ -50,6 +50,7 @@ type duties struct {
 	samples    *recovery.Samples
 	operations *recovery.Operations
 	retention  *recovery.Retention
+	compaction *recovery.Compaction
 	cron       *cron.Engine
 	batches    *batch.Stepper
 }
@@ -74,6 +75,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		samples:    recovery.NewSamples(db, fence, cfg),
 		operations: recovery.NewOperations(db, fence, cfg),
 		retention:  recovery.NewRetention(db, fence, cfg),
+		compaction: recovery.NewCompaction(db, fence, cfg),
 		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Log: cfg.Log}),
 		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Log: cfg.Log}),
 	}
@@ -86,6 +88,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.samples.Run(ctx) })
 	group.Go(func() error { return d.operations.Run(ctx) })
 	group.Go(func() error { return d.retention.Run(ctx) })
+	group.Go(func() error { return d.compaction.Run(ctx) })
 	group.Go(func() error { return d.cron.Run(ctx) })
 	group.Go(func() error { return d.batches.Run(ctx) })
 	return group.Wait()

@@ -1,0 +1,108 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Compaction is the duty that merges waiting entries of mergeable queues that fall behind: where more entries wait than
+// a multiple of the locks held, those of one key are merged by the rule of the queue.
+type Compaction struct {
+	cfg      Config
+	db       postgres.DB // whose statements count within the term only
+	replaced atomic.Int64
+}
+
+// NewCompaction returns the duty for one term.
+func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
+	return &Compaction{cfg: cfg.withDefaults(), db: late{db, fence}}
+}
+
+// Run compacts until ctx ends.
+func (c *Compaction) Run(ctx context.Context) error {
+	cfg := c.cfg
+	cfg.Pause = c.cfg.CompactPause
+	return loop(ctx, cfg, "compaction", c.pass)
+}
+
+// Replaced is how many entries were merged into older ones in this term.
+func (c *Compaction) Replaced() int64 { return c.replaced.Load() }
+
+const (
+	// A queue with fewer waiting entries is soon worked off as it is.
+	compactEntriesMin = 100
+	// Keys of one statement, which has a transaction of its own.
+	compactKeys = 200
+)
+
+// fallingBehindSQL lists mergeable queues in which more than $1 entries wait for each lock that is held. It counts up to
+// 10,000 of them: beyond that the number of locks is compared with those.
+const fallingBehindSQL = `
+SELECT q.id
+  FROM penstock.queue q
+ CROSS JOIN LATERAL (SELECT count(*) AS n FROM penstock.lock l WHERE l.queue_id = q.id) held
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS n
+         FROM (SELECT FROM penstock.entry e
+                WHERE e.queue_id = q.id AND e.lock_key IS NOT NULL AND penstock.claimable(e.status, e.priority)
+                LIMIT 10000) bounded) waiting
+ WHERE q.mergeable AND waiting.n >= $2 AND waiting.n > $1 * greatest(held.n, 1)`
+
+func (c *Compaction) pass(ctx context.Context) (time.Duration, error) {
+	rows := postgres.Query(ctx, c.db, fallingBehindSQL, c.cfg.CompactFactor, compactEntriesMin)
+	behind, err := pgx.CollectRows(rows, pgx.RowTo[int32])
+	if err != nil {
+		return 0, fmt.Errorf("list queues that fall behind: %w", err)
+	}
+	if len(behind) == 0 {
+		return c.cfg.CompactPause, nil
+	}
+	list, err := invalidation.List(ctx, c.db)
+	if err != nil {
+		return 0, err
+	}
+	byID := make(map[int32]*invalidation.Queue, len(list))
+	for _, q := range list {
+		byID[q.ID] = q
+	}
+	for _, id := range behind {
+		if q := byID[id]; q != nil {
+			if err := c.compact(ctx, q.On(c.db)); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return c.cfg.CompactPause, nil
+}
+
+// compact goes over the keys of one queue once. An error about one queue is no reason for another leader.
+func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
+	total, after := 0, ""
+	for {
+		n, next, err := q.CompactQueue(ctx, 2, compactKeys, after)
+		total += n
+		c.replaced.Add(int64(n))
+		if err != nil && !general(err) {
+			c.cfg.Log.ErrorContext(ctx, "compaction of a queue was left for later", "queue", q.Name, "error", err)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if next == "" {
+			break
+		}
+		after = next
+	}
+	if total > 0 {
+		c.cfg.Log.InfoContext(ctx, "merged waiting entries", "queue", q.Name, "replaced", total)
+	}
+	return nil
+}
