@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,7 +15,7 @@ import (
 )
 
 func entryCommand(a *app) *cobra.Command {
-	return noun("entry", "Entries: push, find, explain, cancel, disable, wait",
+	return noun("entry", "Entries: push, list, show, explain, wait, cancel, disable, enable",
 		entryPush(a), entryList(a), entryShow(a), entryExplain(a), entryWait(a),
 		entryCancel(a),
 		entrySwitch(a, operator.DisableEntry, "disable", "Take entries out of line: by id, or all of a name or lock key, those to come as well"),
@@ -185,16 +186,29 @@ func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Durati
 // waitStep is how long one request waits for the end of an entry.
 const waitStep = 20 * time.Second
 
-// awaitEnd returns the outcome of an entry as soon as it has ended.
+// silentWait is how long a wait lasts before it says why the entry has not ended.
+const silentWait = 3 * time.Second
+
+// awaitEnd returns the outcome of an entry as soon as it has ended. Meanwhile it reports on the error stream why the entry
+// does not run, whenever that changes: a queue that nothing serves would be waited for in silence.
 func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.Ended, error) {
-	for {
-		e, err := readEntry(ctx, api, id, min(waitStep, a.timeout*2/3))
+	said := ""
+	for wait := silentWait; ; wait = waitStep {
+		e, err := readEntry(ctx, api, id, min(wait, a.timeout*2/3))
 		if err != nil {
 			return operator.Ended{}, err
 		}
 		if e.Ended != nil {
 			return *e.Ended, nil
 		}
+		why := ""
+		for _, r := range e.Reasons {
+			why += after("; ", r.Text)
+		}
+		if why != said && why != "" {
+			fmt.Fprintf(a.err, "entry %d waits: %s\n", id, oneLine(strings.TrimPrefix(why, "; ")))
+		}
+		said = why
 		select { // a server that is about to end answers at once
 		case <-ctx.Done():
 			return operator.Ended{}, context.Cause(ctx)

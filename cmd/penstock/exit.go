@@ -120,6 +120,19 @@ func sentence(err error) string {
 	return text
 }
 
+// shownError is the sentence of an error without control characters, which it may quote. An answer of the API is one line.
+func shownError(err error) string {
+	if isA[refused](err) {
+		return oneLine(sentence(err))
+	}
+	lines := strings.Split(sentence(err), "\n")
+	for i, line := range lines {
+		indent := len(line) - len(strings.TrimLeft(line, "\t"))
+		lines[i] = line[:indent] + oneLine(line[indent:])
+	}
+	return strings.Join(lines, "\n")
+}
+
 // lateAnswer says that the API did not answer within --timeout.
 func lateAnswer(err error) bool {
 	return isA[*url.Error](err) && errors.Is(err, context.DeadlineExceeded)
@@ -145,7 +158,7 @@ func (a *app) report(ctx context.Context, err error) int {
 		fmt.Fprintln(a.err, "penstock: interrupted")
 		return exitInterrupted
 	}
-	fmt.Fprintln(a.err, a.paint(red, "penstock:"), sentence(err))
+	fmt.Fprintln(a.err, a.paint(red, "penstock:"), shownError(err))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return exitUsage
 	}

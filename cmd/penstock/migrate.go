@@ -59,7 +59,8 @@ func migrateUp(a *app) *cobra.Command {
 		Long: "Apply what is pending. Migrations are short-locking, and the programs of the version before run on the new schema:\n" +
 			"migrate first, then roll out. Two calls at once are safe, the second waits for the first.",
 	}
-	var dry bool
+	var dry, yes bool
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask; nothing is asked here, scripts may give it as to other commands")
 	c.Flags().BoolVar(&dry, "dry-run", false, "list what would be applied")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx := c.Context()

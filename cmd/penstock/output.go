@@ -30,13 +30,15 @@ func printList[T any](a *app, columns []column[T], rows []T) error {
 		_, err := io.WriteString(a.out, a.table(columns2text(columns, rows, a.format == "wide")))
 		return err
 	case "jsonl":
-		encoder := json.NewEncoder(a.out)
+		var text bytes.Buffer
+		encoder := json.NewEncoder(&text)
 		for _, row := range rows {
 			if err := encoder.Encode(row); err != nil {
 				return err
 			}
 		}
-		return nil
+		_, err := a.out.Write(escapeControls(text.Bytes()))
+		return err
 	}
 	if rows == nil {
 		rows = []T{}
@@ -62,6 +64,7 @@ func (a *app) encode(v any) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", a.format, err)
 	}
+	text = escapeControls(text)
 	switch a.format {
 	case "yaml":
 		var tree yaml.Node
@@ -189,8 +192,27 @@ func (a *app) indented(w io.Writer, title string, text json.RawMessage) {
 	if json.Indent(&pretty, text, "  ", "  ") != nil {
 		pretty.Write(text)
 	}
-	fmt.Fprintf(w, "\n%s\n  %s\n", a.paint(bold, title), pretty.Bytes())
+	fmt.Fprintf(w, "\n%s\n  %s\n", a.paint(bold, title), escapeControls(pretty.Bytes()))
 }
+
+// escapeControls writes the control characters that JSON leaves as they are (DEL and U+0080 to U+009F) as escapes: some
+// terminals obey them.
+func escapeControls(text []byte) []byte {
+	if !bytes.ContainsFunc(text, isControl) {
+		return text
+	}
+	var safe bytes.Buffer
+	for _, r := range string(text) {
+		if isControl(r) {
+			fmt.Fprintf(&safe, "\\u%04x", r)
+		} else {
+			safe.WriteRune(r)
+		}
+	}
+	return safe.Bytes()
+}
+
+func isControl(r rune) bool { return r >= 0x7f && r < 0xa0 }
 
 // Colours are those of ANSI, so that they fit the person's own scheme.
 const (

@@ -477,3 +477,27 @@ func TestAgesAreSaidAsPeopleSayThem(t *testing.T) {
 		}
 	}
 }
+
+// TestControlCharactersOfPayloadsDoNotReachTheTerminal: U+009B begins an escape sequence as ESC [ does.
+func TestControlCharactersOfPayloadsDoNotReachTheTerminal(t *testing.T) {
+	s := newSession(t)
+	s.penstock("queue create mails --reason test")
+	s.penstock("entry push mails '{\"a\": \"x\u009b2J\u007f\"}' --name n\u009bm")
+	for _, format := range formats {
+		got := s.penstock("entry show 1 -o " + format)
+		if strings.ContainsFunc(got, func(r rune) bool { return r != '\n' && (r < ' ' || isControl(r)) }) || !strings.Contains(got, "2J") {
+			t.Errorf("-o %s prints %q", format, got)
+		}
+	}
+}
+
+func TestAWaitSaysWhyAnEntryDoesNotRun(t *testing.T) {
+	s := newSession(t)
+	s.penstock("queue create mails --reason test")
+	if got := s.penstock("entry push mails '{}'"); !strings.Contains(got, "inserted") {
+		t.Fatal(got)
+	}
+	if got := s.penstock("entry wait 1 --for 4s"); !strings.Contains(got, "entry 1 waits: ") || !strings.Contains(got, "node") {
+		t.Errorf("it says %s", got)
+	}
+}

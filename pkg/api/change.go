@@ -53,12 +53,12 @@ func (r Reasoned) by(ctx context.Context) invalidation.By { return r.Body.by(ctx
 type Pausing struct{ Body UntilBody }
 
 func (p Pausing) by(ctx context.Context) invalidation.By { return p.Body.by(ctx) }
-func (p Pausing) until() time.Time                       { return p.Body.Until }
+func (p Pausing) until() time.Time                       { return p.Body.Until.Time }
 
 // UntilBody is what the body of a pause says.
 type UntilBody struct {
 	Because
-	Until time.Time `json:"until,omitzero" doc:"When it ends by itself; absent: when somebody ends it."`
+	Until Moment `json:"until,omitzero" doc:"When it ends by itself: a time, or a duration from now such as 30m. Absent: when it is ended."`
 }
 
 // What verbs take: the name or id of a thing, a reason, and perhaps a time.
