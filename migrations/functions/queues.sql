@@ -31,6 +31,10 @@ BEGIN
     EXECUTE format('CREATE INDEX %I ON penstock.%I (finish_by) WHERE finish_by IS NOT NULL', child || '_finish_by', child);
     EXECUTE format('CREATE INDEX %I ON penstock.%I (name, id) WHERE name IS NOT NULL', child || '_name', child);
     EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE priority = -1', child || '_disabled', child);
+    -- What lists of entries read, in order of id.
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE status = ''initial'' AND priority >= 0', child || '_initial', child);
+    EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND (status = ''initial'' OR priority < 0)',
+                   child || '_lock_key_apart', child);
     EXECUTE format('ALTER TABLE penstock.entry ATTACH PARTITION penstock.%I FOR VALUES IN (%s)', child, q.id);
     EXECUTE format('ALTER TABLE penstock.%I DROP CONSTRAINT %I', child, child || '_queue');
     PERFORM penstock.alter_queue(queue_name, options);

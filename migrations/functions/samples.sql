@@ -15,6 +15,17 @@ LANGUAGE sql STABLE AS $$
       FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name || '_' || suffix))
 $$;
 
+-- planned_rows is how many rows of a query the planner expects, by the statistics of the last ANALYZE.
+-- Volatile, since Postgres allows no EXPLAIN in others.
+CREATE OR REPLACE FUNCTION penstock.planned_rows(query text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    plan json;
+BEGIN
+    EXECUTE 'EXPLAIN (FORMAT JSON) ' || query INTO plan;
+    RETURN (plan->0->'Plan'->>'Plan Rows')::numeric::bigint;
+END $$;
+
 -- count_queue names the queue's own table. Through penstock.entry each call was planned anew over the tables of
 -- all queues: with a hundred queues that took twelve seconds, and grew with their square.
 --
@@ -51,6 +62,9 @@ BEGIN
         $sql$, 'entry_' || q.name) INTO total, initial, disabled, off_initial, computing USING q.id;
     SELECT count(*) INTO failed FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) b;
     estimated := total > 10000 OR failed > 100000;
+    IF failed > 100000 THEN
+        failed := greatest(failed, penstock.planned_rows(format('SELECT FROM penstock.failure WHERE queue_id = %s', q.id)));
+    END IF;
     IF total > 10000 THEN
         total := greatest(total, penstock.live_entries(q.name));
     END IF;

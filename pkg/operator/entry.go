@@ -55,44 +55,71 @@ const entriesSQL = entryColumns + `
 
 // runningSQL stands for the entries that run: it begins at the lock records, which are as few as the work in flight.
 const runningSQL = `(
-        SELECT x.* FROM penstock.lock l JOIN penstock.entry x ON x.queue_id = l.queue_id AND x.id = l.last_entry_id
+        SELECT x.* FROM penstock.lock l JOIN penstock.entry_X x ON x.queue_id = l.queue_id AND x.id = l.last_entry_id
          WHERE l.queue_id = $1 AND left(l.lock_key, 1) = '#'
         UNION ALL
-        SELECT x.* FROM penstock.lock l JOIN penstock.entry x ON x.queue_id = l.queue_id AND x.lock_key = l.lock_key
+        SELECT x.* FROM penstock.lock l JOIN penstock.entry_X x ON x.queue_id = l.queue_id AND x.lock_key = l.lock_key
            AND x.id <= l.last_entry_id AND penstock.claimable(x.status, x.priority)
          WHERE l.queue_id = $1 AND left(l.lock_key, 1) <> '#')`
+
+// ofKeySQL stands for the entries of the lock key %[1]s: two indexes have them, that of pending entries and that of the
+// others.
+const ofKeySQL = `(
+        SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND x.status = 'pending' AND x.priority >= 0
+        UNION ALL
+        SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND (x.status = 'initial' OR x.priority < 0))`
 
 // states are the conditions of the stored and the derived states, worded as the partial indexes are.
 var states = map[string]string{
 	"":          "true",
 	"initial":   "e.status = 'initial' AND e.priority >= 0",
-	"pending":   "penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e.*::penstock.entry)",
+	"pending":   "penstock.claimable(e.status, e.priority) AND NOT penstock.runs(ROW(e.*)::penstock.entry)",
 	"computing": "penstock.claimable(e.status, e.priority)",
 	"disabled":  "e.priority = -1",
 }
 
 // Entries returns entries of a queue, oldest first.
 func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]Entry, error) {
-	condition, known := states[f.State]
-	if !known {
+	if _, known := states[f.State]; !known {
 		return nil, fmt.Errorf("list entries of queue %q: state %q is not one of initial, pending, computing, disabled: %w", f.Queue, f.State, invalidation.ErrInvalid)
 	}
 	id, err := d.queueID(ctx, f.Queue)
 	if err != nil {
 		return nil, err
 	}
-	source := "penstock.entry"
-	if f.State == "computing" {
-		source = runningSQL
+	sql, values := f.statement()
+	args := append([]any{id, f.After, page(f.Limit)}, values...)
+	return list[Entry](ctx, d.db, "entries of queue "+f.Queue, sql, args...)
+}
+
+// statement returns the query of the filter and the values of its parameters from $4 on. What goes into the text are
+// constants of this file and numbers of parameters.
+func (f EntryFilter) statement() (sql string, values []any) {
+	condition := states[f.State]
+	parameter := func(value string) string {
+		values = append(values, value)
+		return "$" + strconv.Itoa(3+len(values))
 	}
-	args := []any{id, f.After, page(f.Limit)}
-	for column, value := range map[string]string{"flow": f.Flow, "lock_key": f.LockKey, "name": f.Name} {
-		if value != "" {
-			args = append(args, value)
-			condition += " AND e." + column + " = $" + strconv.Itoa(len(args))
+	source := "penstock.entry_X"
+	switch {
+	case f.State == "computing":
+		source = runningSQL
+	case f.LockKey != "":
+		source = fmt.Sprintf(ofKeySQL, parameter(f.LockKey))
+	}
+	for _, c := range []struct{ column, value string }{{"flow", f.Flow}, {"lock_key", f.LockKey}, {"name", f.Name}} {
+		if c.value != "" {
+			condition += " AND e." + c.column + " = " + parameter(c.value)
 		}
 	}
-	return list[Entry](ctx, d.db, "entries of queue "+f.Queue, fmt.Sprintf(entriesSQL, source, condition), args...)
+	// Through penstock.entry, whose partitions are chosen when the statement runs, the planner sorts what an index of
+	// the queue's own table has in order.
+	return ownTable(fmt.Sprintf(entriesSQL, source, condition), f.Queue), values
+}
+
+// ownTable writes a queue's own table into a statement. The name comes from the registry and is quoted.
+func ownTable(sql, queue string) string {
+	return strings.ReplaceAll(sql, "penstock.entry_X", pgx.Identifier{"penstock", "entry_" + queue}.Sanitize())
 }
 
 func (d *Database) queueID(ctx context.Context, name string) (int32, error) {
@@ -247,9 +274,7 @@ func (d *Database) Groups(ctx context.Context, queue, after string, limit int) (
 	if err != nil {
 		return nil, err
 	}
-	// The name comes from the registry and is quoted.
-	table := pgx.Identifier{"penstock", "entry_" + queue}.Sanitize()
-	return list[Group](ctx, d.db, "groups of queue "+queue, strings.ReplaceAll(groupsSQL, "penstock.entry_X", table), id, after, page(limit))
+	return list[Group](ctx, d.db, "groups of queue "+queue, ownTable(groupsSQL, queue), id, after, page(limit))
 }
 
 // Compact merges the waiting entries of one lock key, or of the next 1,000 keys with at least two entries behind the

@@ -151,6 +151,20 @@ func TestQueueStatusMarksEstimatesAndStaysNearTheTruth(t *testing.T) {
 	}
 }
 
+// Beyond a hundred thousand failures are not counted: their number is the planner's.
+func TestManyFailuresAreEstimated(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	b.exec(b.pool, `INSERT INTO penstock.failure (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
+	    SELECT $1, n, now(), now(), 1, 1, 0, '', 'x', 'x', 'x', '{}' FROM generate_series(1, 150000) n`, b.q.ID)
+	b.exec(b.pool, `ANALYZE penstock.failure_default`)
+	var failed int
+	var estimated bool
+	b.must(b.pool.QueryRow(b.ctx, `SELECT failed, estimated FROM penstock.queue_status WHERE queue = 'work'`).Scan(&failed, &estimated))
+	if !estimated || failed < 140_000 || failed > 160_000 {
+		t.Errorf("failed %d, estimated %v; want about 150000, true", failed, estimated)
+	}
+}
+
 func TestStuckShowsLocksOfDeadAndUnknownNodes(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	b.push("", "")

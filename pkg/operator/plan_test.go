@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -69,6 +70,14 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		"slots":   {slotsSQL, `NULL, 0, 50`},
 		"usage":   {usageSQL, `NULL, '', '', 50`},
 		"server":  {serverSQL, ``},
+	}
+	for name, f := range map[string]EntryFilter{
+		"entries": {}, "initial": {State: "initial"}, "disabled": {State: "disabled"}, "computing": {State: "computing"},
+		"key": {LockKey: "no such key"}, "name": {Name: "no such name"}, "initial_key": {State: "initial", LockKey: "no such key"},
+	} {
+		f.Queue = "work"
+		sql, values := f.statement()
+		pages[name] = [2]string{sql, fmt.Sprintf(`%d, 0, 50`, q.ID) + strings.Repeat(`, 'no such value'`, len(values))}
 	}
 	for name, page := range pages {
 		exec(`PREPARE %s AS %s`, name, page[0])
