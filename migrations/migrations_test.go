@@ -319,7 +319,7 @@ func TestMigrationLetsOthersPassWhileATableIsHeld(t *testing.T) {
 // await returns when a session waits for the audit.
 func await(t *testing.T, c *pgx.Conn) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if query[int](t, c, `SELECT count(*)::int FROM pg_locks WHERE NOT granted AND relation = 'penstock.audit'::regclass`) > 0 {
 			return
 		}

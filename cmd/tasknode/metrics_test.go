@@ -77,7 +77,7 @@ func TestEntriesWithoutSlotsShowAsRefusals(t *testing.T) {
 		defer n.observer.mu.Unlock()
 		return n.observer.refusals[refusal{"m", "slots"}]
 	}
-	for deadline := time.Now().Add(20 * time.Second); refused() == 0; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); refused() == 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("no refusal was counted")
 		}

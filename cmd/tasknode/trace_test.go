@@ -46,7 +46,7 @@ type spans struct {
 
 func (s spans) find(name string) tracetest.SpanStub {
 	s.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		for _, one := range s.exporter.GetSpans() {
 			if one.Name == name {
 				return one

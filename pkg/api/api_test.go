@@ -96,7 +96,7 @@ func TestPushHintsAtItsQueue(t *testing.T) {
 	wg.Go(func() { _ = hinter.Run(ctx) })
 	defer wg.Wait()
 	defer stop()
-	for deadline := time.Now().Add(10 * time.Second); !listener.Status().Connected; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !listener.Status().Connected; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the listener is not connected")
 		}

@@ -212,7 +212,7 @@ func TestConnectionsBeyondTheBoundAreToldSo(t *testing.T) {
 		t.Errorf("a third connection is answered %q", got)
 	}
 	first.Close()
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(answer(dial()), "hello"); { // the server hears of it in time
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(answer(dial()), "hello"); { // the server hears of it in time
 		if time.Now().After(deadline) {
 			t.Fatal("the third gets no answer although one has gone")
 		}
@@ -242,7 +242,7 @@ func TestOneAddressDoesNotTakeThePlacesOfOthers(t *testing.T) {
 		t.Errorf("one of another address is answered %q", got)
 	}
 	first.Close()
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		if _, got := from("127.0.0.1"); strings.Contains(got, "hello") {
 			break
 		}

@@ -472,7 +472,7 @@ func TestStepperRunsUntilItsContextEnds(t *testing.T) {
 	ctx, end := context.WithCancel(b.ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- b.stepper.Run(ctx) }()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for b.look(id).State != "done" {
 		if time.Now().After(deadline) {
 			t.Fatalf("it is %+v after 20 s", b.look(id))

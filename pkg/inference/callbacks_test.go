@@ -200,7 +200,7 @@ func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	db.broken.Store(true)
 	_, done := a.subscribe(1)
 	until := func(n int64) {
-		for deadline := time.Now().Add(20 * time.Second); db.asked.Load() < n; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); db.asked.Load() < n; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("reports were looked for %d times, want %d", db.asked.Load(), n)
 			}

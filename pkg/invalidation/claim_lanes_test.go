@@ -357,7 +357,7 @@ func TestClaimsOfSeveralLanesNeverOverdrawABucket(t *testing.T) {
 		}
 		return n >= flows*burst
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	var wg sync.WaitGroup
 	for c := range 4 {
 		wg.Go(func() {

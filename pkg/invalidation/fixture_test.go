@@ -239,7 +239,7 @@ func (b *bed) count(sql string, args ...any) (n int) {
 func (b *bed) awaitBlocked(tx pgx.Tx) {
 	b.Helper()
 	pid := tx.Conn().PgConn().PID()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for b.count(`SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, pid) == 0 {
 		if time.Now().After(deadline) {
 			b.Fatal("nobody waits for the transaction")

@@ -178,7 +178,7 @@ func (b *bed) listen(cfg ListenConfig) (*Listener, <-chan int32) {
 
 func (b *bed) await(what string, ok func() bool) {
 	b.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.Fatalf("never: %s", what)
 		}

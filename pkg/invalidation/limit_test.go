@@ -381,7 +381,7 @@ func TestLimitsAndQueuesAreChangedInOneOrder(t *testing.T) {
 // awaitWaiting returns when so many sessions wait for others.
 func (b *bed) awaitWaiting(n int) {
 	b.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0`) < n {
 		if time.Now().After(deadline) {
 			b.Fatal("too few wait")

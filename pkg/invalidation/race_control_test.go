@@ -109,7 +109,7 @@ func TestPushDuringACancelGetsAReadyRowOfItsOwn(t *testing.T) {
 // awaitBusy returns when an operator has met an entry that somebody else has, and tries again after a while.
 func (b *bed) awaitBusy() {
 	b.Helper()
-	for deadline := time.Now().Add(10 * time.Second); b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`) == 0; {
+	for deadline := time.Now().Add(time.Minute); b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`) == 0; {
 		if time.Now().After(deadline) {
 			b.Fatal("nobody tries again")
 		}
@@ -367,7 +367,7 @@ func (c *crew) drain() {
 	}
 	r := rand.New(rand.NewPCG(1, 1))
 	claims := int32(1 << 20)
-	for deadline := time.Now().Add(20 * time.Second); c.count(`SELECT count(*) FROM penstock.entry`) > 0; {
+	for deadline := time.Now().Add(time.Minute); c.count(`SELECT count(*) FROM penstock.entry`) > 0; {
 		if time.Now().After(deadline) {
 			c.Fatalf("%d entries are left", c.count(`SELECT count(*) FROM penstock.entry`))
 		}

@@ -267,7 +267,7 @@ func (c *crowd) finish() {
 		c.Fatal(err)
 	}
 	node := c.node(104, c.q)
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for c.count(`SELECT count(*) FROM penstock.entry`) > 0 {
 		if _, err := c.q.SettleCancelRequests(c.ctx, 1000); err != nil {
 			c.Fatal(err)

@@ -51,9 +51,9 @@ func Picture(t *testing.T, text string) string {
 // WaitFor polls a condition that another goroutine brings about.
 func WaitFor(t *testing.T, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("condition did not come about in 10 s")
+			t.Fatal("condition did not come about in a minute")
 		}
 	}
 }
