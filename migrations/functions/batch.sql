@@ -21,6 +21,13 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT b.detail || jsonb_build_object('batch', b.id, 'step', step) || more
 $$;
 
+-- push_batch_entry pushes one entry of a batch and returns its id. Callers: create_batch, complete_batch.
+CREATE OR REPLACE FUNCTION penstock.push_batch_entry(target text, b penstock.batch, step text, more jsonb DEFAULT '{}') RETURNS bigint
+LANGUAGE sql AS $$
+    SELECT (penstock.push_many(target, ARRAY[penstock.batch_payload(b, step, more)], flows => ARRAY[b.flow], priorities => ARRAY[b.priority],
+                               names => ARRAY['batch:' || b.id], inside => true)).ids[1]
+$$;
+
 -- create_batch makes a batch of a list of items, split at once, or of the rows of a query, split by the node that runs
 -- its first entry. Options: items or query, part_size, window_parts, detail, flow, priority, completion_queue. It refuses
 -- a queue whose kind has handlers of its own, and items or options that are null.
@@ -45,6 +52,10 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'The options are items or query, part_size, window_parts, detail, flow, priority and completion_queue.';
     ELSIF num_nonnulls(options->>'items', options->>'query') <> 1 THEN
         RAISE EXCEPTION 'a batch needs items or a query, one of them' USING ERRCODE = 'PS002';
+    ELSIF options->>'query' IS NOT NULL THEN
+        PERFORM penstock.check_query(options->>'query');
+    ELSIF (SELECT t.kind FROM penstock.queue t WHERE t.name = options->>'completion_queue') = 'webhook' THEN
+        RAISE EXCEPTION 'completion_queue is a queue of callbacks' USING ERRCODE = 'PS002';
     END IF;
     b := jsonb_populate_record(NULL::penstock.batch, options);
     INSERT INTO penstock.batch AS x (queue_id, name, query, items, part_size, window_parts, detail, flow, priority, actor, completion_queue_id)
@@ -55,9 +66,7 @@ BEGIN
     IF b.items IS NOT NULL THEN
         PERFORM penstock.split_batch(b.id);
     ELSE
-        UPDATE penstock.batch x SET split_entry_id = penstock.push(q.name, penstock.batch_payload(b, 'split'), flow => b.flow,
-                                                                   priority => b.priority, name => 'batch:' || b.id)
-         WHERE x.id = b.id;
+        UPDATE penstock.batch x SET split_entry_id = penstock.push_batch_entry(q.name, b, 'split') WHERE x.id = b.id;
     END IF;
     PERFORM penstock.audit_log(create_batch.actor, 'create_batch', 'batch ' || b.id,
                                create_batch.reason, jsonb_build_object('queue', q.name, 'name', create_batch.name));
@@ -65,6 +74,28 @@ BEGIN
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR not_null_violation THEN
         RAISE EXCEPTION 'batch option is not valid: %', penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
+END $$;
+
+-- query_sql is the query of a batch as split_batch runs it: its rows as objects, numbered. As a subquery it can neither
+-- change rows nor be followed by another statement.
+CREATE OR REPLACE FUNCTION penstock.query_sql(query text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT format(E'SELECT to_jsonb(q) AS item, row_number() OVER () AS n FROM (%s\n) q', rtrim(query, E'; \t\r\n'))
+$$;
+
+-- check_query refuses a text that is not one SELECT, VALUES or TABLE, or that changes rows. SQLSTATE PS002. Only the
+-- grammar is checked for tables that do not exist yet: names are resolved by the node that splits, with its rights.
+CREATE OR REPLACE FUNCTION penstock.check_query(query text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.check_statement(penstock.query_sql(query));
+    PERFORM penstock.check_statement(query);
+EXCEPTION
+    WHEN undefined_table OR undefined_column OR undefined_function OR undefined_object OR invalid_schema_name THEN
+        RETURN;
+    WHEN OTHERS THEN
+        RAISE EXCEPTION 'query is not one statement that reads: %', SQLERRM
+            USING ERRCODE = 'PS002', HINT = 'Write one SELECT, without a semicolon in between.';
 END $$;
 
 -- split_batch makes the parts, all in one transaction: a crash leaves none, and a second call begins anew or finds it
@@ -88,14 +119,15 @@ BEGIN
           FROM (%s) r
          GROUP BY (r.n - 1) / $2$q$,
         CASE WHEN b.query IS NULL THEN 'SELECT i.item, i.n FROM jsonb_array_elements($3) WITH ORDINALITY i(item, n)'
-             ELSE format('SELECT to_jsonb(q) AS item, row_number() OVER () AS n FROM (%s' || E'\n' || ') q', rtrim(b.query, E'; \n')) END)
+             ELSE penstock.query_sql(b.query) END)
     USING b.id, b.part_size, b.items;
     UPDATE penstock.batch SET status = 'running', items = NULL WHERE id = b.id;
 END $_$;
 
 -- finish_batch_part records the result of a part while the lock of its entry still carries the token, and says whether
 -- it did. The record is held, so that the entry cannot be given to somebody else before this commits. A part that was
--- recorded is not run again, even if the node dies before its entry ends.
+-- recorded is not run again, even if the node dies before its entry ends. The part must be one of a batch of the queue,
+-- and its entry be under that lock: the ids come from a payload, which whoever pushes may have written.
 CREATE OR REPLACE FUNCTION penstock.finish_batch_part(batch bigint, part integer, queue integer, key text, token bigint, result jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -104,7 +136,10 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE penstock.batch_part p SET outcome = 'done', ended_at = clock_timestamp(), result = finish_batch_part.result
-     WHERE p.batch_id = batch AND p.no = part AND p.ended_at IS NULL;
+      FROM penstock.batch b, penstock.entry e
+     WHERE p.batch_id = finish_batch_part.batch AND p.no = part AND p.ended_at IS NULL
+       AND b.id = p.batch_id AND b.queue_id = finish_batch_part.queue
+       AND e.queue_id = b.queue_id AND e.id = p.entry_id AND coalesce(e.lock_key, '#' || e.id) = key;
     RETURN FOUND;
 END $$;
 
@@ -155,7 +190,7 @@ BEGIN
       FROM penstock.push_many((SELECT name FROM penstock.queue WHERE id = b.queue_id),
                ARRAY(SELECT penstock.batch_payload(b, 'part', jsonb_build_object('part', n)) FROM unnest(next) WITH ORDINALITY u(n, i) ORDER BY i),
                flows => array_fill(b.flow, ARRAY[cardinality(next)]), priorities => array_fill(b.priority, ARRAY[cardinality(next)]),
-               names => array_fill('batch:' || b.id, ARRAY[cardinality(next)])) p;
+               names => array_fill('batch:' || b.id, ARRAY[cardinality(next)]), inside => true) p;
     UPDATE penstock.batch_part p SET entry_id = u.id
       FROM unnest(next, made) u(no, id) WHERE p.batch_id = b.id AND p.no = u.no;
     RETURN cardinality(next);
@@ -173,8 +208,7 @@ DECLARE
 BEGIN
     verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed' ELSE 'done' END;
     IF target IS NOT NULL THEN
-        pushed := penstock.push(target, penstock.batch_payload(b, 'end', jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad)),
-                                flow => b.flow, priority => b.priority, name => 'batch:' || b.id);
+        pushed := penstock.push_batch_entry(target, b, 'end', jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad));
     END IF;
     UPDATE penstock.batch SET status = CASE WHEN pushed IS NULL THEN verdict ELSE 'ending' END, completion_entry_id = pushed,
                               problem = coalesce(problem, CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || parts || ' parts did not end well' END),

@@ -48,6 +48,25 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN pg_column_size(v) > 8192 THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END
 $$;
 
+-- watch_column_sql is the expression by which a trigger of watch turns a column into jsonb; %1$s in it stands for the row.
+-- The trigger runs with its owner's rights, and to_jsonb() calls a cast to json that any role may have made for its own
+-- type. So only types of pg_catalog are converted by to_jsonb(), domains as the type below them; all others, enums
+-- for one, become the text that the type's output function writes, which only a superuser can make.
+CREATE OR REPLACE FUNCTION penstock.watch_column_sql(watched regclass, column_name text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE base AS (
+        SELECT t.* FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = watched AND a.attname = column_name
+        UNION ALL
+        SELECT t.* FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+    )
+    SELECT CASE WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = watched AND a.attname = column_name)
+                     AND b.typnamespace = 'pg_catalog'::regnamespace THEN format('to_jsonb(%%1$s.%s)', quoted.name)
+                WHEN b.typnamespace = 'pg_catalog'::regnamespace THEN format('to_jsonb(%%1$s.%s::pg_catalog.%s)', quoted.name, replace(quote_ident(b.typname), '%', '%%'))
+                ELSE format('CASE WHEN %%1$s.%1$s IS NOT NULL THEN to_jsonb(format(''%%%%s'', %%1$s.%1$s)) END', quoted.name) END
+      FROM base b CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
+     WHERE b.typtype <> 'd'
+$$;
+
 -- watch_changes_sql is the query behind a watch: one row {"table", "object", "field", "from", "to"} for each field that
 -- differs. A row that came or went is one change, with field null and the watched columns in "to" or "from".
 -- An update that changes keys has one row gone and one come. A full join can only be hashed or merged, so that the plan
@@ -58,9 +77,11 @@ CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(watched regclass, op text,
 DECLARE
     -- Names may hold a per cent sign, which format would read.
     label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
-    object  text := CASE cardinality(keys) WHEN 1 THEN format('to_jsonb(%%1$s.%I)', replace(keys[1], '%', '%%'))
-                    ELSE format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, %%1$s.%I', k, k), ', ') FROM unnest(keys) x, replace(x, '%', '%%') k)) END;
-    whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(to_jsonb(%%1$s.%I))', c, c), ', ') FROM unnest(columns) x, replace(x, '%', '%%') c));
+    object  text := CASE cardinality(keys) WHEN 1 THEN penstock.watch_column_sql(watched, keys[1])
+                    ELSE format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, ', replace(k, '%', '%%')) || penstock.watch_column_sql(watched, k), ', ')
+                                                             FROM unnest(keys) k)) END;
+    whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(', replace(c, '%', '%%')) || penstock.watch_column_sql(watched, c) || ')', ', ')
+                                                              FROM unnest(columns) c));
     shape   text := 'SELECT jsonb_build_object(''table'', ' || label || ', ''object'', %s, ''field'', %s, ''from'', %s, ''to'', %s) AS change';
     came    text := format(shape, format(object, 'n'), 'NULL', 'NULL', format(whole, 'n'));
     went    text := format(shape, format(object, 'o'), 'NULL', format(whole, 'o'), 'NULL');
@@ -77,17 +98,20 @@ BEGIN
        UNION ALL %s WHERE n.penstock_here IS NULL
        UNION ALL %s WHERE o.penstock_here IS NULL) c$q$,
             -- The operators of types that extensions brought are not on the search path of the trigger.
-            (SELECT string_agg(format(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace AND t.typname <> 'json' THEN 'n.%1$I = o.%1$I'
-                                           ELSE 'to_jsonb(n.%1$I) = to_jsonb(o.%1$I)' END, a.attname), ' AND ')
+            (SELECT string_agg(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace AND t.typname <> 'json' THEN format('n.%1$I = o.%1$I', a.attname)
+                                    ELSE format(penstock.watch_column_sql(watched, a.attname), 'n') || ' = ' || format(penstock.watch_column_sql(watched, a.attname), 'o') END, ' AND ')
                FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = watched AND a.attname = ANY (keys)), field,
-            (SELECT string_agg(format('(%L, to_jsonb(o.%I), to_jsonb(n.%I))', c, c, c), ', ') FROM unnest(columns) c), went, came)
+            (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_column_sql(watched, c), 'o') || ', ' || format(penstock.watch_column_sql(watched, c), 'n') || ')', ', ')
+               FROM unnest(columns) c), went, came)
     END;
 END $_$;
 
 -- watch makes changes of a table entries of a change_log queue, from its commit on: of all columns or of some. keys say
 -- which columns identify a row; without them it is the primary key. Watching again replaces the watch. It waits for the
 -- transactions that are writing to the table, and new writers wait for it: run it when none of them is long.
--- The functions that it makes hold up whatever names columns have.
+-- The functions that it makes hold up whatever names columns have. They run with the rights of whoever called watch: no other
+-- role may attach them to a table, and they refuse any other table, and a column whose type has become one of a user
+-- since (SQLSTATE PS006).
 CREATE OR REPLACE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL, keys text[] DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     AS $_$
@@ -96,6 +120,9 @@ DECLARE
     op    text;
     body  text;
     wrong text;
+    -- Columns that are converted by to_jsonb(): their type stays in pg_catalog, or the domain that it was.
+    converted name[];
+    domains   oid[];
 BEGIN
     IF q.kind <> 'change_log' THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not change_log', q.name, q.kind
@@ -119,6 +146,9 @@ BEGIN
     ELSIF cardinality(columns) = 0 THEN
         columns := keys;
     END IF;
+    SELECT coalesce(array_agg(a.attname), '{}'), coalesce(array_agg(a.atttypid), '{}') INTO converted, domains
+      FROM pg_attribute a
+     WHERE a.attrelid = watched AND a.attname = ANY (columns || keys) AND penstock.watch_column_sql(watched, a.attname) LIKE 'to_jsonb(%';
     PERFORM penstock.unwatch(watched, queue, reason, actor);
     FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
         body := format('watch_%s_%s_%s', watched::oid, q.id, op);
@@ -127,6 +157,12 @@ BEGIN
 DECLARE
     part record;
 BEGIN
+    IF TG_RELID <> %s OR EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                                  WHERE a.attrelid = TG_RELID AND a.attname = ANY (%L::name[]) AND t.typnamespace <> 'pg_catalog'::regnamespace
+                                    AND a.atttypid <> ALL (%L::oid[])) THEN
+        RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
+            USING ERRCODE = 'PS006', HINT = 'Watch it again: SELECT penstock.watch(...).';
+    END IF;
     IF current_setting('penstock.depth', true) <> '' THEN
         PERFORM penstock.check_depth(%L);
     END IF;
@@ -136,7 +172,9 @@ BEGIN
         PERFORM penstock.push_many(%L, part.changes);
     END LOOP;
     RETURN NULL;
-END $b$, format('queue "%s" by a change of %s', q.name, watched), penstock.watch_changes_sql(watched, op, columns, keys), q.name));
+END $b$, watched::oid, converted, domains,
+            format('queue "%s" by a change of %s', q.name, watched), penstock.watch_changes_sql(watched, op, columns, keys), q.name));
+        EXECUTE format('REVOKE ALL ON FUNCTION penstock.%I() FROM PUBLIC', body);
         EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION penstock.%I()',
                        'penstock_' || q.id || '_' || op, op, watched,
                        CASE op WHEN 'insert' THEN 'REFERENCING NEW TABLE AS new_rows' WHEN 'delete' THEN 'REFERENCING OLD TABLE AS old_rows'

@@ -68,8 +68,10 @@ END $$;
 -- that is shorter leaves the option unset for the rest, one that is longer is refused. ids[i] is the entry of payloads[i];
 -- verdicts[i] is 'inserted', 'replayed' (idempotency key seen before) or 'duplicate' (unique key taken), and null for all
 -- inserted. An idempotency key of a push that was a duplicate names the entry that does the work. Disabled names and keys
--- are looked up for each entry only in queues that have some.
-CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], OUT ids bigint[], OUT verdicts text[]) RETURNS record
+-- are looked up for each entry only in queues that have some. Queues of kind webhook and batch hold what Penstock itself
+-- pushes (call_back, create_batch, feed_batch, complete_batch), which says so by inside: task nodes sign the entries of the
+-- one with the secrets of receivers, and the entries of the other name batches. SQLSTATE PS002 for everybody else.
+CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], inside boolean DEFAULT false, OUT ids bigint[], OUT verdicts text[]) RETURNS record
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
@@ -87,6 +89,10 @@ BEGIN
     ELSIF n = 0 THEN
         ids := '{}';
         RETURN;
+    ELSIF q.kind IN ('webhook', 'batch') AND NOT inside THEN
+        RAISE EXCEPTION 'queue "%" of kind % takes entries from Penstock alone', q.name, q.kind
+            USING ERRCODE = 'PS002', HINT = CASE q.kind WHEN 'webhook' THEN 'Push to another queue, with a callback.'
+                                            ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
     IF q.grouping IS NULL AND q.capacity IS NULL AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
@@ -217,11 +223,13 @@ BEGIN
         RAISE EXCEPTION '% has % elements, and there are % payloads', bad.name, bad.length, n
             USING ERRCODE = 'PS002', HINT = 'Arrays of options are as long as that of the payloads; null stands for an option left out.';
     END IF;
-    SELECT u.i, CASE WHEN jsonb_typeof(u.c) <> 'object' THEN 'callback is not an object with url and, if wanted, context'
+    SELECT u.i, CASE WHEN jsonb_typeof(u.c) <> 'object' THEN 'callback is not an object with url and, if wanted, context and format'
+                     WHEN u.c->>'format' <> 'job' THEN 'callback.format is not "job"; leave it out for the body of Standard Webhooks'
                      ELSE 'callback.url is missing or not a text' END AS problem INTO bad
       FROM unnest(callbacks) WITH ORDINALITY u(c, i)
      WHERE jsonb_typeof(u.c) <> 'null'
-       AND (jsonb_typeof(u.c) <> 'object' OR jsonb_typeof(u.c->'url') IS DISTINCT FROM 'string' OR u.c->>'url' = '')
+       AND (jsonb_typeof(u.c) <> 'object' OR jsonb_typeof(u.c->'url') IS DISTINCT FROM 'string' OR u.c->>'url' = ''
+            OR u.c->>'format' <> 'job')
      ORDER BY u.i LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';

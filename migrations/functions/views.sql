@@ -87,12 +87,12 @@ SELECT b.id, b.name, q.name AS queue,
          FROM penstock.batch_part x WHERE x.batch_id = b.id) p;
 
 -- application_status shows what each application has and uses: nodes and threads, locks held, and the units of its
--- quota.
+-- quota. The queue of callbacks is left out: it is of no application of users, and all nodes serve it.
 CREATE OR REPLACE VIEW penstock.application_status AS
 SELECT a.application, a.queues, n.nodes, n.threads, coalesce(k.locks, 0) AS locks, coalesce(k.cost, 0) AS cost, k.oldest,
        l.max_units AS quota_units, coalesce(k.locks, 0) AS used_units, l.rate AS quota_rate,
        EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'application' AND p.value = a.application AND penstock.paused_until(p.until)) AS paused
-  FROM (SELECT application, count(*) AS queues FROM penstock.queue GROUP BY application) a
+  FROM (SELECT application, count(*) AS queues FROM penstock.queue WHERE kind <> 'webhook' GROUP BY application) a
   LEFT JOIN LATERAL (SELECT count(*) AS nodes, coalesce(sum(x.threads), 0) AS threads FROM penstock.node x
                       WHERE x.application = a.application AND x.beat_at + x.lease > clock_timestamp()) n ON true
   LEFT JOIN LATERAL (SELECT count(*) AS locks, sum(o.cost)::real AS cost, clock_timestamp() - min(o.claimed_at) AS oldest

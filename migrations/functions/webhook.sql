@@ -20,9 +20,10 @@ BEGIN
             || CASE WHEN octet_length(e.callback::text) > 262144 THEN '{"context_omitted": true}'
                     WHEN e.callback ? 'context' THEN jsonb_build_object('context', e.callback->'context') ELSE '{}' END;
     PERFORM penstock.push_many('webhook',
-        ARRAY[jsonb_build_object('url', left(e.callback->>'url', 4096), 'type', 'entry.' || outcome, 'at', clock_timestamp(), 'data', data)],
+        ARRAY[jsonb_build_object('url', left(e.callback->>'url', 4096), 'type', 'entry.' || outcome, 'at', clock_timestamp(), 'data', data)
+              || CASE WHEN e.callback->>'format' = 'job' THEN '{"format": "job"}'::jsonb ELSE '{}' END],
         flows => ARRAY[coalesce(left(host, CASE WHEN octet_length(host) > length(host) THEN 64 ELSE 128 END), '')],
-        traces => ARRAY[e.trace]);
+        traces => ARRAY[e.trace], inside => true);
 END $$;
 
 -- keep_webhook_queue refuses changes after which the queue of callbacks would not take what an ending brings.

@@ -28,7 +28,7 @@ type entryToPush struct {
 	UniqueKey      string                    `json:"unique_key,omitempty" doc:"Entries of one key are not queued twice, as unique_policy says."`
 	UniquePolicy   invalidation.UniquePolicy `json:"unique_policy,omitempty" enum:"while_queued,while_active,one_running_one_queued"`
 	Trace          string                    `json:"trace,omitempty" doc:"W3C traceparent. Absent: the header Traceparent of the request."`
-	Callback       json.RawMessage           `json:"callback,omitempty" doc:"Where the outcome is sent: an object with url, and context that is sent along."`
+	Callback       json.RawMessage           `json:"callback,omitempty" doc:"Where the outcome is sent: an object with url, context that is sent along, and format: none for the body of Standard Webhooks, job for {job_id, status, result}."`
 }
 
 // member is a member of a JSON object, and where its value is decoded to.

@@ -61,7 +61,7 @@ const urgent = int16(9)
 type submission struct {
 	Model       string          `json:"model" minLength:"1" maxLength:"200"`
 	Payload     json.RawMessage `json:"payload" doc:"Any JSON value."`
-	CallbackURL string          `json:"callback_url,omitempty" maxLength:"2048" doc:"Where the outcome is sent."`
+	CallbackURL string          `json:"callback_url,omitempty" maxLength:"2048" doc:"Where the outcome is sent, signed: job_id, status (completed, failed, expired, cancelled) and result or error."`
 	Priority    bool            `json:"priority,omitempty" doc:"Before those without; in order among those with it."`
 }
 
@@ -97,7 +97,7 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 		p.Priority = &high
 	}
 	if in.CallbackURL != "" {
-		if p.Callback, err = json.Marshal(map[string]string{"url": in.CallbackURL}); err != nil {
+		if p.Callback, err = json.Marshal(map[string]string{"url": in.CallbackURL, "format": "job"}); err != nil {
 			return err
 		}
 		if a.cfg.CheckCallback != nil {

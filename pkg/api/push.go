@@ -196,12 +196,16 @@ func (a *API) checkCallback(callback json.RawMessage) error {
 	var c struct {
 		URL     string
 		Context json.RawMessage
+		Format  string
 	}
-	if err := decodeWhole(callback, []member{{"url", &c.URL}, {"context", &c.Context}}); err != nil {
-		return flaw("callback", fmt.Errorf("it is not an object with url and, if wanted, context: %w", err))
+	if err := decodeWhole(callback, []member{{"url", &c.URL}, {"context", &c.Context}, {"format", &c.Format}}); err != nil {
+		return flaw("callback", fmt.Errorf("it is not an object with url and, if wanted, context and format: %w", err))
 	}
 	if c.URL == "" {
 		return flaw("callback.url", errors.New("it is missing"))
+	}
+	if c.Format != "" && c.Format != "job" {
+		return flaw("callback.format", errors.New(`it is not "job"; leave it out for the body of Standard Webhooks`))
 	}
 	if a.cfg.CheckCallback != nil {
 		if err := a.cfg.CheckCallback(c.URL); err != nil {

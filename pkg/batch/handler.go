@@ -63,14 +63,7 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	}
 	switch t.Step {
 	case "split":
-		err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `SELECT penstock.split_batch($1)`, t.Batch)
-			return translate(err)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("split batch %d: %w", t.Batch, err)
-		}
-		return nil, nil
+		return nil, h.split(ctx, t, r)
 	case "part":
 		return nil, h.part(ctx, t, r)
 	case "end":
@@ -82,17 +75,52 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	return nil, invalidation.Permanent(fmt.Errorf("batch %d has no step %q", t.Batch, t.Step))
 }
 
+// ownsSQL is whether entry $3 of queue $2 splits or completes batch $1. Payloads may come from anyone who can push to the
+// queue, so that the ids in them prove nothing.
+const ownsSQL = `
+SELECT EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND queue_id = $2 AND split_entry_id = $3),
+       EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND completion_queue_id = $2 AND completion_entry_id = $3)`
+
+// owns returns an error that wraps ErrNotFound, and ends the entry, unless the batch says that this is its entry.
+func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
+	var splits, completes bool
+	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes)
+	switch {
+	case err != nil:
+		return fmt.Errorf("find batch %d: %w", t.Batch, err)
+	case t.Step == "split" && splits, t.Step == "end" && completes:
+		return nil
+	}
+	return invalidation.Permanent(fmt.Errorf("%s of batch %d by entry %d: %w", t.Step, t.Batch, r.Entry.ID, ErrNotFound))
+}
+
+func (h *handler) split(ctx context.Context, t task, r *invalidation.Run) error {
+	if err := h.owns(ctx, t, r); err != nil {
+		return err
+	}
+	err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT penstock.split_batch($1)`, t.Batch)
+		return translate(err)
+	})
+	if err != nil {
+		return fmt.Errorf("split batch %d: %w", t.Batch, err)
+	}
+	return nil
+}
+
+// partSQL reads part $2 of batch $1 if it is the part of entry $4 of queue $3.
 const partSQL = `
-SELECT items, ended_at IS NOT NULL
-  FROM penstock.batch_part
- WHERE batch_id = $1 AND no = $2`
+SELECT p.items, p.ended_at IS NOT NULL
+  FROM penstock.batch_part p
+  JOIN penstock.batch b ON b.id = p.batch_id
+ WHERE p.batch_id = $1 AND p.no = $2 AND b.queue_id = $3 AND p.entry_id = $4`
 
 // part runs Map unless an earlier run has recorded its result already.
 func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	p := Part{Batch: t.Batch, No: t.Part, Detail: r.Entry.Payload, Run: r}
 	var ended bool
 	err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, partSQL, t.Batch, t.Part).Scan(&p.Items, &ended)
+		return tx.QueryRow(ctx, partSQL, t.Batch, t.Part, r.Queue.ID, r.Entry.ID).Scan(&p.Items, &ended)
 	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -136,12 +164,15 @@ const resultSQL = `
 WITH mine AS MATERIALIZED (
     SELECT FROM penstock.lock WHERE queue_id = $3 AND lock_key = $4 AND token = $5 FOR KEY SHARE
 ), kept AS (
-    UPDATE penstock.batch SET result = $6 WHERE id = $1 AND status = 'ending' AND completion_entry_id = $2 AND EXISTS (SELECT FROM mine)
+    UPDATE penstock.batch SET result = $6 WHERE id = $1 AND status = 'ending' AND completion_queue_id = $3 AND completion_entry_id = $2 AND EXISTS (SELECT FROM mine)
     RETURNING id
 )
 SELECT EXISTS (SELECT FROM kept)`
 
 func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error {
+	if err := h.owns(ctx, t, r); err != nil {
+		return err
+	}
 	keep := func(db postgres.DB, result json.RawMessage) error {
 		return h.record(ctx, db, t, r, resultSQL, t.Batch, r.Entry.ID, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
 	}

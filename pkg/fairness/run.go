@@ -104,7 +104,7 @@ SELECT u.queue_id, u.priority, u.whole, u.flow,
        greatest(0, penstock.usage_left(u.service, u.at, $2::float8)), penstock.usage_left(u.lift, u.at, $2::float8)
   FROM penstock.queue q
  CROSS JOIN LATERAL (SELECT * FROM penstock.usage WHERE queue_id = q.id OFFSET 0) u
- WHERE q.application = $1`
+ WHERE q.application = $1 OR q.kind = 'webhook'`
 
 // peersSQL counts the live nodes of application $1.
 const peersSQL = `

@@ -21,6 +21,9 @@ const (
 	KindWebhook   Kind = "webhook"
 )
 
+// ours reports whether only Penstock itself pushes to queues of the kind.
+func (k Kind) ours() bool { return k == KindWebhook || k == KindBatch }
+
 // Config is what can be set about a queue. A zero field means its default.
 type Config struct {
 	Kind        Kind    // task

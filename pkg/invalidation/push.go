@@ -138,7 +138,7 @@ func (q *Queue) pushAlone(ctx context.Context, pushes []Push) ([]Pushed, error) 
 
 // pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.
 func (q *Queue) pushPlain(ctx context.Context, pushes []Push) ([]Pushed, error) {
-	if len(pushes) == 0 || !plain(pushes) || q.Config.Grouping != "" || q.Config.Capacity != 0 {
+	if len(pushes) == 0 || !plain(pushes) || q.Config.Grouping != "" || q.Config.Capacity != 0 || q.Config.Kind.ours() {
 		return nil, nil
 	}
 	var ids []EntryID

@@ -233,7 +233,8 @@ func (n *Node) readQueues(ctx context.Context) error {
 		if h == nil {
 			h = n.kinds[q.Config.Kind]
 		}
-		if h != nil && q.Config.Application == n.cfg.Application {
+		// The queue of callbacks is of no application's: every node delivers.
+		if h != nil && (q.Config.Application == n.cfg.Application || q.Config.Kind == invalidation.KindWebhook) {
 			served[q.ID] = &servedQueue{name: q.Name, queue: q, handler: h}
 		}
 	}

@@ -176,7 +176,7 @@ func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'disabled'`); n != 1 {
 		t.Fatal("the callback is not a failure")
 	}
-	_, err := d.pool.Exec(d.ctx, `SELECT penstock.push('webhook', payload, flow => flow) FROM penstock.failure`)
+	_, err := d.pool.Exec(d.ctx, `SELECT penstock.push_many('webhook', ARRAY[payload], flows => ARRAY[flow], inside => true) FROM penstock.failure`)
 	d.must(err)
 	_ = d.deliver()
 	if len(d.ids) != 1 {
@@ -184,7 +184,7 @@ func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 	}
 	_, err = Register(d.ctx, d.pool, home, atHome, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"})
 	d.must(err)
-	_, err = d.pool.Exec(d.ctx, `SELECT penstock.push('webhook', payload, flow => flow) FROM penstock.failure LIMIT 1`)
+	_, err = d.pool.Exec(d.ctx, `SELECT penstock.push_many('webhook', ARRAY[payload], flows => ARRAY[flow], inside => true) FROM penstock.failure LIMIT 1`)
 	d.must(err)
 	d.must(d.deliver())
 }
