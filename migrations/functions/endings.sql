@@ -122,6 +122,36 @@ BEGIN
     END IF;
 END $$;
 
+-- history_add adds a note of an error to the history of an entry, with the time, and keeps the newest 20. Callers: the
+-- statements of pkg/invalidation that retry, fail and recover entries.
+CREATE OR REPLACE FUNCTION penstock.history_add(history jsonb, note jsonb) RETURNS jsonb
+LANGUAGE sql AS $$
+    SELECT CASE WHEN jsonb_array_length(coalesce($1, '[]')) >= 20 THEN $1 - 0 ELSE coalesce($1, '[]') END
+           || (jsonb_build_object('at', clock_timestamp()) || $2)
+$$;
+
+-- run_note is what history keeps of a run that ended in an error: {"error", "class", "stack", "meta"} as the node gives it,
+-- the number of the attempt, the node and how long the run took (ms). Callers: as those of history_add.
+CREATE OR REPLACE FUNCTION penstock.run_note(attempt integer, error jsonb, node bigint, run_ms bigint) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT jsonb_build_object('attempt', $1, 'error', $2->>'error', 'class', $2->>'class', 'stack', $2->'stack', 'node', $3,
+                              'run_ms', $4, 'meta', $2->'meta')
+$$;
+
+-- add_failure makes the failure of an entry that its caller has deleted from its queue, and returns the id. A disabled entry
+-- has the priority there that it had before. Locks: none but those of an insert. Callers: the statements of
+-- pkg/invalidation that fail entries and that dead-letter them as poison.
+CREATE OR REPLACE FUNCTION penstock.add_failure(e penstock.entry, attempt smallint, class text, error text, fingerprint text,
+                                                history jsonb) RETURNS bigint
+LANGUAGE sql AS $$
+    INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
+                                  lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
+    VALUES (e.queue_id, e.id, e.created_at, e.start_by, e.finish_by, e.cost,
+            CASE WHEN e.priority < 0 THEN e.enabled_priority ELSE e.priority END, $2, e.crashes, e.flow,
+            e.lock_key, e.name, $3, $4, $5, e.trace, e.callback, e.payload, e.depth, $6)
+    RETURNING entry_id
+$$;
+
 -- Cancel and expire --------------------------------------------------------------------------------------------------
 
 -- cancel_one ends an entry that does not run ('cancelled'), asks for the end of one that does or that somebody else has

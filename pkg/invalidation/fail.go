@@ -37,18 +37,13 @@ WITH found AS MATERIALIZED (
     DELETE FROM penstock.entry_X d
      USING found f
      WHERE d.ctid = f.row
-    RETURNING d.*, f.error, f.fingerprint, f.run_ms
-), failed AS (
-    INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
-                                  lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
-    SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
-           least(attempt + 1, 32767), crashes, flow, lock_key, name, coalesce(error->>'class', 'error'), coalesce(error->>'error', ''),
-           fingerprint, trace, callback, payload, depth,
-           coalesce(history, '[]') || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt + 1, 'error', error->>'error',
-               'class', error->>'class', 'stack', error->'stack', 'node', $7::bigint, 'run_ms', run_ms, 'meta', error->'meta')
-      FROM gone
+    RETURNING d::penstock.entry AS entry, d.attempt, d.history, f.error, f.fingerprint, f.run_ms
 )
-SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
+SELECT penstock.all_ended((SELECT count(*) FROM found), (
+       SELECT count(penstock.add_failure(entry, least(attempt + 1, 32767)::smallint, coalesce(error->>'class', 'error'),
+                    coalesce(error->>'error', ''), fingerprint,
+                    penstock.history_add(history, penstock.run_note(attempt + 1, error, $7, run_ms))))
+         FROM gone))`
 
 func (q *Queue) queueFail(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if c := pick(endings, verbFail); len(c.ids) > 0 {

@@ -65,9 +65,8 @@ const crashSQL = `
 WITH struck AS (
     UPDATE penstock.entry_X e
        SET crashes = e.crashes + 1,
-           history = CASE WHEN jsonb_array_length(coalesce(e.history, '[]')) >= 20 THEN e.history - 0 ELSE coalesce(e.history, '[]') END
-                     || jsonb_build_object('at', clock_timestamp(), 'class', 'crash', 'node', k.node_id, 'token', k.token,
-                                           'error', 'node ' || k.name || ' died while it ran this entry')
+           history = penstock.history_add(e.history, jsonb_build_object('class', 'crash', 'node', k.node_id, 'token', k.token,
+                                          'error', 'node ' || k.name || ' died while it ran this entry'))
       FROM (SELECT l.token, l.node_id, coalesce((SELECT n.name FROM penstock.node n WHERE n.id = l.node_id), l.node_id::text) AS name,
                    CASE WHEN left(l.lock_key, 1) = '#' THEN l.last_entry_id
                         ELSE (SELECT g.id FROM penstock.entry_X g
@@ -96,14 +95,10 @@ WITH gone AS (
      USING unnest($2::bigint[]) k(id)
      CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
      WHERE d.ctid = e.row
-    RETURNING d.*
+    RETURNING d::penstock.entry AS entry, d.attempt, d.crashes, d.history
 )
-INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
-                              lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
-SELECT $1, id, created_at, start_by, finish_by, cost, CASE WHEN priority < 0 THEN enabled_priority ELSE priority END,
-       attempt, crashes, flow, lock_key, name, 'poison',
-       'poison: ' || crashes || ' nodes died while they ran this entry', 'poison: _ nodes died while they ran this entry',
-       trace, callback, payload, depth, history
+SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || ' nodes died while they ran this entry',
+                            'poison: _ nodes died while they ran this entry', history)
   FROM gone`
 
 // Recover ends locks of this queue that nobody will settle and puts their keys back where they stood in line, all

@@ -119,10 +119,8 @@ WITH found AS MATERIALIZED (
     UPDATE penstock.entry_X d
        SET status = 'initial', due_at = clock_timestamp() + f.delay_ms * interval '1 millisecond',
            attempt = least(d.attempt + f.spent::int, 32767),
-           history = CASE WHEN NOT f.spent THEN d.history ELSE
-               CASE WHEN jsonb_array_length(coalesce(d.history, '[]')) >= 20 THEN d.history - 0 ELSE coalesce(d.history, '[]') END
-               || jsonb_build_object('at', clock_timestamp(), 'attempt', d.attempt + 1, 'error', f.error->>'error',
-                                     'class', f.error->>'class', 'stack', f.error->'stack', 'node', $8::bigint, 'run_ms', f.run_ms, 'meta', f.error->'meta') END
+           history = CASE WHEN f.spent
+               THEN penstock.history_add(d.history, penstock.run_note(d.attempt + 1, f.error, $8, f.run_ms)) ELSE d.history END
       FROM found f
      WHERE d.ctid = f.row
     RETURNING d.id
