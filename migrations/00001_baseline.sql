@@ -121,13 +121,15 @@ COMMENT ON COLUMN penstock.entry.depth IS 'entries that lie between this one and
 
 -- A ready row says: this lock key has something to claim. The claim scans nothing else.
 -- Solo entries: entry_id is set and lock_key is null. Groups: the other way round.
+-- A row that was handed back for a while keeps its position and may not be claimed before not_before.
 CREATE TABLE penstock.ready (
-    pos      bigint NOT NULL,
-    entry_id bigint,
-    queue_id integer NOT NULL,
-    priority smallint NOT NULL,
-    flow     text COLLATE "C" NOT NULL,
-    lock_key text COLLATE "C",
+    pos        bigint NOT NULL,
+    entry_id   bigint,
+    not_before timestamptz,
+    queue_id   integer NOT NULL,
+    priority   smallint NOT NULL,
+    flow       text COLLATE "C" NOT NULL,
+    lock_key   text COLLATE "C",
     PRIMARY KEY (queue_id, priority, flow, pos),
     CHECK ((entry_id IS NULL) <> (lock_key IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);

@@ -19,6 +19,7 @@ type laneReport struct {
 	Scanned   int      `json:"scanned"`    // ready rows
 	Skipped   int      `json:"skipped"`    // of these, rows that were not claimed
 	Wait      *float64 `json:"wait"`       // seconds until a token bucket has enough, or the throttling ends; null for neither
+	DueIn     *float64 `json:"due_in"`     // seconds until the first of the rows that were handed back for a while; null for none
 	Headroom  int      `json:"headroom"`   // locks that the request and the limits left to the lane
 	Shared    int      `json:"shared"`     // locks that they left to all lanes together
 	QueueWide bool     `json:"queue_wide"` // a limit that all lanes share has no headroom
@@ -32,6 +33,9 @@ func (r *laneReport) claimed() Claimed {
 		if r.Wait != nil {
 			c.Wait = time.Duration(*r.Wait * float64(time.Second))
 		}
+	}
+	if r.DueIn != nil {
+		c.DueIn = time.Duration(max(0.001, *r.DueIn) * float64(time.Second))
 	}
 	c.Drained = !c.Contended && c.Scanned < r.Headroom && c.Skipped == 0
 	return c

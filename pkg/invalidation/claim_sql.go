@@ -58,12 +58,13 @@ WITH room AS MATERIALIZED (
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
      CROSS JOIN LATERAL {{template "throttled"}} b
 ), head AS MATERIALIZED (
-    SELECT a.ord, a.flow, a.exclusive, a.wait, a.locks, r.row, r.pos, r.entry_id
+    SELECT a.ord, a.flow, a.position, a.exclusive, a.wait, a.locks, r.row, r.pos, r.entry_id
       FROM lane a
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+              AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM room)
@@ -96,7 +97,7 @@ UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
        (SELECT array_agg(row) FROM locked), (
        SELECT json_agg(r ORDER BY ord)
-         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.skipped,
+         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.skipped, {{template "due"}} AS due_in,
 {{- if .Limited}}
                       greatest(h.wait, room.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
                       room.locks AS shared, room.uncounted_to = 0 AS queue_wide
@@ -105,9 +106,9 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                       h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
                  FROM
 {{- end}} (
-                      SELECT ord, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
+                      SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
                              count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
-                        FROM head GROUP BY ord) h) r)
+                        FROM head GROUP BY ord, flow) h) r)
 {{- if .Limited}}
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
 {{- end}}`
@@ -147,12 +148,13 @@ WITH room AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT least(room.locks, room.rooms[l.ord]) AS locks) c
 {{- end}}
 ), head AS MATERIALIZED (
-    SELECT a.ord, a.flow, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
+    SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
       FROM lane a
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+              AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM room)
@@ -243,7 +245,7 @@ UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
        (SELECT array_agg(row) FROM lock_solo), (
        SELECT json_agg(r ORDER BY ord)
-         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.scanned - h.taken AS skipped,
+         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.scanned - h.taken AS skipped, {{template "due"}} AS due_in,
 {{- if .Limited}}
                       greatest(h.wait, room.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
                       room.locks AS shared, room.uncounted_to = 0 AS queue_wide
@@ -252,9 +254,9 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                       h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
                  FROM
 {{- end}} (
-                      SELECT ord, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
+                      SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
                              count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
-                        FROM head GROUP BY ord) h) r)
+                        FROM head GROUP BY ord, flow) h) r)
 {{- if .Limited}}
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
 {{- end}}`
@@ -266,9 +268,20 @@ const throttledTemplate = `{{define "throttled"}}(
                   (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
                   (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait){{end}}`
 
+// dueTemplate is for how long the rows of a lane in which nothing was found are held back (s): the least of the first hundred,
+// null if there is none.
+const dueTemplate = `{{define "due"}}
+                      CASE WHEN h.scanned = 0 AND h.exclusive THEN (
+                           SELECT extract(epoch FROM min(not_before) - clock_timestamp())
+                             FROM (SELECT not_before FROM penstock.ready
+                                    WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
+                                    ORDER BY pos LIMIT 100) d) END{{end}}`
+
+const claimParts = throttledTemplate + dueTemplate
+
 var (
-	deleteFirst = template.Must(template.New("claim, delete first").Parse(throttledTemplate + deleteFirstTemplate))
-	lockFirst   = template.Must(template.New("claim, lock first").Parse(throttledTemplate + lockFirstTemplate))
+	deleteFirst = template.Must(template.New("claim, delete first").Parse(claimParts + deleteFirstTemplate))
+	lockFirst   = template.Must(template.New("claim, lock first").Parse(claimParts + lockFirstTemplate))
 )
 
 // claimSQL renders one of the statements of a claim.

@@ -22,6 +22,7 @@
 //	rate kind    the strongest token bucket among the limits of a queue: none, shared, or one for each key
 //	low water    the position from which the next claim of a lane may begin
 //	sweep        deletes ready rows of keys that are locked
+//	held back    a ready row that may not be claimed before a time (not_before): its entry was released with a delay
 //	throttled    a queue or flow from which no node claims for a while, by order of a handler
 //	quantum      how many entries, and how long, a lock may cover before its key goes to the end of the lane
 //	ending       how one run of an entry ended: done, retry, fail, release, yield, expire or cancel
@@ -53,7 +54,8 @@
 //	finish    locked → done           finish.go    processing threads, batched over the node
 //	retry     locked → initial        retry.go     processing threads, after an error
 //	fail      locked → failed         fail.go      processing threads, when no attempt is left
-//	release   locked → ready, initial retry.go     drain, shutdown, no capacity, snooze
+//	release   locked → ready          retry.go     drain, shutdown, no capacity: at the old position, after a delay if any
+//	postpone  locked → initial        retry.go     a handler that snoozes
 //	remove    locked → expired, cancelled  remove.go  processing threads
 //	expire    initial, ready → expired     expire.go  elected leader
 //	recover   locked → ready          recover.go   elected leader, for a node that died

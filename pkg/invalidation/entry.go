@@ -49,6 +49,7 @@ type Lock struct {
 	// Again is set by Settle when it ended the lock and the key has more entries: the lane and position of its new ready row.
 	Again *LaneHead
 
+	heldBack time.Duration               // the longest delay of an entry that was released
 	counted  int                         // entries that the claim of a group charged to token buckets
 	position int64                       // of the ready row that it was claimed by
 	tid      pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL
@@ -66,6 +67,16 @@ func (l *Lock) tidOf(id EntryID) (tid pgtype.TID) {
 		}
 	}
 	return tid
+}
+
+// attempt is how many attempts of one of the entries had been spent at the claim, nil if the lock does not cover it.
+func (l *Lock) attempt(id EntryID) *int {
+	for i := range l.Entries {
+		if l.Entries[i].ID == id {
+			return &l.Entries[i].Attempt
+		}
+	}
+	return nil
 }
 
 // callback says where the outcome of one of the entries is to be reported, nil for nowhere.

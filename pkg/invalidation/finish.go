@@ -103,10 +103,10 @@ WITH ours AS MATERIALIZED (
       FROM found
      WHERE $7::boolean
 )
-SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone))`
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone)), (SELECT count(*) FROM gone) AS ended`
 
-// donePlacedSQL is doneSQL for entries that stand at $11, see finishSoloSQL.
-const donePlacedSQL = `
+// doneByTIDSQL is doneSQL for entries that stand at $11, see finishSoloSQL.
+const doneByTIDSQL = `
 WITH ours AS MATERIALIZED (
     SELECT k.token
       FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
@@ -127,25 +127,29 @@ WITH ours AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id OFFSET 0) e
      WHERE $7::boolean
 )
-SELECT penstock.all_ended((SELECT count(*) FROM ended), (SELECT count(*) FROM gone))`
+SELECT penstock.all_ended((SELECT count(*) FROM ended), (SELECT count(*) FROM gone)), (SELECT count(*) FROM gone) AS ended`
 
-func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, placed bool) {
+// queueDone adds the number of entries that it ended to *ended.
+func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {
 	c := pick(endings, verbDone)
 	if len(c.ids) == 0 {
 		return
 	}
 	keys, tokens := locksOf(endings)
 	args := []any{q.ID, keys, tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), c.tokens}
-	if !placed {
-		batch.Queue(q.sql.done, args...)
-		return
+	sql := q.sql.done
+	if byTID {
+		_, entries := c.tids()
+		sql, args = q.sql.doneByTID, append(args, entries)
 	}
-	_, entries := c.tids()
-	batch.Queue(q.sql.donePlaced, append(args, entries)...)
+	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error {
+		var all bool
+		return row.Scan(&all, ended)
+	})
 }
 
 // FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit
-// together. It returns ErrLockLost if the entry is not ours any more, and ErrConflict if an operator changed it just now:
+// together. It returns ErrLockLost if the entry is not ours any more, or has ended by an earlier transaction whose answer was lost, and ErrConflict if an operator changed it just now:
 // roll back then. The transaction must be READ COMMITTED: under a fixed snapshot the key's entries that came since could
 // not be seen, and would be left behind.
 func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending Ending) error {
@@ -157,14 +161,14 @@ func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending End
 		return fmt.Errorf("finish entry %d of queue %q: the transaction is %s, use read committed: %w", ending.Entry, q.Name, isolation, ErrInvalid)
 	}
 	// Not by Settle, which tries again what meets a change: here the transaction is aborted by then.
-	ours, err := q.On(tx).settleHeld(ctx, node, []Ending{ending}, false)
+	s, err := q.On(tx).settleHeld(ctx, node, []Ending{ending}, false)
 	if changedMeanwhile(err) {
 		return fmt.Errorf("finish entry %d of queue %q; roll back and run it again: %w (%w)", ending.Entry, q.Name, ErrConflict, err)
 	}
 	if err != nil {
 		return err
 	}
-	if len(ours) == 0 {
+	if len(s.ours) == 0 || ending.verb == verbDone && s.done != 1 {
 		return fmt.Errorf("finish entry %d of queue %q: %w", ending.Entry, q.Name, ErrLockLost)
 	}
 	return nil

@@ -80,6 +80,7 @@ type answer struct {
 	hasDelay  bool
 	permanent bool
 	release   bool // spends no attempt
+	postpone  bool // of release: the entry waits, and not its key
 	back      pushBack
 }
 
@@ -98,13 +99,14 @@ func Permanent(err error) error { return &answer{err: err, permanent: true} }
 // WithClass gives an error a class, for which the queue's retry policy may have rules of its own.
 func WithClass(class string, err error) error { return &answer{err: err, class: class} }
 
-// Snooze hands the entry back for d and spends no attempt: it is not time for it yet.
+// Snooze hands the entry back for d and spends no attempt: it is not time for it yet. It comes back behind the entries that are
+// ready then, and later entries of its key may run before it.
 func Snooze(d time.Duration) error {
-	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, release: true}
+	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, release: true, postpone: true}
 }
 
-// NoCapacity hands the entry back for d, 0 for at once, and spends no attempt: whoever should do the work is busy
-// or not ready.
+// NoCapacity hands the entry back for d, 0 for at once, and spends no attempt: the worker is busy or not ready. The entry keeps
+// its position, and no later entry of its key starts before it.
 func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
 
 // PushBackQueue hands the entry back and spends no attempt, and for d keeps every node from claiming from the whole
@@ -141,6 +143,9 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	}
 	if a.release {
 		e := Release(l, id, a.delay)
+		if a.postpone && a.delay > 0 {
+			e = Postpone(l, id, a.delay)
+		}
 		e.back, e.reason = a.back, err.Error()
 		return e
 	}
@@ -193,6 +198,7 @@ func (a *answer) merge(b *answer) {
 	}
 	a.permanent = a.permanent || b.permanent
 	a.release = a.release || b.release
+	a.postpone = a.postpone || b.postpone
 	if a.back.wait == 0 {
 		a.back = b.back
 	}

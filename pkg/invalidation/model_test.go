@@ -242,7 +242,7 @@ func (x *machine) Settle() {
 			ending = Fail(at, e.ID, Failure{Error: "x"}, 0)
 			x.m.end(e.ID, "failed")
 		case "snooze":
-			ending = Release(at, e.ID, time.Hour)
+			ending = Postpone(at, e.ID, time.Hour)
 			entry.initial = true
 		case "expire":
 			ending = Expire(at, e.ID, "late")

@@ -30,10 +30,10 @@ type Queue struct {
 
 // statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
 type statements struct {
-	claim                                                                        claimStatements
-	onePush, plainPush, reclaim, claimGroups, sweep, promote, expire             string
-	finishSolo, done, donePlaced, retry, fail, remove, unlock, crash, deadLetter string
-	callBack, callBackPoison                                                     string
+	claim                                                                               claimStatements
+	onePush, plainPush, reclaim, claimGroups, sweep, promote, expire                    string
+	finishSolo, done, doneByTID, retry, fail, remove, unlock, crash, deadLetter, refund string
+	callBack, callBackPoison                                                            string
 }
 
 const openSQL = `
@@ -108,9 +108,9 @@ func (q *Queue) on(db postgres.DB) *Queue {
 			lockFirstKeyed: own(claimTexts.lockFirstKeyed),
 		},
 		onePush: own(onePushSQL), plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
-		finishSolo: own(finishSoloSQL), done: own(doneSQL), donePlaced: own(donePlacedSQL), retry: own(retrySQL), fail: own(failSQL),
+		finishSolo: own(finishSoloSQL), done: own(doneSQL), doneByTID: own(doneByTIDSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
-		crash: own(crashSQL), deadLetter: own(deadLetterSQL),
+		crash: own(crashSQL), deadLetter: own(deadLetterSQL), refund: own(refundSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),
 	}
 	if q.Config.Kind == KindCron {

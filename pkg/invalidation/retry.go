@@ -106,15 +106,17 @@ func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
 }
 
 // retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an attempt and
-// write the error to the history; entries that are snoozed spend nothing. History keeps the newest 20 errors.
+// write the error to the history; entries that are postponed spend nothing. History keeps the newest 20 errors. $10 are the
+// attempts that the claim saw, null for unknown: a retry that is settled again finds another number and changes nothing.
 const retrySQL = `
 WITH found AS MATERIALIZED (
     SELECT k.*, e.row
-      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[]) k(lock_key, token, id, delay_ms, error, spent, run_ms)
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[], $10::int[]) k(lock_key, token, id, delay_ms, error, spent, run_ms, attempt)
      CROSS JOIN LATERAL (
            SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (
-           SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+           SELECT ctid AS row, attempt FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE NOT k.spent OR k.attempt IS NULL OR e.attempt = k.attempt
 ), later AS (
     UPDATE penstock.entry_X d
        SET status = 'initial', due_at = clock_timestamp() + f.delay_ms * interval '1 millisecond',
@@ -128,27 +130,27 @@ WITH found AS MATERIALIZED (
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM later))`
 
 func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
-	c := pick(endings, verbRetry, verbRelease)
-	var later columns
-	for i, e := range c.endings {
-		if e.verb == verbRetry || e.delay > 0 {
-			later.keys, later.tokens, later.ids = append(later.keys, c.keys[i]), append(later.tokens, c.tokens[i]), append(later.ids, c.ids[i])
-			later.ran, later.endings = append(later.ran, c.ran[i]), append(later.endings, e)
-		}
-	}
-	if len(later.ids) > 0 {
-		batch.Queue(q.sql.retry, q.ID, later.keys, later.tokens, later.ids,
-			each(later, func(e *Ending) int64 { return e.delay.Milliseconds() }),
-			each(later, func(e *Ending) Failure { return e.failure.clean() }),
-			each(later, func(e *Ending) bool { return e.verb == verbRetry }), node, later.ran)
+	c := pick(endings, verbRetry, verbPostpone)
+	if len(c.ids) > 0 {
+		batch.Queue(q.sql.retry, q.ID, c.keys, c.tokens, c.ids,
+			each(c, func(e *Ending) int64 { return e.delay.Milliseconds() }),
+			each(c, func(e *Ending) Failure { return e.failure.clean() }),
+			each(c, func(e *Ending) bool { return e.verb == verbRetry }), node, c.ran,
+			each(c, func(e *Ending) *int { return e.Lock.attempt(e.Entry) }))
 	}
 }
 
-// Release hands a run back without spending an attempt: no capacity, drain, shutdown, or a handler that wants to
-// be called again later. With a delay the entry is not due before it has passed; without, its key stands where it
-// stood.
+// Release hands a run back without spending an attempt: no capacity, drain or shutdown. The key keeps its position, and is
+// not claimed before delay has passed, by the database's clock. Make it the last ending of the lock: the entries behind keep
+// their order only if they are handed back with it.
 func Release(l *Lock, e EntryID, delay time.Duration) Ending {
 	return Ending{Lock: l, Entry: e, verb: verbRelease, delay: delay}
+}
+
+// Postpone ends a run that spends no attempt; the entry becomes due after delay, by the database's clock. Later entries of its
+// key may run before it, as before a retry.
+func Postpone(l *Lock, e EntryID, delay time.Duration) Ending {
+	return Ending{Lock: l, Entry: e, verb: verbPostpone, delay: delay}
 }
 
 // Yield ends a lock whose quantum of time is over, before entry e and those behind it have run: the key goes to

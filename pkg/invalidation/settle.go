@@ -37,14 +37,15 @@ const (
 	verbRetry
 	verbFail
 	verbRelease
+	verbPostpone
 	verbYield
 	verbExpire
 	verbCancel
 )
 
-// Verb names the ending: done, retry, fail, release, yield, expire or cancel.
+// Verb names the ending: done, retry, fail, release, postpone, yield, expire or cancel.
 func (e *Ending) Verb() string {
-	return [...]string{"done", "retry", "fail", "release", "yield", "expire", "cancel"}[e.verb]
+	return [...]string{"done", "retry", "fail", "release", "postpone", "yield", "expire", "cancel"}[e.verb]
 }
 
 // Settle records endings of entries that this node runs, all in one short transaction, and returns the tokens that
@@ -52,8 +53,8 @@ func (e *Ending) Verb() string {
 // knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the
 // caller simply settles again.
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
-	placed := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.tidOf(e.Entry).Valid })
-	if placed && q.soloDone(endings) {
+	byTID := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.tidOf(e.Entry).Valid })
+	if byTID && q.soloDone(endings) {
 		switch ours, err = q.finishSolo(ctx, node, endings); {
 		case err == nil && len(ours) == len(endings):
 			return ours, q.countRemoved(ctx, endings)
@@ -61,14 +62,14 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours
 			return nil, err
 		}
 		endings = slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return slices.Contains(ours, e.Lock.Token) })
-		placed = false
+		byTID = false
 	}
 	for tries := 1; len(endings) > 0; tries++ {
-		more, err := q.settleHeld(ctx, node, endings, placed)
+		s, err := q.settleHeld(ctx, node, endings, byTID)
 		if !changedMeanwhile(err) || tries == 10 {
-			return append(ours, more...), err
+			return append(ours, s.ours...), err
 		}
-		placed = false
+		byTID = false
 	}
 	return ours, nil
 }
@@ -85,23 +86,30 @@ func changedMeanwhile(err error) bool {
 	return errors.As(err, &pg) && (pg.Code == entryChanged || pg.Code == "23514" && pg.ConstraintName == "")
 }
 
-// settleHeld settles; placed lets it look for entries only where the claim saw them, which may end with entryChanged.
-func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, placed bool) ([]Token, error) {
+// settled is what a transaction of settleHeld did.
+type settled struct {
+	ours []Token // the tokens of the endings that their locks still carried
+	done int     // entries that ended done
+}
+
+// settleHeld settles under locked lock records. byTID finds entries only where the claim saw them, which may fail with
+// entryChanged.
+func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, byTID bool) (settled, error) {
 	batch := &pgx.Batch{}
-	var ours []Token
-	q.queueHold(batch, endings, &ours)
+	var s settled
+	q.queueHold(batch, endings, &s.ours)
 	q.queueCallbacks(batch, endings) // while the entries are still there
-	q.queueDone(batch, node, endings, placed)
+	q.queueDone(batch, node, endings, byTID, &s.done)
 	q.queueRetry(batch, node, endings)
 	q.queueFail(batch, node, endings)
+	q.queueRefund(batch, endings) // while cancelled entries are still there: once for each
 	q.queueRemove(batch, node, endings)
 	q.queuePushBack(batch, endings)
-	q.queueRefund(batch, endings)
 	q.queueUnlock(batch, endings)
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
-		return nil, q.errorf("settle entries of", err)
+		return settled{}, q.errorf("settle entries of", err)
 	}
-	return ours, q.countRemoved(ctx, endings)
+	return s, q.countRemoved(ctx, endings)
 }
 
 // soloDone says that all endings are finishes of solo entries that nobody is called back for: they go the short way.
@@ -131,41 +139,51 @@ func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
 
 // locksOf names each lock of the endings once.
 func locksOf(endings []Ending) (keys []string, tokens []Token) {
-	seen := make(map[Token]bool, len(endings))
+	type lock struct {
+		key   string
+		token Token // a server that lost its last commits draws tokens again, for other keys
+	}
+	seen := make(map[lock]bool, len(endings))
 	for i := range endings {
-		if l := endings[i].Lock; !seen[l.Token] {
-			seen[l.Token] = true
+		l := endings[i].Lock
+		id := lock{l.Key, l.Token}
+		if !seen[id] {
+			seen[id] = true
 			keys, tokens = append(keys, l.Key), append(tokens, l.Token)
 		}
 	}
 	return keys, tokens
 }
 
-// unlockSQL ends locks $2 with tokens $3 and looks again for entries of their keys. $4 says where a key with more
-// entries stands: where it stood ("back"), behind everybody ("tail", also for a key that used up its quantum of $5
-// entries), or where its oldest entry belongs. It returns those that go on, and where, also if a pusher's ready row stands
-// there already: whoever met that one while the key was locked has passed it by.
+// unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries. $4 is the position: the one that
+// the key had ("front"), behind all others ("back", also for a key that used up its quantum of $5 entries), or that of its
+// oldest entry ("oldest"). $6 is for how long (ms) it may not be claimed; 0 for at once. The statement returns the keys that
+// have a new position, or may not be claimed at once, and their lanes and positions, also where a concurrent push had inserted
+// a ready row: claimers may have skipped it while the key was locked.
 const unlockSQL = `
 WITH freed AS (
     DELETE FROM penstock.lock d
-     USING unnest($2::text[], $3::bigint[], $4::text[]) k(lock_key, token, place)
+     USING unnest($2::text[], $3::bigint[], $4::text[], $6::bigint[]) k(lock_key, token, requeue, delay_ms)
      CROSS JOIN LATERAL (
            SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      WHERE d.ctid = l.row
-    RETURNING d.lock_key, d.pos, d.priority, d.flow, d.last_entry_id, d.entry_count, k.place
-), solo AS (
-    INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
-    SELECT $1, e.priority, e.flow, f.pos, e.id
+    RETURNING d.lock_key, d.pos, d.priority, d.flow, d.last_entry_id, d.entry_count, k.requeue,
+              CASE WHEN k.delay_ms > 0 THEN clock_timestamp() + k.delay_ms * interval '1 millisecond' END AS not_before
+), solo AS MATERIALIZED (
+    SELECT e.priority, e.flow, f.pos, e.id, f.lock_key, f.not_before
       FROM freed f
      CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = f.last_entry_id OFFSET 0) e
      WHERE left(f.lock_key, 1) = '#' AND penstock.claimable(e.status, e.priority)
+), again_solo AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, not_before)
+    SELECT $1, priority, flow, pos, id, not_before FROM solo
     ON CONFLICT DO NOTHING
 ), more AS MATERIALIZED (
-    SELECT CASE f.place WHEN 'back' THEN greatest(f.priority, n.priority) ELSE n.priority END AS priority,
-           CASE f.place WHEN 'back' THEN f.flow ELSE n.flow END AS flow,
-           CASE WHEN f.place = 'back' THEN f.pos
-                WHEN f.place = 'tail' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
-                ELSE n.id END AS pos, f.lock_key, f.place
+    SELECT CASE f.requeue WHEN 'front' THEN greatest(f.priority, n.priority) ELSE n.priority END AS priority,
+           CASE f.requeue WHEN 'front' THEN f.flow ELSE n.flow END AS flow,
+           CASE WHEN f.requeue = 'front' THEN f.pos
+                WHEN f.requeue = 'back' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
+                ELSE n.id END AS pos, f.lock_key, f.requeue, f.not_before
       FROM freed f
      CROSS JOIN LATERAL (
            SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
@@ -174,26 +192,34 @@ WITH freed AS (
                     ORDER BY id LIMIT $5::int) e) n
      WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
 ), again AS (
-    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
-    SELECT $1, priority, flow, pos, lock_key FROM more
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key, not_before)
+    SELECT $1, priority, flow, pos, lock_key, not_before FROM more
     ON CONFLICT DO NOTHING
 )
-SELECT lock_key, priority, flow, pos FROM more WHERE place <> 'back'`
+SELECT lock_key, priority, flow, pos AS position FROM more WHERE requeue <> 'front' OR not_before IS NOT NULL
+UNION ALL
+SELECT lock_key, priority, flow, pos FROM solo WHERE not_before IS NOT NULL`
 
 func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	var keys []string
 	var tokens []Token
-	var places []string
+	var requeues []string
+	var delays []int64 // ms
+	for _, e := range endings {
+		if e.verb == verbRelease {
+			e.Lock.heldBack = max(e.Lock.heldBack, e.delay)
+		}
+	}
 	for _, e := range endings {
 		if e.Last {
 			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
-			places = append(places, e.place())
+			requeues, delays = append(requeues, e.requeue()), append(delays, e.Lock.heldBack.Milliseconds())
 		}
 	}
 	if len(keys) == 0 {
 		return
 	}
-	batch.Queue(q.sql.unlock, q.ID, keys, tokens, places, q.Config.QuantumCount).Query(func(rows pgx.Rows) error {
+	batch.Queue(q.sql.unlock, q.ID, keys, tokens, requeues, q.Config.QuantumCount, delays).Query(func(rows pgx.Rows) error {
 		var key string
 		var at LaneHead
 		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Position}, func() error {
@@ -212,13 +238,13 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 // Failed says that the ending moves the entry to the failures.
 func (e *Ending) Failed() bool { return e.verb == verbFail }
 
-// place is where the key stands again if it has more entries.
-func (e *Ending) place() string {
+// requeue is the position of the key if it has more entries: front, back or oldest.
+func (e *Ending) requeue() string {
 	switch {
 	case e.verb == verbYield:
-		return "tail"
-	case e.verb == verbRelease && e.delay == 0:
 		return "back"
+	case e.verb == verbRelease || e.Lock.heldBack > 0:
+		return "front"
 	default:
 		return "oldest"
 	}
@@ -232,7 +258,7 @@ func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
 	}
 	n := 0
 	for _, e := range endings {
-		if e.verb != verbRetry && e.verb != verbRelease && e.verb != verbYield {
+		if !slices.Contains([]verb{verbRetry, verbRelease, verbPostpone, verbYield}, e.verb) {
 			n++
 		}
 	}

@@ -44,7 +44,7 @@ func TestEveryEndingUnderAStaleTokenIsRefused(t *testing.T) {
 		"retry":   func(l *Lock, e EntryID) Ending { return Retry(l, e, Failure{Error: "x"}, 0, 0) },
 		"fail":    func(l *Lock, e EntryID) Ending { return Fail(l, e, Failure{Error: "x"}, 0) },
 		"release": func(l *Lock, e EntryID) Ending { return Release(l, e, 0) },
-		"snooze":  func(l *Lock, e EntryID) Ending { return Release(l, e, time.Hour) },
+		"snooze":  func(l *Lock, e EntryID) Ending { return Postpone(l, e, time.Hour) },
 		"yield":   Yield,
 		"expire":  func(l *Lock, e EntryID) Ending { return Expire(l, e, "x") },
 		"cancel":  func(l *Lock, e EntryID) Ending { return Cancel(l, e, "x") },
@@ -128,7 +128,7 @@ func TestPushDuringALockIsNeverLost(t *testing.T) {
 		"done":    func(l *Lock, e EntryID) Ending { return Done(l, e, nil, 0) },
 		"retry":   func(l *Lock, e EntryID) Ending { return Retry(l, e, Failure{Error: "x"}, time.Hour, 0) },
 		"fail":    func(l *Lock, e EntryID) Ending { return Fail(l, e, Failure{Error: "x"}, 0) },
-		"snooze":  func(l *Lock, e EntryID) Ending { return Release(l, e, time.Hour) },
+		"snooze":  func(l *Lock, e EntryID) Ending { return Postpone(l, e, time.Hour) },
 		"expire":  func(l *Lock, e EntryID) Ending { return Expire(l, e, "x") },
 		"cancel":  func(l *Lock, e EntryID) Ending { return Cancel(l, e, "x") },
 		"release": func(l *Lock, e EntryID) Ending { return Release(l, e, 0) },
@@ -254,7 +254,7 @@ func TestSnoozeSpendsNoAttempt(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.push("")
 	l := b.claimOne()
-	b.settle(last(Release(l, ids[0], time.Millisecond)))
+	b.settle(last(Postpone(l, ids[0], time.Millisecond)))
 	if n := b.count(`SELECT count(*) FROM penstock.entry WHERE status = 'initial' AND attempt = 0 AND history IS NULL`); n != 1 {
 		t.Error("a snoozed entry should be initial, with its attempts and history as they were")
 	}

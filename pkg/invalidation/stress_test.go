@@ -143,7 +143,7 @@ func (c *crowd) run(q *Queue, node NodeID, l *Lock, random *rand.Rand) error {
 			func() Ending { return Retry(l, e.ID, Failure{Error: "x"}, 5*time.Millisecond, 0) },
 			func() Ending { return Fail(l, e.ID, Failure{Error: "x"}, 0) },
 			func() Ending { return last(Release(l, e.ID, 0)) },
-			func() Ending { return Release(l, e.ID, 5*time.Millisecond) },
+			func() Ending { return Postpone(l, e.ID, 5*time.Millisecond) },
 			func() Ending { return Yield(l, e.ID) },
 		}
 		ending := endings[0]()

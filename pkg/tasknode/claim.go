@@ -181,6 +181,9 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 			work, again = true, time.Now().Add(n.jitter(pause))
 		}
 	}
+	if !work && c.DueIn > 0 { // rows that were handed back for a while
+		work, again = true, time.Now().Add(n.jitter(min(c.DueIn, 100*time.Millisecond)))
+	}
 	n.lanes.leave(v, work, again)
 }
 

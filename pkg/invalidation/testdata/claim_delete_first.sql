@@ -11,12 +11,13 @@ WITH room AS MATERIALIZED (
                   (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
                   (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait) b
 ), head AS MATERIALIZED (
-    SELECT a.ord, a.flow, a.exclusive, a.wait, a.locks, r.row, r.pos, r.entry_id
+    SELECT a.ord, a.flow, a.position, a.exclusive, a.wait, a.locks, r.row, r.pos, r.entry_id
       FROM lane a
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+              AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM room)
@@ -43,9 +44,14 @@ UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
        (SELECT array_agg(row) FROM locked), (
        SELECT json_agg(r ORDER BY ord)
-         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.skipped,
+         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.skipped, 
+                      CASE WHEN h.scanned = 0 AND h.exclusive THEN (
+                           SELECT extract(epoch FROM min(not_before) - clock_timestamp())
+                             FROM (SELECT not_before FROM penstock.ready
+                                    WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
+                                    ORDER BY pos LIMIT 100) d) END AS due_in,
                       h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
                  FROM (
-                      SELECT ord, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
+                      SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
                              count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
-                        FROM head GROUP BY ord) h) r)
+                        FROM head GROUP BY ord, flow) h) r)
