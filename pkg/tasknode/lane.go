@@ -25,6 +25,8 @@ type lane struct {
 	headCost time.Duration // how long that took
 	passed   time.Time     // since when others are preferred to it; zero: they are not
 
+	urgent bool // its first lock waits among the urgent jobs; guarded by waiting
+
 	wantedAt    time.Time // when it was refused last, see laneTable.wanted
 	yieldedAt   time.Time // when a group yielded to it last
 	wantsPermit bool      // a permit of the node was missing; else what the jobs of its queue share

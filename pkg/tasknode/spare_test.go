@@ -96,6 +96,33 @@ func TestTheFirstLockOfALaneStartsWhileAllThreadsRun(t *testing.T) {
 	})
 }
 
+// Urgent jobs and others take turns, but the locks of one lane keep their order.
+func TestTheSecondLockOfALaneNeverGoesBeforeItsFirst(t *testing.T) {
+	w := newWaiting(1)
+	a, b := &lane{}, &lane{}
+	jobs := map[*job]string{{lane: b}: "b1", {lane: a}: "a1", {lane: a}: "a2", {lane: b}: "b2"}
+	named := func(name string) *job {
+		for j, n := range jobs {
+			if n == name {
+				return j
+			}
+		}
+		return nil
+	}
+	w.add(true, named("b1"))
+	w.add(true, named("a1"))
+	w.add(false, named("a2"))
+	w.add(false, named("b2"))
+	var order []string
+	for range jobs {
+		order = append(order, jobs[w.next()])
+		w.done()
+	}
+	if want := []string{"b1", "a1", "a2", "b2"}; !slices.Equal(order, want) {
+		t.Errorf("jobs are taken in the order %v, want %v", order, want)
+	}
+}
+
 // Where an urgent job has neither a thread nor the spare one, a group gives its thread up between two of its entries, and goes
 // back to its position.
 func TestAGroupGivesItsThreadUpForAnUrgentJob(t *testing.T) {

@@ -1,6 +1,9 @@
 package tasknode
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // waiting is the line of jobs that no thread has taken yet. The first lock of a lane of which the node held none is urgent:
 // threads take an urgent job and one of the others in turn, so that neither kind waits for as long as there are others. While
@@ -41,6 +44,20 @@ func (l *line) pop() *job {
 	return j
 }
 
+func (l *line) first() *job { return l.jobs[l.head] }
+
+// popOf takes the job of a lane out of the line, which has one.
+func (l *line) popOf(of *lane) *job {
+	i := l.head
+	for l.jobs[i].lane != of {
+		i++
+	}
+	j := l.jobs[i]
+	l.jobs = slices.Delete(l.jobs, i, i+1)
+	of.urgent = false
+	return j
+}
+
 func newWaiting(threads int) *waiting {
 	w := &waiting{threads: threads, alone: threads == 1}
 	w.arrived, w.spare = sync.NewCond(&w.mu), sync.NewCond(&w.mu)
@@ -60,6 +77,7 @@ func (w *waiting) add(urgent bool, jobs ...*job) {
 	}
 	for _, j := range jobs {
 		to.push(j)
+		j.lane.urgent = j.lane.urgent || urgent
 		w.arrived.Signal()
 	}
 	w.callSpare()
@@ -86,10 +104,19 @@ func (w *waiting) next() *job {
 	defer w.callSpare()
 	if w.urgent.len() > 0 && (!w.turn || w.others.len() == 0) {
 		w.turn = true
-		return w.urgent.pop()
+		return w.popUrgent()
 	}
 	w.turn = false
+	if w.others.first().lane.urgent { // the lane's first lock goes before its second
+		return w.urgent.popOf(w.others.first().lane)
+	}
 	return w.others.pop()
+}
+
+func (w *waiting) popUrgent() *job {
+	j := w.urgent.pop()
+	j.lane.urgent = false
+	return j
 }
 
 func (w *waiting) done() {
@@ -109,7 +136,7 @@ func (w *waiting) nextSpare() *job {
 		w.spare.Wait()
 	}
 	w.sparing = true
-	return w.urgent.pop()
+	return w.popUrgent()
 }
 
 func (w *waiting) doneSpare() {
