@@ -13,8 +13,10 @@ import (
 
 // Beat is one heartbeat of a node.
 type Beat struct {
-	Tokens []Token        // every lock that the node holds, running or waiting for a thread
-	Load   map[string]any // what the governor read, for people
+	Tokens []Token // every lock that the node holds, running or waiting for a thread
+	// Running lists those of Tokens under which an entry has begun to run: these count a crash if the node dies.
+	Running []Token
+	Load    map[string]any // what the governor read, for people
 }
 
 // Orders are what a node learns from the answer to its heartbeat.
@@ -60,7 +62,7 @@ func Register(ctx context.Context, db postgres.DB, n Node) error {
 const beatSQL = `
 WITH beat AS (
     UPDATE penstock.node
-       SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], load = $3::jsonb
+       SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], running = $3::bigint[], load = $4::jsonb
      WHERE id = $1
     RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason, penstock.node_paused(id, name) AS paused
 ), wished AS MATERIALIZED (
@@ -92,7 +94,10 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 	if b.Tokens == nil {
 		b.Tokens = []Token{} // none held; a null would be refused
 	}
-	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Load).Scan(&o.Draining, &o.Reason, &o.Paused, &o.RegistryVersion, &cancels)
+	if b.Running == nil {
+		b.Running = []Token{}
+	}
+	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load).Scan(&o.Draining, &o.Reason, &o.Paused, &o.RegistryVersion, &cancels)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Orders{}, ErrNodeGone

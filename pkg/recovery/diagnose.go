@@ -136,35 +136,51 @@ func (b Begun) Mark(stuck []Stuck, nodes []Node) {
 	maps.DeleteFunc(b, func(id invalidation.NodeID, _ map[invalidation.Token]bool) bool { return dead[id] == nil })
 }
 
-// begun returns the locks of a node under which an entry was running or can have begun to run since its last heartbeat.
-// Threads take locks in the order of the claims, and of each claim by position, but the first lock of a lane may have been
-// taken before those of others. Beside several threads there is a spare one.
+// begun returns the locks of a node under which an entry was running or can have begun to run since its last heartbeat: those
+// that it called running, and one for each thread that was free then, in the order in which threads take them. Beside several
+// threads there is a spare one, which takes the first lock of a lane alone, and only while all others are busy.
 func begun(locks []*Stuck, n *Node) map[invalidation.Token]bool {
 	running := make(map[invalidation.Token]bool, len(n.Running))
 	for _, token := range n.Running {
 		running[token] = true
 	}
-	taken := map[invalidation.Token]bool{}
+	taken, lanes := map[invalidation.Token]bool{}, map[heldLane]bool{}
 	var waiting []*Stuck
 	for _, s := range locks {
 		if running[s.Token] {
 			taken[s.Token] = true
+			lanes[heldLane{s.QueueID, s.Lane}] = true
 		} else {
 			waiting = append(waiting, s)
 		}
 	}
-	free := n.Threads - len(taken)
-	if len(n.Running) == 0 && n.Threads > 1 {
-		free++
-	}
-	if free > 0 {
-		addFirst(taken, waiting, free)
+	spare := n.Threads > 1 && len(taken) <= n.Threads
+	for _, w := range inOrder(waiting, lanes) {
+		switch {
+		case len(taken) < n.Threads:
+			taken[w.Token] = true
+		case spare && w.urgent:
+			taken[w.Token] = true
+			return taken
+		}
 	}
 	return taken
 }
 
-// addFirst adds the locks to taken that so many threads can have taken.
-func addFirst(taken map[invalidation.Token]bool, locks []*Stuck, threads int) {
+type heldLane struct {
+	queue int32
+	lane  invalidation.Lane
+}
+
+// waitingLock is a lock that its node had not called running.
+type waitingLock struct {
+	*Stuck
+	urgent bool // the first one of its lane
+}
+
+// inOrder sorts locks as threads take them: claim by claim, of each first those that are the first of their lane on the node,
+// then the others by position. lanes are those of which the node ran a lock.
+func inOrder(locks []*Stuck, lanes map[heldLane]bool) []waitingLock {
 	claims := map[int32]int{} // in their order: a claim's first token is smaller than those of later claims
 	for _, s := range locks {
 		if _, met := claims[s.Claim]; !met {
@@ -174,16 +190,20 @@ func addFirst(taken map[invalidation.Token]bool, locks []*Stuck, threads int) {
 	slices.SortFunc(locks, func(a, b *Stuck) int {
 		return cmp.Or(cmp.Compare(claims[a.Claim], claims[b.Claim]), cmp.Compare(a.Position, b.Position))
 	})
-	type lane struct {
-		queue int32
-		lane  invalidation.Lane
-	}
-	met := map[lane]bool{}
+	order := make([]waitingLock, len(locks))
 	for i, s := range locks {
-		l := lane{s.QueueID, s.Lane}
-		if i < threads || !met[l] {
-			taken[s.Token] = true
-		}
-		met[l] = true
+		l := heldLane{s.QueueID, s.Lane}
+		order[i] = waitingLock{s, !lanes[l]}
+		lanes[l] = true
 	}
+	slices.SortStableFunc(order, func(a, b waitingLock) int {
+		if byClaim := cmp.Compare(claims[a.Claim], claims[b.Claim]); byClaim != 0 || a.urgent == b.urgent {
+			return byClaim
+		}
+		if a.urgent {
+			return -1
+		}
+		return 1
+	})
+	return order
 }

@@ -36,8 +36,10 @@ func (n *Node) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.Beat)
 	defer cancel()
 	start := time.Now()
+	n.lapse() // after a stop of this process the beat may come before the keeper, and would renew what had lapsed
 	n.running.extend(start, n.cfg.Ranker.Extend)
-	orders, err := invalidation.Renew(ctx, n.beats, n.id(), invalidation.Beat{Tokens: n.running.tokens(), Load: n.load()})
+	tokens, begun := n.running.tokens()
+	orders, err := invalidation.Renew(ctx, n.beats, n.id(), invalidation.Beat{Tokens: tokens, Running: begun, Load: n.load()})
 	if errors.Is(err, invalidation.ErrNodeGone) {
 		return n.reincarnate(ctx, start)
 	}
@@ -96,16 +98,11 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 // leaseKeeper watches the lease. At three quarters of it without a renewal, every run ends: the leader waits for
 // the whole of it, so that nothing of ours touches the world when others begin.
 func (n *Node) leaseKeeper(ctx context.Context) {
-	limit := n.leaseBound()
 	for {
-		left := limit - time.Since(n.lease.renewed())
+		left := n.lapse()
 		if left <= 0 {
-			if !n.leaseOver.Load() {
-				n.cfg.Log.Error("lease lost: runs end, nothing is claimed until it is renewed", "node", n.cfg.Name)
-				n.loseLease()
-			}
 			left = n.cfg.Beat / 4
-		} else if n.leaseOver.Load() {
+		} else {
 			n.regainLease()
 		}
 		select {
@@ -114,6 +111,16 @@ func (n *Node) leaseKeeper(ctx context.Context) {
 		case <-time.After(left):
 		}
 	}
+}
+
+// lapse ends every run if the lease has not been renewed for leaseBound. It returns how much of that is left.
+func (n *Node) lapse() (left time.Duration) {
+	left = n.leaseBound() - time.Since(n.lease.renewed())
+	if left <= 0 && n.leaseOver.CompareAndSwap(false, true) {
+		n.cfg.Log.Error("lease lost: runs end, nothing is claimed until it is renewed", "node", n.cfg.Name)
+		n.loseLease()
+	}
+	return left
 }
 
 // leaseBound is for how long the node acts on what the database told it last. The leader waits for the whole lease; the quarter

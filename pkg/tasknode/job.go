@@ -27,6 +27,7 @@ type job struct {
 	cancel  context.CancelCauseFunc
 	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
 	now     invalidation.EntryID            // the entry that runs
+	begun   bool                            // an entry has begun to run
 }
 
 func (j *job) covers(id invalidation.EntryID) bool {

@@ -31,21 +31,25 @@ func (r *running) remove(jobs []*job) {
 	}
 }
 
-func (r *running) tokens() []invalidation.Token {
+// tokens lists the locks of all jobs, and those of jobs that have begun to run.
+func (r *running) tokens() (all, begun []invalidation.Token) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	tokens := make([]invalidation.Token, 0, len(r.jobs))
-	for t := range r.jobs {
-		tokens = append(tokens, t)
+	all = make([]invalidation.Token, 0, len(r.jobs))
+	for token, j := range r.jobs {
+		all = append(all, token)
+		if j.begun {
+			begun = append(begun, token)
+		}
 	}
-	return tokens
+	return all, begun
 }
 
 // cancelWith keeps the function that ends the run which is about to begin. What ran before is over: a request to cancel it must
 // not end this one. timed says that the run costs its time.
 func (r *running) cancelWith(j *job, cancel context.CancelCauseFunc, timed bool) {
 	r.mu.Lock()
-	j.cancel, j.now = cancel, 0
+	j.cancel, j.now, j.begun = cancel, 0, true
 	if timed {
 		j.timed = time.Now()
 	}

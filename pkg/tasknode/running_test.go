@@ -3,9 +3,14 @@ package tasknode
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -89,5 +94,41 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	}
 	if got := cost([]invalidation.Entry{{Cost: 7}, {}}, 2); got != 9 {
 		t.Errorf("an entry that declares 7 and one of 2 s cost %v, want 9", got)
+	}
+}
+
+// unreachable is a database that answers nothing.
+type unreachable struct{ postgres.DB }
+
+func (unreachable) QueryRow(context.Context, string, ...any) pgx.Row { return refused{} }
+
+type refused struct{}
+
+func (refused) Scan(...any) error { return errors.New("connection refused") }
+
+// After SIGCONT the heartbeat may come first: it must not renew a lease that lapsed before runs were told.
+func TestABeatEndsRunsWhoseLeaseHadLapsed(t *testing.T) {
+	n, j := New(Config{}, nil, unreachable{}), assigned(1)
+	n.lease.renew(time.Now().Add(-n.leaseBound()))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	n.running.add(j)
+	n.running.cancelWith(j, cancel, true)
+	if err := n.beat(t.Context()); err == nil {
+		t.Fatal("the database answered")
+	}
+	if !errors.Is(context.Cause(ctx), invalidation.ErrLeaseLost) || !n.leaseLost(j) {
+		t.Errorf("the run goes on: %v", context.Cause(ctx))
+	}
+}
+
+func TestHeartbeatsListWhatHasBegun(t *testing.T) {
+	r, waits, runs := newRunning(), assigned(1), assigned(2)
+	runs.lock.Token = 2
+	r.add(waits)
+	r.add(runs)
+	r.cancelWith(runs, func(error) {}, true)
+	all, begun := r.tokens()
+	if len(all) != 2 || !slices.Equal(begun, []invalidation.Token{2}) {
+		t.Errorf("held %v, begun %v, want both and 2", all, begun)
 	}
 }

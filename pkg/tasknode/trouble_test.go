@@ -249,10 +249,10 @@ func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T)
 	for _, l := range held {
 		dead.Store(max(dead.Load(), int64(l.Token)))
 	}
-	if _, err := q.Recover(t.Context(), held, false); err != nil {
+	if _, err := pool.Exec(t.Context(), `DELETE FROM penstock.node`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(t.Context(), `DELETE FROM penstock.node`); err != nil {
+	if _, err := q.Recover(t.Context(), held, false); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, pool, "the node claims again", `SELECT EXISTS (SELECT FROM penstock.lock WHERE token > $1)`, dead.Load())
