@@ -149,7 +149,8 @@ func (c *cluster) close(ctx context.Context) error {
 
 // uri is the cluster's DSN: by TCP with a password if a port was asked for, else by socket.
 func (c *cluster) uri(ctx context.Context) (string, error) {
-	local := fmt.Sprintf("postgres://%s@/postgres?host=%s&port=%d", superuser, url.QueryEscape(c.socketDir), c.cfg.port())
+	local := fmt.Sprintf("postgres://%s@/postgres?host=%s&port=%d", superuser, url.QueryEscape(c.socketDir),
+		c.cfg.port())
 	if c.cfg.Port == 0 {
 		return local, nil
 	}

@@ -151,9 +151,11 @@ func (c *container) command(cfg Config, password string) *exec.Cmd {
 		"--env", "POSTGRES_PASSWORD", "--env", "POSTGRES_INITDB_ARGS=--no-locale --encoding=UTF8",
 	}
 	if cfg.DataDir != "" {
-		args = append(args, "--volume", filepath.Join(filepath.Dir(c.hold.Name()), containerData)+":/var/lib/postgresql/data")
+		args = append(args, "--volume", filepath.Join(filepath.Dir(c.hold.Name()), containerData)+
+			":/var/lib/postgresql/data")
 	}
-	args = append(args, "--entrypoint", "/bin/sh", image, "-c", supervisorScript, "penstock-postgres", string(Fast), "docker-entrypoint.sh", "postgres")
+	args = append(args, "--entrypoint", "/bin/sh", image, "-c", supervisorScript, "penstock-postgres", string(Fast),
+		"docker-entrypoint.sh", "postgres")
 	settings := cfg.settings()
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		args = append(args, "-c", name+"="+settings[name])

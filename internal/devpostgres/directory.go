@@ -205,7 +205,8 @@ func lock(ctx context.Context, f *os.File, dir string, timeout time.Duration) er
 		owner := readOwner(f)
 		waited := time.Since(started)
 		if waited > timeout || waited > grace && alive(ctx, owner) {
-			return fmt.Errorf("data directory %s is in use by process %d: stop it, or name another data directory", dir, owner)
+			return fmt.Errorf("data directory %s is in use by process %d: stop it, or name another data directory", dir,
+				owner)
 		}
 		select {
 		case <-ctx.Done():

@@ -63,7 +63,8 @@ func downloaded(ctx context.Context, cfg Config, acct account, wantMajor int, tr
 
 func fetch(ctx context.Context, cfg Config, acct account, r release, wantMajor int) (binaries, error) {
 	if wantMajor != 0 && wantMajor != r.major {
-		return binaries{}, fmt.Errorf("%s is version %d, and the data directory was made by version %d", r, r.major, wantMajor)
+		return binaries{}, fmt.Errorf("%s is version %d, and the data directory was made by version %d", r, r.major,
+			wantMajor)
 	}
 	cache, err := cfg.cacheDir()
 	if err != nil {
@@ -86,7 +87,8 @@ func consent(cfg Config, r release, home string) error {
 	if cfg.AllowDownload {
 		return nil
 	}
-	if cfg.Confirm != nil && cfg.Confirm(fmt.Sprintf("There is no Postgres here. Fetch %s with npm (24 MB) into %s?", r, home)) {
+	if cfg.Confirm != nil && cfg.Confirm(fmt.Sprintf("There is no Postgres here. Fetch %s with npm (24 MB) into %s?", r,
+		home)) {
 		return nil
 	}
 	return errors.New("not allowed: set PENSTOCK_ALLOW_DOWNLOAD=1")

@@ -59,7 +59,9 @@ func findBinaries(ctx context.Context, cfg Config, at []place, made maker, tried
 }
 
 // usable are the binaries on this machine and then the downloaded ones, which are not fetched before they are asked for.
-func usable(ctx context.Context, cfg Config, acct account, wantMajor int, at []place, tried *attempts) iter.Seq[binaries] {
+func usable(ctx context.Context, cfg Config, acct account, wantMajor int, at []place,
+	tried *attempts,
+) iter.Seq[binaries] {
 	return func(yield func(binaries) bool) {
 		for bin := range installed(ctx, acct, wantMajor, at, tried) {
 			if !yield(bin) {

@@ -121,7 +121,8 @@ func (b *backend) chooseStrategy(ctx context.Context) error {
 
 func (b *backend) ensureTemplate(ctx context.Context) error {
 	var exists bool
-	err := b.presence.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", b.template).Scan(&exists)
+	err := b.presence.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
+		b.template).Scan(&exists)
 	if err != nil {
 		return fmt.Errorf("look for template: %w", err)
 	}
@@ -162,7 +163,9 @@ func (b *backend) makeTemplate(ctx context.Context) error {
 }
 
 // createDatabase copies a database, the template by default, and returns the copy's DSN and how to drop it.
-func (b *backend) createDatabase(ctx context.Context, from string) (dsn string, drop func(context.Context) error, err error) {
+func (b *backend) createDatabase(ctx context.Context, from string) (dsn string, drop func(context.Context) error,
+	err error,
+) {
 	if from == template {
 		from = b.template
 	}

@@ -48,7 +48,10 @@ func startContainer(ctx context.Context, settings map[string]string) (*dockerize
 		return containerDSN(password, host, port.Port())
 	}).WithStartupTimeout(time.Minute)
 	c, err := testcontainers.Run(ctx, image,
-		testcontainers.WithEnv(map[string]string{"POSTGRES_PASSWORD": password, "POSTGRES_INITDB_ARGS": "--no-locale --encoding=UTF8"}),
+		testcontainers.WithEnv(map[string]string{
+			"POSTGRES_PASSWORD":    password,
+			"POSTGRES_INITDB_ARGS": "--no-locale --encoding=UTF8",
+		}),
 		testcontainers.WithExposedPorts(inside),
 		testcontainers.WithCmd(args...),
 		testcontainers.WithWaitStrategy(ready),
@@ -66,7 +69,8 @@ func startContainer(ctx context.Context, settings map[string]string) (*dockerize
 	}
 	host, err := c.Host(ctx)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("find address of %s: %w", image, err), c.Terminate(context.WithoutCancel(ctx)))
+		return nil, errors.Join(fmt.Errorf("find address of %s: %w", image, err),
+			c.Terminate(context.WithoutCancel(ctx)))
 	}
 	return &dockerized{container: c, dsn: containerDSN(password, host, port)}, nil
 }

@@ -47,7 +47,8 @@ func instead(ctx context.Context, cfg devpostgres.Config, missing *devpostgres.N
 	maps.Copy(settings, cfg.Settings)
 	c, err := startContainer(ctx, settings)
 	if err != nil {
-		missing.Attempts = append(missing.Attempts, devpostgres.Attempt{Source: "container by testcontainers-go", Reason: err.Error()})
+		missing.Attempts = append(missing.Attempts,
+			devpostgres.Attempt{Source: "container by testcontainers-go", Reason: err.Error()})
 		return nil, missing
 	}
 	return c, nil

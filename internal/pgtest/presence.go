@@ -57,7 +57,8 @@ func sweep(ctx context.Context, conn *pgx.Conn, mine ...string) error {
 
 func dropUnheld(ctx context.Context, conn *pgx.Conn, name, owner string) error {
 	var free bool
-	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1, hashtext($2))", presenceClass, owner).Scan(&free); err != nil {
+	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1, hashtext($2))", presenceClass,
+		owner).Scan(&free); err != nil {
 		return fmt.Errorf("test hold on %s: %w", owner, err)
 	}
 	if !free {

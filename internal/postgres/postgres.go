@@ -99,7 +99,10 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 	for name, value := range session {
 		cc.RuntimeParams[name] = value
 	}
-	for name, limit := range map[string]time.Duration{"statement_timeout": c.StatementTimeout, "lock_timeout": c.LockTimeout} {
+	for name, limit := range map[string]time.Duration{
+		"statement_timeout": c.StatementTimeout,
+		"lock_timeout":      c.LockTimeout,
+	} {
 		if limit > 0 {
 			cc.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
 		}
@@ -131,7 +134,8 @@ func Check(ctx context.Context, db DB) (advice []string, err error) {
 		advice[i] = alter + advice[i]
 	}
 	if want := session["default_transaction_isolation"]; isolation != want {
-		return nil, fmt.Errorf("%w, and are %s; %sdefault_transaction_isolation = '%s'", ErrIsolation, isolation, alter, want)
+		return nil, fmt.Errorf("%w, and are %s; %sdefault_transaction_isolation = '%s'", ErrIsolation, isolation, alter,
+			want)
 	}
 	return advice, nil
 }

@@ -16,7 +16,8 @@ func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error 
 		if err == nil {
 			var advice []string
 			if advice, err = Check(ctx, db); len(advice) > 0 {
-				log.Warn("sessions behind the pooler plan as they like; give their role the settings", "statements", advice)
+				log.Warn("sessions behind the pooler plan as they like; give their role the settings", "statements",
+					advice)
 			}
 		}
 		if err == nil || ctx.Err() != nil {

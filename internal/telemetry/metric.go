@@ -61,7 +61,8 @@ func (m Metrics) Counter(name string) *prometheus.CounterVec {
 // Histogram is a histogram of seconds with these buckets.
 func (m Metrics) Histogram(name string, buckets ...float64) *prometheus.HistogramVec {
 	one := m.byName[name]
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: Prefix + name, Help: one.Help, Buckets: buckets}, one.Labels)
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: Prefix + name, Help: one.Help, Buckets: buckets},
+		one.Labels)
 }
 
 // Collector reads values when it is asked for them. It describes nothing beforehand, as Prometheus allows.

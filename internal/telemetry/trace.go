@@ -19,7 +19,9 @@ import (
 // NewTracing exports spans of a service to an OTLP address over HTTP: all of those whose caller wants it, and this share
 // of those without a caller. stop sends what is buffered, for three seconds at most; call it before the program ends.
 // Without an address the provider is nil.
-func NewTracing(ctx context.Context, service, address string, share float64) (provider trace.TracerProvider, stop func(), err error) {
+func NewTracing(ctx context.Context, service, address string, share float64) (provider trace.TracerProvider,
+	stop func(), err error,
+) {
 	if address == "" {
 		return nil, func() {}, nil
 	}
@@ -27,7 +29,8 @@ func NewTracing(ctx context.Context, service, address string, share float64) (pr
 	if err != nil {
 		return nil, nil, fmt.Errorf("export traces to %s: %w", address, err)
 	}
-	exporting := sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(share))),
+	exporting := sdk.NewTracerProvider(sdk.WithBatcher(exporter),
+		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(share))),
 		sdk.WithResource(resource.NewSchemaless(attribute.String("service.name", service))))
 	return exporting, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)

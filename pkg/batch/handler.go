@@ -149,7 +149,9 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 }
 
 // statement runs a statement of the run's queue and keeps what it returned, in one transaction.
-func (h *handler) statement(ctx context.Context, r *invalidation.Run, keep func(postgres.DB, json.RawMessage) error, name string, args ...json.RawMessage) error {
+func (h *handler) statement(ctx context.Context, r *invalidation.Run, keep func(postgres.DB, json.RawMessage) error,
+	name string, args ...json.RawMessage,
+) error {
 	return postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
 		values, err := invalidation.Statement(ctx, tx, name, []*invalidation.Run{r}, args...)
 		if err != nil {
@@ -187,13 +189,16 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 }
 
 // record writes what a run has made, and refuses it if the entry is not this run's any more.
-func (h *handler) record(ctx context.Context, db postgres.DB, t task, r *invalidation.Run, sql string, args ...any) error {
+func (h *handler) record(ctx context.Context, db postgres.DB, t task, r *invalidation.Run, sql string,
+	args ...any,
+) error {
 	var ours bool
 	if err := db.QueryRow(ctx, sql, args...).Scan(&ours); err != nil {
 		return fmt.Errorf("record result of %s of batch %d: %w", t.Step, t.Batch, err)
 	}
 	if !ours {
-		return fmt.Errorf("record result of %s of batch %d, entry %d: %w", t.Step, t.Batch, r.Entry.ID, invalidation.ErrLockLost)
+		return fmt.Errorf("record result of %s of batch %d, entry %d: %w", t.Step, t.Batch, r.Entry.ID,
+			invalidation.ErrLockLost)
 	}
 	return nil
 }
@@ -236,6 +241,7 @@ func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.Ra
 // translate names the facts that the schema's functions tell by SQLSTATE.
 func translate(err error) error {
 	return postgres.Named(err, map[string]error{
-		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS012": ErrNotFound,
+		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState,
+		"PS012": ErrNotFound,
 	})
 }

@@ -53,7 +53,8 @@ func (s *Stepper) Run(ctx context.Context) error {
 		if busy, err := s.pass(ctx); !busy || err != nil {
 			return s.cfg.Pause, err
 		}
-		return min(s.cfg.Pause, max(50*time.Millisecond, time.Since(start))), nil // parts are short: keep the window full
+		return min(s.cfg.Pause, max(50*time.Millisecond, time.Since(start))),
+			nil // parts are short: keep the window full
 	})
 }
 

@@ -66,7 +66,10 @@ func (p *Push) read(row json.RawMessage) error {
 		return fmt.Errorf("read what a change implies: %w", err)
 	}
 	c := columns
-	*p = Push{c.Queue, invalidation.Push{Payload: c.Payload, LockKey: c.LockKey, Flow: c.Flow, Name: c.Name, Priority: c.Priority}}
+	*p = Push{c.Queue, invalidation.Push{
+		Payload: c.Payload, LockKey: c.LockKey, Flow: c.Flow, Name: c.Name,
+		Priority: c.Priority,
+	}}
 	return nil
 }
 

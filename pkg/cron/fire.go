@@ -46,14 +46,17 @@ SELECT ` + jobColumns + `, 0::float8
    FOR UPDATE SKIP LOCKED`
 
 func readJobs(ctx context.Context, tx pgx.Tx, sql string, now time.Time, limit int) ([]jobRow, error) {
-	jobs, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, now, limit), func(row pgx.CollectableRow) (j jobRow, err error) {
-		var start, end, catching, ended *time.Time
-		s := &j.schedule
-		err = row.Scan(&j.id, &j.queue, &j.name, &s.Spec, &s.Zone, &s.Jitter, &start, &end, &s.CatchUp, &s.CatchUpMax, &s.Grace, &s.Gap, &s.Fold,
-			&j.overlap, &j.runNow, &j.handled, &catching, &ended, &j.dueAgo)
-		s.Start, s.End, j.catchingUpTo, j.ended = utc(start), utc(end), utc(catching), utc(ended)
-		return j, err
-	})
+	jobs, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, now, limit),
+		func(row pgx.CollectableRow) (j jobRow, err error) {
+			var start, end, catching, ended *time.Time
+			s := &j.schedule
+			err = row.Scan(&j.id, &j.queue, &j.name, &s.Spec, &s.Zone, &s.Jitter, &start, &end, &s.CatchUp,
+				&s.CatchUpMax,
+				&s.Grace, &s.Gap, &s.Fold,
+				&j.overlap, &j.runNow, &j.handled, &catching, &ended, &j.dueAgo)
+			s.Start, s.End, j.catchingUpTo, j.ended = utc(start), utc(end), utc(catching), utc(ended)
+			return j, err
+		})
 	if err != nil {
 		return nil, fmt.Errorf("read cron jobs: %w", err)
 	}
@@ -184,7 +187,8 @@ func (e *Engine) report(ctx context.Context, tx pgx.Tx, broken map[int64]string)
 	e.done.Add(func(s *Status) { s.Broken += int64(len(broken)) })
 	for id, problem := range broken {
 		e.cfg.Log.WarnContext(ctx, "cron job cannot fire", "job", id, "problem", problem)
-		if _, err := tx.Exec(ctx, `UPDATE penstock.cron_job SET problem = $2, look_at = 'infinity' WHERE id = $1`, id, problem); err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE penstock.cron_job SET problem = $2, look_at = 'infinity' WHERE id = $1`, id,
+			problem); err != nil {
 			return fmt.Errorf("report problem of cron job %d: %w", id, err)
 		}
 	}
@@ -235,7 +239,8 @@ func (c *changes) create(ctx context.Context, tx pgx.Tx) (n int, err error) {
 	if len(c.ids) == 0 {
 		return 0, nil
 	}
-	err = tx.QueryRow(ctx, `SELECT penstock.create_cron_entries($1, $2, $3, $4)`, c.ids, c.nominals, c.dues, c.handled).Scan(&n)
+	err = tx.QueryRow(ctx, `SELECT penstock.create_cron_entries($1, $2, $3, $4)`, c.ids, c.nominals, c.dues,
+		c.handled).Scan(&n)
 	if err != nil {
 		return 0, fmt.Errorf("create entries of cron jobs: %w", err)
 	}
@@ -246,7 +251,8 @@ func (c *changes) move(ctx context.Context, tx pgx.Tx) error {
 	if len(c.ids) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, `SELECT penstock.move_cron_jobs($1, $2, $3, $4)`, c.ids, c.nominals, c.dues, c.handled); err != nil {
+	if _, err := tx.Exec(ctx, `SELECT penstock.move_cron_jobs($1, $2, $3, $4)`, c.ids, c.nominals, c.dues,
+		c.handled); err != nil {
 		return fmt.Errorf("move cron jobs: %w", err)
 	}
 	return nil

@@ -87,7 +87,8 @@ func Parse(s Schedule) (*Timetable, error) {
 	}
 	t := &Timetable{schedule: s, zone: zone, spec: spec}
 	if _, ok := t.search(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)); !ok {
-		return nil, fmt.Errorf("spec %q never comes: no year has such a day; change the day of month or the month", s.Spec)
+		return nil, fmt.Errorf("spec %q never comes: no year has such a day; change the day of month or the month",
+			s.Spec)
 	}
 	return t, nil
 }
@@ -126,7 +127,8 @@ func (s Schedule) withDefaults(spec spec) (Schedule, error) {
 		err = errors.Join(err, fmt.Errorf("grace %v: use a duration above zero", s.Grace))
 	}
 	if !s.End.IsZero() && !s.End.After(s.Start) {
-		err = errors.Join(err, fmt.Errorf("end %s is not after start %s", s.End.Format(time.RFC3339), s.Start.Format(time.RFC3339)))
+		err = errors.Join(err, fmt.Errorf("end %s is not after start %s", s.End.Format(time.RFC3339),
+			s.Start.Format(time.RFC3339)))
 	}
 	s.CatchUpMax = cmp.Or(s.CatchUpMax, defaultCatchUpMax)
 	s.Grace = cmp.Or(s.Grace, defaultGrace)

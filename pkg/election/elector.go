@@ -98,7 +98,8 @@ func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, s
 			}
 			return 0, start, false
 		case err != nil && !failing:
-			e.cfg.Log.WarnContext(ctx, "look at the election went wrong; trying on", "election", e.cfg.Name, "error", err)
+			e.cfg.Log.WarnContext(ctx, "look at the election went wrong; trying on", "election", e.cfg.Name, "error",
+				err)
 		case err == nil && s.won:
 			return s.term, start, true
 		}
@@ -160,7 +161,9 @@ func quiet(err error) error {
 }
 
 // keep renews the term until something ends it. When lead has returned, it puts that back into done.
-func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end context.CancelCauseFunc, done chan error) error {
+func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end context.CancelCauseFunc,
+	done chan error,
+) error {
 	pause := e.cfg.renewEvery()
 	for {
 		select {
@@ -183,7 +186,8 @@ func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end c
 		case ctx.Err() != nil: // reported above
 		case err != nil:
 			pause = e.cfg.renewEvery() / 5
-			e.cfg.Log.WarnContext(ctx, "renewal went wrong; trying on", "election", e.cfg.Name, "term", term, "error", err)
+			e.cfg.Log.WarnContext(ctx, "renewal went wrong; trying on", "election", e.cfg.Name, "term", term, "error",
+				err)
 		case !held:
 			end(ErrTermOver)
 			return ErrTermOver
@@ -207,7 +211,8 @@ func (e *Elector) resign(ctx context.Context, term Term) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.cfg.renewEvery())
 	defer cancel()
 	if err := e.office.resign(ctx, term); err != nil {
-		e.cfg.Log.WarnContext(ctx, "resign went wrong; the lease will lapse", "election", e.cfg.Name, "term", term, "error", err)
+		e.cfg.Log.WarnContext(ctx, "resign went wrong; the lease will lapse", "election", e.cfg.Name, "term", term,
+			"error", err)
 	}
 }
 

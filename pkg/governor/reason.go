@@ -37,17 +37,21 @@ func (r Reason) String() string {
 	case Stale:
 		return stale(r)
 	case MemoryHigh:
-		return fmt.Sprintf("memory %.0f%% used; closed above %.0f%%, opens below %.0f%%", 100*r.Have, 100*r.Limit, 100*r.Want)
+		return fmt.Sprintf("memory %.0f%% used; closed above %.0f%%, opens below %.0f%%", 100*r.Have, 100*r.Limit,
+			100*r.Want)
 	case MemoryNeed:
 		return fmt.Sprintf("memory: %s free of %s, an entry needs %s", size(r.Have), size(r.Limit), size(r.Want))
 	case MemorySize:
-		return fmt.Sprintf("memory: an entry needs %s, this node gives at most %s; run the queue on a larger node", size(r.Want), size(r.Limit))
+		return fmt.Sprintf("memory: an entry needs %s, this node gives at most %s; run the queue on a larger node",
+			size(r.Want), size(r.Limit))
 	case CPUHigh:
-		return fmt.Sprintf("CPU %.0f%% used by others; closed above %.0f%%, opens below %.0f%%", 100*r.Have, 100*r.Limit, 100*r.Want)
+		return fmt.Sprintf("CPU %.0f%% used by others; closed above %.0f%%, opens below %.0f%%", 100*r.Have,
+			100*r.Limit, 100*r.Want)
 	case CPUNeed:
 		return fmt.Sprintf("CPU: %.2f cores free of %.2f, an entry needs %.2f", r.Have, r.Limit, r.Want)
 	case CPUSize:
-		return fmt.Sprintf("CPU: an entry needs %.2f cores, this node has %.2f; run the queue on a larger node", r.Want, r.Limit)
+		return fmt.Sprintf("CPU: an entry needs %.2f cores, this node has %.2f; run the queue on a larger node", r.Want,
+			r.Limit)
 	}
 	return string(r.Code)
 }
@@ -57,7 +61,8 @@ func stale(r Reason) string {
 		return "no reading of CPU and memory yet"
 	}
 	age := time.Duration(r.Have * float64(time.Second)).Round(100 * time.Millisecond)
-	return fmt.Sprintf("last reading of CPU and memory is %v old, at most %v is believed", age, time.Duration(r.Limit*float64(time.Second)))
+	return fmt.Sprintf("last reading of CPU and memory is %v old, at most %v is believed", age,
+		time.Duration(r.Limit*float64(time.Second)))
 }
 
 func size(bytes float64) string {
