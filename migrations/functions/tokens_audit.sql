@@ -7,14 +7,28 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(nullif($1, ''), current_user)
 $$;
 
+-- without_passwords replaces the passwords of addresses (scheme://user:password@host) in a JSON value by ***.
+CREATE OR REPLACE FUNCTION penstock.without_passwords(detail jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT regexp_replace($1::text, '(://[^/@:[:space:]"]*):[^/@[:space:]"]*@', '\1:***@', 'g')::jsonb
+$$;
+
 -- audit_log adds a row to the audit, the only way in. It belongs to the transaction of the change that it tells of.
+-- Passwords in addresses are left out: whoever may read the audit need not know them. A call without a reason is
+-- recorded, with a warning: the API and the CLI insist on one, and in psql the warning is seen.
 -- Locks: none but those of an insert. Callers: every function with an actor, pkg/operator, pkg/webhook.
 CREATE OR REPLACE FUNCTION penstock.audit_log(actor text, verb text, object text, reason text, detail jsonb DEFAULT NULL)
     RETURNS void
-LANGUAGE sql AS $$
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF coalesce(audit_log.reason, '') = '' THEN
+        RAISE WARNING '% of % gives no reason', audit_log.verb, audit_log.object
+            USING HINT = 'Give one, for those who read the audit: reason => ''...''.';
+    END IF;
     INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (penstock.actor_name($1), $2, $3, $4, $5)
-$$;
+    VALUES (penstock.actor_name(audit_log.actor), audit_log.verb, audit_log.object, audit_log.reason,
+            CASE WHEN audit_log.detail::text LIKE '%://%' THEN penstock.without_passwords(audit_log.detail) ELSE audit_log.detail END);
+END $$;
 
 -- What was done stays written. An owner of the table can still take the trigger away, which no trigger can hinder.
 CREATE OR REPLACE FUNCTION penstock.keep_audit() RETURNS trigger

@@ -1,9 +1,13 @@
 package operator_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	. "github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -177,4 +181,28 @@ func TestCancelOfWhatIsNotThereSaysSo(t *testing.T) {
 	if _, err := b.d.CancelEntry(b.ctx, int64(id), ann); !errors.Is(err, ErrState) {
 		t.Errorf("cancel of a done entry: %v", err)
 	}
+}
+
+// Whoever may read the audit need not know how to reach a worker.
+func TestTheAuditHasNoPasswordsOfAddresses(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.register_model('m', '{"protocol": "dispatcher", "type": "sync"}', 'a test')`)
+	b.exec(b.pool, `SELECT penstock.register_instance('m', 'gpu-1', 'http://worker:hunter2@10.0.0.7:8000/run', 1, '{"spare": "https://a:hunter2@b/"}', 'a test')`)
+	b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE detail::text LIKE '%hunter2%'`), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE detail->>'endpoint' = 'http://worker:***@10.0.0.7:8000/run'
+	                   AND detail#>>'{labels,spare}' = 'https://a:***@b/'`), 1)
+}
+
+// A verb in psql that gives no reason is carried out, and warns.
+func TestAVerbWithoutAReasonWarns(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	cc := b.pool.Config().ConnConfig.Copy()
+	var warnings []string
+	cc.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { warnings = append(warnings, n.Message) }
+	conn, err := pgx.ConnectConfig(b.ctx, cc)
+	b.must(err)
+	defer conn.Close(context.Background())
+	b.exec(conn, `SELECT penstock.pause_queue('work')`)
+	b.exec(conn, `SELECT penstock.resume_queue('work', 'the window is over')`)
+	b.want(warnings, []string{"pause_queue of work gives no reason"})
 }
