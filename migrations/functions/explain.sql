@@ -37,8 +37,8 @@ LANGUAGE sql STABLE AS $$
      WHERE $1 = ANY (n.queue_ids) AND n.draining_at IS NULL AND n.beat_at + n.lease > clock_timestamp()
 $$;
 
--- place_of finds the ready row by which an entry would be claimed first.
-CREATE OR REPLACE FUNCTION penstock.place_of(e penstock.entry) RETURNS TABLE (priority smallint, flow text, pos bigint)
+-- position_of finds the ready row by which an entry would be claimed first.
+CREATE OR REPLACE FUNCTION penstock.position_of(e penstock.entry) RETURNS TABLE (priority smallint, flow text, pos bigint)
 LANGUAGE sql STABLE AS $$
     (SELECT r.priority, r.flow, r.pos FROM penstock.ready r
       WHERE e.lock_key IS NULL AND r.queue_id = e.queue_id AND r.priority = e.priority AND r.flow = e.flow
@@ -115,9 +115,9 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.cancel_request c WHERE c.queue_id = e.queue_id AND c.entry_id = e.id
 $$;
 
--- place_reasons says who has its key and who stands before it: what the claim finds when it comes to the lane.
+-- position_reasons says who has its key and who stands before it: what the claim finds when it comes to the lane.
 -- Counts go up to 10,000.
-CREATE OR REPLACE FUNCTION penstock.place_reasons(e penstock.entry) RETURNS SETOF jsonb
+CREATE OR REPLACE FUNCTION penstock.position_reasons(e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.because(CASE WHEN l.last_entry_id >= e.id THEN 'running' ELSE 'key_held' END,
                CASE WHEN l.last_entry_id >= e.id THEN format('node %s has run it for %s', coalesce(n.name, l.node_id::text), penstock.ago(clock_timestamp() - l.claimed_at))
@@ -140,7 +140,7 @@ LANGUAGE sql STABLE AS $$
     UNION ALL
     SELECT penstock.because('ahead_in_lane', format('%s%s keys stand before it in its lane (priority %s, flow "%s")', CASE WHEN a.n = 10000 THEN 'at least ' ELSE '' END,
                a.n, p.priority, p.flow), jsonb_build_object('ahead', a.n, 'priority', p.priority, 'flow', p.flow))
-      FROM penstock.place_of(e) p
+      FROM penstock.position_of(e) p
      CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id
                 AND r.priority = p.priority AND r.flow = p.flow AND r.pos < p.pos LIMIT 10000) s) a
      WHERE a.n > 0 AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
@@ -212,8 +212,8 @@ LANGUAGE sql STABLE AS $$
      WHERE j.entry_id = e.id AND j.fired_at IS NULL AND j.paused_at IS NOT NULL AND penstock.paused_until(j.paused_until)
 $$;
 
--- hold_reasons says what beside the entry and its queue keeps a claim away: pauses, limits, and what would run it.
-CREATE OR REPLACE FUNCTION penstock.hold_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
+-- block_reasons says what beside the entry and its queue keeps a claim away: pauses, limits, and what would run it.
+CREATE OR REPLACE FUNCTION penstock.block_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.pause_reasons(q, e) UNION ALL SELECT penstock.limit_reasons(q, e)
 $$;
@@ -245,7 +245,7 @@ BEGIN
         SELECT r FROM penstock.entry_reasons(e) r
         UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE NOT penstock.runs(e)
         UNION ALL SELECT r FROM penstock.push_back_reasons(e) r
-        UNION ALL SELECT r FROM penstock.hold_reasons(q, e) r WHERE NOT penstock.runs(e)
-        UNION ALL SELECT r FROM penstock.place_reasons(e) r) all_reasons;
+        UNION ALL SELECT r FROM penstock.block_reasons(q, e) r WHERE NOT penstock.runs(e)
+        UNION ALL SELECT r FROM penstock.position_reasons(e) r) all_reasons;
     RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
 END $$;

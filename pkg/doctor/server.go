@@ -81,7 +81,7 @@ func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	case readOnly == "on":
 		return Finding{
 			Severity: Critical, Summary: "transactions are read-only by default",
-			Advice: "Find out why somebody set default_transaction_read_only (a full disk?), then reset it.",
+			Advice: "Find out why default_transaction_read_only was set (a full disk?), then reset it.",
 		}, nil
 	case isolation != "read committed":
 		return Finding{

@@ -19,7 +19,7 @@ SELECT holder, term, renewed_at + lease > clock_timestamp(), penstock.ago(clock_
  LIMIT 1`
 
 func checkLeader(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	const advice = "Start a leader. Until then due entries wait, deadlines pass, and what dead nodes held stays locked; nodes go on with what is in line."
+	const advice = "Start a leader. Until then due entries wait, deadlines pass, and what dead nodes held stays locked; nodes go on with pending entries."
 	var holder, silent, since string
 	var term int64
 	var live bool
@@ -35,7 +35,7 @@ func checkLeader(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return Finding{Summary: fmt.Sprintf("%s leads since %s (term %d)", holder, since, term)}, nil
 }
 
-// lateSQL finds the entry that came due first and is not in line, one look-up a queue.
+// lateSQL finds the entry that came due first and is not pending, one lookup a queue.
 const lateSQL = `
 SELECT format('queue %s: entry %s came due %s ago', q.name, e.id, penstock.ago(clock_timestamp() - e.due_at)),
        e.due_at < clock_timestamp() - interval '1 minute'
@@ -65,7 +65,7 @@ func checkStuck(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 			"see the check leader, its log, and penstock lock verify.")
 }
 
-// unservedSQL lists queues that have work which nobody would claim: critical when the oldest has waited for a while.
+// unservedSQL lists queues with pending entries that no live node would claim: critical when the oldest has waited for a while.
 const unservedSQL = `
 SELECT format('queue %s of application %s: the first entry has waited %s', q.name, q.application, penstock.ago(clock_timestamp() - h.since)),
        h.since < clock_timestamp() - interval '15 minutes'
@@ -89,7 +89,7 @@ func checkUnserved(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		"Start a task node of that application with a handler for the queue, or disable the queue so that people know.")
 }
 
-// pausedSQL lists pauses that somebody may have forgotten.
+// pausedSQL lists pauses without an end that are older than a day.
 const pausedSQL = `
 SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_timestamp() - since), coalesce(', ' || nullif(reason, ''), '')), false
   FROM (SELECT 'queue' AS scope, name AS value, paused_by AS actor, paused_reason AS reason, paused_at AS since
@@ -102,7 +102,7 @@ SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_t
 
 func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, pausedSQL, "no pause looks forgotten", "pauses of more than a day, without an end: %d",
-		"Ask whoever paused it; penstock queue resume and penstock pause end do what they say, --until gives a pause an end.")
+		"Ask the actor named here; penstock queue resume and penstock pause end do what they say, --until gives a pause an end.")
 }
 
 // judged turns lines and whether each is critical into a finding.
@@ -151,7 +151,7 @@ func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 	if len(broken) > 0 {
 		f.Severity = Critical
 		f.Summary = fmt.Sprintf("broken: %d", len(broken))
-		f.Advice = "This is a defect, or somebody wrote to the tables by hand: pause the queue, keep these lines, and report them."
+		f.Advice = "This is a defect, or the tables were edited by hand: pause the queue, keep these lines, and report them."
 	}
 	return f, nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Audit is one thing that somebody did.
+// Audit is one recorded change: its actor, verb, object and reason.
 type Audit struct {
 	ID     int64           `json:"id"`
 	At     time.Time       `json:"at"`

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// CronJob is a cron job and how it stands, in the words of penstock.cron_status.
+// CronJob is a cron job with its state, a row of penstock.cron_status.
 type CronJob struct {
 	Name         string     `json:"name"`
 	Queue        string     `json:"queue"`

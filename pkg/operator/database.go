@@ -17,12 +17,12 @@ const (
 	PageMax     = 10_000
 )
 
-// Database is the operator's seat on one database.
+// Database runs the functions of operators on one database.
 type Database struct {
 	db postgres.DB
 }
 
-// New returns a seat on the database behind db.
+// New returns the functions of operators on the database behind db.
 func New(db postgres.DB) *Database { return &Database{db: db} }
 
 // page keeps a limit within its bounds.
@@ -70,5 +70,5 @@ func translate(err error) error {
 	})
 }
 
-// given is nil for a zero value: a condition that nobody asked for.
+// given is nil for a zero value: a condition that is not set.
 func given[T comparable](v T) *T { return postgres.Given(v) }

@@ -53,7 +53,7 @@ const entriesSQL = entryColumns + `
   JOIN penstock.entry_status s ON s.queue_id = $1 AND s.id = chosen.id
  ORDER BY s.id`
 
-// runningSQL stands for the entries that run: it begins at the lock records, which are as few as the work in flight.
+// runningSQL selects the entries that run: it begins at the lock records, which are as few as the work in flight.
 const runningSQL = `(
         SELECT x.* FROM penstock.lock l JOIN penstock.entry_X x ON x.queue_id = l.queue_id AND x.id = l.last_entry_id
          WHERE l.queue_id = $1 AND left(l.lock_key, 1) = '#'
@@ -62,7 +62,7 @@ const runningSQL = `(
            AND x.id <= l.last_entry_id AND penstock.claimable(x.status, x.priority)
          WHERE l.queue_id = $1 AND left(l.lock_key, 1) <> '#')`
 
-// ofKeySQL stands for the entries of the lock key %[1]s: two indexes have them, that of pending entries and that of the
+// ofKeySQL selects the entries of the lock key %[1]s: two indexes have them, that of pending entries and that of the
 // others.
 const ofKeySQL = `(
         SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND x.status = 'pending' AND x.priority >= 0
@@ -268,7 +268,7 @@ SELECT key.lock_key, c.n AS waiting, o.id AS oldest_id, extract(epoch FROM clock
   LEFT JOIN penstock.lock_status l ON l.queue_id = $1 AND l.lock_key = key.lock_key
  ORDER BY key.lock_key`
 
-// Groups returns the lock keys of a queue that have entries in line, in their order, from behind the key after.
+// Groups returns the lock keys of a queue that have pending entries, in their order, behind the key after.
 func (d *Database) Groups(ctx context.Context, queue, after string, limit int) ([]Group, error) {
 	id, err := d.queueID(ctx, queue)
 	if err != nil {

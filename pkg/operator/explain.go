@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// Explanation says in what state an entry is and why it does not run. No reason at all: it is next.
+// Explanation is the state of an entry and the reasons why it does not run. No reason at all: it is next.
 type Explanation struct {
 	ID      int64    `json:"id"`
 	Queue   string   `json:"queue"`
@@ -14,7 +14,7 @@ type Explanation struct {
 	Reasons []Reason `json:"reasons"`
 }
 
-// Reason is one condition of the claim that does not hold, or who stands before the entry.
+// Reason is one condition of the claim that does not hold, or the entries before it.
 type Reason struct {
 	// Code is one of paused, queue_disabled, limit, node_limit, nobody_serves, disabled, not_due, promotion_late,
 	// expired, cancel_requested, pushed_back, rate, no_thread, no_instance, no_slot, running, key_held, ahead_in_key,

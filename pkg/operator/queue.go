@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Queue is a queue and how it stands.
+// Queue is a queue with its counts, pause and bounds.
 type Queue struct {
 	Name            string     `json:"name"`
 	Kind            string     `json:"kind"`

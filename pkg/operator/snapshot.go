@@ -54,7 +54,7 @@ SELECT holder, term, renewed_at + lease > clock_timestamp() AS live, extract(epo
  ORDER BY renewed_at DESC
  LIMIT 1`
 
-// Snapshot reads the live system: queues as the leader sampled them, the rest as it is. Where nobody samples, rates are
+// Snapshot reads the live system: queues as the leader sampled them, the rest as it is. Without samples, rates are
 // those since the earlier snapshot, none if that is nil.
 func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, error) {
 	s := &Snapshot{}

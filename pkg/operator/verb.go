@@ -28,7 +28,7 @@ const (
 	ResumeCronJob   Verb = "resume_cron_job"  // its catch-up policy says what becomes of the times that it missed
 	RunCronJob      Verb = "run_cron_job_now" // asks for a run beside the schedule; the elected leader starts it
 	DropCronJob     Verb = "drop_cron_job"    // a run goes on
-	PauseBatch      Verb = "pause_batch"      // by id: takes the parts that nobody runs out of the queue
+	PauseBatch      Verb = "pause_batch"      // by id: takes the parts that do not run out of the queue
 	ResumeBatch     Verb = "resume_batch"     // ends the pause
 	CancelBatch     Verb = "cancel_batch"     // parts that run are asked to end
 	RetryBatch      Verb = "retry_batch"      // runs the parts again that did not end done

@@ -23,7 +23,7 @@ func (d *Database) waited(ctx context.Context, does, queue string, err error) er
 		return err
 	}
 	who := "a transaction that has the queue open, a push or a backup perhaps; penstock doctor names those that last"
-	// On a transaction, which has failed by now, nobody can be asked.
+	// On a transaction, which has failed by now, no query can run.
 	_ = d.db.QueryRow(ctx, holdersSQL, queue, who).Scan(&who)
 	return fmt.Errorf("%s queue %q: nothing was changed; it waited in vain for %s. Try again when that has ended: %w", does, queue, who, invalidation.ErrState)
 }
