@@ -28,6 +28,7 @@
 // fewer ran than the node has threads, those that can have begun since are counted as well. An entry with as many crashes
 // as the crash limit of its queue is dead-lettered as poison. A node that is heard again after its lease had lapsed was
 // stopped or cut off and did not die: the crashes that were counted then are taken back (penstock.take_back_crashes).
+// An entry that one more crash makes poison is a suspect: nodes run one of them at a time, so that the next death tells.
 //
 // A lapsed lease is evidence against the node only if the node could have renewed it. When the database was slow,
 // restarted or out of reach, or when its clock jumped, nodes look dead that are well, and to free their locks would

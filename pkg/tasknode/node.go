@@ -43,6 +43,7 @@ type Node struct {
 	paused       atomic.Bool // claim nothing until somebody resumes this node
 	handingBack  atomic.Bool // start nothing more
 	leaseOver    atomic.Bool
+	suspectRuns  atomic.Bool // an entry runs that one more crash makes poison
 }
 
 // New returns a node that claims and settles through db, and renews its lease through beats.

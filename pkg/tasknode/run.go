@@ -89,6 +89,13 @@ func (n *Node) runOne(j *job, e *invalidation.Entry) invalidation.Ending {
 	if sinceClaim >= e.FinishIn {
 		return invalidation.Expire(j.lock, e.ID, invalidation.ErrFinishBy.Error())
 	}
+	if suspect(j.queue, e) {
+		done := n.admitSuspect()
+		if done == nil {
+			return invalidation.Release(j.lock, e.ID, n.cfg.Lease)
+		}
+		defer done()
+	}
 	ctx, stop := n.runContext(j, e, sinceClaim)
 	defer stop()
 	if reason, asked := n.running.begin(j, e.ID); asked {

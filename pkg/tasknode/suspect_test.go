@@ -1,0 +1,57 @@
+package tasknode_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+)
+
+// The entries with two of three crashes run one at a time, beside those that are no suspects.
+func TestANodeRunsOneSuspectAtATime(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{CrashLimit: 3})
+	pushes := make([]invalidation.Push, 8)
+	for i := range pushes {
+		name := "innocent"
+		if i < 4 {
+			name = "suspect"
+		}
+		pushes[i] = invalidation.Push{Payload: json.RawMessage(`{}`), Name: name}
+	}
+	push(t, q, pushes...)
+	if _, err := pool.Exec(t.Context(), `UPDATE penstock.entry SET crashes = 2 WHERE name = 'suspect'`); err != nil {
+		t.Fatal(err)
+	}
+	var suspects, most, innocents, together atomic.Int32
+	start(t, pool, tasknode.Config{Threads: 8, Lease: time.Second, Beat: 200 * time.Millisecond}, map[string]invalidation.HandlerFunc{
+		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			if r.Entry.Name == "innocent" {
+				together.Store(max(together.Load(), innocents.Add(1)))
+				defer innocents.Add(-1)
+				time.Sleep(100 * time.Millisecond)
+				return nil, nil
+			}
+			most.Store(max(most.Load(), suspects.Add(1)))
+			defer suspects.Add(-1)
+			time.Sleep(300 * time.Millisecond) // long enough that the others are claimed meanwhile
+			return nil, nil
+		},
+	})
+	go promote(t, q) // as the leader does: a suspect that has to wait comes back when a lease is over
+	eventually(t, pool, "all entries done", emptySQL)
+	if most.Load() != 1 {
+		t.Errorf("%d suspects ran together", most.Load())
+	}
+	if together.Load() < 2 {
+		t.Error("entries that are no suspects ran one at a time as well")
+	}
+	var attempts int
+	if err := pool.QueryRow(t.Context(), `SELECT coalesce(sum(attempt), 0) FROM penstock.result`).Scan(&attempts); err != nil || attempts != 0 {
+		t.Errorf("%d attempts were spent by waiting (%v)", attempts, err)
+	}
+}
