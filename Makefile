@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
+.PHONY: help fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -125,6 +125,16 @@ replay: ## How long tenants wait in fifo and in fair queues, on simulated nodes;
 
 noisy: ## A quiet tenant beside one with 200,000 entries in line, on two real nodes; NOISY=10s shortens it
 	PENSTOCK_NOISY=$${NOISY:-1m} go test -count=1 -timeout 20m -run TestNoisyNeighbour -v ./cmd/tasknode
+
+# Each fuzz target of the product for a short while; `go test -fuzz` takes one of one package at a time.
+FUZZTIME ?= 10s
+
+fuzz-short: ## Fuzz every decoder for ten seconds each; FUZZTIME=1m for longer
+	@for package in $$(grep -rlE --include='*_test.go' '^func Fuzz' pkg internal | xargs -n1 dirname | sort -u); do \
+		for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$package/*_test.go | cut -d' ' -f2); do \
+			echo "$$package $$target"; go test ./$$package -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) || exit 1; \
+		done; \
+	done
 
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done

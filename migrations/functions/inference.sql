@@ -114,7 +114,11 @@ DECLARE
     instance integer;
 BEGIN
     PERFORM penstock.need_model(model);
-    IF endpoint !~* '^https?://[^/?#[:space:]]+' THEN
+    IF endpoint ~* '^[a-z]*:?//[^/?#]*@' THEN
+        -- The address itself is not repeated: it goes into logs.
+        RAISE EXCEPTION 'endpoint of instance "%" carries a user or password', server
+            USING ERRCODE = 'PS002', HINT = 'Give it in a header of the model, as env:NAME or file:/path.';
+    ELSIF endpoint !~* '^https?://[^/?#[:space:]]+' THEN
         RAISE EXCEPTION 'endpoint "%" of instance "%" is not an address', endpoint, server USING ERRCODE = 'PS002', HINT = 'Write one such as http://gpu-1:8000/generate.';
     END IF;
     INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels)
