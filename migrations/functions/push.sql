@@ -118,6 +118,9 @@ BEGIN
             cardinality(start_bys), cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
             cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks)], callbacks);
     END IF;
+    IF cardinality(callbacks) + cardinality(traces) > 0 THEN
+        PERFORM penstock.check_callbacks(q, payloads, callbacks, traces);
+    END IF;
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs);
     ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
@@ -188,13 +191,61 @@ BEGIN
      ORDER BY g.lock_key;
 END $$;
 
--- check_payloads refuses a payload that is missing or too large, by the number of the entry (from 1).
+-- has_wild_number reports whether a JSON value has a number beyond 1e308, a non-zero one below 1e-308, or one with more than 408
+-- decimals. Such numbers are small in jsonb and up to 147 kB each as text: every program that reads the value would pay for that. It
+-- never casts to text. Callers: check_payloads, check_callbacks.
+CREATE OR REPLACE FUNCTION penstock.has_wild_number(value jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT EXISTS (
+        SELECT FROM jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') j
+         CROSS JOIN LATERAL (SELECT abs(j::numeric) AS v OFFSET 0) n
+         WHERE n.v > 1e308 OR scale(n.v) > 408 OR (n.v <> 0 AND n.v < 1e-308))
+$$;
+
+-- check_callbacks refuses callbacks that are too long (url 2,048 bytes, context 64 KiB), that have numbers which nobody can read, or that
+-- are beyond payload_limit together with their payload, and traces that are no W3C traceparent. Locks nothing. Caller: push_many.
+-- SQLSTATEs: PS002, PS003.
+CREATE OR REPLACE FUNCTION penstock.check_callbacks(q penstock.queue, payloads jsonb[], callbacks jsonb[], traces text[]) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    bad record;
+BEGIN
+    SELECT i, problem INTO bad FROM (
+        SELECT i, CASE
+            WHEN octet_length(c->>'url') > 2048 THEN 'callback.url is longer than 2048 bytes'
+            WHEN penstock.has_wild_number(c) THEN 'callback has a number that is beyond 1e308, below 1e-308 or longer than 408 decimals'
+            WHEN octet_length(t) > 55 OR t !~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
+                 THEN 'trace is not a W3C traceparent, 00-<32 hexadecimal digits>-<16>-<2>'
+            END AS problem
+          FROM unnest(callbacks, traces) WITH ORDINALITY u(c, t, i)) x
+     WHERE problem IS NOT NULL ORDER BY i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
+    END IF;
+    SELECT i, pg_column_size(c->'context') > 65536 AS context, pg_column_size(p) + pg_column_size(c) AS bytes INTO bad
+      FROM unnest(payloads, callbacks) WITH ORDINALITY u(p, c, i)
+     WHERE pg_column_size(c->'context') > 65536 OR pg_column_size(p) + pg_column_size(c) > q.payload_limit
+     ORDER BY i LIMIT 1;
+    IF FOUND AND bad.context THEN
+        RAISE EXCEPTION 'callback.context of entry % is larger than 65536 bytes', bad.i
+            USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and give a reference to it.';
+    ELSIF FOUND THEN
+        RAISE EXCEPTION 'payload and callback of entry % have % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
+            USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
+    END IF;
+END $$;
+
+-- check_payloads refuses a payload that is missing, too large or has numbers that nobody can read, by the number of the entry (from 1).
 CREATE OR REPLACE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void LANGUAGE plpgsql STABLE AS $$
 DECLARE
     bad record;
 BEGIN
     IF cardinality(payloads) = 1 AND pg_column_size(payloads[1]) <= q.payload_limit THEN
-        RETURN; -- a push of one is too common to run a query for it
+        IF penstock.has_wild_number(payloads[1]) THEN -- a push of one is too common to run the queries below for it
+            RAISE EXCEPTION 'payload of entry 1 has a number that is beyond 1e308, below 1e-308 or longer than 408 decimals'
+                USING ERRCODE = 'PS002', HINT = 'Give such a number as a text.';
+        END IF;
+        RETURN;
     END IF;
     SELECT i, pg_column_size(p) AS bytes, p IS NULL AS missing INTO bad
       FROM unnest(payloads) WITH ORDINALITY u(p, i)
@@ -205,6 +256,11 @@ BEGIN
     ELSIF FOUND THEN
         RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
             USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
+    END IF;
+    SELECT i INTO bad FROM unnest(payloads) WITH ORDINALITY u(p, i) WHERE penstock.has_wild_number(p) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'payload of entry % has a number that is beyond 1e308, below 1e-308 or longer than 408 decimals', bad.i
+            USING ERRCODE = 'PS002', HINT = 'Give such a number as a text.';
     END IF;
 END $$;
 

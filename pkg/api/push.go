@@ -156,6 +156,9 @@ func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push
 		return nil, one, err
 	}
 	trace := r.Header.Get("Traceparent")
+	if !invalidation.ValidTraceParent(trace) {
+		trace = "" // the specification asks to ignore a header that it does not define
+	}
 	pushes = make([]invalidation.Push, len(entries))
 	for i, e := range entries {
 		number := i + 1

@@ -163,7 +163,9 @@ func TestEndingIsRecordedWhateverItsCallbackIs(t *testing.T) {
 	b := newBed(t, Config{})
 	wide := fmt.Sprintf(`{"url": "http://%s/"}`, strings.Repeat("日", 128))
 	large := fmt.Sprintf(`{"url": "http://client.example/", "context": %q}`, strings.Repeat("x", 2<<20))
-	b.pushAll(b.pool, Push{Callback: json.RawMessage(wide)}, Push{Callback: json.RawMessage(large)})
+	b.pushAll(b.pool, Push{Callback: json.RawMessage(wide)}, Push{Callback: json.RawMessage(wide)})
+	// A push refuses such a context; an entry that was accepted before has it.
+	b.exec(b.pool, `UPDATE penstock.entry SET callback = $1 WHERE id = (SELECT max(id) FROM penstock.entry WHERE queue_id = $2)`, large, b.q.ID)
 	b.settle(doneAll(b.claim(2)...)...)
 	b.wantCalls("done", "done")
 	if calls := b.calls(); calls[1]["context_omitted"] != true {

@@ -109,6 +109,9 @@ RETURNING entry_id`
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
 	ctx, span, pushes := startPush(ctx, q.Name, pushes)
 	defer span.End()
+	if err := checkNumbers(pushes); err != nil {
+		return nil, q.errorf("push to", err)
+	}
 	pushed, err := q.pushBatched(ctx, pushes)
 	if err != nil {
 		return nil, q.errorf("push to", unstorable(err))
@@ -206,6 +209,9 @@ func payloads(pushes []Push) []json.RawMessage {
 func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {
 	ctx, span, pushes := startPush(ctx, queue, pushes)
 	defer span.End()
+	if err := checkNumbers(pushes); err != nil {
+		return nil, fmt.Errorf("push to queue %q: %w", queue, err)
+	}
 	pushed, err := pushMany(ctx, db, queue, pushes)
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(translate(err)))
@@ -296,6 +302,9 @@ func givenTime(t time.Time) *time.Time {
 func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([]Pushed, error) {
 	ctx, span, pushes := startPush(ctx, queue, pushes)
 	defer span.End()
+	if err := checkNumbers(pushes); err != nil {
+		return nil, fmt.Errorf("push to queue %q: %w", queue, err)
+	}
 	args, err := json.Marshal(pushJSON(pushes))
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: payload is not JSON: %w: %w", queue, err, ErrInvalid)

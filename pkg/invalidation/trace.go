@@ -3,7 +3,9 @@ package invalidation
 import (
 	"cmp"
 	"context"
+	"regexp"
 	"slices"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
@@ -36,6 +38,13 @@ func TraceParent(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
 	return carrier[traceparent]
+}
+
+var traceParent = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
+
+// ValidTraceParent reports whether text is a W3C traceparent (https://www.w3.org/TR/trace-context/#traceparent-header).
+func ValidTraceParent(text string) bool {
+	return traceParent.MatchString(text) && text[:2] != "ff" && text[3:35] != strings.Repeat("0", 32) && text[36:52] != strings.Repeat("0", 16)
 }
 
 // Below is ctx below the span that pushed the entry, so far as the entry knows of one.

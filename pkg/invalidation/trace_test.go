@@ -26,9 +26,10 @@ func TestEntriesRememberTheSpanOfTheirPush(t *testing.T) {
 	const named = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 	caller := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	ctx := trace.ContextWithSpanContext(b.ctx, caller)
-	if _, err := b.q.Push(ctx, Push{Payload: []byte(`{}`)}, Push{Payload: []byte(`{}`), Trace: named}, Push{Payload: []byte(`{}`), Trace: "nonsense"}); err != nil {
+	if _, err := b.q.Push(ctx, Push{Payload: []byte(`{}`)}, Push{Payload: []byte(`{}`), Trace: named}, Push{Payload: []byte(`{}`)}); err != nil {
 		t.Fatal(err)
 	}
+	b.exec(b.pool, `UPDATE penstock.entry SET trace = 'nonsense' WHERE id = (SELECT max(id) FROM penstock.entry)`)
 	locks := b.claim(3)
 	if len(locks) != 3 {
 		t.Fatalf("%d locks", len(locks))
