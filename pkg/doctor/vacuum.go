@@ -42,7 +42,8 @@ SELECT line || ': ' || advice, level = 2 FROM (
 // A held horizon is the commonest reason why a queue in Postgres becomes slow: dead ready rows pile up at the head of
 // each lane. Claims remember how far they came, so that a claim stays fast; the tables grow all the same.
 func checkHorizon(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, horizonSQL, "nothing keeps vacuum from cleaning", "dead rows cannot be removed, and tables grow; what holds the horizon: %d",
+	return judged(ctx, tx, horizonSQL, "nothing keeps vacuum from cleaning",
+		"dead rows cannot be removed, and tables grow; what holds the horizon: %d",
 		"End what is named here, and set idle_in_transaction_session_timeout for whoever left it open.")
 }
 

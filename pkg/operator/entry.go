@@ -81,7 +81,8 @@ var states = map[string]string{
 // Entries returns entries of a queue, oldest first.
 func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]Entry, error) {
 	if _, known := states[f.State]; !known {
-		return nil, fmt.Errorf("list entries of queue %q: state %q is not one of initial, pending, computing, disabled: %w", f.Queue, f.State, invalidation.ErrInvalid)
+		return nil, fmt.Errorf("list entries of queue %q: state %q is not one of initial, pending, computing, disabled: %w",
+			f.Queue, f.State, invalidation.ErrInvalid)
 	}
 	id, err := d.queueID(ctx, f.Queue)
 	if err != nil {
@@ -194,7 +195,8 @@ func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
 			return EntryDetail{ID: id, Queue: queue, State: ended.Outcome, Ended: &ended}, err
 		}
 	}
-	return EntryDetail{}, fmt.Errorf("show entry %d: it changes faster than it can be read; try again: %w", id, invalidation.ErrState)
+	return EntryDetail{}, fmt.Errorf("show entry %d: it changes faster than it can be read; try again: %w",
+		id, invalidation.ErrState)
 }
 
 // Outcome returns the queue of an entry and how it ended. invalidation.ErrState says that it has not ended.

@@ -125,7 +125,9 @@ func (d *Database) StartOperation(ctx context.Context, o OperationRequest) (int6
 // SwitchEntries disables or enables every entry of a name or lock key, those to come as well, and returns the operation
 // that does so: the first 500 are changed when it returns, the rest by the operation. Entries that are disabled by
 // another name or key as well stay so.
-func (d *Database) SwitchEntries(ctx context.Context, v Verb, queue string, scope Scope, value string, by invalidation.By) (int64, error) {
+func (d *Database) SwitchEntries(
+	ctx context.Context, v Verb, queue string, scope Scope, value string, by invalidation.By,
+) (int64, error) {
 	sql := `SELECT penstock.enable_entries($1, $2, $3, $4, coalesce($5, current_user::text))`
 	if v == DisableEntry {
 		sql = `SELECT penstock.disable_entries($1, $2, $3, $4, coalesce($5, current_user::text))`
