@@ -13,6 +13,7 @@ import (
 
 // The first token can only be made on the database itself; from then on the API makes more of them.
 func TestLeaderLetsInWhoHasATokenAndNobodyElse(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 0)
 	l := &leader{program: start(t, "leader", "leader", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--database-url", s.dsn)}
 	l.address = "http://" + value(l.says("leader started", 20*time.Second), "listen")

@@ -19,6 +19,7 @@ import (
 // The node that follows a run dies, and the leader to which the worker reports dies as well. What the worker reports to the
 // other leader is what the next node settles; the worker is asked once.
 func TestWorkersReportOutlivesTheNodeAndALeader(t *testing.T) {
+	t.Parallel()
 	p := &plant{site: newSite(t, 0)}
 	key := filepath.Join(t.TempDir(), "key")
 	p.must(os.WriteFile(key, []byte("key of the installation"), 0o600))

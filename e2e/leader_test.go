@@ -199,6 +199,7 @@ func TestKilledLeaderIsReplacedWithinSixSecondsAndNoDutyIsDoneTwice(t *testing.T
 }
 
 func TestStoppedLeaderWritesNothingOnceItsTermIsOver(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 2)
 	term, frozen := s.elected(0)
 	s.pushDue(s.other(frozen), 1000, 15*time.Second)
@@ -277,6 +278,7 @@ func TestLeadersOutliveADatabaseThatIsRestarted(t *testing.T) {
 }
 
 func TestEveryLeaderServesRequests(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 2)
 	_, elected := s.elected(0)
 	for _, l := range []*leader{elected, s.other(elected)} {
@@ -302,6 +304,7 @@ func TestEveryLeaderServesRequests(t *testing.T) {
 }
 
 func TestLeaderRefusesWhatItIsToldWrongly(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, arg, want string }{
 		{"flag", "--lisen=:1", "lisen"},
 		{"value", "--election-lease=1ms", "leader.election.lease"},

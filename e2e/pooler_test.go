@@ -69,6 +69,7 @@ default_pool_size = 8
 }
 
 func TestProgramsWorkBehindATransactionPooler(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 0)
 	dsn := s.pooler()
 	s.exec(`CREATE TABLE public.effect (entry jsonb)`)
@@ -99,6 +100,7 @@ func TestProgramsWorkBehindATransactionPooler(t *testing.T) {
 
 // Under a fixed snapshot a finish would not see what was pushed meanwhile, and leave it behind.
 func TestProgramsRefuseSessionsThatAreNotReadCommitted(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 0)
 	s.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), 'repeatable read'); END $$`)
 	for _, program := range []string{"leader", "tasknode"} {

@@ -13,6 +13,7 @@ import (
 // Batches and change logs need no handler of the user's where a queue says in SQL what to do. The statements are those of
 // docs/queue-kinds.md.
 func TestBatchesAndCalculatedFieldsWorkWithTheProgramsAlone(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("../docs/queue-kinds.md")
 	if err != nil {
 		t.Fatal(err)

@@ -48,6 +48,7 @@ SELECT coalesce(extract(epoch FROM %s(c.at) - (SELECT beat_at + lease FROM penst
 
 // Runs are short, so that locks wait on the node for its threads; then the worker answers nobody, and the node is killed.
 func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
+	t.Parallel()
 	const threads = 8
 	p := newPlant(t, 300, worker.Model{Name: "echo"})
 	p.settled()
@@ -79,6 +80,7 @@ func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
 }
 
 func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testing.T) {
+	t.Parallel()
 	p := newPlant(t, 300, worker.Model{Name: "echo"}, "--delay", "1500ms")
 	frozen := p.startNode("node_a")
 	p.push(p.queue, 100)
@@ -175,6 +177,7 @@ func TestRestartedDatabaseLosesNothingAndNobodysWorkIsRescued(t *testing.T) {
 }
 
 func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, grace string
 		handsBack   bool
@@ -209,6 +212,7 @@ func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
 }
 
 func TestApplicationsNeverMix(t *testing.T) {
+	t.Parallel()
 	p := newPlant(t, 40, worker.Model{Name: "echo"}, "--delay", "5ms")
 	other := p.register(worker.Model{Name: "elsewhere"}, 40, p.startWorker(40, "--delay", "5ms"))
 	other, err := invalidation.Alter(t.Context(), p.pool, other.Name, map[string]any{"application": "other"})

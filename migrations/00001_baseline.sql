@@ -177,6 +177,7 @@ CREATE TABLE penstock.result (
     meta        jsonb
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX result_entry ON penstock.result (queue_id, entry_id);
+CREATE INDEX result_finished_at ON penstock.result USING brin (finished_at) WITH (autosummarize = on, pages_per_range = 32);
 
 CREATE TABLE penstock.result_default PARTITION OF penstock.result DEFAULT;
 COMMENT ON COLUMN penstock.result.meta IS 'what the handler measured: instance, slot, times in milliseconds';
@@ -206,6 +207,7 @@ CREATE TABLE penstock.failure (
     depth       smallint NOT NULL DEFAULT 0
 ) PARTITION BY RANGE (failed_at);
 CREATE INDEX failure_entry ON penstock.failure (queue_id, entry_id);
+CREATE INDEX failure_failed_at ON penstock.failure USING brin (failed_at) WITH (autosummarize = on, pages_per_range = 32);
 CREATE INDEX failure_fingerprint ON penstock.failure (queue_id, fingerprint);
 
 CREATE TABLE penstock.failure_default PARTITION OF penstock.failure DEFAULT;
@@ -296,13 +298,23 @@ CREATE TABLE penstock.operation (
     changed      bigint NOT NULL DEFAULT 0,
     last_id      bigint NOT NULL DEFAULT 0,
     until_id     bigint NOT NULL,
+    busy         bigint[] NOT NULL DEFAULT '{}',
     created_at   timestamptz NOT NULL DEFAULT now(),
     stepped_at   timestamptz,
     ended_at     timestamptz
 );
 CREATE INDEX operation_running ON penstock.operation (id) WHERE status = 'running';
 COMMENT ON COLUMN penstock.operation.matched IS 'entries that matched when the operation was asked for';
-COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id; it goes on behind it after a crash';
+COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id, but those in busy; it goes on behind it after a crash';
+COMMENT ON COLUMN penstock.operation.busy IS 'matches that another transaction had locked, to be tried again';
+
+-- Up to when the results and failures of each queue that have passed its retention are deleted, see penstock.tidy_outcomes.
+CREATE TABLE penstock.retained (
+    queue_id integer NOT NULL REFERENCES penstock.queue ON DELETE CASCADE,
+    kind     text NOT NULL CHECK (kind IN ('result', 'failure')),
+    until    timestamptz NOT NULL,
+    PRIMARY KEY (queue_id, kind)
+) WITH (fillfactor = 70);
 
 -- Who did what and why. Only ever inserted.
 CREATE TABLE penstock.audit (
@@ -439,6 +451,7 @@ CREATE TABLE penstock.slot (
     entry_id    bigint,
     PRIMARY KEY (instance_id, number)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX slot_node ON penstock.slot (node_id);
 COMMENT ON COLUMN penstock.slot.doubt IS 'why the call may still run; queue_id and entry_id say whose it was';
 
 -- Nodes that got fewer slots than they have work for. Others give back what is beyond their share: a node that has none
@@ -470,6 +483,17 @@ CREATE UNIQUE INDEX remote_run_remote ON penstock.remote_run (instance_id, remot
 COMMENT ON COLUMN penstock.remote_run.token IS 'under which the worker was asked: the fencing token of the lock then';
 COMMENT ON COLUMN penstock.remote_run.remote_id IS 'the worker''s name for the run; null if its answer never came';
 COMMENT ON COLUMN penstock.remote_run.report IS 'the last that the worker reported to a callback address while nobody listened there';
+
+-- Runs of an entry that cost an instance its device, or ran out of memory: the next node must know of them.
+CREATE TABLE penstock.entry_harm (
+    entry_id    bigint NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    queue_id    integer NOT NULL,
+    instance_id integer NOT NULL,
+    times       integer NOT NULL DEFAULT 1,
+    class       text NOT NULL,
+    PRIMARY KEY (queue_id, entry_id, class, instance_id)
+);
 
 -- Where callbacks are delivered. The address '' holds the secret of every address that has none of its own.
 -- Secrets are sealed under the key of the installation, or a reference to where they are kept (env:NAME, file:/path).

@@ -120,7 +120,7 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 		BodyBytesMax: cfg.HTTP.BodyBytes,
 		EntriesMax:   cfg.HTTP.Entries,
 		Timeout:      cfg.HTTP.Timeout,
-		Checks:       []api.Check{{Name: "signal", Run: func(context.Context) error { return context.Cause(ctx) }}},
+		Checks:       []api.Check{{Name: "signal", Local: true, Run: func(context.Context) error { return context.Cause(ctx) }}},
 		Observe:      l.requests.observe,
 		Hinter:       l.hinter,
 		Reports:      reports,

@@ -259,7 +259,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	if n.listener != nil {
 		group.Go(func() error { return n.listener.Run(duties) })
 	}
-	routes := n.routes(api.Check{Name: "draining", Run: func(context.Context) error { return context.Cause(ctx) }})
+	routes := n.routes(api.Check{Name: "draining", Local: true, Run: func(context.Context) error { return context.Cause(ctx) }})
 	group.Go(func() error { return api.Serve(duties, listener, routes, n.log) })
 	group.Go(func() error {
 		defer end()

@@ -8,9 +8,11 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.queue q CROSS JOIN LATERAL (
            (SELECT NULL::penstock.outcome AS outcome FROM penstock.entry e WHERE e.queue_id = q.id AND e.id = $1 LIMIT 1)
            UNION ALL
-           (SELECT r.outcome FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1 LIMIT 1)
+           (SELECT r.outcome FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1
+               AND penstock.kept(r.finished_at, q.result_retention) LIMIT 1)
            UNION ALL
-           (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 LIMIT 1)) f
+           (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1
+               AND penstock.kept(f.failed_at, q.failure_retention) LIMIT 1)) f
      LIMIT 1
 $$;
 

@@ -8,10 +8,10 @@ LANGUAGE sql STABLE AS $$
     SELECT q.name, o.*
       FROM penstock.queue q CROSS JOIN LATERAL (
            SELECT r.outcome, r.finished_at, r.created_at, r.attempt, NULL::smallint, r.node_id, r.token, r.run_ms, r.reason, NULL::text, r.result
-             FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1
+             FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1 AND penstock.kept(r.finished_at, q.result_retention)
            UNION ALL
            SELECT 'failed', f.failed_at, f.created_at, f.attempt, f.crashes, NULL, NULL, NULL, f.error, f.class, NULL
-             FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1) o
+             FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)) o
 $$;
 
 -- Why does it not run? ------------------------------------------------------------------------------------------------

@@ -196,6 +196,34 @@ LANGUAGE sql AS $$
      WHERE i.id = $1
 $$;
 
+-- recycle_instance drains an instance whose process has lost its device, until a probe finds the process gone: what
+-- comes up after that is a new one. Called by nodes. It locks the instance.
+CREATE OR REPLACE FUNCTION penstock.recycle_instance(instance integer) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE penstock.instance i
+       SET draining_at = clock_timestamp(), drain_by = 'recycle', drain_reason = 'device context lost: restart its process'
+     WHERE i.id = recycle_instance.instance AND i.draining_at IS NULL;
+    IF FOUND THEN
+        INSERT INTO penstock.audit (actor, verb, object, reason)
+        SELECT current_user, 'drain_instance', i.model || '/' || i.server, 'device context lost: restart its process'
+          FROM penstock.instance i WHERE i.id = recycle_instance.instance;
+    END IF;
+END $$;
+
+-- note_harm counts a run of an entry that cost an instance its device or ran out of memory, and returns on how many
+-- instances, and how often, that class of harm has come of the entry. Called by nodes. It locks the row of entry_harm.
+CREATE OR REPLACE FUNCTION penstock.note_harm(queue integer, entry bigint, instance integer, class text)
+RETURNS TABLE (instances integer, times integer)
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO penstock.entry_harm AS h (queue_id, entry_id, instance_id, class)
+    VALUES (note_harm.queue, note_harm.entry, note_harm.instance, note_harm.class)
+    ON CONFLICT ON CONSTRAINT entry_harm_pkey DO UPDATE SET times = h.times + 1, at = clock_timestamp();
+    RETURN QUERY SELECT count(*)::integer, sum(h.times)::integer FROM penstock.entry_harm h
+     WHERE h.queue_id = note_harm.queue AND h.entry_id = note_harm.entry AND h.class = note_harm.class;
+END $$;
+
 -- Slots --------------------------------------------------------------------------------------------------------------
 
 -- usable says whether calls may be sent to an instance.
@@ -325,12 +353,13 @@ LANGUAGE sql AS $$
 $$;
 
 -- orphan_slots lists the held slots of an instance that no living node answers for: in doubt, or of a node that died;
--- since when, by the database's clock.
-CREATE OR REPLACE FUNCTION penstock.orphan_slots(instance integer) RETURNS TABLE (slot_number integer, slot_token bigint, age interval)
+-- since when, by the database's clock, and whether its node died.
+CREATE OR REPLACE FUNCTION penstock.orphan_slots(instance integer) RETURNS TABLE (slot_number integer, slot_token bigint, age interval, dead boolean)
 LANGUAGE sql STABLE AS $$
     SELECT s.number, s.token,
            clock_timestamp() - coalesce(s.doubt_at,
-               greatest(s.leased_at, (SELECT n.beat_at + n.lease FROM penstock.node n WHERE n.id = s.node_id)))
+               greatest(s.leased_at, (SELECT n.beat_at + n.lease FROM penstock.node n WHERE n.id = s.node_id))),
+           s.doubt_at IS NULL
       FROM penstock.slot s
      WHERE s.instance_id = $1 AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
 $$;
@@ -345,6 +374,27 @@ LANGUAGE sql AS $$
     )
     SELECT count(*)::integer FROM freed
 $$;
+
+-- free_dead_slots frees what dead nodes hold of a model, of one server of it or of all, and returns how many slots that
+-- were. Where the worker still runs a call of theirs it gets one more than it has slots. It locks the slots it deletes.
+CREATE OR REPLACE FUNCTION penstock.free_dead_slots(model text, server text DEFAULT NULL, reason text DEFAULT '',
+                                                    actor text DEFAULT current_user::text) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    freed integer;
+BEGIN
+    PERFORM penstock.need_model(free_dead_slots.model);
+    DELETE FROM penstock.slot s USING penstock.instance i
+     WHERE i.id = s.instance_id AND i.model = free_dead_slots.model
+       AND (free_dead_slots.server IS NULL OR i.server = free_dead_slots.server)
+       AND s.doubt_at IS NULL AND NOT penstock.node_lives(s.node_id);
+    GET DIAGNOSTICS freed = ROW_COUNT;
+    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
+    VALUES (coalesce(free_dead_slots.actor, current_user), 'free_dead_slots',
+            concat_ws('/', free_dead_slots.model, free_dead_slots.server), coalesce(free_dead_slots.reason, ''),
+            jsonb_build_object('freed', freed));
+    RETURN freed;
+END $$;
 
 -- sweep_output removes up to some pieces of entries that are gone, once the queue keeps no result of that age; it says how many.
 CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint

@@ -124,17 +124,28 @@ BEGIN
 END $$;
 
 -- step_operation does one bounded batch and remembers how far it came, in one transaction: after a crash the operation
--- goes on behind what it has changed. changed counts, wait says how long the throttle holds it (0: step again), ended
--- that there is nothing left.
+-- goes on behind what it has changed. changed counts, wait says how long to wait before the next step (0: step again),
+-- ended that there is nothing left, or that another session steps it.
+--
+-- An entry that another transaction has locked is remembered in operation.busy and tried again in later steps, a hundred
+-- of them in each; the others go on. With a thousand of them the operation waits for some to become free.
+--
+-- Locks: the operation's row FOR UPDATE SKIP LOCKED, then for each match those of its verb, which wait for nobody or for
+-- two seconds at most (cancel). Callers: the elected leader, penstock operation, disable_entries. Raises PS006 outside
+-- read committed.
 CREATE OR REPLACE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
+    busy_most CONSTANT integer := 1000;
+    again_most CONSTANT integer := 100;
     o     penstock.operation;
     q     penstock.queue;
     quota integer;
     seen  record;
+    again bigint[]; -- busy in an earlier step
+    fresh bigint[]; -- matches of this step
     one   bigint;
     did   boolean;
 BEGIN
@@ -142,7 +153,7 @@ BEGIN
     changed := 0; wait := '0'; ended := false;
     SELECT * INTO o FROM penstock.operation x WHERE x.id = step_operation.id AND x.status = 'running' FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        ended := true; -- or somebody else steps it
+        ended := true;
         RETURN;
     END IF;
     quota := least(500, floor(o.per_second * extract(epoch FROM clock_timestamp() - coalesce(o.stepped_at, o.created_at - interval '1 second'))));
@@ -155,20 +166,25 @@ BEGIN
                       FROM (SELECT id, coalesce(%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
                    penstock.operation_filter(q, o.verb, o.filter), penstock.operation_source(q, o.verb))
        INTO seen USING o.last_id, o.until_id;
-    FOREACH one IN ARRAY (seen.ids)[1:quota] LOOP
+    again := o.busy[1:least(again_most, quota)];
+    fresh := seen.ids[1:least(quota - cardinality(again), busy_most - cardinality(o.busy))];
+    o.busy := o.busy[cardinality(again) + 1:];
+    FOREACH one IN ARRAY again || fresh LOOP
         did := penstock.apply_operation(o, one);
-        EXIT WHEN did IS NULL;
-        o.last_id := one;
-        changed := changed + did::integer;
+        changed := changed + coalesce(did, false)::integer;
+        o.busy := CASE WHEN did IS NULL THEN o.busy || one ELSE o.busy END;
     END LOOP;
-    IF did IS NULL AND cardinality(seen.ids) > 0 THEN
-        wait := '10 milliseconds'; -- the next step begins with the busy one
-    ELSIF cardinality(seen.ids) <= quota THEN
+    IF cardinality(fresh) = cardinality(seen.ids) THEN
         o.last_id := coalesce(seen.last, o.until_id);
-        ended := seen.n < 10000;
+        ended := seen.n < 10000 AND cardinality(o.busy) = 0;
+    ELSIF cardinality(fresh) > 0 THEN
+        o.last_id := fresh[cardinality(fresh)];
+    END IF;
+    IF changed = 0 AND NOT ended AND cardinality(o.busy) > 0 AND (cardinality(fresh) = 0 OR cardinality(fresh) = cardinality(seen.ids)) THEN
+        wait := '100 milliseconds'; -- nothing to do but what is busy
     END IF;
     UPDATE penstock.operation x
-       SET last_id = o.last_id, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
+       SET last_id = o.last_id, busy = o.busy, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
            status = CASE WHEN ended THEN 'done' ELSE 'running' END, ended_at = CASE WHEN ended THEN clock_timestamp() END
      WHERE x.id = o.id;
 END $$;

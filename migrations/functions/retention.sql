@@ -48,3 +48,60 @@ EXCEPTION
     WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
         RETURN 0;
 END $$;
+
+-- kept says whether a result or failure of that time may still be read: each queue keeps its own for its own retention,
+-- and everybody for a minute, so that a caller who waits for an outcome sees it. The rows go later, see tidy_outcomes.
+CREATE OR REPLACE FUNCTION penstock.kept(ended_at timestamptz, retention interval) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT ended_at > statement_timestamp() - greatest(retention, interval '1 minute')
+$$;
+
+-- tidy_outcomes deletes up to most results or failures (which: result, failure) that have passed the retention of their
+-- queue, and returns how many. Partitions are dropped when they have passed the longest retention of all queues; this is
+-- for queues with a shorter one, and for the default partition, which is never dropped.
+--
+-- penstock.retained remembers for each queue up to when it was done, so that a pass reads the rows of one pass only; ten
+-- minutes are read again, for transactions that began before and committed later. Rows that another transaction has
+-- locked are passed by. Locks: the deleted rows. Caller: the elected leader, once a minute.
+CREATE OR REPLACE FUNCTION penstock.tidy_outcomes(which text, most integer) RETURNS bigint
+LANGUAGE plpgsql
+SET enable_seqscan = off SET timezone = 'UTC'
+AS $$
+DECLARE
+    at_column text := CASE which WHEN 'result' THEN 'finished_at' ELSE 'failed_at' END;
+    longest   interval := (SELECT r.kept FROM penstock.retention r WHERE r.parent = which);
+    q         record;
+    part      text;
+    n         bigint;
+    gone      bigint := 0;
+BEGIN
+    FOR q IN
+        SELECT x.id, k.keep < longest AS shorter, statement_timestamp() - k.keep AS before, coalesce(m.until, '-infinity') AS since
+          FROM penstock.queue x
+         CROSS JOIN LATERAL (SELECT greatest(CASE which WHEN 'result' THEN x.result_retention ELSE x.failure_retention END, '1 minute') AS keep) k
+          LEFT JOIN penstock.retained m ON m.queue_id = x.id AND m.kind = which
+         ORDER BY m.until NULLS FIRST
+    LOOP
+        FOR part IN
+            SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+             WHERE i.inhparent = to_regclass('penstock.' || which)
+               AND CASE WHEN c.relname = which || '_default' THEN true
+                        ELSE q.shorter AND to_date(right(c.relname, 8), 'YYYYMMDD') <= q.before AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 >= q.since END
+             ORDER BY c.relname
+        LOOP
+            EXECUTE format('WITH old AS (DELETE FROM penstock.%1$I WHERE ctid = ANY (ARRAY(
+                                SELECT ctid FROM penstock.%1$I WHERE queue_id = $1 AND %2$I < $2 AND %2$I >= $3 LIMIT $4 FOR UPDATE SKIP LOCKED))
+                            RETURNING 1) SELECT count(*) FROM old', part, at_column)
+               INTO n USING q.id, q.before, q.since, most - gone;
+            gone := gone + n;
+            IF gone >= most THEN
+                RETURN gone;
+            END IF;
+        END LOOP;
+        INSERT INTO penstock.retained (queue_id, kind, until) VALUES (q.id, which, q.before - interval '10 minutes')
+        ON CONFLICT (queue_id, kind) DO UPDATE SET until = excluded.until;
+    END LOOP;
+    RETURN gone;
+EXCEPTION WHEN undefined_table THEN
+    RETURN 0; -- a partition was dropped meanwhile
+END $$;

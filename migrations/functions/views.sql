@@ -139,6 +139,17 @@ SELECT m.name AS model, k.node_id, n.name AS node, count(s.node_id) AS held, h.s
  GROUP BY m.name, k.node_id, n.name, h.since;
 COMMENT ON VIEW penstock.slot_contention IS 'who holds slots of a model and who wants more; share is what each may hold while somebody else goes without';
 
+-- dead_slots shows the slots that dead nodes still hold: nobody answers for their calls, and nobody can lease them.
+CREATE OR REPLACE VIEW penstock.dead_slots AS
+SELECT i.model, i.server, s.node_id, count(*) AS slots,
+       min(greatest(s.leased_at, n.beat_at + n.lease)) AS since
+  FROM penstock.slot s
+  JOIN penstock.instance i ON i.id = s.instance_id
+  LEFT JOIN penstock.node n ON n.id = s.node_id
+ WHERE s.doubt_at IS NULL AND NOT penstock.node_lives(s.node_id)
+ GROUP BY i.model, i.server, s.node_id;
+COMMENT ON VIEW penstock.dead_slots IS 'slots held by nodes whose lease has lapsed; penstock.free_dead_slots frees them';
+
 -- usage_status shows what each flow uses: slots are its slot-seconds a second of late, the last minutes counting most,
 -- share is its part of its application's.
 -- The weight of each flow is looked up: with many weights, a list of them all for each row was dear.

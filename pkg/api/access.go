@@ -63,11 +63,15 @@ var owners = map[object]string{
 var (
 	errNoToken   = errors.New("the request has no token, or one that is not known, has expired or was revoked; send Authorization: Bearer and the token")
 	errForbidden = errors.New("the token does not allow this")
+	// One answer for what is beyond the limits of a token and for what does not exist: a difference would tell what others
+	// have.
+	errBeyondLimits = fmt.Errorf("%w: it is limited to some queues or applications, and nothing of that name or id is within them", errForbidden)
 )
 
 // caller is who sends a request.
 type caller struct {
 	operator.APIToken
+	secret string // empty where no token is needed
 }
 
 type callerKey struct{}
@@ -97,20 +101,21 @@ func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller,
 		return caller{}, nil
 	}
 	if a.cfg.Actor != "" {
-		return caller{operator.APIToken{Name: a.cfg.Actor, Scopes: []string{"admin"}}}, nil
+		return caller{APIToken: operator.APIToken{Name: a.cfg.Actor, Scopes: []string{"admin"}}}, nil
 	}
 	if a.cfg.Open {
-		return caller{operator.APIToken{Name: "anybody", Scopes: []string{"admin"}}}, nil
+		return caller{APIToken: operator.APIToken{Name: "anybody", Scopes: []string{"admin"}}}, nil
 	}
 	kind, secret, _ := strings.Cut(request.Header("Authorization"), " ")
 	if !strings.EqualFold(kind, "bearer") {
 		return caller{}, errNoToken
 	}
-	token, err := a.tokens.look(ctx, strings.TrimSpace(secret))
+	secret = strings.TrimSpace(secret)
+	token, err := a.tokens.look(ctx, secret)
 	if err != nil {
 		return caller{}, err
 	}
-	c := caller{token}
+	c := caller{token, secret}
 	may := c.may(r.scope)
 	if !may && r.own && c.may(push) {
 		if may, err = a.owns(ctx, request); err != nil {
@@ -118,9 +123,19 @@ func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller,
 		}
 	}
 	if !may {
-		return caller{}, fmt.Errorf("%w: it needs scope %s and has %s", errForbidden, r.scope, strings.Join(c.Scopes, ", "))
+		return c, fmt.Errorf("%w: it needs scope %s and has %s", errForbidden, r.scope, strings.Join(c.Scopes, ", "))
 	}
 	return c, a.within(ctx, request, r.of, c)
+}
+
+// stillValid refuses a request that lasts beyond the life of its token. What goes on for long asks before each part.
+func (a *API) stillValid(ctx context.Context) error {
+	c := who(ctx)
+	if c.secret == "" {
+		return nil
+	}
+	_, err := a.tokens.look(ctx, c.secret)
+	return err
 }
 
 // ownSQL says whether entry $1 was pushed under key $2 of flow $3.
@@ -178,14 +193,14 @@ func (a *API) within(ctx context.Context, request huma.Context, of object, c cal
 func (a *API) allowed(ctx context.Context, of object, key string, c caller) error {
 	var queue, application string
 	err := a.db.QueryRow(ctx, owners[of], key).Scan(&queue, &application)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return fmt.Errorf("%s %s: %w", of, key, invalidation.ErrNotFound)
-	}
-	if err != nil {
+	missing := errors.Is(err, pgx.ErrNoRows)
+	switch {
+	case err != nil && !missing:
 		return fmt.Errorf("find %s %s: %w", of, key, err)
-	}
-	if !c.allows(queue, application) {
-		return fmt.Errorf("%w: it is limited to other queues or applications", errForbidden)
+	case missing && of == ofQueue && slices.Contains(c.Queues, key):
+		return fmt.Errorf("%s %s: %w", of, key, invalidation.ErrQueueNotFound)
+	case missing || !c.allows(queue, application):
+		return errBeyondLimits
 	}
 	return nil
 }

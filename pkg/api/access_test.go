@@ -28,6 +28,7 @@ import (
 var needs = map[string]scope{
 	"GET /livez":                                  "",
 	"GET /readyz":                                 "",
+	"GET /{$}":                                    "",
 	"GET /openapi.yaml":                           "",
 	"GET /v1/queues":                              read,
 	"POST /v1/queues":                             admin,

@@ -31,6 +31,8 @@ type API struct {
 	queues          sync.Map // from name to *invalidation.Queue
 	bodies, streams *budget
 	flights         flights
+	ready           readiness
+	refusals        refusals
 	watch           *watch
 	// draining ends when Drain is called.
 	draining <-chan struct{}
@@ -63,6 +65,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.auditRoutes()
 	a.tokenRoutes()
 	a.openAPIRoutes()
+	a.indexRoute()
 	a.finish()
 	return a
 }
@@ -105,6 +108,7 @@ func newAPI(cfg Config) *API {
 // ServeHTTP answers a request and tells Config.Observe how it went.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
+	w.Header().Set("X-Content-Type-Options", "nosniff")
 	noted := &noting{ResponseWriter: w, status: http.StatusOK}
 	a.handler.ServeHTTP(noted, r)
 	route := r.Pattern // set by the mux

@@ -138,6 +138,23 @@ type counted struct {
 	closed   sync.Once
 }
 
+// drainMax is how much is read of a request that was refused before its end.
+const drainMax = 4 << 20
+
+// CloseWrite ends the answer, and reads a part of what the client still sends: a connection closed over unread bytes is
+// reset, and an answer such as 431 lost. The server closes the connection afterwards.
+func (c *counted) CloseWrite() error {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return nil
+	}
+	err := half.CloseWrite()
+	if err == nil && c.SetReadDeadline(time.Now().Add(time.Second)) == nil {
+		_, _ = io.CopyN(io.Discard, c.Conn, drainMax)
+	}
+	return err
+}
+
 func (c *counted) Close() error {
 	defer c.closed.Do(func() {
 		c.listener.conns.leave(c.from)

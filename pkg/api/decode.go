@@ -56,6 +56,18 @@ func (e *entryToPush) members() []member {
 	}
 }
 
+// storable refuses texts that the database cannot store.
+func (e *entryToPush) storable() error {
+	for _, m := range e.members() {
+		if text, ok := m.into.(*string); ok {
+			if err := storable(m.name, *text); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (e entryToPush) push() invalidation.Push {
 	if bytes.Equal(e.Callback, []byte("null")) {
 		e.Callback = nil

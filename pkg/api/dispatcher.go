@@ -123,12 +123,14 @@ func (a *API) queueOfModel(ctx context.Context, model string) (*invalidation.Que
 	var name, application string
 	err := a.db.QueryRow(ctx, owners[ofModel], model).Scan(&name, &application)
 	switch {
+	case errors.Is(err, pgx.ErrNoRows) && who(ctx).limited():
+		return nil, errBeyondLimits
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, flaw("model", fmt.Errorf("model %q is not registered: %w", model, invalidation.ErrNotFound))
 	case err != nil:
 		return nil, fmt.Errorf("find queue of model %q: %w", model, err)
 	case !who(ctx).allows(name, application):
-		return nil, fmt.Errorf("%w: it is limited to other queues or applications", errForbidden)
+		return nil, errBeyondLimits
 	}
 	return a.queue(ctx, name)
 }

@@ -110,6 +110,9 @@ func (a *API) entry(ctx context.Context, in *inEntry) (*answer[entryRead], error
 		if err := a.await(ctx, invalidation.EntryID(in.ID), wait); err != nil {
 			return nil, err
 		}
+		if err := a.stillValid(ctx); err != nil {
+			return nil, err
+		}
 	}
 	found, err := a.readEntry(ctx, in.ID)
 	return &answer[entryRead]{found}, err

@@ -113,6 +113,9 @@ func (f *follower) follow(ctx context.Context, c *waiter) bool {
 	alive := time.NewTicker(eventsAlive)
 	defer alive.Stop()
 	for f.out.err == nil {
+		if f.api.stillValid(ctx) != nil {
+			return false // the next request of the client says why
+		}
 		seen := c.seen()
 		f.pass(ctx, seen)
 		if seen.ended {

@@ -56,6 +56,17 @@ func reach(doc *huma.OpenAPI, schema *huma.Schema, found map[string]bool) {
 	reach(doc, schema.Items, found)
 }
 
+// indexRoute answers at the root with where to go from there.
+func (a *API) indexRoute() {
+	a.raw(route{method: "GET", path: "/{$}"}, nil, func(w http.ResponseWriter, _ *http.Request) error {
+		writeJSON(w, "application/json", http.StatusOK, map[string]any{
+			"name": "Penstock", "description": "A durable task queue on Postgres.",
+			"openapi": "/openapi.yaml", "api": "/v1/queues", "live": "/livez", "ready": "/readyz",
+		})
+		return nil
+	})
+}
+
 func (a *API) openAPIRoutes() {
 	describe := sync.OnceValues(a.OpenAPI)
 	a.raw(route{method: "GET", path: "/openapi.yaml"}, nil, func(w http.ResponseWriter, _ *http.Request) error {

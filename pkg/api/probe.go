@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -11,6 +12,8 @@ import (
 type Check struct {
 	Name string
 	Run  func(ctx context.Context) error
+	// Local is for a check that asks no other process. It runs with each request.
+	Local bool
 }
 
 func (a *API) probes() {
@@ -30,29 +33,101 @@ func (a *API) livez(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// checkTimeout bounds each check; probes usually wait for a second or more.
-const checkTimeout = 900 * time.Millisecond
+const (
+	// checkTimeout bounds each check; probes usually wait for a second or more.
+	checkTimeout = 900 * time.Millisecond
+	// readyKept is how long results are answered from memory, so that requests, which need no token, cost the database
+	// one query a second however many there are.
+	readyKept = time.Second
+)
 
-// readyz runs the checks side by side and says of each one whether it holds, and if not, why.
-func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
-	defer cancel()
-	errs := make([]chan error, len(a.cfg.Checks))
-	for i, check := range a.cfg.Checks {
-		errs[i] = make(chan error, 1)
-		go func() { errs[i] <- check.Run(ctx) }()
+// readiness keeps the results of the checks that ask other processes.
+type readiness struct {
+	mu      sync.Mutex
+	at      time.Time
+	failed  map[string]error // by the name of the check
+	running chan struct{}    // closed when the checks that run now have ended; nil if none run
+}
+
+// results returns what failed, at most readyKept ago. The checks run apart from the request that needs them: one that is
+// aborted ends no query, which would cost the connection.
+func (r *readiness) results(ctx context.Context, run func() map[string]error) map[string]error {
+	for {
+		r.mu.Lock()
+		if r.failed != nil && time.Since(r.at) < readyKept {
+			defer r.mu.Unlock()
+			return r.failed
+		}
+		if r.running == nil {
+			ended := make(chan struct{})
+			r.running = ended
+			go func() {
+				failed := run()
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.failed, r.at, r.running = failed, time.Now(), nil
+				close(ended)
+			}()
+		}
+		running := r.running
+		r.mu.Unlock()
+		select {
+		case <-running:
+		case <-ctx.Done():
+			return map[string]error{"request": context.Cause(ctx)}
+		}
 	}
+}
+
+// forget makes the next request run the checks again.
+func (r *readiness) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.at = time.Time{}
+}
+
+// readyz answers for each check whether it holds, and no more: it is open to everybody, and errors of a database name its
+// address and user. The log has them.
+func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
+	failed := a.ready.results(r.Context(), a.runChecks)
 	status, word := http.StatusOK, "ready"
 	checks := map[string]string{}
-	for i, check := range a.cfg.Checks {
+	for _, check := range a.cfg.Checks {
+		err := failed[check.Name]
+		if check.Local {
+			err = check.Run(r.Context())
+		}
 		checks[check.Name] = "ok"
-		if err := answerOf(ctx, errs[i]); err != nil {
-			checks[check.Name] = err.Error()
+		if err != nil {
+			checks[check.Name] = "failed"
 			status, word = http.StatusServiceUnavailable, "not ready"
 		}
 	}
 	writeJSON(w, "application/json", status, map[string]any{"status": word, "checks": checks})
 	return nil
+}
+
+// runChecks runs the checks that are not local side by side, and logs what failed.
+func (a *API) runChecks() map[string]error {
+	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
+	defer cancel()
+	errs := map[string]chan error{}
+	for _, check := range a.cfg.Checks {
+		if check.Local {
+			continue
+		}
+		result := make(chan error, 1)
+		errs[check.Name] = result
+		go func() { result <- check.Run(ctx) }()
+	}
+	failed := map[string]error{}
+	for name, result := range errs {
+		if err := answerOf(ctx, result); err != nil {
+			failed[name] = err
+			a.cfg.Log.Warn("a readiness check failed", "check", name, "error", err)
+		}
+	}
+	return failed
 }
 
 // answerOf waits for the answer of a check. One that has come counts even after ctx ended, while another check was waited for.

@@ -29,6 +29,7 @@ var (
 	errHeld        = errors.New("a transaction that does not end holds what this would change: let it end, or end it (penstock doctor names those that last), and try again")
 	errUnavailable = errors.New("the database is not available; try again")
 	errTimeout     = errors.New("the request took too long; try again")
+	errUnstorable  = errors.New("a value of the request cannot be stored: it is outside the range of its field, or has a character that texts cannot have")
 	errInternal    = errors.New("something went wrong here; the leader's log says what")
 )
 
@@ -55,6 +56,7 @@ var statuses = []struct {
 	{errRequests, http.StatusTooManyRequests, "too_many_requests"},
 	{errCrowded, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
+	{errUnstorable, http.StatusUnprocessableEntity, "invalid"},
 	{errUnconditional, http.StatusPreconditionRequired, "precondition_required"},
 	{errChanged, http.StatusPreconditionFailed, "precondition_failed"},
 	{errTaken, http.StatusConflict, "state_conflict"},
@@ -133,7 +135,7 @@ func (p *Problem) GetHeaders() http.Header {
 func problem(err error) *Problem {
 	for _, row := range statuses {
 		if errors.Is(err, row.err) {
-			p := &Problem{Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status), Status: row.status, Code: row.code, Detail: detail(err)}
+			p := &Problem{Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status), Status: row.status, Code: row.code, Detail: detail(row.err, err)}
 			var full *invalidation.FullError
 			if errors.As(err, &full) {
 				p.Depth, p.Capacity = &full.Depth, &full.Capacity
@@ -155,8 +157,12 @@ func problem(err error) *Problem {
 	return problem(errInternal)
 }
 
-// detail is the text of an error without the words that its code says, too.
-func detail(err error) string {
+// detail is the text of an error without the words that its code says, too. Of what Postgres itself refused, rather than a
+// function of the schema, only the class is told: its words show statements and are not for clients.
+func detail(class, err error) string {
+	if state := postgres.Code(err); state != "" && !strings.HasPrefix(state, "PS") {
+		return class.Error()
+	}
 	return strings.TrimSuffix(err.Error(), ": "+invalidation.ErrInvalid.Error())
 }
 
@@ -171,7 +177,7 @@ func classify(ctx context.Context, err error) error {
 	case sqlstates[code] != nil && !known(err):
 		return fmt.Errorf("%w: %w", err, sqlstates[code])
 	case strings.HasPrefix(code, "22"): // data exception, such as a NUL in a text
-		return fmt.Errorf("the database cannot store this: %w: %w", errInvalid, err)
+		return fmt.Errorf("%w: %w", errUnstorable, err)
 	case code == "" && !known(err), code != "" && postgres.Unavailable(err):
 		return errUnavailable
 	case !known(err):
@@ -187,6 +193,9 @@ func (a *API) told(ctx context.Context, err error) *Problem {
 	p := problem(classify(ctx, err))
 	if p.Status >= 500 {
 		a.cfg.OnError(ctx, err)
+	}
+	if p.Code == "unavailable" {
+		a.ready.forget()
 	}
 	if refused := p.Code == "busy" || p.Code == "too_many_waiters" || p.Code == "not_yet"; p.Status >= 500 && ctx.Err() == nil && !refused {
 		a.cfg.Log.ErrorContext(ctx, "request went wrong", "code", p.Code, "error", err)

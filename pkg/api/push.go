@@ -177,6 +177,9 @@ func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push
 
 // pushOf makes a push of an entry. Number is its place in the request, 0 if it is alone there.
 func (a *API) pushOf(e entryToPush, key, trace string, number int64) (invalidation.Push, error) {
+	if err := e.storable(); err != nil {
+		return invalidation.Push{}, err
+	}
 	p := e.push()
 	p.Trace = cmp.Or(p.Trace, trace)
 	if key != "" {

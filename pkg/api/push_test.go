@@ -235,7 +235,7 @@ func TestMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 	w := httptest.NewRecorder()
 	taken := &sink{}
 	a := &answers{w: w, rc: http.NewResponseController(w)}
-	s := &stream{queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain}
+	s := &stream{allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain}
 	var before, during runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -276,7 +276,7 @@ func TestBrokenBodyIsNotTakenForItsEnd(t *testing.T) {
 	w := httptest.NewRecorder()
 	taken := &sink{}
 	a := &answers{w: w, rc: http.NewResponseController(w)}
-	s := &stream{queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain}
+	s := &stream{allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain}
 	body := io.MultiReader(strings.NewReader("{\"payload\": 1}\n{\"payl"), iotest.ErrReader(io.ErrUnexpectedEOF))
 	err := a.finish(endedEarly(s.run(t.Context(), body, func() {})))
 	var broken *brokenStream
@@ -373,7 +373,7 @@ func TestEveryRouteThatTakesALargeBodyIsWithinTheBound(t *testing.T) {
 		if r.path == "/tasks/callback/{id}" {
 			path += "?token=7&key=good"
 		}
-		request := httptest.NewRequest(r.method, "http://localhost"+path, strings.NewReader(`{"payload": 1}`))
+		request := httptest.NewRequestWithContext(t.Context(), r.method, "http://localhost"+path, strings.NewReader(`{"payload": 1}`))
 		request.Header.Set("Content-Type", "application/json")
 		answer := httptest.NewRecorder()
 		s.api.ServeHTTP(answer, request)

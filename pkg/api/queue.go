@@ -65,16 +65,17 @@ type queueAlteration struct {
 	Body settingsBody
 }
 
-// harmless are the settings of a queue that stay within it. The others decide whose limits hold, what share other
-// queues get, or which SQL nodes run with their own rights: a limited token cannot change them.
-var harmless = []string{
-	"entry_priority", "algorithm", "grouping", "mergeable", "merge", "max_concurrent", "max_concurrent_per_node", "capacity", "retry", "crash_limit",
-	"run_timeout", "quantum_count", "quantum_time", "payload_limit", "result_retention", "failure_retention",
+// tenantSettings are the settings of a queue that a limited token may change: those that stay within the queue. The others
+// are quotas that were set for its owner (capacity, payload_limit, max_concurrent), decide what share other queues get, or
+// are texts that the database or nodes evaluate (grouping, statements).
+var tenantSettings = []string{
+	"entry_priority", "algorithm", "mergeable", "merge", "retry", "crash_limit", "run_timeout", "quantum_count", "quantum_time",
+	"result_retention", "failure_retention",
 }
 
 func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {
 	for setting := range in.Body.Settings {
-		if who(ctx).limited() && !slices.Contains(harmless, setting) {
+		if who(ctx).limited() && !slices.Contains(tenantSettings, setting) {
 			return fmt.Errorf("%w: it is limited, and %s of a queue concerns more than the queue", errForbidden, setting)
 		}
 	}

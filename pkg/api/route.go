@@ -37,7 +37,11 @@ const (
 func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)) {
 	op := a.operation(r)
 	huma.Register(a.huma, *op, func(ctx context.Context, in *I) (*O, error) {
-		out, err := answer(ctx, in)
+		var out *O
+		err := storableInput(in)
+		if err == nil {
+			out, err = answer(ctx, in)
+		}
 		if err != nil {
 			return nil, a.told(ctx, err)
 		}
@@ -113,6 +117,7 @@ func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
 	who, err := a.admit(admission, ctx, r)
 	cancel()
 	if err != nil {
+		a.logRefusal(within, r, request.RemoteAddr, who, err)
 		a.report(w, request.WithContext(within), err)
 		return
 	}

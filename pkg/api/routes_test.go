@@ -76,6 +76,7 @@ func story() []step {
 	const ok, none, made, accepted = http.StatusOK, http.StatusNoContent, http.StatusCreated, http.StatusAccepted
 	why := "{" + reason + "}"
 	return []step{
+		{method: "GET", path: "/", status: ok, want: "name=Penstock"},
 		{method: "GET", path: "/livez", status: ok},
 		{method: "GET", path: "/readyz", status: ok},
 		{method: "GET", path: "/openapi.yaml", status: ok},

@@ -64,7 +64,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 		_ = rc.EnableFullDuplex() // HTTP/2 needs no leave to read and write at once
 	}
 	trace := r.Header.Get("Traceparent")
-	s := &stream{queue: queue, timeout: a.cfg.Timeout, answers: out, pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
+	s := &stream{queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 		return a.pushOf(e, key, trace, number)
 	}}
 	return out.finish(endedEarly(s.run(r.Context(), plain, func() {
@@ -82,6 +82,7 @@ type stream struct {
 	timeout time.Duration // of one chunk
 	pushOf  func(e entryToPush, number int64) (invalidation.Push, error)
 	answers *answers
+	allowed func(context.Context) error // asked before each chunk
 
 	room *semaphore.Weighted // in bytes
 }
@@ -186,6 +187,9 @@ func collect(incoming <-chan streamLine) []streamLine {
 // accept pushes the lines of a chunk that could be read and returns for how many lines it knows the answer. What keeps
 // the other ones from being tried is the error.
 func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
+	if err := s.allowed(ctx); err != nil {
+		return 0, err
+	}
 	good := make([]*streamLine, 0, len(chunk))
 	for i := range chunk {
 		if chunk[i].err == nil {

@@ -64,7 +64,8 @@ func (a *answers) count(l *streamLine) {
 	a.sum.Lines++
 	if l.err != nil {
 		a.sum.Refused++
-		told := LineError{Line: l.number, Code: problem(classify(context.Background(), l.err)).Code, Detail: aboutOne.Replace(l.err.Error())}
+		p := problem(classify(context.Background(), l.err))
+		told := LineError{Line: l.number, Code: p.Code, Detail: aboutOne.Replace(p.Detail)}
 		if !a.each {
 			if len(a.sum.Errors) < errorsMax {
 				a.sum.Errors = append(a.sum.Errors, told)

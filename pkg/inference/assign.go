@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -146,30 +147,115 @@ func (h *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	}()
 }
 
-// cool keeps calls from an instance whose worker had no room, for d.
-func (h *slotRef) cool(d time.Duration) {
+// Bounds on how long an instance without room is left alone by this node.
+const (
+	coolMin = 20 * time.Millisecond
+	coolMax = 2 * time.Second
+	askMax  = 30 * time.Second // that a worker may ask for: a wrong header must not park an instance
+)
+
+// cool keeps calls from an instance whose worker had no room: for as long as it asked, 0 if it did
+// not, and then twice as long each time until a call succeeds, jittered by a quarter.
+func (h *slotRef) cool(asked time.Duration) {
 	h.pool.mu.Lock()
 	defer h.pool.mu.Unlock()
-	h.pool.stateOf(h.model).ledger.of(h.slot.instance).cool = time.Now().Add(d)
+	of := h.pool.stateOf(h.model).ledger.of(h.slot.instance)
+	of.coolFor = min(max(2*of.coolFor, coolMin), coolMax)
+	wait := time.Duration(float64(of.coolFor) * (0.75 + 0.5*rand.Float64())) //nolint:gosec // jitter
+	of.cool = time.Now().Add(max(wait, min(asked, askMax)))
 }
 
 // record tells the breaker what a call came to, and the other nodes if that opened it.
-func (h *slotRef) record(ctx context.Context, o worker.Outcome, ran time.Duration) verdict {
+func (h *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verdict {
 	p := h.pool
 	p.mu.Lock()
-	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, ran)
-	until, reason, _ := p.breakerOf(h.model).Quarantine(time.Now(), h.endpoint.Server)
+	if o.Kind == worker.Done {
+		p.stateOf(h.model).ledger.of(h.slot.instance).coolFor = 0
+	}
+	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, e)
 	p.mu.Unlock()
-	if v.Quarantined {
-		p.log.Warn("instance quarantined", "model", h.model, "server", h.endpoint.Server, "until", until, "reason",
-			reason)
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
-		defer cancel()
-		if err := quarantine(ctx, p.db, h.endpoint.ID, time.Until(until), reason); err != nil {
-			p.log.Warn("quarantine", "error", err)
-		}
+	switch {
+	case v.Quarantined:
+		h.announce(ctx)
+	case v.Suspicious:
+		go h.probeSuspect(v.Reason)
+	}
+	if v.Recycle {
+		h.recycle(ctx)
 	}
 	return v
+}
+
+// announce tells the other nodes of a quarantine.
+func (h *slotRef) announce(ctx context.Context) {
+	p := h.pool
+	p.mu.Lock()
+	until, reason, _ := p.breakerOf(h.model).Quarantine(time.Now(), h.endpoint.Server)
+	p.mu.Unlock()
+	p.log.Warn("instance quarantined", "model", h.model, "server", h.endpoint.Server, "until", until,
+		"reason", reason)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+	defer cancel()
+	if err := quarantine(ctx, p.db, h.endpoint.ID, time.Until(until), reason); err != nil {
+		p.log.Warn("quarantine", "error", err)
+	}
+}
+
+// probeSuspect asks the last usable instance how it is: it is quarantined only if that fails as well.
+func (h *slotRef) probeSuspect(reason string) {
+	p := h.pool
+	if !p.beginProbe(h.endpoint.ID) {
+		return // one at a time
+	}
+	defer p.endProbe(h.endpoint.ID)
+	health := h.endpoint.adapter.Probe(context.Background())
+	if health.State.Serving() || health.State == worker.StateStarting {
+		return
+	}
+	p.mu.Lock()
+	p.breakerOf(h.model).Condemn(time.Now(), h.endpoint.Server, reason+"; its probe says "+string(health.State))
+	p.mu.Unlock()
+	h.announce(context.Background())
+}
+
+func (p *SlotPool) beginProbe(instance int32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.suspects[instance] {
+		return false
+	}
+	p.suspects[instance] = true
+	return true
+}
+
+func (p *SlotPool) endProbe(instance int32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.suspects, instance)
+}
+
+// quarantined reports whether this node keeps calls from an instance.
+func (p *SlotPool) quarantined(model string, instance int32) bool {
+	e := p.registry.Endpoint(instance)
+	if e == nil {
+		return true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, _, open := p.breakerOf(model).Quarantine(time.Now(), e.Server)
+	return open
+}
+
+const recycleSQL = `SELECT penstock.recycle_instance($1)`
+
+// recycle drains an instance whose process has lost its device: only a restart brings it back.
+func (h *slotRef) recycle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+	defer cancel()
+	h.pool.log.Error("instance lost its device and must be restarted", "model", h.model, "server", h.endpoint.Server)
+	if _, err := h.pool.db.Exec(ctx, recycleSQL, h.endpoint.ID); err != nil {
+		h.pool.log.Warn("drain instance", "server", h.endpoint.Server, "error", err)
+	}
 }
 
 const quarantineSQL = `SELECT penstock.quarantine_instance($1, $2, $3)`

@@ -241,13 +241,6 @@ func (m *miniNode) beat(ctx context.Context) {
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // recover does what the leader does for dead nodes, and promotes what has come due.
 func (m *miniNode) recover(ctx context.Context) {
 	for ctx.Err() == nil {

@@ -2,8 +2,7 @@ package inference
 
 import (
 	"cmp"
-	"maps"
-	"slices"
+	"errors"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -11,19 +10,21 @@ import (
 
 // QuarantineConfig says when an instance is quarantined. The zero value works.
 type QuarantineConfig struct {
-	Failures      int           // fast failures within Window; 5
+	Failures      int           // entries that failed fast within Window; 3
+	Hangs         int           // entries within Window that ran into a limit while nothing succeeded there; 2
 	Share         float64       // of the instance's calls within Window that failed fast; 0.8
 	Fast          time.Duration // a failure within this is fast; 2 s
-	Window        time.Duration // 60 s
+	Window        time.Duration // 30 s
 	Quarantine    time.Duration // 15 s, doubled each time the probe call fails
 	QuarantineMax time.Duration // 10 min
 }
 
 func (c QuarantineConfig) withDefaults() QuarantineConfig {
-	c.Failures = cmp.Or(c.Failures, 5)
+	c.Failures = cmp.Or(c.Failures, 3)
+	c.Hangs = cmp.Or(c.Hangs, 2)
 	c.Share = cmp.Or(c.Share, 0.8)
 	c.Fast = cmp.Or(c.Fast, 2*time.Second)
-	c.Window = cmp.Or(c.Window, time.Minute)
+	c.Window = cmp.Or(c.Window, 30*time.Second)
 	c.Quarantine = cmp.Or(c.Quarantine, 15*time.Second)
 	c.QuarantineMax = cmp.Or(c.QuarantineMax, 10*time.Minute)
 	return c
@@ -39,15 +40,26 @@ type breaker struct {
 
 type circuit struct {
 	samples    []sample  // within the window, oldest first
+	succeeded  time.Time // last
 	openUntil  time.Time // quarantined until; zero: closed
 	quarantine time.Duration
 	probing    bool   // half open, and the one call that may try is out
+	lost       bool   // it was opened because the device context was lost
 	reason     string // why it was opened
 }
 
+// sample is what a call said about an instance.
 type sample struct {
-	at   time.Time
-	fast bool // failed fast; false: it succeeded or took its time
+	at          time.Time
+	verdict     judgement
+	entry, flow string
+}
+
+// evidence is the circumstances of a call beside its outcome.
+type evidence struct {
+	entry, flow string
+	ran         time.Duration
+	last        bool // no other instance of the model could have taken the call
 }
 
 // newBreaker returns a breaker with all instances admitted.
@@ -80,41 +92,68 @@ func (b *breaker) Forgo(instance string) {
 // verdict on a recorded call.
 type verdict struct {
 	Quarantined bool   // the instance has just been quarantined
-	Recycle     bool   // its process has lost its device context: drain and restart it
+	Recycle     bool   // its process has lost its device context for good: drain and restart it
 	Unspent     bool   // the instance is to blame: the entry spends no attempt
+	Suspicious  bool   // the last usable instance would be quarantined: probe it, and Condemn it if it is ill
 	Reason      string // why, for a person
 }
 
-// Record takes what a call came to and how long it ran.
-func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, ran time.Duration) verdict {
+// Record takes what a call came to.
+func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evidence) verdict {
 	c := b.circuit(instance)
-	switch judgement := b.judge(o, ran); {
-	case judgement == saysNothing:
+	s := sample{at: now, verdict: b.judge(c, o, now, e.ran), entry: e.entry, flow: e.flow}
+	switch s.verdict {
+	case saysNothing:
 		b.Forgo(instance)
 		return verdict{}
-	case o.Class == worker.ClassContextLost && (o.Kind == worker.Failed || o.Kind == worker.NotReady):
-		b.open(now, c, "device context lost: "+o.Reason)
-		return verdict{Quarantined: true, Recycle: true, Unspent: true, Reason: c.reason}
-	case judgement == good:
-		wasOpen := !c.openUntil.IsZero()
-		if wasOpen && c.probing {
+	case good:
+		if !c.openUntil.IsZero() && c.probing {
 			*c = circuit{}
 		}
-		c.add(now, b.config.Window, sample{at: now})
+		c.succeeded = now
+		c.add(now, b.config.Window, s)
 		return verdict{}
 	}
-	c.add(now, b.config.Window, sample{at: now, fast: true})
+	proven := !c.succeeded.IsZero() && now.Sub(c.succeeded) <= b.config.Window
+	c.add(now, b.config.Window, s)
+	lost := o.Class == worker.ClassContextLost
+	if !c.openUntil.IsZero() && c.probing {
+		b.open(now, c, "probe call failed: "+o.Reason)
+		return verdict{Unspent: true, Recycle: lost && c.lost, Reason: c.reason}
+	}
 	if !c.openUntil.IsZero() {
-		if c.probing {
-			b.open(now, c, "probe call failed: "+o.Reason)
-		}
 		return verdict{Unspent: true, Reason: c.reason}
 	}
-	if b.clustered(now, instance) {
-		b.open(now, c, "fast failures: "+o.Reason)
+	if reason := b.grounds(now, instance, o); reason != "" {
+		if e.last && c.flows(now, b.config.Window) < 2 {
+			return verdict{Unspent: lost, Suspicious: true, Reason: reason}
+		}
+		c.lost = lost
+		b.open(now, c, reason)
 		return verdict{Quarantined: true, Unspent: true, Reason: c.reason}
 	}
-	return verdict{Unspent: b.suspect(now, instance)}
+	// An instance that has not succeeded lately has yet to show that it can: while there are others, the
+	// first entry that it fails does not pay for that. What its worker reports of a run is the entry's.
+	unproven := !proven && !e.last && !o.Stated && s.verdict == bad
+	return verdict{Unspent: unproven || b.suspect(now, instance)}
+}
+
+// Condemn quarantines an instance whose probe confirmed what its calls said.
+func (b *breaker) Condemn(now time.Time, instance, reason string) {
+	b.open(now, b.circuit(instance), reason)
+}
+
+// grounds says why an instance should be quarantined after this call; empty for no reason.
+func (b *breaker) grounds(now time.Time, instance string, o worker.Outcome) string {
+	switch {
+	case o.Class == worker.ClassContextLost:
+		return "device context lost: " + o.Reason
+	case b.clustered(now, instance, bad, b.config.Failures):
+		return "fast failures: " + o.Reason
+	case b.clustered(now, instance, hung, b.config.Hangs):
+		return "calls hang: " + o.Reason
+	}
+	return ""
 }
 
 // Quarantine of an instance: until when, and why; ok is false when admitted.
@@ -131,63 +170,80 @@ type judgement uint8
 const (
 	saysNothing judgement = iota
 	good
-	bad
+	bad  // it failed fast, or was not there
+	hung // it ran into a limit while nothing succeeded on the instance
 )
 
 // judge decides what an outcome says about the instance, not about the entry.
-func (b *breaker) judge(o worker.Outcome, ran time.Duration) judgement {
-	switch o.Kind {
-	case worker.Done:
+func (b *breaker) judge(c *circuit, o worker.Outcome, now time.Time, ran time.Duration) judgement {
+	limited := errors.Is(o.Err, worker.ErrRunLimit) || errors.Is(o.Err, worker.ErrNoProgress) ||
+		errors.Is(o.Err, worker.ErrSilence)
+	switch {
+	case o.Unsent:
+		return saysNothing // nothing was dialled
+	case limited && c.succeeded.Before(now.Add(-ran)):
+		return hung
+	case limited:
+		return saysNothing
+	case o.Kind == worker.Done:
 		return good
-	case worker.NotReady:
+	case o.Kind == worker.NotReady && o.Starting:
+		return saysNothing // it is loading
+	case o.Kind == worker.NotReady:
 		return bad
-	case worker.Failed:
-		if o.Class == worker.ClassContextLost {
-			return bad
-		}
-		if o.Class == worker.ClassOOM || o.Class == worker.ClassInput {
-			return saysNothing // the entry was too big, or wrong
-		}
-		if ran <= b.config.Fast {
-			return bad
-		}
-		return good // slow failures come from the work
+	case o.Kind != worker.Failed:
+		return saysNothing // Busy, Rejected, Cancelled, Accepted, Unknown
+	case o.Class == worker.ClassContextLost:
+		return bad
+	case o.Class == worker.ClassOOM || o.Class == worker.ClassInput || o.Aborted:
+		return saysNothing // the entry was too big, or wrong, or the server is going
+	case ran <= b.config.Fast:
+		return bad
 	}
-	return saysNothing // Busy, Rejected, Cancelled, Accepted, Unknown
+	return good // slow failures come from the work
 }
 
-// clustered: enough fast failures here, and not the same everywhere. Where the
-// others fail as fast, the fault is in the entries or the model, and taking
-// instances away one by one would only hide it.
-func (b *breaker) clustered(now time.Time, instance string) bool {
-	fast, total := b.instances[instance].counts(now, b.config.Window)
-	if fast < b.config.Failures || float64(fast) < b.config.Share*float64(total) {
+// clustered: so many entries fared badly here, and not the same everywhere. Where the others fail as
+// well, the fault is in the entries or the model, and taking instances away one by one would only
+// hide it. An entry counts once: its own retries are no second witness.
+func (b *breaker) clustered(now time.Time, instance string, kind judgement, enough int) bool {
+	entries, share := b.instances[instance].counts(now, b.config.Window, kind)
+	if entries < enough || share < b.config.Share {
 		return false
 	}
-	otherFast, otherTotal := b.others(now, instance)
-	return otherTotal == 0 || float64(otherFast)/float64(otherTotal) < b.config.Share/2
+	others, any := b.others(now, instance)
+	return !any || others < b.config.Share/2
 }
 
 // suspect: this is not the first fast failure in a row, while calls elsewhere
 // succeed. The entry is then given the benefit of the doubt.
 func (b *breaker) suspect(now time.Time, instance string) bool {
 	samples := b.instances[instance].samples
-	if len(samples) < 2 || !samples[len(samples)-2].fast {
+	if len(samples) < 2 || samples[len(samples)-2].verdict != bad {
 		return false
 	}
-	otherFast, otherTotal := b.others(now, instance)
-	return otherTotal > 0 && float64(otherFast)/float64(otherTotal) < b.config.Share/2
+	others, any := b.others(now, instance)
+	return any && others < b.config.Share/2
 }
 
-func (b *breaker) others(now time.Time, instance string) (fast, total int) {
-	for _, name := range slices.Collect(maps.Keys(b.instances)) {
+// others returns the share of calls to other instances that fared badly; any is false without calls.
+func (b *breaker) others(now time.Time, instance string) (share float64, any bool) {
+	failed, total := 0, 0
+	for name, c := range b.instances {
 		if name == instance {
 			continue
 		}
-		f, t := b.instances[name].counts(now, b.config.Window)
-		fast, total = fast+f, total+t
+		for _, s := range c.samples {
+			if now.Sub(s.at) > b.config.Window {
+				continue
+			}
+			total++
+			if s.verdict != good {
+				failed++
+			}
+		}
 	}
-	return fast, total
+	return float64(failed) / float64(max(total, 1)), total > 0
 }
 
 func (b *breaker) circuit(instance string) *circuit {
@@ -222,15 +278,28 @@ func (c *circuit) add(now time.Time, window time.Duration, s sample) {
 	c.samples = append(c.samples, s)
 }
 
-func (c *circuit) counts(now time.Time, window time.Duration) (fast, total int) {
+// counts returns how many entries fared so within the window, and what share of all entries that is.
+func (c *circuit) counts(now time.Time, window time.Duration, kind judgement) (entries int, share float64) {
+	all, such := map[string]bool{}, map[string]bool{}
 	for _, s := range c.samples {
 		if now.Sub(s.at) > window {
 			continue
 		}
-		total++
-		if s.fast {
-			fast++
+		all[s.entry] = true
+		if s.verdict == kind {
+			such[s.entry] = true
 		}
 	}
-	return fast, total
+	return len(such), float64(len(such)) / float64(max(len(all), 1))
+}
+
+// flows counts the flows whose entries fared badly within the window.
+func (c *circuit) flows(now time.Time, window time.Duration) int {
+	found := map[string]bool{}
+	for _, s := range c.samples {
+		if now.Sub(s.at) <= window && s.verdict != good {
+			found[s.flow] = true
+		}
+	}
+	return len(found)
 }

@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -20,28 +21,36 @@ var (
 
 const fast, slow = 50 * time.Millisecond, 30 * time.Second
 
+// record records a call of an entry of its own, of one of two flows.
+func record(b *breaker, now time.Time, instance string, o worker.Outcome, ran time.Duration) verdict {
+	recorded++
+	return b.Record(now, instance, o, evidence{entry: fmt.Sprint(recorded), flow: fmt.Sprint(recorded % 2), ran: ran})
+}
+
+var recorded int
+
 func clock() time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) }
 
 func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 5 {
-		b.Record(now, "good", ok, slow)
+		record(b, now, "good", ok, slow)
 	}
 	spent := 0
-	for i := range 5 {
+	for i := range 3 {
 		if !b.Admit(now, "bad") {
-			t.Fatalf("quarantined after %d failures, want 5", i)
+			t.Fatalf("quarantined after %d failures, want 3", i)
 		}
-		v := b.Record(now, "bad", boom, fast)
+		v := record(b, now, "bad", boom, fast)
 		if !v.Unspent {
 			spent++
 		}
-		if v.Quarantined != (i == 4) {
+		if v.Quarantined != (i == 2) {
 			t.Errorf("failure %d: quarantined is %t", i+1, v.Quarantined)
 		}
 	}
-	if spent > 1 {
-		t.Errorf("%d attempts were spent on a broken instance, want at most the first", spent)
+	if spent > 0 {
+		t.Errorf("%d attempts were spent on a broken instance, want none", spent)
 	}
 	if b.Admit(now, "bad") || !b.Admit(now, "good") {
 		t.Error("want bad refused and good admitted")
@@ -54,7 +63,7 @@ func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
 func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 5 {
-		b.Record(now, "bad", refused, fast)
+		record(b, now, "bad", refused, fast)
 	}
 	now = now.Add(15 * time.Second)
 	if !b.Admit(now, "bad") {
@@ -67,7 +76,7 @@ func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
 	if !b.Admit(now, "bad") {
 		t.Error("an unused probe was not given back")
 	}
-	if v := b.Record(now, "bad", refused, fast); !v.Unspent {
+	if v := record(b, now, "bad", refused, fast); !v.Unspent {
 		t.Error("the probe call spent an attempt")
 	}
 	if b.Admit(now.Add(29*time.Second), "bad") {
@@ -77,13 +86,13 @@ func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
 	if !b.Admit(now, "bad") {
 		t.Fatal("no second probe call")
 	}
-	b.Record(now, "bad", ok, slow)
+	record(b, now, "bad", ok, slow)
 	for range 2 {
 		if !b.Admit(now, "bad") {
 			t.Error("a successful probe did not end the quarantine")
 		}
 	}
-	if v := b.Record(now, "bad", boom, fast); v.Quarantined || v.Unspent {
+	if v := record(b, now, "bad", boom, fast); v.Quarantined || v.Unspent {
 		t.Error("old failures were held against the instance after its recovery")
 	}
 }
@@ -92,7 +101,7 @@ func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
 	for i := range 100 {
 		for _, instance := range []string{"a", "b", "c"} {
-			v := b.Record(now, instance, boom, fast)
+			v := record(b, now, instance, boom, fast)
 			if v.Quarantined && i > 5 {
 				t.Fatalf("%s quarantined although all fail alike", instance)
 			}
@@ -110,23 +119,82 @@ func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
 	}
 }
 
-func TestContextLossRecyclesAtOnce(t *testing.T) {
+// One entry can say that a device is gone; that a second one finds it so, after a quarantine, is proof.
+func TestContextLossQuarantinesAtOnceAndRecyclesWhenItLasts(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
-	v := b.Record(now, "bad", noCUDA, slow)
-	if !v.Quarantined || !v.Recycle || !v.Unspent || b.Admit(now, "bad") {
+	v := record(b, now, "bad", noCUDA, slow)
+	if !v.Quarantined || v.Recycle || !v.Unspent || b.Admit(now, "bad") {
 		t.Errorf("got %+v", v)
+	}
+	now = now.Add(15 * time.Second)
+	if !b.Admit(now, "bad") {
+		t.Fatal("no probe call")
+	}
+	if v := record(b, now, "bad", noCUDA, slow); !v.Recycle || !v.Unspent {
+		t.Errorf("got %+v", v)
+	}
+}
+
+func TestLastUsableInstanceIsNotQuarantinedOnTheEvidenceOfOneFlow(t *testing.T) {
+	for name, o := range map[string]worker.Outcome{"context": noCUDA, "fast": boom} {
+		b, now := newBreaker(QuarantineConfig{}), clock()
+		for i := range 20 {
+			v := b.Record(now, "only", o, evidence{entry: fmt.Sprint(i), flow: "one", ran: fast, last: true})
+			if v.Quarantined || (i >= 3 && !v.Suspicious) {
+				t.Fatalf("%s, failure %d: %+v", name, i, v)
+			}
+		}
+		if v := b.Record(now, "only", o, evidence{entry: "x", flow: "another", ran: fast, last: true}); !v.Quarantined {
+			t.Errorf("%s: two flows are not enough: %+v", name, v)
+		}
+	}
+}
+
+func TestRetriesOfOneEntryAreOneWitness(t *testing.T) {
+	b, now := newBreaker(QuarantineConfig{}), clock()
+	for range 20 {
+		if v := b.Record(now, "i", boom, evidence{entry: "7", ran: fast}); v.Quarantined {
+			t.Fatal("quarantined by one entry")
+		}
+	}
+}
+
+func TestHangingInstanceIsQuarantined(t *testing.T) {
+	b, now := newBreaker(QuarantineConfig{}), clock()
+	timeout := worker.Outcome{Kind: worker.Unknown, Err: worker.ErrRunLimit, MaybeRunning: true}
+	record(b, now, "good", ok, slow)
+	if v := record(b, now, "bad", timeout, slow); v.Quarantined {
+		t.Error("quarantined by one slow call")
+	}
+	if v := record(b, now, "bad", timeout, slow); !v.Quarantined {
+		t.Error("not quarantined after two calls that hung")
+	}
+	record(b, now, "busy", ok, slow)
+	for range 5 { // others succeed there meanwhile: the limit is the entry's
+		if v := record(b, now.Add(time.Second), "busy", timeout, slow); v.Quarantined {
+			t.Error("quarantined although calls succeed there")
+		}
+	}
+}
+
+func TestLoadingIsNoFailure(t *testing.T) {
+	b, now := newBreaker(QuarantineConfig{}), clock()
+	for range 20 {
+		if v := record(b, now, "i", worker.Outcome{Kind: worker.NotReady, Starting: true}, fast); v.Quarantined {
+			t.Fatal("quarantined while it loads")
+		}
 	}
 }
 
 func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 100 {
-		b.Record(now, "i", tooBig, fast)
-		b.Record(now, "i", badInput, fast)
-		b.Record(now, "i", worker.Outcome{Kind: worker.Busy}, fast)
-		b.Record(now, "i", worker.Outcome{Kind: worker.Cancelled}, fast)
-		b.Record(now, "i", worker.Outcome{Kind: worker.Unknown}, fast)
-		b.Record(now, "i", boom, slow)
+		record(b, now, "i", tooBig, fast)
+		record(b, now, "i", badInput, fast)
+		record(b, now, "i", worker.Outcome{Kind: worker.Busy}, fast)
+		record(b, now, "i", worker.Outcome{Kind: worker.Cancelled}, fast)
+		record(b, now, "i", worker.Outcome{Kind: worker.Unknown}, fast)
+		record(b, now, "i", boom, slow)
 	}
 	if !b.Admit(now, "i") {
 		t.Error("quarantined without a fast failure")
@@ -136,7 +204,7 @@ func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
 func TestFailuresLongApartDoNotAddUp(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 50 {
-		b.Record(now, "i", boom, fast)
+		record(b, now, "i", boom, fast)
 		now = now.Add(20 * time.Second)
 	}
 	if !b.Admit(now, "i") {
@@ -172,7 +240,7 @@ func TestBreakerProperties(t *testing.T) {
 				}
 			}
 			o := rapid.SampledFrom([]worker.Outcome{ok, boom, refused, noCUDA, tooBig, {Kind: worker.Busy}}).Draw(t, "outcome")
-			b.Record(now, name, o, fast)
+			record(b, now, name, o, fast)
 			if o.Kind == worker.Done && !b.Admit(now, name) {
 				t.Fatalf("%s refused right after a success", name)
 			}

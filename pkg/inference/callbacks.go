@@ -40,6 +40,7 @@ type Callbacks struct {
 type subscriber struct {
 	run     remoteRun
 	model   worker.Model
+	request json.RawMessage     // the payload of its entry
 	reports chan worker.Outcome // takes one
 }
 
@@ -134,7 +135,7 @@ func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, to
 	return true, nil
 }
 
-// listen prepares for reports on a run that was started under token. Protocols without them need
+// subscribe prepares for reports on a run that was started under token. Protocols without them need
 // none.
 func (a *attempt) subscribe(token int64) (<-chan worker.Outcome, func()) {
 	c := a.config.Callbacks
@@ -144,7 +145,7 @@ func (a *attempt) subscribe(token int64) (<-chan worker.Outcome, func()) {
 	}
 	a.call.Callback = c.address(a.call.Entry, token)
 	l := &subscriber{
-		run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model,
+		run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model, request: a.call.Payload,
 		reports: make(chan worker.Outcome, 1),
 	}
 	c.mu.Lock()
@@ -213,7 +214,8 @@ func (c *Callbacks) readReports(all []*subscriber) error {
 }
 
 func (l *subscriber) deliver(body []byte) {
-	o, err := l.model.ReadReport(worker.Run{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token}, body)
+	run := worker.Run{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token, Request: l.request}
+	o, err := l.model.ReadReport(run, body)
 	if err != nil || !o.Final() {
 		return // the model reads it otherwise than when it was taken: polls will tell
 	}

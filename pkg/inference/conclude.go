@@ -28,6 +28,9 @@ func (a *attempt) conclude(ctx context.Context, o worker.Outcome) (json.RawMessa
 // answer is the ending that the queue is given.
 func (a *attempt) answer(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	a.run.Note(a.meta(o))
+	if a.poison != nil {
+		return nil, a.poison
+	}
 	switch o.Kind {
 	case worker.Done:
 		return a.result(ctx, o)
@@ -102,15 +105,48 @@ func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
 	}
 }
 
-// result hands the answer on, through the object store if it is large. That the store cannot be
-// reached is no fault of the entry.
+// result hands the answer on, through the object store if it is large. While the store is away the
+// answer is kept, and the slot is free already: the GPU's work is not done again for that. When it
+// stays away the answer stands in its row if it is not too large for that.
 func (a *attempt) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
-	result, err := storeLarge(ctx, a.config.Objects, a.config.InlineBytes, key, o.Result)
-	if err != nil {
-		return nil, invalidation.NoCapacity(10*time.Second, err)
+	putting := time.Now()
+	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
+		put, cancel := context.WithTimeout(ctx, time.Minute)
+		result, err := storeLarge(put, a.config.Objects, a.config.InlineBytes, key, o.Result)
+		cancel()
+		if err == nil {
+			return result, nil
+		}
+		if ctx.Err() == nil && time.Since(putting)+wait < a.config.StoreWait {
+			a.log.Warn("store result; trying on", "entry", a.run.Entry.ID, "error", err)
+			pause(ctx, wait)
+			continue
+		}
+		switch cause := context.Cause(ctx); {
+		case errors.Is(cause, invalidation.ErrLeaseLost) || errors.Is(cause, invalidation.ErrCancelled):
+			return nil, fmt.Errorf("%w (%w)", cause, err)
+		case len(o.Result) <= inlineMost:
+			return o.Result, nil
+		}
+		return nil, invalidation.WithClass("store", err)
 	}
-	return result, nil
+}
+
+const (
+	storeRetryMin = 500 * time.Millisecond
+	storeRetryMax = 30 * time.Second
+	inlineMost    = 8 << 20 // bytes of a result that stand in its row when the object store is not to be had
+)
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
 }
 
 func (a *attempt) cancelled(ctx context.Context, o worker.Outcome) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -25,6 +26,9 @@ type Prober struct {
 	db       postgres.DB
 	registry *Registry
 	log      *slog.Logger
+
+	mu      sync.Mutex
+	running map[int32]struct{} // instances that are being probed here
 }
 
 // ProberConfig of a Prober. The zero value works.
@@ -51,7 +55,9 @@ func (c ProberConfig) withDefaults() ProberConfig {
 // NewProber returns the duty.
 func NewProber(config ProberConfig, db postgres.DB, registry *Registry, log *slog.Logger) *Prober {
 	log = cmp.Or(log, slog.Default())
-	return &Prober{config: config.withDefaults(), db: db, registry: registry, log: log}
+	return &Prober{
+		config: config.withDefaults(), db: db, registry: registry, log: log, running: map[int32]struct{}{},
+	}
 }
 
 // Run probes instances until ctx ends.
@@ -68,6 +74,7 @@ func (p *Prober) Run(ctx context.Context) error {
 			return nil
 		case <-ticks.C:
 		}
+		p.renewClaims(ctx)
 		due, err := p.claimDue(ctx, p.config.AtOnce-len(room))
 		if err != nil && ctx.Err() == nil {
 			p.log.Warn("claim probes at instances", "error", err)
@@ -88,35 +95,69 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// claimDueSQL claims up to $2 probes that are due. The next one is due after $1 even if this one
-// never ends: whoever claimed it may die. Two at once do no harm, as slots are freed by their
-// tokens.
+// claimDueSQL claims up to $2 probes that are due, and that of an instance at once whose slots a node
+// has left behind. The next one is due after $1 unless the claim is renewed: whoever has it may die.
+// Two at once do no harm, as slots are freed by their tokens.
 const claimDueSQL = `
+WITH due AS (
+    SELECT id FROM penstock.instance WHERE next_check_at <= clock_timestamp()
+     UNION
+    SELECT i.id
+      FROM penstock.slot s
+      JOIN penstock.instance i ON i.id = s.instance_id
+      JOIN penstock.node n ON n.id = s.node_id
+     WHERE s.doubt_at IS NULL
+       AND n.beat_at + n.lease BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() - $3::interval
+       AND coalesce(i.checked_at, '-infinity') < n.beat_at + n.lease + $3::interval
+       AND i.next_check_at > clock_timestamp() + $1::interval
+)
 UPDATE penstock.instance
    SET next_check_at = clock_timestamp() + $1::interval
  WHERE id = ANY (ARRAY(
-       SELECT id FROM penstock.instance WHERE next_check_at <= clock_timestamp()
-        ORDER BY next_check_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED))
+       SELECT i.id FROM penstock.instance i WHERE i.id IN (SELECT id FROM due)
+        ORDER BY i.next_check_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED))
 RETURNING id`
+
+// renewProbesSQL keeps the claims on probes $1 that still run.
+const renewProbesSQL = `
+UPDATE penstock.instance SET next_check_at = clock_timestamp() + $2::interval WHERE id = ANY ($1)`
 
 func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
 	if most <= 0 {
 		return nil, nil
 	}
-	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.config.Interval+10*time.Second, most),
-		pgx.RowTo[int32])
+	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.claimed(), most, deadGrace), pgx.RowTo[int32])
 }
 
-const orphansSQL = `SELECT slot_token, age FROM penstock.orphan_slots($1)`
+// claimed is how long a claim on a probe counts without renewal.
+func (p *Prober) claimed() time.Duration { return 3 * p.config.Interval / 5 }
+
+// renewClaims keeps other processes from the probes that run here.
+func (p *Prober) renewClaims(ctx context.Context) {
+	p.mu.Lock()
+	running := slices.Collect(maps.Keys(p.running))
+	p.mu.Unlock()
+	if len(running) == 0 {
+		return
+	}
+	if _, err := p.db.Exec(ctx, renewProbesSQL, running, p.claimed()); err != nil && ctx.Err() == nil {
+		p.log.Warn("renew claims on probes", "error", err)
+	}
+}
+
+const orphansSQL = `SELECT slot_token, age, dead FROM penstock.orphan_slots($1)`
 
 type orphan struct {
 	Token int64
-	Age   time.Duration
+	Age   time.Duration // since its node died, or said that it does not know whether the call ended
+	Dead  bool          // its node died
 }
 
 const foundSQL = `
-UPDATE penstock.instance
-   SET state = $2, reason = nullif($3, ''), active = $4, capacity = $5, queued = $6, kv_usage = $7,
+UPDATE penstock.instance i
+   SET draining_at = CASE WHEN i.drain_by = 'recycle' AND $2 NOT IN ('ready', 'busy') THEN NULL ELSE i.draining_at END,
+       drain_by = CASE WHEN i.drain_by = 'recycle' AND $2 NOT IN ('ready', 'busy') THEN NULL ELSE i.drain_by END,
+       state = $2, reason = nullif($3, ''), active = $4, capacity = $5, queued = $6, kv_usage = $7,
        checked_at = clock_timestamp(), next_check_at = clock_timestamp() + $8::interval
  WHERE id = $1`
 
@@ -124,6 +165,14 @@ const freeSQL = `SELECT penstock.free_slots($1, $2)`
 
 // probe asks one instance for its health, stores it, and frees slots that are stale.
 func (p *Prober) probe(ctx context.Context, instance int32) error {
+	p.mu.Lock()
+	p.running[instance] = struct{}{}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.running, instance)
+	}()
 	e := p.registry.Endpoint(instance)
 	if e == nil {
 		return nil // just removed, or not usable, which the registry reports
@@ -168,23 +217,19 @@ func (p *Prober) probe(ctx context.Context, instance int32) error {
 // oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in
 // use can.
 func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
-	doubtMax := c.DoubtMax
-	doubtMax = cmp.Or(doubtMax,
-		max(e.Model.Timeouts.Run.Duration(), e.Model.MaxPollTime.Duration()+e.Model.Timeouts.Start.Duration()))
-	active := h.Active
-	switch {
-	case h.State == worker.StateUnhealthy || h.State == worker.StateDefunct || h.State == worker.StateStarting:
-		active = new(int) // nobody is there to run anything, or it has only just come up
-	case active == nil && e.Model.Protocol == worker.ProtocolCog && h.State == worker.StateReady && h.Idle(e.Slots):
-		active = new(int)
-	}
+	doubtMax := cmp.Or(c.DoubtMax, runMost(e.Model))
+	stops := e.Model.Type == worker.TypeSync && *e.Model.AbortStops
+	active := running(h, e)
 	var settled []orphan
-	for _, o := range slices.SortedFunc(slices.Values(orphans),
-		func(a, b orphan) int { return cmp.Compare(b.Age, a.Age) }) {
+	for _, o := range slices.SortedFunc(slices.Values(orphans), byAge) {
+		grace := c.Grace
+		if o.Dead {
+			grace = min(grace, deadGrace) // it has not used the slot for a whole lease
+		}
 		switch {
-		case o.Age >= doubtMax:
-			stale = append(stale, o.Token)
-		case o.Age >= c.Grace && active != nil:
+		case o.Age >= doubtMax, o.Dead && stops && o.Age >= grace:
+			stale = append(stale, o.Token) // its connection is closed, or no run lasts so long
+		case o.Age >= grace && active != nil:
 			settled = append(settled, o)
 		}
 	}
@@ -194,13 +239,42 @@ func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig
 	return stale
 }
 
+// deadGrace is how long after the lapse of a node's lease a call that it sent may still be on its way.
+const deadGrace = time.Second
+
+func byAge(a, b orphan) int { return cmp.Compare(b.Age, a.Age) }
+
+// runMost is how long a run of the model can last after its caller is gone.
+func runMost(m worker.Model) time.Duration {
+	if m.Type == worker.TypeAsync {
+		return m.MaxPollTime.Duration() + m.Timeouts.Start.Duration()
+	}
+	return m.Timeouts.Run.Duration()
+}
+
+// running is how many calls the worker may be at, those that wait inside it included; nil if it does
+// not say.
+func running(h worker.Health, e *Endpoint) *int {
+	none := 0
+	switch {
+	case h.State == worker.StateUnhealthy || h.State == worker.StateDefunct || h.State == worker.StateStarting:
+		return &none // nobody is there to run anything, or it has only just come up
+	case h.Active == nil && e.Model.Protocol == worker.ProtocolCog && h.State == worker.StateReady && h.Idle(e.Slots):
+		return &none
+	case h.Active == nil || h.Queued == nil:
+		return h.Active
+	}
+	all := *h.Active + max(*h.Queued, 0)
+	return &all
+}
+
 const sweepOutputSQL = `SELECT penstock.sweep_output(10000)`
 
 const sweepDemandSQL = `DELETE FROM penstock.slot_demand WHERE wanted_at < clock_timestamp() - interval '1 minute'`
 
 // sweep drops what outlived its use.
 func (p *Prober) sweep(ctx context.Context) {
-	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL, sweepOutputSQL} {
+	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL, sweepHarmSQL, sweepOutputSQL} {
 		if _, err := p.db.Exec(ctx, sql); err != nil && ctx.Err() == nil {
 			p.log.Warn("sweep", "error", err)
 		}

@@ -44,10 +44,11 @@ type heldSlot struct {
 type instanceSlots struct {
 	idle    []*heldSlot // used last at the end
 	busy    int
-	awaited int       // entries that wait for a busy one
-	limit   int32     // slots the instance has; those numbered from there on are given back; 0: not known
-	cool    time.Time // the worker had no room: not before then
-	hint    string    // what it ran last, and when
+	awaited int           // entries that wait for a busy one
+	limit   int32         // slots the instance has; those numbered from there on are given back; 0: not known
+	cool    time.Time     // the worker had no room: not before then
+	coolFor time.Duration // how long that was the last time
+	hint    string        // what it ran last, and when
 	used    time.Time
 	served  int64 // calls
 }

@@ -8,8 +8,11 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
@@ -74,4 +77,44 @@ type brokenStore struct{}
 
 func (brokenStore) Put(context.Context, string, []byte) (string, error) {
 	return "", errors.New("out of disk")
+}
+
+// flakyStore is away for its first failures.
+type flakyStore struct {
+	Directory
+	failures atomic.Int32
+}
+
+func (s *flakyStore) Put(ctx context.Context, key string, data []byte) (string, error) {
+	if s.failures.Add(-1) >= 0 {
+		return "", errors.New("503 Slow Down")
+	}
+	return s.Directory.Put(ctx, key, data)
+}
+
+func TestAnswerIsKeptWhileTheObjectStoreIsAway(t *testing.T) {
+	for name, c := range map[string]struct {
+		failures int32
+		wait     time.Duration
+		stored   bool
+	}{
+		"it comes back": {2, time.Minute, true},
+		"it stays away": {1000, 10 * time.Millisecond, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, worker.Model{})
+			g := b.gpu(answers)
+			b.instance("gpu-1", g.URL, 1)
+			store := &flakyStore{Directory: Directory(t.TempDir())}
+			store.failures.Store(c.failures)
+			b.start(ServiceConfig{Dispatch: DispatchConfig{Objects: store, InlineBytes: 1, StoreWait: c.wait}})
+			o := b.outcome(b.push(`{}`)[0])
+			if o.Outcome != "done" || o.Attempt != 0 || strings.Contains(string(o.Result), "$object") != c.stored {
+				t.Errorf("outcome %+v: %s", o, o.Result)
+			}
+			if calls, _ := g.seen(); calls != 1 {
+				t.Errorf("the worker ran it %d times", calls)
+			}
+		})
+	}
 }

@@ -32,6 +32,7 @@ type Dispatcher struct {
 
 	mu        sync.Mutex
 	waitlists map[string]*waitlist // by model
+	blame     *blame
 }
 
 // DispatchConfig of a Dispatcher. The zero value works.
@@ -42,6 +43,7 @@ type DispatchConfig struct {
 	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
 	InlineBytes int           // of results that stand in their row: 64 KiB
 	Objects     ObjectStore   // for larger ones; nil: all stand in their row
+	StoreWait   time.Duration // for an object store that is away, before a result stands in its row: 15 min
 	Callbacks   *Callbacks    // where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
 }
 
@@ -51,6 +53,7 @@ func (c DispatchConfig) withDefaults() DispatchConfig {
 	c.ReadyWait = cmp.Or(c.ReadyWait, 2*time.Second)
 	c.CancelWait = cmp.Or(c.CancelWait, 10*time.Second)
 	c.InlineBytes = cmp.Or(c.InlineBytes, 64<<10)
+	c.StoreWait = cmp.Or(c.StoreWait, 15*time.Minute)
 	return c
 }
 
@@ -61,7 +64,7 @@ func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 	log = cmp.Or(log, slog.Default())
 	d := &Dispatcher{
 		config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log,
-		waitlists: map[string]*waitlist{},
+		waitlists: map[string]*waitlist{}, blame: newBlame(),
 	}
 	pool.idled = d.slotIdled
 	return d
@@ -80,6 +83,8 @@ type attempt struct {
 	tries   int
 	began   time.Time // of the exchange with the worker
 	members int       // in the call, where it was one for several entries
+	lost    int       // instances that lost their device to it in this claim
+	poison  error     // why it must not run again
 }
 
 // Handle runs one entry on a worker.
@@ -125,7 +130,7 @@ func callOf(r *invalidation.Run) worker.Call {
 	c := worker.Call{
 		Run: worker.Run{
 			Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token),
-			Attempt: r.Entry.Attempt + 1,
+			Attempt: r.Entry.Attempt + 1, Request: r.Entry.Payload,
 		},
 		Payload: r.Entry.Payload, TraceParent: r.Entry.Trace,
 	}
@@ -138,7 +143,7 @@ func callOf(r *invalidation.Run) worker.Call {
 // submit sends the call to one instance after the other until one takes it; to the one first whose
 // slot it has.
 func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
-	tried := map[int32]bool{}
+	tried := a.blame.avoid(a.call.Entry, a.usableInstances())
 	var last worker.Outcome
 	for a.tries < a.config.Instances {
 		if a.held == nil {
@@ -150,11 +155,18 @@ func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 		a.tries++
 		tried[a.held.endpoint.ID] = true
 		last = a.exchange(ctx)
-		if !a.elsewhere(ctx, last) {
+		if a.poison != nil || !a.elsewhere(ctx, last) {
 			return a.conclude(ctx, last)
 		}
 		a.held.release()
 		a.held = nil
+		if a.lost > 1 {
+			break // two instances are enough for one claim
+		}
+	}
+	if last.Misrouted && a.blame.everywhere(a.model.Name, a.call.Entry, a.usableInstances(), time.Now()) {
+		return nil, invalidation.Permanent(invalidation.WithClass(string(worker.ClassInput), fmt.Errorf(
+			"every instance of model %q refuses it while others are served: %s", a.model.Name, last.Reason)))
 	}
 	return nil, a.noRoom(last)
 }
@@ -227,12 +239,24 @@ func unanswered(reason string, err error) worker.Outcome {
 
 // record tells the breaker. Where the instance is to blame, the entry does not pay.
 func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
-	v := a.held.record(ctx, *o, time.Since(a.began))
-	if v.Unspent && o.Kind == worker.Failed && !o.MaybeRunning {
+	v := a.held.record(ctx, *o, a.evidence())
+	lost := o.Kind == worker.Failed && o.Class == worker.ClassContextLost
+	if a.run != nil && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
+		a.noteHarm(ctx, o.Class)
+	}
+	switch {
+	case a.run == nil && lost: // one of the batch did it: each is tried alone
+	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning && a.blame.free(a.call.Entry, a.held.endpoint.ID):
 		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
+	case o.Kind == worker.NotReady && o.Misrouted:
+		a.blame.misrouted(a.call.Entry, a.held.endpoint.ID)
+	case o.Unsent && !a.blame.free(a.call.Entry, a.held.endpoint.ID):
+		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
+	case o.Kind == worker.Done:
+		a.blame.served(a.model.Name, a.call.Entry, time.Now())
 	}
 	if o.FreeOfCharge() && !o.MaybeRunning {
-		a.held.cool(max(o.RetryAfter, 20*time.Millisecond))
+		a.held.cool(o.RetryAfter)
 	}
 }
 

@@ -3,6 +3,7 @@ package inference
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -401,4 +402,152 @@ func TestReattachAsksTheSameInstanceAgain(t *testing.T) {
 		t.Errorf("%d calls went elsewhere; asked as %v", elsewhere.Load(), entries)
 	}
 	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+}
+
+// An entry that costs workers their device takes two of them out for a while, and is then dead-lettered.
+func TestEntryThatKillsDevicesIsPoisonAfterTwoInstances(t *testing.T) {
+	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+	var kills atomic.Int32
+	for i := range 4 {
+		s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if strings.Contains(string(body), "kill") {
+				kills.Add(1)
+				workertest.Says(500, `{"error":"CUDA error: device-side assert triggered"}`)(w, r)
+				return
+			}
+			workertest.Says(200, `{"status":"success","result":{}}`)(w, r)
+		})
+		b.instance(fmt.Sprintf("gpu-%d", i), s.URL+"/run", 2)
+	}
+	b.start(ServiceConfig{})
+	poison := b.push(`{"do":"kill"}`)[0]
+	others := b.push(empty(40)...)
+	if o := b.outcome(poison); o.Outcome != "failed" || o.Attempt != 1 || !strings.Contains(o.Reason, "device lost") {
+		t.Errorf("outcome %+v", o)
+	}
+	if n := kills.Load(); n != 2 {
+		t.Errorf("it was run %d times", n)
+	}
+	b.await(2, `SELECT count(*) FROM penstock.instance WHERE quarantined_until > now()`)
+	for _, id := range others {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Fatalf("outcome %+v", o)
+		}
+	}
+}
+
+func TestLastInstanceOutlivesAnEntryThatSaysItsDeviceIsLost(t *testing.T) {
+	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+	s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), "kill") {
+			workertest.Says(500, `{"error":"CUDA error: device-side assert triggered"}`)(w, r)
+			return
+		}
+		workertest.Says(200, `{"status":"success","result":{}}`)(w, r)
+	})
+	b.instance("gpu-1", s.URL+"/run", 2)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	poison := b.push(`{"do":"kill"}`)[0]
+	if o := b.outcome(poison); o.Outcome != "failed" || !strings.Contains(o.Reason, "3 runs") {
+		t.Errorf("outcome %+v", o)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.instance WHERE quarantined_until > now()`); n != 0 {
+		t.Error("the only instance is quarantined by one entry")
+	}
+}
+
+func TestInputThatAlwaysRunsOutOfMemoryIsNotTriedForEver(t *testing.T) {
+	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+	s := workertest.NewScript(t, healthy(workertest.Says(500, `{"error":"CUDA out of memory"}`)))
+	b.instance("gpu-1", s.URL+"/run", 2)
+	b.alter(map[string]any{"retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 1000}})
+	b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	if o := b.outcome(id); o.Outcome != "failed" || !strings.Contains(o.Reason, "ran out of memory") {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
+// One of two servers does not have the model: nothing fails for good, and the other serves all.
+func TestServerWithoutTheModelFailsNothing(t *testing.T) {
+	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+	lost := workertest.NewScript(t, healthy(workertest.Says(404, `{"error":"The model does not exist"}`)))
+	good := workertest.NewScript(t, workertest.Says(200, `{"status":"success","result":{}}`))
+	b.instance("gpu-1", lost.URL+"/run", 4)
+	b.instance("gpu-2", good.URL+"/run", 4)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	for _, id := range b.push(empty(100)...) {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Fatalf("outcome %+v", o)
+		}
+	}
+	if n := posts(lost); n > 6 {
+		t.Errorf("%d calls went to the server without the model", n)
+	}
+}
+
+// An adapter that no server has, while others are served: the entry asks for what is not there.
+func TestWhatNoServerHasIsTheEntrysFault(t *testing.T) {
+	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), "absent") {
+			workertest.Says(404, `{"error":"The model absent does not exist"}`)(w, r)
+			return
+		}
+		workertest.Says(200, `{"status":"success","result":{}}`)(w, r)
+	}
+	for i := range 2 {
+		b.instance(fmt.Sprintf("gpu-%d", i), workertest.NewScript(t, answer).URL+"/run", 2)
+	}
+	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	b.outcome(b.push(`{}`)[0])
+	if o := b.outcome(b.push(`{"adapter":"absent"}`)[0]); o.Outcome != "failed" || !strings.Contains(o.Reason, "every instance") {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
+// A worker that only fails costs the entries nothing, and gets few calls, over two nodes.
+func TestWorkerThatOnlyFailsCostsNobodyAnAttempt(t *testing.T) {
+	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+	broken := workertest.NewScript(t, healthy(workertest.Says(500, `{"detail":"boom"}`)))
+	good := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(20 * time.Millisecond)
+		workertest.Says(200, `{"status":"success","result":{}}`)(w, r)
+	})
+	b.instance("gpu-1", broken.URL+"/run", 2)
+	b.instance("gpu-2", good.URL+"/run", 2)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	for _, id := range b.push(empty(100)...) {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Fatalf("outcome %+v", o)
+		}
+	}
+	if n := posts(broken); n >= 10 {
+		t.Errorf("%d calls went to the broken worker", n)
+	}
+}
+
+// posts counts the calls among the requests to a worker, which is probed as well.
+func posts(s *workertest.Script) (n int) {
+	for _, r := range s.Requests() {
+		if r.Method == http.MethodPost {
+			n++
+		}
+	}
+	return n
+}
+
+// healthy answers probes well, and calls as it is given.
+func healthy(calls http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			workertest.Says(200, `{}`)(w, r)
+			return
+		}
+		calls(w, r)
+	}
 }

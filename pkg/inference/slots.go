@@ -34,11 +34,12 @@ type SlotPool struct {
 	idled func(model string) // called when a slot has come free
 	kick  chan struct{}      // holds one: there is something to give back at once
 
-	mu      sync.Mutex
-	models  map[string]*modelState
-	unsure  bool      // an answer about slots was lost: the node may hold some that it does not know of
-	until   time.Time // what is held may be relied on
-	breaker map[string]*breaker
+	mu       sync.Mutex
+	models   map[string]*modelState
+	unsure   bool      // an answer about slots was lost: the node may hold some that it does not know of
+	until    time.Time // what is held may be relied on
+	breaker  map[string]*breaker
+	suspects map[int32]bool // instances that are being probed because of what calls said
 }
 
 // account is a model's ledger with what the pool must remember about leasing for it.
@@ -116,7 +117,8 @@ func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 	log = cmp.Or(log, slog.Default())
 	p := &SlotPool{
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
-		models: map[string]*modelState{}, breaker: map[string]*breaker{}, idled: func(string) {}, kick: make(chan struct{}, 1),
+		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
+		idled: func(string) {}, kick: make(chan struct{}, 1),
 	}
 	registry.onChange(p.changed)
 	return p

@@ -25,15 +25,15 @@ func TestStaleSlots(t *testing.T) {
 		active  int
 		want    []int64
 	}{
-		{"worker restarted", []orphan{{1, old}, {2, old + 1}}, 0, []int64{2, 1}},
-		{"all accounted for", []orphan{{1, old}, {2, old}}, 2, nil},
-		{"more than ours", []orphan{{1, old}}, 5, nil},
-		{"one left over, the oldest", []orphan{{1, old}, {2, 2 * old}}, 1, []int64{2}},
+		{"worker restarted", []orphan{{1, old, false}, {2, old + 1, false}}, 0, []int64{2, 1}},
+		{"all accounted for", []orphan{{1, old, false}, {2, old, false}}, 2, nil},
+		{"more than ours", []orphan{{1, old, false}}, 5, nil},
+		{"one left over, the oldest", []orphan{{1, old, false}, {2, 2 * old, false}}, 1, []int64{2}},
 		// The race: the probe overtook the request that the new slot was taken for.
-		{"taken a moment ago", []orphan{{1, young}}, 0, nil},
-		{"old one counted, new one on its way", []orphan{{1, old}, {2, young}}, 1, nil},
-		{"exactly at grace", []orphan{{1, grace}}, 0, []int64{1}},
-		{"nonsense report", []orphan{{1, young}}, -7, nil},
+		{"taken a moment ago", []orphan{{1, young, false}}, 0, nil},
+		{"old one counted, new one on its way", []orphan{{1, old, false}, {2, young, false}}, 1, nil},
+		{"exactly at grace", []orphan{{1, grace, false}}, 0, []int64{1}},
+		{"nonsense report", []orphan{{1, young, false}}, -7, nil},
 	} {
 		if got := stale(c.orphans, c.active); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
@@ -57,10 +57,39 @@ func TestNoMoreSlotsAreFreedThanAreUnused(t *testing.T) {
 			default:
 				dead++
 			}
-			orphans = append(orphans, orphan{i, age})
+			orphans = append(orphans, orphan{i, age, false})
 		}
 		if freed := stale(orphans, active); len(freed) > dead {
 			t.Fatalf("%d slots freed, only %d were not in use", len(freed), dead)
 		}
 	})
+}
+
+func TestSlotsOfADeadNodeComeFreeByWhatTheModelSays(t *testing.T) {
+	two, none := 2, 0
+	stops := worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}
+	goesOn := worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}
+	dead := []orphan{{1, 3 * time.Second, true}, {2, 3 * time.Second, true}, {3, 100 * time.Millisecond, true}}
+	for _, c := range []struct {
+		name   string
+		model  worker.Model
+		health worker.Health
+		want   []int64
+	}{
+		{"a closed connection stops the run", stops, worker.Health{State: worker.StateReady, Active: &two}, []int64{1, 2}},
+		{"it goes on", goesOn, worker.Health{State: worker.StateReady, Active: &two}, nil},
+		{"the worker is idle", goesOn, worker.Health{State: worker.StateReady, Active: &none}, []int64{1, 2}},
+		{"calls wait inside", goesOn, worker.Health{State: worker.StateReady, Active: &none, Queued: &two}, nil},
+		{"the worker says nothing", goesOn, worker.Health{State: worker.StateReady}, nil},
+	} {
+		e := &Endpoint{Model: c.model.WithDefaults(), Slots: 4}
+		if got := staleOrphans(dead, c.health, e, ProberConfig{Grace: 10 * time.Second}); !slices.Equal(got, c.want) {
+			t.Errorf("%s: freed %v, want %v", c.name, got, c.want)
+		}
+	}
+	old := []orphan{{1, 601 * time.Second, true}}
+	e := &Endpoint{Model: goesOn.WithDefaults(), Slots: 4}
+	if got := staleOrphans(old, worker.Health{State: worker.StateReady}, e, ProberConfig{}); len(got) != 1 {
+		t.Error("a slot is kept for longer than a run can last")
+	}
 }

@@ -31,32 +31,14 @@ func DropOldPartitions(ctx context.Context, db postgres.DB) (int, error) {
 	}
 }
 
-// The statements of a janitor each look at up to $1 rows and delete those of them that stand for nothing any more.
-// They say how many they looked at and how many they deleted, and pass by what somebody else has locked.
+// Each of these statements deletes up to $1 rows that have no purpose any more and returns how many. They pass by rows
+// that another transaction has locked.
 
-// tidyDefaultResultSQL deletes results from the default partition, which is never dropped.
-const tidyDefaultResultSQL = `
-WITH old AS (
-    DELETE FROM penstock.result_default
-     WHERE ctid = ANY (ARRAY(
-           SELECT r.ctid FROM penstock.result_default r
-            WHERE r.finished_at < now() - coalesce((SELECT max(result_retention) FROM penstock.queue), '1 day')
-            LIMIT $1 FOR UPDATE SKIP LOCKED))
-    RETURNING 1
-)
-SELECT count(*) FROM old`
+// tidyResultsSQL deletes results that have passed the retention of their own queue.
+const tidyResultsSQL = `SELECT penstock.tidy_outcomes('result', $1)`
 
-// tidyDefaultFailureSQL is the same for failures.
-const tidyDefaultFailureSQL = `
-WITH old AS (
-    DELETE FROM penstock.failure_default
-     WHERE ctid = ANY (ARRAY(
-           SELECT f.ctid FROM penstock.failure_default f
-            WHERE f.failed_at < now() - coalesce((SELECT max(failure_retention) FROM penstock.queue), '30 days')
-            LIMIT $1 FOR UPDATE SKIP LOCKED))
-    RETURNING 1
-)
-SELECT count(*) FROM old`
+// tidyFailuresSQL is the same for failures.
+const tidyFailuresSQL = `SELECT penstock.tidy_outcomes('failure', $1)`
 
 // tidyIdempotencySQL forgets idempotency keys that are older than a day and than their queue keeps results, once
 // their entry is gone: while it lives, the same push must find it.
@@ -121,7 +103,7 @@ WITH old AS (
 )
 SELECT count(*) FROM old`
 
-// Tidied counts what a janitor's pass deleted.
+// Tidied counts the rows that a pass deleted.
 type Tidied struct {
 	Results, Failures, IdempotencyKeys, UniqueKeys, Progress, PushBacks, Buckets int
 }
@@ -131,7 +113,7 @@ func (t Tidied) Total() int {
 	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.PushBacks + t.Buckets
 }
 
-// Tidy deletes up to limit rows of each kind that stand for nothing any more, each kind in a short transaction of
+// Tidy deletes up to limit rows of each kind that have no purpose any more, each kind in a short transaction of
 // its own. A pass that deleted limit of some kind has probably left more: call again after a pause.
 func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
 	var t Tidied
@@ -139,8 +121,8 @@ func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
 		what, sql string
 		n         *int
 	}{
-		{"results", tidyDefaultResultSQL, &t.Results},
-		{"failures", tidyDefaultFailureSQL, &t.Failures},
+		{"results", tidyResultsSQL, &t.Results},
+		{"failures", tidyFailuresSQL, &t.Failures},
 		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys},
 		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys},
 		{"progress", tidyProgressSQL, &t.Progress},

@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"errors"
 	"testing"
 	"time"
 )
@@ -142,6 +143,47 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 		if n := b.count(`SELECT count(*) FROM penstock.` + table); n != want {
 			t.Errorf("%d rows in %s, want %d", n, table, want)
 		}
+	}
+}
+
+// The retention of a queue is a promise about that queue, whatever others keep: an outcome that is older cannot be read
+// any more, and its row is deleted by the next passes.
+func TestEachQueueKeepsOutcomesForItsOwnRetention(t *testing.T) {
+	b := newBed(t, Config{ResultRetention: time.Hour, FailureRetention: 24 * time.Hour})
+	other, err := Create(b.ctx, b.pool, "other", Config{ResultRetention: 720 * time.Hour, FailureRetention: 720 * time.Hour})
+	b.must(err)
+	b.exec(b.pool, `DO $$ DECLARE day text; BEGIN FOR back IN 0 .. 3 LOOP
+	    day := to_char((now() - back * interval '1 day') AT TIME ZONE 'UTC', 'YYYYMMDD');
+	    EXECUTE format('CREATE TABLE penstock.result_%s PARTITION OF penstock.result FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC');
+	    EXECUTE format('CREATE TABLE penstock.failure_%s PARTITION OF penstock.failure FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC');
+	    END LOOP; END $$`)
+	const resultSQL = `INSERT INTO penstock.result (queue_id, entry_id, created_at, finished_at, attempt, outcome)
+	    SELECT $1, $2 + n, now(), now() - age, 0, 'done' FROM unnest('{10 minutes,2 hours,3 days}'::interval[]) WITH ORDINALITY a(age, n)`
+	const failureSQL = `INSERT INTO penstock.failure (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
+	    SELECT $1, $2 + n, now(), now() - age, 1, 1, 0, '', 'x', 'x', 'x', '{}' FROM unnest('{2 hours,3 days}'::interval[]) WITH ORDINALITY a(age, n)`
+	for id, first := range map[int32]int{b.q.ID: 1000, other.ID: 2000} {
+		b.exec(b.pool, resultSQL, id, first)
+		b.exec(b.pool, failureSQL, id, first+10)
+	}
+	for id, want := range map[EntryID]error{1001: nil, 1002: ErrEntryNotFound, 1003: ErrEntryNotFound, 1011: nil, 1012: ErrEntryNotFound, 2002: nil, 2003: nil, 2012: nil} {
+		if _, err := Outcome(b.ctx, b.pool, id); !errors.Is(err, want) {
+			t.Errorf("outcome of entry %d: %v, want %v", id, err, want)
+		}
+	}
+	for _, want := range []Tidied{{Results: 1, Failures: 1}, {Results: 1}, {}} {
+		if got, err := Tidy(b.ctx, b.pool, 1); err != nil || got != want {
+			t.Errorf("tidied %+v (%v), want %+v", got, err, want)
+		}
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1`, b.q.ID), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1`, other.ID), 3)
+	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE queue_id = $1`, b.q.ID), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE queue_id = $1`, other.ID), 2)
+
+	// A shorter retention counts for the rows that are there.
+	b.exec(b.pool, `SELECT penstock.alter_queue('other', '{"result_retention": "1 hour"}')`)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.Results != 2 {
+		t.Errorf("tidied %+v (%v), want two more results", got, err)
 	}
 }
 

@@ -69,7 +69,7 @@ func (d *Database) Failures(ctx context.Context, f FailureFilter) ([]Failure, er
 	where("entry_id <", f.Before > 0, f.Before)
 	sql := failureColumns + `
   FROM penstock.failure f JOIN penstock.queue q ON q.id = f.queue_id
- WHERE f.queue_id = $1` + condition + `
+ WHERE f.queue_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)` + condition + `
  ORDER BY f.entry_id DESC LIMIT $2`
 	return list[Failure](ctx, d.db, "failures of queue "+f.Queue, sql, args...)
 }
@@ -77,7 +77,7 @@ func (d *Database) Failures(ctx context.Context, f FailureFilter) ([]Failure, er
 // Failure returns one failure, or invalidation.ErrEntryNotFound.
 func (d *Database) Failure(ctx context.Context, id int64) (FailureDetail, error) {
 	const sql = failureColumns + `, f.payload, f.history, coalesce(f.trace, '') AS trace
-  FROM penstock.queue q JOIN penstock.failure f ON f.queue_id = q.id AND f.entry_id = $1`
+  FROM penstock.queue q JOIN penstock.failure f ON f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)`
 	absent := fmt.Errorf("no failure of that id is kept; penstock entry show %d says what became of the entry: %w", id, invalidation.ErrEntryNotFound)
 	return show[FailureDetail](ctx, d.db, fmt.Sprintf("failure %d", id), absent, sql, id)
 }

@@ -80,6 +80,39 @@ func TestOperationGoesOnWhereItStopped(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.ready`), 0)
 }
 
+// Another transaction has an entry locked: it is changed when it is free, and holds up no other.
+func TestOperationPassesByBusyEntries(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	ids := b.push(make([]string, 30)...)
+	tx := b.begin()
+	b.exec(tx, `SELECT FROM penstock.entry WHERE id = ANY ($1) FOR UPDATE`, []EntryID{ids[0], ids[7]})
+	op := b.start(operator.OperationRequest{Verb: operator.DisableAll, Filter: operator.Filter{All: true}})
+	b.want(b.runOperations(), 28)
+	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE id = $1 AND status = 'running' AND cardinality(busy) = 2`, op), 1)
+	b.want(b.runOperations(), 0)
+	b.must(tx.Rollback(b.ctx))
+	b.want(b.runOperations(), 2)
+	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE id = $1 AND status = 'done' AND changed = 30 AND cardinality(busy) = 0`, op), 1)
+}
+
+// However many are busy, an operation remembers a thousand, and waits for some of them before it goes on.
+func TestOperationRemembersABoundedNumberOfBusyEntries(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[1500]))`)
+	tx := b.begin()
+	b.exec(tx, `SELECT FROM penstock.entry WHERE id <= (SELECT min(id) + 1399 FROM penstock.entry) FOR UPDATE`)
+	op := b.start(operator.OperationRequest{Verb: operator.DisableAll, Filter: operator.Filter{All: true}, PerSecond: 2_000_000_000})
+	for range 5 {
+		b.runOperations()
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE id = $1 AND status = 'running' AND cardinality(busy) = 1000`, op), 1)
+	b.must(tx.Rollback(b.ctx))
+	for range 20 {
+		b.runOperations()
+	}
+	b.want(b.count(`SELECT changed FROM penstock.operation WHERE id = $1 AND status = 'done'`, op), 1500)
+}
+
 func TestOperationIsThrottledAndCancelled(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	b.push(make([]string, 20)...)

@@ -35,6 +35,9 @@ type Run struct {
 	Token   int64  // fencing token of the entry's lock
 	Attempt int    // 1 for the first
 	Remote  string // the worker's name for the run; empty until it accepted
+
+	// Request is the entry's payload: what a worker's error echoes of it says nothing about the worker.
+	Request json.RawMessage
 }
 
 // Call is one entry on its way to a worker.

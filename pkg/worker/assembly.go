@@ -1,27 +1,28 @@
 package worker
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 )
 
-// assembly puts the parts of a streamed chat or completion together into the
-// object that the server would have sent without streaming.
+// assembly puts the parts of a streamed chat or completion together into the object that the server
+// would have sent without streaming. Members that it does not know are kept: servers rename them.
 type assembly struct {
-	id, object, model json.RawMessage
-	created, usage    json.RawMessage
-	choices           []*choice
+	members map[string]json.RawMessage // of the answer, besides choices: the first id and time, the last of the rest
+	choices []*choice
+	wanted  int   // choices that were asked for
+	bytes   int64 // of what the choices hold, as they were sent
 }
 
 type choice struct {
-	chat         bool
-	role         string
-	text         []byte
-	reasoning    []byte
-	refusal      []byte
+	chat         bool               // it has deltas, not a text
+	message      map[string]*merged // members of the deltas, put together; for a completion its text
 	tools        []*toolCall
 	finishReason json.RawMessage
+	members      map[string]*merged // others of the choice: logprobs, stop_reason, token_ids
 }
 
 type toolCall struct {
@@ -31,83 +32,125 @@ type toolCall struct {
 	Arguments []byte
 }
 
-// part is one streamed object.
-type part struct {
-	ID      json.RawMessage `json:"id"`
-	Object  json.RawMessage `json:"object"`
-	Created json.RawMessage `json:"created"`
-	Model   json.RawMessage `json:"model"`
-	Usage   json.RawMessage `json:"usage"`
-	Choices []struct {
-		Index        int             `json:"index"`
-		Text         string          `json:"text"`
-		FinishReason json.RawMessage `json:"finish_reason"`
-		Delta        *delta          `json:"delta"`
-	} `json:"choices"`
-}
-
-type delta struct {
-	Role      string `json:"role"`
-	Content   string `json:"content"`
-	Reasoning string `json:"reasoning_content"`
-	Refusal   string `json:"refusal"`
-	ToolCalls []struct {
-		Index    int    `json:"index"`
-		ID       string `json:"id"`
-		Type     string `json:"type"`
-		Function struct {
-			Name      string `json:"name"`
-			Arguments string `json:"arguments"`
-		} `json:"function"`
-	} `json:"tool_calls"`
+type toolDelta struct {
+	Index    int    `json:"index"`
+	ID       string `json:"id"`
+	Type     string `json:"type"`
+	Function struct {
+		Name      string `json:"name"`
+		Arguments string `json:"arguments"`
+	} `json:"function"`
 }
 
 // choicesMost bounds indexes that come from outside, so that one number in a
 // stream does not allocate memory without end.
 const choicesMost = 1024
 
+// errStreamError says that a streamed object carries an error instead of a part of the answer.
+var errStreamError = errors.New("streamed object is an error")
+
+func newAssembly(wanted int) *assembly {
+	return &assembly{members: map[string]json.RawMessage{}, wanted: max(wanted, 1)}
+}
+
+// add takes one streamed object. The error is errStreamError for one that carries an error.
 func (w *assembly) add(data []byte) error {
-	var p part
-	if err := json.Unmarshal(data, &p); err != nil {
+	var whole map[string]json.RawMessage
+	if err := json.Unmarshal(data, &whole); err != nil {
 		return err
 	}
-	keep(&w.id, p.ID)
-	keep(&w.object, p.Object)
-	keep(&w.created, p.Created)
-	keep(&w.model, p.Model)
-	if isSet(p.Usage) {
-		w.usage = p.Usage
+	if isSet(whole["error"]) {
+		return errStreamError
 	}
-	for _, c := range p.Choices {
-		if c.Index < 0 || c.Index >= choicesMost {
-			return errors.New("choice index out of range")
+	var choices []map[string]json.RawMessage
+	if isSet(whole["choices"]) {
+		if err := json.Unmarshal(whole["choices"], &choices); err != nil {
+			return err
 		}
-		for len(w.choices) <= c.Index {
-			w.choices = append(w.choices, &choice{})
+	}
+	for name, value := range whole {
+		first := name == "id" || name == "object" || name == "created" || name == "model"
+		if name == "choices" || !isSet(value) || (first && w.members[name] != nil) {
+			continue
 		}
-		into := w.choices[c.Index]
-		into.text = append(into.text, c.Text...)
-		if isSet(c.FinishReason) {
-			into.finishReason = c.FinishReason
-		}
-		if c.Delta != nil {
-			if err := into.addDelta(*c.Delta); err != nil {
-				return err
-			}
+		w.members[name] = value
+	}
+	for _, c := range choices {
+		if err := w.addChoice(c); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (c *choice) addDelta(d delta) error {
-	c.chat = true
-	if d.Role != "" {
-		c.role = d.Role
+func (w *assembly) addChoice(members map[string]json.RawMessage) error {
+	index := 0
+	if raw := members["index"]; raw != nil {
+		if err := json.Unmarshal(raw, &index); err != nil {
+			return fmt.Errorf("read choice index: %w", err)
+		}
 	}
-	c.text = append(c.text, d.Content...)
-	c.reasoning = append(c.reasoning, d.Reasoning...)
-	c.refusal = append(c.refusal, d.Refusal...)
-	for _, t := range d.ToolCalls {
+	if index < 0 || index >= choicesMost {
+		return errors.New("choice index out of range")
+	}
+	for len(w.choices) <= index {
+		w.choices = append(w.choices, &choice{
+			message: map[string]*merged{}, members: map[string]*merged{},
+		})
+	}
+	into := w.choices[index]
+	for name, value := range members {
+		if name == "index" || !isSet(value) {
+			continue
+		}
+		var err error
+		switch name {
+		case "finish_reason":
+			into.finishReason = value
+		case "delta":
+			err = w.addDelta(into, value)
+		case "text":
+			err = w.merge(into.message, name, value)
+		default:
+			err = w.merge(into.members, name, value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *assembly) addDelta(into *choice, raw json.RawMessage) error {
+	into.chat = true
+	var delta map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &delta); err != nil {
+		return err
+	}
+	for name, value := range delta {
+		if !isSet(value) {
+			continue
+		}
+		var err error
+		if name == "tool_calls" {
+			w.bytes += int64(len(value))
+			err = into.addTools(value)
+		} else {
+			err = w.merge(into.message, name, value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *choice) addTools(raw json.RawMessage) error {
+	var deltas []toolDelta
+	if err := json.Unmarshal(raw, &deltas); err != nil {
+		return err
+	}
+	for _, t := range deltas {
 		if t.Index < 0 || t.Index >= choicesMost {
 			return errors.New("tool call index out of range")
 		}
@@ -123,66 +166,141 @@ func (c *choice) addDelta(d delta) error {
 	return nil
 }
 
-// begun reports whether the model has produced anything.
-func (w *assembly) begun() bool {
-	for _, c := range w.choices {
-		if len(c.text)+len(c.reasoning)+len(c.refusal)+len(c.tools) > 0 {
-			return true
+// merge adds a piece to a member.
+func (w *assembly) merge(into map[string]*merged, name string, piece json.RawMessage) error {
+	w.bytes += int64(len(piece))
+	return mergeMember(into, name, piece)
+}
+
+// merged is a member put together from pieces. Texts and lists are joined as JSON, without decoding
+// them, and objects stay decoded: a stream of n pieces must not cost n².
+type merged struct {
+	raw     json.RawMessage
+	members map[string]*merged // of an object
+}
+
+// mergeMember adds a piece to one member of an object: texts and lists are joined, objects member by
+// member, and of everything else, names and ids included, the later one counts.
+func mergeMember(into map[string]*merged, name string, piece json.RawMessage) error {
+	m := into[name]
+	if m == nil {
+		m = &merged{}
+		into[name] = m
+	}
+	if piece[0] == '{' {
+		var object map[string]json.RawMessage
+		if err := json.Unmarshal(piece, &object); err != nil {
+			return err
 		}
+		if m.members == nil {
+			m.raw, m.members = nil, map[string]*merged{}
+		}
+		for member, value := range object {
+			if !isSet(value) {
+				continue
+			}
+			if err := mergeMember(m.members, member, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	m.members = nil
+	joins := len(m.raw) > 0 && m.raw[0] == piece[0] && !wholeMember(name)
+	switch {
+	case joins && piece[0] == '"':
+		m.raw = append(m.raw[:len(m.raw)-1], piece[1:]...)
+	case joins && piece[0] == '[' && !emptyList(m.raw) && !emptyList(piece):
+		m.raw = append(append(m.raw[:len(m.raw)-1], ','), piece[1:]...)
+	case joins && piece[0] == '[' && emptyList(piece):
+	default:
+		m.raw = bytes.Clone(piece)
+	}
+	return nil
+}
+
+func emptyList(raw json.RawMessage) bool { return len(bytes.TrimSpace(raw[1:len(raw)-1])) == 0 }
+
+// MarshalJSON writes the member as it stands.
+func (m *merged) MarshalJSON() ([]byte, error) {
+	if m.members != nil {
+		return json.Marshal(m.members)
+	}
+	return m.raw, nil
+}
+
+// wholeMember lists texts that each piece repeats as a whole.
+func wholeMember(name string) bool {
+	switch name {
+	case "role", "id", "type", "name", "object", "format", "stop_reason":
+		return true
 	}
 	return false
 }
 
+// begun reports whether the model has begun to answer: a choice was streamed, whatever it holds.
+func (w *assembly) begun() bool { return len(w.choices) > 0 }
+
+// finished reports whether every choice that was asked for has ended.
 func (w *assembly) finished() bool {
 	for _, c := range w.choices {
 		if c.finishReason == nil {
 			return false
 		}
 	}
-	return len(w.choices) > 0
+	return len(w.choices) >= w.wanted
 }
 
 func (w *assembly) outcome() Outcome {
 	if len(w.choices) == 0 {
 		return failed(ClassTransient, "worker ended its stream without a choice")
 	}
-	answer := map[string]any{"choices": w.list()}
-	for name, raw := range map[string]json.RawMessage{
-		"id": w.id, "created": w.created, "model": w.model, "usage": w.usage, "object": wholeObject(w.object),
-	} {
-		if raw != nil {
-			answer[name] = raw
+	for _, c := range w.choices {
+		if reason, aborted := abortReason(c.finishReason); aborted {
+			return abortedBy(reason)
 		}
+	}
+	answer := map[string]any{"choices": w.list()}
+	for name, raw := range w.members {
+		answer[name] = raw
+	}
+	if object := w.members["object"]; object != nil {
+		answer["object"] = wholeObject(object)
 	}
 	result, err := json.Marshal(answer)
 	if err != nil {
 		return failed(ClassTransient, "put streamed answer together: "+err.Error())
 	}
-	return done(result, 0)
+	o := done(result, 0)
+	o.Tokens = tokensOf(w.members["usage"])
+	return o
 }
 
 func (w *assembly) list() []map[string]any {
 	list := make([]map[string]any, 0, len(w.choices))
 	for i, c := range w.choices {
-		entry := map[string]any{"index": i, "finish_reason": c.finishReason}
+		entry := map[string]any{}
+		for name, value := range c.members {
+			entry[name] = value
+		}
+		entry["index"], entry["finish_reason"] = i, c.finishReason
 		if c.chat {
-			entry["message"] = c.message()
+			entry["message"] = c.wholeMessage()
 		} else {
-			entry["text"] = string(c.text)
+			entry["text"] = cmp.Or(c.message["text"], emptyText)
 		}
 		list = append(list, entry)
 	}
 	return list
 }
 
-func (c *choice) message() map[string]any {
-	role := cmp.Or(c.role, "assistant")
-	message := map[string]any{"role": role, "content": string(c.text)}
-	if len(c.reasoning) > 0 {
-		message["reasoning_content"] = string(c.reasoning)
-	}
-	if len(c.refusal) > 0 {
-		message["refusal"] = string(c.refusal)
+// emptyText stands for a text of which no piece was streamed.
+var emptyText = &merged{raw: json.RawMessage(`""`)}
+
+func (c *choice) wholeMessage() map[string]any {
+	message := map[string]any{"role": "assistant", "content": ""}
+	for name, value := range c.message {
+		message[name] = value
 	}
 	if len(c.tools) > 0 {
 		calls := make([]map[string]any, 0, len(c.tools))
@@ -205,10 +323,22 @@ func wholeObject(object json.RawMessage) json.RawMessage {
 	return object
 }
 
-func keep(into *json.RawMessage, value json.RawMessage) {
-	if *into == nil && isSet(value) {
-		*into = value
+// abortReason reports whether a finish reason says that the server gave the generation up: the
+// answer is cut short, whatever its status. vLLM ends its running requests so when it stops.
+func abortReason(raw json.RawMessage) (reason string, aborted bool) {
+	_ = json.Unmarshal(raw, &reason) // a reason that is no text is none of these
+	switch reason {
+	case "abort", "aborted", "error", "cancelled", "canceled":
+		return reason, true
 	}
+	return reason, false
+}
+
+// abortedBy is the outcome of a generation that the server gave up.
+func abortedBy(reason string) Outcome {
+	o := failed(ClassTransient, "worker gave the generation up: finish_reason is "+reason)
+	o.Aborted = true
+	return o
 }
 
 func keepText(into *string, value string) {

@@ -3,6 +3,7 @@ package worker
 import (
 	"bytes"
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -23,9 +24,11 @@ type Sink interface {
 // Output is written in chunks of about this size, or after this long, whichever
 // comes first: rows per token would drown the database.
 const (
-	chunkBytes    = 4 << 10
-	chunkInterval = 100 * time.Millisecond
-	closeMax      = 10 * time.Second // for the sink to take the last chunk
+	chunkBytes    = 32 << 10
+	chunkInterval = 500 * time.Millisecond
+	firstInterval = 100 * time.Millisecond // so that a reader sees the first words at once
+	closeMax      = 10 * time.Second       // for the sink to take the last chunk
+	pendingMax    = 8 << 20                // bytes that wait for a sink before its log is given up
 )
 
 // ChunkBytesMax bounds a chunk, so that a sink which stores one chunk as one row need not split it.
@@ -60,13 +63,20 @@ func newChunker(ctx context.Context, sink Sink) *chunker {
 	return c
 }
 
-// Write takes a frame without ever waiting for the sink. Memory is bounded by
-// the limit on the whole answer.
+// Write takes a frame without ever waiting for the sink. A sink that falls behind by pendingMax bytes
+// is given up: a log with a gap is worse than one that ends early.
 func (c *chunker) Write(frame []byte) {
 	if c.sink == nil {
 		return
 	}
 	c.mu.Lock()
+	if len(c.pending)+len(frame) > pendingMax && c.err == nil {
+		c.err = errors.New("sink fell behind the stream")
+	}
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
 	c.pending = append(c.pending, frame...)
 	full := len(c.pending) >= chunkBytes
 	c.mu.Unlock()
@@ -99,12 +109,13 @@ func (c *chunker) signal() {
 func (c *chunker) run() {
 	defer close(c.stopped)
 	seq := 0
-	ticks := time.NewTicker(chunkInterval)
-	defer ticks.Stop()
+	timer := time.NewTimer(firstInterval)
+	defer timer.Stop()
 	for {
 		select {
 		case <-c.wake:
-		case <-ticks.C:
+		case <-timer.C:
+			timer.Reset(chunkInterval)
 		}
 		data, closed := c.take()
 		if len(data) > 0 {

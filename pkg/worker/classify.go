@@ -3,17 +3,26 @@ package worker
 import (
 	"encoding/json"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// classifyStatus turns an answer that is not a success into an outcome. The
-// rule, over all protocols: capacity and readiness cost nothing, a refusal of
-// the request is final, everything else failed.
-func classifyStatus(status int, header http.Header, body []byte) Outcome {
+// classifyStatus turns an answer that is not a success into an outcome. request is what the worker was
+// asked: what its error echoes of that says nothing about the worker.
+//
+//	429, 503 for want of room             busy: costs nothing
+//	other 503, 502, 504, 401, 403, 408    not ready: costs nothing
+//	404, 405, 409, 410, 421, 426, 501     misrouted: the instance or the route is to blame, until all agree
+//	400, 413, 415, 422                    the request is refused for good
+//	everything else                       it ran and failed, with the class that the text tells
+func classifyStatus(status int, header http.Header, body, request []byte) Outcome {
 	message := errorText(body)
-	class := classifyText(message)
+	class := classifyText(message, request)
+	if class == ClassContextLost && status < 500 && status != http.StatusFailedDependency {
+		class = ClassNone // a server whose device is gone does not blame the client
+	}
 	o := Outcome{StatusCode: status, Reason: Clip(reasonOf(status, message)), RetryAfter: retryAfter(header)}
 	switch {
 	case status == http.StatusTooManyRequests:
@@ -21,22 +30,25 @@ func classifyStatus(status int, header http.Header, body []byte) Outcome {
 	case status == http.StatusServiceUnavailable && class == ClassBusy:
 		o.Kind, o.Class = Busy, ClassBusy
 	case status == http.StatusServiceUnavailable:
-		o.Kind, o.Class = NotReady, class
+		o.Kind, o.Class, o.Starting = NotReady, class, saysStarting(message)
 	case status == http.StatusBadGateway || status == http.StatusGatewayTimeout:
 		// A proxy speaks: the worker behind it may have begun.
 		o.Kind, o.Class, o.MaybeRunning = NotReady, class, true
 	case status >= 300 && status < 400:
 		// Following would carry our secrets to an address nobody registered.
-		o.Kind, o.Reason = NotReady, Clip("worker answered with a redirect, which is not followed: register the final address")
+		o.Kind = NotReady
+		o.Reason = Clip("worker answered with a redirect, which is not followed: register the final address")
 	case blamesPlatform(status):
 		o.Kind = NotReady
-	case status == 499: // Ollama: the run was stopped because somebody cancelled or hung up
-		o.Kind = Cancelled
-	case status >= 400 && status < 500:
+	case class == ClassOOM:
+		o.Kind, o.Class = Failed, class // whatever the status that carries it
+	case blamesRoute(status):
+		o.Kind, o.Misrouted = NotReady, true
+	case blamesInput(status):
 		o.Kind, o.Class = Rejected, ClassInput
 	case class == ClassBusy:
 		o.Kind, o.Class = Busy, ClassBusy
-	default:
+	default: // 499 among them: that somebody cancelled is for those to say who did
 		o.Kind, o.Class = Failed, class.OrTransient()
 	}
 	return o
@@ -51,6 +63,33 @@ func blamesPlatform(status int) bool {
 		return true
 	}
 	return false
+}
+
+// blamesRoute lists refusals of a server that does not have what was asked for: another server under
+// a recycled address, an adapter that is not loaded, a wrong path.
+func blamesRoute(status int) bool {
+	switch status {
+	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusConflict, http.StatusGone,
+		http.StatusMisdirectedRequest, http.StatusUpgradeRequired, http.StatusNotImplemented:
+		return true
+	}
+	return false
+}
+
+func blamesInput(status int) bool {
+	switch status {
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
+		http.StatusUnprocessableEntity:
+		return true
+	}
+	return false
+}
+
+// saysStarting reports whether a server that is not ready says that it will be.
+func saysStarting(message string) bool {
+	message = strings.ToLower(message)
+	return strings.Contains(message, "loading") || strings.Contains(message, "starting") ||
+		strings.Contains(message, "warming")
 }
 
 // textClasses are phrases that frameworks and drivers print, in the order in
@@ -68,7 +107,7 @@ var textClasses = []struct {
 	{ClassContextLost, []string{
 		"illegal memory access", "device-side assert", "unspecified launch failure", "cudaerrorlaunchfailure",
 		"cuda error", "cuda_error_", "hip error", "hiperror", "cudnn_status_", "cublas_status_",
-		"no cuda-capable device", "no cuda gpus are available", "fallen off the bus", "xid", "uncorrectable ecc",
+		"no cuda-capable device", "no cuda gpus are available", "fallen off the bus", "uncorrectable ecc",
 		"device lost", "device_lost", "device removed", "device_removed", "context is destroyed",
 		"enginedeaderror", "engine is dead", "enginecore encountered", "nccl error", "driver shutting down",
 	}},
@@ -79,40 +118,33 @@ var textClasses = []struct {
 	}},
 }
 
-// classifyText reads the class from a worker's error text; ClassNone when it
-// says nothing that is known.
-func classifyText(text string) Class {
+// driverFault is how the driver of a GPU reports one: "Xid 79", "Xid (PCI:0000:3b:00): 48".
+var driverFault = regexp.MustCompile(`\bxid[ :(]+(pci|[0-9])`)
+
+// classifyText reads the class from a worker's error text; ClassNone when it says nothing that is
+// known. A phrase that the request contains as well is no evidence: servers echo their input.
+func classifyText(text string, request []byte) Class {
 	text = strings.ToLower(text)
+	asked := ""
 	for _, c := range textClasses {
 		for _, phrase := range c.phrases {
-			if containsWord(text, phrase) {
+			if !strings.Contains(text, phrase) {
+				continue
+			}
+			if asked == "" {
+				asked = strings.ToLower(string(request))
+			}
+			if !strings.Contains(asked, phrase) {
 				return c.class
 			}
+		}
+		if fault := driverFault.FindString(text); c.class == ClassContextLost && fault != "" &&
+			!strings.Contains(strings.ToLower(string(request)), fault) {
+			return c.class
 		}
 	}
 	return ClassNone
 }
-
-// containsWord is strings.Contains, except that the phrase must not begin in
-// the middle of a word: "xid" is a driver's error, "oxide" a material.
-func containsWord(text, phrase string) bool {
-	for at := 0; ; {
-		i := strings.Index(text[at:], phrase)
-		if i < 0 {
-			return false
-		}
-		at += i
-		end := at + len(phrase)
-		startsWord := at == 0 || !isLetter(text[at-1]) || len(phrase) > 4
-		endsWord := end == len(text) || !isLetter(text[end]) || len(phrase) > 4
-		if startsWord && endsWord {
-			return true
-		}
-		at++
-	}
-}
-
-func isLetter(b byte) bool { return b >= 'a' && b <= 'z' }
 
 // OrTransient returns the class, and transient where nothing is known.
 func (c Class) OrTransient() Class {
@@ -123,12 +155,12 @@ func (c Class) OrTransient() Class {
 }
 
 // namedClass takes the class that a worker states itself, in error_class.
-func namedClass(name, text string) Class {
+func namedClass(name, text string, request []byte) Class {
 	switch c := Class(name); c {
 	case ClassOOM, ClassContextLost, ClassBusy, ClassInput, ClassTransient:
 		return c
 	}
-	return classifyText(text).OrTransient()
+	return classifyText(text, request).OrTransient()
 }
 
 // errorText digs the message out of the error bodies that workers send:

@@ -25,10 +25,11 @@ func TestErrorTextsOfRealFrameworks(t *testing.T) {
 		"Exceeds maximum queue size":                                        ClassBusy,
 		"an image of iron oxide on a busy street":                           ClassNone,
 		"dioxide":                 ClassNone,
+		"KeyError: 'xid'":         ClassNone,
 		"list index out of range": ClassNone,
 		"":                        ClassNone,
 	} {
-		if got := classifyText(text); got != want {
+		if got := classifyText(text, nil); got != want {
 			t.Errorf("%q is %q, want %q", text, got, want)
 		}
 	}

@@ -102,7 +102,7 @@ func joined(calls []Call, payload json.RawMessage) Call {
 // refused or failed in a way that one member may have caused, each is to be
 // tried alone, free of charge: the innocent must not pay for the guilty.
 func SameForAll(calls []Call, whole Outcome) []Outcome {
-	suspect := whole.Kind == Rejected || (whole.Kind == Failed && whole.Class != ClassContextLost)
+	suspect := whole.Kind == Rejected || whole.Kind == Failed || whole.Misrouted
 	if suspect && len(calls) > 1 {
 		whole = Outcome{
 			Kind: Busy, Alone: true, StatusCode: whole.StatusCode, SentAt: whole.SentAt, Err: whole.Err,

@@ -91,8 +91,8 @@ func TestBatchesOfEachProtocol(t *testing.T) {
 			if got := strings.ReplaceAll(r.Body, whole.Entry, "BATCH"); got != c.sent {
 				t.Errorf("worker was sent\n%s, want\n%s", got, c.sent)
 			}
-			if r.Header.Get("Idempotency-Key") != whole.Entry || r.Header.Get("Penstock-Token") != fmt.Sprint(9+len(c.calls)) {
-				t.Errorf("batch is named %q with token %s", r.Header.Get("Idempotency-Key"), r.Header.Get("Penstock-Token"))
+			if r.Header.Get("Penstock-Entry") != whole.Entry || r.Header.Get("Penstock-Token") != fmt.Sprint(9+len(c.calls)) {
+				t.Errorf("batch is named %q with token %s", r.Header.Get("Penstock-Entry"), r.Header.Get("Penstock-Token"))
 			}
 		})
 	}
@@ -247,4 +247,36 @@ func TestTensorsComeBackToTheirOwners(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A list of 100,000 brackets is a payload of 200 KB; it must not cost more than its length.
+func TestDeeplyNestedTensorIsRefusedAtOnce(t *testing.T) {
+	deep := strings.Repeat("[", 9000) + "1" + strings.Repeat("]", 9000)
+	if _, err := flatten(json.RawMessage(deep), 2, 1); err == nil || !strings.Contains(err.Error(), "2 dimensions") {
+		t.Errorf("got %v", err)
+	}
+	wide := "[" + strings.Repeat("0,", 100_000) + "0]"
+	if _, err := flatten(json.RawMessage(wide), 1, 8); err == nil || !strings.Contains(err.Error(), "8 values") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestFlattenKeepsValuesAsTheyAre(t *testing.T) {
+	for data, want := range map[string]string{
+		`[[1, 2.50],[3e5 ,-4]]`:         `1|2.50|3e5|-4`,
+		`["a,]b","\\\"[c",true , null]`: `"a,]b"|"\\\"[c"|true|null`,
+		`[ ]`:                           ``,
+	} {
+		flat, err := flatten(json.RawMessage(data), 2, 10)
+		if err != nil {
+			t.Fatal(data, err)
+		}
+		var texts []string
+		for _, v := range flat {
+			texts = append(texts, string(v))
+		}
+		if got := strings.Join(texts, "|"); got != want {
+			t.Errorf("%s gave %s, want %s", data, got, want)
+		}
+	}
 }

@@ -42,6 +42,7 @@ type prediction struct {
 }
 
 func (c *cog) Submit(ctx context.Context, call Call) Outcome {
+	call.Request = call.Payload
 	return c.submit(ctx, call, func(time.Time) (request, error) {
 		body, err := c.predictionBody(call)
 		r := request{method: http.MethodPut, url: c.at("/predictions/" + url.PathEscape(call.Entry)), body: body}
@@ -65,7 +66,8 @@ func (c *cog) predictionBody(call Call) (json.RawMessage, error) {
 		if err := json.Unmarshal(expanded, &request); err != nil {
 			return nil, fmt.Errorf("fill the body template: %w", err)
 		}
-		request.ID = call.Entry
+		// Where a run reports is not for a payload to say, though the template may pass it on whole.
+		request.ID, request.Webhook, request.Events = call.Entry, "", nil
 	}
 	if string(request.Input) == "null" || request.Input == nil {
 		request.Input = json.RawMessage("{}")
@@ -75,7 +77,7 @@ func (c *cog) predictionBody(call Call) (json.RawMessage, error) {
 			return nil, errors.New("asynchronous cog call has no callback address to report to")
 		}
 		request.Webhook = call.Callback
-		request.Events = []string{"start", "output", "logs", "completed"}
+		request.Events = []string{"completed"} // of the others nothing is used
 	}
 	return json.Marshal(request)
 }
@@ -91,7 +93,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 			RetryAfter: retryAfter(header), Reason: Clip(reasonOf(status, errorText(body))),
 		}
 	case status/100 != 2:
-		return classifyStatus(status, header, body)
+		return classifyStatus(status, header, body, call.Payload)
 	}
 	var p prediction
 	if json.Unmarshal(body, &p) != nil {
@@ -100,7 +102,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	if p.ID != "" && p.ID != call.Entry {
 		return unknown(fmt.Sprintf("worker answered for prediction %q", Clip(p.ID)))
 	}
-	o := p.outcome(call.Entry, body)
+	o := p.outcome(call.Run, body)
 	o.StatusCode = status
 	// Only a snapshot of a run that was there already carries its input, and a
 	// sync call is answered 202 only in that case.
@@ -109,7 +111,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 }
 
 // outcome reads a prediction. raw is what its progress is judged by.
-func (p prediction) outcome(entry string, raw []byte) Outcome {
+func (p prediction) outcome(run Run, raw []byte) Outcome {
 	o := Outcome{Logs: p.Logs, Metrics: p.Metrics}
 	switch p.Status {
 	case "succeeded":
@@ -119,14 +121,14 @@ func (p prediction) outcome(entry string, raw []byte) Outcome {
 		}
 	case "failed":
 		text := textOf(p.Error)
-		o.Kind, o.Class, o.Reason = Failed, classifyText(text).OrTransient(), Clip(text)
+		o.Kind, o.Class, o.Reason = Failed, classifyText(text, run.Request).OrTransient(), Clip(text)
 		if o.Class == ClassBusy {
 			o.Kind = Busy
 		}
 	case "canceled", "cancelled", "aborted":
 		o.Kind, o.Reason = Cancelled, "worker reports the prediction as canceled"
 	default: // starting, processing
-		o.Kind, o.Remote, o.Progress = Accepted, entry, fingerprint(raw)
+		o.Kind, o.Remote, o.Progress = Accepted, run.Entry, fingerprint(raw)
 		o.Starting = p.Status == "starting"
 	}
 	return o

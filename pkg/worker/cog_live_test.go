@@ -36,7 +36,7 @@ func reporting(t *testing.T, entry string, failing int64) (url string, reports c
 	var seen atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		o, err := ParseCogCallback(entry, body)
+		o, err := ParseCogCallback(Run{Entry: entry}, body)
 		if err != nil {
 			t.Errorf("callback %s: %v", body, err)
 		}

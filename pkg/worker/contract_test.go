@@ -2,8 +2,10 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,14 +41,19 @@ func common(stops bool) []contract {
 	return []contract{
 		{"429 with Retry-After", workertest.Says(429, `{"error":"Model is overloaded","error_type":"overloaded"}`, "Retry-After", "7"), want{kind: Busy, class: ClassBusy, retryAfter: 7 * time.Second}},
 		{"503 server busy", workertest.Says(503, `{"error":"server busy, please try again.  maximum pending requests exceeded"}`), want{kind: Busy, class: ClassBusy}},
-		{"503 loading", workertest.Says(503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`), want{kind: NotReady}},
+		{"503 loading", workertest.Says(503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`), want{kind: NotReady, starting: true}},
 		{"503 empty", workertest.Says(503, ``), want{kind: NotReady}},
 		{"502 of a proxy", workertest.Says(502, `<html>bad gateway</html>`), want{kind: NotReady, running: true}},
 		{"504 of a proxy", workertest.Says(504, ``), want{kind: NotReady, running: true}},
 		{"401 is nobody's fault but ours", workertest.Says(401, `{"error":"bad key"}`), want{kind: NotReady}},
 		{"redirect is not followed", workertest.Says(307, ``, "Location", "http://127.0.0.1:1/elsewhere"), want{kind: NotReady}},
 		{"400", workertest.Says(400, `{"error":"bad request"}`), want{kind: Rejected, class: ClassInput}},
-		{"404", workertest.Says(404, `{"error":"model not found"}`), want{kind: Rejected, class: ClassInput}},
+		{"404", workertest.Says(404, `{"error":"model not found"}`), want{kind: NotReady}},
+		{"405", workertest.Says(405, ``), want{kind: NotReady}},
+		{"501", workertest.Says(501, ``), want{kind: NotReady}},
+		{"451", workertest.Says(451, ``), want{kind: Failed, class: ClassTransient}},
+		{"400 out of memory", workertest.Says(400, `{"error":"CUDA out of memory"}`), want{kind: Failed, class: ClassOOM}},
+		{"400 that speaks of CUDA", workertest.Says(400, `{"error":"prompt mentions a CUDA error"}`), want{kind: Rejected, class: ClassInput}},
 		{"413", workertest.Says(413, ``), want{kind: Rejected, class: ClassInput}},
 		{"422", workertest.Says(422, `{"detail":[{"loc":["body","input","n"],"msg":"not a number","type":"int"}]}`), want{kind: Rejected, class: ClassInput}},
 		{"500", workertest.Says(500, `{"error":"boom"}`), want{kind: Failed, class: ClassTransient}},
@@ -64,8 +71,8 @@ func TestDispatcherSubmitContract(t *testing.T) {
 	model := Model{Name: "flux", Protocol: ProtocolGeneric, Type: TypeAsync, PollPath: "/status/{id}"}
 	runContracts(t, model, testCall(`{"prompt":"a sunset"}`), append(common(false),
 		contract{"done", workertest.Says(200, `{"status":"success","result":{"url":"x"}}`), want{kind: Done, result: `{"url":"x"}`}},
-		contract{"done without a status", workertest.Says(200, `{"url":"x"}`), want{kind: Done, result: `{"url":"x"}`}},
-		contract{"done with a list", workertest.Says(200, `[1,2]`), want{kind: Done, result: `[1,2]`}},
+		contract{"neither a status nor an id", workertest.Says(200, `{"url":"x"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"an id without a status", workertest.Says(200, `{"job_id":"j1"}`), want{kind: Accepted, remote: "j1"}},
 		contract{"accepted", workertest.Says(200, `{"status":"processing","job_id":"j1"}`), want{kind: Accepted, remote: "j1"}},
 		contract{"accepted with a number", workertest.Says(202, `{"status":"processing","job_id":123456789012345678}`), want{kind: Accepted, remote: "123456789012345678"}},
 		contract{"accepted, cold", workertest.Says(200, `{"status":"queued","job_id":"j1"}`), want{kind: Accepted, remote: "j1", starting: true}},
@@ -125,7 +132,9 @@ func TestOpenAISubmitContract(t *testing.T) {
 		contract{"SGLang's queue is full", workertest.Says(503, `{"error":{"message":"The request queue is full.","code":503}}`), want{kind: Busy, class: ClassBusy}},
 		contract{"engine dead", workertest.Says(503, `{"error":"EngineDeadError"}`), want{kind: NotReady, class: ClassContextLost}},
 		contract{"error within a success", workertest.Says(200, `{"error":{"message":"context too long","code":400}}`), want{kind: Rejected, class: ClassInput}},
-		contract{"Ollama cancelled", workertest.Says(499, `{"error":"request canceled"}`), want{kind: Cancelled}},
+		contract{"499 that nobody asked for", workertest.Says(499, `{"error":"request canceled"}`), want{kind: Failed, class: ClassTransient}},
+		contract{"TGI's generation error", workertest.Says(424, `{"error":"Request failed during generation: CUDA out of memory","error_type":"generation"}`), want{kind: Failed, class: ClassOOM}},
+		contract{"TGI lost its device", workertest.Says(424, `{"error":"CUDA error: device-side assert triggered"}`), want{kind: Failed, class: ClassContextLost}},
 	))
 }
 
@@ -182,7 +191,7 @@ func TestEveryCallNamesItsRun(t *testing.T) {
 			newAdapter(t, c.model, s.URL, 1).Submit(t.Context(), c.call)
 			h := s.Requests()[0].Header
 			for name, value := range map[string]string{
-				"Penstock-Entry": "entry-17", "Idempotency-Key": "entry-17", "Penstock-Token": "42",
+				"Penstock-Entry": "entry-17", "Idempotency-Key": "entry-17-42", "Penstock-Token": "42",
 				"Penstock-Attempt": "3", "Traceparent": c.call.TraceParent, "Tracestate": "penstock=1",
 				"Authorization": "Bearer s3cret", "X-Tier": "gold", "Content-Type": "application/json",
 			} {
@@ -288,5 +297,68 @@ func allProtocols() []protocolCase {
 		{Model{Name: "m", Protocol: ProtocolCog}, testCall(`{"prompt":"x"}`)},
 		{Model{Name: "m", Protocol: ProtocolOIP}, testCall(`{"inputs":[]}`)},
 		{Model{Name: "m", Protocol: ProtocolOpenAI}, testCall(`{"messages":[]}`)},
+	}
+}
+
+// A server's error often quotes its input: a tenant must not be able to shut an instance down by text.
+func TestErrorThatEchoesTheRequestIsNoEvidence(t *testing.T) {
+	const fault = "CUDA error: device-side assert triggered"
+	for _, c := range allProtocols() {
+		t.Run(string(c.model.Protocol), func(t *testing.T) {
+			var payload map[string]any
+			if err := json.Unmarshal(c.call.Payload, &payload); err != nil {
+				t.Fatal(err)
+			}
+			payload["note"] = "please explain " + fault
+			text, err := json.Marshal(payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := workertest.NewScript(t, workertest.Says(500, `{"error":"invalid prompt: 'please explain `+fault+`'"}`))
+			o := newAdapter(t, c.model, s.URL, 1).Submit(t.Context(), testCall(string(text)))
+			want{kind: Failed, class: ClassTransient}.check(t, o)
+		})
+	}
+}
+
+func TestRequestThatCannotBeBuiltNeverLeaves(t *testing.T) {
+	s := workertest.NewScript(t, workertest.Says(200, `{"status":"success"}`))
+	model := Model{Name: "m", Protocol: ProtocolGeneric, Headers: map[string]string{"X-Key": "env:BROKEN"}}
+	a, err := New(model, Instance{Endpoint: s.URL}, Config{Secret: func(string) (string, error) { return "a\nb", nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := a.Submit(t.Context(), testCall(`{}`)); o.Kind != NotReady || !o.Unsent || len(s.Requests()) != 0 {
+		t.Errorf("%s, unsent %v, %d requests", o.Kind, o.Unsent, len(s.Requests()))
+	}
+}
+
+func TestTraceThatIsNoneIsLeftOut(t *testing.T) {
+	s := workertest.NewScript(t, workertest.Says(200, `{"status":"success"}`))
+	call := testCall(`{}`)
+	call.TraceParent, call.TraceState = "a\nb", "c\nd"
+	o := newAdapter(t, Model{Name: "m", Protocol: ProtocolGeneric}, s.URL, 1).Submit(t.Context(), call)
+	if o.Kind != Done || s.Requests()[0].Header.Get("traceparent") != "" {
+		t.Errorf("%s (%s)", o.Kind, o.Reason)
+	}
+}
+
+// Another model at the server may be dearer, or not be meant for whoever may push.
+func TestPayloadChoosesOnlyModelsThatItMay(t *testing.T) {
+	for name, want := range map[string]Kind{"llama": Done, "adapter-1": Done, "m": Done, "secret": Rejected} {
+		s := workertest.NewScript(t, workertest.Says(200, `{"choices":[]}`))
+		model := Model{Name: "m", RemoteName: "llama", Protocol: ProtocolOpenAI, RemoteNames: []string{"adapter-1"}}
+		if o := newAdapter(t, model, s.URL, 1).Submit(t.Context(), testCall(`{"model":"`+name+`"}`)); o.Kind != want {
+			t.Errorf("%s: %s (%s)", name, o.Kind, o.Reason)
+		}
+	}
+}
+
+func TestCogPayloadDoesNotSayWhereItsRunReports(t *testing.T) {
+	s := workertest.NewScript(t, workertest.Says(200, `{"id":"entry-17","status":"succeeded"}`))
+	model := Model{Name: "m", Protocol: ProtocolCog, Body: json.RawMessage(`"$payload"`)}
+	newAdapter(t, model, s.URL, 1).Submit(t.Context(), testCall(`{"input":{},"webhook":"http://10.0.0.1/","webhook_events_filter":["logs"]}`))
+	if body := s.Requests()[0].Body; strings.Contains(body, "webhook") {
+		t.Errorf("sent %s", body)
 	}
 }

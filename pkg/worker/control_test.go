@@ -226,7 +226,7 @@ func TestRequestsOfEachProtocol(t *testing.T) {
 		{
 			"cog async", "",
 			Model{Name: "m", Protocol: ProtocolCog, Type: TypeAsync},
-			`null`, "PUT", "/predictions/entry-17", `{"id":"entry-17","input":{},"webhook":"http://127.0.0.1:9/callback/unguessable","webhook_events_filter":["start","output","logs","completed"]}`,
+			`null`, "PUT", "/predictions/entry-17", `{"id":"entry-17","input":{},"webhook":"http://127.0.0.1:9/callback/unguessable","webhook_events_filter":["completed"]}`,
 			[2]string{"Prefer", "respond-async"},
 		},
 		{
@@ -244,17 +244,17 @@ func TestRequestsOfEachProtocol(t *testing.T) {
 			"chat", "/v1",
 			Model{Name: "m", Protocol: ProtocolOpenAI, RemoteName: "llama"},
 			`{"messages":[]}`, "POST", "/v1/chat/completions", `{"messages":[],"model":"llama"}`,
-			[2]string{"X-Request-Id", "entry-17"},
+			[2]string{"X-Request-Id", "entry-17-42"},
 		},
 		{
 			"completions, streamed", "",
 			Model{Name: "m", Protocol: ProtocolOpenAI, Operation: OperationCompletions, Stream: true},
-			`{"prompt":"x"}`, "POST", "/v1/completions", `{"model":"m","prompt":"x","stream":true}`,
+			`{"prompt":"x"}`, "POST", "/v1/completions", `{"model":"m","prompt":"x","stream":true,"stream_options":{"include_usage":true}}`,
 			[2]string{"Accept", "text/event-stream, application/json"},
 		},
 		{
 			"embeddings are not streamed", "",
-			Model{Name: "m", Protocol: ProtocolOpenAI, Operation: OperationEmbeddings, Stream: true},
+			Model{Name: "m", Protocol: ProtocolOpenAI, Operation: OperationEmbeddings, Stream: true, RemoteNames: []string{"e5"}},
 			`{"input":["x"],"model":"e5"}`, "POST", "/v1/embeddings", `{"input":["x"],"model":"e5"}`,
 			[2]string{"Accept", "application/json"},
 		},
@@ -317,7 +317,7 @@ func TestParseCogCallback(t *testing.T) {
 		{`{"id":"e","status":"nirvana"}`, want{}, true},
 		{`{"id":`, want{}, true},
 	} {
-		o, err := ParseCogCallback("e", []byte(c.body))
+		o, err := ParseCogCallback(Run{Entry: "e"}, []byte(c.body))
 		if (err != nil) != c.bad {
 			t.Errorf("%s: error %v", c.body, err)
 		}
@@ -325,8 +325,8 @@ func TestParseCogCallback(t *testing.T) {
 			c.want.check(t, o)
 		}
 	}
-	early, _ := ParseCogCallback("e", []byte(`{"id":"e","status":"processing","logs":"1%"}`))
-	later, _ := ParseCogCallback("e", []byte(`{"id":"e","status":"processing","logs":"2%"}`))
+	early, _ := ParseCogCallback(Run{Entry: "e"}, []byte(`{"id":"e","status":"processing","logs":"1%"}`))
+	later, _ := ParseCogCallback(Run{Entry: "e"}, []byte(`{"id":"e","status":"processing","logs":"2%"}`))
 	if early.Progress == later.Progress {
 		t.Error("progress did not change with the logs")
 	}

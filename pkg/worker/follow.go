@@ -181,6 +181,9 @@ func (w *runLimits) charge(now time.Time) {
 
 func (w *runLimits) exceeded(now time.Time) error {
 	noProgress := w.model.Timeouts.NoProgress.Duration()
+	if w.model.Protocol == ProtocolCog {
+		noProgress = 0 // its health check does not tell how far a run is
+	}
 	switch {
 	case !w.finishBy.IsZero() && !now.Before(w.finishBy):
 		return ErrDeadline

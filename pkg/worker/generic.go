@@ -30,6 +30,7 @@ type genericReply struct {
 }
 
 func (d *generic) Submit(ctx context.Context, call Call) Outcome {
+	call.Request = call.Payload
 	return d.submit(ctx, call, func(finishBy time.Time) (request, error) {
 		body, err := d.body(call, finishBy)
 		header := http.Header{"X-Source": {"dispatcher"}}
@@ -39,13 +40,13 @@ func (d *generic) Submit(ctx context.Context, call Call) Outcome {
 		return request{method: http.MethodPost, url: d.base.String(), body: body, header: header}, err
 	}, func(r reply) Outcome {
 		if r.status/100 == 2 {
-			return d.judge(r.status, r.body, "")
+			return d.judge(r.status, r.body, call.Run, "")
 		}
-		return d.judgeRefusal(r.status, r.header, r.body)
+		return d.judgeRefusal(r.status, r.header, r.body, call.Run)
 	})
 }
 
-func (d *generic) judgeRefusal(status int, header http.Header, body []byte) Outcome {
+func (d *generic) judgeRefusal(status int, header http.Header, body []byte, run Run) Outcome {
 	var reply genericReply
 	isReply := json.Unmarshal(body, &reply) == nil
 	switch {
@@ -53,9 +54,9 @@ func (d *generic) judgeRefusal(status int, header http.Header, body []byte) Outc
 		return Outcome{Kind: Busy, StatusCode: status, Reason: ErrStaleToken.Error(), Err: ErrStaleToken}
 	case isReply && status >= 500 && status != http.StatusServiceUnavailable && isOneOf(reply.Status,
 		d.model.Statuses.Failed):
-		return d.failure(status, reply) // the run's own end, whatever the status that carries it
+		return d.failure(status, reply, run) // the run's own end, whatever the status that carries it
 	}
-	return classifyStatus(status, header, body)
+	return classifyStatus(status, header, body, run.Request)
 }
 
 func (d *generic) Poll(ctx context.Context, run Run) Outcome {
@@ -71,7 +72,7 @@ func (d *generic) Poll(ctx context.Context, run Run) Outcome {
 	case err != nil:
 		return Outcome{Kind: NotReady, Reason: Clip("poll: " + err.Error()), Err: err, MaybeRunning: true}
 	case status/100 == 2:
-		return d.judge(status, reply, run.Remote)
+		return d.judge(status, reply, run, run.Remote)
 	case status == http.StatusNotFound || status == http.StatusGone:
 		o := unknown("worker does not know the run any more; it may have restarted")
 		o.StatusCode, o.MaybeRunning = status, false
@@ -86,7 +87,7 @@ func (d *generic) Poll(ctx context.Context, run Run) Outcome {
 }
 
 // judge reads an answer of status 2xx. remote is empty for a submit.
-func (d *generic) judge(status int, body []byte, remote string) Outcome {
+func (d *generic) judge(status int, body []byte, run Run, remote string) Outcome {
 	var reply genericReply
 	if err := json.Unmarshal(body, &reply); err != nil {
 		if remote != "" {
@@ -95,21 +96,24 @@ func (d *generic) judge(status int, body []byte, remote string) Outcome {
 				Reason: "worker answered a poll with something that is not JSON",
 			}
 		}
-		if json.Valid(body) {
+		if json.Valid(body) && d.model.Type == TypeSync {
 			return done(body, status) // an answer without a status: a list, a bare value
 		}
 		return failed(ClassTransient, "worker answered with something that is not JSON")
 	}
 	switch {
-	case reply.Status == "" && remote == "":
+	case reply.Status == "" && remote == "" && d.model.Type == TypeSync:
 		return done(body, status)
+	case reply.Status == "" && remote == "" && d.remoteID(body) == "":
+		return failed(ClassTransient, "worker of an async model answered with neither a status nor a "+
+			d.model.IDField+": if it answers with the result, model_type is sync")
 	case isOneOf(reply.Status, d.model.Statuses.Success):
 		if reply.Result == nil {
 			return done(body, status)
 		}
 		return done(reply.Result, status)
 	case isOneOf(reply.Status, d.model.Statuses.Failed):
-		return d.failure(status, reply)
+		return d.failure(status, reply, run)
 	case isOneOf(reply.Status, d.model.Statuses.Cancelled):
 		return Outcome{Kind: Cancelled, StatusCode: status, Reason: "worker reports the run as cancelled"}
 	}
@@ -137,16 +141,16 @@ func (d *generic) report(run Run, body []byte) (Outcome, error) {
 	if id := d.remoteID(body); id != "" && run.Remote != "" && id != run.Remote && id != run.Entry {
 		return Outcome{}, fmt.Errorf("read report: it is about run %q, not %q", Clip(id), run.Remote)
 	}
-	return d.judge(http.StatusOK, body, cmp.Or(run.Remote, run.Entry)), nil
+	return d.judge(http.StatusOK, body, run, cmp.Or(run.Remote, run.Entry)), nil
 }
 
-func (d *generic) failure(status int, reply genericReply) Outcome {
+func (d *generic) failure(status int, reply genericReply, run Run) Outcome {
 	text := textOf(reply.Error)
 	if isOneOf(text, d.model.Statuses.Cancelled) { // to a protocol with two ends, a cancel is a failure
 		return Outcome{Kind: Cancelled, StatusCode: status, Reason: "worker reports the run as cancelled"}
 	}
-	o := failed(namedClass(reply.ErrorClass, text), text)
-	o.StatusCode = status
+	o := failed(namedClass(reply.ErrorClass, text, run.Request), text)
+	o.StatusCode, o.Stated = status, true
 	if o.Class == ClassBusy {
 		o.Kind = Busy
 	}
@@ -273,7 +277,9 @@ func (d *generic) Split(calls []Call, whole Outcome) []Outcome {
 	}
 	outcomes := make([]Outcome, len(calls))
 	for i, item := range items {
-		o := d.judge(whole.StatusCode, item, "")
+		run := calls[i].Run
+		run.Request = calls[i].Payload
+		o := d.judge(whole.StatusCode, item, run, "")
 		if o.Kind == Accepted || o.Kind == Unknown {
 			o = failed(ClassTransient, "worker left an item of the batch without a result")
 		}

@@ -25,10 +25,14 @@ const (
 // setRun names the run on a request.
 func setRun(h http.Header, run Run) {
 	h.Set(headerEntry, run.Entry)
-	h.Set(headerIdemKey, run.Entry)
+	h.Set(headerIdemKey, attemptID(run))
 	h.Set(headerToken, strconv.FormatInt(run.Token, 10))
 	h.Set(headerAttempt, strconv.Itoa(run.Attempt))
 }
+
+// attemptID names one attempt of an entry: under the entry's name alone a worker could take it for an
+// earlier attempt that it still knows.
+func attemptID(run Run) string { return run.Entry + "-" + strconv.FormatInt(run.Token, 10) }
 
 // setRemaining passes the deadline on as milliseconds left: an instant would
 // have to be read on the worker's clock.
@@ -42,11 +46,19 @@ func millisecondsLeft(finishBy time.Time) int64 {
 	return max(time.Until(finishBy).Milliseconds(), 0)
 }
 
+// W3C trace context, as far as a header has to hold to it. What does not is left out: a trace is not
+// worth an entry.
+var (
+	traceParent = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
+	traceState  = regexp.MustCompile(`^[ -~]{1,512}$`)
+)
+
 func setTrace(h http.Header, call Call) {
-	if call.TraceParent != "" {
-		h.Set("traceparent", call.TraceParent)
+	if !traceParent.MatchString(call.TraceParent) {
+		return
 	}
-	if call.TraceState != "" {
+	h.Set("traceparent", call.TraceParent)
+	if traceState.MatchString(call.TraceState) {
 		h.Set("tracestate", call.TraceState)
 	}
 }

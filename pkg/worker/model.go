@@ -37,6 +37,10 @@ type Model struct {
 	RemoteName string `json:"remote_name,omitempty"`
 	Version    string `json:"version,omitempty"`
 
+	// RemoteNames are the other names of models at an OpenAI-compatible server that a payload may
+	// choose, as those of adapters; "*" allows any.
+	RemoteNames []string `json:"remote_names,omitempty"`
+
 	// Operation and Stream are for OpenAI-compatible servers: chat, completions,
 	// embeddings or images; Stream asks for server-sent events.
 	Operation string `json:"operation,omitempty"`

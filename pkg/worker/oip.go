@@ -37,7 +37,7 @@ func (p *oip) Submit(ctx context.Context, call Call) Outcome {
 	}, func(r reply) Outcome {
 		switch {
 		case r.status/100 != 2:
-			return classifyStatus(r.status, r.header, r.body)
+			return classifyStatus(r.status, r.header, r.body, call.Payload)
 		case !hasMember(r.body, "outputs"):
 			return failed(ClassTransient, "worker answered without outputs")
 		}

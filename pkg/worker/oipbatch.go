@@ -69,7 +69,7 @@ func (p *oip) Join(calls []Call) (Call, error) {
 		whole.Inputs, whole.Outputs, whole.Parameters = r.Inputs, r.Outputs, r.Parameters
 		total += rows
 		for _, t := range r.Inputs {
-			flat, err := flatten(nil, t.Data)
+			flat, err := flatten(t.Data, len(t.Shape), volume(t.Shape))
 			if err != nil || int64(len(flat)) != volume(t.Shape) {
 				return Call{}, fmt.Errorf("join entry %s: data of input %s does not fill its shape", c.Entry, t.Name)
 			}
@@ -110,7 +110,7 @@ func (p *oip) Split(calls []Call, whole Outcome) []Outcome {
 	}
 	flat := make([][]json.RawMessage, len(outputs))
 	for i, t := range outputs {
-		values, err := flatten(nil, t.Data)
+		values, err := flatten(t.Data, len(t.Shape), volume(t.Shape))
 		if err != nil || len(t.Shape) == 0 || t.Shape[0] != total || int64(len(values)) != volume(t.Shape) {
 			return misfit(calls, whole,
 				fmt.Sprintf("output %s has shape %v for a batch of %d rows", t.Name, t.Shape, total))
@@ -155,23 +155,45 @@ func cut(reply map[string]json.RawMessage, outputs []tensor, flat [][]json.RawMe
 	return json.Marshal(answer)
 }
 
-// flatten appends the values of a nested list in row-major order.
-func flatten(into []json.RawMessage, data json.RawMessage) ([]json.RawMessage, error) {
-	var items []json.RawMessage
-	if err := json.Unmarshal(data, &items); err != nil {
-		return nil, err
-	}
-	for _, item := range items {
-		if len(item) == 0 || item[0] != '[' {
-			into = append(into, item)
-			continue
-		}
-		var err error
-		if into, err = flatten(into, item); err != nil {
-			return nil, err
+// flatten returns the values of a nested list in row-major order, most at most, in one pass. The list
+// may be nested as deep as the tensor has dimensions: a deeper one cannot be its data.
+func flatten(data json.RawMessage, dimensions int, most int64) ([]json.RawMessage, error) {
+	var values []json.RawMessage
+	depth, start := 0, -1
+	inText := false
+	end := func(at int) {
+		if start >= 0 {
+			values, start = append(values, data[start:at]), -1
 		}
 	}
-	return into, nil
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case inText && c == '\\':
+			i++
+		case inText:
+			inText = c != '"'
+		case c == '[':
+			if depth++; depth > max(dimensions, 1) {
+				return nil, fmt.Errorf("data is nested deeper than its %d dimensions", dimensions)
+			}
+		case c == ']':
+			end(i)
+			depth--
+		case c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r':
+			end(i)
+		case c == '{' || depth == 0:
+			return nil, errors.New("data is not a list of values")
+		default:
+			if start < 0 {
+				start = i
+			}
+			inText = c == '"'
+		}
+		if int64(len(values)) > most {
+			return nil, fmt.Errorf("data has more than the %d values of its shape", most)
+		}
+	}
+	return values, nil
 }
 
 func volume(shape []int64) int64 {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,72 +41,152 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	path, body, streaming, err := p.requestOf(call, finishBy)
+	r, err := p.requestOf(call, finishBy)
 	if err != nil {
 		return BadPayload(err)
 	}
-	header := p.headers(call, finishBy)
-	header.Set("X-Request-Id", call.Entry) // vLLM logs it, and takes it as the id
-	r := request{method: http.MethodPost, url: p.at(path), body: body, header: header}
-	if streaming {
-		r.accept = "text/event-stream, application/json"
-	}
-	a := p.do(ctx, r)
+	a := p.do(ctx, r.request)
 	if a.err != nil {
 		return p.broken(ctx, a, a.err)
 	}
 	if a.reply.StatusCode/100 == 2 && isEventStream(a.reply) {
-		return p.consume(ctx, stop, a, call)
+		return p.consume(ctx, stop, a, call, r.choices)
 	}
-	return p.judged(ctx, a, p.judge)
+	return p.judged(ctx, a, func(r reply) Outcome { return p.judge(r, call) })
 }
 
-// requestOf decides path and body. The payload may name its own model and may
+// generation is a request with what its answer is read by.
+type generation struct {
+	request
+	choices int // asked for
+}
+
+// requestOf builds the request. The payload may name its own model, if the model allows it, and may
 // ask for a stream; what it leaves open the model decides.
-func (p *openAI) requestOf(call Call, finishBy time.Time) (path string, body json.RawMessage, streaming bool,
-	err error,
-) {
-	operation := p.model.Operation
-	if call.Operation != "" {
-		operation = call.Operation
-	}
-	path = operationPaths[operation]
+func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
+	operation := cmp.Or(call.Operation, p.model.Operation)
+	path := operationPaths[operation]
 	if path == "" {
-		return "", nil, false, errors.New("operation must be chat, completions, embeddings or images")
+		return generation{}, errors.New("operation must be chat, completions, embeddings or images")
 	}
 	if strings.HasSuffix(strings.TrimSuffix(p.base.Path, "/"), "/v1") {
 		path = strings.TrimPrefix(path, "/v1") // the endpoint was registered with it
 	}
 	expanded, err := p.body(call, finishBy)
 	if err != nil {
-		return "", nil, false, err
+		return generation{}, err
 	}
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(expanded, &fields) != nil || fields == nil {
-		return "", nil, false, errors.New("payload is not a JSON object")
+		return generation{}, errors.New("payload is not a JSON object")
 	}
-	if fields["model"] == nil {
-		fields["model"] = quote(p.model.RemoteName)
+	if err := p.setModel(fields); err != nil {
+		return generation{}, err
 	}
 	generates := operation == OperationChat || operation == OperationCompletions
 	if p.model.Stream && generates && fields["stream"] == nil {
 		fields["stream"] = json.RawMessage("true")
 	}
-	body, err = json.Marshal(fields)
-	return path, body, generates && string(fields["stream"]) == "true", err
+	g := generation{choices: 1}
+	_ = json.Unmarshal(fields["n"], &g.choices) // absent, or for the server to refuse
+	streaming := generates && string(fields["stream"]) == "true"
+	if streaming {
+		fields["stream_options"] = withUsage(fields["stream_options"])
+	}
+	body, err := json.Marshal(fields)
+	if err != nil {
+		return generation{}, fmt.Errorf("build request: %w", err)
+	}
+	header := p.headers(call, finishBy)
+	// vLLM logs it, and older versions take it as the id of the run: it must not be that of an attempt
+	// which may still be there.
+	header.Set("X-Request-Id", attemptID(call.Run))
+	g.request = request{method: http.MethodPost, url: p.at(path), body: body, header: header}
+	if streaming {
+		g.accept = "text/event-stream, application/json"
+	}
+	return g, nil
+}
+
+// setModel fills in the model's name at the server. One that the payload chooses must be on the
+// model's list: others may be dearer, or not be meant for whoever may push.
+func (p *openAI) setModel(fields map[string]json.RawMessage) error {
+	var chosen string
+	if raw := fields["model"]; isSet(raw) && json.Unmarshal(raw, &chosen) != nil {
+		return errors.New("model is not a text")
+	}
+	switch {
+	case chosen == "" || chosen == p.model.Name:
+		fields["model"] = quote(p.model.RemoteName)
+	case chosen == p.model.RemoteName:
+	case slices.Contains(p.model.RemoteNames, chosen) || slices.Contains(p.model.RemoteNames, "*"):
+	default:
+		return fmt.Errorf("model %q is not one that remote_names of model %s allows a payload to choose",
+			Clip(chosen), p.model.Name)
+	}
+	return nil
+}
+
+// withUsage asks for the token counts at the end of a stream, unless the payload says otherwise.
+func withUsage(options json.RawMessage) json.RawMessage {
+	fields := map[string]json.RawMessage{}
+	if isSet(options) && json.Unmarshal(options, &fields) != nil {
+		return options // for the server to refuse
+	}
+	if fields["include_usage"] == nil {
+		fields["include_usage"] = json.RawMessage("true")
+	}
+	all, err := json.Marshal(fields)
+	if err != nil {
+		return options
+	}
+	return all
 }
 
 // judge reads an answer that is not a stream.
-func (p *openAI) judge(r reply) Outcome {
+func (p *openAI) judge(r reply, call Call) Outcome {
 	switch {
 	case r.status/100 != 2:
-		return classifyStatus(r.status, r.header, r.body)
+		return classifyStatus(r.status, r.header, r.body, call.Payload)
 	case !json.Valid(r.body):
 		return failed(ClassTransient, "worker answered with something that is not JSON")
 	case hasMember(r.body, "error") && !hasMember(r.body, "choices") && !hasMember(r.body, "data"):
-		return errorAfterOK(r.body, false)
+		return errorAfterOK(r.body, call.Payload, false)
 	}
-	return done(r.body, r.status)
+	var answer struct {
+		Usage   json.RawMessage `json:"usage"`
+		Choices []struct {
+			FinishReason json.RawMessage `json:"finish_reason"`
+		} `json:"choices"`
+	}
+	_ = json.Unmarshal(r.body, &answer) // an answer of another shape has neither
+	for _, c := range answer.Choices {
+		if reason, aborted := abortReason(c.FinishReason); aborted {
+			return abortedBy(reason)
+		}
+	}
+	o := done(r.body, r.status)
+	o.Tokens = tokensOf(answer.Usage)
+	return o
+}
+
+// tokensOf reads the usage object of an answer.
+func tokensOf(usage json.RawMessage) Tokens {
+	var u struct {
+		Prompt     int64 `json:"prompt_tokens"`
+		Completion int64 `json:"completion_tokens"`
+		Input      int64 `json:"input_tokens"` // images
+		Output     int64 `json:"output_tokens"`
+		Details    struct {
+			Cached int64 `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+	if !isSet(usage) || json.Unmarshal(usage, &u) != nil {
+		return Tokens{}
+	}
+	return Tokens{
+		In: max(u.Prompt, u.Input, 0), Cached: max(u.Details.Cached, 0), Out: max(u.Completion, u.Output, 0),
+	}
 }
 
 func isEventStream(reply *http.Response) bool {
@@ -116,13 +197,13 @@ func isEventStream(reply *http.Response) bool {
 // errorAfterOK classifies an error that came with status 200: servers that
 // stream have promised success before they know. Once there was output the
 // call has run, so that a lack of capacity is then a failure.
-func errorAfterOK(body []byte, afterOutput bool) Outcome {
+func errorAfterOK(body, request []byte, afterOutput bool) Outcome {
 	status := errorCode(body)
 	if status >= 400 && status < 600 && !afterOutput {
-		return classifyStatus(status, http.Header{}, body)
+		return classifyStatus(status, http.Header{}, body, request)
 	}
 	text := errorText(body)
-	class := classifyText(text).OrTransient()
+	class := classifyText(text, request).OrTransient()
 	if class == ClassBusy {
 		if !afterOutput {
 			return Outcome{Kind: Busy, Class: ClassBusy, Reason: Clip(text)}

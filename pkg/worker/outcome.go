@@ -70,16 +70,36 @@ type Outcome struct {
 	// Alone: the entry was in a batch that did not succeed; try it outside one.
 	Alone bool
 
+	// Aborted: the server gave the generation up half way, as it does when it shuts down.
+	Aborted bool
+
+	// Misrouted: the instance does not have what was asked for, or is another server by now.
+	Misrouted bool
+
+	// Stated: the failure is the worker's own report on the run, in the words of its protocol.
+	Stated bool
+
+	// Unsent: the request never left this process, so that the outcome says nothing of the instance.
+	Unsent bool
+
 	// Starting: accepted, but the worker has not begun (cold start, its own
-	// queue). Such time is charged to no limit of the run.
+	// queue). Such time is charged to no limit of the run. On NotReady: the server is still loading.
 	Starting bool
 
 	// Progress changes whenever the worker's report changes.
 	Progress string
 
+	Tokens  Tokens          // OpenAI: as the server counted them
 	Logs    string          // Cog: the run's log
 	Metrics json.RawMessage // Cog: what the worker measured
 	SentAt  time.Time       // when the request had been handed to the network; zero: never
+}
+
+// Tokens that a call took and made.
+type Tokens struct {
+	In     int64 // of the prompt, those that were cached included
+	Cached int64 // of these, the ones that the server had in its cache
+	Out    int64 // generated
 }
 
 // FreeOfCharge reports whether the outcome must not consume an attempt.

@@ -11,21 +11,21 @@ import (
 
 // ParseCogCallback turns what a Cog worker posts to a callback address into an
 // outcome: Accepted with new Progress while the run goes on, a final one when
-// it completed. The body must be about entry.
+// it completed. The body must be about the entry of the run.
 //
 // Answer the worker 2xx at once. When the outcome cannot be stored, answer 503:
 // Cog repeats a completed callback on 5xx, and gives up on any 4xx.
-func ParseCogCallback(entry string, body []byte) (Outcome, error) {
+func ParseCogCallback(run Run, body []byte) (Outcome, error) {
 	var p prediction
 	if err := json.Unmarshal(body, &p); err != nil {
 		return Outcome{}, fmt.Errorf("read cog callback: %w", err)
 	}
-	if p.ID != entry {
-		return Outcome{}, fmt.Errorf("read cog callback: it is about prediction %q, not %q", Clip(p.ID), entry)
+	if p.ID != run.Entry {
+		return Outcome{}, fmt.Errorf("read cog callback: it is about prediction %q, not %q", Clip(p.ID), run.Entry)
 	}
 	switch p.Status {
 	case "starting", "processing", "succeeded", "failed", "canceled", "cancelled", "aborted":
-		return p.outcome(entry, body), nil
+		return p.outcome(run, body), nil
 	}
 	return Outcome{}, fmt.Errorf("read cog callback: unknown status %q", Clip(p.Status))
 }
@@ -47,7 +47,7 @@ func CheckCallbackToken(key []byte, entry string, token int64, given string) boo
 // ReadReport reads what a worker of the model posts about a run.
 func (m Model) ReadReport(run Run, body []byte) (Outcome, error) {
 	if m.Protocol == ProtocolCog {
-		return ParseCogCallback(run.Entry, body)
+		return ParseCogCallback(run, body)
 	}
 	return (&generic{wire{model: m}}).report(run, body)
 }

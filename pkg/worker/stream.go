@@ -12,7 +12,7 @@ import (
 
 // consume reads a stream of server-sent events to its end, hands its frames to
 // the call's output and puts the whole answer together.
-func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call) Outcome {
+func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call, choices int) Outcome {
 	defer a.reply.Body.Close()
 	body := io.Reader(a.reply.Body)
 	if limit := p.model.Timeouts.NoProgress.Duration(); limit > 0 {
@@ -21,7 +21,8 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 		body = watched
 	}
 	out := newChunker(ctx, call.Output)
-	o := p.follow(newEvents(body, p.model.MaxResponseBytes), out,
+	events := newEvents(body, p.model.MaxResponseBytes)
+	o := p.follow(events, newAssembly(choices), out, call.Payload,
 		func(err error) Outcome { return p.broken(ctx, a, err) })
 	if err := out.Close(); err != nil && o.Kind == Done {
 		// The result below is whole; what was lost is the log of its parts.
@@ -32,8 +33,7 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 }
 
 // follow reads events until [DONE], an error event, or the end of the stream.
-func (p *openAI) follow(events *events, out *chunker, broken func(error) Outcome) Outcome {
-	var whole assembly
+func (p *openAI) follow(events *events, whole *assembly, out *chunker, request []byte, broken func(error) Outcome) Outcome {
 	for {
 		event, err := events.next()
 		switch {
@@ -45,11 +45,16 @@ func (p *openAI) follow(events *events, out *chunker, broken func(error) Outcome
 			return broken(err)
 		case string(event.data) == "[DONE]":
 			return whole.outcome()
-		case event.name == "error" || hasMember(event.data, "error"):
-			return errorAfterOK(event.data, whole.begun())
+		case event.name == "error":
+			return errorAfterOK(event.data, request, whole.begun())
 		}
-		if err := whole.add(event.data); err != nil {
+		switch err := whole.add(event.data); {
+		case errors.Is(err, errStreamError):
+			return errorAfterOK(event.data, request, whole.begun())
+		case err != nil:
 			return failed(ClassTransient, "worker streamed something that is not JSON")
+		case whole.bytes > p.model.MaxResponseBytes:
+			return broken(&TooLargeError{LimitBytes: p.model.MaxResponseBytes})
 		}
 		out.Write(event.frame())
 	}
@@ -73,7 +78,8 @@ func (e event) frame() []byte {
 	return b.Bytes()
 }
 
-// events reads an event stream (WHATWG HTML, 9.2.6), at most limit bytes of it.
+// events reads an event stream (WHATWG HTML, 9.2.6) whose events hold at most limit bytes each. A
+// stream may be longer: what is kept of it is bounded where it is put together.
 type events struct {
 	lines *bufio.Reader
 	left  int64
@@ -87,6 +93,7 @@ func newEvents(r io.Reader, limit int64) *events {
 func (e *events) next() (event, error) {
 	var ev event
 	hasData := false
+	e.left = e.limit
 	for {
 		line, err := e.line()
 		if err != nil {
@@ -96,7 +103,7 @@ func (e *events) next() (event, error) {
 			if hasData {
 				return ev, nil
 			}
-			ev.name = ""
+			ev.name, e.left = "", e.limit
 			continue
 		}
 		field, value, _ := bytes.Cut(line, []byte(":"))
@@ -114,7 +121,7 @@ func (e *events) next() (event, error) {
 }
 
 // line reads one line without its end. Its length is bounded by what is left
-// of the whole stream's limit.
+// of the event's limit.
 func (e *events) line() ([]byte, error) {
 	var line []byte
 	for {

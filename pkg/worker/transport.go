@@ -95,6 +95,7 @@ type answer struct {
 	reply  *http.Response
 	err    error
 	sent   bool      // the whole request may have reached the worker
+	unsent bool      // it could not be built: nothing was dialled
 	sentAt time.Time // zero when it was never written
 }
 
@@ -102,7 +103,7 @@ type answer struct {
 func (w *wire) do(ctx context.Context, r request) answer {
 	header, err := resolveHeaders(w.model.Headers, w.secret)
 	if err != nil {
-		return answer{err: err}
+		return answer{err: err, unsent: true}
 	}
 	for name, values := range r.header {
 		header[name] = values
@@ -110,10 +111,12 @@ func (w *wire) do(ctx context.Context, r request) answer {
 	header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	body := &countedBody{data: bytes.NewReader(r.body)}
 	var trace sendTrace
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: trace.wroteRequest})
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn: func(string) { trace.dialled.Store(true) }, WroteRequest: trace.wroteRequest,
+	})
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, nil)
 	if err != nil {
-		return answer{err: fmt.Errorf("build request: %w", err)}
+		return answer{err: fmt.Errorf("build request: %w", err), unsent: true}
 	}
 	req.Header = header
 	if r.body != nil {
@@ -123,7 +126,7 @@ func (w *wire) do(ctx context.Context, r request) answer {
 		req.Body, req.ContentLength = io.NopCloser(body), int64(len(r.body))
 	}
 	reply, err := w.client.Do(req) //nolint:bodyclose // the caller closes it, as it says above
-	a := answer{reply: reply, err: err, sentAt: trace.at()}
+	a := answer{reply: reply, err: err, sentAt: trace.at(), unsent: err != nil && !trace.dialled.Load()}
 	// A body of which the transport took every byte may have arrived, unless
 	// the final write itself was refused.
 	a.sent = (r.body == nil || body.drained()) && !trace.refused.Load()
@@ -154,6 +157,7 @@ func (b *countedBody) drained() bool { return b.left.Load() }
 type sendTrace struct {
 	wrote   atomic.Pointer[time.Time]
 	refused atomic.Bool
+	dialled atomic.Bool // a connection was asked for: the request itself is in order
 }
 
 func (t *sendTrace) wroteRequest(info httptrace.WroteRequestInfo) {
@@ -235,7 +239,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 // broken classifies an exchange that has no complete answer. Nothing ran if
 // the request did not reach the worker as a whole; otherwise it may have.
 func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
-	o := Outcome{Err: err, SentAt: a.sentAt, Reason: Clip(w.reason(err))}
+	o := Outcome{Err: err, SentAt: a.sentAt, Reason: Clip(w.reason(err)), Unsent: a.unsent}
 	var tooLarge *TooLargeError
 	cause := context.Cause(ctx)
 	switch {
@@ -297,6 +301,9 @@ func (w *wire) begin(ctx context.Context, call Call) (context.Context, context.C
 func (w *wire) headers(call Call, finishBy time.Time) http.Header {
 	h := http.Header{}
 	setRun(h, call.Run)
+	if w.model.OnUnknown == Reattach {
+		h.Set(headerIdemKey, call.Entry) // the worker knows entries by it, whoever asks
+	}
 	setRemaining(h, finishBy)
 	setTrace(h, call)
 	return h

@@ -1,0 +1,193 @@
+package inference
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Bounds on what an entry may cost without paying for it.
+const (
+	freeMost     = 10               // runs of one entry on a node that are put down to instances
+	lossMost     = 3                // runs that end with the device lost
+	oomMost      = 5                // runs that end out of memory
+	harmedMost   = 2                // instances of which this happened to it
+	servedWithin = 10 * time.Minute // another entry must have been served, for an entry to be refused by all
+	blamedMost   = 100_000          // entries remembered
+)
+
+// blame remembers which entries instances were excused for: an instance that is ill must not cost
+// entries their attempts, and an entry that no instance can run must not be excused for ever.
+type blame struct {
+	mu      sync.Mutex
+	entries map[string]*blamed
+	models  map[string][2]servedEntry // the last two entries that a model served
+}
+
+type blamed struct {
+	free      int            // runs that cost it nothing
+	excused   map[int32]bool // instances that these were put down to
+	misrouted map[int32]bool // instances that do not have what it asks for
+}
+
+type servedEntry struct {
+	entry string
+	at    time.Time
+}
+
+func newBlame() *blame {
+	return &blame{entries: map[string]*blamed{}, models: map[string][2]servedEntry{}}
+}
+
+// of is called with mu held.
+func (b *blame) of(entry string) *blamed {
+	if b.entries[entry] == nil {
+		if len(b.entries) >= blamedMost {
+			clear(b.entries)
+		}
+		b.entries[entry] = &blamed{excused: map[int32]bool{}, misrouted: map[int32]bool{}}
+	}
+	return b.entries[entry]
+}
+
+// free counts a run on an instance that shall cost the entry nothing, and says whether it may.
+func (b *blame) free(entry string, instance int32) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := b.of(entry)
+	of.free++
+	of.excused[instance] = true
+	return of.free <= freeMost
+}
+
+func (b *blame) misrouted(entry string, instance int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.of(entry).misrouted[instance] = true
+}
+
+// served notes an entry that a model answered.
+func (b *blame) served(model, entry string, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.entries, entry)
+	last := b.models[model]
+	if last[0].entry != entry {
+		last[1] = last[0]
+	}
+	last[0] = servedEntry{entry, now}
+	b.models[model] = last
+}
+
+// everywhere reports whether all instances refused the entry as none of theirs while another entry
+// of the model was served: then the entry is to blame, and not the route.
+func (b *blame) everywhere(model, entry string, instances []int32, now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := b.entries[entry]
+	if of == nil || len(instances) == 0 {
+		return false
+	}
+	for _, id := range instances {
+		if !of.misrouted[id] {
+			return false
+		}
+	}
+	for _, s := range b.models[model] {
+		if s.entry != "" && s.entry != entry && now.Sub(s.at) <= servedWithin {
+			return true
+		}
+	}
+	return false
+}
+
+// avoid returns the instances that the entry should not be sent to again while there are others: it
+// would be the same witness twice.
+func (b *blame) avoid(entry string, instances []int32) map[int32]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	avoid := map[int32]bool{}
+	of := b.entries[entry]
+	if of == nil {
+		return avoid
+	}
+	for _, id := range instances {
+		if of.excused[id] || of.misrouted[id] {
+			avoid[id] = true
+		}
+	}
+	if len(avoid) == len(instances) {
+		clear(avoid)
+	}
+	return avoid
+}
+
+// usableInstances lists the instances that calls may be sent to.
+func (a *attempt) usableInstances() []int32 {
+	var ids []int32
+	for _, e := range a.registry.Endpoints(a.model.Name) {
+		if e.usable(time.Now()) {
+			ids = append(ids, e.ID)
+		}
+	}
+	return ids
+}
+
+// evidence is what the breaker is told of a call beside its outcome.
+func (a *attempt) evidence() evidence {
+	e := evidence{entry: a.call.Entry, ran: time.Since(a.began), last: true}
+	if a.run != nil {
+		e.flow = a.run.Lock.Lane.Flow
+	}
+	for _, id := range a.usableInstances() {
+		if id != a.held.endpoint.ID && !a.pool.quarantined(a.model.Name, id) {
+			e.last = false
+		}
+	}
+	return e
+}
+
+const noteHarmSQL = `SELECT instances, times FROM penstock.note_harm($1, $2, $3, $4)`
+
+// noteHarm counts that a run of the entry ended in a lost device or out of memory, over all nodes. An
+// entry that did so to two instances, or three times to the only one, is not run again.
+func (a *attempt) noteHarm(ctx context.Context, class worker.Class) {
+	if class == worker.ClassContextLost {
+		a.lost++
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+	defer cancel()
+	instances, times, err := noteHarm(ctx, a.db, a.run.Queue.ID, a.run.Entry.ID, a.held.endpoint.ID, class)
+	switch {
+	case err != nil:
+		a.log.Warn("note harm", "entry", a.run.Entry.ID, "error", err)
+	case class == worker.ClassContextLost && instances < harmedMost && times < lossMost:
+	case class == worker.ClassOOM && instances < harmedMost && times < oomMost:
+	case class == worker.ClassContextLost:
+		a.poison = invalidation.Permanent(invalidation.WithClass("poison",
+			fmt.Errorf("%d runs of it on %d instances ended with the device lost", times, instances)))
+	default:
+		a.poison = invalidation.Permanent(invalidation.WithClass(string(class),
+			fmt.Errorf("%d runs of it on %d instances ran out of memory", times, instances)))
+	}
+}
+
+func noteHarm(
+	ctx context.Context, db postgres.DB, queue int32, entry invalidation.EntryID, instance int32, class worker.Class,
+) (instances, times int, err error) {
+	err = db.QueryRow(ctx, noteHarmSQL, queue, entry, instance, string(class)).Scan(&instances, &times)
+	if err != nil {
+		return 0, 0, fmt.Errorf("note harm of entry %d: %w", entry, err)
+	}
+	return instances, times, nil
+}
+
+const sweepHarmSQL = `
+DELETE FROM penstock.entry_harm h
+ WHERE h.at < clock_timestamp() - interval '1 minute'
+   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = h.queue_id AND e.id = h.entry_id)`
