@@ -767,7 +767,7 @@ COMMENT ON COLUMN penstock.sample.in_per_second IS 'entries accepted a second si
 CREATE TABLE penstock.sample_minute (LIKE penstock.sample INCLUDING ALL) PARTITION BY RANGE (at);
 
 -- What runs have put out so far, for people and programs that read along. It is only added to; a run of a newer token
--- begins anew, and what older ones wrote is then of no interest any more. It goes with the entry's result.
+-- begins anew, and what older ones wrote is then of no interest any more. It goes by the hour: sweep_output.
 CREATE TABLE penstock.output (
     entry_id bigint NOT NULL,
     token    bigint NOT NULL,
@@ -776,8 +776,11 @@ CREATE TABLE penstock.output (
     attempt  integer NOT NULL,
     seq      integer NOT NULL,
     data     bytea NOT NULL,
-    PRIMARY KEY (queue_id, entry_id, token, seq)
-);
+    PRIMARY KEY (queue_id, entry_id, token, seq, at)
+) PARTITION BY RANGE (at);
+
+-- Hours are dropped whole; until the first of them is made, and where nobody makes them, rows come here.
+CREATE TABLE penstock.output_default PARTITION OF penstock.output DEFAULT;
 COMMENT ON TABLE penstock.output IS 'output of runs, piece by piece; for a model that streams, whole server-sent events';
 COMMENT ON COLUMN penstock.output.seq IS 'pieces of a run are numbered from 1 without gaps';
 

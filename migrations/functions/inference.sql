@@ -396,17 +396,88 @@ BEGIN
     RETURN freed;
 END $$;
 
--- sweep_output removes up to some pieces of entries that are gone, once the queue keeps no result of that age; it says how many.
-CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
-LANGUAGE sql AS $$
-    WITH gone AS (
-        DELETE FROM penstock.output o
-         WHERE o.ctid = ANY (ARRAY(
-               SELECT x.ctid FROM penstock.output x
-                 LEFT JOIN penstock.queue q ON q.id = x.queue_id
-                WHERE (q.id IS NULL OR x.at < clock_timestamp() - greatest(q.result_retention, interval '1 minute'))
-                  AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = x.queue_id AND e.id = x.entry_id)
-                LIMIT most))
-        RETURNING 1)
-    SELECT count(*) FROM gone
+-- keeps_output says whether the output of a queue's runs stays as long as their results. That of a model goes once the
+-- result is stored, which holds all of it, unless the model's keep_output says otherwise.
+CREATE OR REPLACE FUNCTION penstock.keeps_output(q penstock.queue) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT q.model IS NULL
+        OR coalesce((SELECT ((m.config || coalesce(m.override, '{}'))->>'keep_output')::boolean
+                       FROM penstock.model m WHERE m.name = q.model), false)
 $$;
+
+-- make_output_partitions gives penstock.output a partition for this hour and each of the next three. What the default
+-- partition already holds of an hour keeps it from getting one. Called by every prober once a minute; whoever is not
+-- first, or has to wait for a lock, leaves it to the next call.
+CREATE OR REPLACE FUNCTION penstock.make_output_partitions() RETURNS integer
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
+DECLARE
+    hour  timestamptz;
+    child text;
+    made  integer := 0;
+BEGIN
+    FOR hour IN SELECT generate_series(date_trunc('hour', now()), now() + interval '3 hours', interval '1 hour') LOOP
+        child := 'output_' || to_char(hour, 'YYYYMMDDHH24');
+        CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
+        BEGIN
+            EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.output INCLUDING ALL)', child);
+            EXECUTE format('ALTER TABLE penstock.output ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',
+                           child, hour, hour + interval '1 hour');
+            made := made + 1;
+        EXCEPTION
+            WHEN duplicate_table OR unique_violation OR check_violation OR lock_not_available OR deadlock_detected THEN
+                NULL;
+        END;
+    END LOOP;
+    RETURN made;
+END $$;
+
+-- sweep_output drops the hours of penstock.output that nobody reads any more: an hour after their end, unless a queue
+-- that keeps its output has some there, or a run that began before their end still goes on. Of the default partition it
+-- deletes up to most rows of entries that are gone. It returns how many hours and rows that were, and makes the hours
+-- to come. Called by every prober once a minute; it waits 200 ms at most for the lock on an hour.
+CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
+DECLARE
+    part  record;
+    stays boolean;
+    gone  bigint;
+    hours bigint := 0;
+BEGIN
+    PERFORM penstock.make_output_partitions();
+    FOR part IN
+        SELECT c.relname AS name,
+               to_timestamp(right(c.relname, 10), 'YYYYMMDDHH24') + interval '1 hour' AS until
+          FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+         WHERE i.inhparent = 'penstock.output'::regclass AND c.relname ~ '^output_[0-9]{10}$'
+         ORDER BY c.relname
+    LOOP
+        EXIT WHEN part.until > clock_timestamp() - interval '1 hour';
+        BEGIN
+            EXECUTE format($q$
+                SELECT EXISTS (SELECT FROM penstock.queue q
+                                WHERE penstock.keeps_output(q) AND $1 > clock_timestamp() - q.result_retention
+                                  AND EXISTS (SELECT FROM penstock.%1$I o WHERE o.queue_id = q.id))
+                    OR EXISTS (SELECT FROM penstock.lock l
+                                WHERE l.claimed_at < $1
+                                  AND EXISTS (SELECT FROM penstock.%1$I o WHERE o.queue_id = l.queue_id))$q$, part.name)
+               INTO stays USING part.until;
+            CONTINUE WHEN stays;
+            EXECUTE format('DROP TABLE penstock.%I', part.name);
+            hours := hours + 1;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
+                NULL;
+        END;
+    END LOOP;
+    DELETE FROM penstock.output_default o
+     WHERE o.ctid = ANY (ARRAY(
+           SELECT x.ctid FROM penstock.output_default x
+             LEFT JOIN penstock.queue q ON q.id = x.queue_id
+            WHERE (q.id IS NULL OR x.at < clock_timestamp() - CASE WHEN penstock.keeps_output(q)
+                                                                   THEN greatest(q.result_retention, interval '1 minute')
+                                                                   ELSE interval '1 hour' END)
+              AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = x.queue_id AND e.id = x.entry_id)
+            LIMIT most));
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN hours + gone;
+END $$;

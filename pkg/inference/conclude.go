@@ -18,8 +18,12 @@ const classUnknown = "unknown"
 // conclude turns an outcome into the answer to the queue, and lets go of the slot. A run that goes
 // on at the worker keeps its slot counted, and what is stored about it.
 func (a *attempt) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
-	if cause := context.Cause(ctx); cause != nil && !o.Final() {
+	cause := context.Cause(ctx)
+	if cause != nil && !o.Final() {
 		o = a.interrupted(ctx, o, cause)
+	}
+	if a.run != nil && !a.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
+		o = worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel"}
 	}
 	a.letGo(ctx, o)
 	return a.answer(ctx, o)
@@ -78,11 +82,30 @@ func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error
 			return end
 		}
 	}
+	if o.Kind == worker.Accepted && !c.Confirmed && errors.Is(cause, invalidation.ErrCancelled) && !a.run.Lock.Solo() {
+		// The next entry of the key must not start beside the run: it is followed to its end.
+		end := a.followOn(run, o)
+		end.Err = cause
+		return end
+	}
 	if c.Confirmed {
 		return worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "worker confirmed the cancel"}
 	}
 	o.Kind, o.Reason = worker.Unknown, worker.Clip("cancel_unconfirmed: "+c.Reason)
 	return o
+}
+
+// followOn follows a cancelled run that goes on until it ends or reaches its limits.
+func (a *attempt) followOn(run worker.Run, o worker.Outcome) worker.Outcome {
+	reports, done := a.subscribe(a.saved.Token)
+	defer done()
+	end := a.held.endpoint.follower.Follow(context.Background(), worker.Pending{
+		Run: run, FinishBy: a.call.FinishBy, Ran: time.Since(a.began), Starting: o.Starting, Reports: reports,
+	})
+	if end.Final() {
+		return worker.Outcome{Kind: worker.Cancelled, Reason: "the run ended after the cancel: " + end.Kind.String()}
+	}
+	return end
 }
 
 // letGo frees the slot, or leaves it counted while the call may still run. What is stored about the

@@ -68,6 +68,7 @@ func (p *Prober) Run(ctx context.Context) error {
 	ticks := time.NewTicker(p.config.Interval / 5)
 	defer ticks.Stop()
 	swept := time.Now()
+	p.sweep(ctx) // the first makes the partitions that runs write to
 	for {
 		select {
 		case <-ctx.Done():

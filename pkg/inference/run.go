@@ -206,6 +206,8 @@ func (a *attempt) exchange(ctx context.Context) worker.Outcome {
 	if parent := invalidation.TraceParent(ctx); parent != "" {
 		a.call.TraceParent = parent
 	}
+	ctx, release := a.outliveCancel(ctx)
+	defer release()
 	a.began = time.Now()
 	o := a.held.endpoint.adapter.Submit(ctx, a.call)
 	switch {
@@ -229,6 +231,25 @@ func (a *attempt) exchange(ctx context.Context) worker.Outcome {
 		span.SetStatus(codes.Error, o.Reason)
 	}
 	return o
+}
+
+// outliveCancel keeps a call open that was cancelled, where closing its connection is not known to
+// stop the run and the entry has a lock key: the next entry of the key must not start beside it. The
+// run's own limits still end it, as does everything else that ends ctx.
+func (a *attempt) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.run == nil || a.run.Lock.Solo() || a.model.Type != worker.TypeSync || *a.model.AbortStops {
+		return ctx, func() {}
+	}
+	open, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if cause := context.Cause(ctx); !errors.Is(cause, invalidation.ErrCancelled) {
+			end(cause)
+		}
+	})
+	return open, func() {
+		stop()
+		end(nil)
+	}
 }
 
 // unanswered is the outcome of a call that a worker took, and of which it cannot be told how it

@@ -551,3 +551,64 @@ func healthy(calls http.HandlerFunc) http.HandlerFunc {
 		calls(w, r)
 	}
 }
+
+// A cancel that the worker does not hear must not let the next entry of the key start beside the run.
+func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
+	for name, model := range map[string]worker.Model{"sync": {}, "async": asyncModel()} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, model)
+			var running, most atomic.Int32
+			finish := make(chan struct{})
+			begun := make(chan string, 8)
+			s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case strings.HasPrefix(r.URL.Path, "/status/"):
+					select {
+					case <-finish:
+						running.Store(0)
+						workertest.Says(200, `{"status":"success","result":1}`)(w, r)
+					default:
+						workertest.Says(200, `{"status":"processing"}`)(w, r)
+					}
+				case r.Method == http.MethodGet:
+					workertest.Says(200, fmt.Sprintf(`{"active_jobs":%d}`, running.Load()))(w, r)
+				case strings.Contains(r.URL.Path, "cancel"):
+					workertest.Says(200, `{}`)(w, r)
+				default:
+					most.Store(max(most.Load(), running.Add(1)))
+					begun <- r.Header.Get("Penstock-Entry")
+					if model.Type == worker.TypeAsync {
+						workertest.Says(200, `{"status":"processing","job_id":"j`+r.Header.Get("Penstock-Entry")+`"}`)(w, r)
+						return
+					}
+					<-finish
+					running.Add(-1)
+					workertest.Says(200, `{"status":"success","result":1}`)(w, r)
+				}
+			})
+			b.instance("gpu-1", s.URL+"/run", 4)
+			b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 50 * time.Millisecond}})
+			entries := []invalidation.Push{{Payload: json.RawMessage(`{}`), LockKey: "k"}, {Payload: json.RawMessage(`{}`), LockKey: "k"}}
+			pushed, err := b.queue.Push(b.ctx, entries...)
+			b.must(err)
+			<-begun
+			_, err = b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, pushed[0].ID)
+			b.must(err)
+			select {
+			case id := <-begun:
+				t.Errorf("entry %s began beside the run that was cancelled", id)
+			case <-time.After(time.Second):
+			}
+			close(finish)
+			if o := b.outcome(pushed[0].ID); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "ended after the cancel") {
+				t.Errorf("outcome %+v", o)
+			}
+			if o := b.outcome(pushed[1].ID); o.Outcome != "done" {
+				t.Errorf("outcome %+v", o)
+			}
+			if most.Load() > 1 {
+				t.Error("two runs of one key at once")
+			}
+		})
+	}
+}

@@ -9,12 +9,18 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// appendOutputSQL adds a piece of output of entry $2 while its lock record still carries token $4, as progressSQL does.
+// appendOutputSQL adds a piece of output of entry $2 while its lock record still carries token $4, as progressSQL does,
+// and returns a row if it does. A piece that is added again within the hour, as after a lost answer, changes nothing.
 const appendOutputSQL = `
-INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data)
-SELECT $1, $2, $4, $5::integer, $6::integer, $7::bytea
-  FROM (SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = $3 AND token = $4 FOR KEY SHARE) mine
-ON CONFLICT (queue_id, entry_id, token, seq) DO UPDATE SET data = output.data`
+WITH mine AS (SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = $3 AND token = $4 FOR KEY SHARE),
+     put AS (
+    INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data)
+    SELECT $1, $2, $4, $5::integer, $6::integer, $7::bytea
+      FROM mine
+     WHERE NOT EXISTS (SELECT FROM penstock.output
+                        WHERE queue_id = $1 AND entry_id = $2 AND token = $4 AND seq = $6
+                          AND at > now() - interval '1 hour'))
+SELECT FROM mine`
 
 // OutputBytesMax bounds a piece of output.
 const OutputBytesMax = 1 << 20

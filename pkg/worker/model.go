@@ -75,6 +75,10 @@ type Model struct {
 	Batch            BatchLimits `json:"batch,omitzero"`
 	MaxResponseBytes int64       `json:"max_response_bytes,omitempty"`
 
+	// KeepOutput keeps what runs stream as long as their results. Otherwise it goes about an hour after
+	// the run: the result holds all of it.
+	KeepOutput bool `json:"keep_output,omitempty"`
+
 	// OnUnknown says what follows when nobody can tell whether a call ran:
 	// "at_least_once" runs it again, "at_most_once" ends the entry as failed with
 	// class unknown, "reattach" asks the same instance again, under the same

@@ -1,0 +1,58 @@
+package inference
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// An hour of output is dropped whole once nobody reads it: its size does not matter to the sweep.
+func TestHoursOfOutputAreDropped(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	hour := func(ago time.Duration) string {
+		at := time.Now().UTC().Add(-ago).Truncate(time.Hour)
+		name := "penstock.output_" + at.Format("2006010215")
+		_, err := b.pool.Exec(b.ctx, fmt.Sprintf(`CREATE TABLE %s PARTITION OF penstock.output FOR VALUES FROM ('%s') TO ('%s')`,
+			name, at.Format(time.RFC3339), at.Add(time.Hour).Format(time.RFC3339)))
+		b.must(err)
+		_, err = b.pool.Exec(b.ctx, `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data, at)
+			SELECT $1, 1, 1, 1, n, 'x', $2 FROM generate_series(1, 100) n`, b.queue.ID, at)
+		b.must(err)
+		return name
+	}
+	there := func(name string) bool { return b.count(`SELECT count(to_regclass($1))`, name) == 1 }
+	old, recent := hour(5*time.Hour), hour(time.Hour)
+
+	b.count(`SELECT penstock.sweep_output(10)`)
+	if there(old) || !there(recent) {
+		t.Errorf("after the sweep: old %v, recent %v", there(old), there(recent))
+	}
+	if n := b.count(`SELECT count(*) FROM pg_inherits WHERE inhparent = 'penstock.output'::regclass`); n < 5 {
+		t.Errorf("%d partitions, want those of the next hours", n)
+	}
+
+	// A run that began then still writes, or a model keeps what it streams: nothing is dropped.
+	old = hour(6 * time.Hour)
+	id := b.push(`{}`)[0]
+	_, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id,
+		entry_count, cost, priority, flow, lock_key) VALUES (7, 7, 1, $1, now() - interval '1 day', $2, 1, 1, 0, 1, '', '#1')`,
+		int64(id), b.queue.ID)
+	b.must(err)
+	if b.count(`SELECT penstock.sweep_output(10)`); !there(old) {
+		t.Error("output of a run that goes on was dropped")
+	}
+	_, err = b.pool.Exec(b.ctx, `DELETE FROM penstock.lock`)
+	b.must(err)
+	_, err = b.pool.Exec(b.ctx, `SELECT penstock.set_model_override(model, '{"keep_output": true}') FROM penstock.queue WHERE id = $1`, b.queue.ID)
+	b.must(err)
+	if b.count(`SELECT penstock.sweep_output(10)`); !there(old) {
+		t.Error("output that the model keeps was dropped")
+	}
+	_, err = b.pool.Exec(b.ctx, `SELECT penstock.delete_model_override(model) FROM penstock.queue WHERE id = $1`, b.queue.ID)
+	b.must(err)
+	if b.count(`SELECT penstock.sweep_output(10)`); there(old) {
+		t.Error("output that nobody keeps is still there")
+	}
+}
