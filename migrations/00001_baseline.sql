@@ -495,6 +495,23 @@ CREATE TABLE penstock.entry_harm (
     PRIMARY KEY (queue_id, entry_id, class, instance_id)
 );
 
+-- What calls to workers took, by the hour. Nodes fold into it every few seconds; it is kept for 13 months.
+CREATE TABLE penstock.usage_hour (
+    hour          timestamptz NOT NULL,
+    queue_id      integer NOT NULL,
+    calls         bigint NOT NULL,
+    gpu_ms        bigint NOT NULL,
+    wasted_ms     bigint NOT NULL,
+    tokens_in     bigint NOT NULL,
+    tokens_cached bigint NOT NULL,
+    tokens_out    bigint NOT NULL,
+    model         text COLLATE "C" NOT NULL,
+    flow          text COLLATE "C" NOT NULL,
+    PRIMARY KEY (hour, queue_id, model, flow)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+COMMENT ON COLUMN penstock.usage_hour.gpu_ms IS 'milliseconds that slots were busy, times the GPUs of their instance; a batch''s is divided among its entries';
+COMMENT ON COLUMN penstock.usage_hour.wasted_ms IS 'of these, for runs whose answer was not kept';
+
 -- Where callbacks are delivered. The address '' holds the secret of every address that has none of its own.
 -- Secrets are sealed under the key of the installation, or a reference to where they are kept (env:NAME, file:/path).
 -- Those that were written in clear stay readable until they are rotated.

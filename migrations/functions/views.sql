@@ -150,6 +150,12 @@ SELECT i.model, i.server, s.node_id, count(*) AS slots,
  GROUP BY i.model, i.server, s.node_id;
 COMMENT ON VIEW penstock.dead_slots IS 'slots held by nodes whose lease has lapsed; penstock.free_dead_slots frees them';
 
+-- usage_hours shows what the calls of each queue, model and flow took of workers, by the hour.
+CREATE OR REPLACE VIEW penstock.usage_hours AS
+SELECT u.hour, coalesce(q.name, '#' || u.queue_id) AS queue, q.application, u.model, u.flow, u.calls, u.gpu_ms, u.wasted_ms,
+       u.tokens_in, u.tokens_cached, u.tokens_out
+  FROM penstock.usage_hour u LEFT JOIN penstock.queue q ON q.id = u.queue_id;
+
 -- usage_status shows what each flow uses: slots are its slot-seconds a second of late, the last minutes counting most,
 -- share is its part of its application's.
 -- The weight of each flow is looked up: with many weights, a list of them all for each row was dear.

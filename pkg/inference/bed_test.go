@@ -212,6 +212,7 @@ func (b *bed) start(config ServiceConfig) *miniNode {
 	m.duties.Go(func() { _ = m.Registry.Run(m.alive) })
 	m.duties.Go(func() { _ = m.Prober.Run(m.alive) })
 	m.duties.Go(func() { m.recover(m.alive) })
+	m.duties.Go(func() { _ = m.Usage.Run(m.alive) })
 	slots, closeSlots := context.WithCancel(m.alive)
 	m.duties.Go(func() { _ = m.Pool.Run(slots) })
 	m.work.Go(func() { m.schedule(claiming) })

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -238,17 +239,35 @@ func (a *attempt) meta(o worker.Outcome) json.RawMessage {
 		Status     int             `json:"status,omitempty"`
 		Remote     string          `json:"remote_id,omitempty"`
 		Reattached bool            `json:"reattached,omitempty"`
+		GPUMS      int64           `json:"gpu_ms,omitempty"`
+		TokensIn   int64           `json:"tokens_in,omitempty"`
+		Cached     int64           `json:"tokens_cached,omitempty"`
+		TokensOut  int64           `json:"tokens_out,omitempty"`
+		Logs       string          `json:"logs,omitempty"` // Cog: the end of them
 		Metrics    json.RawMessage `json:"metrics,omitempty"`
 	}{
 		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.number,
 		QueueMS: (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(), RunMS: time.Since(a.began).Milliseconds(),
 		Attempts: a.call.Attempt, Instances: a.tries, Members: a.members, Swapped: a.held.swapped, Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
 		Reattached: a.saved != nil && a.saved.Token != a.call.Token, Metrics: o.Metrics,
+		GPUMS: a.used.GPU.Milliseconds(), TokensIn: a.used.Tokens.In, Cached: a.used.Tokens.Cached,
+		TokensOut: a.used.Tokens.Out, Logs: tail(o.Logs, logsMost),
 	})
 	if err != nil {
 		return nil // the worker's metrics were no JSON
 	}
 	return text
+}
+
+// logsMost is how many bytes of a run's logs are kept beside its outcome.
+const logsMost = 4 << 10
+
+// tail returns the end of a text, as a valid one.
+func tail(text string, most int) string {
+	if len(text) > most {
+		text = text[len(text)-most:]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\x00", "")
 }
 
 func (a *attempt) remote() string {

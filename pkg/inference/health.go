@@ -275,7 +275,7 @@ const sweepDemandSQL = `DELETE FROM penstock.slot_demand WHERE wanted_at < clock
 
 // sweep drops what outlived its use.
 func (p *Prober) sweep(ctx context.Context) {
-	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL, sweepHarmSQL, sweepOutputSQL} {
+	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL, sweepHarmSQL, sweepUsageSQL, sweepOutputSQL} {
 		if _, err := p.db.Exec(ctx, sql); err != nil && ctx.Err() == nil {
 			p.log.Warn("sweep", "error", err)
 		}

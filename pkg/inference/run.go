@@ -33,6 +33,7 @@ type Dispatcher struct {
 	mu        sync.Mutex
 	waitlists map[string]*waitlist // by model
 	blame     *blame
+	usage     *UsageLog
 }
 
 // DispatchConfig of a Dispatcher. The zero value works.
@@ -43,6 +44,7 @@ type DispatchConfig struct {
 	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
 	InlineBytes int           // of results that stand in their row: 64 KiB
 	Objects     ObjectStore   // for larger ones; nil: all stand in their row
+	UsageEvery  time.Duration // between folds of what calls used into penstock.usage_hour: 10 s
 	StoreWait   time.Duration // for an object store that is away, before a result stands in its row: 15 min
 	Callbacks   *Callbacks    // where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
 }
@@ -65,6 +67,7 @@ func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 	d := &Dispatcher{
 		config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log,
 		waitlists: map[string]*waitlist{}, blame: newBlame(),
+		usage: NewUsageLog(db, config.UsageEvery, log),
 	}
 	pool.idled = d.slotIdled
 	return d
@@ -83,6 +86,7 @@ type attempt struct {
 	tries   int
 	began   time.Time // of the exchange with the worker
 	members int       // in the call, where it was one for several entries
+	used    Used      // of workers, in this claim
 	lost    int       // instances that lost their device to it in this claim
 	poison  error     // why it must not run again
 }
@@ -261,6 +265,9 @@ func unanswered(reason string, err error) worker.Outcome {
 // record tells the breaker. Where the instance is to blame, the entry does not pay.
 func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
 	v := a.held.record(ctx, *o, a.evidence())
+	if a.run != nil {
+		a.use(*o, 1)
+	}
 	lost := o.Kind == worker.Failed && o.Class == worker.ClassContextLost
 	if a.run != nil && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
 		a.noteHarm(ctx, o.Class)

@@ -29,6 +29,7 @@ type Service struct {
 	Pool       *SlotPool   // a gate of the task node
 	Dispatcher *Dispatcher // the handler of every inference queue
 	Prober     *Prober     // a duty of any process
+	Usage      *UsageLog   // of calls; to be ended with the pool
 }
 
 // NewService puts the parts together. node returns the incarnation of the task node; it is not
@@ -36,10 +37,12 @@ type Service struct {
 func NewService(config ServiceConfig, db postgres.DB, node func() invalidation.NodeID) *Service {
 	registry := NewRegistry(db, config.Adapters, config.Poll, config.Log)
 	pool := NewSlotPool(config.Pool, db, registry, node, config.Log)
+	dispatcher := NewDispatcher(config.Dispatch, db, registry, pool, config.Log)
 	return &Service{
 		Registry:   registry,
 		Pool:       pool,
-		Dispatcher: NewDispatcher(config.Dispatch, db, registry, pool, config.Log),
+		Dispatcher: dispatcher,
+		Usage:      dispatcher.usage,
 		Prober:     NewProber(config.Prober, db, registry, config.Log),
 	}
 }
@@ -49,5 +52,6 @@ func NewService(config ServiceConfig, db postgres.DB, node func() invalidation.N
 func (s *Service) Duties() map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
 		"inference registry": s.Registry.Run, "inference slots": s.Pool.Run, "inference health": s.Prober.Run,
+		"inference usage": s.Usage.Run,
 	}
 }

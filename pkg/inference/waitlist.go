@@ -95,6 +95,7 @@ func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
 			return nil, a.noRoom(*s.outcome)
 		}
 		a.held, a.began, a.members = s.call.held, s.call.began, s.call.members
+		a.use(*s.outcome, s.call.members)
 		a.tries++
 		switch o := *s.outcome; {
 		case o.Alone && ctx.Err() == nil:

@@ -1,0 +1,173 @@
+package inference
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// usageKey names a row of penstock.usage_hour.
+type usageKey struct {
+	hour        time.Time
+	queue       int32
+	model, flow string
+}
+
+// Used is what calls took of workers.
+type Used struct {
+	Calls  int64
+	GPU    time.Duration // that slots were busy with them, times the GPUs of the instance; a batch's is divided
+	Wasted time.Duration // of that, for runs whose answer was not kept
+	Tokens worker.Tokens
+}
+
+// UsageLog adds up what calls took, in memory, and folds it into penstock.usage_hour every few
+// seconds: a row a flow and hour, which each node touches once in that time. What a node that dies
+// has not folded yet is lost; nothing is counted twice.
+type UsageLog struct {
+	db    postgres.DB
+	every time.Duration
+	log   *slog.Logger
+
+	mu   sync.Mutex
+	rows map[usageKey]Used
+}
+
+// NewUsageLog returns an empty log; every is the time between folds, 0 for 10 s.
+func NewUsageLog(db postgres.DB, every time.Duration, log *slog.Logger) *UsageLog {
+	return &UsageLog{
+		db: db, every: cmp.Or(every, 10*time.Second), log: cmp.Or(log, slog.Default()), rows: map[usageKey]Used{},
+	}
+}
+
+func (u *UsageLog) add(key usageKey, used Used) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	row := u.rows[key]
+	row.add(used)
+	u.rows[key] = row
+}
+
+func (u *Used) add(more Used) {
+	u.Calls += more.Calls
+	u.GPU += more.GPU
+	u.Wasted += more.Wasted
+	u.Tokens.In += more.Tokens.In
+	u.Tokens.Cached += more.Tokens.Cached
+	u.Tokens.Out += more.Tokens.Out
+}
+
+// Run folds until ctx ends, and once more then. End ctx after the node's last run.
+func (u *UsageLog) Run(ctx context.Context) error {
+	ticks := time.NewTicker(u.every)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+			defer cancel()
+			return u.Fold(ctx)
+		case <-ticks.C:
+		}
+		if err := u.Fold(ctx); err != nil && ctx.Err() == nil {
+			u.log.Warn("fold usage; trying again", "error", err)
+		}
+	}
+}
+
+// foldUsageSQL adds rows to the hours. Rows come in the order of their keys, so that two nodes cannot
+// wait for each other.
+const foldUsageSQL = `
+INSERT INTO penstock.usage_hour AS u
+       (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+SELECT * FROM unnest($1::timestamptz[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],
+                     $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[])
+ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
+   SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
+       wasted_ms = u.wasted_ms + excluded.wasted_ms, tokens_in = u.tokens_in + excluded.tokens_in,
+       tokens_cached = u.tokens_cached + excluded.tokens_cached, tokens_out = u.tokens_out + excluded.tokens_out`
+
+// Fold writes what has been added up. If the database refuses, it is kept for the next time.
+func (u *UsageLog) Fold(ctx context.Context) error {
+	u.mu.Lock()
+	rows := u.rows
+	u.rows = map[usageKey]Used{}
+	u.mu.Unlock()
+	if len(rows) == 0 {
+		return nil
+	}
+	keys := slices.SortedFunc(maps.Keys(rows), func(a, b usageKey) int {
+		return cmp.Or(a.hour.Compare(b.hour), cmp.Compare(a.queue, b.queue), cmp.Compare(a.model, b.model),
+			cmp.Compare(a.flow, b.flow))
+	})
+	var c usageColumns
+	for _, k := range keys {
+		c.append(k, rows[k])
+	}
+	_, err := u.db.Exec(ctx, foldUsageSQL, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.wasted, c.in,
+		c.cached, c.out)
+	if err != nil {
+		for k, used := range rows {
+			u.add(k, used)
+		}
+		return fmt.Errorf("fold usage of %d flows: %w", len(rows), err)
+	}
+	return nil
+}
+
+type usageColumns struct {
+	hours                               []time.Time
+	queues                              []int32
+	models, flows                       []string
+	calls, gpu, wasted, in, cached, out []int64
+}
+
+func (c *usageColumns) append(k usageKey, u Used) {
+	c.hours, c.queues = append(c.hours, k.hour), append(c.queues, k.queue)
+	c.models, c.flows = append(c.models, k.model), append(c.flows, k.flow)
+	c.calls, c.gpu = append(c.calls, u.Calls), append(c.gpu, u.GPU.Milliseconds())
+	c.wasted, c.in = append(c.wasted, u.Wasted.Milliseconds()), append(c.in, u.Tokens.In)
+	c.cached, c.out = append(c.cached, u.Tokens.Cached), append(c.out, u.Tokens.Out)
+}
+
+// use counts what an exchange took of the worker; members is how many entries shared it. Where nothing
+// ran there is nothing to count.
+func (a *attempt) use(o worker.Outcome, members int) {
+	switch o.Kind {
+	case worker.Busy, worker.NotReady, worker.Rejected, worker.Accepted:
+		return
+	}
+	used := Used{Calls: 1, GPU: time.Since(a.began) * time.Duration(gpusOf(a.held.endpoint)), Tokens: o.Tokens}
+	used.GPU /= time.Duration(max(members, 1))
+	if o.Kind != worker.Done {
+		used.Wasted = used.GPU
+	}
+	a.used.add(used)
+	a.usage.add(usageKey{
+		hour: time.Now().UTC().Truncate(time.Hour), queue: a.run.Queue.ID, model: a.model.Name,
+		flow: a.run.Lock.Lane.Flow,
+	}, used)
+}
+
+// gpusOf is how many GPUs an instance works with, by its label gpus; 1 without.
+func gpusOf(e *Endpoint) int {
+	if n, err := strconv.Atoi(e.Labels["gpus"]); err == nil && n > 0 {
+		return n
+	}
+	return 1
+}
+
+// sweepUsageSQL forgets usage after thirteen months.
+const sweepUsageSQL = `
+DELETE FROM penstock.usage_hour u
+ WHERE u.ctid = ANY (ARRAY(SELECT x.ctid FROM penstock.usage_hour x
+                            WHERE x.hour < now() - interval '13 months' LIMIT 10000))`

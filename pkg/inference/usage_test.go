@@ -1,0 +1,44 @@
+package inference
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+func TestUsageIsKeptByFlowAndHour(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
+	s := workertest.NewScript(t, healthy(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(30 * time.Millisecond)
+		workertest.Says(200, `{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":5}}}`)(w, r)
+	}))
+	b.instance("gpu-1", s.URL, 2)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{UsageEvery: 20 * time.Millisecond}})
+	ids := b.push(`{"messages":[]}`, `{"messages":[]}`)
+	for _, id := range ids {
+		if o := b.outcome(id); o.Outcome != "done" {
+			t.Fatalf("outcome %+v", o)
+		}
+	}
+	b.await(1, `SELECT count(*) FROM penstock.usage_hours WHERE flow = '' AND calls = 2 AND tokens_in = 14
+		AND tokens_cached = 10 AND tokens_out = 6 AND gpu_ms >= 60 AND wasted_ms = 0 AND hour >= date_trunc('hour', now()) - interval '1 hour'`)
+	if m := b.meta(ids[0]); m["tokens_out"] != 3.0 || m["gpu_ms"] == nil {
+		t.Errorf("noted %v", m)
+	}
+}
+
+func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
+	b := newBed(t, batching)
+	w := b.batchWorker(func([]item) { time.Sleep(100 * time.Millisecond) })
+	b.instance("gpu-1", w.URL, 1)
+	b.push(items(8, func(*item) {})...)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{UsageEvery: 20 * time.Millisecond}})
+	b.await(1, `SELECT count(*) FROM penstock.usage_hour WHERE calls = 8`)
+	calls := len(w.seen())
+	if ms := b.count(`SELECT gpu_ms FROM penstock.usage_hour`); ms > 100*calls+150 {
+		t.Errorf("%d ms for %d calls of 100 ms", ms, calls)
+	}
+}
