@@ -45,6 +45,7 @@ func (i Inference) objects() (inference.ObjectStore, error) {
 	}
 	bucket, prefix, _ := strings.Cut(place, "/")
 	return inference.NewS3(inference.S3Config{
-		Endpoint: i.S3Endpoint, Bucket: bucket, Prefix: prefix, Region: i.S3Region, AccessKey: i.S3AccessKey, SecretKey: i.S3SecretKey,
+		Endpoint: i.S3Endpoint, Bucket: bucket, Prefix: prefix, Region: i.S3Region, AccessKey: i.S3AccessKey,
+		SecretKey: i.S3SecretKey,
 	})
 }

@@ -91,7 +91,8 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer listener.Close()
-	log.Info("task node started", "listen", listener.Addr().String(), "node", n.cfg.TaskNode.Name, "application", cfg.TaskNode.Application)
+	log.Info("task node started", "listen", listener.Addr().String(), "node", n.cfg.TaskNode.Name, "application",
+		cfg.TaskNode.Application)
 	err = n.run(ctx, listener)
 	log.Info("task node stopped")
 	return err
@@ -162,7 +163,8 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	}
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
-		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker, Observer: n.observer, Tracer: tracer,
+		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
+		Observer: n.observer, Tracer: tracer,
 		Affinity: n.inference.Pool, Status: n.status,
 	}, claims, beats)
 	n.task.HandleStatements(n.declared.handler)

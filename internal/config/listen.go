@@ -21,7 +21,8 @@ func (t TLS) Validate(prefix string) error {
 		errs = append(errs, fmt.Errorf("%s.cert is %q: want it together with %s.key", prefix, t.Cert, prefix))
 	}
 	if t.ClientCA != "" && t.Cert == "" {
-		errs = append(errs, fmt.Errorf("%s.client_ca is %s: want it only together with %s.cert", prefix, t.ClientCA, prefix))
+		errs = append(errs, fmt.Errorf("%s.client_ca is %s: want it only together with %s.cert", prefix, t.ClientCA,
+			prefix))
 	}
 	return errors.Join(errs...)
 }

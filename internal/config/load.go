@@ -155,11 +155,13 @@ func (p Program) readFile(k *koanf.Koanf, flags *pflag.FlagSet, all []Option) er
 		i := slices.IndexFunc(all, func(o Option) bool { return o.Key == key })
 		switch {
 		case i >= 0 && isDuration(all[i]) && !isText(value):
-			return fmt.Errorf("read configuration file %s: %s is %v; write it with a unit, such as 10s", path, key, value)
+			return fmt.Errorf("read configuration file %s: %s is %v; write it with a unit, such as 10s", path, key,
+				value)
 		case i >= 0:
 			values[key] = value
 		case !p.belongsElsewhere(key, "."):
-			return fmt.Errorf("read configuration file %s: key %q does not exist; docs/configuration.md lists all", path, key)
+			return fmt.Errorf("read configuration file %s: key %q does not exist; docs/configuration.md lists all",
+				path, key)
 		}
 	}
 	return k.Load(confmap.Provider(values, "."), nil)
@@ -200,7 +202,8 @@ func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) err
 	}
 	if len(unknown) > 0 {
 		slices.Sort(unknown)
-		return fmt.Errorf("read environment: %s does not exist; docs/configuration.md lists all", strings.Join(unknown, ", "))
+		return fmt.Errorf("read environment: %s does not exist; docs/configuration.md lists all",
+			strings.Join(unknown, ", "))
 	}
 	return nil
 }

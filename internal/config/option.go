@@ -89,7 +89,8 @@ func Table(program string, cfg any) string {
 		if o.Default != "" {
 			value = "`" + o.Default + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | `--%s` | `%s` | %s | %s |\n", o.Key, o.Flag, o.Env, value, strings.ReplaceAll(o.Help, "|", "\\|"))
+		fmt.Fprintf(&b, "| `%s` | `--%s` | `%s` | %s | %s |\n", o.Key, o.Flag, o.Env, value,
+			strings.ReplaceAll(o.Help, "|", "\\|"))
 	}
 	return b.String()
 }
@@ -101,7 +102,8 @@ func Page(text, program string, cfg any) (string, error) {
 	before, rest, found := strings.Cut(text, begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !found || !ended {
-		return "", fmt.Errorf("the page has no place for %s: want the lines %s and %s", program, strings.TrimSpace(begin), end)
+		return "", fmt.Errorf("the page has no place for %s: want the lines %s and %s", program,
+			strings.TrimSpace(begin), end)
 	}
 	return before + begin + "\n" + Table(program, cfg) + "\n" + end + after, nil
 }

@@ -49,7 +49,8 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 			failingSince = start
 			l.Log.WarnContext(ctx, "duty went wrong; trying on", "duty", l.Name, "error", err)
 		case time.Since(failingSince) > cmp.Or(l.GiveUp, 30*time.Second):
-			return fmt.Errorf("keep duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second), err)
+			return fmt.Errorf("keep duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second),
+				err)
 		}
 		if pause = next; err != nil {
 			pause = max(next, l.Pause)

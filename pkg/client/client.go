@@ -113,7 +113,10 @@ type Call struct {
 // Do makes a call and reads the answer into a pointer, nil for none. It sends again what can be sent twice: a GET, and
 // what has a Key.
 func (c *Client) Do(ctx context.Context, call Call, into any) error {
-	r := request{method: call.Method, path: call.Path, key: call.Key, ifMatch: call.IfMatch, again: call.Method == http.MethodGet || call.Key != ""}
+	r := request{
+		method: call.Method, path: call.Path, key: call.Key, ifMatch: call.IfMatch,
+		again: call.Method == http.MethodGet || call.Key != "",
+	}
 	if call.In != nil {
 		var err error
 		if r.body, err = json.Marshal(call.In); err != nil {
@@ -158,7 +161,8 @@ func (c *Client) pause(err error, try int) (time.Duration, bool) {
 		return rand.N(min(backoffMin<<min(try, 16), c.cfg.WaitMax)), true // no answer
 	}
 	switch answered.Status {
-	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable,
+		http.StatusGatewayTimeout:
 	default:
 		if answered.Code != "idempotency_key_in_use" {
 			return 0, false

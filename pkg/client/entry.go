@@ -136,7 +136,8 @@ func (c *Client) Pause(ctx context.Context, queue, reason string, until time.Tim
 
 // Resume ends a pause.
 func (c *Client) Resume(ctx context.Context, queue, reason string) error {
-	return c.Do(ctx, Call{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/resume", In: because(reason)}, nil)
+	return c.Do(ctx, Call{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/resume", In: because(reason)},
+		nil)
 }
 
 // Failure is an entry that ended in error.
@@ -156,10 +157,16 @@ func (c *Client) Failures(ctx context.Context, queue string) ([]Failure, error) 
 
 // Retry puts a failed entry back into its queue.
 func (c *Client) Retry(ctx context.Context, id int64, reason string) error {
-	return c.Do(ctx, Call{Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/retry", In: because(reason)}, nil)
+	return c.Do(ctx, Call{
+		Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/retry",
+		In: because(reason),
+	}, nil)
 }
 
 // Discard forgets a failure.
 func (c *Client) Discard(ctx context.Context, id int64, reason string) error {
-	return c.Do(ctx, Call{Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/discard", In: because(reason)}, nil)
+	return c.Do(ctx, Call{
+		Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/discard",
+		In: because(reason),
+	}, nil)
 }

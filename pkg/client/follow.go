@@ -134,7 +134,8 @@ func (e *Event) read(data []byte) error {
 	if err := json.Unmarshal(data, into); err != nil {
 		return fmt.Errorf("read event %s: %w", e.Kind, err)
 	}
-	e.Done, e.Message, e.Output, e.Token, e.Attempt, e.Seq = fields.Done, fields.Message+fields.Detail, fields.Base64, fields.Token, fields.Attempt, fields.Seq
+	e.Done, e.Message, e.Output, e.Token, e.Attempt, e.Seq = fields.Done, fields.Message+fields.Detail, fields.Base64,
+		fields.Token, fields.Attempt, fields.Seq
 	if fields.Data != nil {
 		e.Output = []byte(*fields.Data)
 	}

@@ -102,7 +102,8 @@ func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[
 	flush := func() error {
 		var answer struct{ Summary Summary }
 		err := c.do(ctx, request{
-			method: "POST", path: entriesOf(queue), media: "application/x-ndjson", body: part.Bytes(), key: rand.Text(), again: true,
+			method: "POST", path: entriesOf(queue), media: "application/x-ndjson", body: part.Bytes(), key: rand.Text(),
+			again: true,
 		}, &answer)
 		if err == nil {
 			total.add(answer.Summary)
