@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shirou/gopsutil/v4/disk"
-	"github.com/shirou/gopsutil/v4/mem"
+	"github.com/shirou/gopsutil/v3/disk"
+	"github.com/shirou/gopsutil/v3/mem"
 )
 
 // Where a kept directory has its data, by what made it.
