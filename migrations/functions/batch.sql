@@ -1,6 +1,10 @@
 -- Batch jobs: a set, split into parts, each the work of one entry.
 
--- batch_row locks a batch; with a state it must not have ended, if open_only.
+-- batch_row locks a batch and returns it. With open_only it raises an error for a batch that has
+-- ended.
+-- Locks: the row of the batch (FOR UPDATE), until the transaction ends.
+-- Callers: split_batch, pause_batch, resume_batch, cancel_batch, retry_batch.
+-- SQLSTATE: PS012 no such batch, PS006 the batch has ended.
 CREATE OR REPLACE FUNCTION penstock.batch_row(wanted bigint, open_only boolean DEFAULT true) RETURNS penstock.batch
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -16,21 +20,32 @@ BEGIN
 END $$;
 
 -- batch_payload is the payload of an entry of a batch.
+-- Callers: push_batch_entry, feed_batch.
 CREATE OR REPLACE FUNCTION penstock.batch_payload(b penstock.batch, step text, more jsonb DEFAULT '{}') RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT b.detail || jsonb_build_object('batch', b.id, 'step', step) || more
 $$;
 
--- push_batch_entry pushes one entry of a batch and returns its id. Callers: create_batch, complete_batch.
+-- push_batch_entry pushes one entry of a batch and returns its id.
+-- Locks: those of push_many.
+-- Callers: create_batch, complete_batch.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.push_batch_entry(target text, b penstock.batch, step text, more jsonb DEFAULT '{}') RETURNS bigint
 LANGUAGE sql AS $$
     SELECT (penstock.push_many(target, ARRAY[penstock.batch_payload(b, step, more)], flows => ARRAY[b.flow], priorities => ARRAY[b.priority],
                                names => ARRAY['batch:' || b.id], inside => true)).ids[1]
 $$;
 
--- create_batch makes a batch of a list of items, split at once, or of the rows of a query, split by the node that runs
--- its first entry. Options: items or query, part_size, window_parts, detail, flow, priority, completion_queue. It refuses
--- a queue whose kind has handlers of its own, and items or options that are null.
+-- create_batch makes a batch of a list of items, split at once, or of the rows of a query, split by
+-- the node that runs its first entry. Options: items or query, part_size, window_parts, detail,
+-- flow, priority, completion_queue. It refuses a queue whose kind has handlers of its own, and
+-- items or options that are null.
+-- Locks: none that another session has; the batch is new.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
+-- entries push one another without end, PS012 no such batch.
 CREATE OR REPLACE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -76,15 +91,20 @@ EXCEPTION
         RAISE EXCEPTION 'batch option is not valid: %', penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
--- query_sql is the query of a batch as split_batch runs it: its rows as objects, numbered. As a subquery it can neither
--- change rows nor be followed by another statement.
+-- query_sql is the query of a batch as split_batch runs it: its rows as objects, numbered. As a
+-- subquery it can neither change rows nor be followed by another statement.
+-- Callers: check_query, split_batch.
 CREATE OR REPLACE FUNCTION penstock.query_sql(query text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT format(E'SELECT to_jsonb(q) AS item, row_number() OVER () AS n FROM (%s\n) q', rtrim(query, E'; \t\r\n'))
 $$;
 
--- check_query refuses a text that is not one SELECT, VALUES or TABLE, or that changes rows. SQLSTATE PS002. Only the
--- grammar is checked for tables that do not exist yet: names are resolved by the node that splits, with its rights.
+-- check_query refuses a text that is not one SELECT, VALUES or TABLE, or that changes rows. For
+-- tables that do not exist yet only the grammar is checked: names are resolved by the node that
+-- splits, with its rights.
+-- Locks: none but those of parsing the query.
+-- Callers: create_batch.
+-- SQLSTATE: PS002 the text is not one statement that only reads.
 CREATE OR REPLACE FUNCTION penstock.check_query(query text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -98,8 +118,12 @@ EXCEPTION
             USING ERRCODE = 'PS002', HINT = 'Write one SELECT, without a semicolon in between.';
 END $$;
 
--- split_batch makes the parts, all in one transaction: a crash leaves none, and a second call begins anew or finds it
--- done. The query may end in a comment. It is not for the settings of our sessions, which leave the planner no choice.
+-- split_batch makes the parts of a batch, all in one transaction: a crash leaves none, and a second
+-- call starts over or finds them made. The query may end in a comment. The planner settings of
+-- Penstock's own sessions, which leave the planner no choice, are reset for it.
+-- Locks: the row of the batch (FOR UPDATE), then those of the batch's own query.
+-- Callers: create_batch; pkg/batch.
+-- SQLSTATE: PS006 not allowed in this state, PS012 no such batch.
 CREATE OR REPLACE FUNCTION penstock.split_batch(batch bigint) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'on'
@@ -124,10 +148,13 @@ BEGIN
     UPDATE penstock.batch SET status = 'running', items = NULL WHERE id = b.id;
 END $_$;
 
--- finish_batch_part records the result of a part while the lock of its entry still carries the token, and says whether
--- it did. The record is held, so that the entry cannot be given to somebody else before this commits. A part that was
--- recorded is not run again, even if the node dies before its entry ends. The part must be one of a batch of the queue,
--- and its entry be under that lock: the ids come from a payload, which whoever pushes may have written.
+-- finish_batch_part records the result of a part if the lock of its entry still carries the token,
+-- and returns whether it did. The lock record is kept, so that the entry cannot be given to another
+-- node before this commits. A part that was recorded is not run again, even if the node dies before
+-- its entry ends. The part must be one of a batch of the queue, and its entry be under that lock:
+-- the ids come from a payload, which any producer may have written.
+-- Locks: the lock record (FOR KEY SHARE), then the row of the part.
+-- Callers: pkg/batch.
 CREATE OR REPLACE FUNCTION penstock.finish_batch_part(batch bigint, part integer, queue integer, key text, token bigint, result jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -143,8 +170,11 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- reap_batch notes what became of parts whose entry is gone without having said so: it failed, was cancelled, or was
--- run by a handler that knows nothing of batches. An entry that left no trace is done, in a queue that keeps no results.
+-- reap_batch records the outcome of parts whose entry is gone without having recorded it: it
+-- failed, was cancelled, or was run by a handler that does not know batches. An entry that left
+-- neither result nor failure counts as done, in a queue that keeps no results.
+-- Locks: the rows of the parts. The caller has the row of the batch.
+-- Callers: step_batch.
 CREATE OR REPLACE FUNCTION penstock.reap_batch(b penstock.batch) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -169,8 +199,12 @@ BEGIN
     RETURN n;
 END $$;
 
--- feed_batch pushes the next parts of a batch, as many as its window has room for and its queue takes: more than the
--- capacity of the queue at once would be refused for ever.
+-- feed_batch pushes the next parts of a batch, as many as the headroom of its window and of its
+-- queue's capacity: more than the capacity at once would be refused for ever.
+-- Locks: those of push_many, then the rows of the parts. The caller has the row of the batch.
+-- Callers: step_batch.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.feed_batch(b penstock.batch) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -196,7 +230,12 @@ BEGIN
     RETURN cardinality(next);
 END $$;
 
--- complete_batch pushes the completion entry, once: the batch's row is held, and names the entry from then on.
+-- complete_batch pushes the completion entry, once: the row of the batch names that entry from then
+-- on.
+-- Locks: those of push_many. The caller has the row of the batch.
+-- Callers: step_batch.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.complete_batch(b penstock.batch) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -216,7 +255,9 @@ BEGIN
      WHERE id = b.id;
 END $$;
 
--- end_batch notes that the completion entry has ended.
+-- end_batch records that the completion entry has ended, and with it the batch.
+-- Locks: none further. The caller has the row of the batch.
+-- Callers: step_batch.
 CREATE OR REPLACE FUNCTION penstock.end_batch(b penstock.batch) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -228,8 +269,14 @@ BEGIN
      WHERE id = b.id;
 END $$;
 
--- step_batch does what is to be done about a batch now, and says how many parts it put into the queue or saw end.
--- A batch that somebody holds is left for the next time.
+-- step_batch does the next step of a batch: it records parts that ended, pushes the next ones, or
+-- completes the batch. It returns how many parts it pushed or found ended. A batch that another
+-- session has locked is skipped.
+-- Locks: the row of the batch (FOR UPDATE SKIP LOCKED), then rows of its parts, then those of
+-- push_many.
+-- Callers: pkg/batch.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.step_batch(batch bigint) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -267,7 +314,12 @@ END $$;
 
 -- What people do. ----------------------------------------------------------------------------------------------------
 
--- withdraw_batch takes the entries of parts that do not run out of the queue; the parts wait again.
+-- withdraw_batch removes the entries of parts that do not run from the queue; the parts wait again.
+-- Locks: for each part in order of its number, those of take_entry, then the row of the part. The
+-- caller has the row of the batch.
+-- Callers: pause_batch.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.withdraw_batch(b penstock.batch, why text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -284,6 +336,11 @@ BEGIN
 END $$;
 
 -- pause_batch lets running parts end and starts no others.
+-- Locks: the row of the batch (FOR UPDATE), then those of withdraw_batch.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
+-- entries push one another without end, PS012 no such batch.
 CREATE OR REPLACE FUNCTION penstock.pause_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL, until timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -303,6 +360,9 @@ BEGIN
 END $$;
 
 -- resume_batch ends the pause of a batch.
+-- Locks: the row of the batch (FOR UPDATE).
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS006 not allowed in this state, PS012 no such batch.
 CREATE OR REPLACE FUNCTION penstock.resume_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -312,8 +372,13 @@ BEGIN
     PERFORM penstock.audit_log(actor, 'resume_batch', 'batch ' || batch, reason);
 END $$;
 
--- cancel_batch ends the parts that do not run, with the next step, and asks those that do to end. The completion entry still comes, and says
--- that the batch was cancelled.
+-- cancel_batch ends the parts that do not run, with the next step, and requests the end of those
+-- that do. The completion entry still comes, with status cancelled.
+-- Locks: the row of the batch (FOR UPDATE), then those of cancel_one for each part.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
+-- entries push one another without end, PS012 no such batch.
 CREATE OR REPLACE FUNCTION penstock.cancel_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -330,8 +395,12 @@ BEGIN
     PERFORM penstock.audit_log(actor, 'cancel_batch', 'batch ' || batch, reason);
 END $$;
 
--- retry_batch runs the parts of an ended batch again that did not end well, and then the completion entry once more. It
--- returns how many parts; a batch of which nothing went wrong is left alone.
+-- retry_batch runs the parts of an ended batch again that did not end as done, and then the
+-- completion entry once more. It returns the number of parts; a batch without such parts is
+-- refused.
+-- Locks: the row of the batch (FOR UPDATE), then the rows of its parts.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS012 no such batch, PS006 the batch has not ended, is done or was never split.
 CREATE OR REPLACE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
     LANGUAGE plpgsql
     AS $$

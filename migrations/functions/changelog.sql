@@ -1,13 +1,17 @@
 -- Change log: what a statement changes in a watched table becomes entries of a change_log queue.
 
--- depth_max is how many entries may lie between an entry and a push from outside.
+-- depth_max is the largest number of entries between an entry and a push from outside.
+-- Callers: check_depth.
 CREATE OR REPLACE FUNCTION penstock.depth_max() RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(nullif(current_setting('penstock.depth_max', true), '')::integer, 16)
 $$;
 
--- check_depth refuses what would go deeper than depth_max (16; ALTER DATABASE ... SET penstock.depth_max changes it),
--- by the name of the entry that this transaction works for and of where it pushes to.
+-- check_depth returns the depth of what this transaction pushes and refuses a depth above depth_max
+-- (16; ALTER DATABASE ... SET penstock.depth_max changes it). The error names the entry that the
+-- transaction works for and the queue that it pushes to. It is also the default of entry.depth.
+-- Callers: watch.
+-- SQLSTATE: PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.check_depth(target text DEFAULT 'a queue') RETURNS smallint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -20,7 +24,10 @@ BEGIN
     RETURN depth;
 END $$;
 
--- work_for says that what this transaction pushes, itself or through a watched table, is caused by these entries.
+-- work_for records in the transaction that its pushes, by itself or through a watched table, are
+-- caused by these entries.
+-- Locks: none.
+-- Callers: pkg/changelog, pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.work_for(queue integer, entries bigint[]) RETURNS integer
 LANGUAGE sql AS $$
     SELECT set_config('penstock.depth', (coalesce(max(e.depth), 0) + 1)::text, true)::integer
@@ -28,7 +35,11 @@ LANGUAGE sql AS $$
       FROM penstock.entry e WHERE e.queue_id = $1 AND e.id = ANY ($2)
 $$;
 
--- A queue that records changes cannot be dropped: the triggers would refuse every writer of the table.
+-- keep_watch_queue refuses to drop a queue that records changes: the triggers would refuse every
+-- writer of the table.
+-- Locks: the rows of watch, in a transaction that has the row of the queue.
+-- Callers: trigger keep_watch_queue.
+-- SQLSTATE: PS006 the queue records changes of a table.
 CREATE OR REPLACE FUNCTION penstock.keep_watch_queue() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -41,17 +52,20 @@ BEGIN
     RETURN OLD;
 END $$;
 
--- watch_value is a column's value as a change records it. A value of over 8 kB is left out: a payload that is too large
--- would refuse the statement that changed the table.
+-- watch_value is a column's value as a change records it. A value of over 8 kB is left out: a
+-- payload that is too large would refuse the statement that changed the table.
+-- Callers: watch_changes_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_value(v jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN pg_column_size(v) > 8192 THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END
 $$;
 
--- watch_column_sql is the expression by which a trigger of watch turns a column into jsonb; %1$s in it stands for the row.
--- The trigger runs with its owner's rights, and to_jsonb() calls a cast to json that any role may have made for its own
--- type. So only types of pg_catalog are converted by to_jsonb(), domains as the type below them; all others, enums
--- for one, become the text that the type's output function writes, which only a superuser can make.
+-- watch_column_sql is the expression by which a trigger of watch turns a column into jsonb; the row
+-- is %1$s in it. The trigger runs with its owner's rights, and to_jsonb() calls a cast to json that
+-- any role may have made for its own type. So only types of pg_catalog are converted by to_jsonb(),
+-- domains as the type below them; all others, enums for one, become the text that the type's output
+-- function writes, which only a superuser can make.
+-- Callers: watch_changes_sql, watch.
 CREATE OR REPLACE FUNCTION penstock.watch_column_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE base AS (
@@ -67,10 +81,12 @@ LANGUAGE sql STABLE AS $$
      WHERE b.typtype <> 'd'
 $$;
 
--- watch_changes_sql is the query behind a watch: one row {"table", "object", "field", "from", "to"} for each field that
--- differs. A row that came or went is one change, with field null and the watched columns in "to" or "from".
--- An update that changes keys has one row gone and one come. A full join can only be hashed or merged, so that the plan
--- which the first statement of a session made, of one row perhaps, is right for a million.
+-- watch_changes_sql is the query behind a watch: one row {"table", "object", "field", "from", "to"}
+-- for each field that differs. A row that was inserted or deleted is one change, with field null
+-- and the watched columns in "to" or "from". An update that changes keys is a deleted and an
+-- inserted row. A full join can only be hashed or merged, so that the plan of the first statement
+-- of a session, of one row perhaps, is right for a million.
+-- Callers: watch.
 CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(watched regclass, op text, columns text[], keys text[]) RETURNS text
     LANGUAGE plpgsql STABLE
     AS $_$
@@ -106,12 +122,17 @@ BEGIN
     END;
 END $_$;
 
--- watch makes changes of a table entries of a change_log queue, from its commit on: of all columns or of some. keys say
--- which columns identify a row; without them it is the primary key. Watching again replaces the watch. It waits for the
--- transactions that are writing to the table, and new writers wait for it: run it when none of them is long.
--- The functions that it makes hold up whatever names columns have. They run with the rights of whoever called watch: no other
--- role may attach them to a table, and they refuse any other table, and a column whose type has become one of a user
--- since (SQLSTATE PS006).
+-- watch makes changes of a table entries of a change_log queue, from its commit on: of all columns
+-- or of some. keys are the columns that identify a row; without them it is the primary key.
+-- Watching again replaces the watch. The trigger functions that it makes work whatever names
+-- columns have. They run with the rights of the role that called watch: no other role may attach
+-- them to a table, and they refuse any other table, and a column whose type has become one of a
+-- user since (SQLSTATE PS006).
+-- Locks: SHARE ROW EXCLUSIVE on the table, by CREATE TRIGGER: it waits for the transactions that
+-- are writing to the table, and new writers wait for it. Run it when none of them is long. ACCESS
+-- EXCLUSIVE where an earlier watch is replaced.
+-- Callers: cmd/penstock; psql.
+-- SQLSTATE: PS001 no such queue, PS002 the queue, table, columns or keys cannot be used.
 CREATE OR REPLACE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL, keys text[] DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     AS $_$
@@ -185,8 +206,11 @@ END $b$, watched::oid, converted, domains,
                                reason, jsonb_build_object('queue', q.name, 'columns', columns, 'keys', keys));
 END $_$;
 
--- unwatch ends the watch of a table for one queue, or for all. It leaves nothing behind, and takes with it what is left
--- of watched tables that were dropped.
+-- unwatch ends the watch of a table for one queue, or for all. It drops the triggers and their
+-- functions, and removes the rows of watched tables that were dropped.
+-- Locks: ACCESS EXCLUSIVE on the table, by DROP TRIGGER; then the rows of watch.
+-- Callers: watch; psql.
+-- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.unwatch(watched regclass, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE

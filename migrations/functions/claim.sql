@@ -1,14 +1,19 @@
 -- What claims ask of the database besides ready rows and lock records.
 
--- claimable says whether an entry may be claimed as far as it goes by the entry itself: it is pending, and not disabled
--- (priority -1). The predicate of the index of entries with a lock key is the same, written out, and plans use that index
--- since this is inlined. Callers: claims, endings, recovery, limits, compaction, explain, samples and the views.
+-- claimable is the part of the claim condition that concerns the entry itself: it is pending, and
+-- not disabled (priority -1). The predicate of the index of entries with a lock key is the same,
+-- written out, and plans use that index since this is inlined.
+-- Callers: compaction, limits, endings, samples, explain and the invariants; pkg/invalidation,
+-- pkg/operator, pkg/recovery, pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.claimable(status penstock.status, priority smallint) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT $1 = 'pending' AND $2 >= 0
 $$;
 
--- all_ended takes back a statement that ended fewer entries than locks, because somebody was just changing one.
+-- all_ended undoes a statement that ended fewer entries than locks, because another session was
+-- changing one of the entries.
+-- Callers: pkg/invalidation.
+-- SQLSTATE: 40001 an entry changed while it was ended; retry the statement.
 CREATE OR REPLACE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -18,8 +23,12 @@ BEGIN
     RETURN true;
 END $$;
 
--- push_back holds a queue back, or one flow of it. A longer order that stands is left alone. Handlers call it as well,
--- many at once when a service downstream is overloaded: one that would move the end by little does not touch the row.
+-- push_back throttles a queue, or one flow of it, for a time. A longer throttle that is in force is
+-- left alone. Handlers call it as well, many at once when a service downstream is overloaded: a
+-- call that would move the end by little does not touch the row.
+-- Locks: the row of push_back of that queue and flow.
+-- Callers: pkg/invalidation; psql.
+-- SQLSTATE: PS001 no such queue, PS002 wait is out of range.
 CREATE OR REPLACE FUNCTION penstock.push_back(queue text, wait interval, flow text DEFAULT NULL, reason text DEFAULT '') RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -36,7 +45,10 @@ BEGIN
      WHERE excluded.until - p.until > least(interval '100 ms', wait / 4);
 END $$;
 
--- lift_push_back ends an order to hold off before its time, and says whether there was one.
+-- lift_push_back ends a throttle of push_back before its time, and returns whether there was one.
+-- Locks: the row of push_back of that queue and flow.
+-- Callers: pkg/invalidation; psql.
+-- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.lift_push_back(queue text, flow text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -7,9 +7,13 @@
 -- something to claim before and after. Producers take no part in it: what they push meanwhile is merged next time.
 -- There is no merging inside a push: it would keep the key from being claimed until the pusher's transaction ends.
 
--- compactable lists the oldest run of two or more entries of a key that may be merged, and locks it: pending, enabled,
--- not handed out, without a callback (which is owed for each entry alone), together no larger than the queue's payloads
--- may be. Nothing if a claim is under way or somebody else has one of the entries.
+-- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
+-- it: pending, enabled, not handed out, without a callback (which is owed for each entry alone),
+-- together no larger than the queue's payload_limit. It returns nothing if a claim of the key is in
+-- progress or another session has locked one of the entries.
+-- Locks: the advisory lock of the key (try), then the entries in order of id (FOR UPDATE NOWAIT).
+-- Callers: compact; pkg/invalidation.
+-- SQLSTATE: PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -45,8 +49,12 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN; -- disabling or cancelling one of them just now
 END $$;
 
--- replace_merged puts one payload in the place of the entries, which compactable has locked. The oldest stays, with the
--- latest deadline of all (none if one has none) and the greatest depth; the others are done, merged into it.
+-- replace_merged replaces the entries, which compactable has locked, by one payload. The oldest
+-- stays, with the latest deadline of all (none if one has none) and the greatest depth; the others
+-- end as done, merged into it.
+-- Locks: none further: compactable has locked the entries.
+-- Callers: compact; pkg/invalidation.
+-- SQLSTATE: PS003 the merged payload is missing or too large.
 CREATE OR REPLACE FUNCTION penstock.replace_merged(q penstock.queue, ids bigint[], merged jsonb) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -80,8 +88,11 @@ BEGIN
     RETURN gone;
 END $$;
 
--- merge_payloads merges by the queue's rule: the first, the last, all fields of all objects (later ones win), or one
--- array of all (a payload that is an array adds its elements, so that a merged payload can be merged again).
+-- merge_payloads merges by the queue's rule: the first, the last, all fields of all objects (later
+-- ones win), or one array of all (a payload that is an array adds its elements, so that a merged
+-- payload can be merged again).
+-- Callers: compact; pkg/invalidation.
+-- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.merge_payloads(rule text, payloads jsonb[]) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -101,8 +112,12 @@ BEGIN
     RETURN merged;
 END $$;
 
--- compact merges the oldest run of waiting entries of a key by the queue's rule, up to 1,000, and returns how many it
--- replaced: 0 if there is nothing to merge or a claim is under way.
+-- compact merges the oldest run of waiting entries of a key by the queue's rule, up to 1,000, and
+-- returns how many it replaced: 0 if there is nothing to merge or a claim is in progress.
+-- Locks: those of compactable.
+-- Callers: compact_queue; pkg/invalidation.
+-- SQLSTATE: PS001 no such queue, PS006 the queue is not mergeable or the transaction is not read
+-- committed, PS002 a payload to be merged is not an object, PS003 the merged payload is too large.
 CREATE OR REPLACE FUNCTION penstock.compact(queue text, lock_key text) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -122,9 +137,13 @@ BEGIN
     RETURN penstock.replace_merged(q, ids, penstock.merge_payloads(q.merge, payloads));
 END $$;
 
--- compact_queue looks at up to most_keys keys of a queue, from behind the key after on, and compacts those with at least
--- min_entries waiting entries. It hops from key to key through the index, and returns the last key it saw, null at
--- the end: call it again from there.
+-- compact_queue visits up to most_keys keys of a queue, from the key behind `after` on, and
+-- compacts those with at least min_entries waiting entries. It skips from key to key through the
+-- index, and returns the last key that it visited, null at the end: call it again from there.
+-- Locks: those of compact for each key, in order of keys, kept until the transaction ends.
+-- Callers: pkg/invalidation; psql.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS006 not allowed
+-- in this state.
 CREATE OR REPLACE FUNCTION penstock.compact_queue(queue text, min_entries integer DEFAULT 2, most_keys integer DEFAULT 1000,
                                        INOUT after text DEFAULT '', OUT replaced integer)
 LANGUAGE plpgsql

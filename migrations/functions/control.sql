@@ -1,7 +1,10 @@
 -- What operators switch: pauses, disabled queues and entries, draining nodes, weights.
 
--- paused_until says whether a pause that was to last until a time lasts; null: until it is ended. It is inlined.
--- Callers: whatever asks for a pause, here and in Go.
+-- paused_until returns whether a pause with this end is still in force; null means until it is
+-- resumed. It is inlined.
+-- Locks: none.
+-- Callers: step_batch, node_paused, queue_reasons, pause_reasons, head_age, measure, the status
+-- views; pkg/cron, pkg/doctor, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.paused_until(until timestamptz, moment timestamptz DEFAULT clock_timestamp()) RETURNS boolean
 LANGUAGE sql AS $$
     SELECT coalesce($1 > $2, true)
@@ -9,7 +12,10 @@ $$;
 
 -- Pause and disable of a whole queue ---------------------------------------------------------------------------------
 
--- pause_queue stops claims from a queue; what runs goes on. A pause with an end ends by itself.
+-- pause_queue stops claims from a queue; running entries go on. A pause with an end ends by itself.
+-- Locks: the row of the queue.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.pause_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL,
                                      until timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -27,7 +33,10 @@ BEGIN
                                reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
 END $$;
 
--- resume_queue ends a pause.
+-- resume_queue ends the pause of a queue.
+-- Locks: the row of the queue.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.resume_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -39,7 +48,10 @@ BEGIN
     PERFORM penstock.audit_log(actor, 'resume_queue', q.name, reason);
 END $$;
 
--- disable_queue takes a queue out of service until somebody enables it. It still accepts entries.
+-- disable_queue takes a queue out of service until enable_queue. It still accepts entries.
+-- Locks: the row of the queue.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.disable_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -53,6 +65,9 @@ BEGIN
 END $$;
 
 -- enable_queue puts a queue back into service.
+-- Locks: the row of the queue.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.enable_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -64,7 +79,11 @@ BEGIN
     PERFORM penstock.audit_log(actor, 'enable_queue', q.name, reason);
 END $$;
 
--- drain_node asks a node to claim nothing more, finish, hand back the rest and exit. It hears of it at its heartbeat.
+-- drain_node requests that a node claim nothing more, finish, release the rest and exit. The node
+-- reads the request with its heartbeat.
+-- Locks: the row of the node.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS008 no such node.
 CREATE OR REPLACE FUNCTION penstock.drain_node(node bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -80,14 +99,18 @@ END $$;
 
 -- Disable and enable of entries --------------------------------------------------------------------------------------
 
--- hold_to_switch locks what disabling or enabling an entry must exclude, or answers false and holds nothing: busy just
--- now, try again.
---   the settler  It locks the lock record first and then puts back into line what it sees in later statements. With the
---                record FOR KEY SHARE, it either has committed or will see our change.
---   the claim    We have the ready row of a solo entry, or one snapshot shows neither ready row nor lock; we have the
---                key of a group. An entry that was claimed and settled before we commit would be missed by its settler,
---                whose DELETE meets a row that changed, and would run again; and a ready row that enabling wrote could
---                outlive the claim, to start the entry once more for a claim with an older snapshot.
+-- hold_to_switch takes the locks that disabling or enabling an entry needs, or returns false with
+-- none of them kept: the entry is busy, try again.
+--   settler  It locks the lock record first and requeues the entries that its later statements see. With the
+--            record FOR KEY SHARE, it either has committed or will see our change.
+--   claim    We have the ready row of a solo entry, or one snapshot shows neither ready row nor lock; we have the
+--            key of a group. An entry that was claimed and settled before we commit would be missed by its settler,
+--            whose DELETE meets a row that changed, and would run again; and a ready row that enabling wrote could
+--            outlive the claim, to start the entry once more for a claim with an older snapshot.
+-- Locks: the lock record (FOR KEY SHARE SKIP LOCKED), or, for an entry of a group without one, the
+-- advisory lock of the key (try); the entry (FOR NO KEY UPDATE SKIP LOCKED); its ready row (FOR
+-- UPDATE SKIP LOCKED). It waits for none.
+-- Callers: disable_one, enable_one.
 CREATE OR REPLACE FUNCTION penstock.hold_to_switch(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -123,7 +146,10 @@ EXCEPTION WHEN SQLSTATE 'PS900' THEN
     RETURN false; -- and what was locked is free again: a settler must not wait while we try again
 END $$;
 
--- disable_one takes an entry out of line: priority -1, no ready row. One that runs ends its run. True: it was disabled now; false: it was before, or is gone; null: busy, try again.
+-- disable_one disables an entry: priority -1, no ready row. A running entry ends its run. True: it
+-- was disabled now; false: it was already, or is gone; null: busy, try again.
+-- Locks: those of hold_to_switch, then those of tidy_key for an entry of a group.
+-- Callers: switch_entry, apply_operation.
 CREATE OR REPLACE FUNCTION penstock.disable_one(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -150,8 +176,11 @@ BEGIN
     RETURN true;
 END $$;
 
--- enable_one puts a disabled entry back into line where it stood. If it runs, the settler does that.
--- A ready row that is there already is written anew, not left alone: a sweep that found it dead passes by the new version.
+-- enable_one enables a disabled entry again, at its old position. If it runs, the settler does
+-- that. A ready row that is there already is written anew, not left alone: a sweep that found it
+-- dead skips the new version. Results as of disable_one.
+-- Locks: those of hold_to_switch.
+-- Callers: switch_entry, apply_operation.
 CREATE OR REPLACE FUNCTION penstock.enable_one(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -174,7 +203,11 @@ BEGIN
     RETURN true;
 END $$;
 
--- switch_entry disables or enables one entry, trying again for two seconds while somebody else has it.
+-- switch_entry disables or enables one entry. While another session has it locked, it tries again
+-- for two seconds.
+-- Locks: those of disable_one or enable_one.
+-- Callers: disable_entry, enable_entry.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has ended or is locked by another transaction.
 CREATE OR REPLACE FUNCTION penstock.switch_entry(wanted bigint, verb text, reason text, actor text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -196,19 +229,28 @@ BEGIN
     END IF;
 END $$;
 
--- disable_entry and enable_entry do nothing to an entry that is so already. They leave the queue's version alone:
--- nodes remember nothing about single entries.
+-- disable_entry disables one entry; for an entry that is disabled it does nothing. The queue's
+-- version does not change: nodes cache nothing about single entries.
+-- Locks: those of switch_entry.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS006 not allowed in this state, PS007 no such entry.
 CREATE OR REPLACE FUNCTION penstock.disable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'disable_entry', $2, $3) $$;
 
 -- enable_entry undoes disable_entry.
+-- Locks: those of switch_entry.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS006 not allowed in this state, PS007 no such entry.
 CREATE OR REPLACE FUNCTION penstock.enable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $$;
 
--- disable_entries disables every entry of a name or lock key (scope), those to come as well: push_many reads
--- penstock.disabled. What is there already is disabled by an operation, whose id it returns; the first 500 at once.
--- A push under way while this is called may still have come in enabled: the operation sees it if it commits before the
--- operation ends, otherwise disable again.
+-- disable_entries disables every entry of a name or lock key (scope), later ones as well: push_many
+-- reads penstock.disabled. Entries that exist are disabled by a bulk operation, whose id it
+-- returns; the first 500 at once. A push in progress may still have come in enabled: the operation
+-- sees it if it commits before the operation ends, otherwise disable again.
+-- Locks: the row of disabled, then the row of the queue, then those of step_operation.
+-- Callers: pause; pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 scope or value is not valid.
 CREATE OR REPLACE FUNCTION penstock.disable_entries(queue text, scope text, value text, reason text DEFAULT '',
                                          actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -224,8 +266,11 @@ BEGIN
     RETURN penstock.switch_entries(q, 'disable', disable_entries.scope, disable_entries.value, disable_entries.reason, disable_entries.actor);
 END $$;
 
--- enable_entries ends disable_entries. Entries that are disabled by another name or key stay so; those that were
--- disabled one by one are enabled as well.
+-- enable_entries ends disable_entries. Entries that are disabled by another name or key stay
+-- disabled; those that were disabled one by one are enabled as well.
+-- Locks: the row of disabled, then the row of the queue, then those of step_operation.
+-- Callers: resume; pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS006 these entries are not disabled.
 CREATE OR REPLACE FUNCTION penstock.enable_entries(queue text, scope text, value text, reason text DEFAULT '',
                                         actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -239,7 +284,11 @@ BEGIN
     RETURN penstock.switch_entries(q, 'enable', enable_entries.scope, enable_entries.value, enable_entries.reason, enable_entries.actor);
 END $$;
 
--- switch_entries disables or enables the entries of a name or lock key that are there, by a bulk operation.
+-- switch_entries disables or enables the existing entries of a name or lock key by a bulk
+-- operation, and returns its id.
+-- Locks: the row of the queue, then those of step_operation.
+-- Callers: disable_entries, enable_entries.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.switch_entries(q penstock.queue, verb text, scope text, value text, reason text, actor text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -250,14 +299,22 @@ BEGIN
     RETURN operation;
 END $$;
 
--- pauses_changed makes nodes read their queues again: they compare the sum of all versions, so that one row will do.
+-- pauses_changed makes nodes read their queues again: they compare the sum of all versions, so that
+-- one row is enough.
+-- Locks: the row of the queue; without a queue, the row of the one with the smallest id.
+-- Callers: pause, resume, set_flow_weight.
 CREATE OR REPLACE FUNCTION penstock.pauses_changed(queue integer) RETURNS void
 LANGUAGE sql AS $$
     UPDATE penstock.queue SET version = version + 1 WHERE id = coalesce($1, (SELECT min(id) FROM penstock.queue))
 $$;
 
--- pause stops claims of what it names; what runs goes on. To pause again changes reason and end. A model must exist: a
--- misspelt name would pause nothing.
+-- pause stops claims in a scope: a flow, model, application, node, name or lock key; running
+-- entries go on. To pause again changes reason and end. A model must exist: a misspelt name would
+-- pause nothing. Entries of a paused name or lock key are disabled.
+-- Locks: the row of pause (FOR UPDATE), then those of disable_entries, then the row of the queue.
+-- Callers: cmd/leader, cmd/penstock, pkg/api, pkg/doctor, pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 scope, value or until is not valid, PS006 the entries are
+-- disabled already.
 CREATE OR REPLACE FUNCTION penstock.pause(scope text, value text, queue text DEFAULT NULL::text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -294,6 +351,9 @@ EXCEPTION WHEN check_violation OR not_null_violation THEN
 END $$;
 
 -- resume ends a pause.
+-- Locks: the row of pause, then those of enable_entries, then the row of the queue.
+-- Callers: end_pauses; cmd/penstock, pkg/api, pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS006 there is no such pause.
 CREATE OR REPLACE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -312,8 +372,12 @@ BEGIN
                                resume.reason, jsonb_strip_nulls(jsonb_build_object('queue', queue)));
 END $$;
 
--- end_pauses ends the pauses whose time is over, and returns how many. Nodes go by the time themselves; this is for
--- names and lock keys, whose entries must be enabled, and so that the table shows what is paused.
+-- end_pauses resumes up to 100 pauses whose end has passed, and returns how many. Nodes compare the
+-- end with the time themselves; this is for names and lock keys, whose entries must be enabled, and
+-- keeps the table current.
+-- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each those of resume.
+-- Callers: pkg/recovery.
+-- SQLSTATE: PS001 no such queue, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.end_pauses() RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -329,8 +393,9 @@ BEGIN
     RETURN ended;
 END $$;
 
--- queue_pauses are the pauses by which nodes go that serve a queue: [{"scope", "value", "actor", "reason", "at", "left"}],
--- left in seconds, since a node's clock may show another time.
+-- queue_pauses returns the pauses that nodes apply to a queue: [{"scope", "value", "actor",
+-- "reason", "at", "left"}], left in seconds, since a node's clock may differ.
+-- Callers: pause_reasons; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.queue_pauses(q penstock.queue) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_agg(jsonb_build_object('scope', p.scope, 'value', p.value, 'actor', p.actor, 'reason', p.reason, 'at', p.created_at,
@@ -340,14 +405,19 @@ LANGUAGE sql STABLE AS $$
         OR (p.scope = 'model' AND p.value = q.model) OR (p.scope = 'application' AND p.value = q.application)
 $$;
 
--- node_paused says whether a node is paused, by its name or its id.
+-- node_paused returns whether a node is paused, by its name or its id.
+-- Callers: pause_reasons; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.node_paused(node_id bigint, node_name text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.pause p
                     WHERE p.scope = 'node' AND p.value IN ($2, $1::text) AND penstock.paused_until(p.until))
 $$;
 
--- set_flow_weight gives a flow a share beside other flows, in one queue or in all; a null weight takes it away.
+-- set_flow_weight gives a flow a weight among the flows of one queue or of all; a null weight
+-- removes it.
+-- Locks: the row of flow_weight, then those of pauses_changed.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 the weight is not from 0.001 to 1000.
 CREATE OR REPLACE FUNCTION penstock.set_flow_weight(flow text, weight real, queue text DEFAULT NULL, reason text DEFAULT '',
                                          actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -370,14 +440,19 @@ EXCEPTION WHEN check_violation OR not_null_violation THEN
         USING ERRCODE = 'PS002', HINT = 'Give a number from 0.001 to 1000; 1 is what every other flow has.';
 END $$;
 
--- queue_weights are the flows of a queue whose weight is not 1: {"flow": weight}. The queue's own go before those of all queues.
+-- queue_weights returns the flows of a queue whose weight is not 1: {"flow": weight}. The queue's
+-- own go before those of all queues.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.queue_weights(q penstock.queue) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_object_agg(w.flow, w.weight ORDER BY w.queue_id NULLS FIRST), '{}')
       FROM penstock.flow_weight w WHERE w.queue_id IS NULL OR w.queue_id = q.id
 $$;
 
--- usage_left is what remains at present of an amount as of a time. Beyond 200 half-lives it is as good as nothing.
+-- usage_left is the part of an amount that is left after decay since a time, with a half-life in
+-- seconds. Beyond 200 half-lives it is taken as 200.
+-- Locks: none.
+-- Callers: usage_status; pkg/fairness.
 CREATE OR REPLACE FUNCTION penstock.usage_left(amount double precision, at timestamptz, half_life double precision DEFAULT 300) RETURNS double precision
 LANGUAGE sql VOLATILE AS $$
     SELECT amount * power(0.5::float8, least(200, greatest(0, extract(epoch FROM clock_timestamp() - at)::float8 / half_life)))

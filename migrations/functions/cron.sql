@@ -1,6 +1,8 @@
 -- Scheduled work. The engine (pkg/cron) runs on the elected leader.
 
--- waits_for_cron says whether an initial entry is one that only the engine may turn pending. Promotion asks.
+-- waits_for_cron returns whether an initial entry is one that only the cron engine may turn
+-- pending. Promotion leaves such entries out.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.waits_for_cron(entry bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.cron_job j WHERE j.entry_id = $1 AND j.fired_at IS NULL)
@@ -8,8 +10,12 @@ $$;
 
 -- The engine's verbs. The engine holds the rows of the jobs it names, in the same transaction. ------------------------
 
--- create_cron_entries gives jobs their next entries: initial, due at dues. A job whose push is refused (payload too
--- large, queue full) is left without one, with the problem, for a minute; it does not hold up the others.
+-- create_cron_entries gives jobs their next entries: initial, due at dues. A job whose push is
+-- refused (payload too large, queue full) is left without one, with the problem, for a minute, and
+-- does not keep the others from theirs. It returns the number of entries.
+-- Locks: those of push_many for each queue. The engine has the rows of the jobs.
+-- Callers: pkg/cron.
+-- SQLSTATE: none: the error of a push is kept in cron_job.problem.
 CREATE OR REPLACE FUNCTION penstock.create_cron_entries(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -39,8 +45,12 @@ BEGIN
     RETURN made;
 END $$;
 
--- push_cron_entries is create_cron_entries for some jobs of one queue. A due time that has passed is moved behind the
--- beginning of the transaction, so that push_many leaves the entry initial.
+-- push_cron_entries is create_cron_entries for some jobs of one queue. A due time that has passed
+-- is moved behind the beginning of the transaction, so that push_many leaves the entry initial.
+-- Locks: those of push_many. The engine has the rows of the jobs.
+-- Callers: create_cron_entries.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.push_cron_entries(queue text, picks bigint[], jobs bigint[], nominals timestamptz[],
                                            dues timestamptz[], handled timestamptz[]) RETURNS integer
 LANGUAGE plpgsql
@@ -66,8 +76,13 @@ BEGIN
     RETURN cardinality(picks);
 END $$;
 
--- fire_cron_jobs turns the waiting entries of jobs pending and returns how many firings that made. A nominal time that
--- was fired before is handled and no more; an entry that somebody cancelled takes its nominal time with it.
+-- fire_cron_jobs turns the waiting entries of jobs pending and returns the number of firings. A
+-- nominal time that was fired before is recorded as handled and fires nothing; an entry that was
+-- cancelled takes its nominal time with it. Only jobs whose waiting entry no other session has
+-- locked are fired; the others wait for the next call.
+-- Locks: queue by queue the waiting entries (FOR UPDATE SKIP LOCKED), then new rows of cron_firing
+-- and ready. The engine has the rows of the jobs, before these.
+-- Callers: pkg/cron.
 CREATE OR REPLACE FUNCTION penstock.fire_cron_jobs(jobs bigint[], nominals timestamptz[], handled timestamptz[],
                                         catching timestamptz[], following timestamptz[], at timestamptz) RETURNS integer
 LANGUAGE plpgsql
@@ -134,8 +149,11 @@ BEGIN
     RETURN fired;
 END $$;
 
--- drop_missing_cron_entries notes which waiting entries of jobs are gone: somebody cancelled them. The nominal time
--- goes with its entry; what somebody asked for now is still owed.
+-- drop_missing_cron_entries records that waiting entries of jobs are gone, because they were
+-- cancelled, and returns how many. The nominal time goes with its entry; a run that was requested
+-- with run_cron_job_now is still owed.
+-- Locks: the rows of the jobs, which the engine has.
+-- Callers: fire_cron_jobs, move_cron_jobs; pkg/cron.
 CREATE OR REPLACE FUNCTION penstock.drop_missing_cron_entries(jobs bigint[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -149,8 +167,12 @@ BEGIN
     RETURN n;
 END $$;
 
--- move_cron_jobs gives waiting entries another nominal time: the one they had was dropped, or its jitter says later.
--- Null: none will come any more, and the entry ends.
+-- move_cron_jobs gives waiting entries another nominal time: the one they had was dropped, or its
+-- jitter makes it later. Null: the schedule has no more times, and the entry ends.
+-- Locks: the waiting entries, then those of withdraw_cron_entry. The engine has the rows of the
+-- jobs, before these.
+-- Callers: pkg/cron.
+-- SQLSTATE: PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.move_cron_jobs(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
 RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = on
@@ -170,8 +192,10 @@ BEGIN
        FROM unnest(jobs, nominals) m(job, nominal) WHERE m.nominal IS NULL;
 END $$;
 
--- end_cron_runs finds up to most jobs whose fired entry is gone, whatever became of it, and returns how many: they are
--- given their next entries then.
+-- end_cron_runs finds up to `most` jobs whose fired entry is gone, whatever its outcome, and
+-- returns how many: they get their next entries then.
+-- Locks: rows of cron_job in order of id (FOR UPDATE SKIP LOCKED).
+-- Callers: pkg/cron.
 CREATE OR REPLACE FUNCTION penstock.end_cron_runs(at timestamptz, most integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -203,7 +227,10 @@ BEGIN
     RETURN ended;
 END $$;
 
--- withdraw_cron_entry ends the waiting entry of a job, if it has one. The caller holds the job's row.
+-- withdraw_cron_entry ends the waiting entry of a job, if it has one.
+-- Locks: those of take_entry. The caller has the row of the job.
+-- Callers: move_cron_jobs, alter_cron_job, drop_cron_job.
+-- SQLSTATE: PS006 the entry is locked by another transaction; try again.
 CREATE OR REPLACE FUNCTION penstock.withdraw_cron_entry(job bigint, why text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -227,7 +254,10 @@ END $$;
 -- What people and programs do. pkg/cron checks a spec before it comes here; one that comes from SQL is checked by the
 -- engine, which reports what is wrong in cron_job.problem. -----------------------------------------------------------
 
--- cron_job_row locks the job of that name.
+-- cron_job_row locks the job of that name and returns it.
+-- Locks: the row of the job (FOR UPDATE); it waits for a transaction of the engine.
+-- Callers: alter_cron_job, pause_cron_job, resume_cron_job, run_cron_job_now, drop_cron_job.
+-- SQLSTATE: PS010 no such cron job.
 CREATE OR REPLACE FUNCTION penstock.cron_job_row(job text) RETURNS penstock.cron_job
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -240,7 +270,12 @@ BEGIN
     RETURN j;
 END $$;
 
--- create_cron_job makes a scheduled job of a queue; options are the columns of cron_job that alter_cron_job takes.
+-- create_cron_job makes a scheduled job of a queue; options are the columns of cron_job that
+-- alter_cron_job takes.
+-- Locks: the row of the job, which is new.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 the queue's kind, the spec or an option is not valid, PS006
+-- the job exists.
 CREATE OR REPLACE FUNCTION penstock.create_cron_job(job text, queue text, spec text, payload jsonb DEFAULT '{}'::jsonb, options jsonb DEFAULT '{}'::jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -263,8 +298,11 @@ EXCEPTION
         RAISE EXCEPTION 'cron job "%" is not valid: %', job, penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
--- alter_cron_job changes settings: {"spec": "0 3 * * *", "zone": "Europe/Berlin"}. A run that has begun goes on; the
--- waiting entry is replaced. A new schedule does not fire for what is past.
+-- alter_cron_job changes settings: {"spec": "0 3 * * *", "zone": "Europe/Berlin"}. A running entry
+-- goes on; the waiting entry is replaced. A new schedule does not fire for times that have passed.
+-- Locks: the row of the job (FOR UPDATE), then those of take_entry for its waiting entry.
+-- Callers: create_cron_job; pkg/operator; psql.
+-- SQLSTATE: PS002 invalid argument, PS006 not allowed in this state, PS010 no such cron job.
 CREATE OR REPLACE FUNCTION penstock.alter_cron_job(job text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -303,8 +341,12 @@ EXCEPTION
         RAISE EXCEPTION 'option of cron job "%" is not valid: %', job, penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
--- pause_cron_job keeps a job from firing; a run goes on. What to do about the nominal times of the pause, its catch-up
--- policy says when the pause ends. The waiting entry has no due time meanwhile.
+-- pause_cron_job keeps a job from firing; a running entry goes on. When the pause ends, the
+-- catch-up policy decides about the nominal times in it. The waiting entry has no due time
+-- meanwhile.
+-- Locks: the row of the job (FOR UPDATE), then its waiting entry.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS002 invalid argument, PS010 no such cron job.
 CREATE OR REPLACE FUNCTION penstock.pause_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL,
                                         until timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -324,6 +366,9 @@ BEGIN
 END $$;
 
 -- resume_cron_job ends the pause of a job.
+-- Locks: the row of the job (FOR UPDATE), then its waiting entry.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS010 no such cron job.
 CREATE OR REPLACE FUNCTION penstock.resume_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -336,8 +381,13 @@ BEGIN
     PERFORM penstock.audit_log(actor, 'resume_cron_job', 'cron job ' || job, reason);
 END $$;
 
--- run_cron_job_now asks for one run beside the schedule, even of a job that is paused. While a run is under way the
--- overlap policy decides: skip refuses, queue runs it afterwards, cancel_running cancels the run for it.
+-- run_cron_job_now requests one run beside the schedule, even of a job that is paused. While a run
+-- is in progress the overlap policy decides: skip refuses, queue runs it afterwards, cancel_running
+-- cancels the run for it.
+-- Locks: the row of the job (FOR UPDATE).
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS010 no such cron job, PS006 the job cannot run, or runs already, or the transaction
+-- is not read committed.
 CREATE OR REPLACE FUNCTION penstock.run_cron_job_now(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -360,7 +410,10 @@ BEGIN
     PERFORM penstock.audit_log(actor, 'run_cron_job_now', 'cron job ' || job, reason);
 END $$;
 
--- drop_cron_job removes a job; a run goes on.
+-- drop_cron_job removes a job; a running entry goes on.
+-- Locks: the row of the job (FOR UPDATE), then those of take_entry for its waiting entry.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS006 not allowed in this state, PS010 no such cron job.
 CREATE OR REPLACE FUNCTION penstock.drop_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -373,8 +426,11 @@ BEGIN
     PERFORM penstock.audit_log(actor, 'drop_cron_job', 'cron job ' || job, reason);
 END $$;
 
--- A fifth of the time to fire a hundred thousand jobs went into looking up, for each firing, the job whose row the same
--- transaction holds locked. The firings of a job still go with it.
+-- drop_firings deletes the firings of jobs that are deleted. There is no foreign key for that: a
+-- fifth of the time to fire a hundred thousand jobs went into looking up, for each firing, the job
+-- whose row the same transaction has locked.
+-- Locks: the rows of cron_firing.
+-- Callers: trigger drop_firings.
 CREATE OR REPLACE FUNCTION penstock.drop_firings() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN

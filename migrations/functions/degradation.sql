@@ -1,9 +1,11 @@
 -- Degradation: states in which work stands still, or is slower than it should be, while every process runs. The doctor,
 -- the leader's metrics with the alerts on them, and /readyz show the same rows; explain names them for one entry.
 
--- model_slots counts a model's instances and the slots of the usable ones. held are taken; of these, dead are taken by
--- calls of dead nodes or calls that nobody follows, and idle are in the blocks of live nodes, which hold no lock for
--- them: those nodes claim for them at once. why has the state of each instance.
+-- model_slots counts a model's instances and the slots of the usable ones: held slots, of these
+-- dead ones (of calls of dead nodes, or calls that no node follows) and idle ones (in the blocks of
+-- live nodes that hold no lock for them: those nodes claim for them at once). why lists the state
+-- of each instance.
+-- Callers: degraded_models, limit_reasons.
 CREATE OR REPLACE FUNCTION penstock.model_slots(model text, OUT n bigint, OUT usable bigint, OUT quarantined bigint, OUT slots bigint,
                                                 OUT held bigint, OUT dead bigint, OUT dead_since timestamptz, OUT idle bigint, OUT why text)
 LANGUAGE sql STABLE AS $$
@@ -24,8 +26,9 @@ LANGUAGE sql STABLE AS $$
      WHERE x.model = model_slots.model
 $$;
 
--- degraded_models names the models whose slots dead nodes hold, critical where they hold all, and the models none of
--- whose instances takes calls.
+-- degraded_models lists the models whose slots are held by calls of dead nodes, critical where that
+-- is all of them, and the models none of whose instances takes calls.
+-- Callers: degradations.
 CREATE OR REPLACE FUNCTION penstock.degraded_models()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
@@ -43,7 +46,9 @@ LANGUAGE sql STABLE AS $$
             WHERE s.usable = 0) d
 $$;
 
--- degraded_hints names the live nodes that hear no hints and find work by polling, as their heartbeats report.
+-- degraded_hints lists the live nodes that receive no hints and find work by polling, as their
+-- heartbeats report.
+-- Callers: degradations.
 CREATE OR REPLACE FUNCTION penstock.degraded_hints()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
@@ -56,8 +61,9 @@ LANGUAGE sql STABLE AS $$
        AND n.started_at < clock_timestamp() - interval '10 seconds'
 $$;
 
--- head_entry is the entry of a queue that a node would claim first: of the first ready row whose key nobody holds, among
--- the first 100. Null if there is none.
+-- head_entry returns the entry of a queue that a node would claim first: of the first ready row
+-- without a lock record for its key, among the first 100. Null if there is none.
+-- Callers: head_reasons.
 CREATE OR REPLACE FUNCTION penstock.head_entry(queue integer) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(h.entry_id, (SELECT e.id FROM penstock.entry e
@@ -70,8 +76,10 @@ LANGUAGE sql STABLE AS $$
      LIMIT 1
 $$;
 
--- head_reasons says why the entry at the head of a queue does not run, as explain does: all reasons in one text, and
--- whether one of them is meant so by an operator, a rate or a limit. Nulls: nothing that explain knows keeps it.
+-- head_reasons returns why the entry at the head of a queue does not run, as explain_entry does:
+-- all reasons in one text, and whether one of them is intended (by an operator, a rate or a limit).
+-- Nulls: explain_entry finds no reason.
+-- Callers: degraded_queues.
 CREATE OR REPLACE FUNCTION penstock.head_reasons(queue integer, OUT why text, OUT meant boolean)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -89,9 +97,11 @@ EXCEPTION WHEN SQLSTATE 'PS007' THEN
     NULL; -- it has ended meanwhile, and nothing is kept of it
 END $$;
 
--- degraded_queues names the queues that stand still: nodes serve them, entries wait, none has left for 25 seconds (by
--- the leader's samples), and no node has run one for longer than ten. The detail is what explain says of the entry at the
--- head. Queues in which an operator, a rate or a limit is the reason are left out: they do what they were told.
+-- degraded_queues lists the queues without progress: nodes serve them, entries wait, none has left
+-- for 25 seconds (by the leader's samples), and no node has run one for longer than ten. The detail
+-- is the reasons of the entry at the head. Queues for which an operator, a rate or a limit is the
+-- reason are left out: that is intended.
+-- Callers: degradations.
 CREATE OR REPLACE FUNCTION penstock.degraded_queues()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
@@ -112,9 +122,10 @@ LANGUAGE sql STABLE AS $$
                           AND l.claimed_at < clock_timestamp() - interval '10 seconds')
 $$;
 
--- degradations lists all of these, the critical ones first. It reads samples, slots, instances, nodes and locks, and
--- the head of each queue that stands still: nothing that grows with the backlog. Called by the leader every few seconds,
--- by penstock doctor and by /readyz.
+-- degradations lists all of these, the critical ones first. It reads samples, slots, instances,
+-- nodes and locks, and the head of each queue without progress: nothing that grows with the
+-- backlog. The leader calls it every few seconds.
+-- Callers: pkg/doctor, pkg/operator, pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.degradations()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$

@@ -1,7 +1,8 @@
 -- How an entry ends or comes back: cancel, expiry, failures that are retried or discarded, compaction.
 
--- find_entry tells from one snapshot where an entry is: in a queue (outcome null), or ended with an outcome. It looks
--- once into each queue, because the id alone does not say which.
+-- find_entry returns from one snapshot where an entry is: in a queue (ended is null), or ended with
+-- an outcome. It reads each queue once, because the id alone does not tell the queue.
+-- Callers: living_entry, failed_entry, explain_entry; pkg/api, pkg/inference, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name text, OUT ended penstock.outcome)
 LANGUAGE sql STABLE AS $$
     SELECT q.id, q.name, f.outcome
@@ -16,7 +17,9 @@ LANGUAGE sql STABLE AS $$
      LIMIT 1
 $$;
 
--- living_entry returns the queue of an entry that has not ended, and raises PS007 or PS006 where there is none.
+-- living_entry returns the queue of an entry that has not ended.
+-- Callers: switch_entry, cancel_entry, failed_entry, explain_entry; pkg/invalidation.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has ended.
 CREATE OR REPLACE FUNCTION penstock.living_entry(wanted bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -33,8 +36,11 @@ BEGIN
     RETURN found_at.queue_id;
 END $$;
 
--- runs says whether a lock record covers the entry. One that came due or was retried while its key was locked counts
--- as running until the key is unlocked, although the node does not know it: the record cannot tell the two apart.
+-- runs returns whether a lock record covers the entry. One that came due or was retried while its
+-- key was locked counts as running until the key is unlocked, although the node does not know it:
+-- the record cannot tell the two apart.
+-- Callers: enable_one, take_entry, overdue, entry_reasons, position_reasons, push_back_reasons,
+-- explain_entry; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT e.status = 'pending' AND EXISTS (
@@ -42,16 +48,30 @@ LANGUAGE sql STABLE AS $$
          WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
 $$;
 
--- hold_key excludes claims of a group until this transaction ends, or answers false if one is under way.
--- claimSQL takes the same lock.
+-- hold_key excludes claims of a lock key until this transaction ends, or returns false if one is in
+-- progress. Claims that lock first take the same lock.
+-- Locks: the advisory lock of the key (try), until the transaction ends.
+-- Callers: compactable, hold_to_switch, take_entry.
 CREATE OR REPLACE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
 LANGUAGE sql AS $$
     SELECT pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
 $$;
 
--- take_entry makes an entry ours until the transaction ends: it does not run and nobody can start it. Its ready row is
--- gone if it was solo; a group's stays, for other entries may need it (tidy_key). It returns null if the entry runs, is
--- being claimed, is locked by somebody else, or is gone.
+-- take_entry locks an entry that does not run, so that none can start it until the transaction
+-- ends, and returns it. The ready row of a solo entry is deleted; that of a group stays, for other
+-- entries may need it (tidy_key). It returns null if the entry runs, is being claimed, is locked by
+-- another session, or is gone. It rests on these rules:
+--   solo     The claim of a solo entry deletes its ready row and inserts its lock in one transaction. A session that
+--            has locked the ready row has excluded the claim until it commits.
+--   group    A claim may take a key without its ready row (when it ignores row locks), but never without the key's
+--            advisory lock. A session that has that has excluded every claim of the key; a lock record that exists by
+--            then covers the entries up to last_entry_id, and no others will be handed out under it.
+--   initial  Only promotion and the cron engine turn it pending, and both skip entries whose row is locked.
+-- Locks: the ready row (FOR UPDATE SKIP LOCKED) of a solo entry or the advisory lock of the key
+-- (try), then the entry (FOR UPDATE SKIP LOCKED). It waits for none; a running entry is left alone
+-- before anything is locked, so that its settler never waits either.
+-- Callers: withdraw_batch, withdraw_cron_entry, cancel_one, settle_cancel_requests, expire_entries,
+-- apply_operation.
 CREATE OR REPLACE FUNCTION penstock.take_entry(queue integer, wanted bigint) RETURNS penstock.entry
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -81,7 +101,8 @@ BEGIN
     RETURN e;
 END $$;
 
--- in_line says whether a solo entry has a ready row.
+-- in_line returns whether a solo entry has a ready row.
+-- Callers: hold_to_switch, take_entry, check_invariants.
 CREATE OR REPLACE FUNCTION penstock.in_line(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT e.lock_key IS NULL AND EXISTS (
@@ -90,9 +111,11 @@ LANGUAGE sql STABLE AS $$
            AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = e.id)
 $$;
 
--- tidy_key deletes the ready rows of a group that has nothing left to claim. They are locked first: a pusher that
--- relied on one of them has committed by then, and the next statement sees its entries; a pusher that comes later
--- cannot lock them and inserts its own.
+-- tidy_key deletes the ready rows of a group that has no claimable entries left. They are locked
+-- first: a pusher that relied on one of them has committed by then, and the next statement sees its
+-- entries; a pusher that comes later cannot lock them and inserts its own.
+-- Locks: the ready rows of the key (FOR UPDATE SKIP LOCKED).
+-- Callers: disable_one, end_entry.
 CREATE OR REPLACE FUNCTION penstock.tidy_key(queue integer, key text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -106,7 +129,13 @@ BEGIN
     END IF;
 END $$;
 
--- end_entry ends an entry that take_entry has taken.
+-- end_entry ends an entry that take_entry has locked: result, callback, counters, ready rows of its
+-- key.
+-- Locks: those of push_many for a callback, then those of tidy_key.
+-- Callers: withdraw_batch, withdraw_cron_entry, cancel_one, settle_cancel_requests, expire_entries,
+-- apply_operation.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.end_entry(e penstock.entry, how penstock.outcome, why text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -124,25 +153,29 @@ BEGIN
     END IF;
 END $$;
 
--- history_add adds a note of an error to the history of an entry, with the time, and keeps the newest 20. Callers: the
--- statements of pkg/invalidation that retry, fail and recover entries.
+-- history_add adds a note of an error to the history of an entry, with the time, and keeps the
+-- newest 20.
+-- Locks: none.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.history_add(history jsonb, note jsonb) RETURNS jsonb
 LANGUAGE sql AS $$
     SELECT CASE WHEN jsonb_array_length(coalesce($1, '[]')) >= 20 THEN $1 - 0 ELSE coalesce($1, '[]') END
            || (jsonb_build_object('at', clock_timestamp()) || $2)
 $$;
 
--- run_note is what history keeps of a run that ended in an error: {"error", "class", "stack", "meta"} as the node gives it,
--- the number of the attempt, the node and how long the run took (ms). Callers: as those of history_add.
+-- run_note is the note in a history of a run that ended in an error: {"error", "class", "stack",
+-- "meta"} from the node, the number of the attempt, the node and the duration of the run (ms).
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.run_note(attempt integer, error jsonb, node bigint, run_ms bigint) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('attempt', $1, 'error', $2->>'error', 'class', $2->>'class', 'stack', $2->'stack', 'node', $3,
                               'run_ms', $4, 'meta', $2->'meta')
 $$;
 
--- add_failure makes the failure of an entry that its caller has deleted from its queue, and returns the id. A disabled entry
--- has the priority there that it had before. Locks: none but those of an insert. Callers: the statements of
--- pkg/invalidation that fail entries and that dead-letter them as poison.
+-- add_failure makes the failure of an entry that its caller has deleted from its queue, and returns
+-- the id. For a disabled entry the failure keeps the priority that it had before.
+-- Locks: none but those of an insert.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.add_failure(e penstock.entry, attempt smallint, class text, error text, fingerprint text,
                                                 history jsonb) RETURNS bigint
 LANGUAGE sql AS $$
@@ -156,8 +189,13 @@ $$;
 
 -- Cancel and expire --------------------------------------------------------------------------------------------------
 
--- cancel_one ends an entry that does not run ('cancelled'), asks for the end of one that does or that somebody else has
--- just now ('requested'), and answers null for one that is gone.
+-- cancel_one ends an entry that does not run ('cancelled'), records a request for one that runs or
+-- is locked by another session ('requested'), and returns null for one that is gone.
+-- Locks: those of take_entry, then those of end_entry or the row of cancel_request, where it waits
+-- for another session that cancels the same entry.
+-- Callers: cancel_batch, cancel_entry, apply_operation; pkg/cron.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -177,8 +215,13 @@ BEGIN
     RETURN 'requested';
 END $$;
 
--- cancel_entry answers 'cancelled' if the entry has ended, and 'requested' if a node runs it or is about to: that node
--- hears of it at its heartbeat, and if the entry comes back into line instead, settle_cancel_requests ends it.
+-- cancel_entry returns 'cancelled' if the entry has ended, and 'requested' if a node runs it or is
+-- about to: that node reads the request with its heartbeat, and if the entry is requeued instead,
+-- settle_cancel_requests ends it.
+-- Locks: those of cancel_one.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has ended, or the transaction is not read
+-- committed.
 CREATE OR REPLACE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -194,8 +237,14 @@ BEGIN
     RETURN answer;
 END $$;
 
--- settle_cancel_requests ends what was asked to end while it ran and has come back into line since (a retry, a release,
--- a dead node), and forgets requests whose entry is gone. It returns how many entries it ended.
+-- settle_cancel_requests ends entries that were to be cancelled while they ran and have been
+-- requeued since (a retry, a release, a dead node), and removes requests whose entry is gone. It
+-- returns how many entries it ended.
+-- Locks: rows of cancel_request in order of entry (FOR UPDATE SKIP LOCKED), for each those of
+-- take_entry and end_entry.
+-- Callers: pkg/invalidation.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.settle_cancel_requests(queue integer, most integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -217,8 +266,10 @@ BEGIN
     RETURN ended;
 END $$;
 
--- overdue lists entries of one queue whose start_by or finish_by has passed and that no lock covers. Two ranges of two
--- partial indexes, however long the backlog; the entries that run stand in the way, but they are as few as the locks.
+-- overdue lists entries of one queue whose start_by or finish_by has passed and that no lock
+-- covers. It reads two ranges of two partial indexes, however long the backlog; running entries are
+-- in those ranges too, but they are as few as the locks.
+-- Callers: expire_entries.
 CREATE OR REPLACE FUNCTION penstock.overdue(queue_name text, most integer) RETURNS TABLE (id bigint, why text)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -232,7 +283,13 @@ BEGIN
     USING clock_timestamp(), most;
 END $$;
 
--- expire_entries ends up to most entries of a queue whose time has passed and that nobody runs, and returns how many.
+-- expire_entries ends up to `most` entries of a queue whose deadline has passed and that do not
+-- run, and returns how many.
+-- Locks: for each entry those of take_entry and end_entry.
+-- Callers: pkg/invalidation.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
+-- entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.expire_entries(queue_id integer, most integer) RETURNS integer
 LANGUAGE plpgsql
 -- Walk the index of deadlines up to the bound: a bitmap would fetch every late entry first, and sort them.
@@ -256,8 +313,9 @@ BEGIN
     RETURN ended;
 END $$;
 
--- expired_locks lists entries that still run more than grace after their finish_by: their node should have ended them.
--- It begins at the lock records, which are as few as the work in flight.
+-- expired_locks lists entries that still run more than grace after their finish_by: their node
+-- should have ended them. It starts from the lock records, which are as few as the work in flight.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.expired_locks(grace interval DEFAULT '30 seconds')
 RETURNS TABLE (queue_id integer, lock_key text, token bigint, node_id bigint, entry_id bigint, finish_by timestamptz)
 LANGUAGE sql STABLE AS $$
@@ -275,16 +333,19 @@ $$;
 
 -- Failures -----------------------------------------------------------------------------------------------------------
 
--- is_off says whether the entries of a name or lock key are disabled.
+-- is_off returns whether the entries of a name or lock key are disabled.
+-- Callers: return_failure, operation_filter.
 CREATE OR REPLACE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.disabled d
                     WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
 $$;
 
--- return_failure puts a failed entry back: the same id, history and depth, no attempts spent, behind everybody in its lane
--- (in its group, its id still says its place). Deadlines that have passed are dropped, or it would expire at once.
--- False: there is no such failure.
+-- return_failure requeues a failed entry at the back of its lane: the same id, history and depth,
+-- no attempts used (in its group, the id still is its position). Deadlines that have passed are
+-- dropped, or it would expire at once. False: there is no such failure.
+-- Locks: the row of failure, which is deleted, then the row of cancel_request.
+-- Callers: retry_failure, apply_operation.
 CREATE OR REPLACE FUNCTION penstock.return_failure(queue integer, wanted bigint) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -314,7 +375,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- failed_entry returns the queue of a failure, and raises PS007 or PS006 where there is none.
+-- failed_entry returns the queue of a failure.
+-- Callers: retry_failure, discard_failure.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has not failed.
 CREATE OR REPLACE FUNCTION penstock.failed_entry(wanted bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -330,7 +393,10 @@ BEGIN
     RETURN found_at.queue_id;
 END $$;
 
--- retry_failure puts a failed entry back; true: it was there.
+-- retry_failure requeues a failed entry.
+-- Locks: those of return_failure.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has not failed.
 CREATE OR REPLACE FUNCTION penstock.retry_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -341,7 +407,10 @@ BEGIN
                                retry_failure.reason);
 END $$;
 
--- discard_failure forgets a failure before its retention does. Only the audit remembers the error then.
+-- discard_failure deletes a failure before its retention ends. Only the audit has the error then.
+-- Locks: the row of failure, which is deleted.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has not failed.
 CREATE OR REPLACE FUNCTION penstock.discard_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,6 +1,8 @@
 -- Why an entry does not run.
 
--- outcome_of tells how an entry ended, after it is gone: exactly one row, or none while it lives.
+-- outcome_of returns how an entry ended, after it is gone: exactly one row, or none for an entry
+-- that has not ended.
+-- Callers: explain_entry; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.outcome_of(bigint)
 RETURNS TABLE (queue text, outcome penstock.outcome, ended_at timestamptz, created_at timestamptz, attempt smallint,
                crashes smallint, node_id bigint, token bigint, run_ms bigint, reason text, class text, result jsonb)
@@ -16,7 +18,10 @@ $$;
 
 -- Why does it not run? ------------------------------------------------------------------------------------------------
 
--- ago writes a duration as people say it: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.
+-- ago writes a duration for people: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.
+-- Callers: model_slots, degraded_models, degraded_queues, queue_reasons, entry_reasons,
+-- position_reasons, push_back_reasons, limit_reasons, pause_reasons, explain_entry; pkg/doctor,
+-- pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN s < 60 THEN s || ' s' WHEN s < 3600 THEN s / 60 || ' m ' || s % 60 || ' s'
@@ -24,20 +29,25 @@ LANGUAGE sql IMMUTABLE AS $$
       FROM (SELECT greatest(0, floor(extract(epoch FROM i)))::bigint AS s) x
 $$;
 
--- because is one reason: a code for programs, a sentence for people, and the numbers in it.
+-- because makes one reason: a code for programs, a sentence for people, and the numbers in it.
+-- Callers: queue_reasons, entry_reasons, position_reasons, push_back_reasons, limit_reasons,
+-- pause_reasons, explain_entry.
 CREATE OR REPLACE FUNCTION penstock.because(code text, sentence text, numbers jsonb DEFAULT '{}') RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('code', code, 'text', sentence, 'numbers', jsonb_strip_nulls(numbers))
 $$;
 
--- serving lists the nodes that would claim from a queue: they list it, live and do not drain.
+-- serving lists the nodes that claim from a queue: those with the queue in their list, live and not
+-- draining.
+-- Callers: queue_reasons, limit_reasons, pause_reasons, measure; pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.serving(queue integer) RETURNS TABLE (id bigint, name text)
 LANGUAGE sql STABLE AS $$
     SELECT n.id, n.name FROM penstock.node n
      WHERE $1 = ANY (n.queue_ids) AND n.draining_at IS NULL AND n.beat_at + n.lease > clock_timestamp()
 $$;
 
--- position_of finds the ready row by which an entry would be claimed first.
+-- position_of returns the ready row by which an entry would be claimed first.
+-- Callers: position_reasons.
 CREATE OR REPLACE FUNCTION penstock.position_of(e penstock.entry) RETURNS TABLE (priority smallint, flow text, pos bigint)
 LANGUAGE sql STABLE AS $$
     (SELECT r.priority, r.flow, r.pos FROM penstock.ready r
@@ -48,7 +58,8 @@ LANGUAGE sql STABLE AS $$
       WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key ORDER BY r.priority DESC, r.pos LIMIT 1)
 $$;
 
--- queue_reasons says why nothing of a queue is claimed.
+-- queue_reasons returns the reasons why nothing of a queue is claimed.
+-- Callers: explain_entry, measure.
 CREATE OR REPLACE FUNCTION penstock.queue_reasons(q penstock.queue) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.because('paused', format('the queue is paused by %s for %s%s%s', q.paused_by, penstock.ago(clock_timestamp() - q.paused_at),
@@ -84,7 +95,8 @@ LANGUAGE sql STABLE AS $$
      WHERE NOT EXISTS (SELECT FROM penstock.serving(q.id))
 $$;
 
--- entry_reasons says what about the entry itself keeps it from being claimed.
+-- entry_reasons returns the reasons of the entry itself that keep it from being claimed.
+-- Callers: explain_entry.
 CREATE OR REPLACE FUNCTION penstock.entry_reasons(e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.because('disabled', 'the entry is disabled' || coalesce(format(', as is every entry with %s %s, by %s%s', d.scope, d.value,
@@ -115,8 +127,9 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.cancel_request c WHERE c.queue_id = e.queue_id AND c.entry_id = e.id
 $$;
 
--- position_reasons says who has its key and who stands before it: what the claim finds when it comes to the lane.
--- Counts go up to 10,000.
+-- position_reasons returns which lock covers the entry or its key, and how many entries come before
+-- it: the state that a claim finds in the lane. Counts go up to 10,000.
+-- Callers: explain_entry.
 CREATE OR REPLACE FUNCTION penstock.position_reasons(e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.because(CASE WHEN l.last_entry_id >= e.id THEN 'running' ELSE 'key_held' END,
@@ -146,7 +159,8 @@ LANGUAGE sql STABLE AS $$
      WHERE a.n > 0 AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
 $$;
 
--- push_back_reasons says which order keeps an entry from being claimed, as penstock.explain_entry shows it.
+-- push_back_reasons returns the throttles of push_back that keep an entry from being claimed.
+-- Callers: explain_entry.
 CREATE OR REPLACE FUNCTION penstock.push_back_reasons(e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.because('pushed_back', format('%s is held back for %s more%s',
@@ -157,7 +171,9 @@ LANGUAGE sql STABLE AS $$
      WHERE p.queue_id = e.queue_id AND (p.whole OR p.flow = e.flow) AND p.until > clock_timestamp() AND NOT penstock.runs(e)
 $$;
 
--- limit_reasons says which limits, and what would run it (threads, instances, slots), keep a claim away from an entry.
+-- limit_reasons returns the limits and the missing resources (threads, instances, slots) that keep
+-- an entry from being claimed.
+-- Callers: block_reasons.
 CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
     LANGUAGE sql STABLE
     AS $$
@@ -194,7 +210,9 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
      WHERE q.model IS NOT NULL AND i.held >= i.slots AND i.idle = 0
 $$;
 
--- pause_reasons says by which pause an entry is kept from being claimed. A paused name or key shows as disabled.
+-- pause_reasons returns the pauses that keep an entry from being claimed. A paused name or key
+-- shows as disabled.
+-- Callers: block_reasons.
 CREATE OR REPLACE FUNCTION penstock.pause_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.because('paused', format('%s "%s" is paused by %s for %s%s', p->>'scope', p->>'value', p->>'actor',
@@ -212,14 +230,19 @@ LANGUAGE sql STABLE AS $$
      WHERE j.entry_id = e.id AND j.fired_at IS NULL AND j.paused_at IS NOT NULL AND penstock.paused_until(j.paused_until)
 $$;
 
--- block_reasons says what beside the entry and its queue keeps a claim away: pauses, limits, and what would run it.
+-- block_reasons returns the reasons outside the entry and its queue: pauses, limits, missing
+-- resources.
+-- Callers: explain_entry.
 CREATE OR REPLACE FUNCTION penstock.block_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
     SELECT penstock.pause_reasons(q, e) UNION ALL SELECT penstock.limit_reasons(q, e)
 $$;
 
--- explain_entry says in what state an entry is, and why it is not running: the conditions of the claim, one by one.
--- {"id", "queue", "state", "reasons": [{"code", "text", "numbers"}]}. No reason at all: it is next.
+-- explain_entry returns the state of an entry, and why it is not running: the conditions of the
+-- claim, one by one. {"id", "queue", "state", "reasons": [{"code", "text", "numbers"}]}. No
+-- reasons: it is next.
+-- Callers: head_reasons; pkg/operator; psql.
+-- SQLSTATE: PS007 no such entry.
 CREATE OR REPLACE FUNCTION penstock.explain_entry(id bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE AS $$
 DECLARE

@@ -1,6 +1,8 @@
 -- Inference: models, their instances, and the leases of slots. Rules and their reasons: pkg/inference/doc.go.
 
 -- bump_inference_version makes nodes read models and instances again.
+-- Locks: the one row of inference_version: changes of models and instances wait for one another.
+-- Callers: triggers model_version, instance_version, instance_change, queue_model.
 CREATE OR REPLACE FUNCTION penstock.bump_inference_version() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -10,15 +12,20 @@ END $$;
 
 -- Registration -------------------------------------------------------------------------------------------------------
 
--- model_queue is the name of the queue that a model's entries go through.
+-- model_queue returns the name of the queue of a model's entries.
+-- Callers: fit_model_queue; pkg/api, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.model_queue(model text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT q.name FROM penstock.queue q WHERE q.model = $1 AND q.kind = 'inference' ORDER BY q.id LIMIT 1),
                     left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', 'm_\1'), 48))
 $$;
 
--- fit_model_queue makes the queue of a model, or brings its attempts up to date. How many of its entries run at once is
--- bounded by the slots themselves: a limit on locks beside them would also count those whose ending is being recorded.
+-- fit_model_queue makes the queue of a model, or updates its number of attempts, and returns its
+-- name. How many of its entries run at once is bounded by the slots themselves: a limit on locks
+-- beside them would also count locks whose ending is being recorded.
+-- Locks: those of create_queue or alter_queue: the lock of hold_limits, then the row of the queue.
+-- Callers: register_model, set_model_override, register_instance, remove_instance.
+-- SQLSTATE: PS002 the config is not valid, PS006 the queue of that name belongs to something else.
 CREATE OR REPLACE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -47,7 +54,11 @@ EXCEPTION
         RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- register_model makes a model known, or replaces its config; an override stays. It returns the model's queue.
+-- register_model registers a model, or replaces its config; an override stays. It returns the
+-- model's queue.
+-- Locks: the row of the model, the row of inference_version, then those of fit_model_queue.
+-- Callers: pkg/inference, pkg/operator; psql.
+-- SQLSTATE: PS002 invalid argument, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -63,7 +74,9 @@ BEGIN
     RETURN penstock.fit_model_queue(register_model.name);
 END $$;
 
--- need_model raises PS008 where there is no such model.
+-- need_model raises an error for a model that is not registered.
+-- Callers: set_model_override, remove_model, register_instance, free_dead_slots.
+-- SQLSTATE: PS008 no such model.
 CREATE OR REPLACE FUNCTION penstock.need_model(wanted text) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -73,7 +86,11 @@ BEGIN
     END IF;
 END $$;
 
--- set_model_override lays fields over a model's config for all nodes at once; null takes them away again.
+-- set_model_override lays fields over a model's config for all nodes at once; null removes them.
+-- Locks: the row of the model, the row of inference_version, then those of fit_model_queue.
+-- Callers: delete_model_override; pkg/operator; psql.
+-- SQLSTATE: PS008 no such model, PS002 the override is not an object, PS006 the queue of that name
+-- belongs to something else.
 CREATE OR REPLACE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -88,11 +105,17 @@ BEGIN
     PERFORM penstock.fit_model_queue(set_model_override.name);
 END $$;
 
--- delete_model_override brings the configuration of a model back.
+-- delete_model_override removes the override, so that the config is in force again.
+-- Locks: those of set_model_override.
+-- Callers: psql.
+-- SQLSTATE: PS008 no such model.
 CREATE OR REPLACE FUNCTION penstock.delete_model_override(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.set_model_override($1, NULL, $2, $3) $$;
 
--- remove_model forgets a model that has no instances. Its queue stays, with what is in it.
+-- remove_model deletes a model that has no instances. Its queue stays, with its entries.
+-- Locks: the row of the model, then the row of inference_version.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS008 no such model, PS006 it has instances.
 CREATE OR REPLACE FUNCTION penstock.remove_model(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -104,9 +127,14 @@ BEGIN
     PERFORM penstock.audit_log(remove_model.actor, 'remove_model', remove_model.name, remove_model.reason);
 END $$;
 
--- register_instance makes an endpoint of a model known, or changes it: the same model and server name the same
--- instance. Registering again ends a drain and a quarantine. With fewer slots than before, what is held beyond them
--- comes home first: nothing new is leased meanwhile. The endpoint must be an address that can be called.
+-- register_instance registers an endpoint of a model, or changes it: the same model and server name
+-- the same instance. Registering again ends a drain and a quarantine. With fewer slots than before,
+-- nothing new is leased until the slots beyond have been freed. The endpoint must be an http or
+-- https address without user or password.
+-- Locks: the row of the instance, the row of inference_version, then those of fit_model_queue.
+-- Callers: pkg/inference, pkg/operator; psql.
+-- SQLSTATE: PS008 no such model, PS002 the endpoint or a setting is not valid, PS006 the queue of
+-- that name belongs to something else.
 CREATE OR REPLACE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}', reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -139,7 +167,9 @@ EXCEPTION
         RAISE EXCEPTION 'instance "%" of model "%" is not valid: %', server, model, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- instance_id finds an instance and raises PS008 where there is none.
+-- instance_id returns the id of an instance.
+-- Callers: drain_instance, remove_instance.
+-- SQLSTATE: PS008 no such instance.
 CREATE OR REPLACE FUNCTION penstock.instance_id(wanted_model text, wanted_server text) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -153,7 +183,11 @@ BEGIN
     RETURN found_id;
 END $$;
 
--- drain_instance sends an instance no new calls; those in flight end. Register it again to end the drain.
+-- drain_instance sends an instance no new calls; those in flight end. Register it again to end the
+-- drain.
+-- Locks: the row of the instance, then the row of inference_version.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS008 no such instance.
 CREATE OR REPLACE FUNCTION penstock.drain_instance(model text, server text, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -165,8 +199,12 @@ BEGIN
             drain_instance.model || '/' || drain_instance.server, drain_instance.reason);
 END $$;
 
--- remove_instance forgets an instance. It refuses while slots of it are held, unless forced: then calls that still run
--- there are counted nowhere.
+-- remove_instance deletes an instance. It refuses while slots of it are held, unless forced: calls
+-- that still run there are then counted nowhere.
+-- Locks: the row of the instance (FOR UPDATE), which excludes leases; its slots; the row of
+-- inference_version; then those of fit_model_queue.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS008 no such instance, PS006 slots of it are held.
 CREATE OR REPLACE FUNCTION penstock.remove_instance(model text, server text, force boolean DEFAULT false, reason text DEFAULT '',
                                          actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -188,7 +226,9 @@ BEGIN
             jsonb_build_object('force', force, 'held', held));
 END $$;
 
--- quarantine_instance keeps everybody from an instance for a while: a node's breaker has opened.
+-- quarantine_instance keeps all nodes from an instance for a time: a node's breaker has opened.
+-- Locks: the row of the instance, then the row of inference_version.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.quarantine_instance(instance integer, lasts interval, reason text) RETURNS void
 LANGUAGE sql AS $$
     UPDATE penstock.instance i
@@ -196,8 +236,10 @@ LANGUAGE sql AS $$
      WHERE i.id = $1
 $$;
 
--- recycle_instance drains an instance whose process has lost its device, until a probe finds the process gone: what
--- comes up after that is a new one. Called by nodes. It locks the instance.
+-- recycle_instance drains an instance whose process has lost its device, until a probe finds that
+-- process gone: the process after it is a new one.
+-- Locks: the row of the instance, then the row of inference_version.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.recycle_instance(instance integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -211,8 +253,10 @@ BEGIN
     END IF;
 END $$;
 
--- note_harm counts a run of an entry that cost an instance its device or ran out of memory, and returns on how many
--- instances, and how often, that class of harm has come of the entry. Called by nodes. It locks the row of entry_harm.
+-- note_harm counts a run of an entry that cost an instance its device or ran out of memory, and
+-- returns on how many instances, and how often, the entry has caused that class of harm.
+-- Locks: the row of entry_harm.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.note_harm(queue integer, entry bigint, instance integer, class text)
 RETURNS TABLE (instances integer, times integer)
 LANGUAGE plpgsql AS $$
@@ -226,14 +270,17 @@ END $$;
 
 -- Slots --------------------------------------------------------------------------------------------------------------
 
--- usable says whether calls may be sent to an instance.
+-- usable returns whether calls may be sent to an instance.
+-- Callers: slot_share, lease_slots, instance_status.
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
        AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
 $$;
 
--- hungry_nodes are the living nodes that asked for slots of a model just now and got none, with what they hold already.
+-- hungry_nodes lists the live nodes that requested slots of a model within the last 3 seconds and
+-- got none, with the number of slots that they hold.
+-- Callers: slot_share, lease_slots, slot_contention.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
     SELECT d.node_id, d.since,
@@ -243,9 +290,11 @@ LANGUAGE sql STABLE AS $$
      WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND penstock.node_lives(d.node_id)
 $$;
 
--- slot_share says how many slots of a model a node may hold while other nodes have to go without: an equal part for
--- everybody who holds some or wants some. Where there are fewer slots than nodes they take turns of 5 s: a node whose
--- turn is over may hold none. Null: nobody goes without.
+-- slot_share returns how many slots of a model a node may hold while other nodes have to go
+-- without: an equal part for every node that holds some or wants some. Where there are fewer slots
+-- than nodes they take turns of 5 s: a node whose turn is over may hold none. Null: no node goes
+-- without.
+-- Callers: lease_slots, slot_contention; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN slots >= nodes THEN ceil(slots::numeric / nodes)::integer
@@ -261,13 +310,16 @@ LANGUAGE sql STABLE AS $$
      WHERE EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE h.node_id <> node)
 $$;
 
--- lease_slots gives a node up to want free slots of a model, spread over its instances, least held first. It waits for
--- nobody: an instance that somebody else is leasing from just now is passed by. Locking the instance before counting
--- is what keeps the sum within slots: where an instance shrank, numbers alone would not.
---
--- While others go without it leaves one for each of those whose turn is before this node's.
---
--- Nobody frees a slot before its node's lease has lapsed: the node may use what it got for valid_ms from when it asked.
+-- lease_slots gives a node up to `want` free slots of a model, spread over its instances, least
+-- held first. While other nodes go without it leaves one for each of those whose turn is before
+-- this node's. Locking the instance before counting is what keeps the sum within slots: where an
+-- instance shrank, the numbers alone would not. No slot is freed before its node's lease has
+-- lapsed: the node may use its slots for valid_ms from when it requested them. A node that gets
+-- none is recorded in slot_demand.
+-- Locks: instances one by one, least held first (FOR NO KEY UPDATE SKIP LOCKED), then new rows of
+-- slot, then the row of slot_demand of the node. It waits for no other lease: an instance that
+-- another session leases from is skipped.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
 LANGUAGE plpgsql AS $$
@@ -330,7 +382,9 @@ BEGIN
     END IF;
 END $$;
 
--- held_slots is what a node holds, and for how long it may rely on it; with no slot at all it answers one row of nulls.
+-- held_slots returns the slots that a node holds, and for how long it may rely on them (ms); with
+-- no slot at all it returns one row of nulls.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.held_slots(node bigint)
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, in_doubt boolean, valid_ms bigint)
 LANGUAGE sql STABLE AS $$
@@ -340,8 +394,11 @@ LANGUAGE sql STABLE AS $$
       FROM (SELECT) one LEFT JOIN penstock.slot s ON s.node_id = $1
 $$;
 
--- adopt_slot gives a node the slot of a run that it follows on, under a new token: the one who held it is gone, or has
--- said that he does not follow the run any more. Null: somebody was faster, or it has been freed.
+-- adopt_slot gives a node the slot of a run that it follows on, under a new token: the holder is
+-- dead, or has recorded that it does not follow the run any more. Null: another node was faster, or
+-- the slot has been freed.
+-- Locks: the row of the slot.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.adopt_slot(instance integer, slot_number integer, slot_token bigint, node bigint) RETURNS bigint
 LANGUAGE sql AS $$
     UPDATE penstock.slot s
@@ -352,8 +409,9 @@ LANGUAGE sql AS $$
     RETURNING s.token
 $$;
 
--- orphan_slots lists the held slots of an instance that no living node answers for: in doubt, or of a node that died;
--- since when, by the database's clock, and whether its node died.
+-- orphan_slots lists the held slots of an instance that no live node follows: in doubt, or of a
+-- node that died, with the time since then by the database's clock, and whether the node died.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.orphan_slots(instance integer) RETURNS TABLE (slot_number integer, slot_token bigint, age interval, dead boolean)
 LANGUAGE sql STABLE AS $$
     SELECT s.number, s.token,
@@ -364,7 +422,10 @@ LANGUAGE sql STABLE AS $$
      WHERE s.instance_id = $1 AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
 $$;
 
--- free_slots ends held slots of an instance under their tokens, if no living node answers for them, and returns how many.
+-- free_slots frees held slots of an instance under their tokens, if no live node follows them, and
+-- returns how many.
+-- Locks: the rows of the slots.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS integer
 LANGUAGE sql AS $$
     WITH freed AS (
@@ -375,8 +436,12 @@ LANGUAGE sql AS $$
     SELECT count(*)::integer FROM freed
 $$;
 
--- free_dead_slots frees what dead nodes hold of a model, of one server of it or of all, and returns how many slots that
--- were. Where the worker still runs a call of theirs it gets one more than it has slots. It locks the slots it deletes.
+-- free_dead_slots frees the slots that dead nodes hold of a model, of one server of it or of all,
+-- and returns how many. Where the worker still runs a call of theirs, it gets one more call than it
+-- has slots.
+-- Locks: the rows of the slots.
+-- Callers: psql.
+-- SQLSTATE: PS008 no such node, operation, model or instance.
 CREATE OR REPLACE FUNCTION penstock.free_dead_slots(model text, server text DEFAULT NULL, reason text DEFAULT '',
                                                     actor text DEFAULT current_user::text) RETURNS integer
 LANGUAGE plpgsql AS $$
@@ -396,8 +461,10 @@ BEGIN
     RETURN freed;
 END $$;
 
--- keeps_output says whether the output of a queue's runs stays as long as their results. That of a model goes once the
--- result is stored, which holds all of it, unless the model's keep_output says otherwise.
+-- keeps_output returns whether the output of a queue's runs is kept as long as their results. That
+-- of a model is deleted once the result is stored, which holds all of it, unless the model's
+-- keep_output is true.
+-- Callers: sweep_output.
 CREATE OR REPLACE FUNCTION penstock.keeps_output(q penstock.queue) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT q.model IS NULL
@@ -405,9 +472,12 @@ LANGUAGE sql STABLE AS $$
                        FROM penstock.model m WHERE m.name = q.model), false)
 $$;
 
--- make_output_partitions gives penstock.output a partition for this hour and each of the next three. What the default
--- partition already holds of an hour keeps it from getting one. Called by every prober once a minute; whoever is not
--- first, or has to wait for a lock, leaves it to the next call.
+-- make_output_partitions gives penstock.output a partition for this hour and each of the next
+-- three, and returns how many it made. Rows of an hour in the default partition keep it from
+-- getting one.
+-- Locks: SHARE UPDATE EXCLUSIVE on penstock.output and ACCESS EXCLUSIVE on its default partition,
+-- for 200 ms of waiting at most; a partition that needs longer is left to the next call.
+-- Callers: sweep_output.
 CREATE OR REPLACE FUNCTION penstock.make_output_partitions() RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
@@ -431,10 +501,14 @@ BEGIN
     RETURN made;
 END $$;
 
--- sweep_output drops the hours of penstock.output that nobody reads any more: an hour after their end, unless a queue
--- that keeps its output has some there, or a run that began before their end still goes on. Of the default partition it
--- deletes up to most rows of entries that are gone. It returns how many hours and rows that were, and makes the hours
--- to come. Called by every prober once a minute; it waits 200 ms at most for the lock on an hour.
+-- sweep_output drops the partitions of penstock.output that are not read any more: an hour after
+-- their end, unless a queue that keeps its output has some there, or a run that began before their
+-- end goes on. Of the default partition it deletes up to `most` rows of entries that are gone. It
+-- returns how many partitions and rows those were, and makes the partitions of the next hours.
+-- Every prober calls it once a minute.
+-- Locks: those of make_output_partitions; ACCESS EXCLUSIVE on penstock.output and each partition
+-- that it drops, for 200 ms of waiting at most; the deleted rows.
+-- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE

@@ -1,8 +1,10 @@
 -- The check of every promise that the tables can show.
 
--- check_invariants lists what must never be and is. It reads everything, in one snapshot: for tests and for doubt, not
--- for a busy database. grace leaves alone locks without entries younger than that (a claim that came too late for an
--- entry holds one for a moment, until its node gives it back).
+-- check_invariants lists violations of the invariants of the tables. It reads everything, in one
+-- snapshot: for tests and for diagnosis, not for a busy database. grace leaves out locks without
+-- entries younger than that (a claim that came too late for an entry holds one for a moment, until
+-- its node releases it).
+-- Callers: pkg/doctor; psql.
 CREATE OR REPLACE FUNCTION penstock.check_invariants(grace interval DEFAULT '0') RETURNS TABLE (invariant text, detail text)
 LANGUAGE sql STABLE AS $$
     SELECT 'a pending entry has a ready row or a lock', format('entry %s of queue %s', e.id, e.queue_id)

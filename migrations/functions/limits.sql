@@ -17,21 +17,31 @@
 -- As long as max_units and units stay, the token only grows: a count at t' finds at most u + (t' - t) * w. So an older one is
 -- never wrong. Whatever changes them sets it to 0 behind the same lock, alone.
 
--- limit_lock is the key of the advisory lock of a limit: claims that do not count share it until they have committed, one
--- that counts has it alone.
+-- limit_lock is the key of the advisory lock of a limit: claims that do not count share it until
+-- they have committed, one that counts has it exclusively.
+-- Callers: claim_room, count_again.
 CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
 
--- Whoever changes limits, or which queues are under them, holds this until the end of the transaction, before any row: some
--- go from the limit to its queues, others from the queue to its limits, and would wait for each other for ever.
+-- hold_limits is taken by every change of limits, or of the queues under them, before any row: some
+-- go from the limit to its queues, others from the queue to its limits, and would deadlock.
+-- Locks: one advisory lock for all limits, until the transaction ends; it waits.
+-- Callers: set_limit, use_limit, set_quota, create_queue, alter_queue, drop_queue.
 CREATE OR REPLACE FUNCTION penstock.hold_limits() RETURNS void LANGUAGE sql
     AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
 
--- claim_room says whether a claim may go on that knows its queue to be under these limits, with that pace, and for how many
--- locks, and entries together, there is room in a flow; and how long (s) to wait where a token bucket leaves none. No lock
--- may have a token above uncounted_to. The claim may not go on (ok is false) while another one has a limit alone.
--- Limits with a rate are had alone, since a bucket is read here and written later (see charge_lanes). Those for each lock key do
--- not bind the lane (see key_rooms). Without a flow it is about several: then what each has used is not counted, nor are its own buckets read.
--- Where a limit that all flows share leaves no room at all, uncounted_to is 0.
+-- claim_room returns whether a claim may go on that assumes these limits of its queue (known, in
+-- order of id) and this rate kind (pace, see queue_pace), the headroom of one flow in locks, and in
+-- entries together, and the wait (s) where a token bucket has none. No lock may have a token above
+-- uncounted_to, which charge_lanes checks.
+--   ok is false while another claim has a limit exclusively, or where the assumed limits are stale: read the queue again and retry.
+--   Limits with a rate are locked exclusively, since a bucket is read here and written later (see charge_lanes).
+--   Limits for each lock key do not bind the lane (see key_rooms). Without a flow it is about several lanes: the use of each flow
+--   is not counted then, nor are the buckets of flows read. Where a queue-wide limit has no headroom, uncounted_to is 0.
+-- Locks: the advisory lock of each known limit in order of id (try; shared, or exclusive with a
+-- rate); where locks must be counted, the same exclusively (try); the row of the limit (FOR NO KEY
+-- UPDATE SKIP LOCKED). It waits for none. The proof is at the top of this file.
+-- Callers: pkg/invalidation.
+-- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer, known integer[], pace integer,
     OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint)
 LANGUAGE plpgsql AS $$
@@ -123,7 +133,9 @@ BEGIN
     ok := coalesce(ids = known AND needs = pace, false);
 END $$;
 
--- queue_pace says how claims of a queue go: 0 without rates, 1 with some, 2 with a look at each lock key as well.
+-- queue_pace returns the rate kind of a queue's limits: 0 without rates, 1 with some, 2 with rates
+-- for each lock key as well.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.queue_pace(queue integer) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(max(CASE WHEN g.per_key THEN 2 WHEN g.rate IS NOT NULL THEN 1 ELSE 0 END), 0)
@@ -131,8 +143,10 @@ LANGUAGE sql STABLE AS $$
 $$;
 COMMENT ON FUNCTION penstock.queue_pace IS 'how claims of a queue go: 0 without rates, 1 with some, 2 with a look at each lock key as well';
 
--- bucket_level is what a token bucket holds that held units at a time: rate units a second flow in, and burst is its size.
--- It is inlined. Callers: the functions of this file that read or write buckets, and the janitor of pkg/invalidation.
+-- bucket_level is the level of a token bucket that had these units at a time: rate units a second
+-- flow in, and burst is its size. It is inlined.
+-- Locks: none.
+-- Callers: claim_room, bucket_units, flow_rooms, key_rooms, charge_lanes; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.bucket_level(units double precision, at timestamptz, rate double precision,
                                                  burst double precision, moment timestamptz DEFAULT clock_timestamp())
     RETURNS double precision
@@ -140,7 +154,10 @@ LANGUAGE sql AS $$
     SELECT least($4, $1 + $3 * extract(epoch FROM $5 - $2)::double precision)
 $$;
 
--- bucket_units is what the token bucket of a limit holds now, for a flow or lock key. No bucket is a full one.
+-- bucket_units is the level of the token bucket of a limit now, for a flow or lock key. A missing
+-- bucket is a full one.
+-- Locks: none.
+-- Callers: limit_reasons; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.bucket_units(l penstock."limit", in_flow text) RETURNS double precision
     LANGUAGE sql
     AS $$
@@ -149,12 +166,12 @@ CREATE OR REPLACE FUNCTION penstock.bucket_units(l penstock."limit", in_flow tex
                       WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow OR l.per_key THEN in_flow ELSE '' END), l.burst)
 $$;
 
--- Several lanes of a queue under rates are claimed together as well. claim_room has the limits with a rate alone and says what
--- the buckets that all flows share hold; flow_rooms reads those of each flow, behind the same locks, and charge_lanes writes
--- them all.
-
--- flow_rooms says for how many entries the token buckets of flows of their own have room, and how long (s) to wait where one has
--- none, in the order of the flows. NULL: the queue has no such limit.
+-- flow_rooms returns the headroom in the token buckets of single flows, in entries, and the wait
+-- (s) where there is none, in the order of the flows. NULL: the queue has no such limit. Several
+-- lanes of a queue under rates are claimed together: claim_room reads the queue-wide buckets, this
+-- function those of each flow, behind the same locks, and charge_lanes writes them all.
+-- Locks: none: claim_room has locked the limits exclusively.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.flow_rooms(queue integer, flows text[], OUT rooms integer[], OUT waits double precision[])
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -170,8 +187,10 @@ BEGIN
              GROUP BY k.ord) f;
 END $$;
 
--- key_rooms says for lock keys, each at a place in line, how many entries their token buckets hold, and how long (s) they
--- must wait where that is none: all keys of a claim at once.
+-- key_rooms returns for lock keys, each at a position, the headroom of their token buckets in
+-- entries, and the wait (s) where there is none: all keys of a claim at once.
+-- Locks: none: claim_room has locked the limits exclusively.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.key_rooms(queue integer, keys text[], places bigint[]) RETURNS TABLE (pos bigint, lock_key text, room integer, wait double precision)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -190,9 +209,14 @@ BEGIN
      GROUP BY k.pos, k.key;
 END $$;
 
--- charge_lanes takes what a claim took out of the token buckets of its queue: so many entries of each flow, and of each lock
--- key. It takes the claim back whose last token is beyond what claim_room said. Whoever writes buckets does so by limit and then
--- by flow or lock key, so that nobody waits in a ring.
+-- charge_lanes takes the entries of a claim out of the token buckets of its queue: so many of each
+-- flow, and of each lock key. It undoes a claim whose last token is above uncounted_to of
+-- claim_room.
+-- Locks: rows of bucket by limit and then by flow or lock key, so that two claims never deadlock.
+-- claim_room has locked the limits.
+-- Callers: pkg/invalidation.
+-- SQLSTATE: 40001 a token is above uncounted_to, so that the limit must be counted; retry the
+-- claim.
 CREATE OR REPLACE FUNCTION penstock.charge_lanes(queue integer, pace integer, flows text[], taken bigint[], keys text[], entries bigint[], last_token bigint,
     uncounted_to bigint) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -220,8 +244,11 @@ BEGIN
                    + excluded.units, at = clock_timestamp();
 END $$;
 
--- refund gives back what locks, which the caller holds, took out of token buckets for entries that were cancelled, and for
--- those behind that have not run, where rest says so. What was taken before the limit changed is not given back.
+-- refund gives back the units that locks, which the caller has locked, took out of token buckets
+-- for entries that were cancelled, and for those behind that have not run, where rest is true.
+-- Units that were taken before the limit changed are not given back.
+-- Locks: rows of bucket by limit and then by flow or lock key, as charge_lanes.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.refund(queue integer, keys text[], tokens bigint[], cancelled integer[], rest boolean[]) RETURNS void
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -246,10 +273,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- Keys that wait for a token bucket are parked: their ready row stands in a lane that nobody claims from (priority -2),
--- at the microsecond at which they may go on. So a claim meets such a key once, not each time.
--- park puts a key there for so long, unless it stands there already. The row it finds stays until this commits, as that
--- of a pusher does: whoever takes it away sees what came meanwhile.
+-- park throttles a lock key whose token bucket is empty, for `wait` seconds, unless it is throttled
+-- already: a ready row in a lane that no claim reads (priority -2), whose pos is the time
+-- (microseconds since 1970) at which the key may go on. So a claim meets such a key once, not each
+-- time. The ready row that it finds stays until this commits, as that of a pusher does: a session
+-- that deletes it later sees the new entries. False: another key has that microsecond, and the next
+-- claim throttles this one.
+-- Locks: the throttled ready row of the key (FOR UPDATE SKIP LOCKED).
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.park(queue integer, key text, wait double precision) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -261,7 +292,10 @@ BEGIN
     RETURN FOUND; -- false where another key has that microsecond: the next claim parks this one
 END $$;
 
--- unpark puts keys back into line whose time has come, where their oldest entry belongs, and returns how many.
+-- unpark requeues throttled keys whose time has come, at the position of their oldest entry, and
+-- returns how many.
+-- Locks: ready rows of priority -2 in order of pos (FOR UPDATE SKIP LOCKED).
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.unpark(queue integer, most integer) RETURNS integer
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -292,7 +326,14 @@ BEGIN
     RETURN cardinality(due);
 END $$;
 
--- set_limit makes a limit or changes one: {"max_units": 4} or {"rate": 10, "burst": 20, "per_flow": true}.
+-- set_limit makes a limit or changes one: {"max_units": 4} or {"rate": 10, "burst": 20, "per_flow":
+-- true}. With per_flow or per_key it has other buckets: units taken before are not given back to
+-- these.
+-- Locks: those of hold_limits; the row of the limit (FOR UPDATE); the advisory lock of the limit
+-- exclusively, by the trigger count_again, which waits for claims in flight; the rows of its
+-- queues.
+-- Callers: set_quota; pkg/operator; psql.
+-- SQLSTATE: PS002 an option does not exist or is not valid.
 CREATE OR REPLACE FUNCTION penstock.set_limit(limit_name text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -331,8 +372,15 @@ EXCEPTION
             USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three; with per_key rate alone, since a key has one holder at a time.';
 END $$;
 
--- use_limit puts a queue under a limit, with so many units for each of its locks; 0 takes it out again. From its
--- commit on no claim goes by without the limit: one that does not know of it is refused and reads the queue anew.
+-- use_limit puts a queue under a limit, with so many units for each of its locks; 0 takes it out
+-- again. From its commit on no claim ignores the limit: one with a stale set of limits is refused
+-- and reads the queue again.
+-- Locks: those of hold_limits; the row of the limit (FOR UPDATE); SHARE on penstock.lock, by the
+-- trigger await_claims, if the use is new; the advisory lock of the limit exclusively, by the
+-- trigger count_again; the rows of the queues of the limit.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 no such limit or units below 0, PS006 a claim or an ending
+-- took longer than 3 seconds.
 CREATE OR REPLACE FUNCTION penstock.use_limit(queue_name text, limit_name text, units integer DEFAULT 1, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -362,13 +410,18 @@ BEGIN
 END $$;
 
 -- limits_changed makes nodes read the queues of a limit again.
+-- Locks: the rows of these queues. The caller has the lock of hold_limits.
+-- Callers: set_limit, use_limit, set_quota.
 CREATE OR REPLACE FUNCTION penstock.limits_changed(changed integer) RETURNS void
 LANGUAGE sql AS $$
     UPDATE penstock.queue SET version = version + 1
      WHERE id IN (SELECT queue_id FROM penstock.limit_use WHERE limit_id = changed)
 $$;
 
--- A queue's own max_concurrent is a limit of its own, named after it.
+-- limit_own_concurrency keeps a queue's max_concurrent as a limit of its own, with the name
+-- queue:NAME.
+-- Locks: the row of that limit, then those of await_claims and count_again.
+-- Callers: trigger limit_own_concurrency.
 CREATE OR REPLACE FUNCTION penstock.limit_own_concurrency() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -384,7 +437,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- drop_own_limit removes the limit that max_concurrent made, with its queue.
+-- drop_own_limit removes the limit of max_concurrent, with its queue.
+-- Locks: the row of that limit.
+-- Callers: trigger drop_own_limit.
 CREATE OR REPLACE FUNCTION penstock.drop_own_limit() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -392,7 +447,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- What limits are worth is changed alone as well: claims in flight end first, and later ones go by the change.
+-- count_again makes the next claim count a limit that has changed: claims in flight end first, and
+-- later ones see the change.
+-- Locks: the advisory lock of the limit exclusively; it waits for claims in flight.
+-- Callers: trigger count_again.
 CREATE OR REPLACE FUNCTION penstock.count_again() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_TABLE_NAME = 'limit' THEN
@@ -405,10 +463,14 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- A claim that does not know that its queue comes under a limit must have been committed before the limit is counted. It has
--- written, or will, to penstock.lock, and holds that table from before its snapshot: none of them is in flight while we
--- have it, and those that come later see the limit. Claims and endings wait meanwhile, so that this waits for five seconds at most.
--- A queue that this transaction has made has no claims.
+-- await_claims waits for claims that do not know that their queue comes under a limit: they must be
+-- committed before the limit is counted. Such a claim has written, or will, to penstock.lock, and
+-- has that table locked from before its snapshot: none of them is in flight while we have it, and
+-- later ones see the limit. A queue that this transaction has made has no claims.
+-- Locks: SHARE on penstock.lock, until the transaction ends; it waits 3 s at most. Claims and
+-- endings wait meanwhile, so that the transaction is ended after 5 s without a statement.
+-- Callers: trigger await_claims.
+-- SQLSTATE: PS006 a claim or an ending took longer than 3 seconds; try again when it has ended.
 CREATE OR REPLACE FUNCTION penstock.await_claims() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     before text := current_setting('lock_timeout');
@@ -426,9 +488,14 @@ EXCEPTION WHEN lock_not_available THEN
         USING ERRCODE = 'PS006', HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to penstock.lock, see pg_locks. Commit at once: claims and endings wait for it.';
 END $$;
 
--- set_quota bounds what an application may use at once, or how fast, over all its queues: a limit named after it, whose
--- options it takes. Queues that come to the application later are under it as well. Null options remove it.
--- A quota for many queues waits for claims once, not once a queue (see await_claims).
+-- set_quota bounds how much an application may use at once, or how fast, over all its queues: a
+-- limit with the name application:NAME, whose options it takes. Queues that come to the application
+-- later are under it as well. Null options remove it. A quota for many queues waits for claims
+-- once, not once a queue (see await_claims).
+-- Locks: those of set_limit, then those of use_limit for its queues in order of id.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS002 the application is empty or an option is not valid, PS006 a claim or an ending
+-- took longer than 3 seconds.
 CREATE OR REPLACE FUNCTION penstock.set_quota(application text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -461,7 +528,9 @@ BEGIN
     UPDATE penstock.queue x SET version = version + 1 WHERE x.id = ANY (added);
 END $$;
 
--- A queue that changes its application changes its quota.
+-- follow_quota moves a queue that changes its application from one quota to the other.
+-- Locks: rows of limit_use, then those of await_claims and count_again.
+-- Callers: trigger follow_quota.
 CREATE OR REPLACE FUNCTION penstock.follow_quota() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN

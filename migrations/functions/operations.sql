@@ -1,6 +1,8 @@
 -- Bulk operations on entries and failures.
 
--- operation_source is what a verb chooses from, with the columns that a filter may name.
+-- operation_source is the table that a verb works on, as a subquery with the columns that a filter
+-- may name.
+-- Callers: count_matching, step_operation.
 CREATE OR REPLACE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
@@ -9,8 +11,11 @@ LANGUAGE sql STABLE AS $$
            ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
 $$;
 
--- operation_filter turns {"name": "mail", "older_than": "2 days"} into a condition. Values are quoted; a key that does
--- not exist is refused, so that a misspelt filter does not match everything. {"all": true} does.
+-- operation_filter turns {"name": "mail", "older_than": "2 days"} into a condition. Values are
+-- quoted; a key that does not exist is refused, so that a misspelt filter does not match
+-- everything. {"all": true} does.
+-- Callers: count_matching, step_operation.
+-- SQLSTATE: PS002 the verb or a filter does not exist, or the filter is empty.
 CREATE OR REPLACE FUNCTION penstock.operation_filter(q penstock.queue, verb text, filter jsonb) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -43,7 +48,10 @@ BEGIN
     RETURN array_to_string(conditions, ' AND ');
 END $$;
 
--- count_matching is the preview: how many an operation would find now. It reads the queue's whole table.
+-- count_matching is the preview of an operation: the number of entries that it would match now. It
+-- reads the queue's whole table.
+-- Callers: start_operation; pkg/operator.
+-- SQLSTATE: PS001 no such queue, PS002 the filter is not valid.
 CREATE OR REPLACE FUNCTION penstock.count_matching(queue text, verb text, filter jsonb) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -57,7 +65,11 @@ EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetim
     RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- start_operation begins an operation on what is in the queue now, and returns its id. The elected leader steps it.
+-- start_operation begins an operation on the current entries of a queue, and returns its id. The
+-- elected leader steps it.
+-- Locks: none but those of an insert.
+-- Callers: switch_entries; pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 verb, filter or per_second is not valid.
 CREATE OR REPLACE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT '',
                                          actor text DEFAULT NULL, per_second integer DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -79,7 +91,10 @@ BEGIN
     RETURN made;
 END $$;
 
--- cancel_operation ends an operation; what it has changed stays changed.
+-- cancel_operation ends an operation; the entries that it has changed stay changed.
+-- Locks: the row of the operation (FOR UPDATE).
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS008 no such operation, PS006 it has ended.
 CREATE OR REPLACE FUNCTION penstock.cancel_operation(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -96,7 +111,13 @@ BEGIN
                                cancel_operation.reason);
 END $$;
 
--- apply_operation does the verb of an operation to one entry. True: changed; false: nothing to do; null: busy, try again.
+-- apply_operation applies the verb of an operation to one entry. True: changed; false: nothing to
+-- do; null: busy, try again.
+-- Locks: those of return_failure, cancel_one, take_entry and end_entry, disable_one or enable_one.
+-- The caller has the row of the operation.
+-- Callers: step_operation.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.apply_operation(o penstock.operation, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -123,16 +144,17 @@ BEGIN
     END CASE;
 END $$;
 
--- step_operation does one bounded batch and remembers how far it came, in one transaction: after a crash the operation
--- goes on behind what it has changed. changed counts, wait says how long to wait before the next step (0: step again),
--- ended that there is nothing left, or that another session steps it.
---
--- An entry that another transaction has locked is remembered in operation.busy and tried again in later steps, a hundred
--- of them in each; the others go on. With a thousand of them the operation waits for some to become free.
---
--- Locks: the operation's row FOR UPDATE SKIP LOCKED, then for each match those of its verb, which wait for nobody or for
--- two seconds at most (cancel). Callers: the elected leader, penstock operation, disable_entries. Raises PS006 outside
--- read committed.
+-- step_operation does one bounded batch of an operation (10,000 entries read, 500 changed at most)
+-- and records its progress, in one transaction: after a crash the operation goes on behind the last
+-- entry that it changed. changed is the number of entries, wait how long to wait before the next
+-- step (0: step again), ended whether nothing is left or another session steps it. An entry that
+-- another transaction has locked is kept in operation.busy and tried again in later steps, a
+-- hundred of them in each; the others go on. With a thousand of them the operation waits for some
+-- to become free.
+-- Locks: the row of the operation (FOR UPDATE SKIP LOCKED), then those of apply_operation for the
+-- busy entries and for each match in order of id, of which only cancel_one may wait.
+-- Callers: switch_entries; pkg/operator, pkg/recovery.
+-- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off

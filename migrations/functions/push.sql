@@ -1,8 +1,14 @@
 -- Acceptance of entries: one function, push_many, behind every push from Go, HTTP and SQL.
 
--- Errors that a caller can tell apart by SQLSTATE (class PS):
---   PS001 no such queue          PS002 bad argument         PS003 payload too large
---   PS004 idempotency conflict   PS005 queue is full        PS006 state does not allow it
+-- queue_row returns the row of a queue. SQLSTATEs of Penstock are of class PS, the same in every
+-- function:
+--   PS001 no such queue           PS002 invalid argument      PS003 payload too large
+--   PS004 idempotency conflict    PS005 queue is full         PS006 not allowed in this state
+--   PS007 no such entry           PS008 no such node, operation, model or instance
+--   PS010 no such cron job        PS011 entries push one another without end
+--   PS012 no such batch           40001 a concurrent change: retry the statement
+-- Callers: every function that takes the name of a queue; pkg/invalidation.
+-- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.queue_row(queue_name text) RETURNS penstock.queue
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -16,7 +22,9 @@ BEGIN
     RETURN q;
 END $$;
 
--- lock_key_of reads the lock key of a payload as the queue's grouping says: a field, a path with dots, or a jsonpath.
+-- lock_key_of reads the lock key of a payload by the queue's grouping: a field, a path with dots,
+-- or a jsonpath.
+-- Callers: push_many, check_options.
 CREATE OR REPLACE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN left(path, 1) = '$' THEN jsonb_path_query_first(payload, path::jsonpath) #>> '{}'
@@ -24,9 +32,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
                 ELSE payload ->> path END
 $$;
 
--- admit refuses n entries where the queue's capacity leaves no room for them. The depth is the last count plus
--- what two sequences say has come and gone since, so producers never meet on a row; what a rolled-back push
--- counted in vain is mended by the next count.
+-- admit refuses n entries where the queue's capacity has no headroom for them. The depth is the
+-- last count plus the difference of two sequences since, so that producers never meet on a row; a
+-- push that rolled back is counted until the next count_depth.
+-- Locks: none: sequences only.
+-- Callers: push_many.
+-- SQLSTATE: PS005 the queue is full; DETAIL is JSON with depth, capacity, drain_rate and
+-- retry_after_ms.
 CREATE OR REPLACE FUNCTION penstock.admit(q penstock.queue, n integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -51,26 +63,41 @@ BEGIN
               HINT = 'Push again after retry_after_ms, or raise the capacity of the queue.';
 END $$;
 
--- counter reads a counter of a queue with a capacity. A sequence that was never used has counted nothing.
+-- counter reads a counter of a queue with a capacity. A sequence that was never used is 0.
+-- Locks: none.
+-- Callers: feed_batch, admit, count_depth.
 CREATE OR REPLACE FUNCTION penstock.counter(what text, queue_id integer) RETURNS bigint
 LANGUAGE sql AS $$
     SELECT coalesce(pg_sequence_last_value(format('penstock.%I', what || '_' || queue_id)::regclass), 0)
 $$;
 
--- count moves a counter of a queue with a capacity by n.
+-- count moves a counter of a queue with a capacity by n. The change is not undone by a rollback.
+-- Locks: none: sequences only.
+-- Callers: replace_merged, end_entry, return_failure, admit; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.count(queue_id integer, what text, n bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM count(nextval(format('penstock.%I', what || '_' || queue_id)::regclass)) FROM generate_series(1, n);
 END $$;
 
--- push_many is the one way in: every push, from Go or SQL, ends here. The arrays run side by side with payloads; an array
--- that is shorter leaves the option unset for the rest, one that is longer is refused. ids[i] is the entry of payloads[i];
--- verdicts[i] is 'inserted', 'replayed' (idempotency key seen before) or 'duplicate' (unique key taken), and null for all
--- inserted. An idempotency key of a push that was a duplicate names the entry that does the work. Disabled names and keys
--- are looked up for each entry only in queues that have some. Queues of kind webhook and batch hold what Penstock itself
--- pushes (call_back, create_batch, feed_batch, complete_batch), which says so by inside: task nodes sign the entries of the
--- one with the secrets of receivers, and the entries of the other name batches. SQLSTATE PS002 for everybody else.
+-- push_many accepts entries: every push, from Go or SQL, ends here. The arrays run side by side
+-- with payloads; an array that is shorter leaves the option unset for the rest, one that is longer
+-- is refused. ids[i] is the entry of payloads[i]; verdicts[i] is 'inserted', 'replayed'
+-- (idempotency key used before) or 'duplicate' (unique key taken), and null means all inserted. An
+-- idempotency key of a push that was a duplicate names the entry that does the work. Disabled names
+-- and keys are looked up for each entry only in queues that have some. Queues of kind webhook and
+-- batch hold entries that Penstock itself pushes (call_back, create_batch, feed_batch,
+-- complete_batch), with inside set: task nodes sign the entries of the one with the secrets of
+-- receivers, and the entries of the other name batches.
+-- Locks: new rows of idempotency in order of flow and key, which wait for an uncommitted push of
+-- the same key; rows of uniqueness in order of key, likewise; the ready row or entry of the holder
+-- of a unique key; ready rows of the pushed keys in order of key (FOR UPDATE SKIP LOCKED). A push
+-- without options takes none of these.
+-- Callers: push_batch_entry, feed_batch, watch, push_cron_entries, push, push_json, call_back;
+-- pkg/invalidation.
+-- SQLSTATE: PS001 no such queue, PS002 an option is not valid or the queue takes entries from
+-- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the
+-- queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], inside boolean DEFAULT false, OUT ids bigint[], OUT verdicts text[]) RETURNS record
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
@@ -191,9 +218,10 @@ BEGIN
      ORDER BY g.lock_key;
 END $$;
 
--- has_wild_number reports whether a JSON value has a number beyond 1e308, a non-zero one below 1e-308, or one with more than 408
--- decimals. Such numbers are small in jsonb and up to 147 kB each as text: every program that reads the value would pay for that. It
--- never casts to text. Callers: check_payloads, check_callbacks.
+-- has_wild_number returns whether a JSON value has a number beyond 1e308, a non-zero one below
+-- 1e-308, or one with more than 408 decimals. Such numbers are small in jsonb and up to 147 kB each
+-- as text: every program that reads the value would pay for that. It never casts to text.
+-- Callers: check_callbacks, check_payloads.
 CREATE OR REPLACE FUNCTION penstock.has_wild_number(value jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT EXISTS (
@@ -202,9 +230,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
          WHERE n.v > 1e308 OR scale(n.v) > 408 OR (n.v <> 0 AND n.v < 1e-308))
 $$;
 
--- check_callbacks refuses callbacks that are too long (url 2,048 bytes, context 64 KiB), that have numbers which nobody can read, or that
--- are beyond payload_limit together with their payload, and traces that are no W3C traceparent. Locks nothing. Caller: push_many.
--- SQLSTATEs: PS002, PS003.
+-- check_callbacks refuses callbacks that are too long (url 2,048 bytes, context 64 KiB), that have
+-- numbers which no program can read, or that are beyond payload_limit together with their payload,
+-- and traces that are no W3C traceparent.
+-- Callers: push_many.
+-- SQLSTATE: PS002 invalid argument, PS003 payload too large.
 CREATE OR REPLACE FUNCTION penstock.check_callbacks(q penstock.queue, payloads jsonb[], callbacks jsonb[], traces text[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -235,7 +265,10 @@ BEGIN
     END IF;
 END $$;
 
--- check_payloads refuses a payload that is missing, too large or has numbers that nobody can read, by the number of the entry (from 1).
+-- check_payloads refuses a payload that is missing, too large or has numbers that no program can
+-- read, by the number of the entry (from 1).
+-- Callers: push_many.
+-- SQLSTATE: PS002 invalid argument, PS003 payload too large.
 CREATE OR REPLACE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void LANGUAGE plpgsql STABLE AS $$
 DECLARE
     bad record;
@@ -264,7 +297,10 @@ BEGIN
     END IF;
 END $$;
 
--- check_arrays refuses arrays of options that are longer than that of the payloads, and callbacks that nobody could make.
+-- check_arrays refuses arrays of options that are longer than that of the payloads, and callbacks
+-- that cannot be called.
+-- Callers: push_many.
+-- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.check_arrays(n integer, lengths integer[], callbacks jsonb[]) RETURNS void
     LANGUAGE plpgsql IMMUTABLE
     AS $$
@@ -292,7 +328,10 @@ BEGIN
     END IF;
 END $$;
 
--- check_options refuses options that cannot be accepted, by the name of the field and the number of the entry (from 1).
+-- check_options refuses options that cannot be accepted, by the name of the field and the number of
+-- the entry (from 1).
+-- Callers: push_many.
+-- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.check_options(
     q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[],
     idempotency_keys text[], unique_keys text[], unique_policies text[],
@@ -329,9 +368,12 @@ BEGIN
     END IF;
 END $$;
 
--- resolve_idempotency gives each entry whose key was seen before the id of the first entry. The insert waits for
--- an uncommitted push of the same key, so that of a hundred pushes at once one inserts and the others learn its
--- id; keys go in sorted order, so that two bulk pushes never wait for each other in a ring.
+-- resolve_idempotency gives each entry whose key was used before the id of the first entry. The
+-- insert waits for an uncommitted push of the same key, so that of a hundred pushes at once one
+-- inserts and the others get its id.
+-- Locks: new rows of idempotency in order of flow and key, so that two bulk pushes never deadlock.
+-- Callers: push_many.
+-- SQLSTATE: PS004 the key was used with another payload, lock key or name.
 CREATE OR REPLACE FUNCTION penstock.resolve_idempotency(
     q penstock.queue, INOUT ids bigint[], payloads jsonb[], flows text[], keys text[], lock_keys text[], names text[],
     OUT verdicts text[]
@@ -366,8 +408,10 @@ BEGIN
                                WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
 END $$;
 
--- resolve_uniqueness gives each entry whose unique key is taken the id of the entry that holds it. As above, keys
--- go in sorted order and a push waits for an uncommitted one of the same key: if that rolls back, this one inserts.
+-- resolve_uniqueness gives each entry whose unique key is taken the id of the entry that has it. A
+-- push waits for an uncommitted one of the same key: if that rolls back, this one inserts.
+-- Locks: rows of uniqueness in order of key (FOR UPDATE), for each those of holds_unique_key.
+-- Callers: push_many.
 CREATE OR REPLACE FUNCTION penstock.resolve_uniqueness(
     q penstock.queue, INOUT ids bigint[], INOUT verdicts text[], keys text[], policies text[]
 ) LANGUAGE plpgsql AS $$
@@ -397,9 +441,13 @@ BEGIN
     END LOOP;
 END $$;
 
--- holds_unique_key says whether the entry still stands for its unique key. Under the queued policies that ends
--- when it starts; its ready row is locked until the push commits, so that it does not start before the change that
--- the push stands for can be seen. (A ready row locked for over a second is passed by: DESIGN, claim, stubborn.)
+-- holds_unique_key returns whether an entry still has its unique key. Under the queued policies it
+-- has the key until it starts; its ready row is locked until the push commits, so that it does not
+-- start before the change that the push is about can be seen. (A claim ignores the row lock of a
+-- ready row that has been locked for over a second.)
+-- Locks: the entry (FOR NO KEY UPDATE, it waits) while it is initial; its ready row or one of its
+-- key (FOR UPDATE SKIP LOCKED).
+-- Callers: resolve_uniqueness.
 CREATE OR REPLACE FUNCTION penstock.holds_unique_key(queue bigint, held bigint, policy text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -431,7 +479,11 @@ BEGIN
                         WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || held) AND l.last_entry_id >= held);
 END $$;
 
--- push accepts one entry and returns its id, of a push that was a replay or a duplicate that of the earlier entry.
+-- push accepts one entry and returns its id; for a replay or a duplicate, that of the earlier
+-- entry.
+-- Locks: those of push_many.
+-- Callers: cmd/penstock, pkg/api, pkg/invalidation; psql.
+-- SQLSTATE: those of push_many.
 CREATE OR REPLACE FUNCTION penstock.push(
     queue           text,
     payload         jsonb,
@@ -465,8 +517,12 @@ CREATE OR REPLACE FUNCTION penstock.push(
         CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END)).ids[1]
 $$;
 
--- push_json is push_many for clients whose driver knows no arrays: a JSON array of objects
--- {"payload": ..., "lock_key": ..., ...}, options named as in penstock.push. It answers [{"id": 1, "verdict": "inserted"}].
+-- push_json is push_many for clients whose driver has no arrays: a JSON array of objects
+-- {"payload": ..., "lock_key": ..., ...}, options named as in penstock.push. It returns [{"id": 1,
+-- "verdict": "inserted"}].
+-- Locks: those of push_many.
+-- Callers: pkg/invalidation; psql.
+-- SQLSTATE: PS002 an option does not exist or is not valid, and those of push_many.
 CREATE OR REPLACE FUNCTION penstock.push_json(queue_name text, entries jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -501,20 +557,14 @@ EXCEPTION
         RAISE EXCEPTION 'entry option is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- What operators do to a queue that is being worked on: pause, disable, cancel, expire, retry, compact. The CLI, the
--- API and a person in psql call the same functions.
---
--- Further SQLSTATEs: PS007 no such entry, PS008 no such node or operation.
---
--- An entry that is not running is taken before it is ended, and here is what taking rests on:
---   solo     The claim of a solo entry deletes its ready row and inserts its lock in one transaction. Whoever has
---            locked the ready row has excluded the claim until he commits.
---   group    A claim may take a key without its ready row (claim.go, stubborn), but never without the key's advisory
---            lock. Whoever has that has excluded every claim of the key; a lock record that is there by then covers
---            the entries up to last_entry_id, and no others will be handed out under it.
---   initial  Only promote turns it pending, and it passes by entries whose row is locked.
--- Nothing here waits for a claim, a pusher or a node: what somebody else has locked is passed by or asked for.
--- Each step looks again in a statement of its own, so the functions need read committed.
+-- need_read_committed refuses a transaction of another isolation level. Functions with several
+-- steps read again in a statement of their own after each lock, and so need a new snapshot for each
+-- statement. They wait for no claim, pusher or node: rows that another session has locked are
+-- skipped or requested.
+-- Locks: none.
+-- Callers: pause_batch, cancel_batch, compactable, switch_entry, alter_cron_job, run_cron_job_now,
+-- drop_cron_job, cancel_entry, expire_entries, claim_room, step_operation.
+-- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.need_read_committed() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

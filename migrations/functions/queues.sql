@@ -1,7 +1,11 @@
 -- The registry of queues: their settings, what settings may be, and the counters of those with a capacity.
 
--- create_queue registers a queue and gives it a table. The table is made on its own and then attached, so that a reader or
--- writer of another queue does not wait for it. It takes the locks of hold_limits first, in the order of changes of limits.
+-- create_queue registers a queue and gives it a table. The table is made on its own and then
+-- attached, so that a reader or writer of another queue does not wait for it.
+-- Locks: those of hold_limits first, in the order of changes of limits; the row of the queue, which
+-- is new; SHARE UPDATE EXCLUSIVE on penstock.entry to attach the table; then those of alter_queue.
+-- Callers: fit_model_queue; pkg/invalidation, pkg/operator; psql.
+-- SQLSTATE: PS002 the name or an option is not valid, PS006 the queue exists.
 CREATE OR REPLACE FUNCTION penstock.create_queue(queue_name text, options jsonb DEFAULT '{}'::jsonb) RETURNS integer
     LANGUAGE plpgsql
     AS $_$
@@ -41,7 +45,13 @@ BEGIN
     RETURN q.id;
 END $_$;
 
--- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown names are refused.
+-- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown
+-- names are refused. Nodes read the settings again by the queue's version.
+-- Locks: those of hold_limits, the row of the queue (FOR NO KEY UPDATE), then those of the triggers
+-- for max_concurrent and application (await_claims, count_again).
+-- Callers: fit_model_queue, create_queue, drop_queue; pkg/invalidation, pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 an option does not exist or is not valid, PS006 the kind is
+-- needed by cron jobs, watches or batches, or a claim took longer than 3 seconds.
 CREATE OR REPLACE FUNCTION penstock.alter_queue(queue_name text, options jsonb) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -87,7 +97,13 @@ EXCEPTION
         RAISE EXCEPTION 'queue option of "%" is not valid: %', queue_name, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- drop_queue removes a queue and everything that is left of it. It refuses while there are entries, unless forced.
+-- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced.
+-- Locks: those of hold_limits; ACCESS EXCLUSIVE on the queue's own table, so that no push comes
+-- between; those of alter_queue; ACCESS EXCLUSIVE on penstock.entry to detach the table; rows of
+-- the queue. Each waits 3 s at most, unless lock_timeout is set.
+-- Callers: pkg/invalidation; psql.
+-- SQLSTATE: PS001 no such queue, PS006 it has entries or is needed, 55P03 a lock was not to be had
+-- in time.
 CREATE OR REPLACE FUNCTION penstock.drop_queue(queue_name text, force boolean DEFAULT false, reason text DEFAULT NULL::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -122,7 +138,12 @@ BEGIN
                                drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
 END $$;
 
--- check_queue names the setting that is wrong, and what it may be.
+-- check_queue refuses settings that are out of range, by name, with the range. A setting that a
+-- node or a leader could not read is refused where it is set: one invalid retry policy kept every
+-- node from reading any queue, and a retention of 300,000 years kept every partition.
+-- Locks: none.
+-- Callers: trigger check_queue.
+-- SQLSTATE: PS002 a setting is not valid.
 CREATE OR REPLACE FUNCTION penstock.check_queue() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     flaw text := penstock.retry_flaw(NEW.retry);
@@ -157,10 +178,8 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- What a node or a leader could not read, or would choke on, is refused where it is set. One queue with a retry policy
--- that is no policy kept every node from reading any queue; one with a retention of 300,000 years kept every partition.
-
--- retry_flaw says what is wrong with a retry policy; null: nothing.
+-- retry_flaw returns the error in a retry policy, or null.
+-- Callers: check_queue.
 CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT 'retry') RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(
         (SELECT within || ' is not a JSON object' WHERE jsonb_typeof(policy) <> 'object'),
@@ -180,7 +199,9 @@ CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT
           WHERE penstock.retry_flaw(c.value, within || '.classes.' || c.key) IS NOT NULL ORDER BY c.key LIMIT 1))
 $$;
 
--- in_words says what a value must be instead of the name of the constraint that it violates; other messages pass through.
+-- in_words replaces the name of a violated constraint in a message by the values that are allowed;
+-- other messages are returned as they are.
+-- Callers: create_batch, create_cron_job, alter_cron_job, set_limit.
 CREATE OR REPLACE FUNCTION penstock.in_words(said text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce((SELECT v.words FROM (VALUES
         ('cron_job_catch_up_check', 'catch_up is not none, last or all'),
@@ -210,9 +231,12 @@ CREATE OR REPLACE FUNCTION penstock.in_words(said text) RETURNS text LANGUAGE sq
      WHERE strpos(said, '"' || v.name || '"') > 0), said)
 $$;
 
--- The kind of a queue says who reads its entries, and what cron jobs, watches and batches count on: with another kind
--- they would wait for ever and say nothing. What changes the kind holds the row of the queue, and rows that refer to it
--- are few and rarely made; one that is made in the same moment is not seen.
+-- keep_queue_kind refuses a change of the kind of a queue that cron jobs, watches or batches need:
+-- with another kind their entries would wait for ever without an error. Rows that refer to a queue
+-- are few and rarely made; one that is made at the same moment is not seen.
+-- Locks: none further: the statement has the row of the queue.
+-- Callers: trigger keep_queue_kind.
+-- SQLSTATE: PS006 the kind is needed.
 CREATE OR REPLACE FUNCTION penstock.keep_queue_kind() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     needs text;
@@ -228,8 +252,10 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- count_depth counts a queue with a capacity anew. Pushes go on meanwhile: the counters are read first, so that
--- what commits during the count is counted twice at worst, never left out.
+-- count_depth counts a queue with a capacity again. Pushes go on meanwhile: the counters are read
+-- first, so that a push that commits during the count is counted twice at worst, never left out.
+-- Locks: the row of depth.
+-- Callers: alter_queue; pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.count_depth(queue integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

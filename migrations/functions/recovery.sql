@@ -1,8 +1,10 @@
 -- What the leader does for nodes that are gone, and its own term.
 
--- take_back_crashes uncounts the crashes that were counted when the lease of a node lapsed, if the node is heard again: it
--- was stopped or cut off and did not die. It returns the number of entries; entries that have ended are left out.
--- Locks: the row of the node, then the rows of the entries. Callers: pkg/recovery, within the leader's term.
+-- take_back_crashes uncounts the crashes that were counted when the lease of a node lapsed, if the
+-- node is heard again: it was stopped or cut off and did not die. It returns the number of entries;
+-- entries that have ended are left out.
+-- Locks: the row of the node (FOR NO KEY UPDATE), then the rows of the entries.
+-- Callers: pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.take_back_crashes(node bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -27,9 +29,11 @@ BEGIN
     RETURN taken;
 END $$;
 
--- holds_term says whether the term is the newest of its election and its lease has not lapsed. If so, it stays the
--- newest until this transaction ends: a take-over waits. Statements of elected duties name it:
---   UPDATE ... WHERE (SELECT penstock.holds_term(17)) AND ...
+-- holds_term returns whether the term is the newest of its election and its lease has not lapsed.
+-- If so, it stays the newest until this transaction ends: a take-over waits. Statements of elected
+-- duties name it: UPDATE ... WHERE (SELECT penstock.holds_term(17)) AND ...
+-- Locks: the row of leader (FOR KEY SHARE).
+-- Callers: pkg/election.
 CREATE OR REPLACE FUNCTION penstock.holds_term(number bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -37,7 +41,9 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- node_lives says whether a node's lease has not lapsed.
+-- node_lives returns whether a node's lease has not lapsed.
+-- Callers: hungry_nodes, slot_share, adopt_slot, orphan_slots, free_slots, free_dead_slots,
+-- dead_slots; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.node_lives(bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.node n WHERE n.id = $1 AND n.beat_at + n.lease > clock_timestamp())

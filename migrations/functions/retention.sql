@@ -1,9 +1,13 @@
 -- Tables that are dropped by the day.
 
--- ensure_partitions gives every table of penstock.retention a partition for each day from today to days_ahead, and
--- returns how many it made. Each is made on its own and then attached. What a default partition already holds of a day
--- keeps that day from getting one; that is only the first day of an installation, or after the leader was away for
--- days_ahead. Samples have no default partition: they wait for theirs.
+-- ensure_partitions gives every table of penstock.retention a partition for each day from today to
+-- days_ahead, and returns how many it made. Each is made on its own and then attached. Rows of a
+-- day in a default partition keep that day from getting one; that is only the first day of an
+-- installation, or after days_ahead without a leader. Samples have no default partition: they wait
+-- for theirs.
+-- Locks: SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition, for
+-- 200 ms of waiting at most; a partition that needs longer is left to the next call.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.ensure_partitions(days_ahead integer DEFAULT 7) RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
@@ -32,8 +36,11 @@ BEGIN
     RETURN made;
 END $$;
 
--- drop_old_partitions drops the oldest of them, and returns how many it dropped: 1 or 0, so that its locks are held for
--- one drop only. Call it until it returns 0. The lock_timeout bounds how long anybody can wait behind it.
+-- drop_old_partitions drops the oldest partition past its retention, and returns how many it
+-- dropped: 1 or 0, so that its locks are held for one drop only. Call it until it returns 0.
+-- Locks: ACCESS EXCLUSIVE on the parent and the partition, for 200 ms of waiting at most, which
+-- bounds how long others wait behind it.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.drop_old_partitions() RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
@@ -49,20 +56,24 @@ EXCEPTION
         RETURN 0;
 END $$;
 
--- kept says whether a result or failure of that time may still be read: each queue keeps its own for its own retention,
--- and everybody for a minute, so that a caller who waits for an outcome sees it. The rows go later, see tidy_outcomes.
+-- kept returns whether a result or failure of that time may still be read: each queue keeps its own
+-- for its own retention, and every queue for a minute, so that a caller that waits for an outcome
+-- sees it. The rows are deleted later, see tidy_outcomes.
+-- Callers: find_entry, outcome_of; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.kept(ended_at timestamptz, retention interval) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT ended_at > statement_timestamp() - greatest(retention, interval '1 minute')
 $$;
 
--- tidy_outcomes deletes up to most results or failures (which: result, failure) that have passed the retention of their
--- queue, and returns how many. Partitions are dropped when they have passed the longest retention of all queues; this is
--- for queues with a shorter one, and for the default partition, which is never dropped.
---
--- penstock.retained remembers for each queue up to when it was done, so that a pass reads the rows of one pass only; ten
--- minutes are read again, for transactions that began before and committed later. Rows that another transaction has
--- locked are passed by. Locks: the deleted rows. Caller: the elected leader, once a minute.
+-- tidy_outcomes deletes up to `most` results or failures (which: result, failure) that have passed
+-- the retention of their queue, and returns how many. Partitions are dropped when they have passed
+-- the longest retention of all queues; this is for queues with a shorter one, and for the default
+-- partition, which is never dropped. penstock.retained records for each queue the time up to which
+-- it was done, so that a pass reads the rows of one pass only; ten minutes are read again, for
+-- transactions that began before and committed later. Rows that another transaction has locked are
+-- skipped.
+-- Locks: the deleted rows (FOR UPDATE SKIP LOCKED), then the row of retained.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.tidy_outcomes(which text, most integer) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_seqscan = off SET timezone = 'UTC'

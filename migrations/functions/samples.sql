@@ -1,22 +1,27 @@
 -- Samples: how each queue stands every few seconds.
 
--- live_entries estimates the entries of a queue's table from the counters of the statistics collector, and where those
--- were lost in a crash, from what the last vacuum saw.
+-- live_entries estimates the entries of a queue's table from the cumulative statistics, and where
+-- those were lost in a crash, from the last vacuum.
+-- Callers: count_queue.
 CREATE OR REPLACE FUNCTION penstock.live_entries(queue_name text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint)
       FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name))
 $$;
 
--- indexed_entries estimates the entries in one of a queue's partial indexes: what the last vacuum or analyze saw.
+-- indexed_entries estimates the entries in one of a queue's partial indexes, from the last vacuum
+-- or analyze.
+-- Callers: count_queue.
 CREATE OR REPLACE FUNCTION penstock.indexed_entries(queue_name text, suffix text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT greatest(c.reltuples, 0)::bigint
       FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name || '_' || suffix))
 $$;
 
--- planned_rows is how many rows of a query the planner expects, by the statistics of the last ANALYZE.
--- Volatile, since Postgres allows no EXPLAIN in others.
+-- planned_rows is the number of rows of a query that the planner expects, by the statistics of the
+-- last ANALYZE. Volatile, since Postgres allows no EXPLAIN in others.
+-- Locks: those of planning the query.
+-- Callers: count_queue.
 CREATE OR REPLACE FUNCTION penstock.planned_rows(query text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -26,12 +31,13 @@ BEGIN
     RETURN (plan->0->'Plan'->>'Plan Rows')::numeric::bigint;
 END $$;
 
--- count_queue names the queue's own table. Through penstock.entry each call was planned anew over the tables of
--- all queues: with a hundred queues that took twelve seconds, and grew with their square.
---
--- count_queue counts one queue. Up to 10,000 entries (100,000 failures) of a kind it counts exactly, through an index
--- that holds only them; what goes beyond is an estimate and marked as one. initial and pending leave out what is disabled.
--- A queue that is just being dropped has nothing. The settings keep the plan at walking an index up to the bound.
+-- count_queue counts one queue. Up to 10,000 entries (100,000 failures) of a kind it counts
+-- exactly, through an index that holds only them; beyond that it estimates, and sets estimated.
+-- initial and pending leave out disabled entries. A queue that is being dropped has no entries. The
+-- settings keep the plan at walking an index up to the bound. It names the queue's own table:
+-- through penstock.entry each call was planned over the tables of all queues, and with a hundred
+-- queues that took twelve seconds.
+-- Callers: count_queues, measure.
 CREATE OR REPLACE FUNCTION penstock.count_queue(q penstock.queue)
 RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
 LANGUAGE plpgsql STABLE
@@ -83,16 +89,18 @@ EXCEPTION WHEN undefined_table THEN
 END $$;
 
 -- count_queues counts each queue, see count_queue.
+-- Callers: queue_status.
 CREATE OR REPLACE FUNCTION penstock.count_queues()
 RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
 LANGUAGE sql STABLE AS $$
     SELECT c.* FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c
 $$;
 
--- head_age is for how many seconds the entry has waited that a node would claim first, null if there is none: in the
--- first 100 lanes that nobody paused, a lane's first key that nobody holds, among its first 20 ready rows. It waits
--- since it was accepted, or came due. Entries of a queue that is paused or out of service do not count, nor do keys that
--- wait for their rate (see park): nothing is wrong with those.
+-- head_age is the age in seconds of the oldest entry that a node would claim first, null if there
+-- is none: in the first 100 lanes that are not paused, a lane's first key without a lock record,
+-- among its first 20 ready rows. The age is counted from the push, or from the due time. Entries of
+-- a queue that is paused or disabled do not count, nor do throttled keys (see park).
+-- Callers: measure.
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
@@ -146,8 +154,9 @@ EXCEPTION WHEN undefined_table THEN
     RETURN NULL;
 END $$;
 
--- measure looks at one queue as it stands. The cost does not grow with its depth, nor with how many queues there are.
--- Rates are for whoever has two of them. In PL/pgSQL, so that it is planned once in a session.
+-- measure samples one queue. The cost does not grow with its depth, nor with the number of queues.
+-- Rates need two samples and are left null. In PL/pgSQL, so that it is planned once in a session.
+-- Callers: pkg/operator, pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.measure(q penstock.queue) RETURNS penstock.sample
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -168,16 +177,19 @@ BEGIN
     RETURN s;
 END $$;
 
--- last_sample is the newest sample of a queue, null if it is older than `within`: then no leader leads.
--- The clock of the statement can be looked up in the index. clock_timestamp() cannot: where the newest sample is old, because
--- no leader leads, it was compared with every sample that is kept.
+-- last_sample returns the newest sample of a queue, null if it is older than `within`: then there
+-- is no leader. The time of the statement can be used with the index; clock_timestamp() cannot:
+-- without a leader it was compared with every sample.
+-- Callers: degraded_queues; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.last_sample(queue integer, within interval DEFAULT '30 seconds') RETURNS penstock.sample
 LANGUAGE sql STABLE AS $$
     SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > statement_timestamp() - within ORDER BY s.at DESC LIMIT 1
 $$;
 
--- roll_up_samples writes the minutes that are over and were not written yet, the last hour's at most, and returns how
--- many rows it wrote.
+-- roll_up_samples writes the past minutes that were not written yet, of the last hour at most, and
+-- returns how many rows it wrote.
+-- Locks: none but those of an insert.
+-- Callers: pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.roll_up_samples() RETURNS bigint
 LANGUAGE sql AS $$
     WITH written AS (

@@ -10,13 +10,19 @@
 --
 -- $1 and $2 are jsonb.
 
--- statement_sql is a statement as it is run. The rows of an impact become one object each.
+-- statement_sql is the text of a statement as a node runs it. The rows of an impact become one
+-- object each.
+-- Callers: set_statements; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.statement_sql(name text, statement text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE name WHEN 'impact' THEN format(E'SELECT to_jsonb(r) FROM (%s\n) r', rtrim(statement, E'; \n')) ELSE statement END
 $$;
 
--- check_statement refuses a text that is not one statement.
+-- check_statement refuses a text that is not one statement. The text is parsed as the body of a
+-- temporary function, and not executed.
+-- Locks: none of tables but those of parsing.
+-- Callers: check_query, set_statements.
+-- SQLSTATE: those of the parser (42601 and others), which the callers turn into PS002.
 CREATE OR REPLACE FUNCTION penstock.check_statement(statement text) RETURNS void
 LANGUAGE plpgsql SET check_function_bodies = on AS $$
 DECLARE
@@ -31,8 +37,12 @@ BEGIN
     DROP FUNCTION pg_temp.penstock_statement(jsonb, jsonb);
 END $$;
 
--- set_statements declares what task nodes run for the entries of a queue: {"run": "..."}; {} takes it away. It is run with
--- the rights of the task nodes, so let only those call this who have them too. Nodes know within one heartbeat.
+-- set_statements declares the statements that task nodes run for the entries of a queue: {"run":
+-- "..."}; {} removes them. They run with the rights of the task nodes, so grant this function only
+-- to roles that have those rights. Nodes read them within one heartbeat.
+-- Locks: the row of the queue.
+-- Callers: cmd/tasknode, pkg/invalidation; psql.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.set_statements(queue_name text, statements jsonb, reason text DEFAULT NULL, actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,22 +1,27 @@
 -- The audit: it is only added to, and pruned by retention.
 
--- actor_name is the name that goes to the audit for the actor of a call: the database user unless one was given.
+-- actor_name is the name in the audit for the actor of a call: the database user unless one was
+-- given.
 -- Callers: audit_log, and functions that keep an actor in a row of their own.
 CREATE OR REPLACE FUNCTION penstock.actor_name(actor text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(nullif($1, ''), current_user)
 $$;
 
--- without_passwords replaces the passwords of addresses (scheme://user:password@host) in a JSON value by ***.
+-- without_passwords replaces the passwords of addresses (scheme://user:password@host) in a JSON
+-- value by ***.
+-- Callers: audit_log.
 CREATE OR REPLACE FUNCTION penstock.without_passwords(detail jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT regexp_replace($1::text, '(://[^/@:[:space:]"]*):[^/@[:space:]"]*@', '\1:***@', 'g')::jsonb
 $$;
 
--- audit_log adds a row to the audit, the only way in. It belongs to the transaction of the change that it tells of.
--- Passwords in addresses are left out: whoever may read the audit need not know them. A call without a reason is
--- recorded, with a warning: the API and the CLI insist on one, and in psql the warning is seen.
--- Locks: none but those of an insert. Callers: every function with an actor, pkg/operator, pkg/webhook.
+-- audit_log adds a row to the audit, and is the only function that does. The row belongs to the
+-- transaction of the change. Passwords in addresses are left out: readers of the audit need not
+-- know them. A call without a reason is recorded, with a warning: the API and the CLI require one,
+-- and in psql the warning is seen.
+-- Locks: none but those of an insert.
+-- Callers: every function with an actor; pkg/operator, pkg/webhook.
 CREATE OR REPLACE FUNCTION penstock.audit_log(actor text, verb text, object text, reason text, detail jsonb DEFAULT NULL)
     RETURNS void
 LANGUAGE plpgsql AS $$
@@ -30,15 +35,22 @@ BEGIN
             CASE WHEN audit_log.detail::text LIKE '%://%' THEN penstock.without_passwords(audit_log.detail) ELSE audit_log.detail END);
 END $$;
 
--- What was done stays written. An owner of the table can still take the trigger away, which no trigger can hinder.
+-- keep_audit refuses changes of rows of the audit. The owner of the table can still drop the
+-- trigger, which no trigger can prevent.
+-- Locks: none.
+-- Callers: triggers audit_stays, audit_goes_by_retention.
+-- SQLSTATE: 42501 rows of the audit cannot be changed or deleted.
 CREATE OR REPLACE FUNCTION penstock.keep_audit() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'the audit is only ever added to' USING ERRCODE = 'insufficient_privilege';
 END $$;
 
--- What goes from the audit leaves a row there, whoever deletes it: how many rows, up to when, and who is logged in. Whoever may
--- not insert into the audit cannot delete from it either.
+-- record_pruning adds a row to the audit for rows that were deleted from it, by any user: how many
+-- rows, up to which time, and the session user. A role that may not insert into the audit cannot
+-- delete from it either.
+-- Locks: none but those of an insert.
+-- Callers: trigger pruning_is_recorded.
 CREATE OR REPLACE FUNCTION penstock.record_pruning() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.audit_log(session_user, 'prune_audit', 'audit', 'retention',
@@ -47,8 +59,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- prune_audit deletes up to some rows of whole days that are older than keep, which is 30 days at least; it returns how many.
--- Rows are in order of id as good as of time.
+-- prune_audit deletes up to `most` rows of whole days that are older than keep, which is 30 days at
+-- least, and returns how many. Rows are in order of id, which is nearly that of time.
+-- Locks: the rows of the audit.
+-- Callers: pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.prune_audit(keep interval, most integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,7 +1,8 @@
 -- Views, for people and programs that look at the state. A view whose columns change is dropped and made again.
 
--- entry_status shows each entry in the words of the glossary. Disabled goes before computing: a disabled entry that
--- runs shows as disabled, with the node that runs it beside it.
+-- entry_status shows the state of each entry. Disabled goes before computing: a disabled entry that
+-- runs shows as disabled, with the node that runs it.
+-- Callers: check_invariants; pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.entry_status AS
 SELECT e.id, q.name AS queue,
        CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial'
@@ -13,6 +14,9 @@ SELECT e.id, q.name AS queue,
   LEFT JOIN penstock.lock l ON l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id)
                            AND l.last_entry_id >= e.id AND e.status = 'pending';
 
+-- node_status shows each process with its state (live, draining, dead), locks and queues.
+-- says_locks is the number of locks in its last heartbeat, locks the number of lock records.
+-- Callers: queue_reasons; pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.node_status AS
 SELECT n.id, n.name, n.application,
        CASE WHEN n.beat_at + n.lease < clock_timestamp() THEN 'dead' WHEN n.draining_at IS NOT NULL THEN 'draining' ELSE 'live' END AS state,
@@ -22,6 +26,8 @@ SELECT n.id, n.name, n.application,
        n.started_at, n.beat_at, n.draining_at, n.drain_by, n.drain_reason, n.load
   FROM penstock.node n;
 
+-- lock_status shows the lock records with the names of queue and node.
+-- Callers: stuck; pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.lock_status AS
 SELECT q.name AS queue, l.lock_key, l.flow, l.priority, l.entry_count AS entries, l.token, l.node_id, n.name AS node,
        clock_timestamp() - l.claimed_at AS age, l.claimed_at, l.last_entry_id, l.cost, l.queue_id
@@ -29,8 +35,10 @@ SELECT q.name AS queue, l.lock_key, l.flow, l.priority, l.entry_count AS entries
   JOIN penstock.queue q ON q.id = l.queue_id
   LEFT JOIN penstock.node n ON n.id = l.node_id;
 
--- stuck shows locks that nobody computes any more: recovery takes them within a lease and two seconds. The third way
--- of being stuck, a token that is missing from a live node's list, shows in two heartbeats only (pkg/recovery).
+-- stuck shows locks of dead or unknown nodes: recovery takes them within a lease and two seconds. A
+-- lock whose token is missing from the list of a live node needs two heartbeats to be seen, and is
+-- found by pkg/recovery only.
+-- Callers: pkg/doctor; psql.
 CREATE OR REPLACE VIEW penstock.stuck AS
 SELECT l.queue, l.lock_key, l.token, l.node_id, l.node, l.age, l.entries,
        CASE WHEN n.id IS NULL THEN 'node unknown' ELSE 'node dead' END AS reason, clock_timestamp() - n.beat_at AS silent_for, l.queue_id
@@ -38,7 +46,9 @@ SELECT l.queue, l.lock_key, l.token, l.node_id, l.node, l.age, l.entries,
   LEFT JOIN penstock.node n ON n.id = l.node_id
  WHERE n.id IS NULL OR n.beat_at + n.lease < clock_timestamp();
 
--- queue_status: initial + pending = computing + awaiting_compute.
+-- queue_status shows the counts and switches of each queue: initial + pending = computing +
+-- awaiting_compute.
+-- Callers: cmd/penstock; psql.
 CREATE OR REPLACE VIEW penstock.queue_status AS
 SELECT q.name AS queue, q.kind, q.application, n.initial, n.pending, n.disabled, n.computing,
        n.initial + n.pending - n.computing AS awaiting_compute, n.failed, n.estimated,
@@ -48,6 +58,8 @@ SELECT q.name AS queue, q.kind, q.application, n.initial, n.pending, n.disabled,
   FROM penstock.count_queues() n
   JOIN penstock.queue q ON q.id = n.queue_id;
 
+-- instance_status shows instances, their slots and why no calls are sent to them.
+-- Callers: model_slots; pkg/operator, pkg/recovery; psql.
 CREATE OR REPLACE VIEW penstock.instance_status AS
 SELECT i.id, i.model, i.server, i.endpoint, i.state, i.slots, h.held, h.doubtful, i.active, i.capacity, i.queued,
        i.draining_at IS NOT NULL AS draining, penstock.usable(i) AS usable,
@@ -58,7 +70,9 @@ SELECT i.id, i.model, i.server, i.endpoint, i.state, i.slots, h.held, h.doubtful
  CROSS JOIN LATERAL (SELECT count(*) AS held, count(s.doubt_at) AS doubtful FROM penstock.slot s WHERE s.instance_id = i.id) h;
 COMMENT ON VIEW penstock.instance_status IS 'instances, their slots and why no calls are sent to them';
 
--- cron_status shows each job in words: waiting, running, paused, ended (its schedule has no more times), broken.
+-- cron_status shows the state of each job: waiting, running, paused, ended (its schedule has no
+-- more times), broken.
+-- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.cron_status AS
 SELECT j.name AS job, q.name AS queue,
        CASE WHEN j.problem IS NOT NULL THEN 'broken' WHEN j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL THEN 'running'
@@ -70,6 +84,7 @@ SELECT j.name AS job, q.name AS queue,
   FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id;
 
 -- batch_status counts the parts of each batch: exact, from the parts themselves.
+-- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.batch_status AS
 SELECT b.id, b.name, q.name AS queue,
        CASE WHEN b.ended_at IS NULL AND b.cancelled_by IS NOT NULL THEN 'cancelling'
@@ -86,8 +101,10 @@ SELECT b.id, b.name, q.name AS queue,
               count(*) FILTER (WHERE x.outcome = 'done') AS done, count(*) FILTER (WHERE x.outcome <> 'done') AS bad
          FROM penstock.batch_part x WHERE x.batch_id = b.id) p;
 
--- application_status shows what each application has and uses: nodes and threads, locks held, and the units of its
--- quota. The queue of callbacks is left out: it is of no application of users, and all nodes serve it.
+-- application_status shows for each application the nodes and threads, locks held, and the units of
+-- its quota. The queue of callbacks is left out: it belongs to no application of users, and all
+-- nodes serve it.
+-- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.application_status AS
 SELECT a.application, a.queues, n.nodes, n.threads, coalesce(k.locks, 0) AS locks, coalesce(k.cost, 0) AS cost, k.oldest,
        l.max_units AS quota_units, coalesce(k.locks, 0) AS used_units, l.rate AS quota_rate,
@@ -99,14 +116,16 @@ SELECT a.application, a.queues, n.nodes, n.threads, coalesce(k.locks, 0) AS lock
                        FROM penstock.lock o JOIN penstock.queue q ON q.id = o.queue_id WHERE q.application = a.application) k ON true
   LEFT JOIN penstock."limit" l ON l.name = 'application:' || a.application;
 
--- retention says how long rows of each table that is dropped by partition are kept.
+-- retention lists how long rows of each table are kept whose partitions are dropped.
+-- Callers: ensure_partitions, tidy_outcomes, old_partitions; psql.
 CREATE OR REPLACE VIEW penstock.retention AS
 SELECT 'result' AS parent, 'finished_at' AS by_column, coalesce(max(result_retention), '1 day') AS kept FROM penstock.queue
 UNION ALL SELECT 'failure', 'failed_at', coalesce(max(failure_retention), '1 day') FROM penstock.queue
 UNION ALL SELECT 'sample', 'at', '1 day'
 UNION ALL SELECT 'sample_minute', 'at', '30 days';
 
--- old_partitions lists partitions whose every row has passed its retention, and since when.
+-- old_partitions lists partitions all of whose rows have passed their retention, and since when.
+-- Callers: drop_old_partitions; pkg/recovery; psql.
 CREATE OR REPLACE VIEW penstock.old_partitions AS
 SELECT c.relname AS partition, p.parent, now() - p.kept - (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC' AS behind
   FROM penstock.retention p
@@ -115,8 +134,10 @@ SELECT c.relname AS partition, p.parent, now() - p.kept - (to_date(right(c.relna
  WHERE c.relname ~ ('^' || p.parent || '_[0-9]{8}$')
    AND (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC' < now() - p.kept;
 
--- server_status is what of the database itself an operator watches: horizon_age is that of the oldest transaction that
--- keeps vacuum from cleaning, in seconds; dead_tuples are those of ready and lock; notify_usage is from 0 to 1.
+-- server_status shows values of the database itself that an operator watches: horizon_age is the
+-- age in seconds of the oldest transaction that keeps vacuum from cleaning; dead_tuples are those
+-- of ready and lock; notify_usage is from 0 to 1.
+-- Callers: pkg/operator, pkg/recovery; psql.
 CREATE OR REPLACE VIEW penstock.server_status AS
 SELECT (SELECT count(*)::integer FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
        current_setting('max_connections')::integer AS max_connections,
@@ -125,6 +146,9 @@ SELECT (SELECT count(*)::integer FROM pg_stat_activity WHERE backend_type = 'cli
        pg_notification_queue_usage() AS notify_usage,
        coalesce((SELECT sum(n_dead_tup)::bigint FROM pg_stat_user_tables WHERE schemaname = 'penstock' AND relname IN ('ready', 'lock')), 0) AS dead_tuples;
 
+-- slot_contention shows the nodes that hold slots of a model and those that want more; share is the
+-- number that each may hold while another goes without.
+-- Callers: psql.
 CREATE OR REPLACE VIEW penstock.slot_contention AS
 SELECT m.name AS model, k.node_id, n.name AS node, count(s.node_id) AS held, h.since AS wants_more_since,
        penstock.slot_share(m.name, k.node_id) AS share
@@ -139,7 +163,9 @@ SELECT m.name AS model, k.node_id, n.name AS node, count(s.node_id) AS held, h.s
  GROUP BY m.name, k.node_id, n.name, h.since;
 COMMENT ON VIEW penstock.slot_contention IS 'who holds slots of a model and who wants more; share is what each may hold while somebody else goes without';
 
--- dead_slots shows the slots that dead nodes still hold: nobody answers for their calls, and nobody can lease them.
+-- dead_slots shows the slots that dead nodes still hold: no node follows their calls, and none can
+-- lease them.
+-- Callers: psql.
 CREATE OR REPLACE VIEW penstock.dead_slots AS
 SELECT i.model, i.server, s.node_id, count(*) AS slots,
        min(greatest(s.leased_at, n.beat_at + n.lease)) AS since
@@ -150,15 +176,17 @@ SELECT i.model, i.server, s.node_id, count(*) AS slots,
  GROUP BY i.model, i.server, s.node_id;
 COMMENT ON VIEW penstock.dead_slots IS 'slots held by nodes whose lease has lapsed; penstock.free_dead_slots frees them';
 
--- usage_hours shows what the calls of each queue, model and flow took of workers, by the hour.
+-- usage_hours shows the use of workers by the calls of each queue, model and flow, by the hour.
+-- Callers: psql.
 CREATE OR REPLACE VIEW penstock.usage_hours AS
 SELECT u.hour, coalesce(q.name, '#' || u.queue_id) AS queue, q.application, u.model, u.flow, u.calls, u.gpu_ms, u.wasted_ms,
        u.tokens_in, u.tokens_cached, u.tokens_out
   FROM penstock.usage_hour u LEFT JOIN penstock.queue q ON q.id = u.queue_id;
 
--- usage_status shows what each flow uses: slots are its slot-seconds a second of late, the last minutes counting most,
--- share is its part of its application's.
--- The weight of each flow is looked up: with many weights, a list of them all for each row was dear.
+-- usage_status shows the use of each flow: slots are its slot-seconds a second of late, the last
+-- minutes counting most, share is its part of its application's. The weight of each flow is looked
+-- up: a list of all weights for each row was slow with many weights.
+-- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.usage_status AS
 SELECT u.queue, u.application, u.flow, u.slots, u.slots / nullif(sum(u.slots) OVER (PARTITION BY u.application), 0) AS share,
        coalesce((SELECT w.weight FROM penstock.flow_weight w

@@ -1,10 +1,14 @@
--- Callbacks: entries of the queue webhook, pushed in the transaction of the ending that they tell of.
+-- Callbacks: entries of the queue webhook, pushed in the transaction of the ending that they report.
 
--- An ending that cannot push its callback cannot be recorded: the entry would stay where it is for ever, the node that
--- ran it and the leader that expires it try again and again. So the queue of callbacks takes whatever an ending brings.
---
--- call_back pushes an entry of the webhook queue for an entry that ends with the given outcome, in the transaction of
--- the ending. A result over 64 KiB is left out, and so is the context where the queue would not take it.
+-- call_back pushes an entry of the webhook queue for an entry that ends with the given outcome, in
+-- the transaction of the ending. A result over 64 KiB is left out, and so is a context that the
+-- queue would not take. An ending that cannot push its callback cannot be recorded: the node that
+-- ran the entry and the leader that expires it would try again for ever. So the queue of callbacks
+-- takes every callback.
+-- Locks: none: the push has neither keys nor a capacity.
+-- Callers: end_entry; pkg/invalidation.
+-- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.call_back(e penstock.entry, outcome text, detail jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     host text := lower(substring(e.callback->>'url' FROM '^[A-Za-z]+://([^/?#]+)'));
@@ -26,7 +30,11 @@ BEGIN
         traces => ARRAY[e.trace], inside => true);
 END $$;
 
--- keep_webhook_queue refuses changes after which the queue of callbacks would not take what an ending brings.
+-- keep_webhook_queue refuses changes after which the queue of callbacks would not take every
+-- callback.
+-- Locks: none.
+-- Callers: triggers keep_webhook_queue, keep_webhook_queue_there.
+-- SQLSTATE: PS006 the queue cannot be dropped, PS002 the setting cannot be changed.
 CREATE OR REPLACE FUNCTION penstock.keep_webhook_queue() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN
