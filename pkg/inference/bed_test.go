@@ -145,6 +145,7 @@ type miniNode struct {
 
 	mu      sync.Mutex
 	running map[invalidation.EntryID]context.CancelCauseFunc
+	charged time.Duration // for all runs, as a ranker would hear it
 }
 
 const testLease = 1500 * time.Millisecond
@@ -288,6 +289,9 @@ func (m *miniNode) process(l *invalidation.Lock, release func(int)) {
 	run := &invalidation.Run{Queue: m.queue, Entry: e, Lock: l, Node: m.id}
 	start := time.Now()
 	result, err := m.Dispatcher.Handle(ctx, run)
+	m.mu.Lock()
+	m.charged += run.Charged(time.Since(start))
+	m.mu.Unlock()
 	if m.alive.Err() != nil && errors.Is(context.Cause(m.alive), errKilled) {
 		return // the process is gone
 	}

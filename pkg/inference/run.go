@@ -91,8 +91,10 @@ type attempt struct {
 	poison  error     // why it must not run again
 }
 
-// Handle runs one entry on a worker.
+// Handle runs one entry on a worker. Its flow is charged GPU time alone: of a call that several entries
+// share each pays its part, and waiting for a slot or for others costs nothing.
 func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	r.Charge(0) // until a worker has run it
 	model, known := d.registry.Model(r.Queue.Config.Model)
 	if !known {
 		return nil, invalidation.NoCapacity(d.config.ReadyWait,

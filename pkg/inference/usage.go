@@ -152,6 +152,7 @@ func (a *attempt) use(o worker.Outcome, members int) {
 		used.Wasted = used.GPU
 	}
 	a.used.add(used)
+	a.run.Charge(a.used.GPU)
 	a.usage.add(usageKey{
 		hour: time.Now().UTC().Truncate(time.Hour), queue: a.run.Queue.ID, model: a.model.Name,
 		flow: a.run.Lock.Lane.Flow,

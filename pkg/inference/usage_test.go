@@ -42,3 +42,22 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 		t.Errorf("%d ms for %d calls of 100 ms", ms, calls)
 	}
 }
+
+// Eight entries in one call have used the GPU for the time of one call together, and the time for which they wait
+// for each other or for a slot is no GPU's.
+func TestFlowsAreChargedTheTimeOfGPUs(t *testing.T) {
+	b := newBed(t, batching)
+	w := b.batchWorker(func([]item) { time.Sleep(100 * time.Millisecond) })
+	b.instance("gpu-1", w.URL, 1)
+	ids := b.push(items(24, func(*item) {})...)
+	m := b.start(ServiceConfig{})
+	for _, id := range ids {
+		b.outcome(id)
+	}
+	m.leave()
+	m.work.Wait()
+	calls := time.Duration(len(w.seen()))
+	if least, most := 100*calls*time.Millisecond, 120*calls*time.Millisecond+200*time.Millisecond; m.charged < least || m.charged > most {
+		t.Errorf("charged %s for %d calls of 100 ms", m.charged, calls)
+	}
+}

@@ -18,6 +18,8 @@ type Run struct {
 	Entry Entry
 	Lock  *Lock
 	Node  NodeID
+
+	measured measured
 }
 
 // Note keeps what the handler measured, a JSON object, beside the outcome of the entry: with the result, or with the

@@ -61,7 +61,8 @@ func (n *Node) runBatch(j *job, h invalidation.BatchHandler, runs []*invalidatio
 	n.fetched.ran(j.served, ran, true)
 	n.stats.ran(err, ran)
 	for _, r := range runs {
-		n.running.ran(j, cost([]invalidation.Entry{r.Entry}, ran.Seconds()/float64(len(runs))))
+		used := r.Charged(ran / time.Duration(len(runs)))
+		n.running.ran(j, cost([]invalidation.Entry{r.Entry}, used.Seconds()))
 		n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, ran, err)
 	}
 	endings := make([]invalidation.Ending, len(runs))

@@ -4,8 +4,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Ranker orders lanes for the scheduling threads, and hears what came of it. Costs are seconds of a processing thread,
-// or what entries declare.
+// Ranker orders lanes for the scheduling threads, and hears what came of it. Costs are what entries declare, or else seconds:
+// what handlers say that their runs used (Run.Charge), or the time for which runs had a processing thread.
 type Ranker interface {
 	// Next appends to dst the indexes of the lanes to claim from in one go, best first, none of the busy ones; none to
 	// wait until one of those is free. They are of one queue and priority, at most so many. idle says that processing threads have

@@ -112,7 +112,7 @@ func (n *Node) runOne(j *job, e *invalidation.Entry) invalidation.Ending {
 	ran := time.Since(start)
 	endRun(span, j, err, e)
 	n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
-	n.running.ran(j, cost([]invalidation.Entry{*e}, ran.Seconds()))
+	n.running.ran(j, cost([]invalidation.Entry{*e}, r.Charged(ran).Seconds()))
 	n.stats.ran(err, ran)
 	n.cfg.Observer.Ran(j.served.name, e.Waited+sinceClaim, ran, err)
 	if err != nil {

@@ -1,0 +1,73 @@
+package tasknode
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// settled is a Ranker that keeps what locks cost in the end.
+type settled struct{ costs []float64 }
+
+func (s *settled) Next([]int, []*invalidation.Candidate, int, bool) []int { return nil }
+func (s *settled) Charge(invalidation.Candidate, float64)                 {}
+func (s *settled) Extend(invalidation.Candidate, float64)                 {}
+func (s *settled) Settle(_ invalidation.Candidate, _, actual float64) {
+	s.costs = append(s.costs, actual)
+}
+
+// chargingBatch says of each entry of a batch what it used.
+type chargingBatch struct{ invalidation.HandlerFunc }
+
+func (chargingBatch) HandleBatch(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
+	time.Sleep(8 * time.Second)
+	for i, r := range runs {
+		r.Charge(time.Duration(i) * time.Second)
+	}
+	return make([]invalidation.BatchAnswer, len(runs))
+}
+
+// A flow is booked with what a handler says that a run used, and with the run's time where it says nothing.
+func TestHandlersSayWhatRunsUsed(t *testing.T) {
+	charging := func(used time.Duration) invalidation.Handler {
+		return invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			time.Sleep(10 * time.Second)
+			r.Charge(used)
+			return nil, nil
+		})
+	}
+	for name, c := range map[string]struct {
+		handler  invalidation.Handler
+		declared float64
+		want     float64
+	}{
+		"less than its time":    {charging(2 * time.Second), 0, 4},
+		"nothing at all":        {charging(0), 0, 0},
+		"more than its time":    {charging(80 * time.Second), 0, 160},
+		"nothing was said":      {charging(-1), 0, 20},
+		"the cost was declared": {charging(2 * time.Second), 7, 14},
+		"a batch":               {chargingBatch{}, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ranker := &settled{}
+				n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
+				n.runs = t.Context()
+				j := assigned(1, 2)
+				j.handler, j.queue.Config.QuantumTime = c.handler, time.Hour
+				for i := range j.lock.Entries {
+					j.lock.Entries[i].Cost = c.declared
+				}
+				n.running.add(j)
+				n.process(j)
+				if len(ranker.costs) != 1 || ranker.costs[0] != c.want {
+					t.Errorf("booked %v s, want %v", ranker.costs, c.want)
+				}
+			})
+		})
+	}
+}
