@@ -39,7 +39,10 @@ func TestPayloadThatNamesAnotherQueuesBatchReadsAndEndsNothing(t *testing.T) {
 			return json.RawMessage(`"forged"`), nil
 		},
 		Reduce: func(_ context.Context, results iter.Seq2[json.RawMessage, error]) (json.RawMessage, error) {
-			for r := range results {
+			for r, err := range results {
+				if err != nil {
+					return nil, err
+				}
 				read = append(read, fmt.Sprintf("result %s", r))
 			}
 			return json.RawMessage(`"forged"`), nil

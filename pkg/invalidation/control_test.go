@@ -88,21 +88,6 @@ func (b *bed) want(got, want any) {
 	}
 }
 
-func (b *bed) reasons(id EntryID) []string {
-	b.Helper()
-	e, err := explain(b.ctx, b.pool, id)
-	b.must(err)
-	codes := []string{}
-	for _, r := range e.Reasons {
-		if r.Text == "" {
-			b.Errorf("reason %s of entry %d has no text", r.Code, id)
-		}
-		codes = append(codes, r.Code)
-	}
-	slices.Sort(codes)
-	return codes
-}
-
 func TestCancelOfARunningEntryIsHeardAtTheHeartbeat(t *testing.T) {
 	b := newControlBed(t, Config{})
 	id := b.push("")[0]

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 const (
@@ -22,7 +23,7 @@ func CheckNumbers(text []byte) error {
 			i = stringEnd(text, i)
 		case c == '-' || c >= '0' && c <= '9':
 			end := i + 1
-			for end < len(text) && bytes.IndexByte([]byte("0123456789+-.eE"), text[end]) >= 0 {
+			for end < len(text) && strings.IndexByte("0123456789+-.eE", text[end]) >= 0 {
 				end++
 			}
 			if !readable(text[i:end]) {
@@ -64,12 +65,33 @@ func readable(number []byte) bool {
 	if len(whole)+len(fraction) > digitsMax {
 		return false
 	}
-	digits := bytes.TrimLeft(append(bytes.Clone(whole), fraction...), "0")
-	if len(digits) == 0 { // zero, whose exponent must be within the bounds as well: 0e-16383 is long as text
+	first, magnitude := leadingDigit(whole, fraction)
+	if first < 0 { // zero, whose exponent must be within the bounds as well: 0e-16383 is long as text
 		return exponent >= -exponentMax && exponent <= exponentMax
 	}
-	magnitude := len(digits) - len(fraction) + exponent - 1 // the exponent of the first digit
-	return magnitude >= -exponentMax && magnitude < exponentMax || magnitude == exponentMax && bytes.Equal(bytes.TrimRight(digits, "0"), []byte("1"))
+	magnitude += exponent
+	if magnitude == exponentMax { // 1e308 itself is the largest
+		return isOne(whole, fraction)
+	}
+	return magnitude >= -exponentMax && magnitude < exponentMax
+}
+
+// leadingDigit returns the first digit of a decimal that is not zero and the power of ten that it counts; -1 for zero.
+func leadingDigit(whole, fraction []byte) (digit, power int) {
+	if rest := bytes.TrimLeft(whole, "0"); len(rest) > 0 {
+		return int(rest[0] - '0'), len(rest) - 1
+	}
+	if rest := bytes.TrimLeft(fraction, "0"); len(rest) > 0 {
+		return int(rest[0] - '0'), len(rest) - len(fraction) - 1
+	}
+	return -1, 0
+}
+
+// isOne reports whether the digits of a decimal are a one and zeros.
+func isOne(whole, fraction []byte) bool {
+	ones := bytes.Count(whole, []byte("1")) + bytes.Count(fraction, []byte("1"))
+	zeros := bytes.Count(whole, []byte("0")) + bytes.Count(fraction, []byte("0"))
+	return ones == 1 && ones+zeros == len(whole)+len(fraction)
 }
 
 // checkNumbers checks the payloads and callbacks of pushes.

@@ -3,7 +3,6 @@ package invalidation
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -43,27 +42,6 @@ func disableEntry(ctx context.Context, db postgres.DB, id EntryID, by By) error 
 
 func enableEntry(ctx context.Context, db postgres.DB, id EntryID, by By) error {
 	return control(ctx, db, "enable entry", `SELECT penstock.enable_entry($1, $2, $3)`, id, by.Reason, by.Actor)
-}
-
-// operate runs one of the schema's functions that take a name or an id, a reason and an actor.
-func operate(ctx context.Context, db postgres.DB, name string, thing any, by By) error {
-	return control(ctx, db, name, `SELECT penstock.`+name+`($1, $2, $3)`, thing, by.Reason, by.Actor)
-}
-
-func pauseQueue(ctx context.Context, db postgres.DB, queue string, by By, until time.Time) error {
-	return control(ctx, db, "pause queue", `SELECT penstock.pause_queue($1, $2, $3, $4)`, queue, by.Reason, by.Actor, givenTime(until))
-}
-
-// subject is the object of a pause other than a queue.
-type subject struct{ scope, value, queue string }
-
-func pauseSubject(ctx context.Context, db postgres.DB, s subject, by By, until time.Time) error {
-	const sql = `SELECT penstock.pause($1, $2, $3, $4, $5, $6)`
-	return control(ctx, db, "pause", sql, s.scope, s.value, given(s.queue), by.Reason, by.Actor, givenTime(until))
-}
-
-func resumeSubject(ctx context.Context, db postgres.DB, s subject, by By) error {
-	return control(ctx, db, "resume", `SELECT penstock.resume($1, $2, $3, $4, $5)`, s.scope, s.value, given(s.queue), by.Reason, by.Actor)
 }
 
 // explanation is as much of penstock.explain_entry's answer as the tests of claims look at.
