@@ -100,9 +100,11 @@ func TestProgramsOfTheVersionBeforeWorkWhileFunctionsAreReplaced(t *testing.T) {
 	if n := p.query(`SELECT count(*) FROM penstock.failure`); n != 0 {
 		t.Errorf("%d failures", n)
 	}
-	if n := p.query(`SELECT count(*) FROM penstock.check_invariants()`); n != 0 {
-		t.Errorf("%d invariants are broken", n)
-	}
+	// A claim that came too late for the entries of its key holds a lock without any until its node gives it back.
+	eventually(t, 10*time.Second, "locks without entries are given back", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.lock`) == 0
+	})
+	p.complain("%d times against the invariants", `SELECT 0, invariant || ': ' || detail FROM penstock.check_invariants()`)
 }
 
 // startPrograms starts a program of the next version with a database role of its own and waits until it has started.
