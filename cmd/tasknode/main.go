@@ -189,7 +189,9 @@ func newListener(cfg Config, task *tasknode.Node, log *slog.Logger) (*invalidati
 		log.Warn("hints cannot be heard through a pooler in transaction mode: set database.direct_url to the address of Postgres itself")
 		return nil, nil
 	}
-	return invalidation.NewListener(invalidation.ListenConfig{Conn: conn, Wake: task.Wake, Log: log}), nil
+	return invalidation.NewListener(invalidation.ListenConfig{
+		Conn: conn, Wake: task.Wake, Cancelled: task.Cancelled, Log: log,
+	}), nil
 }
 
 // status is what the node reports of itself with each heartbeat, beside the counts of the task node. Whether it hears

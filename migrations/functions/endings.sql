@@ -193,13 +193,17 @@ $$;
 -- is locked by another session ('requested'), and returns null for one that is gone.
 -- Locks: those of take_entry, then those of end_entry or the row of cancel_request, where it waits
 -- for another session that cancels the same entry.
+-- A node that holds the entry's lock is notified of the request when this transaction commits (which
+-- therefore cannot be prepared for a two-phase commit). Without that it reads the request with its
+-- next heartbeat.
 -- Callers: cancel_batch, cancel_entry, apply_operation; pkg/cron.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-    e penstock.entry := penstock.take_entry(queue, wanted);
+    e   penstock.entry := penstock.take_entry(queue, wanted);
+    key text;
 BEGIN
     IF e.id IS NOT NULL THEN
         PERFORM penstock.end_entry(e, 'cancelled', why);
@@ -208,15 +212,18 @@ BEGIN
     INSERT INTO penstock.cancel_request (queue_id, entry_id, actor, reason)
     VALUES (queue, wanted, penstock.actor_name(who), coalesce(why, ''))
     ON CONFLICT DO NOTHING;
-    IF NOT EXISTS (SELECT FROM penstock.entry WHERE queue_id = queue AND id = wanted) THEN
+    SELECT coalesce(x.lock_key, '#' || x.id) INTO key FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
+    IF NOT FOUND THEN
         DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
         RETURN NULL;
     END IF;
+    PERFORM pg_notify('penstock', 'cancel ' || l.node_id)
+       FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key AND l.last_entry_id >= wanted;
     RETURN 'requested';
 END $$;
 
 -- cancel_entry returns 'cancelled' if the entry has ended, and 'requested' if a node runs it or is
--- about to: that node reads the request with its heartbeat, and if the entry is requeued instead,
+-- about to: that node reads the request with its next heartbeat, and if the entry is requeued instead,
 -- settle_cancel_requests ends it.
 -- Locks: those of cancel_one.
 -- Callers: pkg/operator; psql.

@@ -14,7 +14,8 @@ import (
 )
 
 // hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue, and where the pusher knows it the
-// lane: priority and flow, separated by spaces.
+// lane: priority and flow, separated by spaces. Or it is "cancel" and the id of a node that runs an entry which is to be
+// cancelled, from penstock.cancel_one.
 const hintChannel = "penstock"
 
 // hintSQL hints with texts $1. NOTIFY takes a lock over all databases at commit, so this never runs in a pusher's
@@ -185,6 +186,16 @@ func parseHint(text string) (queue int32, lane *Lane, ok bool) {
 		return 0, nil, false
 	}
 	return int32(q), &Lane{Priority: int16(p), Flow: flow}, true
+}
+
+// parseCancelHint reads the node out of a payload about a cancel.
+func parseCancelHint(text string) (node NodeID, ok bool) {
+	id, ok := strings.CutPrefix(text, "cancel ")
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(id, 10, 64)
+	return NodeID(n), err == nil
 }
 
 func (h *Hinter) send(ctx context.Context, hints []string) {

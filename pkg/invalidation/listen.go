@@ -19,7 +19,10 @@ type ListenConfig struct {
 	Conn *pgx.ConnConfig
 	// Wake is called with the id of each queue hinted at, and the lane where the hint names one. It must not block.
 	Wake func(queue int32, lane *Lane)
-	Log  *slog.Logger // slog.Default if nil
+	// Cancelled is called with the id of a node of which an entry is to be cancelled; nil: nodes learn it with their
+	// next heartbeat. It must not block.
+	Cancelled func(node NodeID)
+	Log       *slog.Logger // slog.Default if nil
 
 	SelfTest   time.Duration // between round trips that show that hints arrive: 10 s
 	EchoWithin time.Duration // within which a round trip must come back: 5 s
@@ -169,8 +172,15 @@ func (l *Listener) hear(ctx context.Context, conn *pgx.Conn, d time.Duration, un
 	}
 }
 
-// pass wakes whoever serves the queue.
+// pass wakes whoever serves the queue, or runs the entry that is to be cancelled.
 func (l *Listener) pass(payload string) {
+	if node, ok := parseCancelHint(payload); ok {
+		if l.cfg.Cancelled != nil {
+			l.cfg.Cancelled(node)
+		}
+		l.update(func(s *ListenStatus) { s.Heard++ })
+		return
+	}
 	queue, lane, ok := parseHint(payload)
 	if !ok {
 		return

@@ -37,6 +37,7 @@ type Node struct {
 	stats       Stats
 
 	wake         chan struct{}
+	beatSoon     chan struct{}   // holds one: the next heartbeat is wanted at once
 	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
 	drainOrdered chan struct{}
 	draining     atomic.Bool // claim nothing more
@@ -60,6 +61,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		beyond: map[int32]invalidation.Lane{}, lanes: newLaneTable(cfg.Ranker), permits: &permits{threads: cfg.Threads},
 		fetched: newFetched(), waiting: newWaiting(cfg.Threads), running: newRunning(), settler: newSettler(),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
+		beatSoon:     make(chan struct{}, 1),
 		drainOrdered: make(chan struct{}),
 	}
 	n.incarnation.Store(newIncarnation())
