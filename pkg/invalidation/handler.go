@@ -162,7 +162,7 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	if errors.As(err, &p) {
 		f.Class, f.Stack = "panic", p.Stack
 	}
-	wait, again := r.Queue.Config.Retry.Next(f.Class, r.Entry.Attempt+1, random)
+	wait, again := r.Queue.Config.retryPolicy().Next(f.Class, r.Entry.Attempt+1, random)
 	if a.permanent || !again {
 		return Fail(l, id, f, ran)
 	}

@@ -14,7 +14,7 @@ type RetryPolicy struct {
 	MaxAttempts int     `json:"max_attempts,omitempty"` // 25; the first run counts
 	Base        Seconds `json:"base,omitempty"`         // wait after the first error: 1 s
 	Factor      float64 `json:"factor,omitempty"`       // by which each wait exceeds the one before: 2
-	Cap         Seconds `json:"cap,omitempty"`          // longest wait before jitter: 1 h
+	Cap         Seconds `json:"cap,omitempty"`          // longest wait before jitter: 1 h, with a model 30 s
 	// Jitter is the share of the wait that is added at random, 0 to 1: 0.1. It only ever adds: a wait that somebody
 	// asked for is never cut short.
 	Jitter float64 `json:"jitter,omitempty"`
@@ -62,6 +62,19 @@ func (p RetryPolicy) check() error {
 		}
 	}
 	return nil
+}
+
+// modelRetryCap is the longest wait between tries of a queue with a model, where its policy names none: its errors are mostly
+// those of workers, which are back within minutes.
+const modelRetryCap = Seconds(30 * time.Second)
+
+// retryPolicy is the queue's policy with the defaults that depend on its kind.
+func (c Config) retryPolicy() RetryPolicy {
+	p := c.Retry
+	if c.Model != "" && p.Cap == 0 {
+		p.Cap = modelRetryCap
+	}
+	return p
 }
 
 // class is the policy for errors of one class, with every default filled in.
