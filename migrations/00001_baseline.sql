@@ -1,12 +1,12 @@
 -- +goose Up
 
 
--- The queue itself: registry, entries, ready rows, lock records and what remains of an entry once it is gone.
+-- The queue itself: registry, entries, ready rows, lock records, and the result or failure of an entry that has ended.
 -- Glossary and rules: pkg/invalidation/doc.go.
 CREATE SCHEMA IF NOT EXISTS penstock;
 
--- What was applied of migrations/functions, newest last: one row for each set of files, by its hash. A program whose set
--- was applied once and replaced is older than the schema and leaves it alone (docs/adr/0016-functions-apart-from-tables.md).
+-- The sets of migrations/functions that were applied, newest last: one row for each set of files, by its hash. A program
+-- whose set was applied once and replaced is older than the schema and does not change it (docs/adr/0016-functions-apart-from-tables.md).
 CREATE TABLE penstock.schema_version (
     id         integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     hash       text NOT NULL UNIQUE,
@@ -16,8 +16,8 @@ CREATE TABLE penstock.schema_version (
 );
 COMMENT ON COLUMN penstock.schema_version.files IS 'the hash of each file';
 
--- The schema as it was when it was applied: what a later look at the catalog is compared with, and which release had a
--- function last.
+-- The schema as it was when it was applied: later states of the catalog are compared with it. release is the last one
+-- that had the object.
 CREATE TABLE penstock.schema_object (
     object     text COLLATE "C" PRIMARY KEY,
     definition text NOT NULL,
@@ -30,13 +30,13 @@ CREATE TYPE penstock.status AS ENUM ('initial', 'pending');
 
 CREATE TYPE penstock.outcome AS ENUM ('done', 'failed', 'expired', 'cancelled');
 
--- Entry ids, and the places in line of what comes back into line. No cache: a push that returned before another
--- began must have the smaller number, whatever connections the two used.
+-- Entry ids, and the positions of requeued entries. No cache: a push that returned before another began must have the
+-- smaller number, on any two connections.
 CREATE SEQUENCE penstock.entry_id_seq AS bigint CACHE 1;
 
--- Fencing tokens. Nothing hands them out but the insert of a lock record.
+-- Fencing tokens. Only the insert of a lock record or a slot draws them.
 CREATE SEQUENCE penstock.token_seq AS bigint CACHE 1;
--- A sequence that was never drawn from stands at 1 like one that was drawn from once.
+-- A sequence that was never drawn from has the last_value 1, like one that was drawn from once.
 SELECT nextval('penstock.token_seq');
 
 CREATE TABLE penstock.queue (
@@ -76,9 +76,9 @@ CREATE TABLE penstock.queue (
 );
 COMMENT ON COLUMN penstock.queue.priority IS 'weight between queues: a queue of weight 2 is served twice as much as one of weight 1';
 COMMENT ON COLUMN penstock.queue.entry_priority IS 'priority of entries that name none, 0 to 9; higher is served first';
-COMMENT ON COLUMN penstock.queue.grouping IS 'where the lock key stands in the payload: a field, a path with dots, or a jsonpath that starts with $';
+COMMENT ON COLUMN penstock.queue.grouping IS 'where the lock key is in the payload: a field, a path with dots, or a jsonpath that starts with $';
 COMMENT ON COLUMN penstock.queue.version IS 'grows with every change, so that nodes see from one number that they must read again';
-COMMENT ON COLUMN penstock.queue.statements IS 'what task nodes run for its entries, with their rights; see set_statements';
+COMMENT ON COLUMN penstock.queue.statements IS 'the statements that task nodes run for its entries, with the rights of the nodes; see set_statements';
 
 -- The default of entry.depth needs a function of this name. This body is replaced by the one in functions/changelog.sql,
 -- which is applied with all others before anything is pushed.
@@ -115,13 +115,14 @@ CREATE TABLE penstock.entry (
 COMMENT ON COLUMN penstock.entry.attempt IS 'attempts that ended in an error so far';
 COMMENT ON COLUMN penstock.entry.crashes IS 'times the node died while it ran this entry; never counted as an attempt';
 COMMENT ON COLUMN penstock.entry.enabled_priority IS 'the priority a disabled entry had, for when it is enabled again';
-COMMENT ON COLUMN penstock.entry.pos IS 'place in line of a solo entry that came back into line; null means its id';
+COMMENT ON COLUMN penstock.entry.pos IS 'position of a solo entry that was requeued; null means its id';
 COMMENT ON COLUMN penstock.entry.history IS 'errors of earlier attempts, oldest first';
 COMMENT ON COLUMN penstock.entry.depth IS 'entries that lie between this one and a push from outside; bounded, so that loops end';
 
--- A ready row says: this lock key has something to claim. The claim scans nothing else.
+-- A ready row: this lock key has claimable entries. The claim scans no other table.
 -- Solo entries: entry_id is set and lock_key is null. Groups: the other way round.
--- A row that was handed back for a while keeps its position and may not be claimed before not_before.
+-- A row that was released with a delay keeps its position and may not be claimed before not_before.
+-- Priority -2 is a throttled lock key: pos is the time at which it may go on, in microseconds since 1970.
 CREATE TABLE penstock.ready (
     pos        bigint NOT NULL,
     entry_id   bigint,
@@ -134,8 +135,8 @@ CREATE TABLE penstock.ready (
     CHECK ((entry_id IS NULL) <> (lock_key IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
 
--- The lock key comes first, and look-ups say "queue_id + 0": so no plan, however old, can take the primary key for
--- them and walk through a whole lane.
+-- The lock key comes first, and lookups write "queue_id + 0": so no plan, however old, can use the primary key for
+-- them and scan a whole lane.
 CREATE INDEX ready_lock_key ON penstock.ready (lock_key, queue_id) WHERE lock_key IS NOT NULL;
 
 -- A lock record: the group is being computed by this node with this token. Never updated; one index.
@@ -155,11 +156,11 @@ CREATE TABLE penstock.lock (
     lock_key      text COLLATE "C" NOT NULL,
     PRIMARY KEY (queue_id, lock_key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
-COMMENT ON COLUMN penstock.lock.pos IS 'place in line of the ready row it was claimed by, for when the group is handed back';
+COMMENT ON COLUMN penstock.lock.pos IS 'position of the ready row it was claimed by, for a release of the group';
 COMMENT ON COLUMN penstock.lock.last_entry_id IS 'the claim covers the entries of the key up to this id; later ones wait';
 COMMENT ON COLUMN penstock.lock.claim_id IS 'number the node gave the claim, so that a claim whose answer was lost can be found again';
 
--- What remains of an entry that ended well, expired or was cancelled. Dropped by the day.
+-- The result of an entry that ended as done, expired or was cancelled. Dropped by the day.
 -- now() is when the transaction began: a statement that ran for an hour in the transaction of its end would have ended
 -- before it began to work, and a nominal time of cron that came during the run would not have been skipped.
 CREATE TABLE penstock.result (
@@ -180,7 +181,7 @@ CREATE INDEX result_entry ON penstock.result (queue_id, entry_id);
 CREATE INDEX result_finished_at ON penstock.result USING brin (finished_at) WITH (autosummarize = on, pages_per_range = 32);
 
 CREATE TABLE penstock.result_default PARTITION OF penstock.result DEFAULT;
-COMMENT ON COLUMN penstock.result.meta IS 'what the handler measured: instance, slot, times in milliseconds';
+COMMENT ON COLUMN penstock.result.meta IS 'measured by the handler: instance, slot, times in milliseconds';
 
 -- An entry that ended in error, whole, with its history: the dead letters.
 CREATE TABLE penstock.failure (
@@ -212,9 +213,9 @@ CREATE INDEX failure_fingerprint ON penstock.failure (queue_id, fingerprint);
 
 CREATE TABLE penstock.failure_default PARTITION OF penstock.failure DEFAULT;
 COMMENT ON COLUMN penstock.failure.fingerprint IS 'the error with numbers and quoted texts left out: equal for errors of one cause';
-COMMENT ON COLUMN penstock.failure.depth IS 'of the entry, so that a loop cannot begin anew by retrying what it ended in';
+COMMENT ON COLUMN penstock.failure.depth IS 'of the entry, so that a loop cannot begin again when its failure is retried';
 
--- Idempotent push: (queue, flow, key) names one entry for as long as the row stands.
+-- Idempotent push: (queue, flow, key) names one entry for as long as the row exists.
 CREATE TABLE penstock.idempotency (
     entry_id    bigint NOT NULL,
     created_at  timestamptz NOT NULL DEFAULT now(),
@@ -227,7 +228,7 @@ CREATE TABLE penstock.idempotency (
 CREATE INDEX idempotency_created_at ON penstock.idempotency USING brin (created_at);
 
 -- Uniqueness: which entry last held a unique key. A row whose entry is gone (or, for the queued policies, has
--- started) stands for nothing: the next push takes it over, and the leader sweeps what nobody took over.
+-- started) has no effect: the next push with the key replaces it, and the leader sweeps the others.
 CREATE TABLE penstock.uniqueness (
     entry_id bigint NOT NULL,
     queue_id integer NOT NULL,
@@ -247,8 +248,8 @@ CREATE TABLE penstock.progress (
     PRIMARY KEY (queue_id, entry_id)
 ) WITH (fillfactor = 70);
 
--- A wish that an entry be cancelled that is running, or was just being claimed. The node hears of it with its
--- next heartbeat; whoever ends the entry removes the row.
+-- A request to cancel an entry that is running, or was just being claimed. The node reads it with its next
+-- heartbeat; the end of the entry removes the row.
 CREATE TABLE penstock.cancel_request (
     entry_id     bigint NOT NULL,
     requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -259,7 +260,7 @@ CREATE TABLE penstock.cancel_request (
     PRIMARY KEY (queue_id, entry_id)
 );
 
--- Names and lock keys whose entries are disabled, those to come as well.
+-- Names and lock keys whose entries are disabled, later ones as well.
 CREATE TABLE penstock.disabled (
     queue_id   integer NOT NULL REFERENCES penstock.queue ON DELETE CASCADE,
     scope      text NOT NULL CHECK (scope IN ('name', 'lock_key')),
@@ -282,9 +283,9 @@ CREATE TABLE penstock.depth (
 );
 COMMENT ON COLUMN penstock.depth.drain_rate IS 'entries a second that left the queue between the last two counts';
 
--- Bulk operations on many entries or failures. Durable: a row that says how far it has come. Throttled: a step changes no more than per_second allows since the step
--- before. Cancellable between steps. A step looks at 10,000 entries and changes 500 at most, so that it holds what it
--- locks for some tens of milliseconds whatever the filter leaves out.
+-- Bulk operations on many entries or failures. Durable: the row has the progress. Throttled: a step changes no more than
+-- per_second allows since the step before. Cancellable between steps. A step reads 10,000 entries and changes 500 at
+-- most, so that it keeps its locks for some tens of milliseconds with any filter.
 CREATE TABLE penstock.operation (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue_id     integer NOT NULL REFERENCES penstock.queue ON DELETE CASCADE,
@@ -316,7 +317,7 @@ CREATE TABLE penstock.retained (
     PRIMARY KEY (queue_id, kind)
 ) WITH (fillfactor = 70);
 
--- Who did what and why. Only ever inserted.
+-- The audit: actor, verb, object and reason of each change. Rows are only inserted, and pruned by retention.
 CREATE TABLE penstock.audit (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at         timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -352,10 +353,8 @@ COMMENT ON COLUMN penstock.node.running IS 'those of them under which an entry h
 COMMENT ON COLUMN penstock.node.crashed_entries IS 'entries that count a crash since its lease lapsed, of the queues beside; taken back if it is heard again';
 COMMENT ON COLUMN penstock.node.beat IS 'heartbeats so far; recovery compares the token lists of two of them';
 
--- What handlers leave behind besides results: orders to hold off, and the partitions that results and failures go to.
-
--- A queue (whole) or one flow of it is held back for a while, because whoever does its work said so: a 429 from
--- downstream. Claims look here, so that every node holds off at once.
+-- A queue (whole) or one flow of it is throttled for a time, because a service downstream asked for it, with a 429 for
+-- example. Claims read this table, so that every node stops at once.
 CREATE TABLE penstock.push_back (
     until    timestamptz NOT NULL,
     at       timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -366,13 +365,13 @@ CREATE TABLE penstock.push_back (
     PRIMARY KEY (queue_id, whole, flow)
 );
 
--- Who leads. Rules and their reasons: pkg/election/doc.go.
+-- Leaders. Rules and their reasons: pkg/election/doc.go.
 
--- Terms, over all elections: a new term is larger than any before it, whatever was deleted from the table.
+-- Terms, over all elections: a new term is larger than any before it, even after deletes from the table.
 CREATE SEQUENCE penstock.term_seq AS bigint CACHE 1;
 
 -- One row for each election. A new term is a new value of a unique column: taking over needs the row for itself
--- and so excludes whoever holds it FOR KEY SHARE (holds_term); renewing does not.
+-- and so excludes sessions that have it FOR KEY SHARE (holds_term); renewing does not.
 CREATE TABLE penstock.leader (
     name        text COLLATE "C" PRIMARY KEY,
     term        bigint NOT NULL UNIQUE DEFAULT nextval('penstock.term_seq'),
@@ -386,10 +385,10 @@ CREATE TABLE penstock.leader (
 COMMENT ON COLUMN penstock.leader.renewed_at IS 'the term ends one lease later; null: its holder has resigned';
 COMMENT ON COLUMN penstock.leader.changes IS 'terms so far';
 
--- Inference: models, their instances, and who holds which slot. Rules and their reasons: pkg/inference/doc.go.
+-- Inference: models, their instances, and the holders of slots. Rules and their reasons: pkg/inference/doc.go.
 
--- What inference knows changes rarely and is read by every node: one number says whether to read it again. A row and
--- not a sequence, because the number must not be seen before what it stands for.
+-- Models and instances change rarely and are read by every node: a new number means that they must be read again. A row
+-- and not a sequence, because the number must not be seen before the change.
 CREATE TABLE penstock.inference_version (
     one     boolean PRIMARY KEY DEFAULT true CHECK (one),
     version bigint NOT NULL DEFAULT 1
@@ -432,13 +431,13 @@ CREATE TABLE penstock.instance (
     created_at        timestamptz NOT NULL DEFAULT now(),
     UNIQUE (model, server)
 ) WITH (fillfactor = 50);
-COMMENT ON COLUMN penstock.instance.state IS 'what the last probe found; unknown before the first one, which keeps nobody from using it';
-COMMENT ON COLUMN penstock.instance.active IS 'calls that the worker said it was running; null where its protocol does not say';
-COMMENT ON COLUMN penstock.instance.next_check_at IS 'whoever moves it forward probes the instance';
+COMMENT ON COLUMN penstock.instance.state IS 'result of the last probe; unknown before the first one, and usable then';
+COMMENT ON COLUMN penstock.instance.active IS 'running calls that the worker reported; null where its protocol has no such report';
+COMMENT ON COLUMN penstock.instance.next_check_at IS 'the node that moves it forward probes the instance';
 
 -- A held slot is a lock record: this node may have one call at a time in flight to the instance. There is a row only
 -- while it is held. A slot in doubt has no caller any more, but its call may still run at the worker: it stays counted
--- until a probe, a confirmed cancel or time says otherwise.
+-- until a probe, a confirmed cancel or a timeout shows otherwise.
 CREATE TABLE penstock.slot (
     instance_id integer NOT NULL REFERENCES penstock.instance,
     number      integer NOT NULL CHECK (number >= 0),
@@ -452,10 +451,10 @@ CREATE TABLE penstock.slot (
     PRIMARY KEY (instance_id, number)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX slot_node ON penstock.slot (node_id);
-COMMENT ON COLUMN penstock.slot.doubt IS 'why the call may still run; queue_id and entry_id say whose it was';
+COMMENT ON COLUMN penstock.slot.doubt IS 'why the call may still run; queue_id and entry_id are those of its entry';
 
--- Nodes that got fewer slots than they have work for. Others give back what is beyond their share: a node that has none
--- comes before one that has some, and the ones that went without longest come first.
+-- Nodes that got fewer slots than they have work for. Others give back slots beyond their share: a node that has none
+-- comes before one that has some, and the nodes without a slot for longest come first.
 CREATE TABLE penstock.slot_demand (
     model     text COLLATE "C" NOT NULL,
     node_id   bigint NOT NULL,
@@ -463,9 +462,9 @@ CREATE TABLE penstock.slot_demand (
     since     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (model, node_id)
 ) WITH (fillfactor = 50);
-COMMENT ON COLUMN penstock.slot_demand.since IS 'since when the node goes without; wanted_at is when it last asked, and 3 s later it is taken to have no more use for a slot';
+COMMENT ON COLUMN penstock.slot_demand.since IS 'since when the node has too few; wanted_at is its last request, and 3 s later it is taken to need no more slots';
 
--- A run that a worker accepted: what the next node needs to follow it to its end instead of starting it again.
+-- A run that a worker accepted, with the data by which the next node follows it to its end instead of starting it again.
 CREATE TABLE penstock.remote_run (
     entry_id    bigint NOT NULL,
     token       bigint NOT NULL,
@@ -482,7 +481,7 @@ CREATE TABLE penstock.remote_run (
 CREATE UNIQUE INDEX remote_run_remote ON penstock.remote_run (instance_id, remote_id);
 COMMENT ON COLUMN penstock.remote_run.token IS 'under which the worker was asked: the fencing token of the lock then';
 COMMENT ON COLUMN penstock.remote_run.remote_id IS 'the worker''s name for the run; null if its answer never came';
-COMMENT ON COLUMN penstock.remote_run.report IS 'the last that the worker reported to a callback address while nobody listened there';
+COMMENT ON COLUMN penstock.remote_run.report IS 'the last report of the worker to a callback address without a listener';
 
 -- Runs of an entry that cost an instance its device, or ran out of memory: the next node must know of them.
 CREATE TABLE penstock.entry_harm (
@@ -524,12 +523,12 @@ CREATE TABLE penstock.webhook_endpoint (
     disabled_reason text,
     created_at      timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON COLUMN penstock.webhook_endpoint.secret IS 'sealed:... under the key of the installation, or env:NAME or file:/path of whoever delivers';
+COMMENT ON COLUMN penstock.webhook_endpoint.secret IS 'sealed:... under the key of the installation, or env:NAME or file:/path on the nodes that deliver';
 COMMENT ON COLUMN penstock.webhook_endpoint.old_secret IS 'signs beside secret until old_until, so that a receiver can change over';
 
 -- A limit bounds how many locks of its queues there may be at once (max_units), how fast they may be taken (rate,
 -- burst), or both; over all flows together or for each flow by itself. A queue uses a limit with so many units a
--- lock. What is in use is counted from the lock records themselves: there is no counter that could drift.
+-- lock. The use is counted from the lock records themselves: there is no counter that could drift.
 CREATE TABLE penstock."limit" (
     id         integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name       text COLLATE "C" NOT NULL UNIQUE CHECK (name <> ''),
@@ -542,7 +541,7 @@ CREATE TABLE penstock."limit" (
     uncounted_to bigint NOT NULL DEFAULT 0,
     CHECK ((rate IS NULL) = (burst IS NULL)),
     CHECK (max_units IS NOT NULL OR rate IS NOT NULL),
-    CHECK (NOT per_key OR (max_units IS NULL AND NOT per_flow)), -- a key has one holder at a time whatever a limit says
+    CHECK (NOT per_key OR (max_units IS NULL AND NOT per_flow)), -- a key has one holder at a time under any limit
     CONSTRAINT limit_finite_check CHECK (rate < 'Infinity' AND burst < 'Infinity') -- a bucket must hold a number
 );
 COMMENT ON COLUMN penstock."limit".max_units IS 'units at once';
@@ -559,9 +558,10 @@ CREATE TABLE penstock.limit_use (
     PRIMARY KEY (queue_id, limit_id)
 );
 CREATE INDEX limit_use_limit ON penstock.limit_use (limit_id);
-COMMENT ON COLUMN penstock.limit_use.since IS 'when its units, or what the limit counts by, changed last: what was taken before is not refunded';
+COMMENT ON COLUMN penstock.limit_use.since IS 'when its units, or per_flow or per_key of the limit, changed last: units taken before are not refunded';
 
--- Token buckets of limits with a rate: how many units there were at a time. Written by claims that hold the limit.
+-- Token buckets of limits with a rate: how many units there were at a time. Written by claims that have the limit's
+-- advisory lock.
 -- Without a foreign key: looking up the limit for every bucket that a claim writes cost more than the bucket. Tidy removes
 -- the buckets of limits that are gone.
 CREATE TABLE penstock.bucket (
@@ -573,12 +573,12 @@ CREATE TABLE penstock.bucket (
 ) WITH (fillfactor = 50);
 COMMENT ON COLUMN penstock.bucket.flow IS 'or lock key, of a limit for each key; empty for a limit over all';
 
--- Scheduled work. The engine (pkg/cron) runs on the elected leader; what it decides is applied here, set-based, in
--- transactions that name its term. Further SQLSTATE: PS010 no such cron job.
+-- Scheduled work. The engine (pkg/cron) runs on the elected leader; its decisions are applied here, set-based, in
+-- transactions that name its term.
 --
 --   no entry ──create──► waiting (entry initial) ──fire──► fired (entry pending, runs, is retried) ──end──► no entry
 --
--- At most one entry of a job exists. Whoever changes a job holds its row: the engine takes rows FOR UPDATE SKIP LOCKED
+-- At most one entry of a job exists. Every change of a job locks its row: the engine takes rows FOR UPDATE SKIP LOCKED
 -- and so never waits for an operator; an operator waits for the engine's transaction, two seconds at most.
 CREATE TABLE penstock.cron_job (
     id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -619,10 +619,10 @@ CREATE TABLE penstock.cron_job (
 COMMENT ON COLUMN penstock.cron_job.problem IS 'why the job has no entry: a spec that cannot be read, or a push that was refused';
 COMMENT ON COLUMN penstock.cron_job.handled_at IS 'nominal times up to this one have been fired or dropped';
 COMMENT ON COLUMN penstock.cron_job.catching_up_to IS 'the last of several missed nominal times that are fired one after another';
-COMMENT ON COLUMN penstock.cron_job.due_at IS 'nominal time plus jitter: when the waiting entry fires; -infinity: somebody wants it now';
+COMMENT ON COLUMN penstock.cron_job.due_at IS 'nominal time plus jitter: when the waiting entry fires; -infinity: run_cron_job_now was called';
 COMMENT ON COLUMN penstock.cron_job.fired_at IS 'when the entry was fired; null: it waits';
 COMMENT ON COLUMN penstock.cron_job.following_at IS 'when the running entry is to be cancelled, since the next nominal time has come';
-COMMENT ON COLUMN penstock.cron_job.look_at IS 'when a job without an entry is looked at again; infinity: after somebody has altered it';
+COMMENT ON COLUMN penstock.cron_job.look_at IS 'when a job without an entry is read again; infinity: only after it was altered';
 CREATE UNIQUE INDEX cron_job_entry ON penstock.cron_job (entry_id) WHERE entry_id IS NOT NULL;
 CREATE INDEX cron_job_waiting ON penstock.cron_job (due_at) WHERE entry_id IS NOT NULL AND fired_at IS NULL;
 CREATE INDEX cron_job_fired ON penstock.cron_job (queue_id, id) WHERE entry_id IS NOT NULL AND fired_at IS NOT NULL;
@@ -630,7 +630,7 @@ CREATE INDEX cron_job_look ON penstock.cron_job (look_at) WHERE entry_id IS NULL
 CREATE INDEX cron_job_following ON penstock.cron_job (following_at) WHERE following_at IS NOT NULL;
 
 -- A nominal time of a job fires once: the row goes in with the firing, and goes with the job (drop_firings). Without a
--- foreign key: a fifth of the time to fire 100,000 jobs went into looking up the job whose row the transaction holds.
+-- foreign key: a fifth of the time to fire 100,000 jobs went into looking up the job, which the transaction has locked.
 CREATE TABLE penstock.cron_firing (
     job_id     bigint NOT NULL,
     nominal_at timestamptz NOT NULL,
@@ -640,10 +640,10 @@ CREATE TABLE penstock.cron_firing (
     PRIMARY KEY (job_id, nominal_at)
 );
 CREATE INDEX cron_firing_fired_at ON penstock.cron_firing USING brin (fired_at);
-COMMENT ON COLUMN penstock.cron_firing.manual IS 'somebody asked for it; the nominal time is when he did';
+COMMENT ON COLUMN penstock.cron_firing.manual IS 'requested with run_cron_job_now; the nominal time is that of the request';
 
--- Change log: what a statement changes in a watched table becomes entries of a change_log queue, in the transaction
--- that changes it. Further SQLSTATE: PS011 entries push entries without end.
+-- Change log: changes of a watched table by a statement become entries of a change_log queue, in the transaction of the
+-- change.
 
 CREATE TABLE penstock.watch (
     watched    regclass NOT NULL,
@@ -656,14 +656,14 @@ CREATE TABLE penstock.watch (
 );
 
 -- Batch jobs: a set, split into parts, each the work of one entry. The duty of pkg/batch steps them on the elected
--- leader. Further SQLSTATE: PS012 no such batch.
+-- leader.
 --
 --   splitting ──► running ──► ending ──► done, failed, cancelled
 --
--- Nobody meets on a row: whoever ends a part writes the part's own row, and how many are left is counted when somebody
--- asks. Only a bounded number of parts is in the queue at a time (window_parts), the others wait here: so a batch of a
--- million parts can be paused and cancelled at once, and does not stand in front of a queue. The batch's own row is
--- held by the duty while it steps, and by operators.
+-- The ends of parts do not contend for a row: each writes the part's own row, and the number left is counted on demand.
+-- Only a bounded number of parts is in the queue at a time (window_parts), the others wait here: so a batch of a million
+-- parts can be paused and cancelled at once, and does not fill a queue. The batch's own row is locked by the duty while
+-- it steps, and by operators.
 CREATE TABLE penstock.batch (
     id                  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue_id            integer NOT NULL REFERENCES penstock.queue ON DELETE CASCADE,
@@ -714,10 +714,9 @@ CREATE INDEX batch_part_waiting ON penstock.batch_part (batch_id, no) WHERE ende
 CREATE INDEX batch_part_queued ON penstock.batch_part (batch_id, no) WHERE ended_at IS NULL AND entry_id IS NOT NULL;
 CREATE INDEX batch_part_bad ON penstock.batch_part (batch_id, no) WHERE outcome <> 'done';
 
--- Pauses of what is smaller or larger than a queue, and the quota of an application. A pause is a row with who, why and
--- until when. Nodes read those of flows, models and applications with their queues (RegistryVersion says when), and
--- whether they are paused themselves with every heartbeat. Entries of a paused name or lock key are disabled, for a
--- claim knows neither.
+-- Pauses of scopes smaller or larger than a queue. A pause is a row with actor, reason and end. Nodes read those of
+-- flows, models and applications with their queues (when RegistryVersion has changed), and their own with every
+-- heartbeat. Entries of a paused name or lock key are disabled, since a claim reads neither.
 CREATE TABLE penstock.pause (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     scope      text NOT NULL CHECK (scope IN ('name', 'lock_key', 'flow', 'model', 'application', 'node')),
@@ -733,8 +732,8 @@ CREATE UNIQUE INDEX pause_what ON penstock.pause (scope, value, coalesce(queue_i
 COMMENT ON COLUMN penstock.pause.value IS 'a name, lock key or flow (empty: entries without one), a model, an application, or the name or id of a node';
 COMMENT ON COLUMN penstock.pause.queue_id IS 'names and lock keys are those of a queue; a flow may be paused in one queue or, with null, in all';
 
--- Who may do what over HTTP. A secret is seen once, by whoever makes it; here is only its SHA-256, which is enough for
--- 256 random bits. Rows of one name are one identity: a rotation adds a row and lets the older ones run out.
+-- Tokens of the HTTP API, with their scopes. A secret is shown once, when it is made; here is only its SHA-256, which is
+-- enough for 256 random bits. Rows of one name are one identity: a rotation adds a row and lets the older ones run out.
 CREATE TABLE penstock.api_token (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL CHECK (name ~ '^[a-zA-Z0-9][a-zA-Z0-9._@-]{0,62}$'),
@@ -753,8 +752,8 @@ COMMENT ON COLUMN penstock.api_token.applications IS 'to which the token is limi
 COMMENT ON COLUMN penstock.api_token.queues IS 'to which the token is limited; empty: to none';
 COMMENT ON COLUMN penstock.api_token.used_at IS 'within a minute';
 
--- Samples: how each queue stood every few seconds, written by the elected leader and by nobody else. Status pages,
--- metrics and the live view read these, so that no page counts a table. What counts is measure(), once a queue and pass.
+-- Samples: the state of each queue every few seconds, written by the elected leader only. Status pages, metrics and the
+-- live view read these, so that no page counts a table. measure() counts, once a queue and pass.
 CREATE TABLE penstock.sample (
     queue_id       integer NOT NULL,
     at             timestamptz NOT NULL,
@@ -775,16 +774,16 @@ CREATE TABLE penstock.sample (
     PRIMARY KEY (queue_id, at)
 ) PARTITION BY RANGE (at);
 COMMENT ON COLUMN penstock.sample.estimated IS 'some count passed the bound up to which counting is exact';
-COMMENT ON COLUMN penstock.sample.head_age IS 'seconds that the entry has waited which a node would take first; null: there is none';
-COMMENT ON COLUMN penstock.sample.blocked IS 'why no node claims from the queue, as a code of explain_entry; null: nothing is in the way';
+COMMENT ON COLUMN penstock.sample.head_age IS 'age in seconds of the entry that a node would claim first; null: there is none';
+COMMENT ON COLUMN penstock.sample.blocked IS 'why no node claims from the queue, as a code of explain_entry; null: claims are possible';
 COMMENT ON COLUMN penstock.sample.accepted IS 'rows inserted into the queue''s table since its statistics began; gone: deleted';
 COMMENT ON COLUMN penstock.sample.in_per_second IS 'entries accepted a second since the sample before; out_per_second: gone, which is the drain rate';
 
 -- The same by the minute: depths, rates and serving are means, head_age is the worst, counters are the last.
 CREATE TABLE penstock.sample_minute (LIKE penstock.sample INCLUDING ALL) PARTITION BY RANGE (at);
 
--- What runs have put out so far, for people and programs that read along. It is only added to; a run of a newer token
--- begins anew, and what older ones wrote is then of no interest any more. It goes by the hour: sweep_output.
+-- Output of runs so far, for people and programs that read it during the run. Rows are only added; a run of a newer
+-- token begins again, and the output of older ones is obsolete then. It goes by the hour: sweep_output.
 CREATE TABLE penstock.output (
     entry_id bigint NOT NULL,
     token    bigint NOT NULL,
@@ -796,15 +795,15 @@ CREATE TABLE penstock.output (
     PRIMARY KEY (queue_id, entry_id, token, seq, at)
 ) PARTITION BY RANGE (at);
 
--- Hours are dropped whole; until the first of them is made, and where nobody makes them, rows come here.
+-- Hours are dropped whole; until the first of them is made, and while no node makes them, rows go here.
 CREATE TABLE penstock.output_default PARTITION OF penstock.output DEFAULT;
 COMMENT ON TABLE penstock.output IS 'output of runs, piece by piece; for a model that streams, whole server-sent events';
 COMMENT ON COLUMN penstock.output.seq IS 'pieces of a run are numbered from 1 without gaps';
 
--- What flows have used, and what share each is to have. pkg/fairness says how the two make an order.
+-- The use of each flow, and its weight. pkg/fairness/doc.go has the order that follows from the two.
 
--- Service over all nodes in slot-seconds or declared cost, as of a time; half of it is forgotten every half-life. Nodes fold
--- into it what they gave, all their flows in one statement every second or two; no push and no claim touches it. A row
+-- Service over all nodes in slot-seconds or declared cost, as of a time; half of it is forgotten every half-life. Nodes add
+-- the service that they gave, all their flows in one statement every second or two; no push and no claim touches it. A row
 -- without flow that is whole counts a queue's band among the queues.
 CREATE TABLE penstock.usage (
     service  double precision NOT NULL,
@@ -816,8 +815,8 @@ CREATE TABLE penstock.usage (
     flow     text COLLATE "C" NOT NULL,
     PRIMARY KEY (queue_id, priority, whole, flow)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-COMMENT ON COLUMN penstock.usage.service IS 'slot-seconds, or cost where entries declare it, with what is forgotten left out';
-COMMENT ON COLUMN penstock.usage.lift IS 'never given: what brought a flow that was away to the level of those that stayed';
+COMMENT ON COLUMN penstock.usage.service IS 'slot-seconds, or cost where entries declare it, after decay';
+COMMENT ON COLUMN penstock.usage.lift IS 'service that was never given: it raised a flow that was away to the level of those that stayed';
 
 -- A flow's share beside other flows, in one queue or, without one, in all; 1 where there is no row.
 CREATE TABLE penstock.flow_weight (

@@ -209,14 +209,14 @@ CREATE OR REPLACE FUNCTION penstock.feed_batch(b penstock.batch) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
-    room integer := b.window_parts - (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL);
+    headroom integer := b.window_parts - (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL);
     next integer[];
     made bigint[];
 BEGIN
-    room := least(room, (SELECT q.capacity - (d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed))
+    headroom := least(headroom, (SELECT q.capacity - (d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed))
                            FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
     next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL
-                   ORDER BY p.no LIMIT greatest(room, 0));
+                   ORDER BY p.no LIMIT greatest(headroom, 0));
     IF cardinality(next) = 0 THEN
         RETURN 0;
     END IF;
@@ -312,7 +312,7 @@ BEGIN
     RETURN n;
 END $$;
 
--- What people do. ----------------------------------------------------------------------------------------------------
+-- Operators -----------------------------------------------------------------------------------------------------------
 
 -- withdraw_batch removes the entries of parts that do not run from the queue; the parts wait again.
 -- Locks: for each part in order of its number, those of take_entry, then the row of the part. The

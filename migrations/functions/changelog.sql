@@ -1,4 +1,4 @@
--- Change log: what a statement changes in a watched table becomes entries of a change_log queue.
+-- Change log: changes of a watched table by a statement become entries of a change_log queue.
 
 -- depth_max is the largest number of entries between an entry and a push from outside.
 -- Callers: check_depth.
@@ -124,8 +124,8 @@ END $_$;
 
 -- watch makes changes of a table entries of a change_log queue, from its commit on: of all columns
 -- or of some. keys are the columns that identify a row; without them it is the primary key.
--- Watching again replaces the watch. The trigger functions that it makes work whatever names
--- columns have. They run with the rights of the role that called watch: no other role may attach
+-- Watching again replaces the watch. The trigger functions that it makes work with any names of
+-- columns. They run with the rights of the role that called watch: no other role may attach
 -- them to a table, and they refuse any other table, and a column whose type has become one of a
 -- user since (SQLSTATE PS006).
 -- Locks: SHARE ROW EXCLUSIVE on the table, by CREATE TRIGGER: it waits for the transactions that

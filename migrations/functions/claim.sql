@@ -1,4 +1,4 @@
--- What claims ask of the database besides ready rows and lock records.
+-- Conditions of claims besides ready rows and lock records.
 
 -- claimable is the part of the claim condition that concerns the entry itself: it is pending, and
 -- not disabled (priority -1). The predicate of the index of entries with a lock key is the same,

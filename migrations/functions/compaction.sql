@@ -1,10 +1,10 @@
 -- Compaction: entries of one key of a mergeable queue become one.
 
 -- Compaction ---------------------------------------------------------------------------------------------------------
--- Entries of a group that nobody was handed become one. The key's advisory lock keeps claims away; a lock record that
--- stands by then has handed out the entries up to last_entry_id and no others, and is never changed. The oldest entry
--- of the run stays with its id, its place and the merged payload, so that no ready row need be touched: the key has
--- something to claim before and after. Producers take no part in it: what they push meanwhile is merged next time.
+-- Entries of a group that are not handed out become one. The key's advisory lock excludes claims; a lock record that
+-- exists by then has handed out the entries up to last_entry_id and no others, and is never changed. The oldest entry
+-- of the run stays with its id, its position and the merged payload, so that no ready row is changed: the key is
+-- claimable before and after. Producers take no part in it: entries that are pushed meanwhile are merged next time.
 -- There is no merging inside a push: it would keep the key from being claimed until the pusher's transaction ends.
 
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks

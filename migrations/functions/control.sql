@@ -1,4 +1,4 @@
--- What operators switch: pauses, disabled queues and entries, draining nodes, weights.
+-- The switches of operators: pauses, disabled queues and entries, draining nodes, weights.
 
 -- paused_until returns whether a pause with this end is still in force; null means until it is
 -- resumed. It is inlined.
@@ -143,7 +143,7 @@ BEGIN
     END IF;
     RETURN true;
 EXCEPTION WHEN SQLSTATE 'PS900' THEN
-    RETURN false; -- and what was locked is free again: a settler must not wait while we try again
+    RETURN false; -- and the locks are released: a settler must not wait while we try again
 END $$;
 
 -- disable_one disables an entry: priority -1, no ready row. A running entry ends its run. True: it
@@ -225,7 +225,7 @@ BEGIN
     ELSIF changed THEN
         PERFORM penstock.audit_log(switch_entry.actor, switch_entry.verb, 'entry ' || wanted, switch_entry.reason);
     ELSE
-        PERFORM penstock.living_entry(wanted); -- raises if it ended meanwhile
+        PERFORM penstock.living_entry(wanted); -- raises an error if it ended meanwhile
     END IF;
 END $$;
 

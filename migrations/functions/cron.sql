@@ -8,7 +8,7 @@ LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.cron_job j WHERE j.entry_id = $1 AND j.fired_at IS NULL)
 $$;
 
--- The engine's verbs. The engine holds the rows of the jobs it names, in the same transaction. ------------------------
+-- The engine. It has locked the rows of the jobs that it names, in the same transaction. -------------------------------
 
 -- create_cron_entries gives jobs their next entries: initial, due at dues. A job whose push is
 -- refused (payload too large, queue full) is left without one, with the problem, for a minute, and
@@ -98,7 +98,7 @@ BEGIN
     LOOP
         EXECUTE format($q$
             WITH wish AS MATERIALIZED (
-                -- OFFSET 0: look each job up, whatever the statistics of a table that was just filled say.
+                -- OFFSET 0: each job is looked up, even if the statistics of a table that was just filled are wrong.
                 SELECT j.id, j.entry_id, j.manual, e.row, f.nominal, f.handled, f.catching, f.following
                   FROM unnest($2, $3, $4, $5, $6) f(job, nominal, handled, catching, following)
                  CROSS JOIN LATERAL (
@@ -192,7 +192,7 @@ BEGIN
        FROM unnest(jobs, nominals) m(job, nominal) WHERE m.nominal IS NULL;
 END $$;
 
--- end_cron_runs finds up to `most` jobs whose fired entry is gone, whatever its outcome, and
+-- end_cron_runs finds up to `most` jobs whose fired entry is gone, with any outcome, and
 -- returns how many: they get their next entries then.
 -- Locks: rows of cron_job in order of id (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/cron.
@@ -251,8 +251,8 @@ BEGIN
     UPDATE penstock.cron_job SET entry_id = NULL WHERE id = job;
 END $$;
 
--- What people and programs do. pkg/cron checks a spec before it comes here; one that comes from SQL is checked by the
--- engine, which reports what is wrong in cron_job.problem. -----------------------------------------------------------
+-- Operators and programs. pkg/cron checks a spec before it calls these; one that comes from SQL is checked by the
+-- engine, which reports the error in cron_job.problem. -----------------------------------------------------------
 
 -- cron_job_row locks the job of that name and returns it.
 -- Locks: the row of the job (FOR UPDATE); it waits for a transaction of the engine.

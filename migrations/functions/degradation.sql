@@ -1,4 +1,4 @@
--- Degradation: states in which work stands still, or is slower than it should be, while every process runs. The doctor,
+-- Degradation: states without progress, or with less than there should be, while every process runs. The doctor,
 -- the leader's metrics with the alerts on them, and /readyz show the same rows; explain names them for one entry.
 
 -- model_slots counts a model's instances and the slots of the usable ones: held slots, of these

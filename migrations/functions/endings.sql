@@ -77,14 +77,14 @@ LANGUAGE plpgsql AS $$
 DECLARE
     e       penstock.entry;
     nothing penstock.entry;
-    place   tid;
+    ready_tid tid;
 BEGIN
     SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
     IF NOT FOUND OR penstock.runs(e) THEN
         RETURN nothing; -- before anything is locked, so that a settler of a running entry never waits for us
     END IF;
     IF e.lock_key IS NULL THEN
-        SELECT r.ctid INTO place FROM penstock.ready r
+        SELECT r.ctid INTO ready_tid FROM penstock.ready r
          WHERE r.queue_id = queue AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
            AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = wanted
            FOR UPDATE SKIP LOCKED;
@@ -92,12 +92,12 @@ BEGIN
         RETURN nothing;
     END IF;
     SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR UPDATE SKIP LOCKED;
-    -- From here on the row cannot change, so nobody can put it into line anew. If it is in line and we do not have its
-    -- ready row, then a claim or a pusher has it. No ready row and no lock in one snapshot: it is out of line.
-    IF NOT FOUND OR penstock.runs(e) OR (place IS NULL AND penstock.in_line(e)) THEN
+    -- From here on the row cannot change, so it cannot be requeued. If it has a ready row that we have not locked, a
+    -- claim or a pusher has. No ready row and no lock in one snapshot: it is not queued.
+    IF NOT FOUND OR penstock.runs(e) OR (ready_tid IS NULL AND penstock.in_line(e)) THEN
         RETURN nothing;
     END IF;
-    DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = place;
+    DELETE FROM penstock.ready WHERE queue_id = queue AND ctid = ready_tid;
     RETURN e;
 END $$;
 
@@ -237,7 +237,7 @@ BEGIN
     PERFORM penstock.need_read_committed();
     answer := penstock.cancel_one(penstock.living_entry(cancel_entry.id), cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
     IF answer IS NULL THEN
-        PERFORM penstock.living_entry(cancel_entry.id); -- raises: it ended while we looked
+        PERFORM penstock.living_entry(cancel_entry.id); -- raises an error: it ended meanwhile
     END IF;
     PERFORM penstock.audit_log(cancel_entry.actor, 'cancel_entry', 'entry ' || cancel_entry.id,
                                cancel_entry.reason, jsonb_build_object('answer', answer));
@@ -358,7 +358,7 @@ CREATE OR REPLACE FUNCTION penstock.return_failure(queue integer, wanted bigint)
     AS $$
 DECLARE
     f     penstock.failure;
-    place bigint;
+    position bigint;
     off   boolean;
 BEGIN
     DELETE FROM penstock.failure WHERE queue_id = queue AND entry_id = wanted RETURNING * INTO f;
@@ -366,17 +366,17 @@ BEGIN
         RETURN false;
     END IF;
     DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
-    place := nextval('penstock.entry_id_seq');
+    position := nextval('penstock.entry_id_seq');
     off := penstock.is_off(queue, f.name, f.lock_key);
     INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, priority, enabled_priority, pos,
                                 flow, lock_key, name, trace, callback, history, payload, depth)
     VALUES (wanted, queue, f.created_at, 'pending', CASE WHEN f.start_by > clock_timestamp() THEN f.start_by END,
             CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost,
-            CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, place,
+            CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, position,
             f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload, f.depth);
     IF NOT off THEN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
-        VALUES (queue, f.priority, f.flow, place, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key);
+        VALUES (queue, f.priority, f.flow, position, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key);
     END IF;
     PERFORM penstock.count(d.queue_id, 'accepted', 1) FROM penstock.depth d WHERE d.queue_id = queue;
     RETURN true;
@@ -408,7 +408,7 @@ CREATE OR REPLACE FUNCTION penstock.retry_failure(entry_id bigint, reason text D
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT penstock.return_failure(penstock.failed_entry(retry_failure.entry_id), retry_failure.entry_id) THEN
-        PERFORM penstock.failed_entry(retry_failure.entry_id); -- raises: somebody was faster
+        PERFORM penstock.failed_entry(retry_failure.entry_id); -- raises an error: another session was faster
     END IF;
     PERFORM penstock.audit_log(retry_failure.actor, 'retry_failure', 'entry ' || retry_failure.entry_id,
                                retry_failure.reason);
@@ -426,7 +426,7 @@ DECLARE
 BEGIN
     DELETE FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = discard_failure.entry_id RETURNING * INTO f;
     IF NOT FOUND THEN
-        PERFORM penstock.failed_entry(discard_failure.entry_id); -- raises: somebody was faster
+        PERFORM penstock.failed_entry(discard_failure.entry_id); -- raises an error: another session was faster
     END IF;
     PERFORM penstock.audit_log(discard_failure.actor, 'discard_failure',
             'entry ' || discard_failure.entry_id, discard_failure.reason,

@@ -16,7 +16,7 @@ LANGUAGE sql STABLE AS $$
              FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)) o
 $$;
 
--- Why does it not run? ------------------------------------------------------------------------------------------------
+-- Reasons -------------------------------------------------------------------------------------------------------------
 
 -- ago writes a duration for people: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.
 -- Callers: model_slots, degraded_models, degraded_queues, queue_reasons, entry_reasons,

@@ -212,7 +212,7 @@ DECLARE
     instance integer := penstock.instance_id(model, server);
     held     bigint;
 BEGIN
-    PERFORM FROM penstock.instance i WHERE i.id = instance FOR UPDATE; -- nobody leases while we look
+    PERFORM FROM penstock.instance i WHERE i.id = instance FOR UPDATE; -- excludes leases
     SELECT count(*) INTO held FROM penstock.slot s WHERE s.instance_id = instance;
     IF held > 0 AND NOT force THEN
         RAISE EXCEPTION 'instance "%" of model "%" has % slots held', server, model, held
@@ -312,7 +312,7 @@ $$;
 
 -- lease_slots gives a node up to `want` free slots of a model, spread over its instances, least
 -- held first. While other nodes go without it leaves one for each of those whose turn is before
--- this node's. Locking the instance before counting is what keeps the sum within slots: where an
+-- this node's. Locking the instance before counting keeps the sum within slots: where an
 -- instance shrank, the numbers alone would not. No slot is freed before its node's lease has
 -- lapsed: the node may use its slots for valid_ms from when it requested them. A node that gets
 -- none is recorded in slot_demand.

@@ -46,7 +46,7 @@ LANGUAGE sql STABLE AS $$
     SELECT 'a token was handed out by the sequence', format('token %s of key %s', l.token, l.lock_key)
       FROM penstock.lock l WHERE l.token > (SELECT coalesce(pg_sequence_last_value('penstock.token_seq'), 0))
     UNION ALL
-    -- A later run of an entry has the larger token: its result cannot name an older one than a lock that stands.
+    -- A later run of an entry has the larger token: its result cannot name a token above that of an existing lock.
     SELECT 'tokens of a key grow', format('entry %s ended under token %s, its lock has %s', r.entry_id, r.token, l.token)
       FROM penstock.lock l JOIN penstock.result r ON r.queue_id = l.queue_id AND l.lock_key = '#' || r.entry_id AND r.token >= l.token
     UNION ALL
@@ -56,7 +56,7 @@ LANGUAGE sql STABLE AS $$
             UNION ALL SELECT queue_id, entry_id, 'failure' FROM penstock.failure) w
      GROUP BY w.queue_id, w.id HAVING count(*) > 1
     UNION ALL
-    -- Each side counted by itself: the first by what is stored, the second by what the locks say.
+    -- Each side is counted by itself: the first from the stored columns, the second from the locks.
     SELECT 'initial + pending = computing + awaiting_compute', format('queue %s: %s + %s, %s + %s', i.queue_id, i.initial, i.pending, i.computing, i.awaiting)
       FROM (SELECT e.queue_id,
                    count(*) FILTER (WHERE e.status = 'initial') AS initial, count(*) FILTER (WHERE e.status = 'pending') AS pending,

@@ -1,25 +1,25 @@
--- Concurrency limits, rate limits and quotas: their definition, and what claims ask of them and take.
+-- Concurrency limits, rate limits and quotas: their definition, and how claims check and charge them.
 --
--- Limits that are far from binding are not counted at each claim: tokens serve as tickets.
+-- Limits that are far from binding are not counted at each claim: the tokens of locks bound their number.
 --
--- Every lock takes a token of its own out of one sequence. Whoever counts what a limit has in use, while no claim under it
--- is in flight, at token t, knows: however many claimers there are, and whatever they or their nodes do, until the
--- sequence has reached t + n no more than n locks can have come. So with u units in use and at most w units a lock, locks
--- with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to. A claim looks whether the
--- sequence is before it, and takes itself back where a token that it drew is not (penstock.charge_lanes).
+-- Every lock takes a token of its own from one sequence. A session that counts the use of a limit while no
+-- claim under it is in flight, at token t, has a bound for later: however many claimers there are, until the
+-- sequence has reached t + n no more than n locks can have been added. So with u units in use and at most w
+-- units a lock, locks with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to.
+-- A claim checks that the sequence is before it, and is undone if it drew a token beyond it (charge_lanes).
 --
--- That no claim is in flight is what an advisory lock of the limit says, which is in memory alone: claims that do not count
--- share it until they have committed, one that counts has it alone. PL/pgSQL gives each of its statements a younger
--- snapshot, so that what is read behind the lock is no older than the lock. All claims of locks go this way, whoever makes
--- them, and nothing depends on what nodes say of themselves: locks of nodes that died are counted until they are
--- recovered, and a claim whose answer was lost has used its tokens up whether it was committed or not.
+-- No claim is in flight while a session has the limit's advisory lock exclusively: claims that do not count
+-- share it until they have committed, one that counts has it exclusively. PL/pgSQL takes a new snapshot for each
+-- statement, so that a read behind the lock is no older than the lock. All claims of locks take it, and nothing
+-- depends on heartbeats: locks of nodes that died are counted until they are recovered, and a claim whose answer
+-- was lost has used its tokens up whether it was committed or not.
 --
--- As long as max_units and units stay, the token only grows: a count at t' finds at most u + (t' - t) * w. So an older one is
--- never wrong. Whatever changes them sets it to 0 behind the same lock, alone.
+-- As long as max_units and units are unchanged, the token only grows: a count at t' finds at most u + (t' - t) * w
+-- units in use, so that an older one is never wrong. A change sets it to 0 behind the same lock, exclusively.
 
 -- limit_lock is the key of the advisory lock of a limit: claims that do not count share it until
 -- they have committed, one that counts has it exclusively.
--- Callers: claim_room, count_again.
+-- Callers: claim_headroom, count_again.
 CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
 
 -- hold_limits is taken by every change of limits, or of the queues under them, before any row: some
@@ -29,20 +29,21 @@ CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUA
 CREATE OR REPLACE FUNCTION penstock.hold_limits() RETURNS void LANGUAGE sql
     AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
 
--- claim_room returns whether a claim may go on that assumes these limits of its queue (known, in
--- order of id) and this rate kind (pace, see queue_pace), the headroom of one flow in locks, and in
+-- claim_headroom returns whether a claim may go on that assumes these limits of its queue (known, in
+-- order of id) and this rate kind (rate_kind, see queue_rate_kind), the headroom of one flow in locks, and in
 -- entries together, and the wait (s) where a token bucket has none. No lock may have a token above
 -- uncounted_to, which charge_lanes checks.
---   ok is false while another claim has a limit exclusively, or where the assumed limits are stale: read the queue again and retry.
---   Limits with a rate are locked exclusively, since a bucket is read here and written later (see charge_lanes).
---   Limits for each lock key do not bind the lane (see key_rooms). Without a flow it is about several lanes: the use of each flow
---   is not counted then, nor are the buckets of flows read. Where a queue-wide limit has no headroom, uncounted_to is 0.
+-- ok is false while another claim has a limit exclusively, or where the assumed limits are stale:
+-- read the queue again and retry. Limits with a rate are locked exclusively, since a bucket is read
+-- here and written later (see charge_lanes). Limits for each lock key do not bind the lane (see
+-- key_headroom). Without a flow it is about several lanes: the use of each flow is not counted then,
+-- nor are the buckets of flows read. Where a queue-wide limit has no headroom, uncounted_to is 0.
 -- Locks: the advisory lock of each known limit in order of id (try; shared, or exclusive with a
 -- rate); where locks must be counted, the same exclusively (try); the row of the limit (FOR NO KEY
 -- UPDATE SKIP LOCKED). It waits for none. The proof is at the top of this file.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
-CREATE OR REPLACE FUNCTION penstock.claim_room(queue integer, in_flow text, wanted integer, known integer[], pace integer,
+CREATE OR REPLACE FUNCTION penstock.claim_headroom(queue integer, in_flow text, wanted integer, known integer[], rate_kind integer,
     OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -52,8 +53,8 @@ DECLARE
     ids   integer[];
     needs integer := 0;
     used  bigint;
-    most  bigint; -- of any flow, where the limit is for each
-    whole boolean := false; -- what all flows share leaves no room
+    most  bigint; -- the largest of any flow, where the limit is per flow
+    whole boolean := false; -- a queue-wide limit has no headroom
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         PERFORM penstock.need_read_committed();
@@ -64,7 +65,7 @@ BEGIN
     wait := 0;
     uncounted_to := 9223372036854775807;
     FOREACH id IN ARRAY known LOOP
-        IF pace = 0 THEN
+        IF rate_kind = 0 THEN
             ok := ok AND pg_try_advisory_xact_lock_shared(penstock.limit_lock(id));
         ELSE
             ok := ok AND pg_try_advisory_xact_lock(penstock.limit_lock(id));
@@ -73,7 +74,7 @@ BEGIN
     IF NOT ok THEN
         RETURN;
     END IF;
-    -- Only what is read from here on is no older than the locks.
+    -- Reads from here on are no older than the locks.
     FOR l IN SELECT g.*, u.units, t.last_value AS drawn, g.uncounted_to >= t.last_value + wanted AS plenty,
                     coalesce((SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) FROM penstock.bucket b
                                WHERE b.limit_id = g.id AND b.flow = CASE WHEN g.per_flow THEN in_flow ELSE '' END), g.burst) AS held
@@ -92,7 +93,7 @@ BEGIN
         IF l.plenty THEN
             uncounted_to := least(uncounted_to, l.uncounted_to);
         ELSIF l.max_units IS NOT NULL THEN
-            IF in_flow IS NULL AND l.per_flow OR NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- somebody shares it with us
+            IF in_flow IS NULL AND l.per_flow OR NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- another claim shares it
                 ok := false;
                 RETURN;
             END IF;
@@ -113,7 +114,7 @@ BEGIN
             whole := whole OR NOT l.per_flow AND l.max_units - used < l.units;
             most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
             IF most >= 4 * wanted THEN
-                -- An operator may have the row, and waits for the lock that we have.
+                -- An operator may have locked the row, and wait for the advisory lock that we have.
                 UPDATE penstock."limit" x SET uncounted_to = l.drawn + most
                  WHERE x.ctid = (SELECT y.ctid FROM penstock."limit" y WHERE y.id = l.id FOR NO KEY UPDATE SKIP LOCKED);
             END IF;
@@ -130,23 +131,23 @@ BEGIN
     IF whole THEN
         uncounted_to := 0;
     END IF;
-    ok := coalesce(ids = known AND needs = pace, false);
+    ok := coalesce(ids = known AND needs = rate_kind, false);
 END $$;
 
--- queue_pace returns the rate kind of a queue's limits: 0 without rates, 1 with some, 2 with rates
+-- queue_rate_kind returns the rate kind of a queue's limits: 0 without rates, 1 with some, 2 with rates
 -- for each lock key as well.
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.queue_pace(queue integer) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.queue_rate_kind(queue integer) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(max(CASE WHEN g.per_key THEN 2 WHEN g.rate IS NOT NULL THEN 1 ELSE 0 END), 0)
       FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id WHERE u.queue_id = queue
 $$;
-COMMENT ON FUNCTION penstock.queue_pace IS 'how claims of a queue go: 0 without rates, 1 with some, 2 with a look at each lock key as well';
+COMMENT ON FUNCTION penstock.queue_rate_kind IS 'rate kind of the limits of a queue: 0 without rates, 1 with some, 2 with rates for each lock key as well';
 
 -- bucket_level is the level of a token bucket that had these units at a time: rate units a second
 -- flow in, and burst is its size. It is inlined.
 -- Locks: none.
--- Callers: claim_room, bucket_units, flow_rooms, key_rooms, charge_lanes; pkg/invalidation.
+-- Callers: claim_headroom, bucket_units, flow_headroom, key_headroom, charge_lanes; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.bucket_level(units double precision, at timestamptz, rate double precision,
                                                  burst double precision, moment timestamptz DEFAULT clock_timestamp())
     RETURNS double precision
@@ -166,17 +167,17 @@ CREATE OR REPLACE FUNCTION penstock.bucket_units(l penstock."limit", in_flow tex
                       WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow OR l.per_key THEN in_flow ELSE '' END), l.burst)
 $$;
 
--- flow_rooms returns the headroom in the token buckets of single flows, in entries, and the wait
+-- flow_headroom returns the headroom in the token buckets of single flows, in entries, and the wait
 -- (s) where there is none, in the order of the flows. NULL: the queue has no such limit. Several
--- lanes of a queue under rates are claimed together: claim_room reads the queue-wide buckets, this
+-- lanes of a queue under rates are claimed together: claim_headroom reads the queue-wide buckets, this
 -- function those of each flow, behind the same locks, and charge_lanes writes them all.
--- Locks: none: claim_room has locked the limits exclusively.
+-- Locks: none: claim_headroom has locked the limits exclusively.
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.flow_rooms(queue integer, flows text[], OUT rooms integer[], OUT waits double precision[])
+CREATE OR REPLACE FUNCTION penstock.flow_headroom(queue integer, flows text[], OUT headrooms integer[], OUT waits double precision[])
 LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT array_agg(f.room ORDER BY f.ord), array_agg(f.wait ORDER BY f.ord) INTO rooms, waits
-      FROM (SELECT k.ord, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer AS room, max((g.units - b.held) / g.rate) AS wait
+    SELECT array_agg(f.headroom ORDER BY f.ord), array_agg(f.wait ORDER BY f.ord) INTO headrooms, waits
+      FROM (SELECT k.ord, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer AS headroom, max((g.units - b.held) / g.rate) AS wait
               FROM penstock.limit_use u
              CROSS JOIN LATERAL (SELECT x.id, x.rate::double precision AS rate, x.burst::double precision AS burst, u.units FROM penstock."limit" x
                                   WHERE x.id = u.limit_id AND x.rate IS NOT NULL AND x.per_flow AND NOT x.per_key OFFSET 0) g
@@ -187,11 +188,11 @@ BEGIN
              GROUP BY k.ord) f;
 END $$;
 
--- key_rooms returns for lock keys, each at a position, the headroom of their token buckets in
+-- key_headroom returns for lock keys, each at a position, the headroom of their token buckets in
 -- entries, and the wait (s) where there is none: all keys of a claim at once.
--- Locks: none: claim_room has locked the limits exclusively.
+-- Locks: none: claim_headroom has locked the limits exclusively.
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.key_rooms(queue integer, keys text[], places bigint[]) RETURNS TABLE (pos bigint, lock_key text, room integer, wait double precision)
+CREATE OR REPLACE FUNCTION penstock.key_headroom(queue integer, keys text[], positions bigint[]) RETURNS TABLE (pos bigint, lock_key text, headroom integer, wait double precision)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -203,7 +204,7 @@ BEGIN
     SELECT k.pos, k.key, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer, max(greatest(0, (g.units - b.held) / g.rate))::double precision
       FROM (SELECT l.id, l.rate::double precision AS rate, l.burst::double precision AS burst, u.units
               FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id WHERE u.queue_id = queue AND l.per_key OFFSET 0) g
-     CROSS JOIN unnest(keys, places) k(key, pos)
+     CROSS JOIN unnest(keys, positions) k(key, pos)
      CROSS JOIN LATERAL (SELECT coalesce((SELECT penstock.bucket_level(x.units, x.at, g.rate, g.burst, asked)
                                             FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.key COLLATE "C"), g.burst) AS held) b
      GROUP BY k.pos, k.key;
@@ -211,20 +212,20 @@ END $$;
 
 -- charge_lanes takes the entries of a claim out of the token buckets of its queue: so many of each
 -- flow, and of each lock key. It undoes a claim whose last token is above uncounted_to of
--- claim_room.
+-- claim_headroom.
 -- Locks: rows of bucket by limit and then by flow or lock key, so that two claims never deadlock.
--- claim_room has locked the limits.
+-- claim_headroom has locked the limits.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: 40001 a token is above uncounted_to, so that the limit must be counted; retry the
 -- claim.
-CREATE OR REPLACE FUNCTION penstock.charge_lanes(queue integer, pace integer, flows text[], taken bigint[], keys text[], entries bigint[], last_token bigint,
+CREATE OR REPLACE FUNCTION penstock.charge_lanes(queue integer, rate_kind integer, flows text[], taken bigint[], keys text[], entries bigint[], last_token bigint,
     uncounted_to bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF last_token > uncounted_to THEN
         RAISE EXCEPTION 'token % is above %: the limit must be counted', last_token, uncounted_to USING ERRCODE = 'serialization_failure';
     END IF;
-    IF pace = 0 OR flows IS NULL THEN
+    IF rate_kind = 0 OR flows IS NULL THEN
         RETURN;
     END IF;
     INSERT INTO penstock.bucket AS b (limit_id, flow, units, at)
@@ -268,12 +269,12 @@ BEGIN
               WHERE u.queue_id = queue AND g.rate IS NOT NULL AND l.claimed_at >= u.since
               GROUP BY 1, 2 ORDER BY 1, 2
     LOOP
-        -- What is beyond the burst is cut off when the bucket is read.
+        -- Units beyond the burst are cut off when the bucket is read.
         UPDATE penstock.bucket b SET units = b.units + r.units WHERE b.limit_id = r.limit_id AND b.flow = r.scope;
     END LOOP;
 END $$;
 
--- park throttles a lock key whose token bucket is empty, for `wait` seconds, unless it is throttled
+-- throttle_key throttles a lock key whose token bucket is empty, for `wait` seconds, unless it is throttled
 -- already: a ready row in a lane that no claim reads (priority -2), whose pos is the time
 -- (microseconds since 1970) at which the key may go on. So a claim meets such a key once, not each
 -- time. The ready row that it finds stays until this commits, as that of a pusher does: a session
@@ -281,7 +282,7 @@ END $$;
 -- claim throttles this one.
 -- Locks: the throttled ready row of the key (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.park(queue integer, key text, wait double precision) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.throttle_key(queue integer, key text, wait double precision) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue AND r.priority = -2 LIMIT 1 FOR UPDATE SKIP LOCKED;
@@ -292,11 +293,11 @@ BEGIN
     RETURN FOUND; -- false where another key has that microsecond: the next claim parks this one
 END $$;
 
--- unpark requeues throttled keys whose time has come, at the position of their oldest entry, and
+-- requeue_throttled requeues throttled keys whose time has come, at the position of their oldest entry, and
 -- returns how many.
 -- Locks: ready rows of priority -2 in order of pos (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.unpark(queue integer, most integer) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.requeue_throttled(queue integer, most integer) RETURNS integer
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -310,7 +311,7 @@ BEGIN
     IF cardinality(due) = 0 THEN
         RETURN 0;
     END IF;
-    -- A new statement: it sees the entries of pushers that relied on a row before we had it.
+    -- A new statement: it sees the entries of pushers that relied on a row before we locked it.
     WITH gone AS (DELETE FROM penstock.ready WHERE ctid = ANY (due) RETURNING lock_key)
     SELECT array_agg(lock_key) INTO keys FROM gone;
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
@@ -360,7 +361,7 @@ BEGIN
     ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, per_key = excluded.per_key, max_units = excluded.max_units,
                                      rate = excluded.rate, burst = excluded.burst
     RETURNING * INTO l;
-    IF options ?| '{per_flow,per_key}' THEN -- other buckets: what was spent before is not given back to these
+    IF options ?| '{per_flow,per_key}' THEN -- other buckets: units taken before are not given back to these
         UPDATE penstock.limit_use SET since = clock_timestamp() WHERE limit_id = l.id;
     END IF;
     PERFORM penstock.limits_changed(l.id);

@@ -131,7 +131,7 @@ BEGIN
             RETURN FOUND;
         WHEN 'cancel' THEN
             RETURN penstock.cancel_one(o.queue_id, wanted, o.reason, o.actor) IS NOT NULL;
-        WHEN 'delete' THEN -- cancels what does not run and leaves alone what does
+        WHEN 'delete' THEN -- cancels an entry that does not run; a running one stays
             e := penstock.take_entry(o.queue_id, wanted);
             IF e.id IS NOT NULL THEN
                 PERFORM penstock.end_entry(e, 'cancelled', o.reason);
@@ -203,7 +203,7 @@ BEGIN
         o.last_id := fresh[cardinality(fresh)];
     END IF;
     IF changed = 0 AND NOT ended AND cardinality(o.busy) > 0 AND (cardinality(fresh) = 0 OR cardinality(fresh) = cardinality(seen.ids)) THEN
-        wait := '100 milliseconds'; -- nothing to do but what is busy
+        wait := '100 milliseconds'; -- only busy entries are left
     END IF;
     UPDATE penstock.operation x
        SET last_id = o.last_id, busy = o.busy, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),

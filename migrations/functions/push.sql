@@ -209,7 +209,7 @@ BEGIN
              WHERE f.lock_key IS NOT NULL AND penstock.claimable(f.status, f.priority)
              GROUP BY f.priority, f.flow, f.lock_key) g
      WHERE NOT EXISTS (
-        -- A ready row of the key that we can lock stays until we commit: whoever takes it away sees our entries.
+        -- A ready row of the key that we can lock stays until we commit: a session that deletes it later sees our entries.
         -- One that is locked already gives no such promise, so that the key gets another.
         SELECT FROM penstock.ready r
          WHERE r.lock_key = g.lock_key AND r.queue_id + 0 = q.id AND r.priority = g.priority AND r.flow = g.flow
@@ -563,7 +563,7 @@ END $$;
 -- skipped or requested.
 -- Locks: none.
 -- Callers: pause_batch, cancel_batch, compactable, switch_entry, alter_cron_job, run_cron_job_now,
--- drop_cron_job, cancel_entry, expire_entries, claim_room, step_operation.
+-- drop_cron_job, cancel_entry, expire_entries, claim_headroom, step_operation.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.need_read_committed() RETURNS void
 LANGUAGE plpgsql AS $$

@@ -1,4 +1,4 @@
--- The registry of queues: their settings, what settings may be, and the counters of those with a capacity.
+-- The registry of queues: their settings, the valid range of each, and the counters of those with a capacity.
 
 -- create_queue registers a queue and gives it a table. The table is made on its own and then
 -- attached, so that a reader or writer of another queue does not wait for it.
@@ -27,7 +27,7 @@ BEGIN
     EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.entry INCLUDING ALL, CONSTRAINT %I CHECK (queue_id = %s))',
                    child, child || '_queue', q.id);
     EXECUTE format('ALTER TABLE penstock.%I SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)', child);
-    -- What the claim of a group, promotion and deadlines read; each holds only the rows that concern it.
+    -- Indexes for the claim of a group, promotion and deadlines; each is partial.
     EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND status = ''pending'' AND priority >= 0',
                    child || '_lock_key', child);
     EXECUTE format('CREATE INDEX %I ON penstock.%I (due_at, id) WHERE status = ''initial''', child || '_due_at', child);
@@ -35,7 +35,7 @@ BEGIN
     EXECUTE format('CREATE INDEX %I ON penstock.%I (finish_by) WHERE finish_by IS NOT NULL', child || '_finish_by', child);
     EXECUTE format('CREATE INDEX %I ON penstock.%I (name, id) WHERE name IS NOT NULL', child || '_name', child);
     EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE priority = -1', child || '_disabled', child);
-    -- What lists of entries read, in order of id.
+    -- Indexes for lists of entries, in order of id.
     EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE status = ''initial'' AND priority >= 0', child || '_initial', child);
     EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND (status = ''initial'' OR priority < 0)',
                    child || '_lock_key_apart', child);
@@ -113,9 +113,9 @@ DECLARE
 BEGIN
     PERFORM penstock.hold_limits();
     IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '3s', true); -- nobody can change a limit meanwhile
+        PERFORM set_config('lock_timeout', '3s', true); -- no limit can be changed meanwhile
     END IF;
-    -- Nobody may push while we look: the lock is on this queue's table alone.
+    -- No push may come between: the lock is on this queue's table only.
     EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
     EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
     IF n > 0 AND NOT force THEN

@@ -1,4 +1,4 @@
--- What the leader does for nodes that are gone, and its own term.
+-- Functions of the leader: crashes of nodes that are gone, and its own term.
 
 -- take_back_crashes uncounts the crashes that were counted when the lease of a node lapsed, if the
 -- node is heard again: it was stopped or cut off and did not die. It returns the number of entries;

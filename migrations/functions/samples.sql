@@ -1,4 +1,4 @@
--- Samples: how each queue stands every few seconds.
+-- Samples: the state of each queue every few seconds.
 
 -- live_entries estimates the entries of a queue's table from the cumulative statistics, and where
 -- those were lost in a crash, from the last vacuum.
@@ -99,7 +99,7 @@ $$;
 -- head_age is the age in seconds of the oldest entry that a node would claim first, null if there
 -- is none: in the first 100 lanes that are not paused, a lane's first key without a lock record,
 -- among its first 20 ready rows. The age is counted from the push, or from the due time. Entries of
--- a queue that is paused or disabled do not count, nor do throttled keys (see park).
+-- a queue that is paused or disabled do not count, nor do throttled keys (see throttle_key).
 -- Callers: measure.
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
 LANGUAGE plpgsql STABLE

@@ -1,4 +1,4 @@
--- Rows that functions make. Every statement leaves what is there alone.
+-- Rows that functions make. No statement changes rows that exist.
 
 -- The queue of callbacks holds payloads of all applications. It is of one that no token is limited to, and every task node
 -- serves it.

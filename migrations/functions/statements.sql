@@ -28,8 +28,8 @@ LANGUAGE plpgsql SET check_function_bodies = on AS $$
 DECLARE
     body text;
 BEGIN
-    -- Nothing of the text is executed: it is a literal here, the body of a function that is parsed and never called. Between
-    -- the parentheses of COPY stands one SELECT, INSERT, UPDATE, DELETE or MERGE; that form goes no further than the
+    -- Nothing of the text is executed: it is a literal here, the body of a function that is parsed and never called. COPY
+    -- takes in parentheses one SELECT, INSERT, UPDATE, DELETE or MERGE; that form goes no further than the
     -- grammar. The other one resolves names and types. A text that closes the parenthesis itself fails there.
     FOREACH body IN ARRAY ARRAY[format(E'COPY (%s\n) TO STDOUT', rtrim(statement, E'; \t\r\n')), statement] LOOP
         EXECUTE format('CREATE OR REPLACE FUNCTION pg_temp.penstock_statement(jsonb, jsonb) RETURNS void LANGUAGE sql AS %L', body);

@@ -1,4 +1,4 @@
--- Views, for people and programs that look at the state. A view whose columns change is dropped and made again.
+-- Views of the state, for people and programs. A view whose columns change is dropped and made again.
 
 -- entry_status shows the state of each entry. Disabled goes before computing: a disabled entry that
 -- runs shows as disabled, with the node that runs it.
@@ -161,7 +161,7 @@ SELECT m.name AS model, k.node_id, n.name AS node, count(s.node_id) AS held, h.s
   LEFT JOIN (SELECT i.model, s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id) s
          ON s.model = m.name AND s.node_id = k.node_id
  GROUP BY m.name, k.node_id, n.name, h.since;
-COMMENT ON VIEW penstock.slot_contention IS 'who holds slots of a model and who wants more; share is what each may hold while somebody else goes without';
+COMMENT ON VIEW penstock.slot_contention IS 'nodes that hold slots of a model and nodes that want more; share is the number that each may hold while another goes without';
 
 -- dead_slots shows the slots that dead nodes still hold: no node follows their calls, and none can
 -- lease them.

@@ -171,7 +171,7 @@ func (p *lanePolicy) lockFirst(l Lane) {
 	p.until[l] = time.Now().Add(lockFirstFor)
 }
 
-// rateKind is the strongest kind of token bucket among the limits of a queue; penstock.queue_pace returns it.
+// rateKind is the strongest kind of token bucket among the limits of a queue; penstock.queue_rate_kind returns it.
 type rateKind int
 
 const (

@@ -25,7 +25,7 @@ import (
 // the first lane, in the order of the rows (see finishSoloSQL). There is no report (lanes is null) where nothing was claimed
 // because the limits of the queue are not those that the Queue knows, or because another claimer holds a limit exclusively.
 //
-// A queue under limits has a variant of each statement. penstock.claim_room computes for how many locks the limits have
+// A queue under limits has a variant of each statement. penstock.claim_headroom computes for how many locks the limits have
 // headroom, if they are the ones in the parameter `limits`; its head has the proof that no limit is ever exceeded.
 // penstock.charge_lanes comes last: it fails the claim, with SQLSTATE 40001, if it drew tokens beyond those that may go
 // uncounted, and charges the token buckets.
@@ -42,19 +42,19 @@ type claimOptions struct {
 // never has a ready row and a lock record at once, so that the insert needs no ON CONFLICT, which would look twice.
 // Parameters of the limited variant: $8 limits, $9 rate kind.
 const deleteFirstTemplate = `
-WITH room AS MATERIALIZED (
+WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
     SELECT set_config('lock_timeout', '100ms', true), least($5::int, r.locks) AS locks, r.wait, r.uncounted_to
-      FROM penstock.claim_room($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $8::int[], $9::int) r
+      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $8::int[], $9::int) r
      WHERE r.ok
 {{- else}}
     SELECT set_config('lock_timeout', '100ms', true), $5::int AS locks, NULL::float8 AS wait
      WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
 {{- end}}
 ), lane AS MATERIALIZED (
-    SELECT l.ord, l.flow, l.position, b.wait, room.locks,
+    SELECT l.ord, l.flow, l.position, b.wait, headroom.locks,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
-      FROM room
+      FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
      CROSS JOIN LATERAL {{template "throttled"}} b
 ), head AS MATERIALIZED (
@@ -67,7 +67,7 @@ WITH room AS MATERIALIZED (
               AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM room)
+     LIMIT (SELECT greatest(1, locks) FROM headroom)
 ), mine AS MATERIALIZED (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
@@ -84,8 +84,8 @@ WITH room AS MATERIALIZED (
     RETURNING ctid AS row
 )
 {{- if .Limited}}, charged AS MATERIALIZED (
-    SELECT CASE WHEN $9::int > 0 OR max(s.token) > (SELECT uncounted_to FROM room) THEN
-           penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token), (SELECT uncounted_to FROM room)) END AS done
+    SELECT CASE WHEN $9::int > 0 OR max(s.token) > (SELECT uncounted_to FROM headroom) THEN
+           penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token), (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT flow, count(*) AS taken, max(token) AS token FROM solo GROUP BY flow) s
 )
 {{- end}}
@@ -99,9 +99,9 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
        SELECT json_agg(r ORDER BY ord)
          FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.skipped, {{template "due"}} AS due_in,
 {{- if .Limited}}
-                      greatest(h.wait, room.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
-                      room.locks AS shared, room.uncounted_to = 0 AS queue_wide
-                 FROM room CROSS JOIN
+                      greatest(h.wait, headroom.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
+                      headroom.locks AS shared, headroom.uncounted_to = 0 AS queue_wide
+                 FROM headroom CROSS JOIN
 {{- else}}
                       h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
                  FROM
@@ -121,12 +121,12 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
 // key. Parameters besides those of all claims: $8 the queue's quantum in entries, $9 for each lane whether to ignore row
 // locks; of the limited variant: $10 limits, $11 rate kind.
 const lockFirstTemplate = `
-WITH room AS MATERIALIZED (
+WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
-    SELECT least($5::int, r.locks) AS locks, r.entries, r.wait, r.uncounted_to, f.rooms, f.waits
-      FROM penstock.claim_room($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $10::int[], $11::int) r
+    SELECT least($5::int, r.locks) AS locks, r.entries, r.wait, r.uncounted_to, f.headrooms, f.waits
+      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $10::int[], $11::int) r
       LEFT JOIN LATERAL (
-           SELECT rooms, waits FROM penstock.flow_rooms($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
+           SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
      WHERE r.ok
 {{- else}}
     SELECT $5::int AS locks
@@ -135,17 +135,17 @@ WITH room AS MATERIALIZED (
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
 {{- if .Limited}}
-           greatest(b.wait, CASE WHEN c.locks < 1 THEN room.waits[l.ord] END) AS wait, c.locks,
-           greatest(1, least($8::int, room.entries / greatest(1, room.locks), room.rooms[l.ord] / greatest(1, c.locks))) AS quantum,
+           greatest(b.wait, CASE WHEN c.locks < 1 THEN headroom.waits[l.ord] END) AS wait, c.locks,
+           greatest(1, least($8::int, headroom.entries / greatest(1, headroom.locks), headroom.headrooms[l.ord] / greatest(1, c.locks))) AS quantum,
 {{- else}}
-           b.wait, room.locks, $8::int AS quantum,
+           b.wait, headroom.locks, $8::int AS quantum,
 {{- end}}
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
-      FROM room
+      FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
      CROSS JOIN LATERAL {{template "throttled"}} b
 {{- if .Limited}}
-     CROSS JOIN LATERAL (SELECT least(room.locks, room.rooms[l.ord]) AS locks) c
+     CROSS JOIN LATERAL (SELECT least(headroom.locks, headroom.headrooms[l.ord]) AS locks) c
 {{- end}}
 ), head AS MATERIALIZED (
     SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
@@ -157,7 +157,7 @@ WITH room AS MATERIALIZED (
               AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM room)
+     LIMIT (SELECT greatest(1, locks) FROM headroom)
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id, flow
       FROM penstock.ready
@@ -170,11 +170,11 @@ WITH room AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 )
 {{- if .Keyed}}, bucket AS MATERIALIZED (
-    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.room, k.wait, h.flows[a.at] AS flow, h.ignored[a.at] AS ignore_row_locks, h.quantums[a.at] AS quantum
+    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.headroom, k.wait, h.flows[a.at] AS flow, h.ignored[a.at] AS ignore_row_locks, h.quantums[a.at] AS quantum
       FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS positions, array_agg(flow) AS flows, array_agg(ignore_row_locks) AS ignored,
                    array_agg(quantum) AS quantums
               FROM head WHERE lock_key IS NOT NULL) h
-     CROSS JOIN LATERAL penstock.key_rooms($1, h.keys, h.positions) k
+     CROSS JOIN LATERAL penstock.key_headroom($1, h.keys, h.positions) k
      CROSS JOIN LATERAL (SELECT array_position(h.positions, k.pos) AS at) a
 )
 {{- end}}, groups AS MATERIALIZED (
@@ -184,7 +184,7 @@ WITH room AS MATERIALIZED (
            SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
              FROM (SELECT id, cost FROM penstock.entry_X
                     WHERE lock_key = h.lock_key AND penstock.claimable(status, priority)
-                    ORDER BY id LIMIT {{if .Keyed}}least(h.room, h.quantum){{else}}h.quantum{{end}}) q) c
+                    ORDER BY id LIMIT {{if .Keyed}}least(h.headroom, h.quantum){{else}}h.quantum{{end}}) q) c
      WHERE {{if .Keyed}}h.wait <= 0{{else}}h.lock_key IS NOT NULL{{end}}
        AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = h.lock_key) IS NULL
        AND (h.pos IN (SELECT pos FROM mine) OR (h.ignore_row_locks AND c.entries > 0))
@@ -208,7 +208,7 @@ WITH room AS MATERIALIZED (
       FROM bucket b
      WHERE b.wait > 0 AND (b.pos IN (SELECT pos FROM mine)) IS TRUE
        AND (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = b.lock_key) IS NULL
-       AND penstock.park($1, b.lock_key, b.wait)
+       AND penstock.throttle_key($1, b.lock_key, b.wait)
 )
 {{- end}}, taken AS (
     DELETE FROM penstock.ready
@@ -222,14 +222,14 @@ WITH room AS MATERIALIZED (
               FROM (SELECT flow, 1 AS n FROM lock_solo UNION ALL SELECT flow, entry_count FROM lock_group) l
              GROUP BY flow) f
 ), charged AS MATERIALIZED (
-    SELECT CASE WHEN $11::int > 0 OR l.token > (SELECT uncounted_to FROM room) THEN
+    SELECT CASE WHEN $11::int > 0 OR l.token > (SELECT uncounted_to FROM headroom) THEN
            penstock.charge_lanes($1, $11, (SELECT flows FROM used), (SELECT taken FROM used),
 {{- if .Keyed}}
                                  (SELECT array_agg(lock_key) FROM lock_group), (SELECT array_agg(entry_count::bigint) FROM lock_group),
 {{- else}}
                                  NULL, NULL,
 {{- end}}
-                                 l.token, (SELECT uncounted_to FROM room)) END AS done
+                                 l.token, (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group)) AS token) l
 )
 {{- end}}
@@ -247,9 +247,9 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
        SELECT json_agg(r ORDER BY ord)
          FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.scanned - h.taken AS skipped, {{template "due"}} AS due_in,
 {{- if .Limited}}
-                      greatest(h.wait, room.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
-                      room.locks AS shared, room.uncounted_to = 0 AS queue_wide
-                 FROM room CROSS JOIN
+                      greatest(h.wait, headroom.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
+                      headroom.locks AS shared, headroom.uncounted_to = 0 AS queue_wide
+                 FROM headroom CROSS JOIN
 {{- else}}
                       h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
                  FROM

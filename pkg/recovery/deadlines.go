@@ -115,7 +115,7 @@ func value[T int64 | float64](v *T) T {
 	return *v
 }
 
-// peekSQL reads the ends of three partial indexes and of the keys that wait for a token bucket (penstock.park), and whether anybody wished a cancel. Deadlines and wishes of
+// peekSQL reads the ends of three partial indexes and of the keys that wait for a token bucket (penstock.throttle_key), and whether anybody wished a cancel. Deadlines and wishes of
 // entries that run stay there until their node ends them; such a queue is looked at in each pass, to no harm.
 const peekSQL = `
 SELECT extract(epoch FROM least((SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial'),

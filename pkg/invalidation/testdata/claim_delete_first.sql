@@ -1,10 +1,10 @@
-WITH room AS MATERIALIZED (
+WITH headroom AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true), $5::int AS locks, NULL::float8 AS wait
      WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
 ), lane AS MATERIALIZED (
-    SELECT l.ord, l.flow, l.position, b.wait, room.locks,
+    SELECT l.ord, l.flow, l.position, b.wait, headroom.locks,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
-      FROM room
+      FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
      CROSS JOIN LATERAL (
            SELECT nullif(greatest(0, extract(epoch FROM greatest(
@@ -20,7 +20,7 @@ WITH room AS MATERIALIZED (
               AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM room)
+     LIMIT (SELECT greatest(1, locks) FROM headroom)
 ), mine AS MATERIALIZED (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))

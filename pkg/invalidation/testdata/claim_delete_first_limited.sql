@@ -1,11 +1,11 @@
-WITH room AS MATERIALIZED (
+WITH headroom AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true), least($5::int, r.locks) AS locks, r.wait, r.uncounted_to
-      FROM penstock.claim_room($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $8::int[], $9::int) r
+      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $8::int[], $9::int) r
      WHERE r.ok
 ), lane AS MATERIALIZED (
-    SELECT l.ord, l.flow, l.position, b.wait, room.locks,
+    SELECT l.ord, l.flow, l.position, b.wait, headroom.locks,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
-      FROM room
+      FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
      CROSS JOIN LATERAL (
            SELECT nullif(greatest(0, extract(epoch FROM greatest(
@@ -21,7 +21,7 @@ WITH room AS MATERIALIZED (
               AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM room)
+     LIMIT (SELECT greatest(1, locks) FROM headroom)
 ), mine AS MATERIALIZED (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
@@ -37,8 +37,8 @@ WITH room AS MATERIALIZED (
       FROM solo
     RETURNING ctid AS row
 ), charged AS MATERIALIZED (
-    SELECT CASE WHEN $9::int > 0 OR max(s.token) > (SELECT uncounted_to FROM room) THEN
-           penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token), (SELECT uncounted_to FROM room)) END AS done
+    SELECT CASE WHEN $9::int > 0 OR max(s.token) > (SELECT uncounted_to FROM headroom) THEN
+           penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token), (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT flow, count(*) AS taken, max(token) AS token FROM solo GROUP BY flow) s
 )
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
@@ -55,9 +55,9 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                              FROM (SELECT not_before FROM penstock.ready
                                     WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
                                     ORDER BY pos LIMIT 100) d) END AS due_in,
-                      greatest(h.wait, room.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
-                      room.locks AS shared, room.uncounted_to = 0 AS queue_wide
-                 FROM room CROSS JOIN (
+                      greatest(h.wait, headroom.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
+                      headroom.locks AS shared, headroom.uncounted_to = 0 AS queue_wide
+                 FROM headroom CROSS JOIN (
                       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
                              count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
                         FROM head GROUP BY ord, flow) h) r)

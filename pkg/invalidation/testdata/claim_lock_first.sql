@@ -1,11 +1,11 @@
-WITH room AS MATERIALIZED (
+WITH headroom AS MATERIALIZED (
     SELECT $5::int AS locks
      WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
-           b.wait, room.locks, $8::int AS quantum,
+           b.wait, headroom.locks, $8::int AS quantum,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
-      FROM room
+      FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
      CROSS JOIN LATERAL (
            SELECT nullif(greatest(0, extract(epoch FROM greatest(
@@ -21,7 +21,7 @@ WITH room AS MATERIALIZED (
               AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM room)
+     LIMIT (SELECT greatest(1, locks) FROM headroom)
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id, flow
       FROM penstock.ready

@@ -1,21 +1,21 @@
-WITH room AS MATERIALIZED (
-    SELECT least($5::int, r.locks) AS locks, r.entries, r.wait, r.uncounted_to, f.rooms, f.waits
-      FROM penstock.claim_room($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $10::int[], $11::int) r
+WITH headroom AS MATERIALIZED (
+    SELECT least($5::int, r.locks) AS locks, r.entries, r.wait, r.uncounted_to, f.headrooms, f.waits
+      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $10::int[], $11::int) r
       LEFT JOIN LATERAL (
-           SELECT rooms, waits FROM penstock.flow_rooms($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
+           SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
      WHERE r.ok
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
-           greatest(b.wait, CASE WHEN c.locks < 1 THEN room.waits[l.ord] END) AS wait, c.locks,
-           greatest(1, least($8::int, room.entries / greatest(1, room.locks), room.rooms[l.ord] / greatest(1, c.locks))) AS quantum,
+           greatest(b.wait, CASE WHEN c.locks < 1 THEN headroom.waits[l.ord] END) AS wait, c.locks,
+           greatest(1, least($8::int, headroom.entries / greatest(1, headroom.locks), headroom.headrooms[l.ord] / greatest(1, c.locks))) AS quantum,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
-      FROM room
+      FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
      CROSS JOIN LATERAL (
            SELECT nullif(greatest(0, extract(epoch FROM greatest(
                   (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
                   (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait) b
-     CROSS JOIN LATERAL (SELECT least(room.locks, room.rooms[l.ord]) AS locks) c
+     CROSS JOIN LATERAL (SELECT least(headroom.locks, headroom.headrooms[l.ord]) AS locks) c
 ), head AS MATERIALIZED (
     SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
       FROM lane a
@@ -26,7 +26,7 @@ WITH room AS MATERIALIZED (
               AND (not_before IS NULL OR not_before <= statement_timestamp())
             ORDER BY pos
             LIMIT a.locks) r ON true
-     LIMIT (SELECT greatest(1, locks) FROM room)
+     LIMIT (SELECT greatest(1, locks) FROM headroom)
 ), mine AS MATERIALIZED (
     SELECT ctid AS row, pos, entry_id, flow
       FROM penstock.ready
@@ -73,10 +73,10 @@ WITH room AS MATERIALIZED (
               FROM (SELECT flow, 1 AS n FROM lock_solo UNION ALL SELECT flow, entry_count FROM lock_group) l
              GROUP BY flow) f
 ), charged AS MATERIALIZED (
-    SELECT CASE WHEN $11::int > 0 OR l.token > (SELECT uncounted_to FROM room) THEN
+    SELECT CASE WHEN $11::int > 0 OR l.token > (SELECT uncounted_to FROM headroom) THEN
            penstock.charge_lanes($1, $11, (SELECT flows FROM used), (SELECT taken FROM used),
                                  NULL, NULL,
-                                 l.token, (SELECT uncounted_to FROM room)) END AS done
+                                 l.token, (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group)) AS token) l
 )
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
@@ -97,9 +97,9 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                              FROM (SELECT not_before FROM penstock.ready
                                     WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
                                     ORDER BY pos LIMIT 100) d) END AS due_in,
-                      greatest(h.wait, room.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
-                      room.locks AS shared, room.uncounted_to = 0 AS queue_wide
-                 FROM room CROSS JOIN (
+                      greatest(h.wait, headroom.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
+                      headroom.locks AS shared, headroom.uncounted_to = 0 AS queue_wide
+                 FROM headroom CROSS JOIN (
                       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
                              count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
                         FROM head GROUP BY ord, flow) h) r)
