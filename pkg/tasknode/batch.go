@@ -13,7 +13,7 @@ import (
 func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	entries := j.lock.Entries
 	if n.leaseLost(j) || n.handingBack.Load() {
-		n.end(j, last(invalidation.Release(j.lock, entries[0].ID, 0)))
+		n.endLast(j, last(invalidation.Release(j.lock, entries[0].ID, 0)))
 		return
 	}
 	var runs []*invalidation.Run
@@ -37,7 +37,7 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 		endings = append(endings, n.runBatch(j, h, runs, finishIn, sinceClaim)...)
 	}
 	endings[len(endings)-1].Last = true
-	n.end(j, endings...)
+	n.endLast(j, endings...)
 }
 
 func (n *Node) runBatch(j *job, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration) []invalidation.Ending {

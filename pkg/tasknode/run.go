@@ -31,11 +31,6 @@ func (n *Node) spareThread() {
 // process runs the entries of one lock, oldest first, and passes on how each ended.
 func (n *Node) process(j *job) {
 	start := time.Now()
-	defer func() {
-		charged, used := n.running.account(j)
-		n.cfg.Ranker.Settle(j.ranked, charged, used)
-		j.reserved.ReleaseGates()
-	}()
 	if batch, ok := j.handler.(invalidation.BatchHandler); ok {
 		n.processBatch(j, batch)
 		return
@@ -46,17 +41,27 @@ func (n *Node) process(j *job) {
 	}
 	for i := range entries {
 		if stop := n.stop(j, start, i); stop != nil {
-			n.end(j, last(stop(j.lock, entries[i].ID)))
+			n.endLast(j, last(stop(j.lock, entries[i].ID)))
 			return
 		}
 		ending := n.runOne(j, &entries[i])
 		// An entry that is handed back takes those behind it along, or they would overtake it.
 		ending.Last = i == len(entries)-1 || ending.Verb() == "release"
-		n.end(j, ending)
 		if ending.Last {
+			n.endLast(j, ending)
 			return
 		}
+		n.end(j, ending)
 	}
+}
+
+// endLast ends a job: its run is accounted for and its gates are free before the settler has its last ending, since the
+// settler releases the rest of the reservation.
+func (n *Node) endLast(j *job, endings ...invalidation.Ending) {
+	charged, used := n.running.account(j)
+	n.cfg.Ranker.Settle(j.ranked, charged, used)
+	j.reserved.ReleaseGates()
+	n.end(j, endings...)
 }
 
 // stop says how to end a lock before entry i has run, nil to go on. Between two entries a lock goes back to its position if

@@ -16,14 +16,26 @@ import (
 // stepped is a handler whose runs end one by one, when the test says so.
 type stepped struct {
 	began chan invalidation.EntryID
-	end   map[invalidation.EntryID]chan struct{}
 	now   atomic.Int64
+
+	mu  sync.Mutex
+	end map[invalidation.EntryID]chan struct{}
+}
+
+// ended returns the channel that ends the run of an entry.
+func (s *stepped) ended(id invalidation.EntryID) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end[id] == nil {
+		s.end[id] = make(chan struct{})
+	}
+	return s.end[id]
 }
 
 func (s *stepped) Handle(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 	s.now.Add(1)
 	s.began <- r.Entry.ID
-	<-s.end[r.Entry.ID]
+	<-s.ended(r.Entry.ID)
 	s.now.Add(-1)
 	return nil, nil
 }
@@ -37,9 +49,6 @@ func steppedNode(t *testing.T, threads int) (*Node, *stepped) {
 func (s *stepped) job(n *Node, quantum time.Duration, ids ...invalidation.EntryID) *job {
 	j := assigned(ids...)
 	j.handler, j.queue.Config.QuantumTime = s, quantum
-	for _, id := range ids {
-		s.end[id] = make(chan struct{})
-	}
 	n.running.add(j)
 	return j
 }
@@ -81,12 +90,12 @@ func TestTheFirstLockOfALaneStartsWhileAllThreadsRun(t *testing.T) {
 		begins(2)
 		n.waiting.add(true, job(4), job(5))
 		begins(4) // on the spare thread; the next one waits for a run to end
-		close(s.end[2])
+		close(s.ended(2))
 		begins(5)
-		close(s.end[5])
+		close(s.ended(5))
 		begins(3)
 		for _, id := range []invalidation.EntryID{1, 3, 4} {
-			close(s.end[id])
+			close(s.ended(id))
 		}
 		n.waiting.close()
 		threads.Wait()
@@ -134,11 +143,11 @@ func TestAGroupGivesItsThreadUpForAnUrgentJob(t *testing.T) {
 		<-s.began
 		n.waiting.add(true, s.job(n, time.Minute, 9))
 		time.Sleep(aheadTime)
-		close(s.end[1])
+		close(s.ended(1))
 		if id := <-s.began; id != 9 {
 			t.Fatalf("entry %d began, want that of the other lane", id)
 		}
-		close(s.end[9])
+		close(s.ended(9))
 		n.waiting.close()
 		threads.Wait()
 		var verbs []string
