@@ -66,7 +66,8 @@ func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (int, error) 
 		if err == nil {
 			return applied, nil
 		}
-		if !errors.As(err, &pg) || pg.Code != lockNotAvailable && pg.Code != deadlockDetected {
+		blocked := errors.As(err, &pg) && (pg.Code == lockNotAvailable || pg.Code == deadlockDetected)
+		if !blocked && ctx.Err() == nil {
 			return applied, fmt.Errorf("apply migrations: %w", err)
 		}
 		select {
@@ -76,8 +77,12 @@ func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (int, error) 
 				continue
 			}
 		}
+		holder, found := m.holder(ctx)
+		if !blocked && !found { // ctx ended in a try that had no lock to wait for
+			return applied, fmt.Errorf("apply migrations: %w", err)
+		}
 		return applied, fmt.Errorf("apply migrations: a table was held for %s by %s: %w",
-			time.Since(began).Round(time.Second), m.holder(ctx), err)
+			time.Since(began).Round(time.Second), holder, err)
 	}
 }
 
@@ -170,10 +175,12 @@ SELECT format('process %s (user %s, program "%s", %s since %s), which has %s; ' 
  GROUP BY a.pid, a.usename, a.application_name, a.state, a.xact_start ORDER BY a.xact_start LIMIT 1`
 
 // holder describes the session that is in the way; one that has just ended is not found.
-func (m *migrator) holder(ctx context.Context) string {
+func (m *migrator) holder(ctx context.Context) (session string, found bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
 	defer cancel()
-	session := "transactions that have ended; start again"
-	_ = m.db.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&session)
-	return session
+	err := m.db.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&session)
+	if err != nil {
+		return "transactions that have ended; start again", false
+	}
+	return session, true
 }
