@@ -62,7 +62,7 @@ lint: $(LINT) ## Run the linters of .golangci.yml over every module
 
 # Tests that hold something to a number of seconds say nothing under the race detector, nor while other packages have the
 # same cores: they run one after another and without it, in `make timed`.
-TIMED    := TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers|TestResignationHandsOverWithinHalfASecond|TestCrashIsTakenOverWithinSixSeconds|TestLateEntryExpiresWithinTwoSecondsWithoutAThread|TestLookAtManyQueuesTakesNoLongerForEach|TestDeadReceiversCostNoOthers|TestColdStartToFirstQueryTakesLessThanTwoSeconds
+TIMED    := TestQuietTenantWaitsForNoGroupWhereSlotsAreScarce|TestNodeGoesOnWithTheFlowThatIsLoaded|TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers|TestResignationHandsOverWithinHalfASecond|TestCrashIsTakenOverWithinSixSeconds|TestLateEntryExpiresWithinTwoSecondsWithoutAThread|TestLookAtManyQueuesTakesNoLongerForEach|TestDeadReceiversCostNoOthers|TestColdStartToFirstQueryTakesLessThanTwoSeconds
 TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election ./pkg/recovery ./pkg/webhook ./internal/devpostgres
 
 # Tests of one goroutine: simulations, and statements whose cost the server counts. The race detector has nothing to find
