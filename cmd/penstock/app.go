@@ -41,10 +41,12 @@ type app struct {
 	handler http.Handler // of the API in this process; given by tests, else made when it is first needed
 	pool    *pgxpool.Pool
 	now     func() time.Time
+
+	completionMax time.Duration // a person waits at the prompt for no longer
 }
 
 func newApp(in io.Reader, out, err io.Writer, env func(string) string) *app {
-	return &app{in: in, out: out, err: err, env: env, now: time.Now}
+	return &app{in: in, out: out, err: err, env: env, now: time.Now, completionMax: time.Second}
 }
 
 // whoami names the person for the audit: the database user is often one for all.

@@ -292,15 +292,15 @@ func (a *app) queueNames(c *cobra.Command, prefix string) ([]cobra.Completion, c
 // completionsMax bounds the rows that a completion reads.
 const completionsMax = 500
 
-// complete offers the names that begin with a prefix for the first argument. It asks for a second at most: a person
-// waits at the prompt. Global flags were not checked yet, since nothing runs.
+// complete offers the names that begin with a prefix for the first argument. Global flags were not checked yet, since
+// nothing runs.
 func complete[T any](a *app, c *cobra.Command, args []string, prefix string,
 	ask func(context.Context, conn) ([]T, error), name func(T) string,
 ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(c.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(c.Context(), a.completionMax)
 	defer cancel()
 	if a.check() != nil {
 		return nil, cobra.ShellCompDirectiveError

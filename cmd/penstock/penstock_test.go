@@ -138,7 +138,7 @@ func command(t *testing.T, api http.Handler, args ...string) (out, errs string, 
 	t.Helper()
 	var o, e bytes.Buffer
 	a := newApp(strings.NewReader(""), &o, &e, func(string) string { return "" })
-	a.handler, a.now = api, func() time.Time { return noon }
+	a.handler, a.now, a.completionMax = api, func() time.Time { return noon }, 30*time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	code = run(ctx, a, args)
