@@ -48,13 +48,14 @@ LANGUAGE sql STABLE AS $$
          WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
 $$;
 
--- hold_key excludes claims of a lock key until this transaction ends, or returns false if one is in
--- progress. Claims that lock first take the same lock.
--- Locks: the advisory lock of the key (try), until the transaction ends.
+-- hold_key excludes claims of a lock key, and pushes that rely on one of its entries (share_key), until
+-- this transaction ends, or returns false if one is in progress. Claims that lock first take the same locks.
+-- Locks: the advisory lock of all lock keys of the queue (shared, try), then that of the key (try).
 -- Callers: compactable, hold_to_switch, take_entry.
 CREATE OR REPLACE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
 LANGUAGE sql AS $$
-    SELECT pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
+    SELECT pg_try_advisory_xact_lock_shared(hashtextextended('penstock keys ' || $1, 0))
+       AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
 $$;
 
 -- take_entry locks an entry that does not run, so that none can start it until the transaction

@@ -441,42 +441,66 @@ BEGIN
     END LOOP;
 END $$;
 
--- holds_unique_key returns whether an entry still has its unique key. Under the queued policies it
--- has the key until it starts; its ready row is locked until the push commits, so that it does not
--- start before the change that the push is about can be seen. (A claim ignores the row lock of a
--- ready row that has been locked for over a second.)
--- Locks: the entry (FOR NO KEY UPDATE, it waits) while it is initial; its ready row or one of its
--- key (FOR UPDATE SKIP LOCKED).
+-- share_key keeps claims of a lock key away until this transaction ends, or returns false if one is in
+-- progress. Pushes share the lock that claims and hold_key take alone. Advisory locks are few for the
+-- whole server, so that a transaction takes at most 256: for further keys it excludes claims of all
+-- lock keys of the queue.
+-- Locks: the advisory lock of the key (shared, try), or from the 257th key on that of all lock keys of
+-- the queue (it waits for claims in progress).
+-- Callers: holds_unique_key.
+CREATE OR REPLACE FUNCTION penstock.share_key(queue integer, key text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    shared integer := coalesce(nullif(current_setting('penstock.keys_shared', true), ''), '0')::integer;
+BEGIN
+    IF shared >= 256 THEN
+        PERFORM pg_advisory_xact_lock(hashtextextended('penstock keys ' || queue, 0));
+        RETURN true;
+    END IF;
+    PERFORM set_config('penstock.keys_shared', (shared + 1)::text, true);
+    RETURN pg_try_advisory_xact_lock_shared(hashtextextended('penstock key ' || queue || ' ' || key, 0));
+END $$;
+
+-- holds_unique_key returns whether an entry still has its unique key: under while_active until it ends,
+-- under the queued policies until it starts. There this transaction takes what keeps the entry from
+-- starting before the change that the push is about is committed. Where that cannot be had the result
+-- is false, and the push inserts an entry of its own.
+-- Locks: the entry (FOR NO KEY UPDATE, it waits) while it is initial or disabled; of a solo entry its
+-- ready row (FOR UPDATE SKIP LOCKED); of a group the key (share_key), since claims may ignore ready rows.
 -- Callers: resolve_uniqueness.
 CREATE OR REPLACE FUNCTION penstock.holds_unique_key(queue bigint, held bigint, policy text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    e record;
+    e penstock.entry;
 BEGIN
-    SELECT status, priority, flow, lock_key, pos INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
     IF NOT FOUND THEN
         RETURN false;
     ELSIF policy = 'while_active' THEN
         RETURN true;
-    ELSIF e.status = 'initial' THEN
-        PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held AND status = 'initial' FOR NO KEY UPDATE;
+    ELSIF NOT penstock.claimable(e.status, e.priority) THEN
+        PERFORM FROM penstock.entry
+          WHERE queue_id = queue AND id = held AND NOT penstock.claimable(status, priority) FOR NO KEY UPDATE;
         IF FOUND THEN
-            RETURN true;
+            SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
+            RETURN NOT penstock.runs(e);
+        END IF;
+        SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = held; -- in another state by now, or gone
+    END IF;
+    IF e.lock_key IS NOT NULL THEN
+        IF NOT penstock.share_key(queue::integer, e.lock_key) THEN
+            RETURN false;
+        END IF;
+    ELSE
+        PERFORM FROM penstock.ready r
+          WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow AND r.pos = coalesce(e.pos, held) AND r.entry_id = held
+            FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN false;
         END IF;
     END IF;
-    IF e.lock_key IS NULL THEN
-        PERFORM FROM penstock.ready r WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow
-           AND r.pos = coalesce(e.pos, held)
-            FOR UPDATE SKIP LOCKED;
-    ELSE
-        PERFORM FROM penstock.ready r WHERE r.lock_key = e.lock_key AND r.queue_id + 0 = queue LIMIT 1 FOR UPDATE SKIP LOCKED;
-    END IF;
-    PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    RETURN NOT EXISTS (SELECT FROM penstock.lock l
-                        WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || held) AND l.last_entry_id >= held);
+    SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = held; -- as it is now that it cannot start
+    RETURN FOUND AND NOT penstock.runs(e);
 END $$;
 
 -- push accepts one entry and returns its id; for a replay or a duplicate, that of the earlier

@@ -66,7 +66,8 @@ WITH headroom AS MATERIALIZED (
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
     SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, flow, clock_timestamp()
       FROM groups
-     WHERE pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))
+     WHERE pg_try_advisory_xact_lock_shared(hashtextextended('penstock keys ' || $1, 0))
+       AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))
     ON CONFLICT DO NOTHING
     RETURNING token, pos, lock_key, last_entry_id, flow, entry_count
 ), throttled AS MATERIALIZED (

@@ -1,0 +1,150 @@
+package invalidation
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
+
+// What a push is answered with stands for the change of its transaction: either the entry does not start before the push
+// has committed, or another entry is queued for the change. Each test has a pusher that is open while something else
+// happens to the entry.
+
+// queuedBehind pushes an entry, claims it, and pushes another one of the same unique key, which waits for the first.
+func (b *bed) queuedBehind(p Push) (running *Lock, queued EntryID) {
+	b.Helper()
+	b.pushAll(b.pool, p)
+	running = b.claimOne()
+	return running, b.pushAll(b.pool, p)[0]
+}
+
+func TestADuplicateIsNotStartedWhenTheLockBeforeItEnds(t *testing.T) {
+	b := newBed(t, Config{})
+	p := Push{UniqueKey: "u", UniquePolicy: OneRunningOneQueued}
+	running, queued := b.queuedBehind(p)
+	if _, err := b.q.Sweep(b.ctx, usual, 0, 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	pusher := b.begin()
+	came := b.pushAll(pusher, p)[0]
+	if came != queued {
+		t.Errorf("answered with entry %d, want the queued entry %d", came, queued)
+	}
+	b.settle(doneAll(running)...)
+	b.wantStartAfter(came, func() { b.commit(pusher) })
+}
+
+func TestADuplicateIsNotStartedByAClaimThatIgnoresRowLocks(t *testing.T) {
+	b := newBed(t, Config{})
+	p := Push{UniqueKey: "u", UniquePolicy: WhileQueued, LockKey: "K"}
+	queued := b.pushAll(b.pool, p)[0]
+	pusher := b.begin()
+	came := b.pushAll(pusher, p)[0]
+	if came != queued {
+		t.Errorf("answered with entry %d, want the queued entry %d", came, queued)
+	}
+	b.wantStartAfter(came, func() { b.commit(pusher) })
+}
+
+func TestAPushBesideAnOpenClaimIsNoDuplicate(t *testing.T) {
+	for _, p := range []Push{
+		{UniqueKey: "u", UniquePolicy: WhileQueued},
+		{UniqueKey: "u", UniquePolicy: WhileQueued, LockKey: "K"},
+		{UniqueKey: "u", UniquePolicy: OneRunningOneQueued},
+	} {
+		b := newBed(t, Config{})
+		queued := b.pushAll(b.pool, p)[0]
+		b.q.policy.lockFirst(usual)
+		gate := b.gate("true")
+		claimed := later(b, func() (Claimed, error) {
+			return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 99, Lane: usual, Limit: 1})
+		})
+		b.awaitBlocked(gate)
+		pusher := b.begin()
+		came := b.pushAll(pusher, p)[0]
+		if came == queued {
+			t.Errorf("%+v: answered with entry %d, which a claim has taken", p, queued)
+		}
+		b.commit(gate)
+		if ours, err := b.q.Settle(b.ctx, there, doneAll(claimed().Locks...)); len(ours) != 1 || err != nil {
+			t.Fatal(ours, err)
+		}
+		b.wantStartAfter(came, func() { b.commit(pusher) })
+	}
+}
+
+// A disabled entry waits for an operator; it is not started before the pusher commits either.
+func TestADuplicateOfADisabledEntryIsNotEnabledBeforeItCommits(t *testing.T) {
+	b := newControlBed(t, Config{})
+	p := Push{UniqueKey: "u", UniquePolicy: WhileQueued}
+	queued := b.pushAll(b.pool, p)[0]
+	b.exec(b.pool, `SELECT penstock.disable_entry($1, 'test')`, queued)
+	pusher := b.begin()
+	came := b.pushAll(pusher, p)[0]
+	b.want(came, queued)
+	var changed *bool
+	b.must(b.pool.QueryRow(b.ctx, `SELECT penstock.enable_one($1, $2)`, b.q.ID, queued).Scan(&changed))
+	if changed != nil {
+		t.Errorf("enable_one answered %v while a push relied on the entry, want busy", *changed)
+	}
+	b.commit(pusher)
+	b.exec(b.pool, `SELECT penstock.enable_entry($1, 'test')`, queued)
+	b.want(entryIDs(b.claim(9)...), []EntryID{queued})
+}
+
+// Pushers of the same lock key share it: neither is refused the other's entry.
+func TestDuplicatesOfOneLockKeyDoNotMeet(t *testing.T) {
+	b := newBed(t, Config{})
+	p := func(u string) Push { return Push{UniqueKey: u, UniquePolicy: WhileQueued, LockKey: "K"} }
+	first, second := b.pushAll(b.pool, p("1"))[0], b.pushAll(b.pool, p("2"))[0]
+	one, two := b.begin(), b.begin()
+	got := []EntryID{b.pushAll(one, p("1"))[0], b.pushAll(two, p("2"))[0]}
+	if !slices.Equal(got, []EntryID{first, second}) {
+		t.Errorf("answered with %v, want %v", got, []EntryID{first, second})
+	}
+	b.commit(one)
+	b.commit(two)
+}
+
+// A bulk push of many keys takes few places in the lock table of the server, and no key of it starts before it commits.
+func TestABulkOfDuplicatesTakesFewLocks(t *testing.T) {
+	const keys = 2000
+	b := newBed(t, Config{})
+	pushes := make([]Push, keys)
+	for i := range pushes {
+		pushes[i] = Push{UniqueKey: fmt.Sprint("u", i), UniquePolicy: OneRunningOneQueued}
+	}
+	queued := b.pushAll(b.pool, pushes...)
+	pusher := b.begin()
+	if again := b.pushAll(pusher, pushes...); !slices.Equal(again, queued) {
+		t.Error("the second bulk was not answered with the entries of the first")
+	}
+	var locks int
+	if err := b.pool.QueryRow(b.ctx, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = $1`,
+		pusher.Conn().PgConn().PID()).Scan(&locks); err != nil {
+		t.Fatal(err)
+	}
+	if locks < 1 || locks > 257 {
+		t.Errorf("the push holds %d advisory locks, want 1 to 257", locks)
+	}
+	if got := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: keys, IgnoreRowLocks: true}).Locks; len(got) > 0 {
+		t.Errorf("%d keys started before the push committed", len(got))
+	}
+	b.commit(pusher)
+	if got := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}).Locks; len(got) != 10 {
+		t.Errorf("%d keys could be claimed after it committed, want 10", len(got))
+	}
+}
+
+// wantStartAfter fails if entry came starts before the pusher has committed.
+func (b *bed) wantStartAfter(came EntryID, commit func()) {
+	b.Helper()
+	early := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 9, IgnoreRowLocks: true}).Locks
+	b.settle(doneAll(early...)...)
+	commit()
+	late := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 9, IgnoreRowLocks: true}).Locks
+	if got := entryIDs(late...); !slices.Contains(got, came) {
+		b.Errorf("entry %d started before the push that was answered with it committed (started then: %v)", came, entryIDs(early...))
+	}
+	b.settle(doneAll(late...)...)
+}
