@@ -19,7 +19,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// bed is a database with a batch queue, `parts`, a stepper and a node that runs what the test lets it.
+// bed is a database with a batch queue, `parts`, a stepper and a node that runs entries when the
+// test says so.
 type bed struct {
 	*testing.T
 	ctx     context.Context
@@ -167,9 +168,9 @@ func (b *bed) drain() {
 	b.Fatal("it does not come to an end")
 }
 
-func (b *bed) look(id int64) Status {
+func (b *bed) status(id int64) Status {
 	b.Helper()
-	s, err := Look(b.ctx, b.pool, id)
+	s, err := Read(b.ctx, b.pool, id)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -195,14 +196,14 @@ func TestListIsMappedAndReduced(t *testing.T) {
 	b := newBed(t)
 	id := b.create(Batch{Items: numbers(1000), PartSize: 7, Window: 50, CompletionQueue: "parts", Detail: json.RawMessage(`{"unit": "m"}`)})
 	b.step()
-	if s := b.look(id); s.Parts != 143 || s.Queued != 50 || s.Waiting != 93 || s.State != "running" {
+	if s := b.status(id); s.Parts != 143 || s.Queued != 50 || s.Waiting != 93 || s.State != "running" {
 		t.Errorf("after a step: %+v", s)
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.entry WHERE payload->>'unit' = 'm'`); n != 50 {
 		t.Errorf("%d entries carry the detail, want 50", n)
 	}
 	b.drain()
-	s := b.look(id)
+	s := b.status(id)
 	if s.State != "done" || string(s.Result) != "500500" || s.Done != 143 || s.Bad != 0 {
 		t.Errorf("ended as %+v", s)
 	}
@@ -219,11 +220,11 @@ func TestQueryIsSplitByANode(t *testing.T) {
 	id := b.create(Batch{Query: `SELECT i AS n FROM generate_series(1, 10) i ORDER BY i DESC -- all of them
 ;`, PartSize: 4, CompletionQueue: "parts"})
 	b.step()
-	if s := b.look(id); s.State != "splitting" || s.Parts != 0 {
+	if s := b.status(id); s.State != "splitting" || s.Parts != 0 {
 		t.Errorf("before a node came: %+v", s)
 	}
 	b.drain()
-	if s := b.look(id); s.State != "done" || string(s.Result) != "55" {
+	if s := b.status(id); s.State != "done" || string(s.Result) != "55" {
 		t.Errorf("ended as %+v", s)
 	}
 	if got := strings.Join(b.mapped, " "); got != "10,9,8,7 6,5,4,3 2,1" {
@@ -235,7 +236,7 @@ func TestQueryThatFailsFailsTheBatch(t *testing.T) {
 	b := newBed(t)
 	id := b.create(Batch{Query: `SELECT 1 / 0 AS n`})
 	b.drain()
-	if s := b.look(id); s.State != "failed" || !strings.Contains(s.Problem, "division by zero") {
+	if s := b.status(id); s.State != "failed" || !strings.Contains(s.Problem, "division by zero") {
 		t.Errorf("ended as %+v", s)
 	}
 }
@@ -244,7 +245,7 @@ func TestEmptySetIsDone(t *testing.T) {
 	b := newBed(t)
 	id := b.create(Batch{Items: []json.RawMessage{}, CompletionQueue: "parts"})
 	b.drain()
-	if s := b.look(id); s.State != "done" || s.Parts != 0 || string(s.Result) != "0" {
+	if s := b.status(id); s.State != "done" || s.Parts != 0 || string(s.Result) != "0" {
 		t.Errorf("ended as %+v", s)
 	}
 }
@@ -256,7 +257,7 @@ func TestBatchOfMorePartsThanTheQueueTakesIsFedAsThereIsRoom(t *testing.T) {
 	}
 	id := b.create(Batch{Items: numbers(10), PartSize: 1})
 	b.step()
-	if s := b.look(id); s.Queued != 3 || s.Waiting != 7 {
+	if s := b.status(id); s.Queued != 3 || s.Waiting != 7 {
 		t.Errorf("after a step: %+v, want 3 parts in the queue", s)
 	}
 	for range 4 { // the leader counts again once a second
@@ -266,7 +267,7 @@ func TestBatchOfMorePartsThanTheQueueTakesIsFedAsThereIsRoom(t *testing.T) {
 		}
 		b.step()
 	}
-	if s := b.look(id); s.State != "done" || s.Done != 10 {
+	if s := b.status(id); s.State != "done" || s.Done != 10 {
 		t.Errorf("ended as %+v", s)
 	}
 }
@@ -287,7 +288,7 @@ func TestPartThatWasRecordedIsNotRunAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.drain()
-	if s := b.look(id); s.State != "done" || string(s.Result) != "3" || len(b.mapped) != 2 {
+	if s := b.status(id); s.State != "done" || string(s.Result) != "3" || len(b.mapped) != 2 {
 		t.Errorf("ended as %+v after %d runs of Map, want 2", s, len(b.mapped))
 	}
 }
@@ -307,12 +308,12 @@ func TestRunThatLostItsLockRecordsNothing(t *testing.T) {
 	if !errors.Is(err, invalidation.ErrLockLost) {
 		t.Errorf("a run without its lock recorded: %v", err)
 	}
-	if s := b.look(id); s.Done != 0 {
+	if s := b.status(id); s.Done != 0 {
 		t.Errorf("%+v", s)
 	}
 	b.runLock(again)
 	b.drain()
-	if s := b.look(id); s.State != "done" {
+	if s := b.status(id); s.State != "done" {
 		t.Errorf("ended as %+v", s)
 	}
 }
@@ -335,14 +336,14 @@ func TestPausedBatchStartsNothingAndResumesWithoutRedoing(t *testing.T) {
 		b.runLock(l)
 	}
 	b.step()
-	if s := b.look(id); s.State != "paused" || s.Done != 6 || s.Waiting != 14 || s.Queued != 0 {
+	if s := b.status(id); s.State != "paused" || s.Done != 6 || s.Waiting != 14 || s.Queued != 0 {
 		t.Errorf("paused as %+v", s)
 	}
 	if err := Resume(b.ctx, b.pool, id, by); err != nil {
 		t.Fatal(err)
 	}
 	b.drain()
-	if s := b.look(id); s.State != "done" || string(s.Result) != "210" || len(b.mapped) != 20 {
+	if s := b.status(id); s.State != "done" || string(s.Result) != "210" || len(b.mapped) != 20 {
 		t.Errorf("ended as %+v after %d runs of Map, want 20", s, len(b.mapped))
 	}
 }
@@ -356,11 +357,11 @@ func TestCancelledBatchEndsWithOneCompletionEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.step()
-	if s := b.look(id); s.State != "cancelling" || s.Queued != 1 || s.Bad != 19 {
+	if s := b.status(id); s.State != "cancelling" || s.Queued != 1 || s.Bad != 19 {
 		t.Errorf("while one part runs: %+v", s)
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.cancel_request WHERE entry_id = $1`, running.Entries[0].ID); n != 1 {
-		t.Error("nobody asked the running part to end")
+		t.Error("the cancel of the running part was not requested")
 	}
 	e := invalidation.Cancel(running, running.Entries[0].ID, "asked")
 	e.Last = true
@@ -368,7 +369,7 @@ func TestCancelledBatchEndsWithOneCompletionEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.drain()
-	if s := b.look(id); s.State != "cancelled" || s.Bad != 20 || s.Result != nil || len(b.mapped) != 0 {
+	if s := b.status(id); s.State != "cancelled" || s.Bad != 20 || s.Result != nil || len(b.mapped) != 0 {
 		t.Errorf("ended as %+v", s)
 	}
 	if n := b.completions(); n != 1 {
@@ -392,7 +393,7 @@ func TestRetryRunsOnlyThePartsThatFailed(t *testing.T) {
 		return nil
 	}
 	b.drain()
-	s := b.look(id)
+	s := b.status(id)
 	if s.State != "failed" || s.Done != 8 || s.Bad != 2 || !strings.Contains(s.Problem, "2 of 10") || s.Result != nil {
 		t.Errorf("ended as %+v", s)
 	}
@@ -401,11 +402,11 @@ func TestRetryRunsOnlyThePartsThatFailed(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.drain()
-	if s := b.look(id); s.State != "done" || string(s.Result) != "55" || len(b.mapped) != 2 {
+	if s := b.status(id); s.State != "done" || string(s.Result) != "55" || len(b.mapped) != 2 {
 		t.Errorf("ended as %+v after %d runs of Map, want 2", s, len(b.mapped))
 	}
 	if err := Retry(b.ctx, b.pool, id, invalidation.By{Actor: "ada"}); !errors.Is(err, invalidation.ErrState) {
-		t.Errorf("a retry of what went well: %v, want ErrState, or it is completed twice", err)
+		t.Errorf("a retry of a batch that is done: %v, want ErrState, or it is completed twice", err)
 	}
 }
 
@@ -429,7 +430,7 @@ func TestOutcomeOfAnyHandlerIsThePartsOutcome(t *testing.T) {
 		}
 		results = append(results, string(r))
 	}
-	if s := b.look(id); s.State != "done" || strings.Join(results, " ") != "7 8" {
+	if s := b.status(id); s.State != "done" || strings.Join(results, " ") != "7 8" {
 		t.Errorf("ended as %+v with results %v", s, results)
 	}
 }
@@ -458,7 +459,7 @@ func TestManySteppersCompleteABatchOnce(t *testing.T) {
 	b.drain()
 	close(stop)
 	steppers.Wait()
-	if s := b.look(id); s.State != "done" || string(s.Result) != "45150" || len(b.mapped) != 300 {
+	if s := b.status(id); s.State != "done" || string(s.Result) != "45150" || len(b.mapped) != 300 {
 		t.Errorf("ended as %+v after %d runs of Map, want 300", s, len(b.mapped))
 	}
 	if n := b.completions(); n != 1 {
@@ -473,9 +474,9 @@ func TestStepperRunsUntilItsContextEnds(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- b.stepper.Run(ctx) }()
 	deadline := time.Now().Add(time.Minute)
-	for b.look(id).State != "done" {
+	for b.status(id).State != "done" {
 		if time.Now().After(deadline) {
-			t.Fatalf("it is %+v after 20 s", b.look(id))
+			t.Fatalf("it is %+v after 20 s", b.status(id))
 		}
 		b.run(10)
 		time.Sleep(5 * time.Millisecond)

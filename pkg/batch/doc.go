@@ -5,21 +5,23 @@
 //	                        ▲                          │
 //	                        └──── pause, release ──────┘
 //
-// # Who does what
+// # Parts of the program
 //
-//	schema    its functions make, pause, resume, cancel and retry batches for whoever asks
-//	Handler   task nodes: runs the entries of a batch queue with a Work of the user's
-//	Stepper   the elected leader: puts parts into the queue, notes which ended, completes
+//	schema    its functions create, pause, resume, cancel and retry batches; clients and operators call them
+//	Handler   task nodes: runs the entries of a batch queue with the user's Work
+//	Stepper   the elected leader: pushes parts as entries, records their ends, completes batches
 //
-// # What holds
+// # Guarantees
 //
-// A part's result is recorded under the token of its entry, apart from the entry's own end. So a part that was
-// recorded is not run again, whatever dies afterwards; one that was not is run again, as any entry is.
+// A part's result is recorded under the token of its entry, before the entry itself ends. A part
+// whose result was recorded is not run again, even if its node dies before the entry ends; any
+// other part is run again, as any entry is.
 //
-// Whoever ends a part writes the part's own row and no other. What is left is counted from the parts when somebody
-// asks; there is no counter on which they would meet.
+// The end of a part writes the part's own row and no other. The number of parts left is counted
+// when it is read: a counter would be a row for which the ends of all parts compete.
 //
-// The completion entry is pushed once, when no part is left, in the transaction that notes it in the batch's row. It
-// comes however the batch ended, and says how. Where its queue has the same Handler, it runs Reduce over the results,
-// in the order of the parts, if all ended well. A retry, which runs the parts again that did not, leads to another one.
+// The completion entry is pushed once, when no part is left, in the transaction that records it in
+// the batch's row. It is pushed for each outcome of a batch, and names the outcome. Where its queue
+// has the same Handler, it runs Reduce over the results, in the order of the parts, if all parts
+// are done. A retry runs the failed parts again and leads to another completion entry.
 package batch

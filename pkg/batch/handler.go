@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Part is a part of a batch, to be worked on.
+// Part is one part of a batch, as Map receives it.
 type Part struct {
 	Batch  int64
 	No     int // from 1
@@ -22,23 +22,25 @@ type Part struct {
 	Run    *invalidation.Run
 }
 
-// ErrNotFound says that there is no such batch.
+// ErrNotFound is returned for a batch that does not exist.
 var ErrNotFound = errors.New("batch not found")
 
-// Work is what a queue of batches does.
+// Work holds the functions that process the batches of a queue.
 type Work struct {
-	// Map works on a part and returns its result, nil for none. Its error decides what follows, as that of any handler.
+	// Map processes a part and returns its result, nil for none. Its error decides how the entry
+	// ends, as for any handler.
 	Map func(ctx context.Context, p Part) (json.RawMessage, error)
-	// Reduce makes the batch's result of the results of its parts, which come in the order of the parts. It runs when all
-	// parts ended well, in batches whose CompletionQueue has this Work. Nil: the batch has no result.
+	// Reduce makes the batch's result from the results of its parts, in the order of the parts. It
+	// runs when all parts are done, in batches whose CompletionQueue has this Work. Nil: the batch
+	// has no result.
 	Reduce func(ctx context.Context, results iter.Seq2[json.RawMessage, error]) (json.RawMessage, error)
 }
 
 // Handler runs the entries of a queue of batches.
 func Handler(db postgres.DB, w Work) invalidation.Handler { return &handler{db: db, work: w} }
 
-// StatementHandler runs the entries of queues of batches by their statements "map" and "reduce". What map changes and the
-// part's result commit together.
+// StatementHandler runs the entries of batch queues by the queues' statements "map" and "reduce".
+// The changes that map makes and the part's result commit together.
 func StatementHandler(db postgres.DB) invalidation.Handler { return &handler{db: db, declared: true} }
 
 type handler struct {
@@ -75,13 +77,14 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	return nil, invalidation.Permanent(fmt.Errorf("batch %d has no step %q", t.Batch, t.Step))
 }
 
-// ownsSQL is whether entry $3 of queue $2 splits or completes batch $1. Payloads may come from anyone who can push to the
-// queue, so that the ids in them prove nothing.
+// ownsSQL reads whether entry $3 of queue $2 splits or completes batch $1. Any client that can push
+// to the queue can choose a payload, so the ids in a payload prove nothing.
 const ownsSQL = `
 SELECT EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND queue_id = $2 AND split_entry_id = $3),
        EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND completion_queue_id = $2 AND completion_entry_id = $3)`
 
-// owns returns an error that wraps ErrNotFound, and ends the entry, unless the batch says that this is its entry.
+// owns returns an error that wraps ErrNotFound, and fails the entry for good, unless the batch's
+// row names this entry.
 func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
 	var splits, completes bool
 	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes)
@@ -148,7 +151,8 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	return keep(h.db, result)
 }
 
-// statement runs a statement of the run's queue and keeps what it returned, in one transaction.
+// statement runs a statement of the run's queue and records the returned value as the result, in
+// one transaction.
 func (h *handler) statement(ctx context.Context, r *invalidation.Run, keep func(postgres.DB, json.RawMessage) error,
 	name string, args ...json.RawMessage,
 ) error {
@@ -161,7 +165,7 @@ func (h *handler) statement(ctx context.Context, r *invalidation.Run, keep func(
 	})
 }
 
-// resultSQL keeps what Reduce made, while the lock still carries the run's token.
+// resultSQL records the result of Reduce if the lock record still carries the run's token.
 const resultSQL = `
 WITH mine AS MATERIALIZED (
     SELECT FROM penstock.lock WHERE queue_id = $3 AND lock_key = $4 AND token = $5 FOR KEY SHARE
@@ -188,7 +192,8 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 	return keep(h.db, result)
 }
 
-// record writes what a run has made, and refuses it if the entry is not this run's any more.
+// record writes the result of a run. If the run no longer holds the entry's lock, nothing is
+// written and the error says so.
 func (h *handler) record(ctx context.Context, db postgres.DB, t task, r *invalidation.Run, sql string,
 	args ...any,
 ) error {
@@ -238,7 +243,7 @@ func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.Ra
 	}
 }
 
-// translate names the facts that the schema's functions tell by SQLSTATE.
+// translate wraps the SQLSTATEs of the schema's functions in the errors of this package.
 func translate(err error) error {
 	return postgres.Named(err, map[string]error{
 		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState,

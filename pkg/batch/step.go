@@ -13,11 +13,12 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Config says how often the duty looks. Its zero value means the defaults.
+// Config sets how often the duty runs a pass. Its zero value means the defaults.
 type Config struct {
-	Pause     time.Duration // between two looks: 500 ms
+	Pause     time.Duration // between two passes: 500 ms
 	Retention time.Duration // of ended batches and their part results: 30 days
-	// Hint is called with a queue after entries of it were put into line. It must not block. Default: nobody is told.
+	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
+	// call.
 	Hint func(queue int32)
 	Log  *slog.Logger // nowhere
 }
@@ -32,7 +33,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Stepper is the duty of the elected leader that moves batches on.
+// Stepper is the duty of the elected leader that pushes the parts of batches and completes batches.
 type Stepper struct {
 	cfg     Config
 	db      postgres.DB
@@ -45,7 +46,7 @@ func NewStepper(db postgres.DB, fence duty.Fence, cfg Config) *Stepper {
 	return &Stepper{cfg: cfg.withDefaults(), db: db, fence: fence}
 }
 
-// Run moves batches on until ctx ends. It returns an error when passes go on failing, see duty.Loop.
+// Run steps batches until ctx ends. It returns an error when passes go on failing, see duty.Loop.
 func (s *Stepper) Run(ctx context.Context) error {
 	l := duty.Loop{Name: "batches", Pause: s.cfg.Pause, Log: s.cfg.Log}
 	return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
@@ -68,7 +69,8 @@ const clearSQL = `
 DELETE FROM penstock.batch
  WHERE id = ANY (ARRAY(SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10))`
 
-// pass steps every open batch in a transaction of its own: one that goes wrong does not hold up the others.
+// pass steps every open batch in a transaction of its own: an error in one does not delay the
+// others.
 func (s *Stepper) pass(ctx context.Context) (busy bool, err error) {
 	type batch struct {
 		ID    int64
@@ -87,7 +89,7 @@ func (s *Stepper) pass(ctx context.Context) (busy bool, err error) {
 			return false, fmt.Errorf("step batch %d: %w", b.ID, err) // the term or the database is away
 		}
 		if err != nil {
-			s.cfg.Log.ErrorContext(ctx, "batch was left for later", "batch", b.ID, "error", err)
+			s.cfg.Log.ErrorContext(ctx, "cannot step batch; the next pass tries again", "batch", b.ID, "error", err)
 		}
 		if n > 0 {
 			busy = true

@@ -21,8 +21,9 @@ type Batch struct {
 	Queue string // whose handler runs the parts
 	// Items is the set, each a JSON value.
 	Items []json.RawMessage
-	// Query is a SELECT whose rows are the set, each an object by column names. A task node runs it with its own
-	// rights, so it must come from somebody who may have those. Give it an ORDER BY if the order of items matters.
+	// Query is a SELECT whose rows are the set, each an object by column names. A task node runs it
+	// with its own rights, so it must come from a client that may have these rights. Give it an
+	// ORDER BY if the order of items matters.
 	Query    string
 	PartSize int // items of a part: 100
 	Window   int // parts in the queue at a time: 1000
@@ -30,7 +31,8 @@ type Batch struct {
 	Detail   json.RawMessage
 	Flow     string
 	Priority *int16 // 0 to 9; nil for the queue's default
-	// CompletionQueue gets the completion entry: the batch's own queue for a Reduce, any other to be told. Empty: none.
+	// CompletionQueue gets the completion entry: the batch's own queue for a Reduce, any other for
+	// a notification. Empty: none.
 	CompletionQueue string
 }
 
@@ -61,8 +63,8 @@ func Create(ctx context.Context, db postgres.DB, b Batch, by invalidation.By) (i
 	return id, nil
 }
 
-// Pause lets the parts that run end and starts no others, until somebody resumes the batch or until a time to come if
-// that is not zero.
+// Pause lets running parts end and starts no others, until the batch is resumed or until a time to
+// come if that is not zero.
 func Pause(ctx context.Context, db postgres.DB, id int64, by invalidation.By, until time.Time) error {
 	return run(ctx, db, "pause", id, `SELECT penstock.pause_batch($1, $2, coalesce($3, current_user::text), $4)`, by, postgres.Given(until))
 }
@@ -109,18 +111,18 @@ SELECT id, name, queue, state, parts, waiting, queued, done, bad, coalesce(probl
   FROM penstock.batch_status
  WHERE id = $1`
 
-// Look returns how far a batch has come, counted now.
-func Look(ctx context.Context, db postgres.DB, id int64) (Status, error) {
+// Read returns the status of a batch, counted now.
+func Read(ctx context.Context, db postgres.DB, id int64) (Status, error) {
 	rows, err := db.Query(ctx, statusSQL, id)
 	if err != nil {
-		return Status{}, fmt.Errorf("look at batch %d: %w", id, err)
+		return Status{}, fmt.Errorf("read batch %d: %w", id, err)
 	}
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Status])
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return Status{}, fmt.Errorf("look at batch %d: %w", id, err)
+		return Status{}, fmt.Errorf("read batch %d: %w", id, err)
 	}
 	return s, nil
 }

@@ -9,24 +9,25 @@ import (
 type Change struct {
 	Table  string          `json:"table"`  // with its schema
 	Object json.RawMessage `json:"object"` // the key: a value, or an object where the key has several columns; null after TRUNCATE
-	// Field is empty when the object came or went. Then To or From has its watched columns, by name.
+	// Field is empty when the object was inserted or deleted. Then To or From has its watched
+	// columns, by name.
 	Field string          `json:"field"`
 	From  json.RawMessage `json:"from"`
 	To    json.RawMessage `json:"to"`
 }
 
-// Came says that the object is new.
+// Came reports whether the object was inserted.
 func (c Change) Came() bool { return c.Field == "" && isNull(c.From) && !isNull(c.To) }
 
-// Went says that the object is gone.
+// Went reports whether the object was deleted.
 func (c Change) Went() bool { return c.Field == "" && !isNull(c.From) }
 
-// Truncated says that all objects of the table are gone.
+// Truncated reports whether all objects of the table were removed by TRUNCATE.
 func (c Change) Truncated() bool { return isNull(c.Object) }
 
 func isNull(v json.RawMessage) bool { return len(v) == 0 || string(v) == "null" }
 
-// Columns returns the watched columns of an object that came or went.
+// Columns returns the watched columns of an object that was inserted or deleted.
 func (c Change) Columns() (map[string]json.RawMessage, error) {
 	source := c.To
 	if c.Went() {

@@ -61,7 +61,7 @@ func (b *bed) count(sql string) (n int) {
 	return n
 }
 
-// changes lists what was recorded since the last call, in order.
+// changes lists the changes recorded since the last call, in order.
 func (b *bed) changes() []string {
 	b.Helper()
 	rows, err := b.pool.Query(b.ctx, `SELECT payload - 'table' FROM penstock.entry_changes ORDER BY id`)
@@ -179,7 +179,8 @@ func TestKeyOfSeveralColumns(t *testing.T) {
 	b.wantChanges(`{"no": 2, "order": 1}.: null -> {"unit Price": 3.50}`, `{"no": 2, "order": 1}.unit Price: 3.50 -> 4`)
 }
 
-// A trigger that cannot run refuses every change of somebody's table: names and types must not break it.
+// A trigger that fails makes every write to the watched table fail: no name or type of a column may
+// break it.
 func TestWatchHoldsUpWhateverColumnsAreCalledAndWhatTypesKeysHave(t *testing.T) {
 	b := newBed(t)
 	b.exec(`CREATE EXTENSION ltree`)
@@ -293,7 +294,7 @@ func TestLoopEndsAndIsNamed(t *testing.T) {
 	impact := Handler(b.pool, func(_ context.Context, c Change) ([]Push, error) {
 		return []Push{{Queue: "calc", Push: invalidation.Push{Payload: json.RawMessage(`{}`)}}}, nil
 	})
-	// This one writes what is watched, for ever.
+	// This handler writes to a watched table, without end.
 	calc := invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
 		return nil, postgres.InTx(ctx, b.pool, func(tx pgx.Tx) error {
 			if err := Descend(ctx, tx, r); err != nil {
@@ -415,7 +416,7 @@ func TestCalculatedFieldsGroupedAndCompacted(t *testing.T) {
 	}
 }
 
-// What docs/queue-kinds.md shows in SQL works, in that order.
+// The SQL of docs/queue-kinds.md works, in its order.
 func TestStatementsOfTheDocumentWork(t *testing.T) {
 	b := newBed(t)
 	b.exec(`SELECT penstock.drop_queue('changes')`)

@@ -13,17 +13,18 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Impact says what a change implies: what to push, and where. It may be called again for a change that it has seen:
-// a task is run at least once.
+// Impact returns the entries that a change implies. It may be called more than once for a change:
+// entries run at least once.
 type Impact func(ctx context.Context, c Change) ([]Push, error)
 
-// Push is an entry to be of some queue.
+// Push is an entry to push, and its queue.
 type Push struct {
 	Queue string
 	invalidation.Push
 }
 
-// ErrLoop says that entries push one another without end; the message names two of them.
+// ErrLoop is returned for a push that is deeper than penstock.depth_max; the message names two
+// queues of the loop.
 var ErrLoop = errors.New("entries push one another without end")
 
 // Handler runs the entries of a change_log queue. It takes all entries of a lock at once: their pushes are one
@@ -38,7 +39,8 @@ func Handler(db postgres.DB, impact Impact) invalidation.Handler {
 	})
 }
 
-// StatementHandler is a Handler for queues that say by their statement "impact" what a change implies.
+// StatementHandler is a Handler for queues whose statement "impact" returns the entries that a
+// change implies.
 func StatementHandler(db postgres.DB) invalidation.Handler {
 	return newHandler(db, func(ctx context.Context, r *invalidation.Run) (pushes []Push, err error) {
 		err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
@@ -63,7 +65,7 @@ func (p *Push) read(row json.RawMessage) error {
 		Priority   *int16
 	}
 	if err := json.Unmarshal(row, &columns); err != nil {
-		return fmt.Errorf("read what a change implies: %w", err)
+		return fmt.Errorf("read the entries that a change implies: %w", err)
 	}
 	c := columns
 	*p = Push{c.Queue, invalidation.Push{
@@ -90,7 +92,8 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	return nil, h.handle(ctx, []*invalidation.Run{r})
 }
 
-// HandleBatch runs entries together and, where that goes wrong, each by itself, so that only those to blame answer for it.
+// HandleBatch runs entries together and, after an error, each by itself, so that only the entries
+// that cause it fail.
 func (h *handler) HandleBatch(ctx context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 	answers := make([]invalidation.BatchAnswer, len(runs))
 	if err := h.handle(ctx, runs); err == nil {
@@ -151,8 +154,9 @@ func (h *handler) open(ctx context.Context, name string) (*invalidation.Queue, e
 	return q, err
 }
 
-// Descend says that what tx pushes from here on, itself or by changing a watched table, is caused by these runs of one
-// queue: it is one deeper than the deepest of them. Handlers that write what is watched call it first.
+// Descend sets the depth of later pushes of tx, direct ones and those by triggers of watched
+// tables: one more than the greatest depth of these runs, which are of one queue. Handlers that
+// write to watched tables call it first.
 func Descend(ctx context.Context, tx pgx.Tx, runs ...*invalidation.Run) error {
 	ids := make([]invalidation.EntryID, len(runs))
 	for i, r := range runs {
@@ -164,7 +168,7 @@ func Descend(ctx context.Context, tx pgx.Tx, runs ...*invalidation.Run) error {
 	return nil
 }
 
-// loop marks the refusal of a push that went too deep, which ends the entry.
+// loop wraps the refusal of a push that is too deep in ErrLoop, which fails the entry for good.
 func loop(err error) error {
 	if postgres.Code(err) == "PS011" {
 		return fmt.Errorf("%w: %w", err, ErrLoop)

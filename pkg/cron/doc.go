@@ -1,10 +1,10 @@
-// Package cron knows when scheduled work is due.
+// Package cron fires scheduled jobs.
 //
-// A Schedule is what a person writes and a row stores. Parse turns it into a
-// Timetable, whose methods are pure: they take the time, and no clock is read.
+// A Schedule is the text form that a person writes and a row stores. Parse turns it into a
+// Timetable, whose methods are pure: they take the time as a parameter and read no clock.
 //
 //	Next     the next nominal time
-//	Due      which nominal times to fire now, after any time of being away
+//	Due      which nominal times to fire now, however long no leader fired
 //	FireAt   nominal time plus jitter: when the entry is due
 //	Explain  the next firings in plain words
 //
@@ -19,22 +19,23 @@
 //	no entry ───────────► initial ──────────► pending, running ─────────────► no entry
 //	                      due_at: nominal time plus jitter      endRuns
 //
-// A firing is a row (job, nominal time), unique, written in the transaction that turns the entry pending and advances
-// the job, by the database's clock. A leader that is cut off amid firing leaves whole firings or none.
+// A firing is a row (job, nominal time), unique, written in the transaction that turns the entry
+// pending and advances the job, by the database's clock. A leader that dies during a firing leaves
+// a complete firing or none.
 //
-//	what happens                     what becomes of nominal times
-//	nobody fired for a while         CatchUp decides: none, the latest, the latest n one after another
-//	a run goes on                    Overlap decides: skipped, fired when it ends, or it is cancelled for the next
+//	event                            effect on nominal times
+//	no leader fired for a while      CatchUp decides: none, the latest, the latest n one after another
+//	the previous run goes on         Overlap decides: skipped, fired when it ends, or it is cancelled for the next
 //	the job was paused               CatchUp decides when the pause ends
-//	clock jumps ahead                as if nobody had fired for a while
-//	clock jumps back                 what was fired is not fired again; the next one waits until the clock is there
-//	somebody cancels the entry       its nominal time goes with it
-//	the spec cannot be read          the job is reported (cron_status: broken) and holds up nobody
+//	clock jumps ahead                as after a time without a leader
+//	clock jumps back                 nominal times that fired do not fire again; the next one waits for its time
+//	the entry is cancelled           its nominal time is dropped
+//	the spec cannot be parsed        the job is reported (cron_status: broken); other jobs go on
 //
 // # Clock changes
 //
-// A spec speaks of the clock on the wall, and where the clocks change a wall time may
-// exist twice or not at all. Two kinds of spec are told apart by their hour field.
+// A spec names local (wall-clock) times. At a change of the zone's offset a wall time may
+// exist twice or not at all. The hour field distinguishes two kinds of spec.
 //
 //	                      hour is fixed: "30 2 * * *"      hour starts with *: "30 * * * *"
 //	clocks go forward     fires once, at the first          a wall time that does not exist
@@ -43,12 +44,12 @@
 //	(fold)                of the two                        goes on every hour
 //
 // So a daily job runs once on every day, and an hourly one once in every hour. Schedule.Gap
-// and Schedule.Fold say otherwise where somebody wants it otherwise. "@every" counts
-// elapsed time from Schedule.Start (or from 1970) and knows no zone.
+// and Schedule.Fold override this. "@every" counts
+// elapsed time from Schedule.Start (or from 1970) and ignores the zone.
 //
-// Time is walked zone period by zone period: between two clock changes the wall clock and
-// the instant differ by a constant, so the search for the next wall time runs in plain UTC
-// and no hour of any clock change can confuse it. A search ends after 12 years, which is
+// The search goes from one zone period to the next: between two clock changes the wall clock and
+// the instant differ by a constant, so the search for the next wall time within a period runs in
+// plain UTC and needs no case for clock changes. A search ends after 12 years, which is
 // longer than the longest pause any spec can make (29 February, eight years around 2100).
 //
 // # Day of month and day of week

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Due is what to do about the nominal times that have come.
+// Due is the result of Timetable.Due: the nominal times to fire, and those that are dropped.
 type Due struct {
 	// Fire are the nominal times to fire, oldest first.
 	Fire []time.Time
 	// Handled is the latest nominal time that has come, fired or dropped: the last of the
 	// next call. It is the old one if nothing has come.
 	Handled time.Time
-	// Dropped says that nominal times before those in Fire were given up.
+	// Dropped reports that the catch-up policy dropped nominal times before those in Fire.
 	Dropped bool
 }
 
@@ -20,8 +20,8 @@ type Due struct {
 // job, last is when it was created. After a clock that jumped back last lies ahead of now,
 // and nothing is due until now passes it: nothing fires twice.
 //
-// The cost grows with the number fired and the logarithm of the time away, not with the
-// number of nominal times missed.
+// The cost grows with the number of nominal times to fire and with the logarithm of the time since
+// last, not with the number of missed nominal times.
 func (t *Timetable) Due(last, now time.Time) Due {
 	return t.due(t.schedule.CatchUp, last, now)
 }

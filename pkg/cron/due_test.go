@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A year of missed seconds is 31 million nominal times; Due looks at a few dozen.
+// A year of missed seconds is 31 million nominal times; Due computes a few dozen.
 func TestYearOfBeingOffIsCheap(t *testing.T) {
 	timetable := parse(t, Schedule{Spec: "* * * * * *", Zone: "Europe/Berlin", CatchUp: CatchUpAll, CatchUpMax: 1000})
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -74,7 +74,7 @@ func TestNothingIsDueAfterTheEnd(t *testing.T) {
 	}
 }
 
-// Most calls find nothing due; this is what 100,000 jobs cost a leader on each look.
+// Most calls find nothing due; this is the cost of 100,000 jobs for a leader in each pass.
 func BenchmarkDueWithNothingDue(b *testing.B) {
 	timetable := parse(b, Schedule{Spec: "30 2 * * *", Zone: "Europe/Berlin"})
 	now := time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)

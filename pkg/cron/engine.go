@@ -13,17 +13,18 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Config says how much the engine does at once. Its zero value means the defaults.
+// Config sets the engine's intervals and batch sizes. Its zero value means the defaults.
 type Config struct {
-	// Pause is the longest time between two looks. Default 500 ms.
+	// Pause is the longest time between two passes. Default 500 ms.
 	Pause time.Duration
 	// BatchJobsMax bounds the jobs changed in one transaction. Default 2000.
 	BatchJobsMax int
 	// FiringRetention is how long a firing can be read. Default 30 days.
 	FiringRetention time.Duration
-	// Hint is called with a queue after entries of it were put into line. It must not block. Default: nobody is told.
+	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
+	// call.
 	Hint func(queue int32)
-	// Log is where findings and errors go. Default: nowhere.
+	// Log receives warnings and errors. Default: discarded.
 	Log *slog.Logger
 }
 
@@ -38,8 +39,9 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Engine is the duty of the elected leader that fires cron jobs. Each job has one entry: initial until its time comes,
-// then pending; when that has ended, whatever became of it, the engine makes the next one.
+// Engine is the duty of the elected leader that fires cron jobs. Each job has one entry: initial
+// until its time comes, then pending; when it has ended, with any outcome, the engine makes the
+// next one.
 //
 // A firing is a row (job, nominal time), unique, written in the transaction that turns the entry pending and advances
 // the job. So even two engines at once fire each nominal time once. All times are the database's.
@@ -50,7 +52,7 @@ type Engine struct {
 	clock func(ctx context.Context, db postgres.DB) (time.Time, error)
 
 	timetables timetables
-	endedAfter time.Time // when to look for ended runs again
+	endedAfter time.Time // when the next check for ended runs is due
 	swept      int64     // the missing-entry sweep goes on behind this job
 	cleared    time.Time // when old firings were last removed
 
@@ -61,12 +63,12 @@ type Engine struct {
 type Status struct {
 	Fired   int64         // entries turned pending
 	Created int64         // entries made
-	Dropped int64         // times that nominal times were given up: by catch-up or overlap policy
+	Dropped int64         // times that the catch-up or overlap policy dropped nominal times
 	Broken  int64         // jobs whose schedule could not be read
-	Late    time.Duration // of the firing that was latest in the last pass that fired
+	Late    time.Duration // greatest lateness of a firing in the last pass that fired
 }
 
-// New returns the engine for one term. It looks through db and writes through fence.
+// New returns the engine for one term. It reads through db and writes through fence.
 func New(db postgres.DB, fence duty.Fence, cfg Config) *Engine {
 	return &Engine{cfg: cfg.withDefaults(), db: db, fence: fence, clock: databaseTime, timetables: timetables{}}
 }
@@ -119,13 +121,13 @@ func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
 	return min(o.next, e.cfg.Pause), nil
 }
 
-// outlook is what a look at the jobs finds to do.
-type outlook struct {
+// dueWork is the work that peek found.
+type dueWork struct {
 	due, overlapped, ended, entryless bool
 	next                              time.Duration // until the next job is due
 }
 
-// peekSQL looks at the ends of partial indexes.
+// peekSQL reads only the first entries of partial indexes.
 const peekSQL = `
 SELECT EXISTS (SELECT FROM penstock.cron_job
                 WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at <= $1
@@ -137,21 +139,22 @@ SELECT EXISTS (SELECT FROM penstock.cron_job
        (SELECT extract(epoch FROM min(due_at) - $1)::float8 FROM penstock.cron_job
          WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at > $1)`
 
-// endedSQL looks for each running job whether its entry is gone.
+// endedSQL reads whether a running job exists whose entry is gone.
 const endedSQL = `
 SELECT EXISTS (SELECT FROM penstock.cron_job j
                 WHERE j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL
                   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id))`
 
-// lookForEnded may take a tenth of the time, where very many jobs run; after a look that a stall of the database held up,
-// ended runs must not wait for ten times as long.
-func (e *Engine) lookForEnded(ctx context.Context) (ended bool, err error) {
+// peekEnded may use a tenth of the time, since its cost grows with the running jobs. The pause is
+// bounded: after one check that was slow because the database stalled, ended runs must not wait ten
+// times as long.
+func (e *Engine) peekEnded(ctx context.Context) (ended bool, err error) {
 	start := time.Now()
 	if start.Before(e.endedAfter) {
 		return false, nil
 	}
 	if err := e.db.QueryRow(ctx, endedSQL).Scan(&ended); err != nil {
-		return false, fmt.Errorf("look for ended runs of cron jobs: %w", err)
+		return false, fmt.Errorf("find ended runs of cron jobs: %w", err)
 	}
 	if took := time.Since(start); took > e.cfg.Pause/10 {
 		e.endedAfter = time.Now().Add(min(10*took, 5*time.Second))
@@ -159,18 +162,18 @@ func (e *Engine) lookForEnded(ctx context.Context) (ended bool, err error) {
 	return ended, nil
 }
 
-func (e *Engine) peek(ctx context.Context) (outlook, error) {
+func (e *Engine) peek(ctx context.Context) (dueWork, error) {
 	now, err := e.clock(ctx, e.db)
 	if err != nil {
-		return outlook{}, err
+		return dueWork{}, err
 	}
-	o := outlook{next: e.cfg.Pause}
+	o := dueWork{next: e.cfg.Pause}
 	var seconds *float64
 	if err := e.db.QueryRow(ctx, peekSQL, now).Scan(&o.due, &o.overlapped, &o.entryless, &seconds); err != nil {
-		return outlook{}, fmt.Errorf("look for cron jobs: %w", err)
+		return dueWork{}, fmt.Errorf("find due cron jobs: %w", err)
 	}
-	if o.ended, err = e.lookForEnded(ctx); err != nil {
-		return outlook{}, err
+	if o.ended, err = e.peekEnded(ctx); err != nil {
+		return dueWork{}, err
 	}
 	if seconds != nil && *seconds < e.cfg.Pause.Seconds() {
 		o.next = time.Duration(*seconds*float64(time.Second)) + time.Millisecond
@@ -199,7 +202,7 @@ func (e *Engine) each(ctx context.Context, batch func(tx pgx.Tx, now time.Time) 
 	}
 }
 
-// endRuns notes which runs have ended.
+// endRuns records which runs have ended.
 func (e *Engine) endRuns(ctx context.Context) error {
 	return e.each(ctx, func(tx pgx.Tx, now time.Time) (n int, err error) {
 		err = tx.QueryRow(ctx, `SELECT penstock.end_cron_runs($1, $2)`, now, e.cfg.BatchJobsMax).Scan(&n)
@@ -207,7 +210,7 @@ func (e *Engine) endRuns(ctx context.Context) error {
 	})
 }
 
-// cancelSQL asks for the end of runs whose next nominal time has come.
+// cancelSQL requests the cancel of runs whose next nominal time has come.
 const cancelSQL = `
 WITH late AS MATERIALIZED (
     SELECT id, queue_id, entry_id
@@ -230,7 +233,8 @@ func (e *Engine) cancelOverlapped(ctx context.Context) error {
 	})
 }
 
-// lostSQL lists, of $2 jobs behind job $1, those whose waiting entry is gone: somebody cancelled it.
+// lostSQL lists, of the $2 jobs after job $1, those whose waiting entry is gone because it was
+// cancelled.
 const lostSQL = `
 WITH part AS MATERIALIZED (
     SELECT id, queue_id, entry_id, fired_at FROM penstock.cron_job WHERE id > $1 ORDER BY id LIMIT $2
@@ -240,18 +244,19 @@ SELECT coalesce((SELECT max(id) FROM part), 0), ARRAY(
         WHERE p.entry_id IS NOT NULL AND p.fired_at IS NULL
           AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id))`
 
-// dropLostSQL looks again at jobs $1 under their locks.
+// dropLostSQL checks jobs $1 again under their row locks.
 const dropLostSQL = `
 WITH held AS MATERIALIZED (
     SELECT id FROM penstock.cron_job WHERE id = ANY ($1) FOR UPDATE SKIP LOCKED
 )
 SELECT penstock.drop_missing_cron_entries(ARRAY(SELECT id FROM held))`
 
-// sweep looks, a thousand jobs at a time, for waiting jobs whose entry somebody cancelled. They are given another.
+// sweep finds waiting jobs whose entry was cancelled, a thousand jobs a call, so that they get
+// another entry.
 func (e *Engine) sweep(ctx context.Context) error {
 	var lost []int64
 	if err := e.db.QueryRow(ctx, lostSQL, e.swept, 1000).Scan(&e.swept, &lost); err != nil {
-		return fmt.Errorf("look for cancelled entries of cron jobs: %w", err)
+		return fmt.Errorf("find cancelled entries of cron jobs: %w", err)
 	}
 	if len(lost) == 0 {
 		return nil

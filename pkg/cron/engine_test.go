@@ -58,7 +58,8 @@ func newBed(t *testing.T) *bed {
 }
 
 func (b *bed) newEngine(f duty.Fence) *Engine {
-	// Days pass within a second here: an engine that leaves out looks for ended runs, as it does after a slow one, would miss them.
+	// Days pass within a second here. An engine that skips checks for ended runs, as after a slow
+	// check, would miss them.
 	e := New(b.pool, f, Config{Pause: time.Hour})
 	e.clock = func(context.Context, postgres.DB) (time.Time, error) { return b.now, nil }
 	return e
@@ -126,11 +127,11 @@ func (b *bed) fired(job string, want ...time.Time) {
 		if err := b.pool.QueryRow(b.ctx, `SELECT to_jsonb(s)::text FROM penstock.cron_status s WHERE job = $1`, job).Scan(&row); err != nil {
 			row = err.Error()
 		}
-		b.Errorf("at %s %s has fired for %s, want %s; it stands at %s", b.now.Format(time.RFC3339), job, got, want, row)
+		b.Errorf("at %s %s has fired for %s, want %s; its row is %s", b.now.Format(time.RFC3339), job, got, want, row)
 	}
 }
 
-// claim takes what a task node would get.
+// claim claims entries like a task node.
 func (b *bed) claim() []*invalidation.Lock {
 	b.Helper()
 	b.claims++
@@ -287,7 +288,7 @@ func TestClockThatJumpsAnHourFiresNothingTwice(t *testing.T) {
 		}
 		seen[nominal] = true
 	}
-	// What came while a run went on is skipped; under this clock no run takes any time.
+	// Nominal times during a run are skipped; under this clock no run takes any time.
 	if len(seen) != 8 {
 		t.Errorf("%d nominal times fired, want 8 from 12:10 to 13:20", len(seen))
 	}
@@ -361,7 +362,7 @@ func TestOverlapCancelsTheRunForTheNext(t *testing.T) {
 	l := b.claim()[0]
 	b.at(noon.Add(2 * time.Minute))
 	if n := b.count(`SELECT count(*) FROM penstock.cancel_request WHERE entry_id = $1`, l.Entries[0].ID); n != 1 {
-		t.Fatal("nobody asked for the end of the run")
+		t.Fatal("the cancel of the run was not requested")
 	}
 	b.fired("job", noon.Add(time.Minute))
 	e := invalidation.Cancel(l, l.Entries[0].ID, "asked")

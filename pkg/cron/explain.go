@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Firing is one nominal time as Explain tells it.
+// Firing is one nominal time in the result of Explain.
 type Firing struct {
 	Nominal time.Time     // in the schedule's zone
 	Wait    time.Duration // from now
-	Notes   []string      // what the clocks do to it, in words
+	Notes   []string      // effects of clock changes, in words
 }
 
 const maxExplained = 1000
@@ -54,7 +54,7 @@ func hourMinute(at time.Time) string {
 	return at.Format("15:04")
 }
 
-// inWords gives a duration in its two largest units.
+// inWords formats a duration in its two largest units.
 func inWords(d time.Duration) string {
 	const day = 24 * time.Hour
 	d = d.Round(time.Second)
@@ -76,7 +76,7 @@ func twoUnits(d, large time.Duration, name string, small time.Duration, smallNam
 	return fmt.Sprintf("%d %s", d/large, name)
 }
 
-// notes says what clock changes have to do with the firing at nominal, the one after previous.
+// notes describes the effects of clock changes on the firing at nominal, the one after previous.
 func (t *Timetable) notes(previous, nominal time.Time) []string {
 	var notes []string
 	p := t.period(nominal.Unix())
@@ -107,7 +107,7 @@ func (t *Timetable) notes(previous, nominal time.Time) []string {
 	return append(notes, "the first "+wallText(wall)+" of this day")
 }
 
-// changeNote tells the clock change at which the period began.
+// changeNote describes the clock change at which the period began.
 func changeNote(p period) string {
 	direction, by := "forward", p.offset-p.before
 	if by < 0 {

@@ -123,7 +123,8 @@ func (e *Engine) fireDue(ctx context.Context) error {
 	})
 }
 
-// step is what to do about the job; a wish of a person for a run now goes before the schedule and leaves it as it is.
+// step returns the next step of the job. A run now, requested by an operator, precedes the schedule
+// and leaves it as it is.
 func (j *jobRow) step(t *Timetable, now time.Time) step {
 	if j.runNow == nil {
 		return t.plan(j.name, j.overlap, j.memory, now)
@@ -131,7 +132,7 @@ func (j *jobRow) step(t *Timetable, now time.Time) step {
 	return step{memory: j.memory, fire: true, nominal: *j.runNow}
 }
 
-// following is when a run that begins now is cancelled for the next one.
+// following is the time at which a run that begins now is cancelled because the next one is due.
 func following(t *Timetable, overlap Overlap, m memory) *time.Time {
 	if overlap != OverlapCancel {
 		return nil
@@ -182,7 +183,7 @@ func (e *Engine) createNext(ctx context.Context) error {
 	})
 }
 
-// report writes down why jobs cannot fire. They are looked at again when somebody has altered them.
+// report records why jobs cannot fire. They are tried again after they were altered.
 func (e *Engine) report(ctx context.Context, tx pgx.Tx, broken map[int64]string) error {
 	e.done.Add(func(s *Status) { s.Broken += int64(len(broken)) })
 	for id, problem := range broken {
@@ -203,7 +204,7 @@ func (t *Timetable) fireAt(job string, nominal time.Time) time.Time {
 	return t.FireAt(job, nominal)
 }
 
-// changes are what one transaction does to jobs, laid out as arrays. Zero times stand for null.
+// changes are the updates of jobs in one transaction, one array a column. Zero times mean null.
 type changes struct {
 	ids                                              []int64
 	nominals, dues, handled, catchingUpTo, following []*time.Time
@@ -258,7 +259,7 @@ func (c *changes) move(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// timetables keeps schedules that were read before: many jobs share one, and each is needed at every firing.
+// timetables caches parsed schedules: many jobs share one, and each firing needs one.
 type timetables map[Schedule]*Timetable
 
 const timetablesMax = 20_000

@@ -59,7 +59,7 @@ func (t *Timetable) onInterval(first int64) time.Time {
 
 // period is a stretch of time in which the clocks do not change; they may or may not change
 // at its ends. Start and end are Unix
-// seconds, offsets are seconds east of UTC; before is the offset that ended at start.
+// seconds, offsets are seconds east of UTC, and before is the offset that ended at start.
 type period struct {
 	start, end     int64
 	offset, before int64
@@ -83,8 +83,9 @@ func (t *Timetable) period(at int64) period {
 	if !end.IsZero() {
 		p.end = end.Unix()
 	}
-	// From the years on that only have a rule, bounds also fall on the ends of UTC years, which
-	// changes nothing, and on the last day of a leap year the end lies behind us (Go 1.26).
+	// In the years after the zone's last explicit transition, bounds also fall on the ends of UTC
+	// years, which changes nothing. On the last day of a leap year the returned end is before t (Go
+	// 1.26).
 	if p.end <= at {
 		p.end = time.Date(time.Unix(at, 0).UTC().Year()+1, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
 	}
@@ -105,7 +106,7 @@ func (t *Timetable) within(p period, first int64) (int64, bool) {
 	return at, ok && at < p.end
 }
 
-// missedInGap says whether a matching wall time was jumped over when the period began.
+// missedInGap reports whether the clock change that began the period skipped a matching wall time.
 func (t *Timetable) missedInGap(p period) bool {
 	if p.offset <= p.before {
 		return false
@@ -116,17 +117,17 @@ func (t *Timetable) missedInGap(p period) bool {
 
 // FireAt is when the entry for a nominal time is due: the nominal time plus the job's jitter.
 func (t *Timetable) FireAt(job string, nominal time.Time) time.Time {
-	room := t.schedule.Jitter
+	limit := t.schedule.Jitter
 	if next, ok := t.search(nominal); ok {
-		room = min(room, next.Sub(nominal))
+		limit = min(limit, next.Sub(nominal))
 	}
-	if room <= 0 {
+	if limit <= 0 {
 		return nominal
 	}
-	return nominal.Add(time.Duration(spread(job, nominal.Unix()) % uint64(room)))
+	return nominal.Add(time.Duration(spread(job, nominal.Unix()) % uint64(limit)))
 }
 
-// spread hashes a firing. FNV alone leaves neighbouring seconds close together, so its
+// spread hashes a firing. FNV alone maps neighbouring seconds to close values, so its
 // result is mixed by the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
 func spread(job string, nominal int64) uint64 {
 	h := fnv.New64a()

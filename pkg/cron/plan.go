@@ -2,33 +2,34 @@ package cron
 
 import "time"
 
-// Overlap is what happens when a nominal time comes while the run before it goes on.
+// Overlap is the policy for a nominal time that comes while the run before it goes on.
 type Overlap string
 
-// The policies for overlap. Under each of them a job has one entry, so that two runs never meet.
+// The policies for overlap. Under each of them a job has one entry, so two runs of a job never
+// overlap.
 const (
 	OverlapSkip   Overlap = "skip"           // that nominal time is dropped
 	OverlapQueue  Overlap = "queue"          // it fires when the run has ended; of several, those that the catch-up policy names
 	OverlapCancel Overlap = "cancel_running" // the run is cancelled; then it fires
 )
 
-// memory is what a job remembers from one firing to the next.
+// memory is the state of a job between two firings.
 type memory struct {
 	handled      time.Time // nominal times up to this one were fired or dropped
 	catchingUpTo time.Time // the last of several missed ones that are fired one after another; zero if none are
 	ended        time.Time // when the last run ended; zero if there was none
 }
 
-// step is what to do about a job now.
+// step is the next action for a job.
 type step struct {
 	memory
 	fire    bool
 	nominal time.Time // to fire, or to wait for; zero: none will come any more
-	dropped bool      // nominal times were given up
+	dropped bool      // nominal times were dropped
 }
 
-// plan says whether a job that is not running fires now, and for which nominal time, or for which one it waits.
-// A nominal time is fired only when its jitter has passed, too.
+// plan returns whether a job that is not running fires now, and for which nominal time, or for
+// which one it waits. A nominal time is fired only when its jitter has passed, too.
 func (t *Timetable) plan(job string, overlap Overlap, m memory, now time.Time) step {
 	m, skipped := t.skipOverlapped(overlap, m)
 	policy := t.schedule.CatchUp
@@ -65,8 +66,9 @@ func (t *Timetable) dueWithJitter(job string, policy CatchUp, last, now time.Tim
 	return due
 }
 
-// skipOverlapped drops the nominal times that came while the last run went on. Those that were missed before it are
-// not among them: they stand in front, and as long as there are some, nothing is dropped.
+// skipOverlapped drops the nominal times that came while the last run went on. Those that were
+// missed before it are not among them: they come first, and as long as there are some, nothing is
+// dropped.
 func (t *Timetable) skipOverlapped(overlap Overlap, m memory) (memory, bool) {
 	if overlap != OverlapSkip || m.ended.IsZero() {
 		return m, false

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// history plays a job through a clock that stands still, runs, and jumps either way, with runs of any length, and notes
-// what fires. It is what the engine does, without a database.
+// history simulates a job under a clock that stops, runs, and jumps either way, with runs of any
+// length, and records the firings. It is the engine's logic without a database.
 type history struct {
 	t       *Timetable
 	overlap Overlap

@@ -51,7 +51,7 @@ func drawSchedule(t *rapid.T) (Schedule, time.Time) {
 
 const wallFormat = "2006-01-02 15:04"
 
-// byBruteForce looks at every minute of three days: which wall times exist, how often, and
+// byBruteForce checks every minute of three days: which wall times exist, how often, and
 // which are jumped over. It shares nothing with Next but the matching of one wall time.
 func byBruteForce(t *Timetable, from time.Time) []time.Time {
 	matches := func(wall string) bool {
@@ -111,7 +111,7 @@ func TestNextAgreesWithEveryMinuteOfTheWallClock(t *testing.T) {
 	})
 }
 
-// Whatever moment within (previous nominal, nominal) is asked about, the answer is the same instant.
+// For each moment within (previous nominal, nominal), the answer is the same instant.
 func TestNominalTimesDoNotDependOnWhoAsks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, from := drawSchedule(t)

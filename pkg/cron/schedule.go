@@ -8,7 +8,8 @@ import (
 	"strings"
 	"time"
 
-	// The zones must not depend on what is installed where a leader happens to run.
+	// The zone database is embedded, so that results do not depend on the one installed on the
+	// leader's machine.
 	_ "time/tzdata"
 )
 
@@ -24,18 +25,19 @@ type Schedule struct {
 	Jitter time.Duration
 	// Start is the first instant a nominal time may have, End the first it may not. Zero means no bound.
 	Start, End time.Time
-	// CatchUp says what to do about nominal times that passed while nobody fired them. Default last.
+	// CatchUp is the policy for nominal times that passed while no leader fired them. Default last.
 	CatchUp CatchUp
 	// CatchUpMax is how many of them CatchUpAll fires at most, the latest ones. Default 100, at most 1000.
 	CatchUpMax int
 	// Grace is how late CatchUpNone still fires: long enough for another leader to take over. Default 1 min.
 	Grace time.Duration
-	// Gap and Fold say what to do where clocks change. Defaults by the hour field, see the package.
+	// Gap and Fold are the policies for clock changes. The defaults depend on the hour field, see
+	// the package comment.
 	Gap  Gap
 	Fold Fold
 }
 
-// CatchUp is what happens to missed nominal times.
+// CatchUp is the policy for missed nominal times.
 type CatchUp string
 
 // The policies for missed nominal times.
@@ -45,7 +47,7 @@ const (
 	CatchUpAll  CatchUp = "all"  // the latest CatchUpMax are fired, in order
 )
 
-// Gap is what happens to a wall time that does not exist because clocks go forward.
+// Gap is the policy for a wall time that does not exist because clocks go forward.
 type Gap string
 
 // The policies for a gap.
@@ -54,7 +56,7 @@ const (
 	GapSkip Gap = "skip" // not at all
 )
 
-// Fold is what happens to a wall time that exists twice because clocks go back.
+// Fold is the policy for a wall time that exists twice because clocks go back.
 type Fold string
 
 // The policies for a fold.
@@ -70,7 +72,7 @@ const (
 	defaultGrace      = time.Minute
 )
 
-// Timetable is a schedule that was understood. It does not change and may be shared.
+// Timetable is a parsed schedule. It is immutable and safe for concurrent use.
 type Timetable struct {
 	schedule Schedule
 	zone     *time.Location
@@ -98,11 +100,11 @@ func (t *Timetable) Schedule() Schedule { return t.schedule }
 
 func parseZone(name string) (*time.Location, error) {
 	if strings.EqualFold(name, "local") {
-		return nil, fmt.Errorf("zone %q: leaders may stand in different zones; use an IANA name such as Europe/Berlin, or UTC", name)
+		return nil, fmt.Errorf("zone %q depends on the leader's machine; use an IANA name such as Europe/Berlin, or UTC", name)
 	}
 	zone, err := time.LoadLocation(name)
 	if err != nil {
-		return nil, fmt.Errorf("zone %q is not known; use an IANA name such as Europe/Berlin, or UTC", name)
+		return nil, fmt.Errorf("zone %q is unknown; use an IANA name such as Europe/Berlin, or UTC", name)
 	}
 	return zone, nil
 }

@@ -25,7 +25,8 @@ func names() map[string]string {
 	}
 }
 
-// field is one place of a spec: its name, how the parser calls it, and what may stand there.
+// field describes one field of a spec: its name, the parser's name for it, and its allowed values
+// in words.
 type field struct {
 	name    string
 	option  robfig.ParseOption
@@ -105,7 +106,7 @@ func parseFields(text string, parts []string) (spec, error) {
 }
 
 // check parses one field alone, so that an error can name it. It is stricter than the parser,
-// which ignores empty elements and whatever follows a star.
+// which ignores empty elements and any text after a star.
 func (f field) check(part string) error {
 	for element := range strings.SplitSeq(part, ",") {
 		star := strings.ContainsAny(element, "*?")

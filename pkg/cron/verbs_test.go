@@ -50,7 +50,7 @@ func (j Job) payload() json.RawMessage {
 	return j.Payload
 }
 
-// Create makes a job. It refuses a schedule that cannot be read, with an error that says what to write instead.
+// Create makes a job. It refuses an invalid schedule, with an error that names valid values.
 func Create(ctx context.Context, db postgres.DB, j Job, by invalidation.By) error {
 	timetable, err := Parse(j.Schedule)
 	if err != nil {
@@ -77,8 +77,8 @@ func Alter(ctx context.Context, db postgres.DB, j Job, by invalidation.By) error
 	return run(ctx, db, "alter", j.Name, `SELECT penstock.alter_cron_job($1, $4, $2, coalesce($3, current_user::text))`, by, set)
 }
 
-// Pause keeps a job from firing until somebody resumes it, or until a time to come if that is not zero. When it ends,
-// the catch-up policy says what to do about the nominal times that passed meanwhile.
+// Pause keeps a job from firing until it is resumed, or until a time to come if that is not zero.
+// When it ends, the catch-up policy applies to the nominal times that passed meanwhile.
 func Pause(ctx context.Context, db postgres.DB, job string, by invalidation.By, until time.Time) error {
 	return run(ctx, db, "pause", job, `SELECT penstock.pause_cron_job($1, $2, coalesce($3, current_user::text), $4)`, by, postgres.Given(until))
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/pkg/election"
 )
 
-// Whatever breaks, what the terms wrote stands in the order of the terms: nothing of an old one comes after anything
+// Under all faults the writes are in the order of the terms: no write of an old term comes after one
 // of a new one.
 func TestWritesOfTermsNeverInterleave(t *testing.T) {
 	dsn := pgtest.DSN(t)
@@ -76,16 +76,16 @@ func TestWritesOfTermsNeverInterleave(t *testing.T) {
 	}
 }
 
-// keepWriting goes on for a while after its term has ended, whatever it is told, as a duty does that was frozen
-// between looking and writing.
+// keepWriting writes on for a while after its term has ended and ignores its context, like a duty
+// that was frozen between reading its clock and writing.
 func keepWriting(ctx context.Context, db *pgxpool.Pool, term election.Term) error {
-	stubborn := context.WithoutCancel(ctx)
+	detached := context.WithoutCancel(ctx)
 	var ended time.Time
 	for ended.IsZero() || time.Since(ended) < 2*time.Second {
 		if ctx.Err() != nil && ended.IsZero() {
 			ended = time.Now()
 		}
-		limited, cancel := context.WithTimeout(stubborn, 300*time.Millisecond)
+		limited, cancel := context.WithTimeout(detached, 300*time.Millisecond)
 		_ = term.On(db).InTx(limited, func(tx pgx.Tx) error {
 			time.Sleep(rand.N(5 * time.Millisecond))
 			_, err := tx.Exec(limited, `INSERT INTO written (term) VALUES ($1)`, term)

@@ -15,13 +15,13 @@ import (
 // Elector takes part in one election.
 type Elector struct {
 	cfg    Config
-	office office
+	row    leaseRow
 	status atomic.Pointer[Status]
 }
 
-// office is the row that electors compete for; a fake stands for it where a test needs its own clock.
-type office interface {
-	look(ctx context.Context, take bool) (seen, error)
+// leaseRow is the row that electors compete for; tests that need a clock of their own use a fake.
+type leaseRow interface {
+	poll(ctx context.Context, take bool) (seen, error)
 	renew(ctx context.Context, term Term) (bool, error)
 	resign(ctx context.Context, term Term) error
 }
@@ -34,25 +34,28 @@ func New(db postgres.DB, cfg Config) *Elector {
 	}, cfg)
 }
 
-func newElector(o office, cfg Config) *Elector {
-	e := &Elector{cfg: cfg.withDefaults(), office: o}
+func newElector(o leaseRow, cfg Config) *Elector {
+	e := &Elector{cfg: cfg.withDefaults(), row: o}
 	e.status.Store(&Status{})
 	return e
 }
 
-// Why a term's context ended, as context.Cause tells it.
+// The causes for which a term's context ended, as context.Cause returns them.
 var (
-	// ErrTrustLost says that renewals went unanswered for so long that somebody else may be elected.
+	// ErrTrustLost is the cause when renewals were unanswered for so long that another process may
+	// be elected.
 	ErrTrustLost = errors.New("trust window closed")
 	errResigned  = errors.New("resigned")
 )
 
-// Lead does the work of a leader until ctx ends. If it returns before, the leader resigns and another process is
-// let ahead; so it should return when it cannot start or keep one of its duties.
+// Lead does the work of a leader until ctx ends. If it returns before, the leader resigns and holds
+// off, so that another process is elected; so it should return when it cannot start or run one of
+// its duties.
 type Lead func(ctx context.Context, term Term) error
 
-// Run takes part until ctx ends, then resigns. It calls lead in each term that it wins, with a context that ends
-// with ctx, when the trust window closes or when the term turns out to be over. Run returns when lead has.
+// Run takes part until ctx ends, then resigns. It calls lead in each term that it wins, with a
+// context that ends with ctx, when the trust window closes or when the term is found to be over.
+// Run returns after lead has returned.
 func (e *Elector) Run(ctx context.Context, lead Lead) error {
 	failures := 0
 	var notBefore time.Time
@@ -62,7 +65,7 @@ func (e *Elector) Run(ctx context.Context, lead Lead) error {
 			return nil
 		}
 		err := e.hold(ctx, term, start, lead)
-		e.standDown()
+		e.endTerm()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -82,15 +85,16 @@ func (e *Elector) Run(ctx context.Context, lead Lead) error {
 	}
 }
 
-// follow looks at the row until it wins a term or ctx ends. start is when the winning look began. Before notBefore it
-// takes only what nobody else wanted for as long as others need to look: rather a leader that may fail again than none.
+// follow polls the row until it wins a term or ctx ends. start is the start of the winning poll.
+// Before notBefore it takes only a lease that stayed free for four polls: a leader that may fail
+// again is better than none.
 func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, start time.Time, ok bool) {
 	failing := false
-	var freeSince time.Time // as looks found it; zero: held
+	var freeSince time.Time // as polls found it; zero: held
 	for {
 		start = time.Now()
 		unwanted := !freeSince.IsZero() && start.Sub(freeSince) >= 4*e.cfg.Poll
-		s, err := e.look(ctx, !e.cfg.Spectator && (unwanted || !start.Before(notBefore)))
+		s, err := e.poll(ctx, !e.cfg.Spectator && (unwanted || !start.Before(notBefore)))
 		switch {
 		case ctx.Err() != nil:
 			if s.won {
@@ -98,7 +102,7 @@ func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, s
 			}
 			return 0, start, false
 		case err != nil && !failing:
-			e.cfg.Log.WarnContext(ctx, "look at the election went wrong; trying on", "election", e.cfg.Name, "error",
+			e.cfg.Log.WarnContext(ctx, "cannot read the election; trying again", "election", e.cfg.Name, "error",
 				err)
 		case err == nil && s.won:
 			return s.term, start, true
@@ -116,11 +120,11 @@ func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, s
 	}
 }
 
-// look takes no longer than the trust it could bring.
-func (e *Elector) look(ctx context.Context, take bool) (seen, error) {
+// poll is bounded by the trust window that it could begin.
+func (e *Elector) poll(ctx context.Context, take bool) (seen, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.trust()/2)
 	defer cancel()
-	s, err := e.office.look(ctx, take)
+	s, err := e.row.poll(ctx, take)
 	e.see(s, err)
 	return s, err
 }
@@ -137,8 +141,8 @@ func (e *Elector) hold(ctx context.Context, term Term, start time.Time, lead Lea
 	go func() { done <- protect(leadCtx, term, lead) }()
 	err := e.keep(leadCtx, term, window, end, done)
 	end(errResigned)
-	// The row is freed when the duties have ended, so that hardly anything is refused. A duty that takes longer
-	// does not hold up the next leader: its writes name a term that is over.
+	// The row is freed when the duties have ended, so that few writes are refused. A duty that
+	// takes longer does not delay the next leader: its writes name a term that is over.
 	select {
 	case late := <-done:
 		e.resign(ctx, term)
@@ -152,7 +156,7 @@ func (e *Elector) hold(ctx context.Context, term Term, start time.Time, lead Lea
 // resignGrace is how long the next leader waits for the duties of this one to end.
 const resignGrace = 100 * time.Millisecond
 
-// quiet leaves out what a duty says because its context ended.
+// quiet drops an error that a duty returns because its context ended.
 func quiet(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, ErrTermOver) {
 		return nil
@@ -160,7 +164,7 @@ func quiet(err error) error {
 	return err
 }
 
-// keep renews the term until something ends it. When lead has returned, it puts that back into done.
+// keep renews the term until it ends. When lead has returned, it puts the result back into done.
 func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end context.CancelCauseFunc,
 	done chan error,
 ) error {
@@ -186,7 +190,8 @@ func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end c
 		case ctx.Err() != nil: // reported above
 		case err != nil:
 			pause = e.cfg.renewEvery() / 5
-			e.cfg.Log.WarnContext(ctx, "renewal went wrong; trying on", "election", e.cfg.Name, "term", term, "error",
+			e.cfg.Log.WarnContext(ctx, "cannot renew the lease; trying again",
+				"election", e.cfg.Name, "term", term, "error",
 				err)
 		case !held:
 			end(ErrTermOver)
@@ -203,15 +208,15 @@ func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end c
 func (e *Elector) renew(ctx context.Context, term Term) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.renewEvery())
 	defer cancel()
-	return e.office.renew(ctx, term)
+	return e.row.renew(ctx, term)
 }
 
-// resign frees the row, even though ctx may have ended. Where it cannot, the lease lapses.
+// resign frees the row, even if ctx has ended. If it fails, the lease lapses.
 func (e *Elector) resign(ctx context.Context, term Term) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.cfg.renewEvery())
 	defer cancel()
-	if err := e.office.resign(ctx, term); err != nil {
-		e.cfg.Log.WarnContext(ctx, "resign went wrong; the lease will lapse", "election", e.cfg.Name, "term", term,
+	if err := e.row.resign(ctx, term); err != nil {
+		e.cfg.Log.WarnContext(ctx, "cannot resign; the lease will lapse", "election", e.cfg.Name, "term", term,
 			"error", err)
 	}
 }
@@ -222,7 +227,7 @@ func (e *Elector) holdOff(failures int) time.Duration {
 	return wait + rand.N(wait/4+1)
 }
 
-// protect turns a panic of a duty into an error: the term ends, the process goes on serving.
+// protect turns a panic of a duty into an error: the term ends, and the process goes on.
 func protect(ctx context.Context, term Term, lead Lead) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -9,20 +9,21 @@ import (
 	"time"
 )
 
-// fakeOffice is the row in memory, judged by the test's clock. It can stop answering, as a database does.
-type fakeOffice struct {
+// fakeRow is the row in memory, judged by the test's clock. It can stop answering, as a database
+// does.
+type fakeRow struct {
 	mu      sync.Mutex
 	term    Term
 	renewed time.Time // zero: free
 	lease   time.Duration
 	away    bool
-	looks   int
+	polls   int
 }
 
 var errAway = errors.New("database is away")
 
 // wait is how a database that is away answers: not at all.
-func (f *fakeOffice) wait(ctx context.Context) error {
+func (f *fakeRow) wait(ctx context.Context) error {
 	f.mu.Lock()
 	away := f.away
 	f.mu.Unlock()
@@ -33,13 +34,13 @@ func (f *fakeOffice) wait(ctx context.Context) error {
 	return nil
 }
 
-func (f *fakeOffice) look(ctx context.Context, take bool) (seen, error) {
+func (f *fakeRow) poll(ctx context.Context, take bool) (seen, error) {
 	if err := f.wait(ctx); err != nil {
 		return seen{}, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.looks++
+	f.polls++
 	if take && time.Since(f.renewed) >= f.lease {
 		f.term++
 		f.renewed = time.Now()
@@ -48,7 +49,7 @@ func (f *fakeOffice) look(ctx context.Context, take bool) (seen, error) {
 	return seen{term: f.term, held: !f.renewed.IsZero()}, nil
 }
 
-func (f *fakeOffice) renew(ctx context.Context, term Term) (bool, error) {
+func (f *fakeRow) renew(ctx context.Context, term Term) (bool, error) {
 	if err := f.wait(ctx); err != nil {
 		return false, err
 	}
@@ -61,7 +62,7 @@ func (f *fakeOffice) renew(ctx context.Context, term Term) (bool, error) {
 	return true, nil
 }
 
-func (f *fakeOffice) resign(ctx context.Context, term Term) error {
+func (f *fakeRow) resign(ctx context.Context, term Term) error {
 	if err := f.wait(ctx); err != nil {
 		return err
 	}
@@ -73,13 +74,13 @@ func (f *fakeOffice) resign(ctx context.Context, term Term) error {
 	return nil
 }
 
-func (f *fakeOffice) setAway(away bool) {
+func (f *fakeRow) setAway(away bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.away = away
 }
 
-func (f *fakeOffice) lastRenewal() time.Time {
+func (f *fakeRow) lastRenewal() time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.renewed
@@ -88,7 +89,7 @@ func (f *fakeOffice) lastRenewal() time.Time {
 const testLease = 4 * time.Second
 
 // run starts an elector and returns it; it ends with the test's bubble.
-func run(ctx context.Context, o office, cfg Config, lead Lead) (e *Elector, ended chan struct{}) {
+func run(ctx context.Context, o leaseRow, cfg Config, lead Lead) (e *Elector, ended chan struct{}) {
 	cfg.Lease = testLease
 	e, ended = newElector(o, cfg), make(chan struct{})
 	go func() {
@@ -106,8 +107,8 @@ func untilDone(ctx context.Context, _ Term) error {
 func TestRenewedTermLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		office := &fakeOffice{lease: testLease}
-		e, ended := run(ctx, office, Config{}, untilDone)
+		row := &fakeRow{lease: testLease}
+		e, ended := run(ctx, row, Config{}, untilDone)
 		time.Sleep(10 * time.Minute)
 		s := e.Status()
 		if !s.Leading || s.Term != 1 {
@@ -118,7 +119,7 @@ func TestRenewedTermLasts(t *testing.T) {
 		}
 		stop()
 		<-ended
-		if !office.renewed.IsZero() {
+		if !row.renewed.IsZero() {
 			t.Error("the row is not free after the elector ended")
 		}
 	})
@@ -127,18 +128,18 @@ func TestRenewedTermLasts(t *testing.T) {
 func TestLeadEndsBeforeTheLeaseWhenNobodyAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		office := &fakeOffice{lease: testLease}
+		row := &fakeRow{lease: testLease}
 		ledUntil := make(chan time.Time, 10)
 		var cause error
-		_, ended := run(ctx, office, Config{}, func(ctx context.Context, _ Term) error {
+		_, ended := run(ctx, row, Config{}, func(ctx context.Context, _ Term) error {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			ledUntil <- time.Now()
 			return nil
 		})
 		time.Sleep(10*time.Second + 300*time.Millisecond)
-		office.setAway(true)
-		end, renewed := <-ledUntil, office.lastRenewal()
+		row.setAway(true)
+		end, renewed := <-ledUntil, row.lastRenewal()
 		if lapse := renewed.Add(testLease); !end.Before(lapse) {
 			t.Errorf("lead ended %v after its lease", end.Sub(lapse))
 		}
@@ -148,13 +149,13 @@ func TestLeadEndsBeforeTheLeaseWhenNobodyAnswers(t *testing.T) {
 		if !errors.Is(cause, ErrTrustLost) {
 			t.Errorf("cause is %v, want ErrTrustLost", cause)
 		}
-		office.setAway(false)
+		row.setAway(false)
 		synctest.Wait()
 		time.Sleep(2 * testLease)
 		stop()
 		<-ended
-		if office.term != 2 {
-			t.Errorf("term is %d after the database came back, want 2", office.term)
+		if row.term != 2 {
+			t.Errorf("term is %d after the database came back, want 2", row.term)
 		}
 	})
 }
@@ -162,43 +163,43 @@ func TestLeadEndsBeforeTheLeaseWhenNobodyAnswers(t *testing.T) {
 func TestTrustCountsFromTheStartOfTheRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		office := &slowOffice{fakeOffice: fakeOffice{lease: testLease}}
+		row := &slowRow{fakeRow: fakeRow{lease: testLease}}
 		ledUntil := make(chan time.Time, 10)
-		_, ended := run(ctx, office, Config{}, func(ctx context.Context, _ Term) error {
+		_, ended := run(ctx, row, Config{}, func(ctx context.Context, _ Term) error {
 			<-ctx.Done()
 			ledUntil <- time.Now()
 			return nil
 		})
 		// The renewal that begins at 1 s is stamped at once and answered 900 ms later. Then nothing is answered.
 		end := <-ledUntil
-		if want := time.Second + testLease*3/4; end.Sub(office.won) != want {
-			t.Errorf("lead ended %v after it began, want %v", end.Sub(office.won), want)
+		if want := time.Second + testLease*3/4; end.Sub(row.won) != want {
+			t.Errorf("lead ended %v after it began, want %v", end.Sub(row.won), want)
 		}
 		stop()
 		<-ended
 	})
 }
 
-// slowOffice answers the first renewal late and no other.
-type slowOffice struct {
-	fakeOffice
+// slowRow answers the first renewal late and no other.
+type slowRow struct {
+	fakeRow
 	won      time.Time
 	renewals int
 }
 
-func (s *slowOffice) look(ctx context.Context, take bool) (seen, error) {
-	found, err := s.fakeOffice.look(ctx, take)
+func (s *slowRow) poll(ctx context.Context, take bool) (seen, error) {
+	found, err := s.fakeRow.poll(ctx, take)
 	if found.won && s.won.IsZero() {
 		s.won = time.Now()
 	}
 	return found, err
 }
 
-func (s *slowOffice) renew(ctx context.Context, term Term) (bool, error) {
+func (s *slowRow) renew(ctx context.Context, term Term) (bool, error) {
 	if s.renewals++; s.renewals > 1 {
 		s.setAway(true)
 	}
-	held, err := s.fakeOffice.renew(ctx, term)
+	held, err := s.fakeRow.renew(ctx, term)
 	select {
 	case <-ctx.Done():
 		return false, ctx.Err()
@@ -216,11 +217,11 @@ func TestLeaderWhoseDutyFailsLetsAnotherAhead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, stop := context.WithCancel(t.Context())
-				office := &fakeOffice{lease: testLease}
+				row := &fakeRow{lease: testLease}
 				began := time.Now()
-				bad, badEnded := run(ctx, office, Config{}, lead)
+				bad, badEnded := run(ctx, row, Config{}, lead)
 				synctest.Wait()
-				good, goodEnded := run(ctx, office, Config{}, untilDone)
+				good, goodEnded := run(ctx, row, Config{}, untilDone)
 				time.Sleep(time.Second)
 				if !good.Status().Leading || bad.Status().Leading {
 					t.Errorf("%v after the start: bad %+v, good %+v", time.Since(began), bad.Status(), good.Status())
@@ -236,9 +237,9 @@ func TestLeaderWhoseDutyFailsLetsAnotherAhead(t *testing.T) {
 func TestLeaderWhoseDutyFailsLeadsAgainWhereNobodyElseDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		office := &fakeOffice{lease: testLease}
+		row := &fakeRow{lease: testLease}
 		began, cfg := make(chan time.Time, 2), Config{HoldOff: time.Minute}.withDefaults()
-		_, ended := run(ctx, office, cfg, func(ctx context.Context, term Term) error {
+		_, ended := run(ctx, row, cfg, func(ctx context.Context, term Term) error {
 			if began <- time.Now(); term == 1 {
 				return errors.New("cannot start")
 			}
@@ -246,7 +247,7 @@ func TestLeaderWhoseDutyFailsLeadsAgainWhereNobodyElseDoes(t *testing.T) {
 		})
 		first := <-began
 		if away := (<-began).Sub(first); away < 4*cfg.Poll || away > 4*cfg.Poll+2*cfg.Poll {
-			t.Errorf("nobody led for %v, want about %v", away, 4*cfg.Poll)
+			t.Errorf("no process led for %v, want about %v", away, 4*cfg.Poll)
 		}
 		stop()
 		<-ended
@@ -254,7 +255,7 @@ func TestLeaderWhoseDutyFailsLeadsAgainWhereNobodyElseDoes(t *testing.T) {
 }
 
 func TestHoldOffGrowsAndIsBounded(t *testing.T) {
-	e := newElector(&fakeOffice{}, Config{HoldOff: time.Second})
+	e := newElector(&fakeRow{}, Config{HoldOff: time.Second})
 	for failures, want := range map[int]time.Duration{0: 1, 1: 2, 3: 8, 4: 10, 1000: 10} {
 		want *= time.Second
 		if got := e.holdOff(failures); got < want || got > want*5/4 {
@@ -266,16 +267,16 @@ func TestHoldOffGrowsAndIsBounded(t *testing.T) {
 func TestSpectatorNeverLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		office := &fakeOffice{lease: testLease}
-		_, ended := run(ctx, office, Config{Spectator: true}, func(context.Context, Term) error {
+		row := &fakeRow{lease: testLease}
+		_, ended := run(ctx, row, Config{Spectator: true}, func(context.Context, Term) error {
 			t.Error("spectator was elected")
 			return nil
 		})
 		time.Sleep(time.Minute)
 		stop()
 		<-ended
-		if office.looks < 100 {
-			t.Errorf("spectator looked %d times in a minute; it should still watch", office.looks)
+		if row.polls < 100 {
+			t.Errorf("spectator polled %d times in a minute; it should still watch", row.polls)
 		}
 	})
 }

@@ -25,7 +25,7 @@ type candidate struct {
 	terms chan election.Term // each term as it begins
 }
 
-func stand(t *testing.T, dsn string, cfg election.Config) *candidate {
+func candidacy(t *testing.T, dsn string, cfg election.Config) *candidate {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
@@ -85,7 +85,7 @@ func elected(t *testing.T, within time.Duration, candidates ...*candidate) (*can
 	case w := <-wins:
 		return w.c, w.term
 	case <-time.After(within):
-		t.Fatalf("nobody was elected within %v", within)
+		t.Fatalf("no process was elected within %v", within)
 		return nil, 0
 	}
 }
@@ -100,7 +100,8 @@ func others(all []*candidate, but *candidate) []*candidate {
 	return rest
 }
 
-// The others look every 300 ms at most. The machine may be busy with something else: the fastest of a few hand-overs counts.
+// The others poll every 300 ms at most. The machine may be loaded otherwise, so the fastest of a
+// few hand-overs counts.
 func TestResignationHandsOverWithinHalfASecond(t *testing.T) {
 	const limit, tries = 500 * time.Millisecond, 5
 	best := time.Hour
@@ -117,7 +118,8 @@ func TestResignationHandsOverWithinHalfASecond(t *testing.T) {
 func handOver(t *testing.T) time.Duration {
 	t.Helper()
 	dsn := pgtest.DSN(t)
-	all := []*candidate{stand(t, dsn, election.Config{}), stand(t, dsn, election.Config{}), stand(t, dsn, election.Config{})}
+	cfg := election.Config{}
+	all := []*candidate{candidacy(t, dsn, cfg), candidacy(t, dsn, cfg), candidacy(t, dsn, cfg)}
 	first, term := elected(t, 5*time.Second, all...)
 	began := time.Now()
 	first.stop()
@@ -134,10 +136,10 @@ func handOver(t *testing.T) time.Duration {
 
 func TestCrashIsTakenOverWithinSixSeconds(t *testing.T) {
 	dsn := pgtest.DSN(t)
-	dead := stand(t, dsn, election.Config{})
+	dead := candidacy(t, dsn, election.Config{})
 	_, term := elected(t, 5*time.Second, dead)
-	heir := stand(t, dsn, election.Config{})
-	// What a crash leaves: connections cut, nobody resigns.
+	heir := candidacy(t, dsn, election.Config{})
+	// A crash: the connections are cut and the process does not resign.
 	began := time.Now()
 	dead.pool.Close()
 	_, next := elected(t, 6*time.Second, heir)
@@ -151,7 +153,7 @@ func TestCrashIsTakenOverWithinSixSeconds(t *testing.T) {
 func TestTrustEndsBeforeTheNextTermBegins(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	cfg := election.Config{Lease: time.Second, Poll: 20 * time.Millisecond}
-	all := []*candidate{stand(t, dsn, cfg), stand(t, dsn, cfg), stand(t, dsn, cfg)}
+	all := []*candidate{candidacy(t, dsn, cfg), candidacy(t, dsn, cfg), candidacy(t, dsn, cfg)}
 	var last election.Term
 	for len(all) > 0 {
 		now, term := elected(t, 10*time.Second, all...)
@@ -182,7 +184,7 @@ func TestLeaderWhoseConnectionsFreezeStopsBeforeTheNextTerm(t *testing.T) {
 	var frozen atomic.Bool
 	first := standOn(t, deafConfig(t, dsn, &frozen), election.Config{})
 	_, term := elected(t, 5*time.Second, first)
-	heir := stand(t, dsn, election.Config{})
+	heir := candidacy(t, dsn, election.Config{})
 	frozen.Store(true)
 	_, next := elected(t, 6*time.Second, heir)
 	if first.Status().Leading || next <= term {
@@ -195,7 +197,7 @@ func TestLeaderWhoseConnectionsFreezeStopsBeforeTheNextTerm(t *testing.T) {
 	}
 }
 
-// A leader that was frozen between looking at its clock and writing.
+// A leader that was frozen between reading its clock and writing.
 func TestWriteOfAnOldTermChangesNothing(t *testing.T) {
 	ctx := t.Context()
 	pool := pgtest.New(t)
@@ -240,7 +242,7 @@ func TestWriteOfAnOldTermChangesNothing(t *testing.T) {
 	}
 }
 
-// takeTerm elects somebody for the test and returns the term without renewing it.
+// takeTerm elects a holder for the test and returns the term without renewing it.
 func takeTerm(t *testing.T, pool *pgxpool.Pool) election.Term {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -293,7 +295,7 @@ func TestTakeOverWaitsForWritesOfTheOldTerm(t *testing.T) {
 	<-inside
 	exec(t, pool, `UPDATE penstock.leader SET renewed_at = clock_timestamp()`) // a renewal does not wait
 	exec(t, pool, `UPDATE penstock.leader SET renewed_at = '-infinity'`)
-	heir := stand(t, dsn, election.Config{Poll: 20 * time.Millisecond})
+	heir := candidacy(t, dsn, election.Config{Poll: 20 * time.Millisecond})
 	select {
 	case term := <-heir.terms:
 		t.Errorf("term %d began while a write of term %d was open", term, old)
@@ -317,7 +319,7 @@ func TestSilentTransactionOfALeaderIsEnded(t *testing.T) {
 	}
 	defer pool.Close()
 	old := takeTerm(t, pool)
-	heir := stand(t, dsn, election.Config{})
+	heir := candidacy(t, dsn, election.Config{})
 	began := time.Now()
 	err = old.On(pool).InTx(ctx, func(tx pgx.Tx) error {
 		exec(t, pool, `UPDATE penstock.leader SET renewed_at = '-infinity'`)
@@ -346,7 +348,7 @@ func TestClockThatJumpsBackDoesNotProlongATerm(t *testing.T) {
 	defer pool.Close()
 	old := takeTerm(t, pool)
 	exec(t, pool, `UPDATE penstock.leader SET renewed_at = clock_timestamp() + interval '1 hour'`)
-	_, next := elected(t, 3*time.Second, stand(t, dsn, election.Config{}))
+	_, next := elected(t, 3*time.Second, candidacy(t, dsn, election.Config{}))
 	if next <= old {
 		t.Errorf("term %d after %d", next, old)
 	}

@@ -19,21 +19,22 @@ type row struct {
 	lease       time.Duration
 }
 
-// seen is what a look at the row found.
+// seen is the result of one poll.
 type seen struct {
 	term    Term
-	won     bool   // by this look
+	won     bool   // by this poll
 	holder  string // of the term
-	held    bool   // somebody holds the term now
+	held    bool   // the term is held now
 	changes int64
 }
 
 const openSQL = `
 INSERT INTO penstock.leader (name) VALUES ($1) ON CONFLICT DO NOTHING`
 
-// takeSQL takes a new term of election $1 if $5 wants one and the row is free: nobody was elected yet, the holder
-// resigned, the lease lapsed, or the holder is this very incarnation ($2), which does not know of it because an
-// answer was lost. A row that a duty of the old term or another follower holds is left for the next look.
+// takeSQL takes a new term of election $1 if $5 is true and the row is free: no process was elected
+// yet, the holder resigned, the lease lapsed, or the holder is this incarnation ($2), which does
+// not know of it because an answer was lost. A row that is locked by a duty of the old term or
+// another follower is skipped until the next poll.
 const takeSQL = `
 WITH free AS MATERIALIZED (
     SELECT name
@@ -56,24 +57,25 @@ SELECT coalesce(won.term, l.term), won.term IS NOT NULL, coalesce(won.holder, l.
   LEFT JOIN won ON true
  WHERE l.name = $1`
 
-// look reads the row and, if wanted, takes it where it is free.
-func (r row) look(ctx context.Context, take bool) (seen, error) {
+// poll reads the row and, if take is true, takes it if it is free.
+func (r row) poll(ctx context.Context, take bool) (seen, error) {
 	var s seen
 	err := r.db.QueryRow(ctx, takeSQL, r.name, r.incarnation, r.holder, r.lease, take).
 		Scan(&s.term, &s.won, &s.holder, &s.held, &s.changes)
 	if errors.Is(err, pgx.ErrNoRows) {
-		_, err = r.db.Exec(ctx, openSQL, r.name) // the first look of all; the next one may win
+		_, err = r.db.Exec(ctx, openSQL, r.name) // the first poll of this election; the next one may win
 	}
 	return s, err
 }
 
-// renewSQL prolongs a term that has not lapsed. One that has is over, even if nobody else wanted it.
+// renewSQL extends a term that has not lapsed. A lapsed term is over, even if no other process took
+// the lease.
 const renewSQL = `
 UPDATE penstock.leader
    SET renewed_at = clock_timestamp()
  WHERE term = $1 AND renewed_at + lease > clock_timestamp()`
 
-// renew says whether the term goes on.
+// renew reports whether the term goes on.
 func (r row) renew(ctx context.Context, term Term) (bool, error) {
 	tag, err := r.db.Exec(ctx, renewSQL, term)
 	return tag.RowsAffected() == 1, err

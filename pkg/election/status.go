@@ -2,16 +2,16 @@ package election
 
 import "time"
 
-// Status is what a process knows of its election: for metrics and people.
+// Status is the state of the election as a process knows it, for metrics and status output.
 type Status struct {
-	Leading bool          // this process was elected and trusts it
+	Leading bool          // this process was elected, and its trust window is open
 	Term    Term          // the newest term seen
-	Holder  string        // who holds it; empty if nobody does
+	Holder  string        // the holder's name; empty if the term is not held
 	Age     time.Duration // since this process first saw the term
 	Changes int64         // terms of this election so far, over all processes
 	SeenAgo time.Duration // since the row was last read or renewed; large when the database is away
 
-	termSeen, lookedAt time.Time
+	termSeen, polledAt time.Time
 }
 
 // Status is safe to call at any time.
@@ -20,13 +20,13 @@ func (e *Elector) Status() Status {
 	if !s.termSeen.IsZero() {
 		s.Age = time.Since(s.termSeen)
 	}
-	if !s.lookedAt.IsZero() {
-		s.SeenAgo = time.Since(s.lookedAt)
+	if !s.polledAt.IsZero() {
+		s.SeenAgo = time.Since(s.polledAt)
 	}
 	return s
 }
 
-// see notes what a look found. Only Run's goroutine writes the status.
+// see records the result of a poll. Only Run's goroutine writes the status.
 func (e *Elector) see(found seen, err error) {
 	if err != nil || found.term == 0 {
 		return
@@ -35,7 +35,7 @@ func (e *Elector) see(found seen, err error) {
 	if s.Term != found.term {
 		s.termSeen = time.Now()
 	}
-	s.Leading, s.Term, s.Changes, s.lookedAt = found.won, found.term, found.changes, time.Now()
+	s.Leading, s.Term, s.Changes, s.polledAt = found.won, found.term, found.changes, time.Now()
 	s.Holder = ""
 	if found.held {
 		s.Holder = found.holder
@@ -45,12 +45,12 @@ func (e *Elector) see(found seen, err error) {
 
 func (e *Elector) seeRenewed() {
 	s := *e.status.Load()
-	s.lookedAt = time.Now()
+	s.polledAt = time.Now()
 	e.status.Store(&s)
 }
 
-// standDown notes that the term is over.
-func (e *Elector) standDown() {
+// endTerm records that the term is over.
+func (e *Elector) endTerm() {
 	s := *e.status.Load()
 	s.Leading, s.Holder = false, ""
 	e.status.Store(&s)

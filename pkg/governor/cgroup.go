@@ -11,9 +11,8 @@ import (
 	"strings"
 )
 
-// controller is where the kernel keeps one resource of this process: the directories
-// of its own cgroup and of every ancestor that can be seen, innermost first. A limit
-// on any of them binds.
+// controller holds the cgroup directories of one resource of this process: its own cgroup
+// and every visible ancestor, innermost first. A limit on any of them applies.
 type controller struct {
 	version int // 1 or 2, 0 if there is none
 	dirs    []string
@@ -26,8 +25,8 @@ type mount struct {
 	controllers []string // of version 1
 }
 
-// findController looks up where the process stands for "memory", "cpu" or "cpuacct".
-// A version 1 hierarchy with that controller wins, as the kernel binds a controller to one hierarchy only.
+// findController finds the cgroup of the process for "memory", "cpu" or "cpuacct". A version 1
+// hierarchy with that controller wins, as the kernel binds a controller to one hierarchy only.
 func findController(fsys fs.FS, name string) (controller, error) {
 	mountinfo, err := fs.ReadFile(fsys, "proc/self/mountinfo")
 	if err != nil {
@@ -99,7 +98,7 @@ func parseMembership(membership string) map[string]string {
 }
 
 // chain lists the directories from the group up to the mount point. In a container the
-// group may lie outside what is mounted: then the mount point is the group itself.
+// group's path may be outside the mount: then the mount point is the group itself.
 func (m mount) chain(group string) []string {
 	below, inside := strings.CutPrefix(path.Clean("/"+group), strings.TrimSuffix(path.Clean("/"+m.root), "/"))
 	if !inside || below != "" && below[0] != '/' {
@@ -168,7 +167,7 @@ func memoryUsed(fsys fs.FS, dir, current, inactive string) (int64, error) {
 	return max(0, used-statValue(string(stat), inactive)), nil
 }
 
-// cores returns the smallest CPU quota over all levels, in cores, and its directory's place
+// cores returns the smallest CPU quota over all levels, in cores, and its directory's index
 // in dirs; 0 if there is none.
 func (c controller) cores(fsys fs.FS) (cores float64, level int, err error) {
 	for i, dir := range c.dirs {
@@ -223,7 +222,7 @@ func (c controller) cpuSeconds(fsys fs.FS, dir string) (float64, error) {
 	return float64(statValue(string(stat), "usage_usec")) / 1e6, nil
 }
 
-// unlimited stands for "max" and for a file that is not there, as in the root cgroup.
+// unlimited is the value of "max" and of a missing file, as in the root cgroup.
 const unlimited = math.MaxInt64
 
 func readNumber(fsys fs.FS, name string) (int64, error) {
@@ -249,7 +248,7 @@ func parseNumber(s string) (int64, error) {
 	return n, err
 }
 
-// statValue finds "key value" in a file of such lines; 0 if the key is not there.
+// statValue returns the value of a key in a file of lines "key value"; 0 if the key is missing.
 func statValue(stat, key string) int64 {
 	for line := range strings.Lines(stat) {
 		if value, ok := strings.CutPrefix(line, key+" "); ok {

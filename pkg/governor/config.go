@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// Config says where the marks are. Its zero value means the defaults; fractions are 0 to 1.
+// Config sets the high and low marks of the gates. Its zero value means the defaults; fractions are
+// 0 to 1.
 type Config struct {
-	// MemoryHigh closes the node to all queues, MemoryLow opens it again and is
-	// how far declared needs are packed: fractions of the limit. Defaults 0.90 and 0.80.
+	// MemoryHigh closes the memory gate for all queues, MemoryLow opens it again and is
+	// the bound for the sum of declared needs: fractions of the limit. Defaults 0.90 and 0.80.
 	MemoryHigh, MemoryLow float64
-	// CPUHigh and CPULow are the same for the CPU that declared needs do not
-	// explain: fractions of the cores. Defaults 0.90 and 0.75.
+	// CPUHigh and CPULow are the same for the CPU used beyond the declared
+	// needs: fractions of the cores. Defaults 0.90 and 0.75.
 	CPUHigh, CPULow float64
 	// Calm is how long use must stay under the low mark before a gate opens. Default 3 s.
 	Calm time.Duration
@@ -21,7 +22,7 @@ type Config struct {
 	RefuseUndeclared bool
 	// SampleEvery is the pause between readings. Default 500 ms.
 	SampleEvery time.Duration
-	// StaleAfter is the age at which readings are no longer believed. Default 5 s.
+	// StaleAfter is the age from which readings are not used. Default 5 s.
 	StaleAfter time.Duration
 }
 
@@ -36,7 +37,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate names what is wrong with the marks and how to put it right.
+// Validate returns an error that names each invalid setting and its allowed values.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	return errors.Join(

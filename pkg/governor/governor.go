@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// Source measures the node. Machine is the real one.
+// Source measures the node. Machine is the implementation outside tests.
 type Source interface {
 	// Sample measures now; its At is set by the caller.
 	Sample(ctx context.Context) (Sample, error)
 }
 
-// Governor keeps the last readings and the needs declared by what runs. All its
-// methods but Run are short and touch no file; they may be called from any goroutine.
+// Governor keeps the last readings and the declared needs of running entries. All its
+// methods but Run are short and read no file; they may be called from any goroutine.
 type Governor struct {
 	config Config
 	source Source
@@ -24,14 +24,15 @@ type Governor struct {
 
 	mu       sync.Mutex
 	sample   Sample
-	sampled  ledger // what ran when sample was taken
+	sampled  ledger // needs of the entries that ran when sample was taken
 	running  ledger
 	state    State
 	needs    map[string]Need
 	refusals map[Refusal]uint64
 }
 
-// ledger adds up declared needs in whole units, so that taking and releasing leaves nothing behind.
+// ledger is a sum of declared needs in whole units, so that it is exact after any number of takes
+// and releases.
 type ledger struct {
 	microcores  int64
 	memoryBytes int64
@@ -52,8 +53,8 @@ func New(c Config, source Source, log *slog.Logger) (*Governor, error) {
 	}, nil
 }
 
-// Run takes readings until ctx ends. A reading that fails is logged once, until one
-// succeeds again; the old readings serve until they are stale.
+// Run takes readings until ctx ends. The first of several failed readings is logged;
+// the old readings are used until they are stale.
 func (g *Governor) Run(ctx context.Context) error {
 	ticker := time.NewTicker(g.config.SampleEvery)
 	defer ticker.Stop()
@@ -64,9 +65,9 @@ func (g *Governor) Run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil && !failing {
-			g.log.Error("governor reads nothing", "error", err)
+			g.log.Error("governor cannot measure the node", "error", err)
 		} else if err == nil && failing {
-			g.log.Info("governor reads again")
+			g.log.Info("governor measures the node again")
 		}
 		failing = err != nil
 		select {
@@ -90,7 +91,8 @@ func (g *Governor) read(ctx context.Context) error {
 	return nil
 }
 
-// Declare sets what an entry of the queue needs, from now on. Entries that run keep what they took.
+// Declare sets the need of an entry of the queue. Running entries keep the need with which they
+// were taken.
 func (g *Governor) Declare(queue string, n Need) error {
 	if n.MemoryBytes < 0 || n.Threads < 0 || !(n.CPU >= 0) || n.CPU > 1e6 {
 		return fmt.Errorf("declare need of queue %s: %+v: want values from zero up", queue, n)
@@ -101,13 +103,13 @@ func (g *Governor) Declare(queue string, n Need) error {
 	return nil
 }
 
-// Hold is what one running entry of a queue has taken.
+// Hold is the need that one running entry of a queue has taken.
 type Hold struct {
 	microcores  int64
 	memoryBytes int64
 }
 
-// Take asks for up to want entries of the queue and takes what the verdict allows:
+// Take takes the needs of up to want entries of the queue, as many as the verdict allows:
 // Allow is at most want, and each of these entries must be released once, when it
 // finishes or when the claim did not return it. free is the number of idle processing threads.
 func (g *Governor) Take(queue string, free, want int) (Verdict, Hold) {
@@ -125,7 +127,7 @@ func (g *Governor) Take(queue string, free, want int) (Verdict, Hold) {
 	return v, hold
 }
 
-// Release gives back what n entries took.
+// Release gives back the needs of n entries.
 func (g *Governor) Release(h Hold, n int) {
 	if h == (Hold{}) || n == 0 {
 		return

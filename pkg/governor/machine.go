@@ -30,7 +30,8 @@ type host interface {
 	cores() int
 }
 
-// cpuCount is a running total and what it is a total of; two of the same kind make a rate.
+// cpuCount is a cumulative counter and the name of its source; two counts of the same source make a
+// rate.
 type cpuCount struct {
 	of          string
 	busy, total float64 // seconds; total is in core-seconds
@@ -62,8 +63,8 @@ func (m *Machine) Sample(ctx context.Context) (Sample, error) {
 	}, nil
 }
 
-// memory returns the level with the least room: a limit far up the tree, shared with
-// others, can be closer than our own.
+// memory returns the level with the least free memory: the limit of an ancestor, shared with
+// other cgroups, can be nearer than that of the own cgroup.
 func (m *Machine) memory(ctx context.Context) (memoryUse, error) {
 	least, err := m.host.memory(ctx)
 	if err != nil {
@@ -85,8 +86,8 @@ func (m *Machine) memory(ctx context.Context) (memoryUse, error) {
 	return least, nil
 }
 
-// cpu judges a node with a quota by its quota, and one without by the whole machine:
-// that is what it then shares with others.
+// cpu measures a node with a quota against its quota, and one without against the whole
+// machine, whose cores it shares with other processes.
 func (m *Machine) cpu(ctx context.Context) (cores float64, count cpuCount, err error) {
 	group, err := findController(m.files, "cpu")
 	if err != nil {
@@ -143,5 +144,5 @@ func (gopsutil) cpu(ctx context.Context) (busy, total float64, err error) {
 	return busy, busy + t.Idle + t.Iowait, nil
 }
 
-// cores heeds the affinity mask, which a cpuset cgroup sets.
+// cores respects the affinity mask, which a cpuset cgroup sets.
 func (gopsutil) cores() int { return runtime.NumCPU() }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Code names why a node takes no more: the label of a metric.
+// Code is the reason why a node takes no more entries: the label of a metric.
 type Code string
 
 // The reasons for a refusal.
@@ -13,11 +13,11 @@ const (
 	Threads    Code = "threads"     // no idle processing thread
 	Stale      Code = "stale"       // no recent reading
 	MemoryHigh Code = "memory_high" // measured memory passed its high mark
-	MemoryNeed Code = "memory_need" // the declared need does not fit beside what runs
-	MemorySize Code = "memory_size" // the declared need is more than the node ever gives
-	CPUHigh    Code = "cpu_high"    // CPU used by others passed its high mark
-	CPUNeed    Code = "cpu_need"    // the declared need does not fit beside what runs
-	CPUSize    Code = "cpu_size"    // the declared need is more cores than the node has
+	MemoryNeed Code = "memory_need" // the declared need does not fit beside those of running entries
+	MemorySize Code = "memory_size" // the declared need exceeds the node's memory up to the low mark
+	CPUHigh    Code = "cpu_high"    // CPU use beyond the declared needs passed its high mark
+	CPUNeed    Code = "cpu_need"    // the declared need does not fit beside those of running entries
+	CPUSize    Code = "cpu_size"    // the declared need exceeds the node's cores
 )
 
 // Reason is a code with its numbers. They are threads, seconds, bytes or cores by
@@ -26,10 +26,10 @@ type Reason struct {
 	Code  Code
 	Have  float64 // free now; for marks and staleness, the level now
 	Want  float64 // needed by one entry; for marks, the level to fall under
-	Limit float64 // all there is; for marks, the level that closed the gate
+	Limit float64 // the node's total; for marks, the level that closed the gate
 }
 
-// String says the reason to an operator.
+// String returns the reason as a sentence for operators.
 func (r Reason) String() string {
 	switch r.Code {
 	case Threads:

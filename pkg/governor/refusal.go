@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Refusal names what is counted: one reason for one queue.
+// Refusal identifies a counter: one reason for one queue.
 type Refusal struct {
 	Queue string
 	Code  Code
 }
 
-// RefusalCount is how often Take allowed nothing for a reason, since the start of the node.
+// RefusalCount is how often Take allowed no entry for a reason, since the start of the node.
 type RefusalCount struct {
 	Refusal
 	Count uint64

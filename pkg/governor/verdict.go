@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Need is what one entry of a queue is declared to use while it runs. The zero Need
-// takes one processing thread and is judged by measured memory alone.
+// Need is the declared use of resources by one entry of a queue while it runs. The zero Need
+// takes one processing thread, and only the gates for measured use apply to it.
 type Need struct {
 	CPU         float64 // cores
 	MemoryBytes int64
 	Threads     int // processing threads; 0 means 1
 }
 
-// Sample is what was measured at one moment. A capacity of zero is unknown and not judged.
+// Sample is one measurement of the node. A capacity of zero is unknown and not checked.
 type Sample struct {
 	At               time.Time
 	Cores            float64 // cores the node may use: quota, or those of the machine
@@ -22,17 +22,17 @@ type Sample struct {
 	MemoryUsedBytes  int64 // without page cache that can be dropped at once
 }
 
-// Readings are all a verdict rests on.
+// Readings are the inputs of a verdict.
 type Readings struct {
 	Sample
-	// Sampled is what running entries had declared when the sample was taken,
-	// Running what they declare now. Threads are not added up here.
+	// Sampled is the sum of the needs of running entries when the sample was taken,
+	// Running the sum now. Threads are not counted here.
 	Sampled, Running Need
 	// FreeThreads is the number of idle processing threads now.
 	FreeThreads int
 }
 
-// State is the memory of the gates between two verdicts. The zero State is open.
+// State is the state of the gates between two verdicts. In the zero State they are open.
 type State struct {
 	CPU, Memory Gate
 }
@@ -41,7 +41,7 @@ type State struct {
 type Gate struct {
 	Closed bool
 	Since  time.Time // when it closed
-	// Below is since when the level has been under the low mark, zero while it is not.
+	// Below is the time since which the level has been under the low mark, zero while it is not.
 	Below time.Time
 }
 
@@ -52,7 +52,8 @@ type Verdict struct {
 	Reasons []Reason
 }
 
-// Decide judges one queue's need against the readings. It returns the state to pass in next time.
+// Decide checks one queue's need against the readings. It returns the state to pass to the next
+// call.
 func Decide(c Config, s State, r Readings, n Need, now time.Time) (Verdict, State) {
 	s = s.Step(c, r, now)
 	threads := max(n.Threads, 1)
@@ -72,8 +73,8 @@ func Decide(c Config, s State, r Readings, n Need, now time.Time) (Verdict, Stat
 	return v, s
 }
 
-// Step moves the gates by one reading. Decide does so itself; the sampling loop calls it
-// as well, so that a gate opens in time on a node nobody asked meanwhile.
+// Step updates the gates by one reading. Decide calls it itself; the sampling loop calls it
+// as well, so that a gate opens in time on a node without verdicts meanwhile.
 func (s State) Step(c Config, r Readings, now time.Time) State {
 	if now.Sub(r.At) > c.StaleAfter {
 		return s
@@ -120,7 +121,7 @@ func (v *Verdict) judgeMemory(c Config, g Gate, r Readings, n Need) {
 	v.limit(math.Floor(free/want), Reason{Code: MemoryNeed, Have: free, Want: want, Limit: room})
 }
 
-// judgeCPU lets the last entry overlap what others use, as CPU is shared: with two
+// judgeCPU lets the last entry overlap the use by others, as CPU is shared: with two
 // cores and a tenth of one in use, two entries of one core each may run.
 func (v *Verdict) judgeCPU(c Config, g Gate, r Readings, n Need) {
 	if r.Cores <= 0 {
@@ -142,7 +143,7 @@ func (v *Verdict) judgeCPU(c Config, g Gate, r Readings, n Need) {
 	v.limit(fits, Reason{Code: CPUNeed, Have: free, Want: n.CPU, Limit: r.Cores})
 }
 
-// floor forgives the rounding of sums such as 0.1 + 0.2, so that ten tenths fit in one core.
+// floor tolerates the rounding of sums such as 0.1 + 0.2, so that ten tenths fit in one core.
 func floor(x float64) float64 { return math.Floor(x + 1e-9) }
 
 func (v *Verdict) limit(fits float64, why Reason) {
@@ -166,7 +167,7 @@ func (r Readings) memoryLevel() float64 {
 	return float64(r.MemoryUsedBytes) / float64(r.MemoryLimitBytes)
 }
 
-// unexplainedCPU is the fraction of the cores used beyond what running entries had declared.
+// unexplainedCPU is the fraction of the cores used beyond the declared needs of running entries.
 func (r Readings) unexplainedCPU() float64 {
 	if r.Cores <= 0 {
 		return 0

@@ -16,7 +16,7 @@ import (
 // a multiple of the locks held, those of one key are merged by the rule of the queue.
 type Compaction struct {
 	cfg      Config
-	db       postgres.DB // whose statements count within the term only
+	db       postgres.DB // its statements commit only within the term
 	replaced atomic.Int64
 }
 
@@ -32,18 +32,19 @@ func (c *Compaction) Run(ctx context.Context) error {
 	return loop(ctx, cfg, "compaction", c.pass)
 }
 
-// Replaced is how many entries were merged into older ones in this term.
+// Replaced returns how many entries were merged into older ones in this term.
 func (c *Compaction) Replaced() int64 { return c.replaced.Load() }
 
 const (
-	// A queue with fewer waiting entries is soon worked off as it is.
+	// A queue with fewer waiting entries is not worth compacting.
 	compactEntriesMin = 100
 	// Keys of one statement, which has a transaction of its own.
 	compactKeys = 200
 )
 
-// fallingBehindSQL lists mergeable queues in which more than $1 entries wait for each lock that is held. It counts up to
-// 10,000 of them: beyond that the number of locks is compared with those.
+// fallingBehindSQL lists mergeable queues in which more than $1 entries wait for each lock held.
+// The count of waiting entries stops at 10,000, and that bound is then compared with the number of
+// locks.
 const fallingBehindSQL = `
 SELECT q.id
   FROM penstock.queue q
@@ -82,7 +83,8 @@ func (c *Compaction) pass(ctx context.Context) (time.Duration, error) {
 	return c.cfg.CompactPause, nil
 }
 
-// compact goes over the keys of one queue once. An error about one queue is no reason for another leader.
+// compact goes once over the keys of one queue. An error in one queue does not end the duty:
+// another leader would meet it too.
 func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 	total, after := 0, ""
 	for {
@@ -90,7 +92,7 @@ func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 		total += n
 		c.replaced.Add(int64(n))
 		if err != nil && !general(err) {
-			c.cfg.Log.ErrorContext(ctx, "compaction of a queue was left for later", "queue", q.Name, "error", err)
+			c.cfg.Log.ErrorContext(ctx, "cannot compact queue; the next pass tries again", "queue", q.Name, "error", err)
 			return nil
 		}
 		if err != nil {

@@ -12,15 +12,16 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Fence runs a transaction that counts only within the term of the leader for whom a duty was started.
+// Fence runs transactions that commit only within the leader's term for which a duty was started.
 type Fence interface {
 	duty.Fence
-	// Hold makes the commit of a transaction depend on the term, from here on.
+	// Hold keeps the term from ending before tx does, and fails if the term is over.
 	Hold(ctx context.Context, tx pgx.Tx) error
 }
 
-// late is a database on which each QueryRow is a transaction that commits only within the term. It holds the term when
-// the statement has run: one that takes long (a drop waits for readers, a count reads millions) holds up no take-over.
+// late is a postgres.DB on which each QueryRow is a transaction that commits only within the term.
+// It calls Hold after the statement, so that a slow statement (a drop that waits for readers, a
+// count of millions) delays no take-over.
 type late struct {
 	postgres.DB
 	fence Fence
@@ -43,21 +44,26 @@ type scanner func(dest ...any) error
 // Scan implements pgx.Row.
 func (s scanner) Scan(dest ...any) error { return s(dest...) }
 
-// Config says how much a duty does at once. Its zero value means the defaults.
+// Config sets the intervals, batch sizes and thresholds of the duties. Its zero value means the
+// defaults.
 type Config struct {
-	// Pause between two looks at locks or deadlines, a fifth more or less at random. Default 500 ms.
+	// Pause is the time between two passes over locks or deadlines, with a jitter of a fifth.
+	// Default 500 ms.
 	Pause time.Duration
-	// PassLocksMax bounds the locks freed in one pass; the next pass follows one that leaves some over. Default 10,000.
+	// PassLocksMax bounds the locks freed in one pass. If some are left, the next pass follows at
+	// once. Default 10,000.
 	PassLocksMax int
 	// BatchLocksMax bounds the locks freed in one transaction. Default 1000.
 	BatchLocksMax int
 	// BatchEntriesMax bounds the entries promoted or expired in one transaction. Default 1000.
 	BatchEntriesMax int
-	// SuspendShare and SuspendNodesMin: nothing is freed while more than this share of the nodes, and at least so
-	// many, have missed heartbeats together and it may not have been they, see Suspender. Defaults 0.3 and 3.
+	// SuspendShare and SuspendNodesMin: nothing is freed while more than this share of the nodes,
+	// and at least so many, have missed heartbeats together for a cause that may be outside the
+	// nodes, see Suspender. Defaults 0.3 and 3.
 	SuspendShare    float64
 	SuspendNodesMin int
-	// NodeRetention is how long the row of a dead node can be read after its lease has lapsed. Default 10 minutes.
+	// NodeRetention is how long the row of a dead node is kept after its lease has lapsed. Default
+	// 10 minutes.
 	NodeRetention time.Duration
 	// AuditRetention is how long the audit is kept, in whole days, 30 at least. Zero: for ever.
 	AuditRetention time.Duration
@@ -73,9 +79,10 @@ type Config struct {
 	CompactFactor float64
 	// GiveUp is how long the passes of a duty may fail before it returns, see duty.Loop.
 	GiveUp time.Duration
-	// Hint is called with a queue after entries of it were put into line. It must not block. Nil for nobody.
+	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
+	// call.
 	Hint func(queue int32)
-	// Log is where findings and errors go. Default: nowhere.
+	// Log receives warnings and errors. Default: discarded.
 	Log *slog.Logger
 }
 

@@ -12,17 +12,18 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Deadlines is the duty that promotes entries when they are due, expires those that are late, and ends those that
-// were asked to end while they ran and came back into line.
+// Deadlines is the duty that promotes entries when they are due, expires entries past their
+// deadline, and cancels entries whose cancel was requested while they ran and which were then
+// released or retried.
 type Deadlines struct {
 	cfg   Config
 	db    postgres.DB
 	fence Fence
 
 	overrun   map[invalidation.Token]bool // reported
-	overrunAt time.Time                   // last look
+	overrunAt time.Time                   // last check
 
-	batch map[int32]int // entries in one transaction, where fewer than cfg.BatchEntriesMax are as many as go in time
+	batch map[int32]int // entries in one transaction, for queues where cfg.BatchEntriesMax would time out
 
 	done duty.Tally[DeadlinesStatus]
 }
@@ -31,10 +32,10 @@ type Deadlines struct {
 type DeadlinesStatus struct {
 	Promoted int64         // entries
 	Expired  int64         // entries
-	Ended    int64         // entries, as somebody had wished
-	Late     time.Duration // how far the work of the last pass was behind its time, at most
-	Errors   int64         // batches that went wrong; each one was logged
-	Overrun  int           // entries that run on long after their finish_by, because their node does not end them
+	Ended    int64         // entries, by a requested cancel
+	Late     time.Duration // greatest lateness of the work in the last pass
+	Errors   int64         // failed batches; each one was logged
+	Overrun  int           // entries that still run long after their finish_by
 }
 
 // NewDeadlines returns the duty for one term. It reads through db and writes through fence.
@@ -42,13 +43,14 @@ func NewDeadlines(db postgres.DB, fence Fence, cfg Config) *Deadlines {
 	return &Deadlines{cfg: cfg.withDefaults(), db: db, fence: fence, batch: map[int32]int{}}
 }
 
-// Run keeps due times and deadlines until ctx ends.
+// Run promotes, expires and cancels entries until ctx ends.
 func (d *Deadlines) Run(ctx context.Context) error { return loop(ctx, d.cfg, "deadlines", d.pass) }
 
 // Status is safe to call at any time.
 func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
 
-// horizon is when a queue next needs attention, relative to the look in seconds; negative: so long ago, nil: never.
+// horizon holds the times of a queue's next work of each kind, in seconds from the peek; negative:
+// overdue, nil: never.
 type horizon struct {
 	queue                 *invalidation.Queue
 	due, deadline, cancel *float64
@@ -81,11 +83,12 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 
 const (
 	overrunGrace = 30 * time.Second // for a node to end a run after its deadline
-	overrunPause = 5 * time.Second  // between two looks
+	overrunPause = 5 * time.Second  // between two checks
 )
 
-// reportOverrun names entries that still run although their deadline is long past: a handler that does not heed its
-// context. Their lock is left alone, since to free it would let the rest of the key run beside them.
+// reportOverrun logs entries that still run although their deadline is long past: their handler
+// ignores its context. Their lock is not freed, since the next entries of the key would then run
+// beside them.
 func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	if time.Since(d.overrunAt) < overrunPause {
 		return nil
@@ -100,7 +103,8 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	for _, l := range locks {
 		d.overrun[l.Token] = true
 		if !before[l.Token] {
-			d.cfg.Log.ErrorContext(ctx, "entry runs on after its deadline: its node does not end it", "queue_id", l.QueueID,
+			d.cfg.Log.ErrorContext(ctx, "entry still runs after its deadline: its handler ignores its context",
+				"queue_id", l.QueueID,
 				"entry", l.Entry, "lock_key", l.Key, "node", l.Node, "token", l.Token, "finish_by", l.FinishBy)
 		}
 	}
@@ -115,8 +119,10 @@ func value[T int64 | float64](v *T) T {
 	return *v
 }
 
-// peekSQL reads the ends of three partial indexes and of the keys that wait for a token bucket (penstock.throttle_key), and whether anybody wished a cancel. Deadlines and wishes of
-// entries that run stay there until their node ends them; such a queue is looked at in each pass, to no harm.
+// peekSQL reads the first entries of three partial indexes, the first key that waits for a token
+// bucket (penstock.throttle_key), and whether a cancel is requested. Deadlines and requested cancels of
+// running entries stay there until their node ends the runs; such a queue is read in each pass
+// without effect.
 const peekSQL = `
 SELECT extract(epoch FROM least((SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial'),
                                 (SELECT to_timestamp(pos / 1e6) FROM penstock.ready WHERE queue_id = $1 AND priority = -2 AND flow = ''
@@ -125,8 +131,8 @@ SELECT extract(epoch FROM least((SELECT min(due_at) FROM penstock.entry_X WHERE 
                                 (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
        (SELECT 0 FROM penstock.cancel_request WHERE queue_id = $1 LIMIT 1)::float8`
 
-// peek asks for all queues in one round trip, and if that fails for each alone: a queue that cannot be read is
-// reported and does not hold up others.
+// peek reads all queues in one round trip, and if that fails one by one: a queue that cannot be
+// read is reported and does not delay others.
 func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]horizon, error) {
 	horizons, err := d.peekAt(ctx, queues)
 	if err == nil || general(err) || ctx.Err() != nil {
@@ -140,7 +146,7 @@ func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]h
 		}
 		if err != nil {
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
-			d.cfg.Log.ErrorContext(ctx, "due entries of a queue cannot be read", "queue", q.Name, "error", err)
+			d.cfg.Log.ErrorContext(ctx, "cannot read due entries of queue", "queue", q.Name, "error", err)
 		}
 		horizons = append(horizons, one...)
 	}
@@ -161,15 +167,15 @@ func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([
 		})
 	}
 	if err := d.db.SendBatch(ctx, batch).Close(); err != nil {
-		return nil, fmt.Errorf("look for due entries: %w", err)
+		return nil, fmt.Errorf("find due entries: %w", err)
 	}
 	return horizons, nil
 }
 
-// verb is one thing that is done to a queue's entries in batches, at its time.
+// verb is one kind of work on a queue's entries, done in batches when it is due.
 type verb struct {
 	name  string
-	in    *float64 // seconds until it is time; nil: never
+	in    *float64 // seconds until the work is due; nil: never
 	run   func(*invalidation.Queue, context.Context, int) (int, error)
 	total func(*DeadlinesStatus) *int64
 }
@@ -182,7 +188,7 @@ func (h horizon) verbs() []verb {
 	}
 }
 
-// serve does to a queue what it is time for, and returns how long the queue can wait.
+// serve does the due work of a queue and returns the time until its next work is due.
 func (d *Deadlines) serve(ctx context.Context, h horizon) (time.Duration, error) {
 	wait := d.cfg.Pause
 	for _, v := range h.verbs() {
@@ -203,11 +209,11 @@ func (d *Deadlines) serve(ctx context.Context, h horizon) (time.Duration, error)
 	return wait, nil
 }
 
-// servedBatchesMax is how many batches of one queue are served before the next queue has its turn.
+// servedBatchesMax is how many batches of one queue are done before the next queue's.
 const servedBatchesMax = 5
 
-// do serves a few batches and says whether there is more. An error that is the queue's own is reported and does not
-// hold up others.
+// do runs a few batches and reports whether there is more. An error that concerns only this queue
+// is logged and does not delay others.
 func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more bool, err error) {
 	for range servedBatchesMax {
 		limit := d.limit(q.ID)
@@ -218,7 +224,8 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 		d.learn(q.ID, n, err)
 		if err != nil {
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
-			d.cfg.Log.ErrorContext(ctx, "due entries were left for later", "verb", v.name, "queue", q.Name,
+			d.cfg.Log.ErrorContext(ctx, "cannot process due entries; the next pass tries again",
+				"verb", v.name, "queue", q.Name,
 				"batch", limit, "error", err)
 			return false, nil
 		}
@@ -250,7 +257,8 @@ func (d *Deadlines) limit(queue int32) int {
 	return d.cfg.BatchEntriesMax
 }
 
-// learn halves a queue's batch when one failed, perhaps for lack of time, and doubles it again with each that did not.
+// learn halves a queue's batch size after a failed batch, which may have timed out, and doubles it
+// after each success.
 func (d *Deadlines) learn(queue int32, n int, err error) {
 	limit := d.limit(queue)
 	switch {

@@ -66,7 +66,7 @@ func TestLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
 	t.Logf("expired %d ms after the deadline", late)
 }
 
-// The wish came while the entry ran; then its node died, and nobody who heard of it is left.
+// The cancel was requested while the entry ran; then its node died, and with it the request.
 func TestWishToCancelOutlivesTheNode(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	node := f.register(shortLease)
@@ -148,9 +148,9 @@ func TestQueueThatCannotBeServedHoldsUpNoOther(t *testing.T) {
 func TestDepthOfABoundedQueueIsCountedAnew(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{Capacity: 10})
 	f.push(10, "")
-	f.exec(`DELETE FROM penstock.entry`) // nobody told the counters
+	f.exec(`DELETE FROM penstock.entry`) // without the counters
 	run(t, recovery.NewStatistics(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, CountPause: 20 * time.Millisecond}))
-	eventually(t, "there is room again", func() bool {
+	eventually(t, "pushes are admitted again", func() bool {
 		_, err := f.q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`)})
 		return err == nil
 	})

@@ -9,28 +9,30 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Node is a node as one look finds it.
+// Node is the state of a node in one reading.
 type Node struct {
 	ID     invalidation.NodeID
 	Name   string
 	Beat   int64         // heartbeats so far
 	Silent time.Duration // since the last one, by the database's clock
 	Lease  time.Duration
-	Tokens []invalidation.Token // what it said it holds
-	// Running are those of Tokens under which an entry had begun to run at the last heartbeat.
+	Tokens []invalidation.Token // of the locks that it listed in its last heartbeat
+	// Running are the Tokens under which an entry had begun to run at the last heartbeat.
 	Running []invalidation.Token
-	// Blamed says that crashes were counted on its account, which are taken back if it lives.
+	// Blamed reports that crashes were counted because of this node. They are taken back if it is
+	// heard again.
 	Blamed bool
-	// Threads is how many locks it can have run at once; 0 if it did not say.
+	// Threads is how many locks it can run at once; 0 if unknown.
 	Threads int
 }
 
-// dead says that the node's lease has lapsed.
+// dead reports whether the node's lease has lapsed.
 func (n Node) dead() bool { return n.Silent > n.Lease }
 
-// Look is what the database says at one moment. The locks must have been read before the nodes: a node is known
-// before it claims, so every node of these locks that was not removed is among the nodes.
-type Look struct {
+// Observation is the locks and nodes as one pass read them. The locks must be read before the
+// nodes: a node is registered before it claims, so every node of these locks that was not removed
+// is among the nodes.
+type Observation struct {
 	Locks []invalidation.HeldLock
 	Nodes []Node
 }
@@ -38,17 +40,17 @@ type Look struct {
 // Cause is why a lock is stuck.
 type Cause string
 
-// The causes.
+// The causes for which a lock is stuck.
 const (
 	NodeDead Cause = "node_dead" // the node's lease has lapsed
 	NodeGone Cause = "node_gone" // the node has no row
-	Unlisted Cause = "unlisted"  // the node is alive and does not know of the lock
+	Unlisted Cause = "unlisted"  // the node is alive and does not list the lock
 )
 
-// Crashed says that the node died with the lock, which counts a crash for what it ran.
+// Crashed reports whether the node died while it held the lock: entries that it ran count a crash.
 func (c Cause) Crashed() bool { return c != Unlisted }
 
-// Stuck is a lock that nobody will settle.
+// Stuck is a lock that no node will settle.
 type Stuck struct {
 	invalidation.HeldLock
 	Cause Cause
@@ -57,21 +59,22 @@ type Stuck struct {
 // Sightings remember, for each lock that a live node left out, the number of the first heartbeat that counts against it.
 type Sightings map[invalidation.Token]int64
 
-// Diagnose says which locks are stuck and why, oldest claim first, and what to remember for the next look.
-// A lock that a live node lists is never among them.
+// Diagnose returns the stuck locks with their causes, oldest claim first, and the sightings for the
+// next call. A lock that a live node lists is never among them.
 //
-// A node runs nothing under a claim whose answer took three quarters of its lease, and lists what it runs in each heartbeat.
-// So a lock counts as left out by a heartbeat that came when the lock was that old, and it is stuck when a later one leaves
-// it out as well: the list of the first may have been made before the answer, that of the second was made after the first.
-func Diagnose(look Look, before Sightings) ([]Stuck, Sightings) {
-	nodes := make(map[invalidation.NodeID]*Node, len(look.Nodes))
+// A node runs no entry of a claim whose answer took three quarters of its lease, and lists its
+// locks in each heartbeat. So a heartbeat counts as leaving a lock out if the lock was at least
+// that old, and the lock is stuck when a later heartbeat leaves it out as well: the first list may
+// have been made before the claim's answer, the second was not.
+func Diagnose(o Observation, before Sightings) ([]Stuck, Sightings) {
+	nodes := make(map[invalidation.NodeID]*Node, len(o.Nodes))
 	type mention struct {
 		node  invalidation.NodeID
 		token invalidation.Token
 	}
 	listed := map[mention]bool{}
-	for i := range look.Nodes {
-		n := &look.Nodes[i]
+	for i := range o.Nodes {
+		n := &o.Nodes[i]
 		nodes[n.ID] = n
 		for _, token := range n.Tokens {
 			listed[mention{n.ID, token}] = true
@@ -79,7 +82,7 @@ func Diagnose(look Look, before Sightings) ([]Stuck, Sightings) {
 	}
 	var stuck []Stuck
 	after := Sightings{}
-	for _, lock := range look.Locks {
+	for _, lock := range o.Locks {
 		node, known := nodes[lock.Node]
 		switch {
 		case !known:
@@ -108,12 +111,13 @@ func Diagnose(look Look, before Sightings) ([]Stuck, Sightings) {
 // Begun remembers, for each node that died, the locks that it can have begun to run.
 type Begun map[invalidation.NodeID]map[invalidation.Token]bool
 
-// Mark marks the locks of dead nodes under which nothing can have begun to run as waited: a lock that a node had only
-// claimed did not kill it. The last heartbeat says which tokens were running. Only where they were fewer than its threads
-// can others have begun between that heartbeat and the death, and an entry that kills its node at once is one of those.
+// Mark marks the locks of dead nodes under which no entry can have begun to run as waited: a lock
+// that was only claimed did not kill its node. The last heartbeat lists the running tokens. Only if
+// they were fewer than the node's threads can others have begun between that heartbeat and the
+// death; an entry that kills its node at once is one of those.
 //
-// stuck is in the order of tokens, as Diagnose returns it. The first look at a dead node counts: what is freed later
-// does not move others up.
+// stuck is in the order of tokens, as Diagnose returns it. The first call with a dead node decides:
+// locks that are freed later do not make others count as begun.
 func (b Begun) Mark(stuck []Stuck, nodes []Node) {
 	known := make(map[invalidation.NodeID]*Node, len(nodes))
 	for i := range nodes {
@@ -136,9 +140,10 @@ func (b Begun) Mark(stuck []Stuck, nodes []Node) {
 	maps.DeleteFunc(b, func(id invalidation.NodeID, _ map[invalidation.Token]bool) bool { return dead[id] == nil })
 }
 
-// begun returns the locks of a node under which an entry was running or can have begun to run since its last heartbeat: those
-// that it called running, and one for each thread that was free then, in the order in which threads take them. Beside several
-// threads there is a spare one, which takes the first lock of a lane alone, and only while all others are busy.
+// begun returns the locks of a node under which an entry was running or can have begun to run since
+// its last heartbeat: those that it listed as running, and one for each thread that was free then,
+// in the order in which threads take them. A node with several threads has a spare one, which takes
+// only the first lock of a lane, and only while the others are busy.
 func begun(locks []*Stuck, n *Node) map[invalidation.Token]bool {
 	running := make(map[invalidation.Token]bool, len(n.Running))
 	for _, token := range n.Running {
@@ -172,18 +177,19 @@ type heldLane struct {
 	lane  invalidation.Lane
 }
 
-// waitingLock is a lock that its node had not called running.
+// waitingLock is a lock that its node had not listed as running.
 type waitingLock struct {
 	*Stuck
 	urgent bool // the first one of its lane
 }
 
-// inOrder sorts locks as threads take them: claim by claim, of each first those that are the first of their lane on the node,
-// then the others by position. lanes are those of which the node ran a lock.
+// inOrder sorts locks as threads take them: claim by claim, and within a claim first the locks that
+// are the first of their lane on the node, then the others by position. lanes are the lanes of
+// which the node ran a lock.
 func inOrder(locks []*Stuck, lanes map[heldLane]bool) []waitingLock {
 	claims := map[int32]int{} // in their order: a claim's first token is smaller than those of later claims
 	for _, s := range locks {
-		if _, met := claims[s.Claim]; !met {
+		if _, known := claims[s.Claim]; !known {
 			claims[s.Claim] = len(claims)
 		}
 	}

@@ -14,6 +14,9 @@ import (
 
 const lease = 10 * time.Second
 
+// seq is the observations of successive passes.
+type seq = []recovery.Observation
+
 func lock(token int, node int, age time.Duration) invalidation.HeldLock {
 	return invalidation.HeldLock{QueueID: 1, Token: invalidation.Token(token), Node: invalidation.NodeID(node), Age: age}
 }
@@ -22,12 +25,12 @@ func node(id int, beat int64, silent time.Duration, tokens ...invalidation.Token
 	return recovery.Node{ID: invalidation.NodeID(id), Beat: beat, Silent: silent, Lease: lease, Tokens: tokens}
 }
 
-func look(n recovery.Node, locks ...invalidation.HeldLock) recovery.Look {
-	return recovery.Look{Locks: locks, Nodes: []recovery.Node{n}}
+func observe(n recovery.Node, locks ...invalidation.HeldLock) recovery.Observation {
+	return recovery.Observation{Locks: locks, Nodes: []recovery.Node{n}}
 }
 
 func TestLockThatItsNodeListsIsLeftAloneForEver(t *testing.T) {
-	stuck, _ := recovery.Diagnose(look(node(1, 40_000, time.Second, 7), lock(7, 1, 24*time.Hour)), nil)
+	stuck, _ := recovery.Diagnose(observe(node(1, 40_000, time.Second, 7), lock(7, 1, 24*time.Hour)), nil)
 	if len(stuck) != 0 {
 		t.Errorf("stuck: %v", stuck)
 	}
@@ -35,7 +38,7 @@ func TestLockThatItsNodeListsIsLeftAloneForEver(t *testing.T) {
 
 func TestLockIsStuckWhenItsNodesLeaseHasLapsed(t *testing.T) {
 	for silent, want := range map[time.Duration]int{lease: 0, lease + 1: 1} {
-		stuck, _ := recovery.Diagnose(look(node(1, 3, silent, 7), lock(7, 1, time.Minute)), nil)
+		stuck, _ := recovery.Diagnose(observe(node(1, 3, silent, 7), lock(7, 1, time.Minute)), nil)
 		if len(stuck) != want || want == 1 && (stuck[0].Cause != recovery.NodeDead || !stuck[0].Cause.Crashed()) {
 			t.Errorf("node silent for %v: %v, want %d", silent, stuck, want)
 		}
@@ -43,7 +46,7 @@ func TestLockIsStuckWhenItsNodesLeaseHasLapsed(t *testing.T) {
 }
 
 func TestLockOfAnUnknownNodeIsStuck(t *testing.T) {
-	stuck, _ := recovery.Diagnose(recovery.Look{Locks: []invalidation.HeldLock{lock(7, 1, 0)}}, nil)
+	stuck, _ := recovery.Diagnose(recovery.Observation{Locks: []invalidation.HeldLock{lock(7, 1, 0)}}, nil)
 	if len(stuck) != 1 || stuck[0].Cause != recovery.NodeGone {
 		t.Errorf("stuck: %v", stuck)
 	}
@@ -53,19 +56,19 @@ func TestLockOfAnUnknownNodeIsStuck(t *testing.T) {
 func TestLockLeftOutOfTwoHeartbeatsIsStuck(t *testing.T) {
 	old := lock(7, 1, time.Minute)
 	for _, c := range []struct {
-		name  string
-		looks []recovery.Look
-		want  bool
+		name         string
+		observations []recovery.Observation
+		want         bool
 	}{
-		{"one heartbeat, seen twice", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 5, time.Second), old)}, false},
-		{"two", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 6, 0), old)}, true},
-		{"several between two looks", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 8, 0), old)}, true},
-		{"the first while the claim's answer may be on its way", []recovery.Look{look(node(1, 5, 0), lock(7, 1, lease*3/4-1)), look(node(1, 6, 0), lock(7, 1, lease+1))}, false},
-		{"both when that cannot be", []recovery.Look{look(node(1, 5, 0), lock(7, 1, lease*3/4)), look(node(1, 6, 0), lock(7, 1, lease+1))}, true},
-		{"listed in between", []recovery.Look{look(node(1, 5, 0), old), look(node(1, 6, 0, 7), old), look(node(1, 7, 0), old)}, false},
-		{"younger than a lease", []recovery.Look{look(node(1, 5, 0), lock(7, 1, time.Second)), look(node(1, 6, 0), lock(7, 1, 3*time.Second))}, false},
-		{"claimed after the heartbeat", []recovery.Look{look(node(1, 5, 2*time.Minute), old), look(node(1, 6, 0), old)}, false},
-		{"listed by another node", []recovery.Look{
+		{"one heartbeat, seen twice", seq{observe(node(1, 5, 0), old), observe(node(1, 5, time.Second), old)}, false},
+		{"two", seq{observe(node(1, 5, 0), old), observe(node(1, 6, 0), old)}, true},
+		{"several between two observations", seq{observe(node(1, 5, 0), old), observe(node(1, 8, 0), old)}, true},
+		{"the first while the claim's answer may be on its way", seq{observe(node(1, 5, 0), lock(7, 1, lease*3/4-1)), observe(node(1, 6, 0), lock(7, 1, lease+1))}, false},
+		{"both when that cannot be", seq{observe(node(1, 5, 0), lock(7, 1, lease*3/4)), observe(node(1, 6, 0), lock(7, 1, lease+1))}, true},
+		{"listed in between", seq{observe(node(1, 5, 0), old), observe(node(1, 6, 0, 7), old), observe(node(1, 7, 0), old)}, false},
+		{"younger than a lease", seq{observe(node(1, 5, 0), lock(7, 1, time.Second)), observe(node(1, 6, 0), lock(7, 1, 3*time.Second))}, false},
+		{"claimed after the heartbeat", seq{observe(node(1, 5, 2*time.Minute), old), observe(node(1, 6, 0), old)}, false},
+		{"listed by another node", []recovery.Observation{
 			{Locks: []invalidation.HeldLock{old}, Nodes: []recovery.Node{node(1, 5, 0), node(2, 9, 0, 7)}},
 			{Locks: []invalidation.HeldLock{old}, Nodes: []recovery.Node{node(1, 6, 0), node(2, 10, 0, 7)}},
 		}, true},
@@ -73,13 +76,13 @@ func TestLockLeftOutOfTwoHeartbeatsIsStuck(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var stuck []recovery.Stuck
 			var seen recovery.Sightings
-			for i, l := range c.looks {
+			for i, l := range c.observations {
 				if l.Nodes[0].Silent == 2*time.Minute {
 					l.Nodes[0].Lease = time.Hour // alive, and its last heartbeat is older than the claim
 				}
 				stuck, seen = recovery.Diagnose(l, seen)
-				if i < len(c.looks)-1 && len(stuck) != 0 {
-					t.Errorf("stuck after look %d: %v", i+1, stuck)
+				if i < len(c.observations)-1 && len(stuck) != 0 {
+					t.Errorf("stuck after observation %d: %v", i+1, stuck)
 				}
 			}
 			if got := len(stuck) == 1 && stuck[0].Cause == recovery.Unlisted; got != c.want {
@@ -89,9 +92,9 @@ func TestLockLeftOutOfTwoHeartbeatsIsStuck(t *testing.T) {
 	}
 }
 
-func looks() *rapid.Generator[recovery.Look] {
-	return rapid.Custom(func(t *rapid.T) recovery.Look {
-		var l recovery.Look
+func observations() *rapid.Generator[recovery.Observation] {
+	return rapid.Custom(func(t *rapid.T) recovery.Observation {
+		var l recovery.Observation
 		for id := range rapid.IntRange(0, 5).Draw(t, "nodes") {
 			var tokens []invalidation.Token
 			for token := range 20 {
@@ -113,9 +116,9 @@ func looks() *rapid.Generator[recovery.Look] {
 func TestDiagnosisHoldsForAnySequenceOfLooks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var seen recovery.Sightings
-		for _, l := range rapid.SliceOfN(looks(), 1, 6).Draw(t, "looks") {
+		for _, l := range rapid.SliceOfN(observations(), 1, 6).Draw(t, "observations") {
 			stuck, after := recovery.Diagnose(l, seen)
-			shuffled := recovery.Look{Locks: slices.Clone(l.Locks), Nodes: slices.Clone(l.Nodes)}
+			shuffled := recovery.Observation{Locks: slices.Clone(l.Locks), Nodes: slices.Clone(l.Nodes)}
 			rand.Shuffle(len(l.Locks), func(i, j int) {
 				shuffled.Locks[i], shuffled.Locks[j] = shuffled.Locks[j], shuffled.Locks[i]
 			})
@@ -131,8 +134,8 @@ func TestDiagnosisHoldsForAnySequenceOfLooks(t *testing.T) {
 	})
 }
 
-// checkStuck asserts what one look alone decides.
-func checkStuck(t *rapid.T, l recovery.Look, stuck []recovery.Stuck) {
+// checkStuck asserts what one observation decides.
+func checkStuck(t *rapid.T, l recovery.Observation, stuck []recovery.Stuck) {
 	causes := map[invalidation.Token]recovery.Cause{}
 	for _, s := range stuck {
 		causes[s.Token] = s.Cause
@@ -170,7 +173,7 @@ func TestWhatWasLetGoFirstCanHaveBegun(t *testing.T) {
 	quiet.Claim, quiet.Position, quiet.Lane.Flow = 2, 200, "quiet"
 	dead := node(1, 3, lease+1)
 	dead.Threads = 2
-	stuck, _ := recovery.Diagnose(look(dead, append(locks, quiet)...), nil)
+	stuck, _ := recovery.Diagnose(observe(dead, append(locks, quiet)...), nil)
 	recovery.Begun{}.Mark(stuck, []recovery.Node{dead})
 	var begun []invalidation.Token
 	for _, s := range stuck {

@@ -13,17 +13,20 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// deferral keeps a lock that could not be freed from standing in the way of those that can.
+// deferral is the backoff of a lock that could not be freed, so that later passes try other locks
+// first.
 type deferral struct {
 	tries int
 	until time.Time
 }
 
-// errUnresolved says that a lock was not freed although nothing went wrong: somebody else has its record locked.
+// errUnresolved is the reason for a lock that was not freed without an error: another transaction
+// has its record locked.
 var errUnresolved = errors.New("its record is locked by a transaction, or its node came back")
 
-// free ends stuck locks, at most cfg.PassLocksMax of them, oldest first. Its error says that no lock could have been
-// freed; a single lock that cannot be is deferred and reported, and the others go on.
+// free ends stuck locks, at most cfg.PassLocksMax of them, oldest first. It returns an error only
+// if no lock could have been freed. A single lock that cannot be freed is deferred and logged, and
+// the others go on.
 func (l *Locks) free(ctx context.Context, stuck []Stuck) error {
 	l.forget(stuck)
 	chosen := l.choose(stuck)
@@ -112,7 +115,8 @@ func batches(stuck []Stuck, size int) [][]Stuck {
 	return all
 }
 
-// freeBatch frees locks together, and one by one if that fails: then the one that is to blame is found.
+// freeBatch frees locks together, and one by one if that fails, to find the lock that causes the
+// error.
 func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []Stuck) error {
 	freed, err := l.recover(ctx, q, batch)
 	switch {
@@ -134,8 +138,9 @@ func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []St
 	return nil
 }
 
-// general says that an error is not about the locks: the database is away or the term is over. An error that the
-// server raised about a statement is about what the statement met.
+// general reports whether an error does not concern particular locks: the database is unavailable
+// or the term is over. An error that the server raised for a statement concerns the locks of that
+// statement.
 func general(err error) bool { return postgres.Code(err) == "" || postgres.Unavailable(err) }
 
 func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuck) (invalidation.Recovered, error) {
@@ -151,7 +156,8 @@ func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuc
 	return r, err
 }
 
-// settle notes what a batch has brought. A lock that was not freed is either gone, and not met again, or deferred.
+// settle records the result of a batch. A lock that was not freed is deferred; if it is gone, the
+// deferral is dropped later.
 func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck, r invalidation.Recovered) {
 	freed := make(map[invalidation.Token]bool, len(r.Freed))
 	for _, token := range r.Freed {
@@ -183,13 +189,14 @@ func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck
 const (
 	deferFirst = time.Second
 	deferMax   = 30 * time.Second
-	// A record that another transaction had locked is tried again with the next pass or the one after.
+	// Backoff for a lock record that another transaction has locked.
 	deferLocked = 500 * time.Millisecond
-	// Of tries that end in errUnresolved one in quietTries is reported: a record that is just being settled is normal.
+	// Of the tries that end in errUnresolved one in quietTries is logged: a record that is being
+	// settled is normal.
 	quietTries = 20
 )
 
-// postpone keeps locks back for a while that grows with each try, and reports them.
+// postpone defers locks for a time that grows with each try, and logs them.
 func (l *Locks) postpone(ctx context.Context, locks []Stuck, why error) {
 	for _, s := range locks {
 		d := l.deferred[s.Token]

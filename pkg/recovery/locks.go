@@ -28,24 +28,24 @@ type Locks struct {
 	unanswered time.Duration // the longest time between two answers since the reading before
 	left       bool          // the last pass left stuck locks over that it could have tried
 
-	dead map[invalidation.NodeID]bool // at the last look; nil before the first
+	dead map[invalidation.NodeID]bool // in the last pass; nil before the first
 
 	done duty.Tally[LocksStatus]
 }
 
 // LocksStatus is what the duty has found and done in this term.
 type LocksStatus struct {
-	Held         int             // locks at the last look
-	Stuck        int             // of these, stuck; above 0 for long, somebody should look
+	Held         int             // locks in the last pass
+	Stuck        int             // of these, stuck; if it stays above 0, read the log for the reason
 	DeadNodes    int             // nodes whose lease has lapsed and whose row is kept
-	Lapsed       int64           // times a lease lapsed between two looks
-	Suspended    string          // why nothing is freed now; empty if nothing keeps it
+	Lapsed       int64           // times a lease lapsed between two passes
+	Suspended    string          // why nothing is freed now; empty if recovery is not suspended
 	Freed        map[Cause]int64 // locks
 	DeadLettered int64           // entries on which too many nodes died, as poison
 	TakenBack    int64           // crashes of nodes that were heard again
-	Unresolved   int64           // tries to free a lock that did not; each one was logged
+	Unresolved   int64           // failed tries to free a lock; each one was logged
 	Removed      int64           // nodes
-	LookedAt     time.Time
+	ReadAt       time.Time
 }
 
 // NewLocks returns the duty for one term. It reads through db and writes through fence.
@@ -83,11 +83,11 @@ func (l *Locks) Status() (found LocksStatus) {
 }
 
 func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
-	reading, locks, err := l.look(ctx)
+	reading, locks, err := l.read(ctx)
 	if err != nil {
 		return 0, err
 	}
-	stuck, sightings := Diagnose(Look{Locks: locks, Nodes: reading.Nodes}, l.sightings)
+	stuck, sightings := Diagnose(Observation{Locks: locks, Nodes: reading.Nodes}, l.sightings)
 	l.sightings = sightings
 	l.begun.Mark(stuck, reading.Nodes)
 	suspended := l.suspender.Judge(reading)
@@ -110,7 +110,7 @@ func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
 	return l.cfg.Pause, nil
 }
 
-// answer notes that the database has answered a statement.
+// answer records that the database has answered a statement.
 func (l *Locks) answer() {
 	now := time.Now()
 	if !l.answered.IsZero() {
@@ -128,9 +128,9 @@ const clockSQL = `
 SELECT extract(epoch FROM clock_timestamp())::float8,
        extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8`
 
-// look reads the locks first and then the nodes, as Diagnose needs it. Both tables are small. The clocks come last, so
-// that they show a database which stalled in the middle.
-func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, error) {
+// read reads the locks first and then the nodes, as Diagnose requires. Both tables are small. The
+// clocks come last, so that they show a stall of the database during the reading.
+func (l *Locks) read(ctx context.Context) (Reading, []invalidation.HeldLock, error) {
 	var r Reading
 	locks, err := invalidation.HeldLocks(ctx, l.db)
 	if err != nil {
@@ -159,7 +159,7 @@ func (l *Locks) look(ctx context.Context) (Reading, []invalidation.HeldLock, err
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// note keeps what the pass found, and logs when recovery suspends itself or goes on.
+// note stores the results of the pass, and logs when recovery suspends itself or resumes.
 func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended string) {
 	dead, lapsed := map[invalidation.NodeID]bool{}, int64(0)
 	for _, n := range r.Nodes {
@@ -176,18 +176,19 @@ func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended 
 		before = s.Suspended
 		s.Held, s.Stuck, s.DeadNodes = held, stuck, len(dead)
 		s.Lapsed += lapsed
-		s.Suspended, s.LookedAt = suspended, r.At
+		s.Suspended, s.ReadAt = suspended, r.At
 	})
 	switch {
 	case suspended == "" && before != "":
-		l.cfg.Log.InfoContext(ctx, "recovery goes on", "stuck", stuck)
+		l.cfg.Log.InfoContext(ctx, "recovery resumed", "stuck", stuck)
 	case suspended != "" && before == "":
 		l.cfg.Log.WarnContext(ctx, "recovery suspended", "reason", suspended, "stuck", stuck)
 	}
 }
 
-// removeNodesSQL forgets nodes $1 that are dead for longer than $2 and hold no lock and no slot: as long as they hold
-// one, their row is evidence. A node that comes back in this moment keeps its row, for its lease is looked at again.
+// removeNodesSQL deletes those of nodes $1 that have been dead for longer than $2 and hold no lock
+// and no slot: while they hold one, their row is evidence. It checks the lease again, so a node
+// that has just come back keeps its row.
 const removeNodesSQL = `
 DELETE FROM penstock.node n
  WHERE n.id = ANY ($1::bigint[]) AND n.beat_at + n.lease + $2::interval < clock_timestamp()
@@ -195,7 +196,7 @@ DELETE FROM penstock.node n
    AND NOT EXISTS (SELECT FROM penstock.slot s WHERE s.node_id = n.id)`
 
 func (l *Locks) removeNodes(ctx context.Context, nodes []Node) error {
-	// Not under the fence: what it removes is of no use to anybody, whoever leads.
+	// Not under the fence: the deletes are safe from any process, leader or not.
 	var old []invalidation.NodeID
 	for _, n := range nodes {
 		if n.Silent > n.Lease+l.cfg.NodeRetention {

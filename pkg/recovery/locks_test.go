@@ -274,7 +274,7 @@ func TestEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
 	f.lapse(dead, time.Minute)
 	f.start(recovery.Config{})
 	eventually(t, "every lock of the dead node is freed", func() bool { return f.locks() == 0 })
-	// What recovery put back and what was queued meanwhile are both run, if not at once.
+	// Entries that recovery released and entries pushed meanwhile all run in the end.
 	eventually(t, "every entry is done", func() bool {
 		for _, lock := range f.claim(alive, 10) {
 			done := []invalidation.Ending{invalidation.Done(lock, lock.Entries[0].ID, nil, time.Millisecond)}
@@ -289,7 +289,8 @@ func TestEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
 	}
 }
 
-// What a node had only claimed did not kill it. Several passes: freeing some must not move others up.
+// Entries that a node had only claimed count no crash. Several passes: freeing some must not make
+// others count.
 func TestOnlyWhatADeadNodeCanHaveBegunCountsACrash(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 1})
 	dead := f.register(shortLease)
@@ -344,7 +345,7 @@ func TestLockThatCannotBeFreedIsReportedAndHoldsUpNobody(t *testing.T) {
 	locks := f.claim(node, 3)
 	f.exec(`INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
 	        VALUES (999, '#1', 0, $1, 1, 1, 1, 1, 1, 1, '', clock_timestamp())`, node)
-	// The database refuses to free one of the locks, whatever the reason may be.
+	// The database refuses to free one of the locks, for any reason.
 	f.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END'`)
 	f.exec(`CREATE TRIGGER refuse BEFORE DELETE ON penstock.lock FOR EACH ROW WHEN (OLD.token = ` +
 		itoa(int64(locks[0].Token)) + `) EXECUTE FUNCTION refuse()`)
@@ -380,7 +381,7 @@ func TestRecordThatATransactionHoldsIsPassedBy(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the lock is freed once nobody holds it", func() bool { return f.locks() == 0 })
+	eventually(t, "the lock is freed once no transaction locks it", func() bool { return f.locks() == 0 })
 }
 
 func TestDeadNodeIsRemovedOnceItHoldsNoLocks(t *testing.T) {
@@ -413,10 +414,10 @@ func TestNothingIsFreedOnceTheTermIsOver(t *testing.T) {
 	fence.over = true
 	fence.mu.Unlock()
 	f.lapse(node, time.Minute)
-	looked := time.Now().Add(shortLease)
-	eventually(t, "several looks after the suspension of a new term", func() bool {
+	passed := time.Now().Add(shortLease)
+	eventually(t, "several passes after the suspension of a new term", func() bool {
 		s := duty.Status()
-		return s.Stuck == 1 && s.Suspended == "" && s.LookedAt.After(looked)
+		return s.Stuck == 1 && s.Suspended == "" && s.ReadAt.After(passed)
 	})
 	if f.locks() != 1 {
 		t.Error("the lock was freed by a leader whose term is over")
@@ -451,7 +452,7 @@ func TestRestartOfPostgresFreesNoLockOfALiveNode(t *testing.T) {
 		f.beat(n, held[n]...)
 	}
 	duty, _, out := f.start(recovery.Config{})
-	eventually(t, "recovery is not suspended", func() bool { s := duty.Status(); return !s.LookedAt.IsZero() && s.Suspended == "" })
+	eventually(t, "recovery is not suspended", func() bool { s := duty.Status(); return !s.ReadAt.IsZero() && s.Suspended == "" })
 	own.Stop(devpostgres.Crash)
 	<-time.After(lease) // while the database is down, every lease lapses
 	own.Start()

@@ -8,9 +8,9 @@ import (
 	"github.com/penstock/penstock/internal/duty"
 )
 
-// loop keeps a duty. A pause is as long as the pass asks for: exactly, if it has reason to come earlier than usual, and
-// else a fifth more or less at random. A pass that took long is followed by a pause as long: a duty leaves a slow
-// database half of the time.
+// loop runs the passes of a duty. The pause after a pass is the one that the pass returns: exactly,
+// if it is shorter than the usual one, and else with a jitter of a fifth. A pause is at least as
+// long as the pass took, so that a duty uses a slow database at most half of the time.
 func loop(ctx context.Context, cfg Config, name string, pass func(context.Context) (time.Duration, error)) error {
 	l := duty.Loop{Name: name, Pause: cfg.Pause, GiveUp: cfg.GiveUp, Log: cfg.Log}
 	return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {

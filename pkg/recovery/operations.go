@@ -15,7 +15,7 @@ import (
 // lets it, and ends pauses.
 type Operations struct {
 	cfg     Config
-	db      postgres.DB // whose statements count within the term only
+	db      postgres.DB // its statements commit only within the term
 	fence   Fence
 	changed atomic.Int64
 }
@@ -28,11 +28,11 @@ func NewOperations(db postgres.DB, fence Fence, cfg Config) *Operations {
 // Run carries out operations until ctx ends.
 func (o *Operations) Run(ctx context.Context) error { return loop(ctx, o.cfg, "operations", o.pass) }
 
-// Changed is how many entries and failures were changed in this term.
+// Changed returns how many entries and failures were changed in this term.
 func (o *Operations) Changed() int64 { return o.changed.Load() }
 
-// pass ends pauses whose time is over, and steps the operations. A step holds the row of its operation, so that no two
-// leaders make the same one.
+// pass ends pauses whose time is over, and steps the operations. A step locks the row of its
+// operation, so that two leaders never take the same step.
 func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
 	err := o.fence.InTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SELECT penstock.end_pauses()`)
@@ -47,8 +47,8 @@ func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
 	n, err := runOperations(ctx, o.db)
 	o.changed.Add(int64(n))
 	if err != nil && !general(err) {
-		// One operation that goes wrong is no reason for another leader: it would go wrong there as well.
-		o.cfg.Log.ErrorContext(ctx, "operation was left for later", "error", err)
+		// A failed operation does not end the duty: it would fail under another leader as well.
+		o.cfg.Log.ErrorContext(ctx, "cannot step operation; the next pass tries again", "error", err)
 		err = nil
 	}
 	if n > 0 {
@@ -59,9 +59,9 @@ func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
 
 const runningOperationsSQL = `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 100`
 
-// runOperations carries every running operation on for about a second each, as fast as its throttle allows, and
-// returns how many entries and failures it changed. A process that dies in the middle loses nothing: the next call
-// goes on where it stopped.
+// runOperations steps every running operation for about a second each, as fast as its throttle
+// allows, and returns how many entries and failures it changed. Progress is committed with each
+// step: after a crash the next call continues from there.
 func runOperations(ctx context.Context, db postgres.DB) (int, error) {
 	ids, err := pgx.CollectRows(postgres.Query(ctx, db, runningOperationsSQL), pgx.RowTo[int64])
 	if err != nil {

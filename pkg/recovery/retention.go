@@ -10,11 +10,12 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Retention is the duty that makes room: results and failures go to a partition for each day, partitions past their
-// retention are dropped whole, and what stands for nothing any more is swept up.
+// Retention is the duty that creates and drops partitions: results and failures have one for each
+// day, and a partition past its retention is dropped whole. It also deletes rows that no longer
+// have a purpose.
 type Retention struct {
 	cfg Config
-	db  postgres.DB // whose statements count within the term only
+	db  postgres.DB // its statements commit only within the term
 
 	done duty.Tally[RetentionStatus]
 }
@@ -23,8 +24,8 @@ type Retention struct {
 type RetentionStatus struct {
 	Made    int64         // partitions
 	Dropped int64         // partitions
-	Tidied  int64         // rows that were swept up one by one
-	Behind  time.Duration // since the oldest partition that is left passed its retention; more than a day, and the disk fills
+	Tidied  int64         // rows deleted one by one
+	Behind  time.Duration // since the oldest partition that is left passed its retention; above a day, disk use grows
 }
 
 // NewRetention returns the duty for one term.
@@ -32,7 +33,7 @@ func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
 	return &Retention{cfg: cfg.withDefaults(), db: late{db, fence}}
 }
 
-// Run makes room until ctx ends.
+// Run creates and drops partitions until ctx ends.
 func (r *Retention) Run(ctx context.Context) error { return loop(ctx, r.cfg, "retention", r.pass) }
 
 // Status is safe to call at any time.
@@ -67,7 +68,7 @@ func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 	return r.cfg.RetentionPause, r.tidy(ctx)
 }
 
-// pruneAudit makes one step a pass: a day's audit is gone in minutes, and nobody waits for it.
+// pruneAudit makes one step a pass: it needs minutes for a day's audit, which is soon enough.
 func (r *Retention) pruneAudit(ctx context.Context) error {
 	if r.cfg.AuditRetention == 0 {
 		return nil
@@ -80,7 +81,7 @@ func (r *Retention) pruneAudit(ctx context.Context) error {
 	return nil
 }
 
-// tidy sweeps in small batches, with a pause as long as each took.
+// tidy deletes rows in small batches, each followed by a pause as long as the batch took.
 func (r *Retention) tidy(ctx context.Context) error {
 	for range tidyPassMax {
 		start := time.Now()
@@ -98,13 +99,13 @@ func (r *Retention) tidy(ctx context.Context) error {
 	return nil
 }
 
-// behindSQL says how long ago the oldest partition passed its retention, in seconds.
+// behindSQL reads how long ago the oldest partition passed its retention, in seconds.
 const behindSQL = `SELECT coalesce(extract(epoch FROM max(behind)), 0)::float8 FROM penstock.old_partitions`
 
 func (r *Retention) behind(ctx context.Context) (time.Duration, error) {
 	var behind float64
 	if err := r.db.QueryRow(ctx, behindSQL).Scan(&behind); err != nil {
-		return 0, fmt.Errorf("look for the oldest partition: %w", err)
+		return 0, fmt.Errorf("find the oldest partition: %w", err)
 	}
 	return max(0, seconds(behind)), nil
 }

@@ -38,11 +38,11 @@ func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
 	f.exec(`INSERT INTO penstock.audit (at, actor, verb, object) SELECT now() - d * interval '1 day', 'ada', 'pause_queue', 'queue ' || d FROM unnest(ARRAY[500, 401, 399, 31, 29, 0]) d`)
 	kept := func() int { return f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'ada'`) }
 	if _, err := f.pool.Exec(t.Context(), `DELETE FROM penstock.audit WHERE object = 'queue 500'`); err == nil {
-		t.Error("somebody could delete what is old")
+		t.Error("old audit rows could be deleted")
 	}
 	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond, AuditRetention: 400 * 24 * time.Hour})
 	run(t, duty)
-	eventually(t, "what is beyond the retention is gone", func() bool { return kept() == 4 })
+	eventually(t, "rows past the retention are gone", func() bool { return kept() == 4 })
 	eventually(t, "the audit says so", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.audit WHERE actor = session_user AND verb = 'prune_audit' AND detail->>'rows' = '2'`) == 1
 	})
@@ -50,7 +50,7 @@ func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
 		t.Errorf("a retention of a second deleted %d and left %d, want those of 30 days kept", n, kept())
 	}
 	if _, err := f.pool.Exec(t.Context(), `SELECT set_config('penstock.pruning', 'audit', false); DELETE FROM penstock.audit WHERE actor = 'ada'`); err == nil || kept() != 2 {
-		t.Errorf("somebody who knows how could delete what is young (%v)", err)
+		t.Errorf("a role that knows the setting could delete young audit rows (%v)", err)
 	}
 	f.exec(`INSERT INTO penstock.audit (at, actor, verb, object) SELECT now() - interval '40 days', 'bob', 'pause_queue', 'queue' FROM generate_series(1, 3)`)
 	eraser := fmt.Sprint("eraser_", os.Getpid()) // roles are the server's
@@ -58,12 +58,12 @@ func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
 	t.Cleanup(func() { _, _ = f.pool.Exec(context.Background(), `DROP OWNED BY `+eraser+`; DROP ROLE `+eraser) })
 	erase := `BEGIN; SET LOCAL ROLE ` + eraser + `; SELECT set_config('penstock.pruning', 'audit', true); DELETE FROM penstock.audit WHERE actor = 'bob'; COMMIT`
 	if _, err := f.pool.Exec(t.Context(), erase); err == nil || f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'bob'`) != 3 {
-		t.Errorf("somebody who may delete and not insert left no trace (%v)", err)
+		t.Errorf("a role that may delete and not insert left no trace (%v)", err)
 	}
 	f.exec(`GRANT INSERT ON penstock.audit TO ` + eraser)
 	f.exec(erase)
 	if n := f.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'prune_audit' AND actor = session_user AND detail->>'rows' = '3'`); n != 1 {
-		t.Error("somebody who knows the setting deleted what is old, and the audit does not say so")
+		t.Error("old audit rows were deleted with the setting, and the audit has no record of it")
 	}
 }
 
@@ -86,7 +86,8 @@ func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
 	eventually(t, "the duty has caught up", func() bool { return duty.Status().Behind == 0 && duty.Status().Dropped == 1 })
 }
 
-// What takes long holds the term when it is done: only then does it count.
+// A long statement takes the term's lock after its work: it commits only if the term still holds
+// then.
 func TestDutiesWhoseTermEndsWhileTheyWorkChangeNothing(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{Capacity: 100})
 	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// takeBack uncounts the crashes of nodes whose lease had lapsed and that are heard again: they were stopped, preempted or
-// cut off, and had not died. What they ran has been given to others and is not given back.
+// takeBack uncounts the crashes of nodes whose lease had lapsed and that are heard again: they were
+// suspended, preempted or cut off, and had not died. Their locks were freed and are not restored.
 func (l *Locks) takeBack(ctx context.Context, nodes []Node) error {
 	for _, n := range nodes {
 		if !n.Blamed || n.dead() {

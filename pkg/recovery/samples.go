@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Samples is the duty that looks at each queue every few seconds and writes down how it stands. All that shows depths
-// reads what this writes; nobody else counts.
+// Samples is the duty that records the state of each queue every few seconds. Status pages and
+// metrics read these samples and do not count themselves.
 type Samples struct {
 	cfg      Config
 	db       postgres.DB
@@ -25,10 +25,10 @@ type Samples struct {
 	latest duty.Tally[Sampling]
 }
 
-// Sampling is one look at everything.
+// Sampling is the result of one pass: the samples of all queues, the server and the models.
 type Sampling struct {
-	At     time.Time     // by this process's clock; zero before the first look
-	Took   time.Duration // for the look
+	At     time.Time     // by this process's clock; zero before the first pass
+	Took   time.Duration // for the pass
 	Queues []Sample
 	Server Server
 	Models []ModelSlots
@@ -36,12 +36,12 @@ type Sampling struct {
 	Degraded []Degradation
 }
 
-// Degradation is a state in which work stands still, or is slower than it should be, while every process runs.
+// Degradation is a condition that stops or slows work although every process runs.
 type Degradation struct {
 	Code, Object string
 }
 
-// Sample is how a queue stood: a row of penstock.sample, which explains the columns.
+// Sample is the state of a queue at one time: a row of penstock.sample, which explains the columns.
 type Sample struct {
 	QueueID      int32     `json:"queue_id"`
 	Queue        string    `json:"-"`
@@ -62,7 +62,7 @@ type Sample struct {
 	OutPerSecond *float64  `json:"out_per_second"`
 }
 
-// Server is penstock.server_status.
+// Server is the row of penstock.server_status.
 type Server struct {
 	Connections    int
 	MaxConnections int
@@ -71,8 +71,8 @@ type Server struct {
 	DeadTuples     int64
 }
 
-// ModelSlots are the slots of a model's instances that may be used, how many of them are held, and how many held ones
-// are in doubt.
+// ModelSlots counts the usable slots of a model's instances, the held ones, and of these the slots
+// in doubt.
 type ModelSlots struct {
 	Model                 string
 	Slots, Held, Doubtful int64
@@ -83,23 +83,24 @@ func NewSamples(db postgres.DB, fence Fence, cfg Config) *Samples {
 	return &Samples{cfg: cfg.withDefaults(), db: db, fence: fence}
 }
 
-// Run samples until ctx ends. A look that the database refuses is reported and does not end the term: nothing else
-// depends on it.
+// Run samples until ctx ends. A failed pass is logged and does not end the term: no other duty
+// depends on samples.
 func (s *Samples) Run(ctx context.Context) error {
 	return loop(ctx, s.cfg, "samples", func(ctx context.Context) (time.Duration, error) {
 		next, err := s.pass(ctx)
 		if err != nil && !general(err) && ctx.Err() == nil {
-			s.cfg.Log.ErrorContext(ctx, "the queues could not be sampled", "error", err)
+			s.cfg.Log.ErrorContext(ctx, "cannot sample the queues", "error", err)
 			return s.cfg.SamplePause, nil
 		}
 		return next, err
 	})
 }
 
-// Latest is the last look of this term.
+// Latest returns the last sampling of this term.
 func (s *Samples) Latest() Sampling { return s.latest.Read() }
 
-// sampleShare is the share of its time that sampling may take: a look of a second comes every ten.
+// sampleShare is the share of the time that sampling may take: a pass of one second runs every ten
+// seconds.
 const sampleShare = 0.1
 
 func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
@@ -110,7 +111,7 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 		s.prepared = true
 	}
 	start := time.Now()
-	found, err := s.look(ctx)
+	found, err := s.read(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -138,7 +139,7 @@ SELECT model, sum(slots) FILTER (WHERE usable)::bigint, sum(held)::bigint, sum(d
 
 const degradedSQL = `SELECT code, object FROM penstock.degradations()`
 
-func (s *Samples) look(ctx context.Context) (Sampling, error) {
+func (s *Samples) read(ctx context.Context) (Sampling, error) {
 	var found Sampling
 	var err error
 	if found.Queues, err = pgx.CollectRows(postgres.Query(ctx, s.db, measureSQL), pgx.RowToStructByPos[Sample]); err != nil {
@@ -163,7 +164,8 @@ func (s *Samples) look(ctx context.Context) (Sampling, error) {
 	return found, nil
 }
 
-// rate fills in what came and went a second between two looks. Counters that went back were reset, and say nothing.
+// rate fills in the rates of entries in and out, per second between two passes. A counter that
+// decreased was reset, and gives no rate.
 func rate(earlier, now []Sample) {
 	before := make(map[int32]Sample, len(earlier))
 	for _, q := range earlier {
@@ -181,7 +183,8 @@ func rate(earlier, now []Sample) {
 	}
 }
 
-// writeSampleSQL writes samples $1, and the minutes that are over if $2. A sample that is lost in a crash is no loss.
+// writeSampleSQL writes samples $1, and rolls complete minutes up if $2. Losing a sample in a crash
+// is acceptable.
 const writeSampleSQL = `
 WITH written AS (
     INSERT INTO penstock.sample

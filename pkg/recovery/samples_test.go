@@ -32,14 +32,14 @@ func TestLeaderSamplesEachQueue(t *testing.T) {
 	})
 	if n := f.count(`SELECT count(*) FROM penstock.sample WHERE queue_id = $1 AND pending = 3 AND computing = 1 AND serving = 1
 	                    AND head_age BETWEEN 90 AND 200 AND blocked IS NULL AND NOT estimated`, f.q.ID); n == 0 {
-		t.Errorf("no sample says how the queue stands: %+v", duty.Latest().Queues)
+		t.Errorf("no sample of the queue: %+v", duty.Latest().Queues)
 	}
 	f.exec(`SELECT penstock.pause_queue('work', 'test', 'ada')`)
-	eventually(t, "a pause shows as what blocks the queue, and its head does not age", func() bool {
+	eventually(t, "a pause is the reason why the queue is blocked, and its head does not age", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.sample WHERE queue_id = $1 AND blocked = 'paused' AND head_age IS NULL`, f.q.ID) > 0
 	})
 	if latest := duty.Latest(); latest.Server.MaxConnections == 0 || len(latest.Queues) < 2 || latest.Took == 0 {
-		t.Errorf("the last look was %+v", latest)
+		t.Errorf("the last sampling was %+v", latest)
 	}
 }
 
@@ -81,7 +81,8 @@ func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 	}
 }
 
-// Looks at a hundred queues are a hundred looks at one: none is planned over the tables of the others.
+// The cost of sampling grows linearly with the queues: no statement is planned over the tables of
+// other queues.
 func TestLookAtManyQueuesTakesNoLongerForEach(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	f.exec(`SELECT penstock.create_queue('q' || n) FROM generate_series(1, 100) n`)
@@ -89,11 +90,11 @@ func TestLookAtManyQueuesTakesNoLongerForEach(t *testing.T) {
 	eventually(t, "all are sampled", func() bool { return len(duty.Latest().Queues) >= 100 })
 	// Half a second on two busy cores; planned over one another they took twelve.
 	if took := duty.Latest().Took; took > 4*time.Second {
-		t.Errorf("the look took %s", took)
+		t.Errorf("sampling took %s", took)
 	}
 }
 
-// A look that goes wrong for a queue's sake does not end the term.
+// An error of one queue in sampling does not end the term.
 func TestSamplesThatCannotBeTakenEndNothing(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	f.exec(`ALTER FUNCTION penstock.measure(penstock.queue) RENAME TO gone`)
@@ -106,8 +107,8 @@ func TestSamplesThatCannotBeTakenEndNothing(t *testing.T) {
 	eventually(t, "it samples again", func() bool { return len(duty.Latest().Queues) > 0 })
 }
 
-// A sample reads as many buffers at any depth: it counts up to a bound, and marks what goes beyond as an estimate.
-// SAMPLE_ENTRIES=10000000 measures at ten million.
+// A sample reads as many buffers at any depth: it counts up to a bound, and marks a larger depth as
+// an estimate. SAMPLE_ENTRIES=10000000 measures at ten million.
 func TestSampleCostsTheSameAtAnyDepth(t *testing.T) {
 	most := 200_000
 	if text := os.Getenv("SAMPLE_ENTRIES"); text != "" {
@@ -129,7 +130,7 @@ func TestSampleCostsTheSameAtAnyDepth(t *testing.T) {
 	}
 	measured := func() (buffers float64, ms float64) {
 		var text []byte
-		for range 2 { // the first one meets what nobody has cached
+		for range 2 { // the first one fills the caches
 			if err := f.pool.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
 			    SELECT m.* FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m`).Scan(&text); err != nil {
 				t.Fatal(err)
@@ -151,7 +152,7 @@ func TestSampleCostsTheSameAtAnyDepth(t *testing.T) {
 	small, _ := measured()
 	fill(most)
 	large, ms := measured()
-	t.Logf("a look at every queue reads %.0f buffers at 40,000 entries, %.0f at %d, in %.1f ms", small, large, most, ms)
+	t.Logf("sampling every queue reads %.0f buffers at 40,000 entries, %.0f at %d, in %.1f ms", small, large, most, ms)
 	if small == 0 || large > 1.5*small+100 {
 		t.Errorf("%.0f buffers at 40,000 entries and %.0f at %d", small, large, most)
 	}

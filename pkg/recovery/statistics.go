@@ -18,11 +18,12 @@ func onTable(sql string, q *invalidation.Queue) string {
 	return strings.ReplaceAll(sql, "penstock.entry_X", pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize())
 }
 
-// Statistics is the duty that counts the depth of queues with a capacity. Pushes are admitted against the last
-// count and what two counters say has changed since; counting anew mends what the counters lost.
+// Statistics is the duty that counts the depth of queues with a capacity. Pushes are admitted
+// against the last count plus the changes in two counters since; each new count corrects losses of
+// the counters.
 type Statistics struct {
 	cfg       Config
-	db        postgres.DB         // whose statements count within the term only
+	db        postgres.DB         // its statements commit only within the term
 	notBefore map[int32]time.Time // when a queue may be counted again
 	counts    atomic.Int64
 }
@@ -35,10 +36,11 @@ func NewStatistics(db postgres.DB, fence Fence, cfg Config) *Statistics {
 // Run counts until ctx ends.
 func (s *Statistics) Run(ctx context.Context) error { return loop(ctx, s.cfg, "statistics", s.pass) }
 
-// Counts is how often a queue was counted in this term.
+// Counts returns how often a queue was counted in this term.
 func (s *Statistics) Counts() int64 { return s.counts.Load() }
 
-// countShare is the share of its time that counting a queue may take: a count of 50 ms comes every second.
+// countShare is the share of the time that counting a queue may take: a count of 50 ms runs every
+// second.
 const countShare = 0.05
 
 func (s *Statistics) pass(ctx context.Context) (time.Duration, error) {
@@ -56,7 +58,7 @@ func (s *Statistics) pass(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		if err != nil {
-			s.cfg.Log.ErrorContext(ctx, "depth of a queue was not counted", "queue", q.Name, "error", err)
+			s.cfg.Log.ErrorContext(ctx, "cannot count the depth of queue", "queue", q.Name, "error", err)
 		}
 		took := time.Since(start)
 		s.notBefore[q.ID] = start.Add(max(s.cfg.CountPause, time.Duration(float64(took)/countShare)))

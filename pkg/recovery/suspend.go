@@ -5,35 +5,36 @@ import (
 	"time"
 )
 
-// Reading is what one pass read of the clocks and the nodes.
+// Reading is the clocks and nodes as one pass read them.
 type Reading struct {
-	At time.Time // of this process, monotonic, from when all was answered: a reading that took long came late
-	// Unanswered is the longest time since the reading before without an answer of the database, to whatever statement:
-	// a pass that works long and is answered all the while is no stall. Zero stands for the time between the two readings.
+	At time.Time // of this process, monotonic, after the last answer: a slow reading counts as late
+	// Unanswered is the longest time since the previous reading without an answer of the database
+	// to any statement: a long pass with answers all along is no stall. Zero means the time between
+	// the two readings.
 	Unanswered time.Duration
 	Clock      time.Duration // of the database, from any fixed moment
 	Uptime     time.Duration // of the database server
 	Nodes      []Node
 }
 
-// Suspender judges whether a lapsed lease says anything about its node. Its zero value has seen nothing yet.
+// Suspender decides whether a lapsed lease is evidence that its node died. Its zero value is ready
+// to use.
 //
-// Nothing is freed
+// No lock is freed
 //
-//   - for a third of a lease after the first look: if the clock had jumped, that is when live nodes would show it;
-//   - for a lease after the database gave us no answer for more than half a lease: it was out of reach for us, so
-//     perhaps for the nodes;
-//   - for a lease after the database's clock moved otherwise than ours by more than a fifth of a lease;
+//   - for a third of a lease after the first reading: after a jump of the clock live nodes renew their leases in it;
+//   - for a lease after the database gave the leader no answer for more than half a lease: it may have been out of
+//     reach for the nodes as well;
+//   - for a lease after the database's clock moved differently from the leader's by more than a fifth of a lease;
 //   - for a lease after the database server was started;
 //   - while more than a share of the nodes (and not just one or two) have been silent for more than half their
-//     lease and something says that it was not they: none of the others is heard either, or a look of ours was more
-//     than a fifth of a lease late within the last lease. And for a third of a lease after that, for they do not come
-//     back in the same moment. A node that has been silent for two leases is not counted any more: it is dead,
-//     whatever happened.
+//     lease and there is evidence of a common cause: none of the others is heard either, or a reading was more
+//     than a fifth of a lease late within the last lease. And for a third of a lease after that, since nodes do not
+//     come back all at once. A node that has been silent for two leases is dead for any cause and not counted.
 //
-// Where others are heard all the while, and our looks come on time, heartbeats get through: those who are silent died,
-// however many they are, and wait no longer than one that died alone. Where none is heard, nobody is there to run what
-// they held, so that waiting costs nothing.
+// If other nodes are heard and readings are on time, heartbeats get through: the silent nodes died,
+// however many they are, and recovery waits no longer than for a single one. If no node is heard,
+// no node could run the freed entries, so waiting costs nothing.
 //
 // Half a lease is more than two heartbeats. So when all nodes fall silent at once this is seen before the first
 // lease lapses.
@@ -42,15 +43,16 @@ type Suspender struct {
 	NodesMin int
 
 	last      Reading
-	lateUntil time.Time // a lease after the last look that came late
+	lateUntil time.Time // a lease after the last late reading
 	until     time.Time
 	reason    string
 }
 
-// leaseDefault stands for the nodes' lease where there are no nodes.
+// leaseDefault is used as the lease while there are no nodes.
 const leaseDefault = 10 * time.Second
 
-// Judge returns why nothing may be freed now, or an empty string. It must see every look, in order.
+// Judge returns why no lock may be freed now, or an empty string. It must be called with every
+// reading, in order.
 func (s *Suspender) Judge(r Reading) string {
 	lease := longestLease(r.Nodes)
 	first := s.last.At.IsZero()
@@ -66,7 +68,7 @@ func (s *Suspender) Judge(r Reading) string {
 	}
 	switch {
 	case first:
-		s.suspend(r.At.Add(lease/3), "a new term looks before it acts")
+		s.suspend(r.At.Add(lease/3), "a new term observes before it frees locks")
 	case gap > lease/2:
 		s.suspend(r.At.Add(lease), fmt.Sprintf("the database was out of reach for %v", gap.Round(time.Millisecond)))
 	case jump.Abs() > lease/5:

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
-// world is a set of nodes that beat, seen by a leader that looks, all on one simulated clock.
+// world is a set of nodes that beat, observed by a leader, all on one simulated clock.
 type world struct {
 	now       time.Time
 	clock     time.Duration // of the database, apart from now when it jumps
@@ -38,8 +38,9 @@ func newWorld(nodes int, phase func(int) time.Duration) *world {
 	return w
 }
 
-// advance moves time on. reach says whether nodes and leader reach the database. It returns the nodes that were
-// dead by their lease in a look that was not suspended, and how that look was judged.
+// advance moves time on. reach says whether nodes and leader reach the database. It returns the
+// nodes that were dead by their lease in an observation that was not suspended, and how that
+// observation was judged.
 func (w *world) advance(d time.Duration, nodesReach, leaderReaches bool) (found []*simNode, reason string) {
 	for range d / step {
 		w.now, w.clock = w.now.Add(step), w.clock+step
@@ -51,14 +52,14 @@ func (w *world) advance(d time.Duration, nodesReach, leaderReaches bool) (found 
 		}
 		if leaderReaches && at%(5*step) == 0 {
 			var lapsed []*simNode
-			lapsed, reason = w.look()
+			lapsed, reason = w.observe()
 			found = append(found, lapsed...)
 		}
 	}
 	return found, reason
 }
 
-func (w *world) look() (lapsed []*simNode, reason string) {
+func (w *world) observe() (lapsed []*simNode, reason string) {
 	r := recovery.Reading{At: w.now, Clock: w.clock, Uptime: w.clock - w.started}
 	for i, n := range w.nodes {
 		r.Nodes = append(r.Nodes, node(i, 0, w.clock-n.beatAt))
@@ -158,7 +159,7 @@ func TestNodesThatDiedAllAreFoundSoonAfterOthersCome(t *testing.T) {
 		n.dead = true
 	}
 	if found, reason := w.advance(15*time.Second, true, true); len(found) != 0 || reason == "" {
-		t.Errorf("nobody is heard, and %d are found dead", len(found))
+		t.Errorf("no node is heard, and %d are found dead", len(found))
 	}
 	w.nodes = append(w.nodes, &simNode{beatAt: w.clock})
 	if found, reason := w.advance(lease/3+time.Second, true, true); len(found) == 0 {
@@ -176,7 +177,7 @@ func TestNodesThatFallSilentWhileOurLooksAreLateAreGivenTime(t *testing.T) {
 	for range 5 {
 		w.advance(2500*time.Millisecond, true, false)
 		if found, reason := w.advance(5*step, true, true); len(found) > 0 || w.clock-w.nodes[0].beatAt > lease && reason == "" {
-			t.Fatalf("%d nodes found dead while looks come every three seconds", len(found))
+			t.Fatalf("%d nodes found dead while observations come every three seconds", len(found))
 		}
 	}
 }
@@ -192,7 +193,8 @@ func TestJumpOfTheDatabasesClockKillsNobody(t *testing.T) {
 	})
 }
 
-// A clock that jumps ahead ends the leader's lease as well. The next leader has no earlier look to compare with.
+// A clock that jumps ahead ends the leader's lease as well. The next leader has no earlier
+// observation to compare with.
 func TestNewTermLooksBeforeItActs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(rapid.IntRange(1, 12).Draw(t, "nodes"), phases(t))

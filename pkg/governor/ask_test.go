@@ -1,13 +1,13 @@
 package governor
 
-// Ask gives the verdict that Take would, and takes nothing: for a person who wonders why.
+// Ask gives the verdict that Take would, and takes nothing: to explain a refusal.
 func (g *Governor) Ask(queue string, free int) Verdict {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.decide(g.needs[queue], free)
 }
 
-// Status is what the governor knows.
+// Status is the state of the governor.
 type Status struct {
 	Readings Readings // FreeThreads is not known here and zero
 	State    State
