@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/internal/config"
 )
 
-// Config is all that can be set about a leader. docs/configuration.md is made of it.
+// Config is the configuration of a leader. docs/configuration.md is generated from it.
 type Config struct {
 	Database config.Database `koanf:"database"`
 	Log      config.Log      `koanf:"log"`
@@ -16,7 +16,7 @@ type Config struct {
 	Leader   Leader          `koanf:"leader"`
 }
 
-// Leader is the section for leaders alone.
+// Leader is the section of the leader program.
 type Leader struct {
 	Listen   string     `koanf:"listen" help:"address of the HTTP server; beyond this machine it needs leader.tls, or leader.insecure_listen"`
 	Insecure bool       `koanf:"insecure_listen" help:"serve beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
@@ -32,7 +32,7 @@ type Leader struct {
 	Recovery Recovery   `koanf:"recovery"`
 }
 
-// HTTP bounds what the server takes.
+// HTTP bounds requests and connections of the server.
 type HTTP struct {
 	Conns           int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
 	ConnsPerAddress int           `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most, and requests at once over them; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
@@ -41,7 +41,8 @@ type HTTP struct {
 	Timeout         time.Duration `koanf:"timeout" help:"for the work of one request"`
 }
 
-// Callback says which addresses a push may name to be called back; set it as in tasknode.webhook, which delivers.
+// Callback bounds the addresses that a push may name for a callback; set it as in tasknode.webhook,
+// which delivers.
 type Callback struct {
 	HTTPSOnly     bool     `koanf:"https_only" help:"only https addresses, for the hosts and networks below too"`
 	AllowHTTP     bool     `koanf:"allow_http" help:"plain http addresses of public hosts as well; those of the hosts and networks below need no leave"`
@@ -50,12 +51,12 @@ type Callback struct {
 	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be named although they are private"`
 }
 
-// Reports says what lets asynchronous workers report here.
+// Reports is the section for reports of asynchronous workers.
 type Reports struct {
 	CallbackKey string `koanf:"callback_key" help:"what keeps others from reporting in a worker's name at /tasks/callback, the same as tasknode.inference.callback_key: env:NAME or file:/path; without it nobody may report here"`
 }
 
-// Election says how this leader takes part.
+// Election is the section for the election.
 type Election struct {
 	Eligible bool          `koanf:"eligible" help:"false: serve requests, but never be elected for singleton duties"`
 	Holder   string        `koanf:"holder" help:"what people read about this process; without it host name and process id"`
@@ -63,7 +64,7 @@ type Election struct {
 	Poll     time.Duration `koanf:"poll" help:"longest pause between the looks of those that are not elected"`
 }
 
-// Recovery says how the elected leader cares for the queues.
+// Recovery is the section for the recovery duties.
 type Recovery struct {
 	Pause          time.Duration `koanf:"pause" help:"between two looks for stuck locks and due entries"`
 	Locks          int           `koanf:"pass_locks_max" help:"locks freed in one pass, at most"`

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
-// leader is what takes part in the election, and what it does once elected.
+// leader takes part in the election and runs the duties while it is elected.
 type leader struct {
 	cfg      Config
 	pools    *pools
@@ -42,7 +42,7 @@ func newLeader(cfg Config, p *pools, log *slog.Logger) *leader {
 	return l
 }
 
-// duties are what the elected leader does. Each writes within its term only.
+// duties are the duties of the elected leader. Each writes only within its term.
 type duties struct {
 	locks      *recovery.Locks
 	deadlines  *recovery.Deadlines
@@ -55,7 +55,7 @@ type duties struct {
 	batches    *batch.Stepper
 }
 
-// lead performs every duty until the term ends. If one of them cannot be kept, all end and the leader resigns.
+// lead runs every duty until the term ends. If one of them fails, all end and the leader resigns.
 func (l *leader) lead(ctx context.Context, term election.Term) error {
 	db, fence := l.pools.duties, term.On(l.pools.duties)
 	cfg := recovery.Config{

@@ -96,7 +96,7 @@ func run(cfg Config, log *slog.Logger) error {
 	return err
 }
 
-// debug is what the debug address serves: profiles only where nobody beyond this machine can reach them.
+// debug is the handler of the debug address. It serves profiles only on a loopback address.
 func (l Leader) debug(metrics http.Handler) http.Handler {
 	if !config.Loopback(l.Debug) {
 		return api.NewMetrics(metrics)
@@ -104,7 +104,7 @@ func (l Leader) debug(metrics http.Handler) http.Handler {
 	return api.LocalNames(api.NewDebug(metrics))
 }
 
-// newAPI is what clients and workers reach. It is not ready any more once ctx has ended.
+// newAPI returns the API for clients and workers. Its readiness probe fails once ctx has ended.
 func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 	cfg := l.cfg.Leader
 	callbacks, err := cfg.Callback.policy()
@@ -139,7 +139,7 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 	}), nil
 }
 
-// open returns what takes reports, nil if nothing is to.
+// open returns the receiver of reports, nil if reports are not configured.
 func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 	if r.CallbackKey == "" {
 		return nil, nil //nolint:nilnil // as said
@@ -154,7 +154,7 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 	return inference.NewCallbacks("", []byte(key), db, log), nil
 }
 
-// policy is which addresses a push may name.
+// policy returns the policy for addresses that a push may name.
 func (c Callback) policy() (webhook.Policy, error) {
 	p, err := webhook.NewPolicy(c.HTTPSOnly, c.AllowHosts, c.AllowNetworks)
 	if err != nil {
@@ -165,7 +165,7 @@ func (c Callback) policy() (webhook.Policy, error) {
 	return p, err
 }
 
-// listen opens the address for clients, and the one for whoever looks after the process.
+// listen opens the address for clients, and the debug address for operators.
 func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err error) {
 	clients, err = api.Listen(ctx, api.ListenConfig{
 		Address: cfg.Listen, ConnsMax: cfg.HTTP.Conns, ConnsPerAddressMax: cfg.HTTP.ConnsPerAddress,
@@ -176,12 +176,13 @@ func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err e
 	}
 	if debug, err = api.Listen(ctx, api.ListenConfig{Address: cfg.Debug, ConnsMax: 16}); err != nil {
 		clients.Close()
-		return nil, nil, fmt.Errorf("%w; leader.debug_listen says where", err)
+		return nil, nil, fmt.Errorf("%w; see leader.debug_listen", err)
 	}
 	return clients, debug, nil
 }
 
-// pools keep what must not wait apart: elections from duties, and duties from requests.
+// pools separates the connections of elections, duties and requests, so that none waits for
+// another's.
 type pools struct {
 	api, duties, election *pgxpool.Pool
 }
@@ -214,7 +215,7 @@ func (p *pools) close() {
 	}
 }
 
-// prepare waits for the database and sees to it that the schema is there. It returns early when ctx ends.
+// prepare waits for the database and for its schema. It returns early when ctx ends.
 func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error {
 	return postgres.Wait(ctx, p.duties, log, func() error { return migrate(ctx, cfg, p.duties, log) })
 }

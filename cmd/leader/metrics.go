@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
-// registry holds all that /metrics shows; telemetry.Catalog explains it. What duties count begins anew with each term.
+// registry holds the metrics of /metrics; see telemetry.Catalog. Counters of duties restart with
+// each term.
 func (l *leader) registry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
@@ -32,7 +33,8 @@ func oneIf(set bool) float64 {
 	return 0
 }
 
-// sampling is the last look at the queues, if this process is elected: of a former leader it is old.
+// sampling is the last sample of the queues, if this process is elected: that of a former leader is
+// old.
 func (l *leader) sampling() (s recovery.Sampling, known bool) {
 	if d := l.duties.Load(); d != nil && l.elector.Status().Leading {
 		s = d.samples.Latest()
@@ -118,7 +120,7 @@ func (l *leader) hintMetrics(out chan<- prometheus.Metric) {
 func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	d := l.duties.Load()
 	if d == nil || !l.elector.Status().Leading {
-		return // what a former leader found is old
+		return // the sample of a former leader is old
 	}
 	locks := d.locks.Status()
 	out <- l.metrics.Value("locks", float64(locks.Held))
@@ -159,7 +161,7 @@ func (l *leader) poolMetrics(out chan<- prometheus.Metric) {
 	}
 }
 
-// requests counts what the API answers.
+// requests counts the requests to the API.
 type requests struct {
 	total   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec

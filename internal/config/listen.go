@@ -7,14 +7,14 @@ import (
 	"net/netip"
 )
 
-// TLS is the section that says how connections to a listener are secured.
+// TLS is the section for the certificates of a listener.
 type TLS struct {
 	Cert     string `koanf:"cert" help:"file with the server's certificate; without it connections are not encrypted"`
 	Key      string `koanf:"key" help:"file with its key; both are read again when they change"`
 	ClientCA string `koanf:"client_ca" help:"file with certificates of authorities: clients need a certificate of one of them, and their token as well"`
 }
 
-// Validate checks that the files of the section go together; its keys begin with prefix.
+// Validate checks that the section names a complete set of files; its keys begin with prefix.
 func (t TLS) Validate(prefix string) error {
 	var errs []error
 	if (t.Cert == "") != (t.Key == "") {
@@ -37,8 +37,9 @@ func Loopback(address string) bool {
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// CheckPlain refuses to listen beyond this machine without TLS, unless the operator says that the connections are secured
-// otherwise. The keys of the options begin with program: listen, tls and insecure_listen.
+// CheckPlain refuses an address beyond loopback without TLS, unless insecure_listen declares that
+// the connections are secured otherwise. The keys of the options begin with program: listen, tls
+// and insecure_listen.
 func CheckPlain(program, listen string, t TLS, insecure bool) error {
 	if t.Cert != "" || insecure || Loopback(listen) {
 		return nil

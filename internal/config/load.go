@@ -24,7 +24,7 @@ import (
 
 const envPrefix = "PENSTOCK_"
 
-// programs are those whose sections may stand beside each other in one file and one environment.
+// programs are the programs whose sections may share one file and one environment.
 var programs = []string{"leader", "tasknode"}
 
 // notOptions are variables that other parts of Penstock read, the CLI above all.
@@ -33,13 +33,14 @@ var notOptions = []string{
 	"PENSTOCK_SERVER", "PENSTOCK_TOKEN", "PENSTOCK_CA_FILE", "PENSTOCK_CERT_FILE", "PENSTOCK_KEY_FILE",
 }
 
-// linked matches what Kubernetes and Docker put into the environment for a service whose name begins with penstock.
+// linked matches variables that Kubernetes and Docker set for a service whose name begins with
+// penstock.
 var linked = regexp.MustCompile(`^PENSTOCK_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|NAME|ENV_.*)$`)
 
-// ErrHelp is returned after the help was printed because somebody asked for it.
+// ErrHelp is returned after the help was printed on request.
 var ErrHelp = errors.New("help was printed")
 
-// Program says who reads the configuration and from where.
+// Program is the program that reads the configuration, and its sources.
 type Program struct {
 	Name    string // its section
 	Summary string // printed above the options by --help
@@ -48,8 +49,9 @@ type Program struct {
 	Out     io.Writer // of --help
 }
 
-// Main is the whole of a daemon: it reads cfg (see Load) from the command line and its environment, and runs. The exit code
-// is 2 where what the program was told is wrong, and 1 where run ended with an error.
+// Main is the main function of a daemon: it reads cfg (see Load) from the command line and its
+// environment, and runs. The exit code is 2 for an invalid configuration, and 1 if run ended with
+// an error.
 func Main(p Program, cfg any, section *Log, validate func() error, run func(*slog.Logger) error) {
 	p.Args, p.Out = os.Args[1:], os.Stdout
 	err := Load(p, cfg)
@@ -100,7 +102,7 @@ func Load(p Program, cfg any) error {
 	if err := p.readEnv(k, all, probe); err != nil {
 		return err
 	}
-	// Only flags that were given count: the defaults stand in cfg already.
+	// Only flags that were given count: cfg has the defaults already.
 	keys := map[string]string{}
 	for _, o := range all {
 		keys[o.Flag] = o.Key
@@ -171,7 +173,7 @@ func isDuration(o Option) bool { return o.value.Type() == reflect.TypeFor[time.D
 
 func isText(v any) bool { _, ok := v.(string); return ok }
 
-// readEnv loads what the environment sets. The flags of probe say whether a value can be read.
+// readEnv loads the options that the environment sets. The flags of probe validate each value.
 func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) error {
 	var unknown []string
 	var flaw error
@@ -208,7 +210,7 @@ func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) err
 	return nil
 }
 
-// belongsElsewhere says that a key is in the section of another program.
+// belongsElsewhere reports whether a key is in the section of another program.
 func (p Program) belongsElsewhere(key, separator string) bool {
 	return slices.ContainsFunc(programs, func(other string) bool {
 		return other != p.Name && strings.HasPrefix(key, other+separator)

@@ -9,13 +9,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Option is one thing that can be set.
+// Option is one setting of a program.
 type Option struct {
 	Key     string // database.url
 	Flag    string // database-url
 	Env     string // PENSTOCK_DATABASE_URL
 	Help    string
-	Default string // as people write it; empty if there is none
+	Default string // in the form of a flag's value; empty if there is none
 
 	value reflect.Value // the field of the program's struct
 }
@@ -95,7 +95,7 @@ func Table(program string, cfg any) string {
 	return b.String()
 }
 
-// Page replaces the table of one program in the text of docs/configuration.md: what stands between the lines
+// Page replaces the table of one program in the text of docs/configuration.md, between the lines
 // <!-- program --> and <!-- end -->.
 func Page(text, program string, cfg any) (string, error) {
 	begin, end := "<!-- "+program+" -->\n", "<!-- end -->"

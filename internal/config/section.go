@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Database is the section of every program that says where the database is.
+// Database is the section of every program for its database.
 type Database struct {
 	URL      string `koanf:"url" help:"address of the database, postgres://user:password@host/name; without it PGHOST, PGUSER and so on count"`
 	MaxConns int    `koanf:"max_conns" help:"connections at most, beside those that a duty has for itself; 0: the program's own default"`
@@ -23,8 +23,8 @@ type Database struct {
 	Timeout   time.Duration `koanf:"timeout" help:"of one statement; 0: none"`
 }
 
-// Listen returns the connection on which to listen for hints, or nil where there can be none: behind a pooler without a
-// direct address.
+// Listen returns the configuration of the connection that listens for hints, or nil if there can be
+// none: behind a pooler without a direct address.
 func (d Database) Listen() (*pgx.ConnConfig, error) {
 	if d.DirectURL == "" && d.Pooled {
 		return nil, nil
@@ -44,7 +44,7 @@ func (d Database) Pool(maxConns int32) postgres.Config {
 	return postgres.Config{DSN: d.URL, MaxConns: maxConns, Pooled: d.Pooled, StatementTimeout: d.Timeout}
 }
 
-// Log is the section of every program that says what it writes about itself.
+// Log is the section of every program for its log.
 type Log struct {
 	Level  string `koanf:"level" help:"debug, info, warn or error"`
 	Format string `koanf:"format" help:"text or json"`
@@ -66,13 +66,13 @@ func (l Log) Logger(out io.Writer) (*slog.Logger, error) {
 	return nil, fmt.Errorf("log.format is %q: want text or json", l.Format)
 }
 
-// Trace is the section of every daemon that says where its spans go.
+// Trace is the section of every daemon for the export of spans.
 type Trace struct {
 	Endpoint string  `koanf:"endpoint" help:"address that takes OTLP over HTTP, http://collector:4318/v1/traces; without it there are no traces"`
 	Share    float64 `koanf:"share" help:"of the traces that begin here, 0 to 1; one that a caller began is as the caller wants it"`
 }
 
-// Validate says what is wrong with the section.
+// Validate returns an error for an invalid section.
 func (t Trace) Validate() error {
 	if t.Share < 0 || t.Share > 1 {
 		return fmt.Errorf("trace.share is %v: want 0 to 1", t.Share)

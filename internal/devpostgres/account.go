@@ -38,7 +38,7 @@ func serverAccount() (account, error) {
 }
 
 // attributes are those of a process in the account's name and in a session of its own,
-// out of reach of the terminal's Ctrl-C.
+// so that the terminal's Ctrl-C does not reach it.
 func (a account) attributes() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setsid: true}
 	if a.drop {
@@ -55,7 +55,7 @@ func (a account) own(path string) error {
 	return os.Lchown(path, int(a.uid), int(a.gid))
 }
 
-// reach says whether the account may go into directory dir, which must exist.
+// reach returns an error if the account may not enter directory dir, which must exist.
 func (a account) reach(dir string) error {
 	if !a.drop {
 		return nil

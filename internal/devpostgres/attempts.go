@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// NotFoundError says that no source gave a Postgres, and why each did not.
+// NotFoundError is returned if no source gave a Postgres, with the reason for each.
 type NotFoundError struct {
 	Attempts []Attempt
 }
 
-// Attempt is one source that was tried and what kept it from working.
+// Attempt is one source that was tried, and its error.
 type Attempt struct {
 	Source, Reason string
 }
 
-// Error lists every attempt and the ways out, one a line.
+// Error lists every attempt and the possible remedies, one a line.
 func (e *NotFoundError) Error() string {
 	var b strings.Builder
 	b.WriteString("find a Postgres: none of these worked:\n")

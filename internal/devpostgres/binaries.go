@@ -24,7 +24,7 @@ func (b binaries) String() string { return fmt.Sprintf("Postgres %s in %s", b.ve
 
 func (b binaries) program(name string) string { return filepath.Join(b.dir, name) }
 
-// place is where an installation may be: a pattern of directories and how people call it.
+// place is a usual location of an installation: a pattern of directories and its name.
 type place struct{ name, pattern string }
 
 // places lists the usual homes of Postgres binaries, most specific first.
@@ -39,8 +39,9 @@ func places() []place {
 	}
 }
 
-// installed looks for binaries on this machine: first on PATH, then in the usual places, the newest version first.
-// wantMajor, if not 0, is the only version that will do. Every place looked at in vain is noted in tried.
+// installed searches binaries on this machine: first on PATH, then in the usual places, the newest
+// version first. wantMajor, if not 0, is the only accepted version. Every place without usable
+// binaries is added to tried.
 func installed(ctx context.Context, acct account, wantMajor int, at []place, tried *attempts) iter.Seq[binaries] {
 	return func(yield func(binaries) bool) {
 		if path, err := exec.LookPath("postgres"); err != nil {
@@ -90,7 +91,7 @@ func numberIn(path string) int {
 	return n
 }
 
-// inspectPath follows links: initdb stands beside the real postgres, not beside a link to it.
+// inspectPath follows links: initdb is beside the real postgres, not beside a link to it.
 func inspectPath(ctx context.Context, acct account, postgres string, wantMajor int) (binaries, error) {
 	resolved, err := filepath.EvalSymlinks(postgres)
 	if err != nil {

@@ -36,7 +36,7 @@ func startCluster(ctx context.Context, cfg Config, acct account, bin binaries) (
 	c := &cluster{cfg: cfg, acct: acct, bin: bin, dir: dir, socketDir: cfg.SocketDir}
 	server, err := c.open(ctx)
 	if err != nil {
-		// The caller's context may be the reason; the clean-up must not suffer from it.
+		// The caller's context may have ended; the clean-up must run all the same.
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.StartTimeout)
 		defer cancel()
 		return nil, errors.Join(err, c.close(cleanup))
@@ -97,7 +97,8 @@ func (c *cluster) run(ctx context.Context) error {
 	return c.waitReady(ctx)
 }
 
-// waitReady waits for the postmaster's own word in its pid file, which costs no connection attempts.
+// waitReady waits for the status "ready" in the postmaster's pid file, which needs no connection
+// attempts.
 func (c *cluster) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.StartTimeout)
 	defer cancel()

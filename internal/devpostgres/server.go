@@ -21,7 +21,8 @@ const (
 	Crash Signal = "KILL"
 )
 
-// ErrNotOurs is returned for what can only be done to a private cluster, not to a server given by DSN or in a container.
+// ErrNotOurs is returned by methods that need a private cluster, for a server given by DSN or in a
+// container.
 var ErrNotOurs = errors.New("not a private cluster")
 
 // Server is a running Postgres. Its methods may be called from several goroutines.
@@ -47,7 +48,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	return find(ctx, cfg, places())
 }
 
-// useDSN takes a server that somebody else runs.
+// useDSN uses a server that was started elsewhere.
 func useDSN(ctx context.Context, dsn string) (*Server, error) {
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
@@ -65,7 +66,7 @@ func (s *Server) ConnString() string { return s.uri }
 // Config is a copy of the parsed ConnString.
 func (s *Server) Config() *pgx.ConnConfig { return s.config.Copy() }
 
-// Source says where the server came from, for people.
+// Source describes the source of the server in words.
 func (s *Server) Source() string { return s.source }
 
 // Stop ends the server and deletes an ephemeral cluster. It leaves a server that was given by DSN alone.

@@ -14,9 +14,9 @@ import (
 )
 
 // clearStale removes what a dead postmaster left behind: its pid file and its socket's lock file.
-// Postgres itself takes any living process with that id for the postmaster: also a zombie that nobody reaps
-// (in a container without an init), and an unrelated process that got the id since.
-// The caller holds the cluster, so no other start interferes.
+// Postgres itself takes any live process with that id for the postmaster: also a zombie that is not
+// reaped (in a container without an init), and an unrelated process that got the id since. The
+// caller holds the cluster, so no other start interferes.
 func clearStale(ctx context.Context, data, socket string) error {
 	pidFile := filepath.Join(data, "postmaster.pid")
 	lines, err := readLines(pidFile)
@@ -57,7 +57,8 @@ func clearStaleSocket(ctx context.Context, data, socket string) error {
 	return nil
 }
 
-// postmaster says whether the process named in the first line of a pid file is a live server of directory data.
+// postmaster reports whether the process named in the first line of a pid file is a live server of
+// directory data.
 func postmaster(ctx context.Context, lines []string, data string) (pid int32, running bool) {
 	if len(lines) == 0 {
 		return 0, false
@@ -82,7 +83,7 @@ func isZombie(ctx context.Context, p *process.Process) bool {
 	return err == nil && len(status) > 0 && status[0] == process.Zombie
 }
 
-// alive says whether a process runs and is not a zombie.
+// alive reports whether a process runs and is not a zombie.
 func alive(ctx context.Context, pid int32) bool {
 	p, err := process.NewProcessWithContext(ctx, pid)
 	return err == nil && !isZombie(ctx, p)

@@ -1,4 +1,4 @@
-// Package duty keeps up what the elected leader does over and over.
+// Package duty runs the periodic passes of the elected leader's duties.
 package duty
 
 import (
@@ -12,15 +12,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Fence runs a transaction that counts only within the term of the leader for whom a duty was started.
+// Fence runs transactions that commit only within the leader's term for which a duty was started.
 type Fence interface {
 	InTx(ctx context.Context, fn func(pgx.Tx) error) error
 }
 
-// Loop says how a duty is kept.
+// Loop runs the passes of a duty.
 type Loop struct {
 	Name   string
-	Pause  time.Duration // after a pass that went wrong, at least
+	Pause  time.Duration // minimum after a failed pass
 	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try; 30 s if zero
 	Log    *slog.Logger
 }
@@ -31,7 +31,7 @@ const startMax = 500 * time.Millisecond
 // failed for longer than GiveUp without one that did not.
 func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration, error)) error {
 	var failingSince time.Time
-	pause := rand.N(min(l.Pause, startMax)) // duties that start together do not stay together
+	pause := rand.N(min(l.Pause, startMax)) // spreads duties that start together
 	for {
 		select {
 		case <-ctx.Done():
@@ -47,9 +47,9 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 			failingSince = time.Time{}
 		case failingSince.IsZero():
 			failingSince = start
-			l.Log.WarnContext(ctx, "duty went wrong; trying on", "duty", l.Name, "error", err)
+			l.Log.WarnContext(ctx, "pass of a duty failed; trying again", "duty", l.Name, "error", err)
 		case time.Since(failingSince) > cmp.Or(l.GiveUp, 30*time.Second):
-			return fmt.Errorf("keep duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second),
+			return fmt.Errorf("run duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second),
 				err)
 		}
 		if pause = next; err != nil {

@@ -2,7 +2,7 @@ package duty
 
 import "sync"
 
-// Tally is what a duty has done, which it counts itself and others read.
+// Tally is the counters of a duty: the duty adds, other goroutines read.
 type Tally[S any] struct {
 	mu  sync.Mutex
 	sum S
@@ -15,7 +15,7 @@ func (t *Tally[S]) Add(change func(*S)) {
 	change(&t.sum)
 }
 
-// Read returns the tally as it stands. What its maps hold is shared: see Add.
+// Read returns a copy of the tally, whose maps are shared: see Add.
 func (t *Tally[S]) Read() (sum S) {
 	t.Add(func(s *S) { sum = *s })
 	return sum

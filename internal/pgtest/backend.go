@@ -73,8 +73,8 @@ func (b *backend) close(ctx context.Context) {
 	_ = b.presence.Close(ctx) // nothing hangs on a good-bye
 }
 
-// prepare makes the migrated template unless it is there, under a name that tells its migrations,
-// and clears away what test binaries before this one left.
+// prepare makes the migrated template unless it exists, under a name with the hash of its
+// migrations, and drops databases that earlier test binaries left.
 func (b *backend) prepare(ctx context.Context) error {
 	digest, err := migrations.Digest()
 	if err != nil {
@@ -124,7 +124,7 @@ func (b *backend) ensureTemplate(ctx context.Context) error {
 	err := b.presence.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
 		b.template).Scan(&exists)
 	if err != nil {
-		return fmt.Errorf("look for template: %w", err)
+		return fmt.Errorf("find template: %w", err)
 	}
 	if exists {
 		return nil
@@ -150,7 +150,7 @@ func (b *backend) makeTemplate(ctx context.Context) error {
 	if _, err := migrations.Up(ctx, config); err != nil {
 		return fmt.Errorf("migrate template: %w", err)
 	}
-	// Nobody can connect to the finished template: a connection would make every clone of it fail.
+	// The finished template accepts no connections: an open one would make every clone of it fail.
 	for _, sql := range []string{
 		"ALTER DATABASE " + quote(unfinished) + " WITH ALLOW_CONNECTIONS false",
 		"ALTER DATABASE " + quote(unfinished) + " RENAME TO " + quote(b.template),

@@ -9,7 +9,8 @@ import (
 	"github.com/penstock/penstock/internal/devpostgres"
 )
 
-// engine is what runs a Postgres for tests: a private cluster, or a container where there are no binaries.
+// engine is a runner of Postgres for tests: a private cluster, or a container if there are no
+// binaries.
 type engine interface {
 	ConnString() string
 	Halt(ctx context.Context, sig devpostgres.Signal) error
@@ -17,8 +18,8 @@ type engine interface {
 	Stop(ctx context.Context) error
 }
 
-// startShared gives the test binary its server: the one that PENSTOCK_TEST_DATABASE_URL names, or an own one.
-// Nobody stops it: it ends with this process.
+// startShared gives the test binary its server: the one that PENSTOCK_TEST_DATABASE_URL names, or
+// an own one. It is not stopped explicitly: it ends with this process.
 func startShared(ctx context.Context) (engine, error) {
 	if dsn := os.Getenv("PENSTOCK_TEST_DATABASE_URL"); dsn != "" {
 		return devpostgres.Start(ctx, devpostgres.Config{DSN: dsn})

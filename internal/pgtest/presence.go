@@ -8,9 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// On a server that test binaries share, a binary that is killed leaves its databases behind, and every change of a
-// migration leaves a template. So each binary holds a shared advisory lock on what it uses, for as long as it lives;
-// what nobody holds is dropped by whoever comes next.
+// On a server that test binaries share, a binary that is killed leaves its databases behind, and
+// every change of a migration leaves a template. So each binary holds a shared advisory lock on the
+// databases it uses, until it ends; the next binary drops those on which there is no lock.
 
 const (
 	// presenceClass is the first half of the keys of these advisory locks; the second is a hash of the name.
@@ -19,10 +19,11 @@ const (
 	templateLock = 0x70656e73746f636b // "penstock"
 )
 
-// ownerOf finds the part of a database name that its user holds a lock on: a run or the digest of a template.
+// ownerOf returns the part of a database name on which its user holds a lock: a run or the digest
+// of a template.
 var ownerOf = regexp.MustCompile(`^penstock_(?:test|template)_([a-z0-9]+)`)
 
-// hold says that this binary uses what is named owner until conn is closed.
+// hold takes the lock of owner for this binary, until conn is closed.
 func hold(ctx context.Context, conn *pgx.Conn, owner string) error {
 	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock_shared($1, hashtext($2))", presenceClass, owner); err != nil {
 		return fmt.Errorf("hold %s: %w", owner, err)
@@ -30,7 +31,7 @@ func hold(ctx context.Context, conn *pgx.Conn, owner string) error {
 	return nil
 }
 
-// sweep drops this role's test databases and templates that nobody holds.
+// sweep drops this role's test databases and templates on which there is no lock.
 // The caller holds the template lock, so that none is about to be used.
 func sweep(ctx context.Context, conn *pgx.Conn, mine ...string) error {
 	rows, _ := conn.Query(ctx, `SELECT datname FROM pg_database

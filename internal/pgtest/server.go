@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/internal/devpostgres"
 )
 
-// Own is a Postgres of one test alone, with a migrated database in it, which the test may stop and start.
-// Pools and connections that are open meanwhile see what they would see if a production database went away.
+// Own is a Postgres of one test alone, with a migrated database in it, which the test may stop and
+// start. For open pools and connections this is the same as the failure of a production database.
 type Own struct {
 	t      testing.TB
 	engine engine
@@ -58,7 +58,7 @@ func (o *Own) Pool() *pgxpool.Pool {
 	return pool(o.t, o.dsn)
 }
 
-// Stop halts the server; sig says how. Nothing is running when it returns.
+// Stop halts the server by sig. All its processes have ended when it returns.
 func (o *Own) Stop(sig devpostgres.Signal) {
 	o.t.Helper()
 	if err := o.engine.Halt(o.t.Context(), sig); err != nil {

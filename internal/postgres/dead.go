@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// A connection may freeze without an error: a firewall loses its state, or the server's host vanishes. What
-// follows bounds for how long such a connection, or the attempt to open one, occupies a place of a pool.
+// A connection may freeze without an error: a firewall loses its state, or the server's host
+// vanishes. What follows bounds how long such a connection, or the attempt to open one, counts
+// against a pool's maximum.
 const (
 	// connectTimeout holds where the address names no connect_timeout; pgxpool's own default is 2 minutes.
 	connectTimeout = 10 * time.Second

@@ -1,4 +1,4 @@
-// Package postgres is how Penstock talks to Postgres: pools, transactions and SQLSTATEs. It knows no schema.
+// Package postgres is the access to Postgres: pools, transactions and SQLSTATEs. It knows no schema.
 package postgres
 
 import (
@@ -16,18 +16,19 @@ import (
 // DB runs statements: a pool, a connection or a transaction.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	// The rows know of Query's error as well: who collects them with pgx learns of it there.
+	// The rows carry Query's error as well: pgx.CollectRows returns it.
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
-// Config says which database and how many connections. Only DSN is needed.
+// Config names the database and bounds the connections. Only DSN is needed.
 type Config struct {
 	DSN      string
 	MaxConns int32 // 4 if zero
-	// Pooled is for a pooler in transaction mode between us and Postgres: no named statements, no session settings.
+	// Pooled is for a pooler in transaction mode before Postgres: no named statements, no session
+	// settings.
 	Pooled bool
 	// StatementTimeout bounds every statement of the pool; none if zero.
 	StatementTimeout time.Duration
@@ -35,11 +36,12 @@ type Config struct {
 	LockTimeout time.Duration
 }
 
-// session holds the settings of every connection of ours. The hot statements are keyed look-ups. A plan made while
-// a table was empty (as the locks are whenever nothing runs) must not turn into a scan or into loops over loops when
-// it is full, and planning anew would cost more than running. So there is one generic plan, and the statements leave
-// the planner no choice, whatever the statistics say: a table is reached only by LATERAL (... OFFSET 0) look-ups
-// through an index, or by the ctids that such a look-up found; sets meet in hashed IN (...), never in joins.
+// session holds the settings of every connection of Penstock. The hot statements are keyed lookups.
+// A plan made while a table was empty (as penstock.lock is while no entry runs) must not become a
+// scan or nested loops when it is full, and planning anew would cost more than running. So there is
+// one generic plan, and the statements leave the planner no choice under any statistics: a table is
+// read only by LATERAL (... OFFSET 0) lookups through an index, or by the ctids that such a lookup
+// found; sets are combined by hashed IN (...), never by joins.
 var session = map[string]string{
 	"application_name":                    "penstock",
 	"plan_cache_mode":                     "force_generic_plan",
@@ -48,9 +50,11 @@ var session = map[string]string{
 	"enable_mergejoin":                    "off",
 	"jit":                                 "off",
 	"idle_in_transaction_session_timeout": "60s",
-	// What stands without a schema in our statements is Postgres's own, whatever others put into public.
+	// Unqualified names in statements are Postgres's own, even if public has objects of the same
+	// names.
 	"search_path": "pg_catalog, pg_temp",
-	// Settling looks again in a new statement for what came meanwhile; a snapshot from before would hide it.
+	// Settling reads rows committed meanwhile in a new statement; under an older snapshot they
+	// would be invisible.
 	"default_transaction_isolation": "read committed",
 }
 
@@ -82,11 +86,12 @@ func ConnConfig(cfg Config) (*pgx.ConnConfig, error) {
 	return cc, nil
 }
 
-// prepare gives a connection its timeouts, and its session the settings that our statements rely on.
+// prepare sets the timeouts of a connection, and the session settings on which the statements rely.
 func (c Config) prepare(cc *pgx.ConnConfig) {
 	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, connectTimeout)
 	cc.DialFunc = closingSoon(cc.DialFunc)
-	// A server that is going away or has become a standby stays what it is: the next connection may find a better one.
+	// A connection to a server that shuts down or has become a standby is closed: the next one may
+	// reach the new primary.
 	cc.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
 		return err.Severity != "FATAL" && !Unavailable(err)
 	}
@@ -109,17 +114,18 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 	}
 }
 
-// ErrIsolation says that transactions are not read committed by default, which the queue needs: settling looks again, in a
-// new statement, for what came meanwhile.
+// ErrIsolation is returned if transactions are not read committed by default, which the queue
+// needs: settling reads rows that were committed meanwhile in a new statement.
 var ErrIsolation = errors.New("transactions must be read committed by default")
 
 const checkSQL = `
 SELECT current_setting('default_transaction_isolation'), format('ALTER ROLE %I IN DATABASE %I SET ', current_user, current_database()),
        ARRAY(SELECT s.name || ' = ' || s.value FROM unnest($1::text[], $2::text[]) s(name, value) WHERE current_setting(s.name) <> s.value ORDER BY 1)`
 
-// Check looks at what sessions are given. Where that can only be slow, it returns the statements that mend it: a pooler in
-// transaction mode hands out sessions that have what the role has, and nothing of what we would set. ErrIsolation: it would
-// be wrong.
+// Check compares the settings of sessions with the needed ones. For settings that only make
+// statements slow it returns the ALTER statements that correct them: sessions of a pooler in
+// transaction mode have the settings of the role, not those of this package. It returns
+// ErrIsolation for an isolation level that would make results wrong.
 func Check(ctx context.Context, db DB) (advice []string, err error) {
 	var isolation, alter string
 	names := []string{"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"}
@@ -128,7 +134,7 @@ func Check(ctx context.Context, db DB) (advice []string, err error) {
 		values[i] = session[name]
 	}
 	if err := db.QueryRow(ctx, checkSQL, names, values).Scan(&isolation, &alter, &advice); err != nil {
-		return nil, fmt.Errorf("look at the session's settings: %w", err)
+		return nil, fmt.Errorf("read the session's settings: %w", err)
 	}
 	for i := range advice {
 		advice[i] = alter + advice[i]
@@ -140,7 +146,7 @@ func Check(ctx context.Context, db DB) (advice []string, err error) {
 	return advice, nil
 }
 
-// Query runs a query for pgx.CollectRows, pgx.ForEachRow and the like: what goes wrong comes out of the rows.
+// Query runs a query for pgx.CollectRows, pgx.ForEachRow and the like, which return its error.
 func Query(ctx context.Context, db DB, sql string, args ...any) pgx.Rows {
 	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
@@ -149,7 +155,7 @@ func Query(ctx context.Context, db DB, sql string, args ...any) pgx.Rows {
 	return rows
 }
 
-// failed is the rows of a query that did not run.
+// failed is the rows of a query that failed before it ran.
 type failed struct {
 	pgx.Rows
 	err error
@@ -159,7 +165,8 @@ func (f failed) Close()     {}
 func (f failed) Err() error { return f.err }
 func (f failed) Next() bool { return false }
 
-// ErrNotBegun is wrapped by InTx where fn was not called: the database is away, or has no connection left.
+// ErrNotBegun is wrapped by InTx if fn was not called: the database is unavailable, or has no
+// connection left.
 var ErrNotBegun = errors.New("begin")
 
 // InTx runs fn in a transaction of db: commit if it returns nil, else roll back.
@@ -187,8 +194,9 @@ func Code(err error) string {
 	return ""
 }
 
-// Unavailable says that the database could not be reached or refused work for a reason that passes: shutting
-// down, starting up, read-only after a failover, out of connections, memory or disk.
+// Unavailable reports whether the database could not be reached or refused work for a temporary
+// reason: shutting down, starting up, read-only after a failover, out of connections, memory or
+// disk.
 func Unavailable(err error) bool {
 	switch code := Code(err); code {
 	case "":
@@ -213,7 +221,7 @@ func Named(err error, sentinels map[string]error) error {
 	return fmt.Errorf("%s: %w", pg.Message, sentinels[pg.Code])
 }
 
-// Given is nil for a zero value: NULL for what nobody gave.
+// Given returns nil, NULL in SQL, for a zero value.
 func Given[T comparable](v T) *T {
 	var zero T
 	if v == zero {

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Wait calls try until it succeeds, ever more rarely while the database is away, then does Check and logs its advice.
-// It returns nil early when ctx ends, and at once any error that does not pass by itself: ErrIsolation, what the server
-// says for good, and what has a method Final.
+// Wait calls try until it succeeds, with a growing delay while the database is unavailable, then
+// runs Check and logs its advice. It returns nil early when ctx ends, and at once any permanent
+// error: ErrIsolation, permanent errors of the server, and errors with a method Final.
 func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := try()
 		if err == nil {
 			var advice []string
 			if advice, err = Check(ctx, db); len(advice) > 0 {
-				log.Warn("sessions behind the pooler plan as they like; give their role the settings", "statements",
+				log.Warn("sessions behind the pooler lack planner settings; set them for the role", "statements",
 					advice)
 			}
 		}

@@ -43,7 +43,7 @@ func TestPageOfMetricsIsTheCatalog(t *testing.T) {
 
 func table() string {
 	var b strings.Builder
-	b.WriteString("| metric | labels | of | kind | what it says |\n|---|---|---|---|---|\n")
+	b.WriteString("| metric | labels | of | kind | meaning |\n|---|---|---|---|---|\n")
 	of := map[int]string{telemetry.Leader: "leader", telemetry.TaskNode: "node", telemetry.Leader | telemetry.TaskNode: "both"}
 	for _, m := range telemetry.Catalog() {
 		fmt.Fprintf(&b, "| `%s%s` | %s | %s | %s | %s |\n", telemetry.Prefix, m.Name, strings.Join(m.Labels, ", "), of[m.From], m.Kind, m.Help)

@@ -1,3 +1,3 @@
-// Package telemetry is what the programs tell the outside about themselves: the catalog of every metric, and the
-// export of traces. Only programs import it; duties count for themselves and take a tracer of OpenTelemetry's API.
+// Package telemetry has the catalog of every metric and the export of traces. Only programs import
+// it; duties keep their own counters and take a tracer of OpenTelemetry's API.
 package telemetry

@@ -11,8 +11,8 @@ import (
 // Prefix begins the name of every metric.
 const Prefix = "penstock_"
 
-// Metrics makes what the catalog names. A name or a number of labels that the catalog does not know makes the scrape
-// fail, which tests meet.
+// Metrics makes the metrics of the catalog. With a name or number of labels that is not in the
+// catalog the scrape fails, which tests detect.
 type Metrics struct {
 	byName map[string]Metric
 }
@@ -44,7 +44,7 @@ func (m Metrics) Value(name string, value float64, labels ...string) prometheus.
 	return made
 }
 
-// Pool is what there is to say about a pool of connections.
+// Pool returns the metrics of a connection pool.
 func (m Metrics) Pool(out chan<- prometheus.Metric, name string, pool *pgxpool.Pool) {
 	s := pool.Stat()
 	out <- m.Value("db_connections", float64(s.TotalConns()), name)
@@ -74,14 +74,14 @@ func (Collector) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (c Collector) Collect(out chan<- prometheus.Metric) { c(out) }
 
-// Other is the label of all that came when a Bound was full.
+// Other is the label of all values after a Bound is full.
 const Other = "other"
 
 // boundMax is how many queues, or models, have series of their own.
 const boundMax = 100
 
-// Bound keeps the values of a label few: the first hundred stand for themselves, the rest for Other. Once a value has
-// series of its own it keeps them, so that no series jumps.
+// Bound limits the values of a label: the first hundred values keep their name, the rest become
+// Other. A value keeps its label for the life of the process, so that no series jumps.
 type Bound struct {
 	mu    sync.Mutex
 	known map[string]bool
@@ -104,7 +104,7 @@ func (b *Bound) Label(value string) string {
 	return value
 }
 
-// Sums adds up gauges and counters whose labels were bounded, so that a series comes once.
+// Sums adds up gauges and counters whose labels were bounded, so that each series is reported once.
 type Sums struct {
 	metrics Metrics
 	order   []sum
@@ -125,7 +125,7 @@ func (s *Sums) Add(name string, value float64, labels ...string) {
 	s.series(name, labels).value += value
 }
 
-// Max keeps the largest value of a series: the sum of two ages is no age.
+// Max keeps the largest value of a series, for ages, which cannot be summed.
 func (s *Sums) Max(name string, value float64, labels ...string) {
 	one := s.series(name, labels)
 	one.value = max(one.value, value)

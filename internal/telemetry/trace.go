@@ -39,8 +39,9 @@ func NewTracing(ctx context.Context, service, address string, share float64) (pr
 	}, nil
 }
 
-// Traced makes a span of each request to /v1 and the like, below the one that its traceparent names. That header ends
-// here: what the request pushes stands below the span of its push.
+// Traced makes a span of each request to /v1 and the like, below the one that its traceparent
+// names. That header ends here: entries that the request pushes are children of the span of its
+// push.
 func Traced(tracer trace.Tracer, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Count(r.URL.Path, "/") < 2 { // probes and metrics

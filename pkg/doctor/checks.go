@@ -8,13 +8,13 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// check is one thing to look at. Its finding is fine unless it says otherwise.
+// check is one check of the examination. Its finding has severity fine unless it sets another.
 type check struct {
 	name string
 	run  func(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error)
 }
 
-// checks are run in this order: what everything rests on first.
+// checks are run in this order: preconditions of the others first.
 var checks = []check{
 	{"version", checkVersion},
 	{"schema", func(ctx context.Context, _ pgx.Tx, cfg Config) (Finding, error) { return cfg.Schema(ctx) }},

@@ -31,7 +31,7 @@ func checkHints(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 }
 
 func checkStandstills(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, degradedSQL, "no queue with work and nodes stands still", "queues that stand still: %d",
+	return judged(ctx, tx, degradedSQL, "no queue with work and nodes is at a standstill", "queues at a standstill: %d",
 		"The causes are named behind each queue; where there is none, the nodes' logs say why they claim nothing. "+
 			"penstock entry explain tells more of one entry.",
 		[]string{"standstill"})

@@ -1,5 +1,7 @@
-// Package doctor examines a database and what runs on it, and says what to do about each thing it finds. It only reads.
+// Package doctor checks a database and the processes on it, and gives advice for each problem. It
+// only reads.
 //
-// Examine runs the checks of a table (checks.go), each bounded in time and apart from the others: one that fails, for
-// want of a right or because the database is busy, is a finding of its own.
+// Examine runs the checks of a table (checks.go), each with a timeout and independent of the
+// others: a check that fails, for lack of a right or because the database is busy, is a finding of
+// its own.
 package doctor

@@ -12,29 +12,30 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Severity says how urgent a finding is.
+// Severity is the urgency of a finding.
 type Severity string
 
 // The severities, from nothing to do to act now.
 const (
 	Fine     Severity = "fine"
-	Skipped  Severity = "skipped" // it was not looked at, and the summary says why
+	Skipped  Severity = "skipped" // it was not checked, for the reason in the summary
 	Warning  Severity = "warning"
 	Critical Severity = "critical"
 )
 
-// Finding is what one check has found.
+// Finding is the result of one check.
 type Finding struct {
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
 	Summary  string   `json:"summary"`
 	Details  []string `json:"details,omitempty"`
-	Advice   string   `json:"advice,omitempty"` // what to do; empty if there is nothing to do
+	Advice   string   `json:"advice,omitempty"` // the action to take; empty if none is needed
 }
 
-// Config says how to examine. The zero value is useful.
+// Config sets the bounds of an examination. The zero value means the defaults.
 type Config struct {
-	// Deep checks the invariants however many rows there are; else only up to RowsMax, estimated.
+	// Deep checks the invariants for any number of rows; otherwise they are skipped above RowsMax
+	// estimated rows.
 	Deep    bool
 	RowsMax int64 // 200,000
 	// CheckMax bounds each check: 10 s, ten minutes for the invariants of a deep examination.
@@ -54,20 +55,22 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// patient is what a check runs in: a transaction that reads, and may plan as it likes. The pool's sessions are set for
-// keyed look-ups; a check that reads much would take for ever by them.
-const patient = `SET TRANSACTION READ ONLY; SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on;
+// checkSettingsSQL sets up the transaction of a check: read only, with the planner's default
+// settings. The pool's sessions are set for keyed lookups, with which a check that reads many rows
+// would take too long.
+const checkSettingsSQL = `SET TRANSACTION READ ONLY;
+SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on;
 SET LOCAL plan_cache_mode = auto; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = `
 
-// Examine runs every check and returns what each has found, in the order of the table. It returns an error only if the
-// database cannot be reached.
+// Examine runs every check and returns the findings, in the order of the table. It returns an error
+// only if the database cannot be reached.
 func Examine(ctx context.Context, db postgres.DB, cfg Config) ([]Finding, error) {
 	cfg = cfg.withDefaults()
 	if _, err := db.Exec(ctx, `SELECT 1`); err != nil {
 		return nil, fmt.Errorf("reach the database: %w", err)
 	}
 	var findings []Finding
-	var foreign bool // the schema is not this program's: checks that stumble over it say nothing more
+	var foreign bool // the schema is not this program's: later errors about missing objects add nothing
 	for _, c := range checks {
 		if c.name == "schema" && cfg.Schema == nil {
 			continue
@@ -89,7 +92,7 @@ func Examine(ctx context.Context, db postgres.DB, cfg Config) ([]Finding, error)
 	return findings, nil
 }
 
-// ofSchema says that an error is about a table, function or column that is not there.
+// ofSchema reports whether an error is about a missing table, function or column.
 func ofSchema(code string) bool {
 	return slices.Contains([]string{"3F000", "42P01", "42883", "42703"}, code)
 }
@@ -103,7 +106,7 @@ func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding,
 	defer cancel()
 	var f Finding
 	err := postgres.InTx(bounded, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(bounded, patient+fmt.Sprint(limit.Milliseconds()), pgx.QueryExecModeSimpleProtocol); err != nil {
+		if _, err := tx.Exec(bounded, checkSettingsSQL+fmt.Sprint(limit.Milliseconds()), pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err
 		}
 		var err error
@@ -115,7 +118,7 @@ func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding,
 	return f, err
 }
 
-// cannot says what to do about a check that failed.
+// cannot returns the advice for a check that failed.
 func cannot(code string) string {
 	switch {
 	case ofSchema(code):

@@ -26,7 +26,8 @@ func checkVersion(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return f, nil
 }
 
-// durabilitySQL reads what the server does for us, and which roles or databases have an asynchronous commit set.
+// durabilitySQL reads the server's durability settings, and the roles and databases with
+// asynchronous commit.
 const durabilitySQL = `
 SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
        ARRAY(SELECT format('%s of %s%s', option, coalesce('role ' || nullif(setrole, 0)::regrole::text, 'every role'),
@@ -92,8 +93,8 @@ func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return Finding{Summary: "a primary, read committed by default"}, nil
 }
 
-// skewMax is how far this machine's clock may be from the database's: what is pushed with a due time or a deadline
-// is off by as much. Leases do not depend on it.
+// skewMax is how far this machine's clock may be from the database's: due times and deadlines set
+// by clients here are off by as much. Leases do not depend on it.
 const skewMax = 2 * time.Second
 
 func checkClock(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
@@ -141,7 +142,8 @@ func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error)
 	return f, nil
 }
 
-// checkPublic: our own sessions look up nothing in public, but those behind a pooler and those of psql may.
+// checkPublic: sessions of Penstock do not search public, but those behind a pooler and those of
+// psql may.
 func checkPublic(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var open bool
 	const sql = `SELECT coalesce(has_schema_privilege('public', to_regnamespace('public')::oid, 'CREATE'), false)`

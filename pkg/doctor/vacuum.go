@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// horizonSQL lists what keeps vacuum from removing dead rows, the worst first: how long and what to do in one line each,
-// and whether it is critical.
+// horizonSQL lists the transactions, slots and standbys that keep vacuum from removing dead rows,
+// the worst first: age and advice in one line each, and whether it is critical.
 const horizonSQL = `
 SELECT line || ': ' || advice, level = 2 FROM (
     SELECT format('session %s of %s (%s), in a transaction for %s, %s', pid, usename, coalesce(nullif(application_name, ''), 'no name'),
@@ -31,7 +31,7 @@ SELECT line || ': ' || advice, level = 2 FROM (
     SELECT format('replication slot %L, %s, %s transactions behind%s', slot_name, CASE WHEN active THEN 'active' ELSE 'not active' END,
                   greatest(age(xmin), age(catalog_xmin)), coalesce(', holds ' || pg_size_pretty(kept), '')),
            CASE WHEN NOT active AND (kept > 10737418240 OR greatest(age(xmin), age(catalog_xmin)) > 10000000) THEN 2 ELSE 1 END,
-           CASE WHEN active THEN 'see why its reader is slow' ELSE format('SELECT pg_drop_replication_slot(%L), if nobody needs it', slot_name) END,
+           CASE WHEN active THEN 'see why its reader is slow' ELSE format('SELECT pg_drop_replication_slot(%L), if not needed', slot_name) END,
            greatest(age(xmin), age(catalog_xmin), 0)
       FROM pg_replication_slots
      CROSS JOIN LATERAL (SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) END AS kept) w
@@ -39,8 +39,9 @@ SELECT line || ': ' || advice, level = 2 FROM (
  ORDER BY level DESC, rank DESC
  LIMIT 20`
 
-// A held horizon is the commonest reason why a queue in Postgres becomes slow: dead ready rows pile up at the head of
-// each lane. Claims remember how far they came, so that a claim stays fast; the tables grow all the same.
+// An old xmin horizon is the commonest reason why a queue in Postgres becomes slow: dead ready rows
+// accumulate at the head of each lane. Claims start from the low-water mark, so they stay fast; the
+// tables grow all the same.
 func checkHorizon(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, horizonSQL, "nothing keeps vacuum from cleaning",
 		"dead rows cannot be removed, and tables grow; what holds the horizon: %d",
@@ -63,7 +64,7 @@ func checkWraparound(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 	return f, nil
 }
 
-// deadSQL lists tables in which the dead rows are many, and more than half of those that live.
+// deadSQL lists tables with many dead rows, more than half the number of live ones.
 const deadSQL = `
 SELECT format('%s: %s dead rows, %s live, %s; vacuumed %s', relname, n_dead_tup, n_live_tup, pg_size_pretty(pg_total_relation_size(relid)),
               coalesce(penstock.ago(clock_timestamp() - greatest(last_vacuum, last_autovacuum)) || ' ago', 'never')), n_dead_tup > 2000000
@@ -72,7 +73,7 @@ SELECT format('%s: %s dead rows, %s live, %s; vacuumed %s', relname, n_dead_tup,
  ORDER BY n_dead_tup DESC
  LIMIT 20`
 
-// idleSQL says who has switched autovacuum off: the server, or a table.
+// idleSQL lists the settings that switch autovacuum off: of the server, or of a table.
 const idleSQL = `
 SELECT 'autovacuum is off' WHERE current_setting('autovacuum') = 'off'
 UNION ALL
@@ -97,8 +98,8 @@ func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		"See horizon first; if nothing holds it, autovacuum is too slow: lower autovacuum_naptime to 10s, raise autovacuum_max_workers, or VACUUM them now.")
 }
 
-// partitionsSQL tells of each parent how many partitions it has, until when they reach, and whether its default, which
-// is not dropped but deleted from, has rows.
+// partitionsSQL reads for each parent its number of partitions, their last day, and whether its
+// default partition, which is never dropped, has rows.
 const partitionsSQL = `
 SELECT p.name, count(c.oid), max(substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''([^'']+)''\)')::timestamptz),
        CASE p.name WHEN 'result' THEN EXISTS (SELECT FROM penstock.result_default) ELSE EXISTS (SELECT FROM penstock.failure_default) END

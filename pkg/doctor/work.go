@@ -101,7 +101,8 @@ SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_t
  LIMIT 50`
 
 func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, pausedSQL, "no pause looks forgotten", "pauses of more than a day, without an end: %d",
+	return judged(ctx, tx, pausedSQL, "no pause without an end is older than a day",
+		"pauses of more than a day, without an end: %d",
 		"Ask the actor named here; penstock queue resume and penstock pause end do what they say, --until gives a pause an end.")
 }
 

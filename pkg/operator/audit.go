@@ -38,12 +38,12 @@ SELECT id, at, actor, verb, object, coalesce(reason, '') AS reason, detail
  ORDER BY id DESC
  LIMIT $6`
 
-// Audits returns what was done, the newest first.
+// Audits returns recorded changes, the newest first.
 func (d *Database) Audits(ctx context.Context, f AuditFilter) ([]Audit, error) {
 	return list[Audit](ctx, d.db, "audit", auditSQL, given(f.Actor), given(f.Verb), given(f.Object), given(f.Since), given(f.Before), page(f.Limit))
 }
 
-// record writes what a function of the schema does not write by itself.
+// record writes the audit row of a change whose SQL function does not write one itself.
 func record(ctx context.Context, db postgres.DB, by invalidation.By, verb, object string, detail map[string]any) error {
 	const sql = `SELECT penstock.audit_log($1, $2, $3, $4, $5)`
 	if _, err := db.Exec(ctx, sql, given(by.Actor), verb, object, by.Reason, detail); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Batch is a batch and how far it has come, in the words of penstock.batch_status.
+// Batch is a batch and its progress, a row of penstock.batch_status.
 type Batch struct {
 	ID           int64           `json:"id"`
 	Name         string          `json:"name"`
@@ -19,7 +19,7 @@ type Batch struct {
 	Waiting      int64           `json:"waiting"` // parts that are not in the queue yet
 	Queued       int64           `json:"queued"`
 	Done         int64           `json:"done"`
-	Bad          int64           `json:"bad"` // parts that ended otherwise than done
+	Bad          int64           `json:"bad"` // parts that failed, expired or were cancelled
 	PausedBy     string          `json:"paused_by,omitempty"`
 	PausedReason string          `json:"paused_reason,omitempty"`
 	PausedUntil  *time.Time      `json:"paused_until,omitempty"`

@@ -183,7 +183,7 @@ func TestCancelOfWhatIsNotThereSaysSo(t *testing.T) {
 	}
 }
 
-// Whoever may read the audit need not know how to reach a worker.
+// A reader of the audit does not see a worker's URL or secrets.
 func TestTheAuditHasNoPasswordsOfAddresses(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	b.exec(b.pool, `SELECT penstock.register_model('m', '{"protocol": "dispatcher", "type": "sync"}', 'a test')`)

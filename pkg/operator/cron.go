@@ -40,7 +40,7 @@ SELECT s.job AS name, s.queue, s.state, s.spec, s.zone, s.overlap, s.catch_up, s
 // CronFilter chooses cron jobs; all fields that are set must match.
 type CronFilter struct {
 	Queue string
-	After string // names behind this one
+	After string // names after this one
 	Limit int
 }
 

@@ -25,7 +25,7 @@ type Database struct {
 // New returns the functions of operators on the database behind db.
 func New(db postgres.DB) *Database { return &Database{db: db} }
 
-// page keeps a limit within its bounds.
+// page returns a limit within its bounds.
 func page(limit int) int {
 	if limit <= 0 {
 		return PageDefault
@@ -62,7 +62,8 @@ func (d *Database) change(ctx context.Context, does, sql string, by invalidation
 	return nil
 }
 
-// translate says in words of the queue what the functions of the schema raise; other errors pass through.
+// translate wraps SQLSTATEs of the schema's functions in the errors of package invalidation; other
+// errors pass through.
 func translate(err error) error {
 	return postgres.Named(err, map[string]error{
 		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
@@ -70,5 +71,5 @@ func translate(err error) error {
 	})
 }
 
-// given is nil for a zero value: a condition that is not set.
+// given returns nil for a zero value: a condition that is not set.
 func given[T comparable](v T) *T { return postgres.Given(v) }

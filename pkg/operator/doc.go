@@ -1,5 +1,6 @@
-// Package operator is the control plane: what operators read and change, straight on the database, so that it works
-// while no leader runs. The API and the CLI work through it. Every struct has JSON names, durations are in seconds.
+// Package operator is the control plane: the reads and changes of operators, directly on the
+// database, so that they work while no leader runs. The API and the CLI use it. Every struct has
+// JSON names, durations are in seconds.
 //
 // # Reads
 //
@@ -9,8 +10,9 @@
 //
 // # Verbs
 //
-// A verb is a function of the schema, so that psql has the same ones. Each takes an invalidation.By, the actor and the
-// reason, which are written to the audit. Verbs of one thing that need only its name or id are in verb.go; pauses of
-// flows, names, keys, models, applications and nodes in pause.go; operations on many entries or failures in
-// operation.go; limits and weights in limit.go and usage.go.
+// A verb is a function of the schema, so that psql has the same ones. Each takes an
+// invalidation.By, the actor and the reason, which are written to the audit. Verbs that need only
+// the name or id of their object are in verb.go; pauses of flows, names, keys, models, applications
+// and nodes in pause.go; operations on many entries or failures in operation.go; limits and weights
+// in limit.go and usage.go.
 package operator

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Entry is an entry in the words of penstock.entry_status.
+// Entry is a row of penstock.entry_status.
 type Entry struct {
 	ID        int64      `json:"id"`
 	Queue     string     `json:"queue"`
@@ -47,13 +47,14 @@ const entryColumns = `
 SELECT s.id, s.queue, s.state, coalesce(s.lock_key, '') AS lock_key, s.flow, s.priority, coalesce(s.name, '') AS name, s.attempt, s.crashes,
        s.created_at, s.due_at, s.start_by, s.finish_by, s.token, s.node_id, s.claimed_at`
 
-// entriesSQL chooses ids through the index that its conditions name, and then looks each of them up.
+// entriesSQL selects ids through the index of its conditions, and then reads each entry by its id.
 const entriesSQL = entryColumns + `
   FROM (SELECT e.id FROM %s AS e WHERE e.queue_id = $1 AND e.id > $2 AND %s ORDER BY e.id LIMIT $3) chosen
   JOIN penstock.entry_status s ON s.queue_id = $1 AND s.id = chosen.id
  ORDER BY s.id`
 
-// runningSQL selects the entries that run: it begins at the lock records, which are as few as the work in flight.
+// runningSQL selects running entries. It starts from the lock records, whose number is that of the
+// work in flight.
 const runningSQL = `(
         SELECT x.* FROM penstock.lock l JOIN penstock.entry_X x ON x.queue_id = l.queue_id AND x.id = l.last_entry_id
          WHERE l.queue_id = $1 AND left(l.lock_key, 1) = '#'
@@ -93,8 +94,8 @@ func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]Entry, error) 
 	return list[Entry](ctx, d.db, "entries of queue "+f.Queue, sql, args...)
 }
 
-// statement returns the query of the filter and the values of its parameters from $4 on. What goes into the text are
-// constants of this file and numbers of parameters.
+// statement returns the query of the filter and the values of its parameters from $4 on. The text
+// is built only from constants of this file and parameter numbers.
 func (f EntryFilter) statement() (sql string, values []any) {
 	condition := states[f.State]
 	parameter := func(value string) string {
@@ -113,8 +114,8 @@ func (f EntryFilter) statement() (sql string, values []any) {
 			condition += " AND e." + c.column + " = " + parameter(c.value)
 		}
 	}
-	// Through penstock.entry, whose partitions are chosen when the statement runs, the planner sorts what an index of
-	// the queue's own table has in order.
+	// The statement names the queue's own table: on the partitioned table penstock.entry the
+	// planner would sort rows that an index of the queue's table returns in order.
 	return ownTable(fmt.Sprintf(entriesSQL, source, condition), f.Queue), values
 }
 
@@ -135,21 +136,21 @@ func (d *Database) queueID(ctx context.Context, name string) (int32, error) {
 	return id, nil
 }
 
-// EntryDetail is all about one entry, living or ended.
+// EntryDetail is the full state of one entry, before or after its end.
 type EntryDetail struct {
 	ID      int64           `json:"id"`
 	Queue   string          `json:"queue"`
-	State   string          `json:"state"`           // as Entry says, or an outcome
-	Entry   *Entry          `json:"entry,omitempty"` // while it lives
+	State   string          `json:"state"`           // that of Entry, or an outcome
+	Entry   *Entry          `json:"entry,omitempty"` // until it ends
 	Payload json.RawMessage `json:"payload,omitempty"`
 	History json.RawMessage `json:"history,omitempty"` // errors of earlier attempts, oldest first
 	Trace   string          `json:"trace,omitempty"`
-	// Progress is the last word of a run: done (0 to 1), message, updated_at.
+	// Progress is the last progress report of a run: done (0 to 1), message, updated_at.
 	Progress json.RawMessage `json:"progress,omitempty"`
 	Ended    *Ended          `json:"ended,omitempty"`
 }
 
-// Ended is how an entry ended.
+// Ended is the outcome of an entry.
 type Ended struct {
 	Outcome    string          `json:"outcome"` // done, failed, expired, cancelled
 	At         time.Time       `json:"at"`
@@ -174,9 +175,11 @@ SELECT e.payload, e.history, coalesce(e.trace, ''),
   FROM penstock.queue q JOIN penstock.entry e ON e.queue_id = q.id
  WHERE q.name = $1 AND e.id = $2`
 
-// Entry returns one entry, or how it ended. invalidation.ErrEntryNotFound says that nothing is known of it.
+// Entry returns one entry, or its outcome. It returns invalidation.ErrEntryNotFound if there is
+// neither.
 func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
-	// It may end between two statements, and come back into its queue when its failure is retried: look again.
+	// It may end between two statements, and return to its queue when its failure is retried: read
+	// again.
 	for range 3 {
 		found, err := list[Entry](ctx, d.db, "entry "+strconv.FormatInt(id, 10), livingSQL, id)
 		if err != nil {
@@ -199,7 +202,8 @@ func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
 		id, invalidation.ErrState)
 }
 
-// Outcome returns the queue of an entry and how it ended. invalidation.ErrState says that it has not ended.
+// Outcome returns the queue and the outcome of an entry. It returns invalidation.ErrState if it has
+// not ended.
 func (d *Database) Outcome(ctx context.Context, id int64) (string, Ended, error) {
 	o, err := invalidation.Outcome(ctx, d.db, invalidation.EntryID(id))
 	return o.Queue, Ended{
@@ -217,17 +221,18 @@ func (d *Database) Push(ctx context.Context, queue string, pushes ...invalidatio
 	return q.Push(ctx, pushes...)
 }
 
-// Cancelled is the answer to CancelEntry.
+// Cancelled is the result of CancelEntry.
 type Cancelled string
 
-// The answers to CancelEntry.
+// The results of CancelEntry.
 const (
 	CancelDone      Cancelled = "cancelled" // it has ended
-	CancelRequested Cancelled = "requested" // a node runs it, or is about to, and is told to end it
+	CancelRequested Cancelled = "requested" // a node runs it, or has claimed it, and will cancel it
 )
 
-// CancelEntry ends an entry, or asks the node that runs it to. invalidation.ErrEntryNotFound means that there is none,
-// invalidation.ErrState that it has ended already, with the outcome in the message.
+// CancelEntry ends an entry, or requests it from the node that runs it. It returns
+// invalidation.ErrEntryNotFound if there is no such entry, invalidation.ErrState if it has ended,
+// with the outcome in the message.
 func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By) (Cancelled, error) {
 	const sql = `SELECT penstock.cancel_entry($1, $2, coalesce($3, current_user::text))`
 	var answer Cancelled
@@ -248,7 +253,7 @@ type Group struct {
 	HeldSeconds   *float64 `json:"held_seconds,omitempty"`
 }
 
-// groupsSQL hops from key to key of a queue's own table through the index of lock keys.
+// groupsSQL reads distinct lock keys of a queue's own table by a loose index scan.
 const groupsSQL = `
 WITH RECURSIVE key AS (
     (SELECT lock_key, 1 AS n FROM penstock.entry_X
@@ -270,7 +275,8 @@ SELECT key.lock_key, c.n AS waiting, o.id AS oldest_id, extract(epoch FROM clock
   LEFT JOIN penstock.lock_status l ON l.queue_id = $1 AND l.lock_key = key.lock_key
  ORDER BY key.lock_key`
 
-// Groups returns the lock keys of a queue that have pending entries, in their order, behind the key after.
+// Groups returns the lock keys of a queue that have pending entries, in their order, from the first
+// key after the given one.
 func (d *Database) Groups(ctx context.Context, queue, after string, limit int) ([]Group, error) {
 	id, err := d.queueID(ctx, queue)
 	if err != nil {
@@ -279,8 +285,9 @@ func (d *Database) Groups(ctx context.Context, queue, after string, limit int) (
 	return list[Group](ctx, d.db, "groups of queue "+queue, ownTable(groupsSQL, queue), id, after, page(limit))
 }
 
-// Compact merges the waiting entries of one lock key, or of the next 1,000 keys with at least two entries behind the
-// key after if key is empty. It returns how many entries it replaced, and the last key it saw, empty at the end.
+// Compact merges the waiting entries of one lock key or, if key is empty, of the next 1,000 keys
+// after the key after with at least two entries. It returns how many entries it replaced, and the
+// last key that it read, empty at the end.
 func (d *Database) Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error) {
 	q, err := invalidation.Open(ctx, d.db, queue)
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"fmt"
 )
 
-// Explanation is the state of an entry and the reasons why it does not run. No reason at all: it is next.
+// Explanation is the state of an entry and the reasons why it does not run. Without a reason it is
+// next.
 type Explanation struct {
 	ID      int64    `json:"id"`
 	Queue   string   `json:"queue"`
@@ -20,12 +21,12 @@ type Reason struct {
 	// expired, cancel_requested, pushed_back, rate, no_thread, no_instance, no_slot, running, key_held, ahead_in_key,
 	// ahead_in_lane, ended.
 	Code    string         `json:"code"`
-	Text    string         `json:"text"`    // for people
+	Text    string         `json:"text"`    // a sentence for operators
 	Numbers map[string]any `json:"numbers"` // those in the text
 }
 
 // Explain evaluates the conditions of the claim for one entry, all at one moment.
-// invalidation.ErrEntryNotFound says that there is no such entry, and no outcome of it any more.
+// It returns invalidation.ErrEntryNotFound if there is no such entry and no outcome of it is kept.
 func (d *Database) Explain(ctx context.Context, id int64) (Explanation, error) {
 	var text []byte
 	if err := d.db.QueryRow(ctx, `SELECT penstock.explain_entry($1)`, id).Scan(&text); err != nil {

@@ -26,7 +26,7 @@ type Failure struct {
 	Flow        string    `json:"flow,omitempty"`
 }
 
-// FailureDetail is a failure with what was pushed and what happened.
+// FailureDetail is a failure with the entry as it was pushed and its errors.
 type FailureDetail struct {
 	Failure
 	Payload json.RawMessage `json:"payload"`
@@ -82,7 +82,7 @@ func (d *Database) Failure(ctx context.Context, id int64) (FailureDetail, error)
 	return show[FailureDetail](ctx, d.db, fmt.Sprintf("failure %d", id), absent, sql, id)
 }
 
-// Cause is what failures have in common.
+// Cause is a group of failures with the same error class and fingerprint.
 type Cause struct {
 	Fingerprint string    `json:"fingerprint"`
 	Class       string    `json:"class"`
@@ -99,7 +99,7 @@ SELECT fingerprint, class, count(*) AS failures, max(failed_at) AS newest, max(e
  ORDER BY failures DESC, fingerprint
  LIMIT $2`
 
-// Causes returns what the newest 10,000 failures of a queue were about, the most frequent first.
+// Causes groups the newest 10,000 failures of a queue by cause, the most frequent first.
 func (d *Database) Causes(ctx context.Context, queue string, limit int) ([]Cause, error) {
 	id, err := d.queueID(ctx, queue)
 	if err != nil {

@@ -20,7 +20,7 @@ type Limit struct {
 	Queues   []string `json:"queues"` // that use it
 }
 
-// limitsSQL counts what is in use as the claim does: from the lock records.
+// limitsSQL counts the units in use from the lock records, as the claim does.
 const limitsSQL = `
 SELECT l.name, l.max_units, l.rate::numeric::float8 AS rate, l.burst::numeric::float8 AS burst, l.per_flow, l.per_key,
        coalesce((SELECT sum(u.units * (SELECT count(*) FROM penstock.lock k WHERE k.queue_id = u.queue_id))
@@ -41,7 +41,7 @@ func (d *Database) SetLimit(ctx context.Context, name string, options map[string
 	return d.change(ctx, fmt.Sprintf("set limit %q", name), `SELECT penstock.set_limit($3, $4, $1, coalesce($2, current_user))`, by, name, options)
 }
 
-// UseLimit puts a queue under a limit with so many units for each lock; 0 takes it out again.
+// UseLimit applies a limit to a queue, with the given units for each lock; 0 units end it.
 func (d *Database) UseLimit(ctx context.Context, queue, limit string, units int, by invalidation.By) error {
 	const sql = `SELECT penstock.use_limit($3, $4, $5, $1, coalesce($2, current_user))`
 	return d.change(ctx, fmt.Sprintf("put queue %q under limit %q", queue, limit), sql, by, queue, limit, units)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Lock is a lock record: this node computes this key.
+// Lock is a lock record: a node that runs a key.
 type Lock struct {
 	Queue      string    `json:"queue"`
 	LockKey    string    `json:"lock_key"`
@@ -27,7 +27,8 @@ type LockFilter struct {
 	Limit  int
 }
 
-// locksSQL reads all lock records, which are as few as the work in flight. Tokens grow with the claims.
+// locksSQL reads all lock records, whose number is that of the work in flight. Tokens grow with the
+// claims.
 const locksSQL = `
 SELECT queue, lock_key, flow, priority, entries, token, node_id, coalesce(node, '') AS node, claimed_at,
        extract(epoch FROM age)::float8 AS age_seconds
@@ -41,7 +42,7 @@ func (d *Database) Locks(ctx context.Context, f LockFilter) ([]Lock, error) {
 	return list[Lock](ctx, d.db, "locks", locksSQL, given(f.Queue), given(f.NodeID), f.After, page(f.Limit))
 }
 
-// Suspect is a lock with which something is not as it should be.
+// Suspect is a lock that is stuck or inconsistent.
 type Suspect struct {
 	Queue      string  `json:"queue"`
 	LockKey    string  `json:"lock_key"`
@@ -52,8 +53,9 @@ type Suspect struct {
 	Problem    string  `json:"problem"`
 }
 
-// suspectsSQL judges each lock by its node and its entries. A claim is left alone for two heartbeats (of a lease that is
-// five of them), in which its node can neither have listed its token nor have handed back a lock that came too late.
+// suspectsSQL checks each lock against its node and its entries. It skips locks claimed within the
+// last two heartbeats (a lease has five): their node may not yet have listed the token, or not yet
+// have released a lock that came too late.
 const suspectsSQL = `
 SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node, extract(epoch FROM l.age)::float8 AS age_seconds, p.problem
   FROM penstock.lock_status l
@@ -72,7 +74,7 @@ SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node, ex
  ORDER BY l.claimed_at, l.token
  LIMIT $1`
 
-// VerifyLocks returns the locks that look stuck or wrong, the oldest first; none is the good answer.
+// VerifyLocks returns the locks that are stuck or inconsistent, the oldest first; normally none.
 func (d *Database) VerifyLocks(ctx context.Context, limit int) ([]Suspect, error) {
 	return list[Suspect](ctx, d.db, "suspicious locks", suspectsSQL, page(limit))
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Model is a model and how its workers are spoken to.
+// Model is a model with its protocol and configuration.
 type Model struct {
 	Name      string          `json:"name"`
 	Protocol  string          `json:"protocol"`
 	Queue     string          `json:"queue"`
 	Config    json.RawMessage `json:"config"`
-	Override  json.RawMessage `json:"override,omitempty"` // laid over config while it is there
+	Override  json.RawMessage `json:"override,omitempty"` // fields that replace those of config
 	Instances int64           `json:"instances"`
 	Usable    int64           `json:"usable"` // instances to which calls may be sent
 	Slots     int64           `json:"slots"`  // of those
@@ -39,7 +39,7 @@ func (d *Database) Models(ctx context.Context, limit int) ([]Model, error) {
 	return list[Model](ctx, d.db, "models", modelsSQL, page(limit))
 }
 
-// RegisterModel makes a model known, or replaces its config, and returns its queue.
+// RegisterModel registers a model, or replaces its config, and returns its queue.
 func (d *Database) RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (queue string, err error) {
 	const sql = `SELECT penstock.register_model($1, $2::jsonb, $3, $4)`
 	if err := d.db.QueryRow(ctx, sql, name, config, by.Reason, given(by.Actor)).Scan(&queue); err != nil {
@@ -48,7 +48,7 @@ func (d *Database) RegisterModel(ctx context.Context, name string, config []byte
 	return queue, nil
 }
 
-// OverrideModel lays fields over a model's config for all nodes at once; nil takes them away again.
+// OverrideModel replaces fields of a model's config on all nodes at once; nil removes the override.
 func (d *Database) OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error {
 	return d.change(ctx, fmt.Sprintf("override model %q", name), `SELECT penstock.set_model_override($3, $4::jsonb, $1, $2)`, by, name, override)
 }
@@ -58,11 +58,11 @@ type Instance struct {
 	Model            string          `json:"model"`
 	Server           string          `json:"server"`
 	Endpoint         string          `json:"endpoint"`
-	State            string          `json:"state"` // what the last probe found
+	State            string          `json:"state"` // by the last probe
 	Usable           bool            `json:"usable"`
 	Slots            int32           `json:"slots"`
 	Held             int64           `json:"held"`
-	Doubtful         int64           `json:"doubtful"` // held slots of which the worker knows nothing
+	Doubtful         int64           `json:"doubtful"` // held slots in doubt: a call of a lost node may still run
 	Active           *int32          `json:"active,omitempty"`
 	Queued           *int32          `json:"queued,omitempty"`
 	Draining         bool            `json:"draining"`
@@ -85,7 +85,7 @@ func (d *Database) Instances(ctx context.Context, model string, limit int) ([]In
 	return list[Instance](ctx, d.db, "instances", instancesSQL, given(model), page(limit))
 }
 
-// RegisterInstance makes an endpoint known or changes it; it ends a drain and a quarantine.
+// RegisterInstance registers an endpoint or changes it; it ends a drain and a quarantine.
 func (d *Database) RegisterInstance(ctx context.Context, i Instance, by invalidation.By) error {
 	const sql = `SELECT penstock.register_instance($3, $4, $5, $6, coalesce($7::jsonb, '{}'), $1, $2)`
 	return d.change(ctx, fmt.Sprintf("register instance %s of model %q", i.Server, i.Model), sql, by, i.Model, i.Server, i.Endpoint, i.Slots, i.Labels)
@@ -96,7 +96,7 @@ func (d *Database) DrainInstance(ctx context.Context, model, server string, by i
 	return d.change(ctx, fmt.Sprintf("drain instance %s of model %q", server, model), `SELECT penstock.drain_instance($3, $4, $1, $2)`, by, model, server)
 }
 
-// RemoveInstance forgets an instance. It refuses while slots of it are held, unless forced.
+// RemoveInstance deletes an instance. It refuses while slots of it are held, unless forced.
 func (d *Database) RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error {
 	return d.change(ctx, fmt.Sprintf("remove instance %s of model %q", server, model), `SELECT penstock.remove_instance($3, $4, $5, $1, $2)`, by, model, server, force)
 }
@@ -121,7 +121,8 @@ SELECT i.model, i.server, s.number, s.token, s.node_id, s.leased_at, s.doubt_at,
  ORDER BY s.token
  LIMIT $3`
 
-// Slots returns the slots that are held, oldest lease first, behind the token after; of one model if it is not empty.
+// Slots returns the held slots, oldest lease first, from the first token after the given one; of
+// one model if it is not empty.
 func (d *Database) Slots(ctx context.Context, model string, after int64, limit int) ([]Slot, error) {
 	return list[Slot](ctx, d.db, "slots", slotsSQL, given(model), after, page(limit))
 }

@@ -52,8 +52,8 @@ func (d *Database) Nodes(ctx context.Context, limit int) ([]Node, error) {
 	return list[Node](ctx, d.db, "nodes", nodesSQL, page(limit))
 }
 
-// FindNode returns the node of an id or a name. A name that several incarnations share means the one that lives;
-// invalidation.ErrState says that more than one does.
+// FindNode returns the node of an id or a name. Of several incarnations with one name it returns
+// the live one, and invalidation.ErrState if more than one is live.
 func FindNode(ctx context.Context, among interface {
 	Nodes(ctx context.Context, limit int) ([]Node, error)
 }, wanted string,

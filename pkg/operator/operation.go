@@ -19,7 +19,7 @@ const (
 	CancelEntries   OperationVerb = "cancel"
 	DisableAll      OperationVerb = "disable"
 	EnableAll       OperationVerb = "enable"
-	DeleteEntries   OperationVerb = "delete" // cancels entries that do not run and leaves alone those that do
+	DeleteEntries   OperationVerb = "delete" // cancels entries that do not run and skips running ones
 )
 
 // Filter chooses entries or failures; all fields that are set must match. The zero Filter is refused: set All.
@@ -56,7 +56,7 @@ type OperationRequest struct {
 	invalidation.By
 }
 
-// Operation is a bulk operation and how far it has come.
+// Operation is a bulk operation and its progress.
 type Operation struct {
 	ID        int64          `json:"id"`
 	Queue     string         `json:"queue"`
@@ -111,8 +111,8 @@ func (d *Database) CountMatching(ctx context.Context, o OperationRequest) (int64
 const startSQL = `
 SELECT penstock.start_operation($1, $2, $3, $4, coalesce($5, current_user::text), coalesce(nullif($6::int, 0), 1000))`
 
-// StartOperation begins a bulk operation on the entries or failures that the queue has now. The elected leader carries
-// it out, as does a caller of Step.
+// StartOperation begins a bulk operation on the entries or failures that the queue has now. The
+// elected leader steps it, and so may a caller of Step.
 func (d *Database) StartOperation(ctx context.Context, o OperationRequest) (int64, error) {
 	var id int64
 	err := d.db.QueryRow(ctx, startSQL, o.Queue, o.Verb, o.Filter, o.Reason, given(o.Actor), o.PerSecond).Scan(&id)
@@ -122,9 +122,9 @@ func (d *Database) StartOperation(ctx context.Context, o OperationRequest) (int6
 	return id, nil
 }
 
-// SwitchEntries disables or enables every entry of a name or lock key, those to come as well, and returns the operation
-// that does so: the first 500 are changed when it returns, the rest by the operation. Entries that are disabled by
-// another name or key as well stay so.
+// SwitchEntries disables or enables every entry of a name or lock key, later pushes included, and
+// returns the operation: the first 500 entries are changed when it returns, the rest by the
+// operation. Entries that are also disabled by another name or key stay disabled.
 func (d *Database) SwitchEntries(
 	ctx context.Context, v Verb, queue string, scope Scope, value string, by invalidation.By,
 ) (int64, error) {
@@ -139,8 +139,9 @@ func (d *Database) SwitchEntries(
 	return id, nil
 }
 
-// Step carries an operation on by one bounded batch and says how long its throttle holds it. It may be called while
-// the leader steps the same operation: then only one of them changes anything.
+// Step processes one bounded batch of an operation and returns how long its throttle delays the
+// next one. It may be called while the leader steps the same operation: then only one of the two
+// changes rows.
 func (d *Database) Step(ctx context.Context, id int64) (wait time.Duration, err error) {
 	var changed int
 	var ended bool

@@ -29,7 +29,7 @@ func TestRetriedFailureComesBackUnderItsOldID(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.failure`), 0)
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE attempt = 0 AND jsonb_array_length(history) = 1`), 2)
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE (id = $1 AND finish_by = $2) OR (id = $3 AND start_by IS NULL)`, ids[0], finish, ids[1]), 2)
-	b.want(entryIDs(b.claim(1)...), others[:1]) // the returned one stands behind
+	b.want(entryIDs(b.claim(1)...), others[:1]) // the returned one is last
 	b.want(entryIDs(b.claim(1)...), []EntryID{ids[1], others[1]})
 	b.want(entryIDs(b.claim(1)...), ids[:1])
 }

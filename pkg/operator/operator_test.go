@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// bed is a database with a queue `work` in it, and the seat of an
+// bed is a database with a queue `work` and the operator's functions on it.
 type bed struct {
 	*testing.T
 	pool *pgxpool.Pool
@@ -367,7 +367,8 @@ func TestLimitsShowWhatIsInUse(t *testing.T) {
 	}
 }
 
-// What a flow uses now comes from lock records, what it used of late from what nodes told; either may be missing.
+// A flow's present usage comes from lock records, its past usage from the nodes' reports; either
+// may be missing.
 func TestUsageShowsFlowsThatRunAndFlowsThatRan(t *testing.T) {
 	b := newBed(t)
 	b.push(invalidation.Push{})
@@ -489,7 +490,7 @@ func TestDropThatWaitsInVainSaysForWhom(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	if err := New(pool).AlterQueue(t.Context(), "work", map[string]any{"capacity": 5}, by); !errors.Is(err, invalidation.ErrState) || !strings.Contains(err.Error(), "waited in vain") {
+	if err := New(pool).AlterQueue(t.Context(), "work", map[string]any{"capacity": 5}, by); !errors.Is(err, invalidation.ErrState) || !strings.Contains(err.Error(), "timed out") {
 		t.Errorf("alter beside a transaction says %v", err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {

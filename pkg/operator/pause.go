@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Pause is a pause: of a queue, or of what is smaller or larger than one.
+// Pause is a pause of a queue or of another scope.
 type Pause struct {
 	Scope  string     `json:"scope"` // queue, name, lock_key, flow, model, application, node
 	Value  string     `json:"value"`
@@ -31,7 +31,7 @@ SELECT scope, value, queue, actor, reason, since, until FROM (
  ORDER BY since, scope, value
  LIMIT $1`
 
-// Pauses returns every pause that lasts, the oldest first.
+// Pauses returns every pause in effect, the oldest first.
 func (d *Database) Pauses(ctx context.Context, limit int) ([]Pause, error) {
 	return list[Pause](ctx, d.db, "pauses", pausesSQL, page(limit))
 }
@@ -72,7 +72,7 @@ func (d *Database) Resume(ctx context.Context, s Subject, by invalidation.By) er
 	return d.change(ctx, "resume "+s.String(), sql, by, s.Scope, s.Value, given(s.Queue))
 }
 
-// Application is a group of queues and nodes, what it uses and may use.
+// Application is a group of queues and nodes, with its usage and quota.
 type Application struct {
 	Name          string   `json:"name"`
 	Queues        int64    `json:"queues"`
@@ -97,14 +97,15 @@ func (d *Database) Applications(ctx context.Context, limit int) ([]Application, 
 	return list[Application](ctx, d.db, "applications", applicationsSQL, page(limit))
 }
 
-// Quota bounds what an application uses over all its queues. At least MaxUnits or Rate is set.
+// Quota bounds the locks of an application over all its queues. At least MaxUnits or Rate is set.
 type Quota struct {
 	MaxUnits *int    `json:"max_units,omitempty"` // locks at once
 	Rate     float64 `json:"rate,omitempty"`      // locks a second
 	Burst    float64 `json:"burst,omitempty"`     // locks that may be saved up; a second's worth if zero
 }
 
-// SetQuota bounds what an application uses over all its queues, those to come as well; nil removes the bound.
+// SetQuota bounds the locks of an application over all its queues, later ones included; nil removes
+// the quota.
 func (d *Database) SetQuota(ctx context.Context, application string, q *Quota, by invalidation.By) error {
 	const sql = `SELECT penstock.set_quota($3, $4, $1, coalesce($2, current_user::text))`
 	return d.change(ctx, "set quota of application "+application, sql, by, application, q)

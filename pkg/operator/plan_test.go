@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// planned is as much of EXPLAIN's answer as the test looks at.
+// planned is the part of EXPLAIN's output that the test reads.
 type planned struct {
 	Type     string `json:"Node Type"`
 	Relation string `json:"Relation Name"`
@@ -37,7 +37,7 @@ func (p planned) scans() (tables []string) {
 // small are the tables that are as small as the installation or its work in flight: a page may read them whole.
 var small = []string{"queue", "lock", "node", "slot", "instance", "model", "flow_weight", "usage", "leader", "pause", "disabled"}
 
-// What status pages show, for however many viewers, costs the same whatever the backlog, the failures and the history.
+// The cost of status pages does not depend on the backlog, the failures or the history.
 func TestPagesNeverScanTheBacklog(t *testing.T) {
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t)})
 	if err != nil {
@@ -62,7 +62,7 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 	exec(`CREATE TABLE penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`)
 	pages := map[string][2]string{
 		"queues":  {queuesSQL, `NULL, true`},
-		"last":    {`SELECT (penstock.last_sample($1, $2)).at`, fmt.Sprintf(`%d, '1 microsecond'`, q.ID)}, // as while nobody leads
+		"last":    {`SELECT (penstock.last_sample($1, $2)).at`, fmt.Sprintf(`%d, '1 microsecond'`, q.ID)}, // as without a leader
 		"samples": {fmt.Sprintf(samplesSQL, "sample"), `'work', '1 minute'`},
 		"lanes":   {lanesSQL, `'work', 20`},
 		"locks":   {locksSQL, `NULL, NULL, 0, 50`},

@@ -28,7 +28,7 @@ type Queue struct {
 	Serving         int        `json:"serving"`           // live nodes that would claim from it
 	Blocked         *string    `json:"blocked,omitempty"` // why no node claims from it: a code of explain
 	HeadAgeSeconds  *float64   `json:"head_age_seconds"`
-	SampledAt       *time.Time `json:"sampled_at,omitempty"` // when the leader looked; nil: just now
+	SampledAt       *time.Time `json:"sampled_at,omitempty"` // time of the leader's sample; nil: counted now
 	Paused          bool       `json:"paused"`
 	PausedBy        string     `json:"paused_by,omitempty"`
 	PausedReason    string     `json:"paused_reason,omitempty"`
@@ -44,9 +44,10 @@ type Queue struct {
 	OutPerSecond    *float64   `json:"out_per_second,omitempty"`
 }
 
-// queuesSQL reads the queues named in $1, all if null. How they stand comes from their newest sample if $2, and where
-// there is none of the last 30 seconds, since no leader leads, from a look of its own. Counts are bounded, see
-// penstock.count_queue; inserts and deletes are the statistics collector's, about a second old.
+// queuesSQL reads the queues named in $1, all if null. Their depths come from their newest sample
+// if $2 is true. If there is none of the last 30 seconds, because no leader is elected, it counts
+// them itself. Counts are bounded, see penstock.count_queue; inserts and deletes are the statistics
+// collector's, about a second old.
 const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing, s.initial + s.pending - s.computing AS awaiting_compute,
        s.disabled, s.failed, s.estimated, s.serving, s.blocked,
@@ -61,7 +62,8 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing, s
  WHERE $1::text[] IS NULL OR q.name = ANY ($1)
  ORDER BY q.name`
 
-// Queues returns the queues of these names, as they stand; all if there are none, as the elected leader sampled them.
+// Queues returns the queues of these names with their present state; without names all queues, as
+// the elected leader sampled them.
 func (d *Database) Queues(ctx context.Context, names ...string) ([]Queue, error) {
 	if len(names) == 0 {
 		names = nil // an empty array would match no queue
@@ -75,7 +77,7 @@ func (d *Database) QueueNames(ctx context.Context, prefix string) ([]string, err
 	return pgx.CollectRows(postgres.Query(ctx, d.db, sql, prefix), pgx.RowTo[string])
 }
 
-// QueueDetail is all about one queue.
+// QueueDetail is a queue with its settings, lanes and limits.
 type QueueDetail struct {
 	Queue
 	Settings json.RawMessage `json:"settings"` // as Alter takes them
@@ -163,8 +165,8 @@ SELECT few.name AS queue, few.priority, few.flow, c.keys, extract(epoch FROM clo
          WHERE x.queue_id = few.id AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority) ORDER BY x.id LIMIT 1)) e ON true
  ORDER BY e.since, few.name, few.priority DESC, few.flow`
 
-// Lanes returns lanes that have work, of one queue or of all if it is empty, the longest waiting first. It finds limit
-// lanes by hopping through the index and orders those.
+// Lanes returns lanes that have work, of one queue or of all if it is empty, the longest waiting
+// first. It finds limit lanes by a loose index scan and orders those.
 func (d *Database) Lanes(ctx context.Context, queue string, limit int) ([]Lane, error) {
 	return list[Lane](ctx, d.db, "lanes", lanesSQL, given(queue), page(limit))
 }
@@ -184,7 +186,7 @@ func (d *Database) CreateQueue(ctx context.Context, name string, options map[str
 	})
 }
 
-// AlterQueue changes settings of a queue; a nil value takes a setting away.
+// AlterQueue changes settings of a queue; a nil value resets a setting.
 func (d *Database) AlterQueue(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
 	err := postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
 		if _, err := invalidation.Alter(ctx, tx, name, options); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Sample is how a queue stood at a moment, or over a minute: depths, rates and nodes are then means, HeadAgeSeconds the
-// worst.
+// Sample is the state of a queue at one time, or over a minute: depths, rates and nodes are then
+// means, HeadAgeSeconds the maximum.
 type Sample struct {
 	At             time.Time `json:"at"`
 	Initial        int64     `json:"initial"`
@@ -33,8 +33,9 @@ SELECT s.at, s.initial, s.pending, s.computing, s.disabled, s.failed, s.estimate
  WHERE q.name = $1
  ORDER BY s.at`
 
-// Samples returns how a queue stood over the time that ends now, oldest first: as it was sampled for up to an hour,
-// else by the minute; 3,000 at most, the newest. For a queue that is not there it returns invalidation.ErrQueueNotFound.
+// Samples returns the samples of a queue over the period that ends now, oldest first: each sample
+// for up to an hour, else one a minute; at most the newest 3,000. It returns
+// invalidation.ErrQueueNotFound if there is no such queue.
 func (d *Database) Samples(ctx context.Context, queue string, over time.Duration) ([]Sample, error) {
 	table := "sample"
 	if over > time.Hour {

@@ -19,15 +19,16 @@ type Snapshot struct {
 	Waiting int64     `json:"waiting"`
 }
 
-// Rate is how many entries a second came into and left a queue's table between two looks. It comes from the
-// statistics collector, so it lags by about a second; an entry that is retried counts in neither.
+// Rate is the entries a second inserted into and deleted from a queue's table between two samples.
+// It comes from the statistics collector, so it lags by about a second; an entry that is retried
+// counts in neither.
 type Rate struct {
 	Queue string  `json:"queue"`
 	In    float64 `json:"in"`
 	Out   float64 `json:"out"`
 }
 
-// Leader is who leads, or led last.
+// Leader is the present leader, or the last one.
 type Leader struct {
 	Holder        string  `json:"holder"`
 	Term          int64   `json:"term"`
@@ -35,7 +36,7 @@ type Leader struct {
 	SilentSeconds float64 `json:"silent_seconds"`
 }
 
-// Server is what of the database itself an operator watches.
+// Server is the state of the database server that matters to the queue.
 type Server struct {
 	Connections    int     `json:"connections"`
 	MaxConnections int     `json:"max_connections"`
@@ -89,8 +90,8 @@ func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, 
 	return s, nil
 }
 
-// Rates are those of the samples; without samples it compares the counters of two snapshots. Counters that went back
-// were reset: they say nothing.
+// Rates come from the samples; without samples from the counters of two snapshots. Counters that
+// decreased were reset and give no rate.
 func Rates(earlier, now *Snapshot) []Rate {
 	before, seconds := map[int32]Queue{}, 0.0
 	if earlier != nil {

@@ -17,10 +17,10 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// APIToken is what a client of the HTTP API may do. Its secret is not kept.
+// APIToken is the name and the rights of a client of the HTTP API. Its secret is not stored.
 type APIToken struct {
 	ID           int64      `json:"id"`
-	Name         string     `json:"name"`         // goes into the audit as who did it
+	Name         string     `json:"name"`         // the actor in the audit
 	Scopes       []string   `json:"scopes"`       // of push, read, operate, admin
 	Applications []string   `json:"applications"` // to which it is limited; empty: to none
 	Queues       []string   `json:"queues"`       // to which it is limited; empty: to none
@@ -32,7 +32,7 @@ type APIToken struct {
 	Live         bool       `json:"live"`              // neither expired nor revoked, by the database's clock
 }
 
-// Grant is what a new token may do, and until when.
+// Grant is the name, rights and end of a new token.
 type Grant struct {
 	Name                         string
 	Scopes, Applications, Queues []string
@@ -44,8 +44,8 @@ const (
 	secretBytes  = 32
 )
 
-// NewSecret makes a secret. Its last eight digits are a checksum, so that what was mistyped or invented is refused
-// without a look into the database, and a scanner can tell a leaked one from other text.
+// NewSecret makes a secret. Its last eight digits are a checksum, so that mistyped or invented
+// secrets are refused without a query, and a scanner can recognise a leaked one.
 func NewSecret() string {
 	text := make([]byte, secretBytes)
 	_, _ = rand.Read(text) // never fails
@@ -55,7 +55,7 @@ func NewSecret() string {
 
 func checksum(body string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(body))) }
 
-// WellFormed says whether a text can be a secret at all.
+// WellFormed reports whether a text has the form and checksum of a secret.
 func WellFormed(secret string) bool {
 	const length = len(secretPrefix) + 2*secretBytes + 8
 	return len(secret) == length && strings.HasPrefix(secret, secretPrefix) && checksum(secret[:length-8]) == secret[length-8:]
@@ -66,7 +66,8 @@ SELECT id, name, scopes, applications, queues, created_at, created_by, expires_a
        revoked_at IS NULL AND coalesce(expires_at > clock_timestamp(), true) AS live
   FROM penstock.api_token`
 
-// FindToken returns the token of a secret, living or not, and notes that it was used. invalidation.ErrNotFound says that there is none.
+// FindToken returns the token of a secret, live or not, and records its use. It returns
+// invalidation.ErrNotFound if there is none.
 func (d *Database) FindToken(ctx context.Context, secret string) (APIToken, error) {
 	hash := sha256.Sum256([]byte(secret))
 	found, err := list[APIToken](ctx, d.db, "tokens", tokenColumns+` WHERE hash = $1`, hash[:])
@@ -80,7 +81,7 @@ func (d *Database) FindToken(ctx context.Context, secret string) (APIToken, erro
 	if t.Live {
 		const usedSQL = `UPDATE penstock.api_token SET used_at = clock_timestamp() WHERE id = $1 AND coalesce(used_at < clock_timestamp() - interval '1 minute', true)`
 		if _, err := d.db.Exec(ctx, usedSQL, t.ID); err != nil && !postgres.Unavailable(err) { // a standby can still be read
-			return APIToken{}, fmt.Errorf("note use of token %q: %w", t.Name, err)
+			return APIToken{}, fmt.Errorf("record use of token %q: %w", t.Name, err)
 		}
 	}
 	return t, nil
@@ -99,7 +100,8 @@ func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By)
 			return err
 		}
 		if len(living) > 0 {
-			return fmt.Errorf("create token %q: there is one; rotate it, or revoke it first: %w", g.Name, invalidation.ErrState)
+			return fmt.Errorf("create token %q: the name is taken; rotate or revoke that token: %w", g.Name,
+				invalidation.ErrState)
 		}
 		if secret, err = insertToken(ctx, tx, g, by); err != nil {
 			return err
@@ -110,7 +112,7 @@ func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By)
 	return secret, err
 }
 
-// livingTokens takes the lock on a name, so that of two who make it one sees the other's.
+// livingTokens locks a name, so that of two concurrent creators one sees the other's token.
 func livingTokens(ctx context.Context, tx pgx.Tx, name string) ([]APIToken, error) {
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext('penstock.api_token'), hashtext($1))`, name); err != nil {
 		return nil, fmt.Errorf("lock token %q: %w", name, err)
@@ -168,7 +170,8 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 	return secret, err
 }
 
-// RevokeToken ends every token of a name. Leaders that have just seen one let it in for a few seconds more.
+// RevokeToken ends every token of a name. Leaders that have it in their cache accept it for a few
+// seconds more.
 func (d *Database) RevokeToken(ctx context.Context, name string, by invalidation.By) error {
 	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `UPDATE penstock.api_token SET revoked_at = clock_timestamp() WHERE name = $1 AND revoked_at IS NULL`, name)

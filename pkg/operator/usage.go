@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Usage is what a flow of a queue uses, now and of late.
+// Usage is the usage of a flow of a queue, now and recently.
 type Usage struct {
 	Queue       string  `json:"queue"`
 	Application string  `json:"application"`
@@ -17,14 +17,15 @@ type Usage struct {
 	Cost        float64 `json:"cost"`    // their cost, as pushed
 	// OldestSeconds is how long its oldest lock has been held.
 	OldestSeconds float64 `json:"oldest_lock_seconds"`
-	// Slots are the slot-seconds a second that it got over the last minutes, the latest counting most; Share is the part of
-	// its application's. Fairness goes by them.
+	// Slots are the slot-seconds a second that it got over the last minutes, with exponential
+	// decay; Share is its part of its application's. Fairness uses these figures.
 	Slots  float64 `json:"slots"`
 	Share  float64 `json:"share"`
-	Weight float64 `json:"weight"` // beside other flows
+	Weight float64 `json:"weight"` // relative to other flows
 }
 
-// usageSQL reads all lock records, which are as few as the work in flight, and what nodes told of the last minutes.
+// usageSQL reads all lock records, whose number is that of the work in flight, and the usage that
+// nodes reported.
 const usageSQL = `
 SELECT queue, application, flow, coalesce(l.locks, 0) AS locks, coalesce(l.entries, 0) AS entries, coalesce(l.cost, 0) AS cost,
        coalesce(l.oldest, 0) AS oldest_seconds, coalesce(u.slots, 0) AS slots, coalesce(u.share, 0) AS share, coalesce(u.weight, 1)::float8 AS weight
@@ -37,13 +38,14 @@ SELECT queue, application, flow, coalesce(l.locks, 0) AS locks, coalesce(l.entri
  ORDER BY queue, flow
  LIMIT $4`
 
-// Usage returns what flows use, by queue and flow, behind those given; of one queue if it is not empty.
+// Usage returns the usage of flows, by queue and flow, from the first after those given; of one
+// queue if it is not empty.
 func (d *Database) Usage(ctx context.Context, queue, afterQueue, afterFlow string, limit int) ([]Usage, error) {
 	return list[Usage](ctx, d.db, "usage", usageSQL, given(queue), afterQueue, afterFlow, page(limit))
 }
 
-// SetFlowWeight gives a flow a share beside other flows, 1 being what a flow has otherwise: in one queue or, if that is
-// empty, in all. A weight of 0 removes it. Nodes apply it within one heartbeat.
+// SetFlowWeight sets the weight of a flow among other flows, by default 1, in one queue or, if that
+// is empty, in all. A weight of 0 removes it. Nodes apply it within one heartbeat.
 func (d *Database) SetFlowWeight(ctx context.Context, flow, queue string, weight float64, by invalidation.By) error {
 	const sql = `SELECT penstock.set_flow_weight($3, $4, $5, $1, coalesce($2, current_user::text))`
 	return d.change(ctx, fmt.Sprintf("set weight of flow %q", flow), sql, by, flow, given(weight), given(queue))

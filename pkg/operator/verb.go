@@ -9,30 +9,31 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Verb is a change of one thing that needs to know nothing but which: the function of the schema of that name.
+// Verb is a change of one object that needs only its name or id: the function of the schema of that
+// name.
 type Verb string
 
-// The verbs, and what names the thing.
+// The verbs, and the name or id of their objects.
 const (
-	PauseQueue      Verb = "pause_queue"      // by name: stops claims; what runs goes on
+	PauseQueue      Verb = "pause_queue"      // by name: stops claims; runs go on
 	ResumeQueue     Verb = "resume_queue"     // ends the pause
 	DisableQueue    Verb = "disable_queue"    // takes it out of service; it still accepts entries
 	EnableQueue     Verb = "enable_queue"     // puts it back into service
-	DisableEntry    Verb = "disable_entry"    // by id: takes it out of line; one that runs ends its run
-	EnableEntry     Verb = "enable_entry"     // puts it back where it stood
+	DisableEntry    Verb = "disable_entry"    // by id: it is not claimed; a run goes on to its end
+	EnableEntry     Verb = "enable_entry"     // puts it back at its position
 	RetryFailure    Verb = "retry_failure"    // by the entry's id: puts it back into its queue, no attempts spent
-	DiscardFailure  Verb = "discard_failure"  // forgets it; only the audit remembers
-	CancelOperation Verb = "cancel_operation" // by id; what it has changed stays changed
-	DrainNode       Verb = "drain_node"       // by id: it claims nothing more, finishes, hands back the rest and exits
+	DiscardFailure  Verb = "discard_failure"  // deletes it; only the audit keeps a record
+	CancelOperation Verb = "cancel_operation" // by id; changes already made stay
+	DrainNode       Verb = "drain_node"       // by id: it stops claiming, finishes its runs, releases the rest and exits
 	PauseCronJob    Verb = "pause_cron_job"   // by name: keeps it from firing
-	ResumeCronJob   Verb = "resume_cron_job"  // its catch-up policy says what becomes of the times that it missed
-	RunCronJob      Verb = "run_cron_job_now" // asks for a run beside the schedule; the elected leader starts it
+	ResumeCronJob   Verb = "resume_cron_job"  // its catch-up policy applies to the missed times
+	RunCronJob      Verb = "run_cron_job_now" // requests a run beside the schedule; the elected leader starts it
 	DropCronJob     Verb = "drop_cron_job"    // a run goes on
-	PauseBatch      Verb = "pause_batch"      // by id: takes the parts that do not run out of the queue
+	PauseBatch      Verb = "pause_batch"      // by id: releases parts that do not run from the queue
 	ResumeBatch     Verb = "resume_batch"     // ends the pause
-	CancelBatch     Verb = "cancel_batch"     // parts that run are asked to end
-	RetryBatch      Verb = "retry_batch"      // runs the parts again that did not end done
-	RemoveModel     Verb = "remove_model"     // by name: forgets it; its queue stays
+	CancelBatch     Verb = "cancel_batch"     // requests the cancel of running parts
+	RetryBatch      Verb = "retry_batch"      // runs the parts again that are not done
+	RemoveModel     Verb = "remove_model"     // by name: deletes it; its queue stays
 )
 
 // String is the verb in words: pause cron job.
@@ -40,11 +41,11 @@ func (v Verb) String() string {
 	return strings.TrimSuffix(strings.ReplaceAll(string(v), "_", " "), " now")
 }
 
-// Pauses says whether the verb takes a time at which its effect ends by itself.
+// Pauses reports whether the verb takes a time at which its effect ends by itself.
 func (v Verb) Pauses() bool { return strings.HasPrefix(string(v), "pause_") }
 
-// Do carries out a verb on the thing of a name (string) or an id (int64). A time that is not zero is when a pause ends by
-// itself; other verbs take none.
+// Do applies a verb to the object of a name (string) or an id (int64). A time that is not zero is
+// the end of a pause; other verbs take none.
 func (d *Database) Do(ctx context.Context, v Verb, thing any, by invalidation.By, until time.Time) error {
 	sql, rest := `SELECT penstock.`+string(v)+`($3, $1, coalesce($2, current_user::text))`, []any{thing}
 	if v.Pauses() {

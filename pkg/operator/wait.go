@@ -17,7 +17,8 @@ SELECT coalesce(string_agg(format('session %s (%s, %s) that has been in a transa
  WHERE a.pid <> pg_backend_pid() AND a.xact_start IS NOT NULL
    AND a.pid IN (SELECT l.pid FROM pg_locks l WHERE l.granted AND l.relation = to_regclass(format('penstock.%I', 'entry_' || $1)))`
 
-// waited says what a change of a queue has waited for in vain; other errors pass through.
+// waited names the transactions for which a change of a queue waited until its timeout; other
+// errors pass through.
 func (d *Database) waited(ctx context.Context, does, queue string, err error) error {
 	if code := postgres.Code(err); code != "55P03" && code != "57014" {
 		return err
@@ -25,5 +26,6 @@ func (d *Database) waited(ctx context.Context, does, queue string, err error) er
 	who := "a transaction that has the queue open, a push or a backup perhaps; penstock doctor names those that last"
 	// On a transaction, which has failed by now, no query can run.
 	_ = d.db.QueryRow(ctx, holdersSQL, queue, who).Scan(&who)
-	return fmt.Errorf("%s queue %q: nothing was changed; it waited in vain for %s. Try again when that has ended: %w", does, queue, who, invalidation.ErrState)
+	return fmt.Errorf("%s queue %q: nothing was changed: the wait for %s timed out; try again later: %w", does, queue,
+		who, invalidation.ErrState)
 }

@@ -93,7 +93,7 @@ func TestEntryThatRunsOnAfterItsDeadlineIsReportedOnce(t *testing.T) {
 		Pause: 10 * time.Millisecond, Log: slog.New(slog.NewTextHandler(out, nil)),
 	})
 	run(t, duty)
-	eventually(t, "it is reported", func() bool { return duty.Status().Overrun == 1 && out.contains("runs on after its deadline") })
+	eventually(t, "it is reported", func() bool { return duty.Status().Overrun == 1 && out.contains("still runs after its deadline") })
 	if f.locks() != 1 || f.count(`SELECT count(*) FROM penstock.entry`) != 1 {
 		t.Error("an entry that runs was taken from its node")
 	}
