@@ -11,9 +11,9 @@ import (
 type account struct {
 	shared float64 // in the last snapshot, over all nodes
 	own    float64 // of this node since then
-	sent   float64 // how much of own the last report told
-	lift   float64 // own, and told to others
-	fresh  float64 // own since the last snapshot; told to others once the next one has put it right
+	sent   float64 // part of own that the last report had
+	lift   float64 // own, and reported to others
+	fresh  float64 // own since the last snapshot; reported to others once the next one has corrected it
 	theirs float64 // the largest lift in the last snapshot
 
 	running float64 // estimates of what runs on this node; not inflated
@@ -24,7 +24,7 @@ type account struct {
 	weight float64
 	seen   time.Time // when it last had work
 	turn   uint64    // of the last charge
-	back   bool      // it returned, and nobody is known to have served it since
+	back   bool      // it returned, and no node is known to have served it since
 	level  float64   // virtual time in this ranking
 }
 
@@ -37,14 +37,14 @@ type group struct {
 	last, before time.Time
 }
 
-// stayed says whether a member had work all the time, as far as this node has looked.
+// stayed reports whether a member had work in every ranking of this node.
 func (a *account) stayed(since, now time.Time, grace time.Duration) bool {
 	return !a.seen.IsZero() && (!a.seen.Before(since) || now.Sub(a.seen) <= grace)
 }
 
-// standAt computes the account's level, and takes it into the group's least if the account
+// levelAt computes the account's level, and takes it into the group's least if the account
 // had work all the time. It returns whether it had.
-func (g *group) standAt(a *account, weight, nodes float64, now time.Time, grace time.Duration, ranking uint64) {
+func (g *group) levelAt(a *account, weight, nodes float64, now time.Time, grace time.Duration, ranking uint64) {
 	if g.ranking != ranking {
 		g.ranking, g.least = ranking, math.Inf(1)
 		g.before, g.last = g.last, now
@@ -56,7 +56,7 @@ func (g *group) standAt(a *account, weight, nodes float64, now time.Time, grace 
 	}
 }
 
-// rise moves the floor up to the least level, once all members stand.
+// rise moves the floor up to the least level, once the levels of all members are known.
 func (g *group) rise() {
 	if !math.IsInf(g.least, 1) {
 		g.floor = max(g.floor, g.least)
@@ -109,7 +109,7 @@ func mix(x uint64) uint64 {
 
 func (a *account) lifted() float64 { return max(a.lift+a.fresh, a.theirs) }
 
-// charged notes that a claim was served, the turn-th of this node.
+// charged records that a claim was served, the turn-th of this node.
 func (a *account) charged(estimate float64, turn uint64) {
 	a.turn, a.back = turn, false
 	a.typical += (estimate - a.typical) / 8

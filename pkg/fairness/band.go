@@ -21,7 +21,7 @@ type band struct {
 	now     bool          // it has work in this ranking
 }
 
-// wake notes that the band has work, with a head of this age.
+// wake records that the band has work, with a head of this age.
 func (x *band) wake(age time.Duration, now time.Time) {
 	if !x.now {
 		x.now, x.seen, x.oldest = true, now, 0

@@ -13,7 +13,7 @@ type Algorithm uint8
 // The algorithms of a queue; it may change between two rankings.
 const (
 	Fair Algorithm = iota // the flow that attained the least service for its weight goes first
-	Fifo                  // the oldest head goes first, whoever it belongs to
+	Fifo                  // the oldest head goes first, of any flow
 )
 
 // Lane is a lane that has, or may have, work.
@@ -25,15 +25,16 @@ type Lane struct {
 	QueueWeight float64       // share of the queue among queues; 1 if not above zero
 	Weight      float64       // share of the flow among flows; 1 if not above zero
 	HeadAge     time.Duration // how long its head has waited: ages the band, and orders fifo queues
-	HeadPos     int64         // place in line of its head, where known: orders fifo queues better than age
+	HeadPos     int64         // position of its head, if known: orders fifo queues better than age
 	Busy        bool          // it is just claimed from: it ranks as if it were charged as usual
 
-	found *flow // by the last ranking, so that lanes kept from one to the next are not looked up again
+	found *flow // by the last ranking, so that lanes kept from one to the next need no lookup
 }
 
 func (l *Lane) key() Key { return Key{Queue: l.Queue, Priority: l.Priority, Flow: l.Flow} }
 
-// Config says how fast service is forgotten and what the lower bands are owed. A zero field means its default.
+// Config sets the half-life of service and the guaranteed shares of lower bands. A zero field means
+// its default.
 type Config struct {
 	// HalfLife is the time after which service counts half. Default 5 min. All nodes and the exchange must agree on it.
 	HalfLife time.Duration
@@ -72,23 +73,23 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Book is one node's view of who got how much. It reads no clock and talks to nobody; its
+// Book is one node's view of the service of all flows. It reads no clock and does no I/O; its
 // methods may be called from any goroutine.
 type Book struct {
 	config Config
 
-	mu        sync.Mutex
-	epoch     time.Time
-	flows     map[Key]*flow
-	queues    map[queueBand]*queue
-	bands     []*band
-	ranking   uint64
-	turns     uint64
-	rounds    uint64  // of the exchange
-	nodes     float64 // live ones
-	standings []Standing
-	touched   []*queue
-	lanes     []*flow
+	mu       sync.Mutex
+	epoch    time.Time
+	flows    map[Key]*flow
+	queues   map[queueBand]*queue
+	bands    []*band
+	ranking  uint64
+	turns    uint64
+	rounds   uint64  // of the exchange
+	nodes    float64 // live ones
+	sortKeys []SortKey
+	touched  []*queue
+	lanes    []*flow
 }
 
 type queueBand struct {
@@ -131,7 +132,7 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 	defer b.mu.Unlock()
 	b.ranking++
 	scale := b.scale(now)
-	b.stand(lanes, now)
+	b.resolve(lanes, now)
 	for _, q := range b.touched {
 		q.members.rise()
 		q.band.members.rise()
@@ -144,10 +145,10 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 			q.level += q.pending(q.nodes, scale)
 		}
 	}
-	b.standings = b.standings[:0]
+	b.sortKeys = b.sortKeys[:0]
 	for i, f := range b.lanes {
 		q := f.queue
-		s := Standing{
+		s := SortKey{
 			Due: q.band.due(), Priority: q.key.priority, Queue: q.level, QueueTurn: q.turn, FlowTurn: f.turn,
 			QueueID: q.key.id, Tie: f.tie, Index: i,
 		}
@@ -161,12 +162,12 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 			f.seen = now
 			s.Flow = inLine(&lanes[i])
 		}
-		b.standings = append(b.standings, s)
+		b.sortKeys = append(b.sortKeys, s)
 	}
-	return Order(dst, b.standings, limit)
+	return Order(dst, b.sortKeys, limit)
 }
 
-// inLine is a lane's place in a fifo queue: smaller is older.
+// inLine is a lane's sort key in a fifo queue: smaller is older.
 func inLine(l *Lane) float64 {
 	if l.HeadPos != 0 {
 		return float64(l.HeadPos)
@@ -174,8 +175,8 @@ func inLine(l *Lane) float64 {
 	return -l.HeadAge.Seconds()
 }
 
-// stand finds the accounts of all lanes and their levels before any is lifted.
-func (b *Book) stand(lanes []Lane, now time.Time) {
+// resolve finds the accounts of all lanes and their levels before any is lifted.
+func (b *Book) resolve(lanes []Lane, now time.Time) {
 	b.touched, b.lanes = b.touched[:0], b.lanes[:0]
 	for _, x := range b.bands {
 		x.now = false
@@ -187,12 +188,12 @@ func (b *Book) stand(lanes []Lane, now time.Time) {
 		if q.ranking != b.ranking {
 			q.ranking, q.busy = b.ranking, false
 			b.touched = append(b.touched, q)
-			q.band.members.standAt(&q.account, positive(l.QueueWeight), q.nodes, now, b.config.Grace, b.ranking)
+			q.band.members.levelAt(&q.account, positive(l.QueueWeight), q.nodes, now, b.config.Grace, b.ranking)
 			b.turnTo(q, l.Algorithm)
 		}
 		q.busy = q.busy || l.Busy
 		q.band.wake(l.HeadAge, now)
-		q.members.standAt(&f.account, positive(l.Weight), q.nodes, now, b.config.Grace, b.ranking)
+		q.members.levelAt(&f.account, positive(l.Weight), q.nodes, now, b.config.Grace, b.ranking)
 		b.lanes = append(b.lanes, f)
 	}
 }

@@ -192,19 +192,19 @@ func drawLane(t *rapid.T) Lane {
 // A few of many are the same few that sorting all would put first.
 func TestSelectingAFewAgreesWithSorting(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		standings := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Standing {
-			return Standing{
+		sortKeys := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) SortKey {
+			return SortKey{
 				Due: float64(rapid.IntRange(0, 2).Draw(t, "due")), Priority: rapid.Int16Range(0, 2).Draw(t, "priority"),
 				QueueID: rapid.Int32Range(1, 3).Draw(t, "queue"), Flow: float64(rapid.IntRange(0, 3).Draw(t, "flow")),
 				FlowTurn: rapid.Uint64Range(0, 3).Draw(t, "turn"),
 			}
-		}), 0, 60).Draw(t, "standings")
-		for i := range standings {
-			standings[i].Index, standings[i].Queue = i, float64(standings[i].QueueID%2)
+		}), 0, 60).Draw(t, "sortKeys")
+		for i := range sortKeys {
+			sortKeys[i].Index, sortKeys[i].Queue = i, float64(sortKeys[i].QueueID%2)
 		}
 		limit := rapid.IntRange(1, 16).Draw(t, "limit")
-		all := Order(nil, slices.Clone(standings), 0)
-		few := Order(nil, slices.Clone(standings), limit)
+		all := Order(nil, slices.Clone(sortKeys), 0)
+		few := Order(nil, slices.Clone(sortKeys), limit)
 		if !slices.Equal(few, all[:min(limit, len(all))]) {
 			t.Fatalf("a few %v, all %v", few, all)
 		}

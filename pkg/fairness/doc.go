@@ -1,9 +1,9 @@
-// Package fairness decides which lane is next.
+// Package fairness orders lanes by the service that their flows got.
 //
-// A Book is one node's view of who got how much. It is asked before each claim (Rank),
-// told what a claim is estimated to cost (Charge), what a long entry has used beyond that
-// (Extend) and what it cost in the end (Settle), and once a second or two it swaps what it
-// knows with the other nodes (Report, Adopt). It reads no clock and touches no database.
+// A Book is one node's view of the service of all flows. It ranks lanes before each claim
+// (Rank), and books the estimated cost of a claim (Charge), the cost of a long entry beyond the
+// estimate (Extend) and the real cost at the end (Settle). Once a second or two it exchanges its
+// usage with the other nodes (Report, Adopt). It reads no clock and touches no database.
 //
 // A Ranker puts a Book to work: it ranks what a task node's scheduling threads may claim from,
 // and its Run makes the exchange. A lane that is just claimed from ranks as if it were charged
@@ -17,7 +17,7 @@
 //	band    its priority; one that is owed part of its guaranteed share goes before all
 //	queue   virtual time of the queue among the queues of the band
 //	flow    virtual time of the flow among the flows of the queue's band;
-//	        in a fifo queue the place in line instead
+//	        in a fifo queue the position instead
 //
 // Equals take turns: the one charged longest ago goes first.
 //
@@ -124,6 +124,6 @@
 // # Fifo and fair
 //
 // The algorithm of a queue may change at any time. Ready rows are not touched: within a
-// lane order is by place in line under both. When a queue turns fair all its flows start
-// from the same level, so nobody pays for what fifo gave them.
+// lane the order is by position under both. When a queue turns fair all its flows start
+// from the same level, so no flow is charged for its service under fifo.
 package fairness

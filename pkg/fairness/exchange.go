@@ -6,7 +6,7 @@ import (
 )
 
 // Report returns what this node adds to the shared usage: its own service since the last
-// snapshot that was adopted. If the exchange fails, the next report tells it again.
+// snapshot that was adopted. If the exchange fails, the next report includes it again.
 func (b *Book) Report(now time.Time) []Usage {
 	b.mu.Lock()
 	defer b.mu.Unlock()

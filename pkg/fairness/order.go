@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Standing is all that ranks one lane among others at one moment.
-type Standing struct {
+// SortKey is the sort key of one lane in a ranking.
+type SortKey struct {
 	// Due is above zero if the lane's band must be served now to keep its guaranteed
 	// share: by how much it has fallen behind.
 	Due      float64
 	Priority int16 // larger goes first
 	// Queue is the virtual time of the lane's queue, Flow that of the lane within it:
-	// normalised service; smaller goes first. Fifo queues give the place in line as Flow.
+	// normalised service; smaller goes first. Fifo queues give the position as Flow.
 	Queue, Flow float64
 	// QueueTurn and FlowTurn number the last service, for round robin among equals.
 	QueueTurn, FlowTurn uint64
@@ -21,10 +21,11 @@ type Standing struct {
 	Index               int    // of the lane in the caller's list
 }
 
-// Before says whether a lane goes before another one. It is a strict order if no two ties are the same.
-func (a *Standing) Before(b *Standing) bool { return a.compare(b) < 0 }
+// Before reports whether a lane goes before another one. It is a strict order if no two ties are
+// the same.
+func (a *SortKey) Before(b *SortKey) bool { return a.compare(b) < 0 }
 
-func (a *Standing) compare(b *Standing) int {
+func (a *SortKey) compare(b *SortKey) int {
 	if a.Due != b.Due {
 		return cmp.Compare(b.Due, a.Due)
 	}
@@ -45,14 +46,14 @@ func (a *Standing) compare(b *Standing) int {
 }
 
 // Order appends to dst the indexes of the first limit lanes, best first; of all lanes if
-// limit is 0. It reorders standings, and sorts no more of them than it appends.
-func Order(dst []int, standings []Standing, limit int) []int {
-	if limit <= 0 || limit > len(standings) {
-		limit = len(standings)
+// limit is 0. It reorders sortKeys, and sorts no more of them than it appends.
+func Order(dst []int, sortKeys []SortKey, limit int) []int {
+	if limit <= 0 || limit > len(sortKeys) {
+		limit = len(sortKeys)
 	}
-	first := standings[:limit]
-	selectFirst(first, standings[limit:])
-	slices.SortFunc(first, func(a, b Standing) int { return a.compare(&b) })
+	first := sortKeys[:limit]
+	selectFirst(first, sortKeys[limit:])
+	slices.SortFunc(first, func(a, b SortKey) int { return a.compare(&b) })
 	for i := range first {
 		dst = append(dst, first[i].Index)
 	}
@@ -60,7 +61,7 @@ func Order(dst []int, standings []Standing, limit int) []int {
 }
 
 // selectFirst swaps those of others that go before some of first into it. First is meanwhile a heap with its last one on top.
-func selectFirst(first, others []Standing) {
+func selectFirst(first, others []SortKey) {
 	if len(first) == 0 || len(others) == 0 {
 		return
 	}
@@ -75,7 +76,7 @@ func selectFirst(first, others []Standing) {
 	}
 }
 
-func sink(heap []Standing, i int) {
+func sink(heap []SortKey, i int) {
 	for {
 		child := 2*i + 1
 		if child >= len(heap) {

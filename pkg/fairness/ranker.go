@@ -20,7 +20,7 @@ type Ranker struct {
 	used bool // lanes were ranked since the last exchange
 }
 
-// note is what the ranker keeps with a candidate.
+// note is the ranker's state for a candidate.
 type note struct {
 	Lane
 	queue *invalidation.Queue // as it was when the note was made

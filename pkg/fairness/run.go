@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// RankerConfig says whose usage a ranker shares, and how often. A zero field means its default.
+// RankerConfig sets the application whose usage a ranker shares, and how often. A zero field means
+// its default.
 type RankerConfig struct {
 	Config
 	Application string        // of the node: "default"
@@ -41,8 +42,8 @@ type exchange struct {
 	db postgres.DB
 }
 
-// Run swaps usage with the other nodes until ctx ends. While it fails the node goes on by its own book. A node that
-// has nothing to rank and nothing to tell stays silent.
+// Run exchanges usage with the other nodes until ctx ends. While it fails the node goes on by its
+// own book. A node that has ranked no lane and has no usage to report makes no exchange.
 func (r *Ranker) Run(ctx context.Context) error {
 	pause := r.share.Every
 	for round := 1; ; round++ {
@@ -64,7 +65,7 @@ func (r *Ranker) Run(ctx context.Context) error {
 	}
 }
 
-// swap tells what this node gave, and learns what all did.
+// swap reports this node's usage and adopts the usage of all nodes.
 func (r *Ranker) swap(ctx context.Context) error {
 	r.mu.Lock()
 	used := r.used
@@ -81,7 +82,8 @@ func (r *Ranker) swap(ctx context.Context) error {
 	return err
 }
 
-// Usage needs no durability, and waits for nobody long: what is not told now is told in the next round.
+// Usage needs no durability, and a short lock timeout is enough: a failed report is part of the
+// next one.
 const hastilySQL = `SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '200ms', true)`
 
 // foldSQL adds a node's deltas to the shared usage, as Fold does; $7 is the half-life in seconds. All nodes take the rows

@@ -14,7 +14,7 @@ type Key struct {
 }
 
 // Usage is service attained by a key, decayed to the moment of the report or the snapshot
-// it stands in. Service is in the unit of cost: seconds of a processing thread, or what a
+// that has it. Service is in the unit of cost: seconds of a processing thread, or what a
 // queue declares. A delta may be negative, when entries cost less than estimated.
 type Usage struct {
 	Key

@@ -6,8 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// callBackSQL pushes an entry of the webhook queue for each entry $4 that ends with outcome $5 and names an address to
-// call back. It is part of the ending: the push commits with it or not at all, and only under our token.
+// callBackSQL pushes an entry of the webhook queue for each entry $4 that ends with outcome $5 and
+// has a callback address. It is part of the ending: the push commits with it or not at all, and
+// only under the lock's token.
 const callBackSQL = `
 SELECT penstock.call_back(e.entry::penstock.entry, k.outcome, k.detail)
   FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::jsonb[]) k(lock_key, token, id, outcome, detail)
@@ -55,7 +56,7 @@ func (e *Ending) outcome() string {
 	}
 }
 
-// detail is what a callback says beside the outcome.
+// detail is the fields of a callback beside the outcome.
 func (e *Ending) detail() map[string]any {
 	switch e.verb {
 	case verbDone:

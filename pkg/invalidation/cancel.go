@@ -2,8 +2,8 @@ package invalidation
 
 import "context"
 
-// SettleCancelRequests ends up to limit entries that were asked to end while they ran and became pending again since,
-// and returns how many. The elected leader calls it every few seconds.
+// SettleCancelRequests cancels up to limit entries whose cancel was requested while they ran and
+// which are pending again, and returns how many. The elected leader calls it every few seconds.
 func (q *Queue) SettleCancelRequests(ctx context.Context, limit int) (int, error) {
 	var n int
 	err := q.db.QueryRow(ctx, `SELECT penstock.settle_cancel_requests($1, $2)`, q.ID, limit).Scan(&n)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// ClaimRequest says how much a node claims, and from which lane.
+// ClaimRequest names the lane of a claim and bounds its locks.
 type ClaimRequest struct {
 	Node    NodeID
 	ClaimID int32 // a number that the node never used before in this incarnation

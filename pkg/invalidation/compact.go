@@ -10,17 +10,19 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Compact merges waiting entries of a lock key into the oldest of them, by the queue's rule (Config.Merge), and returns
-// how many it replaced; those end done, "merged into" the oldest. Entries that a node was handed are not touched.
-// 0 says that there is nothing to merge, or that a claim of the key is under way. ErrState: the queue is not mergeable.
+// Compact merges waiting entries of a lock key into the oldest of them, by the queue's rule
+// (Config.Merge), and returns how many it replaced; those end done, "merged into" the oldest.
+// Entries that a node was handed are not touched. It returns 0 if there is nothing to merge or a
+// claim of the key is in progress, and ErrState if the queue is not mergeable.
 func (q *Queue) Compact(ctx context.Context, key string) (int, error) {
 	var n int
 	err := q.db.QueryRow(ctx, `SELECT penstock.compact($1, $2)`, q.Name, key).Scan(&n)
 	return n, q.errorf("compact key "+key+" of", err)
 }
 
-// CompactQueue compacts the keys that have at least minEntries waiting entries, of the next `keys` keys after the key
-// `after`. It returns how many entries it replaced and the last key it looked at, empty at the end of the queue.
+// CompactQueue compacts the keys that have at least minEntries waiting entries, of the next `keys`
+// keys after the key `after`. It returns how many entries it replaced and the last key that it
+// read, empty at the end of the queue.
 func (q *Queue) CompactQueue(ctx context.Context, minEntries, keys int, after string) (replaced int, next string, err error) {
 	var last *string
 	const sql = `SELECT after, replaced FROM penstock.compact_queue($1, $2, $3, $4)`
@@ -31,8 +33,9 @@ func (q *Queue) CompactQueue(ctx context.Context, minEntries, keys int, after st
 	return replaced, next, q.errorf("compact", err)
 }
 
-// CompactWith is Compact with a merge of the caller's own: it gets the entries oldest first and returns the payload of
-// the one that stays. Claims of the key pass by while it runs, so it should be quick; an error changes nothing.
+// CompactWith is Compact with a merge function of the caller: it gets the entries oldest first and
+// returns the payload of the remaining one. Claims skip the key while it runs, so it should be
+// quick; an error changes nothing.
 func (q *Queue) CompactWith(ctx context.Context, key string, merge func([]Entry) (json.RawMessage, error)) (int, error) {
 	replaced := 0
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {

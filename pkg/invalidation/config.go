@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Kind is what a queue is for.
+// Kind is the purpose of a queue: it decides which handlers and functions serve it.
 type Kind string
 
 // The kinds of queue.
@@ -24,7 +24,7 @@ const (
 // ours reports whether only Penstock itself pushes to queues of the kind.
 func (k Kind) ours() bool { return k == KindWebhook || k == KindBatch }
 
-// Config is what can be set about a queue. A zero field means its default.
+// Config is the settings of a queue. A zero field means its default.
 type Config struct {
 	Kind        Kind    // task
 	Application string  // "default"; only nodes of this application serve the queue
@@ -32,7 +32,8 @@ type Config struct {
 	// EntryPriority is the priority of entries that name none, 0 to 9, higher first: 1.
 	EntryPriority int
 	Algorithm     string // between flows: "fair" (default) or "fifo"
-	// Grouping says where the lock key stands in the payload: a field, a path with dots, a jsonpath that starts with "$".
+	// Grouping is the path of the lock key in the payload: a field, a path with dots, a jsonpath
+	// that starts with "$".
 	Grouping             string
 	Mergeable            bool
 	Merge                string // of compaction: "last" (default), "first", "object", "array"
@@ -54,14 +55,15 @@ type Config struct {
 	Paused   *Control
 	Disabled *Control
 	Version  int64
-	// Statements are what task nodes run for the queue's entries, by name; see SetStatements.
+	// Statements are the SQL statements that task nodes run for the queue's entries, by name; see
+	// SetStatements.
 	Statements map[string]string
 }
 
-// Control says who paused or disabled something, when and why.
+// Control is the actor, time and reason of a pause or of disabling.
 type Control struct {
 	At     time.Time
-	Until  time.Time // zero: until somebody resumes it
+	Until  time.Time // zero: until it is resumed
 	Actor  string
 	Reason string
 }

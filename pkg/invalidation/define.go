@@ -18,8 +18,9 @@ import (
 //	}
 type Definition[P any] struct {
 	Name string
-	// Config is what a new queue starts with. Of a queue that exists, kind, grouping, mergeable and merge must agree
-	// with it, for they say what the entries mean; the rest belongs to operators, and is left as it is.
+	// Config is the initial settings of a new queue. In an existing queue kind, grouping, mergeable
+	// and merge must agree with it, because handlers depend on them; the other settings belong to
+	// operators and are not changed.
 	Config Config
 	// Merge joins the payloads that one lock covers, oldest first, into one, which is handled once and answers for
 	// all of them; nil handles each by itself. It is for queues with a grouping.
@@ -60,7 +61,8 @@ func openOrCreate(ctx context.Context, db postgres.DB, name string, config Confi
 	return q, err
 }
 
-// compare lists where the registry differs in what entries mean. An empty setting of the code means the default.
+// compare lists the differences from the registry in kind, grouping, mergeable and merge. An empty
+// setting means the default.
 func compare(q *Queue, code Config) (conflicts []error) {
 	registry := q.Config
 	differ := func(field string, inCode, inRegistry any) {
@@ -96,7 +98,7 @@ func (d Definition[P]) Open(ctx context.Context, db postgres.DB) (*Queue, error)
 	return Open(ctx, db, d.Name)
 }
 
-// Entry makes a push of a payload; options says the rest, its own payload aside.
+// Entry makes a push of a payload, with the other fields from options.
 func (d Definition[P]) Entry(payload P, options Push) (Push, error) {
 	text, err := json.Marshal(payload)
 	if err != nil {
@@ -152,8 +154,8 @@ func (d Definition[P]) Compact(ctx context.Context, db postgres.DB, key string) 
 	})
 }
 
-// Handle is what handles the payloads of a queue. Whatever it returns as a result is kept as JSON, nil for none. The
-// error decides what follows, see Handler.
+// Handle handles one payload of a queue. Its result is stored as JSON, nil for none. The error
+// decides how the entry ends, see Handler.
 type Handle[P any] func(ctx context.Context, r *Run, payload P) (result any, err error)
 
 // Handler makes a Handler of a function. A payload that does not fit P is a failure of class "payload".
@@ -193,7 +195,8 @@ type merging[P any] struct {
 	merge func([]P) P
 }
 
-// HandleBatch merges what can be read and gives every entry the one answer. What cannot be read fails by itself.
+// HandleBatch merges the payloads that fit the type and gives their entries one common answer. Each
+// other entry fails.
 func (m merging[P]) HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer {
 	answers := make([]BatchAnswer, len(runs))
 	var payloads []P

@@ -23,10 +23,17 @@
 //	low water    the position from which the next claim of a lane may begin
 //	sweep        deletes ready rows of keys that are locked
 //	held back    a ready row that may not be claimed before a time (not_before): its entry was released with a delay
-//	throttled    a queue or flow from which no node claims for a while, by order of a handler
+//	throttled    a queue or flow from which no node claims for a while, by order of a handler (PushBackQueue)
 //	quantum      how many entries, and how long, a lock may cover before its key goes to the end of the lane
-//	ending       how one run of an entry ended: done, retry, fail, release, yield, expire or cancel
+//	ending       the end of one run of an entry: done, retry, fail, release, postpone, yield, expire or cancel
+//	outcome      the end of an entry: done, failed, expired or cancelled
 //	settle       record endings under their tokens
+//	attempt      a run that ended in an error; the retry policy bounds them. A crash, the death of a node during a run,
+//	             is counted apart
+//	release      make a locked key ready again at its old position, without spending an attempt
+//	recover      release locks in place of a node that died
+//	lease        how long a node lives without a heartbeat. Its locks are recovered when it has lapsed
+//	term         the period of one elected leader; its duties write only within it
 //	tid          where a row is on disk: a finish goes there instead of through an index
 //	batch        pushes of one process that are committed as a group (group commit), see batcher
 //	hint         a notification that a lane has work. Hints may be lost: nodes poll
@@ -63,15 +70,17 @@
 //	disable, enable                   SQL          the same
 //	compact   ready entries of a key → one  compact.go  push, operators
 //
-// Around them: define.go (typed queues, synced with the registry), handler.go (what a handler's error asks for),
-// progress.go (progress and checkpoints under the same fence), pushback.go (hold a queue or a flow back), hint.go and
-// listen.go (wake-ups after commits), pause.go and weight.go (the settings that nodes apply), limit.go (refunds),
-// outcome.go (how an entry ended), retention.go (partitions, and rows without a purpose). The functions of operators
+// Around them: define.go (typed queues, synced with the registry), handler.go (what a handler's
+// error asks for), progress.go (progress and checkpoints under the same fence), pushback.go
+// (throttle a queue or a flow), hint.go and listen.go (wake-ups after commits), pause.go and
+// weight.go (the settings that nodes apply), limit.go (refunds), outcome.go (the outcome of an
+// entry), retention.go (partitions, and rows without a purpose). The functions of operators
 // (pauses, limits, bulk operations, explain) are in pkg/operator.
 //
-// # Who waits for whom
+// # Locking and waiting
 //
-// Claims and sweeps pass by what others have locked. Endings lock records in key order, and wait only for a sweep,
-// a checkpoint or an operator that holds one of them FOR KEY SHARE, which in turn wait for nobody. Pushers lock at most one ready row of a
-// key and wait only where the caller asked for it: for an uncommitted push with the same idempotency or unique key.
+// Claims and sweeps skip rows that other transactions have locked. Endings lock records in key
+// order, and wait only for a sweep, a checkpoint or an operator that holds one of them FOR KEY
+// SHARE; none of these waits for an ending. A push locks at most one ready row of a key and waits
+// only for an uncommitted push with the same idempotency or unique key.
 package invalidation

@@ -36,7 +36,7 @@ type Entry struct {
 	tid pgtype.TID // of its row, if the claim returned it
 }
 
-// NoDeadline stands for a deadline that was not given.
+// NoDeadline is the value of a deadline that was not given.
 const NoDeadline = time.Duration(1<<63 - 1)
 
 // Lock is a lock record that a claim took, with the entries it covers, oldest first.
@@ -79,7 +79,7 @@ func (l *Lock) attempt(id EntryID) *int {
 	return nil
 }
 
-// callback says where the outcome of one of the entries is to be reported, nil for nowhere.
+// callback is the address and options for the report of an entry's outcome, nil for none.
 func (l *Lock) callback(id EntryID) json.RawMessage {
 	for i := range l.Entries {
 		if l.Entries[i].ID == id {
@@ -89,7 +89,7 @@ func (l *Lock) callback(id EntryID) json.RawMessage {
 	return nil
 }
 
-// Solo says that the lock covers one entry that was pushed without a lock key.
+// Solo reports whether the lock covers one entry that was pushed without a lock key.
 func (l *Lock) Solo() bool { return l.Key != "" && l.Key[0] == '#' }
 
 // soloKey is the lock key of an entry that has none.

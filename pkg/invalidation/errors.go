@@ -19,19 +19,22 @@ var (
 	ErrIdempotencyConflict = errors.New("idempotency key used with another body")
 	ErrQueueFull           = errors.New("queue is full")
 	ErrState               = errors.New("state does not allow it")
-	// ErrLockLost says that the lock record no longer carries our token: somebody else was given the entry, and
-	// whatever we know about it counts no more.
+	// ErrLockLost is returned if the lock record no longer carries the token: the entry was given
+	// to another run, and writes of this one are refused.
 	ErrLockLost = errors.New("lock lost")
-	// ErrConflict says that somebody changed the entry at the very moment when it was finished inside a transaction of the
-	// caller's. The transaction is lost; a handler that returns this error is run again and spends no attempt.
+	// ErrConflict is returned if the entry was changed concurrently while it was finished inside a
+	// transaction of the caller. The transaction must be rolled back; a handler that returns this
+	// error is run again and spends no attempt.
 	ErrConflict = errors.New("entry changed while it was finished")
-	// ErrNodeGone says that the node's row was removed, and with it every lock it held.
+	// ErrNodeGone is returned if the node's row was removed, and with it every lock it held.
 	ErrNodeGone = errors.New("node is not registered any more")
-	// ErrDefinitionConflict says that the queue in the database is not the one that the program defines.
+	// ErrDefinitionConflict is returned if the queue in the database differs from the program's
+	// definition.
 	ErrDefinitionConflict = errors.New("queue definition conflicts with the registry")
 )
 
-// FullError says how full a queue is and when to come back. It matches ErrQueueFull.
+// FullError has the depth of a full queue and the time after which to push again. It matches
+// ErrQueueFull.
 type FullError struct {
 	Depth      int64   `json:"depth"`      // entries
 	Capacity   int64   `json:"capacity"`   // entries

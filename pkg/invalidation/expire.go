@@ -10,13 +10,14 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// expireSQL removes up to $2 entries whose time has passed and that nobody runs, without waiting for anybody.
-// A ready row of an entry that goes is taken first, so that no claim can start it meanwhile; where a claim holds it,
-// the claim sees the deadline itself.
+// expireSQL removes up to $2 entries that are past their deadline and do not run. It skips locked
+// rows and never waits. It locks the ready row of an entry first, so that no claim can start the
+// entry meanwhile; if a claim has that lock, the claim checks the deadline itself.
 const expireSQL = `SELECT penstock.expire_entries($1, $2)`
 
-// Expire removes up to limit entries whose start_by or finish_by has passed and that nobody runs. Entries that run end
-// with their node's context; ExpiredLocks finds those whose node does not act on it.
+// Expire removes up to limit entries whose start_by or finish_by has passed and which do not run.
+// The node of a running entry ends its context; ExpiredLocks finds entries whose handler ignores
+// that.
 func (q *Queue) Expire(ctx context.Context, limit int) (int, error) {
 	var n int
 	err := q.db.QueryRow(ctx, q.sql.expire, q.ID, limit).Scan(&n)

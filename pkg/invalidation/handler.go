@@ -48,7 +48,7 @@ type BatchHandler interface {
 	HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer
 }
 
-// BatchAnswer is what became of one entry of a batch.
+// BatchAnswer is the result of one entry of a batch.
 type BatchAnswer struct {
 	Result json.RawMessage
 	Err    error
@@ -62,19 +62,20 @@ func (f HandlerFunc) Handle(ctx context.Context, r *Run) (json.RawMessage, error
 
 // Causes with which a run's context ends. Handle may return them or any error that wraps them.
 var (
-	// ErrCancelled says that somebody wished the entry cancelled.
+	// ErrCancelled is the cause if the entry's cancel was requested.
 	ErrCancelled = errors.New("entry cancelled")
-	// ErrLeaseLost says that the node could not renew its lease: others may run its entries.
+	// ErrLeaseLost is the cause if the node could not renew its lease: other nodes may run its
+	// entries.
 	ErrLeaseLost = errors.New("node lost its lease")
-	// ErrDraining says that the node is going and its grace is over.
+	// ErrDraining is the cause if the node shuts down and its grace period is over.
 	ErrDraining = errors.New("node is draining")
-	// ErrFinishBy says that the entry's finish_by has passed.
+	// ErrFinishBy is the cause if the entry's finish_by has passed.
 	ErrFinishBy = errors.New("finish_by has passed")
-	// ErrRunTimeout says that the run took longer than the queue's run_timeout.
+	// ErrRunTimeout is the cause if the run took longer than the queue's run_timeout.
 	ErrRunTimeout = errors.New("run took longer than run_timeout")
 )
 
-// answer is an error of a handler that says what shall follow.
+// answer is an error of a handler that decides how the entry ends.
 type answer struct {
 	err       error
 	class     string
@@ -92,10 +93,11 @@ func (a *answer) Unwrap() error { return a.err }
 // RetryIn asks that the entry be tried again after d, whatever the policy's backoff says; its attempts still count.
 func RetryIn(d time.Duration, err error) error { return &answer{err: err, delay: d, hasDelay: true} }
 
-// RetryAt is RetryIn until a time, by this process's clock: for a downstream that says when to come back.
+// RetryAt is RetryIn until a time, by this process's clock: for a downstream that names a time
+// (Retry-After).
 func RetryAt(t time.Time, err error) error { return RetryIn(max(0, time.Until(t)), err) }
 
-// Permanent says that trying again is of no use: the entry goes to the failures.
+// Permanent marks an error that a retry would not mend: the entry becomes a failure.
 func Permanent(err error) error { return &answer{err: err, permanent: true} }
 
 // WithClass gives an error a class, for which the queue's retry policy may have rules of its own.
@@ -111,8 +113,9 @@ func Snooze(d time.Duration) error {
 // its position, and no later entry of its key starts before it.
 func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
 
-// PushBackQueue hands the entry back and spends no attempt, and for d keeps every node from claiming from the whole
-// queue: whoever does its work has asked for quiet (a 429 with Retry-After). d is at most a day.
+// PushBackQueue releases the entry without spending an attempt, and throttles the queue for d: no
+// node claims from it. It is for a downstream that answered 429 with Retry-After. d is at most a
+// day.
 func PushBackQueue(d time.Duration, err error) error {
 	return &answer{err: err, release: true, back: pushBack{wait: d}}
 }
@@ -122,7 +125,8 @@ func PushBackFlow(d time.Duration, err error) error {
 	return &answer{err: err, release: true, back: pushBack{wait: d, flow: true}}
 }
 
-// Judge turns what a handler returned into an ending. random is a number in [0, 1) for the jitter of a retry.
+// Judge turns the result and error of a handler into an ending. random is a number in [0, 1) for
+// the jitter of a retry.
 func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random float64) Ending {
 	l, id := r.Lock, r.Entry.ID
 	if err == nil {
@@ -141,7 +145,7 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	}
 	var a answer
 	if a.collect(err); errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
-		a.release, a.back = true, pushBack{wait: time.Second} // our database is away: that is nobody's error
+		a.release, a.back = true, pushBack{wait: time.Second} // no error of the handler: the database is away
 	}
 	if a.release {
 		e := Release(l, id, a.delay)
@@ -175,7 +179,7 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 // tooDeep is the SQLSTATE of a push, a callback's too, that is one deeper than may be: a loop.
 const tooDeep = "PS011"
 
-// collect joins what each link of the chain says, outer links first.
+// collect joins the answers in the chain of wrapped errors, outer ones first.
 func (a *answer) collect(err error) {
 	switch e := err.(type) { //nolint:errorlint // walks the chain itself
 	case nil:

@@ -25,19 +25,19 @@ type LaneHead struct {
 	Position int64
 }
 
-// Candidate is a lane from which a node may claim, as its scheduling threads know it and what ranks lanes sees it.
+// Candidate is a lane from which a node may claim, as its scheduling threads pass it to the ranker.
 type Candidate struct {
 	Queue *Queue
 	Lane  Lane
-	Head  int64     // place in line of its first ready row; a later one if the node has not heard of the first yet
+	Head  int64     // position of its first ready row, or of a later one if the node does not know the first yet
 	Since time.Time // when it last moved, or began to have work
-	Busy  bool      // a thread of this node is just claiming from it
-	Note  any       // what ranks lanes keeps of this one
+	Busy  bool      // a thread of this node is claiming from it
+	Note  any       // state of the ranker for this lane
 }
 
-// lanesSQL hops from lane to lane of each queue in $1 through the index of ready rows, highest priority first, then
-// by flow, behind the lane of priority $3 and flow $4: one look-up for each lane that has work and two for each
-// priority, $2 lanes of a queue at most.
+// lanesSQL reads the lanes of each queue in $1 by a loose index scan over the ready rows, highest
+// priority first, then by flow, after the lane of priority $3 and flow $4: one lookup for each lane
+// that has work and two for each priority, $2 lanes of a queue at most.
 const lanesSQL = `
 SELECT q.id, l.priority, l.flow, l.pos
   FROM unnest($1::int[], $3::smallint[], $4::text[]) q(id, priority, flow)

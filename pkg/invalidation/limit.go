@@ -39,8 +39,8 @@ func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
 	return q.errorf("refund limits of", err)
 }
 
-// queueRefund refunds entries that end cancelled, and those that their node hands back before they ran. A handler that
-// hands one back has called somebody to find out that it must: that counts.
+// queueRefund refunds entries that end cancelled, and entries that their node releases before they
+// ran. An entry that a handler releases is not refunded: the handler has used the limited resource.
 func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
 	if q.rates == rateNone {
 		return

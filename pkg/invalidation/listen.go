@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ListenConfig says where to listen and whom to wake. Conn and Wake are needed.
+// ListenConfig has the connection and the callback of a listener. Conn and Wake are required.
 type ListenConfig struct {
 	// Conn is for a connection of the listener's own. A pooler in transaction mode cannot carry one: then the
 	// self-test fails, the status says so, and nodes go by their polls.
@@ -38,7 +38,7 @@ type Listener struct {
 	status ListenStatus
 }
 
-// ListenStatus is how a listener does.
+// ListenStatus is the state of a listener.
 type ListenStatus struct {
 	Connected  bool          `json:"connected"`  // and the last self-test came back
 	Since      time.Time     `json:"since"`      // of the last change of Connected
@@ -66,7 +66,7 @@ func NewListener(cfg ListenConfig) *Listener {
 	return &Listener{cfg: cfg}
 }
 
-// Status returns how the listener does.
+// Status returns the state of the listener.
 func (l *Listener) Status() ListenStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +103,7 @@ func (l *Listener) Run(ctx context.Context) error {
 	}
 }
 
-// listen is one connection's life. worked says that at least one self-test came back.
+// listen serves one connection until it fails. worked reports that at least one self-test came back.
 func (l *Listener) listen(ctx context.Context) (worked bool, err error) {
 	connectCtx, cancel := context.WithTimeout(ctx, l.cfg.EchoWithin)
 	defer cancel()
@@ -147,7 +147,7 @@ func (l *Listener) selfTest(ctx context.Context, conn *pgx.Conn, n int) error {
 	return nil
 }
 
-// errQuiet says that the time to listen is over.
+// errQuiet is returned when the time to listen is over.
 var errQuiet = errors.New("nothing heard")
 
 // hear passes hints on for a while, or until it hears the text that it waits for.

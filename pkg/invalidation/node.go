@@ -16,21 +16,21 @@ type Beat struct {
 	Tokens []Token // every lock that the node holds, running or waiting for a thread
 	// Running lists those of Tokens under which an entry has begun to run: these count a crash if the node dies.
 	Running []Token
-	Load    map[string]any // what the governor read, for people
+	Load    map[string]any // the governor's readings, for status output
 }
 
-// Orders are what a node learns from the answer to its heartbeat.
+// Orders are the instructions in the answer to a heartbeat.
 type Orders struct {
 	Draining bool   // claim nothing more, finish, hand back the rest
 	Reason   string // of the drain
 	Paused   bool   // claim nothing until a later answer says otherwise; go on with what runs
-	// Cancel lists the entries that somebody wishes cancelled, of those the node runs.
+	// Cancel lists the entries of this node whose cancel is requested.
 	Cancel []CancelRequest
 	// RegistryVersion changes when any queue's settings, pauses or limits did: read the queues again.
 	RegistryVersion int64
 }
 
-// CancelRequest is a wish that a running entry be cancelled.
+// CancelRequest is a requested cancel of a running entry.
 type CancelRequest struct {
 	QueueID int32
 	Entry   EntryID
@@ -83,8 +83,8 @@ SELECT b.draining, b.reason, b.paused, (SELECT coalesce(sum(version), 0)::bigint
        (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]') FROM asked)
   FROM beat b`
 
-// Renew renews the node's lease and returns its orders. ErrNodeGone says that the node's row was removed: its
-// locks are gone, and the process must start anew under another incarnation.
+// Renew renews the node's lease and returns its orders. It returns ErrNodeGone if the node's row
+// was removed: its locks are gone, and the process must start anew under another incarnation.
 func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, error) {
 	var o Orders
 	var cancels []byte

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Ended is how an entry ended.
+// Ended is the outcome of an entry, with its result or reason.
 type Ended struct {
 	Queue    string
 	Outcome  string // done, failed, expired, cancelled
@@ -27,8 +27,8 @@ type Ended struct {
 	Result   json.RawMessage
 }
 
-// Outcome returns how an entry ended, for as long as its queue keeps outcomes. ErrState says that it has not ended yet,
-// ErrEntryNotFound that there is no such entry.
+// Outcome returns the outcome of an entry, for as long as its queue keeps outcomes. It returns
+// ErrState if the entry has not ended yet, ErrEntryNotFound if there is no such entry.
 func Outcome(ctx context.Context, db postgres.DB, id EntryID) (Ended, error) {
 	const sql = `
 SELECT queue, outcome::text, ended_at, created_at, attempt, coalesce(node_id, 0), coalesce(token, 0), coalesce(run_ms, 0),

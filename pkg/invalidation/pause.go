@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// By says who does something and why; both go into the audit. An empty Actor stands for the database user.
+// By is the actor and the reason of a change, for the audit. An empty Actor means the database user.
 type By struct {
 	Actor  string
 	Reason string

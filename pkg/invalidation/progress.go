@@ -12,8 +12,9 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// progressSQL writes how far entry $2 has come, while its lock record still carries token $4. The record is held
-// FOR KEY SHARE, so that the entry cannot be given to somebody else before this commits. What is null stays as it is.
+// progressSQL writes the progress of entry $2 while its lock record still carries token $4. It
+// locks the record FOR KEY SHARE, so that the entry cannot be given to another run before this
+// commits. Null parameters change nothing.
 const progressSQL = `
 INSERT INTO penstock.progress AS p (queue_id, entry_id, token, done, message, checkpoint)
 SELECT $1, $2, $4, $5::real, $6::text, $7::jsonb
@@ -23,9 +24,9 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
        message = coalesce(excluded.message, p.message), checkpoint = coalesce(excluded.checkpoint, p.checkpoint)
  WHERE p.token <= excluded.token`
 
-// Progress records how much of the entry is done, 0 to 1, and what is going on, for people to see. It returns
-// ErrLockLost if the entry is not this run's any more: the handler must stop then. An empty message leaves the last
-// one. It is a write to the database: once a second is often enough.
+// Progress records the share of the entry that is done, 0 to 1, and a message for status output. It
+// returns ErrLockLost if the entry is not this run's any more: the handler must stop then. An empty
+// message leaves the last one. It is a write to the database: once a second is often enough.
 func (r *Run) Progress(ctx context.Context, done float64, message string) error {
 	return r.saveProgress(ctx, min(max(done, 0), 1), given(tidy(message)), nil)
 }
@@ -63,7 +64,8 @@ SELECT checkpoint
   FROM penstock.progress
  WHERE queue_id = $1 AND entry_id = $2 AND checkpoint IS NOT NULL`
 
-// Load reads the newest checkpoint of the entry, of whichever run, into a pointer, and says whether there was one.
+// Load reads the newest checkpoint of the entry, of any run, into a pointer, and reports whether
+// there was one.
 func (r *Run) Load(ctx context.Context, into any) (bool, error) {
 	var text []byte
 	err := r.Queue.db.QueryRow(ctx, checkpointSQL, r.Queue.ID, r.Entry.ID).Scan(&text)
@@ -103,7 +105,7 @@ func (r *Run) FinishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) e
 	return err
 }
 
-// Progress is how far an entry has come.
+// Progress is the last progress report and checkpoint of an entry.
 type Progress struct {
 	Done      float64 // 0 to 1
 	Message   string
@@ -117,7 +119,7 @@ SELECT coalesce(done, 0), coalesce(message, ''), updated_at, checkpoint
   FROM penstock.progress
  WHERE queue_id = $1 AND entry_id = $2`
 
-// Progress returns how far an entry has come, ErrEntryNotFound if it never said.
+// Progress returns the progress of an entry, ErrEntryNotFound if none was recorded.
 func (q *Queue) Progress(ctx context.Context, id EntryID) (Progress, error) {
 	var p Progress
 	err := q.db.QueryRow(ctx, readProgressSQL, q.ID, id).Scan(&p.Done, &p.Message, &p.UpdatedAt, &p.Checkpoint)

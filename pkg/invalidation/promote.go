@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A retry and a deferred
-// entry stand behind everybody who was in line when they came due: each gets a new place. Entries that somebody
-// else has locked are left for the next time. In a cron queue the entry of a job that waits for its time is left to
-// the cron engine, which knows what to do about a time that was missed. Lock keys that waited for a token bucket go on.
+// promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A
+// retried or deferred entry gets a new position, after the ready rows that exist when it comes due.
+// Rows locked by other transactions are skipped until the next call. Waiting entries of cron jobs
+// are skipped: the cron engine promotes them, since it applies the policies for missed times. Lock
+// keys that waited for a token bucket become ready.
 const promoteSQL = `
 WITH due AS MATERIALIZED (
     SELECT ctid AS row

@@ -11,14 +11,15 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// pushBack is an order to hold off, of a handler; none if wait is zero.
+// pushBack is a throttle that a handler ordered; none if wait is zero.
 type pushBack struct {
 	wait time.Duration
 	flow bool // only the flow of the lock's lane
 }
 
-// pushBackSQL writes the orders of endings whose tokens are still ours, one for each flow, in sorted order. It is in
-// the transaction that hands the entries back, so that nobody can claim them in between.
+// pushBackSQL writes the throttles of endings whose tokens are still valid, one for each flow, in
+// sorted order. It is in the transaction that releases the entries, so that no claim can take them
+// in between.
 const pushBackSQL = `
 SELECT penstock.push_back($4, max(k.wait_ms) * interval '1 millisecond', k.flow, max(k.reason))
   FROM unnest($2::text[], $3::bigint[], $5::bigint[], $6::text[], $7::text[]) k(lock_key, token, wait_ms, flow, reason)
@@ -43,8 +44,8 @@ func (q *Queue) queuePushBack(batch *pgx.Batch, endings []Ending) {
 		each(c, func(e *Ending) string { return tidy(e.reason) }))
 }
 
-// PushBack keeps every node from claiming from a queue, or from one flow of it (nil for all), for at most a day. A
-// longer order that stands is left alone.
+// PushBack throttles a queue, or one flow of it (nil for all), for at most a day: no node claims
+// from it. It does not shorten a longer throttle.
 func PushBack(ctx context.Context, db postgres.DB, queue string, flow *string, wait time.Duration, reason string) error {
 	_, err := db.Exec(ctx, `SELECT penstock.push_back($1, $2, $3, $4)`, queue, wait, flow, reason)
 	if err != nil {
@@ -53,7 +54,7 @@ func PushBack(ctx context.Context, db postgres.DB, queue string, flow *string, w
 	return nil
 }
 
-// LiftPushBack ends an order to hold off before its time, and says whether there was one.
+// LiftPushBack ends a throttle before its time, and reports whether there was one.
 func LiftPushBack(ctx context.Context, db postgres.DB, queue string, flow *string) (bool, error) {
 	var stood bool
 	if err := db.QueryRow(ctx, `SELECT penstock.lift_push_back($1, $2)`, queue, flow).Scan(&stood); err != nil {

@@ -28,7 +28,7 @@ type Queue struct {
 	batcher *batcher    // group commit of pushes outside a transaction; nil for none
 }
 
-// statements are the hot ones with the queue's own table in them: they never look at other queues' entries.
+// statements are the hot statements on the queue's own table: they never read other queues' entries.
 type statements struct {
 	claim                                                                               claimStatements
 	onePush, plainPush, reclaim, claimGroups, sweep, promote, expire                    string

@@ -19,7 +19,8 @@ type HeldLock struct {
 	Lane     Lane
 	Claim    int32 // the claim that brought it, as the node numbered it
 	Position int64 // the key's
-	// Waited says that its node died before any thread can have begun to run it: no crash is counted. Recovery sets it.
+	// Waited reports that its node died before a thread can have begun to run it: no crash is
+	// counted. Recovery sets it.
 	Waited bool
 }
 
@@ -38,9 +39,9 @@ func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
 	})
 }
 
-// Recovered is what a recovery did.
+// Recovered is the result of a recovery.
 type Recovered struct {
-	Freed        []Token   // locks that were ended; their keys stand in line again where they stood
+	Freed        []Token   // locks that were ended; their keys are ready again at their old positions
 	DeadLettered []EntryID // entries on which too many nodes had died: they went to the failures as poison
 }
 
@@ -101,10 +102,11 @@ SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || '
                             'poison: _ nodes died while they ran this entry', history)
   FROM gone`
 
-// Recover ends locks of this queue that nobody will settle and puts their keys back where they stood in line, all
-// under fence: a lock that was settled meanwhile is left alone. crashed says that their node died: its lease must
-// have lapsed by the database's clock, and each lock counts a crash (never an attempt) for what it ran, unless it waited:
-// then it has its rate back. What a live node does not list may have run, and has not.
+// Recover ends locks of this queue that no node will settle and makes their keys ready at their old
+// positions, all under fence: a lock that was settled meanwhile is skipped. crashed reports that
+// their node died: its lease must have lapsed by the database's clock, and each lock counts a crash
+// (never an attempt) for what it ran, unless it waited: then it has its rate back. What a live node
+// does not list may have run, and has not.
 func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
@@ -135,7 +137,8 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 	return r, nil
 }
 
-// holdForRecovery locks the records and returns a release for each: to recover is to hand back for somebody else.
+// holdForRecovery locks the records and returns a release for each, in place of the node that would
+// have released them.
 func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock, crashed bool) ([]Ending, error) {
 	byToken := make(map[Token]HeldLock, len(locks))
 	keys, tokens := make([]string, len(locks)), make([]Token, len(locks))

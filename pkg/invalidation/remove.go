@@ -9,7 +9,7 @@ func Expire(l *Lock, e EntryID, reason string) Ending {
 	return Ending{Lock: l, Entry: e, verb: verbExpire, reason: reason}
 }
 
-// Cancel ends an entry that somebody wished cancelled while it ran.
+// Cancel ends an entry whose cancel was requested while it ran.
 func Cancel(l *Lock, e EntryID, reason string) Ending {
 	return Ending{Lock: l, Entry: e, verb: verbCancel, reason: reason}
 }

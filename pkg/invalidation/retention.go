@@ -7,8 +7,9 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// EnsurePartitions gives results and failures a partition for today and each of the days ahead, and returns how many
-// it made. It waits for nobody longer than 200 ms; what it cannot make it leaves to the next call.
+// EnsurePartitions gives results and failures a partition for today and each of the days ahead, and
+// returns how many it made. It waits at most 200 ms for a lock; partitions that it cannot make are
+// left to the next call.
 func EnsurePartitions(ctx context.Context, db postgres.DB, daysAhead int) (int, error) {
 	var n int
 	if err := db.QueryRow(ctx, `SELECT penstock.ensure_partitions($1)`, daysAhead).Scan(&n); err != nil {
@@ -31,8 +32,8 @@ func DropOldPartitions(ctx context.Context, db postgres.DB) (int, error) {
 	}
 }
 
-// Each of these statements deletes up to $1 rows that have no purpose any more and returns how many. They pass by rows
-// that another transaction has locked.
+// Each of these statements deletes up to $1 rows without a purpose and returns how many. They skip
+// rows that another transaction has locked.
 
 // tidyResultsSQL deletes results that have passed the retention of their own queue.
 const tidyResultsSQL = `SELECT penstock.tidy_outcomes('result', $1)`
@@ -68,7 +69,7 @@ WITH old AS (
 )
 SELECT count(*) FROM old`
 
-// tidyProgressSQL forgets how far entries came that are gone.
+// tidyProgressSQL deletes the progress of entries that are gone.
 const tidyProgressSQL = `
 WITH old AS (
     DELETE FROM penstock.progress
@@ -80,7 +81,7 @@ WITH old AS (
 )
 SELECT count(*) FROM old`
 
-// tidyPushBackSQL forgets orders to hold off that ended an hour ago.
+// tidyPushBackSQL deletes throttles that ended an hour ago.
 const tidyPushBackSQL = `
 WITH old AS (
     DELETE FROM penstock.push_back

@@ -9,14 +9,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RetryPolicy says how often and how late an entry that ended in error is tried again. A zero field means its default.
+// RetryPolicy sets the attempts and the backoff after errors. A zero field means its default.
 type RetryPolicy struct {
 	MaxAttempts int     `json:"max_attempts,omitempty"` // 25; the first run counts
 	Base        Seconds `json:"base,omitempty"`         // wait after the first error: 1 s
 	Factor      float64 `json:"factor,omitempty"`       // by which each wait exceeds the one before: 2
 	Cap         Seconds `json:"cap,omitempty"`          // longest wait before jitter: 1 h, with a model 30 s
-	// Jitter is the share of the wait that is added at random, 0 to 1: 0.1. It only ever adds: a wait that somebody
-	// asked for is never cut short.
+	// Jitter is the share of the wait that is added at random, 0 to 1: 0.1. It only adds: a
+	// requested wait is never shortened.
 	Jitter float64 `json:"jitter,omitempty"`
 	// Classes overrides single fields for errors of a class, such as "input": {"max_attempts": 1}.
 	Classes map[string]RetryPolicy `json:"classes,omitempty"`
@@ -101,8 +101,9 @@ func (p RetryPolicy) class(name string) RetryPolicy {
 	return over(over(defaults, p), p.Classes[name])
 }
 
-// Next says whether an entry is tried again after an error of this class, and how much later. attempts counts the
-// runs that ended in error, this one included; random is a number in [0, 1). The wait is exponential with a cap.
+// Next returns whether an entry is tried again after an error of this class, and after which wait.
+// attempts counts the runs that ended in error, this one included; random is a number in [0, 1).
+// The wait is exponential with a cap.
 func (p RetryPolicy) Next(class string, attempts int, random float64) (time.Duration, bool) {
 	c := p.class(class)
 	if attempts >= c.MaxAttempts {

@@ -2,9 +2,10 @@ package invalidation
 
 import "context"
 
-// sweepSQL deletes ready rows at places $4 to $5 of a lane that lead nowhere: those of keys that are locked, and
-// those of solo entries that are gone. It holds the lock record FOR KEY SHARE, so that the holder's finish cannot
-// have passed the point where it looks again for entries of the key and puts a ready row back. It waits for nobody.
+// sweepSQL deletes ready rows at positions $4 to $5 of a lane that cannot be claimed: those of keys
+// that are locked, and those of solo entries that are gone. It locks the lock record FOR KEY SHARE,
+// so that the holder's finish cannot have passed the point where it reads the key's entries again
+// and inserts a ready row. It skips locked rows.
 const sweepSQL = `
 WITH head AS MATERIALIZED (
     SELECT ctid AS row, coalesce(lock_key, '#' || entry_id) AS lock_key, entry_id
@@ -28,7 +29,8 @@ WITH head AS MATERIALIZED (
 DELETE FROM penstock.ready
  WHERE ctid = ANY (ARRAY(SELECT row FROM dead))`
 
-// Sweep deletes the ready rows of a lane between two places that lead nowhere, and returns how many.
+// Sweep deletes the ready rows of a lane between two positions that cannot be claimed, and returns
+// how many.
 func (q *Queue) Sweep(ctx context.Context, lane Lane, from, to int64) (int, error) {
 	tag, err := q.db.Exec(ctx, q.sql.sweep, q.ID, lane.Priority, lane.Flow, from, to)
 	if err != nil {
