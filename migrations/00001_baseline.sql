@@ -300,6 +300,9 @@ CREATE TABLE penstock.operation (
     last_id      bigint NOT NULL DEFAULT 0,
     until_id     bigint NOT NULL,
     busy         bigint[] NOT NULL DEFAULT '{}',
+    switched_in  xid8,
+    barrier      xid8,
+    open_before  bigint,
     created_at   timestamptz NOT NULL DEFAULT now(),
     stepped_at   timestamptz,
     ended_at     timestamptz
@@ -308,6 +311,9 @@ CREATE INDEX operation_running ON penstock.operation (id) WHERE status = 'runnin
 COMMENT ON COLUMN penstock.operation.matched IS 'entries that matched when the operation was asked for';
 COMMENT ON COLUMN penstock.operation.last_id IS 'the operation has dealt with every match up to this entry id, but those in busy; it goes on behind it after a crash';
 COMMENT ON COLUMN penstock.operation.busy IS 'matches that another transaction had locked, to be tried again';
+COMMENT ON COLUMN penstock.operation.switched_in IS 'of disable_entries and enable_entries: the transaction that changed penstock.disabled';
+COMMENT ON COLUMN penstock.operation.barrier IS 'a transaction that began to write after that one had committed: those after it have read the change';
+COMMENT ON COLUMN penstock.operation.open_before IS 'how many transactions older than barrier were open when the current pass over the queue began; after a pass with 0 the operation ends';
 
 -- Up to when the results and failures of each queue that have passed its retention are deleted, see penstock.tidy_outcomes.
 CREATE TABLE penstock.retained (

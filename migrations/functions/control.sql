@@ -246,8 +246,8 @@ LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $$;
 
 -- disable_entries disables every entry of a name or lock key (scope), later ones as well: push_many
 -- reads penstock.disabled. Entries that exist are disabled by a bulk operation, whose id it
--- returns; the first 500 at once. A push in progress may still have come in enabled: the operation
--- sees it if it commits before the operation ends, otherwise disable again.
+-- returns; the first 500 at once. A push in progress may still come in enabled: the operation
+-- lasts until there is none, and disables its entries.
 -- Locks: the row of disabled, then the row of the queue, then those of step_operation.
 -- Callers: pause; pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 scope or value is not valid.
@@ -294,6 +294,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     operation bigint := penstock.start_operation(q.name, verb, jsonb_build_object(scope, value), reason, actor, 5000);
 BEGIN
+    UPDATE penstock.operation o SET switched_in = pg_current_xact_id() WHERE o.id = operation;
     UPDATE penstock.queue SET version = version + 1 WHERE id = q.id;
     PERFORM penstock.step_operation(operation);
     RETURN operation;

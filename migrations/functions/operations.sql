@@ -138,11 +138,30 @@ BEGIN
             END IF;
             RETURN e.id IS NOT NULL;
         WHEN 'disable' THEN
+            SELECT * INTO e FROM penstock.entry WHERE queue_id = o.queue_id AND id = wanted;
+            IF o.switched_in IS NOT NULL AND NOT penstock.is_off(o.queue_id, e.name, e.lock_key) THEN
+                RETURN false; -- enabled again since
+            END IF;
             RETURN penstock.disable_one(o.queue_id, wanted);
         WHEN 'enable' THEN
+            SELECT * INTO e FROM penstock.entry WHERE queue_id = o.queue_id AND id = wanted;
+            IF penstock.is_off(o.queue_id, e.name, e.lock_key) THEN
+                RETURN false; -- disabled again since
+            END IF;
             RETURN penstock.enable_one(o.queue_id, wanted);
     END CASE;
 END $$;
+
+-- open_before returns the number of open transactions whose id is below the given one, which must be
+-- assigned. Ids from the snapshot's xmax on have not ended.
+-- Locks: none.
+-- Callers: step_operation.
+CREATE OR REPLACE FUNCTION penstock.open_before(id xid8) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT (SELECT count(*) FROM pg_snapshot_xip(s.now) x WHERE x < $1)
+         + greatest(0, $1::text::bigint - pg_snapshot_xmax(s.now)::text::bigint)
+      FROM (SELECT pg_current_snapshot() AS now OFFSET 0) s
+$$;
 
 -- step_operation does one bounded batch of an operation (10,000 entries read, 500 changed at most)
 -- and records its progress, in one transaction: after a crash the operation goes on behind the last
@@ -151,6 +170,10 @@ END $$;
 -- another transaction has locked is kept in operation.busy and tried again in later steps, a
 -- hundred of them in each; the others go on. With a thousand of them the operation waits for some
 -- to become free.
+-- An operation of disable_entries or enable_entries reads the queue again until no transaction is open
+-- that may have read penstock.disabled before the switch. For that, whoever reads penstock.disabled to
+-- decide whether an entry is disabled must have a transaction id by then (push_many, return_failure,
+-- step_operation). Transactions that only read have none.
 -- Locks: the row of the operation (FOR UPDATE SKIP LOCKED), then those of apply_operation for the
 -- busy entries and for each match in order of id, of which only cancel_one may wait.
 -- Callers: switch_entries; pkg/operator, pkg/recovery.
@@ -170,6 +193,7 @@ DECLARE
     fresh bigint[]; -- matches of this step
     one   bigint;
     did   boolean;
+    older bigint; -- open transactions that may have read penstock.disabled before the switch
 BEGIN
     PERFORM penstock.need_read_committed();
     changed := 0; wait := '0'; ended := false;
@@ -184,6 +208,14 @@ BEGIN
         RETURN;
     END IF;
     SELECT * INTO q FROM penstock.queue x WHERE x.id = o.queue_id;
+    IF o.switched_in <> pg_current_xact_id() THEN -- the switch has committed, else we would not see its operation
+        o.barrier := coalesce(o.barrier, pg_current_xact_id());
+        older := penstock.open_before(o.barrier);
+        IF o.open_before IS NULL OR older < o.open_before THEN
+            o.open_before := older; o.last_id := 0; o.busy := '{}';
+            o.until_id := coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0);
+        END IF;
+    END IF;
     EXECUTE format('SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE hit), ''{}'') AS ids, max(id) AS last, count(*) AS n
                       FROM (SELECT id, coalesce(%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
                    penstock.operation_filter(q, o.verb, o.filter), penstock.operation_source(q, o.verb))
@@ -199,6 +231,10 @@ BEGIN
     IF cardinality(fresh) = cardinality(seen.ids) THEN
         o.last_id := coalesce(seen.last, o.until_id);
         ended := seen.n < 10000 AND cardinality(o.busy) = 0;
+        IF ended AND o.switched_in IS NOT NULL AND o.open_before IS DISTINCT FROM 0 THEN
+            ended := false;
+            wait := '100 milliseconds';
+        END IF;
     ELSIF cardinality(fresh) > 0 THEN
         o.last_id := fresh[cardinality(fresh)];
     END IF;
@@ -206,7 +242,7 @@ BEGIN
         wait := '100 milliseconds'; -- only busy entries are left
     END IF;
     UPDATE penstock.operation x
-       SET last_id = o.last_id, busy = o.busy, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
+       SET last_id = o.last_id, until_id = o.until_id, busy = o.busy, barrier = o.barrier, open_before = o.open_before, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
            status = CASE WHEN ended THEN 'done' ELSE 'running' END, ended_at = CASE WHEN ended THEN clock_timestamp() END
      WHERE x.id = o.id;
 END $$;

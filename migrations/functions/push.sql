@@ -150,6 +150,7 @@ BEGIN
     END IF;
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs);
+    PERFORM pg_current_xact_id(); -- before penstock.disabled is read: step_operation waits for who has an id
     ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
     IF cardinality(idempotency_keys) > 0 THEN
         SELECT r.ids, r.verdicts INTO ids, verdicts
