@@ -63,6 +63,7 @@ CREATE TABLE penstock.queue (
     result_retention        interval NOT NULL DEFAULT '1 day' CHECK (result_retention >= '0'),
     failure_retention       interval NOT NULL DEFAULT '30 days' CHECK (failure_retention >= '1 day'),
     model                   text,
+    lapse                   text CHECK (lapse IN ('end', 'run_through')),
     paused_at               timestamptz,
     paused_by               text,
     paused_reason           text,
@@ -77,6 +78,7 @@ CREATE TABLE penstock.queue (
 COMMENT ON COLUMN penstock.queue.priority IS 'weight between queues: a queue of weight 2 is served twice as much as one of weight 1';
 COMMENT ON COLUMN penstock.queue.entry_priority IS 'priority of entries that name none, 0 to 9; higher is served first';
 COMMENT ON COLUMN penstock.queue.grouping IS 'where the lock key is in the payload: a field, a path with dots, or a jsonpath that starts with $';
+COMMENT ON COLUMN penstock.queue.lapse IS 'what becomes of running entries while their node cannot renew its lease: end, or run_through; null: run_through with a model, else end';
 COMMENT ON COLUMN penstock.queue.version IS 'grows with every change, so that nodes see from one number that they must read again';
 COMMENT ON COLUMN penstock.queue.statements IS 'the statements that task nodes run for its entries, with the rights of the nodes; see set_statements';
 

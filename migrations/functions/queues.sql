@@ -68,7 +68,7 @@ BEGIN
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
                      'max_concurrent', 'max_concurrent_per_node', 'capacity', 'retry', 'crash_limit', 'run_timeout',
-                     'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model');
+                     'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse');
     IF FOUND THEN
         RAISE EXCEPTION 'queue option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.queue that are settings.';
@@ -80,7 +80,7 @@ BEGIN
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node, capacity = q.capacity,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout, quantum_count = q.quantum_count,
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
-        failure_retention = q.failure_retention, model = q.model, version = version + 1
+        failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, version = version + 1
      WHERE id = q.id;
     IF q.capacity IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
@@ -159,6 +159,7 @@ BEGIN
             (NEW.entry_priority BETWEEN 0 AND 9, 'entry_priority is not from 0 to 9'),
             (NEW.algorithm IN ('fair', 'fifo'), 'algorithm is not fair or fifo'),
             (NEW.merge IN ('first', 'last', 'object', 'array'), 'merge is not first, last, object or array'),
+            (NEW.lapse IN ('end', 'run_through'), 'lapse is not end or run_through; leave it out for run_through with a model and end without'),
             (NEW.grouping <> '', 'grouping is empty; leave it out for entries without a key'),
             (NEW.application <> '', 'application is empty'),
             (NEW.max_concurrent > 0, 'max_concurrent is not at least 1; leave it out for no bound, pause the queue to stop it'),

@@ -70,7 +70,7 @@ type queueAlteration struct {
 // are texts that the database or nodes evaluate (grouping, statements).
 var tenantSettings = []string{
 	"entry_priority", "algorithm", "mergeable", "merge", "retry", "crash_limit", "run_timeout", "quantum_count", "quantum_time",
-	"result_retention", "failure_retention",
+	"result_retention", "failure_retention", "lapse",
 }
 
 func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {

@@ -27,8 +27,10 @@ type Prober struct {
 	registry *Registry
 	log      *slog.Logger
 
-	mu      sync.Mutex
-	running map[int32]struct{} // instances that are being probed here
+	mu       sync.Mutex
+	running  map[int32]struct{} // instances that are being probed here
+	answered time.Time          // the last time that the database told which probes are due
+	returned time.Time          // when it did so after a time without an answer
 }
 
 // ProberConfig of a Prober. The zero value works.
@@ -77,6 +79,9 @@ func (p *Prober) Run(ctx context.Context) error {
 		}
 		p.renewClaims(ctx)
 		due, err := p.claimDue(ctx, p.config.AtOnce-len(room))
+		if err == nil {
+			p.heard(time.Now())
+		}
 		if err != nil && ctx.Err() == nil {
 			p.log.Warn("claim probes at instances", "error", err)
 		}
@@ -146,6 +151,28 @@ func (p *Prober) renewClaims(ctx context.Context) {
 	}
 }
 
+// heard notes that the database has answered.
+func (p *Prober) heard(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.answered.IsZero() && now.Sub(p.answered) > 3*p.config.Interval/5 {
+		p.returned = now
+	}
+	p.answered = now
+}
+
+// trusted returns the orphans whose state says something of their nodes. After a time in which the database did not
+// answer, leases have lapsed of nodes that live and have not been able to beat since: their calls may run through.
+func (p *Prober) trusted(orphans []orphan, now time.Time) []orphan {
+	p.mu.Lock()
+	returned := p.returned
+	p.mu.Unlock()
+	if returned.IsZero() || now.Sub(returned) >= p.config.Interval {
+		return orphans
+	}
+	return slices.DeleteFunc(orphans, func(o orphan) bool { return o.Dead })
+}
+
 const orphansSQL = `SELECT slot_token, age, dead FROM penstock.orphan_slots($1)`
 
 type orphan struct {
@@ -196,7 +223,7 @@ func (p *Prober) probe(ctx context.Context, instance int32) error {
 		p.log.Info("instance changed", "model", e.Model.Name, "server", e.Server, "from", e.State, "to", h.State,
 			"reason", h.Reason)
 	}
-	stale := staleOrphans(orphans, h, e, p.config)
+	stale := staleOrphans(p.trusted(orphans, time.Now()), h, e, p.config)
 	if len(stale) == 0 {
 		return nil
 	}
@@ -229,7 +256,7 @@ func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig
 		}
 		switch {
 		case o.Age >= doubtMax, o.Dead && stops && o.Age >= grace:
-			stale = append(stale, o.Token) // its connection is closed, or no run lasts so long
+			stale = append(stale, o.Token) // its connection is closed (unless its node lives, cut off), or no run lasts so long
 		case o.Age >= grace && active != nil:
 			settled = append(settled, o)
 		}

@@ -24,6 +24,18 @@ const (
 // ours reports whether only Penstock itself pushes to queues of the kind.
 func (k Kind) ours() bool { return k == KindWebhook || k == KindBatch }
 
+// Lapse is what becomes of running entries while their node cannot renew its lease.
+type Lapse string
+
+// The policies for a lapsed lease.
+const (
+	// LapseEnd ends the runs at three quarters of the lease, before other nodes can be given their entries.
+	LapseEnd Lapse = "end"
+	// LapseRunThrough lets them go on. Their endings are recorded once the database is reached, if their locks still have
+	// their tokens. If only this node was cut off, others may run the entries meanwhile.
+	LapseRunThrough Lapse = "run_through"
+)
+
 // Config is the settings of a queue. A zero field means its default.
 type Config struct {
 	Kind        Kind    // task
@@ -50,6 +62,7 @@ type Config struct {
 	ResultRetention  time.Duration
 	FailureRetention time.Duration // 30 days
 	Model            string        // for kind inference
+	Lapse            Lapse         // run_through for queues with a model, end for others
 
 	// Read from the registry, never written through Config.
 	Paused   *Control
@@ -95,6 +108,7 @@ func (c Config) options() (map[string]any, error) {
 	put("result_retention", c.ResultRetention != 0, seconds(max(c.ResultRetention, 0)))
 	put("failure_retention", c.FailureRetention != 0, seconds(c.FailureRetention))
 	put("model", c.Model != "", c.Model)
+	put("lapse", c.Lapse != "", c.Lapse)
 	if !c.Retry.isZero() {
 		if err := c.Retry.check(); err != nil {
 			return nil, err
@@ -110,7 +124,8 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.M
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0), retry, crash_limit,
        coalesce(run_timeout, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
-       coalesce(model, ''), paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
+       coalesce(model, ''), coalesce(lapse, CASE WHEN model IS NULL THEN 'end' ELSE 'run_through' END),
+       paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
        ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id), penstock.queue_pauses(queue),
        penstock.queue_weights(queue),
@@ -127,7 +142,8 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason, &c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)
+		&c.Model, &c.Lapse, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason,
+		&c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)
 	if err != nil {
 		return nil, err
 	}

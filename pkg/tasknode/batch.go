@@ -40,7 +40,9 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	n.endLast(j, endings...)
 }
 
-func (n *Node) runBatch(j *job, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration) []invalidation.Ending {
+func (n *Node) runBatch(
+	j *job, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration,
+) []invalidation.Ending {
 	ctx, stop := n.runContext(j, &invalidation.Entry{FinishIn: finishIn, Cost: runs[0].Entry.Cost}, sinceClaim)
 	defer stop()
 	// The lease may have been lost before the table of running jobs knew how to end this run.
@@ -79,7 +81,9 @@ func (n *Node) runBatch(j *job, h invalidation.BatchHandler, runs []*invalidatio
 	return endings
 }
 
-func callBatch(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (answers []invalidation.BatchAnswer, err error) {
+func callBatch(
+	ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run,
+) (answers []invalidation.BatchAnswer, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}

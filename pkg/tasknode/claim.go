@@ -103,7 +103,8 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	first := leases[0]
 	start, losses := time.Now(), n.losses() // before the id: see reincarnate
 	request := invalidation.ClaimRequest{
-		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: reserved.locks, IgnoreRowLocks: first.fromHead,
+		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: reserved.locks,
+		IgnoreRowLocks: first.fromHead,
 	}
 	along := make([]invalidation.LaneHead, 0, len(leases)-1)
 	for _, l := range leases[1:] {
@@ -128,7 +129,9 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	}
 	unused := reserved.Part(reserved.locks - len(locks))
 	unused.Release()
-	batch := &claimedBatch{node: n, reserved: reserved, start: start, losses: losses, traced: n.traceClaim(first.name, locks, start)}
+	batch := &claimedBatch{
+		node: n, reserved: reserved, start: start, losses: losses, traced: n.traceClaim(first.name, locks, start),
+	}
 	for i, c := range claimed {
 		batch.accept(leases[i], c.Locks)
 	}
@@ -212,7 +215,9 @@ func (n *Node) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 // of it: a claim has parts, and the entries of groups are read after its commit. It does not give up while the node lives;
 // a node that stops, or that the database refuses, leaves the locks to recovery after a lease, which ends them as its
 // heartbeats do not name them.
-func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, leases []*laneLease, err error) []invalidation.Claimed {
+func (n *Node) resolve(
+	ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, leases []*laneLease, err error,
+) []invalidation.Claimed {
 	if ctx.Err() == nil {
 		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)
 	}
@@ -231,7 +236,8 @@ func (n *Node) resolve(ctx context.Context, q *invalidation.Queue, r invalidatio
 		}
 		refused := !postgres.Unavailable(err)
 		if refused {
-			n.cfg.Log.Error("find out what a claim brought", "queue", q.Name, "claim", r.ClaimID, "since", time.Since(start), "error", err)
+			n.cfg.Log.Error("find out what a claim brought", "queue", q.Name, "claim", r.ClaimID,
+				"since", time.Since(start), "error", err)
 		}
 		if (refused || ctx.Err() != nil) && time.Since(start) > n.cfg.Lease {
 			return claimed

@@ -43,5 +43,6 @@
 // Its context ends with a cause: ErrFinishBy, ErrRunTimeout, ErrCancelled, ErrDraining when the grace of a drain is
 // over, ErrLeaseLost when three quarters of the lease have passed since the start of the last heartbeat that was
 // answered. After the last one nothing of the node may touch the world outside, since the leader will soon give its
-// entries to others.
+// entries to others. Runs of queues with the policy run_through are left alone: their calls touch nothing of ours, and the
+// token decides whether their endings are recorded. They end with ErrLeaseLost only if the node's row was removed.
 package tasknode

@@ -84,7 +84,7 @@ func (n *Node) dropIdleBeats() {
 func (n *Node) reincarnate(ctx context.Context, start time.Time) error {
 	n.cfg.Log.Error("node was given up by the leader, starting as another incarnation", "node", n.cfg.Name)
 	n.incarnation.Store(newIncarnation()) // first: a claim reads the losses and then the id
-	n.loseLease()
+	n.loseLease(false)                    // its tokens are dead: what would run through could not be recorded
 	if err := n.register(ctx); err != nil {
 		return err
 	}
@@ -115,8 +115,8 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 	}
 }
 
-// leaseKeeper watches the lease. At three quarters of it without a renewal, every run ends: the leader waits for
-// the whole of it, so that nothing of ours touches the world when others begin.
+// leaseKeeper watches the lease. At three quarters of it without a renewal, runs end (see lapse): the leader waits
+// for the whole of it, so that nothing of ours touches the world when others begin.
 func (n *Node) leaseKeeper(ctx context.Context) {
 	for {
 		left := n.lapse()
@@ -133,12 +133,14 @@ func (n *Node) leaseKeeper(ctx context.Context) {
 	}
 }
 
-// lapse ends every run if the lease has not been renewed for leaseBound. It returns how much of that is left.
+// lapse ends the runs, but those of queues that run through, if the lease has not been renewed for leaseBound. It returns
+// how much of that is left.
 func (n *Node) lapse() (left time.Duration) {
 	left = n.leaseBound() - time.Since(n.lease.renewed())
 	if left <= 0 && n.leaseOver.CompareAndSwap(false, true) {
-		n.cfg.Log.Error("lease lost: runs end, nothing is claimed until it is renewed", "node", n.cfg.Name)
-		n.loseLease()
+		n.cfg.Log.Error("lease lost: runs end or run through, nothing is claimed until it is renewed",
+			"node", n.cfg.Name, "running_through", n.running.through())
+		n.loseLease(true)
 	}
 	return left
 }
@@ -147,12 +149,13 @@ func (n *Node) lapse() (left time.Duration) {
 // between is for runs to end.
 func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
 
-// loseLease ends every run, and keeps from running what was claimed before: others may have it by the time when the
-// lease is renewed.
-func (n *Node) loseLease() {
+// loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
+// renewed. Where runThrough is set, runs that have begun go on if their queues say so: while no statement reaches the
+// database nobody can be given their locks, and if only this node is cut off their tokens keep it from recording them.
+func (n *Node) loseLease(runThrough bool) {
 	n.leaseOver.Store(true)
 	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
-	n.running.endAll(invalidation.ErrLeaseLost)
+	n.running.endAll(invalidation.ErrLeaseLost, runThrough)
 }
 
 func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }

@@ -34,6 +34,9 @@ func (j *job) covers(id invalidation.EntryID) bool {
 	return slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return e.ID == id })
 }
 
+// runsThrough says that a run which has begun goes on when the node loses its lease.
+func (j *job) runsThrough() bool { return j.queue.Config.Lapse == invalidation.LapseRunThrough }
+
 // claimedBatch is what one claim brought, on its way into the line of waiting jobs.
 type claimedBatch struct {
 	node     *Node

@@ -123,12 +123,24 @@ func (r *running) cancelEntry(c invalidation.CancelRequest) {
 	}
 }
 
-// endAll ends every run.
-func (r *running) endAll(cause error) {
+// through counts the runs that go on when the lease is lost.
+func (r *running) through() (runs int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.jobs {
-		if j.cancel != nil {
+		if j.begun && j.runsThrough() {
+			runs++
+		}
+	}
+	return runs
+}
+
+// endAll ends every run, but those of queues that run through if these are spared.
+func (r *running) endAll(cause error, spare bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.jobs {
+		if j.cancel != nil && !(spare && j.runsThrough()) {
 			j.cancel(cause)
 		}
 	}

@@ -121,6 +121,33 @@ func TestABeatEndsRunsWhoseLeaseHadLapsed(t *testing.T) {
 	}
 }
 
+func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
+	n := New(Config{}, nil, unreachable{})
+	n.lease.renew(time.Now().Add(-n.leaseBound()))
+	causes := map[invalidation.Lapse]func() error{}
+	for i, lapse := range []invalidation.Lapse{invalidation.LapseEnd, invalidation.LapseRunThrough} {
+		j := assigned(1)
+		j.queue, j.lock.Token = &invalidation.Queue{Config: invalidation.Config{Lapse: lapse}}, invalidation.Token(i+1)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		n.running.add(j)
+		n.running.cancelWith(j, cancel, true)
+		causes[lapse] = func() error { return context.Cause(ctx) }
+	}
+	if left := n.lapse(); left > 0 || n.claiming() {
+		t.Fatalf("the lease has %v left, the node claims: %v", left, n.claiming())
+	}
+	if err := causes[invalidation.LapseEnd](); !errors.Is(err, invalidation.ErrLeaseLost) {
+		t.Errorf("the run of a queue with %q was ended by %v", invalidation.LapseEnd, err)
+	}
+	if err := causes[invalidation.LapseRunThrough](); err != nil || n.running.through() != 1 {
+		t.Errorf("the run that should go on was ended by %v, %d go on", err, n.running.through())
+	}
+	n.loseLease(false) // the node's row was removed: the token is dead
+	if err := causes[invalidation.LapseRunThrough](); !errors.Is(err, invalidation.ErrLeaseLost) {
+		t.Errorf("after the node was given up the run was ended by %v", err)
+	}
+}
+
 func TestHeartbeatsListWhatHasBegun(t *testing.T) {
 	r, waits, runs := newRunning(), assigned(1), assigned(2)
 	runs.lock.Token = 2
