@@ -246,7 +246,7 @@ BEGIN
 END $$;
 
 -- refund gives back the units that locks, which the caller has locked, took out of token buckets
--- for entries that were cancelled, and for those behind that have not run, where rest is true.
+-- for entries that are being cancelled and still exist, and where rest is true for all that are left of the lock.
 -- Units that were taken before the limit changed are not given back.
 -- Locks: rows of bucket by limit and then by flow or lock key, as charge_lanes.
 -- Callers: pkg/invalidation.
@@ -258,7 +258,7 @@ DECLARE
     r record;
 BEGIN
     FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow ELSE '' END COLLATE "C" AS scope,
-                    sum(u.units * (k.cancelled + CASE WHEN NOT k.rest THEN 0 WHEN left(k.key, 1) = '#' THEN 1 ELSE
+                    sum(u.units * (CASE WHEN NOT k.rest THEN k.cancelled WHEN left(k.key, 1) = '#' THEN 1 ELSE
                         (SELECT count(*) FROM penstock.entry e WHERE e.queue_id = queue AND e.lock_key = k.key AND e.status = 'pending'
                                                                  AND e.priority >= 0 AND e.id <= l.last_entry_id) END)) AS units
                FROM penstock.limit_use u
