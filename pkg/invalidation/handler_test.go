@@ -26,7 +26,7 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"class and delay":       {WithClass("oom", RetryIn(time.Hour, boom)), Ending{verb: verbRetry, delay: time.Hour, failure: Failure{Class: "oom"}}},
 		"at a time gone by":     {RetryAt(time.Unix(0, 0), boom), Ending{verb: verbRetry}},
 		"timeout":               {ErrRunTimeout, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "timeout"}}},
-		"snooze":                {Snooze(time.Minute), Ending{verb: verbRelease, delay: time.Minute}},
+		"snooze":                {Snooze(time.Minute), Ending{verb: verbPostpone, delay: time.Minute}},
 		"no capacity":           {NoCapacity(0, boom), Ending{verb: verbRelease}},
 		"push back":             {PushBackQueue(time.Minute, boom), Ending{verb: verbRelease, back: pushBack{wait: time.Minute}}},
 		"push back a flow":      {fmt.Errorf("x: %w", PushBackFlow(time.Minute, boom)), Ending{verb: verbRelease, back: pushBack{time.Minute, true}}},

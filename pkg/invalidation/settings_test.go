@@ -52,7 +52,7 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		`penstock.use_limit('work', 'l', -1)`:                                                                    "units is not at least 0",
 		`penstock.set_quota('', '{"max_units": 1}')`:                                                             "application is empty",
 		`penstock.pause('model', 'typo')`:                                                                        `no model "typo"`,
-		`penstock.push('work', '1', callback => '"http://h/"')`:                                                  "callback is not an object with url and, if wanted, context (entry 1)",
+		`penstock.push('work', '1', callback => '"http://h/"')`:                                                  "callback is not an object with url and, if wanted, context and format (entry 1)",
 		`penstock.push('work', '1', callback => '{"context": 1}')`:                                               "callback.url is missing or not a text (entry 1)",
 		`penstock.push_many('work', ARRAY['1', '2']::jsonb[], callbacks => ARRAY[NULL, '{"url": ""}']::jsonb[])`: "(entry 2)",
 		`penstock.push_many('work', ARRAY['1']::jsonb[], flows => ARRAY['a', 'b'])`:                              "flows has 2 elements, and there are 1 payloads",

@@ -280,12 +280,12 @@ func TestFailKeepsTheEntryWholeWithItsHistory(t *testing.T) {
 	start := time.Now().Add(time.Hour)
 	ids := b.pushAll(b.pool, Push{
 		Payload: json.RawMessage(`{"a": 1}`), LockKey: "K", Flow: "f", Priority: &high, StartBy: start, FinishBy: start.Add(time.Hour),
-		Cost: 2.5, Name: "job", Trace: "00-x", Callback: json.RawMessage(`{"url": "u"}`),
+		Cost: 2.5, Name: "job", Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Callback: json.RawMessage(`{"url": "u"}`),
 	})
 	l := b.claimAs(ClaimRequest{Node: here, Lane: Lane{5, "f"}, Limit: 1}).Locks[0]
 	b.settle(last(Fail(l, ids[0], Failure{Class: "input", Error: `no such file "x" at line 17`}, time.Second)))
 	if n := b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = $1 AND queue_id = $2 AND payload = '{"a": 1}' AND lock_key = 'K' AND flow = 'f'
-	    AND priority = 5 AND cost = 2.5 AND name = 'job' AND trace = '00-x' AND callback = '{"url": "u"}' AND attempt = 1 AND crashes = 0
+	    AND priority = 5 AND cost = 2.5 AND name = 'job' AND trace = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01' AND callback = '{"url": "u"}' AND attempt = 1 AND crashes = 0
 	    AND start_by IS NOT NULL AND finish_by IS NOT NULL AND class = 'input' AND fingerprint = 'no such file _ at line _'
 	    AND history->0->>'error' = error`, ids[0], b.q.ID); n != 1 {
 		t.Error("the failure row lost something")

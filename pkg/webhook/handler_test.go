@@ -110,6 +110,8 @@ func (d *fixture) deliver() error {
 	d.Helper()
 	_, err := d.pool.Exec(d.ctx, `UPDATE penstock.entry_webhook SET due_at = now() WHERE status = 'initial'`)
 	d.must(err)
+	_, err = d.pool.Exec(d.ctx, `UPDATE penstock.ready SET not_before = NULL`)
+	d.must(err)
 	_, err = d.queue.Promote(d.ctx, 10)
 	d.must(err)
 	lock := d.claim(d.queue, strings.TrimPrefix(d.receiver.URL, "http://"))
