@@ -104,6 +104,9 @@ func (a *API) createBatch(w http.ResponseWriter, r *http.Request) error {
 	if err := decodeWhole(text, in.Options.members()); err != nil {
 		return flaw("options", err)
 	}
+	if err := cmp.Or(checkNumbers("options.items", in.Options.Items), checkNumbers("options.detail", in.Options.Detail)); err != nil {
+		return err
+	}
 	ctx := r.Context()
 	if err := a.mayCreate(ctx, in.Options); err != nil {
 		return err

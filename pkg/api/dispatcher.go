@@ -88,6 +88,9 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 	if in.Payload == nil {
 		return flaw("payload", errMissing)
 	}
+	if err := checkNumbers("payload", in.Payload); err != nil {
+		return err
+	}
 	p := invalidation.Push{Payload: in.Payload}
 	if p.IdempotencyKey, err = idempotencyKey(r.Header); err != nil {
 		return err

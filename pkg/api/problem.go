@@ -145,7 +145,7 @@ func problem(err error) *Problem {
 			}
 			var field *fieldError
 			if errors.As(err, &field) {
-				p.Errors = []Flaw{{Location: "body." + field.field, Message: field.err.Error()}}
+				p.Errors = []Flaw{{Location: "body." + field.field, Message: field.message()}}
 			}
 			var broken *brokenStream
 			if errors.As(err, &broken) {

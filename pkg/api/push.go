@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -180,6 +181,12 @@ func (a *API) pushOf(e entryToPush, key, trace string, number int64) (invalidati
 	if err := e.storable(); err != nil {
 		return invalidation.Push{}, err
 	}
+	if err := checkNumbers("payload", e.Payload); err != nil {
+		return invalidation.Push{}, err
+	}
+	if e.Trace != "" && !invalidation.ValidTraceParent(e.Trace) {
+		return invalidation.Push{}, flaw("trace", errTrace)
+	}
 	p := e.push()
 	p.Trace = cmp.Or(p.Trace, trace)
 	if key != "" {
@@ -207,8 +214,17 @@ func (a *API) checkCallback(callback json.RawMessage) error {
 	if err := decodeWhole(callback, []member{{"url", &c.URL}, {"context", &c.Context}, {"format", &c.Format}}); err != nil {
 		return flaw("callback", fmt.Errorf("it is not an object with url and, if wanted, context and format: %w", err))
 	}
-	if c.URL == "" {
-		return flaw("callback.url", errors.New("it is missing"))
+	switch {
+	case c.URL == "":
+		return flaw("callback.url", errMissing)
+	case len(c.URL) > callbackURLMax:
+		return flaw("callback.url", fmt.Errorf("it is longer than %d bytes", callbackURLMax))
+	case len(c.Context) > callbackContextMax:
+		return flaw("callback.context", fmt.Errorf("it has %d bytes, want at most %d; store the data elsewhere and give a reference to it: %w",
+			len(c.Context), callbackContextMax, invalidation.ErrPayloadTooLarge))
+	}
+	if err := checkNumbers("callback.context", c.Context); err != nil {
+		return err
 	}
 	if c.Format != "" && c.Format != "job" {
 		return flaw("callback.format", errors.New(`it is not "job"; leave it out for the body of Standard Webhooks`))
@@ -221,7 +237,27 @@ func (a *API) checkCallback(callback json.RawMessage) error {
 	return nil
 }
 
-// fieldError says which field of a body is not valid.
+// Limits of a callback, which every claim of its entry reads beside the payload, in bytes. They are those of the schema.
+const (
+	callbackURLMax     = 2048
+	callbackContextMax = 64 << 10
+)
+
+var errTrace = errors.New("it is not a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+
+// checkNumbers refuses numbers in a JSON text that are long when Postgres writes them. The push checks that as well;
+// here the error names the field, and a line of a stream is refused before other lines are pushed with it.
+func checkNumbers(field string, text json.RawMessage) error {
+	if len(text) == 0 {
+		return nil
+	}
+	if err := invalidation.CheckNumbers(text); err != nil {
+		return flaw(field, err)
+	}
+	return nil
+}
+
+// fieldError is a field of a body that is not valid. It matches errInvalid, or what its own error says of the size.
 type fieldError struct {
 	field string
 	err   error
@@ -229,5 +265,18 @@ type fieldError struct {
 
 func flaw(field string, err error) error { return &fieldError{field, err} }
 
-func (f *fieldError) Error() string   { return f.field + ": " + f.err.Error() }
-func (f *fieldError) Unwrap() []error { return []error{f.err, errInvalid} }
+func (f *fieldError) Error() string { return f.field + ": " + f.err.Error() }
+
+// Unwrap returns the error of the field and the class of the answer.
+func (f *fieldError) Unwrap() []error {
+	if errors.Is(f.err, invalidation.ErrPayloadTooLarge) {
+		return []error{f.err}
+	}
+	return []error{f.err, errInvalid}
+}
+
+// message is the text of the field's error without the words of its class.
+func (f *fieldError) message() string {
+	text := strings.TrimSuffix(f.err.Error(), ": "+invalidation.ErrInvalid.Error())
+	return strings.TrimSuffix(text, ": "+invalidation.ErrPayloadTooLarge.Error())
+}
