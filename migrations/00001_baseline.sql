@@ -749,15 +749,20 @@ CREATE TABLE penstock.api_token (
     scopes       text[] NOT NULL CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['push', 'read', 'operate', 'admin']),
     applications text[] NOT NULL DEFAULT '{}',
     queues       text[] NOT NULL DEFAULT '{}',
+    flows        text[] NOT NULL DEFAULT '{}',
+    priority_max smallint CHECK (priority_max BETWEEN 0 AND 9),
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     created_by   text NOT NULL,
     expires_at   timestamptz,
     revoked_at   timestamptz,
-    used_at      timestamptz
+    used_at      timestamptz,
+    CONSTRAINT api_token_push_limits CHECK (scopes <@ ARRAY['push', 'read'] OR (flows = '{}' AND priority_max IS NULL))
 );
 CREATE INDEX api_token_name ON penstock.api_token (name, id);
 COMMENT ON COLUMN penstock.api_token.applications IS 'to which the token is limited; empty: to none';
 COMMENT ON COLUMN penstock.api_token.queues IS 'to which the token is limited; empty: to none';
+COMMENT ON COLUMN penstock.api_token.flows IS 'of entries that it may push; empty: any';
+COMMENT ON COLUMN penstock.api_token.priority_max IS 'that a push may ask for; null: any. Scopes operate and admin change entries in other ways, so that this and flows would limit nothing';
 COMMENT ON COLUMN penstock.api_token.used_at IS 'within a minute';
 
 -- Samples: the state of each queue every few seconds, written by the elected leader only. Status pages, metrics and the

@@ -39,6 +39,7 @@ type HTTP struct {
 	BodyBytes       int64         `koanf:"body_bytes_max" help:"bytes in the body of a push, at most"`
 	Entries         int           `koanf:"entries_max" help:"entries in one push, at most"`
 	Timeout         time.Duration `koanf:"timeout" help:"for the work of one request"`
+	TokenLifetime   time.Duration `koanf:"token_lifetime" help:"of tokens that are made here without an end; 0: such tokens do not end"`
 }
 
 // Callback bounds the addresses that a push may name for a callback; set it as in tasknode.webhook,
@@ -85,7 +86,7 @@ func defaults() Config {
 			Debug:    "127.0.0.1:8422",
 			Migrate:  true,
 			Hints:    true,
-			HTTP:     HTTP{Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second},
+			HTTP:     HTTP{Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second, TokenLifetime: 365 * 24 * time.Hour},
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
 			Recovery: Recovery{
 				Pause: 500 * time.Millisecond, Locks: 10_000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
@@ -108,6 +109,7 @@ func (c Config) validate() error {
 	check(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
 	check(l.HTTP.Entries > 0, "http.entries_max", l.HTTP.Entries, "more than 0")
 	check(l.HTTP.Timeout > 0, "http.timeout", l.HTTP.Timeout, "more than 0")
+	check(l.HTTP.TokenLifetime >= 0, "http.token_lifetime", l.HTTP.TokenLifetime, "0 or more")
 	check(l.Election.Lease >= time.Second, "election.lease", l.Election.Lease, "at least 1s")
 	check(l.Election.Poll > 0, "election.poll", l.Election.Poll, "more than 0")
 	check(l.Recovery.Pause > 0, "recovery.pause", l.Recovery.Pause, "more than 0")

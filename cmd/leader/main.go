@@ -115,16 +115,21 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 	if err != nil {
 		return nil, err
 	}
+	lifetime := cfg.HTTP.TokenLifetime
+	if lifetime == 0 {
+		lifetime = -1 // where zero would be the API's default
+	}
 	return api.New(l.pools.api, api.Config{
-		Open:         cfg.Open,
-		BodyBytesMax: cfg.HTTP.BodyBytes,
-		EntriesMax:   cfg.HTTP.Entries,
-		Timeout:      cfg.HTTP.Timeout,
-		Checks:       []api.Check{{Name: "signal", Local: true, Run: func(context.Context) error { return context.Cause(ctx) }}},
-		Observe:      l.requests.observe,
-		Hinter:       l.hinter,
-		Reports:      reports,
-		Log:          l.log,
+		Open:          cfg.Open,
+		TokenLifetime: lifetime,
+		BodyBytesMax:  cfg.HTTP.BodyBytes,
+		EntriesMax:    cfg.HTTP.Entries,
+		Timeout:       cfg.HTTP.Timeout,
+		Checks:        []api.Check{{Name: "signal", Local: true, Run: func(context.Context) error { return context.Cause(ctx) }}},
+		Observe:       l.requests.observe,
+		Hinter:        l.hinter,
+		Reports:       reports,
+		Log:           l.log,
 		CheckCallback: func(url string) error {
 			_, err := callbacks.CheckURL(url)
 			return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +25,13 @@ func tokenList(a *app) *cobra.Command {
 		{title: "SCOPES", text: func(t operator.APIToken) string { return strings.Join(t.Scopes, ",") }},
 		{title: "APPLICATIONS", text: func(t operator.APIToken) string { return before(strings.Join(t.Applications, ","), "all") }},
 		{title: "QUEUES", text: func(t operator.APIToken) string { return before(short(strings.Join(t.Queues, ","), 40), "all") }},
+		{title: "FLOWS", wide: true, text: func(t operator.APIToken) string { return before(short(strings.Join(t.Flows, ","), 40), "all") }},
+		{title: "PRIORITY MAX", wide: true, right: true, text: func(t operator.APIToken) string {
+			if t.PriorityMax == nil {
+				return "-"
+			}
+			return fmt.Sprint(*t.PriorityMax)
+		}},
 		{title: "USED", text: func(t operator.APIToken) string { return before(stamp(t.UsedAt), "never") }},
 		{title: "EXPIRES", text: func(t operator.APIToken) string { return before(stamp(t.ExpiresAt), "never") }},
 		{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
@@ -54,24 +62,33 @@ func tokenCreate(a *app) *cobra.Command {
 	}
 	var g operator.Grant
 	var expires string
+	highest := int16(9)
 	f := c.Flags()
 	f.StringSliceVar(&g.Scopes, "scope", nil, "push, read, operate (and read), admin (everything)")
 	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
 	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
-	f.StringVar(&expires, "expires", "", "when, or in how long; without it never")
+	f.StringSliceVar(&g.Flows, "flow", nil, "limit its pushes to these flows; with scopes push and read alone")
+	f.Int16Var(&highest, "priority-max", highest, "limit the priority that its pushes may ask for, 0 to 9; with scopes push and read alone")
+	f.StringVar(&expires, "expires", "", "a time, a duration from now, or never; by default the server's lifetime of tokens, a year unless configured")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		var err error
 		if len(g.Scopes) == 0 {
 			return change{}, usagef("a token needs --scope: push, read, operate or admin")
 		}
-		if g.ExpiresAt, err = a.moment("expires", expires); err != nil {
-			return change{}, err
+		never := expires == "never"
+		if !never {
+			if g.ExpiresAt, err = a.moment("expires", expires); err != nil {
+				return change{}, err
+			}
+		}
+		if c.Flags().Changed("priority-max") {
+			g.PriorityMax = &highest
 		}
 		g.Name = args[0]
 		return change{does: "create token " + g.Name, do: func(ctx context.Context, by invalidation.By) (string, error) {
 			var made issued
 			in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
-				"expires_at", g.ExpiresAt)
+				"flows", g.Flows, "priority_max", g.PriorityMax, "expires_at", g.ExpiresAt, "never_expires", never)
 			err := api.post(ctx, "/v1/tokens", in, &made)
 			return made.Secret, err
 		}}, nil

@@ -76,8 +76,8 @@ type caller struct {
 
 type callerKey struct{}
 
-// who returns the caller of the request.
-func who(ctx context.Context) caller {
+// callerOf returns the caller of the request.
+func callerOf(ctx context.Context) caller {
 	c, _ := ctx.Value(callerKey{}).(caller) // the zero caller may nothing
 	return c
 }
@@ -93,6 +93,21 @@ func (c caller) limited() bool { return len(c.Queues)+len(c.Applications) > 0 }
 func (c caller) allows(queue, application string) bool {
 	return (len(c.Queues) == 0 || slices.Contains(c.Queues, queue)) &&
 		(len(c.Applications) == 0 || slices.Contains(c.Applications, application))
+}
+
+// grants checks a push against the flows and the priority that the caller's token is limited to. An entry without a flow
+// gets the token's flow where that has exactly one.
+func (c caller) grants(p *invalidation.Push) error {
+	if p.Flow == "" && len(c.Flows) == 1 {
+		p.Flow = c.Flows[0]
+	}
+	if len(c.Flows) > 0 && !slices.Contains(c.Flows, p.Flow) {
+		return fmt.Errorf("%w: flow: it may push for %s alone", errForbidden, strings.Join(c.Flows, ", "))
+	}
+	if c.PriorityMax != nil && p.Priority != nil && *p.Priority > *c.PriorityMax {
+		return fmt.Errorf("%w: priority: it may ask for %d at most", errForbidden, *c.PriorityMax)
+	}
+	return nil
 }
 
 // admit finds out who sends a request and whether they may.
@@ -130,7 +145,7 @@ func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller,
 
 // stillValid refuses a request that lasts beyond the life of its token. What goes on for long asks before each part.
 func (a *API) stillValid(ctx context.Context) error {
-	c := who(ctx)
+	c := callerOf(ctx)
 	if c.secret == "" {
 		return nil
 	}

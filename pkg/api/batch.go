@@ -121,7 +121,7 @@ func (a *API) createBatch(w http.ResponseWriter, r *http.Request) error {
 
 // mayCreate tells whether the caller may use the options of a batch that reach beyond its queue.
 func (a *API) mayCreate(ctx context.Context, o batchOptions) error {
-	c := who(ctx)
+	c := callerOf(ctx)
 	if o.Query != nil && (!c.may(admin) || c.limited()) {
 		return fmt.Errorf("%w: a query needs scope admin, without limits", errForbidden)
 	}

@@ -34,7 +34,7 @@ type Because struct {
 
 // by says for the audit who does something, and why.
 func (b Because) by(ctx context.Context) invalidation.By {
-	return invalidation.By{Actor: who(ctx).Name, Reason: b.Reason}
+	return invalidation.By{Actor: callerOf(ctx).Name, Reason: b.Reason}
 }
 
 // Why is the same in the address, for DELETE.

@@ -37,6 +37,8 @@ type Config struct {
 	Reports Reports
 	// Timeout bounds the work for one request. Default 10 s.
 	Timeout time.Duration
+	// TokenLifetime is that of a token whose creator gives no end. Default 365 days; negative: such a token does not end.
+	TokenLifetime time.Duration
 	// Checks are what must hold for the process to be ready, beside those that the server makes itself.
 	Checks []Check
 	// Metrics answers GET /metrics; nil for none.
@@ -59,6 +61,7 @@ func (c Config) withDefaults() Config {
 	c.BodiesBytesMax = cmp.Or(c.BodiesBytesMax, 256<<20)
 	c.WaitersMax = cmp.Or(c.WaitersMax, 10_000)
 	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
+	c.TokenLifetime = cmp.Or(c.TokenLifetime, 365*24*time.Hour)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.ReadModel == nil {
 		c.ReadModel = layOver

@@ -46,7 +46,7 @@ func (a *API) dispatcherRoutes() {
 
 // came says for the audit by which address a change came.
 func (a *API) came(ctx context.Context, address string) invalidation.By {
-	return invalidation.By{Actor: who(ctx).Name, Reason: address}
+	return invalidation.By{Actor: callerOf(ctx).Name, Reason: address}
 }
 
 // Job is an entry, in the words of a dispatcher.
@@ -99,6 +99,9 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 		high := urgent
 		p.Priority = &high
 	}
+	if err := callerOf(r.Context()).grants(&p); err != nil {
+		return err
+	}
 	if in.CallbackURL != "" {
 		if p.Callback, err = json.Marshal(map[string]string{"url": in.CallbackURL, "format": "job"}); err != nil {
 			return err
@@ -126,13 +129,13 @@ func (a *API) queueOfModel(ctx context.Context, model string) (*invalidation.Que
 	var name, application string
 	err := a.db.QueryRow(ctx, owners[ofModel], model).Scan(&name, &application)
 	switch {
-	case errors.Is(err, pgx.ErrNoRows) && who(ctx).limited():
+	case errors.Is(err, pgx.ErrNoRows) && callerOf(ctx).limited():
 		return nil, errBeyondLimits
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, flaw("model", fmt.Errorf("model %q is not registered: %w", model, invalidation.ErrNotFound))
 	case err != nil:
 		return nil, fmt.Errorf("find queue of model %q: %w", model, err)
-	case !who(ctx).allows(name, application):
+	case !callerOf(ctx).allows(name, application):
 		return nil, errBeyondLimits
 	}
 	return a.queue(ctx, name)

@@ -102,7 +102,7 @@ type InApplication struct {
 
 func (a *API) listApplications(ctx context.Context, in *Paging) (*answer[list[operator.Application]], error) {
 	found, err := a.operator.Applications(ctx, operator.PageMax)
-	found = slices.DeleteFunc(found, func(x operator.Application) bool { return !who(ctx).allows("", x.Name) })
+	found = slices.DeleteFunc(found, func(x operator.Application) bool { return !callerOf(ctx).allows("", x.Name) })
 	return pageFrom(found, err, *in, func(x operator.Application) string { return x.Name })
 }
 

@@ -21,6 +21,6 @@ func (a *API) nodeRoutes() {
 // listNodes shows a caller who is limited to applications the nodes of those, and one who is limited to queues none.
 func (a *API) listNodes(ctx context.Context, in *Paging) (*answer[list[operator.Node]], error) {
 	found, err := a.operator.Nodes(ctx, operator.PageMax)
-	found = slices.DeleteFunc(found, func(n operator.Node) bool { return !who(ctx).allows("", n.Application) })
+	found = slices.DeleteFunc(found, func(n operator.Node) bool { return !callerOf(ctx).allows("", n.Application) })
 	return pageFrom(found, err, *in, func(n operator.Node) string { return fmt.Sprintf("%s\x00%020d", n.Name, n.ID) })
 }

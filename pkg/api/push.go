@@ -166,7 +166,7 @@ func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push
 		if one {
 			number = 0
 		}
-		if pushes[i], err = a.pushOf(e, key, trace, int64(number)); err != nil {
+		if pushes[i], err = a.pushOf(callerOf(r.Context()), e, key, trace, int64(number)); err != nil {
 			if !one {
 				err = fmt.Errorf("entry %d: %w", number, err)
 			}
@@ -177,7 +177,7 @@ func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push
 }
 
 // pushOf makes a push of an entry. Number is its place in the request, 0 if it is alone there.
-func (a *API) pushOf(e entryToPush, key, trace string, number int64) (invalidation.Push, error) {
+func (a *API) pushOf(c caller, e entryToPush, key, trace string, number int64) (invalidation.Push, error) {
 	if err := e.storable(); err != nil {
 		return invalidation.Push{}, err
 	}
@@ -188,6 +188,9 @@ func (a *API) pushOf(e entryToPush, key, trace string, number int64) (invalidati
 		return invalidation.Push{}, flaw("trace", errTrace)
 	}
 	p := e.push()
+	if err := c.grants(&p); err != nil {
+		return invalidation.Push{}, err
+	}
 	p.Trace = cmp.Or(p.Trace, trace)
 	if key != "" {
 		if p.IdempotencyKey != "" {

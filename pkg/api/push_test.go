@@ -269,7 +269,7 @@ func TestMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 }
 
 func (a *API) plain(e entryToPush, number int64) (invalidation.Push, error) {
-	return a.pushOf(e, "", "", number)
+	return a.pushOf(caller{}, e, "", "", number)
 }
 
 func TestBrokenBodyIsNotTakenForItsEnd(t *testing.T) {

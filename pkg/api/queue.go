@@ -38,7 +38,7 @@ func (a *API) queueRoutes() {
 
 func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator.Queue]], error) {
 	queues, err := a.operator.Queues(ctx)
-	queues = slices.DeleteFunc(queues, func(q operator.Queue) bool { return !who(ctx).allows(q.Name, q.Application) })
+	queues = slices.DeleteFunc(queues, func(q operator.Queue) bool { return !callerOf(ctx).allows(q.Name, q.Application) })
 	return pageFrom(queues, err, *in, func(q operator.Queue) string { return q.Name })
 }
 
@@ -75,7 +75,7 @@ var tenantSettings = []string{
 
 func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {
 	for setting := range in.Body.Settings {
-		if who(ctx).limited() && !slices.Contains(tenantSettings, setting) {
+		if callerOf(ctx).limited() && !slices.Contains(tenantSettings, setting) {
 			return fmt.Errorf("%w: it is limited, and %s of a queue concerns more than the queue", errForbidden, setting)
 		}
 	}

@@ -114,15 +114,15 @@ func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
 		defer cancel()
 	}
 	admission, cancel := context.WithTimeout(within, a.cfg.Timeout)
-	who, err := a.admit(admission, ctx, r)
+	from, err := a.admit(admission, ctx, r)
 	cancel()
 	if err != nil {
-		a.logRefusal(within, r, request.RemoteAddr, who, err)
+		a.logRefusal(within, r, request.RemoteAddr, from, err)
 		a.report(w, request.WithContext(within), err)
 		return
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	next(huma.WithContext(ctx, context.WithValue(within, callerKey{}, who)))
+	next(huma.WithContext(ctx, context.WithValue(within, callerKey{}, from)))
 }
 
 var (

@@ -65,7 +65,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	}
 	trace := r.Header.Get("Traceparent")
 	s := &stream{queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
-		return a.pushOf(e, key, trace, number)
+		return a.pushOf(callerOf(r.Context()), e, key, trace, number)
 	}}
 	return out.finish(endedEarly(s.run(r.Context(), plain, func() {
 		if !out.started {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -29,7 +30,10 @@ type tokenCreation struct {
 		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin"`
 		Applications []string  `json:"applications,omitempty" nullable:"false" doc:"To limit it to these."`
 		Queues       []string  `json:"queues,omitempty" nullable:"false" doc:"To limit it to these."`
-		ExpiresAt    time.Time `json:"expires_at,omitzero" doc:"Absent: never."`
+		Flows        []string  `json:"flows,omitempty" nullable:"false" doc:"To limit its pushes to these flows. A push without a flow gets the only one. With scopes push and read alone."`
+		PriorityMax  *int16    `json:"priority_max,omitempty" minimum:"0" maximum:"9" doc:"The highest priority that its pushes may ask for. With scopes push and read alone."`
+		ExpiresAt    time.Time `json:"expires_at,omitzero" doc:"Absent: after the server's default lifetime of tokens, a year unless it is configured."`
+		NeverExpires bool      `json:"never_expires,omitempty" doc:"In place of expires_at."`
 	}
 }
 
@@ -38,10 +42,18 @@ type secret struct {
 }
 
 func (a *API) createToken(ctx context.Context, in *tokenCreation) (*answer[secret], error) {
+	b := in.Body
 	g := operator.Grant{
-		Name: in.Body.Name, Scopes: in.Body.Scopes, Applications: in.Body.Applications, Queues: in.Body.Queues, ExpiresAt: in.Body.ExpiresAt,
+		Name: b.Name, Scopes: b.Scopes, Applications: b.Applications, Queues: b.Queues,
+		Flows: b.Flows, PriorityMax: b.PriorityMax, ExpiresAt: b.ExpiresAt,
 	}
-	text, err := a.operator.CreateToken(ctx, g, in.Body.by(ctx))
+	switch {
+	case b.NeverExpires && !b.ExpiresAt.IsZero():
+		return nil, flaw("never_expires", errors.New("expires_at is given as well; give one of them"))
+	case !b.NeverExpires && b.ExpiresAt.IsZero() && a.cfg.TokenLifetime > 0:
+		g.ExpiresAt = time.Now().Add(a.cfg.TokenLifetime)
+	}
+	text, err := a.operator.CreateToken(ctx, g, b.by(ctx))
 	return &answer[secret]{secret{text}}, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -20,10 +22,12 @@ import (
 // APIToken is the name and the rights of a client of the HTTP API. Its secret is not stored.
 type APIToken struct {
 	ID           int64      `json:"id"`
-	Name         string     `json:"name"`         // the actor in the audit
-	Scopes       []string   `json:"scopes"`       // of push, read, operate, admin
-	Applications []string   `json:"applications"` // to which it is limited; empty: to none
-	Queues       []string   `json:"queues"`       // to which it is limited; empty: to none
+	Name         string     `json:"name"`                   // the actor in the audit
+	Scopes       []string   `json:"scopes"`                 // of push, read, operate, admin
+	Applications []string   `json:"applications"`           // to which it is limited; empty: to none
+	Queues       []string   `json:"queues"`                 // to which it is limited; empty: to none
+	Flows        []string   `json:"flows"`                  // of the entries that it may push; empty: any
+	PriorityMax  *int16     `json:"priority_max,omitempty"` // that a push may ask for; absent: any
 	CreatedAt    time.Time  `json:"created_at"`
 	CreatedBy    string     `json:"created_by"`
 	ExpiresAt    *time.Time `json:"expires_at,omitempty"`
@@ -36,6 +40,8 @@ type APIToken struct {
 type Grant struct {
 	Name                         string
 	Scopes, Applications, Queues []string
+	Flows                        []string  // of the entries that it may push; empty: any; only with scopes push and read
+	PriorityMax                  *int16    // that a push may ask for, 0 to 9; nil: any; only with scopes push and read
 	ExpiresAt                    time.Time // zero: never
 }
 
@@ -62,7 +68,7 @@ func WellFormed(secret string) bool {
 }
 
 const tokenColumns = `
-SELECT id, name, scopes, applications, queues, created_at, created_by, expires_at, revoked_at, used_at,
+SELECT id, name, scopes, applications, queues, flows, priority_max, created_at, created_by, expires_at, revoked_at, used_at,
        revoked_at IS NULL AND coalesce(expires_at > clock_timestamp(), true) AS live
   FROM penstock.api_token`
 
@@ -107,7 +113,10 @@ func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By)
 			return err
 		}
 		return record(ctx, tx, by, "create_token", "token "+g.Name,
-			map[string]any{"scopes": g.Scopes, "applications": g.Applications, "queues": g.Queues, "expires_at": given(g.ExpiresAt)})
+			map[string]any{
+				"scopes": g.Scopes, "applications": g.Applications, "queues": g.Queues,
+				"flows": g.Flows, "priority_max": g.PriorityMax, "expires_at": given(g.ExpiresAt),
+			})
 	})
 	return secret, err
 }
@@ -125,11 +134,16 @@ func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (s
 	secret := NewSecret()
 	hash := sha256.Sum256([]byte(secret))
 	const sql = `
-INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by)
-VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user))`
-	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt), given(by.Actor))
+INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by, flows, priority_max)
+VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user), coalesce($8::text[], '{}'), $9)`
+	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt), given(by.Actor), g.Flows, g.PriorityMax)
+	var violated *pgconn.PgError
+	if errors.As(err, &violated) && violated.ConstraintName == "api_token_push_limits" {
+		return "", fmt.Errorf("create token %q: flows and priority_max limit pushes alone, and go with no scope but push and read: %w",
+			g.Name, invalidation.ErrInvalid)
+	}
 	if code := postgres.Code(err); code == "23514" || code == "23502" {
-		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, at least one: %w", invalidation.ErrInvalid)
+		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, at least one, and priority_max is 0 to 9: %w", invalidation.ErrInvalid)
 	}
 	if err != nil {
 		return "", fmt.Errorf("create token %q: %w", g.Name, err)
@@ -161,7 +175,10 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 		if expires.IsZero() && was.ExpiresAt != nil {
 			expires = time.Now().Add(was.ExpiresAt.Sub(was.CreatedAt))
 		}
-		secret, err = insertToken(ctx, tx, Grant{Name: name, Scopes: was.Scopes, Applications: was.Applications, Queues: was.Queues, ExpiresAt: expires}, by)
+		secret, err = insertToken(ctx, tx, Grant{
+			Name: name, Scopes: was.Scopes, Applications: was.Applications, Queues: was.Queues,
+			Flows: was.Flows, PriorityMax: was.PriorityMax, ExpiresAt: expires,
+		}, by)
 		if err != nil {
 			return err
 		}
