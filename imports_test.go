@@ -53,11 +53,11 @@ var allowedImports = map[string][]string{
 	"web":           duty,
 
 	// HTTP does what the CLI does, by the same functions.
-	"pkg/api": append(slices.Clone(duty), "pkg/operator"),
+	"pkg/api": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "migrations"),
 
 	// What operators see and do, and what is wrong; for the CLI, on the database itself.
 	"pkg/operator": duty,
-	"pkg/doctor":   duty,
+	"pkg/doctor":   append(slices.Clone(duty), "migrations"),
 
 	// The client speaks HTTP: whoever imports it links no database driver of ours.
 	"pkg/client": {},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -21,13 +22,7 @@ func doctorCommand(a *app) *cobra.Command {
 	c.Flags().BoolVar(&cfg.Deep, "deep", false, "check the invariants however many rows must be read")
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "say nothing about what is fine")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		db, err := a.database(c.Context())
-		if err != nil {
-			return err
-		}
-		// A check of its own that runs outside the doctor's transaction: it needs a second connection.
-		cfg.Schema, cfg.Now = a.schemaFinding, a.now
-		findings, err := doctor.Examine(c.Context(), db, cfg)
+		findings, err := a.examine(c.Context(), cfg)
 		if err != nil {
 			return err
 		}
@@ -37,6 +32,28 @@ func doctorCommand(a *app) *cobra.Command {
 		return severityExit(doctor.Worst(findings))
 	}
 	return c
+}
+
+// examine runs the checks on the database, or has the server run them.
+func (a *app) examine(ctx context.Context, cfg doctor.Config) ([]doctor.Finding, error) {
+	if a.server != "" {
+		if cfg.Deep {
+			return nil, usagef("--deep reads every row, for minutes: it works only on the database, with --database-url (PENSTOCK_DATABASE_URL)")
+		}
+		api, err := a.connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return unpaged[doctor.Finding](ctx, api, "/v1/doctor", pageMax)
+	}
+	db, err := a.database(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Now = a.now
+	// This check runs outside the transaction of the others, on a second connection.
+	cfg.Schema = func(ctx context.Context) (doctor.Finding, error) { return doctor.Schema(ctx, db) }
+	return doctor.Examine(ctx, db, cfg)
 }
 
 func severityExit(s doctor.Severity) error {

@@ -40,17 +40,29 @@ func migrationColumns() []column[migrations.Status] {
 func migrateStatus(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "status", Short: "Which migrations were applied, are pending, or are unknown to this program", Args: cobra.NoArgs}
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		db, err := a.database(c.Context())
-		if err != nil {
-			return err
-		}
-		all, err := migrations.List(c.Context(), db)
+		all, err := a.migrations(c.Context())
 		if err != nil {
 			return err
 		}
 		return printList(a, migrationColumns(), all)
 	}
 	return c
+}
+
+// migrations lists the migrations of the database, or those that the server knows.
+func (a *app) migrations(ctx context.Context) ([]migrations.Status, error) {
+	if a.server != "" {
+		api, err := a.connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return unpaged[migrations.Status](ctx, api, "/v1/migrations", pageMax)
+	}
+	db, err := a.database(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return migrations.List(ctx, db)
 }
 
 func migrateUp(a *app) *cobra.Command {
@@ -145,7 +157,11 @@ func migrateVerify(a *app) *cobra.Command {
 			"indexes are not compared.",
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		f, err := a.schemaFinding(c.Context())
+		db, err := a.database(c.Context())
+		if err != nil {
+			return err
+		}
+		f, err := doctor.Schema(c.Context(), db)
 		if err != nil {
 			return err
 		}
@@ -156,43 +172,4 @@ func migrateVerify(a *app) *cobra.Command {
 		return severityExit(f.Severity)
 	}
 	return c
-}
-
-// schemaFinding judges the schema of the database by the migrations of this program.
-func (a *app) schemaFinding(ctx context.Context) (doctor.Finding, error) {
-	db, err := a.database(ctx)
-	if err != nil {
-		return doctor.Finding{}, err
-	}
-	all, err := migrations.List(ctx, db)
-	if err != nil {
-		return doctor.Finding{}, err
-	}
-	if pending := of(all, migrations.Pending); len(pending) > 0 {
-		f := doctor.Finding{
-			Severity: doctor.Warning, Summary: many(len(pending), "migration is", "migrations are") + " pending",
-			Advice: "Run penstock migrate up before the programs of this version.",
-		}
-		for _, m := range pending {
-			f.Details = append(f.Details, m.Name)
-		}
-		return f, nil
-	}
-	if unknown := of(all, migrations.Unknown); len(unknown) > 0 {
-		return doctor.Finding{
-			Severity: doctor.Warning, Summary: fmt.Sprintf("the database is newer than this program: it has migration %d", unknown[len(unknown)-1].Version),
-			Advice: "Use the CLI of the version that runs. Programs of the version before keep working.",
-		}, nil
-	}
-	drift, err := migrations.Drift(ctx, db)
-	if err != nil {
-		return doctor.Finding{}, err
-	}
-	if len(drift) > 0 {
-		return doctor.Finding{
-			Severity: doctor.Critical, Summary: many(len(drift), "object differs", "objects differ") + " from what migrations and functions made", Details: drift,
-			Advice: "The schema was changed by hand. penstock migrate sql prints what should be there; restore it, or put the change in a migration.",
-		}, nil
-	}
-	return doctor.Finding{Severity: doctor.Fine, Summary: "as migrations and functions made it"}, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -281,7 +282,7 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 		"two ways in the environment": {env{"PENSTOCK_SERVER": "http://x", "PENSTOCK_DATABASE_URL": "postgres://x"}, "queue list", exitUsage, "both given"},
 		"no way":                      {nil, "queue list", exitUsage, "Give --server (PENSTOCK_SERVER) to go through its API, or --database-url"},
 		"an actor":                    {nil, "queue list --actor ada --server http://x", exitUsage, "the token says who acts"},
-		"doctor":                      {nil, "doctor --server http://x", exitUsage, "penstock doctor works only on the database: use --database-url"},
+		"doctor":                      {nil, "doctor --deep --server http://x", exitUsage, "it works only on the database"},
 		"migrate":                     {nil, "migrate up --server http://x", exitUsage, "penstock migrate up works only on the database: use --database-url"},
 		"bench":                       {nil, "bench --yes --server http://x", exitUsage, "penstock bench works only on the database: use --database-url"},
 	} {
@@ -310,6 +311,32 @@ func TestConfigThatDoesNotGoWithItsOverrideIsRefused(t *testing.T) {
 		s.penstock(`model override m '{"batch": {"items": 4}}' --reason r`)
 		if got := s.penstock(`model register m '{"protocol": "cog"}' --reason r`); !strings.Contains(got, "the override of the model") || !strings.Contains(got, "batch.items") {
 			t.Errorf("%s it says %s", way, got)
+		}
+	}
+}
+
+// TestDoctorAndMigrateStatusThroughTheAPI compares the reports of both ways.
+func TestDoctorAndMigrateStatusThroughTheAPI(t *testing.T) {
+	s := newSession(t)
+	s.serve()
+	for _, line := range []string{"doctor -o json", "migrate status -o json"} {
+		var names [2][]string
+		for way, environment := range []map[string]string{{"PENSTOCK_DATABASE_URL": s.dsn}, s.api} {
+			var out, problems bytes.Buffer
+			a := newApp(strings.NewReader(""), &out, &problems, func(name string) string { return environment[name] })
+			if code := run(t.Context(), a, strings.Fields(line)); code != exitDone && code != exitWarning && code != exitCritical {
+				t.Fatalf("%s by %v: exit %d: %s", line, environment, code, problems.String())
+			}
+			var rows []struct{ Check, Name, State string }
+			if err := json.Unmarshal(out.Bytes(), &rows); err != nil {
+				t.Fatalf("%s: %v in %s", line, err, out.String())
+			}
+			for _, row := range rows {
+				names[way] = append(names[way], row.Check+row.Name+" "+row.State)
+			}
+		}
+		if len(names[0]) == 0 || !slices.Equal(names[0], names[1]) {
+			t.Errorf("%s: %q on the database, %q through the API", line, names[0], names[1])
 		}
 	}
 }

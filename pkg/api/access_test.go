@@ -116,6 +116,8 @@ var needs = map[string]scope{
 	"POST /v1/operations/{id}/cancel":             operate,
 	"POST /v1/operations/{id}/step":               operate,
 	"GET /v1/audit":                               read,
+	"GET /v1/doctor":                              operate,
+	"GET /v1/migrations":                          read,
 	"GET /v1/snapshot":                            read,
 	"GET /v1/tokens":                              admin,
 	"POST /v1/tokens":                             admin,

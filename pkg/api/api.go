@@ -34,6 +34,7 @@ type API struct {
 	ready           readiness
 	refusals        refusals
 	watch           *watch
+	examining       sync.Mutex
 	// draining ends when Drain is called.
 	draining <-chan struct{}
 	drain    func()
@@ -64,6 +65,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.operationRoutes()
 	a.auditRoutes()
 	a.tokenRoutes()
+	a.doctorRoutes()
 	a.openAPIRoutes()
 	a.indexRoute()
 	a.finish()

@@ -192,6 +192,8 @@ func story() []step {
 		{method: "POST", path: "/v1/flows/weight?queue=work", body: `{"flow": "f", "weight": 2, ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/audit?verb=pause&actor=anybody", status: ok, want: "reason=a test"},
 		{method: "GET", path: "/v1/snapshot", status: ok},
+		{method: "GET", path: "/v1/doctor", status: ok, want: "check=version"},
+		{method: "GET", path: "/v1/migrations", status: ok, want: "state=applied"},
 
 		{method: "POST", path: "/v1/tokens", body: `{"name": "ci", "scopes": ["push"], "queues": ["work"], ` + reason + `}`, status: made, name: "secret", take: "secret"},
 		{method: "GET", path: "/v1/tokens", status: ok, want: "name=ci"},

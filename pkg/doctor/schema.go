@@ -1,0 +1,62 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+)
+
+// Schema compares the schema of a database with the migrations and functions of this program: pending or unknown
+// migrations are a warning, objects that differ are critical. It needs a connection of its own, outside the transaction of Examine.
+func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
+	all, err := migrations.List(ctx, db)
+	if err != nil {
+		return Finding{}, err
+	}
+	if pending := inState(all, migrations.Pending); len(pending) > 0 {
+		f := Finding{
+			Severity: Warning, Summary: many(len(pending), "migration is", "migrations are") + " pending",
+			Advice: "Run penstock migrate up before the programs of this version.",
+		}
+		for _, m := range pending {
+			f.Details = append(f.Details, m.Name)
+		}
+		return f, nil
+	}
+	if unknown := inState(all, migrations.Unknown); len(unknown) > 0 {
+		return Finding{
+			Severity: Warning,
+			Summary:  fmt.Sprintf("the database is newer than this program: it has migration %d", unknown[len(unknown)-1].Version),
+			Advice:   "Use the program of the version that runs. Programs of the version before keep working.",
+		}, nil
+	}
+	drift, err := migrations.Drift(ctx, db)
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(drift) > 0 {
+		return Finding{
+			Severity: Critical, Details: drift,
+			Summary: many(len(drift), "object differs", "objects differ") + " from what migrations and functions made",
+			Advice: "The schema was changed by hand. penstock migrate sql prints what should be there; restore it, or put the change in " +
+				"a migration.",
+		}, nil
+	}
+	return Finding{Severity: Fine, Summary: "as migrations and functions made it"}, nil
+}
+
+// inState returns the migrations in one state.
+func inState(all []migrations.Status, state string) []migrations.Status {
+	return slices.DeleteFunc(slices.Clone(all), func(m migrations.Status) bool { return m.State != state })
+}
+
+// many is a number and its noun, singular or plural.
+func many(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
