@@ -8,8 +8,14 @@ import (
 )
 
 func (a *API) auditRoutes() {
-	add(a, route{method: "GET", path: "/v1/audit", id: "list-audit", summary: "Who did what and why, newest first", scope: read, of: ofPlatform}, a.listAudit)
-	add(a, route{method: "GET", path: "/v1/snapshot", id: "show-snapshot", summary: "The live system at one moment", scope: read, of: ofPlatform}, func(ctx context.Context, _ *struct{}) (*answer[operator.Snapshot], error) {
+	add(a, route{
+		method: "GET", path: "/v1/audit", id: "list-audit", summary: "Who did what and why, newest first",
+		scope: read, of: ofPlatform,
+	}, a.listAudit)
+	add(a, route{
+		method: "GET", path: "/v1/snapshot", id: "show-snapshot", summary: "The live system at one moment",
+		scope: read, of: ofPlatform,
+	}, func(ctx context.Context, _ *struct{}) (*answer[operator.Snapshot], error) {
 		s, err := a.operator.Snapshot(ctx, nil)
 		if err != nil {
 			return nil, err

@@ -15,16 +15,37 @@ import (
 
 func (a *API) batchRoutes() {
 	const one = "/v1/batches/{id}"
-	add(a, route{method: "GET", path: "/v1/batches", id: "list-batches", summary: "Batches and how far they are, newest first", scope: read, of: ofQueue}, a.listBatches)
-	a.raw(route{method: "POST", path: "/v1/queues/{queue}/batches", id: "create-batch", summary: "Split a set into parts that this queue runs", scope: operate, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax}, a.describeBatch, a.createBatch)
-	add(a, route{method: "GET", path: one, id: "show-batch", summary: "One batch", scope: read, of: ofBatch}, func(ctx context.Context, in *InID) (*answer[operator.Batch], error) {
+	add(a, route{
+		method: "GET", path: "/v1/batches", id: "list-batches", summary: "Batches and how far they are, newest first",
+		scope: read, of: ofQueue,
+	}, a.listBatches)
+	a.raw(route{
+		method: "POST", path: "/v1/queues/{queue}/batches", id: "create-batch", summary: "Split a set into parts that this queue runs",
+		scope: operate, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax,
+	}, a.describeBatch, a.createBatch)
+	add(a, route{
+		method: "GET", path: one, id: "show-batch", summary: "One batch",
+		scope: read, of: ofBatch,
+	}, func(ctx context.Context, in *InID) (*answer[operator.Batch], error) {
 		found, err := a.operator.Batch(ctx, in.ID)
 		return &answer[operator.Batch]{found}, err
 	})
-	verb[idPause](a, operator.PauseBatch, route{path: one + "/pause", id: "pause-batch", summary: "Take the parts that nobody runs out of the queue", scope: operate, of: ofBatch})
-	verb[idVerb](a, operator.ResumeBatch, route{path: one + "/resume", id: "resume-batch", summary: "End a pause", scope: operate, of: ofBatch})
-	verb[idVerb](a, operator.CancelBatch, route{path: one + "/cancel", id: "cancel-batch", summary: "End a batch; parts that run are asked to end", scope: operate, of: ofBatch})
-	verb[idVerb](a, operator.RetryBatch, route{path: one + "/retry", id: "retry-batch", summary: "Run the parts again that did not end done", scope: operate, of: ofBatch})
+	verb[idPause](a, operator.PauseBatch, route{
+		path: one + "/pause", id: "pause-batch", summary: "Take the parts that nobody runs out of the queue",
+		scope: operate, of: ofBatch,
+	})
+	verb[idVerb](a, operator.ResumeBatch, route{
+		path: one + "/resume", id: "resume-batch", summary: "End a pause",
+		scope: operate, of: ofBatch,
+	})
+	verb[idVerb](a, operator.CancelBatch, route{
+		path: one + "/cancel", id: "cancel-batch", summary: "End a batch; parts that run are asked to end",
+		scope: operate, of: ofBatch,
+	})
+	verb[idVerb](a, operator.RetryBatch, route{
+		path: one + "/retry", id: "retry-batch", summary: "Run the parts again that did not end done",
+		scope: operate, of: ofBatch,
+	})
 }
 
 type batchFilter struct {

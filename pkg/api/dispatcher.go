@@ -22,24 +22,51 @@ import (
 // know. These changes come without a reason; the audit says by which address they came.
 func (a *API) dispatcherRoutes() {
 	const config, dlq = "/admin/model-configs/{model}", "/admin/dlq"
-	a.raw(route{method: "POST", path: "/queue/submit", id: "submit-job", summary: "Push an entry to the queue of a model", scope: push, of: ofNobody, bytesMax: a.cfg.BodyBytesMax}, a.describeSubmission, a.submitJob)
-	add(a, route{method: "POST", path: "/admin/register", id: "register-server", summary: "Make a server of a model known; a model that is not known yet is spoken to as by a dispatcher", scope: admin, of: ofPlatform}, a.registerServer)
-	add(a, route{method: "GET", path: config, id: "show-model-config", summary: "The config of a model in force: what was registered, what is laid over it, and defaults", scope: read, of: ofModel}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
+	a.raw(route{
+		method: "POST", path: "/queue/submit", id: "submit-job", summary: "Push an entry to the queue of a model",
+		scope: push, of: ofNobody, bytesMax: a.cfg.BodyBytesMax,
+	}, a.describeSubmission, a.submitJob)
+	add(a, route{
+		method: "POST", path: "/admin/register", id: "register-server", summary: "Make a server of a model known; a model that is not known yet is spoken to as by a dispatcher",
+		scope: admin, of: ofPlatform,
+	}, a.registerServer)
+	add(a, route{
+		method: "GET", path: config, id: "show-model-config", summary: "The config of a model in force: what was registered, what is laid over it, and defaults",
+		scope: read, of: ofModel,
+	}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		return a.modelConfig(ctx, in.Model)
 	})
-	add(a, route{method: "PUT", path: config, id: "put-model-config", summary: "Lay fields over a model's config, instead of those that were laid over it", scope: admin, of: ofPlatform}, a.putModelConfig)
-	add(a, route{method: "DELETE", path: config, id: "delete-model-config", summary: "Take away what was laid over a model's config", scope: admin, of: ofPlatform}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
+	add(a, route{
+		method: "PUT", path: config, id: "put-model-config", summary: "Lay fields over a model's config, instead of those that were laid over it",
+		scope: admin, of: ofPlatform,
+	}, a.putModelConfig)
+	add(a, route{
+		method: "DELETE", path: config, id: "delete-model-config", summary: "Take away what was laid over a model's config",
+		scope: admin, of: ofPlatform,
+	}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		if err := a.operator.OverrideModel(ctx, in.Model, nil, a.came(ctx, "DELETE /admin/model-configs")); err != nil {
 			return nil, err
 		}
 		return a.modelConfig(ctx, in.Model)
 	})
-	add(a, route{method: "GET", path: dlq, id: "list-dlq", summary: "Failures of all models, up to 1,000 each", scope: read, of: ofPlatform}, a.listDLQ)
-	add(a, route{method: "POST", path: dlq + "/{id}/retry", id: "retry-job", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[Job], error) {
+	add(a, route{
+		method: "GET", path: dlq, id: "list-dlq", summary: "Failures of all models, up to 1,000 each",
+		scope: read, of: ofPlatform,
+	}, a.listDLQ)
+	add(a, route{
+		method: "POST", path: dlq + "/{id}/retry", id: "retry-job", summary: "Put a failed entry back into its queue",
+		scope: operate, of: ofEntry,
+	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
 		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}}, a.operator.Do(ctx, operator.RetryFailure, in.ID, a.came(ctx, "POST /admin/dlq"), time.Time{})
 	})
-	add(a, route{method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs", summary: "Put the failures of all models back: a bulk operation for each", scope: operate, of: ofPlatform, status: http.StatusAccepted}, a.retryAll)
-	add(a, route{method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Forget a failure", scope: operate, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[Job], error) {
+	add(a, route{
+		method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs", summary: "Put the failures of all models back: a bulk operation for each",
+		scope: operate, of: ofPlatform, status: http.StatusAccepted,
+	}, a.retryAll)
+	add(a, route{
+		method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Forget a failure",
+		scope: operate, of: ofEntry,
+	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
 		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}}, a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.came(ctx, "DELETE /admin/dlq"), time.Time{})
 	})
 }

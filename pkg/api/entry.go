@@ -44,12 +44,30 @@ type InID struct {
 
 func (a *API) entryRoutes() {
 	const one = "/v1/entries/{id}"
-	add(a, route{method: "GET", path: "/v1/entries", id: "list-entries", summary: "Entries of a queue, oldest first", scope: read, of: ofQueue}, a.listEntries)
-	add(a, route{method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended", scope: read, own: true, of: ofEntry, timeout: waitMax + a.cfg.Timeout}, a.entry)
-	a.raw(route{method: "GET", path: one + "/events", id: "follow-entry", summary: "What happens to an entry, as server-sent events", scope: read, of: ofEntry, timeout: -1}, describeEvents, a.events)
-	add(a, route{method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to", scope: operate, of: ofEntry}, a.cancelEntry)
-	verb[idVerb](a, operator.DisableEntry, route{path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line", scope: operate, of: ofEntry})
-	verb[idVerb](a, operator.EnableEntry, route{path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back", scope: operate, of: ofEntry})
+	add(a, route{
+		method: "GET", path: "/v1/entries", id: "list-entries", summary: "Entries of a queue, oldest first",
+		scope: read, of: ofQueue,
+	}, a.listEntries)
+	add(a, route{
+		method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended",
+		scope: read, own: true, of: ofEntry, timeout: waitMax + a.cfg.Timeout,
+	}, a.entry)
+	a.raw(route{
+		method: "GET", path: one + "/events", id: "follow-entry", summary: "What happens to an entry, as server-sent events",
+		scope: read, of: ofEntry, timeout: -1,
+	}, describeEvents, a.events)
+	add(a, route{
+		method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to",
+		scope: operate, of: ofEntry,
+	}, a.cancelEntry)
+	verb[idVerb](a, operator.DisableEntry, route{
+		path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line",
+		scope: operate, of: ofEntry,
+	})
+	verb[idVerb](a, operator.EnableEntry, route{
+		path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back",
+		scope: operate, of: ofEntry,
+	})
 	const some = "/v1/queues/{queue}/entries"
 	change := func(v operator.Verb, r route) {
 		r.method, r.scope, r.of, r.status = "POST", operate, ofQueue, http.StatusAccepted

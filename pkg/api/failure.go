@@ -8,17 +8,32 @@ import (
 
 func (a *API) failureRoutes() {
 	const one = "/v1/failures/{id}"
-	add(a, route{method: "GET", path: "/v1/failures", id: "list-failures", summary: "Failures of a queue, newest first", scope: read, of: ofQueue}, a.listFailures)
-	add(a, route{method: "GET", path: "/v1/queues/{queue}/causes", id: "list-causes", summary: "What the newest 10,000 failures were about", scope: read, of: ofQueue}, func(ctx context.Context, in *InQueue) (*answer[list[operator.Cause]], error) {
+	add(a, route{
+		method: "GET", path: "/v1/failures", id: "list-failures", summary: "Failures of a queue, newest first",
+		scope: read, of: ofQueue,
+	}, a.listFailures)
+	add(a, route{
+		method: "GET", path: "/v1/queues/{queue}/causes", id: "list-causes", summary: "What the newest 10,000 failures were about",
+		scope: read, of: ofQueue,
+	}, func(ctx context.Context, in *InQueue) (*answer[list[operator.Cause]], error) {
 		found, err := a.operator.Causes(ctx, in.Queue, 200)
 		return pageOf(found, Paging{Limit: 200}, nil), err
 	})
-	add(a, route{method: "GET", path: one, id: "show-failure", summary: "One failure with payload and history", scope: read, of: ofEntry}, func(ctx context.Context, in *InID) (*answer[operator.FailureDetail], error) {
+	add(a, route{
+		method: "GET", path: one, id: "show-failure", summary: "One failure with payload and history",
+		scope: read, of: ofEntry,
+	}, func(ctx context.Context, in *InID) (*answer[operator.FailureDetail], error) {
 		found, err := a.operator.Failure(ctx, in.ID)
 		return &answer[operator.FailureDetail]{found}, err
 	})
-	verb[idVerb](a, operator.RetryFailure, route{path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue", scope: operate, of: ofEntry})
-	verb[idVerb](a, operator.DiscardFailure, route{path: one + "/discard", id: "discard-failure", summary: "Forget a failure", scope: operate, of: ofEntry})
+	verb[idVerb](a, operator.RetryFailure, route{
+		path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue",
+		scope: operate, of: ofEntry,
+	})
+	verb[idVerb](a, operator.DiscardFailure, route{
+		path: one + "/discard", id: "discard-failure", summary: "Forget a failure",
+		scope: operate, of: ofEntry,
+	})
 }
 
 type failureFilter struct {

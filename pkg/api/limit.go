@@ -15,19 +15,40 @@ type InLimit struct {
 
 func (a *API) limitRoutes() {
 	const one = "/v1/limits/{limit}"
-	add(a, route{method: "GET", path: "/v1/limits", id: "list-limits", summary: "Limits by name, and what is in use", scope: read, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.Limit]], error) {
+	add(a, route{
+		method: "GET", path: "/v1/limits", id: "list-limits", summary: "Limits by name, and what is in use",
+		scope: read, of: ofPlatform,
+	}, func(ctx context.Context, in *Paging) (*answer[list[operator.Limit]], error) {
 		found, err := a.operator.Limits(ctx, operator.PageMax)
 		return pageFrom(found, err, *in, func(l operator.Limit) string { return l.Name })
 	})
-	add(a, route{method: "GET", path: one, id: "show-limit", summary: "One limit", scope: read, of: ofPlatform}, func(ctx context.Context, in *InLimit) (*tagged[operator.Limit], error) {
+	add(a, route{
+		method: "GET", path: one, id: "show-limit", summary: "One limit",
+		scope: read, of: ofPlatform,
+	}, func(ctx context.Context, in *InLimit) (*tagged[operator.Limit], error) {
 		found, err := limit(ctx, a.operator, in.Limit)
 		return &tagged[operator.Limit]{limitTag(found), found}, err
 	})
-	change(a, route{method: "PUT", path: one, id: "set-limit", summary: "Make a limit, or change what is given of it", scope: admin, of: ofPlatform}, a.setLimit)
-	change(a, route{method: "PUT", path: "/v1/queues/{queue}/limits/{limit}", id: "use-limit", summary: "Put a queue under a limit, or take it out", scope: admin, of: ofPlatform}, a.useLimit)
-	add(a, route{method: "GET", path: "/v1/applications", id: "list-applications", summary: "Applications: nodes, locks, quota", scope: read}, a.listApplications)
-	change(a, route{method: "PUT", path: "/v1/applications/{application}/quota", id: "set-quota", summary: "Bound what an application uses over all its queues", scope: admin, of: ofPlatform}, a.setQuota)
-	change(a, route{method: "DELETE", path: "/v1/applications/{application}/quota", id: "remove-quota", summary: "Remove that bound", scope: admin, of: ofPlatform}, func(ctx context.Context, in *struct {
+	change(a, route{
+		method: "PUT", path: one, id: "set-limit", summary: "Make a limit, or change what is given of it",
+		scope: admin, of: ofPlatform,
+	}, a.setLimit)
+	change(a, route{
+		method: "PUT", path: "/v1/queues/{queue}/limits/{limit}", id: "use-limit", summary: "Put a queue under a limit, or take it out",
+		scope: admin, of: ofPlatform,
+	}, a.useLimit)
+	add(a, route{
+		method: "GET", path: "/v1/applications", id: "list-applications", summary: "Applications: nodes, locks, quota",
+		scope: read,
+	}, a.listApplications)
+	change(a, route{
+		method: "PUT", path: "/v1/applications/{application}/quota", id: "set-quota", summary: "Bound what an application uses over all its queues",
+		scope: admin, of: ofPlatform,
+	}, a.setQuota)
+	change(a, route{
+		method: "DELETE", path: "/v1/applications/{application}/quota", id: "remove-quota", summary: "Remove that bound",
+		scope: admin, of: ofPlatform,
+	}, func(ctx context.Context, in *struct {
 		InApplication
 		Conditional
 		Why
@@ -35,8 +56,14 @@ func (a *API) limitRoutes() {
 	) error {
 		return a.quota(ctx, in.Conditional, in.Application, nil, in.by(ctx))
 	})
-	add(a, route{method: "GET", path: "/v1/usage", id: "list-usage", summary: "What flows use now and used of late", scope: read, of: ofQueue}, a.listUsage)
-	change(a, route{path: "/v1/flows/weight", id: "set-flow-weight", summary: "Give a flow a larger or smaller share beside others", scope: admin, of: ofQueue}, func(ctx context.Context, in *struct {
+	add(a, route{
+		method: "GET", path: "/v1/usage", id: "list-usage", summary: "What flows use now and used of late",
+		scope: read, of: ofQueue,
+	}, a.listUsage)
+	change(a, route{
+		path: "/v1/flows/weight", id: "set-flow-weight", summary: "Give a flow a larger or smaller share beside others",
+		scope: admin, of: ofQueue,
+	}, func(ctx context.Context, in *struct {
 		OfOneQueue
 		Body struct {
 			Because

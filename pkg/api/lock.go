@@ -7,8 +7,14 @@ import (
 )
 
 func (a *API) lockRoutes() {
-	add(a, route{method: "GET", path: "/v1/locks", id: "list-locks", summary: "Who computes what, oldest first", scope: read, of: ofQueue}, a.listLocks)
-	add(a, route{method: "GET", path: "/v1/locks/suspects", id: "verify-locks", summary: "Locks that look stuck or wrong; none is the good answer", scope: read, of: ofPlatform}, func(ctx context.Context, in *struct{}) (*answer[list[operator.Suspect]], error) {
+	add(a, route{
+		method: "GET", path: "/v1/locks", id: "list-locks", summary: "Who computes what, oldest first",
+		scope: read, of: ofQueue,
+	}, a.listLocks)
+	add(a, route{
+		method: "GET", path: "/v1/locks/suspects", id: "verify-locks", summary: "Locks that look stuck or wrong; none is the good answer",
+		scope: read, of: ofPlatform,
+	}, func(ctx context.Context, in *struct{}) (*answer[list[operator.Suspect]], error) {
 		found, err := a.operator.VerifyLocks(ctx, 1000)
 		return pageOf(found, Paging{Limit: 1000}, nil), err
 	})

@@ -23,18 +23,36 @@ type InServer struct {
 // modelRoutes lets no limited token say where nodes call and what they send there: headers name secrets of nodes.
 func (a *API) modelRoutes() {
 	const one, instance = "/v1/models/{model}", "/v1/instances/{model}/{server}"
-	add(a, route{method: "GET", path: "/v1/models", id: "list-models", summary: "Models by name", scope: read, of: ofPlatform}, func(ctx context.Context, in *Paging) (*answer[list[operator.Model]], error) {
+	add(a, route{
+		method: "GET", path: "/v1/models", id: "list-models", summary: "Models by name",
+		scope: read, of: ofPlatform,
+	}, func(ctx context.Context, in *Paging) (*answer[list[operator.Model]], error) {
 		found, err := a.operator.Models(ctx, operator.PageMax)
 		return pageFrom(found, err, *in, func(m operator.Model) string { return m.Name })
 	})
-	add(a, route{method: "GET", path: one, id: "show-model", summary: "One model with its config", scope: read, of: ofModel}, func(ctx context.Context, in *InModel) (*tagged[operator.Model], error) {
+	add(a, route{
+		method: "GET", path: one, id: "show-model", summary: "One model with its config",
+		scope: read, of: ofModel,
+	}, func(ctx context.Context, in *InModel) (*tagged[operator.Model], error) {
 		found, err := model(ctx, a.operator, in.Model)
 		return &tagged[operator.Model]{etag(found.Config, found.Override), found}, err
 	})
-	add(a, route{method: "PUT", path: one, id: "register-model", summary: "Make a model known, or replace its config", scope: admin, of: ofPlatform}, a.registerModel)
-	verb[modelRemoval](a, operator.RemoveModel, route{method: "DELETE", path: one, id: "remove-model", summary: "Forget a model that has no instances", scope: admin, of: ofPlatform})
-	change(a, route{method: "PUT", path: one + "/override", id: "override-model", summary: "Lay fields over a model's config, for all nodes at once", scope: admin, of: ofPlatform}, a.overrideModel)
-	change(a, route{method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config", scope: admin, of: ofPlatform}, func(ctx context.Context, in *struct {
+	add(a, route{
+		method: "PUT", path: one, id: "register-model", summary: "Make a model known, or replace its config",
+		scope: admin, of: ofPlatform,
+	}, a.registerModel)
+	verb[modelRemoval](a, operator.RemoveModel, route{
+		method: "DELETE", path: one, id: "remove-model", summary: "Forget a model that has no instances",
+		scope: admin, of: ofPlatform,
+	})
+	change(a, route{
+		method: "PUT", path: one + "/override", id: "override-model", summary: "Lay fields over a model's config, for all nodes at once",
+		scope: admin, of: ofPlatform,
+	}, a.overrideModel)
+	change(a, route{
+		method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config",
+		scope: admin, of: ofPlatform,
+	}, func(ctx context.Context, in *struct {
 		InModel
 		Conditional
 		Why
@@ -42,16 +60,28 @@ func (a *API) modelRoutes() {
 	) error {
 		return a.override(ctx, in.Conditional, in.Model, nil, Because{in.Reason})
 	})
-	add(a, route{method: "GET", path: "/v1/instances", id: "list-instances", summary: "Endpoints of models and their slots", scope: read, of: ofModel}, a.listInstances)
-	change(a, route{method: "PUT", path: instance, id: "register-instance", summary: "Make an endpoint known or change it; ends a drain and a quarantine", scope: admin, of: ofPlatform}, a.registerInstance)
-	change(a, route{path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end", scope: operate, of: ofModel}, func(ctx context.Context, in *struct {
+	add(a, route{
+		method: "GET", path: "/v1/instances", id: "list-instances", summary: "Endpoints of models and their slots",
+		scope: read, of: ofModel,
+	}, a.listInstances)
+	change(a, route{
+		method: "PUT", path: instance, id: "register-instance", summary: "Make an endpoint known or change it; ends a drain and a quarantine",
+		scope: admin, of: ofPlatform,
+	}, a.registerInstance)
+	change(a, route{
+		path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end",
+		scope: operate, of: ofModel,
+	}, func(ctx context.Context, in *struct {
 		InServer
 		Reasoned
 	},
 	) error {
 		return a.operator.DrainInstance(ctx, in.Model, in.Server, in.Body.by(ctx))
 	})
-	change(a, route{method: "DELETE", path: instance, id: "remove-instance", summary: "Forget an endpoint", scope: operate, of: ofModel}, func(ctx context.Context, in *struct {
+	change(a, route{
+		method: "DELETE", path: instance, id: "remove-instance", summary: "Forget an endpoint",
+		scope: operate, of: ofModel,
+	}, func(ctx context.Context, in *struct {
 		InServer
 		Why
 		Force bool `query:"force" doc:"Also while slots of it are held."`
@@ -59,7 +89,10 @@ func (a *API) modelRoutes() {
 	) error {
 		return a.operator.RemoveInstance(ctx, in.Model, in.Server, in.Force, in.by(ctx))
 	})
-	add(a, route{method: "GET", path: "/v1/slots", id: "list-slots", summary: "Slots that are held, oldest lease first", scope: read, of: ofModel}, a.listSlots)
+	add(a, route{
+		method: "GET", path: "/v1/slots", id: "list-slots", summary: "Slots that are held, oldest lease first",
+		scope: read, of: ofModel,
+	}, a.listSlots)
 }
 
 func model(ctx context.Context, d *operator.Database, name string) (operator.Model, error) {

@@ -10,12 +10,21 @@ import (
 
 func (a *API) nodeRoutes() {
 	const one = "/v1/nodes/{id}"
-	add(a, route{method: "GET", path: "/v1/nodes", id: "list-nodes", summary: "Nodes by name", scope: read}, a.listNodes)
-	add(a, route{method: "GET", path: one, id: "show-node", summary: "One node", scope: read, of: ofNode}, func(ctx context.Context, in *InID) (*answer[operator.Node], error) {
+	add(a, route{
+		method: "GET", path: "/v1/nodes", id: "list-nodes", summary: "Nodes by name",
+		scope: read,
+	}, a.listNodes)
+	add(a, route{
+		method: "GET", path: one, id: "show-node", summary: "One node",
+		scope: read, of: ofNode,
+	}, func(ctx context.Context, in *InID) (*answer[operator.Node], error) {
 		found, err := operator.FindNode(ctx, a.operator, fmt.Sprint(in.ID))
 		return &answer[operator.Node]{found}, err
 	})
-	verb[idVerb](a, operator.DrainNode, route{path: one + "/drain", id: "drain-node", summary: "Claim nothing more, finish, hand back the rest, exit", scope: operate, of: ofNode})
+	verb[idVerb](a, operator.DrainNode, route{
+		path: one + "/drain", id: "drain-node", summary: "Claim nothing more, finish, hand back the rest, exit",
+		scope: operate, of: ofNode,
+	})
 }
 
 // listNodes shows a caller who is limited to applications the nodes of those, and one who is limited to queues none.

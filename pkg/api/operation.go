@@ -10,14 +10,29 @@ import (
 
 func (a *API) operationRoutes() {
 	const one = "/v1/operations/{id}"
-	add(a, route{method: "GET", path: "/v1/operations", id: "list-operations", summary: "Operations on many, newest first", scope: read, of: ofQueue}, a.listOperations)
-	add(a, route{method: "POST", path: "/v1/queues/{queue}/operations", id: "start-operation", summary: "Retry, discard, cancel, disable or enable all that match; the elected leader carries it out", scope: operate, of: ofQueue, status: http.StatusAccepted}, a.startOperation)
-	add(a, route{method: "GET", path: one, id: "show-operation", summary: "One operation and how far it is", scope: read, of: ofOperation}, func(ctx context.Context, in *InID) (*answer[operator.Operation], error) {
+	add(a, route{
+		method: "GET", path: "/v1/operations", id: "list-operations", summary: "Operations on many, newest first",
+		scope: read, of: ofQueue,
+	}, a.listOperations)
+	add(a, route{
+		method: "POST", path: "/v1/queues/{queue}/operations", id: "start-operation", summary: "Retry, discard, cancel, disable or enable all that match; the elected leader carries it out",
+		scope: operate, of: ofQueue, status: http.StatusAccepted,
+	}, a.startOperation)
+	add(a, route{
+		method: "GET", path: one, id: "show-operation", summary: "One operation and how far it is",
+		scope: read, of: ofOperation,
+	}, func(ctx context.Context, in *InID) (*answer[operator.Operation], error) {
 		found, err := a.operator.Operation(ctx, in.ID)
 		return &answer[operator.Operation]{found}, err
 	})
-	add(a, route{method: "POST", path: one + "/step", id: "step-operation", summary: "Carry out the next part of it now, without waiting for the elected leader", scope: operate, of: ofOperation}, a.stepOperation)
-	verb[idVerb](a, operator.CancelOperation, route{path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed", scope: operate, of: ofOperation})
+	add(a, route{
+		method: "POST", path: one + "/step", id: "step-operation", summary: "Carry out the next part of it now, without waiting for the elected leader",
+		scope: operate, of: ofOperation,
+	}, a.stepOperation)
+	verb[idVerb](a, operator.CancelOperation, route{
+		path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed",
+		scope: operate, of: ofOperation,
+	})
 }
 
 type operationFilter struct {

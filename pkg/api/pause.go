@@ -10,15 +10,24 @@ import (
 
 func (a *API) pauseRoutes() {
 	const all = "/v1/pauses"
-	add(a, route{method: "GET", path: all, id: "list-pauses", summary: "Every pause that lasts, oldest first", scope: read, of: ofQueue}, a.listPauses)
-	change(a, route{path: all, id: "pause", summary: "Stop claims of a flow, name, lock key, model, application or node", scope: operate, of: ofQueue}, func(ctx context.Context, in *struct {
+	add(a, route{
+		method: "GET", path: all, id: "list-pauses", summary: "Every pause that lasts, oldest first",
+		scope: read, of: ofQueue,
+	}, a.listPauses)
+	change(a, route{
+		path: all, id: "pause", summary: "Stop claims of a flow, name, lock key, model, application or node",
+		scope: operate, of: ofQueue,
+	}, func(ctx context.Context, in *struct {
 		OfOneQueue
 		Body pauseBody
 	},
 	) error {
 		return a.operator.Pause(ctx, operator.Subject{Scope: in.Body.Scope, Value: in.Body.Value, Queue: in.Queue}, in.Body.by(ctx), in.Body.Until.Time)
 	})
-	change(a, route{method: "DELETE", path: all, id: "resume", summary: "End a pause", scope: operate, of: ofQueue}, func(ctx context.Context, in *struct {
+	change(a, route{
+		method: "DELETE", path: all, id: "resume", summary: "End a pause",
+		scope: operate, of: ofQueue,
+	}, func(ctx context.Context, in *struct {
 		OfOneQueue
 		Why
 		Scope operator.Scope `query:"scope" required:"true" enum:"name,lock_key,flow,model,application,node"`

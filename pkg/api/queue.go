@@ -23,17 +23,50 @@ type OfOneQueue struct {
 
 func (a *API) queueRoutes() {
 	const one = "/v1/queues/{queue}"
-	add(a, route{method: "GET", path: "/v1/queues", id: "list-queues", summary: "How the queues stand", scope: read}, a.listQueues)
-	change(a, route{path: "/v1/queues", status: http.StatusCreated, id: "create-queue", summary: "Make a queue", scope: admin, of: ofPlatform}, a.createQueue)
-	add(a, route{method: "GET", path: one, id: "show-queue", summary: "One queue with its settings, lanes and limits", scope: read, of: ofQueue}, a.showQueue)
-	change(a, route{method: "PATCH", path: one, id: "alter-queue", summary: "Change settings of a queue", scope: admin, of: ofQueue}, a.alterQueue)
-	change(a, route{method: "DELETE", path: one, id: "drop-queue", summary: "Remove a queue", scope: admin, of: ofQueue}, a.dropQueue)
-	add(a, route{method: "GET", path: one + "/lanes", id: "list-lanes", summary: "Lanes with work, the longest waiting first", scope: read, of: ofQueue}, a.listLanes)
-	add(a, route{method: "GET", path: one + "/samples", id: "list-samples", summary: "How the queue stood, oldest first", scope: read, of: ofQueue}, a.listSamples)
-	verb[queuePause](a, operator.PauseQueue, route{path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on", scope: operate, of: ofQueue})
-	verb[queueVerb](a, operator.ResumeQueue, route{path: one + "/resume", id: "resume-queue", summary: "End a pause", scope: operate, of: ofQueue})
-	verb[queueVerb](a, operator.DisableQueue, route{path: one + "/disable", id: "disable-queue", summary: "Take a queue out of service; it still accepts entries", scope: operate, of: ofQueue})
-	verb[queueVerb](a, operator.EnableQueue, route{path: one + "/enable", id: "enable-queue", summary: "Put a queue back into service", scope: operate, of: ofQueue})
+	add(a, route{
+		method: "GET", path: "/v1/queues", id: "list-queues", summary: "How the queues stand",
+		scope: read,
+	}, a.listQueues)
+	change(a, route{
+		path: "/v1/queues", status: http.StatusCreated, id: "create-queue", summary: "Make a queue",
+		scope: admin, of: ofPlatform,
+	}, a.createQueue)
+	add(a, route{
+		method: "GET", path: one, id: "show-queue", summary: "One queue with its settings, lanes and limits",
+		scope: read, of: ofQueue,
+	}, a.showQueue)
+	change(a, route{
+		method: "PATCH", path: one, id: "alter-queue", summary: "Change settings of a queue",
+		scope: admin, of: ofQueue,
+	}, a.alterQueue)
+	change(a, route{
+		method: "DELETE", path: one, id: "drop-queue", summary: "Remove a queue",
+		scope: admin, of: ofQueue,
+	}, a.dropQueue)
+	add(a, route{
+		method: "GET", path: one + "/lanes", id: "list-lanes", summary: "Lanes with work, the longest waiting first",
+		scope: read, of: ofQueue,
+	}, a.listLanes)
+	add(a, route{
+		method: "GET", path: one + "/samples", id: "list-samples", summary: "How the queue stood, oldest first",
+		scope: read, of: ofQueue,
+	}, a.listSamples)
+	verb[queuePause](a, operator.PauseQueue, route{
+		path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on",
+		scope: operate, of: ofQueue,
+	})
+	verb[queueVerb](a, operator.ResumeQueue, route{
+		path: one + "/resume", id: "resume-queue", summary: "End a pause",
+		scope: operate, of: ofQueue,
+	})
+	verb[queueVerb](a, operator.DisableQueue, route{
+		path: one + "/disable", id: "disable-queue", summary: "Take a queue out of service; it still accepts entries",
+		scope: operate, of: ofQueue,
+	})
+	verb[queueVerb](a, operator.EnableQueue, route{
+		path: one + "/enable", id: "enable-queue", summary: "Put a queue back into service",
+		scope: operate, of: ofQueue,
+	})
 }
 
 func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator.Queue]], error) {
