@@ -60,6 +60,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.cronRoutes()
 	a.batchRoutes()
 	a.modelRoutes()
+	a.instanceRoutes()
 	a.limitRoutes()
 	a.pauseRoutes()
 	a.operationRoutes()

@@ -22,7 +22,7 @@ type InServer struct {
 
 // modelRoutes lets no limited token say where nodes call and what they send there: headers name secrets of nodes.
 func (a *API) modelRoutes() {
-	const one, instance = "/v1/models/{model}", "/v1/instances/{model}/{server}"
+	const one = "/v1/models/{model}"
 	add(a, route{
 		method: "GET", path: "/v1/models", id: "list-models", summary: "Models by name",
 		scope: read, of: ofPlatform,
@@ -60,6 +60,10 @@ func (a *API) modelRoutes() {
 	) error {
 		return a.override(ctx, in.Conditional, in.Model, nil, Because{in.Reason})
 	})
+}
+
+func (a *API) instanceRoutes() {
+	const instance = "/v1/instances/{model}/{server}"
 	add(a, route{
 		method: "GET", path: "/v1/instances", id: "list-instances", summary: "Endpoints of models and their slots",
 		scope: read, of: ofModel,

@@ -140,8 +140,9 @@ func (r *running) endAll(cause error, spare bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.jobs {
-		if j.cancel != nil && !(spare && j.runsThrough()) {
-			j.cancel(cause)
+		if j.cancel == nil || spare && j.runsThrough() {
+			continue
 		}
+		j.cancel(cause)
 	}
 }
