@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -220,9 +221,14 @@ func parametersOf(operation node) map[string]node {
 
 func body(operation node) node { return content(at(operation, "requestBody")) }
 
+// content is the schema of a body as JSON, or as the first media type by name where there is no JSON.
 func content(of node) node {
-	for _, media := range at(of, "content") {
-		return at(asNode(media), "schema")
+	bodies := at(of, "content")
+	if json := at(bodies, "application/json"); json != nil {
+		return at(json, "schema")
+	}
+	for _, media := range slices.Sorted(maps.Keys(bodies)) {
+		return at(bodies, media, "schema")
 	}
 	return nil
 }
