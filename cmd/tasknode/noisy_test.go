@@ -108,7 +108,8 @@ func TestNoisyNeighbourLeavesTheQuietOneItsWait(t *testing.T) {
 }
 
 // Slots are what is scarce, and the noisy tenant's lock keys are long: a group that has run an entry gives its slot to a tenant
-// that has used less. The quiet one waits at most twice as long as in an empty system and for one run, at the 95th percentile.
+// that has used less. The quiet one waits at most twice as long as in an empty system and for one run, at the 95th percentile;
+// PENSTOCK_NOISY gives it the time for enough waits to have one.
 func TestQuietTenantWaitsForNoGroupWhereSlotsAreScarce(t *testing.T) {
 	const run = 100 * time.Millisecond
 	for name, keys := range map[string]int{"solo": 0, "groups": 50} {
@@ -135,12 +136,15 @@ func TestQuietTenantWaitsForNoGroupWhereSlotsAreScarce(t *testing.T) {
 			f.push(x.queue, noisy...)
 			beside := x.wait(long)
 			t.Logf("alone: %v; beside %d entries over %d keys: %v", alone, len(noisy), keys, beside)
-			most := 2*alone.at(0.95) + run
-			if os.Getenv("PENSTOCK_NOISY") == "" { // the machine has other tests to run
-				most += run / 2
+			share, most := 0.95, run
+			if os.Getenv("PENSTOCK_NOISY") == "" {
+				// The 95th percentile of twenty waits is the longest of them, and the machine has other tests to run.
+				share, most = 0.85, run+run/2
 			}
-			if beside.at(0.95) > most {
-				t.Errorf("the quiet tenant's p95 wait is %.1f ms beside the noisy one and %.1f ms alone", ms(beside.at(0.95)), ms(alone.at(0.95)))
+			most += 2 * alone.at(share)
+			if beside.at(share) > most {
+				t.Errorf("the quiet tenant waits %.1f ms beside the noisy one and %.1f ms alone, at the %.0fth percentile",
+					ms(beside.at(share)), ms(alone.at(share)), 100*share)
 			}
 		})
 	}
