@@ -79,14 +79,14 @@ func batchable(pushes []Push) (bytes int, keyed, ok bool) {
 func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error) {
 	bytes, keyed, ok := batchable(pushes)
 	if !ok || q.batcher == nil || q.inside() {
-		return q.pushAlone(ctx, pushes)
+		return q.pushAlone(ctx, pushes, true)
 	}
-	c := q.batcher.enter(pushes, bytes, keyed)
+	c, lone := q.batcher.enter(pushes, bytes, keyed)
 	if c == nil {
-		pushed, err := q.pushBatch(ctx, pushes, keyed)
+		pushed, err := q.pushBatch(ctx, pushes, keyed, lone)
 		q.batcher.leave(q)
 		if err != nil && postgres.Code(err) == lockNotAvailable {
-			return q.pushAlone(ctx, pushes)
+			return q.pushAlone(ctx, pushes, false)
 		}
 		return pushed, err
 	}
@@ -98,23 +98,24 @@ func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error
 		return nil, ctx.Err()
 	}
 	if c.repeat {
-		return q.pushAlone(ctx, pushes)
+		return q.pushAlone(ctx, pushes, false)
 	}
 	return c.pushed, c.err
 }
 
-// enter returns nil if the push may go at once, and leave must follow; otherwise a call that waits.
-func (b *batcher) enter(pushes []Push, bytes int, keyed bool) *call {
+// enter returns no call if the push may go at once, and leave must follow; otherwise a call that waits. lone says that no
+// other push is running.
+func (b *batcher) enter(pushes []Push, bytes int, keyed bool) (waits *call, lone bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.running < batchesMax || b.hangs() {
 		b.running++
 		b.began = time.Now()
-		return nil
+		return nil, b.running == 1
 	}
 	c := &call{pushes: copied(pushes), bytes: bytes, keyed: keyed, done: make(chan struct{})}
 	b.waiting = append(b.waiting, c)
-	return c
+	return c, false
 }
 
 // hangs reports that the running statements hold up others for too long.
@@ -188,7 +189,7 @@ func (b *batcher) runNext(q *Queue) bool {
 	for _, c := range next.calls {
 		pushes = append(pushes, c.pushes...)
 	}
-	pushed, err := q.pushBatch(ctx, pushes, next.calls[0].keyed)
+	pushed, err := q.pushBatch(ctx, pushes, next.calls[0].keyed, false)
 	for _, c := range next.calls {
 		if err != nil {
 			c.err, c.repeat = err, rolledBack(err)
@@ -204,9 +205,9 @@ func (b *batcher) runNext(q *Queue) bool {
 
 // pushBatch pushes while others wait. It does not wait for an Idempotency-Key that is used in an open transaction:
 // lockNotAvailable.
-func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed bool) ([]Pushed, error) {
+func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed, lone bool) ([]Pushed, error) {
 	if !keyed {
-		return q.pushAlone(ctx, pushes)
+		return q.pushAlone(ctx, pushes, lone)
 	}
 	var ids []EntryID
 	var verdicts []Verdict
@@ -216,6 +217,7 @@ func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed bool) ([]Pus
 	if err := q.db.SendBatch(ctx, statements).Close(); err != nil {
 		return nil, err
 	}
+	q.hinter.hint(q.ID, q.lanes(pushes))
 	return answers(ids, verdicts), nil
 }
 

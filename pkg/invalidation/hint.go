@@ -18,9 +18,15 @@ import (
 // cancelled, from penstock.cancel_one.
 const hintChannel = "penstock"
 
-// hintSQL hints with texts $1. NOTIFY takes a lock over all databases at commit, so this never runs in a pusher's
-// transaction, and one statement speaks for every push since the last. It commits without waiting for the disk: nothing is
-// lost with it.
+// notifySQL hints with texts $1 when the transaction commits. NOTIFY takes a lock over all databases before it writes the
+// commit record and holds it until that is on disk, so that transactions with hints commit one after another. A push carries
+// its hints where it meets no other: at most one of a process at a time, and none while pushes of the queue come together
+// (ADR 21). All others are told about by hintSQL.
+const notifySQL = `
+SELECT pg_notify('` + hintChannel + `', hint) FROM unnest($1::text[]) u(hint)`
+
+// hintSQL hints with texts $1 after the commit of pushes: one statement speaks for every push since the last. It commits
+// without waiting for the disk, so that it has the lock of NOTIFY for a moment only: nothing is lost with it.
 const hintSQL = `
 SELECT pg_notify('` + hintChannel + `', hint), set_config('synchronous_commit', 'off', true) FROM unnest($1::text[]) u(hint)`
 
@@ -31,9 +37,11 @@ type Hinter struct {
 	notify func(ctx context.Context, hints []string) error
 	every  time.Duration
 
-	mu    sync.Mutex
-	tells map[int32]*telling // bounded by the number of queues
-	wake  chan struct{}
+	mu         sync.Mutex
+	tells      map[int32]*telling // bounded by the number of queues
+	apartUntil time.Time          // until when no push carries hints
+	wake       chan struct{}
+	carrying   sync.Mutex // held by the push that carries hints
 
 	// Sent and Dropped count hints.
 	Sent, Dropped atomic.Int64
@@ -56,6 +64,9 @@ const (
 	hintBurst = 8
 	// hintLanes is how many lanes of a queue are named in a hint; if there is news in more, nodes look for themselves.
 	hintLanes = 4
+	// hintsApart is for how long pushes carry no hints after Postgres refused some: a listener of any program that has been in
+	// a transaction for very long fills the one queue of all notifications.
+	hintsApart = time.Minute
 	// hintBytes bounds a hint: Postgres refuses those of 8000 bytes.
 	hintBytes = 500
 )
@@ -84,17 +95,65 @@ func (h *Hinter) hint(queue int32, lanes []Lane) {
 		return
 	}
 	h.mu.Lock()
-	t := h.tells[queue]
-	if t == nil {
-		t = &telling{}
-		h.tells[queue] = t
-	}
-	t.add(lanes)
+	h.about(queue).add(lanes)
 	h.mu.Unlock()
 	select {
 	case h.wake <- struct{}{}:
 	default:
 	}
+}
+
+// carry returns the hints about a push that is to commit with them, and what must be called when it has ended. There are
+// none where the queue has sent so many that Run must space them, or while another push of this process carries some.
+func (h *Hinter) carry(queue int32, lanes []Lane) (hints []string, ended func(sent bool)) {
+	if h == nil || !h.carrying.TryLock() {
+		return nil, nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t, now := h.about(queue), time.Now()
+	if t.due || h.wait(t, now) > 0 || now.Before(h.apartUntil) {
+		h.carrying.Unlock()
+		return nil, nil
+	}
+	t.add(lanes)
+	hints = h.spend(queue, t, now)
+	return hints, func(sent bool) {
+		if sent {
+			h.Sent.Add(int64(len(hints)))
+		}
+		h.carrying.Unlock()
+	}
+}
+
+// sendApart lets no push carry hints for a while: Postgres refused them.
+func (h *Hinter) sendApart() {
+	h.mu.Lock()
+	h.apartUntil = time.Now().Add(hintsApart)
+	h.mu.Unlock()
+}
+
+// about returns what there is to be told about a queue.
+func (h *Hinter) about(queue int32) *telling {
+	t := h.tells[queue]
+	if t == nil {
+		t = &telling{}
+		h.tells[queue] = t
+	}
+	return t
+}
+
+// wait is how long a queue must wait until it may hint again; not positive if it may.
+func (h *Hinter) wait(t *telling, now time.Time) time.Duration {
+	return t.full.Add(-(hintBurst - 1) * h.every).Sub(now)
+}
+
+// spend takes the texts of the hints about a queue, which go out now.
+func (h *Hinter) spend(queue int32, t *telling, now time.Time) []string {
+	texts := t.texts(queue)
+	t.due, t.lanes = false, nil
+	t.full = now.Add(max(0, t.full.Sub(now)) + h.every)
+	return texts
 }
 
 func (t *telling) add(lanes []Lane) {
@@ -142,11 +201,9 @@ func (h *Hinter) ready(now time.Time) (hints []string, wait time.Duration) {
 		if !t.due {
 			continue
 		}
-		left := t.full.Add(-(hintBurst - 1) * h.every).Sub(now)
+		left := h.wait(t, now)
 		if left <= 0 {
-			hints = append(hints, t.texts(queue)...)
-			t.due, t.lanes = false, nil
-			t.full = now.Add(max(0, t.full.Sub(now)) + h.every)
+			hints = append(hints, h.spend(queue, t, now)...)
 		} else if wait == 0 || left < wait {
 			wait = left
 		}

@@ -9,6 +9,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // hints runs a Hinter that may send one hint in 20 ms against a fake database, and returns when each hint went out,
@@ -211,6 +215,78 @@ func TestAPushIsHeardAfterItsCommit(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Fatal("the push was not heard of")
+	}
+}
+
+func TestALonePushCarriesItsHint(t *testing.T) {
+	b := newBed(t, Config{})
+	l, heard := b.listen(ListenConfig{})
+	b.await("connected", func() bool { return l.Status().Connected })
+	hinter := NewHinter(b.pool, 0) // it does not run: what is heard came with the push
+	q := b.q.Hinting(hinter)
+	for _, p := range []Push{{}, {LockKey: "k"}, {UniqueKey: "u", UniquePolicy: WhileQueued}} {
+		if _, err := q.Push(b.ctx, withPayload(p)); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-heard:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("the push of %+v was not heard of", p)
+		}
+	}
+	if n := hinter.Sent.Load(); n != 3 {
+		t.Errorf("%d hints were counted, want 3", n)
+	}
+}
+
+func TestOnePushOfAProcessCarriesHintsAtATime(t *testing.T) {
+	h := newHinter(time.Millisecond, nil)
+	hints, ended := h.carry(1, []Lane{{Priority: 3}})
+	if !slices.Equal(hints, []string{"1 3 "}) {
+		t.Fatalf("the first push carries %q", hints)
+	}
+	if hints, _ := h.carry(2, nil); hints != nil {
+		t.Errorf("a second one carries %q beside it", hints)
+	}
+	ended(true)
+	if hints, ended = h.carry(2, nil); !slices.Equal(hints, []string{"2"}) {
+		t.Fatalf("a push after it carries %q", hints)
+	}
+	ended(false)
+	if n := h.Sent.Load(); n != 1 {
+		t.Errorf("%d hints were counted, want 1", n)
+	}
+	h.hint(2, []Lane{{Priority: 4}})
+	if hints, _ := h.carry(2, nil); hints != nil {
+		t.Errorf("a push overtakes the hint of an earlier one with %q", hints)
+	}
+}
+
+// fullNotifications is a database whose queue of notifications is full.
+type fullNotifications struct {
+	postgres.DB
+	batches int
+}
+
+func (f *fullNotifications) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
+	f.batches++
+	refused := &pgx.Batch{}
+	refused.Queue(`DO $$ BEGIN RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$`)
+	return f.DB.SendBatch(ctx, refused)
+}
+
+func TestAPushIsAcceptedWhileNotificationsAreRefused(t *testing.T) {
+	b := newBed(t, Config{})
+	full := &fullNotifications{DB: b.pool}
+	q := b.q.On(full).Hinting(NewHinter(b.pool, 0))
+	for range 2 {
+		if _, err := q.Push(b.ctx, withPayload(Push{})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 2)
+	if full.batches != 1 {
+		t.Errorf("%d pushes carried hints, want 1", full.batches)
 	}
 }
 

@@ -116,9 +116,6 @@ func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
 	if err != nil {
 		return nil, q.errorf("push to", unstorable(err))
 	}
-	if !q.inside() {
-		q.hinter.hint(q.ID, q.lanes(pushes))
-	}
 	return pushed, nil
 }
 
@@ -130,17 +127,65 @@ func (q *Queue) inside() bool {
 
 const undefinedTable = "42P01"
 
-// pushAlone pushes in a statement that is nobody else's. Its errors are those of the database.
-func (q *Queue) pushAlone(ctx context.Context, pushes []Push) ([]Pushed, error) {
-	pushed, err := q.pushPlain(ctx, pushes)
+// pushAlone pushes in a statement that is nobody else's. lone says that no other push of the queue is under way in this
+// process. Its errors are those of the database.
+func (q *Queue) pushAlone(ctx context.Context, pushes []Push, lone bool) ([]Pushed, error) {
+	row := q.hinted(pushes, lone)
+	pushed, err := q.pushPlain(ctx, row, pushes)
 	if pushed == nil && (err == nil || (postgres.Code(err) == undefinedTable && !q.inside())) {
-		return pushMany(ctx, q.db, q.Name, pushes)
+		return pushMany(ctx, row, q.Name, pushes)
 	}
 	return pushed, err
 }
 
+// queryRow runs a statement and scans its row.
+type queryRow func(ctx context.Context, sql string, args []any, dst ...any) error
+
+// hinted runs the statement of these pushes and, outside a transaction, hints at them: in the transaction of a lone push, so
+// that nodes hear of the entries when they are committed, and else through the Hinter.
+func (q *Queue) hinted(pushes []Push, lone bool) queryRow {
+	return func(ctx context.Context, sql string, args []any, dst ...any) error {
+		if q.hinter == nil || q.inside() {
+			return q.db.QueryRow(ctx, sql, args...).Scan(dst...)
+		}
+		lanes := q.lanes(pushes)
+		if lone {
+			sent, err := q.pushWithHints(ctx, lanes, sql, args, dst)
+			if sent || err != nil {
+				return err
+			}
+		}
+		err := q.db.QueryRow(ctx, sql, args...).Scan(dst...)
+		if err == nil {
+			q.hinter.hint(q.ID, lanes)
+		}
+		return err
+	}
+}
+
+// pushWithHints runs the statement of a push together with hints. sent is false where it must be run without.
+func (q *Queue) pushWithHints(ctx context.Context, lanes []Lane, sql string, args []any, dst []any) (sent bool, err error) {
+	hints, ended := q.hinter.carry(q.ID, lanes)
+	if hints == nil {
+		return false, nil
+	}
+	defer func() { ended(sent) }()
+	batch := &pgx.Batch{}
+	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dst...) })
+	batch.Queue(notifySQL, hints)
+	err = q.db.SendBatch(ctx, batch).Close()
+	if postgres.Code(err) == notificationsFull {
+		q.hinter.sendApart()
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// notificationsFull is the SQLSTATE of a commit that finds the queue of notifications full.
+const notificationsFull = "54000"
+
 // pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.
-func (q *Queue) pushPlain(ctx context.Context, pushes []Push) ([]Pushed, error) {
+func (q *Queue) pushPlain(ctx context.Context, row queryRow, pushes []Push) ([]Pushed, error) {
 	if len(pushes) == 0 || !plain(pushes) || q.Config.Grouping != "" || q.Config.Capacity != 0 || q.Config.Kind.ours() {
 		return nil, nil
 	}
@@ -148,9 +193,9 @@ func (q *Queue) pushPlain(ctx context.Context, pushes []Push) ([]Pushed, error) 
 	var err error
 	if len(pushes) == 1 {
 		ids = make([]EntryID, 1)
-		err = q.db.QueryRow(ctx, q.sql.onePush, q.ID, pushes[0].Payload).Scan(&ids[0])
+		err = row(ctx, q.sql.onePush, []any{q.ID, pushes[0].Payload}, &ids[0])
 	} else {
-		err = q.db.QueryRow(ctx, q.sql.plainPush, q.ID, payloads(pushes)).Scan(&ids)
+		err = row(ctx, q.sql.plainPush, []any{q.ID, payloads(pushes)}, &ids)
 	}
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -174,13 +219,10 @@ func plain(pushes []Push) bool {
 
 // lanes are where nodes find the entries of pushes, as far as the queue is known here; nil if a push leaves it open.
 func (q *Queue) lanes(pushes []Push) []Lane {
-	if q.hinter == nil || q.Config.Grouping != "" {
-		return nil
-	}
 	var lanes []Lane
 	for i := range pushes {
 		p := &pushes[i]
-		if p.LockKey != "" || p.UniqueKey != "" || !p.DueAt.IsZero() {
+		if !p.DueAt.IsZero() {
 			return nil
 		}
 		l := Lane{Priority: int16(q.Config.EntryPriority), Flow: p.Flow}
@@ -212,17 +254,20 @@ func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([
 	if err := checkNumbers(pushes); err != nil {
 		return nil, fmt.Errorf("push to queue %q: %w", queue, err)
 	}
-	pushed, err := pushMany(ctx, db, queue, pushes)
+	row := func(ctx context.Context, sql string, args []any, dst ...any) error {
+		return db.QueryRow(ctx, sql, args...).Scan(dst...)
+	}
+	pushed, err := pushMany(ctx, row, queue, pushes)
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(translate(err)))
 	}
 	return pushed, nil
 }
 
-func pushMany(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([]Pushed, error) {
+func pushMany(ctx context.Context, row queryRow, queue string, pushes []Push) ([]Pushed, error) {
 	var ids []EntryID
 	var verdicts []Verdict
-	if err := db.QueryRow(ctx, pushSQL, pushColumns(queue, pushes)...).Scan(&ids, &verdicts); err != nil {
+	if err := row(ctx, pushSQL, pushColumns(queue, pushes), &ids, &verdicts); err != nil {
 		return nil, err
 	}
 	return answers(ids, verdicts), nil
