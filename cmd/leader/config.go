@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/web"
 )
 
 // Config is the configuration of a leader. docs/configuration.md is generated from it.
@@ -30,6 +31,15 @@ type Leader struct {
 	Reports  Reports    `koanf:"inference"`
 	Election Election   `koanf:"election"`
 	Recovery Recovery   `koanf:"recovery"`
+
+	Dashboard Dashboard `koanf:"dashboard"`
+}
+
+// Dashboard is the section for the pages of operators.
+type Dashboard struct {
+	Enabled bool          `koanf:"enabled" help:"serve the dashboard beside the API; visitors log in with a token of the API, not with leader.open"`
+	Path    string        `koanf:"path" help:"where it is served, with a slash at both ends"`
+	Session time.Duration `koanf:"session" help:"how long a login lasts; it ends with its token in any case"`
 }
 
 // HTTP bounds requests and connections of the server.
@@ -82,11 +92,13 @@ func defaults() Config {
 		Log:      config.LogDefault(),
 		Trace:    config.TraceDefault(),
 		Leader: Leader{
-			Listen:   "127.0.0.1:8420",
-			Debug:    "127.0.0.1:8422",
-			Migrate:  true,
-			Hints:    true,
-			HTTP:     HTTP{Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second, TokenLifetime: 365 * 24 * time.Hour},
+			Listen:    "127.0.0.1:8420",
+			Debug:     "127.0.0.1:8422",
+			Migrate:   true,
+			Hints:     true,
+			HTTP:      HTTP{Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second, TokenLifetime: 365 * 24 * time.Hour},
+			Dashboard: Dashboard{Enabled: true, Path: "/ui/", Session: 12 * time.Hour},
+
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
 			Recovery: Recovery{
 				Pause: 500 * time.Millisecond, Locks: 10_000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
@@ -119,6 +131,8 @@ func (c Config) validate() error {
 	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
 	keep := l.Recovery.AuditRetention
 	check(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
+	check(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path, "a path such as /ui/ that no route of the API begins with")
+	check(l.Dashboard.Session > 0, "dashboard.session", l.Dashboard.Session, "more than 0")
 	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
 	return errors.Join(append(errs, c.Trace.Validate())...)
 }

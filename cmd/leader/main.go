@@ -73,14 +73,19 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	context.AfterFunc(ctx, own.Drain)
-	var server http.Handler = own
+	dashboard, err := l.newDashboard(own)
+	if err != nil {
+		return err
+	}
+	server := dashboard.beside(own)
+	context.AfterFunc(ctx, dashboard.drain)
 	if tracing != nil {
 		server = telemetry.Traced(tracing.Tracer(invalidation.TracerName), server)
 	}
 	if cfg.Leader.Insecure && cfg.Leader.TLS.Cert == "" && !config.Loopback(cfg.Leader.Listen) {
 		log.Warn("tokens and payloads are served in plain text beyond this machine", "listen", cfg.Leader.Listen, "option", "leader.insecure_listen")
 	}
-	log.Info("leader started", "listen", listener.Addr().String(), "debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
+	log.Info("leader started", "listen", listener.Addr().String(), "dashboard", dashboard.path(), "debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(ctx, listener, server, log) })
@@ -190,6 +195,7 @@ func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err e
 // another's.
 type pools struct {
 	api, duties, election *pgxpool.Pool
+	dashboard             *pgxpool.Pool // nil where there is no dashboard
 }
 
 func open(ctx context.Context, cfg Config) (*pools, error) {
@@ -209,11 +215,19 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 		}
 		*one.pool = pool
 	}
+	if cfg.Leader.Dashboard.Enabled {
+		pool, err := postgres.Open(ctx, dashboardPool(cfg.Database))
+		if err != nil {
+			p.close()
+			return nil, err
+		}
+		p.dashboard = pool
+	}
 	return p, nil
 }
 
 func (p *pools) close() {
-	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.election} {
+	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.election, p.dashboard} {
 		if pool != nil {
 			pool.Close()
 		}

@@ -59,6 +59,7 @@ type platform struct {
 	out    io.Writer
 	logs   string
 	dsn    string
+	source string // of Postgres
 	pool   *pgxpool.Pool
 	worker string // address
 	leader string // address
@@ -77,8 +78,7 @@ func dev(ctx context.Context, out io.Writer, o devOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
-	fmt.Fprintf(out, "postgres    %s\n", server.Source())
-	p := &platform{out: out, dsn: server.ConnString()}
+	p := &platform{out: out, dsn: server.ConnString(), source: server.Source()}
 	if p.logs, err = os.MkdirTemp("", "penstock-dev-"); err != nil {
 		return fmt.Errorf("make directory for logs: %w", err)
 	}
@@ -135,8 +135,10 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 			return err
 		}
 	}
+	fmt.Fprintf(p.out, "dashboard   http://%s/ui/  (open to this machine: no login needed)\n", p.leader)
+	fmt.Fprintf(p.out, "postgres    %s\n", p.source)
 	fmt.Fprintf(p.out, "worker      %s  (%d slots; finds faces, tells languages)\n", p.worker, o.slots)
-	fmt.Fprintf(p.out, "leader      http://%s  (open to this machine: no token needed)\n", p.leader)
+	fmt.Fprintf(p.out, "leader      http://%s  (the API, as open)\n", p.leader)
 	fmt.Fprintf(p.out, "call        curl http://%s/v1/queues  (all there is: /openapi.yaml)\n", p.leader)
 	fmt.Fprintf(p.out, "task nodes  %d\nlogs        %s\n", o.nodes, p.logs)
 	fmt.Fprintf(p.out, "look        psql %q -c 'TABLE penstock.queue_status'\n", p.dsn)

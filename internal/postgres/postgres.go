@@ -34,6 +34,8 @@ type Config struct {
 	StatementTimeout time.Duration
 	// LockTimeout bounds how long a statement waits for another transaction; it does not if zero.
 	LockTimeout time.Duration
+	// ReadOnly makes every transaction of the pool read only, but not behind a pooler.
+	ReadOnly bool
 }
 
 // session holds the settings of every connection of Penstock. The hot statements are keyed lookups.
@@ -103,6 +105,9 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 	}
 	for name, value := range session {
 		cc.RuntimeParams[name] = value
+	}
+	if c.ReadOnly {
+		cc.RuntimeParams["default_transaction_read_only"] = "on"
 	}
 	for name, limit := range map[string]time.Duration{
 		"statement_timeout": c.StatementTimeout,

@@ -220,6 +220,16 @@ func (a *API) allowed(ctx context.Context, of object, key string, c caller) erro
 	return nil
 }
 
+// FindToken returns the living token of a secret, as a request of the API would be admitted with it. It returns an error
+// that wraps invalidation.ErrNotFound if there is none.
+func (a *API) FindToken(ctx context.Context, secret string) (operator.APIToken, error) {
+	token, err := a.tokens.look(ctx, secret)
+	if errors.Is(err, errNoToken) {
+		err = fmt.Errorf("%w: %w", invalidation.ErrNotFound, err)
+	}
+	return token, err
+}
+
 const (
 	tokenKept    = 5 * time.Second // so long a revoked token may still be let in
 	tokensMax    = 10_000

@@ -139,6 +139,22 @@ func (a *API) localOnly(next http.Handler) http.Handler {
 	})
 }
 
+// Admitted returns a handler that is served beside the API: without tokens it refuses requests for another host, as the
+// API does, and Config.Observe counts its requests together under the route "dashboard".
+func (a *API) Admitted(next http.Handler) http.Handler {
+	if a.cfg.Open {
+		next = a.localOnly(next)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		noted := &noting{ResponseWriter: w, status: http.StatusOK}
+		next.ServeHTTP(noted, r)
+		if noted.Header().Get("Content-Type") != "text/event-stream" { // which lasts as long as its reader
+			a.cfg.Observe("dashboard", noted.status, time.Since(start))
+		}
+	})
+}
+
 // noting remembers the status of the answer.
 type noting struct {
 	http.ResponseWriter

@@ -70,6 +70,10 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		"slots":   {slotsSQL, `NULL, 0, 50`},
 		"usage":   {usageSQL, `NULL, '', '', 50`},
 		"server":  {serverSQL, ``},
+		"trends":  {trendsSQL, `'1 minute', 15`},
+		"leader":  {leaderSQL, ``},
+		"gpu":     {gpuSQL, ``},
+		"failing": {failedSinceSQL, `'1 minute'`},
 	}
 	for name, f := range map[string]EntryFilter{
 		"entries": {}, "initial": {State: "initial"}, "disabled": {State: "disabled"}, "computing": {State: "computing"},

@@ -1,0 +1,71 @@
+package operator
+
+import (
+	"context"
+	"time"
+)
+
+// TrendPoint is the state of one queue over a step of time: means of its samples, and the largest number of failures.
+type TrendPoint struct {
+	Queue          string    `json:"queue"`
+	At             time.Time `json:"at"` // when the step begins
+	Initial        float64   `json:"initial"`
+	Pending        float64   `json:"pending"`
+	Computing      float64   `json:"computing"`
+	Failed         int64     `json:"failed"`
+	HeadAgeSeconds *float64  `json:"head_age_seconds"` // the largest
+	InPerSecond    *float64  `json:"in_per_second"`
+	OutPerSecond   *float64  `json:"out_per_second"`
+}
+
+// trendsSQL reads samples of the period $1 by the primary key, and groups them by steps of $2 seconds.
+const trendsSQL = `
+SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.head_age_seconds, s.in_per_second, s.out_per_second
+  FROM penstock.queue q CROSS JOIN LATERAL (
+       SELECT to_timestamp(floor(extract(epoch FROM x.at) / $2::float8) * $2::float8) AS at,
+              avg(x.initial)::float8 AS initial, avg(x.pending)::float8 AS pending, avg(x.computing)::float8 AS computing,
+              max(x.failed) AS failed, max(x.head_age) AS head_age_seconds,
+              avg(x.in_per_second) AS in_per_second, avg(x.out_per_second) AS out_per_second
+         FROM (SELECT at, initial, pending, computing, failed, head_age, in_per_second, out_per_second
+                 FROM penstock.sample
+                WHERE queue_id = q.id AND at > statement_timestamp() - $1::interval
+                ORDER BY at DESC LIMIT 1000) x
+        GROUP BY 1) s
+ ORDER BY q.name, s.at`
+
+// Trends returns the samples of all queues over the period that ends now, by queue and time, in steps of at least a
+// second. Samples are taken about every five seconds and kept for about an hour.
+func (d *Database) Trends(ctx context.Context, over, step time.Duration) ([]TrendPoint, error) {
+	return list[TrendPoint](ctx, d.db, "trends", trendsSQL, over, max(step, time.Second).Seconds())
+}
+
+// GPUUse is the time that slots of models were busy since the beginning of the hour before this one, times the GPUs of
+// their instances.
+type GPUUse struct {
+	Seconds float64 `json:"seconds"`
+	Wasted  float64 `json:"wasted_seconds"` // of that, for runs whose answer was not kept
+	Over    float64 `json:"over_seconds"`   // the time since that beginning
+}
+
+// gpuSQL sums the last two rows of each queue, model and flow. Nodes add to them every few seconds.
+const gpuSQL = `
+SELECT coalesce(sum(gpu_ms), 0)::float8 / 1000 AS seconds, coalesce(sum(wasted_ms), 0)::float8 / 1000 AS wasted,
+       extract(epoch FROM statement_timestamp() - date_trunc('hour', statement_timestamp() - interval '1 hour'))::float8 AS over
+  FROM penstock.usage_hour
+ WHERE hour >= date_trunc('hour', statement_timestamp() - interval '1 hour')`
+
+// GPU returns the use of GPUs in this hour and the one before.
+func (d *Database) GPU(ctx context.Context) (GPUUse, error) {
+	return show[GPUUse](ctx, d.db, "use of GPUs", nil, gpuSQL)
+}
+
+// failedSinceSQL counts recent failures through the index on their times.
+const failedSinceSQL = `
+SELECT count(*) AS n
+  FROM (SELECT FROM penstock.failure WHERE failed_at > statement_timestamp() - $1::interval LIMIT 10000) recent`
+
+// FailedSince returns how many entries failed in the period that ends now and are kept as failures, 10,000 at most.
+func (d *Database) FailedSince(ctx context.Context, over time.Duration) (int64, error) {
+	found, err := show[struct{ N int64 }](ctx, d.db, "number of recent failures", nil, failedSinceSQL, over)
+	return found.N, err
+}

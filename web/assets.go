@@ -1,0 +1,121 @@
+package web
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"embed"
+	"fmt"
+	"mime"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+)
+
+//go:embed static templates
+var files embed.FS
+
+// asset is a file that browsers load.
+type asset struct {
+	name, kind   string
+	text, zipped []byte
+	version      string // from its hash: the address of another version is another one
+}
+
+// assets are the files by their names.
+type assets struct {
+	root  string
+	files map[string]asset
+}
+
+// Address returns the address of a file, which changes with its text.
+func (a assets) Address(name string) (string, error) {
+	f, found := a.files[name]
+	if !found {
+		return "", fmt.Errorf("there is no file %q", name)
+	}
+	return a.root + "static/" + f.version + "/" + name, nil
+}
+
+// bundles are the files that browsers load, each made of one or several files in static. Together they compress better,
+// and a page needs one request for its script and one for its style.
+var bundles = []struct {
+	name  string
+	parts []string
+}{
+	{"app.js", []string{"htmx.min.js", "uplot.min.js", "app.js"}},
+	{"app.css", []string{"uplot.min.css", "app.css", "picture.css"}},
+	{"theme.js", []string{"theme.js"}},
+	{"icon.svg", []string{"icon.svg"}},
+}
+
+// loadAssets reads and compresses the files once.
+func loadAssets(root string) (assets, error) {
+	a := assets{root: root, files: map[string]asset{}}
+	for _, b := range bundles {
+		var text []byte
+		for _, part := range b.parts {
+			own, err := files.ReadFile("static/" + part)
+			if err != nil {
+				return a, fmt.Errorf("read files of the dashboard: %w", err)
+			}
+			if part == b.name {
+				own = withoutIndent(own)
+			}
+			text = append(append(text, own...), '\n')
+		}
+		a.files[b.name] = asset{
+			name: b.name, kind: mime.TypeByExtension(path.Ext(b.name)), text: text, zipped: zip(text),
+			version: fmt.Sprintf("%.6x", sha256.Sum256(text)),
+		}
+	}
+	return a, nil
+}
+
+// withoutIndent leaves out white space at the begin of lines, and lines that are a comment of a script: a file of ours
+// has no text of several lines.
+func withoutIndent(text []byte) []byte {
+	var short []byte
+	for line := range bytes.Lines(text) {
+		line = bytes.TrimLeft(line, " \t")
+		if !bytes.HasPrefix(line, []byte("// ")) {
+			short = append(short, line...)
+		}
+	}
+	return short
+}
+
+func zip(text []byte) []byte {
+	var b bytes.Buffer
+	w, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is a valid one
+	_, _ = w.Write(text)                                  // into memory
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// assetRoutes serves the files, without a login: they hold no data. A browser keeps them for a year.
+func (d *Dashboard) assetRoutes() {
+	d.mux.HandleFunc("GET "+d.cfg.Path+"static/{version}/{name}", func(w http.ResponseWriter, r *http.Request) {
+		f, found := d.assets.files[r.PathValue("name")]
+		if !found {
+			http.NotFound(w, r)
+			return
+		}
+		h := w.Header()
+		h.Set("Content-Type", f.kind)
+		h.Set("Vary", "Accept-Encoding")
+		h.Set("Cache-Control", "no-cache")
+		if r.PathValue("version") == f.version {
+			h.Set("Cache-Control", "public, max-age="+strconv.Itoa(int((365*24*time.Hour).Seconds()))+", immutable")
+		}
+		text := f.text
+		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			h.Set("Content-Encoding", "gzip")
+			text = f.zipped
+		}
+		h.Set("Content-Length", strconv.Itoa(len(text)))
+		_, _ = w.Write(text) // the browser may have gone
+	})
+}

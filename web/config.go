@@ -1,0 +1,61 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/pkg/doctor"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// Config has the options of a dashboard. The zero value of each field but Token means its default.
+type Config struct {
+	// Path is the address below which the dashboard is served, with a slash at both ends. Default /ui/.
+	Path string
+	// Open lets everybody in, as an administrator and without a login. It is for development: the listener must be
+	// on a loopback address.
+	Open bool
+	// Token returns the living token of a secret, or an error that wraps invalidation.ErrNotFound. Not called if Open.
+	Token func(ctx context.Context, secret string) (operator.APIToken, error)
+	// SessionMax is how long a login lasts. Default 12 h.
+	SessionMax time.Duration
+	// StreamsMax bounds the event streams at once; a browser beyond it polls. Default 1,000.
+	StreamsMax int
+	// Examine runs the checks of the doctor. Nil: the page of the database has none.
+	Examine func(ctx context.Context) ([]doctor.Finding, error)
+	// Version is that of the program, for the foot of the pages.
+	Version string
+	// Log takes errors whose text visitors do not see. Default: none.
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() (Config, error) {
+	c.Path = cmp.Or(c.Path, "/ui/")
+	c.SessionMax = cmp.Or(c.SessionMax, 12*time.Hour)
+	c.StreamsMax = cmp.Or(c.StreamsMax, 1000)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	if err := CheckPath(c.Path); err != nil {
+		return c, err
+	}
+	return c, nil
+}
+
+// CheckPath returns an error for a path that a dashboard cannot have.
+func CheckPath(path string) error {
+	inside := strings.Trim(path, "/")
+	valid := inside != "" && path == "/"+inside+"/" && !strings.Contains(inside, "//") &&
+		strings.Trim(inside, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/") == ""
+	for reserved := range strings.SplitSeq("v1 queue tasks livez readyz openapi.yaml metrics", " ") {
+		first, _, _ := strings.Cut(inside, "/")
+		valid = valid && first != reserved
+	}
+	if !valid {
+		return fmt.Errorf("path %q: want one such as /ui/ or /ops/penstock/, of letters, digits, - and _, "+
+			"that no route of the API begins with", path)
+	}
+	return nil
+}

@@ -1,0 +1,230 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"html/template"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/web/picture"
+)
+
+const (
+	trendOver = 15 * time.Minute
+	trendStep = 15 * time.Second
+)
+
+// overviewView is the page that one looks at first.
+type overviewView struct {
+	Queues   int
+	Waiting  int64      // entries that could run and do not
+	Backlog  *float64   // seconds of work at the present rate; nil: nothing leaves
+	Oldest   *time.Time // since when its oldest entry waits
+	OldestOf string     // its queue
+	In, Out  *float64   // entries a second
+	GPU      *float64   // busy seconds an hour; nil: no model has run
+	Wasted   float64    // share of that
+	Errors   *float64   // share of the entries that ended, in the last 15 minutes
+	Failed   int64      // in that time
+	Flow     template.HTML
+	FlowData template.HTML
+	Balanced bool
+	Busiest  []queueRow
+	Notices  []attention
+	chart    Chart
+}
+
+// Charts returns the series of the page.
+func (v overviewView) Charts() map[string]Chart { return map[string]Chart{"rates": v.chart} }
+
+// attention is something that needs a person, with the page about it.
+type attention struct {
+	Critical bool
+	Code     string
+	Text     string
+	Address  string // below the dashboard's
+	Since    *time.Time
+}
+
+func (d *Dashboard) overviewPages() {
+	d.page(page{
+		path: "", nav: "Overview", section: "Work", title: "Overview", template: "overview", live: true, read: d.overview,
+	})
+}
+
+func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
+	queues, err := d.queues(ctx)
+	if err != nil {
+		return nil, err
+	}
+	trends, err := d.trends(ctx)
+	if err != nil {
+		return nil, err
+	}
+	failed, err := cached(ctx, d, "failed", 2*time.Second, func(ctx context.Context) (int64, error) {
+		return d.db.FailedSince(ctx, trendOver)
+	})
+	if err != nil {
+		return nil, err
+	}
+	gpu, err := cached(ctx, d, "gpu", 10*time.Second, d.db.GPU)
+	if err != nil {
+		return nil, err
+	}
+	notices, err := d.attention(ctx, queues)
+	if err != nil {
+		return nil, err
+	}
+	v := overviewView{Queues: len(queues), Notices: notices, chart: trends.total.chart()}
+	for _, q := range queues {
+		v.Waiting += q.AwaitingCompute
+		v.In, v.Out = sum(v.In, q.InPerSecond), sum(v.Out, q.OutPerSecond)
+		if since := waitingSince(q); since != nil && (v.Oldest == nil || since.Before(*v.Oldest)) {
+			v.Oldest, v.OldestOf = since, q.Name
+		}
+	}
+	v.Backlog = drainSeconds(v.Waiting, v.Out)
+	if gpu.Seconds > 0 && gpu.Over > 0 {
+		hourly := gpu.Seconds / gpu.Over * time.Hour.Seconds()
+		v.GPU, v.Wasted = &hourly, gpu.Wasted/gpu.Seconds
+	}
+	v.Failed = failed
+	if ended := trends.total.ended(); ended > 0 {
+		share := min(1, float64(v.Failed)/ended)
+		v.Errors = &share
+	}
+	flow := stateFlow(queues, trends.total, failed, v.In, v.Out)
+	v.Flow, v.FlowData, v.Balanced = flow.HTML(), picture.Data(flow.Table()), flow.Balanced()
+	rows := queueRows(queues, trends)
+	slices.SortStableFunc(rows, func(a, b queueRow) int { return cmp.Compare(b.busy(), a.busy()) })
+	v.Busiest = rows[:min(len(rows), 8)]
+	return v, nil
+}
+
+// stateFlow is the picture of the states of some queues.
+func stateFlow(queues []operator.Queue, over trend, failed int64, in, out *float64) picture.StateFlow {
+	f := picture.StateFlow{In: in, DoneNote: "last 15 min"}
+	for _, q := range queues {
+		f.Initial.Count += q.Initial
+		f.Computing.Count += q.Computing
+		f.Waiting.Count += q.Pending - q.Computing
+		f.Disabled.Count += q.Disabled
+		f.Failed.Count += q.Failed
+		f.Awaiting += q.AwaitingCompute
+		f.Estimated = f.Estimated || q.Estimated
+	}
+	// Entries that fail leave the table as well: the others of those that left are done, expired or cancelled.
+	if seconds := over.known().Seconds(); seconds > 0 && out != nil {
+		failing := float64(failed) / seconds
+		done := max(0, *out-failing)
+		f.FailedRate, f.Finished = &failing, &done
+	}
+	f.Done.Count = int64(max(0, math.Round(over.ended()-float64(failed))))
+	f.Initial.Href, f.Waiting.Href, f.Computing.Href = "entries?state=initial", "entries?state=pending", "entries?state=computing"
+	f.Disabled.Href, f.Failed.Href = "entries?state=disabled", "failures"
+	return f
+}
+
+// attention lists what needs a person, the critical first. Each has the page about its object.
+func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]attention, error) {
+	degradations, err := d.degradations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pauses, err := d.pauses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := d.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []attention
+	if !slices.ContainsFunc(nodes, func(n operator.Node) bool { return n.State == "live" }) {
+		text := "no node is live, so nothing is run: start one with tasknode --database-url"
+		found = append(found, attention{Critical: true, Code: "no node", Text: text, Address: "nodes"})
+	}
+	for _, g := range degradations {
+		found = append(found, attention{
+			Critical: g.Critical, Code: g.Code, Text: g.Object + ": " + g.Detail, Address: d.pageOf(g.Object),
+		})
+	}
+	for _, p := range pauses {
+		since := p.Since
+		text := fmt.Sprintf("%s %q is paused by %s", strings.ReplaceAll(p.Scope, "_", " "), p.Value, p.Actor)
+		if p.Reason != "" {
+			text += ": " + p.Reason
+		}
+		address := "pauses"
+		if p.Scope == "queue" {
+			address = d.pageOf("queue " + p.Value)
+		}
+		found = append(found, attention{Code: "paused", Text: text, Address: address, Since: &since})
+	}
+	for _, q := range queues {
+		if q.OutOfService {
+			text := "queue " + q.Name + " is out of service: it accepts entries, and none is run"
+			found = append(found, attention{Code: "disabled", Text: text, Address: d.pageOf("queue " + q.Name)})
+		}
+	}
+	slices.SortStableFunc(found, func(a, b attention) int {
+		switch {
+		case a.Critical == b.Critical:
+			return 0
+		case a.Critical:
+			return -1
+		}
+		return 1
+	})
+	return found[:min(len(found), 50)], nil
+}
+
+// pageOf returns the address of the page about an object named as in the audit: queue NAME, node NAME, entry 17.
+func (d *Dashboard) pageOf(object string) string {
+	kind, name, _ := strings.Cut(object, " ")
+	path := map[string]string{
+		"queue": "queues/{name}", "entry": "entries/{name}", "model": "models", "instance": "models", "node": "nodes",
+		"operation": "operations", "batch": "operations", "token": "tokens", "limit": "limits", "cron": "cron", "lock": "locks",
+	}[kind]
+	if path == "" {
+		return ""
+	}
+	address, err := d.link(path, "name", name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimPrefix(address, d.cfg.Path)
+}
+
+func sum(a, b *float64) *float64 {
+	if b == nil {
+		return a
+	}
+	total := value(a) + *b
+	return &total
+}
+
+func value(v *float64) float64 {
+	if v == nil {
+		return 0
+	}
+	return *v
+}
+
+// drainSeconds returns how long n entries take at a rate; nil: nothing leaves.
+func drainSeconds(n int64, perSecond *float64) *float64 {
+	if n == 0 {
+		var none float64
+		return &none
+	}
+	if value(perSecond) < 0.001 {
+		return nil
+	}
+	seconds := float64(n) / *perSecond
+	return &seconds
+}

@@ -1,0 +1,150 @@
+// The live part of a page, its charts, dialogs and the theme. Pages work without it.
+(() => {
+  'use strict';
+  const $ = (s, e = document) => e.querySelector(s);
+  const all = (s, e = document) => [...e.querySelectorAll(s)];
+  const main = $('main'), region = $('#live'), state = $('#stream'), pause = $('#pause'), dialog = $('#dialog');
+  let points = main.dataset.points ? JSON.parse(main.dataset.points) : {}, tag = main.dataset.tag;
+  htmx.config.morphIgnore.push('open'); // details that a visitor opened stay open
+
+  // Relative times -------------------------------------------------------------------------------
+  const two = (s, a, an, b, bn) => Math.floor(s / a) + ' ' + an + (Math.floor(s % a / b) ? ' ' + Math.floor(s % a / b) + ' ' + bn : '');
+  const span = s => s < 60 ? Math.floor(s) + ' s' : s < 3600 ? two(s, 60, 'min', 1, 's') :
+    s < 86400 ? two(s, 3600, 'h', 60, 'min') : two(s, 86400, 'd', 3600, 'h');
+  const times = () => all('time[data-rel]').forEach(t => {
+    const kind = t.dataset.rel, d = (Date.now() - Date.parse(t.dateTime)) / 1000 * (kind === 'in' ? -1 : 1);
+    const text = (kind === 'in' ? 'in ' : '') + span(Math.max(0, d)) + (kind === 'ago' ? ' ago' : '');
+    if (t.textContent !== text) t.textContent = text;
+  });
+
+  // Charts ---------------------------------------------------------------------------------------
+  const charts = new Map();
+  const css = name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+  const colour = name => { // light-dark() is resolved by an element, not by a canvas
+    const probe = document.createElement('i');
+    probe.className = 'probe-' + name; document.body.append(probe);
+    const c = getComputedStyle(probe).color; probe.remove(); return c;
+  };
+  const stack = c => {
+    const sums = c.at.map(() => 0), rows = [];
+    for (const s of c.series) rows.push(s.values.map((v, i) => v == null ? null : sums[i] += v));
+    return rows;
+  };
+  const dataOf = c => [c.at, ...(c.stacked ? stack(c).reverse() : c.series.map(s => s.values))];
+  const draw = () => {
+    for (const [box, u] of charts) if (!box.isConnected) { u.destroy(); charts.delete(box); }
+    for (const box of all('[data-chart]')) {
+      const c = points[box.dataset.chart];
+      if (!c || !c.at) continue;
+      const old = charts.get(box);
+      if (old) { old.setData(dataOf(c)); continue; }
+      box.replaceChildren();
+      const order = c.stacked ? [...c.series].reverse() : c.series;
+      const axis = { stroke: colour('ink-3'), font: '11px system-ui,sans-serif', grid: { stroke: colour('line'), width: 1 }, ticks: { show: false } };
+      const u = new uPlot({
+        width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 8, 0, 0],
+        cursor: { y: false, points: { size: 6 } }, legend: { live: true },
+        scales: { y: { range: (_, lo, hi) => [Math.min(0, lo || 0), (hi || 1) * 1.08] } },
+        axes: [axis, { ...axis, size: 56, values: (_, v) => v.map(n => n >= 1e6 ? n / 1e6 + ' M' : n >= 1e3 ? n / 1e3 + ' k' : '' + n) }],
+        series: [{ value: (_, v) => v == null ? '–' : new Date(v * 1000).toLocaleTimeString() }, ...order.map(s => ({
+          label: s.label, stroke: colour(s.colour), width: 1.5, dash: s.dashed ? [5, 4] : undefined, points: { show: false }, spanGaps: false,
+          fill: c.stacked ? colour(s.colour) : undefined, alpha: c.stacked ? .8 : 1,
+          value: (self, v, i, k) => {
+            if (k == null) return '–';
+            const raw = s.values.length === self.data[0].length ? (points[box.dataset.chart].series.find(x => x.label === s.label) || s).values[k] : v;
+            return raw == null ? '–' : raw.toLocaleString('en', { maximumFractionDigits: 2 }) + (c.unit ? ' ' + c.unit : '');
+          },
+        }))],
+      }, dataOf(c), box);
+      charts.set(box, u);
+    }
+  };
+  const redraw = () => { for (const [box, u] of charts) { u.destroy(); charts.delete(box); } draw(); };
+  new ResizeObserver(() => { for (const [box, u] of charts) if (u.width !== box.clientWidth) u.setSize({ width: box.clientWidth, height: u.height }); }).observe(main);
+
+  // The live part --------------------------------------------------------------------------------
+  let source, timer, paused = false, failures = 0;
+  const say = (name, text) => { if (state && state.dataset.state !== name) { state.dataset.state = name; state.firstElementChild.textContent = text; } };
+  const address = extra => { const u = new URL(location); u.hash = ''; u.searchParams.delete('done'); for (const k in extra) u.searchParams.set(k, extra[k]); return u; };
+  const show = async (text, id) => {
+    tag = id;
+    await htmx.swap({ text, target: region, swap: 'innerMorph', sourceElement: region });
+    times(); draw();
+  };
+  const poll = async () => {
+    try {
+      const r = await fetch(address({ live: 'part' }), { headers: tag ? { 'If-None-Match': tag } : {}, cache: 'no-store' });
+      if (r.status === 401) return location.reload();
+      if (r.status === 200 || r.status === 503) {
+        if (region.querySelector('[data-chart]')) points = await (await fetch(address({ live: 'points' }), { cache: 'no-store' })).json() || {};
+        await show(await r.text(), r.headers.get('ETag'));
+      }
+      say('poll', 'live, by polling');
+    } catch { say('lost', 'connection lost'); }
+  };
+  const stop = () => { source && source.close(); source = null; clearTimeout(timer); };
+  const again = () => { timer = setTimeout(async () => { await poll(); if (++failures % 10 === 0) start(); else if (!source) again(); }, 2000); };
+  const start = () => {
+    stop();
+    if (!('live' in main.dataset) || paused || document.hidden) return;
+    if (!window.EventSource) return again();
+    source = new EventSource(address({ live: 'stream', seen: tag || '' }));
+    source.addEventListener('open', () => { failures = 0; say('live', 'live'); });
+    source.addEventListener('points', e => { points = JSON.parse(e.data) || {}; draw(); });
+    source.addEventListener('part', e => show(e.data, e.lastEventId));
+    source.addEventListener('bye', () => location.reload());
+    source.onerror = () => {
+      say('lost', 'connection lost');
+      if (source.readyState === EventSource.CLOSED) { source = null; again(); }
+    };
+  };
+  if (pause && 'live' in main.dataset) {
+    pause.hidden = false;
+    pause.onclick = () => {
+      paused = !paused;
+      pause.setAttribute('aria-pressed', paused); pause.textContent = paused ? 'Resume' : 'Pause';
+      document.documentElement.toggleAttribute('data-paused', paused);
+      if (paused) { stop(); say('paused', 'paused'); } else start();
+    };
+  }
+  document.addEventListener('visibilitychange', () => document.hidden ? stop() : start());
+  addEventListener('pagehide', stop);
+  // A swap by a filter changes the address: the stream follows it.
+  document.addEventListener('htmx:after:swap', e => { if (e.target !== region && source) { tag = ''; start(); } times(); draw(); });
+
+  // Dialogs --------------------------------------------------------------------------------------
+  document.addEventListener('click', async e => {
+    const a = e.target.closest('a[data-dialog]');
+    if (e.target.closest('[data-close]') && dialog.open) { e.preventDefault(); return dialog.close(); }
+    if (!a || e.ctrlKey || e.metaKey || e.shiftKey || e.button) return;
+    e.preventDefault();
+    try {
+      const r = await fetch(a.href, { headers: { 'X-Dialog': '1' } });
+      if (r.redirected) { location = a.href; return; }
+      dialog.innerHTML = await r.text();
+      dialog.showModal();
+    } catch { location = a.href; }
+  });
+  dialog.addEventListener('click', e => { if (e.target === dialog) dialog.close(); });
+
+  // Theme ----------------------------------------------------------------------------------------
+  all('[data-theme-choice]').forEach(b => b.addEventListener('click', e => {
+    e.preventDefault();
+    const t = b.dataset.themeChoice, root = document.documentElement;
+    if (t) root.dataset.theme = t; else delete root.dataset.theme;
+    document.cookie = 'penstock_theme=' + t + ';path=' + new URL(b.form.action).pathname.replace(/theme$/, '') + ';max-age=' + (t ? 31536000 : 0) + ';samesite=strict';
+    all('[data-theme-choice]').forEach(o => o.toggleAttribute('aria-pressed', false) || o.setAttribute('aria-pressed', o === b));
+    redraw();
+  }));
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+
+  // Keys: / goes to the filter, p pauses.
+  document.addEventListener('keydown', e => {
+    if (e.ctrlKey || e.metaKey || e.altKey || /INPUT|SELECT|TEXTAREA/.test(e.target.tagName) || dialog.open) return;
+    if (e.key === '/') { const f = $('.filters input'); if (f) { e.preventDefault(); f.focus(); } }
+    if (e.key === 'p' && pause && !pause.hidden) pause.click();
+  });
+  all('form.themes input[name=next]').forEach(i => i.value = location.pathname.slice(new URL(i.form.action).pathname.replace(/theme$/, '').length) + location.search);
+  setInterval(() => { if (!paused) times(); }, 1000);
+  times(); draw(); start();
+})();

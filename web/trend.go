@@ -1,0 +1,149 @@
+package web
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// Chart is the points of a chart of time, as the browser draws it.
+type Chart struct {
+	// Unit is that of the values: "/s", "entries" or "s".
+	Unit string `json:"unit"`
+	// Stacked series are drawn one on another.
+	Stacked bool `json:"stacked,omitempty"`
+	// At are seconds since 1970.
+	At     []int64  `json:"at"`
+	Series []Series `json:"series"`
+}
+
+// Series is a line of a chart. A missing value is null.
+type Series struct {
+	Label  string     `json:"label"`
+	Colour string     `json:"colour"` // name of a custom property of the style sheet, without dashes
+	Dashed bool       `json:"dashed,omitempty"`
+	Values []*float64 `json:"values"` // as many as Chart.At
+}
+
+// trend is the samples of one queue, or of several together, oldest first and of equal steps.
+type trend struct {
+	at        []time.Time
+	in, out   []float64 // entries a second, NaN if not known
+	initial   []float64
+	waiting   []float64
+	computing []float64
+	failed    []int64
+}
+
+// trends are those of all queues.
+type trends struct {
+	of    map[string]trend
+	total trend
+}
+
+// trends returns the last minutes of all queues.
+func (d *Dashboard) trends(ctx context.Context) (trends, error) {
+	return cached(ctx, d, "trends", 5*time.Second, func(ctx context.Context) (trends, error) {
+		points, err := d.db.Trends(ctx, trendOver, trendStep)
+		if err != nil {
+			return trends{}, err
+		}
+		return gather(points, time.Now().Add(-trendOver), trendStep), nil
+	})
+}
+
+// gather arranges points by steps of time. The step that is not over yet is left out: its mean still changes.
+func gather(points []operator.TrendPoint, from time.Time, step time.Duration) trends {
+	first := from.Truncate(step)
+	n := int(trendOver / step)
+	all := trends{of: map[string]trend{}, total: newTrend(first, n, step)}
+	for _, p := range points {
+		i := int(p.At.Sub(first) / step)
+		if i < 0 || i >= n {
+			continue
+		}
+		t, found := all.of[p.Queue]
+		if !found {
+			t = newTrend(first, n, step)
+			all.of[p.Queue] = t
+		}
+		for _, t := range []trend{t, all.total} {
+			t.in[i], t.out[i] = plus(t.in[i], p.InPerSecond), plus(t.out[i], p.OutPerSecond)
+			t.initial[i] = plus(t.initial[i], &p.Initial)
+			waiting := p.Pending - p.Computing
+			t.waiting[i], t.computing[i] = plus(t.waiting[i], &waiting), plus(t.computing[i], &p.Computing)
+			t.failed[i] = max(0, t.failed[i]) + p.Failed
+		}
+	}
+	return all
+}
+
+func newTrend(first time.Time, n int, step time.Duration) trend {
+	t := trend{at: make([]time.Time, n), failed: make([]int64, n)}
+	for _, values := range []*[]float64{&t.in, &t.out, &t.initial, &t.waiting, &t.computing} {
+		*values = slices.Repeat([]float64{math.NaN()}, n)
+	}
+	for i := range n {
+		t.at[i] = first.Add(time.Duration(i) * step)
+		t.failed[i] = -1
+	}
+	return t
+}
+
+func plus(a float64, b *float64) float64 {
+	switch {
+	case b == nil:
+		return a
+	case math.IsNaN(a):
+		return *b
+	}
+	return a + *b
+}
+
+// ended returns how many entries left their queues, by the rates of the samples.
+func (t trend) ended() float64 {
+	var n float64
+	for i, out := range t.out {
+		if !math.IsNaN(out) && i+1 < len(t.at) {
+			n += out * t.at[i+1].Sub(t.at[i]).Seconds()
+		}
+	}
+	return n
+}
+
+// known returns how long the samples go back.
+func (t trend) known() time.Duration {
+	for i, failed := range t.failed {
+		if failed >= 0 {
+			return t.at[len(t.at)-1].Sub(t.at[i]) + trendStep
+		}
+	}
+	return 0
+}
+
+// chart returns the rates as a chart.
+func (t trend) chart() Chart {
+	c := Chart{Unit: "/s", Series: []Series{
+		{Label: "in", Colour: "st-waiting", Values: nullable(t.in)},
+		{Label: "out", Colour: "st-done", Values: nullable(t.out)},
+	}}
+	for _, at := range t.at {
+		c.At = append(c.At, at.Unix())
+	}
+	return c
+}
+
+// nullable returns values as JSON can have them: NaN as null, and rounded to what a chart can display.
+func nullable(values []float64) []*float64 {
+	found := make([]*float64, len(values))
+	for i, v := range values {
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			rounded := math.Round(v*1000) / 1000
+			found[i] = &rounded
+		}
+	}
+	return found
+}

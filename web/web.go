@@ -1,0 +1,100 @@
+package web
+
+import (
+	"context"
+	"html/template"
+	"net/http"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// Dashboard serves the pages. It is an http.Handler for the addresses below Config.Path.
+type Dashboard struct {
+	cfg      Config
+	db       *operator.Database // read only; called through cached alone
+	change   *operator.Database // for verbs
+	reads    *readings
+	streams  *streams
+	sessions *sessions
+	assets   assets
+	pages    []page
+	verbs    map[string]verb
+	views    *template.Template
+	mux      *http.ServeMux
+	handler  http.Handler
+	drained  context.Context
+	drain    context.CancelFunc
+}
+
+// New returns a dashboard that reads through one pool and changes through another. The first is its own, read only,
+// with few connections and a short timeout of statements, so that no page keeps a push waiting.
+func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	d := &Dashboard{
+		cfg: cfg, db: read, change: change,
+		reads: newReadings(), streams: newStreams(cfg.StreamsMax), sessions: &sessions{find: cfg.Token},
+		verbs: map[string]verb{}, mux: http.NewServeMux(),
+	}
+	d.drained, d.drain = context.WithCancel(context.Background())
+	if d.assets, err = loadAssets(cfg.Path); err != nil {
+		return nil, err
+	}
+	if d.views, err = d.parse(); err != nil {
+		return nil, err
+	}
+	d.overviewPages()
+	d.queueVerbs()
+	d.loginRoutes()
+	d.verbRoutes()
+	d.assetRoutes()
+	d.mux.HandleFunc("GET "+cfg.Path+"{rest...}", d.nowhere)
+	sameOrigin := http.NewCrossOriginProtection()
+	sameOrigin.SetDenyHandler(http.HandlerFunc(d.otherOrigin))
+	d.handler = secured(sameOrigin.Handler(d.mux))
+	return d, nil
+}
+
+// Path returns the address below which the dashboard is served, with a slash at both ends.
+func (d *Dashboard) Path() string { return d.cfg.Path }
+
+// Drain ends the event streams. Browsers connect again, to another leader or after a restart.
+func (d *Dashboard) Drain() { d.drain() }
+
+// ServeHTTP answers a request.
+func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handler.ServeHTTP(w, r) }
+
+// contentPolicy lets a page load and run files of the dashboard alone. There is no inline script and no inline style.
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
+	"form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+
+// secured sets the headers that every answer has.
+func secured(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", contentPolicy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (d *Dashboard) otherOrigin(w http.ResponseWriter, r *http.Request) {
+	d.problem(w, r, visitor{}, http.StatusForbidden, "This request came from a page of another site, and was refused.")
+}
+
+func (d *Dashboard) nowhere(w http.ResponseWriter, r *http.Request) {
+	who, known := d.admitted(w, r)
+	if !known {
+		return
+	}
+	if r.URL.Path == d.cfg.Path+"overview" {
+		http.Redirect(w, r, d.cfg.Path, http.StatusSeeOther)
+		return
+	}
+	d.problem(w, r, who, http.StatusNotFound, "There is no page at this address.")
+}
