@@ -57,8 +57,8 @@ func TestBatchesOfEachProtocol(t *testing.T) {
 			`{"input":["x","y","z"],"model":"e5"}`,
 			`{"object":"list","model":"e5","data":[{"index":2,"embedding":[3]},{"index":0,"embedding":[1]},{"index":1,"embedding":[2]}],"usage":{"prompt_tokens":3}}`,
 			[]want{
-				{kind: Done, result: `{"data":[{"embedding":[1],"index":0}],"model":"e5","object":"list"}`},
-				{kind: Done, result: `{"data":[{"embedding":[2],"index":0},{"embedding":[3],"index":1}],"model":"e5","object":"list"}`},
+				{kind: Done, result: `{"data":[{"embedding":[1],"index":0}],"model":"e5","object":"list","usage":{"prompt_tokens":1,"total_tokens":1}}`},
+				{kind: Done, result: `{"data":[{"embedding":[2],"index":0},{"embedding":[3],"index":1}],"model":"e5","object":"list","usage":{"prompt_tokens":2,"total_tokens":2}}`},
 			},
 		},
 		{

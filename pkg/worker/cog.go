@@ -194,7 +194,7 @@ func (c *cog) Probe(ctx context.Context) Health {
 	if json.Unmarshal(body, &reply) != nil {
 		return Health{State: StateUnhealthy, Reason: "health check answered with something that is not JSON"}
 	}
-	h := parseLoad(body)
+	h := parseLoad(body, c.model.RemoteName)
 	h.State = cogState(reply.Status)
 	if !h.State.Serving() {
 		h.Reason = Clip(strings.TrimSpace(reply.Status + " " + reply.UserError))

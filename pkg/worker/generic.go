@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -66,7 +67,7 @@ func (d *generic) Poll(ctx context.Context, run Run) Outcome {
 	header := http.Header{"X-Source": {"dispatcher"}}
 	setRun(header, run)
 	status, answered, reply, err := d.ask(ctx, d.model.Timeouts.Control.Duration(), request{
-		method: http.MethodGet, url: d.atOrigin(remotePath(d.model.PollPath, run.Remote)), header: header,
+		method: http.MethodGet, url: d.origin(remotePath(d.model.PollPath, run.Remote)), header: header,
 	})
 	switch {
 	case err != nil:
@@ -181,7 +182,7 @@ func (d *generic) Cancel(ctx context.Context, run Run) Cancellation {
 	header := http.Header{"X-Source": {"dispatcher"}}
 	setRun(header, run)
 	status, _, body, err := d.ask(ctx, d.model.Timeouts.Control.Duration(), request{
-		method: http.MethodPost, url: d.atOrigin(remotePath(d.model.CancelPath, run.Remote)),
+		method: http.MethodPost, url: d.origin(remotePath(d.model.CancelPath, run.Remote)),
 		header: header, body: []byte("{}"),
 	})
 	if err != nil {
@@ -201,17 +202,17 @@ func (d *generic) Cancel(ctx context.Context, run Run) Cancellation {
 	return Cancellation{Delivered: true, Reason: "worker took the cancel without saying that the run stopped"}
 }
 
+// Probe asks beside the path that takes the calls, and at the origin if nothing is there.
 func (d *generic) Probe(ctx context.Context) Health {
-	status, _, body, err := d.ask(ctx, d.model.Timeouts.Probe.Duration(), request{
-		method: http.MethodGet, url: d.atOrigin(d.model.HealthPath), header: http.Header{"X-Source": {"dispatcher"}},
-	})
+	root := strings.TrimSuffix(path.Dir("/"+strings.Trim(d.base.EscapedPath(), "/")), "/")
+	status, body, err := d.askBelow(ctx, d.model.Timeouts.Probe.Duration(), root, d.model.HealthPath)
 	if err != nil {
 		return Health{State: StateUnhealthy, Reason: Clip(err.Error())}
 	}
 	if status/100 != 2 {
 		return refusedProbe(status, body)
 	}
-	h := parseLoad(body)
+	h := parseLoad(body, d.model.RemoteName)
 	h.State = StateReady
 	if h.Active != nil && h.Capacity != nil && *h.Active >= *h.Capacity {
 		h.State = StateBusy

@@ -5,16 +5,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
+	"math"
 	"net"
-	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 )
 
-// parseLoad reads the load that a worker reports, in any of the forms that are
-// about: a JSON object, llama.cpp's list of slots, or Prometheus text. What it
-// does not find stays nil.
-func parseLoad(body []byte) Health {
+// parseLoad reads the load that a worker reports on a model, in any of the forms that are about: a
+// JSON object, llama.cpp's list of slots, or Prometheus text. What it does not find stays nil.
+func parseLoad(body []byte, model string) Health {
 	trimmed := bytes.TrimSpace(body)
 	switch {
 	case len(trimmed) == 0:
@@ -24,7 +25,7 @@ func parseLoad(body []byte) Health {
 	case trimmed[0] == '[':
 		return parseSlots(trimmed)
 	default:
-		return parseMetrics(trimmed)
+		return parseMetrics(trimmed, model)
 	}
 }
 
@@ -68,8 +69,8 @@ func parseSlots(body []byte) Health {
 	return Health{Active: &active, Capacity: &capacity}
 }
 
-// Metric names under which servers report their load. Those of several
-// replicas or models in one process are added up.
+// Metric names under which servers report their load. Calls of several replicas of a model in one
+// process are added up; of their caches the fullest counts.
 var (
 	runningMetrics = []string{
 		"vllm:num_requests_running", "sglang:num_running_reqs",
@@ -85,52 +86,68 @@ var (
 	}
 )
 
-func parseMetrics(text []byte) Health {
-	sums := map[string]float64{}
+// series is what the samples of one metric come to.
+type series struct{ sum, most float64 }
+
+// parseMetrics reads Prometheus text. Where samples of a metric name the model, those that name
+// another one are left out.
+func parseMetrics(text []byte, model string) Health {
+	all, own := map[string]series{}, map[string]series{}
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		if name, value, ok := sampleOf(lines.Text()); ok {
-			sums[name] += value
+		name, labels, value, ok := sampleOf(lines.Text())
+		if !ok || math.IsNaN(value) {
+			continue
+		}
+		all[name] = all[name].with(value)
+		if names := modelLabel.FindStringSubmatch(labels); names != nil && names[1] == model {
+			own[name] = own[name].with(value)
 		}
 	}
-	h := Health{Active: count(sums, runningMetrics), Queued: count(sums, queuedMetrics)}
+	maps.Copy(all, own)
+	h := Health{Active: count(all, runningMetrics), Queued: count(all, queuedMetrics)}
 	for _, name := range cacheMetrics {
-		if value, ok := sums[name]; ok && h.KVUsage == nil {
-			h.KVUsage = &value
+		if s, ok := all[name]; ok && h.KVUsage == nil {
+			share := min(max(s.most, 0), 1)
+			h.KVUsage = &share
 		}
 	}
 	return h
 }
 
-// sampleOf splits a line of Prometheus text into its name, without labels, and
-// its value.
-func sampleOf(line string) (string, float64, bool) {
+func (s series) with(value float64) series { return series{s.sum + value, max(s.most, value)} }
+
+// modelLabel is how samples name their model: vLLM, SGLang and TensorRT-LLM, then Triton.
+var modelLabel = regexp.MustCompile(`(?:^|,)(?:model_name|model)="([^"]*)"`)
+
+// sampleOf splits a line of Prometheus text into its name, its labels and its value.
+func sampleOf(line string) (name, labels string, value float64, ok bool) {
 	if line == "" || line[0] == '#' {
-		return "", 0, false
+		return "", "", 0, false
 	}
 	name, rest, labelled := strings.Cut(line, "{")
 	if labelled {
 		end := strings.LastIndexByte(rest, '}')
 		if end < 0 {
-			return "", 0, false
+			return "", "", 0, false
 		}
-		rest = rest[end+1:]
+		labels, rest = rest[:end], rest[end+1:]
 	} else {
 		name, rest, _ = strings.Cut(line, " ")
 	}
 	fields := strings.Fields(rest)
 	if len(fields) == 0 {
-		return "", 0, false
+		return "", "", 0, false
 	}
 	value, err := strconv.ParseFloat(fields[0], 64)
-	return strings.TrimSpace(name), value, err == nil
+	return strings.TrimSpace(name), labels, value, err == nil
 }
 
-func count(sums map[string]float64, names []string) *int {
+func count(found map[string]series, names []string) *int {
 	for _, name := range names {
-		if value, ok := sums[name]; ok && value >= 0 && value < 1e9 {
-			n := int(value)
+		if s, ok := found[name]; ok && s.sum >= 0 && s.sum < figureMost {
+			n := int(s.sum)
 			return &n
 		}
 	}
@@ -146,30 +163,34 @@ func firstInt(values ...*int) *int {
 	return nil
 }
 
+// figureMost bounds counts that workers report: they are stored as 32 bits.
+const figureMost = 1e9
+
+// sane drops a count that cannot be one.
 func sane(n *int) *int {
-	if n != nil && *n < 0 {
+	if n != nil && (*n < 0 || *n > figureMost) {
 		return nil
 	}
 	return n
 }
 
-// withLoad adds what the model's load_path reports to a probe. A server that
-// does not answer there is no less healthy for it.
-func (w *wire) withLoad(ctx context.Context, h Health) Health {
+// withLoad adds what the model's load_path reports to a probe: below root, or at the origin where the
+// load has a port of its own. A server that does not answer there is no less healthy for it.
+func (w *wire) withLoad(ctx context.Context, root string, h Health) Health {
 	if w.model.LoadPath == "" {
 		return h
 	}
-	at := *w.base
+	at := *w
 	if w.model.LoadPort != 0 {
-		at.Host = net.JoinHostPort(at.Hostname(), strconv.Itoa(w.model.LoadPort))
+		base := *w.base
+		base.Host, root = net.JoinHostPort(base.Hostname(), strconv.Itoa(w.model.LoadPort)), ""
+		at.base = &base
 	}
-	status, _, body, err := w.ask(ctx, w.model.Timeouts.Control.Duration(), request{
-		method: http.MethodGet, url: at.Scheme + "://" + at.Host + w.model.LoadPath, accept: "application/json, text/plain;q=0.9, */*;q=0.1",
-	})
+	status, body, err := at.askBelow(ctx, w.model.Timeouts.Control.Duration(), root, w.model.LoadPath)
 	if err != nil || status/100 != 2 {
 		return h
 	}
-	load := parseLoad(body)
+	load := parseLoad(body, w.model.RemoteName)
 	h.Active, h.Capacity = firstInt(load.Active, h.Active), firstInt(load.Capacity, h.Capacity)
 	h.Queued = firstInt(load.Queued, h.Queued)
 	if load.KVUsage != nil {

@@ -41,8 +41,9 @@ type Model struct {
 	// choose, as those of adapters; "*" allows any.
 	RemoteNames []string `json:"remote_names,omitempty"`
 
-	// Operation and Stream are for OpenAI-compatible servers: chat, completions,
-	// embeddings or images; Stream asks for server-sent events.
+	// Operation is what the server is asked for where the payload does not say: of OpenAI-compatible
+	// servers chat, completions, embeddings, images, responses, rerank, score, pooling or classify; by
+	// the Open Inference Protocol infer or generate. Stream asks for server-sent events.
 	Operation string `json:"operation,omitempty"`
 	Stream    bool   `json:"stream,omitempty"`
 
@@ -94,7 +95,8 @@ type Model struct {
 	AffinityWait  Seconds `json:"affinity_wait,omitempty"`
 
 	// AbortStops overrides whether closing the connection of a call is known to
-	// stop it. By default true for cog and openai, false for dispatcher and oip.
+	// stop it. By default true for cog and openai, except for images, whose servers go on; false for
+	// dispatcher and oip.
 	AbortStops *bool `json:"abort_stops,omitempty"`
 }
 
@@ -162,13 +164,15 @@ func (m Model) WithDefaults() Model {
 	case ProtocolOpenAI:
 		m.HealthPath = cmp.Or(m.HealthPath, "/health")
 		m.Operation = cmp.Or(m.Operation, OperationChat)
+	case ProtocolOIP:
+		m.Operation = cmp.Or(m.Operation, OperationInfer)
 	}
 	if m.MaxRetries == nil {
 		retries := 50
 		m.MaxRetries = &retries
 	}
 	if m.AbortStops == nil {
-		stops := m.Protocol == ProtocolCog || m.Protocol == ProtocolOpenAI
+		stops := m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationImages)
 		m.AbortStops = &stops
 	}
 	m.Batch = m.Batch.WithDefaults()
@@ -236,8 +240,8 @@ func (m Model) Validate() error {
 		case m.Type == TypeAsync || m.OnUnknown == Reattach:
 			return fieldError("batch.items",
 				"is for sync models that do not reattach: a run of several entries has no id to be found by")
-		case m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationEmbeddings):
-			return fieldError("batch.items", "is for protocols dispatcher and oip, and for embeddings")
+		case m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationEmbeddings) || m.Operation == OperationGenerate:
+			return fieldError("batch.items", "is for protocols dispatcher and oip (infer), and for embeddings")
 		}
 	}
 	if m.AffinityWait < 0 {
@@ -266,7 +270,10 @@ func checkProtocol(m Model) error {
 		return fieldError("stream", "is for protocol openai only")
 	}
 	if m.Protocol == ProtocolOpenAI && operationPaths[m.Operation] == "" {
-		return fieldError("operation", "must be chat, completions, embeddings or images, not %q", m.Operation)
+		return fieldError("operation", "must be %s, not %q", operationList, m.Operation)
+	}
+	if m.Protocol == ProtocolOIP && m.Operation != OperationInfer && m.Operation != OperationGenerate {
+		return fieldError("operation", "must be infer or generate, not %q", m.Operation)
 	}
 	return nil
 }

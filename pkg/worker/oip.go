@@ -6,7 +6,15 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
+)
+
+// Operations of the Open Inference Protocol: tensors in and out, or Triton's generate extension, which
+// takes and answers an object such as {"text_input": ...}.
+const (
+	OperationInfer    = "infer"
+	OperationGenerate = "generate"
 )
 
 // oip speaks the Open Inference Protocol (KServe v2): one synchronous call,
@@ -32,12 +40,20 @@ func (synchronous) Cancel(context.Context, Run) Cancellation {
 
 func (p *oip) Submit(ctx context.Context, call Call) Outcome {
 	return p.submit(ctx, call, func(finishBy time.Time) (request, error) {
+		if p.model.Operation == OperationGenerate {
+			body, err := p.body(call, finishBy)
+			return request{method: http.MethodPost, url: p.at(p.modelPath() + "/generate"), body: body}, err
+		}
 		body, err := p.inferBody(call, finishBy)
 		return request{method: http.MethodPost, url: p.at(p.modelPath() + "/infer"), body: body}, err
 	}, func(r reply) Outcome {
 		switch {
 		case r.status/100 != 2:
 			return classifyStatus(r.status, r.header, r.body, call.Payload)
+		case p.model.Operation == OperationGenerate && json.Valid(r.body):
+			return done(r.body, r.status)
+		case p.model.Operation == OperationGenerate:
+			return failed(ClassTransient, "worker answered with something that is not JSON")
 		case !hasMember(r.body, "outputs"):
 			return failed(ClassTransient, "worker answered without outputs")
 		}
@@ -81,7 +97,7 @@ func (p *oip) Probe(ctx context.Context) Health {
 		ready, err = p.ok(ctx, "/v2/health/ready")
 	}
 	if err == nil && ready/100 == 2 {
-		return p.withLoad(ctx, Health{State: StateReady})
+		return p.withLoad(ctx, strings.TrimSuffix(p.base.EscapedPath(), "/"), Health{State: StateReady})
 	}
 	if live, err := p.ok(ctx, "/v2/health/live"); err == nil && live/100 == 2 {
 		return Health{State: StateStarting, Reason: "server is live, model is not ready"}

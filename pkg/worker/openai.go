@@ -9,7 +9,6 @@ import (
 	"mime"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -20,6 +19,11 @@ const (
 	OperationCompletions = "completions"
 	OperationEmbeddings  = "embeddings"
 	OperationImages      = "images"
+	OperationResponses   = "responses"
+	OperationRerank      = "rerank"
+	OperationScore       = "score"
+	OperationPooling     = "pooling"
+	OperationClassify    = "classify"
 )
 
 var operationPaths = map[string]string{
@@ -27,6 +31,19 @@ var operationPaths = map[string]string{
 	OperationCompletions: "/v1/completions",
 	OperationEmbeddings:  "/v1/embeddings",
 	OperationImages:      "/v1/images/generations",
+	OperationResponses:   "/v1/responses",
+	OperationRerank:      "/v1/rerank",
+	OperationScore:       "/v1/score",
+	OperationPooling:     "/pooling",
+	OperationClassify:    "/classify",
+}
+
+// operationList names the operations in messages.
+const operationList = "chat, completions, embeddings, images, responses, rerank, score, pooling or classify"
+
+// generates reports whether an operation answers with choices, which can be streamed.
+func generates(operation string) bool {
+	return operation == OperationChat || operation == OperationCompletions
 }
 
 // openAI speaks to OpenAI-compatible servers. A call is one connection; closing
@@ -61,17 +78,10 @@ type generation struct {
 	choices int // asked for
 }
 
-// requestOf builds the request. The payload may name its own model, if the model allows it, and may
-// ask for a stream; what it leaves open the model decides.
+// requestOf builds the request. The payload may name its own model, if the model allows it, its
+// operation, in the member operation that no server is sent, and may ask for a stream; what it leaves
+// open the model decides.
 func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
-	operation := cmp.Or(call.Operation, p.model.Operation)
-	path := operationPaths[operation]
-	if path == "" {
-		return generation{}, errors.New("operation must be chat, completions, embeddings or images")
-	}
-	if strings.HasSuffix(strings.TrimSuffix(p.base.Path, "/"), "/v1") {
-		path = strings.TrimPrefix(path, "/v1") // the endpoint was registered with it
-	}
 	expanded, err := p.body(call, finishBy)
 	if err != nil {
 		return generation{}, err
@@ -80,19 +90,20 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	if json.Unmarshal(expanded, &fields) != nil || fields == nil {
 		return generation{}, errors.New("payload is not a JSON object")
 	}
+	operation := p.operation(call, fields)
+	delete(fields, "operation")
+	if operationPaths[operation] == "" {
+		return generation{}, errors.New("operation must be " + operationList)
+	}
 	if err := p.setModel(fields); err != nil {
 		return generation{}, err
 	}
-	generates := operation == OperationChat || operation == OperationCompletions
-	if p.model.Stream && generates && fields["stream"] == nil {
-		fields["stream"] = json.RawMessage("true")
+	streaming, err := p.setStream(fields, operation)
+	if err != nil {
+		return generation{}, err
 	}
 	g := generation{choices: 1}
 	_ = json.Unmarshal(fields["n"], &g.choices) // absent, or for the server to refuse
-	streaming := generates && string(fields["stream"]) == "true"
-	if streaming {
-		fields["stream_options"] = withUsage(fields["stream_options"])
-	}
 	body, err := json.Marshal(fields)
 	if err != nil {
 		return generation{}, fmt.Errorf("build request: %w", err)
@@ -101,11 +112,39 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	// vLLM logs it, and older versions take it as the id of the run: it must not be that of an attempt
 	// which may still be there.
 	header.Set("X-Request-Id", attemptID(call.Run))
-	g.request = request{method: http.MethodPost, url: p.at(path), body: body, header: header}
+	g.request = request{
+		method: http.MethodPost, url: p.origin(p.root()) + operationPaths[operation], body: body, header: header,
+	}
 	if streaming {
 		g.accept = "text/event-stream, application/json"
 	}
 	return g, nil
+}
+
+// operation of a call: what its caller says, then what its payload says, then the model's.
+func (p *openAI) operation(call Call, fields map[string]json.RawMessage) string {
+	return cmp.Or(call.Operation, textOf(fields["operation"]), p.model.Operation)
+}
+
+// setStream asks for a stream where the model does, and for its token counts.
+func (p *openAI) setStream(fields map[string]json.RawMessage, operation string) (streaming bool, err error) {
+	if p.model.Stream && generates(operation) && fields["stream"] == nil {
+		fields["stream"] = json.RawMessage("true")
+	}
+	streaming = string(fields["stream"]) == "true"
+	switch {
+	case streaming && !generates(operation):
+		return false, fmt.Errorf("stream is for chat and completions, not for %s", operation)
+	case streaming:
+		fields["stream_options"] = withUsage(fields["stream_options"])
+	}
+	return streaming, nil
+}
+
+// root is the path below which the server's routes are: that of the endpoint, which may have been
+// registered with /v1 or without it.
+func (p *openAI) root() string {
+	return strings.TrimSuffix(strings.TrimSuffix(p.base.EscapedPath(), "/"), "/v1")
 }
 
 // setModel fills in the model's name at the server. One that the payload chooses must be on the
@@ -184,10 +223,12 @@ func tokensOf(usage json.RawMessage) Tokens {
 	if !isSet(usage) || json.Unmarshal(usage, &u) != nil {
 		return Tokens{}
 	}
-	return Tokens{
-		In: max(u.Prompt, u.Input, 0), Cached: max(u.Details.Cached, 0), Out: max(u.Completion, u.Output, 0),
-	}
+	t := Tokens{In: max(u.Prompt, u.Input, 0), Cached: max(u.Details.Cached, 0), Out: max(u.Completion, u.Output, 0)}
+	return Tokens{In: min(t.In, tokensMost), Cached: min(t.Cached, tokensMost), Out: min(t.Out, tokensMost)}
 }
+
+// tokensMost bounds what a server may say that one call took: sums of more would overflow.
+const tokensMost = 1 << 32
 
 func isEventStream(reply *http.Response) bool {
 	kind, _, err := mime.ParseMediaType(reply.Header.Get("Content-Type"))
@@ -223,124 +264,4 @@ func errorCode(body []byte) int {
 		}
 	}
 	return 0
-}
-
-// Probe asks for health, and for the list of models where a server has no
-// health route (Ollama).
-func (p *openAI) Probe(ctx context.Context) Health {
-	limit := p.model.Timeouts.Probe.Duration()
-	status, _, body, err := p.ask(ctx, limit, request{method: http.MethodGet, url: p.atOrigin(p.model.HealthPath)})
-	if err == nil && status == http.StatusNotFound {
-		status, _, body, err = p.ask(ctx, limit, request{method: http.MethodGet, url: p.atOrigin("/v1/models")})
-	}
-	switch {
-	case err != nil:
-		return Health{State: StateUnhealthy, Reason: Clip(err.Error())}
-	case status/100 != 2:
-		return refusedProbe(status, body)
-	}
-	return p.withLoad(ctx, Health{State: StateReady})
-}
-
-// A batch of embeddings is one request with the inputs of all.
-
-func (p *openAI) Measure(call Call, at time.Time) (Member, error) {
-	fields, inputs, err := p.embedding(call)
-	if err != nil {
-		return Member{}, err
-	}
-	tokens := int64(0)
-	for _, input := range inputs {
-		tokens += int64(len(input)/bytesPerToken) + 1
-	}
-	delete(fields, "input")
-	rest, err := json.Marshal(fields) // sorted by name: all but the inputs must be the same
-	if err != nil {
-		return Member{}, fmt.Errorf("measure call: %w", err)
-	}
-	return p.measure(call, at, string(rest), tokens), nil
-}
-
-func (p *openAI) embedding(call Call) (fields map[string]json.RawMessage, inputs []json.RawMessage, err error) {
-	if operation := cmp.Or(call.Operation, p.model.Operation); operation != OperationEmbeddings {
-		return nil, nil, fmt.Errorf("operation %s takes no batches", operation)
-	}
-	if json.Unmarshal(call.Payload, &fields) != nil || fields["input"] == nil {
-		return nil, nil, errors.New("payload has no input")
-	}
-	var texts []string
-	if json.Unmarshal(fields["input"], &texts) == nil {
-		err = json.Unmarshal(fields["input"], &inputs)
-		return fields, inputs, err
-	}
-	var text string
-	if json.Unmarshal(fields["input"], &text) != nil {
-		return nil, nil, errors.New("input must be a text or a list of texts to travel in a batch")
-	}
-	return fields, []json.RawMessage{fields["input"]}, nil
-}
-
-func (p *openAI) Join(calls []Call) (Call, error) {
-	var body map[string]json.RawMessage
-	var all []json.RawMessage
-	for _, c := range calls {
-		fields, inputs, err := p.embedding(c)
-		if err != nil {
-			return Call{}, fmt.Errorf("join entry %s: %w", c.Entry, err)
-		}
-		body, all = fields, append(all, inputs...)
-	}
-	list, err := json.Marshal(all)
-	if err != nil {
-		return Call{}, fmt.Errorf("join batch: %w", err)
-	}
-	body["input"] = list
-	payload, err := json.Marshal(body)
-	if err != nil {
-		return Call{}, fmt.Errorf("join batch: %w", err)
-	}
-	return joined(calls, payload), nil
-}
-
-// Split renumbers the embeddings of each member from 0. The usage of the whole
-// is not divided: nothing in the answer says whose tokens they were.
-func (p *openAI) Split(calls []Call, whole Outcome) []Outcome {
-	if whole.Kind != Done {
-		return SameForAll(calls, whole)
-	}
-	var reply struct {
-		Model json.RawMessage              `json:"model"`
-		Data  []map[string]json.RawMessage `json:"data"`
-	}
-	byIndex := map[string]map[string]json.RawMessage{}
-	if json.Unmarshal(whole.Result, &reply) == nil {
-		for _, item := range reply.Data {
-			byIndex[string(item["index"])] = item
-		}
-	}
-	outcomes, next := make([]Outcome, len(calls)), 0
-	for i, c := range calls {
-		_, inputs, err := p.embedding(c)
-		if err != nil {
-			return misfit(calls, whole, err.Error())
-		}
-		data := make([]map[string]json.RawMessage, len(inputs))
-		for j := range inputs {
-			item := byIndex[strconv.Itoa(next)]
-			if item == nil {
-				return misfit(calls, whole, fmt.Sprintf("worker answered a batch without its embedding %d", next))
-			}
-			item["index"] = json.RawMessage(strconv.Itoa(j))
-			data[j], next = item, next+1
-		}
-		result, err := json.Marshal(map[string]any{"object": "list", "model": reply.Model, "data": data})
-		if err != nil {
-			return misfit(calls, whole, err.Error())
-		}
-		outcomes[i] = Outcome{Kind: Done, Result: result, StatusCode: whole.StatusCode, SentAt: whole.SentAt}
-	}
-	if next != len(byIndex) {
-		return misfit(calls, whole, fmt.Sprintf("worker answered %d inputs with %d embeddings", next, len(byIndex)))
-	}
-	return outcomes
 }

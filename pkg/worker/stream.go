@@ -16,7 +16,7 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 	defer a.reply.Body.Close()
 	body := io.Reader(a.reply.Body)
 	if limit := p.model.Timeouts.NoProgress.Duration(); limit > 0 {
-		watched := watchProgress(body, limit, stop)
+		watched := watchProgress(body, max(limit, p.model.Timeouts.Start.Duration()), limit, stop)
 		defer watched.Stop()
 		body = watched
 	}
@@ -141,15 +141,16 @@ func (e *events) line() ([]byte, error) {
 	}
 }
 
-// progressReader ends the call when nothing has arrived for a while.
+// progressReader ends the call when nothing has arrived for a while. The first bytes may take longer:
+// a server answers at once and then works through the prompt.
 type progressReader struct {
 	io.Reader
 	timer *time.Timer
 	limit time.Duration
 }
 
-func watchProgress(r io.Reader, limit time.Duration, stop context.CancelCauseFunc) *progressReader {
-	return &progressReader{Reader: r, limit: limit, timer: time.AfterFunc(limit, func() { stop(ErrNoProgress) })}
+func watchProgress(r io.Reader, first, limit time.Duration, stop context.CancelCauseFunc) *progressReader {
+	return &progressReader{Reader: r, limit: limit, timer: time.AfterFunc(first, func() { stop(ErrNoProgress) })}
 }
 
 func (r *progressReader) Read(p []byte) (int, error) {

@@ -76,10 +76,29 @@ func (w *wire) at(path string) string {
 	return strings.TrimSuffix(w.base.String(), "/") + path
 }
 
-// atOrigin returns the URL of a path at the endpoint's host, for protocols
-// whose endpoint is itself the path that takes the call.
-func (w *wire) atOrigin(path string) string {
+// origin returns the URL of a path at the endpoint's host.
+func (w *wire) origin(path string) string {
 	return w.base.Scheme + "://" + w.base.Host + path
+}
+
+// askBelow gets a path below root, which is where a route by path leads to, and at the origin if the
+// server has nothing there.
+func (w *wire) askBelow(ctx context.Context, limit time.Duration, root, path string) (int, []byte, error) {
+	header := http.Header{}
+	if w.model.Protocol == ProtocolGeneric {
+		header.Set("X-Source", "dispatcher")
+	}
+	for {
+		status, _, body, err := w.ask(ctx, limit, request{
+			method: http.MethodGet, url: w.origin(root + path), header: header,
+			accept: "application/json, text/plain;q=0.9, */*;q=0.1",
+		})
+		absent := status == http.StatusNotFound || status == http.StatusMethodNotAllowed
+		if root == "" || err != nil || !absent {
+			return status, body, err
+		}
+		root = ""
+	}
 }
 
 // request is one exchange to be made.
