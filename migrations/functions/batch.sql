@@ -59,6 +59,9 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''name'', ''{"kind": "batch"}'').';
     ELSIF jsonb_typeof(options) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'options of a batch are not a JSON object' USING ERRCODE = 'PS002';
+    ELSIF penstock.has_wild_number(options) THEN
+        RAISE EXCEPTION 'options of a batch have a number that is beyond 1e308, below 1e-308 or longer than 408 decimals'
+            USING ERRCODE = 'PS002', HINT = 'Give such a number as a text.';
     END IF;
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('items', 'query', 'part_size', 'window_parts', 'detail', 'flow', 'priority', 'completion_queue');
@@ -123,7 +126,7 @@ END $$;
 -- Penstock's own sessions, which leave the planner no choice, are reset for it.
 -- Locks: the row of the batch (FOR UPDATE), then those of the batch's own query.
 -- Callers: create_batch; pkg/batch.
--- SQLSTATE: PS006 not allowed in this state, PS012 no such batch.
+-- SQLSTATE: PS002 a number of the query's rows, PS006 not allowed in this state, PS012 no such batch.
 CREATE OR REPLACE FUNCTION penstock.split_batch(batch bigint) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'on'
@@ -145,6 +148,10 @@ BEGIN
         CASE WHEN b.query IS NULL THEN 'SELECT i.item, i.n FROM jsonb_array_elements($3) WITH ORDINALITY i(item, n)'
              ELSE penstock.query_sql(b.query) END)
     USING b.id, b.part_size, b.items;
+    IF b.query IS NOT NULL AND EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND penstock.has_wild_number(p.items)) THEN
+        RAISE EXCEPTION 'query of batch % returns a number that is beyond 1e308, below 1e-308 or longer than 408 decimals', b.id
+            USING ERRCODE = 'PS002', HINT = 'Cast it to text in the query.';
+    END IF;
     UPDATE penstock.batch SET status = 'running', items = NULL WHERE id = b.id;
 END $_$;
 

@@ -222,7 +222,7 @@ END $$;
 -- has_wild_number returns whether a JSON value has a number beyond 1e308, a non-zero one below
 -- 1e-308, or one with more than 408 decimals. Such numbers are small in jsonb and up to 147 kB each
 -- as text: every program that reads the value would pay for that. It never casts to text.
--- Callers: check_callbacks, check_payloads.
+-- Callers: check_callbacks, check_payloads, create_batch, split_batch.
 CREATE OR REPLACE FUNCTION penstock.has_wild_number(value jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT EXISTS (

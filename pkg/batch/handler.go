@@ -135,7 +135,7 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	}
 	const sql = `SELECT penstock.finish_batch_part($1, $2, $3, $4, $5, $6)`
 	keep := func(db postgres.DB, result json.RawMessage) error {
-		return h.record(ctx, db, t, r, sql, t.Batch, t.Part, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+		return h.record(ctx, db, t, r, sql, result, t.Batch, t.Part, r.Queue.ID, r.Lock.Key, r.Lock.Token)
 	}
 	if h.declared {
 		items, err := json.Marshal(p.Items)
@@ -180,7 +180,7 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 		return err
 	}
 	keep := func(db postgres.DB, result json.RawMessage) error {
-		return h.record(ctx, db, t, r, resultSQL, t.Batch, r.Entry.ID, r.Queue.ID, r.Lock.Key, r.Lock.Token, result)
+		return h.record(ctx, db, t, r, resultSQL, result, t.Batch, r.Entry.ID, r.Queue.ID, r.Lock.Key, r.Lock.Token)
 	}
 	if h.declared {
 		return h.statement(ctx, r, keep, "reduce", r.Entry.Payload)
@@ -192,11 +192,18 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 	return keep(h.db, result)
 }
 
-// record writes the result of a run. If the run no longer holds the entry's lock, nothing is
+// record writes the result of a run, the last parameter of the statement. If the run no longer holds the entry's lock, nothing is
 // written and the error says so.
 func (h *handler) record(ctx context.Context, db postgres.DB, t task, r *invalidation.Run, sql string,
-	args ...any,
+	result json.RawMessage, args ...any,
 ) error {
+	if result != nil {
+		if err := invalidation.CheckJSON(result); err != nil {
+			return invalidation.Permanent(invalidation.WithClass("result",
+				fmt.Errorf("result of %s of batch %d cannot be recorded: %w", t.Step, t.Batch, err)))
+		}
+	}
+	args = append(args, result)
 	var ours bool
 	if err := db.QueryRow(ctx, sql, args...).Scan(&ours); err != nil {
 		return fmt.Errorf("record result of %s of batch %d: %w", t.Step, t.Batch, err)

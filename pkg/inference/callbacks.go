@@ -112,6 +112,9 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 		return false, fmt.Errorf("report on entry %d: max_response_bytes of the model is %d: %w", entry,
 			model.MaxResponseBytes, invalidation.ErrPayloadTooLarge)
 	}
+	if err := invalidation.CheckJSON(body); err != nil {
+		return false, fmt.Errorf("report on entry %d: %w", entry, err)
+	}
 	o, err := model.ReadReport(worker.Run{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", invalidation.ErrInvalid, err)

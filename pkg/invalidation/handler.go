@@ -1,13 +1,11 @@
 package invalidation
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -23,10 +21,10 @@ type Run struct {
 }
 
 // Note keeps what the handler measured, a JSON object, beside the outcome of the entry: with the result, or with the
-// error in the history. The last note counts; one that Postgres cannot store (no JSON, or with a NUL in a text) is left
-// out. Call it from the goroutine that Handle was called in.
+// error in the history. The last note counts; one that CheckJSON refuses, or of more than 64 KiB, is left out. Call it
+// from the goroutine that Handle was called in.
 func (r *Run) Note(meta json.RawMessage) {
-	if !utf8.Valid(meta) || !json.Valid(meta) || bytes.Contains(meta, []byte(`\u0000`)) {
+	if len(meta) > noteBytesMax || CheckJSON(meta) != nil {
 		return
 	}
 	if r.Lock.notes == nil {
@@ -130,8 +128,8 @@ func PushBackFlow(d time.Duration, err error) error {
 func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random float64) Ending {
 	l, id := r.Lock, r.Entry.ID
 	if err == nil {
-		if result != nil && !json.Valid(result) {
-			return Fail(l, id, Failure{Class: "result", Error: "handler returned a result that is not JSON"}, ran)
+		if err := checkResult(result); err != nil {
+			return Fail(l, id, Failure{Class: "result", Error: err.Error()}, ran)
 		}
 		return Done(l, id, result, ran)
 	}
@@ -174,6 +172,17 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		wait = a.delay
 	}
 	return Retry(l, id, f, wait, ran)
+}
+
+// checkResult refuses a result that could not be recorded, or not be read again.
+func checkResult(result json.RawMessage) error {
+	if result == nil {
+		return nil
+	}
+	if err := CheckJSON(result); err != nil {
+		return fmt.Errorf("handler returned a result that cannot be recorded: %w", err)
+	}
+	return nil
 }
 
 // tooDeep is the SQLSTATE of a push, a callback's too, that is one deeper than may be: a loop.

@@ -45,6 +45,9 @@ func (r *Run) Save(ctx context.Context, checkpoint any) error {
 		return fmt.Errorf("checkpoint of entry %d has %d bytes, more than %d; save a reference to it: %w",
 			r.Entry.ID, len(text), checkpointBytesMax, ErrPayloadTooLarge)
 	}
+	if err := CheckJSON(text); err != nil {
+		return fmt.Errorf("checkpoint of entry %d: %w", r.Entry.ID, err)
+	}
 	return r.saveProgress(ctx, nil, nil, text)
 }
 
@@ -93,6 +96,9 @@ func (r *Run) Decode(into any) error {
 // together or not at all. It returns ErrLockLost if the entry is not this run's any more: roll back and return it.
 // The transaction must be READ COMMITTED. Once it has committed, Handle returns nil.
 func (r *Run) FinishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) error {
+	if err := checkResult(result); err != nil {
+		return err
+	}
 	var ran time.Duration
 	if r.Lock.Solo() {
 		ran = time.Since(r.Lock.ClaimedAt)

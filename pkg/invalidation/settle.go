@@ -48,6 +48,11 @@ func (e *Ending) Verb() string {
 	return [...]string{"done", "retry", "fail", "release", "postpone", "yield", "expire", "cancel"}[e.verb]
 }
 
+// Bytes is about how much the ending takes on its way to the database.
+func (e *Ending) Bytes() int {
+	return len(e.result) + len(e.meta) + len(e.failure.Error) + len(e.failure.meta)
+}
+
 // Settle records endings of entries that this node runs, all in one short transaction, and returns the tokens that
 // were still ours. An ending under any other token is refused: it changes nothing, and the caller drops what it
 // knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the

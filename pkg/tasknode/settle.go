@@ -36,8 +36,24 @@ type pile struct {
 	sending bool
 }
 
-// settleMax bounds a transaction. What is beyond it makes the next one.
-const settleMax = 1000
+// settleMax and settleBytesMax bound a transaction. What is beyond them makes the next one: a message to Postgres has at
+// most 1 GB, and one that it refuses would be sent again for ever.
+const (
+	settleMax      = 1000
+	settleBytesMax = 32 << 20
+)
+
+// fitting is how many of the endings go in one transaction.
+func fitting(endings []invalidation.Ending) int {
+	bytes := 0
+	for i := range endings {
+		bytes += endings[i].Bytes()
+		if i == settleMax || i > 0 && bytes > settleBytesMax {
+			return i
+		}
+	}
+	return len(endings)
+}
 
 func newSettler() *settler {
 	s := &settler{piles: map[shard]*pile{}}
@@ -67,7 +83,7 @@ func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	}
 }
 
-// next waits for endings and takes up to settleMax of one shard; sent must follow. It returns nil when the settler
+// next waits for endings and takes as many of one shard as fit into a transaction; sent must follow. It returns nil when the settler
 // is closed and empty.
 func (s *settler) next() (shard, *pile) {
 	s.mu.Lock()
@@ -82,7 +98,7 @@ func (s *settler) next() (shard, *pile) {
 	s.turn = s.turn[1:]
 	p := s.piles[key]
 	p.sending = true
-	if n := settleMax; len(p.endings) > n {
+	if n := fitting(p.endings); len(p.endings) > n {
 		batch := &pile{queue: p.queue, endings: p.endings[:n:n], jobs: p.jobs[:n:n]}
 		p.endings, p.jobs = p.endings[n:], p.jobs[n:]
 		return key, batch
