@@ -3,9 +3,11 @@ package inference
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -36,7 +38,8 @@ type sharedCall struct {
 	held    *slotRef
 	began   time.Time
 	members int                     // that it began with
-	left    int                     // that still wait for it
+	left    int                     // that still wait for its outcome
+	locked  bool                    // a member that left waits for its end, with its lock key
 	over    bool                    // it has an outcome, which is on its way to them
 	end     context.CancelCauseFunc // when none is left
 }
@@ -146,8 +149,11 @@ func (l *waitlist) wait(ctx context.Context, r *waiter) grant {
 }
 
 // leave ends the wait of an entry whose run was ended. If its call has begun, that goes on for the
-// others: nobody knows then whether this one ran. The last to leave ends the call.
+// others: nobody knows then whether this one ran. A cancelled entry with a lock key waits for the end
+// all the same: the next entry of the key must not start beside it. The last to leave ends the call,
+// unless the worker is not known to notice and a key depends on it.
 func (l *waitlist) leave(r *waiter, cause error) grant {
+	keyed := !r.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled)
 	l.mu.Lock()
 	if l.batcher.Withdraw(r.member.Entry) {
 		delete(l.waiters, r.member.Entry)
@@ -161,21 +167,36 @@ func (l *waitlist) leave(r *waiter, cause error) grant {
 	begun := call != nil && !call.over
 	if begun {
 		call.left--
+		call.locked = call.locked || keyed
 	}
-	goesOn := begun && call.left > 0
+	goesOn := begun && (call.left > 0 || call.locked && !*r.model.AbortStops)
 	switch {
-	case goesOn:
+	case begun && call.left > 0:
 		call.held.leave()
-	case begun:
+	case begun && !goesOn:
 		call.end(cause)
 	}
 	l.mu.Unlock()
+	if goesOn && keyed {
+		return cancelledMember(<-r.granted, cause)
+	}
 	if !goesOn {
 		return <-r.granted // a slot of its own, or what became of the call
 	}
 	return grant{call: call, outcome: &worker.Outcome{
 		Kind: worker.Unknown, MaybeRunning: true, Err: cause, Reason: "cancel_unconfirmed: the call goes on for the other entries in it",
 	}}
+}
+
+// cancelledMember is what becomes of a cancelled entry when the call that carried it is over.
+func cancelledMember(g grant, cause error) grant {
+	if g.outcome.MaybeRunning {
+		return g // nobody knows whether it is over: its slot is in doubt
+	}
+	g.outcome = &worker.Outcome{
+		Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel: " + g.outcome.Kind.String(),
+	}
+	return g
 }
 
 // dispatch gives idle slots to the batches that are due, and sends back entries that have waited

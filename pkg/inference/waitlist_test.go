@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -268,5 +269,58 @@ func TestBatchesUnderCrashes(t *testing.T) {
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
 	if _, peak := w.gpu.seen(); peak > 2 {
 		t.Errorf("%d calls at once through 2 slots", peak)
+	}
+}
+
+// The key of a cancelled member stays locked as long as the call goes on for the others: the next entry of the key must not
+// start beside it. The member that would be the last to leave keeps a call open whose end the worker may not notice.
+func TestCancelledMemberOfACallKeepsItsKeyUntilTheCallIsOver(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		cancels []int // of the first call's members, in this order
+	}{{"one of two", []int{0}}, {"both", []int{1, 0}}} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t, batching)
+			goOn := make(chan struct{})
+			w := b.batchWorker(func([]item) { <-goOn })
+			b.instance("gpu-1", w.URL, 2)
+			pushes := []invalidation.Push{
+				{Payload: json.RawMessage(`{"n":0}`), LockKey: "k"},
+				{Payload: json.RawMessage(`{"n":1}`)},
+				{Payload: json.RawMessage(`{"n":2}`), LockKey: "k"},
+			}
+			pushed, err := b.queue.Push(b.ctx, pushes...)
+			b.must(err)
+			n := b.start(ServiceConfig{})
+			workertest.WaitFor(t, func() bool { return len(w.seen()) == 1 })
+			if len(w.seen()[0]) != 2 {
+				t.Fatalf("the call carries %d entries, want the two that may run", len(w.seen()[0]))
+			}
+			for _, i := range c.cancels {
+				_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, pushed[i].ID)
+				b.must(err)
+			}
+			b.await(0, `SELECT count(*) FROM penstock.cancel_request WHERE delivered_at IS NULL`)
+			select {
+			case <-time.After(500 * time.Millisecond):
+			case <-t.Context().Done():
+			}
+			if calls := len(w.seen()); calls != 1 {
+				t.Errorf("%d calls while the first goes on", calls)
+			}
+			b.await(1, `SELECT count(*) FROM penstock.lock WHERE lock_key = 'k'`)
+			close(goOn)
+			if o := b.outcome(pushed[0].ID); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "ended after the cancel") {
+				t.Errorf("the cancelled entry: %+v", o)
+			}
+			if o := b.outcome(pushed[2].ID); o.Outcome != "done" {
+				t.Errorf("the next entry of the key: %+v", o)
+			}
+			n.leave()
+			b.await(0, `SELECT count(*) FROM penstock.slot`)
+			if l := n.Pool.stateOf(b.model.Name).ledger; l.unassigned != 0 {
+				t.Errorf("%d permits are out at rest", l.unassigned)
+			}
+		})
 	}
 }
