@@ -4,16 +4,21 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// processBatch gives all entries of a lock to the handler at once.
+// processBatch gives all entries of a lock to the handler at once; or one after the other, if one of them is a suspect.
 func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	entries := j.lock.Entries
 	if n.leaseLost(j) || n.handingBack.Load() {
 		n.endLast(j, last(invalidation.Release(j.lock, entries[0].ID, 0)))
+		return
+	}
+	if slices.ContainsFunc(entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) }) {
+		n.processApart(j, h)
 		return
 	}
 	var runs []*invalidation.Run
@@ -38,6 +43,44 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	}
 	endings[len(endings)-1].Last = true
 	n.endLast(j, endings...)
+}
+
+// processApart gives the entries of a lock to the handler one by one: a suspect must not run beside others that a death of
+// the node would blame as well.
+func (n *Node) processApart(j *job, h invalidation.BatchHandler) {
+	entries, start := j.lock.Entries, time.Now()
+	for i := range entries {
+		if stop := n.stop(j, start, i); stop != nil {
+			n.endLast(j, last(stop(j.lock, entries[i].ID)))
+			return
+		}
+		ending := n.runApart(j, h, &entries[i])
+		ending.Last = i == len(entries)-1 || ending.Verb() == "release"
+		if ending.Last {
+			n.endLast(j, ending)
+			return
+		}
+		n.end(j, ending)
+	}
+}
+
+func (n *Node) runApart(j *job, h invalidation.BatchHandler, e *invalidation.Entry) invalidation.Ending {
+	sinceClaim := time.Since(j.lock.ClaimedAt)
+	if min(e.StartIn, e.FinishIn) <= sinceClaim {
+		return invalidation.Expire(j.lock, e.ID, "its deadline has passed")
+	}
+	if suspect(j.queue, e) {
+		done := n.admitSuspect()
+		if done == nil {
+			return invalidation.Release(j.lock, e.ID, n.cfg.Lease)
+		}
+		defer done()
+	}
+	if reason, asked := n.running.asked(j, e.ID); asked {
+		return invalidation.Cancel(j.lock, e.ID, reason)
+	}
+	runs := []*invalidation.Run{{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.id()}}
+	return n.runBatch(j, h, runs, e.FinishIn, sinceClaim)[0]
 }
 
 func (n *Node) runBatch(
