@@ -27,7 +27,7 @@ type TaskNode struct {
 	ConnsMax          int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
 	Name              string        `koanf:"name" help:"what people read about this node; without it host name and process id"`
 	Application       string        `koanf:"application" help:"the application whose queues the node serves, and no others"`
-	Threads           int           `koanf:"threads" help:"processing threads; 0: 16 for each CPU"`
+	Threads           int           `koanf:"threads" help:"processing threads; 0: 16 for each CPU, or as many as the slots of the models that the node serves, up to 4096"`
 	SchedulingThreads int           `koanf:"scheduling_threads" help:"threads that claim"`
 	Lease             time.Duration `koanf:"lease" help:"how long the node may be silent before others run its entries"`
 	Beat              time.Duration `koanf:"beat" help:"between heartbeats"`

@@ -161,9 +161,14 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	if tracing != nil {
 		tracer = tracing.Tracer(invalidation.TracerName)
 	}
+	var threadsFor func() int
+	if t.Threads == 0 {
+		threadsFor = func() int { return n.inference.Registry.Threads(t.Application) }
+	}
 	n.task = tasknode.New(tasknode.Config{
-		Name: t.Name, Application: t.Application, Threads: t.Threads, SchedulingThreads: t.SchedulingThreads,
-		Lease: t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
+		Name: t.Name, Application: t.Application, Threads: t.Threads, ThreadsFor: threadsFor,
+		SchedulingThreads: t.SchedulingThreads,
+		Lease:             t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
 		Observer: n.observer, Tracer: tracer,
 		Affinity: n.inference.Pool, Status: n.status,
 	}, claims, beats)

@@ -36,12 +36,16 @@ type catalog struct {
 	models    map[string]worker.Model
 	instances map[int32]*Endpoint
 	byModel   map[string][]*Endpoint
-	queues    map[string]string // inference queues and their models
+	queues    map[string]modelQueue
 }
+
+// modelQueue is an inference queue.
+type modelQueue struct{ model, application string }
 
 func newCatalog() *catalog {
 	return &catalog{
-		models: map[string]worker.Model{}, instances: map[int32]*Endpoint{}, byModel: map[string][]*Endpoint{}, queues: map[string]string{},
+		models: map[string]worker.Model{}, instances: map[int32]*Endpoint{}, byModel: map[string][]*Endpoint{},
+		queues: map[string]modelQueue{},
 	}
 }
 
@@ -128,10 +132,29 @@ func (r *Registry) Model(name string) (worker.Model, bool) {
 }
 
 // QueueModel returns the model of an inference queue, empty for other queues.
-func (r *Registry) QueueModel(queue string) string { return r.current.Load().queues[queue] }
+func (r *Registry) QueueModel(queue string) string { return r.current.Load().queues[queue].model }
 
 // Endpoints returns the instances of a model.
 func (r *Registry) Endpoints(model string) []*Endpoint { return r.current.Load().byModel[model] }
+
+// Threads is how many entries of an application's queues workers can run at once: the slots of their
+// models, times the entries that a call may carry.
+func (r *Registry) Threads(application string) int {
+	c := r.current.Load()
+	models := map[string]bool{}
+	for _, q := range c.queues {
+		if q.application == application {
+			models[q.model] = true
+		}
+	}
+	threads := 0
+	for name := range models {
+		for _, e := range c.byModel[name] {
+			threads += e.Slots * max(e.Model.Batch.Items, 1)
+		}
+	}
+	return threads
+}
 
 // Endpoint returns an instance by its id, nil if it is not registered any more.
 func (r *Registry) Endpoint(id int32) *Endpoint { return r.current.Load().instances[id] }
@@ -186,14 +209,16 @@ func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
 }
 
 const queueModelsSQL = `
-SELECT name, model
+SELECT name, model, application
   FROM penstock.queue
  WHERE kind = 'inference' AND model IS NOT NULL`
 
 func (r *Registry) readQueues(ctx context.Context, fresh *catalog) error {
-	var queue, model string
-	_, err := pgx.ForEachRow(postgres.Query(ctx, r.db, queueModelsSQL), []any{&queue, &model}, func() error {
-		fresh.queues[queue] = model
+	var queue string
+	var of modelQueue
+	into := []any{&queue, &of.model, &of.application}
+	_, err := pgx.ForEachRow(postgres.Query(ctx, r.db, queueModelsSQL), into, func() error {
+		fresh.queues[queue] = of
 		return nil
 	})
 	if err != nil {

@@ -64,7 +64,7 @@ const lanesAtOnce = 100
 // step claims from the lanes that come first. It says whether to go on at once: not if there is none, and not without
 // permits. What these lanes did not bring others may.
 func (n *Node) step(ctx context.Context) bool {
-	leases := n.lanes.take(n.cfg.Affinity, n.permits.held() < n.cfg.Threads, lanesAtOnce, time.Now())
+	leases := n.lanes.take(n.cfg.Affinity, n.permits.held() < n.Threads(), lanesAtOnce, time.Now())
 	if len(leases) == 0 {
 		return false
 	}

@@ -13,6 +13,7 @@ type Config struct {
 	Name              string        // for people: host name and process
 	Application       string        // whose queues the node serves: "default"
 	Threads           int           // processing threads: 16 for each CPU, since most of them wait for a worker; one more runs urgent jobs
+	ThreadsFor        func() int    // how many threads what is to run needs now; the node grows to it and keeps them; nil: Threads
 	SchedulingThreads int           // 2
 	Lease             time.Duration // 10 s: how long the node may be silent before others run its entries
 	Beat              time.Duration // 2 s between heartbeats

@@ -29,6 +29,7 @@ type Node struct {
 	poll        lanePoll
 	beyond      map[int32]invalidation.Lane // where the last further poll ended; guarded by poll
 	permits     *permits
+	threads     atomic.Int64 // processing threads that there are, but for the spare one
 	fetched     *fetched
 	waiting     *waiting
 	running     *running
@@ -65,6 +66,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		drainOrdered: make(chan struct{}),
 	}
 	n.incarnation.Store(newIncarnation())
+	n.threads.Store(int64(cfg.Threads))
 	return n
 }
 
@@ -146,6 +148,9 @@ func (n *Node) Run(ctx context.Context) error {
 	if n.cfg.Threads > 1 {
 		processors.Go(n.spareThread)
 	}
+	if n.cfg.ThreadsFor != nil {
+		schedulers.Go(func() { n.growLoop(claiming, &processors) }) // it ends before the processing threads are waited for
+	}
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })
 	}
@@ -212,7 +217,7 @@ func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() &
 
 func (n *Node) register(ctx context.Context) error {
 	err := invalidation.Register(ctx, n.beats, invalidation.Node{
-		ID: n.id(), Name: n.cfg.Name, Application: n.cfg.Application, Lease: n.cfg.Lease, Threads: n.cfg.Threads,
+		ID: n.id(), Name: n.cfg.Name, Application: n.cfg.Application, Lease: n.cfg.Lease, Threads: n.Threads(),
 		Queues: n.lanes.served(),
 	})
 	if err != nil {

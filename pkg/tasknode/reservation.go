@@ -30,10 +30,10 @@ func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 		n.cfg.Observer.Refused(l.name, "queue_limit")
 		return r, refusedByLimit
 	}
-	ahead := n.fetched.ahead(l.servedQueue, n.cfg.Threads)
+	ahead := n.fetched.ahead(l.servedQueue, n.Threads())
 	r.locks = n.permits.take(places, ahead)
-	if r.locks == 0 && n.fetched.fits(l, places, n.cfg.Threads) {
-		r.locks = n.permits.take(1, ahead+n.cfg.Threads)
+	if r.locks == 0 && n.fetched.fits(l, places, n.Threads()) {
+		r.locks = n.permits.take(1, ahead+n.Threads())
 	}
 	n.fetched.unreserve(l.servedQueue, places-r.locks)
 	if r.locks == 0 {

@@ -28,8 +28,8 @@ func (s *Stats) LeasesLost() int64 { return s.leasesLost.Load() }
 // Stats returns the node's counters.
 func (n *Node) Stats() *Stats { return &n.stats }
 
-// Threads is how many processing threads the node has.
-func (n *Node) Threads() int { return n.cfg.Threads }
+// Threads is how many processing threads the node has now.
+func (n *Node) Threads() int { return int(n.threads.Load()) }
 
 // Held is how many locks the node holds.
 func (n *Node) Held() int { return n.permits.held() }
@@ -57,7 +57,7 @@ func (s *Stats) settled(endings, refused int, took time.Duration) {
 
 // load is what the node reports of itself with each heartbeat, for people to read.
 func (n *Node) load() map[string]any {
-	load := map[string]any{"locks": n.Held(), "threads": n.cfg.Threads, "waiting": n.waiting.len()}
+	load := map[string]any{"locks": n.Held(), "threads": n.Threads(), "waiting": n.waiting.len()}
 	if n.cfg.Status != nil {
 		maps.Copy(load, n.cfg.Status())
 	}

@@ -1,0 +1,66 @@
+package tasknode
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	threadsMost = 4096        // to which a node grows by itself
+	growEvery   = time.Second // between questions how many threads are needed
+)
+
+// growLoop adds processing threads as more are needed, until ctx ends.
+func (n *Node) growLoop(ctx context.Context, processors *sync.WaitGroup) {
+	ticks := time.NewTicker(growEvery)
+	defer ticks.Stop()
+	for {
+		if err := n.grow(ctx, n.cfg.ThreadsFor(), processors); err != nil && ctx.Err() == nil {
+			n.cfg.Log.Warn("grow node", "node", n.cfg.Name, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		}
+	}
+}
+
+// grow adds processing threads until there are so many. The node's row says so first: recovery counts
+// the runs that a node may have begun since its last heartbeat by the number of its threads.
+func (n *Node) grow(ctx context.Context, wanted int, processors *sync.WaitGroup) error {
+	before := n.Threads()
+	more := min(wanted, threadsMost) - before
+	if more <= 0 {
+		return nil
+	}
+	n.threads.Add(int64(more))
+	statement, end := n.bound(ctx)
+	err := n.register(statement)
+	end()
+	if err != nil {
+		n.threads.Add(int64(-more))
+		return err
+	}
+	n.cfg.Log.Info("node grows", "node", n.cfg.Name, "threads", before+more)
+	for range more {
+		processors.Go(n.thread)
+	}
+	n.waiting.grow(more)
+	n.permits.grow(more)
+	n.Freed()
+	return nil
+}
+
+func (w *waiting) grow(more int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.threads += more
+}
+
+func (p *permits) grow(more int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.threads += more
+}
