@@ -49,6 +49,9 @@ func (a *attempt) answer(ctx context.Context, o worker.Outcome) (json.RawMessage
 	case worker.Rejected:
 		return nil, invalidation.Permanent(invalidation.WithClass(string(worker.ClassInput), errors.New(o.Reason)))
 	case worker.Failed:
+		if o.Aborted && a.wentAway(ctx) {
+			return nil, invalidation.NoCapacity(a.config.ReadyWait, errors.New(o.Reason+" (the instance went away)"))
+		}
 		return nil, a.failure(ctx, o)
 	default: // Unknown, and Accepted: handed over
 		return nil, a.unsettled(ctx, o)
@@ -224,6 +227,9 @@ func (a *attempt) unknownOutcome(reason string) error {
 
 // meta is what is kept beside the outcome.
 func (a *attempt) meta(o worker.Outcome) json.RawMessage {
+	if len(o.Metrics) > metricsMost || invalidation.CheckJSON(o.Metrics) != nil {
+		o.Metrics = nil
+	}
 	text, err := json.Marshal(struct {
 		Model      string          `json:"model"`
 		Instance   string          `json:"instance"`
@@ -258,6 +264,9 @@ func (a *attempt) meta(o worker.Outcome) json.RawMessage {
 	}
 	return text
 }
+
+// metricsMost is how many bytes of a worker's own metrics are kept beside the outcome.
+const metricsMost = 16 << 10
 
 // logsMost is how many bytes of a run's logs are kept beside its outcome.
 const logsMost = 4 << 10

@@ -45,6 +45,7 @@ type DispatchConfig struct {
 	InlineBytes int           // of results that stand in their row: 64 KiB
 	Objects     ObjectStore   // for larger ones; nil: all stand in their row
 	UsageEvery  time.Duration // between folds of what calls used into penstock.usage_hour: 10 s
+	AbortWait   time.Duration // for an instance that gave a generation up to be seen going away: 30 s
 	StoreWait   time.Duration // for an object store that is away, before a result stands in its row: 15 min
 	Callbacks   *Callbacks    // where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
 }
@@ -55,6 +56,7 @@ func (c DispatchConfig) withDefaults() DispatchConfig {
 	c.ReadyWait = cmp.Or(c.ReadyWait, 2*time.Second)
 	c.CancelWait = cmp.Or(c.CancelWait, 10*time.Second)
 	c.InlineBytes = cmp.Or(c.InlineBytes, 64<<10)
+	c.AbortWait = cmp.Or(c.AbortWait, 30*time.Second)
 	c.StoreWait = cmp.Or(c.StoreWait, 15*time.Minute)
 	return c
 }

@@ -1,0 +1,31 @@
+package inference
+
+import (
+	"context"
+	"time"
+)
+
+// abortProbes is the time between two probes of an instance that gave a generation up.
+const abortProbes = 250 * time.Millisecond
+
+// wentAway reports whether the instance that gave the run up goes away within AbortWait: its server
+// ends the generations that it has when it is stopped, and then the entry is not to blame. The slot is
+// free meanwhile; the entry's thread and its lock key are not.
+func (a *attempt) wentAway(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, a.config.AbortWait)
+	defer cancel()
+	if a.run == nil || !a.blame.free(a.call.Entry, a.held.endpoint.ID) {
+		return false
+	}
+	for ctx.Err() == nil {
+		e := a.registry.Endpoint(a.held.endpoint.ID)
+		if e == nil || e.Draining || e.Address != a.held.endpoint.Address {
+			return true
+		}
+		if h := e.adapter.Probe(ctx); ctx.Err() == nil && !h.State.Serving() {
+			return true
+		}
+		pause(ctx, abortProbes)
+	}
+	return false
+}

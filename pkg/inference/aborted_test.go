@@ -1,0 +1,64 @@
+package inference
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+const (
+	abortedAnswer  = `{"choices":[{"index":0,"finish_reason":"abort","message":{"content":"The ans"}}]}`
+	finishedAnswer = `{"choices":[{"index":0,"finish_reason":"stop","message":{"content":"The answer"}}]}`
+)
+
+// A rolling update: the server that stops ends the generations that it has, and answers probes for a moment more.
+func TestGenerationOfAServerThatStopsCostsNoAttempt(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
+	var stopping, aborted atomic.Int32
+	old := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodGet && stopping.Load() > 3:
+			workertest.Resets(w, r) // the process is gone
+		case r.Method == http.MethodGet:
+			if aborted.Load() > 0 {
+				stopping.Add(1)
+			}
+			workertest.Says(200, ``)(w, r)
+		default:
+			aborted.Add(1)
+			workertest.Says(200, abortedAnswer)(w, r)
+		}
+	})
+	b.instance("old", old.URL, 1)
+	b.start(ServiceConfig{Prober: ProberConfig{Interval: time.Hour}})
+	id := b.push(`{"messages":[]}`)[0]
+	awaitAtLeast(t, &aborted, 1)
+	next := workertest.NewScript(t, healthy(workertest.Says(200, finishedAnswer)))
+	b.instance("next", next.URL, 1)
+	o := b.outcome(id)
+	if o.Outcome != "done" || o.Attempt != 0 {
+		t.Errorf("ended %s after %d attempts: %s", o.Outcome, o.Attempt, o.Result)
+	}
+	if aborted.Load() != 1 {
+		t.Errorf("%d generations were given up", aborted.Load())
+	}
+}
+
+// A server that gives a generation up and stays has a reason in the entry, or one that passes: that costs attempts.
+func TestGenerationOfAServerThatStaysCostsAttempts(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
+	b.alter(map[string]any{"retry": map[string]any{"base": 0.01, "cap": 0.01, "max_attempts": 2}})
+	w := workertest.NewScript(t, healthy(workertest.Says(200, abortedAnswer)))
+	b.instance("gpu-1", w.URL, 1)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{AbortWait: 600 * time.Millisecond}})
+	if o := b.outcome(b.push(`{"messages":[]}`)[0]); o.Outcome != "failed" {
+		t.Errorf("ended %s", o.Outcome)
+	}
+	if n := posts(w); n != 2 {
+		t.Errorf("%d calls for two attempts", n)
+	}
+}
