@@ -437,11 +437,21 @@ CREATE TABLE penstock.instance (
     quarantined_until timestamptz,
     quarantine_reason text,
     created_at        timestamptz NOT NULL DEFAULT now(),
+    device_group      text COLLATE "C" GENERATED ALWAYS AS (labels->>'device_group') STORED,
     UNIQUE (model, server)
 ) WITH (fillfactor = 50);
+CREATE INDEX instance_device_group ON penstock.instance (device_group) WHERE device_group IS NOT NULL;
+COMMENT ON COLUMN penstock.instance.device_group IS 'instances of any models that share devices; together they hold no more slots than the group has';
 COMMENT ON COLUMN penstock.instance.state IS 'result of the last probe; unknown before the first one, and usable then';
 COMMENT ON COLUMN penstock.instance.active IS 'running calls that the worker reported; null where its protocol has no such report';
 COMMENT ON COLUMN penstock.instance.next_check_at IS 'the node that moves it forward probes the instance';
+
+-- How many slots the instances of a device group hold together. A group without a row has as many as its largest instance.
+CREATE TABLE penstock.device_group (
+    name       text COLLATE "C" PRIMARY KEY CHECK (octet_length(name) BETWEEN 1 AND 200),
+    slots      integer NOT NULL CHECK (slots BETWEEN 1 AND 100000),
+    changed_at timestamptz NOT NULL DEFAULT now()
+);
 
 -- A held slot is a lock record: this node may have one call at a time in flight to the instance. There is a row only
 -- while it is held. A slot in doubt has no caller any more, but its call may still run at the worker: it stays counted

@@ -290,34 +290,94 @@ LANGUAGE sql STABLE AS $$
      WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND penstock.node_lives(d.node_id)
 $$;
 
--- slot_share returns how many slots of a model a node may hold while other nodes have to go
--- without: an equal part for every node that holds some or wants some. Where there are fewer slots
--- than nodes they take turns of 5 s: a node whose turn is over may hold none. Null: no node goes
--- without.
+-- set_device_group sets how many slots the instances with the label device_group => name hold
+-- together, of whatever models; null removes the setting. Calls in flight beyond it end.
+-- Locks: the row of device_group, the row of inference_version.
+-- Callers: pkg/inference; psql.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.set_device_group(name text, slots integer, reason text DEFAULT '', actor text DEFAULT NULL)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF slots IS NULL THEN
+        DELETE FROM penstock.device_group g WHERE g.name = set_device_group.name;
+    ELSE
+        INSERT INTO penstock.device_group AS g (name, slots) VALUES (set_device_group.name, set_device_group.slots)
+        ON CONFLICT ON CONSTRAINT device_group_pkey DO UPDATE SET slots = excluded.slots, changed_at = now();
+    END IF;
+    UPDATE penstock.inference_version SET version = version + 1;
+    PERFORM penstock.audit_log(set_device_group.actor, 'set_device_group', set_device_group.name, set_device_group.reason,
+                               jsonb_build_object('slots', set_device_group.slots));
+EXCEPTION
+    WHEN check_violation OR not_null_violation THEN
+        RAISE EXCEPTION 'device group "%" cannot have % slots: from 1 to 100000', set_device_group.name, set_device_group.slots
+            USING ERRCODE = 'PS002';
+END $$;
+
+-- slot_room returns how many more slots of an instance may be held: of its own, and of its device
+-- group's.
+-- Callers: lease_slots.
+CREATE OR REPLACE FUNCTION penstock.slot_room(i penstock.instance) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT greatest(0, least(
+        i.slots - (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = i.id),
+        CASE WHEN i.device_group IS NOT NULL THEN
+             penstock.device_slots(i.device_group)
+             - (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
+                 WHERE x.device_group = i.device_group) END))::integer
+$$;
+
+-- device_slots returns how many slots the instances of a device group hold together.
+-- Callers: slot_room, slot_share.
+CREATE OR REPLACE FUNCTION penstock.device_slots(wanted text) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT g.slots FROM penstock.device_group g WHERE g.name = wanted),
+                    (SELECT max(x.slots) FROM penstock.instance x WHERE x.device_group = wanted))
+$$;
+
+-- peer_models lists the models that compete with a model for slots: itself, and those with an
+-- instance in one of its device groups.
+-- Callers: lease_slots, slot_share.
+CREATE OR REPLACE FUNCTION penstock.peer_models(wanted text) RETURNS TABLE (model text)
+LANGUAGE sql STABLE AS $$
+    SELECT wanted
+     UNION
+    SELECT y.model FROM penstock.instance x JOIN penstock.instance y ON y.device_group = x.device_group
+     WHERE x.model = wanted AND x.device_group IS NOT NULL
+$$;
+
+-- slot_share returns how many slots of a model a node may hold while others have to go without: an
+-- equal part for each party, which is a node with a model, of those models that share devices, that
+-- holds some or wants some. Where there are fewer slots than parties they take turns of 5 s: one
+-- whose turn is over may hold none. Null: nobody goes without.
 -- Callers: lease_slots, slot_contention; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
 LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN slots >= nodes THEN ceil(slots::numeric / nodes)::integer
+    SELECT CASE WHEN slots >= parties THEN ceil(slots::numeric / parties)::integer
                 WHEN (SELECT min(s.leased_at) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
                        WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp() - interval '5 seconds' THEN 0
                 ELSE 1 END
-      FROM (SELECT coalesce(sum(i.slots), 0) AS slots FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i)) a,
-           (SELECT count(*) AS nodes FROM (
-                SELECT h.node_id FROM penstock.hungry_nodes(wanted) h
-                 UNION SELECT s.node_id FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
-                        WHERE i.model = wanted AND s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
-                 UNION SELECT node) everybody) b
-     WHERE EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE h.node_id <> node)
+      FROM (SELECT coalesce(sum(d.slots), 0) AS slots FROM (
+                SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots) ELSE penstock.device_slots(i.device_group) END AS slots
+                  FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i) GROUP BY i.device_group) d) a,
+           (SELECT count(*) AS parties FROM (
+                SELECT p.model, h.node_id FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                 UNION SELECT p.model, s.node_id
+                         FROM penstock.peer_models(wanted) p
+                         JOIN penstock.instance i ON i.model = p.model JOIN penstock.slot s ON s.instance_id = i.id
+                        WHERE s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
+                 UNION SELECT wanted, node) everybody) b
+     WHERE EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                    WHERE (p.model, h.node_id) <> (wanted, node))
 $$;
 
 -- lease_slots gives a node up to `want` free slots of a model, spread over its instances, least
--- held first. While other nodes go without it leaves one for each of those whose turn is before
+-- held first, and no more of a device group than it has. While other nodes go without it leaves one for each of those whose turn is before
 -- this node's. Locking the instance before counting keeps the sum within slots: where an
 -- instance shrank, the numbers alone would not. No slot is freed before its node's lease has
 -- lapsed: the node may use its slots for valid_ms from when it requested them. A node that gets
 -- none is recorded in slot_demand.
--- Locks: instances one by one, least held first (FOR NO KEY UPDATE SKIP LOCKED), then new rows of
--- slot, then the row of slot_demand of the node. It waits for no other lease: an instance that
+-- Locks: instances one by one, least held first, for one of a device group also the first of the
+-- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. It waits for no other lease: an instance that
 -- another session leases from is skipped.
 -- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
@@ -326,6 +386,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     i      record;
     most   integer;
+    room   integer;
     share  integer := penstock.slot_share(wanted, node);
     mine   bigint;
     left_  integer := want;
@@ -341,15 +402,16 @@ BEGIN
         SELECT count(*) INTO mine FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
          WHERE x.model = wanted AND s.node_id = node;
         SELECT least(left_, share - mine, f.free - t.before) INTO left_
-          FROM (SELECT coalesce(sum(greatest(x.slots - (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = x.id), 0)), 0) AS free
+          FROM (SELECT coalesce(sum(penstock.slot_room(x)), 0) AS free
                   FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,
-               (SELECT count(*) AS before FROM penstock.hungry_nodes(wanted) h
-                 WHERE h.node_id <> node AND h.held = 0
+               (SELECT count(*) AS before
+                  FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                 WHERE (p.model, h.node_id) <> (wanted, node) AND h.held = 0
                    AND (mine > 0 OR h.since < coalesce((SELECT own.since FROM penstock.hungry_nodes(wanted) own WHERE own.node_id = node), 'infinity'))) t;
     END IF;
     want := greatest(left_, 0);
     left_ := want;
-    FOR i IN SELECT x.id, count(*) OVER () - row_number() OVER (ORDER BY h.held::real / x.slots, x.id) + 1 AS behind
+    FOR i IN SELECT x.id, x.device_group, count(*) OVER () - row_number() OVER (ORDER BY h.held::real / x.slots, x.id) + 1 AS behind
                FROM penstock.instance x
               CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.slot s WHERE s.instance_id = x.id) h
               WHERE x.model = wanted AND penstock.usable(x) AND h.held < x.slots
@@ -359,14 +421,20 @@ BEGIN
         SELECT x.slots INTO most FROM penstock.instance x
          WHERE x.id = i.id AND penstock.usable(x) FOR NO KEY UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
+        IF i.device_group IS NOT NULL THEN
+            PERFORM FROM penstock.instance x
+              WHERE x.id = (SELECT min(g.id) FROM penstock.instance g WHERE g.device_group = i.device_group)
+                FOR NO KEY UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;
+        END IF;
+        room := (SELECT penstock.slot_room(x) FROM penstock.instance x WHERE x.id = i.id);
         RETURN QUERY
         INSERT INTO penstock.slot (instance_id, number, token, node_id)
         SELECT i.id, n.number, nextval('penstock.token_seq'), node
           FROM (SELECT g.number FROM generate_series(0, most - 1) g(number)
                  WHERE NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = i.id AND s.number = g.number)
                  ORDER BY g.number
-                 LIMIT greatest(0, least(ceil(left_::real / i.behind)::bigint,
-                                         most - (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = i.id)))) n
+                 LIMIT greatest(0, least(ceil(left_::real / i.behind)::bigint, room))) n
         ON CONFLICT DO NOTHING
         RETURNING slot.instance_id, slot.number, slot.token, millis;
         GET DIAGNOSTICS got = ROW_COUNT;
@@ -440,8 +508,8 @@ $$;
 -- and returns how many. Where the worker still runs a call of theirs, it gets one more call than it
 -- has slots.
 -- Locks: the rows of the slots.
--- Callers: psql.
--- SQLSTATE: PS008 no such node, operation, model or instance.
+-- Callers: pkg/inference; psql.
+-- SQLSTATE: PS008 no such model.
 CREATE OR REPLACE FUNCTION penstock.free_dead_slots(model text, server text DEFAULT NULL, reason text DEFAULT '',
                                                     actor text DEFAULT current_user::text) RETURNS integer
 LANGUAGE plpgsql AS $$
