@@ -1,0 +1,80 @@
+package pgproxy
+
+import "regexp"
+
+// Kind is the purpose of a transaction, told from the texts of its statements.
+type Kind string
+
+// The kinds that faults are counted by. Other is everything else: reads, samples, usage, retention.
+const (
+	Push    Kind = "push"
+	Claim   Kind = "claim"
+	Finish  Kind = "finish"
+	Recover Kind = "recover"
+	Cron    Kind = "cron"
+	Elect   Kind = "elect"
+	Beat    Kind = "beat"
+	Other   Kind = "other"
+)
+
+// Kinds are those at which faults aim, in the order of reports.
+var Kinds = []Kind{Push, Claim, Finish, Recover, Cron, Elect, Beat}
+
+// signs maps texts of statements to kinds. The first match counts: a recovery also ends locks, as a
+// finish does, and a finish may push a callback.
+var signs = []struct {
+	kind Kind
+	text *regexp.Regexp
+}{
+	{Recover, regexp.MustCompile(`(?s)FROM penstock\.lock l\s.*FOR UPDATE OF l SKIP LOCKED`)},
+	{Cron, regexp.MustCompile(`penstock\.fire_cron_jobs\(`)},
+	{Claim, regexp.MustCompile(`INSERT INTO penstock\.lock \(`)},
+	{Finish, regexp.MustCompile(`penstock\.all_ended\(|DELETE FROM penstock\.lock\b`)},
+	{Elect, regexp.MustCompile(`nextval\('penstock\.term_seq'\)|UPDATE penstock\.leader\b`)},
+	{Beat, regexp.MustCompile(`UPDATE penstock\.node\s+SET beat_at`)},
+	{Push, regexp.MustCompile(`penstock\.push(_many|_json)?\(|INSERT INTO penstock\.entry_`)},
+}
+
+// rank orders kinds within a transaction: the smaller one names it.
+func rank(k Kind) int {
+	for i := range signs {
+		if signs[i].kind == k {
+			return i
+		}
+	}
+	return len(signs)
+}
+
+// kindOf returns the kind of one statement.
+func kindOf(sql string) Kind {
+	for i := range signs {
+		if signs[i].text.MatchString(sql) {
+			return signs[i].kind
+		}
+	}
+	return Other
+}
+
+// stronger returns the kind of a transaction with statements of both kinds.
+func stronger(a, b Kind) Kind {
+	if rank(b) < rank(a) {
+		return b
+	}
+	return a
+}
+
+// changes says that a committed transaction of the kind has changed something, as far as the answer
+// shows it. A claim answers one row for the lanes and one for each lock or entry; a recovery and a
+// poll of an election may find nothing.
+func (k Kind) changes(rows, updated int) bool {
+	switch k {
+	case Claim:
+		return rows > 1
+	case Recover:
+		return rows > 0
+	case Elect:
+		return updated > 0
+	default:
+		return true
+	}
+}

@@ -1,0 +1,166 @@
+package pgproxy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/chaos/pgproxy"
+	"github.com/penstock/penstock/internal/devpostgres"
+)
+
+// fate is a policy with one fault for the next transaction of kind finish.
+type fate struct {
+	mu       sync.Mutex
+	decision pgproxy.Decision
+	happened []pgproxy.Fault
+}
+
+func (f *fate) Decide(_ *pgproxy.Link, kind pgproxy.Kind, commits bool) pgproxy.Decision {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if kind != pgproxy.Finish || !commits {
+		return pgproxy.Decision{}
+	}
+	return f.decision
+}
+
+func (f *fate) Happened(_ *pgproxy.Link, _ pgproxy.Kind, fault pgproxy.Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.happened = append(f.happened, fault)
+}
+
+func (f *fate) Committed(*pgproxy.Link, pgproxy.Kind, time.Time) {}
+
+func (f *fate) set(d pgproxy.Decision) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.decision, f.happened = d, nil
+}
+
+// Each fault has the effect that its name says, for a statement by itself and for a COMMIT.
+func TestFaultsHaveTheEffectOfTheirNames(t *testing.T) {
+	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	direct, err := pgx.Connect(t.Context(), server.ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sql := range []string{
+		`CREATE SCHEMA penstock`, `CREATE TABLE penstock.lock (n int)`, `CREATE TABLE public.gone (n int)`,
+	} {
+		if _, err := direct.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cc := server.Config()
+	policy := &fate{}
+	proxy := pgproxy.New("unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port)), policy)
+	link, err := proxy.Open(t.Context(), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer link.Close()
+
+	for i, c := range []struct {
+		decision        pgproxy.Decision
+		committed       bool
+		fails, sendsRow bool
+	}{
+		{pgproxy.Decision{}, true, false, true},
+		{pgproxy.Decision{Fault: pgproxy.CutBefore}, false, true, false},
+		{pgproxy.Decision{Fault: pgproxy.Refuse, SQLSTATE: "40001"}, false, true, false},
+		{pgproxy.Decision{Fault: pgproxy.Refuse, SQLSTATE: "57P01"}, false, true, false},
+		{pgproxy.Decision{Fault: pgproxy.Unsent}, false, true, true},
+		{pgproxy.Decision{Fault: pgproxy.Swallow}, true, true, false},
+		{pgproxy.Decision{Fault: pgproxy.Mute}, true, true, false},
+		{pgproxy.Decision{Fault: pgproxy.Late, Delay: 50 * time.Millisecond}, true, false, true},
+		{pgproxy.Decision{Fault: pgproxy.KillAfter}, true, true, false},
+		{pgproxy.Decision{Fault: pgproxy.KillBefore}, false, true, false},
+	} {
+		for _, block := range []bool{false, true} {
+			if block && c.decision.Fault == pgproxy.Unsent {
+				continue // a COMMIT has no rows
+			}
+			t.Run(fmt.Sprintf("%s, block %v", c.decision.Fault, block), func(t *testing.T) {
+				if _, err := direct.Exec(t.Context(), `TRUNCATE penstock.lock, public.gone`); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := direct.Exec(t.Context(), `INSERT INTO penstock.lock VALUES ($1)`, i); err != nil {
+					t.Fatal(err)
+				}
+				conn, err := pgx.Connect(
+					t.Context(),
+					"postgres://postgres@"+link.Address()+"/postgres?sslmode=disable",
+				)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close(context.WithoutCancel(t.Context()))
+				policy.set(c.decision)
+				row, err := transaction(t.Context(), conn, block)
+				policy.set(pgproxy.Decision{})
+				if (err != nil) != c.fails || !block && row != c.sendsRow {
+					t.Errorf("error %v, row %v", err, row)
+				}
+				var pg *pgconn.PgError
+				if code := c.decision.SQLSTATE; code != "" && (!errors.As(err, &pg) || pg.Code != code) {
+					t.Errorf("error %v, want SQLSTATE %s", err, code)
+				}
+				committed(t, direct, c.committed)
+			})
+		}
+	}
+}
+
+// transaction deletes a row, by a statement alone or in a block, and says whether it saw the row.
+func transaction(ctx context.Context, conn *pgx.Conn, block bool) (row bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	const sql = `DELETE FROM penstock.lock RETURNING n`
+	read := func(rows pgx.Rows, err error) error {
+		if err != nil {
+			return err
+		}
+		for rows.Next() {
+			row = true
+		}
+		return rows.Err()
+	}
+	if !block {
+		err = read(conn.Query(ctx, sql))
+		return row, err
+	}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return read(tx.Query(ctx, sql)) })
+	return row, err
+}
+
+// committed waits until the transaction has ended and says whether it took effect: a lock on the
+// table waits for it.
+func committed(t *testing.T, direct *pgx.Conn, want bool) {
+	t.Helper()
+	var left int
+	err := pgx.BeginFunc(t.Context(), direct, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `LOCK TABLE penstock.lock IN ACCESS EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), `SELECT count(*) FROM penstock.lock`).Scan(&left)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if (left == 0) != want {
+		t.Errorf("%d rows are left, committed should be %v", left, want)
+	}
+}

@@ -1,0 +1,411 @@
+package pgproxy
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// session is one connection of a process with its connection to the server.
+type session struct {
+	link           *Link
+	client, server net.Conn
+	once           sync.Once
+
+	mu         sync.Mutex // guards the fields below, and writes to the client
+	pending    []*group   // sent to the server and not answered
+	open       bool       // a transaction block is open
+	block      Kind       // of the open transaction block
+	blockRows  int
+	blockWrote int
+	statements map[string]Kind
+}
+
+// group is the messages up to a Sync, or one simple query.
+type group struct {
+	kind     Kind
+	commits  bool
+	decision Decision
+	rows     int // that the server sent
+	updated  int // rows of UPDATE, INSERT and DELETE, or of the first column being a boolean true: see Elect
+	failed   bool
+	held     []byte // the answer, where it is held back
+}
+
+func newSession(l *Link, client, server net.Conn) *session {
+	return &session{link: l, client: client, server: server, statements: map[string]Kind{}, block: Other}
+}
+
+func (s *session) close() {
+	s.once.Do(func() {
+		// A reset instead of an orderly end, as after the death of a machine.
+		if tcp, ok := s.client.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0)
+		}
+		s.client.Close()
+		s.server.Close()
+	})
+}
+
+func (s *session) run() {
+	defer s.close()
+	if err := s.startup(); err != nil {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer s.close()
+		_ = s.answers(bufio.NewReaderSize(s.server, 64<<10))
+	}()
+	_ = s.requests(bufio.NewReaderSize(s.client, 64<<10))
+	s.close()
+	<-done
+}
+
+// muteMax is how long an answer may be missing on a connection that stays open. Then the connection
+// ends, as keepalives end one whose other side is gone.
+const muteMax = 8 * time.Second
+
+const (
+	codeSSL    = 80877103
+	codeGSS    = 80877104
+	codeCancel = 80877102
+	frameMax   = 256 << 20
+)
+
+// startup passes on the first message, which has no type. Encryption is refused: the proxy has to
+// read.
+func (s *session) startup() error {
+	for {
+		head := make([]byte, 8)
+		if _, err := io.ReadFull(s.client, head); err != nil {
+			return err
+		}
+		length, code := binary.BigEndian.Uint32(head), binary.BigEndian.Uint32(head[4:])
+		if length < 8 || length > 10_000 {
+			return errors.New("startup message has no plausible length")
+		}
+		rest := make([]byte, length-8)
+		if _, err := io.ReadFull(s.client, rest); err != nil {
+			return err
+		}
+		if code == codeSSL || code == codeGSS {
+			if _, err := s.client.Write([]byte{'N'}); err != nil {
+				return err
+			}
+			continue
+		}
+		_, err := s.server.Write(append(head, rest...))
+		if err == nil && code == codeCancel {
+			// The server closes the connection; nothing follows.
+			_, err = io.Copy(io.Discard, s.server)
+			return errors.Join(err, io.EOF)
+		}
+		return err
+	}
+}
+
+// readFrame reads one message with its type and length.
+func readFrame(r *bufio.Reader) ([]byte, error) {
+	head, err := r.Peek(5)
+	if err != nil {
+		return nil, err
+	}
+	length := binary.BigEndian.Uint32(head[1:])
+	if length < 4 || length > frameMax {
+		return nil, errors.New("message has no plausible length")
+	}
+	frame := make([]byte, 1+length)
+	_, err = io.ReadFull(r, frame)
+	return frame, err
+}
+
+// requests collects messages of the process up to the end of a group and sends them on.
+func (s *session) requests(r *bufio.Reader) error {
+	var collected []byte
+	kind, ends := Other, false
+	for {
+		frame, err := readFrame(r)
+		if err != nil {
+			return err
+		}
+		collected = append(collected, frame...)
+		body := frame[5:]
+		switch frame[0] {
+		case 'P':
+			var m pgproto3.Parse
+			if m.Decode(body) == nil {
+				k := kindOf(m.Query)
+				s.mu.Lock()
+				s.statements[m.Name] = k
+				s.mu.Unlock()
+				kind, ends = noted(kind, ends, k, m.Query)
+				if m.Name != "" && !hasExecute(r) {
+					kind = Other // prepared for later: nothing is run by this group
+				}
+			}
+			continue
+		case 'B':
+			var m pgproto3.Bind
+			if m.Decode(body) == nil {
+				s.mu.Lock()
+				kind = stronger(kind, s.statements[m.PreparedStatement])
+				s.mu.Unlock()
+			}
+			continue
+		case 'Q':
+			var m pgproto3.Query
+			if m.Decode(body) == nil {
+				kind, ends = noted(kind, ends, kindOf(m.String), m.String)
+			}
+		case 'S', 'H', 'X', 'd', 'c', 'f', 'p':
+		default:
+			continue
+		}
+		err = s.forward(frame[0], collected, kind, ends)
+		collected, kind, ends = nil, Other, false
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// hasExecute says that an Execute or a Bind follows before the next Sync, as far as it was read
+// already. A driver writes a group at once, and a group that only prepares is small.
+func hasExecute(r *bufio.Reader) bool {
+	waiting, _ := r.Peek(r.Buffered())
+	for len(waiting) >= 5 && waiting[0] != 'S' {
+		if waiting[0] == 'B' || waiting[0] == 'E' {
+			return true
+		}
+		length := int(binary.BigEndian.Uint32(waiting[1:])) + 1
+		if length > len(waiting) {
+			return true
+		}
+		waiting = waiting[length:]
+	}
+	return false
+}
+
+func noted(kind Kind, ends bool, k Kind, sql string) (Kind, bool) {
+	word, _, _ := strings.Cut(strings.ToLower(strings.TrimSpace(sql)), " ")
+	return stronger(kind, k), ends || word == "commit" || word == "commit;"
+}
+
+var errFault = errors.New("fault")
+
+// forward sends a group to the server, unless the policy decides otherwise.
+func (s *session) forward(last byte, frames []byte, kind Kind, commit bool) error {
+	if d := s.link.delay.Load(); d > 0 {
+		time.Sleep(time.Duration(d))
+	}
+	if s.link.toMute.Load() {
+		return nil // swallowed; the process waits
+	}
+	if last != 'S' && last != 'Q' {
+		_, err := s.server.Write(frames)
+		return err
+	}
+	s.mu.Lock()
+	g := &group{kind: kind, commits: commit || !s.open}
+	if s.open {
+		s.block = stronger(s.block, kind)
+		g.kind = s.block
+	}
+	s.mu.Unlock()
+	policy := s.link.proxy.policy
+	g.decision = policy.Decide(s.link, g.kind, g.commits)
+	switch g.decision.Fault {
+	case CutBefore, KillBefore:
+		if g.decision.Kill != nil {
+			g.decision.Kill()
+		}
+		policy.Happened(s.link, g.kind, g.decision.Fault)
+		return errFault
+	case Refuse:
+		policy.Happened(s.link, g.kind, Refuse)
+		return s.refuse(g.decision.SQLSTATE)
+	case Unsent:
+		if last == 'S' && g.commits && !commit { // an implicit transaction: its Sync would commit
+			frames[len(frames)-5] = 'H'
+		} else {
+			g.decision.Fault = Pass
+		}
+	}
+	s.mu.Lock()
+	s.pending = append(s.pending, g)
+	s.mu.Unlock()
+	_, err := s.server.Write(frames)
+	return err
+}
+
+// fatal are the classes after whose errors a server closes the connection.
+func fatal(code string) bool { return strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "08") }
+
+// refuse answers a group in the server's place.
+func (s *session) refuse(code string) error {
+	severity := "ERROR"
+	if fatal(code) {
+		severity = "FATAL"
+	}
+	answer, err := (&pgproto3.ErrorResponse{
+		Severity: severity, SeverityUnlocalized: severity, Code: code, Message: "injected by the fault harness",
+	}).Encode(nil)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !fatal(code) {
+		status := byte('I')
+		if s.open {
+			status = 'E'
+		}
+		if answer, err = (&pgproto3.ReadyForQuery{TxStatus: status}).Encode(answer); err != nil {
+			return err
+		}
+	}
+	if _, err := s.client.Write(answer); err != nil {
+		return err
+	}
+	if fatal(code) {
+		return errFault
+	}
+	return nil
+}
+
+// answers passes on what the server sends, and applies the faults after a commit.
+func (s *session) answers(r *bufio.Reader) error {
+	for {
+		frame, err := readFrame(r)
+		if err != nil {
+			return err
+		}
+		if s.link.fromMute.Load() {
+			continue
+		}
+		s.mu.Lock()
+		err = s.answer(frame)
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) answer(frame []byte) error {
+	if len(s.pending) == 0 {
+		return s.send(frame)
+	}
+	g := s.pending[0]
+	switch frame[0] {
+	case 'D':
+		g.rows++
+		if g.kind == Elect && electedRow(frame[5:]) {
+			g.updated++
+		}
+	case 'C':
+		if strings.HasPrefix(string(frame[5:]), "ROLLBACK") {
+			g.failed = true // also the answer to the COMMIT of a transaction that had failed
+		}
+		if n := tagRows(frame[5:]); n > 0 && !strings.HasPrefix(string(frame[5:]), "SELECT") {
+			g.updated += n
+		}
+		if g.decision.Fault == Unsent && g.kind.changes(g.rows, g.updated) {
+			if err := s.send(frame); err != nil {
+				return err
+			}
+			s.link.proxy.policy.Happened(s.link, g.kind, Unsent)
+			return errFault
+		}
+	case 'E':
+		g.failed = true
+	case 'Z':
+		return s.complete(g, frame)
+	}
+	if g.decision.Fault.AfterCommit() {
+		g.held = append(g.held, frame...)
+		return nil
+	}
+	return s.send(frame)
+}
+
+// complete ends a group whose transaction, if it ended one, the server has confirmed.
+func (s *session) complete(g *group, frame []byte) error {
+	s.pending = s.pending[1:]
+	s.open = len(frame) > 5 && frame[5] != 'I'
+	if s.open {
+		s.blockRows, s.blockWrote = s.blockRows+g.rows, s.blockWrote+g.updated
+	} else if g.commits {
+		g.rows, g.updated = g.rows+s.blockRows, g.updated+s.blockWrote
+	}
+	committed := g.commits && !g.failed && !s.open
+	if !s.open {
+		s.block, s.blockRows, s.blockWrote = Other, 0, 0
+	}
+	policy := s.link.proxy.policy
+	effective := committed && g.kind.changes(g.rows, g.updated)
+	if effective {
+		policy.Committed(s.link, g.kind, time.Now())
+	}
+	answer := append(g.held, frame...)
+	fault := g.decision.Fault
+	if !fault.AfterCommit() {
+		return s.send(answer)
+	}
+	if !effective {
+		return s.send(answer)
+	}
+	policy.Happened(s.link, g.kind, fault)
+	switch fault {
+	case Late:
+		s.mu.Unlock()
+		time.Sleep(g.decision.Delay)
+		s.mu.Lock()
+		return s.send(answer)
+	case Mute:
+		time.AfterFunc(muteMax, s.close)
+		return nil
+	case KillAfter:
+		if g.decision.Kill != nil {
+			g.decision.Kill()
+		}
+	}
+	return errFault
+}
+
+func (s *session) send(frame []byte) error {
+	_, err := s.client.Write(frame)
+	return err
+}
+
+// tagRows is the number at the end of a command tag.
+func tagRows(body []byte) int {
+	tag := strings.TrimRight(string(body), "\x00")
+	n := 0
+	for _, c := range tag[strings.LastIndexByte(tag, ' ')+1:] {
+		if c < '0' || c > '9' {
+			return 0
+		}
+		n = 10*n + int(c-'0')
+	}
+	return n
+}
+
+// electedRow says that the second column of a poll of an election is true: the term was won by it.
+func electedRow(body []byte) bool {
+	var m pgproto3.DataRow
+	if m.Decode(body) != nil || len(m.Values) < 2 || len(m.Values[1]) != 1 {
+		return false
+	}
+	v := m.Values[1][0]
+	return v == 1 || v == 't'
+}
