@@ -1,0 +1,235 @@
+package judge
+
+import (
+	"slices"
+	"strconv"
+	"time"
+)
+
+func attemptsAreErrors(x *index, r *report) {
+	for i := range x.Endings {
+		e := &x.Endings[i]
+		if len(x.calls[e.Entry]) == 0 {
+			continue
+		}
+		r.checked++
+		errors := 0
+		for _, c := range x.calls[e.Entry] {
+			if c.Answer != "ok" && c.Answer != "busy" {
+				errors++
+			}
+		}
+		if e.Attempt > errors {
+			r.bad(
+				"entry %d has %d attempts, and workers answered it with %d errors",
+				e.Entry,
+				e.Attempt,
+				errors,
+			)
+		}
+	}
+}
+
+// crashesAreDeaths counts, for each entry, the grants that covered it and were taken from a node
+// that had been silent for a lease by then.
+func crashesAreDeaths(x *index, r *report) {
+	for i := range x.Endings {
+		e := &x.Endings[i]
+		if e.Crashes == 0 {
+			continue
+		}
+		r.checked++
+		key := e.Key
+		if key == "" {
+			key = "#" + strconv.FormatInt(e.Entry, 10)
+		}
+		deaths := 0
+		grants := x.byKey[[2]string{e.Queue, key}]
+		for i, g := range grants {
+			if g.Last < e.Entry {
+				continue
+			}
+			if i+1 == len(grants) && len(x.deaths[g.Process]) > 0 ||
+				i+1 < len(grants) && x.silent(g.Process, grants[i+1].At) >= x.Lease-x.Tolerance {
+				deaths++
+			}
+		}
+		if e.Crashes > deaths {
+			r.bad(
+				"entry %d has %d crashes, and was taken from %d nodes that were silent for a lease",
+				e.Entry,
+				e.Crashes,
+				deaths,
+			)
+		}
+	}
+}
+
+func failuresHaveCauses(x *index, r *report) {
+	for i := range x.Endings {
+		e := &x.Endings[i]
+		if e.Outcome != "failed" && e.Outcome != "expired" && e.Outcome != "cancelled" {
+			continue
+		}
+		p := x.pushByEntry[e.Entry]
+		if p == nil {
+			continue
+		}
+		r.checked++
+		switch {
+		case e.Outcome == "cancelled" && p.Cancel == nil:
+			r.bad("entry %d was cancelled, and its client did not ask for that", e.Entry)
+		case e.Outcome == "expired":
+			r.bad("entry %d expired, and has no deadline", e.Entry)
+		case e.Outcome == "failed" && (p.FailMax == 0 || e.Attempt < p.FailMax) &&
+			(p.CrashMax == 0 || e.Crashes < p.CrashMax):
+			r.bad(
+				"entry %d failed as %s after %d attempts and %d crashes",
+				e.Entry,
+				e.Class,
+				e.Attempt,
+				e.Crashes,
+			)
+		}
+	}
+}
+
+func limitsHold(x *index, r *report) {
+	for _, s := range x.Samples {
+		r.checked++
+		if s.Locks > s.Max {
+			r.bad(
+				"%s had %d locks at %s, at most %d are allowed",
+				s.Queue,
+				s.Locks,
+				s.At.Format(time.TimeOnly),
+				s.Max,
+			)
+		}
+	}
+}
+
+func slotsOnce(x *index, r *report) {
+	byJob := map[string][]Firing{}
+	for _, f := range x.Firings {
+		byJob[f.Job] = append(byJob[f.Job], f)
+	}
+	for job, firings := range byJob {
+		slices.SortFunc(firings, func(a, b Firing) int { return a.Nominal.Compare(b.Nominal) })
+		for i, f := range firings {
+			r.checked++
+			if n := len(x.endings[f.Entry]); n != 1 {
+				r.bad("the entry of %s at %s has %d outcomes", job, f.Nominal.Format(time.RFC3339), n)
+			}
+			if i > 0 && f.Nominal.Sub(firings[i-1].Nominal) != x.CronStep {
+				r.bad(
+					"%s fired at %s and then at %s",
+					job,
+					firings[i-1].Nominal.Format(time.RFC3339),
+					f.Nominal.Format(time.RFC3339),
+				)
+			}
+		}
+	}
+}
+
+func notEarly(x *index, r *report) {
+	for i := range x.Pushes {
+		p := &x.Pushes[i]
+		if p.Due.IsZero() || p.Entry == 0 {
+			continue
+		}
+		r.checked++
+		for _, c := range x.calls[p.Entry] {
+			if early := p.Due.Sub(c.Begin); early > x.Tolerance {
+				r.bad("entry %d ran %v before it was due", p.Entry, early)
+			}
+		}
+	}
+}
+
+func cancelsHold(x *index, r *report) {
+	for i := range x.Pushes {
+		p := &x.Pushes[i]
+		if p.Cancel == nil || !p.Cancel.Cancelled || p.Entry == 0 {
+			continue
+		}
+		r.checked++
+		for _, e := range x.endings[p.Entry] {
+			if e.Outcome != "cancelled" {
+				r.bad("entry %d is %s, and its client was told that it is cancelled", p.Entry, e.Outcome)
+			}
+		}
+		for _, c := range x.calls[p.Entry] {
+			if c.Begin.After(p.Cancel.Returned) {
+				r.bad("entry %d was run after its client was told that it is cancelled", p.Entry)
+			}
+		}
+	}
+}
+
+func deliveriesOnce(x *index, r *report) {
+	ids, outcomes := map[int64]map[string]bool{}, map[int64]string{}
+	for _, d := range x.Deliveries {
+		if ids[d.Entry] == nil {
+			ids[d.Entry] = map[string]bool{}
+		}
+		ids[d.Entry][d.ID] = true
+		outcomes[d.Entry] = d.Outcome
+		if len(x.endings[d.Entry]) == 0 {
+			r.bad("the end of entry %d was reported, and it has no outcome", d.Entry)
+		}
+	}
+	for i := range x.Pushes {
+		p := &x.Pushes[i]
+		ends := x.endings[p.Entry]
+		if !p.Callback || p.Entry == 0 || len(ends) == 0 {
+			continue
+		}
+		r.checked++
+		switch {
+		case len(ids[p.Entry]) != 1:
+			r.bad("the end of entry %d was reported under %d ids", p.Entry, len(ids[p.Entry]))
+		case outcomes[p.Entry] != ends[0].Outcome:
+			r.bad("entry %d is %s and was reported as %s", p.Entry, ends[0].Outcome, outcomes[p.Entry])
+		}
+	}
+}
+
+func toldIsStored(x *index, r *report) {
+	for _, t := range x.Told {
+		r.checked++
+		if ends := x.endings[t.Entry]; len(ends) == 0 || ends[0].Outcome != t.State {
+			r.bad("the API says that entry %d is %s, which is not stored", t.Entry, t.State)
+		}
+	}
+}
+
+func drains(x *index, r *report) {
+	r.checked++
+	for _, left := range x.Unfinished {
+		r.bad("%s", left)
+	}
+	if x.Drained > x.DrainMax {
+		r.bad("the backlog was gone %v after the faults, at most %v are allowed", x.Drained, x.DrainMax)
+	}
+}
+
+func tablesBounded(x *index, r *report) {
+	for _, t := range x.Tables {
+		r.checked++
+		if t.Bytes > t.BytesMax {
+			r.bad("%s grew to %d bytes, at most %d are allowed", t.Name, t.Bytes, t.BytesMax)
+		}
+		if t.Dead > t.DeadMax {
+			r.bad("%s had %d dead tuples, at most %d are allowed", t.Name, t.Dead, t.DeadMax)
+		}
+	}
+}
+
+func consistent(x *index, r *report) {
+	r.checked++
+	for _, b := range x.Broken {
+		r.bad("%s", b)
+	}
+}

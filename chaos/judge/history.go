@@ -1,0 +1,224 @@
+// Package judge decides whether a run of the fault harness kept the promises of the queue. It
+// imports nothing of the product: it knows only the records of three independent recorders, and the
+// promises as docs/guarantees.md states them.
+//
+//   - Clients record what they asked for and what they were told.
+//   - Workers record each call with its token and time.
+//   - The database records grants (new lock records), insertions and ends of entries by triggers,
+//     in the transactions that made them: what was rolled back left no record.
+//
+// A proxy before the database adds which node's heartbeats were committed when. All times but those
+// of database events are of the harness's own clock; database events are ordered by their sequence
+// number.
+package judge
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// History is everything that was recorded in one run.
+type History struct {
+	Lease time.Duration // of task nodes
+	// Tolerance is for what the harness sees late: the end of a connection, say.
+	Tolerance time.Duration
+
+	Pushes     []Push
+	Calls      []Call
+	Grants     []Grant
+	Insertions []Insertion
+	Endings    []Ending
+	Beats      []Beat
+	Deaths     []Death
+	Samples    []Sample
+	Firings    []Firing
+	Deliveries []Delivery
+	Told       []Told
+	Effects    map[int64]int // executions by operation, of statements that the database ran
+	BatchParts []BatchPart
+	Rows       map[int64]bool // operations whose own transaction committed another row with the push
+
+	CronStep   time.Duration // between nominal times of each job
+	Unfinished []string      // entries, locks and other state that is left after the drain
+	Drained    time.Duration // from the end of the faults until nothing was left
+	DrainMax   time.Duration
+	Tables     []Table
+	Broken     []string // violations that the product's own check of its tables reports
+}
+
+// Push is one operation of a client.
+type Push struct {
+	Op               int64 // names the operation in the payload
+	Queue, Key       string
+	Called, Returned time.Time
+	Told             bool  // accepted, as Entry
+	Refused          bool  // told for certain that nothing was accepted
+	Entry            int64 // 0: not told
+	Due              time.Time
+	Callback, Effect bool
+	Joint            bool // pushed in a transaction that also wrote a row of the client's own
+	Cancel           *Cancel
+	// CrashMax and FailMax: the entry may end as failed after so many crashes or errors. 0: it may
+	// not.
+	FailMax  int
+	CrashMax int
+}
+
+// Cancel is a client's wish to cancel an entry.
+type Cancel struct {
+	Called, Returned time.Time
+	Cancelled        bool // told that the entry is cancelled, and not only that it will be
+}
+
+// Call is one call of a worker.
+type Call struct {
+	Entry, Token, Op int64
+	Queue            string
+	Begin, Closed    time.Time // until the answer, or the end of the connection
+	Answer           string    // ok, error, busy, died, none
+	Nonce            string    // in the answer, so that a result names its call
+}
+
+// Grant is a lock record that was committed.
+type Grant struct {
+	Seq         int64
+	Queue       string
+	Key         string // '#' and the id for a solo entry
+	Token, Last int64  // the last entry that it covers
+	Node        int64
+	Process     string // name of the process's incarnation
+	At          time.Time
+}
+
+// Insertion is an entry that was committed.
+type Insertion struct {
+	Seq, Entry, Op int64
+	Queue          string
+}
+
+// Ending is the end of an entry as the database keeps it.
+type Ending struct {
+	Seq, Entry int64
+	Queue, Key string
+	Outcome    string
+	Token      int64 // 0: not by a node
+	Nonce      string
+	Attempt    int
+	Crashes    int
+	Class      string
+}
+
+// Beat is a committed heartbeat of a process.
+type Beat struct {
+	Process string
+	At      time.Time
+}
+
+// Death is the end of a process, or a stop of it for longer than its lease.
+type Death struct {
+	Process string
+	At      time.Time
+}
+
+// Sample is how many locks a limited queue had at one moment.
+type Sample struct {
+	Queue      string
+	Locks, Max int
+	At         time.Time
+}
+
+// Firing is a nominal time of a schedule that was fired.
+type Firing struct {
+	Job     string
+	Nominal time.Time
+	Entry   int64
+}
+
+// Delivery is a webhook that the receiver got.
+type Delivery struct {
+	ID      string
+	Entry   int64
+	Outcome string
+}
+
+// Told is the outcome of an entry that the API answered after the run.
+type Told struct {
+	Entry int64
+	State string
+}
+
+// BatchPart is a part of a batch that was completed.
+type BatchPart struct {
+	Batch      int64
+	No, Effect int
+	Outcome    string
+}
+
+// Table is the largest size that a hot table reached.
+type Table struct {
+	Name            string
+	Bytes, BytesMax int64
+	Dead, DeadMax   int64
+}
+
+// index holds the lookups that several invariants need.
+type index struct {
+	*History
+	pushByOp    map[int64]*Push
+	pushByEntry map[int64]*Push
+	grants      map[int64]*Grant // by token
+	byKey       map[[2]string][]*Grant
+	endings     map[int64][]*Ending
+	calls       map[int64][]*Call // by entry
+	beats       map[string][]time.Time
+	deaths      map[string][]time.Time
+}
+
+func newIndex(h *History) *index {
+	x := &index{
+		History: h, pushByOp: map[int64]*Push{}, pushByEntry: map[int64]*Push{}, grants: map[int64]*Grant{},
+		byKey: map[[2]string][]*Grant{}, endings: map[int64][]*Ending{}, calls: map[int64][]*Call{},
+		beats: map[string][]time.Time{}, deaths: map[string][]time.Time{},
+	}
+	for i := range h.Pushes {
+		p := &h.Pushes[i]
+		x.pushByOp[p.Op] = p
+		if p.Entry != 0 {
+			x.pushByEntry[p.Entry] = p
+		}
+	}
+	for i := range h.Grants {
+		g := &h.Grants[i]
+		x.grants[g.Token] = g
+		x.byKey[[2]string{g.Queue, g.Key}] = append(x.byKey[[2]string{g.Queue, g.Key}], g)
+	}
+	for _, grants := range x.byKey {
+		slices.SortFunc(grants, func(a, b *Grant) int { return cmp.Compare(a.Seq, b.Seq) })
+	}
+	for i := range h.Endings {
+		x.endings[h.Endings[i].Entry] = append(x.endings[h.Endings[i].Entry], &h.Endings[i])
+	}
+	for i := range h.Calls {
+		x.calls[h.Calls[i].Entry] = append(x.calls[h.Calls[i].Entry], &h.Calls[i])
+	}
+	for _, b := range h.Beats {
+		x.beats[b.Process] = append(x.beats[b.Process], b.At)
+	}
+	for _, d := range h.Deaths {
+		x.deaths[d.Process] = append(x.deaths[d.Process], d.At)
+	}
+	return x
+}
+
+// silent is for how long a process had no committed heartbeat at a moment.
+func (x *index) silent(process string, at time.Time) time.Duration {
+	var last time.Time
+	for _, b := range x.beats[process] {
+		if b.After(at) {
+			break
+		}
+		last = b
+	}
+	return at.Sub(last)
+}

@@ -1,0 +1,312 @@
+package judge
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// Violation is one way in which a promise was broken.
+type Violation struct{ Invariant, Detail string }
+
+// Invariant is a promise and the check of it. Checked is how many cases the check looked at: none
+// means that the run shows nothing about it.
+type Invariant struct {
+	Name  string
+	Check func(x *index, r *report)
+}
+
+// report collects what one check found.
+type report struct {
+	checked int
+	found   []string
+}
+
+func (r *report) bad(format string, args ...any) {
+	r.found = append(r.found, fmt.Sprintf(format, args...))
+}
+
+// Invariants is the list of promises, in the order of docs/guarantees.md.
+var Invariants = []Invariant{
+	{"an accepted entry has an outcome", acceptedEnds},
+	{"an entry has one outcome", oneOutcome},
+	{"nothing runs or exists that was not pushed", nothingUnpushed},
+	{"a push and its transaction commit together", jointRows},
+	{"an effect in the database happens once", effectsOnce},
+	{"parts of a batch are done once", batchPartsOnce},
+	{"tokens are unique and grow per key", tokensGrow},
+	{"a call carries a committed token", callsAreGranted},
+	{"no overlap without silence beyond the lease", noOverlap},
+	{"an end is recorded under the newest token only", newestToken},
+	{"a result is what its own call answered", resultsAreAnswers},
+	{"entries of a key start in the order of acceptance", keysInOrder},
+	{"one key's history is that of a queue", linearizable},
+	{"attempts are errors", attemptsAreErrors},
+	{"crashes are deaths of nodes that had it", crashesAreDeaths},
+	{"failures have a cause", failuresHaveCauses},
+	{"limits are never exceeded", limitsHold},
+	{"each nominal time of a schedule fires once", slotsOnce},
+	{"nothing runs before it is due", notEarly},
+	{"a cancelled entry does not run", cancelsHold},
+	{"one delivery id for each ending", deliveriesOnce},
+	{"the API tells the outcome that is stored", toldIsStored},
+	{"all is terminal soon after the faults", drains},
+	{"hot tables stay bounded", tablesBounded},
+	{"the tables are consistent", consistent},
+}
+
+// Finding is the result of one invariant over one history.
+type Finding struct {
+	Name     string
+	Checked  int
+	Broken   int
+	Examples []string // the first few
+}
+
+// Judge checks every invariant.
+func Judge(h *History) []Finding {
+	x := newIndex(h)
+	findings := make([]Finding, 0, len(Invariants))
+	for _, i := range Invariants {
+		var r report
+		i.Check(x, &r)
+		findings = append(findings, Finding{i.Name, r.checked, len(r.found), r.found[:min(5, len(r.found))]})
+	}
+	return findings
+}
+
+func acceptedEnds(x *index, r *report) {
+	for i := range x.Pushes {
+		p := &x.Pushes[i]
+		if !p.Told {
+			continue
+		}
+		r.checked++
+		if len(x.endings[p.Entry]) == 0 {
+			r.bad("operation %d was accepted as entry %d of %s, which has no outcome", p.Op, p.Entry, p.Queue)
+		}
+	}
+}
+
+func oneOutcome(x *index, r *report) {
+	for entry, ends := range x.endings {
+		r.checked++
+		if len(ends) > 1 {
+			r.bad("entry %d ended %d times: %s, then %s", entry, len(ends), ends[0].Outcome, ends[1].Outcome)
+		}
+	}
+}
+
+func nothingUnpushed(x *index, r *report) {
+	inserted := map[int64]int64{}
+	for _, i := range x.Insertions {
+		if i.Op == 0 {
+			continue // of a schedule, a batch or a webhook
+		}
+		r.checked++
+		p := x.pushByOp[i.Op]
+		switch {
+		case p == nil:
+			r.bad("entry %d has operation %d, which no client made", i.Entry, i.Op)
+		case p.Refused:
+			r.bad("entry %d has operation %d, whose client was told that it was refused", i.Entry, i.Op)
+		case p.Told && p.Entry != i.Entry:
+			r.bad("operation %d was accepted as entry %d and is also entry %d", i.Op, p.Entry, i.Entry)
+		case inserted[i.Op] != 0:
+			r.bad("operation %d is entry %d and entry %d", i.Op, inserted[i.Op], i.Entry)
+		}
+		inserted[i.Op] = i.Entry
+	}
+	for i := range x.Calls {
+		c := &x.Calls[i]
+		r.checked++
+		if e, known := inserted[c.Op]; c.Op != 0 && (!known || e != c.Entry) {
+			r.bad(
+				"a worker was called for operation %d as entry %d, which is not in the database",
+				c.Op,
+				c.Entry,
+			)
+		}
+	}
+}
+
+func jointRows(x *index, r *report) {
+	inserted := map[int64]bool{}
+	for _, i := range x.Insertions {
+		inserted[i.Op] = true
+	}
+	for i := range x.Pushes {
+		p := &x.Pushes[i]
+		if !p.Joint {
+			continue
+		}
+		r.checked++
+		if x.Rows[p.Op] != inserted[p.Op] {
+			r.bad(
+				"operation %d: the client's own row exists: %v, the entry: %v",
+				p.Op,
+				x.Rows[p.Op],
+				inserted[p.Op],
+			)
+		}
+	}
+}
+
+func effectsOnce(x *index, r *report) {
+	for i := range x.Pushes {
+		p := &x.Pushes[i]
+		ends := x.endings[p.Entry]
+		if !p.Effect || p.Entry == 0 || len(ends) == 0 {
+			continue
+		}
+		r.checked++
+		want := 0
+		if ends[0].Outcome == "done" {
+			want = 1
+		}
+		if n := x.Effects[p.Op]; n != want {
+			r.bad(
+				"entry %d of operation %d is %s and its statement took effect %d times",
+				p.Entry,
+				p.Op,
+				ends[0].Outcome,
+				n,
+			)
+		}
+	}
+}
+
+func batchPartsOnce(x *index, r *report) {
+	for _, p := range x.BatchParts {
+		r.checked++
+		if p.Outcome != "done" || p.Effect != 1 {
+			r.bad("part %d of batch %d is %q and took effect %d times", p.No, p.Batch, p.Outcome, p.Effect)
+		}
+	}
+}
+
+func tokensGrow(x *index, r *report) {
+	seen := map[int64]bool{}
+	for i := range x.Grants {
+		r.checked++
+		if seen[x.Grants[i].Token] {
+			r.bad("token %d was granted twice", x.Grants[i].Token)
+		}
+		seen[x.Grants[i].Token] = true
+	}
+	for key, grants := range x.byKey {
+		for i := 1; i < len(grants); i++ {
+			if grants[i].Token <= grants[i-1].Token {
+				r.bad(
+					"key %s of %s was granted token %d after %d",
+					key[1],
+					key[0],
+					grants[i].Token,
+					grants[i-1].Token,
+				)
+			}
+		}
+	}
+}
+
+func callsAreGranted(x *index, r *report) {
+	for i := range x.Calls {
+		c := &x.Calls[i]
+		r.checked++
+		g := x.grants[c.Token]
+		switch {
+		case g == nil:
+			r.bad("entry %d was run under token %d, which was never committed", c.Entry, c.Token)
+		case g.Last < c.Entry || g.Key[:1] == "#" && g.Key != "#"+strconv.FormatInt(c.Entry, 10):
+			r.bad(
+				"entry %d was run under token %d of key %s, which does not cover it",
+				c.Entry,
+				c.Token,
+				g.Key,
+			)
+		}
+	}
+}
+
+// noOverlap looks at the calls of each key: a later one may begin before an earlier one has ended
+// only if the node of the earlier one had no committed heartbeat for a lease.
+func noOverlap(x *index, r *report) {
+	byKey := map[[2]string][]*Call{}
+	for i := range x.Calls {
+		c := &x.Calls[i]
+		if g := x.grants[c.Token]; g != nil {
+			byKey[[2]string{g.Queue, g.Key}] = append(byKey[[2]string{g.Queue, g.Key}], c)
+		}
+	}
+	for key, calls := range byKey {
+		slices.SortFunc(calls, func(a, b *Call) int { return a.Begin.Compare(b.Begin) })
+		for i, later := range calls {
+			r.checked++
+			for _, earlier := range calls[:i] {
+				if earlier.Closed.Sub(later.Begin) <= x.Tolerance {
+					continue
+				}
+				process := x.grants[earlier.Token].Process
+				silent := x.silent(process, later.Begin)
+				if earlier.Token == later.Token || silent < x.Lease-x.Tolerance {
+					r.bad(
+						"key %s of %s: entry %d ran under token %d beside entry %d under token %d, %v after a heartbeat of %s",
+						key[1],
+						key[0],
+						later.Entry,
+						later.Token,
+						earlier.Entry,
+						earlier.Token,
+						silent,
+						process,
+					)
+				}
+			}
+		}
+	}
+}
+
+func newestToken(x *index, r *report) {
+	for i := range x.Endings {
+		e := &x.Endings[i]
+		if e.Token == 0 {
+			continue
+		}
+		r.checked++
+		key := e.Key
+		if key == "" {
+			key = "#" + strconv.FormatInt(e.Entry, 10)
+		}
+		var newest *Grant
+		for _, g := range x.byKey[[2]string{e.Queue, key}] {
+			if g.Seq < e.Seq && (newest == nil || g.Seq > newest.Seq) {
+				newest = g
+			}
+		}
+		switch {
+		case newest == nil:
+			r.bad("entry %d ended under token %d, and its key %s was never granted", e.Entry, e.Token, key)
+		case newest.Token != e.Token:
+			r.bad("entry %d ended under token %d after token %d was granted", e.Entry, e.Token, newest.Token)
+		}
+	}
+}
+
+func resultsAreAnswers(x *index, r *report) {
+	for i := range x.Endings {
+		e := &x.Endings[i]
+		if e.Nonce == "" {
+			continue
+		}
+		r.checked++
+		if !slices.ContainsFunc(x.calls[e.Entry], func(c *Call) bool {
+			return c.Nonce == e.Nonce && c.Token == e.Token && c.Answer == "ok"
+		}) {
+			r.bad(
+				"the result of entry %d under token %d is no answer to a call under that token",
+				e.Entry,
+				e.Token,
+			)
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package judge
+
+import (
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func at(ms int) time.Time { return epoch.Add(time.Duration(ms) * time.Millisecond) }
+
+// good is a history without a fault: two keyed entries in order, a solo one that failed once and
+// whose node died, one with a callback that was cancelled, a statement, a joint push and a
+// schedule.
+func good() *History {
+	h := &History{
+		Lease: 3 * time.Second, Tolerance: 100 * time.Millisecond, CronStep: 2 * time.Second, DrainMax: time.Minute,
+		Effects: map[int64]int{5: 1}, Rows: map[int64]bool{6: true},
+		Pushes: []Push{
+			{Op: 1, Queue: "keyed", Key: "k", Called: at(0), Returned: at(5), Told: true, Entry: 11},
+			{Op: 2, Queue: "keyed", Key: "k", Called: at(10), Returned: at(15), Told: true, Entry: 12},
+			{
+				Op:       3,
+				Queue:    "solo",
+				Called:   at(10),
+				Returned: at(15),
+				Told:     true,
+				Entry:    13,
+				Due:      at(20),
+				FailMax:  9,
+				CrashMax: 9,
+			},
+			{
+				Op: 4, Queue: "solo", Called: at(10), Returned: at(15), Told: true, Entry: 14, Callback: true,
+				Cancel: &Cancel{at(16), at(18), true},
+			},
+			{Op: 5, Queue: "work", Called: at(10), Returned: at(15), Told: true, Entry: 15, Effect: true},
+			{Op: 6, Queue: "solo", Called: at(10), Returned: at(15), Told: true, Entry: 16, Joint: true},
+			{Op: 7, Queue: "solo", Called: at(10), Returned: at(15), Refused: true},
+		},
+		Calls: []Call{
+			{Entry: 11, Token: 101, Op: 1, Begin: at(30), Closed: at(40), Answer: "ok", Nonce: "a"},
+			{Entry: 12, Token: 102, Op: 2, Begin: at(50), Closed: at(60), Answer: "ok", Nonce: "b"},
+			{Entry: 13, Token: 103, Op: 3, Begin: at(50), Closed: at(60), Answer: "error"},
+			{Entry: 13, Token: 104, Op: 3, Begin: at(70), Closed: at(9000), Answer: "none"},
+			{Entry: 13, Token: 107, Op: 3, Begin: at(5000), Closed: at(5010), Answer: "ok", Nonce: "c"},
+			{Entry: 16, Token: 106, Op: 6, Begin: at(50), Closed: at(60), Answer: "ok", Nonce: "d"},
+		},
+		Beats:      []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
+		Deaths:     []Death{{"n1", at(800)}},
+		Samples:    []Sample{{"limited", 3, 3, at(0)}},
+		Firings:    []Firing{{"job", at(2000), 21}, {"job", at(4000), 22}},
+		Deliveries: []Delivery{{"id", 14, "cancelled"}, {"id", 14, "cancelled"}},
+		Told:       []Told{{11, "done"}},
+		BatchParts: []BatchPart{{1, 1, 1, "done"}},
+		Tables:     []Table{{"lock", 10, 20, 5, 9}},
+	}
+	for i, e := range []Ending{
+		{Entry: 11, Queue: "keyed", Key: "k", Outcome: "done", Token: 101, Nonce: "a"},
+		{Entry: 12, Queue: "keyed", Key: "k", Outcome: "done", Token: 102, Nonce: "b"},
+		{Entry: 13, Queue: "solo", Outcome: "done", Token: 107, Nonce: "c", Attempt: 1, Crashes: 1},
+		{Entry: 14, Queue: "solo", Outcome: "cancelled"},
+		{Entry: 15, Queue: "work", Outcome: "done", Token: 105},
+		{Entry: 16, Queue: "solo", Outcome: "done", Token: 106, Nonce: "d"},
+		{Entry: 21, Queue: "cron", Outcome: "done"},
+		{Entry: 22, Queue: "cron", Outcome: "done"},
+	} {
+		e.Seq = int64(200 + 10*i)
+		h.Endings = append(h.Endings, e)
+	}
+	h.Grants = []Grant{
+		{1, "keyed", "k", 101, 11, 1, "n1", at(20)},
+		{203, "keyed", "k", 102, 12, 1, "n1", at(45)},
+		{3, "solo", "#13", 103, 13, 1, "n1", at(45)},
+		{4, "solo", "#13", 104, 13, 1, "n1", at(65)},
+		{5, "work", "#15", 105, 15, 1, "n1", at(45)},
+		{6, "solo", "#16", 106, 16, 1, "n1", at(45)},
+		{7, "solo", "#13", 107, 13, 2, "n2", at(4990)},
+	}
+	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16} {
+		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
+	}
+	return h
+}
+
+func broken(h *History) map[string]int {
+	names := map[string]int{}
+	for _, f := range Judge(h) {
+		if f.Broken > 0 {
+			names[f.Name] = f.Broken
+		}
+	}
+	return names
+}
+
+func TestHistoryWithoutFaultBreaksNothing(t *testing.T) {
+	for _, f := range Judge(good()) {
+		if f.Broken > 0 {
+			t.Errorf("%s: %v", f.Name, f.Examples)
+		}
+		if f.Checked == 0 {
+			t.Errorf("%s: the history of this test has no case", f.Name)
+		}
+	}
+}
+
+// Each row breaks one promise; the invariant of that name must report it.
+func TestEachInvariantReportsItsViolation(t *testing.T) {
+	cases := map[string]func(h *History){
+		"an accepted entry has an outcome":                  func(h *History) { h.Endings = h.Endings[1:] },
+		"an entry has one outcome":                          func(h *History) { h.Endings = append(h.Endings, h.Endings[0]) },
+		"nothing runs or exists that was not pushed":        func(h *History) { h.Insertions = append(h.Insertions, Insertion{9, 99, 7, "solo"}) },
+		"a push and its transaction commit together":        func(h *History) { h.Rows = nil },
+		"an effect in the database happens once":            func(h *History) { h.Effects[5] = 2 },
+		"parts of a batch are done once":                    func(h *History) { h.BatchParts[0].Effect = 2 },
+		"tokens are unique and grow per key":                func(h *History) { h.Grants[6].Token = 104 },
+		"a call carries a committed token":                  func(h *History) { h.Calls[0].Token = 555 },
+		"no overlap without silence beyond the lease":       func(h *History) { h.Beats[1].At = at(4000) },
+		"an end is recorded under the newest token only":    func(h *History) { h.Endings[2].Token = 104 },
+		"a result is what its own call answered":            func(h *History) { h.Endings[0].Nonce = "z" },
+		"entries of a key start in the order of acceptance": func(h *History) { h.Calls[0].Begin = at(55) },
+		"one key's history is that of a queue":              func(h *History) { h.Calls[0].Begin = at(55) },
+		"attempts are errors":                               func(h *History) { h.Endings[0].Attempt = 1 },
+		"crashes are deaths of nodes that had it":           func(h *History) { h.Endings[2].Crashes = 3 },
+		"failures have a cause":                             func(h *History) { h.Endings[0].Outcome = "failed" },
+		"limits are never exceeded":                         func(h *History) { h.Samples[0].Locks = 4 },
+		"each nominal time of a schedule fires once":        func(h *History) { h.Firings[1].Nominal = at(6000) },
+		"nothing runs before it is due":                     func(h *History) { h.Pushes[2].Due = at(500) },
+		"a cancelled entry does not run":                    func(h *History) { h.Endings[3].Outcome = "done" },
+		"one delivery id for each ending":                   func(h *History) { h.Deliveries[0].ID = "other" },
+		"the API tells the outcome that is stored":          func(h *History) { h.Told[0].State = "failed" },
+		"all is terminal soon after the faults":             func(h *History) { h.Unfinished = []string{"entry 7"} },
+		"hot tables stay bounded":                           func(h *History) { h.Tables[0].Dead = 100 },
+		"the tables are consistent":                         func(h *History) { h.Broken = []string{"a lock has a node"} },
+	}
+	if len(cases) != len(Invariants) {
+		t.Errorf("%d cases for %d invariants", len(cases), len(Invariants))
+	}
+	for name, spoil := range cases {
+		h := good()
+		spoil(h)
+		if broken(h)[name] == 0 {
+			t.Errorf("%q reports nothing; others: %v", name, broken(h))
+		}
+	}
+}
+
+// A judge that used code of the product could share its mistakes.
+func TestJudgeImportsNothingOfTheProduct(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range file.Imports {
+			if strings.Contains(i.Path.Value, "penstock") {
+				t.Errorf("%s imports %s", name, i.Path.Value)
+			}
+		}
+	}
+}
+
+func TestLinearizabilityFindsAnOvertaking(t *testing.T) {
+	h := &History{}
+	for i := range 20 {
+		began := at(10 * i)
+		h.Pushes = append(h.Pushes, Push{
+			Op: int64(i + 1), Queue: "keyed", Key: "k", Told: true, Entry: int64(i + 1),
+			Called: began, Returned: began.Add(5 * time.Millisecond),
+		})
+		h.Calls = append(h.Calls, Call{Entry: int64(i + 1), Op: int64(i + 1), Begin: at(1000 + 10*i)})
+	}
+	check := func(h *History) int {
+		var r report
+		linearizable(newIndex(h), &r)
+		return len(r.found)
+	}
+	if check(h) != 0 {
+		t.Fatal("an orderly history is refused")
+	}
+	h.Calls[7].Begin, h.Calls[8].Begin = h.Calls[8].Begin, h.Calls[7].Begin
+	if check(h) == 0 {
+		t.Error("an overtaking is not found")
+	}
+}
