@@ -16,7 +16,7 @@ ARGS    ?=
 SOAK    ?= 10m
 
 # Modules of their own, so that the product's go.mod lists only what it runs on. One without Go files yet is left out.
-MODULES := $(sort $(foreach mod,$(wildcard examples/*/go.mod bench/go.mod bench/*/go.mod),$(if $(shell find $(dir $(mod)) -name '*.go' -print -quit),$(patsubst %/,%,$(dir $(mod))))))
+MODULES := $(sort $(foreach mod,$(wildcard examples/*/go.mod bench/go.mod bench/*/go.mod chaos/go.mod),$(if $(shell find $(dir $(mod)) -name '*.go' -print -quit),$(patsubst %/,%,$(dir $(mod))))))
 
 # npm packages bring Go files of their own.
 GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -o -name '*.go' -print
@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch soak noisy replay clean
+.PHONY: help fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -116,6 +116,19 @@ bench-http: ## Push through a leader's HTTP API: single, lists and streams, entr
 
 bench-dispatch: ## Calls a second through one node to a worker that answers at once, with 8, 64 and 512 slots
 	go -C bench run ./cmd/dispatch $(ARGS)
+
+# CHAOS is how long the faults last: 90s in CI, 10m for every day, 6h for a soak.
+CHAOS ?= 10m
+
+chaos: ## Try to break every promise for ten minutes: real programs, a proxy, faults from a seed, judges; CHAOS=90s, ARGS='-seed 7'
+	@mkdir -p bin
+	go build -o bin/ ./cmd/leader ./cmd/tasknode
+	go -C chaos build -o ../bin/chaos .
+	bin/chaos -bin bin -for $(CHAOS) $(ARGS)
+
+chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint'
+	go -C chaos build -o ../bin/chaos .
+	cd chaos && ../bin/chaos -mutants -seed 1 $(ARGS)
 
 soak: ## Ten minutes of inference on hostile workers while nodes die; SOAK=1m shortens it
 	PENSTOCK_SOAK=$(SOAK) go test -count=1 -timeout 60m -run TestSoak -v ./pkg/inference

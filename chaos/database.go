@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+)
+
+const (
+	superuser    = "postgres"
+	databaseName = "chaos"
+)
+
+// database is the private Postgres with fsync on, and the harness's own connections, which do not
+// go through the proxy.
+type database struct {
+	server *devpostgres.Server
+	socket string // of the server
+	host   string // directory of the socket
+	port   uint16
+	pool   *pgxpool.Pool
+	clock  *clock // nil: libfaketime is not installed
+}
+
+func startDatabase(ctx context.Context, clock *clock) (*database, error) {
+	if clock != nil {
+		clock.enter()
+		defer clock.leave()
+	}
+	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: map[string]string{
+		"fsync": "on", "synchronous_commit": "on", "max_connections": "120", "shared_buffers": "128MB",
+		"autovacuum_naptime": "5s", "deadlock_timeout": "500ms", "max_wal_senders": "4",
+		"log_min_messages": "warning",
+	}})
+	if err != nil {
+		return nil, err
+	}
+	cc := server.Config()
+	d := &database{server: server, host: cc.Host, port: cc.Port, clock: clock}
+	d.socket = filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port))
+	admin, err := pgx.ConnectConfig(ctx, cc)
+	if err != nil {
+		return nil, err
+	}
+	defer admin.Close(ctx)
+	if _, err := admin.Exec(ctx, "CREATE DATABASE "+databaseName); err != nil {
+		return nil, err
+	}
+	d.pool, err = pgxpool.New(ctx, d.dsn())
+	return d, err
+}
+
+// dsn is the address of the database past the proxy.
+func (d *database) dsn() string {
+	return fmt.Sprintf(
+		"postgres://%s@/%s?host=%s&port=%d&pool_max_conns=6&application_name=chaos",
+		superuser,
+		databaseName,
+		url.QueryEscape(d.host),
+		d.port,
+	)
+}
+
+func (d *database) close() {
+	if d.pool != nil {
+		d.pool.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_ = d.server.Stop(ctx)
+}
+
+// restart stops the server by a signal, leaves it down for a while and starts it again.
+func (d *database) restart(ctx context.Context, how devpostgres.Signal, down time.Duration) error {
+	if err := d.server.Halt(ctx, how); err != nil {
+		return err
+	}
+	time.Sleep(down)
+	if d.clock != nil {
+		d.clock.enter()
+		defer d.clock.leave()
+	}
+	return d.server.Resume(ctx)
+}
+
+// exec runs a statement of the harness past the proxy.
+func (d *database) exec(ctx context.Context, sql string, args ...any) error {
+	_, err := d.pool.Exec(ctx, sql, args...)
+	return err
+}
+
+// lockTables keeps every statement from the hot tables for a while.
+func (d *database) lockTables(ctx context.Context, hold time.Duration) error {
+	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
+		const sql = `LOCK TABLE penstock.ready, penstock.lock, penstock.node IN ACCESS EXCLUSIVE MODE`
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, sql); err != nil {
+			return err
+		}
+		time.Sleep(hold)
+		return nil
+	})
+}
+
+// holdSnapshot keeps a REPEATABLE READ transaction open for a while, so that no dead row can be
+// removed.
+func (d *database) holdSnapshot(ctx context.Context, hold time.Duration) error {
+	return pgx.BeginTxFunc(ctx, d.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT count(*) FROM penstock.queue`); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(hold):
+		case <-ctx.Done():
+		}
+		return nil
+	})
+}
+
+// useUpConnections opens connections until the server refuses, and keeps them for a while.
+func (d *database) useUpConnections(ctx context.Context, hold time.Duration) (taken int) {
+	var conns []*pgx.Conn
+	defer func() {
+		for _, c := range conns {
+			c.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	for range 200 {
+		c, err := pgx.Connect(
+			ctx,
+			d.dsn()[:len(d.dsn())-len("&pool_max_conns=6&application_name=chaos")]+"&application_name=chaos_filler",
+		)
+		if err != nil {
+			break
+		}
+		conns = append(conns, c)
+	}
+	time.Sleep(hold)
+	return len(conns)
+}
+
+// killBackends terminates some of the sessions of the product.
+func (d *database) killBackends(ctx context.Context, share float64) (n int, err error) {
+	err = d.pool.QueryRow(ctx, `
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+ WHERE datname = $1 AND application_name NOT LIKE 'chaos%' AND random() < $2`, databaseName, share).Scan(&n)
+	return n, err
+}
+
+// clock is the clock of the database server, moved by libfaketime.
+type clock struct {
+	library, file string
+}
+
+var fakeLibraries = []string{
+	"/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+	"/usr/lib/faketime/libfaketime.so.1",
+}
+
+// findClock returns nil where libfaketime is not installed.
+func findClock(dir string) *clock {
+	for _, library := range fakeLibraries {
+		if _, err := os.Stat(library); err == nil {
+			c := &clock{library, filepath.Join(dir, "faketime")}
+			if c.jump(0) != nil {
+				return nil
+			}
+			return c
+		}
+	}
+	return nil
+}
+
+// enter lets servers that are started from now on see the moved clock, and leave ends that.
+func (c *clock) enter() {
+	for name, value := range map[string]string{
+		"LD_PRELOAD": c.library, "FAKETIME_TIMESTAMP_FILE": c.file,
+		"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+	} {
+		os.Setenv(name, value)
+	}
+}
+
+func (c *clock) leave() {
+	for _, name := range []string{
+		"LD_PRELOAD", "FAKETIME_TIMESTAMP_FILE", "FAKETIME_NO_CACHE", "FAKETIME_DONT_FAKE_MONOTONIC",
+	} {
+		os.Unsetenv(name)
+	}
+}
+
+// jump sets how far the server's clock is ahead.
+func (c *clock) jump(ahead time.Duration) error {
+	next := c.file + ".next"
+	text := fmt.Appendf(nil, "%+d\n", int(ahead.Seconds()))
+	if err := os.WriteFile(next, text, 0o644); err != nil { //nolint:gosec // the server runs as another user
+		return err
+	}
+	return os.Rename(next, c.file)
+}

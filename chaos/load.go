@@ -1,0 +1,291 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/chaos/judge"
+	"github.com/penstock/penstock/chaos/pgproxy"
+)
+
+// load is the clients. They speak HTTP and SQL by themselves, and record what they asked for and
+// what they were told.
+type load struct {
+	leaders []string // addresses of the API
+	sql     string   // address of the database through the clients' link
+	hook    string
+	http    *http.Client
+	seed    uint64
+	ops     atomic.Int64
+	work    sync.WaitGroup
+	patient context.Context // clients stop asking again when it ends
+	db      *database
+
+	mu      sync.Mutex
+	pushes  []*judge.Push
+	batches []int64
+	asked   int // requests, also those that were repeated
+}
+
+func newLoad(
+	patient context.Context,
+	seed uint64,
+	leaders []string,
+	link *pgproxy.Link,
+	hook string,
+	db *database,
+) *load {
+	return &load{
+		leaders: leaders, hook: hook, seed: seed, patient: patient, db: db,
+		sql: fmt.Sprintf(
+			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
+			superuser,
+			link.Address(),
+			databaseName,
+		),
+		http: &http.Client{Timeout: 12 * time.Second},
+	}
+}
+
+// run pushes at a rate until ctx ends. What is pushed follows from the seed.
+func (l *load) run(ctx context.Context, perSecond float64) {
+	random := rand.New(rand.NewPCG(l.seed, 1))
+	tick := time.NewTicker(time.Duration(float64(time.Second) / perSecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		one := l.next(random)
+		l.work.Add(1)
+		go func() {
+			defer l.work.Done()
+			one()
+		}()
+	}
+}
+
+// wait returns when every client has its answer, or has given up.
+func (l *load) wait() { l.work.Wait() }
+
+// next makes the next operation.
+func (l *load) next(random *rand.Rand) func() {
+	op := l.ops.Add(1)
+	p := &judge.Push{Op: op, Queue: "solo", FailMax: attemptsMax, CrashMax: crashesMax}
+	in := payload{Op: op, MS: 5 + random.IntN(60)}
+	body := map[string]any{}
+	roll, again := random.IntN(100), random.IntN(5)
+	switch {
+	case roll < 20: // solo
+	case roll < 48:
+		p.Queue, p.Key = "keyed", "key "+strconv.Itoa(random.IntN(6))
+		body["lock_key"] = p.Key
+		in.MS /= 2
+	case roll < 58:
+		p.Queue = "limited"
+		in.MS = 50 + random.IntN(100)
+	case roll < 68: // retried
+		in.Fail = 1 + random.IntN(2)
+	case roll < 75: // delayed
+		p.Due = time.Now().Add(time.Duration(500+random.IntN(4000)) * time.Millisecond)
+		body["due_at"] = p.Due
+	case roll < 81: // cancelled while it waits
+		p.Due = time.Now().Add(time.Duration(1000+random.IntN(4000)) * time.Millisecond)
+		body["due_at"] = p.Due
+		p.Cancel = &judge.Cancel{}
+	case roll < 86:
+		p.Callback = true
+		body["callback"] = map[string]any{"url": l.hook}
+	case roll < 94:
+		p.Queue, p.Effect = "work", true
+	case roll < 98:
+		p.Joint = true
+		body["payload"] = in
+		return func() { l.joint(p, in) }
+	default:
+		if roll == 99 && again < 3 {
+			n := 5 + random.IntN(20)
+			return func() { l.batch(n) }
+		}
+		in.MS = 1000 + random.IntN(2000) // a long run
+	}
+	body["payload"] = in
+	return func() { l.push(p, body) }
+}
+
+func (l *load) record(p *judge.Push) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pushes = append(l.pushes, p)
+}
+
+// push accepts one entry over HTTP, and asks again under the same key until it is told.
+func (l *load) push(p *judge.Push, body map[string]any) {
+	defer func() { l.record(p) }()
+	text, err := json.Marshal(body)
+	if err != nil {
+		return
+	}
+	p.Called = time.Now()
+	var answer struct {
+		ID int64 `json:"id"`
+	}
+	status := l.ask(p.Op, "/v1/queues/"+p.Queue+"/entries", fmt.Sprintf("op-%d", p.Op), text, &answer)
+	p.Returned = time.Now()
+	p.Told, p.Entry, p.Refused = status/100 == 2 && answer.ID != 0, answer.ID, status/100 == 4
+	if p.Cancel == nil || !p.Told {
+		return
+	}
+	time.Sleep(time.Duration(p.Op%7) * 100 * time.Millisecond)
+	p.Cancel.Called = time.Now()
+	var verdict struct {
+		Verdict string `json:"verdict"`
+	}
+	status = l.ask(
+		p.Op,
+		fmt.Sprintf("/v1/entries/%d/cancel", p.Entry),
+		"",
+		[]byte(`{"reason": "the client changed its mind"}`),
+		&verdict,
+	)
+	p.Cancel.Returned = time.Now()
+	p.Cancel.Cancelled = status/100 == 2 && verdict.Verdict == "cancelled"
+}
+
+// ask posts until there is an answer that is final, and returns its status; 0 if there was none.
+func (l *load) ask(op int64, path, key string, body []byte, into any) int {
+	for try := int64(0); l.patient.Err() == nil; try++ {
+		l.mu.Lock()
+		l.asked++
+		l.mu.Unlock()
+		status, err := l.once(l.leaders[(op+try)%int64(len(l.leaders))]+path, key, body, into)
+		final := err == nil && status < 500 && status != http.StatusRequestTimeout &&
+			status != http.StatusTooManyRequests
+		if final && (status != http.StatusConflict || key == "") {
+			return status
+		}
+		time.Sleep(time.Duration(50+rand.IntN(200)) * time.Millisecond)
+	}
+	return 0
+}
+
+func (l *load) once(url, key string, body []byte, into any) (int, error) {
+	ctx, cancel := context.WithTimeout(l.patient, 12*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if key != "" {
+		r.Header.Set("Idempotency-Key", strconv.Quote(key))
+	}
+	answer, err := l.http.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err // the answer broke off: nobody knows
+	}
+	if answer.StatusCode/100 == 2 {
+		err = json.Unmarshal(text, into)
+	}
+	return answer.StatusCode, err
+}
+
+// joint pushes in a transaction of the client's own, with a row of the client's own. It is not
+// repeated.
+func (l *load) joint(p *judge.Push, in payload) {
+	defer func() { l.record(p) }()
+	text, err := json.Marshal(in)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(l.patient, 15*time.Second)
+	defer cancel()
+	p.Called = time.Now()
+	conn, err := pgx.Connect(ctx, l.sql)
+	if err != nil {
+		return
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	var entry int64
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `INSERT INTO judge.client_row VALUES ($1)`, p.Op); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `SELECT penstock.push('solo', $1::jsonb)`, string(text)).Scan(&entry)
+	})
+	p.Returned = time.Now()
+	if err == nil {
+		p.Told, p.Entry = true, entry
+	}
+}
+
+// batch makes a batch of n items, past the proxy: what is tried are its parts.
+func (l *load) batch(n int) {
+	ctx, cancel := context.WithTimeout(l.patient, time.Minute)
+	defer cancel()
+	const sql = `
+SELECT penstock.create_batch('b', 'parts', jsonb_build_object('part_size', 3, 'items',
+       (SELECT jsonb_agg(jsonb_build_object('b', $1::bigint, 'i', i)) FROM generate_series(1, $2::int) i)))`
+	label := l.ops.Add(1)
+	for ctx.Err() == nil {
+		var id int64
+		err := l.db.pool.QueryRow(ctx, sql, label, n).Scan(&id)
+		if err == nil {
+			l.mu.Lock()
+			l.batches = append(l.batches, id)
+			l.mu.Unlock()
+			return
+		}
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return // it may have been made nevertheless: then its parts are judged like others
+		}
+	}
+}
+
+// tell asks the API how entries ended.
+func (l *load) tell(ctx context.Context, entries []int64) (told []judge.Told, err error) {
+	for i, id := range entries {
+		r, err := http.NewRequestWithContext(
+			ctx,
+			http.MethodGet,
+			fmt.Sprintf("%s/v1/entries/%d", l.leaders[i%len(l.leaders)], id),
+			nil,
+		)
+		if err != nil {
+			return nil, err
+		}
+		answer, err := l.http.Do(r)
+		if err != nil {
+			return nil, err
+		}
+		var state struct {
+			State string `json:"state"`
+		}
+		err = json.NewDecoder(answer.Body).Decode(&state)
+		answer.Body.Close()
+		if err != nil {
+			return nil, err
+		}
+		told = append(told, judge.Told{Entry: id, State: state.State})
+	}
+	return told, nil
+}

@@ -1,0 +1,171 @@
+// Command chaos tries to make the queue break its promises: it starts the real programs on a
+// private Postgres, behind a proxy that understands the Postgres protocol, under a mixed load, and
+// kills, stops, cuts and misleads them as a seed says. Judges that know nothing of the product
+// decide from three independent records whether each promise held.
+//
+// docs/reliability.md explains what is done and what was found. The exit status is 1 if a promise
+// was broken.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/chaos/judge"
+)
+
+func main() {
+	var cfg config
+	var keep bool
+	flag.DurationVar(&cfg.run, "for", 10*time.Minute, "how long load and faults last")
+	flag.Uint64Var(&cfg.seed, "seed", 0, "of load and faults; 0: a random one, which is printed")
+	flag.Float64Var(&cfg.rate, "rate", 25, "operations of clients a second")
+	flag.IntVar(&cfg.nodes, "nodes", 3, "task nodes")
+	flag.IntVar(&cfg.leaders, "leaders", 2, "leaders")
+	flag.DurationVar(&cfg.lease, "lease", 3*time.Second, "of task nodes")
+	flag.DurationVar(
+		&cfg.drainMax,
+		"drain",
+		time.Minute,
+		"how long after the faults everything may take to end",
+	)
+	flag.StringVar(&cfg.binaries, "bin", "../bin", "directory with the programs leader and tasknode")
+	flag.BoolVar(
+		&cfg.clock,
+		"clock",
+		false,
+		"let the server's clock jump by up to an hour; needs libfaketime",
+	)
+	flag.BoolVar(&cfg.faults, "faults", true, "false: the load alone, which must break nothing either")
+	flag.BoolVar(&keep, "keep", false, "keep the logs of the programs")
+	hunting := flag.Bool(
+		"mutants",
+		false,
+		"build the programs with one known bug after another and see whether it is found",
+	)
+	only := flag.String("only", "", "with -mutants: those whose name contains this")
+	flag.Parse()
+	if cfg.seed == 0 {
+		cfg.seed = uint64(rand.Uint32())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	if *hunting {
+		missed, err := hunt(ctx, cfg.seed, *only)
+		stop()
+		end(err, missed > 0)
+	}
+	broken, err := run(ctx, cfg, keep)
+	stop()
+	if broken > 0 {
+		fmt.Printf(
+			"chaos: %d promises were broken; again with: make chaos CHAOS=%v ARGS='-seed %d'\n",
+			broken,
+			cfg.run,
+			cfg.seed,
+		)
+	} else if err == nil {
+		fmt.Println("chaos: every promise held")
+	}
+	end(err, broken > 0)
+}
+
+// end ends the program with its status: 1 if something was found (or, of mutants, not found), 2 if
+// the harness itself failed.
+func end(err error, bad bool) {
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(2)
+	case bad:
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
+	if cfg.binaries, err = filepath.Abs(cfg.binaries); err != nil {
+		return 0, err
+	}
+	if cfg.logs, err = os.MkdirTemp("", "penstock-chaos-"); err != nil {
+		return 0, err
+	}
+	if err := os.Chmod(cfg.logs, 0o755); err != nil { //nolint:gosec // the server's user reads the moved clock there
+		return 0, err
+	}
+	fmt.Printf("chaos: seed %d, %v, logs in %s\n", cfg.seed, cfg.run, cfg.logs)
+	defer func() {
+		if !keep && broken == 0 && err == nil {
+			os.RemoveAll(cfg.logs)
+		}
+	}()
+	s, err := openSite(ctx, cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer s.close()
+	patient, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	s.load.patient = patient
+	p := newPlan(s, cfg.seed)
+	took := s.storm(ctx, p)
+	if ctx.Err() != nil {
+		return 0, errors.New("interrupted: nothing was judged")
+	}
+	if err := s.heal(ctx); err != nil {
+		return 0, fmt.Errorf("heal: %w", err)
+	}
+	time.AfterFunc(30*time.Second, giveUp)
+	s.load.wait()
+	left, drained := s.drain(ctx)
+	h, err := s.history(ctx)
+	if err != nil {
+		return 0, err
+	}
+	h.Unfinished, h.Drained = left, drained
+	if h.Told, err = s.load.tell(ctx, someEntries(h, 200)); err != nil {
+		return 0, fmt.Errorf("ask for outcomes: %w", err)
+	}
+	return s.report(os.Stdout, p, h, judge.Judge(h), took), nil
+}
+
+// storm is the load and the faults, and what is recorded meanwhile.
+func (s *site) storm(ctx context.Context, p *plan) time.Duration {
+	began := time.Now()
+	ctx, end := context.WithTimeout(ctx, s.cfg.run)
+	defer end()
+	ended := make(chan struct{}, 4)
+	duties := []func(context.Context){
+		func(ctx context.Context) { s.load.run(ctx, s.cfg.rate) }, s.sample, s.watch,
+	}
+	if s.cfg.faults {
+		s.policy.begin()
+		duties = append(duties, p.run)
+	}
+	for _, duty := range duties {
+		go func() {
+			duty(ctx)
+			ended <- struct{}{}
+		}()
+	}
+	for range duties {
+		<-ended
+	}
+	return time.Since(began)
+}
+
+// someEntries returns n entries that have ended, spread over the run.
+func someEntries(h *judge.History, n int) []int64 {
+	var ids []int64
+	for i := 0; i < len(h.Endings); i += max(1, len(h.Endings)/n) {
+		ids = append(ids, h.Endings[i].Entry)
+	}
+	return ids
+}

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock/penstock/chaos/pgproxy"
+	"github.com/penstock/penstock/internal/devpostgres"
+)
+
+// step is one fault of the plan: its share among the others and what it does. It returns the name
+// it is counted under.
+type step struct {
+	share int
+	do    func(p *plan) string
+}
+
+// plan brings about one fault after another. Which ones, when and how long follows from the seed
+// alone; what they meet in the programs depends on the machine as well.
+type plan struct {
+	site   *site
+	random *rand.Rand
+	done   map[string]int
+	skip   map[string]bool
+	ctx    context.Context
+}
+
+func newPlan(s *site, seed uint64) *plan {
+	return &plan{
+		site:   s,
+		random: rand.New(rand.NewPCG(seed, 3)),
+		done:   map[string]int{},
+		skip:   map[string]bool{},
+	}
+}
+
+var steps = []step{
+	{10, (*plan).killNode},
+	{4, (*plan).killLeader},
+	{5, (*plan).freeze},
+	{4, (*plan).drainNode},
+	{1, (*plan).rollingRestart},
+	{14, (*plan).loseAnswers},
+	{8, (*plan).killAtCommit},
+	{10, (*plan).injectError},
+	{6, (*plan).cutLink},
+	{5, (*plan).slowLink},
+	{5, (*plan).blackhole},
+	{4, (*plan).killBackends},
+	{2, (*plan).restartDatabase},
+	{2, (*plan).lockTables},
+	{1, (*plan).useUpConnections},
+	{1, (*plan).holdSnapshot},
+	{8, (*plan).spoilWorkers},
+	{1, (*plan).jumpClock},
+}
+
+// run does steps until ctx ends.
+func (p *plan) run(ctx context.Context) {
+	p.ctx = ctx
+	total := 0
+	for _, s := range steps {
+		total += s.share
+	}
+	for ctx.Err() == nil {
+		roll := p.random.IntN(total)
+		for _, s := range steps {
+			if roll -= s.share; roll < 0 {
+				if name := s.do(p); name != "" {
+					p.done[name]++
+				}
+				break
+			}
+		}
+		p.rest(200*time.Millisecond, 900*time.Millisecond)
+	}
+}
+
+// rest waits for a time between two bounds; the time is drawn even if the run ends meanwhile.
+func (p *plan) rest(from, to time.Duration) {
+	select {
+	case <-time.After(p.between(from, to)):
+	case <-p.ctx.Done():
+	}
+}
+
+func (p *plan) between(from, to time.Duration) time.Duration {
+	return from + time.Duration(p.random.Int64N(int64(to-from)))
+}
+
+func (p *plan) leases(from, to float64) time.Duration {
+	return time.Duration((from + (to-from)*p.random.Float64()) * float64(p.site.cfg.lease))
+}
+
+func pick[T any](p *plan, list []T) T { return list[p.random.IntN(len(list))] }
+
+func (p *plan) killNode() string {
+	n, back := pick(p, p.site.nodes), p.between(0, 4*time.Second)
+	if n.kill() {
+		p.site.startLater(n, back)
+		return "kill -9 of a task node"
+	}
+	return ""
+}
+
+func (p *plan) killLeader() string {
+	l, back := pick(p, p.site.leaders), p.between(0, 3*time.Second)
+	if l.kill() {
+		p.site.startLater(l, back)
+		return "kill -9 of a leader"
+	}
+	return ""
+}
+
+func (p *plan) freeze() string {
+	all := append(append([]*process{}, p.site.nodes...), p.site.leaders...)
+	one, d := pick(p, all), p.leases(1.2, 3)
+	if one.freeze(d, p.site.cfg.lease) {
+		return "SIGSTOP for 1.2 to 3 leases of a " + one.kind
+	}
+	return ""
+}
+
+func (p *plan) drainNode() string {
+	n := pick(p, p.site.nodes)
+	go func() {
+		n.drain(15 * time.Second)
+		p.site.startLater(n, 0)
+	}()
+	return "SIGTERM of a task node"
+}
+
+func (p *plan) rollingRestart() string {
+	for _, one := range append(append([]*process{}, p.site.leaders...), p.site.nodes...) {
+		if p.ctx.Err() != nil {
+			break
+		}
+		one.drain(15 * time.Second)
+		p.site.startLater(one, 0)
+		p.rest(500*time.Millisecond, time.Second)
+	}
+	return "rolling restart of all programs"
+}
+
+// loseAnswers arms faults after, and between, the rows and the commit.
+func (p *plan) loseAnswers() string {
+	kind := pick(p, pgproxy.Kinds)
+	fault := pick(
+		p,
+		[]pgproxy.Fault{
+			pgproxy.Swallow,
+			pgproxy.Swallow,
+			pgproxy.Swallow,
+			pgproxy.Mute,
+			pgproxy.Late,
+			pgproxy.Unsent,
+			pgproxy.CutBefore,
+		},
+	)
+	p.site.policy.arm(rule{
+		kind: kind, fault: fault, chance: 0.5, left: 1 + p.random.IntN(6), delay: p.leases(0.1, 1.5), onlyEnd: true,
+		until: time.Now().Add(p.between(time.Second, 4*time.Second)),
+	})
+	return ""
+}
+
+func (p *plan) killAtCommit() string {
+	p.site.policy.arm(rule{
+		kind: pick(
+			p,
+			pgproxy.Kinds,
+		), fault: pick(p, []pgproxy.Fault{pgproxy.KillBefore, pgproxy.KillAfter}), chance: 0.5, left: 1,
+		onlyEnd: true, until: time.Now().Add(3 * time.Second),
+	})
+	return ""
+}
+
+func (p *plan) injectError() string {
+	p.site.policy.arm(rule{
+		kind: pick(
+			p,
+			append([]pgproxy.Kind{""}, pgproxy.Kinds...),
+		), fault: pgproxy.Refuse, code: pick(p, sqlstates), chance: 0.5,
+		left: 1 + p.random.IntN(4), until: time.Now().Add(3 * time.Second),
+	})
+	return ""
+}
+
+func (p *plan) someLink() *process {
+	return pick(p, append(append([]*process{}, p.site.nodes...), p.site.leaders...))
+}
+
+func (p *plan) cutLink() string {
+	one, refuse := p.someLink(), p.between(0, 3*time.Second)
+	one.link.Refuse(true)
+	one.link.Cut()
+	time.AfterFunc(refuse, func() { one.link.Refuse(false) })
+	return "connections cut and refused for a while"
+}
+
+func (p *plan) slowLink() string {
+	one := p.someLink()
+	one.link.Delay(p.between(20*time.Millisecond, 700*time.Millisecond))
+	time.AfterFunc(p.between(time.Second, 5*time.Second), func() { one.link.Delay(0) })
+	return "connections slow for a while"
+}
+
+func (p *plan) blackhole() string {
+	one, way, d := p.someLink(), p.random.IntN(3), p.leases(0.3, 2.5)
+	if d > p.site.cfg.lease/2 {
+		one.cutOff()
+	}
+	one.link.Blackhole(way != 1, way != 0)
+	time.AfterFunc(d, func() {
+		one.link.Blackhole(false, false)
+		one.link.Cut() // what was swallowed leaves the two sides without a common state
+	})
+	return "connections black-holed " + []string{"to the server", "from the server", "both ways"}[way]
+}
+
+func (p *plan) killBackends() string {
+	ctx, cancel := context.WithTimeout(p.ctx, 5*time.Second)
+	defer cancel()
+	if n, err := p.site.db.killBackends(ctx, 0.1+0.5*p.random.Float64()); err != nil || n == 0 {
+		return ""
+	}
+	return "backends of Postgres terminated"
+}
+
+func (p *plan) restartDatabase() string {
+	how := pick(p, []devpostgres.Signal{devpostgres.Immediate, devpostgres.Crash, devpostgres.Fast})
+	down := p.between(0, 3*time.Second)
+	if err := p.site.db.restart(context.WithoutCancel(p.ctx), how, down); err != nil {
+		p.site.fail(fmt.Errorf("restart Postgres: %w", err))
+		return ""
+	}
+	p.site.restarted()
+	return "restart of Postgres: " + map[devpostgres.Signal]string{
+		devpostgres.Immediate: "immediate", devpostgres.Crash: "kill -9", devpostgres.Fast: "fast",
+	}[how]
+}
+
+func (p *plan) lockTables() string {
+	ctx, cancel := context.WithTimeout(p.ctx, 15*time.Second)
+	defer cancel()
+	if p.site.db.lockTables(ctx, p.between(time.Second, 5*time.Second)) != nil {
+		return ""
+	}
+	return "hot tables locked for up to 5 s"
+}
+
+func (p *plan) useUpConnections() string {
+	if p.site.db.useUpConnections(p.ctx, p.between(time.Second, 3*time.Second)) == 0 {
+		return ""
+	}
+	return "max_connections used up"
+}
+
+func (p *plan) holdSnapshot() string {
+	hold := p.between(10*time.Second, 40*time.Second)
+	go func() { _ = p.site.db.holdSnapshot(p.ctx, hold) }()
+	return "a snapshot held for 10 to 40 s"
+}
+
+func (p *plan) spoilWorkers() string {
+	m, share := pick(p, modes), 20+p.random.Int64N(60)
+	p.site.recorder.behave(m, share)
+	time.AfterFunc(p.between(time.Second, 4*time.Second), func() { p.site.recorder.behave(honest, 0) })
+	return "worker: " + string(m)
+}
+
+func (p *plan) jumpClock() string {
+	if p.site.db.clock == nil || !p.site.cfg.clock {
+		return ""
+	}
+	p.site.ahead = time.Duration(p.random.IntN(121)-60) * time.Minute
+	if err := p.site.db.clock.jump(p.site.ahead); err != nil {
+		p.site.fail(err)
+	}
+	return "the server's clock jumped by up to an hour"
+}

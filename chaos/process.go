@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/chaos/judge"
+	"github.com/penstock/penstock/chaos/pgproxy"
+)
+
+// process is a program of the product that is killed and started again. Each start is an
+// incarnation with a name of its own.
+type process struct {
+	kind string // leader or tasknode
+	name string
+	path string
+	args func(incarnation, database string) []string
+	link *pgproxy.Link
+	logs string // directory
+
+	mu          sync.Mutex
+	incarnation int
+	cmd         *exec.Cmd
+	ended       chan struct{}
+	deaths      []judge.Death
+	starts      int
+}
+
+// database is the address of the process's own way through the proxy.
+func (p *process) database() string {
+	return fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable", superuser, p.link.Address(), databaseName)
+}
+
+func (p *process) current() string { return fmt.Sprintf("%s.%d", p.name, p.incarnation) }
+
+// start starts the next incarnation, if none runs.
+func (p *process) start() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running() {
+		return nil
+	}
+	p.incarnation++
+	p.starts++
+	name := p.current()
+	log, err := os.Create(filepath.Join(p.logs, name+".log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	p.cmd = exec.CommandContext(context.Background(), p.path, p.args(name, p.database())...)
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.logs}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	// The programs end with the harness, whatever ends it: children is a thread that lives as long.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd, ended := p.cmd, make(chan struct{})
+	p.ended = ended
+	if err := onChildThread(cmd.Start); err != nil {
+		p.cmd = nil
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	go func() {
+		_ = cmd.Wait() // how it ended is in ProcessState
+		close(ended)
+	}()
+	return nil
+}
+
+// running says that the incarnation has not ended. The caller holds mu.
+func (p *process) running() bool {
+	if p.cmd == nil {
+		return false
+	}
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the process by SIGKILL at once.
+func (p *process) kill() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.running() {
+		return false
+	}
+	p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now()})
+	_ = p.cmd.Process.Signal(syscall.SIGKILL)
+	return true
+}
+
+// freeze stops the process by SIGSTOP for d, which counts as a death if it is longer than a lease.
+func (p *process) freeze(d, lease time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.running() || p.cmd.Process.Signal(syscall.SIGSTOP) != nil {
+		return false
+	}
+	if d > lease/2 {
+		p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now()})
+	}
+	stopped := p.cmd.Process
+	time.AfterFunc(d, func() { _ = stopped.Signal(syscall.SIGCONT) })
+	return true
+}
+
+// cutOff notes that the process was kept from the database for so long that its lease may have
+// lapsed.
+func (p *process) cutOff() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now()})
+}
+
+// drain asks the process to end by SIGTERM and waits; one that does not obey is killed.
+func (p *process) drain(within time.Duration) {
+	p.mu.Lock()
+	if !p.running() {
+		p.mu.Unlock()
+		return
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	ended := p.ended
+	p.mu.Unlock()
+	select {
+	case <-ended:
+	case <-time.After(within):
+		p.kill()
+		<-ended
+	}
+}
+
+// up says whether the process runs, and how it ended if it does not.
+func (p *process) up() (bool, string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running() {
+		return true, ""
+	}
+	if p.cmd == nil || p.cmd.ProcessState == nil {
+		return false, "not started"
+	}
+	return false, p.cmd.ProcessState.String()
+}

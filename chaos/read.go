@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/chaos/judge"
+)
+
+// sample reads, all the while, what the end of a run no longer shows: locks of the limited queue,
+// sizes of hot tables.
+func (s *site) sample(ctx context.Context) {
+	const locksSQL = `
+SELECT count(*) FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id WHERE q.name = 'limited'`
+	for n := 0; ctx.Err() == nil; n++ {
+		one, cancel := context.WithTimeout(ctx, time.Second)
+		var locks int
+		if s.db.pool.QueryRow(one, locksSQL).Scan(&locks) == nil {
+			s.mu.Lock()
+			s.samples = append(
+				s.samples,
+				judge.Sample{Queue: "limited", Locks: locks, Max: limitedLocks, At: time.Now()},
+			)
+			s.mu.Unlock()
+		}
+		if n%50 == 0 {
+			s.sampleTables(one)
+		}
+		cancel()
+		select {
+		case <-ctx.Done():
+		case <-time.After(40 * time.Millisecond):
+		}
+	}
+}
+
+// Bounds of hot tables with their indexes. The load keeps a few hundred entries in the queues.
+const (
+	tableBytesMax = 64 << 20
+	tableDeadMax  = 200_000
+)
+
+func (s *site) sampleTables(ctx context.Context) {
+	const sql = `
+SELECT relname::text, pg_total_relation_size(relid), n_dead_tup
+  FROM pg_stat_user_tables
+ WHERE schemaname = 'penstock' AND relname IN ('ready', 'lock', 'node', 'leader', 'slot', 'limit_use')`
+	rows, err := s.db.pool.Query(ctx, sql)
+	if err != nil {
+		return
+	}
+	var t judge.Table
+	_, _ = pgx.ForEachRow(rows, []any{&t.Name, &t.Bytes, &t.Dead}, func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		seen := s.tables[t.Name]
+		if seen == nil {
+			seen = &judge.Table{Name: t.Name, BytesMax: tableBytesMax, DeadMax: tableDeadMax}
+			s.tables[t.Name] = seen
+		}
+		seen.Bytes, seen.Dead = max(seen.Bytes, t.Bytes), max(seen.Dead, t.Dead)
+		return nil
+	})
+}
+
+// drain waits until nothing is left to do, and returns what is left when the time is up.
+func (s *site) drain(ctx context.Context) (left []string, took time.Duration) {
+	const sql = `
+SELECT q.name || ': entry ' || e.id || ', ' || e.status || ', attempt ' || e.attempt
+       || coalesce(', key ' || e.lock_key, '')
+  FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id
+ WHERE q.kind <> 'cron'
+   AND NOT (q.kind = 'webhook' AND e.attempt > 0) -- a delivery that was refused waits for minutes
+UNION ALL
+SELECT 'lock of ' || l.lock_key || ' of ' || q.name || ', token ' || l.token || ', '
+       || age(clock_timestamp(), l.claimed_at) || ' old, on '
+       || coalesce(n.name || ', which lists it: ' || (l.token = ANY (n.tokens)), 'an unknown node')
+  FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id LEFT JOIN penstock.node n ON n.id = l.node_id
+UNION ALL
+SELECT 'batch ' || id || ' is ' || status FROM penstock.batch WHERE ended_at IS NULL
+UNION ALL
+SELECT 'slot of instance ' || instance_id || ' is in doubt' FROM penstock.slot WHERE doubt_at IS NOT NULL`
+	began := time.Now()
+	for deadline := began.Add(2 * s.cfg.drainMax); ; time.Sleep(100 * time.Millisecond) {
+		rows, err := s.db.pool.Query(ctx, sql)
+		if err == nil {
+			left, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
+		if err != nil {
+			left = []string{"the database does not answer: " + err.Error()}
+		}
+		if len(left) == 0 || time.Now().After(deadline) {
+			return left, time.Since(began)
+		}
+	}
+}
+
+// history reads the three recorders.
+func (s *site) history(ctx context.Context) (*judge.History, error) {
+	h := &judge.History{
+		Lease: s.cfg.lease, Tolerance: 400 * time.Millisecond, CronStep: cronStep, DrainMax: s.cfg.drainMax,
+		Effects: map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
+	}
+	for _, t := range s.tables {
+		h.Tables = append(h.Tables, *t)
+	}
+	s.load.mu.Lock()
+	for _, p := range s.load.pushes {
+		if p.Called.IsZero() {
+			continue
+		}
+		if s.cfg.clock {
+			p.Due = time.Time{} // the server's clock was not the clients'
+		}
+		h.Pushes = append(h.Pushes, *p)
+	}
+	s.load.mu.Unlock()
+	s.recorder.mu.Lock()
+	for _, c := range s.recorder.calls {
+		one := *c
+		if one.Closed.IsZero() {
+			one.Closed = time.Now()
+		}
+		h.Calls = append(h.Calls, one)
+	}
+	h.Deliveries = slices.Clone(s.recorder.deliveries)
+	s.recorder.mu.Unlock()
+	s.policy.mu.Lock()
+	h.Beats = slices.Clone(s.policy.beats)
+	s.policy.mu.Unlock()
+	for _, p := range s.all() {
+		h.Deaths = append(h.Deaths, p.deaths...)
+	}
+	return h, s.readDatabase(ctx, h)
+}
+
+// event is a row of judge.event.
+type event struct {
+	Seq                          int64
+	At                           time.Time
+	What, Queue                  string
+	Entry, Token, Last, Node, Op int64
+	Attempt, Crashes             int
+	Key, Outcome, Nonce, Class   string
+}
+
+func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
+	const sql = `
+SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coalesce(e.token, 0),
+       coalesce(e.last, 0), coalesce(e.node, 0), coalesce(e.op, 0), coalesce(e.attempt, 0), coalesce(e.crashes, 0),
+       coalesce(e.key, ''), coalesce(e.outcome, ''), coalesce(e.nonce, ''), coalesce(e.class, '')
+  FROM judge.event e LEFT JOIN penstock.queue q ON q.id = e.queue_id ORDER BY e.seq`
+	rows, err := s.db.pool.Query(ctx, sql)
+	if err != nil {
+		return err
+	}
+	events, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+	if err != nil {
+		return fmt.Errorf("read the recorder of the database: %w", err)
+	}
+	processes, gone, keys := map[int64]string{}, map[int64]event{}, map[int64]string{}
+	for _, e := range events {
+		switch e.What {
+		case "node":
+			processes[e.Node] = e.Key
+		case "gone":
+			gone[e.Entry] = e
+		case "entry":
+			keys[e.Entry] = e.Key
+			h.Insertions = append(
+				h.Insertions,
+				judge.Insertion{Seq: e.Seq, Entry: e.Entry, Op: e.Op, Queue: e.Queue},
+			)
+		}
+	}
+	for _, e := range events {
+		switch e.What {
+		case "grant":
+			h.Grants = append(h.Grants, judge.Grant{
+				Seq: e.Seq, Queue: e.Queue, Key: e.Key, Token: e.Token, Last: e.Last, Node: e.Node,
+				Process: processes[e.Node], At: e.At,
+			})
+		case "end":
+			h.Endings = append(h.Endings, judge.Ending{
+				Seq: e.Seq, Entry: e.Entry, Queue: e.Queue, Key: keys[e.Entry], Outcome: e.Outcome, Token: e.Token,
+				Nonce: e.Nonce,
+				Attempt: max(
+					e.Attempt,
+					gone[e.Entry].Attempt,
+				), Crashes: max(e.Crashes, gone[e.Entry].Crashes), Class: e.Class,
+			})
+		}
+	}
+	return s.readEffects(ctx, h)
+}
+
+func (s *site) readEffects(ctx context.Context, h *judge.History) error {
+	var op int64
+	var n int
+	const effectsSQL = `SELECT op, count(*) FROM judge.effect GROUP BY op`
+	err := s.each(ctx, effectsSQL, []any{&op, &n}, func() { h.Effects[op] = n })
+	if err != nil {
+		return err
+	}
+	err = s.each(ctx, `SELECT op FROM judge.client_row`, []any{&op}, func() { h.Rows[op] = true })
+	if err != nil {
+		return err
+	}
+	const partsSQL = `
+SELECT p.batch_id, p.no, coalesce(p.outcome::text, ''), (
+       SELECT coalesce(max(n), 0) FROM (
+              SELECT (SELECT count(*) FROM judge.part j WHERE j.b = (x->>'b')::bigint AND j.i = (x->>'i')::int) AS n
+                FROM jsonb_array_elements(p.items) x) c)::int
+  FROM penstock.batch_part p`
+	var part judge.BatchPart
+	err = s.each(
+		ctx,
+		partsSQL,
+		[]any{&part.Batch, &part.No, &part.Outcome, &part.Effect},
+		func() { h.BatchParts = append(h.BatchParts, part) },
+	)
+	if err != nil {
+		return err
+	}
+	var f judge.Firing
+	const firingsSQL = `
+SELECT j.name, f.nominal_at, f.entry_id FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
+ WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = f.entry_id)`
+	err = s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Entry}, func() { h.Firings = append(h.Firings, f) })
+	if err != nil {
+		return err
+	}
+	var invariant, detail string
+	const invariantsSQL = `SELECT invariant, detail FROM penstock.check_invariants('5 seconds')`
+	return s.each(
+		ctx,
+		invariantsSQL,
+		[]any{&invariant, &detail},
+		func() { h.Broken = append(h.Broken, invariant+": "+detail) },
+	)
+}
+
+func (s *site) each(ctx context.Context, sql string, into []any, do func()) error {
+	rows, err := s.db.pool.Query(ctx, sql)
+	if err != nil {
+		return err
+	}
+	_, err = pgx.ForEachRow(rows, into, func() error { do(); return nil })
+	return err
+}

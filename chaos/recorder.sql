@@ -1,0 +1,65 @@
+-- The third recorder: what the database holds. Triggers write in the transactions that they record, so that what is rolled
+-- back leaves no row. Names are qualified, since sessions of the product look names up in pg_catalog alone.
+CREATE SCHEMA judge;
+CREATE TABLE judge.event (
+    seq      bigint GENERATED ALWAYS AS IDENTITY,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    what     text NOT NULL,
+    queue_id int,
+    entry_id bigint,
+    key      text,
+    token    bigint,
+    last     bigint,
+    node     bigint,
+    op       bigint,
+    attempt  int,
+    crashes  int,
+    outcome  text,
+    nonce    text,
+    class    text
+);
+CREATE TABLE judge.effect (op bigint NOT NULL);
+CREATE TABLE judge.part (b bigint NOT NULL, i int NOT NULL);
+CREATE TABLE judge.client_row (op bigint PRIMARY KEY);
+
+CREATE FUNCTION judge.on_entry() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO judge.event (what, queue_id, entry_id, key, op)
+        VALUES ('entry', NEW.queue_id, NEW.id, NEW.lock_key,
+                CASE WHEN jsonb_typeof(NEW.payload) = 'object' THEN (NEW.payload->>'op')::bigint END);
+    ELSE
+        INSERT INTO judge.event (what, queue_id, entry_id, key, attempt, crashes)
+        VALUES ('gone', OLD.queue_id, OLD.id, OLD.lock_key, OLD.attempt, OLD.crashes);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION judge.on_lock() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO judge.event (what, queue_id, key, token, last, node)
+    VALUES ('grant', NEW.queue_id, NEW.lock_key, NEW.token, NEW.last_entry_id, NEW.node_id);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION judge.on_result() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO judge.event (what, queue_id, entry_id, token, outcome, attempt, nonce)
+    VALUES ('end', NEW.queue_id, NEW.entry_id, NEW.token, NEW.outcome::text, NEW.attempt,
+            CASE WHEN jsonb_typeof(NEW.result) = 'object' THEN NEW.result->>'nonce' END);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION judge.on_failure() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO judge.event (what, queue_id, entry_id, outcome, attempt, crashes, class)
+    VALUES ('end', NEW.queue_id, NEW.entry_id, 'failed', NEW.attempt, NEW.crashes, NEW.class);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION judge.on_node() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO judge.event (what, node, key) VALUES ('node', NEW.id, NEW.name);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.entry FOR EACH ROW EXECUTE FUNCTION judge.on_entry();
+CREATE TRIGGER judge AFTER INSERT ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_lock();
+CREATE TRIGGER judge AFTER INSERT ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_result();
+CREATE TRIGGER judge AFTER INSERT ON penstock.failure FOR EACH ROW EXECUTE FUNCTION judge.on_failure();
+CREATE TRIGGER judge AFTER INSERT ON penstock.node FOR EACH ROW EXECUTE FUNCTION judge.on_node();

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+//go:embed recorder.sql
+var recorderSQL string
+
+// Bounds that the queues of the load have, and that the judges know.
+const (
+	limitedLocks = 3
+	attemptsMax  = 60
+	crashesMax   = 60
+	cronStep     = 2 * time.Second
+)
+
+// setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
+// has migrated.
+func setUp(ctx context.Context, db *database, w *recorder) error {
+	patience := fmt.Sprintf(`"retry": {"base": 0.2, "cap": 1, "max_attempts": %d}, "crash_limit": %d`,
+		attemptsMax, crashesMax)
+	for _, model := range []string{"solo", "keyed", "limited"} {
+		const config = `{"protocol": "dispatcher", "max_retries": 60,
+		                 "timeouts": {"connect": 1, "run": 8, "control": 2, "probe": 2}}`
+		if err := db.exec(ctx, `SELECT penstock.register_model($1, $2)`, model, config); err != nil {
+			return fmt.Errorf("register model %s: %w", model, err)
+		}
+		for _, server := range []string{"cpu-1", "cpu-2"} {
+			const sql = `SELECT penstock.register_instance($1, $2, $3, 16)`
+			if err := db.exec(ctx, sql, model, server, w.addr+"/run/"+model); err != nil {
+				return fmt.Errorf("register instance: %w", err)
+			}
+		}
+		if err := db.exec(ctx, `SELECT penstock.alter_queue($1, $2)`, model, "{"+patience+"}"); err != nil {
+			return fmt.Errorf("alter queue: %w", err)
+		}
+	}
+	if err := db.exec(ctx, recorderSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("attach the recorder: %w", err)
+	}
+	for _, statement := range []string{
+		fmt.Sprintf(`SELECT penstock.alter_queue('limited', '{"max_concurrent": %d}')`, limitedLocks),
+		`SELECT penstock.create_queue('work', '{` + patience + `}')`,
+		`SELECT penstock.set_statements('work', '{"run": "INSERT INTO judge.effect VALUES (($1->>''op'')::bigint)"}')`,
+		`SELECT penstock.create_queue('ticks', '{"kind": "cron", ` + patience + `}')`,
+		`SELECT penstock.set_statements('ticks', '{"run": "SELECT 1"}')`,
+		`SELECT penstock.create_queue('parts', '{"kind": "batch", ` + patience + `}')`,
+		`SELECT penstock.set_statements('parts', '{"map":
+		    "INSERT INTO judge.part SELECT (x->>''b'')::bigint, (x->>''i'')::int FROM jsonb_array_elements($1) x"}')`,
+	} {
+		if err := db.exec(ctx, statement); err != nil {
+			return fmt.Errorf("%.60s: %w", statement, err)
+		}
+	}
+	for _, job := range []string{"tick_a", "tick_b", "tick_c"} {
+		const sql = `
+SELECT penstock.create_cron_job($1, 'ticks', $2, '{}',
+       '{"catch_up": "all", "catch_up_max": 1000, "overlap": "queue"}')`
+		if err := db.exec(ctx, sql, job, fmt.Sprintf("@every %v", cronStep)); err != nil {
+			return fmt.Errorf("create schedule: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,314 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/chaos/judge"
+	"github.com/penstock/penstock/chaos/pgproxy"
+)
+
+// config is what the flags say.
+type config struct {
+	run, drainMax  time.Duration
+	seed           uint64
+	rate           float64
+	nodes, leaders int
+	lease          time.Duration
+	binaries, logs string
+	clock, faults  bool
+}
+
+// site is everything that runs.
+type site struct {
+	cfg      config
+	db       *database
+	proxy    *pgproxy.Proxy
+	policy   *policy
+	recorder *recorder
+	leaders  []*process
+	nodes    []*process
+	load     *load
+	ahead    time.Duration // of the server's clock
+
+	mu       sync.Mutex
+	closing  bool
+	pending  sync.WaitGroup // starts that are to come
+	problems []error        // of the harness itself, or exits that nobody asked for
+	samples  []judge.Sample
+	tables   map[string]*judge.Table
+	restarts []time.Time
+}
+
+func openSite(ctx context.Context, cfg config) (s *site, err error) {
+	s = &site{cfg: cfg, policy: newPolicy(cfg.seed), tables: map[string]*judge.Table{}}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	var fake *clock
+	if cfg.clock {
+		if fake = findClock(cfg.logs); fake == nil {
+			return s, errors.New("libfaketime is not installed (Debian: apt-get install libfaketime)")
+		}
+	}
+	if s.db, err = startDatabase(ctx, fake); err != nil {
+		return s, err
+	}
+	if s.recorder, err = newRecorder(); err != nil {
+		return s, err
+	}
+	s.proxy = pgproxy.New("unix", s.db.socket, s.policy)
+	key := filepath.Join(cfg.logs, "key")
+	if err := os.WriteFile(key, []byte("key of the installation"), 0o600); err != nil {
+		return s, err
+	}
+	if err := s.startPrograms(ctx, key); err != nil {
+		return s, err
+	}
+	if err := setUp(ctx, s.db, s.recorder); err != nil {
+		return s, err
+	}
+	s.policy.killer = s.killLink
+	s.policy.named = s.incarnationOf
+	return s, nil
+}
+
+func (s *site) startPrograms(ctx context.Context, key string) error {
+	var addresses []string
+	for i := range s.cfg.leaders {
+		listen, err := freeAddress(ctx)
+		if err != nil {
+			return err
+		}
+		addresses = append(addresses, "http://"+listen)
+		l, err := s.add(ctx, "leader", fmt.Sprintf("l%d", i+1), func(_, database string) []string {
+			return []string{
+				"--listen", listen, "--debug-listen", "127.0.0.1:0", "--open", "--database-url", database,
+				"--election-lease", "2s", "--callback-allow-networks", "127.0.0.0/8", "--http-timeout", "8s",
+			}
+		})
+		if err != nil {
+			return err
+		}
+		s.leaders = append(s.leaders, l)
+	}
+	if err := s.ready(ctx, addresses); err != nil {
+		return err
+	}
+	for i := range s.cfg.nodes {
+		n, err := s.add(
+			ctx,
+			"tasknode",
+			fmt.Sprintf("n%d", i+1),
+			func(incarnation, database string) []string {
+				return []string{
+					"--name", incarnation, "--listen", "127.0.0.1:0", "--database-url", database,
+					"--threads", "16", "--governor=false",
+					"--lease", s.cfg.lease.String(), "--beat", (s.cfg.lease / 6).String(), "--grace", "5s",
+					"--webhook-key", "file:" + key, "--webhook-allow-networks", "127.0.0.0/8", "--database-max-conns", "6",
+				}
+			},
+		)
+		if err != nil {
+			return err
+		}
+		s.nodes = append(s.nodes, n)
+	}
+	clients, err := s.proxy.Open(ctx, "client")
+	if err != nil {
+		return err
+	}
+	s.load = newLoad(ctx, s.cfg.seed, addresses, clients, s.recorder.addr+"/hook", s.db)
+	return nil
+}
+
+func (s *site) add(
+	ctx context.Context,
+	kind, name string,
+	args func(incarnation, database string) []string,
+) (*process, error) {
+	link, err := s.proxy.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{
+		kind: kind,
+		name: name,
+		path: filepath.Join(s.cfg.binaries, kind),
+		args: args,
+		link: link,
+		logs: s.cfg.logs,
+	}
+	return p, p.start()
+}
+
+// ready waits until every leader serves: the first one has migrated the database.
+func (s *site) ready(ctx context.Context, addresses []string) error {
+	deadline := time.Now().Add(90 * time.Second)
+	for _, a := range addresses {
+		for {
+			r, err := http.NewRequestWithContext(ctx, http.MethodGet, a+"/readyz", nil)
+			if err != nil {
+				return err
+			}
+			answer, err := http.DefaultClient.Do(r)
+			if err == nil {
+				answer.Body.Close()
+				if answer.StatusCode == http.StatusOK {
+					break
+				}
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("leader at %s is not ready: see %s", a, s.cfg.logs)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
+func freeAddress(ctx context.Context) (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+func (s *site) all() []*process { return append(append([]*process{}, s.leaders...), s.nodes...) }
+
+func (s *site) find(link string) *process {
+	for _, p := range s.all() {
+		if p.name == link {
+			return p
+		}
+	}
+	return nil
+}
+
+// killLink kills the process of a link, for a fault at a commit.
+func (s *site) killLink(link string) {
+	if p := s.find(link); p != nil && p.kill() {
+		s.startLater(p, 500*time.Millisecond)
+	}
+}
+
+func (s *site) incarnationOf(link string) string {
+	p := s.find(link)
+	if p == nil {
+		return link
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.current()
+}
+
+// startLater starts a process again, unless the run is over by then.
+func (s *site) startLater(p *process, after time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return
+	}
+	s.pending.Add(1)
+	time.AfterFunc(after, func() {
+		defer s.pending.Done()
+		// A killed process may take a moment to be gone.
+		for range 100 {
+			if up, _ := p.up(); !up {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if err := p.start(); err != nil {
+			s.fail(err)
+		}
+	})
+}
+
+func (s *site) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problems = append(s.problems, err)
+}
+
+func (s *site) restarted() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restarts = append(s.restarts, time.Now())
+}
+
+// watch starts programs again that ended by themselves, which is a finding unless the database was
+// away at their start.
+func (s *site) watch(ctx context.Context) {
+	gone := map[*process]int{}
+	for ctx.Err() == nil {
+		for _, p := range s.all() {
+			up, how := p.up()
+			if up {
+				gone[p] = 0
+				continue
+			}
+			// Whoever ended it starts it again within 5 s.
+			if gone[p]++; gone[p] > 80 {
+				gone[p] = 0
+				s.fail(fmt.Errorf("%s ended by itself (%s): see its log in %s", p.current(), how, s.cfg.logs))
+				s.startLater(p, 0)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// heal ends every fault and brings all programs up.
+func (s *site) heal(ctx context.Context) error {
+	s.policy.disarm()
+	s.recorder.behave(honest, 0)
+	s.pending.Wait()
+	for _, p := range s.all() {
+		p.link.Refuse(false)
+		p.link.Delay(0)
+		p.link.Blackhole(false, false)
+		if err := p.start(); err != nil {
+			return err
+		}
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		err := s.db.pool.Ping(ctx)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (s *site) close() {
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	s.pending.Wait()
+	for _, p := range s.all() {
+		p.kill()
+		p.link.Close()
+	}
+	if s.recorder != nil {
+		s.recorder.server.Close()
+	}
+	if s.db != nil {
+		s.db.close()
+	}
+}
