@@ -59,7 +59,7 @@ func (a *app) keyFlag(c *cobra.Command) func() (webhook.Vault, error) {
 	var key string
 	c.Flags().StringVar(&key, "key", "", "what seals secrets, as tasknode.webhook.key: env:NAME or file:/path (PENSTOCK_TASKNODE_WEBHOOK_KEY)")
 	return func() (webhook.Vault, error) {
-		v := webhook.Vault{Read: worker.ReadSecret}
+		v := webhook.Vault{Read: worker.SecretStore{}.Read}
 		ref := cmp.Or(key, a.env("PENSTOCK_TASKNODE_WEBHOOK_KEY"))
 		if ref == "" {
 			return v, usagef("give --key as the task nodes have it: env:NAME or file:/path")

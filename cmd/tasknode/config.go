@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/pkg/governor"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Config is all that can be set about a task node. docs/configuration.md is made of it.
@@ -36,6 +37,7 @@ type TaskNode struct {
 	Hints             bool          `koanf:"hints" help:"listen for hints by NOTIFY; without it the node finds work by polling"`
 	Governor          bool          `koanf:"governor" help:"take no more than CPU and memory of the machine or container allow"`
 	Needs             []string      `koanf:"needs" help:"what an entry of a queue uses while it runs, queue=cores/MiB, as in thumbs=0.5/256; the governor takes no more than fit"`
+	Secrets           string        `koanf:"secrets" help:"directory of the files that settings in the database may refer to as file:/path (headers of models, secrets of receivers); as env:NAME they may refer to variables that begin with PENSTOCK_SECRET_"`
 	Webhook           Webhook       `koanf:"webhook"`
 	Inference         Inference     `koanf:"inference"`
 }
@@ -71,7 +73,7 @@ func defaults() Config {
 		TaskNode: TaskNode{
 			Listen: "127.0.0.1:8421", ConnsMax: 1024, Application: "default", SchedulingThreads: 2,
 			Lease: 10 * time.Second, Beat: 2 * time.Second, Poll: 250 * time.Millisecond, Grace: 30 * time.Second,
-			Hints: true, Governor: true,
+			Hints: true, Governor: true, Secrets: worker.SecretsDir,
 		},
 	}
 }

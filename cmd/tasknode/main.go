@@ -30,6 +30,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
 	"github.com/penstock/penstock/pkg/webhook"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 const summary = `tasknode claims entries of one application's queues and runs them.
@@ -146,7 +147,8 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	}
 	n.callbacks = dispatch.Callbacks
 	n.inference = inference.NewService(inference.ServiceConfig{
-		Pool: inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch, Log: log,
+		Adapters: worker.Config{Secret: worker.SecretStore{Dir: t.Secrets}.Read},
+		Pool:     inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch, Log: log,
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
 	threads := t.Webhook.threads(t.Threads)
 	deliveries := newBudget(threads)
@@ -218,7 +220,7 @@ func (n *node) status() map[string]any {
 // deliver makes the node serve the queue of callbacks with a budget of threads, of which unproven may wait for receivers
 // that did not answer promptly last time.
 func (n *node) deliver(w Webhook, budget *budget, unproven int) error {
-	cfg, err := w.config()
+	cfg, err := w.config(worker.SecretStore{Dir: n.cfg.TaskNode.Secrets})
 	if err != nil {
 		return err
 	}

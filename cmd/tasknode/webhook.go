@@ -9,11 +9,11 @@ import (
 )
 
 // config is what the section comes to on a node of so many processing threads, 0 for the default number.
-func (w Webhook) config() (c webhook.Config, err error) {
+func (w Webhook) config(secrets worker.SecretStore) (c webhook.Config, err error) {
 	if c.Policy, err = w.policy(); err != nil {
 		return c, err
 	}
-	if c.Vault, err = w.vault(); err != nil {
+	if c.Vault, err = w.vault(secrets); err != nil {
 		return c, err
 	}
 	c.Issuer = w.Issuer
@@ -32,16 +32,16 @@ func (w Webhook) policy() (webhook.Policy, error) {
 	return p, nil
 }
 
-// vault has no key where none is named.
-func (w Webhook) vault() (webhook.Vault, error) {
+// vault has no key where none is named. References in the database reach the store of secrets alone.
+func (w Webhook) vault(secrets worker.SecretStore) (webhook.Vault, error) {
 	if w.Key == "" {
-		return webhook.Vault{Read: worker.ReadSecret}, nil
+		return webhook.Vault{Read: secrets.Read}, nil
 	}
 	key, err := worker.ReadSecret(w.Key)
 	if err != nil {
 		return webhook.Vault{}, fmt.Errorf("tasknode.webhook.key: %w", err)
 	}
-	v := webhook.NewVault(key, worker.ReadSecret)
+	v := webhook.NewVault(key, secrets.Read)
 	return v, v.Check()
 }
 

@@ -33,6 +33,9 @@ var notOptions = []string{
 	"PENSTOCK_SERVER", "PENSTOCK_TOKEN", "PENSTOCK_CA_FILE", "PENSTOCK_CERT_FILE", "PENSTOCK_KEY_FILE",
 }
 
+// secretPrefix begins the names of secrets to which settings refer. Their names are the user's.
+const secretPrefix = envPrefix + "SECRET_"
+
 // linked matches variables that Kubernetes and Docker set for a service whose name begins with
 // penstock.
 var linked = regexp.MustCompile(`^PENSTOCK_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|NAME|ENV_.*)$`)
@@ -192,7 +195,7 @@ func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) err
 				return all[i].Key, strings.Split(value, ",")
 			case i >= 0:
 				return all[i].Key, value
-			case !slices.Contains(notOptions, name) && !linked.MatchString(name) &&
+			case !slices.Contains(notOptions, name) && !strings.HasPrefix(name, secretPrefix) && !linked.MatchString(name) &&
 				!p.belongsElsewhere(strings.ToLower(strings.TrimPrefix(name, envPrefix)), "_"):
 				unknown = append(unknown, name)
 			}

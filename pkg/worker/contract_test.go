@@ -160,7 +160,7 @@ func TestNothingRanWhenTheWorkerWasNotReached(t *testing.T) {
 func TestMissingSecretIsNotTheEntrysFault(t *testing.T) {
 	for _, c := range allProtocols() {
 		s := workertest.NewScript(t, workertest.Says(200, `{}`))
-		c.model.Headers = map[string]string{"Authorization": "Bearer ${env:PENSTOCK_TEST_ABSENT}"}
+		c.model.Headers = map[string]string{"Authorization": "Bearer ${env:PENSTOCK_SECRET_ABSENT}"}
 		want{kind: NotReady}.check(t, newAdapter(t, c.model, s.URL, 1).Submit(t.Context(), c.call))
 		if n := len(s.Requests()); n != 0 {
 			t.Errorf("%s: worker saw %d requests without their secret", c.model.Protocol, n)
@@ -184,9 +184,9 @@ func TestCancelOfAnOpenCall(t *testing.T) {
 func TestEveryCallNamesItsRun(t *testing.T) {
 	for _, c := range allProtocols() {
 		t.Run(string(c.model.Protocol), func(t *testing.T) {
-			t.Setenv("PENSTOCK_TEST_KEY", "s3cret")
+			t.Setenv("PENSTOCK_SECRET_KEY", "s3cret")
 			s := workertest.NewScript(t, workertest.Says(200, `{}`))
-			c.model.Headers = map[string]string{"Authorization": "Bearer ${env:PENSTOCK_TEST_KEY}", "X-Tier": "gold"}
+			c.model.Headers = map[string]string{"Authorization": "Bearer ${env:PENSTOCK_SECRET_KEY}", "X-Tier": "gold"}
 			c.call.FinishBy = time.Now().Add(time.Minute)
 			newAdapter(t, c.model, s.URL, 1).Submit(t.Context(), c.call)
 			h := s.Requests()[0].Header
@@ -323,7 +323,7 @@ func TestErrorThatEchoesTheRequestIsNoEvidence(t *testing.T) {
 
 func TestRequestThatCannotBeBuiltNeverLeaves(t *testing.T) {
 	s := workertest.NewScript(t, workertest.Says(200, `{"status":"success"}`))
-	model := Model{Name: "m", Protocol: ProtocolGeneric, Headers: map[string]string{"X-Key": "env:BROKEN"}}
+	model := Model{Name: "m", Protocol: ProtocolGeneric, Headers: map[string]string{"X-Key": "env:PENSTOCK_SECRET_BROKEN"}}
 	a, err := New(model, Instance{Endpoint: s.URL}, Config{Secret: func(string) (string, error) { return "a\nb", nil }})
 	if err != nil {
 		t.Fatal(err)

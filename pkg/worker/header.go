@@ -1,10 +1,8 @@
 package worker
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -87,6 +85,11 @@ func checkHeaders(m Model) error {
 		case secretishName.MatchString(name) && !refersToSecret(value):
 			return fieldError(field, "must refer to its secret as env:NAME or file:/path, not contain it")
 		}
+		for _, ref := range references(value) {
+			if err := checkReference(ref); err != nil {
+				return fieldError(field, "%v", err)
+			}
+		}
 	}
 	return nil
 }
@@ -103,6 +106,18 @@ func reservedHeader(canonical string) bool {
 func refersToSecret(value string) bool {
 	return strings.HasPrefix(value, "env:") || strings.HasPrefix(value, "file:") ||
 		secretReference.MatchString(value)
+}
+
+// references returns the references to secrets in a header value.
+func references(value string) []string {
+	if strings.HasPrefix(value, "env:") || strings.HasPrefix(value, "file:") {
+		return []string{value}
+	}
+	var refs []string
+	for _, match := range secretReference.FindAllStringSubmatch(value, -1) {
+		refs = append(refs, match[1])
+	}
+	return refs
 }
 
 // resolveHeaders replaces references by what read returns. It is done for every
@@ -132,28 +147,4 @@ func resolveSecrets(value string, read func(ref string) (string, error)) (string
 		return secret
 	})
 	return text, failure
-}
-
-// ReadSecret returns the secret that ref names: env:NAME from the environment,
-// file:/path from a file, without the line end; an empty one is none. It is the default of
-// Config.Secret. The error names the reference, never a secret.
-func ReadSecret(ref string) (string, error) {
-	kind, name, _ := strings.Cut(ref, ":")
-	switch kind {
-	case "env":
-		if value, ok := os.LookupEnv(name); ok && value != "" {
-			return value, nil
-		}
-		return "", fmt.Errorf("read secret %s: variable is not set", ref)
-	case "file":
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return "", fmt.Errorf("read secret %s: %w", ref, err)
-		}
-		if value := strings.TrimRight(string(text), "\r\n"); value != "" {
-			return value, nil
-		}
-		return "", fmt.Errorf("read secret %s: file is empty", ref)
-	}
-	return "", errors.New("read secret: want env:NAME or file:/path")
 }

@@ -121,28 +121,50 @@ func TestEndpointsThatCannotBeUsed(t *testing.T) {
 }
 
 func TestSecretsComeByReference(t *testing.T) {
-	t.Setenv("PENSTOCK_TEST_SECRET", "from-env")
-	path := filepath.Join(t.TempDir(), "key")
+	t.Setenv("PENSTOCK_SECRET_TEST", "from-env")
+	t.Setenv("PGPASSWORD", "not for models")
+	dir := t.TempDir()
+	store := SecretStore{Dir: dir}
+	path, outside := filepath.Join(dir, "key"), filepath.Join(t.TempDir(), "key")
+	for _, link := range []struct{ from, to string }{{"inside", "key"}, {"outside", outside}} {
+		if err := os.Symlink(link.to, filepath.Join(dir, link.from)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(outside, []byte("of another program"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(path, []byte("from-file\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for value, want := range map[string]string{
-		"env:PENSTOCK_TEST_SECRET": "from-env",
+		"env:PENSTOCK_SECRET_TEST": "from-env",
 		"file:" + path:             "from-file",
-		"Basic ${env:PENSTOCK_TEST_SECRET}/${file:" + path + "}": "Basic from-env/from-file",
+		"file:" + dir + "/inside":  "from-file",
+		"Basic ${env:PENSTOCK_SECRET_TEST}/${file:" + path + "}": "Basic from-env/from-file",
 		"plain $ {text}": "plain $ {text}",
 	} {
-		if got, err := resolveSecrets(value, ReadSecret); err != nil || got != want {
+		if got, err := resolveSecrets(value, store.Read); err != nil || got != want {
 			t.Errorf("%s gave %q, %v", value, got, err)
 		}
 	}
-	empty := filepath.Join(t.TempDir(), "empty")
+	empty := filepath.Join(dir, "empty")
 	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, value := range []string{"env:PENSTOCK_TEST_ABSENT", "file:/nowhere/at/all", "a ${env:PENSTOCK_TEST_ABSENT} b", "file:" + empty} {
-		if got, err := resolveSecrets(value, ReadSecret); err == nil {
+	for _, value := range []string{
+		"env:PENSTOCK_SECRET_ABSENT", "a ${env:PENSTOCK_SECRET_ABSENT} b", "file:" + dir + "/absent", "file:" + empty,
+		"env:PGPASSWORD", "${env:PGPASSWORD}", "env:PENSTOCK_SECRET_", "file:" + outside, "file:" + dir + "/outside",
+		"file:" + dir + "/../" + filepath.Base(filepath.Dir(outside)) + "/key", "file:/proc/self/environ", "file:key",
+	} {
+		if got, err := resolveSecrets(value, store.Read); err == nil {
 			t.Errorf("%s gave %q without an error", value, got)
+		}
+	}
+	for _, value := range []string{"env:PGPASSWORD", "Bearer ${env:PENSTOCK_DATABASE_URL}", "file:/etc/../etc/shadow"} {
+		m := Model{Name: "m", Protocol: ProtocolGeneric, Headers: map[string]string{"Authorization": value}}
+		if err := checkHeaders(m); err == nil || !strings.Contains(err.Error(), "headers.Authorization") {
+			t.Errorf("a model with %q in a header was taken: %v", value, err)
 		}
 	}
 }

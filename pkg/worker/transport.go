@@ -20,7 +20,7 @@ import (
 
 // Config holds what all adapters of a process share. The zero value works.
 type Config struct {
-	// Secret returns the secret that a header refers to; ReadSecret by default.
+	// Secret returns the secret that a header refers to; that of the zero SecretStore by default.
 	Secret func(ref string) (string, error)
 
 	// IdleConnections kept open to one instance; 512 by default, so that as many
@@ -36,7 +36,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	if c.Secret == nil {
-		c.Secret = ReadSecret
+		c.Secret = SecretStore{}.Read
 	}
 	c.IdleConnections = cmp.Or(c.IdleConnections, 512)
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, 1500*time.Millisecond)
