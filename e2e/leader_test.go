@@ -44,7 +44,7 @@ func newSite(t *testing.T, leaders int) *site {
 	}
 	s.exec(`CREATE TABLE public.written (at timestamptz DEFAULT clock_timestamp(), who text DEFAULT session_user,
 	                                     relation text, verb text, entry_id bigint)`)
-	s.exec(`CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
+	s.exec(`CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 	        BEGIN INSERT INTO public.written (relation, verb, entry_id)
 	              VALUES (TG_TABLE_NAME, TG_OP, (to_jsonb(coalesce(NEW, OLD))->>'entry_id')::bigint); RETURN NULL; END $$`)
 	for _, relation := range []string{"ready", "entry_work", "lock", "node", "leader"} {
@@ -58,7 +58,7 @@ func newSite(t *testing.T, leaders int) *site {
 
 func (s *site) startLeader(role string) *leader {
 	s.t.Helper()
-	s.exec(`CREATE ROLE ` + role + ` SUPERUSER LOGIN`)
+	s.login(role, "leader")
 	u, err := url.Parse(s.dsn)
 	if err != nil {
 		s.t.Fatal(err)
@@ -68,6 +68,13 @@ func (s *site) startLeader(role string) *leader {
 	started := l.says("leader started", 20*time.Second)
 	l.address, l.debug = "http://"+value(started, "listen"), "http://"+value(started, "debug")
 	return l
+}
+
+// login makes a database role with the rights of a duty and no more.
+func (s *site) login(role, duty string) {
+	s.t.Helper()
+	s.exec(`CREATE ROLE ` + role + ` LOGIN`)
+	s.exec(`SELECT penstock.grant_duty('` + duty + `', '` + role + `')`)
 }
 
 func (s *site) exec(sql string) {

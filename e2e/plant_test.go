@@ -34,12 +34,12 @@ func newPlant(t *testing.T, slots int, model worker.Model, workerArgs ...string)
 	p.elected(0)
 	p.queue = p.register(model, slots, p.startWorker(slots, workerArgs...))
 	p.exec(`CREATE TABLE public.claim (at timestamptz DEFAULT clock_timestamp(), token bigint, node_id bigint, entry_id bigint)`)
-	p.exec(`CREATE FUNCTION public.note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
+	p.exec(`CREATE FUNCTION public.note_claim() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 	        BEGIN INSERT INTO public.claim (token, node_id, entry_id) VALUES (NEW.token, NEW.node_id, NEW.last_entry_id); RETURN NULL; END $$`)
 	p.exec(`CREATE TRIGGER note_claim AFTER INSERT ON penstock.lock FOR EACH ROW EXECUTE FUNCTION public.note_claim()`)
 	p.exec(`CREATE TABLE public.entry_change (at timestamptz DEFAULT clock_timestamp(), who text DEFAULT session_user, relation text,
 	                                          verb text, entry_id bigint, attempt int, crashes int)`)
-	p.exec(`CREATE FUNCTION public.note_entry() RETURNS trigger LANGUAGE plpgsql AS $$
+	p.exec(`CREATE FUNCTION public.note_entry() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 	        DECLARE e jsonb := to_jsonb(coalesce(NEW, OLD));
 	        BEGIN INSERT INTO public.entry_change (relation, verb, entry_id, attempt, crashes)
 	              VALUES (TG_TABLE_NAME, TG_OP, coalesce(e->>'id', e->>'entry_id', e->>'last_entry_id')::bigint,
@@ -108,7 +108,7 @@ type taskNode struct {
 
 func (p *plant) startNode(name string, args ...string) *taskNode {
 	p.t.Helper()
-	p.exec(`CREATE ROLE ` + name + ` SUPERUSER LOGIN`)
+	p.login(name, "node")
 	u, err := url.Parse(p.dsn)
 	p.must(err)
 	u.User = url.User(name)

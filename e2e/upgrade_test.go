@@ -110,7 +110,11 @@ func TestProgramsOfTheVersionBeforeWorkWhileFunctionsAreReplaced(t *testing.T) {
 // startPrograms starts a program of the next version with a database role of its own and waits until it has started.
 func (s *site) startPrograms(binary, role string, args ...string) {
 	s.t.Helper()
-	s.exec(`CREATE ROLE ` + role + ` SUPERUSER LOGIN`)
+	if filepath.Base(binary) == "leader" {
+		s.exec(`CREATE ROLE ` + role + ` SUPERUSER LOGIN`) // it migrates
+	} else {
+		s.login(role, "node")
+	}
 	u, err := url.Parse(s.dsn)
 	if err != nil {
 		s.t.Fatal(err)

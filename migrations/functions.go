@@ -25,6 +25,7 @@ const (
 	viewsFile    = "views.sql"
 	triggersFile = "triggers.sql"
 	seedFile     = "seed.sql"
+	rightsFile   = "rights.sql"
 )
 
 // functionSet is the files of migrations/functions, as one program has them.
@@ -41,7 +42,7 @@ func readFunctions(from fs.FS) (functionSet, error) {
 	if err != nil {
 		return functionSet{}, fmt.Errorf("list functions: %w", err)
 	}
-	last := []string{viewsFile, triggersFile, seedFile}
+	last := []string{viewsFile, triggersFile, rightsFile, seedFile}
 	slices.SortStableFunc(names, func(a, b string) int {
 		return slices.Index(last, path.Base(a)) - slices.Index(last, path.Base(b))
 	})

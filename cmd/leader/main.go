@@ -243,6 +243,13 @@ func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logg
 	if !cfg.Leader.Migrate {
 		return migrations.Check(ctx, pool)
 	}
+	owns, err := migrations.Owns(ctx, pool)
+	if err != nil {
+		return err
+	}
+	if !owns { // a role with the rights of a leader and no more: another one migrates
+		return migrations.Check(ctx, pool)
+	}
 	n, err := migrations.Up(ctx, pool.Config().ConnConfig)
 	if n > 0 {
 		log.Info("migrated the schema", "applied", n)

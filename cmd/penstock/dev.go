@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -58,11 +60,11 @@ func devCommand(a *app) *cobra.Command {
 type platform struct {
 	out    io.Writer
 	logs   string
-	dsn    string
-	source string // of Postgres
-	pool   *pgxpool.Pool
-	worker string // address
-	leader string // address
+	source string            // of Postgres
+	roles  map[string]string // duty to the address of the database for its role
+	pool   *pgxpool.Pool     // of the operator
+	worker string            // address
+	leader string            // address
 	crew   *crew
 	queues map[string]string // model to queue
 }
@@ -78,22 +80,47 @@ func dev(ctx context.Context, out io.Writer, o devOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
-	p := &platform{out: out, dsn: server.ConnString(), source: server.Source()}
+	p := &platform{out: out, source: server.Source()}
 	if p.logs, err = os.MkdirTemp("", "penstock-dev-"); err != nil {
 		return fmt.Errorf("make directory for logs: %w", err)
 	}
-	if p.pool, err = postgres.Open(ctx, postgres.Config{DSN: p.dsn, MaxConns: 4}); err != nil {
+	if _, err := migrations.Up(ctx, server.Config()); err != nil {
+		return err
+	}
+	if p.roles, err = grantRoles(ctx, server); err != nil {
+		return err
+	}
+	if p.pool, err = postgres.Open(ctx, postgres.Config{DSN: p.roles["operator"], MaxConns: 4}); err != nil {
 		return err
 	}
 	defer p.pool.Close()
-	if _, err := migrations.Up(ctx, p.pool.Config().ConnConfig); err != nil {
-		return err
-	}
 	if err := p.start(ctx, o); err != nil {
 		return interrupted(ctx, err)
 	}
 	defer p.crew.stop(out)
 	return interrupted(ctx, p.work(ctx, o))
+}
+
+// grantRoles makes a database role for each duty, with a password of its own for this start, and returns the addresses
+// with which they log in: no program runs as the superuser of the cluster.
+func grantRoles(ctx context.Context, server *devpostgres.Server) (map[string]string, error) {
+	roles := migrations.Roles("penstock")
+	for i := range roles {
+		roles[i].Password = rand.Text()
+	}
+	if _, err := migrations.Grant(ctx, server.Config(), roles); err != nil {
+		return nil, err
+	}
+	addresses := map[string]string{}
+	for _, role := range roles {
+		address, err := url.Parse(server.ConnString())
+		if err != nil {
+			return nil, fmt.Errorf("read the address of the server: %w", err)
+		}
+		address.User = url.UserPassword(role.Name, role.Password)
+		addresses[role.Duty] = address.String()
+	}
+	return addresses, nil
 }
 
 // interrupted makes an error that follows from Ctrl-C none.
@@ -119,7 +146,8 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 		return err
 	}
 	// The key is no secret: what it seals is on this machine alone, like the receivers that may be called.
-	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.dsn, "DEV_WEBHOOK_KEY=penstock dev, known to everybody"}
+	const key = "PENSTOCK_SECRET_WEBHOOK=penstock dev, known to everybody"
+	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["leader"]}
 	const receivers = "127.0.0.0/8"
 	if p.leader, err = p.crew.start(ctx, "leader", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
 		"--callback-allow-networks", receivers); err != nil {
@@ -128,10 +156,11 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	if err := p.register(ctx, o); err != nil {
 		return err
 	}
+	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["node"], key}
 	for i := range o.nodes {
 		name := fmt.Sprintf("tasknode-%d", i+1)
 		if _, err = p.crew.start(ctx, name, patience, "listen=", "--listen", "127.0.0.1:0", "--name", name,
-			"--webhook-key", "env:DEV_WEBHOOK_KEY", "--webhook-allow-networks", receivers); err != nil {
+			"--webhook-key", "env:PENSTOCK_SECRET_WEBHOOK", "--webhook-allow-networks", receivers); err != nil {
 			return err
 		}
 	}
@@ -141,8 +170,8 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	fmt.Fprintf(p.out, "leader      http://%s  (the API, as open)\n", p.leader)
 	fmt.Fprintf(p.out, "call        curl http://%s/v1/queues  (all there is: /openapi.yaml)\n", p.leader)
 	fmt.Fprintf(p.out, "task nodes  %d\nlogs        %s\n", o.nodes, p.logs)
-	fmt.Fprintf(p.out, "look        psql %q -c 'TABLE penstock.queue_status'\n", p.dsn)
-	fmt.Fprintf(p.out, "            %s top --database-url %q\n\n", os.Args[0], p.dsn)
+	fmt.Fprintf(p.out, "look        psql %q -c 'TABLE penstock.queue_status'\n", p.roles["operator"])
+	fmt.Fprintf(p.out, "            %s top --database-url %q\n\n", os.Args[0], p.roles["operator"])
 	return nil
 }
 

@@ -14,7 +14,7 @@ var commands = []func(*app) *cobra.Command{
 	queueCommand, entryCommand, groupCommand, failureCommand,
 	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand, auditCommand, tokenCommand,
 	cronCommand, batchCommand, modelCommand, instanceCommand, webhookCommand,
-	topCommand, doctorCommand, migrateCommand, benchCommand, replayCommand, devCommand, versionCommand,
+	topCommand, doctorCommand, migrateCommand, grantsCommand, benchCommand, replayCommand, devCommand, versionCommand,
 }
 
 // newRoot builds the tree of commands for one run.

@@ -558,6 +558,7 @@ BEGIN
         CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
         BEGIN
             EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.output INCLUDING ALL)', child);
+            PERFORM penstock.copy_rights(child, 'output');
             EXECUTE format('ALTER TABLE penstock.output ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',
                            child, hour, hour + interval '1 hour');
             made := made + 1;

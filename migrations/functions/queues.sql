@@ -39,6 +39,7 @@ BEGIN
     EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE status = ''initial'' AND priority >= 0', child || '_initial', child);
     EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND (status = ''initial'' OR priority < 0)',
                    child || '_lock_key_apart', child);
+    PERFORM penstock.copy_rights(child, 'entry');
     EXECUTE format('ALTER TABLE penstock.entry ATTACH PARTITION penstock.%I FOR VALUES IN (%s)', child, q.id);
     EXECUTE format('ALTER TABLE penstock.%I DROP CONSTRAINT %I', child, child || '_queue');
     PERFORM penstock.alter_queue(queue_name, options);
@@ -85,6 +86,7 @@ BEGIN
     IF q.capacity IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'removed_' || q.id);
+        PERFORM penstock.copy_rights(c || '_' || q.id, 'entry_id_seq') FROM unnest(ARRAY['accepted', 'removed']) c;
         INSERT INTO penstock.depth (queue_id, counted, accepted, removed) VALUES (q.id, 0, 0, 0);
         PERFORM penstock.count_depth(q.id);
     ELSIF q.capacity IS NULL AND EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN

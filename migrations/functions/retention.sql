@@ -22,6 +22,7 @@ BEGIN
             CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
             BEGIN
                 EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.%I INCLUDING ALL)', child, kind.parent);
+                PERFORM penstock.copy_rights(child, kind.parent);
                 EXECUTE format('ALTER TABLE penstock.%I ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',
                                kind.parent, child, day, day + 1);
                 made := made + 1;

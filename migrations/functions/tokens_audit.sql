@@ -1,11 +1,12 @@
 -- The audit: it is only added to, and pruned by retention.
 
--- actor_name is the name in the audit for the actor of a call: the database user unless one was
--- given.
+-- actor_name is the name in the audit for the actor of a call: unless one was given, the database
+-- user of the session, or the role that it has set. Inside a function that runs as its owner
+-- current_user would be that owner.
 -- Callers: audit_log, and functions that keep an actor in a row of their own.
 CREATE OR REPLACE FUNCTION penstock.actor_name(actor text) RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(nullif($1, ''), current_user)
+    SELECT coalesce(nullif($1, ''), nullif(current_setting('role'), 'none'), session_user)
 $$;
 
 -- without_passwords replaces the passwords of addresses (scheme://user:password@host) in a JSON

@@ -21,6 +21,7 @@ var checks = []check{
 	{"durability", checkDurability},
 	{"isolation", checkIsolation},
 	{"public schema", checkPublic},
+	{"rights", checkRights},
 	{"clock", checkClock},
 	{"connections", checkConnections},
 	{"horizon", checkHorizon},

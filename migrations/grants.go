@@ -1,0 +1,207 @@
+package migrations
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/pbkdf2"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Duties are what a database role can be given the rights for. The table of rights is functions/rights.sql.
+var Duties = []string{"leader", "node", "gateway", "operator", "push", "read"}
+
+// Role is a database role and its duty.
+type Role struct {
+	Name string
+	Duty string // one of Duties
+	// Password lets the role log in. Without one it keeps what it has: a new role cannot log in, and gives its rights to
+	// roles that are members of it.
+	Password string
+}
+
+// Roles returns a role for each duty, named prefix_duty.
+func Roles(prefix string) []Role {
+	roles := make([]Role, len(Duties))
+	for i, duty := range Duties {
+		roles[i] = Role{Name: prefix + "_" + duty, Duty: duty}
+	}
+	return roles
+}
+
+// seesStatistics are duties that diagnose: a role without this membership sees of the sessions of others neither what
+// they run nor since when.
+var seesStatistics = []string{"leader", "operator", "read"}
+
+const dutyGrantsSQL = `SELECT penstock.duty_grants($1, $2)`
+
+// GrantSQL returns a script that makes the roles, gives each the rights of its duty on the objects of this database and
+// takes what it has beyond them. It can be run any number of times, by the owner of the schema with the right to make
+// roles. Passwords are in it as SCRAM verifiers only.
+func GrantSQL(ctx context.Context, db Queryer, roles []Role) (string, error) {
+	var script strings.Builder
+	fmt.Fprintln(&script, "BEGIN;")
+	for _, role := range roles {
+		preparation, err := role.prepareSQL()
+		if err != nil {
+			return "", err
+		}
+		rows, _ := db.Query(ctx, dutyGrantsSQL, role.Duty, role.Name)
+		grants, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return "", fmt.Errorf("read the rights of %s: %w", role.Duty, err)
+		}
+		fmt.Fprintf(&script, "\n-- %s\n%s", role.Name, preparation)
+		for _, grant := range grants {
+			fmt.Fprintln(&script, grant+";")
+		}
+		fmt.Fprintf(&script, "SELECT penstock.grant_duty(%s, %s);\n", literal(role.Duty), literal(role.Name))
+	}
+	fmt.Fprintln(&script, "\nCOMMIT;")
+	return script.String(), nil
+}
+
+const grantDutySQL = `SELECT penstock.grant_duty($1, $2)`
+
+// Grant does what the script of GrantSQL does, and returns how many rights it gave or took. The connection must be that
+// of the owner of the schema. It waits for a migration that runs, at most a minute.
+func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int, err error) {
+	m, err := open(cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer m.db.Close()
+	session, err := m.db.Conn(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("connect: %w", err)
+	}
+	defer session.Close()
+	if err := m.locker.SessionLock(ctx, session); err != nil {
+		return 0, fmt.Errorf("take migration lock: %w", err)
+	}
+	defer func() { _ = m.locker.SessionUnlock(context.WithoutCancel(ctx), session) }()
+	err = m.with(session, func(c *pgx.Conn) error {
+		owns, err := Owns(ctx, c)
+		if err != nil {
+			return err
+		}
+		if !owns {
+			return fmt.Errorf("only the owner of the schema penstock grants rights on it, and %q is not", cfg.User)
+		}
+		return pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
+			for _, role := range roles {
+				n, err := role.grant(ctx, tx)
+				if err != nil {
+					return err
+				}
+				changed += n
+			}
+			return nil
+		})
+	})
+	return changed, err
+}
+
+func (r Role) grant(ctx context.Context, tx pgx.Tx) (changed int, err error) {
+	preparation, err := r.prepareSQL()
+	if err != nil {
+		return 0, err
+	}
+	if _, err := tx.Exec(ctx, preparation); err != nil {
+		return 0, fmt.Errorf("make role %q: %w", r.Name, err)
+	}
+	if err := tx.QueryRow(ctx, grantDutySQL, r.Duty, r.Name).Scan(&changed); err != nil {
+		return 0, fmt.Errorf("grant to role %q: %w", r.Name, err)
+	}
+	return changed, nil
+}
+
+const ownsSQL = `
+SELECT coalesce((SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = 'penstock'), true)`
+
+// Owns says whether the role of the session owns the schema, or may make it: only such a role can migrate.
+func Owns(ctx context.Context, db Queryer) (bool, error) {
+	var owns bool
+	if err := db.QueryRow(ctx, ownsSQL).Scan(&owns); err != nil {
+		return false, fmt.Errorf("read the owner of the schema: %w", err)
+	}
+	return owns, nil
+}
+
+// prepareSQL makes the role and lets it log in, connect, and, where its duty diagnoses, see statistics of other sessions.
+// Members of the cluster are shared by all its databases: another session may make the same role at the same time.
+func (r Role) prepareSQL() (string, error) {
+	if !slices.Contains(Duties, r.Duty) {
+		return "", fmt.Errorf("there is no duty %q; there are %s", r.Duty, strings.Join(Duties, ", "))
+	}
+	name := pgx.Identifier{r.Name}.Sanitize()
+	var script strings.Builder
+	fmt.Fprintf(&script, `DO $$ BEGIN
+    IF to_regrole(%s) IS NULL THEN CREATE ROLE %s NOLOGIN; END IF;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; -- made by another session just now
+END $$;
+`, literal(name), name)
+	if r.Password != "" {
+		verifier, err := scramVerifier(r.Password)
+		if err != nil {
+			return "", fmt.Errorf("password of role %q: %w", r.Name, err)
+		}
+		fmt.Fprintf(&script, "ALTER ROLE %s LOGIN PASSWORD %s;\n", name, literal(verifier))
+	}
+	rights := "CONNECT"
+	if r.Duty == "leader" || r.Duty == "operator" {
+		rights += ", TEMPORARY" // declared statements are parsed as the body of a temporary function
+	}
+	fmt.Fprintf(&script, "DO $$ BEGIN EXECUTE format('GRANT %s ON DATABASE %%I TO %%I', current_database(), %s); END $$;\n",
+		rights, literal(r.Name))
+	if slices.Contains(seesStatistics, r.Duty) {
+		fmt.Fprintf(&script, `DO $$ BEGIN
+    IF NOT pg_has_role(%s, 'pg_read_all_stats', 'MEMBER') THEN GRANT pg_read_all_stats TO %s; END IF;
+EXCEPTION WHEN insufficient_privilege THEN RAISE NOTICE 'a superuser should run: GRANT pg_read_all_stats TO %s';
+    WHEN unique_violation THEN NULL; -- granted by another session just now
+END $$;
+`, literal(r.Name), name, strings.ReplaceAll(name, "'", "''"))
+	}
+	return script.String(), nil
+}
+
+// literal quotes a text for SQL.
+func literal(text string) string {
+	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"
+	if strings.Contains(text, `\`) {
+		quoted = " E" + strings.ReplaceAll(quoted, `\`, `\\`)
+	}
+	return quoted
+}
+
+// scramIterations is Postgres' default.
+const scramIterations = 4096
+
+// scramVerifier returns what Postgres stores of a password (RFC 5803, SCRAM-SHA-256), so that no password reaches the
+// server's log. SASLprep leaves printable ASCII as it is; other passwords are refused.
+func scramVerifier(password string) (string, error) {
+	if strings.ContainsFunc(password, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return "", errors.New("has characters beyond printable ASCII, or a line break")
+	}
+	salt := make([]byte, 16)
+	_, _ = rand.Read(salt) // it never fails
+	salted, err := pbkdf2.Key(sha256.New, password, salt, scramIterations, sha256.Size)
+	if err != nil {
+		return "", err
+	}
+	mac := func(text string) []byte {
+		h := hmac.New(sha256.New, salted)
+		h.Write([]byte(text))
+		return h.Sum(nil)
+	}
+	stored := sha256.Sum256(mac("Client Key"))
+	text := base64.StdEncoding.EncodeToString
+	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", scramIterations, text(salt), text(stored[:]), text(mac("Server Key"))), nil
+}
