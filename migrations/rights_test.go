@@ -187,7 +187,7 @@ func TestDutiesReachNoFurther(t *testing.T) {
 // printed does what Grant does, twice.
 func TestPrintedGrantsDoWhatGrantDoes(t *testing.T) {
 	t.Parallel()
-	c, roles := granted(t)
+	c, roles := granted(t, "push", "node")
 	for _, f := range rows(t, c, `SELECT p.oid::regprocedure::text FROM pg_proc p
 	      WHERE p.pronamespace = 'penstock'::regnamespace AND p.prosecdef
 	        AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)`) {
@@ -225,7 +225,7 @@ func TestPrintedGrantsDoWhatGrantDoes(t *testing.T) {
 // Rights survive an upgrade, which gives roles what is new.
 func TestMigrationGivesRolesRightsOnWhatIsNew(t *testing.T) {
 	t.Parallel()
-	c, roles := granted(t)
+	c, roles := granted(t, "push", "node")
 	functions, err := migrations.Functions()
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +251,7 @@ func TestMigrationGivesRolesRightsOnWhatIsNew(t *testing.T) {
 
 func TestPasswordIsStoredAsAVerifier(t *testing.T) {
 	t.Parallel()
-	c, roles := granted(t)
+	c, roles := granted(t, "push")
 	roles[0].Password = "hunter2, of course"
 	script, err := migrations.GrantSQL(t.Context(), c, roles[:1])
 	if err != nil || strings.Contains(script, "hunter2") || !strings.Contains(script, "SCRAM-SHA-256$4096:") {
@@ -269,15 +269,17 @@ func TestPasswordIsStoredAsAVerifier(t *testing.T) {
 	}
 }
 
-// granted returns a connection to a migrated database, and a role of its own for each duty.
-func granted(t *testing.T) (*pgx.Conn, []migrations.Role) {
+// granted returns a connection to a migrated database, and a role of its own for each duty, or for all.
+func granted(t *testing.T, duties ...string) (*pgx.Conn, []migrations.Role) {
 	t.Helper()
 	admin := connect(t, pgtest.DSN(t)) // its database outlives the roles' last grants
 	var suffix string
 	if err := admin.QueryRow(t.Context(), `SELECT substr(md5(random()::text), 1, 10)`).Scan(&suffix); err != nil {
 		t.Fatal(err)
 	}
-	roles := migrations.Roles("test_" + suffix)
+	roles := slices.DeleteFunc(migrations.Roles("test_"+suffix), func(r migrations.Role) bool {
+		return len(duties) > 0 && !slices.Contains(duties, r.Duty)
+	})
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		for _, r := range roles {

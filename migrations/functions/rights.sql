@@ -30,7 +30,7 @@ LANGUAGE sql IMMUTABLE AS $$
       FROM (VALUES
         -- Everything but secrets is read by every duty except push.
         ('leader node gateway operator read',
-         'batch batch_part bucket cancel_request cron_firing cron_job database_role depth disabled entry entry_harm
+         'batch batch_part bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
           failure flow_weight idempotency inference_version instance leader limit limit_use lock model node
           operation output pause progress push_back queue ready remote_run result retained sample sample_minute
           schema_object schema_version slot slot_demand uniqueness usage usage_hour watch', 'SELECT', NULL::text[]),
@@ -100,7 +100,7 @@ LANGUAGE sql IMMUTABLE AS $$
           delete_model_override disable_entries disable_entry disable_queue discard_failure drain_instance drain_node
           drop_cron_job drop_queue enable_entries enable_entry enable_queue free_dead_slots pause pause_batch
           pause_cron_job pause_queue register_instance register_model remove_instance remove_model resume resume_batch
-          resume_cron_job resume_queue retry_batch retry_failure run_cron_job_now set_flow_weight set_limit
+          resume_cron_job resume_queue retry_batch retry_failure run_cron_job_now set_device_group set_flow_weight set_limit
           set_model_override set_quota start_operation step_operation use_limit'),
         ('leader node operator', 'push_back lift_push_back'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),
