@@ -135,8 +135,8 @@ func Owns(ctx context.Context, db Queryer) (bool, error) {
 	return owns, nil
 }
 
-// prepareSQL makes the role and lets it log in, connect, and, where its duty diagnoses, see statistics of other sessions.
-// Members of the cluster are shared by all its databases: another session may make the same role at the same time.
+// prepareSQL makes the role and lets it log in, connect, and, where its duty diagnoses, see statistics of other
+// sessions. Roles are shared by all databases of the cluster: another session may make the same one at the same time.
 func (r Role) prepareSQL() (string, error) {
 	if !slices.Contains(Duties, r.Duty) {
 		return "", fmt.Errorf("there is no duty %q; there are %s", r.Duty, strings.Join(Duties, ", "))
@@ -159,8 +159,10 @@ END $$;
 	if r.Duty == "leader" || r.Duty == "operator" {
 		rights += ", TEMPORARY" // declared statements are parsed as the body of a temporary function
 	}
-	fmt.Fprintf(&script, "DO $$ BEGIN EXECUTE format('GRANT %s ON DATABASE %%I TO %%I', current_database(), %s); END $$;\n",
-		rights, literal(r.Name))
+	fmt.Fprintf(&script, `DO $$ BEGIN
+    EXECUTE format('GRANT %s ON DATABASE %%I TO %%I', current_database(), %s);
+END $$;
+`, rights, literal(r.Name))
 	if slices.Contains(seesStatistics, r.Duty) {
 		fmt.Fprintf(&script, `DO $$ BEGIN
     IF NOT pg_has_role(%s, 'pg_read_all_stats', 'MEMBER') THEN GRANT pg_read_all_stats TO %s; END IF;
@@ -203,5 +205,6 @@ func scramVerifier(password string) (string, error) {
 	}
 	stored := sha256.Sum256(mac("Client Key"))
 	text := base64.StdEncoding.EncodeToString
-	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", scramIterations, text(salt), text(stored[:]), text(mac("Server Key"))), nil
+	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s",
+		scramIterations, text(salt), text(stored[:]), text(mac("Server Key"))), nil
 }

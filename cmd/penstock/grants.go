@@ -19,12 +19,14 @@ func grantsCommand(a *app) *cobra.Command {
 	var duties []string
 	var apply bool
 	c := &cobra.Command{
-		Use: "grants", Short: "Print or apply the rights of database roles, one for each program and duty", Args: cobra.NoArgs,
-		Long: "Print SQL that makes a database role for each duty (leader, node, gateway, operator, push, read), gives it the\n" +
-			"rights of the duty and takes what it has beyond them; --apply carries it out. It can be repeated. Run it as the owner\n" +
-			"of the schema after the first migration; later migrations keep the rights up to date.\n\n" +
-			"The roles cannot log in unless --passwords names a directory with a file for each that should, named like the duty.\n" +
-			"Without it, make login roles that are members of them.",
+		Use: "grants", Args: cobra.NoArgs,
+		Short: "Print or apply the rights of database roles, one for each program and duty",
+		Long: `Print SQL that makes a database role for each duty (leader, node, gateway, operator, push, read), gives it
+the rights of the duty and takes what it has beyond them; --apply carries it out. It can be repeated. Run it as the
+owner of the schema after the first migration; later migrations keep the rights up to date.
+
+The roles cannot log in unless --passwords names a directory with a file for each that should, named like the duty.
+Without it, make login roles that are members of them.`,
 	}
 	f := c.Flags()
 	f.BoolVar(&apply, "apply", false, "carry it out instead of printing it")
@@ -79,7 +81,9 @@ func rolesOf(prefix string, duties []string, passwords string) ([]migrations.Rol
 			return nil, usagef("--duty: there is no duty %q; there are %s", duty, strings.Join(migrations.Duties, ", "))
 		}
 	}
-	roles := slices.DeleteFunc(migrations.Roles(prefix), func(r migrations.Role) bool { return !slices.Contains(duties, r.Duty) })
+	roles := slices.DeleteFunc(migrations.Roles(prefix), func(r migrations.Role) bool {
+		return !slices.Contains(duties, r.Duty)
+	})
 	if passwords == "" {
 		return roles, nil
 	}

@@ -195,8 +195,8 @@ func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) err
 				return all[i].Key, strings.Split(value, ",")
 			case i >= 0:
 				return all[i].Key, value
-			case !slices.Contains(notOptions, name) && !strings.HasPrefix(name, secretPrefix) && !linked.MatchString(name) &&
-				!p.belongsElsewhere(strings.ToLower(strings.TrimPrefix(name, envPrefix)), "_"):
+			case !slices.Contains(notOptions, name) && !strings.HasPrefix(name, secretPrefix) &&
+				!linked.MatchString(name) && !p.belongsElsewhere(strings.ToLower(strings.TrimPrefix(name, envPrefix)), "_"):
 				unknown = append(unknown, name)
 			}
 			return "", nil

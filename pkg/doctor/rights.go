@@ -16,7 +16,7 @@ SELECT current_user, coalesce((SELECT duty FROM penstock.database_role WHERE rol
        pg_has_role(n.nspowner, 'USAGE')
   FROM pg_namespace n WHERE n.nspname = 'penstock'`
 
-// Rights of PUBLIC on anything, missing and surplus rights of roles with a duty, and roles with a duty that are above it.
+// Rights of PUBLIC, missing and surplus rights of roles with a duty, and roles with a duty that are above it.
 const rightsSQL = `
 SELECT format('PUBLIC may %s %s: REVOKE %s ON %s %s FROM PUBLIC', d.privilege, d.object, d.privilege, d.kind, d.object)
   FROM penstock.held_rights(NULL) d
@@ -31,7 +31,8 @@ SELECT format('%s has %s on %s, which %s does not need', r.role, d.privilege, d.
  CROSS JOIN LATERAL penstock.duty_differences(r.duty, to_regrole(format('%I', r.role))) d
  WHERE to_regrole(format('%I', r.role)) IS NOT NULL AND NOT d.wanted
 UNION ALL
-SELECT format('%s has the duty %s and is %s', r.role, r.duty, CASE WHEN p.rolsuper THEN 'a superuser' ELSE 'the owner of the schema' END)
+SELECT format('%s has the duty %s and is %s', r.role, r.duty,
+              CASE WHEN p.rolsuper THEN 'a superuser' ELSE 'the owner of the schema' END)
   FROM penstock.database_role r
   JOIN pg_roles p ON p.rolname = r.role
   JOIN pg_namespace n ON n.nspname = 'penstock'

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// ReadSecret returns the secret that ref names: env:NAME from the environment, file:/path from a file, without the line
-// end; an empty one is none. It reads any variable and any file: only for references in the program's own configuration.
-// The error names the reference, never a secret.
+// ReadSecret returns the secret that ref names: env:NAME from the environment, file:/path from a file, without the
+// line end; an empty one is none. It reads any variable and any file: it is for references in the program's own
+// configuration. The error names the reference, never a secret.
 func ReadSecret(ref string) (string, error) {
 	return readReference(ref, os.ReadFile)
 }
@@ -25,8 +25,8 @@ const SecretsDir = "/run/secrets/penstock"
 // secretBytesMax bounds a file that is read as a secret.
 const secretBytesMax = 64 << 10
 
-// SecretStore reads secrets that settings in the database refer to, such as headers of models. Clients of the API write
-// those settings: a reference reaches variables whose name begins with SecretPrefix, and files below Dir, and no others.
+// SecretStore reads secrets that settings in the database refer to, such as headers of models. Clients of the API
+// write those settings: a reference reaches variables whose name begins with SecretPrefix, and files below Dir.
 type SecretStore struct {
 	Dir string // SecretsDir if empty
 }
@@ -62,13 +62,14 @@ func (s SecretStore) readFile(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, secretBytesMax))
 }
 
-// checkReference says what is wrong with a reference in a setting; whether the file is below the directory of secrets is
-// known only where it is read.
+// checkReference says what is wrong with a reference in a setting; whether the file is below the directory of
+// secrets is known only where it is read.
 func checkReference(ref string) error {
 	kind, name, _ := strings.Cut(ref, ":")
 	switch {
 	case kind == "env" && (!strings.HasPrefix(name, SecretPrefix) || name == SecretPrefix):
-		return fmt.Errorf("refers to the variable %s: settings may name only those that begin with %s", name, SecretPrefix)
+		return fmt.Errorf("refers to the variable %s: settings may name only those that begin with %s",
+			name, SecretPrefix)
 	case kind == "file" && (!filepath.IsAbs(name) || filepath.Clean(name) != name):
 		return fmt.Errorf("refers to the file %s: want an absolute path without . and ..", name)
 	case kind != "env" && kind != "file":
