@@ -40,7 +40,7 @@ var oneMeaning = map[string]sharedName{
 	"Pushed":       {"client invalidation", "the answer to a push, over HTTP and in Go"},
 	"Ended":        {"invalidation operator", "how an entry ended"},
 	"Degradation":  {"operator recovery", "a state in which work stands still: examined, and as the leader measured it"},
-	"Seconds":      {"invalidation worker", "a duration that JSON writes as a number of seconds"},
+	"Seconds":      {"invalidation scale worker", "a duration that JSON writes as a number of seconds"},
 }
 
 // toRename lists names that still have two meanings. It only gets shorter: one of the types gets another name.
@@ -52,12 +52,13 @@ var toRename = map[string]sharedName{
 	"Gate":     {"governor tasknode", "hysteresis around a mark, and what may keep a node from claims"},
 	"Kind":     {"invalidation webhook worker", "of outcomes, of queues, and of outcomes again"},
 	"Outcome":  {"webhook worker", "of a call to a worker, and of an attempt to deliver"},
+	"Policy":   {"scale webhook", "how a model is scaled, and which addresses callbacks may have"},
 	"Reason":   {"governor operator", "why a node claims nothing more, and why an entry waits"},
 	"Refusal":  {"client governor", "of an entry of a stream, and of a claim"},
 	"Run":      {"invalidation worker", "of a worker, and of an entry on a node"},
 	"Sample":   {"governor operator recovery", "of a machine, and of a queue"},
 	"Server":   {"operator recovery", "the row server_status, read by two"},
-	"State":    {"client governor worker", "of an entry, of gates, and of an instance"},
+	"State":    {"client governor scale worker", "of an entry, of gates, of a model's scaling, and of an instance"},
 	"Status":   {"cron election", "what a duty reports of itself; of two duties"},
 	"Usage":    {"fairness operator", "what flows have used, for ranking and for operators"},
 	"Verdict":  {"governor invalidation", "on claims, and on a push"},

@@ -1,0 +1,176 @@
+package scale
+
+import (
+	"math"
+	"time"
+)
+
+// Sources older than these permit no way down beyond the hold, and no way down at all.
+const (
+	staleAfter = 10 * time.Second
+	blindAfter = 30 * time.Second
+)
+
+// elapsedMax bounds the time that one observation may cover: a leader that was away for an hour does
+// not work an hour off the shadow queues at once.
+const elapsedMax = time.Minute
+
+// turn is one decision in the making.
+type turn struct {
+	now     time.Time
+	p       Policy
+	o       Obs
+	s       State // the next state; it shares no memory with the one before
+	d       Decision
+	elapsed float64 // seconds since the last fresh observation
+	slots   float64
+	alive   int  // instances ready or starting, without stuck ones
+	stale   bool // a source is older than staleAfter: nothing is counted
+	frozen  bool // a source is older than blindAfter: no way down
+	blind   bool // no source is known
+}
+
+// Decide returns how many instances a model should have. It is pure: the same arguments give the same
+// results. Durations are compared on the clock of now; all sources are read in one observation.
+func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
+	t := begin(now, p.WithDefaults(), o, s)
+	if t.switched() {
+		return t.end()
+	}
+	if t.blind {
+		t.note(NoteUnknown, 0, 0, 0)
+		t.d.Desired = t.s.Desired
+		return t.end()
+	}
+	t.count()
+	t.countStuck()
+	switch t.p.Algorithm {
+	case ReplicateV2:
+		t.replicate()
+	case HPA:
+		t.hpa()
+	case Utilization:
+		t.utilization()
+	default:
+		t.penstock()
+	}
+	t.bound()
+	t.block()
+	t.permit()
+	return t.end()
+}
+
+// penstock is our own algorithm: what would have sufficed all along, and what the present backlog needs.
+func (t *turn) penstock() {
+	t.base()
+	t.surge()
+	t.d.Raw = max(t.d.Base, t.d.Surge)
+	if t.d.Raw == 0 && (t.work() > 0 || t.o.Refused > 0) {
+		t.d.Raw = 1
+		t.note(NotePending, float64(t.work())+t.o.Refused, 0, 0)
+	}
+	t.hold()
+	t.rates()
+	t.keepRunning()
+	t.zero()
+}
+
+func begin(now time.Time, p Policy, o Obs, s State) *turn {
+	t := &turn{now: now, p: p, o: o, s: s, slots: float64(p.Slots)}
+	t.s.Changes = recentChanges(s.Changes, now)
+	if s.At.IsZero() {
+		t.s.Desired = o.Ready + len(o.Starting)
+	}
+	t.s.At = now
+	t.alive = o.Ready + len(o.Starting)
+	t.d = Decision{At: now, Current: t.s.Desired, Desired: t.s.Desired, Apply: true}
+	t.age()
+	return t
+}
+
+// age marks the sources that are too old. An error is never read as zero.
+func (t *turn) age() {
+	known, oldest := 0, time.Duration(0)
+	for _, age := range []Seconds{t.o.Ages.Queue, t.o.Ages.Gateway, t.o.Ages.Instances} {
+		d := time.Duration(age)
+		if d < 0 {
+			d = math.MaxInt64
+		}
+		if d <= blindAfter {
+			known++
+		}
+		oldest = max(oldest, d)
+	}
+	t.blind = known == 0
+	t.frozen = oldest > blindAfter
+	t.stale = oldest > staleAfter
+}
+
+// count adds the requests that arrived to the rates. A stale observation counts nothing: the requests
+// of its time are in the next fresh one.
+func (t *turn) count() {
+	if t.stale {
+		t.note(NoteStale, 0, 0, 0)
+		return
+	}
+	if !t.s.Counted.IsZero() {
+		t.elapsed = min(t.now.Sub(t.s.Counted), elapsedMax).Seconds()
+	}
+	t.elapsed = max(t.elapsed, 0)
+	t.s.Counted = t.now
+	arrived := t.arrived()
+	if t.elapsed > 0 {
+		t.s.Rate += (arrived/t.elapsed - t.s.Rate) * (1 - math.Exp(-t.elapsed/rateSeconds))
+	}
+	t.s.Recent = t.s.Recent*math.Exp(-t.elapsed/recentSeconds) + arrived
+	if arrived > 0 || t.work() > 0 {
+		t.s.LastUse = t.now
+	}
+	if t.o.LastRequest.After(t.s.LastUse) {
+		t.s.LastUse = t.o.LastRequest
+	}
+	if t.o.Ready > 0 {
+		t.s.WasReady = t.now
+	}
+}
+
+const (
+	rateSeconds   = 60   // of the rate that a surge expects to go on
+	recentSeconds = 1800 // of the hazard of another request
+)
+
+// arrived counts refused requests too, at most twice the served: who is turned away asks again.
+func (t *turn) arrived() float64 {
+	refused := min(t.o.Refused, max(2*t.o.Arrived, 1))
+	return t.o.Arrived + refused
+}
+
+// work is the number of requests that wait or run. Those that will be late start nothing.
+func (t *turn) work() int { return t.waiting() + t.o.Running }
+
+func (t *turn) waiting() int { return max(0, t.o.Waiting-t.o.Late) }
+
+// service is the seconds that a request holds a slot, guessed at a second while nothing is known.
+func (t *turn) service() float64 {
+	if t.o.Service > 0 {
+		return t.o.Service
+	}
+	return 1
+}
+
+func (t *turn) coldStart() float64 {
+	if t.o.ColdStart > 0 {
+		return t.o.ColdStart
+	}
+	return 60
+}
+
+// end records the decision in the state.
+func (t *turn) end() (Decision, State) {
+	t.d.Limited = t.d.Desired
+	if by := t.d.Desired - t.s.Desired; by != 0 {
+		t.s.Changes = append(t.s.Changes, Step{At: t.now, By: by})
+	}
+	t.s.Desired = t.d.Desired
+	return t.d, t.s
+}

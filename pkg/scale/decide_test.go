@@ -1,0 +1,449 @@
+package scale
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) time.Time { return noon.Add(-d) }
+
+func starts(ages ...time.Duration) []time.Time {
+	var all []time.Time
+	for _, age := range ages {
+		all = append(all, ago(age))
+	}
+	return all
+}
+
+func secs(s float64) Seconds { return Seconds(s * float64(time.Second)) }
+
+// four is a policy with four slots an instance.
+func four(change ...func(*Policy)) Policy {
+	p := Policy{Slots: 4, Max: 20}
+	for _, c := range change {
+		c(&p)
+	}
+	return p
+}
+
+// quiet is a model with n ready instances that had a request just now and has none any more.
+func quiet(n int) (Obs, State) {
+	return Obs{Ready: n, Service: 2, ColdStart: 60, ColdStartP95: 90, LastRequest: ago(time.Second)},
+		State{At: ago(time.Second), Counted: ago(time.Second), Desired: n, WasReady: ago(time.Second)}
+}
+
+type row struct {
+	name    string
+	policy  Policy
+	change  func(o *Obs, s *State) // of a quiet model with two instances
+	desired int
+	note    NoteCode // that must be there; empty for none
+	absent  NoteCode // that must not be there
+}
+
+func (r row) check(t *testing.T) {
+	t.Helper()
+	o, s := quiet(2)
+	if r.change != nil {
+		r.change(&o, &s)
+	}
+	d, next := Decide(noon, r.policy, o, s)
+	if d.Desired != r.desired {
+		t.Errorf("desired %d, want %d: %s", d.Desired, r.desired, d.Explain())
+	}
+	if next.Desired != d.Desired {
+		t.Errorf("the state keeps %d instead of %d", next.Desired, d.Desired)
+	}
+	has := func(code NoteCode) bool {
+		return slices.ContainsFunc(d.Notes, func(n Note) bool { return n.Code == code })
+	}
+	if r.note != "" && !has(r.note) {
+		t.Errorf("no reason %s: %s", r.note, d.Explain())
+	}
+	if r.absent != "" && has(r.absent) {
+		t.Errorf("reason %s: %s", r.absent, d.Explain())
+	}
+}
+
+func run(t *testing.T, rows []row) {
+	t.Helper()
+	for _, r := range rows {
+		t.Run(r.name, func(t *testing.T) { r.check(t) })
+	}
+}
+
+func TestSwitchesAndModesComeFirst(t *testing.T) {
+	busy := func(o *Obs, s *State) { o.Waiting, o.Running, s.Rate = 100, 8, 10 }
+	five, thirty := 5, 30
+	run(t, []row{
+		{"off everywhere", four(), func(o *Obs, s *State) { busy(o, s); o.Switches.Off = true }, 2, NoteOff, NoteBase},
+		{"off for the model", four(), func(o *Obs, s *State) { busy(o, s); o.Switches.ModelOff = true }, 2, NoteModelOff, NoteSurge},
+		{"off is before an override", four(), func(o *Obs, _ *State) {
+			o.Switches = Switches{Off: true, Override: &five, OverrideUntil: noon.Add(time.Hour)}
+		}, 2, NoteOff, NoteOverride},
+		{"disabled", four(func(p *Policy) { p.Mode = Disabled }), busy, 2, NoteDisabled, NoteBase},
+		{"manual", four(func(p *Policy) { p.Mode = Manual }), busy, 2, NoteManual, NoteBase},
+		{"up-only goes up", four(func(p *Policy) { p.Mode = UpOnly }), busy, 6, NoteSurge, NoteUpOnly},
+		{"up-only stays", four(func(p *Policy) { p.Mode = UpOnly }), nil, 2, NoteUpOnly, ""},
+		{"advise decides", four(func(p *Policy) { p.Mode = Advise }), busy, 6, NoteAdvise, ""},
+		{"override", four(), func(o *Obs, _ *State) {
+			o.Switches = Switches{Override: &five, OverrideUntil: noon.Add(time.Hour)}
+		}, 5, NoteOverride, NoteBase},
+		{"override that has expired", four(), func(o *Obs, _ *State) {
+			o.Switches = Switches{Override: &five, OverrideUntil: noon}
+		}, 1, NoteIdle, NoteOverride},
+		{"override above the maximum", four(), func(o *Obs, _ *State) {
+			o.Switches = Switches{Override: &thirty, OverrideUntil: noon.Add(time.Hour)}
+		}, 30, NoteOverride, NoteMax},
+		{"override under the cap", four(), func(o *Obs, _ *State) {
+			o.Switches = Switches{Override: &thirty, OverrideUntil: noon.Add(time.Hour), MaxAll: 7}
+		}, 7, NoteCap, NoteMax},
+		{"override in manual mode", four(func(p *Policy) { p.Mode = Manual }), func(o *Obs, _ *State) {
+			o.Switches = Switches{Override: &five, OverrideUntil: noon.Add(time.Hour)}
+		}, 5, NoteOverride, NoteManual},
+	})
+}
+
+func TestUnknownInputIsNotZero(t *testing.T) {
+	old := func(queue, gateway, instances time.Duration) func(o *Obs, s *State) {
+		return func(o *Obs, s *State) {
+			o.Ages = Ages{Seconds(queue), Seconds(gateway), Seconds(instances)}
+			s.Desired, o.Ready = 3, 3
+		}
+	}
+	waiting := func(o *Obs, s *State) { old(40*time.Second, 0, 0)(o, s); o.Waiting, o.Running = 4000, 12 }
+	run(t, []row{
+		{"fresh", four(), old(0, 0, 0), 1, NoteIdle, NoteStale},
+		{"nine seconds", four(), old(9*time.Second, 0, 0), 1, NoteIdle, NoteStale},
+		{"eleven seconds: the hold decides", four(), old(11*time.Second, 0, 0), 1, NoteStale, NoteFrozen},
+		{"queue 31 s", four(), old(31*time.Second, 0, 0), 3, NoteFrozen, ""},
+		{"gateway 31 s", four(), old(0, 31*time.Second, 0), 3, NoteFrozen, ""},
+		{"instances 31 s", four(), old(0, 0, 31*time.Second), 3, NoteFrozen, ""},
+		{"one never answered", four(), old(-1, 0, 0), 3, NoteFrozen, NoteUnknown},
+		{"none answers", four(), old(-1, -1, -1), 3, NoteUnknown, NoteBase},
+		{"all are old", four(), old(time.Minute, time.Minute, time.Minute), 3, NoteUnknown, NoteBase},
+		{"the way up is open", four(), waiting, 7, NoteSurge, NoteFrozen},
+		{"no way to zero while stale", four(), func(o *Obs, s *State) {
+			o.Ages.Queue, o.Ready, s.Desired = secs(15), 1, 1
+			o.LastRequest = ago(5 * time.Hour)
+		}, 1, NoteStale, NoteZero},
+		{"the base of the last fresh tick", four(), func(o *Obs, s *State) {
+			o.Ages.Queue, s.Base, s.Desired, o.Ready = secs(15), 3, 3, 3
+		}, 3, NoteStale, NoteFrozen},
+	})
+}
+
+func TestBaseIsTheLeastLevelWithShortWaits(t *testing.T) {
+	filled := func(n int, work float64) []float64 {
+		w := make([]float64, n)
+		for i := range w {
+			w[i] = work
+		}
+		return w
+	}
+	shadow := func(work float64) func(*Obs, *State) {
+		return func(_ *Obs, s *State) { s.Shadow = filled(20, work) }
+	}
+	single := Policy{Slots: 1, Max: 20}
+	run(t, []row{
+		{"no work", four(), shadow(0), 1, NoteIdle, NoteBase},
+		{"what one instance holds in its slots", four(), shadow(6), 1, NoteBase, NoteRateUp},
+		{"one instance works 7.5 s off", four(), shadow(21), 1, NoteBase, NoteRateUp},
+		{"two are needed", four(), shadow(30), 2, NoteBase, NoteRateUp},
+		{"three are needed", four(), shadow(60), 3, NoteBase, NoteRateUp},
+		{"the rate limits", four(), shadow(400), 6, NoteRateUp, ""},
+		{"max is the last level", four(func(p *Policy) { p.Max = 4 }), shadow(400), 4, NoteBase, NoteMax},
+		{"a long SLO needs less", four(func(p *Policy) { p.SLO = secs(3600) }), shadow(400), 1, NoteBase, ""},
+		{"a short SLO needs more", four(func(p *Policy) { p.SLO = secs(5) }), shadow(30), 4, NoteBase, ""},
+		{"one slot: half the SLO", single, shadow(17), 1, NoteBase, NoteRateUp},
+		{"one slot: two are needed", single, shadow(19), 2, NoteBase, ""},
+		{"one slot: three are needed", single, shadow(38), 3, NoteBase, ""},
+		{"gateway: online requests alone", four(), func(o *Obs, s *State) {
+			o.Gateway, s.Online = true, filled(20, 30)
+		}, 4, NoteBase, NoteRateUp},
+		{"gateway: the larger of both", four(), func(o *Obs, s *State) {
+			o.Gateway, s.Online, s.Shadow = true, filled(20, 1), filled(20, 60)
+		}, 3, NoteBase, ""},
+		{"no gateway: online is not looked at", four(), func(_ *Obs, s *State) { s.Online = filled(20, 300) }, 1, "", NoteBase},
+		{"arrivals count", four(), func(o *Obs, _ *State) { o.Arrived = 31 }, 3, NoteBase, ""},
+		{"refused requests count", four(), func(o *Obs, _ *State) { o.Arrived, o.Refused = 11, 20 }, 3, NoteBase, ""},
+		{"refused ones at most twice the served", four(), func(o *Obs, _ *State) { o.Arrived, o.Refused = 11, 9999 }, 3, NoteBase, ""},
+		{"a refused request alone wakes", four(), func(o *Obs, s *State) {
+			*s, o.Ready, o.Refused = State{At: ago(time.Second), Counted: ago(time.Second)}, 0, 50
+		}, 1, NoteWake, ""},
+		{"service unknown", four(), func(o *Obs, _ *State) { o.Service, o.Arrived = 0, 31 }, 2, NoteBase, ""},
+	})
+}
+
+func TestTolerableLateness(t *testing.T) {
+	history := func(share float64) func(*Obs, *State) {
+		return func(o *Obs, s *State) {
+			o.Ready, s.Desired = 5, 5
+			s.Held = []Level{{At: ago(time.Minute), N: 5}}
+			s.Late, s.Seen, s.Since, s.SeenAt = make([]float64, 20), 1000, ago(time.Hour), ago(time.Minute)
+			for i := range 3 {
+				s.Late[i] = share * s.Seen
+			}
+		}
+	}
+	run(t, []row{
+		{"few were late with three", four(), history(0.03), 4, NoteHold, ""},
+		{"fewer than is tolerated", four(), history(0.01), 2, NoteRateDown, ""},
+		{"none is tolerated with one slot", Policy{Slots: 1, Max: 20}, history(0.01), 5, NoteHold, NoteTolerated},
+		{"a short history trims nothing", four(), func(o *Obs, s *State) {
+			history(0.01)(o, s)
+			s.Since = ago(time.Minute)
+		}, 5, NoteHold, ""},
+		{"a peak is trimmed", four(), func(o *Obs, s *State) {
+			history(0.01)(o, s)
+			s.Held, s.Late[0] = nil, 30
+			s.Shadow = make([]float64, 20)
+			for i := range s.Shadow {
+				s.Shadow[i] = 60
+			}
+		}, 2, NoteTolerated, ""},
+	})
+}
+
+func TestSurgeForTheBacklogThatIsThere(t *testing.T) {
+	run(t, []row{
+		{"nothing waits", four(), func(o *Obs, s *State) { o.Running, s.Rate = 8, 3 }, 2, NoteFull, NoteSurge},
+		{"spare capacity suffices", four(), func(o *Obs, s *State) { o.Waiting, o.Running, s.Rate = 30, 8, 1 }, 2, "", NoteSurge},
+		{"the rate alone is too much", four(), func(o *Obs, s *State) { o.Waiting, o.Running, s.Rate = 30, 8, 6 }, 5, NoteSurge, ""},
+		{"a large backlog", four(), func(o *Obs, s *State) { o.Waiting, o.Running, s.Rate = 900, 8, 4 }, 6, NoteRateUp, ""},
+		{"no more than can be used", four(), func(o *Obs, _ *State) { o.Waiting, o.Service, o.Ready = 3, 1000, 0 }, 1, "", NoteRateUp},
+		{"starts that ready ones make needless are given up", four(), func(o *Obs, s *State) {
+			o.Waiting, o.Running, s.Rate, s.Desired = 100, 8, 4, 6
+			o.Starting = starts(50*time.Second, 50*time.Second, 50*time.Second, 50*time.Second)
+		}, 3, "", NoteRateUp},
+		{"starts that the backlog needs are kept", four(), func(o *Obs, s *State) {
+			o.Waiting, o.Running, s.Rate, s.Desired = 500, 8, 4, 6
+			o.Starting = starts(50*time.Second, 50*time.Second, 50*time.Second, 50*time.Second)
+		}, 5, "", NoteRateDown},
+		{"late entries start nothing", four(), func(o *Obs, s *State) { o.Waiting, o.Late, o.Ready, s.Desired = 100, 100, 0, 0 }, 0, NoteLate, NoteSurge},
+		{"late entries leave the others", four(), func(o *Obs, s *State) {
+			o.Waiting, o.Late, o.Ready, s.Desired = 100, 99, 0, 0
+		}, 1, NoteLate, ""},
+		{"a surge is not held", four(), func(o *Obs, s *State) {
+			o.Ready, s.Desired = 10, 10
+			s.Changes = []Step{{At: ago(50 * time.Second), By: 8}}
+		}, 5, NoteRateDown, NoteHold},
+		{"one of twenty more", four(func(p *Policy) { p.Max = 40 }), func(o *Obs, s *State) {
+			o.Ready, s.Desired, o.Running, o.Waiting, s.Rate = 20, 20, 80, 10, 41
+		}, 21, NoteSurge, ""},
+		{"pending asks for one", four(), func(o *Obs, s *State) { o.Ready, s.Desired, o.Running = 0, 0, 1 }, 1, NotePending, ""},
+	})
+}
+
+func TestHold(t *testing.T) {
+	held := func(n int, age time.Duration) func(*Obs, *State) {
+		return func(o *Obs, s *State) {
+			o.Ready, s.Desired, s.Held = n, n, []Level{{At: ago(age), N: n}}
+		}
+	}
+	idle := func(d time.Duration, recent float64) func(*Obs, *State) {
+		return func(o *Obs, s *State) {
+			o.Ready, s.Desired, o.LastRequest, s.LastUse, s.Recent = 1, 1, ago(d), ago(d), recent
+		}
+	}
+	run(t, []row{
+		{"level 3 after a minute", four(), held(3, time.Minute), 3, NoteHold, ""},
+		{"level 3 after 599 s", four(), held(3, 599*time.Second), 3, NoteHold, ""},
+		{"level 3 after 600 s", four(), held(3, 600*time.Second), 1, NoteIdle, NoteHold},
+		{"one slot after 299 s", Policy{Max: 20}, held(3, 299*time.Second), 3, NoteHold, ""},
+		{"one slot after 300 s", Policy{Max: 20}, held(3, 300*time.Second), 1, NoteIdle, NoteHold},
+		{"a hold of its own", four(func(p *Policy) { p.Hold = secs(60) }), held(3, 61*time.Second), 1, NoteIdle, NoteHold},
+		{"a lower level comes after a higher one", four(), func(o *Obs, s *State) {
+			o.Ready, s.Desired = 5, 5
+			s.Held = []Level{{At: ago(time.Hour), N: 5}, {At: ago(time.Minute), N: 3}}
+		}, 3, NoteHold, ""},
+		{"almost full", four(), func(o *Obs, s *State) { o.Ready, s.Desired, o.Running = 3, 3, 7 }, 3, NoteFull, ""},
+		{"not quite", four(), func(o *Obs, s *State) { o.Ready, s.Desired, o.Running = 3, 3, 6 }, 2, "", NoteHold},
+		{"idle for a minute", four(), idle(time.Minute, 1), 1, NoteIdle, NoteZero},
+		{"idle for 299 s", four(), idle(299*time.Second, 0), 1, NoteIdle, NoteZero},
+		{"idle for 300 s, rare requests", four(), idle(300*time.Second, 0.5), 0, NoteZero, NoteIdle},
+		{"idle for 300 s, frequent requests", four(), idle(300*time.Second, 20), 1, NoteIdle, NoteZero},
+		{"idle for two hours", four(), idle(2*time.Hour, 1e6), 0, NoteZero, NoteIdle},
+		{"dear cold starts", four(func(p *Policy) { p.ColdPrice = 100 }), idle(300*time.Second, 0.5), 1, NoteIdle, NoteZero},
+		{"idle bounds of its own", four(func(p *Policy) { p.IdleMin = secs(10) }), idle(11*time.Second, 0), 0, NoteZero, ""},
+	})
+}
+
+func TestRates(t *testing.T) {
+	want := func(have, waiting int, changes ...Step) func(*Obs, *State) {
+		return func(o *Obs, s *State) {
+			o.Ready, s.Desired, o.Waiting, o.Running, s.Rate = have, have, waiting, 4*have, 100
+			s.Changes = changes
+		}
+	}
+	down := func(have int, changes ...Step) func(*Obs, *State) {
+		return func(o *Obs, s *State) { o.Ready, s.Desired, s.Changes = have, have, changes }
+	}
+	hundred := four(func(p *Policy) { p.Max = 100 })
+	run(t, []row{
+		{"four from one", hundred, want(1, 900), 5, NoteRateUp, ""},
+		{"four from three", hundred, want(3, 900), 7, NoteRateUp, ""},
+		{"twice from ten", hundred, want(10, 900), 20, NoteRateUp, ""},
+		{"used up in the period", hundred, want(20, 900, Step{ago(5 * time.Second), 10}), 20, NoteRateUp, ""},
+		{"partly used up", hundred, want(15, 900, Step{ago(5 * time.Second), 5}), 20, NoteRateUp, ""},
+		{"free again after the period", hundred, want(20, 900, Step{ago(15 * time.Second), 10}), 40, NoteRateUp, ""},
+		{"half down", hundred, down(8), 4, NoteRateDown, ""},
+		{"ten down at most", hundred, down(60), 50, NoteRateDown, ""},
+		{"one of one", hundred, func(o *Obs, s *State) {
+			down(1)(o, s)
+			o.LastRequest = ago(3 * time.Hour)
+		}, 0, NoteZero, NoteRateDown},
+		{"half down, used up", hundred, down(4, Step{ago(30 * time.Second), -4}), 4, NoteRateDown, ""},
+		{"free again after a minute", hundred, down(4, Step{ago(time.Minute), -4}), 2, NoteRateDown, ""},
+		{"slow start", hundred, func(o *Obs, s *State) {
+			*s = State{At: ago(time.Second), Desired: 4}
+			o.Ready, o.Waiting, o.Starting = 0, 900, starts(9*time.Second, 9*time.Second, 9*time.Second, 9*time.Second)
+		}, 5, NoteSlowStart, ""},
+		{"no slow start for a known template", hundred, func(o *Obs, s *State) {
+			o.Ready, o.Waiting, s.Desired = 0, 2000, 4
+			s.WasReady = ago(23 * time.Hour)
+			o.Starting = starts(9*time.Second, 9*time.Second, 9*time.Second, 9*time.Second)
+		}, 8, NoteRateUp, NoteSlowStart},
+		{"slow start again after a day", hundred, func(o *Obs, s *State) {
+			o.Ready, o.Waiting, s.Desired, s.WasReady = 0, 900, 4, ago(25*time.Hour)
+			o.Starting = starts(9*time.Second, 9*time.Second, 9*time.Second, 9*time.Second)
+		}, 5, NoteSlowStart, ""},
+	})
+}
+
+func TestZeroAndBack(t *testing.T) {
+	no := false
+	last := func(change func(*Obs, *State)) func(*Obs, *State) {
+		return func(o *Obs, s *State) {
+			o.Ready, s.Desired, o.LastRequest = 1, 1, ago(3*time.Hour)
+			if change != nil {
+				change(o, s)
+			}
+		}
+	}
+	run(t, []row{
+		{"to zero", four(), last(nil), 0, NoteZero, ""},
+		{"not while something waits", four(), last(func(o *Obs, _ *State) { o.Waiting = 1 }), 1, "", NoteZero},
+		{"not while something runs", four(), last(func(o *Obs, _ *State) { o.Running = 1 }), 1, "", NoteZero},
+		{"not while something is due", four(), last(func(o *Obs, _ *State) { o.Due = 1 }), 1, NoteDue, NoteZero},
+		{"due work starts one from zero", four(), last(func(o *Obs, s *State) { o.Due, o.Ready, s.Desired = 1, 0, 0 }), 1, NoteDue, ""},
+		{"not with an unknown last request", four(), last(func(o *Obs, _ *State) { o.LastRequest = time.Time{} }), 1, NoteLastRequest, NoteZero},
+		{"not where it is off", four(func(p *Policy) { p.ScaleToZero = &no }), last(nil), 1, NoteZeroOff, NoteZero},
+		{"not while it is switched off", four(), last(func(o *Obs, _ *State) { o.Switches.ZeroOff = true }), 1, NoteZeroOff, NoteZero},
+		{"a minimum", four(func(p *Policy) { p.Min = 1 }), last(nil), 1, NoteMin, ""},
+		{"from zero at once", four(), last(func(o *Obs, s *State) { o.Waiting, o.Ready, s.Desired = 1, 0, 0 }), 1, NoteWake, NoteSlowStart},
+		{"a thousand at once: one wave", four(), last(func(o *Obs, s *State) {
+			o.Waiting, o.Arrived, o.Ready, s.Desired = 1000, 1000, 0, 0
+		}), 4, NoteRateUp, ""},
+		{"zero stays zero", four(), last(func(o *Obs, s *State) { o.Ready, s.Desired = 0, 0 }), 0, "", NoteZero},
+		{"never below what runs", four(), func(o *Obs, s *State) { o.Ready, s.Desired, o.Running = 3, 3, 12 }, 3, "", NoteRateDown},
+	})
+}
+
+func TestBounds(t *testing.T) {
+	heavy := func(o *Obs, s *State) { o.Waiting, o.Running, s.Rate = 900, 8, 100 }
+	run(t, []row{
+		{"min", four(func(p *Policy) { p.Min = 4 }), nil, 4, NoteMin, ""},
+		{"max", four(func(p *Policy) { p.Max = 5 }), heavy, 5, NoteMax, ""},
+		{"max below what is there", four(func(p *Policy) { p.Max = 1 }), heavy, 1, NoteMax, ""},
+		{"floor of a schedule", four(), func(o *Obs, _ *State) { o.Floor = 7 }, 7, NoteFloor, ""},
+		{"floor below the need", four(), func(o *Obs, s *State) { heavy(o, s); o.Floor = 3 }, 6, "", NoteFloor},
+		{"floor above max", four(func(p *Policy) { p.Max = 5 }), func(o *Obs, _ *State) { o.Floor = 7 }, 5, NoteMax, ""},
+		{"emergency cap of the policy", four(func(p *Policy) { p.EmergencyMax = 3 }), heavy, 3, NoteCap, ""},
+		{"emergency cap of all", four(), func(o *Obs, s *State) { heavy(o, s); o.Switches.MaxAll = 3 }, 3, NoteCap, ""},
+		{"cap above min", four(func(p *Policy) { p.Min, p.EmergencyMax = 4, 3 }), nil, 3, NoteCap, ""},
+		{"one more for an unhealthy one", four(), func(o *Obs, s *State) { heavy(o, s); o.Unhealthy = 1 }, 7, NoteUnhealthy, ""},
+		{"not on the way down", four(), func(o *Obs, _ *State) { o.Unhealthy = 1 }, 1, "", NoteUnhealthy},
+	})
+}
+
+func TestStuckStarts(t *testing.T) {
+	stuck := func(ages ...time.Duration) func(*Obs, *State) {
+		return func(o *Obs, s *State) {
+			o.Waiting, o.Running, s.Rate, o.Starting = 400, 8, 4, starts(ages...)
+			s.Desired = 2 + len(ages)
+		}
+	}
+	with := func(change func(*Obs, *State)) func(*Obs, *State) {
+		return func(o *Obs, s *State) { stuck(11*time.Minute)(o, s); change(o, s) }
+	}
+	run(t, []row{
+		{"a slow start is not stuck", four(), stuck(9 * time.Minute), 5, "", NoteStuck},
+		{"after ten minutes it is", four(), stuck(11 * time.Minute), 6, NoteReplace, NoteBlocked},
+		{"three times the p95", four(), with(func(o *Obs, _ *State) { o.ColdStartP95 = 300 }), 5, "", NoteStuck},
+		{"a bound of its own", four(func(p *Policy) { p.StuckMin = secs(1000) }), stuck(11 * time.Minute), 5, "", NoteStuck},
+		{"replaced once in that time", four(), with(func(_ *Obs, s *State) {
+			s.Replaced, s.ReplacedAt = 1, ago(time.Minute)
+		}), 6, NoteStuck, NoteReplace},
+		{"blocked after three", four(), with(func(_ *Obs, s *State) {
+			s.Replaced, s.ReplacedAt = 3, ago(11*time.Minute)
+		}), 2, NoteBlocked, NoteReplace},
+		{"blocked still", four(), with(func(_ *Obs, s *State) { s.BlockedUntil = noon.Add(time.Minute) }), 2, NoteBlocked, ""},
+		{"blocked no more", four(), with(func(_ *Obs, s *State) { s.BlockedUntil = noon }), 6, "", NoteBlocked},
+		{"blocked may fall", four(), func(o *Obs, s *State) { s.BlockedUntil = noon.Add(time.Minute) }, 1, NoteBlocked, ""},
+		{"one pending start freezes nothing", four(), stuck(11*time.Minute, time.Minute), 5, NoteStuck, ""},
+	})
+}
+
+func TestAlgorithmsOfOthers(t *testing.T) {
+	of := func(a Method, change ...func(*Policy)) Policy {
+		return four(append(change, func(p *Policy) { p.Algorithm = a })...)
+	}
+	waiting := func(n int) func(*Obs, *State) { return func(o *Obs, _ *State) { o.Waiting = n } }
+	used := func(perMinute float64) func(*Obs, *State) {
+		return func(o *Obs, s *State) { o.Busy, o.Ready, s.Desired = perMinute, 10, 10 }
+	}
+	bounds := func(p *Policy) { p.Utilization = UtilizationPolicy{Variant: "bounds", OutOfCap: true} }
+	band := func(p *Policy) { p.Utilization.Variant = "band" }
+	run(t, []row{
+		{"replicate up", of(ReplicateV2), waiting(20), 5, NoteRatio, ""},
+		{"replicate within hysteresis", of(ReplicateV2), waiting(8), 2, NoteTolerance, ""},
+		{"replicate: at most five more", of(ReplicateV2), waiting(80), 7, NoteRateUp, ""},
+		{"replicate: running does not count", of(ReplicateV2), func(o *Obs, _ *State) { o.Waiting, o.Running = 8, 8 }, 2, NoteTolerance, ""},
+		{"replicate: running counts", of(ReplicateV2, func(p *Policy) { p.Replicate.Computing = true }), func(o *Obs, _ *State) {
+			o.Waiting, o.Running = 8, 8
+		}, 4, NoteRatio, ""},
+		{"replicate: headroom", of(ReplicateV2, func(p *Policy) { p.Replicate.Headroom = 12 }), waiting(8), 5, NoteRatio, ""},
+		{"replicate waits 30 s to go out", of(ReplicateV2), func(o *Obs, s *State) {
+			o.Waiting, s.Window = 20, []Level{{ago(10 * time.Second), 2}}
+		}, 2, "", NoteRateUp},
+		{"replicate waits 2 min to go in", of(ReplicateV2), func(_ *Obs, s *State) { s.Window = []Level{{ago(time.Minute), 2}} }, 2, "", NoteZero},
+		{"replicate keeps the last one", of(ReplicateV2), func(o *Obs, s *State) { o.Ready, s.Desired = 1, 1 }, 1, NoteIdle, ""},
+		{"replicate to zero", of(ReplicateV2), func(o *Obs, s *State) {
+			o.Ready, s.Desired, o.LastRequest = 1, 1, ago(6*time.Minute)
+		}, 0, NoteZero, ""},
+		{"hpa up", of(HPA), waiting(20), 5, "", NoteTolerance},
+		{"hpa within tolerance", of(HPA), func(o *Obs, s *State) {
+			o.Waiting, s.Desired = 42, 10
+		}, 10, NoteTolerance, ""},
+		{"hpa: the larger of four and all", of(HPA), waiting(80), 6, NoteRateUp, ""},
+		{"hpa: every 15 s", of(HPA), func(o *Obs, s *State) { o.Waiting, s.Synced = 80, ago(10*time.Second) }, 2, NoteNextCycle, ""},
+		{"hpa: window of 300 s", of(HPA), func(_ *Obs, s *State) { s.Window = []Level{{ago(299 * time.Second), 2}} }, 2, NoteWindow, ""},
+		{"hpa down after it", of(HPA), func(_ *Obs, s *State) { s.Window = []Level{{ago(300 * time.Second), 2}} }, 1, "", NoteWindow},
+		{"hpa: one from zero", of(HPA), func(o *Obs, s *State) { o.Waiting, o.Ready, s.Desired = 80, 0, 0 }, 1, "", ""},
+		{"count: requests a minute", of(Utilization), func(o *Obs, _ *State) { o.PerMin = 10 }, 8, NoteLoad, ""},
+		{"count: ten down a cycle", of(Utilization), func(o *Obs, s *State) { o.Ready, s.Desired = 15, 15 }, 5, NoteRateDown, ""},
+		{"count: every five minutes", of(Utilization), func(o *Obs, s *State) { o.PerMin, s.Synced = 10, ago(time.Minute) }, 2, NoteNextCycle, ""},
+		{"band: within", of(Utilization, band), used(60 * 4 * 8), 10, NoteDeadBand, ""},
+		{"band: above", of(Utilization, band), used(60 * 4 * 10), 12, NoteLoad, ""},
+		{"band: below", of(Utilization, band), used(60 * 4 * 5), 6, NoteLoad, ""},
+		{"bounds: within", of(Utilization, bounds), used(60 * 4 * 5), 10, NoteDeadBand, ""},
+		{"bounds: above", of(Utilization, bounds), used(60 * 4 * 9), 12, NoteLoad, ""},
+		{"bounds: below", of(Utilization, bounds), used(60 * 4 * 1.5), 5, NoteLoad, ""},
+		{"bounds: refused requests count", of(Utilization, bounds), func(o *Obs, s *State) {
+			used(60*4*5)(o, s)
+			o.Arrived, o.Refused = 10, 10
+		}, 13, NoteOutOfCap, ""},
+		{"bounds: at most twice", of(Utilization, bounds), func(o *Obs, s *State) {
+			used(60*4*5)(o, s)
+			o.Arrived, o.Refused = 10, 500
+		}, 13, NoteOutOfCap, ""},
+		{"bounds: unhealthy ones go one by one", of(Utilization, bounds), func(o *Obs, s *State) {
+			used(60*4*4)(o, s)
+			o.Unhealthy = 2
+		}, 9, NoteUnhealthy, ""},
+	})
+}

@@ -1,0 +1,138 @@
+package scale
+
+import (
+	"fmt"
+	"strings"
+)
+
+// NoteCode names a reason. Codes are stable; texts are not.
+type NoteCode string
+
+// The reasons, in the order of the steps.
+const (
+	NoteOff         NoteCode = "off"
+	NoteModelOff    NoteCode = "model_off"
+	NoteDisabled    NoteCode = "disabled"
+	NoteOverride    NoteCode = "override"
+	NoteManual      NoteCode = "manual"
+	NoteUnknown     NoteCode = "unknown"
+	NoteStale       NoteCode = "stale"
+	NoteStuck       NoteCode = "stuck"
+	NoteReplace     NoteCode = "replace"
+	NoteBase        NoteCode = "base"
+	NoteTolerated   NoteCode = "tolerated"
+	NoteLate        NoteCode = "late"
+	NoteSurge       NoteCode = "surge"
+	NotePending     NoteCode = "pending"
+	NoteHold        NoteCode = "hold"
+	NoteFull        NoteCode = "full"
+	NoteIdle        NoteCode = "idle"
+	NoteRateUp      NoteCode = "rate_up"
+	NoteSlowStart   NoteCode = "slow_start"
+	NoteRateDown    NoteCode = "rate_down"
+	NoteRunning     NoteCode = "running"
+	NoteWake        NoteCode = "wake"
+	NoteZeroOff     NoteCode = "zero_off"
+	NoteDue         NoteCode = "due"
+	NoteLastRequest NoteCode = "last_request_unknown"
+	NoteZero        NoteCode = "zero"
+	NoteUnhealthy   NoteCode = "unhealthy"
+	NoteMin         NoteCode = "min"
+	NoteFloor       NoteCode = "floor"
+	NoteMax         NoteCode = "max"
+	NoteBudget      NoteCode = "budget"
+	NoteCap         NoteCode = "cap"
+	NoteBlocked     NoteCode = "blocked"
+	NoteFrozen      NoteCode = "frozen"
+	NoteUpOnly      NoteCode = "up_only"
+	NoteAdvise      NoteCode = "advise"
+
+	// Of the algorithms of others.
+	NoteRatio     NoteCode = "ratio"
+	NoteTolerance NoteCode = "tolerance"
+	NoteWindow    NoteCode = "window"
+	NoteLoad      NoteCode = "utilization"
+	NoteDeadBand  NoteCode = "dead_band"
+	NoteOutOfCap  NoteCode = "out_of_capacity"
+	NoteNextCycle NoteCode = "next_cycle"
+)
+
+// Note is one reason with its numbers, in the order in which its text names them.
+type Note struct {
+	Code NoteCode   `json:"code"`
+	Args [3]float64 `json:"args"`
+}
+
+func (t *turn) note(code NoteCode, a, b, c float64) {
+	t.d.Notes = append(t.d.Notes, Note{Code: code, Args: [3]float64{a, b, c}})
+}
+
+// texts has the sentence of each code; its verbs take the numbers of the note in their order.
+var texts = map[NoteCode]string{
+	NoteOff:         "scaling is off everywhere",
+	NoteModelOff:    "scaling of the model is off",
+	NoteDisabled:    "the mode is disabled",
+	NoteOverride:    "override %.0f for another %.0f s",
+	NoteManual:      "the mode is manual: stays at %.0f",
+	NoteUnknown:     "no source answers: holds",
+	NoteStale:       "a source is older than 10 s: nothing is counted, no way to zero",
+	NoteStuck:       "%.0f starts are not ready after %.0f s",
+	NoteReplace:     "%.0f of them are replaced, round %.0f of %.0f",
+	NoteBase:        "%.0f would have kept waits at %.1f s; with one fewer: %.1f s",
+	NoteTolerated:   "%.0f for the last peak; with %.0f at most %.0f %% of the requests are late",
+	NoteLate:        "%.0f waiting have a deadline before a start is ready",
+	NoteSurge:       "%.0f for %.0f waiting with %.0f slot-seconds of work",
+	NotePending:     "%.0f wait or run",
+	NoteHold:        "level %.0f is kept for another %.0f s",
+	NoteFull:        "with fewer than %.0f the %.0f running would fill more than 85 %%",
+	NoteIdle:        "the last instance is idle for %.0f s of %.0f s",
+	NoteRateUp:      "wanted %.0f, rate limit %.0f",
+	NoteSlowStart:   "wanted %.0f, at most %.0f until the first is ready",
+	NoteRateDown:    "wanted %.0f, at most down to %.0f this minute",
+	NoteRunning:     "%.0f hold the %.0f running requests",
+	NoteWake:        "from zero for %.0f requests",
+	NoteZeroOff:     "the way to zero is off",
+	NoteDue:         "%.0f entries become ready within a cold start of %.0f s",
+	NoteLastRequest: "the last request is unknown",
+	NoteZero:        "no request for %.0f s",
+	NoteUnhealthy:   "%.0f are unhealthy",
+	NoteMin:         "minimum %.0f, wanted %.0f",
+	NoteFloor:       "a schedule's minimum %.0f, wanted %.0f",
+	NoteMax:         "maximum %.0f, wanted %.0f",
+	NoteBudget:      "the budget leaves %.0f of %.0f",
+	NoteCap:         "emergency cap %.0f, wanted %.0f",
+	NoteBlocked:     "starts fail: blocked for another %.0f s at %.0f",
+	NoteFrozen:      "a source is older than 30 s: not down to %.0f, stays at %.0f",
+	NoteUpOnly:      "the mode is up-only: not down to %.0f, stays at %.0f",
+	NoteAdvise:      "advice only: %.0f",
+	NoteRatio:       "metric is %.2f of the target: %.0f",
+	NoteTolerance:   "metric is %.2f of the target, within %.2f",
+	NoteWindow:      "%.0f was wanted within the last %.0f s",
+	NoteLoad:        "utilisation %.2f against %.2f",
+	NoteDeadBand:    "utilisation %.2f between %.2f and %.2f",
+	NoteOutOfCap:    "%.0f refused beside %.1f served",
+	NoteNextCycle:   "next cycle in %.0f s",
+}
+
+// String is the sentence of the note.
+func (n Note) String() string {
+	text, known := texts[n.Code]
+	if !known {
+		return string(n.Code)
+	}
+	numbers := strings.Count(text, "%") - 2*strings.Count(text, "%%")
+	args := make([]any, numbers)
+	for i := range args {
+		args[i] = n.Args[i]
+	}
+	return fmt.Sprintf(text, args...)
+}
+
+// Explain is the decision as one line for people: the change, then each reason.
+func (d Decision) Explain() string {
+	reasons := make([]string, len(d.Notes))
+	for i, note := range d.Notes {
+		reasons[i] = note.String()
+	}
+	return fmt.Sprintf("%d -> %d: %s", d.Current, d.Desired, strings.Join(reasons, ", "))
+}

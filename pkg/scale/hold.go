@@ -1,0 +1,83 @@
+package scale
+
+import (
+	"math"
+	"time"
+)
+
+// heldShare is the utilisation up to which one instance fewer would do.
+const heldShare = 0.85
+
+// hold keeps a level until the base has been below it for the hold time, and while one instance fewer
+// would be almost full. Level 1 is kept by the hazard of another request.
+func (t *turn) hold() {
+	t.s.Held = pushLevel(t.s.Held, Level{At: t.now, N: t.d.Base}, t.now.Add(-time.Duration(t.p.Hold)))
+	t.d.Stabilised = t.d.Raw
+	held := t.s.Held[0]
+	held.N = min(held.N, t.tolerable())
+	if held.N > t.d.Stabilised {
+		t.d.Stabilised = held.N
+		left := time.Duration(t.p.Hold) - t.now.Sub(held.At)
+		t.note(NoteHold, float64(held.N), left.Seconds(), 0)
+	}
+	if full := t.almostFull(); t.d.Stabilised < full {
+		t.d.Stabilised = full
+		t.note(NoteFull, float64(full), float64(t.o.Running), 0)
+	}
+	if t.d.Stabilised == 0 {
+		t.keepOne()
+	}
+}
+
+// almostFull is the least level, not above the present one, at which what runs uses at most heldShare.
+func (t *turn) almostFull() int {
+	level := int(math.Floor(float64(t.o.Running)/(heldShare*t.slots))) + 1
+	if t.o.Running == 0 || level < 2 {
+		return 0
+	}
+	return min(level, t.s.Desired)
+}
+
+// keepOne keeps the last instance while the idle time that the next request would cost is cheaper than
+// the cold start that it would wait for: requests arrive at Recent / 30 min, and a second of a cold start
+// is worth ColdPrice seconds of an idle instance.
+func (t *turn) keepOne() {
+	if t.s.LastUse.IsZero() || t.s.Desired == 0 {
+		return
+	}
+	idle := t.now.Sub(t.s.LastUse)
+	worth := t.s.Recent / recentSeconds * t.p.ColdPrice * t.coldStart()
+	if idle >= time.Duration(t.p.IdleMax) || idle >= time.Duration(t.p.IdleMin) && worth < 1 {
+		return
+	}
+	t.d.Stabilised = 1
+	t.note(NoteIdle, idle.Seconds(), t.keepFor().Seconds(), 0)
+}
+
+// keepFor is how long the last instance is kept after the last request, as things are.
+func (t *turn) keepFor() time.Duration {
+	idle := t.now.Sub(t.s.LastUse)
+	worth := t.s.Recent / recentSeconds * t.p.ColdPrice * t.coldStart()
+	keep := idle
+	if worth > 0 {
+		keep += time.Duration(recentSeconds * math.Log(worth) * float64(time.Second))
+	}
+	return min(max(keep, time.Duration(t.p.IdleMin)), time.Duration(t.p.IdleMax))
+}
+
+// pushLevel adds a level to a window whose first element is its maximum, and drops what is older than
+// since: a monotonic queue. Levels that a later and higher one covers are not kept. The window that is
+// given stays as it is.
+func pushLevel(window []Level, level Level, since time.Time) []Level {
+	first := 0
+	for first < len(window) && !window[first].At.After(since) {
+		first++
+	}
+	kept := len(window)
+	for kept > first && window[kept-1].N <= level.N {
+		kept--
+	}
+	next := make([]Level, 0, kept-first+1)
+	next = append(next, window[first:kept]...)
+	return append(next, level)
+}

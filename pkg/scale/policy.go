@@ -1,0 +1,184 @@
+package scale
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Method names the arithmetic of a policy.
+type Method string
+
+// The algorithms. Penstock is the default.
+const (
+	Penstock    Method = "penstock"     // shadow queues, surge and hold
+	ReplicateV2 Method = "replicate-v2" // current instances x backlog of one / target, damped
+	HPA         Method = "hpa"          // Kubernetes' horizontal pod autoscaler on waiting + computing
+	Utilization Method = "utilization"  // busy seconds a minute against bounds, with a forecast
+)
+
+// Mode says how far a deployment may be changed.
+type Mode string
+
+// The modes. Full is the default.
+const (
+	Full     Mode = "full"
+	UpOnly   Mode = "up-only"  // never fewer instances
+	Manual   Mode = "manual"   // the number that an operator set, and no other
+	Advise   Mode = "advise"   // decided and published, not applied
+	Disabled Mode = "disabled" // not even decided
+)
+
+// Seconds is a duration that JSON writes as a number of seconds.
+type Seconds time.Duration
+
+// MarshalJSON writes seconds, with a fraction where there is one.
+func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(s.float()) }
+
+// UnmarshalJSON reads a number of seconds or a duration in Go's notation.
+func (s *Seconds) UnmarshalJSON(data []byte) error {
+	var text string
+	if json.Unmarshal(data, &text) == nil {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("read duration %q: want a number of seconds or 10m30s", text)
+		}
+		*s = Seconds(d)
+		return nil
+	}
+	var seconds float64
+	err := json.Unmarshal(data, &seconds)
+	if err != nil || math.Abs(seconds) > 1e9 {
+		return fmt.Errorf("read duration %s: want a number of seconds or \"10m30s\"", data)
+	}
+	*s = Seconds(seconds * float64(time.Second))
+	return nil
+}
+
+func (s Seconds) float() float64 { return time.Duration(s).Seconds() }
+
+// Policy says how the instances of a model are scaled. A field that is zero takes its default.
+type Policy struct {
+	Algorithm Method `json:"algorithm,omitempty"`
+	Mode      Mode   `json:"mode,omitempty"`
+
+	Min   int `json:"min,omitempty"`   // instances; default 0
+	Max   int `json:"max,omitempty"`   // instances; default 10
+	Slots int `json:"slots,omitempty"` // requests that one instance runs at a time; default 1
+
+	SLO       Seconds `json:"slo_seconds,omitempty"`        // wait in the queue; default 30 s
+	OnlineSLO Seconds `json:"online_slo_seconds,omitempty"` // wait at a gateway; default 5 s
+	Theta     float64 `json:"theta,omitempty"`              // share of the SLO that a shadow queue may wait
+	Rho       float64 `json:"rho,omitempty"`                // utilisation of a large fleet
+	Beta      float64 `json:"beta,omitempty"`               // reserve of a small one, in square roots
+	Phi       float64 `json:"phi,omitempty"`                // share of the slots' work that does not wait
+	Tolerated float64 `json:"tolerated,omitempty"`          // share of the requests that may wait longer than the SLO
+	Drain     Seconds `json:"drain_seconds,omitempty"`      // a backlog is worked off in it; default max(60 s, 2 SLO)
+
+	Hold         Seconds `json:"hold_seconds,omitempty"`        // of levels of 2 and more; default 600 s, 300 s with one slot
+	IdleMin      Seconds `json:"idle_min_seconds,omitempty"`    // level 1 is kept at least; default 5 min
+	IdleMax      Seconds `json:"idle_max_seconds,omitempty"`    // and at most; default 2 h
+	ColdPrice    float64 `json:"cold_price,omitempty"`          // idle seconds that one second of a cold start is worth
+	ScaleToZero  *bool   `json:"scale_to_zero,omitempty"`       // default true
+	SlowStart    int     `json:"slow_start,omitempty"`          // instances until the first one is ready; default 5
+	StuckMin     Seconds `json:"stuck_min_seconds,omitempty"`   // a start is stuck after max(3 x p95, this); default 10 min
+	BlockedFor   Seconds `json:"blocked_for_seconds,omitempty"` // after three replacements; default 10 min
+	EmergencyMax int     `json:"emergency_max,omitempty"`       // above every other bound; 0 for none
+	Floors       []Floor `json:"floors,omitempty"`              // minimum by schedule
+
+	Replicate   ReplicatePolicy   `json:"replicate,omitzero"`
+	HPA         HPAPolicy         `json:"hpa,omitzero"`
+	Utilization UtilizationPolicy `json:"utilization,omitzero"`
+}
+
+// Floor is a minimum that begins at the times of a cron expression and lasts.
+type Floor struct {
+	Cron  string  `json:"cron"`
+	Zone  string  `json:"zone,omitempty"` // of the expression; default UTC
+	Lasts Seconds `json:"lasts_seconds"`
+	Min   int     `json:"min"`
+}
+
+// ErrPolicy wraps each error about a policy.
+var ErrPolicy = errors.New("policy of a deployment is invalid")
+
+// Check returns the first field that is out of its range, wrapped in ErrPolicy.
+func (p Policy) Check() error {
+	switch {
+	case p.Min < 0 || p.Max < 0 || p.Slots < 0 || p.EmergencyMax < 0:
+		return fmt.Errorf("min, max, slots and emergency_max must not be negative: %w", ErrPolicy)
+	case p.Max > maxInstances || p.Min > maxInstances:
+		return fmt.Errorf("min and max are at most %d: %w", maxInstances, ErrPolicy)
+	case p.Max > 0 && p.Min > p.Max:
+		return fmt.Errorf("min %d is above max %d: lower min or raise max: %w", p.Min, p.Max, ErrPolicy)
+	case min(p.SLO, p.OnlineSLO, p.Drain, p.Hold, p.IdleMin, p.IdleMax, p.StuckMin, p.BlockedFor) < 0:
+		return fmt.Errorf("durations must not be negative: %w", ErrPolicy)
+	case p.ColdPrice < 0 || !isShare(p.Tolerated):
+		return fmt.Errorf("cold_price must not be negative, tolerated is a share: %w", ErrPolicy)
+	case !isShare(p.Rho) || !isShare(p.Theta) || !isShare(p.Phi) || p.Beta < 0:
+		return fmt.Errorf("theta, rho and phi lie between 0 and 1, beta is at least 0: %w", ErrPolicy)
+	}
+	switch p.Algorithm {
+	case "", Penstock, ReplicateV2, HPA, Utilization:
+	default:
+		return fmt.Errorf("algorithm %q: want penstock, replicate-v2, hpa or utilization: %w",
+			p.Algorithm, ErrPolicy)
+	}
+	switch p.Mode {
+	case "", Full, UpOnly, Manual, Advise, Disabled:
+	default:
+		return fmt.Errorf("mode %q: want full, up-only, manual, advise or disabled: %w",
+			p.Mode, ErrPolicy)
+	}
+	return nil
+}
+
+func isShare(x float64) bool { return x >= 0 && x <= 1 }
+
+// maxInstances bounds a deployment; Workers AI has the same bound for an application.
+const maxInstances = 1400
+
+// WithDefaults fills in the fields that are zero.
+func (p Policy) WithDefaults() Policy {
+	set(&p.Algorithm, Penstock)
+	set(&p.Mode, Full)
+	set(&p.Max, max(10, p.Min))
+	set(&p.Slots, 1)
+	set(&p.SLO, Seconds(30*time.Second))
+	set(&p.OnlineSLO, Seconds(5*time.Second))
+	set(&p.Drain, max(Seconds(time.Minute), 2*p.SLO))
+	set(&p.IdleMin, Seconds(5*time.Minute))
+	set(&p.IdleMax, Seconds(2*time.Hour))
+	set(&p.SlowStart, 5)
+	set(&p.StuckMin, Seconds(10*time.Minute))
+	set(&p.BlockedFor, Seconds(10*time.Minute))
+	set(&p.ColdPrice, 14)
+	if p.ScaleToZero == nil {
+		yes := true
+		p.ScaleToZero = &yes
+	}
+	if p.Slots == 1 {
+		// Beta is 0 then: the reserve of a square root assumes that slots share their load.
+		set(&p.Theta, 0.5)
+		set(&p.Rho, 1)
+		set(&p.Phi, 1)
+		set(&p.Hold, Seconds(5*time.Minute))
+		return p
+	}
+	set(&p.Theta, 0.25)
+	set(&p.Rho, 0.85)
+	set(&p.Beta, 1)
+	set(&p.Phi, 0.5)
+	set(&p.Tolerated, 0.02)
+	set(&p.Hold, Seconds(10*time.Minute))
+	return p
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

@@ -1,0 +1,124 @@
+package scale
+
+import (
+	"math"
+	"time"
+)
+
+// base finds the least number of instances that would have kept the waits short, had there been as many
+// all along. A backlog that cold starts caused is not in it: the shadow queue of a level knows no cold start.
+func (t *turn) base() {
+	if t.stale {
+		t.d.Base = t.s.Base
+		return
+	}
+	service := t.service()
+	t.s.Shadow = t.shadow(t.s.Shadow, t.arrived()*service)
+	t.countLate()
+	base := t.least(t.s.Shadow, t.p.Theta*t.p.SLO.float())
+	if most := t.tolerable(); base > most {
+		t.note(NoteTolerated, float64(base), float64(most), 100*t.p.Tolerated)
+		base = most
+	}
+	if t.o.Gateway {
+		online := min(t.o.Online+t.arrived()-t.o.Arrived, t.arrived())
+		t.s.Online = t.shadow(t.s.Online, online*service)
+		base = max(base, t.least(t.s.Online, t.p.Theta*t.p.OnlineSLO.float()))
+	}
+	t.d.Base, t.s.Base = base, base
+	if base > 0 {
+		t.note(NoteBase, float64(base), t.shadowWait(t.s.Shadow, base), t.shadowWait(t.s.Shadow, base-1))
+	}
+}
+
+// shadow moves the queue of each level on by the elapsed time: W = max(0, W + arrived - c). It returns a new
+// slice, or the old one where nothing changes: a state that was stored is not written to.
+func (t *turn) shadow(w []float64, arrived float64) []float64 {
+	if len(w) == t.p.Max && arrived == 0 && w[0] == 0 {
+		return w // a queue is empty if the one of a lower level is
+	}
+	next := make([]float64, t.p.Max)
+	copy(next, w)
+	for i := range next {
+		c := t.capacity(i + 1)
+		most := t.free(i+1) + c*t.p.Drain.float() + arrived
+		next[i] = min(max(0, next[i]+arrived-c*t.elapsed), most)
+	}
+	return next
+}
+
+// capacity of l instances in slot-seconds a second. The reserve is that of the square root rule
+// (Halfin and Whitt 1981): a large fleet can run closer to its limit than a small one.
+func (t *turn) capacity(l int) float64 {
+	slots := float64(l) * t.slots
+	return slots * t.p.Rho / (1 + t.p.Beta/math.Sqrt(slots))
+}
+
+// free is the work that l instances hold in their slots, which therefore does not wait.
+func (t *turn) free(l int) float64 { return t.p.Phi * float64(l) * t.slots * t.service() }
+
+// shadowWait is the wait in seconds in the queue of a level; 0 for no level.
+func (t *turn) shadowWait(w []float64, l int) float64 {
+	if l < 1 || l > len(w) {
+		return 0
+	}
+	return max(0, w[l-1]-t.free(l)) / t.capacity(l)
+}
+
+// least is the least level whose wait is at most limit seconds; 0 if its queue is empty with one instance.
+func (t *turn) least(w []float64, limit float64) int {
+	if len(w) == 0 || w[0] == 0 {
+		return 0
+	}
+	for l := 1; l < len(w); l++ {
+		if t.shadowWait(w, l) <= limit {
+			return l
+		}
+	}
+	return len(w)
+}
+
+// fluidError is how many service times the wait of a shadow queue may be too short: it is a fluid, and
+// does not know that service times differ and that slots are filled one by one.
+const fluidError = 4
+
+// countLate counts, for each level, the requests that would have waited longer than the SLO. Both sides of
+// the share decay over the hold time, and only with requests: an idle hour forgets nothing.
+func (t *turn) countLate() {
+	arrived := t.arrived()
+	if t.p.Tolerated == 0 || arrived == 0 && len(t.s.Late) == t.p.Max {
+		return
+	}
+	keep := math.Exp(-t.now.Sub(t.s.SeenAt).Seconds() / time.Duration(t.p.Hold).Seconds())
+	if t.s.SeenAt.IsZero() {
+		keep, t.s.Since = 0, t.now
+	}
+	t.s.SeenAt = t.now
+	t.s.Seen = t.s.Seen*keep + arrived
+	late := make([]float64, t.p.Max)
+	copy(late, t.s.Late)
+	slo := t.p.SLO.float()
+	limit := max(t.p.Theta*slo, slo-fluidError*t.service())
+	for i := range late {
+		late[i] *= keep
+		if t.shadowWait(t.s.Shadow, i+1) > limit {
+			late[i] += arrived
+		}
+	}
+	t.s.Late = late
+}
+
+// tolerable is the least level with which no more than the tolerated share of the requests would have been
+// late. One short peak of many does not hold its level then. Without the history of a hold time the last
+// peak is all that is known, and each counts.
+func (t *turn) tolerable() int {
+	if t.p.Tolerated == 0 || len(t.s.Late) == 0 || t.now.Sub(t.s.Since) < time.Duration(t.p.Hold) {
+		return math.MaxInt
+	}
+	for i, late := range t.s.Late {
+		if late <= t.p.Tolerated*t.s.Seen {
+			return i + 1
+		}
+	}
+	return len(t.s.Late)
+}

@@ -1,0 +1,241 @@
+package simulate
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/penstock/penstock/pkg/scale"
+)
+
+// Point is a scaler with one setting, and its score.
+type Point struct {
+	Name    string `json:"name"`
+	Setting string `json:"setting"`
+	Score
+}
+
+// Contender is a scaler with the settings at which it is tried.
+type Contender struct {
+	Name     string
+	Settings []Setting
+}
+
+// Setting makes a scaler for a load.
+type Setting struct {
+	Name    string
+	Initial int
+	New     func(load Load) Scaler
+}
+
+// Contenders are our own policy, those of others with their constants, fixed numbers and the bound. Each is
+// tried at several values of the knob that trades instances for waits, so that frontiers can be compared and
+// not single settings.
+func Contenders(load Load, zero bool) []Contender {
+	least := 1
+	if zero {
+		least = 0
+	}
+	base := scale.Policy{
+		Min: least, Max: load.Max, Slots: load.Slots, SLO: seconds(load.SLO), ScaleToZero: &zero,
+	}
+	all := []Contender{{Name: "penstock", Settings: penstockSettings(base, zero)}}
+	all = append(all, hpaContender(base, zero), replicateContender(base, false), replicateContender(base, true))
+	all = append(all, knativeContender(load, least), utilizationContender(base))
+	return append(all, staticContender(load), Contender{Name: "clairvoyant", Settings: []Setting{{
+		Name: "bound", New: func(load Load) Scaler { return NewClairvoyant(load, 0.5) },
+	}}})
+}
+
+func seconds(s float64) scale.Seconds { return scale.Seconds(s * float64(time.Second)) }
+
+func policySetting(name string, initial int, p scale.Policy) Setting {
+	return Setting{Name: name, Initial: initial, New: func(Load) Scaler { return NewDecider(p) }}
+}
+
+func penstockSettings(base scale.Policy, zero bool) []Setting {
+	settings := []Setting{policySetting("default", base.Min, base)}
+	if zero {
+		for _, price := range []float64{7, 10, 30, 60} {
+			p := base
+			p.ColdPrice = price
+			settings = append(settings, policySetting(fmt.Sprintf("cold price %g", price), base.Min, p))
+		}
+		return settings
+	}
+	for _, hold := range []time.Duration{5 * time.Minute, 15 * time.Minute, 30 * time.Minute} {
+		for _, tolerated := range []float64{0.0001, 0.02, 0.05} {
+			p := base
+			p.Hold, p.Tolerated = scale.Seconds(hold), tolerated
+			name := fmt.Sprintf("hold %v, tolerated %g %%", hold, 100*tolerated)
+			settings = append(settings, policySetting(name, base.Min, p))
+		}
+	}
+	return settings
+}
+
+func hpaContender(base scale.Policy, zero bool) Contender {
+	c := Contender{Name: "hpa"}
+	p := base
+	p.Algorithm = scale.HPA
+	if zero {
+		c.Name = "hpa with keda"
+		for _, cooldown := range []time.Duration{5, 10, 15, 20, 30, 45} {
+			p.HPA.Cooldown = scale.Seconds(cooldown * time.Minute)
+			c.Settings = append(c.Settings, policySetting(fmt.Sprintf("cooldown %d min", cooldown), 0, p))
+		}
+		return c
+	}
+	for _, share := range []float64{0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.5, 2, 3} {
+		p.HPA.Target = share * float64(base.Slots)
+		c.Settings = append(c.Settings, policySetting(fmt.Sprintf("target %.3g", p.HPA.Target), 1, p))
+	}
+	return c
+}
+
+func replicateContender(base scale.Policy, computing bool) Contender {
+	c := Contender{Name: "replicate, waiting"}
+	if computing {
+		c.Name = "replicate, waiting + computing"
+	}
+	p := base
+	p.Algorithm = scale.ReplicateV2
+	p.Replicate.Computing = computing
+	for _, share := range []float64{0.5, 1, 2} {
+		for _, delay := range []time.Duration{5, 15, 30} {
+			p.Replicate.Target = share * float64(base.Slots)
+			p.Replicate.IdleDelay = scale.Seconds(delay * time.Minute)
+			name := fmt.Sprintf("target %.3g, idle %d min", p.Replicate.Target, delay)
+			c.Settings = append(c.Settings, policySetting(name, base.Min, p))
+			if base.Min > 0 {
+				break
+			}
+		}
+	}
+	return c
+}
+
+func knativeContender(load Load, least int) Contender {
+	c := Contender{Name: "knative"}
+	for _, share := range []float64{0.5, 0.7, 1} {
+		c.Settings = append(c.Settings, Setting{
+			Name: fmt.Sprintf("target %.3g", share*float64(load.Slots)), Initial: least,
+			New: func(load Load) Scaler { return &Knative{Target: share * float64(load.Slots), Max: load.Max} },
+		})
+	}
+	return c
+}
+
+func utilizationContender(base scale.Policy) Contender {
+	c := Contender{Name: "workers ai"}
+	p := base
+	p.Algorithm = scale.Utilization
+	for _, variant := range []string{"count", "band", "bounds"} {
+		p.Utilization = scale.UtilizationPolicy{Variant: variant, OutOfCap: true}
+		c.Settings = append(c.Settings, policySetting(variant, max(1, base.Min), p))
+	}
+	return c
+}
+
+func staticContender(load Load) Contender {
+	c := Contender{Name: "static"}
+	for _, n := range []int{1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 30, 40} {
+		if n <= load.Max {
+			c.Settings = append(c.Settings, Setting{
+				Name: fmt.Sprint(n), Initial: n, New: func(Load) Scaler { return Static(n) },
+			})
+		}
+	}
+	return c
+}
+
+// Compare plays the loads against each setting. All loads share the figures of the first.
+func Compare(loads []Load, faults Faults, zero bool) []Point {
+	var points []Point
+	for _, c := range Contenders(loads[0], zero) {
+		if c.Name == "static" && len(loads) > 1 {
+			c.Settings = c.Settings[:2] // so many for each of the models
+		}
+		for _, s := range c.Settings {
+			score := RunAll(loads, faults, s.New, s.Initial)
+			points = append(points, Point{Name: c.Name, Setting: s.Name, Score: score})
+		}
+	}
+	return points
+}
+
+// Hull returns the points of a scaler that none of its others beats in both GPU-hours and violations, made
+// convex: between two settings a mixture of both can be had. Ordered by GPU-hours.
+func Hull(points []Point, name string) []Point {
+	var own []Point
+	for _, p := range points {
+		if p.Name == name {
+			own = append(own, p)
+		}
+	}
+	slices.SortFunc(own, func(a, b Point) int {
+		if a.GPUHours != b.GPUHours {
+			return int(math.Copysign(1, a.GPUHours-b.GPUHours))
+		}
+		return a.Late - b.Late
+	})
+	var hull []Point
+	for _, p := range own {
+		if len(hull) > 0 && p.Violations() >= hull[len(hull)-1].Violations() {
+			continue
+		}
+		for len(hull) > 1 && above(hull[len(hull)-2], hull[len(hull)-1], p) {
+			hull = hull[:len(hull)-1]
+		}
+		hull = append(hull, p)
+	}
+	return hull
+}
+
+// above says whether b lies on or above the line from a to c.
+func above(a, b, c Point) bool {
+	along := (b.GPUHours - a.GPUHours) / (c.GPUHours - a.GPUHours)
+	return b.Violations() >= a.Violations()+along*(c.Violations()-a.Violations())
+}
+
+// HoursAt returns the GPU-hours that a hull needs for a share of violations; false if it never gets there.
+func HoursAt(hull []Point, violations float64) (float64, bool) {
+	for i, p := range hull {
+		if p.Violations() > violations {
+			continue
+		}
+		if i == 0 {
+			return p.GPUHours, true
+		}
+		before := hull[i-1]
+		along := (before.Violations() - violations) / (before.Violations() - p.Violations())
+		return before.GPUHours + along*(p.GPUHours-before.GPUHours), true
+	}
+	return 0, false
+}
+
+// ViolationsAt returns the violations of a hull at GPU-hours; false if it is beyond its ends.
+func ViolationsAt(hull []Point, hours float64) (float64, bool) {
+	for i := 1; i < len(hull); i++ {
+		a, b := hull[i-1], hull[i]
+		if hours >= a.GPUHours && hours <= b.GPUHours {
+			along := (hours - a.GPUHours) / (b.GPUHours - a.GPUHours)
+			return a.Violations() + along*(b.Violations()-a.Violations()), true
+		}
+	}
+	return 0, false
+}
+
+// Write prints the points as a table.
+func Write(to io.Writer, points []Point) error {
+	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "POLICY\tSETTING\tLATE\tGPU-HOURS\tP50 WAIT\tP99 WAIT\tSTARTS\tFLIPS")
+	for _, p := range points {
+		fmt.Fprintf(table, "%s\t%s\t%.2f %%\t%.1f\t%.1f s\t%.1f s\t%d\t%d\n", p.Name, p.Setting,
+			100*p.Violations(), p.GPUHours, p.WaitP50, p.WaitP99, p.Starts, p.Flips)
+	}
+	return table.Flush()
+}

@@ -1,0 +1,54 @@
+package scale
+
+import "math"
+
+// surge is the level that the backlog needs which is really there: what waits when a start begun now is
+// ready must not exceed what spare capacity works off in the drain time. Starts under way count.
+// It does not enter the hold: a level that one backlog needed is given up with the backlog.
+func (t *turn) surge() {
+	waiting := float64(t.waiting())
+	if t.o.Late > 0 {
+		t.note(NoteLate, float64(t.o.Late), 0, 0)
+	}
+	if waiting == 0 {
+		return
+	}
+	load := t.s.Rate * t.service()
+	work := waiting * t.service()
+	useful := int(math.Ceil((waiting + float64(t.o.Running) + load) / t.slots))
+	t.d.Surge = min(t.sufficient(work, load), useful)
+	if t.d.Surge > max(t.d.Base, t.alive) {
+		t.note(NoteSurge, float64(t.d.Surge), waiting, work)
+	}
+}
+
+// sufficient is the least level that works off the work in slot-seconds, with load more coming each second.
+// Instances that are ready come first, then starts by their age, then new starts.
+func (t *turn) sufficient(work, load float64) int {
+	cold, drain := t.coldStart(), t.p.Drain.float()
+	back := work + load*cold
+	starts := t.liveStarts()
+	level := 0
+	for ; level < t.alive; level++ {
+		if level > 0 && back <= t.spare(level, load)*drain {
+			return level
+		}
+		age := cold
+		if level >= t.o.Ready {
+			age = min(cold, max(0, t.now.Sub(starts[level-t.o.Ready]).Seconds()))
+		}
+		back -= t.slots * age
+	}
+	back = max(0, back)
+	missing := back - t.spare(level, load)*drain
+	if missing <= 0 {
+		return level
+	}
+	lack := max(0, load-float64(level)*t.slots) * drain
+	return level + int(math.Ceil((missing+lack)/(t.slots*drain)))
+}
+
+// spare is the capacity of a level, in slots, that the load leaves.
+func (t *turn) spare(level int, load float64) float64 {
+	return max(0, float64(level)*t.slots-load)
+}
