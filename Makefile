@@ -24,7 +24,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch chaos chaos-mutants soak noisy replay clean
+.PHONY: help models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -149,11 +149,17 @@ fuzz-short: ## Fuzz every decoder for ten seconds each; FUZZTIME=1m for longer
 		done; \
 	done
 
+models: ## Check the models of the protocols with Spin, in their whole state space; models/README.md
+	models/check
+
+models-short:
+	models/check -short
+
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
 # A step that fails does not hide what the later ones have to say; the tests are last, so that their lines close the output.
-STEPS := fmt-check build vet lint check-modules timed serial e2e race
+STEPS := fmt-check build vet lint models-short check-modules timed serial e2e race
 
 check: ## What CI runs: format, build, vet, linters, all tests
 	@failed=; \
