@@ -257,7 +257,8 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	defer end()
 	defer n.declared.pool.Close()
 	group, duties := errgroup.WithContext(duties)
-	if err := n.inference.Registry.Refresh(ctx); err != nil {
+	err := postgres.Wait(ctx, n.claims, n.log, func() error { return n.inference.Registry.Refresh(ctx) })
+	if err != nil {
 		return fmt.Errorf("read models: %w", err)
 	}
 	for _, duty := range n.inference.Duties() {

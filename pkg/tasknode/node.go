@@ -118,14 +118,9 @@ func (n *Node) Run(ctx context.Context) error {
 	defer endRuns(nil)
 	n.runs = runs
 
-	start := time.Now()
-	if err := n.readQueues(ctx); err != nil {
+	if entered, err := n.enter(ctx); !entered {
 		return err
 	}
-	if err := n.register(ctx); err != nil {
-		return err
-	}
-	n.lease.renew(start)
 
 	claiming, stopClaiming := context.WithCancel(ctx)
 	defer stopClaiming()
@@ -214,6 +209,29 @@ func (n *Node) deregister(ctx context.Context) error {
 }
 
 func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() && !n.leaseOver.Load() }
+
+// enter reads the queues and registers the node. It waits for a database that is away; where ctx ends first, the node was not
+// registered, or its registration is taken back.
+func (n *Node) enter(ctx context.Context) (entered bool, err error) {
+	err = postgres.Wait(ctx, n.beats, n.cfg.Log, func() error {
+		start := time.Now()
+		if err := n.readQueues(ctx); err != nil {
+			return err
+		}
+		if err := n.register(ctx); err != nil {
+			return err
+		}
+		n.lease.renew(start)
+		return nil
+	})
+	if err == nil && ctx.Err() == nil {
+		return true, nil
+	}
+	if gone := n.deregister(ctx); err == nil {
+		err = gone
+	}
+	return false, err
+}
 
 func (n *Node) register(ctx context.Context) error {
 	err := invalidation.Register(ctx, n.beats, invalidation.Node{
