@@ -143,7 +143,7 @@ noisy: ## A quiet tenant beside one with 200,000 entries in line, on two real no
 FUZZTIME ?= 10s
 
 fuzz-short: ## Fuzz every decoder for ten seconds each; FUZZTIME=1m for longer
-	@for package in $$(grep -rlE --include='*_test.go' '^func Fuzz' pkg internal | xargs -n1 dirname | sort -u); do \
+	@for package in $$(grep -rlE --include='*_test.go' '^func Fuzz' pkg internal cmd | xargs -n1 dirname | sort -u); do \
 		for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$package/*_test.go | cut -d' ' -f2); do \
 			echo "$$package $$target"; go test ./$$package -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) || exit 1; \
 		done; \
