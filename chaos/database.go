@@ -97,10 +97,11 @@ func (d *database) exec(ctx context.Context, sql string, args ...any) error {
 	return err
 }
 
-// lockTables keeps every statement from the hot tables for a while.
-func (d *database) lockTables(ctx context.Context, hold time.Duration) error {
+// lockTable keeps every statement from a hot table for a while. One table at a time: locks on several
+// would deadlock with statements of the product, by no fault of theirs.
+func (d *database) lockTable(ctx context.Context, table string, hold time.Duration) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
-		const sql = `LOCK TABLE penstock.ready, penstock.lock, penstock.node IN ACCESS EXCLUSIVE MODE`
+		sql := `LOCK TABLE ` + pgx.Identifier{"penstock", table}.Sanitize() + ` IN ACCESS EXCLUSIVE MODE`
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`); err != nil {
 			return err
 		}

@@ -130,6 +130,9 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 		return 0, err
 	}
 	h.Unfinished, h.Drained = left, drained
+	if h.Deadlocks, err = s.deadlocks(); err != nil {
+		return 0, err
+	}
 	if h.Told, err = s.load.tell(ctx, someEntries(h, 200)); err != nil {
 		return 0, fmt.Errorf("ask for outcomes: %w", err)
 	}

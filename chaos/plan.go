@@ -245,10 +245,11 @@ func (p *plan) restartDatabase() string {
 func (p *plan) lockTables() string {
 	ctx, cancel := context.WithTimeout(p.ctx, 15*time.Second)
 	defer cancel()
-	if p.site.db.lockTables(ctx, p.between(time.Second, 5*time.Second)) != nil {
+	table := pick(p, []string{"ready", "lock", "node", "queue", "slot"})
+	if p.site.db.lockTable(ctx, table, p.between(time.Second, 5*time.Second)) != nil {
 		return ""
 	}
-	return "hot tables locked for up to 5 s"
+	return "a hot table locked for up to 5 s"
 }
 
 func (p *plan) useUpConnections() string {

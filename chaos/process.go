@@ -92,7 +92,7 @@ func (p *process) kill() bool {
 	if !p.running() {
 		return false
 	}
-	p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now()})
+	p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now(), Killed: true})
 	_ = p.cmd.Process.Signal(syscall.SIGKILL)
 	return true
 }

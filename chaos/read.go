@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -149,6 +152,15 @@ type event struct {
 }
 
 func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
+	// First: schedules go on, and what fires after the events were read has no end in them.
+	var f judge.Firing
+	const firingsSQL = `
+SELECT j.name, f.nominal_at, f.entry_id FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
+ WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = f.entry_id)`
+	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Entry}, func() { h.Firings = append(h.Firings, f) })
+	if err != nil {
+		return err
+	}
 	const sql = `
 SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coalesce(e.token, 0),
        coalesce(e.last, 0), coalesce(e.node, 0), coalesce(e.op, 0), coalesce(e.attempt, 0), coalesce(e.crashes, 0),
@@ -162,11 +174,13 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 	if err != nil {
 		return fmt.Errorf("read the recorder of the database: %w", err)
 	}
-	processes, gone, keys := map[int64]string{}, map[int64]event{}, map[int64]string{}
+	processes, gone, keys, freed := map[int64]string{}, map[int64]event{}, map[int64]string{}, map[int64]time.Time{}
 	for _, e := range events {
 		switch e.What {
 		case "node":
 			processes[e.Node] = e.Key
+		case "free":
+			freed[e.Token] = e.At
 		case "gone":
 			gone[e.Entry] = e
 		case "entry":
@@ -182,7 +196,7 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 		case "grant":
 			h.Grants = append(h.Grants, judge.Grant{
 				Seq: e.Seq, Queue: e.Queue, Key: e.Key, Token: e.Token, Last: e.Last, Node: e.Node,
-				Process: processes[e.Node], At: e.At,
+				Process: processes[e.Node], At: e.At, Freed: freed[e.Token],
 			})
 		case "end":
 			h.Endings = append(h.Endings, judge.Ending{
@@ -226,14 +240,6 @@ SELECT p.batch_id, p.no, coalesce(p.outcome::text, ''), (
 	if err != nil {
 		return err
 	}
-	var f judge.Firing
-	const firingsSQL = `
-SELECT j.name, f.nominal_at, f.entry_id FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
- WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = f.entry_id)`
-	err = s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Entry}, func() { h.Firings = append(h.Firings, f) })
-	if err != nil {
-		return err
-	}
 	var invariant, detail string
 	const invariantsSQL = `SELECT invariant, detail FROM penstock.check_invariants('5 seconds')`
 	return s.each(
@@ -251,4 +257,24 @@ func (s *site) each(ctx context.Context, sql string, into []any, do func()) erro
 	}
 	_, err = pgx.ForEachRow(rows, into, func() error { do(); return nil })
 	return err
+}
+
+// deadlocks are the lines in the logs of the programs that tell of one.
+func (s *site) deadlocks() (lines []string, err error) {
+	logs, err := filepath.Glob(filepath.Join(s.cfg.logs, "*.log"))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range logs {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, "deadlock detected (SQLSTATE 40P01)") {
+				lines = append(lines, filepath.Base(name)+": "+strings.TrimSpace(line))
+			}
+		}
+	}
+	return lines, nil
 }

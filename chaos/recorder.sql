@@ -36,8 +36,12 @@ BEGIN
 END $$;
 CREATE FUNCTION judge.on_lock() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO judge.event (what, queue_id, key, token, last, node)
-    VALUES ('grant', NEW.queue_id, NEW.lock_key, NEW.token, NEW.last_entry_id, NEW.node_id);
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO judge.event (what, queue_id, key, token, last, node)
+        VALUES ('grant', NEW.queue_id, NEW.lock_key, NEW.token, NEW.last_entry_id, NEW.node_id);
+    ELSE
+        INSERT INTO judge.event (what, queue_id, key, token) VALUES ('free', OLD.queue_id, OLD.lock_key, OLD.token);
+    END IF;
     RETURN NULL;
 END $$;
 CREATE FUNCTION judge.on_result() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -59,7 +63,7 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.entry FOR EACH ROW EXECUTE FUNCTION judge.on_entry();
-CREATE TRIGGER judge AFTER INSERT ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_lock();
+CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_lock();
 CREATE TRIGGER judge AFTER INSERT ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_result();
 CREATE TRIGGER judge AFTER INSERT ON penstock.failure FOR EACH ROW EXECUTE FUNCTION judge.on_failure();
 CREATE TRIGGER judge AFTER INSERT ON penstock.node FOR EACH ROW EXECUTE FUNCTION judge.on_node();

@@ -119,44 +119,27 @@ func (s *site) reportCommits(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// reportRecovery prints how long it took from the death of a node until its keys were granted
-// again.
+// reportRecovery prints how long the locks of a killed node were held after its death, until they were freed.
 func reportRecovery(w io.Writer, h *judge.History) {
 	killed := map[string]time.Time{}
 	for _, d := range h.Deaths {
-		killed[d.Process] = d.At
-	}
-	ended := map[int64]bool{}
-	for _, e := range h.Endings {
-		ended[e.Token] = true
-	}
-	byKey := map[[2]string][]judge.Grant{}
-	for _, g := range h.Grants {
-		byKey[[2]string{g.Queue, g.Key}] = append(byKey[[2]string{g.Queue, g.Key}], g)
+		if d.Killed {
+			killed[d.Process] = d.At
+		}
 	}
 	var waits []time.Duration
-	for _, grants := range byKey {
-		for i, g := range grants[:len(grants)-1] {
-			died, dead := killed[g.Process]
-			if next := grants[i+1]; dead && !ended[g.Token] && next.Process != g.Process &&
-				next.At.After(died) &&
-				g.At.Before(died) {
-				waits = append(waits, next.At.Sub(died))
-			}
+	for i := range h.Grants {
+		g := &h.Grants[i]
+		died, dead := killed[g.Process]
+		if dead && g.At.Before(died) && g.Freed.After(died) {
+			waits = append(waits, g.Freed.Sub(died))
 		}
 	}
 	if len(waits) == 0 {
 		return
 	}
 	slices.Sort(waits)
-	fmt.Fprintf(
-		w,
-		"from the death of a node to the next grant of its keys: %d keys, p50 %v, p99 %v, longest %v\n\n",
-		len(waits),
-		waits[len(waits)/2].Round(
-			time.Millisecond,
-		),
-		waits[len(waits)*99/100].Round(time.Millisecond),
-		waits[len(waits)-1].Round(time.Millisecond),
-	)
+	at := func(percent int) time.Duration { return waits[len(waits)*percent/100].Round(time.Millisecond) }
+	fmt.Fprintf(w, "from the death of a node until its locks were freed: %d locks, p50 %v, p99 %v, longest %v\n\n",
+		len(waits), at(50), at(99), waits[len(waits)-1].Round(time.Millisecond))
 }

@@ -233,3 +233,10 @@ func consistent(x *index, r *report) {
 		r.bad("%s", b)
 	}
 }
+
+func noDeadlock(x *index, r *report) {
+	r.checked++
+	for _, line := range x.Deadlocks {
+		r.bad("%s", line)
+	}
+}

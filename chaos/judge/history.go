@@ -44,6 +44,7 @@ type History struct {
 	Drained    time.Duration // from the end of the faults until nothing was left
 	DrainMax   time.Duration
 	Tables     []Table
+	Deadlocks  []string // lines in the logs of the programs
 	Broken     []string // violations that the product's own check of its tables reports
 }
 
@@ -89,6 +90,7 @@ type Grant struct {
 	Node        int64
 	Process     string // name of the process's incarnation
 	At          time.Time
+	Freed       time.Time // zero: not yet
 }
 
 // Insertion is an entry that was committed.
@@ -119,6 +121,7 @@ type Beat struct {
 type Death struct {
 	Process string
 	At      time.Time
+	Killed  bool
 }
 
 // Sample is how many locks a limited queue had at one moment.

@@ -52,6 +52,7 @@ var Invariants = []Invariant{
 	{"the API tells the outcome that is stored", toldIsStored},
 	{"all is terminal soon after the faults", drains},
 	{"hot tables stay bounded", tablesBounded},
+	{"no statement meets a deadlock", noDeadlock},
 	{"the tables are consistent", consistent},
 }
 

@@ -52,7 +52,7 @@ func good() *History {
 			{Entry: 16, Token: 106, Op: 6, Begin: at(50), Closed: at(60), Answer: "ok", Nonce: "d"},
 		},
 		Beats:      []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
-		Deaths:     []Death{{"n1", at(800)}},
+		Deaths:     []Death{{"n1", at(800), true}},
 		Samples:    []Sample{{"limited", 3, 3, at(0)}},
 		Firings:    []Firing{{"job", at(2000), 21}, {"job", at(4000), 22}},
 		Deliveries: []Delivery{{"id", 14, "cancelled"}, {"id", 14, "cancelled"}},
@@ -74,13 +74,13 @@ func good() *History {
 		h.Endings = append(h.Endings, e)
 	}
 	h.Grants = []Grant{
-		{1, "keyed", "k", 101, 11, 1, "n1", at(20)},
-		{203, "keyed", "k", 102, 12, 1, "n1", at(45)},
-		{3, "solo", "#13", 103, 13, 1, "n1", at(45)},
-		{4, "solo", "#13", 104, 13, 1, "n1", at(65)},
-		{5, "work", "#15", 105, 15, 1, "n1", at(45)},
-		{6, "solo", "#16", 106, 16, 1, "n1", at(45)},
-		{7, "solo", "#13", 107, 13, 2, "n2", at(4990)},
+		{1, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}},
+		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}},
+		{3, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}},
+		{4, "solo", "#13", 104, 13, 1, "n1", at(65), time.Time{}},
+		{5, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}},
+		{6, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}},
+		{7, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}},
 	}
 	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16} {
 		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
@@ -136,6 +136,7 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"the API tells the outcome that is stored":          func(h *History) { h.Told[0].State = "failed" },
 		"all is terminal soon after the faults":             func(h *History) { h.Unfinished = []string{"entry 7"} },
 		"hot tables stay bounded":                           func(h *History) { h.Tables[0].Dead = 100 },
+		"no statement meets a deadlock":                     func(h *History) { h.Deadlocks = []string{"x"} },
 		"the tables are consistent":                         func(h *History) { h.Broken = []string{"a lock has a node"} },
 	}
 	if len(cases) != len(Invariants) {
