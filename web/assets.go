@@ -39,8 +39,8 @@ func (a assets) Address(name string) (string, error) {
 	return a.root + "static/" + f.version + "/" + name, nil
 }
 
-// bundles are the files that browsers load, each made of one or several files in static. Together they compress better,
-// and a page needs one request for its script and one for its style.
+// bundles are the files that browsers load, each made of one or several files in static. Together
+// they compress better, and a page needs one request for its script and one for its style.
 var bundles = []struct {
 	name  string
 	parts []string
@@ -74,8 +74,8 @@ func loadAssets(root string) (assets, error) {
 	return a, nil
 }
 
-// withoutIndent leaves out white space at the begin of lines, and lines that are a comment of a script: a file of ours
-// has no text of several lines.
+// withoutIndent leaves out white space at the begin of lines, and lines that are a comment of a
+// script: a file of ours has no text of several lines.
 func withoutIndent(text []byte) []byte {
 	var short []byte
 	for line := range bytes.Lines(text) {
@@ -95,7 +95,8 @@ func zip(text []byte) []byte {
 	return b.Bytes()
 }
 
-// assetRoutes serves the files, without a login: they hold no data. A browser keeps them for a year.
+// assetRoutes serves the files, without a login: they hold no data. A browser keeps them for a
+// year.
 func (d *Dashboard) assetRoutes() {
 	d.mux.HandleFunc("GET "+d.cfg.Path+"static/{version}/{name}", func(w http.ResponseWriter, r *http.Request) {
 		f, found := d.assets.files[r.PathValue("name")]
@@ -108,7 +109,8 @@ func (d *Dashboard) assetRoutes() {
 		h.Set("Vary", "Accept-Encoding")
 		h.Set("Cache-Control", "no-cache")
 		if r.PathValue("version") == f.version {
-			h.Set("Cache-Control", "public, max-age="+strconv.Itoa(int((365*24*time.Hour).Seconds()))+", immutable")
+			h.Set("Cache-Control", "public, max-age="+strconv.Itoa(int((365*24*time.Hour).Seconds()))+", "+
+				"immutable")
 		}
 		text := f.text
 		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {

@@ -9,17 +9,20 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/doctor"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
 // Config has the options of a dashboard. The zero value of each field but Token means its default.
 type Config struct {
-	// Path is the address below which the dashboard is served, with a slash at both ends. Default /ui/.
+	// Path is the address below which the dashboard is served, with a slash at both ends. Default
+	// /ui/.
 	Path string
-	// Open lets everybody in, as an administrator and without a login. It is for development: the listener must be
-	// on a loopback address.
+	// Open lets everybody in, as an administrator and without a login. It is for development: the
+	// listener must be on a loopback address.
 	Open bool
-	// Token returns the living token of a secret, or an error that wraps invalidation.ErrNotFound. Not called if Open.
+	// Token returns the living token of a secret, or an error that wraps invalidation.ErrNotFound.
+	// Not called if Open.
 	Token func(ctx context.Context, secret string) (operator.APIToken, error)
 	// SessionMax is how long a login lasts. Default 12 h.
 	SessionMax time.Duration
@@ -27,6 +30,8 @@ type Config struct {
 	StreamsMax int
 	// Examine runs the checks of the doctor. Nil: the page of the database has none.
 	Examine func(ctx context.Context) ([]doctor.Finding, error)
+	// DisableWebhook ends callbacks to an address. Nil: the page of webhooks has no such verb.
+	DisableWebhook func(ctx context.Context, url string, by invalidation.By) error
 	// Version is that of the program, for the foot of the pages.
 	Version string
 	// Log takes errors whose text visitors do not see. Default: none.

@@ -53,7 +53,8 @@ type attention struct {
 
 func (d *Dashboard) overviewPages() {
 	d.page(page{
-		path: "", nav: "Overview", section: "Work", title: "Overview", template: "overview", live: true, read: d.overview,
+		path: "", nav: "Overview", section: "Work", title: "Overview",
+		template: "overview", live: true, read: d.overview,
 	})
 }
 
@@ -67,7 +68,7 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 		return nil, err
 	}
 	failed, err := cached(ctx, d, "failed", 2*time.Second, func(ctx context.Context) (int64, error) {
-		return d.db.FailedSince(ctx, trendOver)
+		return d.db.FailedSince(ctx, trendOver, 100)
 	})
 	if err != nil {
 		return nil, err
@@ -93,12 +94,14 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 		hourly := gpu.Seconds / gpu.Over * time.Hour.Seconds()
 		v.GPU, v.Wasted = &hourly, gpu.Wasted/gpu.Seconds
 	}
+	// Samples miss failures before the first of them, the read those beyond its bound.
+	failed = max(failed, trends.total.failures())
 	v.Failed = failed
 	if ended := trends.total.ended(); ended > 0 {
 		share := min(1, float64(v.Failed)/ended)
 		v.Errors = &share
 	}
-	flow := stateFlow(queues, trends.total, failed, v.In, v.Out)
+	flow := stateFlow(d.cfg.Path, queues, trends.total, failed, v.In, v.Out)
 	v.Flow, v.FlowData, v.Balanced = flow.HTML(), picture.Data(flow.Table()), flow.Balanced()
 	rows := queueRows(queues, trends)
 	slices.SortStableFunc(rows, func(a, b queueRow) int { return cmp.Compare(b.busy(), a.busy()) })
@@ -107,7 +110,9 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 }
 
 // stateFlow is the picture of the states of some queues.
-func stateFlow(queues []operator.Queue, over trend, failed int64, in, out *float64) picture.StateFlow {
+func stateFlow(root string, queues []operator.Queue, over trend, failed int64, in,
+	out *float64,
+) picture.StateFlow {
 	f := picture.StateFlow{In: in, DoneNote: "last 15 min"}
 	for _, q := range queues {
 		f.Initial.Count += q.Initial
@@ -118,15 +123,17 @@ func stateFlow(queues []operator.Queue, over trend, failed int64, in, out *float
 		f.Awaiting += q.AwaitingCompute
 		f.Estimated = f.Estimated || q.Estimated
 	}
-	// Entries that fail leave the table as well: the others of those that left are done, expired or cancelled.
+	// Entries that fail leave the table as well: the others of those that left are done, expired or
+	// cancelled.
 	if seconds := over.known().Seconds(); seconds > 0 && out != nil {
 		failing := float64(failed) / seconds
 		done := max(0, *out-failing)
 		f.FailedRate, f.Finished = &failing, &done
 	}
 	f.Done.Count = int64(max(0, math.Round(over.ended()-float64(failed))))
-	f.Initial.Href, f.Waiting.Href, f.Computing.Href = "entries?state=initial", "entries?state=pending", "entries?state=computing"
-	f.Disabled.Href, f.Failed.Href = "entries?state=disabled", "failures"
+	f.Initial.Href, f.Waiting.Href = root+"entries?state=initial", root+"entries?state=pending"
+	f.Computing.Href, f.Disabled.Href = root+"entries?state=computing", root+"entries?state=disabled"
+	f.Failed.Href = root + "failures"
 	return f
 }
 
@@ -184,12 +191,15 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 	return found[:min(len(found), 50)], nil
 }
 
-// pageOf returns the address of the page about an object named as in the audit: queue NAME, node NAME, entry 17.
+// pageOf returns the address of the page about an object named as in the audit: queue NAME, node
+// NAME, entry 17.
 func (d *Dashboard) pageOf(object string) string {
 	kind, name, _ := strings.Cut(object, " ")
 	path := map[string]string{
-		"queue": "queues/{name}", "entry": "entries/{name}", "model": "models", "instance": "models", "node": "nodes",
-		"operation": "operations", "batch": "operations", "token": "tokens", "limit": "limits", "cron": "cron", "lock": "locks",
+		"queue": "queues/{name}", "entry": "entries/{name}", "model": "models", "instance": "models",
+		"node":      "nodes",
+		"operation": "operations", "batch": "operations", "token": "tokens", "limit": "limits",
+		"cron": "cron", "lock": "locks",
 	}[kind]
 	if path == "" {
 		return ""

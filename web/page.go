@@ -22,8 +22,8 @@ import (
 type page struct {
 	// path is the address below the dashboard's own, as a pattern of net/http: queues/{name}.
 	path string
-	// nav is the label in the navigation, section its group; a page without nav has the section of another page's
-	// path, whose label is marked.
+	// nav is the label in the navigation, section its group; a page without nav has the section of
+	// another page's path, whose label is marked.
 	nav, section string
 	// title is that of the document; a view with a method Title has its own.
 	title string
@@ -31,7 +31,8 @@ type page struct {
 	template string
 	// live pages have a stream; the others are read once.
 	live bool
-	// read returns the view model. It depends on the query and on nothing else, since visitors share what it returns.
+	// read returns the view model. It depends on the query and on nothing else, since visitors
+	// share what it returns.
 	read func(ctx context.Context, q query) (any, error)
 }
 
@@ -68,7 +69,11 @@ type view struct {
 	Address string // of the page, without parameters of the frame
 	Query   url.Values
 	Shell   shell
+	verbs   map[string]verb
 }
+
+// Offers reports whether the dashboard has a verb.
+func (v view) Offers(verb string) bool { return v.verbs[verb].name != "" }
 
 // snapshot is a page at one time for one role.
 type snapshot struct {
@@ -140,7 +145,8 @@ func (d *Dashboard) serve(w http.ResponseWriter, r *http.Request, p page, who vi
 // snapshotKept is how long a snapshot is displayed to others than the visitor for whom it was made.
 const snapshotKept = 900 * time.Millisecond
 
-// snapshot returns a page as it is now. It returns an error only if ctx ends: an error of the page is a snapshot too.
+// snapshot returns a page as it is now. It returns an error only if ctx ends: an error of the page
+// is a snapshot too.
 func (d *Dashboard) snapshot(ctx context.Context, p page, q query, address string) (*snapshot, error) {
 	key := keyOf("snapshot", q.role, address, q.values.Encode())
 	return cached(ctx, d, key, snapshotKept, func(ctx context.Context) (*snapshot, error) {
@@ -150,7 +156,7 @@ func (d *Dashboard) snapshot(ctx context.Context, p page, q query, address strin
 
 func (d *Dashboard) make(ctx context.Context, p page, q query, address string) *snapshot {
 	ctx, stale := withOutages(ctx)
-	v := view{Title: p.title, Root: d.cfg.Path, Role: q.role, Address: address, Query: q.values}
+	v := view{Title: p.title, Root: d.cfg.Path, Role: q.role, Address: address, Query: q.values, verbs: d.verbs}
 	model, err := p.read(ctx, q)
 	v.Shell = d.shell(ctx)
 	if err == nil {
@@ -235,7 +241,8 @@ func (d *Dashboard) write(w http.ResponseWriter, status int, name string, v any)
 	var text bytes.Buffer
 	if err := d.views.ExecuteTemplate(&text, name, v); err != nil {
 		d.cfg.Log.Error("write a page", "template", name, "error", err)
-		http.Error(w, "This page could not be written; the log of the leader has the reason.", http.StatusInternalServerError)
+		http.Error(w, "This page could not be written; the log of the leader has the reason.",
+			http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -243,7 +250,8 @@ func (d *Dashboard) write(w http.ResponseWriter, status int, name string, v any)
 	_, _ = w.Write(text.Bytes()) // the visitor may have gone
 }
 
-// known reports whether an error is about the object that was asked for, and not about the database.
+// known reports whether an error is about the object that was asked for, and not about the
+// database.
 func known(err error) bool {
 	for _, sentinel := range []error{
 		invalidation.ErrQueueNotFound, invalidation.ErrEntryNotFound, invalidation.ErrNotFound,

@@ -23,7 +23,8 @@ func endOf(in form) (time.Time, error) {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return time.Time{}, fmt.Errorf("for is %q: want a duration such as 30m or 2h: %w", text, invalidation.ErrInvalid)
+		return time.Time{}, fmt.Errorf("for is %q: want a duration such as 30m or 2h: %w", text,
+			invalidation.ErrInvalid)
 	}
 	return time.Now().Add(d), nil
 }
@@ -31,7 +32,8 @@ func endOf(in form) (time.Time, error) {
 // named returns a verb of one object that pkg/operator does by its name.
 func (d *Dashboard) named(v operator.Verb, least role, effect, done string, fields ...field) verb {
 	return verb{
-		name: string(v), title: capital(v.String()), role: least, objects: []string{"name"}, fields: fields, effect: effect,
+		name: string(v), title: capital(v.String()), role: least, objects: []string{"name"}, fields: fields,
+		effect: effect,
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
 			until, err := endOf(in)
 			if err != nil {
@@ -44,15 +46,19 @@ func (d *Dashboard) named(v operator.Verb, least role, effect, done string, fiel
 
 func (d *Dashboard) queueVerbs() {
 	pause := d.named(operator.PauseQueue, operatorRole,
-		"Nodes claim nothing more from the queue, within one heartbeat. Runs go on to their end, and pushes are accepted.",
+		"Nodes claim nothing more from the queue, within one heartbeat. Runs go on to their end, and pushes "+
+			"are accepted.",
 		"Queue %s is paused.", lasts)
 	pause.preview = d.previewQueue
-	resume := d.named(operator.ResumeQueue, operatorRole, "Nodes claim from the queue again.", "Queue %s is resumed.")
+	resume := d.named(operator.ResumeQueue, operatorRole, "Nodes claim from the queue again.",
+		"Queue %s is resumed.")
 	resume.preview = d.previewQueue
 	disable := d.named(operator.DisableQueue, administrator,
-		"The queue is out of service until it is enabled: it accepts entries, and none is run.", "Queue %s is disabled.")
+		"The queue is out of service until it is enabled: it accepts entries, and none is run.", "Queue %s "+
+			"is disabled.")
 	disable.preview = d.previewQueue
-	enable := d.named(operator.EnableQueue, administrator, "The queue is back in service.", "Queue %s is enabled.")
+	enable := d.named(operator.EnableQueue, administrator, "The queue is back in service.",
+		"Queue %s is enabled.")
 	enable.preview = d.previewQueue
 	for _, v := range []verb{pause, resume, disable, enable} {
 		d.verb(v)

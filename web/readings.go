@@ -17,8 +17,8 @@ const (
 	readTimeout = 2500 * time.Millisecond
 )
 
-// readings keeps the last value of each read. Of callers that want the same value at the same time one reads it, and
-// the others wait for that one.
+// readings keeps the last value of each read. Of callers that want the same value at the same time
+// one reads it, and the others wait for that one.
 type readings struct {
 	generation atomic.Int64 // values of an earlier one are due
 	down       atomic.Pointer[failedRead]
@@ -37,8 +37,8 @@ type reading struct {
 	err        error // of the last try
 }
 
-// failedRead is the last read that the database did not answer. For a moment after it other reads fail with the same
-// error, so that a page of several reads waits for one of them alone.
+// failedRead is the last read that the database did not answer. For a moment after it other reads
+// fail with the same error, so that a page of several reads waits for one of them alone.
 type failedRead struct {
 	at  time.Time
 	err error
@@ -48,7 +48,8 @@ const downFor = 800 * time.Millisecond
 
 func newReadings() *readings { return &readings{kept: map[string]*reading{}} }
 
-// expire makes every value due for a new read. The values stay, for the time in which the database does not answer.
+// expire makes every value due for a new read. The values stay, for the time in which the database
+// does not answer.
 func (s *readings) expire() { s.generation.Add(1) }
 
 // of returns the reading of a key and makes room for a new one.
@@ -120,11 +121,13 @@ func withOutages(ctx context.Context) (context.Context, *outages) {
 	return context.WithValue(ctx, outagesKey{}, o), o
 }
 
-// cached returns the value of a key, read at most once in the time fresh by whichever caller comes first. The value is
-// shared and must not be changed. When a read fails because the database does not answer or takes too long, the value
-// before is returned and recorded as stale in the context; without one the error is returned.
+// cached returns the value of a key, read at most once in the time fresh by whichever caller comes
+// first. The value is shared and must not be changed. When a read fails because the database does
+// not answer or takes too long, the value before is returned and recorded as stale in the context;
+// without one the error is returned.
 func cached[T any](
-	ctx context.Context, d *Dashboard, key string, fresh time.Duration, read func(ctx context.Context) (T, error),
+	ctx context.Context, d *Dashboard, key string, fresh time.Duration, read func(ctx context.Context) (T,
+		error),
 ) (T, error) {
 	var none T
 	now := time.Now()
@@ -155,7 +158,8 @@ func cached[T any](
 	return r.value.(T), nil //nolint:errcheck,forcetypeassert // a key has values of one type
 }
 
-// bounded reads a value in the time that a read has. The visitor that reads for all may leave meanwhile.
+// bounded reads a value in the time that a read has. The visitor that reads for all may leave
+// meanwhile.
 func bounded[T any](ctx context.Context, s *readings, read func(ctx context.Context) (T, error)) (T, error) {
 	if down := s.down.Load(); down != nil && time.Since(down.at) < downFor {
 		var none T
@@ -170,8 +174,8 @@ func bounded[T any](ctx context.Context, s *readings, read func(ctx context.Cont
 	return value, err
 }
 
-// unanswered reports whether an error says nothing about the object of a read: the database could not be reached, or
-// took too long.
+// unanswered reports whether an error says nothing about the object of a read: the database could
+// not be reached, or took too long.
 func unanswered(err error) bool { return postgres.Unavailable(err) && !known(err) || slow(err) }
 
 // slow reports whether a statement was ended because of its timeout.

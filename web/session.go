@@ -59,8 +59,10 @@ func (v visitor) by(reason string) invalidation.By {
 var (
 	errNoSession = errors.New("log in with a token of the API")
 	errForbidden = errors.New("your token does not allow this")
-	errPushOnly  = errors.New("this token may push only: a token for the dashboard needs scope read, operate or admin")
-	errLimited   = errors.New("this token is limited to some queues or applications, and the pages are about all of them: " +
+	errPushOnly  = errors.New("this token may push only: a token for the dashboard needs scope read, " +
+		"operate or admin")
+	errLimited = errors.New("this token is limited to some queues or applications, and the pages are " +
+		"about all of them: " +
 		"use a token without limits")
 )
 
@@ -71,8 +73,8 @@ const (
 	sessionsMax   = 10_000
 )
 
-// sessions finds visitors by the secrets of their tokens, which their cookies hold: a session is valid on every leader,
-// and ends when the token does.
+// sessions finds visitors by the secrets of their tokens, which their cookies hold: a session is
+// valid on every leader, and ends when the token does.
 type sessions struct {
 	find func(ctx context.Context, secret string) (operator.APIToken, error)
 
@@ -85,8 +87,8 @@ type seenVisitor struct {
 	at time.Time
 }
 
-// visitor returns the visitor of a secret. While the database does not answer, one who was found in the last minutes is
-// let in to what the pages still display.
+// visitor returns the visitor of a secret. While the database does not answer, one who was found in
+// the last minutes is let in to what the pages still display.
 func (s *sessions) visitor(ctx context.Context, secret string) (visitor, error) {
 	key := sha256.Sum256([]byte(secret))
 	token, err := s.find(ctx, secret)
@@ -138,7 +140,8 @@ func (d *Dashboard) admitted(w http.ResponseWriter, r *http.Request) (visitor, b
 	case r.URL.Query().Has("live") || r.Header.Get("HX-Request") == "true":
 		http.Error(w, "the session has ended; "+errNoSession.Error(), http.StatusUnauthorized)
 	case r.Method != http.MethodGet:
-		d.problem(w, r, visitor{}, http.StatusUnauthorized, "Your session has ended. Log in again, and repeat the change.")
+		d.problem(w, r, visitor{}, http.StatusUnauthorized,
+			"Your session has ended. Log in again, and repeat the change.")
 	default:
 		back := url.Values{"next": {strings.TrimPrefix(r.URL.RequestURI(), d.cfg.Path)}}
 		http.Redirect(w, r, d.cfg.Path+"login?"+back.Encode(), http.StatusSeeOther)
@@ -176,7 +179,8 @@ func (d *Dashboard) loginRoutes() {
 func (d *Dashboard) login(w http.ResponseWriter, r *http.Request, status int, problem string) {
 	w.Header().Set("Cache-Control", "no-store")
 	d.write(w, status, "login", loginView{
-		Root: d.cfg.Path, Theme: themeOf(r), Next: local(r.FormValue("next")), Problem: problem, Assets: d.assets,
+		Root: d.cfg.Path, Theme: themeOf(r), Next: local(r.FormValue("next")), Problem: problem,
+		Assets: d.assets,
 	})
 }
 
@@ -206,16 +210,19 @@ func (d *Dashboard) openSession(w http.ResponseWriter, r *http.Request) {
 // setCookie sets a cookie for the addresses of the dashboard; a negative time removes it.
 func (d *Dashboard) setCookie(w http.ResponseWriter, r *http.Request, name, value string, lasts time.Duration) {
 	http.SetCookie(w, &http.Cookie{
-		Name: name, Value: value, Path: d.cfg.Path, MaxAge: int(lasts.Seconds()), HttpOnly: name == sessionCookie,
+		Name: name, Value: value, Path: d.cfg.Path, MaxAge: int(lasts.Seconds()),
+		HttpOnly: name == sessionCookie,
 		Secure:   r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https"),
 		SameSite: http.SameSiteStrictMode,
 	})
 }
 
-// local returns an address below the dashboard as it may follow the dashboard's own; others become empty.
+// local returns an address below the dashboard as it may follow the dashboard's own; others become
+// empty.
 func local(next string) string {
 	u, err := url.Parse(next)
-	if err != nil || u.IsAbs() || u.Host != "" || strings.HasPrefix(next, "/") || strings.ContainsAny(next, "\\\r\n") ||
+	if err != nil || u.IsAbs() || u.Host != "" || strings.HasPrefix(next, "/") || strings.ContainsAny(next,
+		"\\\r\n") ||
 		slices.Contains(strings.Split(u.Path, "/"), "..") {
 		return ""
 	}

@@ -40,7 +40,8 @@ const (
 	slowText   = "The database took longer than 2 s to answer."
 	slowAdvice = "Narrow the page: choose one queue, a state, or a shorter time. The page goes on trying."
 	downText   = "The database does not answer."
-	downAdvice = "The page tries again every second and goes on by itself. Work that runs is not affected by this page."
+	downAdvice = "The page tries again every second and goes on by itself. Work that runs is not affected " +
+		"by this page."
 )
 
 func outageOf(err error, at time.Time) *outage {
@@ -50,7 +51,8 @@ func outageOf(err error, at time.Time) *outage {
 	return &outage{At: at, Text: downText, Advice: downAdvice}
 }
 
-// troubleOf says what an error means for a visitor. The text of an unexpected error goes to the log alone.
+// troubleOf says what an error means for a visitor. The text of an unexpected error goes to the log
+// alone.
 func (d *Dashboard) troubleOf(err error, status int) trouble {
 	t := trouble{Status: status, Head: http.StatusText(status), Text: sentence(err.Error())}
 	switch {
@@ -73,7 +75,8 @@ func sentence(text string) string {
 	return strings.ToUpper(text[:1]) + strings.TrimRight(text[1:], ".") + "."
 }
 
-// shell reads the state that every page displays. What cannot be read is left out: the page itself says why.
+// shell reads the state that every page displays. What cannot be read is left out: the page itself
+// says why.
 func (d *Dashboard) shell(ctx context.Context) shell {
 	var s shell
 	leader, err := cached(ctx, d, "leader", time.Second, d.db.Leader)
@@ -111,9 +114,8 @@ func (d *Dashboard) pauses(ctx context.Context) ([]operator.Pause, error) {
 }
 
 func (d *Dashboard) degradations(ctx context.Context) ([]operator.Degradation, error) {
-	return cached(ctx, d, "degradations", 3*time.Second, func(ctx context.Context) ([]operator.Degradation, error) {
-		return d.db.Degradations(ctx, 100)
-	})
+	return cached(ctx, d, "degradations", 3*time.Second,
+		func(ctx context.Context) ([]operator.Degradation, error) { return d.db.Degradations(ctx, 100) })
 }
 
 func (d *Dashboard) queues(ctx context.Context) ([]operator.Queue, error) {

@@ -148,7 +148,8 @@ func (s *site) exec(sql string, args ...any) {
 	}
 }
 
-// fill makes a platform at work: queues in several states, a node with locks, failures, samples, a pause, an operation.
+// fill makes a platform at work: queues in several states, a node with locks, failures, samples, a
+// pause, an operation.
 func (s *site) fill() {
 	s.Helper()
 	ctx := s.Context()

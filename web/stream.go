@@ -32,13 +32,16 @@ func (s *streams) enter() bool {
 
 func (s *streams) leave() { <-s.places }
 
-// stream sends a page's part and points as server-sent events (WHATWG HTML, 9.2), each when it has changed. Browsers
-// whose page is hidden or paused close the stream. It looks for the session from time to time, so that a revoked token
-// ends it.
-func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request, draw func(context.Context) (*snapshot, error)) {
+// stream sends a page's part and points as server-sent events (WHATWG HTML, 9.2), each when it has
+// changed. Browsers whose page is hidden or paused close the stream. It looks for the session from
+// time to time, so that a revoked token ends it.
+func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request,
+	draw func(context.Context) (*snapshot, error),
+) {
 	if !d.streams.enter() {
 		w.Header().Set("Retry-After", "10")
-		http.Error(w, "this leader has as many streams as it may have; the page polls", http.StatusServiceUnavailable)
+		http.Error(w, "this leader has as many streams as it may have; the page polls",
+			http.StatusServiceUnavailable)
 		return
 	}
 	defer d.streams.leave()

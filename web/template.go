@@ -94,7 +94,8 @@ func moment(v any) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// ago writes a time in the past as a relative one, with the exact one on hover: 3 min ago. The browser keeps it current.
+// ago writes a time in the past as a relative one, with the exact one on hover: 3 min ago. The
+// browser keeps it current.
 func ago(v any) template.HTML { return relative(v, "ago", time.Since, "", " ago") }
 
 // until writes a time to come as a relative one: in 3 min.
@@ -150,8 +151,8 @@ func indent(b *strings.Builder, text []byte) error {
 	return err
 }
 
-// link returns the address of a page below the dashboard: path segments, then pairs of parameter and value. Empty values
-// are left out. Segments and values are escaped.
+// link returns the address of a page below the dashboard: path segments, then pairs of parameter
+// and value. Empty values are left out. Segments and values are escaped.
 func (d *Dashboard) link(path string, pairs ...any) (string, error) {
 	if len(pairs)%2 != 0 {
 		return "", fmt.Errorf("link %s: want pairs of parameter and value", path)
@@ -174,8 +175,8 @@ func (d *Dashboard) link(path string, pairs ...any) (string, error) {
 	return address, nil
 }
 
-// offer writes the button of a verb for visitors who may use it, and nothing for others: name of the verb, label, and
-// pairs of parameter and value that name its object.
+// offer writes the button of a verb for visitors who may use it, and nothing for others: name of
+// the verb, label, and pairs of parameter and value that name its object.
 func (d *Dashboard) offer(v view, name, label string, pairs ...any) (template.HTML, error) {
 	do, found := d.verbs[name]
 	if !found {
@@ -218,7 +219,8 @@ func capital(text string) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-// withFields returns a map of pairs of name and value, for a template that is called with several values.
+// withFields returns a map of pairs of name and value, for a template that is called with several
+// values.
 func withFields(pairs ...any) (map[string]any, error) {
 	if len(pairs)%2 != 0 {
 		return nil, fmt.Errorf("want pairs of name and value")

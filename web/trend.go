@@ -55,7 +55,8 @@ func (d *Dashboard) trends(ctx context.Context) (trends, error) {
 	})
 }
 
-// gather arranges points by steps of time. The step that is not over yet is left out: its mean still changes.
+// gather arranges points by steps of time. The step that is not over yet is left out: its mean
+// still changes.
 func gather(points []operator.TrendPoint, from time.Time, step time.Duration) trends {
 	first := from.Truncate(step)
 	n := int(trendOver / step)
@@ -103,6 +104,23 @@ func plus(a float64, b *float64) float64 {
 	return a + *b
 }
 
+// failures returns how many entries failed. Failures that were retried or discarded meanwhile may
+// hide new ones.
+func (t trend) failures() int64 {
+	var n int64
+	before := int64(-1)
+	for _, failed := range t.failed {
+		if failed < 0 {
+			continue
+		}
+		if before >= 0 {
+			n += max(0, failed-before)
+		}
+		before = failed
+	}
+	return n
+}
+
 // ended returns how many entries left their queues, by the rates of the samples.
 func (t trend) ended() float64 {
 	var n float64
@@ -136,7 +154,8 @@ func (t trend) chart() Chart {
 	return c
 }
 
-// nullable returns values as JSON can have them: NaN as null, and rounded to what a chart can display.
+// nullable returns values as JSON can have them: NaN as null, and rounded to what a chart can
+// display.
 func nullable(values []float64) []*float64 {
 	found := make([]*float64, len(values))
 	for i, v := range values {

@@ -23,7 +23,8 @@ type verb struct {
 	name  string // below do/ in its address
 	title string // Pause queue
 	role  role   // the least one
-	// objects are the parameters of the address that name the object. All but those in optional must be given.
+	// objects are the parameters of the address that name the object. All but those in optional
+	// must be given.
 	objects, optional []string
 	// fields are inputs beside the reason.
 	fields []field
@@ -31,6 +32,9 @@ type verb struct {
 	effect string
 	// destroys marks a change that cannot be taken back.
 	destroys bool
+	// reveals is the noun for a secret that do returns: it is displayed once, and not kept. Empty:
+	// do returns none.
+	reveals string
 	// preview returns what the change would touch now. Nil: the object alone.
 	preview func(ctx context.Context, in form) (preview, error)
 	// do makes the change and returns the text that the next page displays.
@@ -103,7 +107,8 @@ func (d *Dashboard) verbRoutes() {
 	})
 }
 
-// chosen returns the verb of an address for a visitor who may use it, and answers other requests itself.
+// chosen returns the verb of an address for a visitor who may use it, and answers other requests
+// itself.
 func (d *Dashboard) chosen(w http.ResponseWriter, r *http.Request) (visitor, verb, bool) {
 	who, known := d.admitted(w, r)
 	if !known {
@@ -114,8 +119,9 @@ func (d *Dashboard) chosen(w http.ResponseWriter, r *http.Request) (visitor, ver
 	case !found:
 		d.problem(w, r, who, http.StatusNotFound, "There is no such change.")
 	case who.role < v.role:
-		d.problem(w, r, who, http.StatusForbidden, fmt.Sprintf("%s needs the role %s, and your token gives you the role %s.",
-			v.title, v.role, who.role))
+		d.problem(w, r, who, http.StatusForbidden,
+			fmt.Sprintf("%s needs the role %s, and your token gives you the role %s.",
+				v.title, v.role, who.role))
 	default:
 		return who, v, true
 	}
@@ -123,20 +129,24 @@ func (d *Dashboard) chosen(w http.ResponseWriter, r *http.Request) (visitor, ver
 }
 
 // ask displays the form of a verb.
-func (d *Dashboard) ask(w http.ResponseWriter, r *http.Request, v verb, who visitor, in form, status int, problem error) {
+func (d *Dashboard) ask(w http.ResponseWriter, r *http.Request, v verb, who visitor, in form, status int,
+	problem error,
+) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Vary", "Cookie, X-Dialog")
 	view := verbView{
 		Root: d.cfg.Path, Theme: themeOf(r), Who: who, Assets: d.assets,
 		Verb: v.name, Title: v.title, Effect: v.effect, Destroys: v.destroys, Fields: slices.Clone(v.fields),
-		Reason: in.Get("reason"), ReasonMax: reasonMax, Next: local(in.Get("next")), Part: r.Header.Get("X-Dialog") != "",
+		Reason: in.Get("reason"), ReasonMax: reasonMax, Next: local(in.Get("next")),
+		Part: r.Header.Get("X-Dialog") != "",
 	}
 	for _, name := range v.objects {
 		if value := in.Get(name); value != "" {
 			view.Objects = append(view.Objects, fact{strings.ReplaceAll(name, "_", " "), value})
 			view.Hidden = append(view.Hidden, fact{name, value})
 		} else if !slices.Contains(v.optional, name) {
-			d.problem(w, r, who, http.StatusUnprocessableEntity, fmt.Sprintf("The address needs the parameter %s.", name))
+			d.problem(w, r, who, http.StatusUnprocessableEntity,
+				fmt.Sprintf("The address needs the parameter %s.", name))
 			return
 		}
 	}
@@ -189,6 +199,14 @@ func (d *Dashboard) carryOut(w http.ResponseWriter, r *http.Request, v verb, who
 	if v.next != nil {
 		next = v.next(in)
 	}
+	if v.reveals != "" {
+		w.Header().Set("Cache-Control", "no-store")
+		d.write(w, http.StatusOK, "revealed", struct {
+			Theme, Title, Kind, Secret, Next string
+			Part                             bool
+		}{themeOf(r), v.title, v.reveals, done, d.cfg.Path + next, false})
+		return
+	}
 	d.notice(w, r, done)
 	http.Redirect(w, r, d.cfg.Path+next, http.StatusSeeOther)
 }
@@ -214,7 +232,8 @@ func (v verb) check(in form, reason string) error {
 	return nil
 }
 
-// tell returns the text of an error for the visitor: that of an error about the object, and none of the database's.
+// tell returns the text of an error for the visitor: that of an error about the object, and none of
+// the database's.
 func (d *Dashboard) tell(err error, v verb) string {
 	switch {
 	case known(err):
@@ -226,7 +245,8 @@ func (d *Dashboard) tell(err error, v verb) string {
 		}
 		return sentence(text)
 	case slow(err), unanswered(err):
-		return "The database did not answer, so it is not known whether the change was made. Look at the audit before you repeat it."
+		return "The database did not answer, so it is not known whether the change was made. Look at the " +
+			"audit before you repeat it."
 	}
 	return v.title + " failed; the log of the leader has the reason."
 }

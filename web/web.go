@@ -16,6 +16,7 @@ type Dashboard struct {
 	reads    *readings
 	streams  *streams
 	sessions *sessions
+	examined examination
 	assets   assets
 	pages    []page
 	verbs    map[string]verb
@@ -26,8 +27,9 @@ type Dashboard struct {
 	drain    context.CancelFunc
 }
 
-// New returns a dashboard that reads through one pool and changes through another. The first is its own, read only,
-// with few connections and a short timeout of statements, so that no page keeps a push waiting.
+// New returns a dashboard that reads through one pool and changes through another. The first is its
+// own, read only, with few connections and a short timeout of statements, so that no page keeps a
+// push waiting.
 func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -46,7 +48,19 @@ func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
 		return nil, err
 	}
 	d.overviewPages()
+	d.queuePages()
+	d.entryPages()
+	d.failurePages()
+	d.tablePages()
+	d.databasePages()
+	d.auditPages()
 	d.queueVerbs()
+	d.entryVerbs()
+	d.bulkVerbs()
+	d.alterVerb()
+	d.pauseVerbs()
+	d.limitVerbs()
+	d.tokenVerbs()
 	d.loginRoutes()
 	d.verbRoutes()
 	d.assetRoutes()
@@ -66,8 +80,10 @@ func (d *Dashboard) Drain() { d.drain() }
 // ServeHTTP answers a request.
 func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handler.ServeHTTP(w, r) }
 
-// contentPolicy lets a page load and run files of the dashboard alone. There is no inline script and no inline style.
-const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
+// contentPolicy lets a page load and run files of the dashboard alone. There is no inline script
+// and no inline style.
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
+	"connect-src 'self'; " +
 	"form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
 // secured sets the headers that every answer has.
@@ -84,7 +100,8 @@ func secured(next http.Handler) http.Handler {
 }
 
 func (d *Dashboard) otherOrigin(w http.ResponseWriter, r *http.Request) {
-	d.problem(w, r, visitor{}, http.StatusForbidden, "This request came from a page of another site, and was refused.")
+	d.problem(w, r, visitor{}, http.StatusForbidden,
+		"This request came from a page of another site, and was refused.")
 }
 
 func (d *Dashboard) nowhere(w http.ResponseWriter, r *http.Request) {

@@ -11,12 +11,14 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/doctor"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/pkg/webhook"
 	"github.com/penstock/penstock/web"
 )
 
-// dashboardPool is the pool that pages read through: apart from that of requests, with few connections, read only, and
-// with a short timeout of statements.
+// dashboardPool is the pool that pages read through: apart from that of requests, with few
+// connections, read only, and with a short timeout of statements.
 func dashboardPool(db config.Database) postgres.Config {
 	return postgres.Config{
 		DSN: db.URL, Pooled: db.Pooled, MaxConns: 4, StatementTimeout: 2 * time.Second, ReadOnly: true,
@@ -38,6 +40,9 @@ func (l *leader) newDashboard(own *api.API) (dashboard, error) {
 				Schema: func(ctx context.Context) (doctor.Finding, error) { return doctor.Schema(ctx, l.pools.api) },
 			})
 		},
+		DisableWebhook: func(ctx context.Context, url string, by invalidation.By) error {
+			return webhook.DisableEndpoint(ctx, l.pools.api, url, by)
+		},
 		Version: version(), Log: l.log,
 	})
 	return dashboard{pages}, err
@@ -52,8 +57,8 @@ func version() string {
 	return info.Main.Version
 }
 
-// beside returns a handler that serves the pages below their path and everything else by the API. Without a login the
-// pages are for this machine, like the API.
+// beside returns a handler that serves the pages below their path and everything else by the API.
+// Without a login the pages are for this machine, like the API.
 func (d dashboard) beside(own *api.API) http.Handler {
 	if d.pages == nil {
 		return own

@@ -2,7 +2,7 @@
 
 -- operation_source is the table that a verb works on, as a subquery with the columns that a filter
 -- may name.
--- Callers: count_matching, step_operation.
+-- Callers: count_matching, count_matching_to, step_operation.
 CREATE OR REPLACE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
@@ -14,7 +14,7 @@ $$;
 -- operation_filter turns {"name": "mail", "older_than": "2 days"} into a condition. Values are
 -- quoted; a key that does not exist is refused, so that a misspelt filter does not match
 -- everything. {"all": true} does.
--- Callers: count_matching, step_operation.
+-- Callers: count_matching, count_matching_to, step_operation.
 -- SQLSTATE: PS002 the verb or a filter does not exist, or the filter is empty.
 CREATE OR REPLACE FUNCTION penstock.operation_filter(q penstock.queue, verb text, filter jsonb) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -59,6 +59,24 @@ DECLARE
     n bigint;
 BEGIN
     EXECUTE format('SELECT count(*) FROM %s WHERE %s', penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter)) INTO n;
+    RETURN n;
+EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow OR interval_field_overflow
+            OR numeric_value_out_of_range THEN
+    RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- count_matching_to counts the entries that an operation would match now, up to a bound: with few or
+-- selective filters it reads as many rows, with others up to the whole table.
+-- Callers: pkg/operator.
+-- SQLSTATE: PS001 no such queue, PS002 the filter is not valid.
+CREATE OR REPLACE FUNCTION penstock.count_matching_to(queue text, verb text, filter jsonb, bound bigint) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue);
+    n bigint;
+BEGIN
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT $1) b', penstock.operation_source(q, verb),
+                   penstock.operation_filter(q, verb, filter)) INTO n USING bound;
     RETURN n;
 EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow OR interval_field_overflow
             OR numeric_value_out_of_range THEN

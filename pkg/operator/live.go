@@ -13,8 +13,8 @@ const (
 	liveRowsLeast = 200
 )
 
-// LiveQueues returns all queues. Small ones, up to a bound on their rows together, are counted now; the counts of the
-// others are those of the leader's last sample, and so are the rates of all.
+// LiveQueues returns all queues. Small ones, up to a bound on their rows together, are counted now;
+// the counts of the others are those of the leader's last sample, and so are the rates of all.
 func (d *Database) LiveQueues(ctx context.Context) ([]Queue, error) {
 	found, err := d.Queues(ctx)
 	if err != nil {
@@ -41,10 +41,12 @@ func (d *Database) LiveQueues(ctx context.Context) ([]Queue, error) {
 	return found, nil
 }
 
-// countable returns the names of the sampled queues that can be counted exactly within liveRowsMax, smallest first.
+// countable returns the names of the sampled queues that can be counted exactly within liveRowsMax,
+// smallest first.
 func countable(found []Queue) []string {
 	rows := func(q Queue) int64 { return liveRowsLeast + q.Initial + q.Pending + q.Disabled + q.Failed }
-	small := slices.DeleteFunc(slices.Clone(found), func(q Queue) bool { return q.Estimated || q.SampledAt == nil })
+	small := slices.DeleteFunc(slices.Clone(found),
+		func(q Queue) bool { return q.Estimated || q.SampledAt == nil })
 	slices.SortFunc(small, func(a, b Queue) int { return cmp.Compare(rows(a), rows(b)) })
 	var names []string
 	left := int64(liveRowsMax)

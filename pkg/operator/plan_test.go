@@ -73,7 +73,14 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		"trends":  {trendsSQL, `'1 minute', 15`},
 		"leader":  {leaderSQL, ``},
 		"gpu":     {gpuSQL, ``},
-		"failing": {failedSinceSQL, `'1 minute'`},
+		"shares":  {queueSharesSQL, ``},
+		"failing": {failedSinceSQL, `'1 minute', 100`},
+		"runs":    {recentRunsSQL, fmt.Sprintf(`%d, 200`, q.ID)},
+		"meta":    {runMetaSQL, `'work', 5`},
+		"held":    {heldKeysSQL, fmt.Sprintf(`%d, ARRAY['a', 'b']`, q.ID)},
+		"causes":  {causeStepsSQL, fmt.Sprintf(`%d, 300, 12, 10000`, q.ID)},
+		"tables":  {tablesSQL, `50`},
+		"hooks":   {webhookEndpointsSQL, `'', 50`},
 	}
 	for name, f := range map[string]EntryFilter{
 		"entries": {}, "initial": {State: "initial"}, "disabled": {State: "disabled"}, "computing": {State: "computing"},
@@ -92,6 +99,9 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		exec(`INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) SELECT %d, 1, '', n, n FROM generate_series(%d, %d) n`, q.ID, from, to)
 		exec(`INSERT INTO penstock.sample (queue_id, at, initial, pending, disabled, computing, failed, estimated, serving, accepted, gone, dead_tuples)
 		      SELECT %d, clock_timestamp() - n * interval '10 ms', 0, 1, 0, 0, 0, false, 0, 1, 0, 0 FROM generate_series(%d, %d) n`, q.ID, from, to)
+		exec(`INSERT INTO penstock.result (queue_id, entry_id, created_at, run_ms, attempt, outcome) SELECT %d, n, now(), 5, 1, 'done' FROM generate_series(%d, %d) n`, q.ID, from, to)
+		exec(`INSERT INTO penstock.failure (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
+		      SELECT %d, n, now(), now() - interval '1 hour', 1, 1, 0, '', 'a', 'b', 'c', '{}' FROM generate_series(%d, %d) n`, q.ID, from, to)
 		buffers := map[string]int{}
 		for name, page := range pages {
 			var p planned

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TrendPoint is the state of one queue over a step of time: means of its samples, and the largest number of failures.
+// TrendPoint is the state of one queue over a step of time: means of its samples, and the largest
+// number of failures.
 type TrendPoint struct {
 	Queue          string    `json:"queue"`
 	At             time.Time `json:"at"` // when the step begins
@@ -18,12 +19,15 @@ type TrendPoint struct {
 	OutPerSecond   *float64  `json:"out_per_second"`
 }
 
-// trendsSQL reads samples of the period $1 by the primary key, and groups them by steps of $2 seconds.
+// trendsSQL reads samples of the period $1 by the primary key, and groups them by steps of $2
+// seconds.
 const trendsSQL = `
-SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.head_age_seconds, s.in_per_second, s.out_per_second
+SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.head_age_seconds,
+       s.in_per_second, s.out_per_second
   FROM penstock.queue q CROSS JOIN LATERAL (
        SELECT to_timestamp(floor(extract(epoch FROM x.at) / $2::float8) * $2::float8) AS at,
-              avg(x.initial)::float8 AS initial, avg(x.pending)::float8 AS pending, avg(x.computing)::float8 AS computing,
+              avg(x.initial)::float8 AS initial, avg(x.pending)::float8 AS pending,
+              avg(x.computing)::float8 AS computing,
               max(x.failed) AS failed, max(x.head_age) AS head_age_seconds,
               avg(x.in_per_second) AS in_per_second, avg(x.out_per_second) AS out_per_second
          FROM (SELECT at, initial, pending, computing, failed, head_age, in_per_second, out_per_second
@@ -33,14 +37,14 @@ SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.hea
         GROUP BY 1) s
  ORDER BY q.name, s.at`
 
-// Trends returns the samples of all queues over the period that ends now, by queue and time, in steps of at least a
-// second. Samples are taken about every five seconds and kept for about an hour.
+// Trends returns the samples of all queues over the period that ends now, by queue and time, in
+// steps of at least a second. Samples are taken about every five seconds and kept for a day.
 func (d *Database) Trends(ctx context.Context, over, step time.Duration) ([]TrendPoint, error) {
 	return list[TrendPoint](ctx, d.db, "trends", trendsSQL, over, max(step, time.Second).Seconds())
 }
 
-// GPUUse is the time that slots of models were busy since the beginning of the hour before this one, times the GPUs of
-// their instances.
+// GPUUse is the time that slots of models were busy since the beginning of the hour before this
+// one, times the GPUs of their instances.
 type GPUUse struct {
 	Seconds float64 `json:"seconds"`
 	Wasted  float64 `json:"wasted_seconds"` // of that, for runs whose answer was not kept
@@ -50,7 +54,8 @@ type GPUUse struct {
 // gpuSQL sums the last two rows of each queue, model and flow. Nodes add to them every few seconds.
 const gpuSQL = `
 SELECT coalesce(sum(gpu_ms), 0)::float8 / 1000 AS seconds, coalesce(sum(wasted_ms), 0)::float8 / 1000 AS wasted,
-       extract(epoch FROM statement_timestamp() - date_trunc('hour', statement_timestamp() - interval '1 hour'))::float8 AS over
+       extract(epoch FROM statement_timestamp()
+                        - date_trunc('hour', statement_timestamp() - interval '1 hour'))::float8 AS over
   FROM penstock.usage_hour
  WHERE hour >= date_trunc('hour', statement_timestamp() - interval '1 hour')`
 
@@ -59,13 +64,18 @@ func (d *Database) GPU(ctx context.Context) (GPUUse, error) {
 	return show[GPUUse](ctx, d.db, "use of GPUs", nil, gpuSQL)
 }
 
-// failedSinceSQL counts recent failures through the index on their times.
+// failedSinceSQL looks at the failures of the newest entries of each queue.
 const failedSinceSQL = `
-SELECT count(*) AS n
-  FROM (SELECT FROM penstock.failure WHERE failed_at > statement_timestamp() - $1::interval LIMIT 10000) recent`
+SELECT coalesce(sum(f.n), 0)::bigint AS n
+  FROM penstock.queue q CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE x.failed_at > statement_timestamp() - $1::interval) AS n
+         FROM (SELECT failed_at FROM penstock.failure
+                WHERE queue_id = q.id ORDER BY entry_id DESC LIMIT $2) x) f`
 
-// FailedSince returns how many entries failed in the period that ends now and are kept as failures, 10,000 at most.
-func (d *Database) FailedSince(ctx context.Context, over time.Duration) (int64, error) {
-	found, err := show[struct{ N int64 }](ctx, d.db, "number of recent failures", nil, failedSinceSQL, over)
+// FailedSince returns how many of the newest entries that failed did so in the period that ends
+// now, looking at no more than most of each queue.
+func (d *Database) FailedSince(ctx context.Context, over time.Duration, most int) (int64, error) {
+	found, err := show[struct{ N int64 }](ctx, d.db, "number of recent failures", nil, failedSinceSQL, over,
+		page(most))
 	return found.N, err
 }

@@ -50,3 +50,28 @@ func (d *Database) SetFlowWeight(ctx context.Context, flow, queue string, weight
 	const sql = `SELECT penstock.set_flow_weight($3, $4, $5, $1, coalesce($2, current_user::text))`
 	return d.change(ctx, fmt.Sprintf("set weight of flow %q", flow), sql, by, flow, given(weight), given(queue))
 }
+
+// QueueShare is the service that a queue got in the last minutes, and its weight.
+type QueueShare struct {
+	Queue       string  `json:"queue"`
+	Application string  `json:"application"`
+	Weight      float64 `json:"weight"`
+	Slots       float64 `json:"slots"` // slot-seconds a second, with exponential decay
+	Busy        bool    `json:"busy"`  // it has ready rows or locks now
+}
+
+// queueSharesSQL reads the bands of queues in the usage, and looks for one ready row and one lock of each queue.
+const queueSharesSQL = `
+SELECT q.name AS queue, q.application, q.priority::float8 AS weight, u.slots,
+       (SELECT true FROM penstock.ready WHERE queue_id = q.id LIMIT 1) IS NOT NULL
+       OR (SELECT true FROM penstock.lock WHERE queue_id = q.id LIMIT 1) IS NOT NULL AS busy
+  FROM penstock.queue q
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(greatest(0, penstock.usage_left(x.service, x.at))), 0)::float8 * ln(2::float8) / 300 AS slots
+         FROM penstock.usage x WHERE x.queue_id = q.id AND NOT x.whole) u
+ ORDER BY q.name`
+
+// QueueShares returns the service and weight of each queue.
+func (d *Database) QueueShares(ctx context.Context) ([]QueueShare, error) {
+	return list[QueueShare](ctx, d.db, "shares of queues", queueSharesSQL)
+}

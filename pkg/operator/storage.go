@@ -1,0 +1,116 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Table is a table of the schema with its size. Partitions are counted with their parent.
+type Table struct {
+	Name       string     `json:"name"`
+	Partitions int64      `json:"partitions"`
+	Bytes      int64      `json:"bytes"` // with indexes
+	Rows       int64      `json:"rows"`  // estimate of the statistics collector
+	Dead       int64      `json:"dead_tuples"`
+	VacuumedAt *time.Time `json:"vacuumed_at,omitempty"` // the last time, of any partition
+}
+
+// tablesSQL reads the catalog and the cumulative statistics; it opens no table.
+const tablesSQL = `
+SELECT coalesce(parent.relname, c.relname)::text AS name, count(parent.oid) AS partitions,
+       sum(pg_total_relation_size(c.oid))::bigint AS bytes,
+       coalesce(sum(pg_stat_get_live_tuples(c.oid)), 0)::bigint AS rows,
+       coalesce(sum(pg_stat_get_dead_tuples(c.oid)), 0)::bigint AS dead,
+       max(greatest(pg_stat_get_last_vacuum_time(c.oid),
+                    pg_stat_get_last_autovacuum_time(c.oid))) AS vacuumed_at
+  FROM pg_class c
+  LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+  LEFT JOIN pg_class parent ON parent.oid = i.inhparent
+ WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'r'
+ GROUP BY 1
+ ORDER BY bytes DESC, name
+ LIMIT $1`
+
+// Tables returns the largest tables of the schema.
+func (d *Database) Tables(ctx context.Context, limit int) ([]Table, error) {
+	return list[Table](ctx, d.db, "tables", tablesSQL, page(limit))
+}
+
+// Snapshotted is a session whose snapshot keeps vacuum from removing rows.
+type Snapshotted struct {
+	PID         int32     `json:"pid"`
+	Role        string    `json:"role"`
+	Application string    `json:"application"`
+	Client      string    `json:"client"`
+	State       string    `json:"state"`
+	Since       time.Time `json:"since"` // begin of its transaction
+}
+
+const snapshotsSQL = `
+SELECT a.pid, coalesce(a.usename, '')::text AS role, a.application_name AS application,
+       coalesce(host(a.client_addr), 'local') AS client, coalesce(a.state, '') AS state, a.xact_start AS since
+  FROM pg_stat_activity a
+ WHERE a.datname = current_database() AND a.backend_xmin IS NOT NULL AND a.xact_start IS NOT NULL
+   AND a.pid <> pg_backend_pid()
+ ORDER BY a.xact_start
+ LIMIT $1`
+
+// Snapshots returns the sessions with the oldest snapshots.
+func (d *Database) Snapshots(ctx context.Context, limit int) ([]Snapshotted, error) {
+	return list[Snapshotted](ctx, d.db, "snapshots", snapshotsSQL, page(limit))
+}
+
+// ServerState is the server with its version, and the schema's.
+type ServerState struct {
+	Server
+	Version   string     `json:"version"`
+	StartedAt time.Time  `json:"started_at"`
+	Bytes     int64      `json:"bytes"`     // of the whole database
+	Functions string     `json:"functions"` // hash of the schema's functions
+	AppliedAt *time.Time `json:"applied_at,omitempty"`
+}
+
+const serverStateSQL = `
+SELECT s.connections, s.max_connections, s.horizon_age, s.notify_usage, s.dead_tuples,
+       current_setting('server_version'), pg_postmaster_start_time(), pg_database_size(current_database()),
+       coalesce(v.hash, ''), v.applied_at
+  FROM penstock.server_status s
+  LEFT JOIN LATERAL (SELECT left(hash, 12) AS hash, applied_at
+                       FROM penstock.schema_version ORDER BY id DESC LIMIT 1) v ON true`
+
+// ServerState returns the state of the server and of the schema.
+func (d *Database) ServerState(ctx context.Context) (ServerState, error) {
+	var s ServerState
+	err := d.db.QueryRow(ctx, serverStateSQL).Scan(&s.Connections, &s.MaxConnections, &s.HorizonSeconds,
+		&s.NotifyUsage,
+		&s.DeadTuples, &s.Version, &s.StartedAt, &s.Bytes, &s.Functions, &s.AppliedAt)
+	if err != nil {
+		return s, fmt.Errorf("read the server's state: %w", err)
+	}
+	return s, nil
+}
+
+// WebhookEndpoint is a receiver of callbacks, without its secrets.
+type WebhookEndpoint struct {
+	URL            string     `json:"url"`
+	Signed         bool       `json:"signed"`   // it has a secret of its own
+	Rotating       bool       `json:"rotating"` // an older secret signs beside it
+	DisabledAt     *time.Time `json:"disabled_at,omitempty"`
+	DisabledReason string     `json:"disabled_reason,omitempty"`
+	CreatedAt      time.Time  `json:"created_at"`
+}
+
+const webhookEndpointsSQL = `
+SELECT url, secret IS NOT NULL AS signed, coalesce(old_until > clock_timestamp(), false) AS rotating, disabled_at,
+       coalesce(disabled_reason, '') AS disabled_reason, created_at
+  FROM penstock.webhook_endpoint
+ WHERE url > $1
+ ORDER BY url
+ LIMIT $2`
+
+// WebhookEndpoints returns the receivers of callbacks by address, from the first after the given
+// one.
+func (d *Database) WebhookEndpoints(ctx context.Context, after string, limit int) ([]WebhookEndpoint, error) {
+	return list[WebhookEndpoint](ctx, d.db, "webhook endpoints", webhookEndpointsSQL, after, page(limit))
+}

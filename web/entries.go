@@ -1,0 +1,285 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/web/format"
+)
+
+// entriesPerPage is how many entries a page lists.
+const entriesPerPage = 50
+
+// entriesView is a list of the entries of a queue that match a filter.
+type entriesView struct {
+	Queue, State, Flow, LockKey, Name string
+	Queues                            []string
+	States                            []string
+	Rows                              []entryRow
+	Next                              int64 // id after which the next page begins; 0: there is none
+	After                             int64
+	Filtered                          bool
+}
+
+// entryRow is an entry in a list.
+type entryRow struct {
+	operator.Entry
+	Why     string // why it does not run, in a few words
+	Address string // of what blocks it, below the dashboard's; empty: nothing else
+	Node    string
+}
+
+func (d *Dashboard) entryPages() {
+	d.page(page{
+		path: "entries", nav: "Entries", section: "Work", title: "Entries",
+		template: "entries", live: true, read: d.listEntries,
+	})
+	d.page(page{
+		path: "entries/{id}", section: "entries", title: "Entry",
+		template: "entry", live: true, read: d.showEntry,
+	})
+}
+
+func (d *Dashboard) listEntries(ctx context.Context, q query) (any, error) {
+	queues, err := d.queues(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v := entriesView{
+		Queue: q.Get("queue"), State: q.Get("state"), Flow: q.Get("flow"), LockKey: q.Get("lock_key"),
+		Name:   q.Get("name"),
+		States: operator.States(), After: q.Int("after", 0),
+	}
+	for _, x := range queues {
+		v.Queues = append(v.Queues, x.Name)
+	}
+	if v.Queue == "" && len(queues) > 0 {
+		v.Queue = slices.MaxFunc(queues, func(a, b operator.Queue) int {
+			return cmp.Compare(a.Initial+a.Pending+a.Disabled, b.Initial+b.Pending+b.Disabled)
+		}).Name
+	}
+	v.Filtered = v.State != "" || v.Flow != "" || v.LockKey != "" || v.Name != ""
+	if v.Queue == "" {
+		return v, nil
+	}
+	filter := operator.EntryFilter{
+		Queue: v.Queue, State: v.State, Flow: v.Flow, LockKey: v.LockKey, Name: v.Name, After: v.After,
+		Limit: entriesPerPage + 1,
+	}
+	found, err := cached(ctx, d, keyOf("entries", filter), time.Second,
+		func(ctx context.Context) ([]operator.Entry, error) { return d.db.Entries(ctx, filter) })
+	if err != nil {
+		return nil, err
+	}
+	if len(found) > entriesPerPage {
+		found = found[:entriesPerPage]
+		v.Next = found[entriesPerPage-1].ID
+	}
+	at := slices.IndexFunc(queues, func(x operator.Queue) bool { return x.Name == v.Queue })
+	if at < 0 {
+		return nil, fmt.Errorf("queue %q: %w", v.Queue, invalidation.ErrQueueNotFound)
+	}
+	v.Rows, err = d.entryRows(ctx, queues[at], found)
+	return v, err
+}
+
+// entryRows finds out in a few reads why each entry of a list does not run.
+func (d *Dashboard) entryRows(ctx context.Context, q operator.Queue, found []operator.Entry) ([]entryRow,
+	error,
+) {
+	var keys []string
+	for _, e := range found {
+		if e.LockKey != "" && e.State == "pending" && !slices.Contains(keys, e.LockKey) {
+			keys = append(keys, e.LockKey)
+		}
+	}
+	held, err := cached(ctx, d, keyOf("held", q.Name, keys), time.Second,
+		func(ctx context.Context) ([]operator.HeldKey, error) { return d.db.HeldKeys(ctx, q.Name, keys) })
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := d.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[operator.NodeID]string, len(nodes))
+	for _, n := range nodes {
+		names[n.ID] = n.Name
+	}
+	holders := make(map[string]operator.HeldKey, len(held))
+	for _, h := range held {
+		holders[h.LockKey] = h
+	}
+	rows := make([]entryRow, len(found))
+	for i, e := range found {
+		rows[i] = entryRow{Entry: e}
+		if e.NodeID != nil {
+			rows[i].Node = cmp.Or(names[*e.NodeID], strconv.FormatInt(int64(*e.NodeID), 10))
+		}
+		rows[i].Why, rows[i].Address = shortReason(q, e, rows[i].Node, holders)
+	}
+	return rows, nil
+}
+
+// shortReason says in a few words why an entry does not run, in the order of explain: the entry,
+// its queue, its key. The page of the entry has all reasons.
+func shortReason(q operator.Queue, e operator.Entry, node string, holders map[string]operator.HeldKey) (text,
+	address string,
+) {
+	queue := "queues/" + q.Name
+	holder, held := holders[e.LockKey]
+	switch {
+	case e.State == "computing":
+		return "runs on " + node, "nodes"
+	case e.State == "disabled":
+		return "disabled", ""
+	case e.StartBy != nil && e.StartBy.Before(time.Now()), e.FinishBy != nil && e.FinishBy.Before(time.Now()):
+		return "expired", ""
+	case e.State == "initial" && e.DueAt != nil && e.DueAt.After(time.Now()) && e.Attempt > 0:
+		return "waits for its next attempt", ""
+	case e.State == "initial":
+		return "not due", ""
+	case q.OutOfService:
+		return "queue is out of service", queue
+	case q.Paused:
+		return "queue is paused", queue
+	case q.Blocked != nil:
+		return strings.ReplaceAll(*q.Blocked, "_", " "), queue
+	case held:
+		return "lock key is held by " + cmp.Or(holder.Node, "a node"), "locks"
+	}
+	return "in line", ""
+}
+
+// bulkVerbs are changes of all entries that match a filter.
+func (d *Dashboard) bulkVerbs() {
+	filters := []string{"queue", "flow", "lock_key", "name"}
+	for _, b := range []struct {
+		verb          operator.OperationVerb
+		title, effect string
+		destroys      bool
+	}{
+		{
+			operator.CancelEntries, "Cancel entries",
+			"Ends the entries that match. Those that run are asked to stop, and end when their node hears " +
+				"of it.", true,
+		},
+		{
+			operator.DeleteEntries, "Cancel waiting entries",
+			"Ends the entries that match and do not run. Running ones go on.", true,
+		},
+		{
+			operator.DisableAll, "Disable entries",
+			"The entries that match are not claimed until they are enabled. Runs go on to their end.", false,
+		},
+		{
+			operator.EnableAll, "Enable entries", "Disabled entries that match go back to their positions.",
+			false,
+		},
+	} {
+		d.verb(verb{
+			name: "bulk_" + string(b.verb), title: b.title, role: operatorRole, objects: filters,
+			optional: filters[1:],
+			effect: b.effect + " The elected leader carries it out in the background; the page of " +
+				"operations displays its progress, and cancels it.",
+			fields: []field{{
+				Name: "older_than", Label: "Older than", Kind: "text",
+				Hint: "such as 30m or 24h; empty: of any age",
+			}, perSecond},
+			preview: d.previewBulk(b.verb), do: d.startBulk(b.verb), destroys: b.destroys,
+			next: func(form) string { return "operations" },
+		})
+	}
+	failures := []string{"queue", "class", "fingerprint"}
+	for _, b := range []struct {
+		verb          operator.OperationVerb
+		title, effect string
+		destroys      bool
+	}{
+		{
+			operator.RetryFailures, "Retry failures",
+			"The failures that match go back into their queue, with no attempt spent.", false,
+		},
+		{
+			operator.DiscardFailures, "Discard failures",
+			"The failures that match are deleted. Only the audit keeps a record.", true,
+		},
+	} {
+		d.verb(verb{
+			name: "bulk_" + string(b.verb), title: b.title, role: operatorRole, objects: failures,
+			optional: failures[1:],
+			effect: b.effect + " The elected leader carries it out in the background; the page of " +
+				"operations displays its progress, and cancels it.",
+			fields: []field{perSecond}, preview: d.previewBulk(b.verb), do: d.startBulk(b.verb),
+			destroys: b.destroys,
+			next:     func(form) string { return "operations" },
+		})
+	}
+}
+
+var perSecond = field{Name: "per_second", Label: "Changes a second, at most", Kind: "number", Value: "1000"}
+
+// bulk reads an operation from a form.
+func bulk(v operator.OperationVerb, in form) (operator.OperationRequest, error) {
+	o := operator.OperationRequest{Queue: in.Get("queue"), Verb: v}
+	f := &o.Filter
+	f.Flow, f.LockKey, f.Name = in.Get("flow"), in.Get("lock_key"), in.Get("name")
+	f.Class, f.Pattern = in.Get("class"), in.Get("fingerprint")
+	if text := in.Get("older_than"); text != "" {
+		d, err := time.ParseDuration(text)
+		if err != nil || d <= 0 {
+			return o, fmt.Errorf("older than is %q: want a duration such as 30m or 24h: %w", text,
+				invalidation.ErrInvalid)
+		}
+		f.OlderThan = d
+	}
+	f.All = f.Flow == "" && f.LockKey == "" && f.Name == "" && f.Class == "" && f.Pattern == "" && f.OlderThan == 0
+	if text := in.Get("per_second"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > 100_000 {
+			return o, fmt.Errorf("changes a second is %q: want 1 to 100,000: %w", text, invalidation.ErrInvalid)
+		}
+		o.PerSecond = n
+	}
+	return o, nil
+}
+
+const previewMax = 10_000
+
+func (d *Dashboard) previewBulk(v operator.OperationVerb) func(context.Context, form) (preview, error) {
+	return func(ctx context.Context, in form) (preview, error) {
+		o, err := bulk(v, in)
+		if err != nil {
+			return preview{}, err
+		}
+		n, err := d.db.CountMatchingTo(ctx, o, previewMax)
+		p := preview{Count: format.Bounded(n, previewMax) + " " + map[bool]string{
+			true:  "entry",
+			false: "entries",
+		}[n == 1]}
+		if o.Filter.All {
+			p.Warning = "There is no filter: it is about the whole queue."
+		}
+		return p, err
+	}
+}
+
+func (d *Dashboard) startBulk(v operator.OperationVerb) func(context.Context, form, invalidation.By) (string,
+	error) {
+	return func(ctx context.Context, in form, by invalidation.By) (string, error) {
+		o, err := bulk(v, in)
+		if err != nil {
+			return "", err
+		}
+		o.By = by
+		id, err := d.change.StartOperation(ctx, o)
+		return fmt.Sprintf("Operation %d has begun.", id), err
+	}
+}
