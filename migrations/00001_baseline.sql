@@ -631,7 +631,7 @@ CREATE TABLE penstock.cron_job (
     fired_at       timestamptz,
     following_at   timestamptz,
     ended_at       timestamptz,
-    look_at        timestamptz NOT NULL DEFAULT '-infinity',
+    check_at        timestamptz NOT NULL DEFAULT '-infinity',
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 70);
 COMMENT ON COLUMN penstock.cron_job.problem IS 'why the job has no entry: a spec that cannot be read, or a push that was refused';
@@ -640,11 +640,11 @@ COMMENT ON COLUMN penstock.cron_job.catching_up_to IS 'the last of several misse
 COMMENT ON COLUMN penstock.cron_job.due_at IS 'nominal time plus jitter: when the waiting entry fires; -infinity: run_cron_job_now was called';
 COMMENT ON COLUMN penstock.cron_job.fired_at IS 'when the entry was fired; null: it waits';
 COMMENT ON COLUMN penstock.cron_job.following_at IS 'when the running entry is to be cancelled, since the next nominal time has come';
-COMMENT ON COLUMN penstock.cron_job.look_at IS 'when a job without an entry is read again; infinity: only after it was altered';
+COMMENT ON COLUMN penstock.cron_job.check_at IS 'when a job without an entry is read again; infinity: only after it was altered';
 CREATE UNIQUE INDEX cron_job_entry ON penstock.cron_job (entry_id) WHERE entry_id IS NOT NULL;
 CREATE INDEX cron_job_waiting ON penstock.cron_job (due_at) WHERE entry_id IS NOT NULL AND fired_at IS NULL;
 CREATE INDEX cron_job_fired ON penstock.cron_job (queue_id, id) WHERE entry_id IS NOT NULL AND fired_at IS NOT NULL;
-CREATE INDEX cron_job_look ON penstock.cron_job (look_at) WHERE entry_id IS NULL;
+CREATE INDEX cron_job_check ON penstock.cron_job (check_at) WHERE entry_id IS NULL;
 CREATE INDEX cron_job_following ON penstock.cron_job (following_at) WHERE following_at IS NOT NULL;
 
 -- A nominal time of a job fires once: the row goes in with the firing, and goes with the job (drop_firings). Without a

@@ -22,7 +22,7 @@ DECLARE
     bytes bigint := 0;
 BEGIN
     PERFORM penstock.need_read_committed();
-    IF NOT penstock.hold_key(q.id, key) THEN
+    IF NOT penstock.exclude_claims(q.id, key) THEN
         RETURN;
     END IF;
     FOR e IN SELECT * FROM penstock.entry x

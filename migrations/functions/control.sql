@@ -99,7 +99,7 @@ END $$;
 
 -- Disable and enable of entries --------------------------------------------------------------------------------------
 
--- hold_to_switch takes the locks that disabling or enabling an entry needs, or returns false with
+-- lock_to_switch takes the locks that disabling or enabling an entry needs, or returns false with
 -- none of them kept: the entry is busy, try again.
 --   settler  It locks the lock record first and requeues the entries that its later statements see. With the
 --            record FOR KEY SHARE, it either has committed or will see our change.
@@ -111,7 +111,7 @@ END $$;
 -- advisory lock of the key (try); the entry (FOR NO KEY UPDATE SKIP LOCKED); its ready row (FOR
 -- UPDATE SKIP LOCKED). It waits for none.
 -- Callers: disable_one, enable_one.
-CREATE OR REPLACE FUNCTION penstock.hold_to_switch(queue integer, wanted bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.lock_to_switch(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     e      penstock.entry;
@@ -124,7 +124,7 @@ BEGIN
         locked := FOUND;
         free := FOUND;
     ELSIF e.lock_key IS NOT NULL THEN
-        free := penstock.hold_key(queue, e.lock_key);
+        free := penstock.exclude_claims(queue, e.lock_key);
     END IF;
     IF free THEN
         SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR NO KEY UPDATE SKIP LOCKED;
@@ -148,14 +148,14 @@ END $$;
 
 -- disable_one disables an entry: priority -1, no ready row. A running entry ends its run. True: it
 -- was disabled now; false: it was already, or is gone; null: busy, try again.
--- Locks: those of hold_to_switch, then those of tidy_key for an entry of a group.
+-- Locks: those of lock_to_switch, then those of tidy_key for an entry of a group.
 -- Callers: switch_entry, apply_operation.
 CREATE OR REPLACE FUNCTION penstock.disable_one(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     e penstock.entry;
 BEGIN
-    IF NOT penstock.hold_to_switch(queue, wanted) THEN
+    IF NOT penstock.lock_to_switch(queue, wanted) THEN
         RETURN NULL;
     END IF;
     UPDATE penstock.entry SET priority = -1, enabled_priority = priority
@@ -179,14 +179,14 @@ END $$;
 -- enable_one enables a disabled entry again, at its old position. If it runs, the settler does
 -- that. A ready row that is there already is written anew, not left alone: a sweep that found it
 -- dead skips the new version. Results as of disable_one.
--- Locks: those of hold_to_switch.
+-- Locks: those of lock_to_switch.
 -- Callers: switch_entry, apply_operation.
 CREATE OR REPLACE FUNCTION penstock.enable_one(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     e penstock.entry;
 BEGIN
-    IF NOT penstock.hold_to_switch(queue, wanted) THEN
+    IF NOT penstock.lock_to_switch(queue, wanted) THEN
         RETURN NULL;
     END IF;
     UPDATE penstock.entry SET priority = enabled_priority, enabled_priority = NULL

@@ -36,7 +36,7 @@ BEGIN
                 BEGIN
                     made := made + penstock.push_cron_entries(batch.queue, batch.picks[i:i], jobs, nominals, dues, handled);
                 EXCEPTION WHEN OTHERS THEN
-                    UPDATE penstock.cron_job SET problem = SQLERRM, look_at = clock_timestamp() + interval '1 minute'
+                    UPDATE penstock.cron_job SET problem = SQLERRM, check_at = clock_timestamp() + interval '1 minute'
                      WHERE id = jobs[batch.picks[i]];
                 END;
             END LOOP;
@@ -160,7 +160,7 @@ DECLARE
     n integer;
 BEGIN
     UPDATE penstock.cron_job j
-       SET entry_id = NULL, look_at = '-infinity', handled_at = greatest(j.handled_at, j.nominal_at)
+       SET entry_id = NULL, check_at = '-infinity', handled_at = greatest(j.handled_at, j.nominal_at)
      WHERE j.id = ANY (jobs) AND j.entry_id IS NOT NULL AND j.fired_at IS NULL
        AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id);
     GET DIAGNOSTICS n = ROW_COUNT;
@@ -185,7 +185,7 @@ BEGIN
     UPDATE penstock.cron_job j SET nominal_at = m.nominal, due_at = m.due, handled_at = m.handled
       FROM unnest(jobs, nominals, dues, handled) m(job, nominal, due, handled)
      WHERE j.id = m.job AND j.entry_id IS NOT NULL AND m.nominal IS NOT NULL;
-    UPDATE penstock.cron_job j SET handled_at = m.handled, look_at = 'infinity'
+    UPDATE penstock.cron_job j SET handled_at = m.handled, check_at = 'infinity'
       FROM unnest(jobs, nominals, handled) m(job, nominal, handled)
      WHERE j.id = m.job AND m.nominal IS NULL;
     PERFORM penstock.withdraw_cron_entry(m.job, 'the schedule has ended')
@@ -214,7 +214,7 @@ BEGIN
                  ORDER BY j.id LIMIT $3 FOR UPDATE OF j SKIP LOCKED
             )
             UPDATE penstock.cron_job j
-               SET entry_id = NULL, following_at = NULL, look_at = '-infinity',
+               SET entry_id = NULL, following_at = NULL, check_at = '-infinity',
                    ended_at = least($2, coalesce(
                        (SELECT r.finished_at FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = gone.entry_id LIMIT 1),
                        (SELECT f.failed_at FROM penstock.failure f WHERE f.queue_id = $1 AND f.entry_id = gone.entry_id LIMIT 1), $2))
@@ -327,7 +327,7 @@ BEGIN
     UPDATE penstock.cron_job SET
         spec = j.spec, zone = j.zone, jitter = j.jitter, starts_at = j.starts_at, ends_at = j.ends_at, catch_up = j.catch_up,
         catch_up_max = j.catch_up_max, grace = j.grace, gap = j.gap, fold = j.fold, overlap = j.overlap, payload = j.payload,
-        lock_key = j.lock_key, flow = j.flow, priority = j.priority, problem = NULL, look_at = '-infinity',
+        lock_key = j.lock_key, flow = j.flow, priority = j.priority, problem = NULL, check_at = '-infinity',
         handled_at = CASE WHEN (j.spec, j.zone, j.starts_at, j.ends_at, j.gap, j.fold)
                                IS DISTINCT FROM (was.spec, was.zone, was.starts_at, was.ends_at, was.gap, was.fold)
                           THEN greatest(handled_at, clock_timestamp()) ELSE handled_at END
@@ -403,7 +403,7 @@ BEGIN
             USING ERRCODE = 'PS006', HINT = 'Wait until it has ended, or alter its overlap to queue or cancel_running.';
     END IF;
     UPDATE penstock.cron_job
-       SET run_now_at = clock_timestamp(), look_at = '-infinity',
+       SET run_now_at = clock_timestamp(), check_at = '-infinity',
            due_at = CASE WHEN fired_at IS NULL THEN '-infinity' ELSE due_at END,
            following_at = CASE WHEN fired_at IS NOT NULL AND entry_id IS NOT NULL AND overlap = 'cancel_running' THEN '-infinity' ELSE following_at END
      WHERE id = j.id;

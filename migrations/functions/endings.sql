@@ -48,11 +48,11 @@ LANGUAGE sql STABLE AS $$
          WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id)
 $$;
 
--- hold_key excludes claims of a lock key, and pushes that rely on one of its entries (share_key), until
+-- exclude_claims excludes claims of a lock key, and pushes that rely on one of its entries (share_key), until
 -- this transaction ends, or returns false if one is in progress. Claims that lock first take the same locks.
 -- Locks: the advisory lock of all lock keys of the queue (shared, try), then that of the key (try).
--- Callers: compactable, hold_to_switch, take_entry.
-CREATE OR REPLACE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean
+-- Callers: compactable, lock_to_switch, take_entry.
+CREATE OR REPLACE FUNCTION penstock.exclude_claims(queue integer, key text) RETURNS boolean
 LANGUAGE sql AS $$
     SELECT pg_try_advisory_xact_lock_shared(hashtextextended('penstock keys ' || $1, 0))
        AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
@@ -89,7 +89,7 @@ BEGIN
          WHERE r.queue_id = queue AND r.priority = coalesce(e.enabled_priority, e.priority) AND r.flow = e.flow
            AND r.pos = coalesce(e.pos, e.id) AND r.entry_id = wanted
            FOR UPDATE SKIP LOCKED;
-    ELSIF NOT penstock.hold_key(queue, e.lock_key) THEN
+    ELSIF NOT penstock.exclude_claims(queue, e.lock_key) THEN
         RETURN nothing;
     END IF;
     SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted FOR UPDATE SKIP LOCKED;
@@ -103,7 +103,7 @@ BEGIN
 END $$;
 
 -- in_line returns whether a solo entry has a ready row.
--- Callers: hold_to_switch, take_entry, check_invariants.
+-- Callers: lock_to_switch, take_entry, check_invariants.
 CREATE OR REPLACE FUNCTION penstock.in_line(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT e.lock_key IS NULL AND EXISTS (

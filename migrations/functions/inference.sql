@@ -23,7 +23,7 @@ $$;
 -- fit_model_queue makes the queue of a model, or updates its number of attempts, and returns its
 -- name. How many of its entries run at once is bounded by the slots themselves: a limit on locks
 -- beside them would also count locks whose ending is being recorded.
--- Locks: those of create_queue or alter_queue: the lock of hold_limits, then the row of the queue.
+-- Locks: those of create_queue or alter_queue: the lock of lock_all_limits, then the row of the queue.
 -- Callers: register_model, set_model_override, register_instance, remove_instance.
 -- SQLSTATE: PS002 the config is not valid, PS006 the queue of that name belongs to something else.
 CREATE OR REPLACE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text

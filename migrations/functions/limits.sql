@@ -22,11 +22,11 @@
 -- Callers: claim_headroom, count_again.
 CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
 
--- hold_limits is taken by every change of limits, or of the queues under them, before any row: some
+-- lock_all_limits is taken by every change of limits, or of the queues under them, before any row: some
 -- go from the limit to its queues, others from the queue to its limits, and would deadlock.
 -- Locks: one advisory lock for all limits, until the transaction ends; it waits.
 -- Callers: set_limit, use_limit, set_quota, create_queue, alter_queue, drop_queue.
-CREATE OR REPLACE FUNCTION penstock.hold_limits() RETURNS void LANGUAGE sql
+CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
     AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
 
 -- claim_headroom returns whether a claim may go on that assumes these limits of its queue (known, in
@@ -330,7 +330,7 @@ END $$;
 -- set_limit makes a limit or changes one: {"max_units": 4} or {"rate": 10, "burst": 20, "per_flow":
 -- true}. With per_flow or per_key it has other buckets: units taken before are not given back to
 -- these.
--- Locks: those of hold_limits; the row of the limit (FOR UPDATE); the advisory lock of the limit
+-- Locks: those of lock_all_limits; the row of the limit (FOR UPDATE); the advisory lock of the limit
 -- exclusively, by the trigger count_again, which waits for claims in flight; the rows of its
 -- queues.
 -- Callers: set_quota; pkg/operator; psql.
@@ -342,7 +342,7 @@ DECLARE
     l       penstock."limit";
     unknown text;
 BEGIN
-    PERFORM penstock.hold_limits();
+    PERFORM penstock.lock_all_limits();
     IF jsonb_typeof(options) <> 'object' THEN
         RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
     END IF;
@@ -376,7 +376,7 @@ END $$;
 -- use_limit puts a queue under a limit, with so many units for each of its locks; 0 takes it out
 -- again. From its commit on no claim ignores the limit: one with a stale set of limits is refused
 -- and reads the queue again.
--- Locks: those of hold_limits; the row of the limit (FOR UPDATE); SHARE on penstock.lock, by the
+-- Locks: those of lock_all_limits; the row of the limit (FOR UPDATE); SHARE on penstock.lock, by the
 -- trigger await_claims, if the use is new; the advisory lock of the limit exclusively, by the
 -- trigger count_again; the rows of the queues of the limit.
 -- Callers: pkg/operator; psql.
@@ -389,7 +389,7 @@ DECLARE
     q    penstock.queue := penstock.queue_row(queue_name);
     lim  penstock."limit";
 BEGIN
-    PERFORM penstock.hold_limits();
+    PERFORM penstock.lock_all_limits();
     IF units IS NULL OR units < 0 THEN
         RAISE EXCEPTION 'units is not at least 0; 0 ends the use' USING ERRCODE = 'PS002';
     END IF;
@@ -411,7 +411,7 @@ BEGIN
 END $$;
 
 -- limits_changed makes nodes read the queues of a limit again.
--- Locks: the rows of these queues. The caller has the lock of hold_limits.
+-- Locks: the rows of these queues. The caller has the lock of lock_all_limits.
 -- Callers: set_limit, use_limit, set_quota.
 CREATE OR REPLACE FUNCTION penstock.limits_changed(changed integer) RETURNS void
 LANGUAGE sql AS $$
@@ -504,7 +504,7 @@ DECLARE
     quota text := 'application:' || application;
     added integer[]; -- the queues that come under the quota by this call
 BEGIN
-    PERFORM penstock.hold_limits();
+    PERFORM penstock.lock_all_limits();
     IF coalesce(application, '') = '' THEN
         RAISE EXCEPTION 'application is empty' USING ERRCODE = 'PS002';
     END IF;

@@ -450,7 +450,7 @@ BEGIN
 END $$;
 
 -- share_key keeps claims of a lock key away until this transaction ends, or returns false if one is in
--- progress. Pushes share the lock that claims and hold_key take alone. Advisory locks are few for the
+-- progress. Pushes share the lock that claims and exclude_claims take alone. Advisory locks are few for the
 -- whole server, so that a transaction takes at most 256: for further keys it excludes claims of all
 -- lock keys of the queue.
 -- Locks: the advisory lock of the key (shared, try), or from the 257th key on that of all lock keys of

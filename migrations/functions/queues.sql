@@ -2,7 +2,7 @@
 
 -- create_queue registers a queue and gives it a table. The table is made on its own and then
 -- attached, so that a reader or writer of another queue does not wait for it.
--- Locks: those of hold_limits first, in the order of changes of limits; the row of the queue, which
+-- Locks: those of lock_all_limits first, in the order of changes of limits; the row of the queue, which
 -- is new; SHARE UPDATE EXCLUSIVE on penstock.entry to attach the table; then those of alter_queue.
 -- Callers: fit_model_queue; pkg/invalidation, pkg/operator; psql.
 -- SQLSTATE: PS002 the name or an option is not valid, PS006 the queue exists.
@@ -13,7 +13,7 @@ DECLARE
     q     penstock.queue;
     child text;
 BEGIN
-    PERFORM penstock.hold_limits(); -- before the quota of the application, whose row the new queue takes
+    PERFORM penstock.lock_all_limits(); -- before the quota of the application, whose row the new queue takes
     IF queue_name !~ '^[a-z][a-z0-9_]{0,47}$' THEN
         RAISE EXCEPTION 'queue name "%" is not valid', queue_name
             USING ERRCODE = 'PS002', HINT = 'Use 1 to 48 lower-case letters, digits and underscores, beginning with a letter.';
@@ -48,7 +48,7 @@ END $_$;
 
 -- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown
 -- names are refused. Nodes read the settings again by the queue's version.
--- Locks: those of hold_limits, the row of the queue (FOR NO KEY UPDATE), then those of the triggers
+-- Locks: those of lock_all_limits, the row of the queue (FOR NO KEY UPDATE), then those of the triggers
 -- for max_concurrent and application (await_claims, count_again).
 -- Callers: fit_model_queue, create_queue, drop_queue; pkg/invalidation, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 an option does not exist or is not valid, PS006 the kind is
@@ -60,7 +60,7 @@ DECLARE
     q       penstock.queue;
     unknown text;
 BEGIN
-    PERFORM penstock.hold_limits();
+    PERFORM penstock.lock_all_limits();
     IF jsonb_typeof(options) <> 'object' THEN
         RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
     END IF;
@@ -100,7 +100,7 @@ EXCEPTION
 END $$;
 
 -- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced.
--- Locks: those of hold_limits; ACCESS EXCLUSIVE on the queue's own table, so that no push comes
+-- Locks: those of lock_all_limits; ACCESS EXCLUSIVE on the queue's own table, so that no push comes
 -- between; those of alter_queue; ACCESS EXCLUSIVE on penstock.entry to detach the table; rows of
 -- the queue. Each waits 3 s at most, unless lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
@@ -113,7 +113,7 @@ DECLARE
     q penstock.queue := penstock.queue_row(queue_name);
     n bigint;
 BEGIN
-    PERFORM penstock.hold_limits();
+    PERFORM penstock.lock_all_limits();
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '3s', true); -- no limit can be changed meanwhile
     END IF;

@@ -77,7 +77,7 @@ CREATE OR REPLACE VIEW penstock.cron_status AS
 SELECT j.name AS job, q.name AS queue,
        CASE WHEN j.problem IS NOT NULL THEN 'broken' WHEN j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL THEN 'running'
             WHEN j.paused_at IS NOT NULL AND penstock.paused_until(j.paused_until) THEN 'paused'
-            WHEN j.entry_id IS NULL AND j.look_at = 'infinity' THEN 'ended' ELSE 'waiting' END AS state,
+            WHEN j.entry_id IS NULL AND j.check_at = 'infinity' THEN 'ended' ELSE 'waiting' END AS state,
        j.spec, j.zone, j.nominal_at, j.due_at, j.entry_id, j.overlap, j.catch_up, j.handled_at, j.problem,
        j.paused_by, j.paused_reason, j.paused_until,
        (SELECT max(f.fired_at) FROM penstock.cron_firing f WHERE f.job_id = j.id) AS last_fired_at, j.queue_id

@@ -134,7 +134,7 @@ SELECT EXISTS (SELECT FROM penstock.cron_job
                   AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)),
        EXISTS (SELECT FROM penstock.cron_job WHERE following_at <= $1),
        EXISTS (SELECT FROM penstock.cron_job
-                WHERE entry_id IS NULL AND look_at <= $1
+                WHERE entry_id IS NULL AND check_at <= $1
                   AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)),
        (SELECT extract(epoch FROM min(due_at) - $1)::float8 FROM penstock.cron_job
          WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at > $1)`

@@ -39,9 +39,9 @@ SELECT ` + jobColumns + `, coalesce(extract(epoch FROM $1 - nullif(due_at, '-inf
 const entrylessSQL = `
 SELECT ` + jobColumns + `, 0::float8
   FROM penstock.cron_job
- WHERE entry_id IS NULL AND look_at <= $1
+ WHERE entry_id IS NULL AND check_at <= $1
    AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)
- ORDER BY look_at
+ ORDER BY check_at
  LIMIT $2
    FOR UPDATE SKIP LOCKED`
 
@@ -188,7 +188,7 @@ func (e *Engine) report(ctx context.Context, tx pgx.Tx, broken map[int64]string)
 	e.done.Add(func(s *Status) { s.Broken += int64(len(broken)) })
 	for id, problem := range broken {
 		e.cfg.Log.WarnContext(ctx, "cron job cannot fire", "job", id, "problem", problem)
-		if _, err := tx.Exec(ctx, `UPDATE penstock.cron_job SET problem = $2, look_at = 'infinity' WHERE id = $1`, id,
+		if _, err := tx.Exec(ctx, `UPDATE penstock.cron_job SET problem = $2, check_at = 'infinity' WHERE id = $1`, id,
 			problem); err != nil {
 			return fmt.Errorf("report problem of cron job %d: %w", id, err)
 		}

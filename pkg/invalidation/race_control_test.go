@@ -32,7 +32,7 @@ func TestCancelDuringAClaimOnlyAsks(t *testing.T) {
 	b.want(entryIDs(claimed().Locks...), []EntryID{id})
 }
 
-// Guard: hold_key. A stubborn claim needs no ready row, only the key's advisory lock.
+// Guard: exclude_claims. A stubborn claim needs no ready row, only the key's advisory lock.
 func TestCancelDuringAStubbornClaimOfAGroupOnlyAsks(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("K", "K")
@@ -53,9 +53,9 @@ func TestCancelDuringAStubbornClaimOfAGroupOnlyAsks(t *testing.T) {
 func TestCancelSeesAClaimThatCameBeforeItHadTheKey(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("K")
-	b.exec(b.pool, `ALTER FUNCTION penstock.hold_key RENAME TO hold_key_now`)
-	b.exec(b.pool, `CREATE FUNCTION penstock.hold_key(queue integer, key text) RETURNS boolean LANGUAGE plpgsql AS
-	                $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4713); RETURN penstock.hold_key_now(queue, key); END $$`)
+	b.exec(b.pool, `ALTER FUNCTION penstock.exclude_claims RENAME TO exclude_claims_now`)
+	b.exec(b.pool, `CREATE FUNCTION penstock.exclude_claims(queue integer, key text) RETURNS boolean LANGUAGE plpgsql AS
+	                $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4713); RETURN penstock.exclude_claims_now(queue, key); END $$`)
 	gate := b.begin()
 	b.exec(gate, `SELECT pg_advisory_xact_lock(4713)`)
 	answer := later(b, func() (string, error) { return cancelEntry(b.ctx, b.pool, ids[0], ann) })
@@ -117,7 +117,7 @@ func (b *bed) awaitBusy() {
 	}
 }
 
-// Guard: hold_to_switch takes the lock record FOR KEY SHARE. A settler that has looked at the entry while it was
+// Guard: lock_to_switch takes the lock record FOR KEY SHARE. A settler that has looked at the entry while it was
 // disabled, and put no ready row back, must have committed before enable looks whether the lock stands.
 func TestEnableDuringASettleIsNotLost(t *testing.T) {
 	for _, key := range []string{"", "K"} {
@@ -150,7 +150,7 @@ func TestDisableDuringASettleIsNotForgotten(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.ready`), 0)
 }
 
-// Guard: hold_to_switch waits for a claim of the entry. A ready row that enabling wrote during the claim would be left
+// Guard: lock_to_switch waits for a claim of the entry. A ready row that enabling wrote during the claim would be left
 // behind by it, and start the entry again for a claim whose snapshot is older than the finish.
 func TestEntrySwitchedDuringItsClaimHasNoReadyRowLeft(t *testing.T) {
 	b := newControlBed(t, Config{})
@@ -174,7 +174,7 @@ func TestEntrySwitchedDuringItsClaimHasNoReadyRowLeft(t *testing.T) {
 	b.want(entryIDs(b.claim(1)...), []EntryID{id})
 }
 
-// Guard: hold_to_switch takes the key of a group. A settler that met the change of an entry it ends would miss it.
+// Guard: lock_to_switch takes the key of a group. A settler that met the change of an entry it ends would miss it.
 func TestClaimPassesByAKeyWhoseEntryIsBeingSwitched(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("K", "K")

@@ -55,7 +55,7 @@ func (d *Database) CronJob(ctx context.Context, name string) (CronJobDetail, err
 	const sql = cronColumns + `,
        to_jsonb(j) - ARRAY['id', 'queue_id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'problem', 'run_now_at',
                            'handled_at', 'catching_up_to', 'nominal_at', 'due_at', 'entry_id', 'fired_at', 'following_at', 'ended_at',
-                           'look_at', 'created_at'] AS settings
+                           'check_at', 'created_at'] AS settings
   FROM penstock.cron_status s JOIN penstock.cron_job j ON j.name = s.job
  WHERE s.job = $1`
 	return show[CronJobDetail](ctx, d.db, fmt.Sprintf("cron job %q", name), invalidation.ErrNotFound, sql, name)
