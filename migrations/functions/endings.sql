@@ -72,7 +72,7 @@ $$;
 -- (try), then the entry (FOR UPDATE SKIP LOCKED). It waits for none; a running entry is left alone
 -- before anything is locked, so that its settler never waits either.
 -- Callers: withdraw_batch, withdraw_cron_entry, cancel_one, settle_cancel_requests, expire_entries,
--- apply_operation.
+-- apply_operation, fail_unreadable.
 CREATE OR REPLACE FUNCTION penstock.take_entry(queue integer, wanted bigint) RETURNS penstock.entry
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -116,7 +116,7 @@ $$;
 -- first: a pusher that relied on one of them has committed by then, and the next statement sees its
 -- entries; a pusher that comes later cannot lock them and inserts its own.
 -- Locks: the ready rows of the key (FOR UPDATE SKIP LOCKED).
--- Callers: disable_one, end_entry.
+-- Callers: disable_one, end_entry, fail_entry.
 CREATE OR REPLACE FUNCTION penstock.tidy_key(queue integer, key text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -152,6 +152,81 @@ BEGIN
     IF e.lock_key IS NOT NULL THEN
         PERFORM penstock.tidy_key(e.queue_id, e.lock_key);
     END IF;
+END $$;
+
+-- fail_entry moves an entry that take_entry has locked to the failures: failure, callback, counters,
+-- ready rows of its key. A callback that cannot be made is left out.
+-- Locks: those of push_many for a callback, then those of tidy_key.
+-- Callers: fail_unreadable.
+CREATE OR REPLACE FUNCTION penstock.fail_entry(e penstock.entry, class text, error text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    BEGIN
+        IF e.callback IS NOT NULL THEN
+            PERFORM penstock.call_back(e, 'failed', jsonb_build_object('class', class, 'error', error));
+        END IF;
+    EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
+        error := error || ' (nor can its callback: ' || SQLERRM || ')';
+    END;
+    DELETE FROM penstock.entry WHERE queue_id = e.queue_id AND id = e.id;
+    DELETE FROM penstock.progress WHERE queue_id = e.queue_id AND entry_id = e.id;
+    DELETE FROM penstock.cancel_request WHERE queue_id = e.queue_id AND entry_id = e.id;
+    PERFORM penstock.add_failure(e, e.attempt, class, error, regexp_replace(error, '[0-9]+', '_', 'g'), e.history);
+    PERFORM penstock.count(d.queue_id, 'removed', 1) FROM penstock.depth d WHERE d.queue_id = e.queue_id;
+    IF e.lock_key IS NOT NULL THEN
+        PERFORM penstock.tidy_key(e.queue_id, e.lock_key);
+    END IF;
+END $$;
+
+-- readable_error returns why an entry cannot be written as text, null if it can.
+-- Callers: fail_unreadable.
+CREATE OR REPLACE FUNCTION penstock.readable_error(e penstock.entry) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    PERFORM octet_length(e.payload::text), octet_length(e.callback::text);
+    RETURN NULL;
+EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
+    RETURN SQLERRM;
+END $$;
+
+-- fail_unreadable ends the entries that no claim can read, as failures of class unreadable, and returns
+-- how many: among those of the first `most` ready rows of a lane from a position on, of each lock key
+-- the first 1,000. An entry that runs or is being claimed is left alone.
+-- Locks: for each such entry those of take_entry and fail_entry.
+-- Callers: pkg/invalidation.
+-- SQLSTATE: PS006 the transaction is not read committed.
+CREATE OR REPLACE FUNCTION penstock.fail_unreadable(queue integer, in_priority smallint, in_flow text, from_pos bigint, most integer)
+RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    found_at record;
+    e        penstock.entry;
+    problem  text;
+    failed   integer := 0;
+BEGIN
+    PERFORM penstock.need_read_committed();
+    FOR found_at IN
+        SELECT x.id
+          FROM (SELECT r.entry_id, r.lock_key FROM penstock.ready r
+                 WHERE r.queue_id = queue AND r.priority = in_priority AND r.flow = in_flow AND r.pos >= from_pos
+                 ORDER BY r.pos LIMIT most) r
+         CROSS JOIN LATERAL (
+               SELECT r.entry_id AS id WHERE r.entry_id IS NOT NULL
+               UNION ALL
+               (SELECT g.id FROM penstock.entry g
+                 WHERE g.queue_id = queue AND g.lock_key = r.lock_key AND penstock.claimable(g.status, g.priority)
+                 ORDER BY g.id LIMIT 1000)) x
+    LOOP
+        SELECT * INTO e FROM penstock.entry x WHERE x.queue_id = queue AND x.id = found_at.id;
+        problem := penstock.readable_error(e);
+        CONTINUE WHEN problem IS NULL;
+        e := penstock.take_entry(queue, found_at.id);
+        IF e.id IS NOT NULL THEN
+            PERFORM penstock.fail_entry(e, 'unreadable', 'the entry cannot be read: ' || problem);
+            failed := failed + 1;
+        END IF;
+    END LOOP;
+    RETURN failed;
 END $$;
 
 -- history_add adds a note of an error to the history of an entry, with the time, and keeps the

@@ -220,17 +220,29 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, for
 	if postgres.Code(err) == limitUncounted {
 		return []Claimed{{Contended: true}}, nil
 	}
+	if unreadable(err) {
+		return []Claimed{{Contended: true}}, q.failUnreadable(ctx, lanes, r.Limit, err)
+	}
 	if err != nil {
 		return nil, q.errorf("claim from", err)
 	}
 	if len(groups) > 0 {
-		if err := q.readGroups(ctx, groups); err != nil {
-			return nil, err
+		failed, err := q.readGroups(ctx, groups), error(nil)
+		if failed != nil && !unreadable(failed) {
+			return nil, failed
+		}
+		if failed != nil {
+			for _, l := range groups {
+				l.Entries = nil // all go back
+			}
 		}
 		if err := q.refundUncovered(ctx, groups); err != nil {
 			return nil, err
 		}
 		groups, err = q.handBackEmpty(ctx, r.Node, groups)
+		if err == nil && failed != nil {
+			err = q.failUnreadable(ctx, lanes, r.Limit, failed)
+		}
 		if err != nil {
 			return nil, err
 		}
