@@ -34,8 +34,9 @@ $$;
 
 -- admit refuses n entries where the queue's capacity has no headroom for them. The depth is the
 -- last count plus the difference of two sequences since, so that producers never meet on a row; a
--- push that rolled back is counted until the next count_depth.
--- Locks: none: sequences only.
+-- push that rolled back is counted until the next count_depth. A push counts its entries before it
+-- compares, so that of several that meet at the capacity none exceeds it.
+-- Locks: an advisory lock (shared, try) that tells count_depth of n uncommitted entries.
 -- Callers: push_many.
 -- SQLSTATE: PS005 the queue is full; DETAIL is JSON with depth, capacity, drain_rate and
 -- retry_after_ms.
@@ -52,8 +53,13 @@ BEGIN
     END IF;
     depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed);
     IF depth + n <= q.capacity THEN
+        PERFORM pg_try_advisory_xact_lock_shared(penstock.open_pushes_key(q.id), n);
         PERFORM penstock.count(q.id, 'accepted', n);
-        RETURN;
+        depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed) - n;
+        IF depth + n <= q.capacity THEN
+            RETURN;
+        END IF;
+        PERFORM penstock.count(q.id, 'removed', n);
     END IF;
     wait := CASE WHEN d.drain_rate > 0 THEN (depth + n - q.capacity) / d.drain_rate END;
     RAISE EXCEPTION 'queue "%" is full: % entries of at most %', q.name, depth, q.capacity
@@ -62,6 +68,12 @@ BEGIN
                                           'retry_after_ms', ceil(wait * 1000))::text,
               HINT = 'Push again after retry_after_ms, or raise the capacity of the queue.';
 END $$;
+
+-- open_pushes_key is the first key of the advisory locks of pushes to a queue with a capacity; the
+-- second is the number of their entries.
+-- Callers: admit, count_depth.
+CREATE OR REPLACE FUNCTION penstock.open_pushes_key(queue_id integer) RETURNS integer LANGUAGE sql IMMUTABLE
+    AS $$ SELECT hashtext('penstock open pushes ' || $1) $$;
 
 -- counter reads a counter of a queue with a capacity. A sequence that was never used is 0.
 -- Locks: none.
@@ -168,6 +180,9 @@ BEGIN
     IF verdicts IS NOT NULL THEN
         keep := ARRAY(SELECT v = 'inserted' FROM unnest(verdicts) WITH ORDINALITY u(v, i) ORDER BY i);
         n := cardinality(array_positions(keep, true));
+    END IF;
+    IF cardinality(start_bys) + cardinality(finish_bys) > 0 THEN
+        PERFORM penstock.check_deadlines(start_bys, finish_bys, keep);
     END IF;
     IF q.capacity IS NOT NULL AND n > 0 THEN
         PERFORM penstock.admit(q, n);
@@ -373,6 +388,28 @@ BEGIN
     ) c WHERE problem IS NOT NULL ORDER BY i LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
+-- check_deadlines refuses new entries (keep is not false) whose start_by or finish_by passed more than
+-- a minute ago, by the number of the entry (from 1). Clocks of pushers may be off by so much; an entry
+-- whose deadline passed since is accepted, and ends as expired. A push that is repeated under its
+-- idempotency key gets its answer, however late.
+-- Callers: push_many.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_deadlines(start_bys timestamptz[], finish_bys timestamptz[], keep boolean[]) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    bad record;
+BEGIN
+    SELECT u.i, CASE WHEN u.start_by < now() - interval '1 minute' THEN 'start_by' ELSE 'finish_by' END AS field,
+           CASE WHEN u.start_by < now() - interval '1 minute' THEN u.start_by ELSE u.finish_by END AS at INTO bad
+      FROM unnest(start_bys, finish_bys, keep) WITH ORDINALITY u(start_by, finish_by, keep, i)
+     WHERE least(u.start_by, u.finish_by) < now() - interval '1 minute' AND u.keep IS NOT FALSE
+     ORDER BY u.i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% is in the past: % (entry %)', bad.field, bad.at, bad.i
+            USING ERRCODE = 'PS002', HINT = 'Give a time to come, or leave it out.';
     END IF;
 END $$;
 
@@ -595,7 +632,7 @@ END $$;
 -- skipped or requested.
 -- Locks: none.
 -- Callers: pause_batch, cancel_batch, compactable, switch_entry, alter_cron_job, run_cron_job_now,
--- drop_cron_job, cancel_entry, expire_entries, claim_headroom, step_operation.
+-- drop_cron_job, cancel_entry, expire_entries, claim_headroom, step_operation; pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.need_read_committed() RETURNS void
 LANGUAGE plpgsql AS $$

@@ -256,7 +256,8 @@ BEGIN
 END $$;
 
 -- count_depth counts a queue with a capacity again. Pushes go on meanwhile: the counters are read
--- first, so that a push that commits during the count is counted twice at worst, never left out.
+-- first, and then how many entries of open pushes no count can see, so that a push that commits during
+-- the count is counted twice at worst, never left out.
 -- Locks: the row of depth.
 -- Callers: alter_queue; pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.count_depth(queue integer) RETURNS bigint
@@ -264,9 +265,14 @@ LANGUAGE plpgsql AS $$
 DECLARE
     accepted_now bigint := penstock.counter('accepted', queue);
     removed_now  bigint := penstock.counter('removed', queue);
+    open_now     bigint;
     counted_now  bigint;
 BEGIN
-    SELECT count(*) INTO counted_now FROM penstock.entry WHERE queue_id = queue;
+    SELECT coalesce(sum(l.objid::bigint), 0) INTO open_now
+      FROM pg_locks l
+     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = penstock.open_pushes_key(queue)::oid
+       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+    SELECT count(*) + open_now INTO counted_now FROM penstock.entry WHERE queue_id = queue;
     UPDATE penstock.depth d
        SET counted = counted_now, accepted = accepted_now, removed = removed_now, counted_at = clock_timestamp(),
            drain_rate = greatest(0, removed_now - d.removed)

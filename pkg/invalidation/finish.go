@@ -44,9 +44,11 @@ WITH held AS MATERIALIZED (
       FROM ended k
      CROSS JOIN LATERAL (SELECT created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id OFFSET 0) e
      WHERE $6::boolean
+    RETURNING entry_id
 )
 SELECT token FROM freed
- WHERE penstock.all_ended((SELECT count(*) FROM freed), (SELECT count(*) FROM gone))`
+ WHERE penstock.all_ended((SELECT count(*) FROM freed), (SELECT count(*) FROM gone))
+   AND (NOT $6::boolean OR penstock.all_ended((SELECT count(*) FROM gone), (SELECT count(*) FROM kept)))`
 
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	c := pick(endings, verbDone)
@@ -79,7 +81,8 @@ func (q *Queue) metas(c columns) []json.RawMessage {
 	return each(c, func(e *Ending) json.RawMessage { return e.meta })
 }
 
-// doneSQL ends entries $4 under locks $2 with tokens $3, each named once; $10 says which token each entry is under. The
+// doneSQL ends entries $4 under locks $2 with tokens $3, each named once; $10 says which token each entry is under. It finds
+// entries at the tids $11, see finishSoloSQL, or by their ids where $11 is empty: then one that is gone is passed over. The
 // lock records stay: unlockSQL ends them.
 const doneSQL = `
 WITH ours AS MATERIALIZED (
@@ -87,12 +90,17 @@ WITH ours AS MATERIALIZED (
       FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
      CROSS JOIN LATERAL (
            SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+), ended AS MATERIALIZED (
+    SELECT *
+      FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[], $11::tid[]) k(token, id, result, run_ms, meta, row)
+     WHERE (token IN (SELECT token FROM ours)) IS TRUE
 ), found AS MATERIALIZED (
-    SELECT k.*, e.row, e.created_at, e.attempt
-      FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[]) k(token, id, result, run_ms, meta)
+    SELECT k.token, k.id, k.result, k.run_ms, k.meta, e.row, e.created_at, e.attempt
+      FROM ended k
      CROSS JOIN LATERAL (
-           SELECT ctid AS row, created_at, attempt FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
-     WHERE (k.token IN (SELECT token FROM ours)) IS TRUE
+           SELECT ctid AS row, created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id
+           UNION ALL
+           SELECT ctid, created_at, attempt FROM penstock.entry_X WHERE k.row IS NULL AND queue_id = $1 AND id = k.id OFFSET 0) e
 ), gone AS MATERIALIZED (
     DELETE FROM penstock.entry_X
      WHERE ctid = ANY (ARRAY(SELECT row FROM found))
@@ -103,31 +111,8 @@ WITH ours AS MATERIALIZED (
       FROM found
      WHERE $7::boolean
 )
-SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone)), (SELECT count(*) FROM gone) AS ended`
-
-// doneByTIDSQL is doneSQL for entries that stand at $11, see finishSoloSQL.
-const doneByTIDSQL = `
-WITH ours AS MATERIALIZED (
-    SELECT k.token
-      FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
-     CROSS JOIN LATERAL (
-           SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
-), ended AS MATERIALIZED (
-    SELECT *
-      FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[], $11::tid[]) k(token, id, result, run_ms, meta, row)
-     WHERE (token IN (SELECT token FROM ours)) IS TRUE
-), gone AS MATERIALIZED (
-    DELETE FROM penstock.entry_X
-     WHERE ctid = ANY ($11::tid[]) AND (id IN (SELECT id FROM ended)) IS TRUE
-    RETURNING id
-), kept AS (
-    INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
-    SELECT $1, k.id, e.created_at, $8::bigint, k.token, k.run_ms, e.attempt, 'done', k.result, k.meta
-      FROM ended k
-     CROSS JOIN LATERAL (SELECT created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id OFFSET 0) e
-     WHERE $7::boolean
-)
-SELECT penstock.all_ended((SELECT count(*) FROM ended), (SELECT count(*) FROM gone)), (SELECT count(*) FROM gone) AS ended`
+SELECT penstock.all_ended(greatest((SELECT count(*) FROM found), (SELECT count(row) FROM ended)), (SELECT count(*) FROM gone)),
+       (SELECT count(*) FROM gone) AS ended`
 
 // queueDone adds the number of entries that it ended to *ended.
 func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {
@@ -136,13 +121,12 @@ func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID
 		return
 	}
 	keys, tokens := locksOf(endings)
-	args := []any{q.ID, keys, tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), c.tokens}
-	sql := q.sql.done
+	entries := tids{}
 	if byTID {
-		_, entries := c.tids()
-		sql, args = q.sql.doneByTID, append(args, entries)
+		_, entries = c.tids()
 	}
-	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error {
+	args := []any{q.ID, keys, tokens, c.ids, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), c.tokens, entries}
+	batch.Queue(q.sql.done, args...).QueryRow(func(row pgx.Row) error {
 		var all bool
 		return row.Scan(&all, ended)
 	})

@@ -171,8 +171,8 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"finishSolo": one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
 			array(rows), array(entryRows)),
 		"hold":      one(holdSQL, `%d, %s, %s`, id, keys, tokens),
-		"done":      one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens),
-		"doneByTID": one(q.doneByTID, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens, array(groupRows)),
+		"done":      one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s, '{}'`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens),
+		"doneByTID": one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens, array(groupRows)),
 		"retry": one(q.retry, `%d, %s, %s, %s, %s, %s, %s, %d, %s, %s`, id, keys, tokens, ids, fill("5::bigint", n), fill(failure, n),
 			fill("true", n), node, fill("1::bigint", n), fill("0::int", n)),
 		"fail": one(q.fail, `%d, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill(failure, n), fill("'f'::text", n), node,
@@ -183,8 +183,8 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"call back":     one(q.callBack, `%d, %s, %s, %s, %s, %s`, id, keys, tokens, ids, fill("'done'::text", n), fill("'{}'::jsonb", n)),
 		"crash":         one(q.crash, `%d, %s, %s, 3`, id, keys, tokens),
 		"promote":       one(q.promote, `%d, 100`, id),
-		"push one":      one(q.onePush, `%d, '{}'`, id),
-		"push plain":    one(q.plainPush, `%d, %s`, id, fill("'{}'::jsonb", 50)),
+		"push one":      one(q.plainPush, `%d, '{"{}"}', 76`, id),
+		"push plain":    one(q.plainPush, `%d, %s, 76`, id, fill("'{}'::jsonb", 50)),
 		"push":          one(pushSQL, `'work', %s`+strings.Repeat(", '{}'", 13), fill("'{}'::jsonb", 50)),
 		"push groups": one(pushSQL, `'work', %s, %s`+strings.Repeat(", '{}'", 12), fill("'{}'::jsonb", 50),
 			"string_to_array('a b c d e k1-3000 k2-3000', ' ')"),
@@ -287,9 +287,9 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	for what, sql := range map[string]string{
 		"deleteFirst": q.claim.deleteFirst, "deleteFirstLimited": q.claim.deleteFirstLimited, "lockFirst": q.claim.lockFirst,
 		"lockFirstLimited": q.claim.lockFirstLimited, "lockFirstKeyed": q.claim.lockFirstKeyed, "refund": q.refund, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
-		"sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done, "doneByTID": q.doneByTID,
+		"sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
-		"crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "onePush": q.onePush, "plainPush": q.plainPush,
+		"crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
 	} {
 		if _, err := conn.Prepare(b.ctx, what, sql); err != nil {

@@ -46,6 +46,8 @@ func TestPushRefusesByTheNameOfTheField(t *testing.T) {
 		"finish_by is before start_by": {StartBy: hour, FinishBy: hour.Add(-time.Minute)},
 		"start_by is before due_at":    {DueAt: hour, StartBy: hour.Add(-time.Minute)},
 		"cost is not a number":         {Cost: -1},
+		"start_by is in the past":      {StartBy: time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC), FinishBy: hour},
+		"finish_by is in the past":     {FinishBy: time.Now().Add(-2 * time.Minute)},
 	} {
 		_, err := b.q.Push(b.ctx, withPayload(Push{}), withPayload(p))
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "entry 2") {
@@ -390,6 +392,38 @@ func TestAFullQueueRefusesWithItsNumbers(t *testing.T) {
 	}
 }
 
+func TestAnOpenPushCountsAgainstTheCapacity(t *testing.T) {
+	b := newBed(t, Config{Capacity: 100})
+	tx := b.begin()
+	b.pushOn(tx, make([]string, 90)...)
+	b.count(`SELECT penstock.count_depth($1)`, b.q.ID)
+	if _, err := b.q.Push(b.ctx, slices.Repeat([]Push{{Payload: json.RawMessage(`1`)}}, 20)...); !errors.Is(err, ErrQueueFull) {
+		t.Errorf("20 beside 90 of an open push: %v", err)
+	}
+	b.commit(tx)
+	b.count(`SELECT penstock.count_depth($1)`, b.q.ID)
+	b.push(make([]string, 10)...)
+}
+
+func TestPushesThatMeetAtTheCapacityDoNotExceedIt(t *testing.T) {
+	b := newBed(t, Config{Capacity: 100})
+	var pushers sync.WaitGroup
+	for range 12 {
+		pushers.Go(func() {
+			for range 10 { // each alone, not in a batch with others
+				_, err := b.q.On(b.pool).Push(b.ctx, slices.Repeat([]Push{{Payload: json.RawMessage(`1`)}}, 3)...)
+				if err != nil && !errors.Is(err, ErrQueueFull) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	pushers.Wait()
+	if n := b.count(`SELECT count(*) FROM penstock.entry`); n > 100 || n < 60 {
+		t.Errorf("a queue of 100 accepted %d", n)
+	}
+}
+
 func TestPushesOfNewFlowsDoNotMeet(t *testing.T) {
 	b := newBed(t, Config{Capacity: 100})
 	one, two := b.begin(), b.begin()
@@ -418,5 +452,19 @@ func TestAPusherThatIsKilledLeavesNothing(t *testing.T) {
 	}
 	if got := entryIDs(b.claim(9)...); !slices.Equal(got, first) {
 		t.Errorf("claimed %v, want %v", got, first)
+	}
+}
+
+// The plain push measures no payload: it relies on this bound.
+func TestNoPayloadIsStoredInMoreBytesThanItsBound(t *testing.T) {
+	b := newBed(t, Config{})
+	for _, text := range []string{
+		`1`, `[]`, `{}`, `""`, `null`, `[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]`, `[[[[[[[[[[[[]]]]]]]]]]]]`, `{"":1,"a":[{},{},{}]}`, `[0.1,1e9,-1,1e-9]`,
+		`[` + strings.Repeat(`1,`, 5000) + `1]`, strings.Repeat(`[`, 500) + strings.Repeat(`]`, 500), `[` + strings.Repeat(`{"":1},`, 999) + `1]`,
+	} {
+		bound := storedMax([]Push{{Payload: json.RawMessage(text)}})
+		if n := b.count(`SELECT pg_column_size($1::jsonb)`, text); n > bound {
+			t.Errorf("%.40s takes %d bytes, more than the bound of %d", text, n, bound)
+		}
 	}
 }

@@ -30,10 +30,10 @@ type Queue struct {
 
 // statements are the hot statements on the queue's own table: they never read other queues' entries.
 type statements struct {
-	claim                                                                               claimStatements
-	onePush, plainPush, reclaim, claimGroups, sweep, promote, expire                    string
-	finishSolo, done, doneByTID, retry, fail, remove, unlock, crash, deadLetter, refund string
-	callBack, callBackPoison                                                            string
+	claim                                                                    claimStatements
+	plainPush, reclaim, claimGroups, sweep, promote, expire                  string
+	finishSolo, done, retry, fail, remove, unlock, crash, deadLetter, refund string
+	callBack, callBackPoison                                                 string
 }
 
 const openSQL = `
@@ -107,8 +107,8 @@ func (q *Queue) on(db postgres.DB) *Queue {
 			lockFirst: own(claimTexts.lockFirst), lockFirstLimited: own(claimTexts.lockFirstLimited),
 			lockFirstKeyed: own(claimTexts.lockFirstKeyed),
 		},
-		onePush: own(onePushSQL), plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
-		finishSolo: own(finishSoloSQL), done: own(doneSQL), doneByTID: own(doneByTIDSQL), retry: own(retrySQL), fail: own(failSQL),
+		plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
+		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		crash: own(crashSQL), deadLetter: own(deadLetterSQL), refund: own(refundSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),

@@ -126,12 +126,13 @@ func (q *Queue) soloDone(endings []Ending) bool {
 
 // holdSQL locks the lock records that are still ours until the transaction ends, in key order, so that two
 // settlers never wait for each other in a ring. The statements after it see every entry whose ready row a sweep
-// took away, for the sweep held the record FOR KEY SHARE.
+// away, for the sweep held the record FOR KEY SHARE. Under a fixed snapshot they would not: need_read_committed raises.
 const holdSQL = `
 SELECT l.token
   FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
  CROSS JOIN LATERAL (
-       SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token FOR UPDATE) l`
+       SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token FOR UPDATE) l
+ WHERE (SELECT penstock.need_read_committed()) IS NOT NULL`
 
 func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
 	keys, tokens := locksOf(endings)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 func TestFinishLeavesAResultAndNothingElse(t *testing.T) {
@@ -427,5 +429,21 @@ func TestReclaimedLocksComeInTheOrderOfTheirPlaces(t *testing.T) {
 		if locks[i].Entries[0].ID > locks[i+1].Entries[0].ID {
 			t.Errorf("entry %d comes before %d", locks[i].Entries[0].ID, locks[i+1].Entries[0].ID)
 		}
+	}
+}
+
+// A pool of a user may have another isolation by default. Under a fixed snapshot an ending would not see the entries of its
+// key that came meanwhile, and nothing would be queued for them.
+func TestEndingsAreRefusedUnderAFixedSnapshot(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("K")
+	l := b.claimOne()
+	tx, err := b.pool.BeginTx(b.ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(b.ctx) //nolint:errcheck // after the test
+	if _, err := b.q.On(tx).Settle(b.ctx, here, doneAll(l)); !errors.Is(err, ErrState) {
+		t.Errorf("settled under repeatable read: %v", err)
 	}
 }
