@@ -10,6 +10,25 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT $1 = 'pending' AND $2 >= 0
 $$;
 
+-- ready_now is the part of the claim condition that concerns the ready row: one that was released with
+-- a delay is held back until its time.
+-- Callers: explain, samples; pkg/invalidation.
+CREATE OR REPLACE FUNCTION penstock.ready_now(not_before timestamptz) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT $1 IS NULL OR $1 <= statement_timestamp()
+$$;
+
+-- throttles is the part of the claim condition that concerns the lane: the throttles in force of its
+-- queue and of its flow. No row: a claim may begin. Without a flow it is about the queue alone. Claims
+-- call it in FROM, where Postgres inlines it and plans it with them.
+-- Callers: explain, samples; pkg/invalidation.
+CREATE OR REPLACE FUNCTION penstock.throttles(queue integer, flow text) RETURNS SETOF penstock.push_back
+LANGUAGE sql STABLE AS $$
+    SELECT p.* FROM penstock.push_back p WHERE p.queue_id = $1 AND p.whole = true AND p.flow = '' AND p.until > clock_timestamp()
+    UNION ALL
+    SELECT p.* FROM penstock.push_back p WHERE p.queue_id = $1 AND p.whole = false AND p.flow = $2 AND p.until > clock_timestamp()
+$$;
+
 -- all_ended undoes a statement that ended fewer entries than locks, because another session was
 -- changing one of the entries.
 -- Callers: pkg/invalidation.

@@ -127,8 +127,9 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.cancel_request c WHERE c.queue_id = e.queue_id AND c.entry_id = e.id
 $$;
 
--- position_reasons returns which lock covers the entry or its key, and how many entries come before
--- it: the state that a claim finds in the lane. Counts go up to 10,000.
+-- position_reasons returns which lock covers the entry or its key, until when its ready row is held
+-- back, and how many entries come before it: the state that a claim finds in the lane. Counts go up
+-- to 10,000.
 -- Callers: explain_entry.
 CREATE OR REPLACE FUNCTION penstock.position_reasons(e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
@@ -144,6 +145,12 @@ LANGUAGE sql STABLE AS $$
       LEFT JOIN LATERAL (SELECT x.id FROM penstock.entry x WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key
                             AND penstock.claimable(x.status, x.priority) ORDER BY x.id LIMIT 1) h ON true
      WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND e.status = 'pending'
+    UNION ALL
+    SELECT penstock.because('held_back', format('it was handed back and may be claimed in %s s', round(extract(epoch FROM r.not_before - clock_timestamp()), 1)),
+               jsonb_build_object('not_before', r.not_before, 'seconds', round(extract(epoch FROM r.not_before - clock_timestamp()), 1)))
+      FROM penstock.position_of(e) p
+      JOIN penstock.ready r ON r.queue_id = e.queue_id AND r.priority = p.priority AND r.flow = p.flow AND r.pos = p.pos
+     WHERE NOT penstock.ready_now(r.not_before) AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
     UNION ALL
     SELECT penstock.because('ahead_in_key', format('%s%s entries of lock key %s come before it', CASE WHEN k.n = 10000 THEN 'at least ' ELSE '' END, k.n, e.lock_key),
                jsonb_build_object('ahead', k.n))
@@ -167,8 +174,8 @@ LANGUAGE sql STABLE AS $$
                CASE WHEN p.whole THEN 'the queue' ELSE format('flow "%s"', p.flow) END,
                penstock.ago(p.until - clock_timestamp()), coalesce(': ' || nullif(p.reason, ''), '')),
                jsonb_build_object('until', p.until, 'reason', p.reason, 'seconds', round(extract(epoch FROM p.until - clock_timestamp()), 1)))
-      FROM penstock.push_back p
-     WHERE p.queue_id = e.queue_id AND (p.whole OR p.flow = e.flow) AND p.until > clock_timestamp() AND NOT penstock.runs(e)
+      FROM penstock.throttles(e.queue_id, e.flow) p
+     WHERE NOT penstock.runs(e)
 $$;
 
 -- limit_reasons returns the limits and the missing resources (threads, instances, slots) that keep

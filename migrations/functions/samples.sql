@@ -98,7 +98,7 @@ $$;
 
 -- head_age is the age in seconds of the oldest entry that a node would claim first, null if there
 -- is none: in the first 100 lanes that are not paused, a lane's first key without a lock record,
--- among its first 20 ready rows. The age is counted from the push, or from the due time. Entries of
+-- among its first 20 ready rows that are not held back. The age is counted from the push, or from the due time. Entries of
 -- a queue that is paused or disabled do not count, nor do throttled keys (see throttle_key).
 -- Callers: measure.
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
@@ -133,9 +133,9 @@ BEGIN
     SELECT array_agg(first.entry_id), array_agg(first.lock_key) INTO ids, keys
       FROM few CROSS JOIN LATERAL (
            SELECT f.entry_id, f.lock_key FROM (
-               SELECT r.entry_id, r.lock_key, r.pos FROM penstock.ready r
+               SELECT r.entry_id, r.lock_key, r.pos, r.not_before FROM penstock.ready r
                 WHERE r.queue_id = q.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
-            WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
+            WHERE penstock.ready_now(f.not_before) AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
             ORDER BY f.pos LIMIT 1) first;
     IF ids IS NULL THEN
         RETURN NULL;
@@ -168,7 +168,7 @@ BEGIN
                     (SELECT p.scope || '_paused' FROM penstock.pause p
                       WHERE penstock.paused_until(p.until)
                         AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
-                    (SELECT 'pushed_back' FROM penstock.push_back b WHERE b.queue_id = q.id AND b.whole AND b.until > clock_timestamp())),
+                    (SELECT 'pushed_back' FROM penstock.throttles(q.id, NULL) LIMIT 1)),
            coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
            coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL
       INTO s

@@ -64,7 +64,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
-              AND (not_before IS NULL OR not_before <= statement_timestamp())
+              AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)
@@ -154,7 +154,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
-              AND (not_before IS NULL OR not_before <= statement_timestamp())
+              AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)
@@ -262,12 +262,10 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
 {{- end}}`
 
-// throttledTemplate is for how long queue $1 or the flow of a lane is throttled (s), null if it is not. It is written out:
-// a function in SQL is planned anew in each statement that calls it, which took half the time of a claim.
+// throttledTemplate is for how long queue $1 or the flow of a lane is throttled (s), null if it is not.
 const throttledTemplate = `{{define "throttled"}}(
-           SELECT nullif(greatest(0, extract(epoch FROM greatest(
-                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
-                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait){{end}}`
+           SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
+             FROM penstock.throttles($1, l.flow)){{end}}`
 
 // dueTemplate is for how long the rows of a lane in which nothing was found are held back (s): the least of the first hundred,
 // null if there is none.

@@ -117,6 +117,19 @@ func TestExplainNamesWhatIsShared(t *testing.T) {
 	b.want(b.reasons(id), []string{"pushed_back", "rate"})
 }
 
+func TestExplainNamesUntilWhenAnEntryIsHeldBack(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	ids := b.pushAll(b.pool, Push{}, Push{LockKey: "K", Flow: "f"})
+	b.exec(b.pool, `UPDATE penstock.ready SET not_before = now() + interval '1 minute'`)
+	for _, id := range ids {
+		b.want(b.reasons(id), []string{"held_back"})
+	}
+	b.exec(b.pool, `UPDATE penstock.ready SET not_before = now() - interval '1 minute'`)
+	for _, id := range ids {
+		b.want(b.reasons(id), []string{})
+	}
+}
+
 func TestQueueStatusCountsStoredAndComputedStates(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	ids := b.push("", "", "K", "K", "", "")

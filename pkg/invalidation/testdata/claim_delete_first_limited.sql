@@ -8,9 +8,8 @@ WITH headroom AS MATERIALIZED (
       FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
      CROSS JOIN LATERAL (
-           SELECT nullif(greatest(0, extract(epoch FROM greatest(
-                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
-                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait) b
+           SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
+             FROM penstock.throttles($1, l.flow)) b
 ), head AS MATERIALIZED (
     SELECT a.ord, a.flow, a.position, a.exclusive, a.wait, a.locks, r.row, r.pos, r.entry_id
       FROM lane a
@@ -18,7 +17,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
-              AND (not_before IS NULL OR not_before <= statement_timestamp())
+              AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)

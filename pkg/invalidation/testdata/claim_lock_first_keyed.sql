@@ -12,9 +12,8 @@ WITH headroom AS MATERIALIZED (
       FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
      CROSS JOIN LATERAL (
-           SELECT nullif(greatest(0, extract(epoch FROM greatest(
-                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = true AND flow = ''),
-                  (SELECT until FROM penstock.push_back WHERE queue_id = $1 AND whole = false AND flow = l.flow)) - clock_timestamp())), 0)::float8 AS wait) b
+           SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
+             FROM penstock.throttles($1, l.flow)) b
      CROSS JOIN LATERAL (SELECT least(headroom.locks, headroom.headrooms[l.ord]) AS locks) c
 ), head AS MATERIALIZED (
     SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
@@ -23,7 +22,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
-              AND (not_before IS NULL OR not_before <= statement_timestamp())
+              AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)
