@@ -121,7 +121,7 @@ func (l *load) next(random *rand.Rand) func() {
 			n := 5 + random.IntN(20)
 			return func() { l.batch(n) }
 		}
-		in.MS = 1000 + random.IntN(2000) // a long run
+		in.MS = 1000 + random.IntN(5000) // a long run, often longer than a lease
 	}
 	body["payload"] = in
 	return func() { l.push(p, body) }

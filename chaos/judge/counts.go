@@ -30,8 +30,8 @@ func attemptsAreErrors(x *index, r *report) {
 	}
 }
 
-// crashesAreDeaths counts, for each entry, the grants that covered it and were taken from a node
-// that had been silent for a lease by then.
+// crashesAreDeaths counts, for each entry, the grants that covered it and were freed when their node
+// had been silent for a lease.
 func crashesAreDeaths(x *index, r *report) {
 	for i := range x.Endings {
 		e := &x.Endings[i]
@@ -44,13 +44,8 @@ func crashesAreDeaths(x *index, r *report) {
 			key = "#" + strconv.FormatInt(e.Entry, 10)
 		}
 		deaths := 0
-		grants := x.byKey[[2]string{e.Queue, key}]
-		for i, g := range grants {
-			if g.Last < e.Entry {
-				continue
-			}
-			if i+1 == len(grants) && len(x.deaths[g.Process]) > 0 ||
-				i+1 < len(grants) && x.silent(g.Process, grants[i+1].At) >= x.Lease-x.Tolerance {
+		for _, g := range x.byKey[[2]string{e.Queue, key}] {
+			if g.Last >= e.Entry && !g.Freed.IsZero() && x.silent(g.Process, g.Freed) >= x.Lease-x.Tolerance {
 				deaths++
 			}
 		}

@@ -77,7 +77,7 @@ func good() *History {
 		{1, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}},
 		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}},
 		{3, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}},
-		{4, "solo", "#13", 104, 13, 1, "n1", at(65), time.Time{}},
+		{4, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980)},
 		{5, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}},
 		{6, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}},
 		{7, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}},
