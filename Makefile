@@ -13,6 +13,7 @@ RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 TESTS   ?= ./...
 TIMEOUT ?= 20m
 ARGS    ?=
+GO_IMAGE ?= golang:1.26
 SOAK    ?= 10m
 
 # Modules of their own, so that the product's go.mod lists only what it runs on. One without Go files yet is left out.
@@ -170,6 +171,21 @@ check: ## What CI runs: format, build, vet, linters, all tests
 	done; \
 	if [ -n "$$failed" ]; then echo "make check failed in:$$failed"; exit 1; fi; \
 	echo "make check passed in $$SECONDS s"
+
+.PHONY: image release check-release check-deploy
+
+image: ## Build the container image without a network; GO_IMAGE=local makes the builder of this machine's Go
+	GO_IMAGE='$(GO_IMAGE)' deploy/image.sh
+
+release: ## Archives for each platform with checksums and a list of modules, in dist/
+	deploy/release.sh
+
+check-release: ## Build one platform of the release twice, the second time in a fresh clone: both must be equal
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	DIST="$$tmp/one" PLATFORMS=linux/amd64 VERSION=check deploy/release.sh >/dev/null; \
+	git clone -q . "$$tmp/clone"; \
+	DIST="$$tmp/two" PLATFORMS=linux/amd64 VERSION=check "$$tmp/clone/deploy/release.sh" >/dev/null; \
+	diff "$$tmp/one/checksums.txt" "$$tmp/two/checksums.txt" && cat "$$tmp/one/checksums.txt"
 
 clean: ## Remove what make built
 	rm -rf bin

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"runtime"
@@ -10,6 +11,9 @@ import (
 
 	"github.com/penstock/penstock/migrations"
 )
+
+// Set by the linker in releases and images, whose builds do not see a repository (deploy/release.sh, Dockerfile).
+var releaseVersion, releaseCommit string
 
 // version is what this program was built from.
 type version struct {
@@ -45,6 +49,7 @@ func built() (version, error) {
 			}
 		}
 	}
+	v.Version, v.Commit = cmp.Or(releaseVersion, v.Version), cmp.Or(releaseCommit, v.Commit)
 	known, err := migrations.Names()
 	if err != nil {
 		return v, err
