@@ -9,7 +9,7 @@ ARG VERSION=devel
 ARG COMMIT=unknown
 WORKDIR /src
 COPY . .
-ENV CGO_ENABLED=0 GOCACHE=/tmp/cache GOTOOLCHAIN=local \
+ENV CGO_ENABLED=0 GOCACHE=/src/.cache GOTMPDIR=/src/.tmp GOTOOLCHAIN=local \
     GOFLAGS="-mod=vendor -trimpath -buildvcs=false '-ldflags=-s -w -buildid= -X main.releaseVersion=${VERSION} -X main.releaseCommit=${COMMIT}'"
 # Without a shell, which the image of a bare toolchain does not have.
 RUN ["/usr/local/go/bin/go", "build", "-o", "/out/", "./cmd/..."]

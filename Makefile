@@ -187,6 +187,14 @@ check-release: ## Build one platform of the release twice, the second time in a 
 	DIST="$$tmp/two" PLATFORMS=linux/amd64 VERSION=check "$$tmp/clone/deploy/release.sh" >/dev/null; \
 	diff "$$tmp/one/checksums.txt" "$$tmp/two/checksums.txt" && cat "$$tmp/one/checksums.txt"
 
+check-deploy: ## Decode the manifests for Kubernetes strictly, and let systemd check the units where it is there
+	go -C deploy/validate test ./...
+	@if command -v systemd-analyze >/dev/null; then \
+		tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+		for unit in deploy/systemd/*.service; do sed 's,^ExecStart=[^ ]*,ExecStart=/bin/true,' "$$unit" >"$$tmp/$$(basename "$$unit")"; done; \
+		systemd-analyze verify "$$tmp"/*.service; \
+	fi
+
 clean: ## Remove what make built
 	rm -rf bin
 

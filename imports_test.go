@@ -21,6 +21,7 @@ const module = "github.com/penstock/penstock"
 var allowedImports = map[string][]string{
 	// What knows nothing of the rest.
 	"migrations":           {},
+	"deploy/sbom":          {},
 	"internal/postgres":    {},
 	"internal/devpostgres": {},
 	"internal/duty":        {},

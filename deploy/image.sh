@@ -10,6 +10,7 @@ context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 git archive HEAD | tar -x -C "$context"
 (cd "$context" && go mod vendor)
+mkdir "$context/.tmp" && touch "$context/.tmp/keep" # the builder may have no /tmp
 cp /etc/ssl/certs/ca-certificates.crt "$context/"
 
 if [ "$GO_IMAGE" = local ]; then

@@ -1,0 +1,176 @@
+package validate
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	batchv1 "k8s.io/api/batch/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const root = "../kubernetes"
+
+// objects builds a kustomization and decodes each object strictly.
+func objects(t *testing.T, dir string) []runtime.Object {
+	t.Helper()
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme, networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
+	} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strict := kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, scheme, scheme, kjson.SerializerOptions{Yaml: true, Strict: true})
+	var all []runtime.Object
+	for _, resource := range made.Resources() {
+		text, err := resource.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := strict.Decode(text, nil, nil)
+		if err != nil {
+			t.Errorf("%s: %v", resource.CurId(), err)
+			continue
+		}
+		all = append(all, object)
+	}
+	return all
+}
+
+func TestManifestsDecodeStrictly(t *testing.T) {
+	overlays, err := filepath.Glob(root + "/overlays/*")
+	if err != nil || len(overlays) == 0 {
+		t.Fatalf("no overlays: %v", err)
+	}
+	for _, dir := range append(overlays, root+"/base") {
+		if n := len(objects(t, dir)); n < 15 {
+			t.Errorf("%s makes %d objects", dir, n)
+		}
+	}
+}
+
+// The test above fails for a field that does not exist.
+func TestUnknownFieldIsRefused(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := appsv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	strict := kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, scheme, scheme, kjson.SerializerOptions{Yaml: true, Strict: true})
+	_, _, err := strict.Decode([]byte("apiVersion: apps/v1\nkind: Deployment\nspec: {replicaz: 2}\n"), nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "replicaz") {
+		t.Errorf("a misspelt field was taken: %v", err)
+	}
+}
+
+// Each program runs without rights of the machine, stops in time, is probed on a port that it has, and reads secrets by
+// reference.
+func TestProgramsAreConfined(t *testing.T) {
+	programs := 0
+	for _, object := range objects(t, root+"/overlays/example") {
+		d, ok := object.(*appsv1.Deployment)
+		if !ok {
+			continue
+		}
+		programs++
+		spec := d.Spec.Template.Spec
+		c := spec.Containers[0]
+		for what, holds := range map[string]bool{
+			"non-root user":              *spec.SecurityContext.RunAsNonRoot,
+			"group that reads secrets":   *spec.SecurityContext.FSGroup == 65532,
+			"seccomp profile":            spec.SecurityContext.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault,
+			"no token of the API":        !*spec.AutomountServiceAccountToken,
+			"no privileges":              !*c.SecurityContext.AllowPrivilegeEscalation && c.SecurityContext.Capabilities.Drop[0] == "ALL",
+			"read-only root file system": *c.SecurityContext.ReadOnlyRootFilesystem,
+			"memory limit":               !c.Resources.Limits.Memory().IsZero(),
+			"image of the overlay":       c.Image == "registry.example/penstock:v1.0.0",
+			"selector of its own labels": metav1.FormatLabelSelector(d.Spec.Selector) == labels.Set(d.Spec.Selector.MatchLabels).String() && labels.Set(d.Spec.Selector.MatchLabels).AsSelector().Matches(labels.Set(d.Spec.Template.Labels)),
+			"drain before the kill":      c.Lifecycle.PreStop.Sleep.Seconds > 0 && *spec.TerminationGracePeriodSeconds > c.Lifecycle.PreStop.Sleep.Seconds+30,
+		} {
+			if !holds {
+				t.Errorf("%s has no %s", d.Name, what)
+			}
+		}
+		for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+			if probe.HTTPGet.Port != intstr.FromString("http") || c.Ports[0].Name != "http" {
+				t.Errorf("%s is probed on port %v", d.Name, probe.HTTPGet.Port)
+			}
+		}
+		for _, e := range c.Env {
+			if strings.Contains(e.Name, "URL") && (e.ValueFrom == nil || e.ValueFrom.SecretKeyRef == nil) {
+				t.Errorf("%s has %s in clear", d.Name, e.Name)
+			}
+		}
+	}
+	if programs != 3 {
+		t.Errorf("%d programs, want 3", programs)
+	}
+}
+
+// Budgets, services and policies select pods that there are.
+func TestSelectorsFindPods(t *testing.T) {
+	var pods []labels.Set
+	selectors := map[string]*metav1.LabelSelector{}
+	for _, object := range objects(t, root+"/base") {
+		switch o := object.(type) {
+		case *appsv1.Deployment:
+			pods = append(pods, o.Spec.Template.Labels)
+		case *policyv1.PodDisruptionBudget:
+			selectors["budget "+o.Name] = o.Spec.Selector
+		case *networkingv1.NetworkPolicy:
+			selectors["policy "+o.Name] = &o.Spec.PodSelector
+		case *corev1.Service:
+			selectors["service "+o.Name] = &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
+		}
+	}
+	for name, selector := range selectors {
+		s, err := metav1.LabelSelectorAsSelector(selector)
+		found := false
+		for _, pod := range pods {
+			found = found || err == nil && s.Matches(pod)
+		}
+		if !found {
+			t.Errorf("%s selects no pod: %v", name, err)
+		}
+	}
+}
+
+// Units name programs that are in cmd/, and wait for their drain.
+func TestUnitsAndComposeNamePrograms(t *testing.T) {
+	units, err := filepath.Glob("../systemd/*.service")
+	if err != nil || len(units) < 4 {
+		t.Fatalf("%d units, %v", len(units), err)
+	}
+	compose, err := os.ReadFile("../compose/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"leader", "tasknode", "gateway"} {
+		unit, err := os.ReadFile(fmt.Sprintf("../systemd/penstock-%s.service", program))
+		if err != nil || !strings.Contains(string(unit), "ExecStart=/usr/local/bin/"+program+"\n") {
+			t.Errorf("no unit starts %s: %v", program, err)
+		}
+		if !strings.Contains(string(compose), "/usr/local/bin/"+program+",") {
+			t.Errorf("compose.yaml does not start %s", program)
+		}
+	}
+}
