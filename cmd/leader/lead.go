@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/pkg/election"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/scale"
 )
 
 // leader takes part in the election and runs the duties while it is elected.
@@ -53,6 +54,7 @@ type duties struct {
 	compaction *recovery.Compaction
 	cron       *cron.Engine
 	batches    *batch.Stepper
+	scaler     *scale.Duty
 }
 
 // lead runs every duty until the term ends. If one of them fails, all end and the leader resigns.
@@ -78,6 +80,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		compaction: recovery.NewCompaction(db, fence, cfg),
 		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Log: cfg.Log}),
 		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Log: cfg.Log}),
+		scaler:     scale.New(db, fence, scale.Config{Log: cfg.Log}),
 	}
 	l.duties.Store(d)
 
@@ -91,5 +94,6 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.compaction.Run(ctx) })
 	group.Go(func() error { return d.cron.Run(ctx) })
 	group.Go(func() error { return d.batches.Run(ctx) })
+	group.Go(func() error { return d.scaler.Run(ctx) })
 	return group.Wait()
 }

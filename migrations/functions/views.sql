@@ -122,7 +122,8 @@ CREATE OR REPLACE VIEW penstock.retention AS
 SELECT 'result' AS parent, 'finished_at' AS by_column, coalesce(max(result_retention), '1 day') AS kept FROM penstock.queue
 UNION ALL SELECT 'failure', 'failed_at', coalesce(max(failure_retention), '1 day') FROM penstock.queue
 UNION ALL SELECT 'sample', 'at', '1 day'
-UNION ALL SELECT 'sample_minute', 'at', '30 days';
+UNION ALL SELECT 'sample_minute', 'at', '30 days'
+UNION ALL SELECT 'scale_decision', 'at', '30 days';
 
 -- old_partitions lists partitions all of whose rows have passed their retention, and since when.
 -- Callers: drop_old_partitions; pkg/recovery; psql.

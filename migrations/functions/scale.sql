@@ -1,0 +1,188 @@
+-- Autoscaling: the work of a model, its deployments, and the switches.
+
+-- scale_running returns how many requests of a model run: the locks of its queues. A lock runs one
+-- entry at a time.
+-- Callers: scale_metric, scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_running(wanted text) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT count(*) FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id WHERE q.model = wanted
+$$;
+
+-- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the
+-- rows that a claim could take. What is paused, disabled, throttled, held back or pushed back creates no
+-- demand, nor does what the concurrency of its queue has no room for.
+-- Callers: scale_metric, scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFAULT 10000) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(least(r.waiting, greatest(0, coalesce(q.max_concurrent, 2147483647) - l.held))), 0)::bigint
+      FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.lock WHERE queue_id = q.id) l
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS waiting
+             FROM (SELECT FROM penstock.ready y
+                    WHERE y.queue_id = q.id AND y.priority >= 0
+                      AND (y.not_before IS NULL OR y.not_before <= clock_timestamp())
+                      AND NOT EXISTS (SELECT FROM penstock.pause p
+                                       WHERE penstock.paused_until(p.until) AND coalesce(p.queue_id, q.id) = q.id
+                                         AND ((p.scope = 'flow' AND p.value = y.flow)
+                                              OR (p.scope = 'lock_key' AND p.value = y.lock_key)))
+                      AND NOT EXISTS (SELECT FROM penstock.push_back b
+                                       WHERE b.queue_id = q.id AND b.until > clock_timestamp() AND (b.whole OR b.flow = y.flow))
+                    LIMIT greatest(most, 0)) bounded) r
+     WHERE q.model = wanted AND q.disabled_at IS NULL
+       AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
+       AND NOT EXISTS (SELECT FROM penstock.pause p
+                        WHERE penstock.paused_until(p.until)
+                          AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)))
+$$;
+
+-- scale_metric returns the demand of a model in requests: those that run and those that may start. It is what
+-- the postgresql trigger of KEDA asks for, with the slots of an instance as targetQueryValue:
+--   SELECT penstock.scale_metric('llama')
+-- It counts in the database: no leader and no node needs to run for it.
+-- Callers: psql.
+-- SQLSTATE: PS008 no such model.
+CREATE OR REPLACE FUNCTION penstock.scale_metric(model text) RETURNS double precision
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    PERFORM penstock.need_model(model);
+    RETURN (penstock.scale_running(model) + penstock.scale_waiting(model))::double precision;
+END $$;
+
+-- need_deployment raises an error for a deployment that does not exist.
+-- Callers: set_scale_override, remove_deployment.
+-- SQLSTATE: PS008 no such deployment.
+CREATE OR REPLACE FUNCTION penstock.need_deployment(wanted text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM penstock.deployment WHERE name = wanted) THEN
+        RAISE EXCEPTION 'deployment "%" does not exist', wanted
+            USING ERRCODE = 'PS008', HINT = 'Make it: SELECT penstock.set_deployment(name, model, options).';
+    END IF;
+END $$;
+
+-- set_deployment makes a deployment of a model, or changes the given fields of one: backend, target,
+-- policy, template, cost, fill_order, mode.
+-- Locks: the row of the deployment.
+-- Callers: psql.
+-- SQLSTATE: PS002 invalid argument, PS008 no such model.
+CREATE OR REPLACE FUNCTION penstock.set_deployment(name text, model text, options jsonb DEFAULT '{}', reason text DEFAULT '',
+                                                   actor text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    unknown text := (SELECT string_agg(k, ', ') FROM jsonb_object_keys(options) k
+                      WHERE k NOT IN ('backend', 'target', 'policy', 'template', 'cost', 'fill_order', 'mode'));
+BEGIN
+    PERFORM penstock.need_model(model);
+    IF unknown IS NOT NULL THEN
+        RAISE EXCEPTION 'a deployment has no %', unknown
+            USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and mode.';
+    END IF;
+    INSERT INTO penstock.deployment AS d (name, model, backend, target, policy, template, cost, fill_order, mode)
+    VALUES (set_deployment.name, set_deployment.model, coalesce(options->>'backend', 'advise'), coalesce(options->'target', '{}'),
+            coalesce(options->'policy', '{}'), options->'template', coalesce((options->>'cost')::double precision, 1),
+            coalesce((options->>'fill_order')::integer, 0), coalesce(options->>'mode', 'full'))
+    ON CONFLICT ON CONSTRAINT deployment_pkey DO UPDATE
+       SET model = excluded.model,
+           backend = coalesce(options->>'backend', d.backend), target = coalesce(options->'target', d.target),
+           policy = coalesce(options->'policy', d.policy), template = coalesce(options->'template', d.template),
+           cost = coalesce((options->>'cost')::double precision, d.cost),
+           fill_order = coalesce((options->>'fill_order')::integer, d.fill_order),
+           mode = coalesce(options->>'mode', d.mode), changed_at = now();
+    PERFORM penstock.audit_log(set_deployment.actor, 'set_deployment', set_deployment.name, set_deployment.reason, options);
+EXCEPTION
+    WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
+        RAISE EXCEPTION 'deployment "%" is not valid: %', set_deployment.name, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- remove_deployment forgets a deployment. Its instances stay as they are.
+-- Locks: the row of the deployment.
+-- Callers: psql.
+-- SQLSTATE: PS008 no such deployment.
+CREATE OR REPLACE FUNCTION penstock.remove_deployment(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.need_deployment(remove_deployment.name);
+    DELETE FROM penstock.deployment d WHERE d.name = remove_deployment.name;
+    PERFORM penstock.audit_log(remove_deployment.actor, 'remove_deployment', remove_deployment.name, remove_deployment.reason);
+END $$;
+
+-- set_scale_override sets the number of instances of a deployment until a time; null ends the override.
+-- Locks: the row of the deployment.
+-- Callers: psql.
+-- SQLSTATE: PS002 invalid argument, PS008 no such deployment.
+CREATE OR REPLACE FUNCTION penstock.set_scale_override(name text, instances integer, until timestamptz DEFAULT NULL,
+                                                       reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.need_deployment(set_scale_override.name);
+    IF instances IS NOT NULL AND (instances NOT BETWEEN 0 AND 1400 OR until IS NULL OR until <= clock_timestamp()) THEN
+        RAISE EXCEPTION 'an override has 0 to 1400 instances and a time in the future at which it ends' USING ERRCODE = 'PS002';
+    END IF;
+    UPDATE penstock.deployment d
+       SET override = instances, override_until = CASE WHEN instances IS NOT NULL THEN set_scale_override.until END,
+           override_by = CASE WHEN instances IS NOT NULL THEN penstock.actor_name(set_scale_override.actor) END,
+           changed_at = now()
+     WHERE d.name = set_scale_override.name;
+    PERFORM penstock.audit_log(set_scale_override.actor, 'set_scale_override', set_scale_override.name, set_scale_override.reason,
+                               jsonb_build_object('instances', instances, 'until', until));
+END $$;
+
+-- set_scale_setting sets a switch of all autoscaling, or removes it with null: scale.off and
+-- scale.zero_off are booleans, scale.max_all a number.
+-- Locks: the row of the setting.
+-- Callers: psql.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.set_scale_setting(name text, value jsonb, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT coalesce(CASE WHEN name IN ('scale.off', 'scale.zero_off') THEN jsonb_typeof(value) IN ('boolean', 'null')
+                         WHEN name = 'scale.max_all' THEN jsonb_typeof(value) IN ('number', 'null') END,
+                    name IN ('scale.off', 'scale.zero_off', 'scale.max_all')) THEN
+        RAISE EXCEPTION 'setting "%" is not valid', name USING ERRCODE = 'PS002',
+            HINT = 'scale.off and scale.zero_off are booleans, scale.max_all is a number.';
+    END IF;
+    IF value IS NULL OR jsonb_typeof(value) = 'null' THEN
+        DELETE FROM penstock.setting s WHERE s.name = set_scale_setting.name;
+    ELSE
+        INSERT INTO penstock.setting AS s (name, value, actor, reason)
+        VALUES (set_scale_setting.name, set_scale_setting.value, penstock.actor_name(set_scale_setting.actor), set_scale_setting.reason)
+        ON CONFLICT ON CONSTRAINT setting_pkey DO UPDATE
+           SET value = excluded.value, actor = excluded.actor, reason = excluded.reason, changed_at = clock_timestamp();
+    END IF;
+    PERFORM penstock.audit_log(set_scale_setting.actor, 'set_scale_setting', set_scale_setting.name, set_scale_setting.reason, value);
+END $$;
+
+-- scale_arrived returns how many rows were ever inserted into the queues of a model since their
+-- statistics began; a number that falls means that they began again.
+-- Callers: scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_arrived(wanted text) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(pg_stat_get_tuples_inserted(to_regclass(format('penstock.%I', 'entry_' || q.name))::oid)), 0)::bigint
+      FROM penstock.queue q WHERE q.model = wanted
+$$;
+
+-- scale_input has all that a decision reads, a row for each model that has a deployment. Policy, mode and
+-- override are those of the deployment that is filled first.
+-- Callers: pkg/scale.
+CREATE OR REPLACE VIEW penstock.scale_input AS
+SELECT d.name AS deployment, d.model, d.policy, d.mode, d.override, d.override_until,
+       penstock.scale_running(d.model) AS running, penstock.scale_waiting(d.model) AS waiting,
+       penstock.scale_arrived(d.model) AS arrived, s.arrived AS arrived_before, s.state, u.service,
+       i.ready, i.starting, i.draining, i.unhealthy,
+       coalesce((SELECT v.value = 'true' FROM penstock.setting v WHERE v.name = 'scale.off'), false) AS off,
+       coalesce((SELECT v.value = 'true' FROM penstock.setting v WHERE v.name = 'scale.zero_off'), false) AS zero_off,
+       coalesce((SELECT v.value::integer FROM penstock.setting v WHERE v.name = 'scale.max_all'), 0) AS max_all
+  FROM (SELECT DISTINCT ON (x.model) x.name, x.model, x.policy, x.mode, x.override, x.override_until
+          FROM penstock.deployment x ORDER BY x.model, x.fill_order, x.cost, x.name) d
+  LEFT JOIN penstock.scale_state s ON s.model = d.model
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0, 0)::double precision AS service
+         FROM penstock.usage_hour h WHERE h.model = d.model AND h.hour > statement_timestamp() - interval '2 hours') u
+ CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
+              coalesce(array_agg(n.created_at ORDER BY n.created_at)
+                       FILTER (WHERE NOT penstock.usable(n) AND n.state = 'starting' AND n.draining_at IS NULL), '{}') AS starting,
+              count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining,
+              count(*) FILTER (WHERE n.draining_at IS NULL AND (n.state = 'unhealthy' OR n.quarantined_until > clock_timestamp())) AS unhealthy
+         FROM penstock.instance n WHERE n.model = d.model) i;

@@ -1,0 +1,185 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+)
+
+// free is a fence whose term does not end.
+type free struct{ db *pgxpool.Pool }
+
+func (f free) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, f.db, fn)
+}
+
+// over is a fence whose term is over.
+type over struct{}
+
+func (over) InTx(context.Context, func(pgx.Tx) error) error { return fmt.Errorf("the term is over") }
+
+func do(t *testing.T, db *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func one[T any](t *testing.T, db *pgxpool.Pool, sql string, args ...any) T {
+	t.Helper()
+	var found T
+	if err := db.QueryRow(t.Context(), sql, args...).Scan(&found); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return found
+}
+
+// fleet is a database with the model llama, its queue and one deployment of at most eight instances.
+func fleet(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	db := pgtest.New(t)
+	do(t, db, `SELECT penstock.register_model('llama', '{"protocol": "openai"}')`)
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"policy": {"slots": 2, "max": 8}}')`)
+	return db
+}
+
+func push(t *testing.T, db *pgxpool.Pool, n int) {
+	t.Helper()
+	do(t, db, `SELECT penstock.push('llama', '{}'::jsonb) FROM generate_series(1, $1)`, n)
+}
+
+func TestMetricCountsWhatMayStart(t *testing.T) {
+	db := fleet(t)
+	metric := func() float64 { return one[float64](t, db, `SELECT penstock.scale_metric('llama')`) }
+	if got := metric(); got != 0 {
+		t.Errorf("an empty queue: %g", got)
+	}
+	push(t, db, 7)
+	if got := metric(); got != 7 {
+		t.Errorf("seven wait: %g", got)
+	}
+	do(t, db, `SELECT penstock.pause_queue('llama', 'test', 'test', NULL)`)
+	if got := metric(); got != 0 {
+		t.Errorf("a paused queue: %g", got)
+	}
+	do(t, db, `SELECT penstock.resume_queue('llama', 'test', 'test')`)
+	do(t, db, `UPDATE penstock.ready SET not_before = clock_timestamp() + interval '1 hour' WHERE pos = (SELECT min(pos) FROM penstock.ready)`)
+	if got := metric(); got != 6 {
+		t.Errorf("one is held back: %g", got)
+	}
+	if _, err := db.Exec(t.Context(), `SELECT penstock.scale_metric('nobody')`); err == nil {
+		t.Error("an unknown model has a metric: it must not read as zero")
+	}
+}
+
+func TestPassDecidesAndANewLeaderGoesOn(t *testing.T) {
+	db := fleet(t)
+	push(t, db, 40)
+	first := New(db, free{db}, Config{})
+	if err := first.Pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	desired := one[int](t, db, `SELECT desired FROM penstock.scale_state WHERE model = 'llama'`)
+	if desired < 1 {
+		t.Fatalf("40 wait and %d are desired", desired)
+	}
+	why := one[string](t, db, `SELECT why FROM penstock.scale_decision WHERE model = 'llama'`)
+	if !strings.HasPrefix(why, fmt.Sprintf("0 -> %d: ", desired)) {
+		t.Errorf("why: %q", why)
+	}
+
+	// The next leader knows the starts that the first one asked for, and asks for no second wave.
+	second := New(db, free{db}, Config{})
+	if err := second.Pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := one[int](t, db, `SELECT (state->>'desired')::integer FROM penstock.scale_state WHERE model = 'llama'`)
+	if before < desired || before > max(5, 2*desired) {
+		t.Errorf("the first leader desired %d, the second %d", desired, before)
+	}
+}
+
+func TestSwitchesReachTheNextPass(t *testing.T) {
+	db := fleet(t)
+	push(t, db, 40)
+	do(t, db, `SELECT penstock.set_scale_setting('scale.off', 'true', 'incident')`)
+	s := New(db, free{db}, Config{})
+	pass := func() int {
+		t.Helper()
+		if err := s.Pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return s.states["llama"].Desired
+	}
+	if got := pass(); got != 0 {
+		t.Errorf("scaling is off and %d are desired", got)
+	}
+	do(t, db, `SELECT penstock.set_scale_setting('scale.off', NULL)`)
+	do(t, db, `SELECT penstock.set_scale_override('llama-own', 6, clock_timestamp() + interval '1 hour', 'launch')`)
+	if got := pass(); got != 6 {
+		t.Errorf("the override is 6 and %d are desired", got)
+	}
+	do(t, db, `SELECT penstock.set_scale_setting('scale.max_all', '3')`)
+	if got := pass(); got != 3 {
+		t.Errorf("the cap is 3 and %d are desired", got)
+	}
+	do(t, db, `SELECT penstock.set_scale_override('llama-own', NULL)`)
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"mode": "manual"}')`)
+	if got := pass(); got != 3 {
+		t.Errorf("the mode is manual at 3 and %d are desired", got)
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.audit WHERE verb LIKE 'set_scale%'`); n != 5 {
+		t.Errorf("%d orders are in the audit", n)
+	}
+}
+
+func TestATermThatIsOverStoresNothing(t *testing.T) {
+	db := fleet(t)
+	push(t, db, 40)
+	if err := New(db, over{}, Config{}).Pass(t.Context()); err == nil {
+		t.Error("no error")
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.scale_state`); n != 0 {
+		t.Errorf("%d states", n)
+	}
+}
+
+func TestABadPolicyStopsNoOtherModel(t *testing.T) {
+	db := fleet(t)
+	push(t, db, 40)
+	do(t, db, `SELECT penstock.register_model('aaa', '{"protocol": "openai"}')`)
+	do(t, db, `SELECT penstock.set_deployment('aaa', 'aaa', '{"policy": {"min": 9, "max": 1}}')`)
+	if err := New(db, free{db}, Config{}).Pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.scale_state WHERE model = 'llama'`); n != 1 {
+		t.Error("llama was not decided")
+	}
+}
+
+func TestOrdersAreChecked(t *testing.T) {
+	db := fleet(t)
+	for _, sql := range []string{
+		`SELECT penstock.set_deployment('x', 'nobody')`,
+		`SELECT penstock.set_deployment('x', 'llama', '{"colour": 1}')`,
+		`SELECT penstock.set_deployment('x', 'llama', '{"mode": "odd"}')`,
+		`SELECT penstock.set_scale_override('nobody', 1, now() + interval '1 hour')`,
+		`SELECT penstock.set_scale_override('llama-own', 1)`,
+		`SELECT penstock.set_scale_override('llama-own', -1, now() + interval '1 hour')`,
+		`SELECT penstock.set_scale_setting('scale.off', '3')`,
+		`SELECT penstock.set_scale_setting('colour', 'true')`,
+		`SELECT penstock.remove_deployment('nobody')`,
+	} {
+		if _, err := db.Exec(t.Context(), sql); err == nil {
+			t.Errorf("%s was accepted", sql)
+		} else if !strings.Contains(err.Error(), "SQLSTATE PS0") {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+}
