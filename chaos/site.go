@@ -276,6 +276,11 @@ func (s *site) watch(ctx context.Context) {
 // heal ends every fault and brings all programs up.
 func (s *site) heal(ctx context.Context) error {
 	s.policy.disarm()
+	if s.db.clock != nil {
+		if err := s.db.clock.jump(0); err != nil {
+			return err
+		}
+	}
 	s.recorder.behave(honest, 0)
 	s.pending.Wait()
 	for _, p := range s.all() {
