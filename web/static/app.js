@@ -25,6 +25,7 @@
     probe.className = 'probe-' + name; document.body.append(probe);
     const c = getComputedStyle(probe).color; probe.remove(); return c;
   };
+  const clock = s => new Date(s * 1000).toTimeString().slice(0, 8).replace(/:00$/, '');
   const stack = c => {
     const sums = c.at.map(() => 0), rows = [];
     for (const s of c.series) rows.push(s.values.map((v, i) => v == null ? null : sums[i] += v));
@@ -45,8 +46,8 @@
         width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 8, 0, 0],
         cursor: { y: false, points: { size: 6 } }, legend: { live: true },
         scales: { y: { range: (_, lo, hi) => [Math.min(0, lo || 0), (hi || 1) * 1.08] } },
-        axes: [axis, { ...axis, size: 56, values: (_, v) => v.map(n => n >= 1e6 ? n / 1e6 + ' M' : n >= 1e3 ? n / 1e3 + ' k' : '' + n) }],
-        series: [{ value: (_, v) => v == null ? '–' : new Date(v * 1000).toLocaleTimeString() }, ...order.map(s => ({
+        axes: [{ ...axis, values: (_, v) => v.map(clock) }, { ...axis, size: 56, values: (_, v) => v.map(n => n >= 1e6 ? n / 1e6 + ' M' : n >= 1e3 ? n / 1e3 + ' k' : '' + n) }],
+        series: [{ value: (_, v) => v == null ? '–' : clock(v) }, ...order.map(s => ({
           label: s.label, stroke: colour(s.colour), width: 1.5, dash: s.dashed ? [5, 4] : undefined, points: { show: false }, spanGaps: false,
           fill: c.stacked ? colour(s.colour) : undefined, alpha: c.stacked ? .8 : 1,
           value: (self, v, i, k) => {
