@@ -73,12 +73,14 @@ CREATE TABLE penstock.queue (
     disabled_reason         text,
     version                 bigint NOT NULL DEFAULT 1,
     created_at              timestamptz NOT NULL DEFAULT now(),
-    statements              jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(statements) = 'object')
+    statements              jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(statements) = 'object'),
+    needs                   jsonb CHECK (jsonb_typeof(needs) = 'object')
 );
 COMMENT ON COLUMN penstock.queue.priority IS 'weight between queues: a queue of weight 2 is served twice as much as one of weight 1';
 COMMENT ON COLUMN penstock.queue.entry_priority IS 'priority of entries that name none, 0 to 9; higher is served first';
 COMMENT ON COLUMN penstock.queue.grouping IS 'where the lock key is in the payload: a field, a path with dots, or a jsonpath that starts with $';
 COMMENT ON COLUMN penstock.queue.lapse IS 'what becomes of running entries while their node cannot renew its lease: end, or run_through; null: run_through with a model, else end';
+COMMENT ON COLUMN penstock.queue.needs IS 'use of the node by one entry while it runs, {"cpu": cores, "memory_mib": MiB}: nodes run no more entries than fit';
 COMMENT ON COLUMN penstock.queue.version IS 'grows with every change, so that nodes see from one number that they must read again';
 COMMENT ON COLUMN penstock.queue.statements IS 'the statements that task nodes run for its entries, with the rights of the nodes; see set_statements';
 

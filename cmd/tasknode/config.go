@@ -36,7 +36,12 @@ type TaskNode struct {
 	Grace             time.Duration `koanf:"grace" help:"for what runs to finish when the node stops"`
 	Hints             bool          `koanf:"hints" help:"listen for hints by NOTIFY; without it the node finds work by polling"`
 	Governor          bool          `koanf:"governor" help:"take no more than CPU and memory of the machine or container allow"`
-	Needs             []string      `koanf:"needs" help:"what an entry of a queue uses while it runs, queue=cores/MiB, as in thumbs=0.5/256; the governor takes no more than fit"`
+	MemoryHigh        float64       `koanf:"memory_high" help:"share of the memory above which the governor takes no entries, until use has been below memory_low for 3 s"`
+	MemoryLow         float64       `koanf:"memory_low" help:"share of the memory that declared needs may add up to"`
+	CPUHigh           float64       `koanf:"cpu_high" help:"share of the cores, beyond declared needs, above which the governor takes no entries with a need of CPU, until use has been below cpu_low for 3 s"`
+	CPULow            float64       `koanf:"cpu_low" help:"see cpu_high"`
+	CPUGateAll        bool          `koanf:"cpu_gate_all" help:"let cpu_high keep back entries without a need of CPU as well; those of models wait for other machines"`
+	Needs             []string      `koanf:"needs" help:"what an entry of a queue uses while it runs on this node, queue=cores/MiB, as in thumbs=0.5/256, in place of the queue's setting needs; the governor takes no more than fit"`
 	Secrets           string        `koanf:"secrets" help:"directory of the files that settings in the database may refer to as file:/path (headers of models, secrets of receivers); as env:NAME they may refer to variables that begin with PENSTOCK_SECRET_"`
 	Webhook           Webhook       `koanf:"webhook"`
 	Inference         Inference     `koanf:"inference"`
@@ -73,7 +78,8 @@ func defaults() Config {
 		TaskNode: TaskNode{
 			Listen: "127.0.0.1:8421", ConnsMax: 1024, Application: "default", SchedulingThreads: 2,
 			Lease: 10 * time.Second, Beat: 2 * time.Second, Poll: 250 * time.Millisecond, Grace: 30 * time.Second,
-			Hints: true, Governor: true, Secrets: worker.SecretsDir,
+			Hints: true, Governor: true, MemoryHigh: 0.90, MemoryLow: 0.80, CPUHigh: 0.90, CPULow: 0.75,
+			Secrets: worker.SecretsDir,
 		},
 	}
 }
@@ -100,7 +106,14 @@ func (c Config) validate() error {
 		errs = append(errs, config.CheckPlain("tasknode", t.Listen, t.TLS, t.Insecure))
 	}
 	_, err := t.needs()
-	return errors.Join(append(errs, err, c.Trace.Validate())...)
+	return errors.Join(append(errs, err, t.marks().Validate(), c.Trace.Validate())...)
+}
+
+// marks are the governor's.
+func (t TaskNode) marks() governor.Config {
+	return governor.Config{
+		MemoryHigh: t.MemoryHigh, MemoryLow: t.MemoryLow, CPUHigh: t.CPUHigh, CPULow: t.CPULow, RefuseUndeclared: t.CPUGateAll,
+	}
 }
 
 // needs reads what entries are declared to use.

@@ -153,11 +153,17 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	threads := t.Webhook.threads(t.Threads)
 	deliveries := newBudget(threads)
 	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}, n.declared, deliveries}
+	var queues func([]*invalidation.Queue)
 	if t.Governor {
-		if n.governor, err = newGovernor(*t, log); err != nil {
+		needs, err := t.needs()
+		if err != nil {
+			return nil, err
+		}
+		if n.governor, err = governor.New(t.marks(), governor.NewMachine(), log); err != nil {
 			return nil, err
 		}
 		gates = append(gates, resources{n.governor})
+		queues = n.declare(needs)
 	}
 	var tracer trace.Tracer
 	if tracing != nil {
@@ -172,7 +178,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 		SchedulingThreads: t.SchedulingThreads,
 		Lease:             t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
 		Observer: n.observer, Tracer: tracer,
-		Affinity: n.inference.Pool, Status: n.status,
+		Affinity: n.inference.Pool, Queues: queues, Status: n.status,
 	}, claims, beats)
 	n.task.HandleStatements(n.declared.handler)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)
@@ -204,6 +210,15 @@ func newListener(cfg Config, task *tasknode.Node, log *slog.Logger) (*invalidati
 // status is what the node reports of itself with each heartbeat, beside the counts of the task node. Whether it hears
 // hints is for `penstock doctor`.
 func (n *node) status() map[string]any {
+	status := n.hintStatus()
+	if n.governor != nil {
+		status["governor"] = n.governor.Report(time.Now())
+	}
+	return status
+}
+
+// hintStatus tells whether hints are heard.
+func (n *node) hintStatus() map[string]any {
 	switch {
 	case n.listener == nil && !n.cfg.TaskNode.Hints:
 		return map[string]any{"hints": "off"}
@@ -233,21 +248,21 @@ func (n *node) deliver(w Webhook, budget *budget, unproven int) error {
 	return nil
 }
 
-func newGovernor(t TaskNode, log *slog.Logger) (*governor.Governor, error) {
-	g, err := governor.New(governor.Config{}, governor.NewMachine(), log)
-	if err != nil {
-		return nil, err
-	}
-	needs, err := t.needs()
-	if err != nil {
-		return nil, err
-	}
-	for queue, need := range needs {
-		if err := g.Declare(queue, need); err != nil {
-			return nil, err
+// declare tells the governor the needs of the queues that the node serves: what the node's own options
+// say, else the queue's setting.
+func (n *node) declare(own map[string]governor.Need) func([]*invalidation.Queue) {
+	return func(queues []*invalidation.Queue) {
+		for _, q := range queues {
+			need, declared := own[q.Name]
+			if !declared {
+				set := q.Config.Needs
+				need = governor.Need{CPU: set.CPU, MemoryBytes: int64(set.MemoryMiB * (1 << 20))}
+			}
+			if err := n.governor.Declare(q.Name, need); err != nil {
+				n.log.Error("needs of a queue", "queue", q.Name, "error", err)
+			}
 		}
 	}
-	return g, nil
 }
 
 // run starts every duty of the node and returns when the task node has drained. The duties that its runs lean on

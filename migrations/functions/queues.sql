@@ -69,7 +69,7 @@ BEGIN
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
                      'max_concurrent', 'max_concurrent_per_node', 'capacity', 'retry', 'crash_limit', 'run_timeout',
-                     'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse');
+                     'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse', 'needs');
     IF FOUND THEN
         RAISE EXCEPTION 'queue option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.queue that are settings.';
@@ -81,7 +81,7 @@ BEGIN
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node, capacity = q.capacity,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout, quantum_count = q.quantum_count,
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
-        failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, version = version + 1
+        failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
      WHERE id = q.id;
     IF q.capacity IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
@@ -140,6 +140,16 @@ BEGIN
                                drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
 END $$;
 
+-- needs_flaw returns what is wrong with the needs of a queue's entries, null if nothing is.
+-- Callers: check_queue.
+CREATE OR REPLACE FUNCTION penstock.needs_flaw(needs jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT 'needs is not {"cpu": cores, "memory_mib": MiB}, numbers from 0 to 1000000000: ' || string_agg(n.key, ', ' ORDER BY n.key)
+      FROM jsonb_each(CASE WHEN jsonb_typeof(needs) = 'object' THEN needs END) n
+     WHERE n.key NOT IN ('cpu', 'memory_mib')
+        OR CASE WHEN jsonb_typeof(n.value) = 'number' THEN n.value::numeric NOT BETWEEN 0 AND 1e9 ELSE true END
+$$;
+
 -- check_queue refuses settings that are out of range, by name, with the range. A setting that a
 -- node or a leader could not read is refused where it is set: one invalid retry policy kept every
 -- node from reading any queue, and a retention of 300,000 years kept every partition.
@@ -155,7 +165,7 @@ BEGIN
     EXCEPTION WHEN OTHERS THEN
         flaw := format('grouping is not a jsonpath: %s', SQLERRM);
     END;
-    flaw := coalesce(flaw, (
+    flaw := coalesce(flaw, penstock.needs_flaw(NEW.needs), (
         SELECT v.flaw FROM (VALUES
             (NEW.priority > 0 AND NEW.priority <= 1000, 'priority is not above 0 and at most 1000'),
             (NEW.entry_priority BETWEEN 0 AND 9, 'entry_priority is not from 0 to 9'),

@@ -63,6 +63,7 @@ type Config struct {
 	FailureRetention time.Duration // 30 days
 	Model            string        // for kind inference
 	Lapse            Lapse         // run_through for queues with a model, end for others
+	Needs            Needs         // of one entry while it runs
 
 	// Read from the registry, never written through Config.
 	Paused   *Control
@@ -71,6 +72,12 @@ type Config struct {
 	// Statements are the SQL statements that task nodes run for the queue's entries, by name; see
 	// SetStatements.
 	Statements map[string]string
+}
+
+// Needs is the use of the node by one entry while it runs. Nodes with a governor run no more entries than fit.
+type Needs struct {
+	CPU       float64 `json:"cpu,omitempty"`        // cores
+	MemoryMiB float64 `json:"memory_mib,omitempty"` // MiB
 }
 
 // Control is the actor, time and reason of a pause or of disabling.
@@ -109,6 +116,7 @@ func (c Config) options() (map[string]any, error) {
 	put("failure_retention", c.FailureRetention != 0, seconds(c.FailureRetention))
 	put("model", c.Model != "", c.Model)
 	put("lapse", c.Lapse != "", c.Lapse)
+	put("needs", c.Needs != (Needs{}), c.Needs)
 	if !c.Retry.isZero() {
 		if err := c.Retry.check(); err != nil {
 			return nil, err
@@ -125,6 +133,7 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0), retry, crash_limit,
        coalesce(run_timeout, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
        coalesce(model, ''), coalesce(lapse, CASE WHEN model IS NULL THEN 'end' ELSE 'run_through' END),
+       coalesce((needs->>'cpu')::float8, 0), coalesce((needs->>'memory_mib')::float8, 0),
        paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
        ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id), penstock.queue_pauses(queue),
@@ -142,7 +151,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &c.Lapse, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason,
+		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason,
 		&c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)
 	if err != nil {
 		return nil, err

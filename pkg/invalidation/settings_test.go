@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -90,5 +91,21 @@ func TestKindOfAQueueStaysWhileSomethingNeedsIt(t *testing.T) {
 		if c.kind != "batch" { // which has ended only when the leader has seen to it
 			b.exec(b.pool, change)
 		}
+	}
+}
+
+func TestNeedsOfAQueueAreReadAndChecked(t *testing.T) {
+	b := newBed(t, Config{Needs: Needs{CPU: 0.5, MemoryMiB: 256}})
+	if b.q.Config.Needs != (Needs{CPU: 0.5, MemoryMiB: 256}) {
+		t.Errorf("read %+v", b.q.Config.Needs)
+	}
+	for _, needs := range []any{map[string]any{"gpu": 1}, map[string]any{"cpu": -1}, map[string]any{"cpu": "1"}, map[string]any{"memory_mib": 1e10}, 7} {
+		if _, err := Alter(b.ctx, b.pool, "work", map[string]any{"needs": needs}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("needs %v: %v", needs, err)
+		}
+	}
+	q, err := Alter(b.ctx, b.pool, "work", map[string]any{"needs": nil})
+	if err != nil || q.Config.Needs != (Needs{}) {
+		t.Errorf("without needs: %+v, %v", q, err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Config says how a node works. A zero field means its default.
@@ -33,6 +35,8 @@ type Config struct {
 	Tracer trace.Tracer
 	// Affinity says which lanes are preferred; nil: none.
 	Affinity Affinity
+	// Queues is called with the queues that the node serves, each time when it has read them; nil: nobody asks.
+	Queues func([]*invalidation.Queue)
 	// Status returns more that the node reports with each heartbeat, for people to read; nil: nothing.
 	Status func() map[string]any
 	// Random returns a number in [0, 1) for jitter; math/rand if nil.

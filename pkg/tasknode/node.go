@@ -264,6 +264,13 @@ func (n *Node) readQueues(ctx context.Context) error {
 			served[q.ID] = &servedQueue{name: q.Name, queue: q, handler: h}
 		}
 	}
+	if n.cfg.Queues != nil {
+		list := make([]*invalidation.Queue, 0, len(served))
+		for _, s := range served {
+			list = append(list, s.queue)
+		}
+		n.cfg.Queues(list)
+	}
 	changed := n.lanes.serve(served)
 	n.fetched.forget(served)
 	n.poll.want()
