@@ -1,0 +1,88 @@
+package e2e_test
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// fault is what happens after a node was killed, before its entries are recovered.
+type fault struct {
+	name string
+	do   func(p *plant)
+}
+
+func faults() []fault {
+	return []fault{
+		{"none", func(*plant) {}},
+		{"the leader killed", func(p *plant) {
+			_, led := p.elected(0)
+			led.signal(syscall.SIGKILL)
+			led.exit(5 * time.Second)
+		}},
+		{"all connections terminated, six times in three seconds", func(p *plant) {
+			for range 6 {
+				p.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
+				time.Sleep(500 * time.Millisecond) // the fault lasts so long
+			}
+		}},
+		{"the leader stopped for three seconds", func(p *plant) {
+			_, led := p.elected(0)
+			led.signal(syscall.SIGSTOP)
+			time.Sleep(3 * time.Second) // the fault lasts so long
+			led.signal(syscall.SIGCONT)
+		}},
+		{"the database crashed", func(p *plant) {
+			p.server.Stop(devpostgres.Crash)
+			p.server.Start()
+			eventually(p.t, 20*time.Second, "the database answers", func() bool { return p.pool.Ping(p.t.Context()) == nil })
+		}},
+	}
+}
+
+// recoveryLease is longer than that of other tests: a leader that was killed is replaced within six seconds whatever the
+// leases of nodes are, and its successor observes for a third of them.
+const recoveryLease = 6 * time.Second
+
+// Whatever else happens meanwhile, the entries of a dead node run elsewhere within its lease and two seconds of the last
+// fault that concerns them.
+func TestRecoveryIsLeaseAndTwoSecondsAfterTheLastFault(t *testing.T) {
+	t.Parallel()
+	const entries = 60
+	p := newPlant(t, 300, worker.Model{Name: "echo"}, "--delay", "1500ms")
+	p.leaders = append(p.leaders, p.startLeader("leader_b"))
+	p.settled()
+	p.exec(`CREATE TABLE public.fault (at timestamptz)`)
+	for i, f := range faults() {
+		p.exec(`TRUNCATE public.claim, public.fault`)
+		dead := p.startNode(fmt.Sprintf("dead_%d", i), "--lease", recoveryLease.String(), "--beat", "1s")
+		p.push(p.queue, entries)
+		p.running(dead, entries)
+		heir := p.startNode(fmt.Sprintf("heir_%d", i), "--lease", recoveryLease.String(), "--beat", "1s")
+		dead.kill()
+		p.exec(`DROP TABLE IF EXISTS public.held`)
+		p.exec(`CREATE TABLE public.held AS SELECT last_entry_id AS entry_id FROM penstock.lock WHERE node_id = ` + fmt.Sprint(dead.id))
+		held := p.query(`SELECT count(*) FROM public.held`)
+		if held < entries/2 {
+			t.Fatalf("%s: the node died with %d locks", f.name, held)
+		}
+		f.do(p)
+		p.exec(`INSERT INTO public.fault VALUES (clock_timestamp())`)
+		p.ended(recoveryLease + 40*time.Second)
+		const after = `
+SELECT coalesce(percentile_disc(%s) WITHIN GROUP (ORDER BY extract(epoch FROM c.at - f.at) * 1000)::bigint, 999999)
+  FROM public.held h JOIN public.claim c ON c.entry_id = h.entry_id AND c.node_id <> $1 CROSS JOIN public.fault f`
+		half, most := p.query(fmt.Sprintf(after, "0.5"), dead.id), p.query(fmt.Sprintf(after, "1.0"), dead.id)
+		t.Logf("%s: %d entries run again after p50 %d ms, at most %d ms; lease %v", f.name, held, half, most, recoveryLease)
+		if bound := (recoveryLease + 2*time.Second).Milliseconds(); most > bound {
+			t.Errorf("%s: an entry ran again %d ms after the last fault, want %d at most", f.name, most, bound)
+		}
+		heir.signal(syscall.SIGTERM)
+		heir.exit(10 * time.Second)
+	}
+	p.eachDoneOnce()
+}
