@@ -14,10 +14,11 @@ type candidate struct {
 	loaded     string    // the hint of what it ran last
 	used       time.Time // when that was
 	served     int64
+	pressed    bool // calls wait inside its worker, or its cache is nearly full
 }
 
 // rankCandidates decides where something with a hint should run: on an instance that has it loaded,
-// else where the least is lost (nothing loaded, little load, long unused). Where only busy
+// else where the least is lost (nothing loaded, no pressure, little load, long unused). Where only busy
 // instances have it loaded, and it may wait, it waits for one of those, whose id is returned
 // instead of an order, unless so many wait for that already that another had better load it.
 func rankCandidates(candidates []candidate, hint string, mayWait bool) (order []int32, await int32) {
@@ -38,7 +39,8 @@ func rankCandidates(candidates []candidate, hint string, mayWait bool) (order []
 		return nil, await
 	}
 	slices.SortFunc(idle, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.swapCost(hint), b.swapCost(hint)), cmp.Compare(a.load(), b.load()),
+		return cmp.Or(cmp.Compare(a.swapCost(hint), b.swapCost(hint)),
+			cmp.Compare(a.pressure(), b.pressure()), cmp.Compare(a.load(), b.load()),
 			a.used.Compare(b.used), cmp.Compare(a.served, b.served), cmp.Compare(a.id, b.id))
 	})
 	for _, s := range idle {
@@ -57,6 +59,14 @@ func (s candidate) swapCost(hint string) int {
 		return 1
 	}
 	return 2
+}
+
+// pressure is 0 or 1: one more call on a pressed instance waits there, or evicts what others have cached.
+func (s candidate) pressure() int {
+	if s.pressed {
+		return 1
+	}
+	return 0
 }
 
 // awaitedMost is how many may wait for a busy slot while others idle.

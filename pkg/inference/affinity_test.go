@@ -27,6 +27,7 @@ func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 			sites = append(sites, candidate{
 				id: i + 1, idle: rapid.IntRange(0, 2).Draw(t, "idle"), busy: rapid.IntRange(0, 3).Draw(t, "busy"),
 				awaited: rapid.IntRange(0, 9).Draw(t, "awaited"), loaded: hints.Draw(t, "loaded"),
+				pressed: rapid.Bool().Draw(t, "pressed"),
 			})
 		}
 		hint, mayWait := hints.Draw(t, "hint"), rapid.Bool().Draw(t, "may wait")
@@ -48,6 +49,10 @@ func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 			}
 			if await == 0 && !slices.Contains(order, s.id) {
 				t.Fatalf("%+v is left out of %v", s, order)
+			}
+			first := sites[max(0, int(append(order, 1)[0])-1)]
+			if await == 0 && first.pressed && !s.pressed && s.swapCost(hint) == first.swapCost(hint) {
+				t.Fatalf("%q goes to %+v, which is pressed, before %+v", hint, first, s)
 			}
 			if await == 0 && hint != "" && s.swapCost(hint) < sites[order[0]-1].swapCost(hint) {
 				t.Fatalf("%q goes to %+v before %+v", hint, sites[order[0]-1], s)

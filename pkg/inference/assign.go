@@ -35,6 +35,7 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 		return nil, 0
 	}
 	state, usable, breaker := p.stateOf(model), p.usable(model, now), p.breakerOf(model)
+	a.pressed = p.registry.Pressed()
 	slot, swapped, await := state.ledger.assign(now, a, func(instance int32) bool {
 		return usable(instance) && breaker.Admit(now, p.registry.Endpoint(instance).Server)
 	})

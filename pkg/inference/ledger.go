@@ -131,7 +131,8 @@ type slotRequest struct {
 	permits int            // permits that it has, 1 at least
 	hint    string         // what the worker has to load for it
 	until   time.Time      // how long it may wait for a worker that has that loaded
-	exclude map[int32]bool // instances that it has tried
+	exclude map[int32]bool // instances that it has tried, or that are not for it
+	pressed map[int32]bool // instances that had better get no more calls while others are there
 }
 
 // assign picks the slot for an entry. admit is asked last, about one instance after the other.
@@ -142,7 +143,10 @@ func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance in
 	var candidates []candidate
 	for id, s := range l.instances {
 		if !now.Before(s.cool) && !a.exclude[id] {
-			candidates = append(candidates, candidate{id, len(s.idle), s.busy, s.awaited, s.hint, s.used, s.served})
+			candidates = append(candidates, candidate{
+				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.hint, used: s.used, served: s.served,
+				pressed: a.pressed[id],
+			})
 		}
 	}
 	order, await := rankCandidates(candidates, a.hint, now.Before(a.until))

@@ -26,6 +26,7 @@ type Registry struct {
 	log     *slog.Logger
 	poll    time.Duration
 	current atomic.Pointer[catalog]
+	pressed atomic.Pointer[map[int32]bool] // instances that are pressed, as last probed
 	reading sync.Mutex
 	changed []func()
 }
@@ -105,6 +106,9 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	if err := r.db.QueryRow(ctx, `SELECT version FROM penstock.inference_version`).Scan(&version); err != nil {
 		return fmt.Errorf("read version of models and instances: %w", err)
 	}
+	if err := r.readPressed(ctx); err != nil {
+		return err
+	}
 	if version == old.version {
 		return nil
 	}
@@ -118,6 +122,35 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	r.current.Store(fresh)
 	for _, tell := range r.changed {
 		tell()
+	}
+	return nil
+}
+
+// pressedSQL lists the instances on which calls wait inside the worker, or whose cache is nearly full: a
+// server such as vLLM then preempts calls and computes them again.
+const pressedSQL = `
+SELECT id
+  FROM penstock.instance
+ WHERE (queued > 0 OR kv_usage > 0.9) AND checked_at > clock_timestamp() - interval '1 minute'`
+
+func (r *Registry) readPressed(ctx context.Context) error {
+	ids, err := pgx.CollectRows(postgres.Query(ctx, r.db, pressedSQL), pgx.RowTo[int32])
+	if err != nil {
+		return fmt.Errorf("read load of instances: %w", err)
+	}
+	pressed := make(map[int32]bool, len(ids))
+	for _, id := range ids {
+		pressed[id] = true
+	}
+	r.pressed.Store(&pressed)
+	return nil
+}
+
+// Pressed returns the instances that had better get no more calls while others of their model are
+// there. The map is not to be changed.
+func (r *Registry) Pressed() map[int32]bool {
+	if p := r.pressed.Load(); p != nil {
+		return *p
 	}
 	return nil
 }

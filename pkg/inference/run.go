@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -151,7 +152,13 @@ func callOf(r *invalidation.Run) worker.Call {
 // submit sends the call to one instance after the other until one takes it; to the one first whose
 // slot it has.
 func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
+	unfit, fits := a.unfit()
+	if !fits {
+		return nil, invalidation.NoCapacity(a.config.ReadyWait,
+			fmt.Errorf("no instance of model %q has the labels %s", a.model.Name, a.labels()))
+	}
 	tried := a.blame.avoid(a.call.Entry, a.usableInstances())
+	maps.Copy(tried, unfit)
 	var last worker.Outcome
 	for a.tries < a.config.Instances {
 		if a.held == nil {

@@ -115,7 +115,7 @@ func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
 func (a *attempt) measured(alone bool) worker.Member {
 	if b, ok := a.batcher(); ok && !alone {
 		if m, err := b.Measure(a.call, a.start); err == nil {
-			m.Shape = a.hint() + "|" + m.Shape
+			m.Shape = a.hint() + "|" + a.labels() + "|" + m.Shape
 			return m
 		}
 	}
@@ -210,8 +210,9 @@ func (l *waitlist) dispatch() {
 		l.pool.unawait(l.model)
 		for _, batch := range l.batcher.Due(now) {
 			first := l.waiters[batch[0].Entry]
+			unfit, _ := first.unfit()
 			a := slotRequest{
-				permits: len(batch), hint: first.hint(),
+				permits: len(batch), hint: first.hint(), exclude: unfit,
 				until: oldest(batch).Add(first.model.AffinityWait.Duration()),
 			}
 			held, await := l.pool.assign(l.model, a)

@@ -94,6 +94,10 @@ type Model struct {
 	AffinityField string  `json:"affinity_field,omitempty"`
 	AffinityWait  Seconds `json:"affinity_wait,omitempty"`
 
+	// LabelsField is a field of the payload, by dotted path, that holds labels: {"gpu": "h100"}. The
+	// entry goes only to instances that have them all.
+	LabelsField string `json:"labels_field,omitempty"`
+
 	// AbortStops overrides whether closing the connection of a call is known to
 	// stop it. By default true for cog and openai, except for images, whose servers go on; false for
 	// dispatcher and oip.

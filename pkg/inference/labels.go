@@ -1,0 +1,37 @@
+package inference
+
+import (
+	"encoding/json"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// labels are those that the entry asks its instance to have, as its payload has them; empty for none.
+func (a *attempt) labels() string {
+	if a.model.LabelsField == "" {
+		return ""
+	}
+	return worker.TextField(a.call.Payload, a.model.LabelsField)
+}
+
+// unfit returns the instances that lack a label which the entry asks for, and whether any has them all.
+func (a *attempt) unfit() (unfit map[int32]bool, fits bool) {
+	text := a.labels()
+	if text == "" {
+		return nil, true
+	}
+	var wanted map[string]string
+	if json.Unmarshal([]byte(text), &wanted) != nil {
+		return nil, true // the field is something else
+	}
+	unfit = map[int32]bool{}
+	for _, e := range a.registry.Endpoints(a.model.Name) {
+		for name, value := range wanted {
+			if e.Labels[name] != value {
+				unfit[e.ID] = true
+			}
+		}
+		fits = fits || !unfit[e.ID]
+	}
+	return unfit, fits
+}
