@@ -45,6 +45,7 @@ var allowedImports = map[string][]string{
 	"pkg/tasknode":  append(slices.Clone(duty), "pkg/fairness"),
 	"pkg/fairness":  duty,
 	"pkg/inference": append(slices.Clone(duty), "pkg/worker"),
+	"pkg/gateway":   append(slices.Clone(duty), "pkg/worker"),
 	"pkg/cron":      duty,
 	"pkg/recovery":  duty,
 	"pkg/election":  duty,
@@ -76,6 +77,7 @@ var allowedImports = map[string][]string{
 	// The programs wire it all together.
 	"cmd/leader":   program,
 	"cmd/tasknode": program,
+	"cmd/gateway":  program,
 	"cmd/penstock": program,
 
 	// For development and tests.

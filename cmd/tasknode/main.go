@@ -185,12 +185,12 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	if err := n.deliver(t.Webhook, deliveries, max(1, threads/2)); err != nil {
 		return nil, err
 	}
-	n.listener, err = newListener(cfg, n.task, log)
+	n.listener, err = newListener(cfg, n.task, n.inference.Pool.Wanted, log)
 	return n, err
 }
 
 // newListener returns the duty that hears hints, or nil where the node finds work by polling alone.
-func newListener(cfg Config, task *tasknode.Node, log *slog.Logger) (*invalidation.Listener, error) {
+func newListener(cfg Config, task *tasknode.Node, wanted func(model string), log *slog.Logger) (*invalidation.Listener, error) {
 	if !cfg.TaskNode.Hints {
 		return nil, nil
 	}
@@ -203,7 +203,7 @@ func newListener(cfg Config, task *tasknode.Node, log *slog.Logger) (*invalidati
 		return nil, nil
 	}
 	return invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Wake: task.Wake, Cancelled: task.Cancelled, Log: log,
+		Conn: conn, Wake: task.Wake, Cancelled: task.Cancelled, Slots: wanted, Log: log,
 	}), nil
 }
 

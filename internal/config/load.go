@@ -25,7 +25,7 @@ import (
 const envPrefix = "PENSTOCK_"
 
 // programs are the programs whose sections may share one file and one environment.
-var programs = []string{"leader", "tasknode"}
+var programs = []string{"leader", "tasknode", "gateway"}
 
 // notOptions are variables that other parts of Penstock read, the CLI above all.
 var notOptions = []string{

@@ -1,5 +1,7 @@
 package telemetry
 
+import "slices"
+
 // The kinds of metric.
 const (
 	gauge     = "gauge"
@@ -11,6 +13,7 @@ const (
 const (
 	Leader   = 1
 	TaskNode = 2
+	Gateway  = 4
 )
 
 // Metric is one thing that can be scraped.
@@ -35,7 +38,7 @@ func both(name, kind, help string, labels ...string) Metric {
 }
 
 // Catalog lists every metric, the first to read on call first; docs/metrics.md is generated from it.
-func Catalog() []Metric { return catalog }
+func Catalog() []Metric { return append(slices.Clone(catalog), gatewayCatalog...) }
 
 // Metrics about queues come from the elected leader's samples, so that each series exists once, at
 // a cost that does not depend on the depth. The label queue is bounded, see Bound.

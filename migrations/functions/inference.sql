@@ -280,7 +280,7 @@ $$;
 
 -- hungry_nodes lists the live nodes that requested slots of a model within the last 3 seconds and
 -- got none, with the number of slots that they hold.
--- Callers: slot_share, lease_slots, slot_contention.
+-- Callers: slot_share, class_slots, lease_slots, slot_contention.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
     SELECT d.node_id, d.since,
@@ -327,7 +327,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- device_slots returns how many slots the instances of a device group hold together.
--- Callers: slot_room, slot_share.
+-- Callers: slot_room, slot_reserves.
 CREATE OR REPLACE FUNCTION penstock.device_slots(wanted text) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT g.slots FROM penstock.device_group g WHERE g.name = wanted),
@@ -345,27 +345,31 @@ LANGUAGE sql STABLE AS $$
      WHERE x.model = wanted AND x.device_group IS NOT NULL
 $$;
 
--- slot_share returns how many slots of a model a node may hold while others have to go without: an
--- equal part for each party, which is a node with a model, of those models that share devices, that
--- holds some or wants some. Where there are fewer slots than parties they take turns of 5 s: one
--- whose turn is over may hold none. Null: nobody goes without.
--- Callers: lease_slots, slot_contention; pkg/inference.
+-- slot_share returns how many slots of a model a node may hold while others have to go without: of
+-- the slots of its class (gateways, or task nodes; see class_slots) an equal part for each party of
+-- that class, which is a node with a model, of those models that share devices, that holds some or
+-- wants some. Where there are fewer slots than parties they take turns of 5 s: one whose turn is over
+-- may hold none. A single slot goes to and fro between the classes in the same way. Null: nobody goes
+-- without.
+-- Callers: lease_slots, slot_contention; pkg/inference, pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
 LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN slots >= parties THEN ceil(slots::numeric / parties)::integer
+    SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer
                 WHEN (SELECT min(s.leased_at) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
                        WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp() - interval '5 seconds' THEN 0
                 ELSE 1 END
-      FROM (SELECT coalesce(sum(d.slots), 0) AS slots FROM (
-                SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots) ELSE penstock.device_slots(i.device_group) END AS slots
-                  FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i) GROUP BY i.device_group) d) a,
+      FROM (SELECT penstock.class_slots(wanted, penstock.node_online(node)) AS slots,
+                   (SELECT r.total = 1 FROM penstock.slot_reserves(wanted) r)
+                   AND EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
+                                WHERE penstock.node_online(h.node_id) <> penstock.node_online(node)) AS single) a,
            (SELECT count(*) AS parties FROM (
                 SELECT p.model, h.node_id FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
                  UNION SELECT p.model, s.node_id
                          FROM penstock.peer_models(wanted) p
                          JOIN penstock.instance i ON i.model = p.model JOIN penstock.slot s ON s.instance_id = i.id
                         WHERE s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
-                 UNION SELECT wanted, node) everybody) b
+                 UNION SELECT wanted, node) everybody
+             WHERE penstock.node_online(everybody.node_id) = penstock.node_online(node)) b
      WHERE EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
                     WHERE (p.model, h.node_id) <> (wanted, node))
 $$;
@@ -375,11 +379,13 @@ $$;
 -- this node's. Locking the instance before counting keeps the sum within slots: where an
 -- instance shrank, the numbers alone would not. No slot is freed before its node's lease has
 -- lapsed: the node may use its slots for valid_ms from when it requested them. A node that gets
--- none is recorded in slot_demand.
--- Locks: instances one by one, least held first, for one of a device group also the first of the
--- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. It waits for no other lease: an instance that
--- another session leases from is skipped.
--- Callers: pkg/inference.
+-- none is recorded in slot_demand; if it is a gateway, the holders of idle slots are told by NOTIFY.
+-- The slots that are kept for the other class (class_room) are not touched.
+-- Locks: while a gateway lives, the advisory lock of the model's leases, so that the class's room is
+-- exact; then instances one by one, least held first, for one of a device group also the first of the
+-- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. Without a gateway it waits for no
+-- other lease: an instance that another session leases from is skipped.
+-- Callers: pkg/inference, pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
 LANGUAGE plpgsql AS $$
@@ -387,12 +393,19 @@ DECLARE
     i      record;
     most   integer;
     room   integer;
-    share  integer := penstock.slot_share(wanted, node);
+    share  integer;
     mine   bigint;
-    left_  integer := want;
+    left_  integer;
     got    integer;
     millis bigint;
+    allowed integer;
+    online boolean := penstock.node_online(node);
 BEGIN
+    IF EXISTS (SELECT FROM penstock.node n WHERE n.kind = 'gateway' AND n.beat_at + n.lease > clock_timestamp()) THEN
+        PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
+    END IF;
+    share := penstock.slot_share(wanted, node);
+    left_ := least(want, penstock.class_room(wanted, node));
     SELECT floor(extract(epoch FROM n.beat_at + n.lease - clock_timestamp()) * 1000) INTO millis
       FROM penstock.node n WHERE n.id = node AND n.draining_at IS NULL;
     IF millis IS NULL OR millis <= 0 THEN
@@ -406,11 +419,11 @@ BEGIN
                   FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,
                (SELECT count(*) AS before
                   FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
-                 WHERE (p.model, h.node_id) <> (wanted, node) AND h.held = 0
+                 WHERE (p.model, h.node_id) <> (wanted, node) AND h.held = 0 AND penstock.node_online(h.node_id) = online
                    AND (mine > 0 OR h.since < coalesce((SELECT own.since FROM penstock.hungry_nodes(wanted) own WHERE own.node_id = node), 'infinity'))) t;
     END IF;
-    want := greatest(left_, 0);
-    left_ := want;
+    left_ := greatest(left_, 0);
+    allowed := left_;
     FOR i IN SELECT x.id, x.device_group, count(*) OVER () - row_number() OVER (ORDER BY h.held::real / x.slots, x.id) + 1 AS behind
                FROM penstock.instance x
               CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.slot s WHERE s.instance_id = x.id) h
@@ -440,11 +453,14 @@ BEGIN
         GET DIAGNOSTICS got = ROW_COUNT;
         left_ := left_ - got;
     END LOOP;
-    IF left_ = want THEN
-        INSERT INTO penstock.slot_demand AS d (model, node_id) VALUES (wanted, node)
+    IF left_ = allowed OR (online AND allowed - left_ < want) THEN
+        INSERT INTO penstock.slot_demand AS d (model, node_id, missing) VALUES (wanted, node, want - (allowed - left_))
         ON CONFLICT (model, node_id) DO UPDATE
-           SET wanted_at = clock_timestamp(),
+           SET wanted_at = clock_timestamp(), missing = excluded.missing,
                since = CASE WHEN d.wanted_at > clock_timestamp() - interval '3 seconds' THEN d.since ELSE clock_timestamp() END;
+        IF online THEN
+            PERFORM pg_notify('penstock', 'slots ' || wanted);
+        END IF;
     ELSE
         DELETE FROM penstock.slot_demand d WHERE d.model = wanted AND d.node_id = node;
     END IF;

@@ -108,10 +108,10 @@ SELECT u.queue_id, u.priority, u.whole, u.flow,
  CROSS JOIN LATERAL (SELECT * FROM penstock.usage WHERE queue_id = q.id OFFSET 0) u
  WHERE q.application = $1 OR q.kind = 'webhook'`
 
-// peersSQL counts the live nodes of application $1.
+// peersSQL counts the live task nodes of application $1.
 const peersSQL = `
 SELECT count(*)::int FROM penstock.node
- WHERE application = $1 AND draining_at IS NULL AND beat_at + lease > clock_timestamp()`
+ WHERE application = $1 AND kind = 'task' AND draining_at IS NULL AND beat_at + lease > clock_timestamp()`
 
 // forgetSQL removes what has decayed to less than a millisecond.
 const forgetSQL = `

@@ -107,9 +107,18 @@ func (h *slotRef) release() {
 	p := h.pool
 	p.mu.Lock()
 	l := p.stateOf(h.model).ledger
-	l.finish(h.slot, time.Now(), false)
+	now := time.Now()
+	l.finish(h.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
+	wanted := now.Before(p.stateOf(h.model).wanted) && l.held[h.slot.slotKey] == h.slot
+	if wanted {
+		l.lose(h.slot) // the permit of the run that has ended goes back without it
+	}
 	p.mu.Unlock()
+	if wanted {
+		p.sendOver(h.model, []*heldSlot{h.slot})
+		return
+	}
 	if owed {
 		select {
 		case p.kick <- struct{}{}:

@@ -33,6 +33,7 @@ type Dispatcher struct {
 
 	mu        sync.Mutex
 	waitlists map[string]*waitlist // by model
+	runs      runs
 	blame     *blame
 	usage     *UsageLog
 }
@@ -73,6 +74,7 @@ func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 		usage: NewUsageLog(db, config.UsageEvery, log),
 	}
 	pool.idled = d.slotIdled
+	pool.preempt = d.runs.preempt
 	return d
 }
 
@@ -97,6 +99,13 @@ type attempt struct {
 // Handle runs one entry on a worker. Its flow is charged GPU time alone: of a call that several entries
 // share each pays its part, and waiting for a slot or for others costs nothing.
 func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	ctx, done := d.runs.begin(ctx, int64(r.Lock.Token))
+	defer done()
+	result, err := d.handle(ctx, r)
+	return result, preempted(ctx, err)
+}
+
+func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
 	r.Charge(0) // until a worker has run it
 	model, known := d.registry.Model(r.Queue.Config.Model)
 	if !known {

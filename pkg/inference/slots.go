@@ -31,8 +31,9 @@ type SlotPool struct {
 
 	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
 
-	idled func(model string) // called when a slot has come free
-	kick  chan struct{}      // holds one: there is something to give back at once
+	idled   func(model string) // called when a slot has come free
+	preempt func(token int64)  // ends a run whose slot is wanted for an online request
+	kick    chan struct{}      // holds one: there is something to give back at once
 
 	mu       sync.Mutex
 	models   map[string]*modelState
@@ -47,7 +48,8 @@ type modelState struct {
 	ledger    *slotLedger
 	nextLease time.Time // no room at all was left: ask again then
 	doubts    []doubtful
-	abandoned int // runs that nobody follows, at the last look
+	abandoned int       // runs that nobody follows, at the last look
+	wanted    time.Time // by gateways, until then: slots that come idle are handed over
 	tally     Tally
 }
 
@@ -118,7 +120,7 @@ func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 	p := &SlotPool{
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
-		idled: func(string) {}, kick: make(chan struct{}, 1),
+		idled: func(string) {}, preempt: func(int64) {}, kick: make(chan struct{}, 1),
 	}
 	registry.onChange(p.changed)
 	return p
@@ -301,6 +303,9 @@ func (p *SlotPool) Renew(ctx context.Context) error {
 		return err
 	}
 	if err := p.readShares(ctx); err != nil {
+		return err
+	}
+	if err := p.takePreemptions(ctx); err != nil {
 		return err
 	}
 	if err := p.giveBack(ctx, p.config.IdleMax); err != nil {

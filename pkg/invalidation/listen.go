@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +23,11 @@ type ListenConfig struct {
 	// Cancelled is called with the id of a node of which an entry is to be cancelled; nil: nodes learn it with their
 	// next heartbeat. It must not block.
 	Cancelled func(node NodeID)
-	Log       *slog.Logger // slog.Default if nil
+	// Slots is called with the name of a model of which a gateway misses slots, Granted with the id of the gateway that
+	// some were handed over to. Either may be nil; neither must block.
+	Slots   func(model string)
+	Granted func(node NodeID)
+	Log     *slog.Logger // slog.Default if nil
 
 	SelfTest   time.Duration // between round trips that show that hints arrive: 10 s
 	EchoWithin time.Duration // within which a round trip must come back: 5 s
@@ -181,10 +186,33 @@ func (l *Listener) pass(payload string) {
 		l.update(func(s *ListenStatus) { s.Heard++ })
 		return
 	}
+	if l.passSlots(payload) {
+		return
+	}
 	queue, lane, ok := parseHint(payload)
 	if !ok {
 		return
 	}
 	l.cfg.Wake(queue, lane)
 	l.update(func(s *ListenStatus) { s.Heard++ })
+}
+
+// passSlots passes on a payload about slots, from penstock.lease_slots, penstock.preempt_durable and
+// penstock.hand_over_slots. It is false for any other.
+func (l *Listener) passSlots(payload string) bool {
+	if model, ok := strings.CutPrefix(payload, "slots "); ok {
+		if l.cfg.Slots != nil {
+			l.cfg.Slots(model)
+		}
+		return true
+	}
+	id, ok := strings.CutPrefix(payload, "granted ")
+	if !ok {
+		return false
+	}
+	node, err := strconv.ParseInt(id, 10, 64)
+	if err == nil && l.cfg.Granted != nil {
+		l.cfg.Granted(NodeID(node))
+	}
+	return true
 }

@@ -24,6 +24,8 @@ type Node struct {
 	Blamed bool
 	// Threads is how many locks it can run at once; 0 if unknown.
 	Threads int
+	// Gateway nodes run no entries: they do not count in the decision to suspend recovery.
+	Gateway bool
 }
 
 // dead reports whether the node's lease has lapsed.

@@ -121,7 +121,7 @@ func (l *Locks) answer() {
 
 const nodesSQL = `
 SELECT id, name, beat, extract(epoch FROM clock_timestamp() - beat_at)::float8, lease, tokens, threads, running,
-       crashed_entries <> '{}'
+       crashed_entries <> '{}', kind = 'gateway'
   FROM penstock.node`
 
 const clockSQL = `
@@ -140,7 +140,7 @@ func (l *Locks) read(ctx context.Context) (Reading, []invalidation.HeldLock, err
 	r.Nodes, err = pgx.CollectRows(postgres.Query(ctx, l.db, nodesSQL), func(row pgx.CollectableRow) (Node, error) {
 		var n Node
 		var silent float64
-		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads, &n.Running, &n.Blamed)
+		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads, &n.Running, &n.Blamed, &n.Gateway)
 		n.Silent = seconds(silent)
 		return n, err
 	})

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -54,6 +55,7 @@ const leaseDefault = 10 * time.Second
 // Judge returns why no lock may be freed now, or an empty string. It must be called with every
 // reading, in order.
 func (s *Suspender) Judge(r Reading) string {
+	r.Nodes = slices.DeleteFunc(slices.Clone(r.Nodes), func(n Node) bool { return n.Gateway })
 	lease := longestLease(r.Nodes)
 	first := s.last.At.IsZero()
 	between := r.At.Sub(s.last.At)

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/inference"
+)
+
+// catalog keeps the gateway's models, tokens and settings as the database has them.
+type catalog struct {
+	*server
+	mu       sync.Mutex
+	settings gateway.Settings
+	started  time.Time
+}
+
+// settingsEvery is the time between two readings of the settings.
+const settingsEvery = time.Second
+
+// snapshotEvery is the time between two writings of the snapshot.
+const snapshotEvery = 30 * time.Second
+
+// Run reads the settings until ctx ends.
+func (c *catalog) Run(ctx context.Context) error {
+	ticks := time.NewTicker(settingsEvery)
+	defer ticks.Stop()
+	var written time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+		if err := c.readSettings(ctx); err != nil {
+			if ctx.Err() == nil {
+				c.log.Warn("settings stay as they are", "error", err)
+			}
+			continue
+		}
+		c.publish()
+		if c.cfg.Gateway.Snapshot != "" && time.Since(written) > snapshotEvery {
+			written = time.Now()
+			if err := c.snapshot().Write(c.cfg.Gateway.Snapshot); err != nil {
+				c.log.Warn("snapshot", "error", err)
+			}
+		}
+	}
+}
+
+// read reads everything for the first time.
+func (c *catalog) read(ctx context.Context) error {
+	if err := c.readSettings(ctx); err != nil {
+		return err
+	}
+	if err := c.registry.Refresh(ctx); err != nil {
+		return err
+	}
+	c.publish()
+	return nil
+}
+
+func (c *catalog) readSettings(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c.mu.Lock()
+	old := c.settings
+	c.mu.Unlock()
+	fresh, wrong, err := gateway.ReadSettings(ctx, c.pool, old)
+	if err != nil {
+		return err
+	}
+	for _, w := range wrong {
+		c.log.Error("setting is not valid, the one before stays", "error", w)
+	}
+	c.mu.Lock()
+	c.settings = fresh
+	c.mu.Unlock()
+	return nil
+}
+
+// publish tells the gateway what is known.
+func (c *catalog) publish() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gateway.SetTokens(c.settings.Tokens)
+	c.gateway.SetFlows(c.settings.Flows)
+	c.gateway.SetModels(c.models())
+}
+
+// models are the registered models with their settings and instances; called with mu held.
+func (c *catalog) models() []gateway.ModelState {
+	if c.started.IsZero() {
+		c.started = time.Now()
+	}
+	now := time.Now()
+	var list []gateway.ModelState
+	for name, m := range c.registry.Models() {
+		policy, known := c.settings.Policies[name]
+		if !known {
+			policy = gateway.DefaultPolicy()
+		}
+		state := gateway.ModelState{
+			Name: name, Queue: c.registry.ModelQueue(name), Protocol: m.Protocol, Remote: m.RemoteName, Adapters: m.RemoteNames,
+			Version: m.Version, Headers: m.Headers, AbortStops: m.AbortStops != nil && *m.AbortStops,
+			RunMax: m.Timeouts.Run.Duration(), Policy: policy, Paused: c.settings.Paused[name], Created: c.started,
+		}
+		for _, e := range c.registry.Endpoints(name) {
+			state.Instances = append(state.Instances, c.instance(e, now))
+		}
+		list = append(list, state)
+	}
+	return list
+}
+
+func (c *catalog) instance(e *inference.Endpoint, now time.Time) gateway.InstanceState {
+	s := c.settings.Readings[e.ID]
+	s.ID, s.Server, s.Address, s.Slots, s.Usable = e.ID, e.Server, e.Address, e.Slots, e.Usable(now)
+	return s
+}
+
+func (c *catalog) snapshot() gateway.SavedState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return gateway.SavedState{At: time.Now(), Models: c.models(), Settings: c.settings}
+}
+
+// restore takes models and settings from the snapshot, if there is one that is fresh enough and the
+// database does not answer.
+func (c *catalog) restore() bool {
+	path := c.cfg.Gateway.Snapshot
+	if path == "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	if c.pool.Ping(ctx) == nil {
+		return false
+	}
+	s, err := gateway.ReadSavedState(path, time.Now())
+	if err != nil {
+		c.log.Warn("database is away, and there is no snapshot to start from", "error", err)
+		return false
+	}
+	c.log.Warn("database is away: models, settings and tokens are those of the snapshot", "at", s.At)
+	c.settings = s.Settings
+	c.gateway.SetTokens(s.Settings.Tokens)
+	c.gateway.SetFlows(s.Settings.Flows)
+	c.gateway.SetModels(s.Models)
+	return true
+}

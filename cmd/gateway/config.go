@@ -1,0 +1,104 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Config is all that can be set about a gateway. docs/configuration.md is made of it.
+type Config struct {
+	Database config.Database `koanf:"database"`
+	Log      config.Log      `koanf:"log"`
+	Gateway  Gateway         `koanf:"gateway"`
+}
+
+// Gateway is the section for gateways alone.
+type Gateway struct {
+	Listen      string        `koanf:"listen" help:"address of the server for clients; beyond this machine it needs gateway.tls, or gateway.insecure_listen"`
+	Insecure    bool          `koanf:"insecure_listen" help:"serve beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
+	Debug       string        `koanf:"debug_listen" help:"address for /metrics, /status and /explain/{request}, apart from clients; on a loopback address with /debug/pprof as well"`
+	TLS         config.TLS    `koanf:"tls"`
+	Open        bool          `koanf:"open" help:"let in requests without a token: for development, on a loopback address alone"`
+	Name        string        `koanf:"name" help:"what people read about this gateway; without it host name and process id"`
+	Application string        `koanf:"application" help:"the application that the gateway belongs to"`
+	Static      []string      `koanf:"static" help:"models without a database, model=http://host:port and after a comma the slots (8 if none are given), as in llama=http://gpu-1:8000,16; several for one model are its instances"`
+	Snapshot    string        `koanf:"snapshot" help:"file that keeps models, settings and hashes of tokens for starts while the database is away; empty: none"`
+	APIURL      string        `koanf:"api_url" help:"address of a leader as clients reach it, for the Location of requests that became entries; empty: a path without a host"`
+	Lease       time.Duration `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
+	Grace       time.Duration `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
+	Conns       int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
+	BodyBytes   int64         `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
+	WaitBytes   int64         `koanf:"waiting_bytes_max" help:"bytes in the bodies of all requests that wait, at most"`
+	Remember    int           `koanf:"remember" help:"requests that /explain knows, the last ones"`
+}
+
+func defaults() Config {
+	return Config{
+		Database: config.DatabaseDefault(),
+		Log:      config.LogDefault(),
+		Gateway: Gateway{
+			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
+			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, WaitBytes: 256 << 20, Remember: 10_000,
+		},
+	}
+}
+
+func (c Config) validate() error {
+	g := c.Gateway
+	var errs []error
+	check := func(ok bool, key string, value any, want string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("gateway.%s is %v: want %s", key, value, want))
+		}
+	}
+	check(g.Application != "", "application", g.Application, "a name")
+	check(g.Lease >= 5*time.Second, "lease", g.Lease, "5 s or more")
+	check(g.Grace >= 0, "grace", g.Grace, "0 or more")
+	check(g.Conns > 0, "connections_max", g.Conns, "more than 0")
+	check(g.BodyBytes > 0, "body_bytes_max", g.BodyBytes, "more than 0")
+	check(g.WaitBytes > 0, "waiting_bytes_max", g.WaitBytes, "more than 0")
+	check(g.Remember >= 0, "remember", g.Remember, "0 or more")
+	check(!g.Open || config.Loopback(g.Listen), "open", g.Open, "false, where gateway.listen is not a loopback address")
+	_, err := g.models()
+	return errors.Join(append(errs, err, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure))...)
+}
+
+// models reads the models that need no database.
+func (g Gateway) models() ([]gateway.ModelState, error) {
+	byName := map[string]int{}
+	var list []gateway.ModelState
+	for n, text := range g.Static {
+		name, rest, _ := strings.Cut(text, "=")
+		address, count, given := strings.Cut(rest, ",")
+		slots := 8
+		if given {
+			var err error
+			if slots, err = strconv.Atoi(count); err != nil || slots < 1 {
+				return nil, fmt.Errorf("gateway.static: %q is not a number of slots", count)
+			}
+		}
+		if name == "" || !strings.HasPrefix(address, "http") {
+			return nil, fmt.Errorf("gateway.static: %q is not model=http://host:port,slots", text)
+		}
+		at, known := byName[name]
+		if !known {
+			at = len(list)
+			byName[name] = at
+			list = append(list, gateway.ModelState{
+				Name: name, Remote: name, Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: 10 * time.Minute,
+				Policy: gateway.DefaultPolicy(), Created: time.Now(),
+			})
+		}
+		list[at].Instances = append(list[at].Instances, gateway.InstanceState{
+			ID: int32(n) + 1, Server: address, Address: address, Slots: slots, Usable: true, //nolint:gosec // a few
+		})
+	}
+	return list, nil
+}

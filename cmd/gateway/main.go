@@ -1,0 +1,258 @@
+// Command gateway serves requests whose clients wait, on the same slots as the entries of the queues.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+const summary = `gateway serves online requests: clients of the OpenAI API, and calls in the protocols of the workers.
+
+It admits, orders and forwards them in memory, and takes its slots from the same rows as the entries of the queues.
+Run as many as you like behind any load balancer. SIGTERM drains: new requests are refused with 503, those that wait or
+are in flight have their grace. With --static it needs no database.`
+
+func main() {
+	// A gateway holds little beside the bodies on their way: to collect at each doubling of that took a
+	// quarter of its CPU.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
+	cfg := defaults()
+	config.Main(config.Program{Name: "gateway", Summary: summary}, &cfg, &cfg.Log,
+		func() error { return cfg.validate() }, func(log *slog.Logger) error { return run(cfg, log) })
+}
+
+// run is the gateway from the first connection to the last. It returns nil after a signal or an ordered
+// drain.
+func run(cfg Config, log *slog.Logger) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal is not caught
+	if cfg.Gateway.Name == "" {
+		host, _ := os.Hostname()
+		cfg.Gateway.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
+	}
+	s := &server{cfg: cfg, log: log, observer: newObserver()}
+	if len(cfg.Gateway.Static) > 0 {
+		return s.serveStatic(ctx)
+	}
+	return s.serveShared(ctx)
+}
+
+// server is everything that runs in this process.
+type server struct {
+	cfg      Config
+	log      *slog.Logger
+	observer *observer
+	gateway  *gateway.Gateway
+
+	// With a database alone.
+	pool     *pgxpool.Pool
+	member   *gateway.Registration
+	leases   *gateway.Leases
+	book     *gateway.UsageBook
+	registry *inference.Registry
+	listener *invalidation.Listener
+	catalog  *catalog
+	queues   *pusher
+}
+
+func (s *server) config() gateway.Config {
+	g := s.cfg.Gateway
+	return gateway.Config{
+		Open: g.Open, BodyMax: g.BodyBytes, WaitingMax: g.WaitBytes, Remember: g.Remember, Log: s.log, Observer: s.observer,
+	}
+}
+
+// serveStatic serves the models of the command line on fixed slots.
+func (s *server) serveStatic(ctx context.Context) error {
+	models, err := s.cfg.Gateway.models()
+	if err != nil {
+		return err
+	}
+	cfg := s.config()
+	if !cfg.Open {
+		s.log.Warn("no database, no tokens: requests are let in without one", "listen", s.cfg.Gateway.Listen)
+		cfg.Open = true
+	}
+	s.gateway = gateway.New(cfg)
+	s.gateway.SetModels(models)
+	s.gateway.Fixed()
+	return s.listen(ctx, nil)
+}
+
+// serveShared serves the registered models on slots that are shared with the queues.
+func (s *server) serveShared(ctx context.Context) error {
+	var err error
+	if s.pool, err = postgres.Open(ctx, s.cfg.Database.Pool(6)); err != nil {
+		return err
+	}
+	defer s.pool.Close()
+	if err := s.assemble(); err != nil {
+		return err
+	}
+	if !s.catalog.restore() {
+		err = postgres.Wait(ctx, s.pool, s.log, func() error {
+			err := migrations.Check(ctx, s.pool)
+			if postgres.Code(err) == "42501" {
+				return nil // the gateway's role may not read what was applied
+			}
+			return err
+		})
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+		if err := s.catalog.read(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.member.Register(ctx); err != nil {
+		s.log.Warn("database is away, serving from the snapshot", "error", err)
+	}
+	duties := map[string]func(context.Context) error{
+		"member": s.member.Run, "leases": s.leases.Run, "book": s.book.Run, "registry": s.registry.Run,
+		"catalog": s.catalog.Run,
+	}
+	if s.listener != nil {
+		duties["hints"] = s.listener.Run
+	}
+	return s.listen(ctx, duties)
+}
+
+// assemble puts the parts together.
+func (s *server) assemble() error {
+	g := s.cfg.Gateway
+	s.member = gateway.NewRegistration(gateway.RegistrationConfig{
+		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(5*time.Second, g.Lease/3), Log: s.log,
+		Status: s.status, Drain: func(reason string) {
+			s.log.Info("drain ordered", "reason", reason)
+			s.gateway.Drain()
+		},
+	}, s.pool)
+	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.log)
+	s.queues = &pusher{db: s.pool, base: g.APIURL}
+	cfg := s.config()
+	cfg.Charge, cfg.Push = s.book, s.queues
+	s.gateway = gateway.New(cfg)
+	s.leases = gateway.NewLeases(gateway.LeasesConfig{Log: s.log}, s.gateway, s.pool, s.member.ID)
+	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
+	s.catalog = &catalog{server: s}
+	s.registry.OnChange(s.catalog.publish)
+	conn, err := s.cfg.Database.Listen()
+	if err != nil {
+		return err
+	}
+	if conn == nil {
+		s.log.Warn("hand-overs cannot be heard through a pooler in transaction mode: set database.direct_url to the address of Postgres itself")
+		return nil
+	}
+	s.listener = invalidation.NewListener(invalidation.ListenConfig{
+		Conn: conn, Log: s.log, Wake: func(int32, *invalidation.Lane) {}, Slots: s.leases.Wanted, Granted: s.leases.Granted,
+	})
+	return nil
+}
+
+// listen opens the addresses, runs the duties and serves until ctx ends and what was in flight is over.
+func (s *server) listen(ctx context.Context, duties map[string]func(context.Context) error) error {
+	g := s.cfg.Gateway
+	clients, err := api.Listen(ctx, api.ListenConfig{
+		Address: g.Listen, ConnsMax: g.Conns, CertFile: g.TLS.Cert, KeyFile: g.TLS.Key, ClientCAFile: g.TLS.ClientCA,
+	})
+	if err != nil {
+		return err
+	}
+	defer clients.Close()
+	operators, err := api.Listen(ctx, api.ListenConfig{Address: g.Debug, ConnsMax: 64})
+	if err != nil {
+		return fmt.Errorf("%w; see gateway.debug_listen", err)
+	}
+	defer operators.Close()
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, running := errgroup.WithContext(running)
+	for name, duty := range duties {
+		group.Go(func() error {
+			if err := duty(running); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
+		})
+	}
+	group.Go(func() error { return api.Serve(running, operators, s.debug(), s.log) })
+	group.Go(func() error {
+		defer end()
+		return s.serveClients(ctx, running, clients)
+	})
+	s.log.Info("gateway started", "listen", clients.Addr().String(), "debug", operators.Addr().String(), "name", g.Name)
+	err = group.Wait()
+	if s.member != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		if failed := s.member.Leave(ctx); failed != nil {
+			s.log.Warn("leave", "error", failed)
+		}
+	}
+	s.log.Info("gateway stopped")
+	return err
+}
+
+// serveClients serves until ctx ends, then refuses what is new and waits for what is in flight.
+func (s *server) serveClients(ctx, running context.Context, listener net.Listener) error {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	front := &http.Server{
+		Handler: s.gateway, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Protocols: &protocols, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- front.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-running.Done():
+		return front.Close()
+	case <-ctx.Done():
+	}
+	s.gateway.Drain()
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Gateway.Grace)
+	defer cancel()
+	if err := front.Shutdown(grace); err != nil {
+		s.log.Warn("requests were cut at the end of the grace", "error", err)
+		return front.Close()
+	}
+	return nil
+}
+
+// status is what the gateway reports of itself with each heartbeat.
+func (s *server) status() map[string]any {
+	pools := map[string]any{}
+	for _, p := range s.gateway.States() {
+		pools[p.Model] = map[string]any{
+			"mode": p.Mode, "ceiling": p.Ceiling, "stock": p.Stock, "waiting": p.Waiting, "held": p.Held, "dropped": p.Dropped,
+		}
+	}
+	return map[string]any{"kind": "gateway", "pools": pools, "listen": s.cfg.Gateway.Listen, "debug": s.cfg.Gateway.Debug}
+}

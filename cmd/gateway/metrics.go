@@ -1,0 +1,156 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/telemetry"
+	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/gateway"
+)
+
+// observer turns what the gateway does into metrics. It is a gateway.RequestObserver.
+type observer struct {
+	metrics            telemetry.Metrics
+	models             telemetry.Bound
+	latency, took, own *prometheus.HistogramVec
+	requests           *prometheus.CounterVec
+}
+
+func newObserver() *observer {
+	m := telemetry.NewMetrics()
+	return &observer{
+		metrics:  m,
+		latency:  m.Histogram("gateway_queue_latency_seconds", .0001, .001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300),
+		took:     m.Histogram("gateway_request_seconds", .001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 120, 600),
+		own:      m.Histogram("gateway_own_seconds", .00002, .00004, .00006, .0001, .00025, .0005, .001, .005, .05),
+		requests: m.Counter("gateway_requests_total"),
+	}
+}
+
+// Ended implements gateway.RequestObserver.
+func (o *observer) Ended(e gateway.RequestRecord, dropped gateway.Dropped, own time.Duration) {
+	model := ""
+	if e.Class != "" { // it asked for a model that there is
+		model = o.models.Label(e.Model)
+		o.latency.WithLabelValues(model, e.Class, strconv.FormatBool(dropped == gateway.DropNone)).Observe(e.QueueMS / 1000)
+		o.took.WithLabelValues(model).Observe(e.TookMS / 1000)
+	}
+	o.own.WithLabelValues().Observe(max(own, 0).Seconds())
+	o.requests.WithLabelValues(model, strconv.Itoa(e.Status)).Inc()
+}
+
+// registryOf holds all that /metrics shows; telemetry.Catalog explains it.
+func (s *server) registryOf() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	o := s.observer
+	r.MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		o.latency, o.took, o.own, o.requests, telemetry.Collector(s.poolMetrics), telemetry.Collector(s.leaseMetrics),
+	)
+	return r
+}
+
+// pushErrors are the reasons for which a request cannot wait.
+var pushErrors = []gateway.Dropped{gateway.DropFlowFull, gateway.DropOverloaded, gateway.DropNoEndpoints, gateway.DropShutdown}
+
+func (s *server) poolMetrics(out chan<- prometheus.Metric) {
+	sums := s.observer.metrics.Sums()
+	for _, p := range s.gateway.States() {
+		model := s.observer.models.Label(p.Model)
+		for class, n := range p.Waiting {
+			sums.Add("gateway_queue_length", float64(n), model, class)
+		}
+		for c := range gateway.Criticality(len(p.Waiting)) { //nolint:gosec // three
+			class, counts := c.String(), p.Counters()
+			sums.Add("gateway_bypass_total", float64(counts.Bypassed[c]), model, class)
+			sums.Add("gateway_queued_total", float64(counts.Queued[c]), model, class)
+			sums.Add("gateway_dispatched_total", float64(counts.Dispatched[c]), model, class)
+			sums.Add("gateway_requests_evicted_total", float64(counts.Evicted[c]), model, class)
+		}
+		sums.Add("gateway_stock_level", float64(p.Stock), model)
+		sums.Add("gateway_ceiling", float64(p.Ceiling), model)
+		sums.Add("gateway_mode", 1, model, p.Mode)
+		sums.Add("gateway_upper_bound", p.Upper, model)
+		sums.Add("gateway_lower_bound", p.Lower, model)
+		sums.Add("gateway_active_flows", float64(p.Flows), model)
+		sums.Add("gateway_bytes_waiting", float64(p.Bytes), model)
+		sums.Add("gateway_slots", float64(p.Held-p.Idle), model, "busy")
+		sums.Add("gateway_slots", float64(p.Idle), model, "idle")
+		sums.Add("gateway_requests_expired_total", float64(p.Dropped[gateway.DropTimeout]+p.Dropped[gateway.DropDeadline]+
+			p.Dropped[gateway.DropCold]), model)
+		sums.Add("gateway_requests_cancelled_total", float64(p.Dropped[gateway.DropCancelled]), model)
+		for _, reason := range pushErrors {
+			sums.Add("gateway_queue_push_errors_total", float64(p.Dropped[reason]), model, string(reason))
+		}
+	}
+	sums.Collect(out)
+}
+
+func (s *server) leaseMetrics(out chan<- prometheus.Metric) {
+	var f gateway.LeaseFigures
+	if s.leases != nil {
+		f = s.leases.Figures()
+	}
+	degraded := 0.0
+	if f.Degraded {
+		degraded = 1
+	}
+	value := s.observer.metrics.Value
+	out <- value("gateway_leases_total", float64(f.Leases))
+	out <- value("gateway_slots_granted_total", float64(f.Granted))
+	out <- value("gateway_slots_returned_total", float64(f.Returned))
+	out <- value("gateway_slots_lost_total", float64(f.Lost))
+	out <- value("gateway_preemptions_total", float64(f.Preempted))
+	out <- value("gateway_degraded", degraded)
+	out <- value("gateway_database_silent_seconds", f.Silent.Seconds())
+}
+
+// statusAnswer is what /status shows.
+type statusAnswer struct {
+	Name     string              `json:"name"`
+	Listen   string              `json:"listen"`
+	Degraded bool                `json:"degraded"`
+	Silent   float64             `json:"database_silent_seconds"`
+	Pools    []gateway.PoolState `json:"pools"`
+}
+
+// debug is the handler of the address for operators.
+func (s *server) debug() http.Handler {
+	metrics := promhttp.HandlerFor(s.registryOf(), promhttp.HandlerOpts{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		a := statusAnswer{Name: s.cfg.Gateway.Name, Listen: s.cfg.Gateway.Listen, Pools: s.gateway.States()}
+		if s.leases != nil {
+			f := s.leases.Figures()
+			a.Degraded, a.Silent = f.Degraded, f.Silent.Seconds()
+		}
+		answer(w, a)
+	})
+	mux.HandleFunc("GET /explain/{request}", func(w http.ResponseWriter, r *http.Request) {
+		e, known := s.gateway.Explain(r.PathValue("request"))
+		if !known {
+			http.Error(w, "the request is not among the last that this gateway remembers", http.StatusNotFound)
+			return
+		}
+		answer(w, e)
+	})
+	if !config.Loopback(s.cfg.Gateway.Debug) {
+		mux.Handle("/", api.NewMetrics(metrics))
+		return mux
+	}
+	mux.Handle("/", api.NewDebug(metrics))
+	return api.LocalNames(mux)
+}
+
+func answer(w http.ResponseWriter, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(body) // the operator may be gone
+}

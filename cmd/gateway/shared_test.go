@@ -1,0 +1,465 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// gpu is a worker of the OpenAI protocol that counts the calls that it runs at once, by itself.
+type gpu struct {
+	*httptest.Server
+	mu      sync.Mutex
+	running int
+	most    int
+	begun   int
+	release chan struct{} // closed: calls with "hold" end
+}
+
+func startGPU(t *testing.T) *gpu {
+	t.Helper()
+	g := &gpu{release: make(chan struct{})}
+	g.Server = httptest.NewServer(g)
+	t.Cleanup(g.Close)
+	return g
+}
+
+// ServeHTTP runs a call: for as long as "ms" says, or, with "hold", until the test releases it.
+func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	if r.Method == http.MethodGet {
+		return // the probe
+	}
+	var ask struct {
+		Hold bool `json:"hold"`
+		MS   int  `json:"ms"`
+	}
+	_ = json.Unmarshal(body, &ask)
+	g.mu.Lock()
+	g.running++
+	g.begun++
+	g.most = max(g.most, g.running)
+	g.mu.Unlock()
+	defer func() {
+		g.mu.Lock()
+		g.running--
+		g.mu.Unlock()
+	}()
+	if ask.Hold {
+		select {
+		case <-g.release:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	select {
+	case <-time.After(time.Duration(ask.MS) * time.Millisecond):
+	case <-r.Context().Done():
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":3}}`)
+}
+
+func (g *gpu) counts() (running, most, begun int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.running, g.most, g.begun
+}
+
+// site is a database with one model on one worker, task nodes and gateways on it.
+type site struct {
+	*testing.T
+	pool  *pgxpool.Pool
+	dsn   string
+	gpu   *gpu
+	queue *invalidation.Queue
+}
+
+func newSite(t *testing.T, slots int) *site {
+	t.Helper()
+	dsn := pgtest.DSN(t)
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	s := &site{T: t, pool: pool, dsn: dsn, gpu: startGPU(t)}
+	name, err := inference.RegisterModel(t.Context(), pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inference.RegisterInstance(t.Context(), pool, "m", "gpu-1", s.gpu.URL, slots, nil, inference.By{Reason: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	if s.queue, err = invalidation.Open(t.Context(), pool, name); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *site) log() *slog.Logger { return slog.New(slog.NewTextHandler(s.Output(), nil)) }
+
+// connect opens connections of a process's own.
+func (s *site) connect() *pgxpool.Pool {
+	s.Helper()
+	pool, err := postgres.Open(s.Context(), postgres.Config{DSN: s.dsn, MaxConns: 6})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(pool.Close)
+	return pool
+}
+
+// listen runs a listener of its own for hints.
+func (s *site) conn() *pgx.ConnConfig {
+	s.Helper()
+	conn, err := postgres.ConnConfig(postgres.Config{DSN: s.dsn})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return conn
+}
+
+// background runs duties until the test is over.
+func (s *site) background(duties ...func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	for _, duty := range duties {
+		group.Go(func() { _ = duty(ctx) })
+	}
+	s.Cleanup(func() {
+		cancel()
+		group.Wait()
+	})
+}
+
+// startNode starts a task node with so many threads.
+func (s *site) startNode(threads int) {
+	s.Helper()
+	pool := s.connect()
+	var node *tasknode.Node
+	service := inference.NewService(inference.ServiceConfig{
+		Poll: 100 * time.Millisecond, Pool: inference.PoolConfig{Every: 200 * time.Millisecond, Freed: func() { node.Freed() }}, Log: s.log(),
+	}, pool, func() invalidation.NodeID { return node.ID() })
+	node = tasknode.New(tasknode.Config{
+		Name: "node", Application: "default", Threads: threads, Poll: 50 * time.Millisecond, Grace: 100 * time.Millisecond,
+		Gates: []tasknode.Gate{service.Pool}, Log: s.log(),
+	}, pool, s.connect())
+	node.HandleKind(invalidation.KindInference, service.Dispatcher)
+	listener := invalidation.NewListener(invalidation.ListenConfig{
+		Conn: s.conn(), Wake: node.Wake, Cancelled: node.Cancelled, Slots: service.Pool.Wanted, Log: s.log(),
+	})
+	if err := service.Registry.Refresh(s.Context()); err != nil {
+		s.Fatal(err)
+	}
+	duties := []func(context.Context) error{node.Run, listener.Run}
+	for _, duty := range service.Duties() {
+		duties = append(duties, duty)
+	}
+	s.background(duties...)
+	s.eventually("the node hears hints", func() bool { return listener.Status().Connected })
+}
+
+// front is a gateway of the test.
+type front struct {
+	*server
+	url string
+}
+
+func (s *site) startGateway(change func(*Config)) *front {
+	s.Helper()
+	cfg := defaults()
+	cfg.Database.URL, cfg.Gateway.Open, cfg.Gateway.Name = s.dsn, true, "gateway"
+	if change != nil {
+		change(&cfg)
+	}
+	x := &server{cfg: cfg, log: s.log(), observer: newObserver(), pool: s.connect()}
+	if err := x.assemble(); err != nil {
+		s.Fatal(err)
+	}
+	if err := x.catalog.read(s.Context()); err != nil {
+		s.Fatal(err)
+	}
+	if err := x.member.Register(s.Context()); err != nil {
+		s.Fatal(err)
+	}
+	s.background(x.member.Run, x.leases.Run, x.book.Run, x.registry.Run, x.catalog.Run, x.listener.Run)
+	s.eventually("the gateway hears hints", func() bool { return x.listener.Status().Connected })
+	web := httptest.NewServer(x.gateway)
+	s.Cleanup(web.Close)
+	return &front{x, web.URL}
+}
+
+func (s *site) eventually(what string, condition func() bool) {
+	s.Helper()
+	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+func (s *site) push(n int, payload, flow string) []invalidation.EntryID {
+	s.Helper()
+	var ids []invalidation.EntryID
+	for range n {
+		pushed, err := s.queue.Push(s.Context(), invalidation.Push{Payload: json.RawMessage(payload), Flow: flow})
+		if err != nil {
+			s.Fatal(err)
+		}
+		ids = append(ids, pushed[0].ID)
+	}
+	return ids
+}
+
+func (s *site) count(sql string, args ...any) (n int) {
+	s.Helper()
+	if err := s.pool.QueryRow(s.Context(), sql, args...).Scan(&n); err != nil {
+		s.Fatal(err)
+	}
+	return n
+}
+
+// ask sends one online request and returns its status and how long it waited.
+func (f *front) ask(ctx context.Context, body string, headers ...string) (status int, waited time.Duration, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		return 0, 0, err
+	}
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if answer.StatusCode != 200 {
+		err = fmt.Errorf("%d: %s", answer.StatusCode, bytes.TrimSpace(text))
+	}
+	ms, _ := time.ParseDuration(answer.Header.Get("X-Penstock-Queue-Ms") + "ms")
+	return answer.StatusCode, ms, err
+}
+
+// burst sends n requests at once and returns their waits, shortest first.
+func (f *front) burst(t *testing.T, n int, body string) []time.Duration {
+	t.Helper()
+	waits := make([]time.Duration, n)
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() {
+			_, waited, err := f.ask(t.Context(), body)
+			if err != nil {
+				t.Error(err)
+			}
+			waits[i] = waited
+		})
+	}
+	group.Wait()
+	slices.Sort(waits)
+	return waits
+}
+
+const (
+	hold  = `{"model":"m","messages":[],"hold":true}`
+	quick = `{"model":"m","messages":[],"ms":20}`
+)
+
+func TestOnlineAndDurableCallsShareTheSlots(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 10)
+	f := s.startGateway(nil)
+	s.startNode(32)
+	ids := s.push(60, `{"messages":[],"ms":30}`, "batch")
+	f.burst(t, 60, quick)
+	s.eventually("the queue is empty", func() bool {
+		return s.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, s.queue.ID) == len(ids)
+	})
+	if _, most, _ := s.gpu.counts(); most > 10 {
+		t.Errorf("%d calls at once on 10 slots", most)
+	}
+}
+
+// While gateways live, durable entries leave a fifth of the slots to online calls, and those a tenth.
+func TestReservedSharesAreKept(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 10)
+	f := s.startGateway(func(c *Config) {})
+	if _, err := s.pool.Exec(t.Context(), `SELECT penstock.set_gateway_policy('m', '{"preempt": false, "queue_ttl": 60}', 'test')`); err != nil {
+		t.Fatal(err)
+	}
+	s.startNode(32)
+	s.push(20, hold, "batch")
+	s.eventually("durable calls have their part", func() bool { running, _, _ := s.gpu.counts(); return running == 8 })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.burst(t, 6, hold)
+	}()
+	s.eventually("online calls have theirs", func() bool { running, _, _ := s.gpu.counts(); return running == 10 })
+	time.Sleep(300 * time.Millisecond) // none may come on top
+	if _, most, _ := s.gpu.counts(); most != 10 {
+		t.Errorf("%d calls at once on 10 slots", most)
+	}
+	close(s.gpu.release)
+	<-done
+}
+
+func TestPreemptedEntriesGoBackToTheirPlace(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 80)
+	f := s.startGateway(nil)
+	s.startNode(128)
+	ids := s.push(80, hold, "batch")
+	s.eventually("64 durable calls run", func() bool { running, _, _ := s.gpu.counts(); return running == 64 })
+	before := s.positions(ids)
+	waits := f.burst(t, 32, `{"model":"m","messages":[],"ms":1500}`) // all 32 run at once, or some wait for others
+	t.Logf("waits of the burst: p50 %s, p99 %s", waits[len(waits)/2], waits[len(waits)-1])
+	if worst := waits[len(waits)-1]; worst > 2*time.Second { // the target of 150 ms is for a machine of its own
+		t.Errorf("the longest wait was %s", worst)
+	}
+	if n := s.count(`SELECT count(*) FROM penstock.preemption`); n == 0 || n > 16 {
+		t.Errorf("%d entries were preempted, want some, 16 at most", n)
+	}
+	s.eventually("durable calls have their slots back", func() bool { running, _, _ := s.gpu.counts(); return running == 64 })
+	if n := s.count(`SELECT count(*) FROM penstock.entry WHERE queue_id = $1 AND (attempt > 0 OR crashes > 0)`, s.queue.ID); n != 0 {
+		t.Errorf("%d entries spent an attempt", n)
+	}
+	if after := s.positions(ids); !slices.Equal(before, after) {
+		t.Errorf("the order of entries changed:\n%v\n%v", before, after)
+	}
+	close(s.gpu.release)
+	s.eventually("every entry is done", func() bool {
+		return s.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, s.queue.ID) == len(ids)
+	})
+	if _, most, _ := s.gpu.counts(); most > 80 {
+		t.Errorf("%d calls at once on 80 slots", most)
+	}
+	s.eventually("the preempted runs count as wasted", func() bool {
+		return s.count(`SELECT coalesce(sum(wasted_ms), 0)::int FROM penstock.usage_hour WHERE flow = 'batch'`) > 0
+	})
+}
+
+// positions lists the entries in the order in which they are, or were, claimed.
+func (s *site) positions(ids []invalidation.EntryID) []int64 {
+	s.Helper()
+	list, err := pgx.CollectRows(postgres.Query(s.Context(), s.pool, `
+SELECT id FROM (SELECT r.entry_id AS id, r.pos FROM penstock.ready r WHERE r.queue_id = $1
+                 UNION ALL SELECT l.last_entry_id, l.pos FROM penstock.lock l WHERE l.queue_id = $1) x
+ WHERE id = ANY ($2) ORDER BY pos, id`, s.queue.ID, ids), pgx.RowTo[int64])
+	if err != nil {
+		s.Fatal(err)
+	}
+	return list
+}
+
+func TestOnlineUseCountsInTheOrderOfDurableEntries(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	f := s.startGateway(nil)
+	for range 5 {
+		if _, _, err := f.ask(t.Context(), quick, "X-Penstock-Flow", "tenant"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.eventually("the use is folded, to the call", func() bool {
+		return s.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour WHERE flow = 'tenant'`) == 5
+	})
+	if n := s.count(`SELECT count(*) FROM penstock.usage WHERE flow = 'tenant' AND service > 0.05 AND queue_id = $1`, s.queue.ID); n != 1 {
+		t.Errorf("%d rows of use by which durable entries are ordered", n)
+	}
+	if n := s.count(`SELECT sum(tokens_in * 100 + tokens_out)::int FROM penstock.usage_hour WHERE flow = 'tenant'`); n != 5*203 {
+		t.Errorf("tokens add up to %d", n)
+	}
+}
+
+func TestAFoldIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	fold := func(seq int) (applied bool) {
+		err := s.pool.QueryRow(t.Context(), `SELECT penstock.fold_online_use(7, $1, ARRAY[now()], ARRAY[$2::text], ARRAY['m'], ARRAY['f'],
+			ARRAY[1::bigint], ARRAY[10::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[true])`, seq, s.queue.Name).Scan(&applied)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return applied
+	}
+	if !fold(1) || fold(1) || !fold(2) {
+		t.Error("a fold was applied twice, or not at all")
+	}
+	if n := s.count(`SELECT sum(calls)::int FROM penstock.usage_hour WHERE flow = 'f'`); n != 2 {
+		t.Errorf("%d calls", n)
+	}
+}
+
+func TestRespondAsyncRunsAsADurableEntry(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	f := s.startGateway(nil)
+	s.startNode(4)
+	status, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async", "X-Penstock-Flow", "t", "X-Request-Id", "one")
+	again, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async", "X-Penstock-Flow", "t", "X-Request-Id", "one")
+	if status != http.StatusAccepted || again != http.StatusAccepted {
+		t.Errorf("got %d and %d", status, again)
+	}
+	s.eventually("it ran, once", func() bool {
+		return s.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, s.queue.ID) == 1
+	})
+	if _, _, begun := s.gpu.counts(); begun != 1 {
+		t.Errorf("%d calls", begun)
+	}
+}
+
+func TestPausedModelIsNotCalled(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	f := s.startGateway(nil)
+	if _, err := s.pool.Exec(t.Context(), `SELECT penstock.pause('model', 'm', reason => 'test')`); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually("requests are refused", func() bool {
+		status, _, _ := f.ask(t.Context(), quick)
+		return status == http.StatusServiceUnavailable
+	})
+}
+
+func TestADrainedGatewayLeavesNoSlotAndNoRow(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 8)
+	t.Run("gateway", func(t *testing.T) {
+		inner := &site{T: t, pool: s.pool, dsn: s.dsn, gpu: s.gpu, queue: s.queue}
+		f := inner.startGateway(nil)
+		f.burst(t, 8, quick)
+		if n := s.count(`SELECT count(*) FROM penstock.slot`); n == 0 {
+			t.Error("the gateway holds no slot")
+		}
+	})
+	if n := s.count(`SELECT count(*) FROM penstock.slot`); n != 0 {
+		t.Errorf("%d slots are left", n)
+	}
+}
+
+var _ gateway.Pusher = (*pusher)(nil)

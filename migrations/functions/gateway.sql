@@ -1,0 +1,333 @@
+-- The online gateway: slots by class, hand-over, preemption, and the book of fairness. Rules and their reasons:
+-- pkg/gateway/doc.go.
+
+-- node_online returns whether a node is a gateway.
+-- Callers: class_room, slot_share, class_slots, lease_slots, hand_over_slots.
+CREATE OR REPLACE FUNCTION penstock.node_online(node bigint) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT n.kind = 'gateway' FROM penstock.node n WHERE n.id = $1), false)
+$$;
+
+-- register_gateway makes a gateway known.
+-- Locks: the row of the node.
+-- Callers: pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.register_gateway(node bigint, name text, application text, lease interval) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO penstock.node AS n (id, name, application, lease, threads, queue_ids, kind)
+    VALUES ($1, $2, $3, $4, 0, '{}', 'gateway')
+    ON CONFLICT (id) DO UPDATE SET beat_at = clock_timestamp(), kind = 'gateway'
+$$;
+
+-- slot_reserves counts the slots of a model's usable instances, of those in a device group no more than
+-- the group has, and how many of them are kept for
+-- online calls and for durable entries alone: the shares of the model's policy, 20 and 10 percent
+-- without one, rounded down. While no gateway lives, nothing is kept for either.
+-- Callers: class_room, slot_share, class_slots.
+CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer, OUT batch_reserved integer)
+LANGUAGE sql STABLE AS $$
+    SELECT t.total::integer,
+           CASE WHEN g.lives THEN floor(t.total * coalesce((p.config->>'reserved')::numeric, 0.2)) ELSE 0 END::integer,
+           CASE WHEN g.lives THEN floor(t.total * coalesce((p.config->>'batch_reserved')::numeric, 0.1)) ELSE 0 END::integer
+      FROM (SELECT coalesce(sum(d.slots), 0) AS total FROM (
+                SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots) ELSE penstock.device_slots(i.device_group) END AS slots
+                  FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i) GROUP BY i.device_group) d) t
+     CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.node n
+                                 WHERE n.kind = 'gateway' AND n.draining_at IS NULL
+                                   AND n.beat_at + n.lease > clock_timestamp()) AS lives) g
+      LEFT JOIN penstock.gateway_policy p ON p.model = wanted
+$$;
+
+-- slots_of_class counts the slots of a model that live or dead nodes of one class hold, those in
+-- doubt left out.
+-- Callers: class_room, class_slots.
+CREATE OR REPLACE FUNCTION penstock.slots_of_class(wanted text, online boolean) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT count(*)::integer
+      FROM penstock.instance i
+      JOIN penstock.slot s ON s.instance_id = i.id
+      LEFT JOIN penstock.node n ON n.id = s.node_id
+     WHERE i.model = wanted AND s.doubt_at IS NULL AND coalesce(n.kind = 'gateway', false) = online
+$$;
+
+-- class_room returns how many more slots of a model a node's class may hold: all but those that are
+-- kept for the other class.
+-- Callers: lease_slots.
+CREATE OR REPLACE FUNCTION penstock.class_room(wanted text, node bigint) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT greatest(0, r.total - CASE WHEN o.online THEN r.batch_reserved ELSE r.reserved END
+                       - penstock.slots_of_class(wanted, o.online))
+      FROM penstock.slot_reserves(wanted) r, (SELECT penstock.node_online(node) AS online) o
+$$;
+
+-- class_slots returns how many slots of a model the nodes of one class may hold together while nodes
+-- go without. If the other class goes without, that class gets what is kept for it and half of what is
+-- kept for neither; otherwise it keeps what it holds.
+-- Callers: slot_share.
+CREATE OR REPLACE FUNCTION penstock.class_slots(wanted text, online boolean) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE penstock.node_online(h.node_id) <> online)
+                THEN r.total - CASE WHEN online THEN r.batch_reserved ELSE r.reserved END
+                             - (r.total - r.reserved - r.batch_reserved) / 2
+                ELSE greatest(0, r.total - penstock.slots_of_class(wanted, NOT online)) END
+      FROM penstock.slot_reserves(wanted) r
+$$;
+
+-- hand_over_slots gives idle slots of a holder to the gateways that miss some of the model, those that
+-- miss them longest first, each under a new token, and frees the slots that no gateway misses. It
+-- returns how many were handed over, and tells the gateways by NOTIFY.
+-- Locks: the rows of the slots, then the rows of slot_demand of the gateways.
+-- Callers: pkg/inference, pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.hand_over_slots(wanted text, holder bigint, instances integer[], numbers integer[], tokens bigint[])
+RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    g     record;
+    n     integer;
+    moved integer := 0;
+BEGIN
+    FOR g IN SELECT d.node_id, d.missing FROM penstock.slot_demand d
+              WHERE d.model = wanted AND d.node_id <> holder AND d.missing > 0
+                AND d.wanted_at > clock_timestamp() - interval '3 seconds'
+                AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
+              ORDER BY d.since, d.node_id
+    LOOP
+        WITH given AS (
+            SELECT k.instance_id, k.number, k.token
+              FROM unnest(instances, numbers, tokens) k(instance_id, number, token)
+              JOIN penstock.slot s ON s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token
+             WHERE s.node_id = holder AND s.doubt_at IS NULL
+             ORDER BY k.instance_id, k.number
+             LIMIT g.missing
+        )
+        UPDATE penstock.slot s
+           SET node_id = g.node_id, token = nextval('penstock.token_seq'), leased_at = clock_timestamp()
+          FROM given x
+         WHERE s.instance_id = x.instance_id AND s.number = x.number AND s.token = x.token;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        CONTINUE WHEN n = 0;
+        moved := moved + n;
+        UPDATE penstock.slot_demand d SET missing = greatest(0, d.missing - n) WHERE d.model = wanted AND d.node_id = g.node_id;
+        PERFORM pg_notify('penstock', 'granted ' || g.node_id);
+    END LOOP;
+    DELETE FROM penstock.slot s
+     USING unnest(instances, numbers, tokens) k(instance_id, number, token)
+     WHERE s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token AND s.node_id = holder
+       AND s.doubt_at IS NULL;
+    RETURN moved;
+END $$;
+
+-- usual_run returns how long a call of a model's durable entries usually keeps its slot: the mean over
+-- the last hours. Null while fewer than 20 are known.
+-- Callers: preempt_durable.
+CREATE OR REPLACE FUNCTION penstock.usual_run(wanted text) RETURNS interval
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN sum(u.calls) >= 20
+                THEN (sum(u.gpu_ms - u.wasted_ms)::float8 / sum(u.calls)) * interval '1 millisecond' END
+      FROM penstock.usage_hour u
+      JOIN penstock.queue q ON q.id = u.queue_id AND q.model = wanted AND q.kind = 'inference'
+     WHERE u.hour >= date_trunc('hour', clock_timestamp()) - interval '2 hours' AND u.model = wanted
+$$;
+
+-- preemptible returns whether ending the call of an entry of the model is known to stop its run, and
+-- concerns no other entry.
+-- Callers: preempt_durable.
+CREATE OR REPLACE FUNCTION penstock.preemptible(wanted text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((c.config->>'abort_stops')::boolean, c.config->>'protocol' IN ('cog', 'openai'))
+       AND coalesce(c.config->>'model_type', 'sync') = 'sync'
+       AND coalesce((c.config->'batch'->>'items')::integer, 1) <= 1
+      FROM (SELECT m.config || coalesce(m.override, '{}') AS config FROM penstock.model m WHERE m.name = wanted) c
+$$;
+
+-- preempt_durable orders the end of up to `want` runs of durable entries of a model, the youngest
+-- first: of each entry at most twice, none that has run for more than 80 percent of its usual time,
+-- and at most a quarter of the runs in a second. Orders that their nodes have not read yet count
+-- towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY.
+-- Locks: the advisory lock of the model's preemptions, then the rows of preemption.
+-- Callers: pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.preempt_durable(wanted text, gateway bigint, want integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    usual   interval;
+    running integer;
+    recent  integer;
+    pending integer;
+    ordered integer;
+BEGIN
+    IF NOT coalesce(penstock.preemptible(wanted), false) THEN
+        RETURN 0;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('penstock.preemption'), hashtext(wanted));
+    usual := penstock.usual_run(wanted);
+    SELECT count(*) INTO running FROM penstock.queue q JOIN penstock.lock l ON l.queue_id = q.id
+     WHERE q.model = wanted AND q.kind = 'inference';
+    SELECT count(*), count(*) FILTER (WHERE p.taken_at IS NULL) INTO recent, pending
+      FROM penstock.queue q JOIN penstock.preemption p ON p.queue_id = q.id
+     WHERE q.model = wanted AND p.ordered_at > clock_timestamp() - interval '1 second';
+    INSERT INTO penstock.preemption AS p (queue_id, entry_id, token, node_id, gateway_id)
+    SELECT l.queue_id, l.last_entry_id, l.token, l.node_id, gateway
+      FROM penstock.queue q
+      JOIN penstock.lock l ON l.queue_id = q.id
+      LEFT JOIN penstock.preemption b ON b.queue_id = l.queue_id AND b.entry_id = l.last_entry_id
+     WHERE q.model = wanted AND q.kind = 'inference' AND l.entry_count = 1 AND penstock.node_lives(l.node_id)
+       AND (b.entry_id IS NULL OR (b.times < 2 AND b.token <> l.token))
+       AND (usual IS NULL OR clock_timestamp() - l.claimed_at < 0.8 * usual)
+     ORDER BY l.claimed_at DESC, l.token DESC
+     LIMIT greatest(0, least(want - pending, ceil(running / 4.0)::integer - recent))
+    ON CONFLICT (queue_id, entry_id) DO UPDATE
+       SET token = excluded.token, node_id = excluded.node_id, gateway_id = excluded.gateway_id, times = p.times + 1,
+           ordered_at = clock_timestamp(), taken_at = NULL;
+    GET DIAGNOSTICS ordered = ROW_COUNT;
+    IF ordered > 0 THEN
+        PERFORM pg_notify('penstock', 'slots ' || wanted);
+    END IF;
+    RETURN ordered;
+END $$;
+
+-- take_preemptions returns the orders for the runs of a node, each once.
+-- Locks: the rows of preemption.
+-- Callers: pkg/inference.
+CREATE OR REPLACE FUNCTION penstock.take_preemptions(node bigint) RETURNS TABLE (run_token bigint)
+LANGUAGE sql AS $$
+    UPDATE penstock.preemption p SET taken_at = clock_timestamp()
+     WHERE p.node_id = node AND p.taken_at IS NULL
+    RETURNING p.token
+$$;
+
+-- fold_online_use adds what online calls took to penstock.usage_hour, and, where shared is true, the
+-- slot-seconds to the use of the flow by which durable entries are ordered: at the queue's usual
+-- priority, and at every other one at which the flow has used something. A gateway numbers its folds: one
+-- that has been applied changes nothing. It returns whether the fold was applied.
+-- Locks: the row of gateway_fold of the gateway, then the rows of usage_hour and usage, each in the order
+-- of their keys.
+-- Callers: pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.fold_online_use(gateway bigint, fold bigint, hours timestamptz[], queues text[], models text[], flows text[],
+                                                    calls bigint[], busy_ms bigint[], wasted_ms bigint[], tokens_in bigint[], tokens_out bigint[],
+                                                    shared boolean[]) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO penstock.gateway_fold AS f (node_id, seq) VALUES (gateway, fold)
+    ON CONFLICT (node_id) DO UPDATE SET seq = excluded.seq, at = clock_timestamp() WHERE f.seq < excluded.seq;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO penstock.usage_hour AS u (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+    SELECT k.hour, q.id, k.model, k.flow, sum(k.calls), sum(k.busy_ms), sum(k.wasted_ms), sum(k.tokens_in), 0, sum(k.tokens_out)
+      FROM unnest(hours, queues, models, flows, calls, busy_ms, wasted_ms, tokens_in, tokens_out)
+           k(hour, queue, model, flow, calls, busy_ms, wasted_ms, tokens_in, tokens_out)
+      JOIN penstock.queue q ON q.name = k.queue
+     GROUP BY k.hour, q.id, k.model, k.flow
+     ORDER BY k.hour, q.id, k.model COLLATE "C", k.flow COLLATE "C"
+    ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
+       SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms, wasted_ms = u.wasted_ms + excluded.wasted_ms,
+           tokens_in = u.tokens_in + excluded.tokens_in, tokens_out = u.tokens_out + excluded.tokens_out;
+    INSERT INTO penstock.usage AS u (queue_id, priority, whole, flow, service, lift, at)
+    SELECT x.id, x.priority, false, x.flow, x.service, 0, clock_timestamp()
+      FROM (SELECT q.id, p.priority, k.flow, sum(k.busy_ms) / 1000.0 AS service
+              FROM unnest(queues, flows, busy_ms, shared) k(queue, flow, busy_ms, shared)
+              JOIN penstock.queue q ON q.name = k.queue
+             CROSS JOIN LATERAL (SELECT q.entry_priority AS priority
+                                  UNION SELECT o.priority FROM penstock.usage o
+                                         WHERE o.queue_id = q.id AND NOT o.whole AND o.flow = k.flow) p
+             WHERE k.shared
+             GROUP BY q.id, p.priority, k.flow) x
+     ORDER BY x.id, x.priority, x.flow COLLATE "C"
+    ON CONFLICT (queue_id, priority, whole, flow) DO UPDATE
+       SET service = greatest(0, penstock.usage_left(u.service, u.at) + excluded.service),
+           lift = penstock.usage_left(u.lift, u.at), at = clock_timestamp();
+    RETURN true;
+END $$;
+
+-- sweep_gateways deletes preemptions of entries that are gone, and folds of gateways that are. It
+-- returns how many rows.
+-- Locks: the deleted rows.
+-- Callers: pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.sweep_gateways() RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    n    integer;
+    gone integer;
+BEGIN
+    DELETE FROM penstock.preemption p
+     WHERE p.ordered_at < clock_timestamp() - interval '1 minute'
+       AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    DELETE FROM penstock.gateway_fold f
+     WHERE f.at < clock_timestamp() - interval '1 day' AND NOT EXISTS (SELECT FROM penstock.node n WHERE n.id = f.node_id);
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN gone + n;
+END $$;
+
+-- Settings -----------------------------------------------------------------------------------------------------------
+
+-- set_gateway_policy replaces the settings of a model's pool; null brings the defaults back. Gateways
+-- read it within two seconds.
+-- Locks: the row of gateway_policy.
+-- Callers: psql.
+-- SQLSTATE: PS008 no such model, PS002 the config is not an object.
+CREATE OR REPLACE FUNCTION penstock.set_gateway_policy(model text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.need_model(set_gateway_policy.model);
+    IF config IS NULL THEN
+        DELETE FROM penstock.gateway_policy p WHERE p.model = set_gateway_policy.model;
+    ELSIF jsonb_typeof(config) <> 'object' THEN
+        RAISE EXCEPTION 'policy of model "%" must be a JSON object', set_gateway_policy.model USING ERRCODE = 'PS002';
+    ELSE
+        INSERT INTO penstock.gateway_policy AS p (model, config)
+        VALUES (set_gateway_policy.model, set_gateway_policy.config)
+        ON CONFLICT ON CONSTRAINT gateway_policy_pkey DO UPDATE SET config = excluded.config, changed_at = clock_timestamp();
+    END IF;
+    PERFORM penstock.audit_log(set_gateway_policy.actor, 'set_gateway_policy', set_gateway_policy.model,
+                               set_gateway_policy.reason, set_gateway_policy.config);
+END $$;
+
+-- set_flow_criticality sets the class of a flow's requests that name none, which is also the highest
+-- that they may name; null removes it.
+-- Locks: the row of flow_criticality.
+-- Callers: psql.
+-- SQLSTATE: PS002 no such class.
+CREATE OR REPLACE FUNCTION penstock.set_flow_criticality(flow text, criticality text, reason text DEFAULT '', actor text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF set_flow_criticality.criticality IS NULL THEN
+        DELETE FROM penstock.flow_criticality c WHERE c.flow = set_flow_criticality.flow;
+    ELSIF set_flow_criticality.criticality NOT IN ('critical', 'default', 'sheddable') THEN
+        RAISE EXCEPTION 'criticality of flow "%" must be critical, default or sheddable, not "%"', set_flow_criticality.flow,
+            set_flow_criticality.criticality USING ERRCODE = 'PS002';
+    ELSE
+        INSERT INTO penstock.flow_criticality AS c (flow, criticality)
+        VALUES (set_flow_criticality.flow, set_flow_criticality.criticality)
+        ON CONFLICT ON CONSTRAINT flow_criticality_pkey
+           DO UPDATE SET criticality = excluded.criticality, changed_at = clock_timestamp();
+    END IF;
+    PERFORM penstock.audit_log(set_flow_criticality.actor, 'set_flow_criticality', 'flow ' || set_flow_criticality.flow,
+                               set_flow_criticality.reason, jsonb_build_object('criticality', set_flow_criticality.criticality));
+END $$;
+
+-- set_gateway_token sets the limits of the tokens of a name at gateways.
+-- Locks: the row of gateway_token.
+-- Callers: psql.
+-- SQLSTATE: PS002 a limit is not valid.
+CREATE OR REPLACE FUNCTION penstock.set_gateway_token(name text, models text[] DEFAULT '{}', criticality text DEFAULT 'critical',
+                                                      rate real DEFAULT 0, in_flight integer DEFAULT 0, waiting integer DEFAULT 0,
+                                                      reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO penstock.gateway_token AS t (name, models, criticality, rate, in_flight, waiting)
+    VALUES (set_gateway_token.name, coalesce(set_gateway_token.models, '{}'), set_gateway_token.criticality,
+            set_gateway_token.rate, set_gateway_token.in_flight, set_gateway_token.waiting)
+    ON CONFLICT ON CONSTRAINT gateway_token_pkey DO UPDATE
+       SET models = excluded.models, criticality = excluded.criticality, rate = excluded.rate,
+           in_flight = excluded.in_flight, waiting = excluded.waiting;
+    PERFORM penstock.audit_log(set_gateway_token.actor, 'set_gateway_token', 'token ' || set_gateway_token.name,
+                               set_gateway_token.reason,
+                               jsonb_build_object('models', set_gateway_token.models, 'criticality', set_gateway_token.criticality,
+                                                  'rate', set_gateway_token.rate, 'in_flight', set_gateway_token.in_flight,
+                                                  'waiting', set_gateway_token.waiting));
+EXCEPTION
+    WHEN check_violation OR not_null_violation THEN
+        RAISE EXCEPTION 'limits of token "%" are not valid: %', set_gateway_token.name, SQLERRM USING ERRCODE = 'PS002';
+END $$;

@@ -1,0 +1,170 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// admitted returns the caller of a request; nil in an open gateway.
+func (g *Gateway) admitted(r *http.Request) (*caller, error) {
+	if g.config.Open {
+		return nil, nil //nolint:nilnil // nobody in particular
+	}
+	kind, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(kind, "bearer") {
+		secret = r.Header.Get("X-Api-Key") // as Anthropic's clients send it
+	}
+	if c := g.tokens.find(strings.TrimSpace(secret), time.Now()); c != nil {
+		return c, nil
+	}
+	return nil, bad(http.StatusUnauthorized, "invalid_api_key", "",
+		"the request has no token, or one that is not known, has expired or lacks the scope call; send Authorization: Bearer and the token")
+}
+
+// requestID returns the id that the client gave, if it is fit for headers and logs, or a new one.
+func requestID(r *http.Request) string {
+	given := r.Header.Get("X-Request-Id")
+	if given != "" && len(given) <= 128 && strings.IndexFunc(given, func(c rune) bool { return c <= ' ' || c > '~' }) < 0 {
+		return given
+	}
+	const digits = "0123456789abcdef"
+	var id [20]byte
+	copy(id[:], "req_")
+	bits := rand.Uint64() //nolint:gosec // an id, no secret
+	for i := 4; i < len(id); i++ {
+		id[i] = digits[bits&15]
+		bits >>= 4
+	}
+	return string(id[:])
+}
+
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// bodyKept is the largest buffer that is used again.
+const bodyKept = 1 << 20
+
+// uploadMax is how long a client may take for its body.
+const uploadMax = 60 * time.Second
+
+// readBody reads the whole body into a buffer, which is free again after release.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (body []byte, release func(), err error) {
+	most := g.config.BodyMax
+	tooLarge := bad(http.StatusRequestEntityTooLarge, "request_too_large", "", "the body is larger than %d bytes", most)
+	if r.ContentLength > most {
+		return nil, nil, tooLarge
+	}
+	control := http.NewResponseController(w)
+	slow := r.ContentLength < 0 || r.ContentLength > 64<<10
+	if slow {
+		_ = control.SetReadDeadline(time.Now().Add(uploadMax)) // a test's writer has none
+	}
+	buf := bodies.Get().(*bytes.Buffer) //nolint:errcheck,forcetypeassert // nothing else is in it
+	buf.Reset()
+	release = func() {
+		if buf.Cap() <= bodyKept {
+			bodies.Put(buf)
+		}
+	}
+	if r.ContentLength > 0 {
+		buf.Grow(int(r.ContentLength) + bytes.MinRead)
+	}
+	n, err := buf.ReadFrom(io.LimitReader(r.Body, most+1))
+	if slow {
+		_ = control.SetReadDeadline(time.Time{})
+	}
+	switch {
+	case err != nil:
+		release()
+		return nil, nil, bad(http.StatusBadRequest, "unreadable_body", "", "the body broke off or took longer than %s", uploadMax)
+	case n > most:
+		release()
+		return nil, nil, tooLarge
+	}
+	return buf.Bytes(), release, nil
+}
+
+// readJSON reads the body of an operation of the OpenAI API.
+func readJSON(r *http.Request, body []byte) (asked, error) {
+	s, err := scan(body)
+	switch {
+	case errors.Is(err, errModelText), errors.Is(err, errModelTwice):
+		return asked{}, bad(http.StatusBadRequest, "invalid_model", "model", "%s", err.Error())
+	case err != nil:
+		return asked{}, bad(http.StatusBadRequest, "invalid_json", "", "%s", err.Error())
+	case s.name == "":
+		return asked{}, bad(http.StatusBadRequest, "missing_model", "model", "you must provide a model parameter")
+	}
+	completes := r.URL.Path == "/v1/chat/completions" || r.URL.Path == "/v1/completions"
+	a := asked{model: s.name, scanned: s, addUsage: completes && s.stream && !s.streamOptions}
+	a.parts = func(remote string, addUsage bool) [][]byte { return s.rewrite(body, remote, addUsage) }
+	return a, nil
+}
+
+// readGeneric takes a body in the worker's own protocol. The model is in the path.
+func readGeneric(r *http.Request, body []byte) (asked, error) {
+	return asked{model: r.PathValue("model"), parts: func(string, bool) [][]byte { return [][]byte{body} }}, nil
+}
+
+// readForm finds the field model of a form, and where its value is.
+func readForm(r *http.Request, body []byte) (asked, error) {
+	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
+		return asked{}, bad(http.StatusBadRequest, "invalid_form", "", "the body must be multipart/form-data")
+	}
+	name, at, err := formModel(body, params["boundary"])
+	if err != nil {
+		return asked{}, bad(http.StatusBadRequest, "invalid_form", "", "the form cannot be read: %s", err.Error())
+	}
+	if name == "" {
+		return asked{}, bad(http.StatusBadRequest, "missing_model", "model", "you must provide a model parameter")
+	}
+	return asked{model: name, parts: func(remote string, _ bool) [][]byte {
+		if remote == name || at.empty() {
+			return [][]byte{body}
+		}
+		return [][]byte{body[:at.from], []byte(remote), body[at.to:]}
+	}}, nil
+}
+
+// formModel returns the value of the field model, and its place in the body.
+func formModel(body []byte, boundary string) (name string, at span, err error) {
+	source := bytes.NewReader(body)
+	form := multipart.NewReader(source, boundary)
+	searched := 0
+	for {
+		part, err := form.NextRawPart()
+		if errors.Is(err, io.EOF) {
+			return name, at, nil
+		}
+		if err != nil {
+			return "", span{}, err
+		}
+		if part.FormName() != "model" || part.FileName() != "" {
+			continue
+		}
+		if name != "" {
+			return "", span{}, errModelTwice
+		}
+		value, err := io.ReadAll(io.LimitReader(part, 1<<10))
+		if err != nil {
+			return "", span{}, err
+		}
+		// The value lies between the empty line behind its header and the next boundary.
+		text := "\r\n\r\n" + string(value) + "\r\n--" + boundary
+		found := bytes.Index(body[searched:], []byte(text))
+		if found < 0 {
+			return "", span{}, errors.New("the field model is not ended by a boundary")
+		}
+		name = string(value)
+		at = span{searched + found + 4, searched + found + 4 + len(value)}
+		searched = at.to
+	}
+}

@@ -1,0 +1,159 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// UsageBook adds up what calls took, in memory, and folds it into the database every second: into the hours of
+// use, and into the use by which durable entries are ordered. While the database is away it grows by one row
+// for a flow, model and hour. A fold whose answer was lost is sent again under its number, and counts
+// once.
+type UsageBook struct {
+	db    postgres.DB
+	node  func() invalidation.NodeID
+	every time.Duration
+	log   *slog.Logger
+
+	mu      sync.Mutex
+	rows    map[useKey]use
+	sending *fold // not answered yet
+	seq     int64
+	folded  int64 // calls
+}
+
+type useKey struct {
+	hour               time.Time
+	queue, model, flow string
+	shared             bool
+}
+
+type use struct {
+	calls, in, out int64
+	busy, wasted   time.Duration
+}
+
+// fold is rows on their way, under the number and the incarnation that they were sent with first.
+type fold struct {
+	node invalidation.NodeID
+	seq  int64
+	rows map[useKey]use
+}
+
+// NewUsageBook returns an empty book; every is the time between folds, 0 for 1 s.
+func NewUsageBook(db postgres.DB, node func() invalidation.NodeID, every time.Duration, log *slog.Logger) *UsageBook {
+	return &UsageBook{
+		db: db, node: node, every: cmp.Or(every, time.Second), log: cmp.Or(log, slog.Default()), rows: map[useKey]use{},
+	}
+}
+
+// Charge implements Charger.
+func (b *UsageBook) Charge(c Charge) {
+	key := useKey{
+		hour: time.Now().UTC().Truncate(time.Hour), queue: c.Queue, model: c.Model, flow: c.Flow, shared: !c.Separate,
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	u := b.rows[key]
+	u.calls++
+	u.busy += c.Took
+	if c.Wasted {
+		u.wasted += c.Took
+	}
+	u.in += c.TokensIn
+	u.out += c.TokensOut
+	b.rows[key] = u
+}
+
+// Run folds until ctx ends, and once more then.
+func (b *UsageBook) Run(ctx context.Context) error {
+	ticks := time.NewTicker(b.every)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			defer cancel()
+			return b.Fold(ctx)
+		case <-ticks.C:
+		}
+		if err := b.Fold(ctx); err != nil && ctx.Err() == nil {
+			b.log.Warn("fold use; trying again", "error", err)
+		}
+	}
+}
+
+// Fold sends what has been added up. If the database does not answer, the same fold is sent again the
+// next time.
+func (b *UsageBook) Fold(ctx context.Context) error {
+	for {
+		f := b.next()
+		if f == nil {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := b.send(ctx, f)
+		cancel()
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		b.sending = nil
+		more := len(b.rows) > 0
+		b.mu.Unlock()
+		if !more {
+			return nil
+		}
+	}
+}
+
+// next is the fold to send: the one without an answer, else what has come since.
+func (b *UsageBook) next() *fold {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sending == nil && len(b.rows) > 0 {
+		b.seq++
+		b.sending = &fold{node: b.node(), seq: b.seq, rows: b.rows}
+		b.rows = map[useKey]use{}
+	}
+	return b.sending
+}
+
+func (b *UsageBook) send(ctx context.Context, f *fold) error {
+	var c useColumns
+	keys := slices.SortedFunc(maps.Keys(f.rows), func(a, b useKey) int {
+		return cmp.Or(a.hour.Compare(b.hour), cmp.Compare(a.queue, b.queue), cmp.Compare(a.flow, b.flow))
+	})
+	for _, k := range keys {
+		c.append(k, f.rows[k])
+	}
+	_, err := b.db.Exec(ctx, foldSQL, f.node, f.seq, c.hours, c.queues, c.models, c.flows, c.calls, c.busy, c.wasted,
+		c.in, c.out, c.shared)
+	if err != nil {
+		return fmt.Errorf("fold use of %d flows: %w", len(f.rows), err)
+	}
+	return nil
+}
+
+type useColumns struct {
+	hours                        []time.Time
+	queues, models, flows        []string
+	calls, busy, wasted, in, out []int64
+	shared                       []bool
+}
+
+func (c *useColumns) append(k useKey, u use) {
+	c.hours, c.queues, c.models = append(c.hours, k.hour), append(c.queues, k.queue), append(c.models, k.model)
+	c.flows, c.calls = append(c.flows, k.flow), append(c.calls, u.calls)
+	c.busy, c.wasted = append(c.busy, u.busy.Milliseconds()), append(c.wasted, u.wasted.Milliseconds())
+	c.in, c.out, c.shared = append(c.in, u.in), append(c.out, u.out), append(c.shared, k.shared)
+}

@@ -1,0 +1,136 @@
+package gateway
+
+import (
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// ModelState is a model as the registry knows it, with its settings and instances.
+type ModelState struct {
+	Name       string
+	Queue      string // of its durable entries
+	Protocol   worker.Protocol
+	Remote     string            // its name at the server
+	Adapters   []string          // other names that a request may choose, as those of LoRA adapters
+	Version    string            // OIP
+	Headers    map[string]string // sent to its workers; values may refer to secrets
+	AbortStops bool              // closing the connection of a call is known to stop it
+	RunMax     time.Duration
+	Policy     PoolPolicy
+	Paused     string // the reason why no call may begin; empty: calls may
+	Created    time.Time
+	Instances  []InstanceState
+
+	headers http.Header // with the secrets in place
+}
+
+// route is a name by which a request may ask for a model.
+type route struct {
+	model   *ModelState
+	remote  string
+	adapter string // empty: the model itself
+	gate    *gate
+}
+
+// catalog is one version of all routes.
+type catalog struct {
+	routes map[string]*route // by requested name
+	models []*route          // one for each model, by name
+}
+
+// models holds the newest catalog, and the gates, which outlive it.
+type models struct {
+	current atomic.Pointer[catalog]
+	gates   map[string]*gate // touched by set alone
+}
+
+// set replaces the models. Pools of models that stay keep their requests.
+func (m *models) set(list []ModelState, log *slog.Logger, open func(name string, policy PoolPolicy) *gate) {
+	fresh := &catalog{routes: map[string]*route{}}
+	if m.gates == nil {
+		m.gates = map[string]*gate{}
+	}
+	seen := map[string]bool{}
+	for i := range list {
+		s := &list[i]
+		g := m.gates[s.Name]
+		if g == nil {
+			g = open(s.Name, s.Policy)
+			m.gates[s.Name] = g
+		}
+		seen[s.Name] = true
+		g.do(func(now time.Time, p *Pool) {
+			p.SetPolicy(now, s.Policy)
+			p.SetInstances(now, s.Instances)
+		})
+		headers, err := worker.ResolveHeaders(s.Headers)
+		if err != nil {
+			log.Error("headers of model cannot be read: it is called without them", "model", s.Name, "error", err)
+		}
+		s.headers = headers
+		own := &route{model: s, remote: s.Remote, gate: g}
+		fresh.routes[s.Name] = own
+		fresh.models = append(fresh.models, own)
+	}
+	for _, r := range slices.Clone(fresh.models) {
+		for _, name := range r.model.Adapters {
+			if _, taken := fresh.routes[name]; !taken && name != "*" {
+				fresh.routes[name] = &route{model: r.model, remote: name, adapter: name, gate: r.gate}
+			}
+		}
+	}
+	for name, g := range m.gates {
+		if !seen[name] {
+			g.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
+		}
+	}
+	slices.SortFunc(fresh.models, func(a, b *route) int { return strings.Compare(a.model.Name, b.model.Name) })
+	m.current.Store(fresh)
+}
+
+func (m *models) route(name string) *route {
+	if c := m.current.Load(); c != nil {
+		return c.routes[name]
+	}
+	return nil
+}
+
+func (m *models) all() []*route {
+	if c := m.current.Load(); c != nil {
+		return c.models
+	}
+	return nil
+}
+
+// target returns the address at an instance for a path of the OpenAI API, or, for other protocols, where
+// that protocol takes calls.
+func (r *route) target(address, path string) (*url.URL, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, err
+	}
+	base := strings.TrimSuffix(u.Path, "/")
+	switch r.model.Protocol {
+	case worker.ProtocolOpenAI:
+		if strings.HasSuffix(base, "/v1") {
+			path = strings.TrimPrefix(path, "/v1")
+		}
+		u.Path = base + path
+	case worker.ProtocolCog:
+		u.Path = base + "/predictions"
+	case worker.ProtocolOIP:
+		u.Path = base + "/v2/models/" + url.PathEscape(r.model.Remote)
+		if r.model.Version != "" {
+			u.Path += "/versions/" + url.PathEscape(r.model.Version)
+		}
+		u.Path += "/infer"
+	}
+	return u, nil
+}

@@ -1,0 +1,52 @@
+// Package gateway is the second way in to the workers: it admits, orders and forwards requests whose
+// clients wait on their connections, and counts every call in the slots that durable entries use too.
+//
+// # Words
+//
+//	online      a client waits on its connection
+//	durable     an entry of a queue
+//	pool        all usable instances of a model, with the requests that wait for them
+//	flow        the unit of fairness: the tenant of the token, or a name that the tenant gives below itself
+//	criticality critical, default or sheddable
+//	stock       calls of this gateway that are in flight to a pool's instances
+//	ceiling     calls that may be in flight: slots held here, no more than the adaptive limit of each instance
+//	cost        slot-milliseconds: how long a call keeps a slot
+//	holdback    the part of the ceiling up to which a class passes the queue by
+//	floor       the share of the service of the last 10 s below which a class goes first
+//	hand over   a holder of an idle slot moves its row to a node that waits for one
+//	preempt     end the run of a durable entry, which goes back to its position without an attempt spent
+//
+// # The way of a request
+//
+//	server.go    routes, tokens, refusals
+//	scan.go      finds model, stream and stream_options in the body without decoding the rest
+//	gate.go      waits for the pool's verdict: one mutex a pool, one timer, no goroutine
+//	pool.go      the state machine: bypass, enqueue, evict, dispatch, expire
+//	forward.go   the exchange with the worker, byte for byte
+//	stream.go    the events of an answer: usage, the chunk that was asked for in the client's place
+//	gate.go      the end of the call: the slot is idle, its cost is charged, the next request gets it
+//
+// # The pool
+//
+// The files pool.go, flow.go, evict.go, cost.go, mode.go, fleet.go, pick.go and limit.go are pure:
+// callers serialise them and pass the time, and nothing in them blocks or does I/O. A simulator and a
+// naive model run the same code in tests.
+//
+//	            Arrive                            dispatch: at every arrival, end, grant, change of limits
+//	client ───────────────► waiting ─────────────────────────────────► in flight ──End──► ended
+//	   │      │   bypass       │  TTL, deadline, eviction, cancel            ▲
+//	   │      └────────────────┼─────────────────────────────────────────────┘
+//	   └──► refused            └──► ended without a call
+//
+// Within a class flows are served by start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair
+// Queueing", SIGCOMM 1996): the tag of a backlogged flow is S = max(V, F), the least S goes next, V
+// becomes that S, and F = S + cost/weight. Cost is an estimate until the call has ended; then F is
+// corrected by the difference. The service of two backlogged flows, divided by their weights, differs
+// by at most the cost of one request of each and the error of the estimates in flight.
+//
+// Invariants, held by a test with a million random operations against a naive model:
+//
+//	0 <= stock <= slots held         waiting <= total          first in, first out within flow and class
+//	no request waits while an instance has an idle slot and room below its limit (strict_band apart)
+//	each request ends exactly once, and none is dispatched after it has expired or was cancelled
+package gateway

@@ -1,0 +1,179 @@
+package gateway
+
+import (
+	"slices"
+	"time"
+)
+
+// SlotKey names a slot: a number at an instance, and the token under which this gateway holds it.
+type SlotKey struct {
+	Instance, Number int32
+	Token            int64
+}
+
+// fleet is the instances of one model as the pool sees them, with the slots that this gateway holds.
+type fleet struct {
+	instances []*instance // by id
+	affinity  *affinity
+	until     time.Time // no slot is used from then on before it is known to be held still; zero: no such limit
+}
+
+// instance is one server that runs the model.
+type instance struct {
+	id       int32
+	server   string
+	address  string
+	usable   bool
+	limit    limiter
+	idle     []SlotKey
+	held     map[SlotKey]bool // value: busy
+	flying   int
+	cool     time.Time // the worker had no room: not before
+	coolFor  time.Duration
+	queued   float64 // estimated slot-ms of what is in flight
+	rate     float64 // tokens a second that it generated of late, over all calls
+	kv       float64 // used part of the KV cache, at kvAt
+	kvAt     time.Time
+	adapters map[string]time.Time // LoRA adapters, and when each was used last
+}
+
+// room is how many more calls the instance may get now.
+func (i *instance) room(now time.Time) int {
+	if !i.usable || now.Before(i.cool) {
+		return 0
+	}
+	return min(len(i.idle), i.limit.value()-i.flying)
+}
+
+// ceiling is how many calls may be in flight to the instance from here.
+func (i *instance) ceiling() int {
+	if !i.usable {
+		return 0
+	}
+	return min(len(i.held), i.limit.value())
+}
+
+func (f *fleet) find(id int32) *instance {
+	at, found := slices.BinarySearchFunc(f.instances, id, func(i *instance, id int32) int { return int(i.id) - int(id) })
+	if !found {
+		return nil
+	}
+	return f.instances[at]
+}
+
+// set replaces the list of instances. Those that stay keep their slots, limits and readings; the slots
+// of those that are gone are dropped.
+func (f *fleet) set(now time.Time, list []InstanceState) {
+	next := make([]*instance, 0, len(list))
+	for _, s := range list {
+		i := f.find(s.ID)
+		if i == nil {
+			i = &instance{
+				id: s.ID, held: map[SlotKey]bool{}, limit: newLimiter(s.Slots, now), adapters: map[string]time.Time{},
+			}
+		}
+		i.server, i.address, i.usable = s.Server, s.Address, s.Usable
+		i.limit.resize(s.Slots)
+		next = append(next, i)
+	}
+	slices.SortFunc(next, func(a, b *instance) int { return int(a.id) - int(b.id) })
+	f.instances = next
+}
+
+// InstanceState is an instance as the registry knows it.
+type InstanceState struct {
+	ID      int32
+	Server  string
+	Address string // URL
+	Slots   int
+	Usable  bool // calls may be sent to it
+
+	// Readings of the last probe, with the time when they were taken; nil where the worker does not say.
+	At     time.Time
+	Queued *int
+	KV     *float64
+}
+
+// ceiling is the sum over the instances.
+func (f *fleet) ceiling() (sum int) {
+	for _, i := range f.instances {
+		sum += i.ceiling()
+	}
+	return sum
+}
+
+func (f *fleet) usable() (n int) {
+	for _, i := range f.instances {
+		if i.usable {
+			n++
+		}
+	}
+	return n
+}
+
+// held and idle count slots.
+func (f *fleet) held() (held, idle int) {
+	for _, i := range f.instances {
+		held += len(i.held)
+		idle += len(i.idle)
+	}
+	return held, idle
+}
+
+// add puts a leased slot into the fleet, idle. It is false if the instance is not known here.
+func (f *fleet) add(s SlotKey) bool {
+	i := f.find(s.Instance)
+	if i == nil {
+		return false
+	}
+	if _, known := i.held[s]; !known {
+		i.held[s] = false
+		i.idle = append(i.idle, s)
+	}
+	return true
+}
+
+// drop takes a slot out of the fleet: it was lost, given back or is in doubt. A call on it goes on, and
+// its end frees nothing.
+func (f *fleet) drop(s SlotKey) {
+	if i := f.find(s.Instance); i != nil {
+		if _, known := i.held[s]; known {
+			delete(i.held, s)
+			i.idle = slices.DeleteFunc(i.idle, func(x SlotKey) bool { return x == s })
+		}
+	}
+}
+
+// take makes an idle slot of the instance busy.
+func (i *instance) take(estimate float64) SlotKey {
+	s := i.idle[len(i.idle)-1]
+	i.idle = i.idle[:len(i.idle)-1]
+	i.held[s] = true
+	i.flying++
+	i.queued += estimate
+	return s
+}
+
+// release ends a call on a slot. The slot is idle again if it is still held.
+func (i *instance) release(s SlotKey, estimate float64) {
+	i.flying--
+	i.queued = max(0, i.queued-estimate)
+	if busy, known := i.held[s]; known && busy {
+		i.held[s] = false
+		i.idle = append(i.idle, s)
+	}
+}
+
+// Bounds on how long an instance without room is left alone.
+const (
+	coolMin = 20 * time.Millisecond
+	coolMax = 2 * time.Second
+	coolAsk = 30 * time.Second // that a worker may ask for
+)
+
+// chill keeps calls from an instance that had no room: as long as it asked, and then twice as long each
+// time until a call succeeds.
+func (i *instance) chill(now time.Time, asked time.Duration) {
+	i.coolFor = min(max(2*i.coolFor, coolMin), coolMax)
+	i.cool = now.Add(max(i.coolFor, min(asked, coolAsk)))
+}

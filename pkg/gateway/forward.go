@@ -1,0 +1,304 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// newTransport returns the connections to workers. Answers pass as they are, so that it neither asks for
+// compression nor follows redirects.
+func newTransport() *http.Transport {
+	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}
+	return &http.Transport{
+		DialContext: dialer.DialContext, DisableCompression: true, MaxIdleConnsPerHost: 1024,
+		IdleConnTimeout: 50 * time.Second, TLSHandshakeTimeout: 5 * time.Second, ForceAttemptHTTP2: true,
+		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
+	}
+}
+
+// Causes that end an exchange from this side.
+var (
+	errFirstByte = errors.New("the worker sent no head of an answer within the limit")
+	errSilence   = errors.New("the worker fell silent in the middle of its answer")
+	errStalled   = errors.New("the client did not read")
+)
+
+// call is one request on its way to a worker.
+type call struct {
+	gateway *Gateway
+	writer  http.ResponseWriter
+	request *http.Request
+	route   *route
+	path    string
+	body    [][]byte // what is sent, in parts
+	plain   []byte   // the body as it came
+	cut     bool     // the chunk with token counts is to be taken out
+	ticket  *Request
+	id      string
+	queued  time.Duration
+	tries   int
+}
+
+// result is how an attempt ended.
+type result struct {
+	usage    Taken
+	answered bool // bytes went to the client
+	again    bool // nothing can have run, and no byte went out: another instance may be tried
+	status   int  // that the client got; 0: none
+	err      error
+}
+
+// attempt sends the call to the instance of its slot and passes the answer on.
+func (c *call) attempt(ctx context.Context) result {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	began := time.Now()
+	policy := c.route.model.Policy
+	firstByte := policy.FirstByteMax.Duration()
+	if firstByte == 0 {
+		firstByte = c.route.model.RunMax
+	}
+	limit := time.AfterFunc(firstByte, func() { cancel(errFirstByte) })
+	defer limit.Stop()
+	upstream, err := c.upstream(ctx)
+	if err != nil {
+		return result{err: err, usage: Taken{Failed: true}}
+	}
+	answer, err := c.gateway.transport.RoundTrip(upstream)
+	if err != nil {
+		return c.broken(ctx, err, time.Since(began))
+	}
+	defer answer.Body.Close()
+	limit.Stop()
+	r := c.pass(ctx, cancel, answer)
+	r.usage.Took = time.Since(began)
+	return r
+}
+
+// upstream builds the request to the worker.
+func (c *call) upstream(ctx context.Context) (*http.Request, error) {
+	target, err := c.route.target(c.ticket.instance.address, c.path)
+	if err != nil {
+		return nil, err
+	}
+	target.RawQuery = c.request.URL.RawQuery
+	out := (&http.Request{
+		Method: http.MethodPost, URL: target, Host: target.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: make(http.Header, len(c.request.Header)+2), ContentLength: size(c.body),
+		Body: &partsReader{parts: c.body},
+	}).WithContext(ctx)
+	for name, values := range c.request.Header {
+		if !keptBack(name) {
+			out.Header[name] = values
+		}
+	}
+	for name, values := range c.route.model.headers {
+		out.Header[name] = values
+	}
+	out.Header["X-Request-Id"] = []string{c.id}
+	return out, nil
+}
+
+// keptBack says whether a header of the client is not for the worker: those of the connection, the
+// credentials for this gateway, and the words that it has understood.
+func keptBack(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding",
+		"Upgrade", "Authorization", "Cookie", "Prefer", "Accept-Encoding", "Content-Length", "X-Request-Id", "X-Api-Key":
+		return true
+	}
+	return strings.HasPrefix(name, "X-Penstock-")
+}
+
+// broken says what an exchange without an answer came to. Where the request cannot have run another
+// instance may be tried: no connection, or one that was closed before a status line.
+func (c *call) broken(ctx context.Context, err error, took time.Duration) result {
+	if cause := context.Cause(ctx); cause != nil {
+		return result{err: cause, usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops}}
+	}
+	var op *net.OpError
+	unsent := errors.As(err, &op) && op.Op == "dial"
+	closed := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || isReset(err)
+	if unsent || closed {
+		return result{err: err, again: c.mayRetry(), usage: Taken{Busy: true}}
+	}
+	return result{err: err, usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops}}
+}
+
+func isReset(err error) bool {
+	return strings.Contains(err.Error(), "server closed idle connection") ||
+		strings.Contains(err.Error(), "connection reset by peer")
+}
+
+// refusalMax bounds an answer that is read whole to see whether it is a refusal for want of room.
+const refusalMax = 64 << 10
+
+// pass sends an answer on. One that says that the worker had no room, before anything ran, is kept: it
+// goes on only if no other instance takes the call.
+func (c *call) pass(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response) result {
+	if answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusServiceUnavailable ||
+		answer.StatusCode == http.StatusConflict {
+		body, err := io.ReadAll(io.LimitReader(answer.Body, refusalMax))
+		if o := worker.ClassifyAnswer(answer.StatusCode, answer.Header, body, c.plain); err == nil && free(o, c.route, body) {
+			return c.refused(answer, body, o)
+		}
+		answer.Body = rejoin(body, answer.Body)
+	}
+	if !isEvents(answer) {
+		return c.copy(ctx, cancel, answer, nil)
+	}
+	first := readFirstEvent(answer.Body)
+	if data := eventData(first); len(data) > 0 {
+		if o, failed := worker.ClassifyFirstEvent(data, c.plain); failed && o.FreeOfCharge() && !o.MaybeRunning {
+			return c.refused(answer, first, o)
+		}
+	}
+	return c.copy(ctx, cancel, answer, first)
+}
+
+// free says whether an answer shows that nothing ran.
+func free(o worker.Outcome, r *route, body []byte) bool {
+	if o.StatusCode == http.StatusConflict {
+		return r.model.Protocol == worker.ProtocolCog // all its slots are taken
+	}
+	return o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.MaybeRunning && len(bytes.TrimSpace(body)) == 0)
+}
+
+// refused keeps the answer of a worker without room.
+func (c *call) refused(answer *http.Response, body []byte, o worker.Outcome) result {
+	if c.mayRetry() {
+		return result{again: true, usage: Taken{Busy: true, RetryAfter: o.RetryAfter}, err: errors.New(o.Reason)}
+	}
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	answer.Header.Del("Content-Length")
+	r := c.copy(c.request.Context(), func(error) {}, answer, nil)
+	r.usage = Taken{Busy: true, RetryAfter: o.RetryAfter}
+	return r
+}
+
+func (c *call) mayRetry() bool { return c.tries < 2 && c.gateway.retries.allow(c.route.gate) }
+
+// readFirstEvent reads until the first event is whole, the stream ends, or the event gets too long. An
+// error of the stream comes again with the next read.
+func readFirstEvent(body io.Reader) []byte {
+	buf := make([]byte, 0, 4<<10)
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err != nil || eventEnd(buf) > 0 || len(buf) > refusalMax || !couldBeError(buf) {
+			return buf
+		}
+	}
+}
+
+// couldBeError says whether what has come of an event may still turn out as an error: nothing else is
+// held back.
+func couldBeError(begin []byte) bool {
+	text := bytes.TrimLeft(begin, " \r\n")
+	if bytes.HasPrefix(text, []byte("event:")) || bytes.HasPrefix(text, []byte(":")) || len(text) < len(dataField) {
+		return true
+	}
+	data := bytes.TrimLeft(bytes.TrimPrefix(text, dataField), " {\n\t")
+	const member = `"error"`
+	n := min(len(data), len(member))
+	return string(data[:n]) == member[:n]
+}
+
+func isEvents(answer *http.Response) bool {
+	kind, _, err := mime.ParseMediaType(answer.Header.Get("Content-Type"))
+	return err == nil && kind == "text/event-stream"
+}
+
+type joined struct {
+	io.Reader
+	io.Closer
+}
+
+func rejoin(head []byte, rest io.ReadCloser) io.ReadCloser {
+	return joined{io.MultiReader(bytes.NewReader(head), rest), rest}
+}
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }}
+
+// copy passes head and body on, each read at once, and reads the token counts from the end.
+func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response, first []byte) result {
+	p := passing{call: c, cancel: cancel, events: isEvents(answer), control: http.NewResponseController(c.writer)}
+	p.whole = !p.events && answer.ContentLength >= 0
+	c.head(answer, p.events && c.cut)
+	buf := *buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // nothing else is in it
+	defer func() { buffers.Put(&buf) }()
+	p.watch(c.route.model.Policy.SilenceMax.Duration())
+	defer p.unwatch()
+	err := p.write(first)
+	for err == nil {
+		var n int
+		n, err = answer.Body.Read(buf)
+		p.heard(n)
+		if n > 0 {
+			if failed := p.write(buf[:n]); failed != nil {
+				err = failed
+			}
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = p.finish()
+	}
+	return c.ended(ctx, &p, answer.StatusCode, err)
+}
+
+// head sends status and headers, and what the gateway adds.
+func (c *call) head(answer *http.Response, shortened bool) {
+	header := c.writer.Header()
+	for name, values := range answer.Header {
+		switch name {
+		case "Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate":
+		case "Content-Length":
+			if !shortened {
+				header[name] = values
+			}
+		default:
+			header[name] = values
+		}
+	}
+	c.gateway.own(header, c)
+	c.writer.WriteHeader(answer.StatusCode)
+}
+
+// ended says what a passed answer came to, and tells a client whose stream broke.
+func (c *call) ended(ctx context.Context, p *passing, status int, err error) result {
+	in, out, _ := p.tail.usage()
+	r := result{answered: true, status: status, usage: Taken{TokensIn: in, TokensOut: out}}
+	if status >= 400 {
+		r.usage.Failed = true
+	}
+	if err == nil {
+		return r
+	}
+	r.usage.Failed = true
+	r.err = err
+	if cause := context.Cause(ctx); cause != nil {
+		r.err = cause
+		r.usage.Doubt = !c.route.model.AbortStops
+	}
+	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {
+		return r // nobody reads any more
+	}
+	if p.events {
+		p.breakOff(r.err)
+		return r
+	}
+	panic(http.ErrAbortHandler) // the client must not take half an answer for a whole one
+}

@@ -1,0 +1,130 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// gate is a pool that goroutines share: one mutex, and one timer for the waits that end. A request that
+// waits blocks its own goroutine, and gets its verdict through a channel of its own.
+type gate struct {
+	model string
+	need  func(g *gate) // tells that slots are wanted; it must not block
+
+	mu    sync.Mutex
+	pool  *Pool
+	alarm *time.Timer
+	armed time.Time // what the alarm is set to; zero: it is not
+	peak  int       // most calls in flight since it was read last
+}
+
+func newGate(model string, policy PoolPolicy, budget *byteBudget, need func(*gate)) *gate {
+	return &gate{model: model, need: need, pool: NewPool(policy, budget)}
+}
+
+// errGone is the cause of a context that ended because the client left.
+var errGone = errors.New("client went away")
+
+// admit waits until the request may go to an instance. The call must be ended with end. The error is a
+// *Rejection.
+func (g *gate) admit(ctx context.Context, r *Request) error {
+	verdict := make(chan Dropped, 1)
+	r.Leave = func(_ *Request, dropped Dropped) { verdict <- dropped }
+	g.mu.Lock()
+	flying, refused := g.pool.Arrive(time.Now(), r)
+	g.settle()
+	g.mu.Unlock()
+	switch {
+	case refused != nil:
+		return refused
+	case flying:
+		return nil
+	}
+	select {
+	case dropped := <-verdict:
+		return g.verdict(r, dropped)
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	withdrawn := g.pool.Cancel(time.Now(), r, reasonOf(ctx))
+	g.settle()
+	g.mu.Unlock()
+	if withdrawn {
+		return &Rejection{Reason: r.trace.Dropped}
+	}
+	if dropped := <-verdict; dropped != DropNone { // it was decided before the cancel
+		return g.verdict(r, dropped)
+	}
+	g.end(r, Taken{Busy: true}) // a slot came in the same moment: nothing ran on it
+	return &Rejection{Reason: reasonOf(ctx)}
+}
+
+func reasonOf(ctx context.Context) Dropped {
+	if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		return DropDeadline
+	}
+	return DropCancelled
+}
+
+func (g *gate) verdict(r *Request, dropped Dropped) error {
+	if dropped == DropNone {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return &Rejection{Reason: dropped, RetryAfter: g.pool.retryAfter(r), Detail: "waited " + time.Duration(
+		r.trace.WaitedMS*float64(time.Millisecond)).Round(time.Millisecond).String()}
+}
+
+// end ends a call that was admitted.
+func (g *gate) end(r *Request, u Taken) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.pool.End(time.Now(), r, u)
+	g.settle()
+}
+
+// do changes the pool under its lock.
+func (g *gate) do(change func(now time.Time, p *Pool)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	change(time.Now(), g.pool)
+	g.settle()
+}
+
+// settle follows every change of the pool: the timer is set to what is due next, and where requests wait
+// for slots somebody is told. Called with mu held.
+func (g *gate) settle() {
+	g.peak = max(g.peak, g.pool.stock)
+	now := time.Now()
+	if g.need != nil && g.pool.wanted(now) > 0 {
+		g.need(g)
+	}
+	next := g.pool.Next()
+	switch {
+	case next.IsZero() || next.Equal(g.armed):
+		return
+	case g.alarm == nil:
+		g.alarm = time.AfterFunc(next.Sub(now), g.ring)
+	default:
+		g.alarm.Reset(next.Sub(now))
+	}
+	g.armed = next
+}
+
+func (g *gate) ring() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.armed = time.Time{}
+	g.pool.Tick(time.Now())
+	g.settle()
+}
+
+// view returns the state of the pool.
+func (g *gate) view() PoolState {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.pool.view(g.model)
+}

@@ -1,0 +1,187 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Config of a Gateway. The zero value works, and lets nobody in before tokens are set.
+type Config struct {
+	Open       bool  // requests need no token
+	BodyMax    int64 // bytes of a request: 32 MiB
+	WaitingMax int64 // bytes of all requests that wait: 256 MiB
+	Remember   int   // requests that explain knows: 10,000
+	Log        *slog.Logger
+
+	Push     Pusher          // for requests that prefer respond-async; nil: they are refused
+	Charge   Charger         // for what calls took; nil: nobody is told
+	Observer RequestObserver // nil: nobody watches
+}
+
+// Pusher makes a request a durable entry.
+type Pusher interface {
+	// Push puts the body into the queue of a model, with a priority by class, and returns the id of the
+	// entry and the address of its state.
+	Push(ctx context.Context, d Durable) (id, location string, err error)
+}
+
+// Durable is a request on its way into a queue.
+type Durable struct {
+	Model, Queue, Flow string
+	Class              Criticality
+	Body               []byte // as the client sent it, the model's name included
+	ID                 string // of the request: the idempotency key
+	Token              string // name of the token
+}
+
+// Charger keeps the book of what calls took.
+type Charger interface {
+	Charge(c Charge)
+}
+
+// Charge is what one call took.
+type Charge struct {
+	Model, Queue, Flow string
+	Class              Criticality
+	Took               time.Duration // that a slot was busy
+	Wasted             bool          // the answer did not reach the client whole
+	TokensIn           int64
+	TokensOut          int64
+	Instance           int32
+	Separate           bool // it must not count in the order of durable entries
+}
+
+// RequestObserver is told of every request that ended.
+type RequestObserver interface {
+	Ended(e RequestRecord, dropped Dropped, own time.Duration)
+}
+
+// Gateway serves online requests. It is an http.Handler; slots, models and tokens are set from outside.
+type Gateway struct {
+	config    Config
+	log       *slog.Logger
+	transport http.RoundTripper
+	mux       *http.ServeMux
+	models    models
+	tokens    tokenTable
+	flows     atomic.Pointer[map[string]FlowState]
+	budget    byteBudget
+	retries   retryBudget
+	ring      *ring
+	leases    *Leases // nil: slots are fixed
+	ready     atomic.Bool
+	draining  atomic.Bool
+	catching  sync.Mutex // one version of the models at a time
+}
+
+// FlowState is what is set about a flow, for all models.
+type FlowState struct {
+	Class  Criticality // of its requests that name none, and the highest that they may name
+	Set    bool        // Class is set
+	Weight float64     // 0 is taken as 1
+	Paused string      // the reason why none of its requests may begin; empty: they may
+}
+
+// New returns a gateway that knows no model yet.
+func New(config Config) *Gateway {
+	config.BodyMax = cmp.Or(config.BodyMax, 32<<20)
+	config.WaitingMax = cmp.Or(config.WaitingMax, 256<<20)
+	config.Remember = cmp.Or(config.Remember, 10_000)
+	g := &Gateway{
+		config: config, log: cmp.Or(config.Log, slog.Default()), transport: newTransport(),
+		ring: newRing(config.Remember), budget: byteBudget{most: config.WaitingMax},
+	}
+	g.mux = g.routes()
+	return g
+}
+
+// SetModels replaces the models, their settings and instances. The gateway is ready after the first call.
+func (g *Gateway) SetModels(list []ModelState) {
+	g.catching.Lock()
+	defer g.catching.Unlock()
+	g.models.set(list, g.log, func(name string, policy PoolPolicy) *gate {
+		return newGate(name, policy, &g.budget, g.need)
+	})
+	g.ready.Store(true)
+}
+
+// SetTokens replaces the tokens that may call models.
+func (g *Gateway) SetTokens(list []TokenState) { g.tokens.set(list) }
+
+// SetFlows replaces the settings of flows.
+func (g *Gateway) SetFlows(flows map[string]FlowState) { g.flows.Store(&flows) }
+
+// Fixed gives every instance all of its slots, for a gateway without a database: no other caller of the
+// workers is counted.
+func (g *Gateway) Fixed() {
+	for _, r := range g.models.all() {
+		r.gate.do(func(now time.Time, p *Pool) {
+			for _, s := range r.model.Instances {
+				var slots []SlotKey
+				for n := range s.Slots {
+					slots = append(slots, SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) + 1}) //nolint:gosec // bounded
+				}
+				p.Grant(now, slots)
+			}
+		})
+	}
+}
+
+// need is called by a gate that wants slots, under its lock.
+func (g *Gateway) need(gate *gate) {
+	if g.leases != nil {
+		g.leases.need(gate.model)
+	}
+}
+
+// Drain makes the gateway refuse new requests; those that wait or are in flight go on.
+func (g *Gateway) Drain() {
+	g.draining.Store(true)
+	for _, r := range g.models.all() {
+		r.gate.do(func(_ time.Time, p *Pool) { p.Drain() })
+	}
+}
+
+// Ready says why no requests should be sent here; nil: they may be.
+func (g *Gateway) Ready(context.Context) error {
+	switch {
+	case g.draining.Load():
+		return &Rejection{Reason: DropShutdown, Detail: "this gateway drains"}
+	case !g.ready.Load():
+		return &Rejection{Reason: DropNoEndpoints, Detail: "models and instances have not been read yet"}
+	}
+	return nil
+}
+
+// States returns the state of every pool, by model.
+func (g *Gateway) States() []PoolState {
+	var states []PoolState
+	for _, r := range g.models.all() {
+		states = append(states, r.gate.view())
+	}
+	return states
+}
+
+// Explain returns what happened to one of the last requests.
+func (g *Gateway) Explain(id string) (RequestRecord, bool) { return g.ring.find(id) }
+
+// ServeHTTP implements http.Handler.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) { g.mux.ServeHTTP(w, r) }
+
+// flow returns what is set about a flow.
+func (g *Gateway) flow(name string) FlowState {
+	if flows := g.flows.Load(); flows != nil {
+		return (*flows)[name]
+	}
+	return FlowState{}
+}
+
+// generic reports whether a model's workers speak another protocol than OpenAI's.
+func (r *route) generic() bool { return r.model.Protocol != worker.ProtocolOpenAI }

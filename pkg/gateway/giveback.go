@@ -1,0 +1,227 @@
+package gateway
+
+import (
+	"context"
+	"math"
+	"time"
+)
+
+// tick compares what is held with the database, gives back what is not needed, and ends what may not be
+// relied on any more.
+func (l *Leases) tick(ctx context.Context) {
+	l.compare(ctx)
+	l.expire()
+	var names []string
+	for _, r := range l.pools.models.all() {
+		names = append(names, r.model.Name)
+		r.gate.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
+	}
+	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	defer cancel()
+	shares, err := l.store.shares(bounded, names)
+	if !l.note(err, "read shares") {
+		return
+	}
+	for _, r := range l.pools.models.all() {
+		share, contended := shares[r.model.Name]
+		out := l.surplus(r.gate, share, contended)
+		if len(out) > 0 {
+			l.giveBack(ctx, r.gate, out)
+		}
+	}
+}
+
+// trustMax is how long slots are used without a pass of the leases. It is half a lease: a gateway that was
+// stopped and goes on compares before it uses a slot that others may have got in the meantime.
+const trustMax = 15 * time.Second
+
+// Bounds on the idle slots that a gateway keeps.
+const (
+	keepFactor = 1.25 // of the recent peak of calls in flight
+	keepMore   = 2
+	keepPart   = 0.25 // of what is beyond goes back each second
+	peakFalls  = 0.9  // of the recent peak stays after a second
+)
+
+// surplus takes the idle slots that are not needed out of a pool: a quarter of those beyond 1.25 x the
+// recent peak + 2, and, while other nodes go without, all beyond what is in flight now and what waits,
+// or beyond the gateway's share.
+func (l *Leases) surplus(g *gate, share int, contended bool) (out []SlotKey) {
+	s := l.supplyOf(g.model)
+	g.do(func(now time.Time, p *Pool) {
+		s.peak = max(float64(g.peak), s.peak*peakFalls)
+		g.peak = p.stock
+		held, idle := p.fleet.held()
+		n := surplusOf(held, idle, p.stock+p.waiting, s.peak, share, contended)
+		out = p.Retire(now, n)
+	})
+	return out
+}
+
+// surplusOf is how many idle slots go back now.
+func surplusOf(held, idle, need int, peak float64, share int, contended bool) int {
+	n := int(math.Ceil(keepPart * (float64(held) - (keepFactor*peak + keepMore))))
+	if contended {
+		n = max(n, held-need-int(0.25*float64(need)), held-share)
+	}
+	return min(max(n, 0), idle)
+}
+
+func (l *Leases) giveBack(ctx context.Context, g *gate, out []SlotKey) {
+	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	defer cancel()
+	if err := l.store.release(bounded, g.model, out); !l.note(err, "give back") {
+		l.mu.Lock()
+		l.check = true // whether they are still held is not known
+		l.mu.Unlock()
+		return
+	}
+	l.mu.Lock()
+	l.figures.Returned += int64(len(out))
+	l.mu.Unlock()
+}
+
+func (l *Leases) giveBackAll(ctx context.Context) {
+	l.sendDoubts(ctx)
+	for _, r := range l.pools.models.all() {
+		var out []SlotKey
+		r.gate.do(func(now time.Time, p *Pool) {
+			_, idle := p.fleet.held()
+			out = p.Retire(now, idle)
+		})
+		if len(out) > 0 {
+			l.giveBack(ctx, r.gate, out)
+		}
+	}
+}
+
+func (l *Leases) sendDoubts(ctx context.Context) {
+	l.mu.Lock()
+	doubts := l.doubts
+	l.doubts = nil
+	l.mu.Unlock()
+	if len(doubts) == 0 {
+		return
+	}
+	slots, reasons := make([]SlotKey, len(doubts)), make([]string, len(doubts))
+	for i, d := range doubts {
+		slots[i], reasons[i] = d.slot, d.reason
+	}
+	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	defer cancel()
+	ok := l.note(l.store.doubt(bounded, slots, reasons), "mark doubts")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !ok {
+		l.doubts = append(doubts, l.doubts...)
+		return
+	}
+	l.figures.Doubted += int64(len(doubts))
+}
+
+// compare reads which slots are this gateway's: those that were lost shrink the ceilings at once, those
+// that were handed over are used.
+func (l *Leases) compare(ctx context.Context) {
+	start := time.Now()
+	before := l.holding()
+	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	defer cancel()
+	held, err := l.store.held(bounded)
+	if !l.note(err, "compare") {
+		return
+	}
+	l.rely(start, held.valid)
+	l.mu.Lock()
+	l.strict = false
+	doubtful := map[SlotKey]bool{}
+	for _, d := range l.doubts {
+		doubtful[d.slot] = true
+	}
+	l.mu.Unlock()
+	ours := map[SlotKey]bool{}
+	byInstance := map[int32][]SlotKey{}
+	for _, s := range held.slots {
+		ours[s] = true
+		if !doubtful[s] {
+			byInstance[s.Instance] = append(byInstance[s.Instance], s)
+		}
+	}
+	for _, r := range l.pools.models.all() {
+		l.align(r.gate, ours, before[r.gate], byInstance)
+	}
+}
+
+// holding lists what the pools hold. Slots that come in while the question is on its way are not judged
+// by its answer.
+func (l *Leases) holding() map[*gate][]SlotKey {
+	all := map[*gate][]SlotKey{}
+	for _, r := range l.pools.models.all() {
+		r.gate.do(func(_ time.Time, p *Pool) {
+			for _, i := range p.fleet.instances {
+				for s := range i.held {
+					all[r.gate] = append(all[r.gate], s)
+				}
+			}
+		})
+	}
+	return all
+}
+
+// align drops what a pool held and is not ours, and adds what is ours and the pool does not hold.
+func (l *Leases) align(g *gate, ours map[SlotKey]bool, before []SlotKey, byInstance map[int32][]SlotKey) {
+	g.do(func(now time.Time, p *Pool) {
+		var lost, fresh []SlotKey
+		for _, s := range before {
+			if !ours[s] {
+				lost = append(lost, s)
+			}
+		}
+		for _, i := range p.fleet.instances {
+			for _, s := range byInstance[i.id] {
+				if _, known := i.held[s]; !known {
+					fresh = append(fresh, s)
+				}
+			}
+		}
+		if len(lost) > 0 {
+			p.Lose(now, lost)
+		}
+		if len(fresh) > 0 {
+			p.Grant(now, fresh)
+		}
+		l.mu.Lock()
+		l.figures.Lost += int64(len(lost))
+		l.figures.Granted += int64(len(fresh))
+		l.mu.Unlock()
+	})
+}
+
+// expire drops slots that may not be relied on: with the lease where the policy is strict, else when the
+// database has not answered for AwayMax. A gateway that was stopped and goes on finds its lease over.
+func (l *Leases) expire() {
+	now := time.Now()
+	l.mu.Lock()
+	over := now.After(l.sure)
+	silent := now.Sub(l.answer)
+	l.mu.Unlock()
+	if !over {
+		return
+	}
+	for _, r := range l.pools.models.all() {
+		if !r.model.Policy.StrictSlots && silent < l.config.AwayMax {
+			continue
+		}
+		r.gate.do(func(now time.Time, p *Pool) {
+			var all []SlotKey
+			for _, i := range p.fleet.instances {
+				for s := range i.held {
+					all = append(all, s)
+				}
+			}
+			if len(all) > 0 {
+				l.log.Error("slots dropped: the database has not answered", "model", r.model.Name, "slots", len(all), "silent", silent)
+				p.Lose(now, all)
+			}
+		})
+	}
+}

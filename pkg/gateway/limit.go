@@ -1,0 +1,87 @@
+package gateway
+
+import "time"
+
+// limiter bounds the calls to one instance below its slots while the instance shows that it cannot take
+// as many: additive increase, multiplicative decrease. It starts at the slots.
+type limiter struct {
+	slots  int
+	limit  float64
+	grown  time.Time // last time it was looked at for growth
+	used   bool      // the limit was reached since then
+	cut    time.Time // last decrease
+	queued int       // probes in a row that reported waiting inside the worker
+}
+
+const (
+	limitFall   = 0.9 // of the limit stays after a sign of overload
+	limitRise   = 1.02
+	limitEvery  = 10 * time.Second // between increases
+	limitPause  = time.Second      // between decreases: the calls of one moment give one sign
+	kvFull      = 0.90
+	staleAfter  = 5 * time.Second // older readings say nothing
+	probesQueue = 2               // probes with waiting requests that make a sign
+)
+
+func newLimiter(slots int, now time.Time) limiter {
+	return limiter{slots: slots, limit: float64(slots), grown: now}
+}
+
+// resize tells how many slots the instance has.
+func (l *limiter) resize(slots int) {
+	if slots == l.slots {
+		return
+	}
+	if l.limit >= float64(l.slots) {
+		l.limit = float64(slots)
+	}
+	l.slots = slots
+	l.limit = min(l.limit, float64(slots))
+}
+
+// value is how many calls may be in flight, 1 at least.
+func (l *limiter) value() int { return max(1, int(l.limit)) }
+
+// busy notes that the worker refused a call for want of room.
+func (l *limiter) busy(now time.Time) { l.fall(now) }
+
+// report takes in what the worker said of itself: waiting requests inside it, and the used part of its
+// KV cache. Readings that are missing, or that are stale at now, change nothing.
+func (l *limiter) report(now, at time.Time, queued *int, kv *float64) {
+	if now.Sub(at) > staleAfter {
+		return
+	}
+	if queued != nil {
+		if *queued > 0 {
+			l.queued++
+		} else {
+			l.queued = 0
+		}
+	}
+	if l.queued >= probesQueue || (kv != nil && *kv > kvFull) {
+		l.queued = 0
+		l.fall(now)
+	}
+}
+
+func (l *limiter) fall(now time.Time) {
+	if !l.cut.IsZero() && now.Sub(l.cut) < limitPause {
+		return
+	}
+	l.cut, l.grown, l.used = now, now, false
+	l.limit = max(1, l.limit*limitFall)
+}
+
+// grow raises the limit by 2 % for each 10 s in which it was reached. Call it with the calls in flight.
+func (l *limiter) grow(now time.Time, flying int) {
+	if flying >= l.value() {
+		l.used = true
+	}
+	if now.Sub(l.grown) < limitEvery {
+		return
+	}
+	if l.used && l.limit < float64(l.slots) {
+		l.limit = min(float64(l.slots), max(l.limit*limitRise, l.limit+0.2))
+	}
+	l.grown, l.used = now, false
+}

@@ -1,0 +1,100 @@
+package gateway
+
+import "time"
+
+// Mode of a pool.
+type Mode uint8
+
+// The modes.
+const (
+	ModePass  Mode = iota // slots suffice
+	ModeQueue             // requests wait, and durable calls may be preempted
+	ModeCold              // no usable instance, but one may start
+)
+
+var modeNames = [...]string{"pass", "queue", "cold"}
+
+// String returns the name as metrics and status show it.
+func (m Mode) String() string { return modeNames[m] }
+
+// bounds are the lower and the upper bound of the hysteresis band, in calls. Without a watermark the
+// upper bound is the ceiling.
+func (p *Pool) bounds() (lower, upper float64) {
+	mark := p.policy.Watermark * float64(p.fleet.usable())
+	if p.policy.Watermark == 0 {
+		mark = float64(p.ceiling()) / (1 + p.policy.Deviation)
+	}
+	return mark * (1 - p.policy.Deviation), mark * (1 + p.policy.Deviation)
+}
+
+// settleMode moves the mode with stock and waiting requests: QUEUE above the upper bound, PASS below the
+// lower one, and as it was between the two.
+func (p *Pool) settleMode(now time.Time) {
+	before := p.mode
+	lower, upper := p.bounds()
+	load := float64(p.stock + p.waiting)
+	switch {
+	case p.fleet.usable() == 0 && p.policy.MayStart:
+		p.mode = ModeCold
+	case load > upper:
+		p.mode = ModeQueue
+	case load < lower || p.waiting == 0 && before == ModeCold || load == 0:
+		p.mode = ModePass
+	case before == ModeCold:
+		p.mode = ModeQueue
+	}
+	if p.mode != before {
+		p.modeSince = now
+	}
+	if before == ModeCold && p.mode != ModeCold {
+		p.restartTTLs(now)
+	}
+}
+
+// service counts the cost that each class was served with in the last ten seconds, in buckets of a
+// second.
+type service struct {
+	buckets [10][classCount]float64
+	sums    [classCount]float64
+	at      int64 // second of the newest bucket
+}
+
+func (s *service) advance(now time.Time) {
+	second := now.Unix()
+	if second-s.at >= int64(len(s.buckets)) {
+		*s = service{at: second}
+		return
+	}
+	if s.at == second {
+		return
+	}
+	for s.at < second {
+		s.at++
+		s.buckets[s.at%int64(len(s.buckets))] = [classCount]float64{}
+	}
+	// Summed anew: what additions and subtractions leave of nothing would look like service.
+	s.sums = [classCount]float64{}
+	for _, bucket := range s.buckets {
+		for c, cost := range bucket {
+			s.sums[c] += cost
+		}
+	}
+}
+
+func (s *service) add(now time.Time, c Criticality, cost float64) {
+	s.advance(now)
+	s.buckets[s.at%int64(len(s.buckets))][c] += cost
+	s.sums[c] += cost
+}
+
+// share is the part of a class of all service; 1 while there was none.
+func (s *service) share(c Criticality) float64 {
+	var total float64
+	for _, sum := range s.sums {
+		total += sum
+	}
+	if total <= 0 {
+		return 1
+	}
+	return s.sums[c] / total
+}

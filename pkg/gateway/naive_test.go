@@ -1,0 +1,342 @@
+package gateway
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// naive is the specification of a pool, written down without any structure that makes it fast: one list
+// of waiting requests that is searched anew for each decision. One instance, no affinity, no cooling.
+type naive struct {
+	policy   PoolPolicy
+	slots    int // held
+	usable   bool
+	waiting  []*naiveRequest
+	flying   int
+	flows    map[naiveFlow]*naiveTags
+	virtual  [classCount]float64
+	last     [classCount]float64
+	inFlight [classCount]int
+	turns    uint64
+	evicted  uint64
+	spent    []naiveSpent
+	cold     bool
+}
+
+type naiveFlow struct {
+	class Criticality
+	name  string
+}
+
+type naiveTags struct {
+	start, finish float64
+	turn, evicted uint64
+	cost          costModel
+}
+
+type naiveRequest struct {
+	id         int
+	flow       naiveFlow
+	weight     float64
+	estimate   float64
+	arrived    time.Time
+	limit, ttl time.Time
+	deadline   time.Time
+	restarted  bool
+	ttlAsked   time.Duration
+}
+
+type naiveSpent struct {
+	second int64
+	class  Criticality
+	cost   float64
+}
+
+// event is one thing that a pool or its model reports.
+type event struct {
+	id      int
+	dropped Dropped // DropNone: dispatched
+}
+
+func (n *naive) tags(f naiveFlow) *naiveTags {
+	t := n.flows[f]
+	if t == nil {
+		t = &naiveTags{}
+		n.flows[f] = t
+	}
+	return t
+}
+
+func (n *naive) of(f naiveFlow) (list []*naiveRequest) {
+	for _, r := range n.waiting {
+		if r.flow == f {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+func (n *naive) inClass(c Criticality) (list []*naiveRequest) {
+	for _, r := range n.waiting {
+		if r.flow.class == c {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+func (n *naive) remove(r *naiveRequest) {
+	n.waiting = slices.DeleteFunc(n.waiting, func(x *naiveRequest) bool { return x == r })
+}
+
+func (n *naive) expire(now time.Time) (out []event) {
+	for {
+		var first *naiveRequest
+		for _, r := range n.waiting {
+			if !now.Before(r.limit) && (first == nil || r.limit.Before(first.limit)) {
+				first = r
+			}
+		}
+		if first == nil {
+			return out
+		}
+		n.remove(first)
+		reason := DropTimeout
+		switch {
+		case !first.deadline.IsZero() && !first.deadline.After(first.ttl):
+			reason = DropDeadline
+		case !n.usable:
+			reason = DropCold
+		}
+		out = append(out, event{first.id, reason})
+	}
+}
+
+func (n *naive) idle() bool { return n.usable && n.flying < n.slots }
+
+func (n *naive) charge(r *naiveRequest, now time.Time) {
+	c := r.flow.class
+	t := n.tags(r.flow)
+	start := max(n.virtual[c], t.finish)
+	if len(n.of(r.flow)) > 0 {
+		start = t.start
+	}
+	n.virtual[c] = max(n.virtual[c], start)
+	t.finish = start + r.estimate/r.weight
+	n.last[c] = max(n.last[c], t.finish)
+	if len(n.of(r.flow)) > 0 {
+		n.turns++
+		t.start, t.turn = t.finish, n.turns
+	}
+	n.inFlight[c]++
+	n.flying++
+	n.spent = append(n.spent, naiveSpent{now.Unix(), c, r.estimate})
+}
+
+func (n *naive) share(now time.Time, c Criticality) float64 {
+	var own, all float64
+	n.spent = slices.DeleteFunc(n.spent, func(s naiveSpent) bool { return now.Unix()-s.second >= 10 })
+	for _, s := range n.spent {
+		all += s.cost
+		if s.class == c {
+			own += s.cost
+		}
+	}
+	if all <= 0 {
+		return 1
+	}
+	return own / all
+}
+
+// next is the waiting request to be served next.
+func (n *naive) next(now time.Time) *naiveRequest {
+	classes := []Criticality{}
+	for c := range Criticality(classCount) {
+		if len(n.inClass(c)) > 0 && n.share(now, c) < n.policy.Floors.of(c) {
+			classes = append(classes, c)
+		}
+	}
+	for c := range Criticality(classCount) {
+		if !slices.Contains(classes, c) {
+			classes = append(classes, c)
+		}
+	}
+	for _, c := range classes {
+		var best *naiveRequest
+		for _, r := range n.inClass(c) { // in order of arrival: the first of a flow is met first
+			if best == nil || r.flow != best.flow && before(n.tags(r.flow), n.tags(best.flow)) {
+				best = r
+			}
+		}
+		if best != nil {
+			return best
+		}
+	}
+	return nil
+}
+
+func before(a, b *naiveTags) bool {
+	return a.start < b.start || a.start == b.start && a.turn < b.turn
+}
+
+func (n *naive) dispatch(now time.Time) (out []event) {
+	out = n.expire(now)
+	for n.idle() {
+		r := n.next(now)
+		if r == nil {
+			break
+		}
+		n.charge(r, now)
+		n.remove(r)
+		out = append(out, event{r.id, DropNone})
+	}
+	return out
+}
+
+func (n *naive) wait(r *naiveRequest, now time.Time) {
+	ttl := r.ttlAsked
+	if ttl == 0 {
+		ttl = n.policy.QueueTTL.Duration()
+	}
+	if !n.usable {
+		ttl = n.policy.ColdTTL.Duration()
+	}
+	r.ttl = now.Add(ttl)
+	r.limit = r.ttl
+	if !r.deadline.IsZero() && r.deadline.Before(r.limit) {
+		r.limit = r.deadline
+	}
+}
+
+// arrive decides about a request; the events are those of others, and its own if it was enqueued.
+func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags) float64) (flying bool, refused Dropped, out []event) {
+	out = n.expire(now)
+	t := n.tags(r.flow)
+	r.arrived, r.estimate = now, estimate(t)
+	if !r.deadline.IsZero() && !now.Before(r.deadline) {
+		return false, DropDeadline, out
+	}
+	above := 0
+	for c := range r.flow.class + 1 {
+		above += len(n.inClass(c))
+	}
+	ceiling := 0
+	if n.usable {
+		ceiling = n.slots
+	}
+	if above == 0 && n.flying < int(float64(ceiling)*n.policy.Holdback.of(r.flow.class)) && n.idle() {
+		n.charge(r, now)
+		return true, DropNone, out
+	}
+	if len(n.of(r.flow)) >= n.policy.FlowTotal {
+		return false, DropFlowFull, out
+	}
+	for len(n.waiting) >= n.policy.Total {
+		victim := n.victim(r)
+		if victim == nil {
+			return false, DropOverloaded, out
+		}
+		n.evicted++
+		n.tags(victim.flow).evicted = n.evicted
+		n.remove(victim)
+		out = append(out, event{victim.id, DropEvicted})
+	}
+	if len(n.of(r.flow)) == 0 {
+		n.turns++
+		t.start, t.turn = max(n.virtual[r.flow.class], t.finish), n.turns
+	}
+	n.wait(r, now)
+	n.waiting = append(n.waiting, r)
+	for _, e := range n.dispatch(now) {
+		if e.id == r.id {
+			flying = true
+			continue
+		}
+		out = append(out, e)
+	}
+	return flying, DropNone, out
+}
+
+func (n *naive) victim(r *naiveRequest) *naiveRequest {
+	newest := func(f naiveFlow) *naiveRequest { list := n.of(f); return list[len(list)-1] }
+	for c := Sheddable; c > r.flow.class; c-- {
+		var best *naiveFlow
+		for _, w := range n.inClass(c) {
+			if best == nil || n.tags(w.flow).evicted < n.tags(*best).evicted ||
+				n.tags(w.flow).evicted == n.tags(*best).evicted && n.longer(w.flow, *best) {
+				best = &w.flow
+			}
+		}
+		if best != nil {
+			return newest(*best)
+		}
+	}
+	if r.flow.class == Critical {
+		return nil
+	}
+	longest, weights := naiveFlow{}, 0.0
+	seen := map[naiveFlow]bool{}
+	for _, w := range n.inClass(r.flow.class) {
+		if !seen[w.flow] {
+			seen[w.flow] = true
+			weights += w.weight
+		}
+		if n.longer(w.flow, longest) {
+			longest = w.flow
+		}
+	}
+	own := len(n.of(r.flow))
+	if !seen[r.flow] {
+		weights += r.weight
+	}
+	if len(seen) == 0 || longest == r.flow || len(n.of(longest)) <= own+1 ||
+		float64(own) >= float64(n.policy.Total)*r.weight/weights {
+		return nil
+	}
+	return newest(longest)
+}
+
+func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []event {
+	c := r.flow.class
+	t := n.tags(r.flow)
+	n.flying--
+	n.inFlight[c]--
+	if learn {
+		t.cost.observe(ms, 0, 0)
+	}
+	follows := t.start == t.finish
+	t.finish = math.Min(t.finish+(ms-r.estimate)/r.weight, n.virtual[c]+debtMax)
+	switch {
+	case len(n.of(r.flow)) == 0:
+	case follows:
+		t.start = t.finish
+	default:
+		t.start = max(t.start, t.finish)
+	}
+	if n.inFlight[c] == 0 && len(n.inClass(c)) == 0 {
+		n.virtual[c] = max(n.virtual[c], n.last[c])
+	}
+	n.spent = append(n.spent, naiveSpent{now.Unix(), c, ms - r.estimate})
+	return n.dispatch(now)
+}
+
+func (n *naive) supply(now time.Time, slots int, usable bool) []event {
+	came := usable && !n.usable
+	n.slots, n.usable = slots, usable
+	out := n.dispatch(now)
+	if came {
+		for _, r := range n.waiting {
+			if !r.restarted {
+				r.restarted = true
+				n.wait(r, now)
+			}
+		}
+	}
+	return out
+}
+
+func (n *naive) longer(a, b naiveFlow) bool {
+	x, y := len(n.of(a)), len(n.of(b))
+	return x > y || x == y && a.name < b.name
+}

@@ -1,0 +1,123 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+)
+
+// passing is the body of one answer on its way to the client.
+type passing struct {
+	call    *call
+	cancel  context.CancelCauseFunc
+	control *http.ResponseController
+	events  bool // server-sent events: each read is sent at once
+	whole   bool // the length is known: nothing is sent early
+	tail    tail
+	cut     eventCut
+	failed  error // of the client's connection
+
+	silence  *time.Timer
+	quiet    time.Duration
+	reset    time.Time // when the timers were set last
+	deadline time.Time // of writes
+}
+
+// timersEvery is how often the limits on silence and stalls are moved while bytes flow: moving them for
+// each chunk costs more than the chunk.
+const timersEvery = 100 * time.Millisecond
+
+func (p *passing) watch(quiet time.Duration) {
+	if quiet > 0 {
+		p.quiet = quiet
+		p.silence = time.AfterFunc(quiet, func() { p.cancel(errSilence) })
+	}
+	p.reset = time.Now()
+}
+
+func (p *passing) unwatch() {
+	if p.silence != nil {
+		p.silence.Stop()
+	}
+	if !p.deadline.IsZero() {
+		_ = p.control.SetWriteDeadline(time.Time{}) // the connection goes on with the next request
+	}
+}
+
+// heard notes that the worker has sent something.
+func (p *passing) heard(n int) {
+	if n == 0 {
+		return
+	}
+	if now := time.Now(); now.Sub(p.reset) > timersEvery {
+		p.reset = now
+		if p.silence != nil {
+			p.silence.Reset(p.quiet)
+		}
+	}
+}
+
+// write sends bytes to the client.
+func (p *passing) write(b []byte) error {
+	p.tail.write(b)
+	if p.events && p.call.cut {
+		b = p.cut.pass(b)
+	}
+	return p.send(b)
+}
+
+func (p *passing) send(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	stall := p.call.route.model.Policy.ClientStall.Duration()
+	if now := time.Now(); stall > 0 && now.Add(stall-stall/4).After(p.deadline) {
+		p.deadline = now.Add(stall)
+		_ = p.control.SetWriteDeadline(p.deadline) // a writer without deadlines has none
+	}
+	_, err := p.call.writer.Write(b)
+	if err == nil && !p.whole {
+		err = p.control.Flush()
+	}
+	if err != nil {
+		p.failed = errStalled
+		p.cancel(errStalled)
+		return errStalled
+	}
+	return nil
+}
+
+// finish sends what was held back until the end.
+func (p *passing) finish() error {
+	if !p.events || !p.call.cut {
+		return nil
+	}
+	return p.send(p.cut.rest())
+}
+
+// breakOff ends a stream that went wrong with an error event, and without [DONE].
+func (p *passing) breakOff(cause error) {
+	code := DropUpstream
+	if errors.Is(cause, context.DeadlineExceeded) {
+		code = DropDeadline
+	}
+	event, err := json.Marshal(envelope{Error: envelopeError{
+		Message: "the answer broke off: " + worded(cause), Type: "server_error", Code: string(code),
+	}})
+	if err == nil { // texts always have a form in JSON
+		_ = p.send([]byte("\n\ndata: " + string(event) + "\n\n")) // the client may be gone as well
+	}
+}
+
+// worded keeps addresses of workers out of what clients read.
+func worded(err error) string {
+	switch {
+	case errors.Is(err, errSilence), errors.Is(err, errFirstByte):
+		return err.Error()
+	case errors.Is(err, context.DeadlineExceeded):
+		return "the deadline of the request was over"
+	}
+	return "the connection to the worker failed"
+}

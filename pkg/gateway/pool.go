@@ -1,0 +1,414 @@
+package gateway
+
+import (
+	"container/heap"
+	"slices"
+	"time"
+)
+
+// Request is one online call on its way through a pool. The fields above the line are the caller's.
+type Request struct {
+	ID       string
+	Flow     string
+	Class    Criticality
+	Weight   float64       // of the flow; 0 is taken as 1
+	Bytes    int           // of the body, which is kept while the request waits
+	TTL      time.Duration // longest wait; 0: the pool's
+	Deadline time.Time     // of the caller; zero: none
+	TokensIn float64       // estimated from the body; 0: not known
+	TokenMax float64       // that may be generated; 0: not bounded
+	Session  uint64        // hash of the session or cache key; 0: none
+	Prefix   []uint64      // hashes of the blocks that the prompt begins with
+	Adapter  string        // LoRA adapter; empty: none
+	Avoid    []int32       // instances that have refused it
+	// Leave is called once when the request is dispatched or dropped, under the pool's lock: it must
+	// not block. It is not called for what Arrive and Cancel answer themselves.
+	Leave func(r *Request, dropped Dropped)
+
+	flow       *flow
+	prev, next *Request
+	state      requestState
+	estimate   float64
+	arrived    time.Time
+	expires    time.Time // by TTL
+	limit      time.Time // the earlier of expires and Deadline
+	restarted  bool
+	slot       SlotKey
+	instance   *instance
+	began      time.Time
+	trace      Trace
+}
+
+type requestState uint8
+
+const (
+	stateNew requestState = iota
+	stateWaiting
+	stateFlying
+	stateEnded
+)
+
+func (r *Request) avoids(id int32) bool { return slices.Contains(r.Avoid, id) }
+
+// homeKey is what the request's home is computed from; 0: it has none.
+func (r *Request) homeKey() uint64 {
+	if r.Session != 0 {
+		return r.Session
+	}
+	if len(r.Prefix) >= prefixMinimum {
+		return r.Prefix[prefixMinimum-1]
+	}
+	return 0
+}
+
+// Trace says what the pool decided about a request, for `penstock gateway explain`.
+type Trace struct {
+	Bypassed bool      `json:"bypassed"`
+	Mode     string    `json:"mode"`
+	Arrived  time.Time `json:"arrived_at"`
+	Ahead    int       `json:"ahead"`      // waiting requests at its arrival
+	Start    float64   `json:"start_tag"`  // of its flow at dispatch
+	Virtual  float64   `json:"virtual"`    // virtual time of the class then
+	Estimate float64   `json:"cost_ms"`    // estimated
+	WaitedMS float64   `json:"waited_ms"`  // until dispatch or refusal
+	Instance int32     `json:"instance"`   // 0: none
+	Score    float64   `json:"score"`      // of the instance at dispatch
+	Dropped  Dropped   `json:"dropped"`    // why it was not served
+	Floor    bool      `json:"by_floor"`   // its class went first because it had got less than its floor
+	CostMS   float64   `json:"service_ms"` // actual
+}
+
+// Taken is what a call took.
+type Taken struct {
+	Took                time.Duration
+	TokensIn, TokensOut int64
+	Busy                bool          // the worker had no room: nothing ran
+	RetryAfter          time.Duration // with Busy: what the worker asked for
+	Failed              bool          // it ran, and failed or was broken off
+	Doubt               bool          // it may still run: the slot is not idle
+}
+
+// Pool is the admission of one model: see the package's documentation. It is not safe for concurrent
+// use, and takes the time with each call.
+type Pool struct {
+	policy PoolPolicy
+	fleet  fleet
+	lines  [classCount]*line
+	budget *byteBudget
+
+	stock, waiting, bytes int
+	mode                  Mode
+	modeSince             time.Time
+	draining              bool
+	coldTTL               time.Duration // measured: 3 x p95 of cold starts; 0: not known
+	served                service
+	cost                  costModel
+	durations             durations
+	timeouts              timeouts
+	evictions             uint64
+	count                 Counts
+}
+
+// Counts are the pool's counters since its start.
+type Counts struct {
+	Arrived, Bypassed, Queued, Dispatched, Ended [classCount]int64
+	Dropped                                      map[Dropped]int64
+	Evicted                                      [classCount]int64
+	CostMS                                       [classCount]float64
+}
+
+// NewPool returns a pool without instances.
+func NewPool(policy PoolPolicy, budget *byteBudget) *Pool {
+	p := &Pool{policy: policy, budget: budget, count: Counts{Dropped: map[Dropped]int64{}}}
+	p.fleet.affinity = newAffinity()
+	for c := range p.lines {
+		p.lines[c] = newLine()
+	}
+	return p
+}
+
+// ceiling is how many calls may be in flight.
+func (p *Pool) ceiling() int { return p.fleet.ceiling() }
+
+// Arrive decides about a new request: it is in flight, waiting, or refused with the error. In flight,
+// its slot is known; waiting, Leave will tell.
+func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejection) {
+	p.Expire(now)
+	p.count.Arrived[r.Class]++
+	if r.Weight <= 0 {
+		r.Weight = 1
+	}
+	r.flow = p.lines[r.Class].flow(r.Flow, r.Class, r.Weight)
+	r.arrived, r.estimate = now, p.estimate(r)
+	r.trace = Trace{Mode: p.mode.String(), Arrived: now, Ahead: p.waiting, Estimate: r.estimate}
+	if refused := p.admissible(now, r); refused != nil {
+		return false, p.refuse(now, r, refused)
+	}
+	if p.bypasses(now, r) && p.launch(now, r) {
+		r.trace.Bypassed = true
+		p.count.Bypassed[r.Class]++
+		p.settleMode(now)
+		return true, nil
+	}
+	if refused := p.makeRoom(now, r); refused != nil {
+		return false, p.refuse(now, r, refused)
+	}
+	p.enqueue(now, r)
+	// An idle slot waits for nobody: the request may be the next of its class, and leave at once.
+	leave := r.Leave
+	r.Leave = nil
+	p.dispatch(now)
+	r.Leave = leave
+	return r.state == stateFlying, nil
+}
+
+// admissible refuses what cannot be served whatever waits.
+func (p *Pool) admissible(now time.Time, r *Request) *Rejection {
+	switch {
+	case p.draining:
+		return &Rejection{Reason: DropShutdown, RetryAfter: time.Second, Detail: "this gateway drains"}
+	case p.fleet.usable() == 0 && !p.policy.MayStart:
+		return &Rejection{
+			Reason: DropNoEndpoints, RetryAfter: 30 * time.Second,
+			Detail: "the model has no usable instance, and none may be started",
+		}
+	case !r.Deadline.IsZero() && !now.Before(r.Deadline):
+		return &Rejection{Reason: DropDeadline, Detail: "the deadline was over at arrival"}
+	}
+	return nil
+}
+
+func (p *Pool) refuse(now time.Time, r *Request, refused *Rejection) *Rejection {
+	r.state = stateEnded
+	r.trace.Dropped = refused.Reason
+	r.trace.WaitedMS = milliseconds(now.Sub(r.arrived))
+	p.count.Dropped[refused.Reason]++
+	p.lines[r.Class].forget(r.flow)
+	return refused
+}
+
+// bypasses says whether the request may pass the queue by.
+func (p *Pool) bypasses(now time.Time, r *Request) bool {
+	for c := range r.Class + 1 {
+		if p.lines[c].waiting > 0 {
+			return false
+		}
+	}
+	if p.policy.StrictBand {
+		_, upper := p.bounds()
+		return p.waiting == 0 && float64(p.stock) < upper
+	}
+	return p.stock < int(float64(p.ceiling())*p.policy.Holdback.of(r.Class))
+}
+
+func (p *Pool) enqueue(now time.Time, r *Request) {
+	ttl := p.ttl(r)
+	r.state, r.expires = stateWaiting, now.Add(ttl)
+	p.lines[r.Class].enqueue(r)
+	p.waiting++
+	p.bytes += r.Bytes
+	p.budget.add(r.Bytes)
+	p.count.Queued[r.Class]++
+	p.watch(r)
+	p.settleMode(now)
+}
+
+// ttl is how long the request may wait as things are.
+func (p *Pool) ttl(r *Request) time.Duration {
+	if p.fleet.usable() == 0 {
+		return p.coldLimit()
+	}
+	if r.TTL > 0 {
+		return r.TTL
+	}
+	return p.policy.QueueTTL.Duration()
+}
+
+const coldUnknown = 300 * time.Second
+
+func (p *Pool) coldLimit() time.Duration {
+	switch {
+	case p.policy.ColdTTL > 0:
+		return p.policy.ColdTTL.Duration()
+	case p.coldTTL > 0:
+		return p.coldTTL
+	}
+	return coldUnknown
+}
+
+// watch puts the earlier end of a waiting request into the heap of ends.
+func (p *Pool) watch(r *Request) {
+	r.limit = r.expires
+	if !r.Deadline.IsZero() && r.Deadline.Before(r.limit) {
+		r.limit = r.Deadline
+	}
+	heap.Push(&p.timeouts, timeout{r.limit, r})
+}
+
+// launch gives the request a slot, if an instance has room for it.
+func (p *Pool) launch(now time.Time, r *Request) bool {
+	i := p.fleet.pick(now, r, p.policy.AffinityBound)
+	if i == nil {
+		return false
+	}
+	r.trace.Start, r.trace.Virtual = r.flow.start, p.lines[r.Class].virtual
+	r.trace.Instance, r.trace.Score = i.id, i.score(now, i.rate)
+	p.lines[r.Class].charge(r)
+	if r.state == stateWaiting {
+		p.unqueue(r)
+	}
+	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateFlying, now
+	i.limit.grow(now, i.flying)
+	p.fleet.affinity.note(r, i.id)
+	if r.Adapter != "" {
+		i.adapters[r.Adapter] = now
+	}
+	p.stock++
+	p.served.add(now, r.Class, r.estimate)
+	p.count.Dispatched[r.Class]++
+	r.trace.WaitedMS = milliseconds(now.Sub(r.arrived))
+	return true
+}
+
+// unqueue takes a waiting request out of the queue.
+func (p *Pool) unqueue(r *Request) {
+	p.lines[r.Class].remove(r)
+	p.waiting--
+	p.bytes -= r.Bytes
+	p.budget.add(-r.Bytes)
+}
+
+// drop ends a waiting request without a call.
+func (p *Pool) drop(now time.Time, r *Request, reason Dropped) {
+	p.unqueue(r)
+	r.state = stateEnded
+	r.trace.Dropped, r.trace.WaitedMS = reason, milliseconds(now.Sub(r.arrived))
+	p.count.Dropped[reason]++
+	p.lines[r.Class].forget(r.flow)
+	if r.Leave != nil {
+		r.Leave(r, reason)
+	}
+}
+
+// dispatch gives idle slots to waiting requests until there are no more of either.
+func (p *Pool) dispatch(now time.Time) {
+	p.Expire(now)
+	p.served.advance(now)
+	for p.waiting > 0 {
+		if p.policy.StrictBand {
+			if lower, _ := p.bounds(); float64(p.stock) >= lower {
+				break
+			}
+		}
+		if !p.dispatchOne(now) {
+			break
+		}
+	}
+	p.settleMode(now)
+}
+
+// dispatchOne launches the next request of the first class that has one with a place to go.
+func (p *Pool) dispatchOne(now time.Time) bool {
+	for _, c := range p.order() {
+		r := p.lines[c].next()
+		if r == nil || !p.launch(now, r) {
+			continue
+		}
+		if r.Leave != nil {
+			r.Leave(r, DropNone)
+		}
+		return true
+	}
+	return false
+}
+
+// order lists the classes as they are served: critical, default, sheddable, but first those that got
+// less than their floor although somebody of them waits.
+func (p *Pool) order() [classCount]Criticality {
+	var order [classCount]Criticality
+	n := 0
+	var first [classCount]bool
+	for c := range Criticality(classCount) {
+		floor := p.policy.Floors.of(c)
+		if first[c] = p.lines[c].waiting > 0 && p.served.share(c) < floor; first[c] {
+			order[n], n = c, n+1
+		}
+	}
+	for c := range Criticality(classCount) {
+		if !first[c] {
+			order[n], n = c, n+1
+		}
+	}
+	return order
+}
+
+// Cancel ends a waiting request whose client went away. It is false if the request does not wait any
+// more: then it is in flight and End must follow, or it has ended.
+func (p *Pool) Cancel(now time.Time, r *Request, reason Dropped) bool {
+	if r.state != stateWaiting {
+		return false
+	}
+	r.Leave = nil
+	p.drop(now, r, reason)
+	p.settleMode(now)
+	return true
+}
+
+// End ends a call: its slot is idle, unless it is in doubt, its flow pays what it took, and the next
+// request gets the slot. Each call ends once; a second End changes nothing.
+func (p *Pool) End(now time.Time, r *Request, u Taken) {
+	if r.state != stateFlying {
+		return
+	}
+	r.state = stateEnded
+	p.stock--
+	i := r.instance
+	if u.Doubt {
+		p.fleet.drop(r.slot)
+	}
+	i.release(r.slot, r.estimate)
+	actual := milliseconds(u.Took)
+	if u.Busy {
+		actual = 0
+		i.limit.busy(now)
+		i.chill(now, u.RetryAfter)
+	} else {
+		i.coolFor = 0
+		i.limit.grow(now, i.flying+1)
+	}
+	p.learn(r, i, u, actual)
+	p.lines[r.Class].settle(r, actual)
+	p.served.add(now, r.Class, actual-r.estimate)
+	r.trace.CostMS = actual
+	p.count.Ended[r.Class]++
+	p.count.CostMS[r.Class] += actual
+	p.dispatch(now)
+}
+
+// learn takes in what a call took, for the estimates of those to come.
+func (p *Pool) learn(r *Request, i *instance, u Taken, actual float64) {
+	if u.Busy || u.Failed {
+		return
+	}
+	in, out := float64(u.TokensIn), float64(u.TokensOut)
+	r.flow.cost.observe(actual, in, out)
+	p.cost.observe(actual, in, out)
+	p.durations.add(u.Took)
+	if out > 0 && u.Took > 0 {
+		rate := out / u.Took.Seconds() * float64(i.flying+1)
+		i.rate += 0.1 * (rate - i.rate)
+	}
+}
+
+// estimate is the cost to expect: by the flow's calls, else by the pool's, else one second.
+func (p *Pool) estimate(r *Request) float64 {
+	if ms, ok := r.flow.cost.estimate(r.TokensIn, r.TokenMax); ok {
+		return ms
+	}
+	if ms, ok := p.cost.estimate(r.TokensIn, r.TokenMax); ok {
+		return ms
+	}
+	return costInitial
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,84 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+)
+
+// envelope is OpenAI's form of an error.
+type envelope struct {
+	Error envelopeError `json:"error"`
+}
+
+type envelopeError struct {
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Param   *string `json:"param"`
+	Code    string  `json:"code"`
+}
+
+// badRequest is an error of the request itself.
+type badRequest struct {
+	status              int
+	code, param, detail string
+}
+
+func (b *badRequest) Error() string { return b.detail }
+
+func bad(status int, code, param, format string, args ...any) error {
+	return &badRequest{status, code, param, fmt.Sprintf(format, args...)}
+}
+
+func kindOf(status int) string {
+	switch {
+	case status == http.StatusUnauthorized:
+		return "authentication_error"
+	case status == http.StatusForbidden:
+		return "permission_error"
+	case status == http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case status >= 500:
+		return "server_error"
+	}
+	return "invalid_request_error"
+}
+
+// answerError writes an error as OpenAI's clients expect it. full is the status for a pool without room.
+// It returns the status.
+func answerError(w http.ResponseWriter, err error, full int) int {
+	var b *badRequest
+	var r *Rejection
+	status, body := http.StatusInternalServerError, envelopeError{Message: err.Error(), Code: "internal_error"}
+	switch {
+	case errors.As(err, &b):
+		status, body.Code = b.status, b.code
+		if b.param != "" {
+			body.Param = &b.param
+		}
+	case errors.As(err, &r):
+		status, body.Code = r.status(full), r.code()
+		w.Header()["X-Penstock-Dropped-Reason"] = []string{string(r.Reason)}
+		if r.RetryAfter > 0 {
+			wait := jitter(r.RetryAfter, rand.Float64()) //nolint:gosec // jitter
+			w.Header()["Retry-After"] = []string{strconv.Itoa(seconds(wait))}
+		}
+	}
+	body.Type = kindOf(status)
+	text, failed := json.Marshal(envelope{body})
+	if failed != nil {
+		text = []byte(`{"error":{"message":"internal error","type":"server_error","param":null,"code":"internal_error"}}`)
+	}
+	header := w.Header()
+	header["Content-Type"] = []string{"application/json"}
+	header["Content-Length"] = []string{strconv.Itoa(len(text))}
+	if status == http.StatusUnauthorized {
+		header["Www-Authenticate"] = []string{`Bearer realm="penstock"`}
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // the client may be gone
+	return status
+}

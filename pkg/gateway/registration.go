@@ -1,0 +1,110 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// RegistrationConfig of a Node. Name is required.
+type RegistrationConfig struct {
+	Name        string
+	Application string
+	Lease       time.Duration         // how long the gateway may be silent before its slots are freed: 30 s
+	Beat        time.Duration         // between heartbeats: 5 s
+	Status      func() map[string]any // reported with each heartbeat; nil: nothing
+	Drain       func(reason string)   // called once when a drain is ordered
+	Log         *slog.Logger
+}
+
+// Registration is the gateway's row among the nodes: it is what its slots are held under.
+type Registration struct {
+	config      RegistrationConfig
+	db          postgres.DB
+	log         *slog.Logger
+	incarnation atomic.Int64
+	drained     bool
+}
+
+// NewRegistration returns a gateway that is not registered yet.
+func NewRegistration(config RegistrationConfig, db postgres.DB) *Registration {
+	config.Application = cmp.Or(config.Application, "default")
+	config.Lease = cmp.Or(config.Lease, 30*time.Second)
+	config.Beat = cmp.Or(config.Beat, 5*time.Second)
+	m := &Registration{config: config, db: db, log: cmp.Or(config.Log, slog.Default())}
+	m.renew()
+	return m
+}
+
+// ID returns the incarnation.
+func (m *Registration) ID() invalidation.NodeID { return invalidation.NodeID(m.incarnation.Load()) }
+
+func (m *Registration) renew() {
+	var b [8]byte
+	_, _ = rand.Read(b[:])                                           // never fails
+	m.incarnation.Store(int64(binary.BigEndian.Uint64(b[:])>>1) | 1) //nolint:gosec // 63 bits
+}
+
+const registerSQL = `SELECT penstock.register_gateway($1, $2, $3, $4)`
+
+// Register makes the gateway known.
+func (m *Registration) Register(ctx context.Context) error {
+	if _, err := m.db.Exec(ctx, registerSQL, m.ID(), m.config.Name, m.config.Application, m.config.Lease); err != nil {
+		return fmt.Errorf("register gateway %q: %w", m.config.Name, err)
+	}
+	return nil
+}
+
+// Run sends heartbeats until ctx ends.
+func (m *Registration) Run(ctx context.Context) error {
+	ticks := time.NewTicker(m.config.Beat)
+	defer ticks.Stop()
+	for {
+		if err := m.beat(ctx); err != nil && ctx.Err() == nil {
+			m.log.Warn("heartbeat", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+	}
+}
+
+func (m *Registration) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, m.config.Beat)
+	defer cancel()
+	b := invalidation.Beat{}
+	if m.config.Status != nil {
+		b.Load = m.config.Status()
+	}
+	orders, err := invalidation.Renew(ctx, m.db, m.ID(), b)
+	if errors.Is(err, invalidation.ErrNodeGone) {
+		m.log.Warn("gateway was forgotten, registering as another incarnation")
+		m.renew()
+		return m.Register(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if orders.Draining && !m.drained && m.config.Drain != nil {
+		m.drained = true
+		m.config.Drain(orders.Reason)
+	}
+	return nil
+}
+
+// Leave removes the gateway's row once its slots are given back, so that nobody waits for its lease.
+func (m *Registration) Leave(ctx context.Context) error {
+	_, err := invalidation.RemoveNode(ctx, m.db, m.ID())
+	return err
+}

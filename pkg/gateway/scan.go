@@ -1,0 +1,216 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strconv"
+)
+
+// scanned is what the gateway reads of a JSON body. Spans are offsets into it; a span of length 0 is
+// absent.
+type scanned struct {
+	model         span // the value, with its quotes
+	name          string
+	stream        bool
+	streamOptions bool // present
+	prompt        span // messages, prompt or input: what the worker's cache is keyed by
+	cacheKey      string
+	tokensMax     float64
+	open          int  // offset behind the opening brace
+	empty         bool // no members
+}
+
+type span struct{ from, to int }
+
+func (s span) empty() bool { return s.to <= s.from }
+
+// Errors of a body that cannot be read.
+var (
+	errNotJSON    = errors.New("the body is not a JSON object")
+	errModelTwice = errors.New("the body names model more than once")
+	errModelText  = errors.New("model is not a text")
+)
+
+// scan reads the members of the object that a body holds, without decoding what it does not need. A body
+// that encoding/json would not take is refused.
+func scan(body []byte) (scanned, error) {
+	var s scanned
+	if !json.Valid(body) {
+		return s, errNotJSON
+	}
+	i := skipSpace(body, 0)
+	if body[i] != '{' {
+		return s, errNotJSON
+	}
+	i++
+	s.open, s.empty = i, true
+	for {
+		i = skipSpace(body, i)
+		switch body[i] {
+		case '}':
+			return s, nil
+		case ',':
+			i = skipSpace(body, i+1)
+		}
+		s.empty = false
+		from := i
+		i = skipString(body, i)
+		key := body[from:i]
+		i = skipSpace(body, i) + 1 // the colon
+		i = skipSpace(body, i)
+		from = i
+		i = skipValue(body, i)
+		if err := s.member(key, body, span{from, i}); err != nil {
+			return s, err
+		}
+	}
+}
+
+// member takes note of one member. The key has its quotes.
+func (s *scanned) member(key, body []byte, at span) error {
+	if bytes.IndexByte(key, '\\') >= 0 {
+		var plain string
+		if json.Unmarshal(key, &plain) != nil {
+			return errNotJSON
+		}
+		key = strconv.AppendQuote(nil, plain)
+	}
+	value := body[at.from:at.to]
+	switch string(key) {
+	case `"model"`:
+		if !s.model.empty() {
+			return errModelTwice // the worker might take the other one
+		}
+		s.model = at
+		if value[0] != '"' || json.Unmarshal(value, &s.name) != nil {
+			return errModelText
+		}
+	case `"stream"`:
+		s.stream = string(value) == "true"
+	case `"stream_options"`:
+		s.streamOptions = string(value) != "null"
+	case `"messages"`, `"prompt"`, `"input"`:
+		s.prompt = at
+	case `"prompt_cache_key"`:
+		_ = json.Unmarshal(value, &s.cacheKey) // of another type: it is no key
+	case `"max_tokens"`, `"max_completion_tokens"`, `"max_output_tokens"`:
+		if n, err := strconv.ParseFloat(string(value), 64); err == nil {
+			s.tokensMax = n
+		}
+	}
+	return nil
+}
+
+// The functions below walk over JSON that is known to be valid.
+
+func skipSpace(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+func skipString(b []byte, i int) int {
+	for i++; ; i++ {
+		next := bytes.IndexByte(b[i:], '"')
+		i += next
+		back := 0
+		for b[i-1-back] == '\\' {
+			back++
+		}
+		if back%2 == 0 {
+			return i + 1
+		}
+	}
+}
+
+func skipValue(b []byte, i int) int {
+	switch b[i] {
+	case '"':
+		return skipString(b, i)
+	case '{', '[':
+		return skipNested(b, i)
+	}
+	for i < len(b) && b[i] != ',' && b[i] != '}' && b[i] != ']' && b[i] > ' ' {
+		i++
+	}
+	return i
+}
+
+func skipNested(b []byte, i int) int {
+	depth := 0
+	for ; ; i++ {
+		switch b[i] {
+		case '"':
+			i = skipString(b, i) - 1
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+}
+
+// usageOption asks for the token counts at the end of a stream.
+const usageOption = `"stream_options":{"include_usage":true}`
+
+// rewrite returns the body with the model's remote name in place of its own and, if addUsage is set, with
+// the option that asks for token counts. Everything else stays byte for byte. The parts share the
+// body's memory.
+func (s *scanned) rewrite(body []byte, remote string, addUsage bool) [][]byte {
+	var parts [][]byte
+	from := 0
+	if addUsage {
+		option := usageOption
+		if !s.empty {
+			option += ","
+		}
+		parts = append(parts, body[:s.open], []byte(option))
+		from = s.open
+	}
+	if !s.model.empty() && remote != s.name {
+		quoted, err := json.Marshal(remote)
+		if err == nil { // a text always has a form in JSON
+			parts = append(parts, body[from:s.model.from], quoted)
+			from = s.model.to
+		}
+	}
+	return append(parts, body[from:])
+}
+
+// partsReader reads the parts one after the other, without copying them together.
+type partsReader struct {
+	parts [][]byte
+	at    int
+}
+
+func (r *partsReader) Read(p []byte) (n int, err error) {
+	for len(r.parts) > 0 {
+		m := copy(p[n:], r.parts[0][r.at:])
+		n, r.at = n+m, r.at+m
+		if r.at == len(r.parts[0]) {
+			r.parts, r.at = r.parts[1:], 0
+		}
+		if n == len(p) {
+			return n, nil
+		}
+	}
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// Close implements io.Closer.
+func (r *partsReader) Close() error { return nil }
+
+func size(parts [][]byte) (n int64) {
+	for _, p := range parts {
+		n += int64(len(p))
+	}
+	return n
+}

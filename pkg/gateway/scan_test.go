@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"mime/multipart"
+	"strings"
+	"testing"
+	"testing/iotest"
+)
+
+func FuzzScanReadsAsEncodingJSON(f *testing.F) {
+	for _, seed := range []string{
+		`{}`, `{"model":"m"}`, ` { "a" : [1,{"model":"x"}], "model" : "m\u0061\"\\" , "stream":true } `, `{"model":5}`,
+		`{"model":"a","model":"b"}`, `{"mod\u0065l":"a","stream":false,"stream_options":null}`, `[]`, `{"a":"\\\\\""}`, `1`,
+		`{"messages":[{"content":"]}{["}],"max_tokens":12.5e1}`, `{"model":"a"} x`, `{"": {"":""}}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got, err := scan(body)
+		var fields map[string]json.RawMessage
+		valid := json.Unmarshal(body, &fields) == nil && fields != nil
+		if !valid {
+			if err == nil {
+				t.Fatalf("%q was read, and is no object", body)
+			}
+			return
+		}
+		var name string
+		model, present := fields["model"]
+		isText := present && len(model) > 0 && model[0] == '"' && json.Unmarshal(model, &name) == nil
+		switch {
+		case err == errModelTwice: //nolint:errorlint // returned as it is
+			return
+		case present && !isText && err == nil:
+			t.Fatalf("%q: model is no text, and was taken", body)
+		case err != nil && (!present || isText):
+			t.Fatalf("%q was refused: %v", body, err)
+		case err != nil:
+			return
+		}
+		if got.name != name || got.stream != (string(fields["stream"]) == "true") {
+			t.Fatalf("%q: got model %q stream %v", body, got.name, got.stream)
+		}
+		if !present {
+			return
+		}
+		checkRewrite(t, body, got, fields)
+	})
+}
+
+// checkRewrite checks that a rewritten body differs in the model and the option, and in nothing else.
+func checkRewrite(t *testing.T, body []byte, s scanned, fields map[string]json.RawMessage) {
+	t.Helper()
+	out := bytes.Join(s.rewrite(body, "remote/\"x\"", true), nil)
+	var fresh map[string]json.RawMessage
+	if err := json.Unmarshal(out, &fresh); err != nil {
+		t.Fatalf("%q became %q: %v", body, out, err)
+	}
+	var name string
+	if json.Unmarshal(fresh["model"], &name) != nil || name != "remote/\"x\"" {
+		t.Fatalf("%q became %q: model is %s", body, out, fresh["model"])
+	}
+	for key, value := range fields {
+		if key != "model" && key != "stream_options" && !bytes.Equal(fresh[key], value) {
+			t.Fatalf("%q became %q: %s changed", body, out, key)
+		}
+	}
+	if same := bytes.Join(s.rewrite(body, s.name, false), nil); !bytes.Equal(same, body) {
+		t.Fatalf("%q changed to %q although nothing is to change", body, same)
+	}
+}
+
+func TestPartsAreReadAsOne(t *testing.T) {
+	parts := [][]byte{[]byte("ab"), nil, []byte("cde"), []byte(""), []byte("f")}
+	if err := iotest.TestReader(&partsReader{parts: parts}, []byte("abcdef")); err != nil {
+		t.Fatal(err)
+	}
+	if n := size(parts); n != 6 {
+		t.Errorf("size is %d", n)
+	}
+}
+
+func TestFormNamesItsModel(t *testing.T) {
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	file, err := form.CreateFormFile("file", "a.wav")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(file, "name=\"model\"\r\n\r\nwhisper\r\n--not the boundary")
+	_ = form.WriteField("model", "whisper")
+	_ = form.WriteField("language", "de")
+	_ = form.Close()
+	name, at, err := formModel(body.Bytes(), form.Boundary())
+	if err != nil || name != "whisper" {
+		t.Fatalf("got %q, %v", name, err)
+	}
+	if !strings.HasSuffix(string(body.Bytes()[:at.from]), "name=\"model\"\r\n\r\n") || string(body.Bytes()[at.from:at.to]) != "whisper" {
+		t.Errorf("the value was found at %v", at)
+	}
+}
+
+const plainStream = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n" +
+	"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}],\"usage\":null}\n\n" + "data: [DONE]\n\n"
+
+// The stream is the same for every way in which it may arrive in two pieces, and byte for byte.
+func TestUsageChunkIsTakenOutWhereverTheStreamIsCut(t *testing.T) {
+	chunk := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n"
+	for _, eol := range []string{"\n", "\r\n"} {
+		plain := strings.ReplaceAll(plainStream, "\n", eol)
+		full := strings.Replace(plain, "data: [DONE]", strings.ReplaceAll(chunk, "\n", eol)+"data: [DONE]", 1)
+		for at := range len(full) + 1 {
+			for _, sizes := range [][]string{{full[:at], full[at:]}, strings.Split(full, "")} {
+				var cut eventCut
+				var last tail
+				var out []byte
+				for _, piece := range sizes {
+					last.write([]byte(piece))
+					out = append(out, cut.pass([]byte(piece))...)
+				}
+				out = append(out, cut.rest()...)
+				if string(out) != plain {
+					t.Fatalf("cut at %d: got %q, want %q", at, out, plain)
+				}
+				if in, n, ok := last.usage(); !ok || in != 3 || n != 2 {
+					t.Fatalf("cut at %d: usage is %d, %d, %v", at, in, n, ok)
+				}
+			}
+		}
+	}
+}
+
+func TestAnEventThatIsNotTheUsageChunkIsKept(t *testing.T) {
+	for _, event := range []string{
+		"data: {\"choices\":[]}\n\n", "data: {\"choices\":[],\"usage\":null}\n\n", ": comment\n\n",
+		"data: {\"choices\":[{\"delta\":{\"content\":\"\\\"choices\\\":[] \\\"usage\\\":\"}}],\"usage\":{}}\n\n",
+		"data: " + strings.Repeat("x", 2*eventMax) + "\n\n", "data: no end",
+	} {
+		var cut eventCut
+		got := string(cut.pass([]byte(event))) + string(cut.rest())
+		if got != event {
+			t.Errorf("%.60q became %.60q", event, got)
+		}
+	}
+}

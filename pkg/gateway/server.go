@@ -1,0 +1,436 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// jsonPaths and formPaths are the operations that are passed on, with a JSON body or a form.
+var (
+	jsonPaths = []string{
+		"chat/completions", "completions", "responses", "embeddings", "rerank", "score", "pooling", "classify",
+		"images/generations", "audio/speech", "messages",
+	}
+	formPaths = []string{"audio/transcriptions", "audio/translations", "images/edits"}
+)
+
+// routes are all that clients can ask for.
+func (g *Gateway) routes() *http.ServeMux {
+	mux := http.NewServeMux()
+	for _, path := range jsonPaths {
+		mux.HandleFunc("POST /v1/"+path, g.serve(readJSON))
+	}
+	for _, path := range formPaths {
+		mux.HandleFunc("POST /v1/"+path, g.serve(readForm))
+	}
+	mux.HandleFunc("POST /models/{model}/call", g.serve(readGeneric))
+	mux.HandleFunc("GET /v1/models", g.listModels)
+	mux.HandleFunc("GET /v1/models/{id...}", g.oneModel)
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /readyz", g.readyz)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		answerError(w, bad(http.StatusNotFound, "unknown_url", "", "there is no %s %s here", r.Method, r.URL.Path), 429)
+	})
+	return mux
+}
+
+func (g *Gateway) readyz(w http.ResponseWriter, r *http.Request) {
+	if err := g.Ready(r.Context()); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+// reader reads what a request asks for from its body.
+type reader func(r *http.Request, body []byte) (asked, error)
+
+// asked is what a request asks for.
+type asked struct {
+	model    string
+	scanned  scanned
+	parts    func(remote string, addUsage bool) [][]byte
+	addUsage bool // a stream without stream_options, of an operation that takes them
+}
+
+// serve returns the handler of one operation: token, body, route, admission, exchange.
+func (g *Gateway) serve(read reader) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		s := &serving{gateway: g, w: w, r: r, began: began, full: http.StatusTooManyRequests}
+		s.entry = RequestRecord{ID: requestID(r)}
+		w.Header()["X-Request-Id"] = []string{s.entry.ID}
+		dropped := DropNone
+		defer func() { s.finish(dropped) }() // also where an answer breaks off, which is a panic
+		if err := s.run(read); err != nil {
+			var refusal *Rejection
+			if errors.As(err, &refusal) {
+				dropped = refusal.Reason
+			}
+			s.entry.Error = err.Error()
+			s.entry.Status = answerError(w, err, s.full)
+		}
+	}
+}
+
+// serving is one request from its head to its end.
+type serving struct {
+	gateway *Gateway
+	w       http.ResponseWriter
+	r       *http.Request
+	began   time.Time
+	full    int // status for a pool without room
+	caller  *caller
+	route   *route
+	body    []byte
+	ticket  *Request
+	entry   RequestRecord
+	queued  time.Duration
+	worker  time.Duration // spent in exchanges
+}
+
+func (s *serving) run(read reader) (err error) {
+	if s.caller, err = s.gateway.admitted(s.r); err != nil {
+		return err
+	}
+	if s.caller != nil {
+		s.entry.Token = s.caller.Name
+		if refused := s.caller.begin(s.began); refused != nil {
+			return refused
+		}
+		defer s.caller.leave()
+	}
+	waiting := s.caller != nil
+	defer func() {
+		if waiting {
+			s.caller.dispatched()
+		}
+	}()
+	var release func()
+	if s.body, release, err = s.gateway.readBody(s.w, s.r); err != nil {
+		return err
+	}
+	defer release()
+	a, err := read(s.r, s.body)
+	if err != nil {
+		return err
+	}
+	if err := s.find(a); err != nil {
+		return err
+	}
+	ctx, cancel, err := s.admission(a)
+	defer cancel()
+	if err != nil {
+		return err
+	}
+	if done, err := s.asynchronous(ctx); done || err != nil {
+		return err
+	}
+	if err := s.wait(ctx); err != nil {
+		return s.pushInstead(ctx, err)
+	}
+	if waiting {
+		s.caller.dispatched()
+		waiting = false
+	}
+	return s.exchange(ctx, a)
+}
+
+// find looks up the route of the model that was asked for.
+func (s *serving) find(a asked) error {
+	s.entry.Model = a.model
+	s.route = s.gateway.models.route(a.model)
+	if s.route == nil || (s.caller != nil && !s.caller.mayUse(s.route.model.Name)) ||
+		s.route.generic() != strings.HasPrefix(s.r.URL.Path, "/models/") {
+		s.route = nil
+		return bad(http.StatusNotFound, "model_not_found", "model", "the model %q does not exist or you do not have access to it", a.model)
+	}
+	s.full = s.route.model.Policy.RefuseStatus
+	if s.route.model.Paused != "" {
+		return &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second, Detail: "paused: " + s.route.model.Paused}
+	}
+	return nil
+}
+
+// admission reads the headers that are for the gateway, and returns the context of the request with its
+// deadline.
+func (s *serving) admission(a asked) (context.Context, context.CancelFunc, error) {
+	ctx, cancel := s.r.Context(), context.CancelFunc(func() {})
+	h := s.r.Header
+	flow, err := s.flow(h.Get("X-Penstock-Flow"))
+	if err != nil {
+		return ctx, cancel, err
+	}
+	set := s.gateway.flow(flow)
+	if set.Paused != "" {
+		return ctx, cancel, &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second, Detail: "the flow is paused: " + set.Paused}
+	}
+	class, err := s.class(h.Get("X-Penstock-Class"), set)
+	if err != nil {
+		return ctx, cancel, err
+	}
+	ttl, err := milliHeader(h, "X-Penstock-Queue-Ttl-Ms")
+	if err != nil {
+		return ctx, cancel, err
+	}
+	left, err := milliHeader(h, "X-Penstock-Deadline-Ms")
+	if err != nil {
+		return ctx, cancel, err
+	}
+	s.ticket = &Request{
+		ID: s.entry.ID, Flow: flow, Class: class, Weight: set.Weight, Bytes: len(s.body), TTL: ttl,
+		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: a.scanned.tokensMax, Adapter: s.route.adapter,
+	}
+	if s.caller != nil && s.caller.Weight > 0 && set.Weight == 0 {
+		s.ticket.Weight = s.caller.Weight
+	}
+	if left > 0 {
+		s.ticket.Deadline = s.began.Add(left)
+		ctx, cancel = context.WithDeadline(ctx, s.ticket.Deadline)
+	}
+	s.affine(a)
+	s.entry.Flow, s.entry.Class = flow, class.String()
+	return ctx, cancel, nil
+}
+
+// bytesPerToken is a rough mean over languages and tokenizers.
+const bytesPerToken = 4
+
+// affine computes what the request should be near to.
+func (s *serving) affine(a asked) {
+	key := s.r.Header.Get("X-Penstock-Session")
+	if key == "" {
+		key = a.scanned.cacheKey
+	}
+	if key != "" {
+		s.ticket.Session = hashKey(s.ticket.Flow + "\x00" + key)
+	}
+	if p := a.scanned.prompt; !p.empty() {
+		s.ticket.Prefix = prefixHashes(s.body[p.from:p.to])
+	}
+}
+
+// flow is whose request it is: the header, as far as the token allows, else the token's own.
+func (s *serving) flow(named string) (string, error) {
+	if len(named) > 200 {
+		return "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow", "x-penstock-flow has more than 200 bytes")
+	}
+	if s.caller == nil {
+		return named, nil
+	}
+	if len(s.caller.Flows) == 0 {
+		if named == "" {
+			return s.caller.Name, nil
+		}
+		return named, nil
+	}
+	if named == "" {
+		return s.caller.Flows[0], nil
+	}
+	for _, own := range s.caller.Flows {
+		if named == own || strings.HasPrefix(named, own+"/") {
+			return named, nil
+		}
+	}
+	return "", bad(http.StatusForbidden, "flow_not_allowed", "x-penstock-flow", "the token may not name the flow %q", named)
+}
+
+// class is the header's, never above what the token and the flow's settings allow.
+func (s *serving) class(named string, set FlowState) (Criticality, error) {
+	class, err := ReadCriticality(strings.ToLower(strings.TrimSpace(named)))
+	if err != nil {
+		return class, bad(http.StatusBadRequest, "invalid_class", "x-penstock-class", "%s", err.Error())
+	}
+	if set.Set && named == "" {
+		class = set.Class
+	}
+	if set.Set {
+		class = max(class, set.Class)
+	}
+	if s.caller != nil {
+		class = max(class, s.caller.Class)
+	}
+	return class, nil
+}
+
+// milliHeader reads a header with a number of milliseconds; 0: it is absent.
+func milliHeader(h http.Header, name string) (time.Duration, error) {
+	text := h.Get(name)
+	if text == "" {
+		return 0, nil
+	}
+	ms, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil || ms < 1 || ms > 86_400_000 {
+		return 0, bad(http.StatusBadRequest, "invalid_header", strings.ToLower(name),
+			"%s must be a number of milliseconds from 1 to 86400000, not %q", strings.ToLower(name), text)
+	}
+	return time.Duration(ms) * time.Millisecond, nil
+}
+
+// wait lets the pool admit the request.
+func (s *serving) wait(ctx context.Context) error {
+	before := time.Now()
+	err := s.route.gate.admit(ctx, s.ticket)
+	s.queued = time.Since(before)
+	return err
+}
+
+// exchange makes the call, and once more on another instance where nothing can have run.
+func (s *serving) exchange(ctx context.Context, a asked) error {
+	g := s.gateway
+	g.retries.earn(s.route.gate)
+	c := &call{
+		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, plain: s.body, id: s.entry.ID,
+		ticket: s.ticket, queued: s.queued, cut: a.addUsage,
+	}
+	for {
+		c.tries++
+		c.ticket, c.body = s.ticket, a.parts(s.route.remote, a.addUsage)
+		r := s.once(ctx, c)
+		if !r.again || ctx.Err() != nil {
+			return s.outcome(ctx, r)
+		}
+		s.ticket = s.ticket.elsewhere()
+		if err := s.wait(ctx); err != nil {
+			return err
+		}
+		c.queued += s.queued
+	}
+}
+
+// once makes one attempt and ends its call in the pool, whatever happens.
+func (s *serving) once(ctx context.Context, c *call) (r result) {
+	before := time.Now()
+	r.usage = Taken{Failed: true, Doubt: !s.route.model.AbortStops}
+	defer func() {
+		took := time.Since(before)
+		s.worker += took
+		r.usage.Took = took
+		s.settle(r)
+	}()
+	s.entry.Attempts++
+	s.entry.Server = s.ticket.instance.server
+	return c.attempt(ctx)
+}
+
+// settle ends the call in the pool and in the book.
+func (s *serving) settle(r result) {
+	if r.usage.Doubt && s.gateway.leases != nil {
+		// First: a slot that is held and not in the pool would be taken for a new one.
+		s.gateway.leases.doubt(s.ticket.slot, "online call "+s.entry.ID+" was broken off")
+	}
+	s.route.gate.end(s.ticket, r.usage)
+	s.entry.Status, s.entry.In, s.entry.Out = r.status, r.usage.TokensIn, r.usage.TokensOut
+	if charger := s.gateway.config.Charge; charger != nil && !r.usage.Busy {
+		charger.Charge(Charge{
+			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
+			Took: r.usage.Took, Wasted: r.usage.Failed, TokensIn: r.usage.TokensIn, TokensOut: r.usage.TokensOut,
+			Instance: s.ticket.slot.Instance, Separate: s.route.model.Policy.FairScope == FairSeparate,
+		})
+	}
+}
+
+// outcome is what the client still has to be told.
+func (s *serving) outcome(ctx context.Context, r result) error {
+	switch {
+	case r.answered:
+		if r.err != nil {
+			s.entry.Error = r.err.Error()
+		}
+		return nil
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		return &Rejection{Reason: DropDeadline, Detail: "the deadline of the request was over before the worker answered"}
+	case s.r.Context().Err() != nil:
+		return &Rejection{Reason: DropCancelled}
+	default:
+		return &Rejection{Reason: DropUpstream, Detail: worded(r.err)}
+	}
+}
+
+// elsewhere returns a fresh request for a second attempt, which avoids the instance of the first.
+func (r *Request) elsewhere() *Request {
+	return &Request{
+		ID: r.ID, Flow: r.Flow, Class: r.Class, Weight: r.Weight, Bytes: r.Bytes, TTL: r.TTL, Deadline: r.Deadline,
+		TokensIn: r.TokensIn, TokenMax: r.TokenMax, Session: r.Session, Prefix: r.Prefix, Adapter: r.Adapter,
+		Avoid: append(r.Avoid, r.slot.Instance),
+	}
+}
+
+// own adds the gateway's headers to an answer.
+func (g *Gateway) own(header http.Header, c *call) {
+	header["X-Request-Id"] = []string{c.id}
+	header["X-Penstock-Queue-Ms"] = []string{strconv.FormatInt(c.queued.Milliseconds(), 10)}
+	header["X-Penstock-Attempts"] = []string{strconv.Itoa(c.tries)}
+}
+
+// finish records how the request ended.
+func (s *serving) finish(dropped Dropped) {
+	now := time.Now()
+	took := now.Sub(s.began)
+	e := &s.entry
+	e.EndedAt, e.TookMS, e.QueueMS = now, milliseconds(took), milliseconds(s.queued)
+	if s.ticket != nil {
+		e.Trace = s.ticket.trace
+	}
+	s.gateway.ring.add(*e)
+	if o := s.gateway.config.Observer; o != nil {
+		o.Ended(*e, dropped, took-s.queued-s.worker)
+	}
+}
+
+// listModels answers with the models that the caller may use, as OpenAI does.
+func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
+	c, err := g.admitted(r)
+	if err != nil {
+		answerError(w, err, 429)
+		return
+	}
+	list := modelList{Object: "list", Data: []modelObject{}}
+	for _, route := range g.models.all() {
+		if c == nil || c.mayUse(route.model.Name) {
+			list.Data = append(list.Data, objectOf(route.model.Name, route.model))
+		}
+	}
+	answerJSON(w, list)
+}
+
+type modelList struct {
+	Object string        `json:"object"`
+	Data   []modelObject `json:"data"`
+}
+
+type modelObject struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+}
+
+func objectOf(name string, m *ModelState) modelObject {
+	return modelObject{ID: name, Object: "model", Created: max(0, m.Created.Unix()), OwnedBy: "penstock"}
+}
+
+func (g *Gateway) oneModel(w http.ResponseWriter, r *http.Request) {
+	c, err := g.admitted(r)
+	name := r.PathValue("id")
+	route := g.models.route(name)
+	switch {
+	case err != nil:
+		answerError(w, err, 429)
+	case route == nil || (c != nil && !c.mayUse(route.model.Name)):
+		answerError(w, bad(http.StatusNotFound, "model_not_found", "model",
+			"the model %q does not exist or you do not have access to it", name), 429)
+	default:
+		answerJSON(w, objectOf(name, route.model))
+	}
+}
+
+func answerJSON(w http.ResponseWriter, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(body) // the client may be gone
+}

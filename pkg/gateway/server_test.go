@@ -1,0 +1,490 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// plant is a gateway with fixed slots before servers of a test.
+type plant struct {
+	t       *testing.T
+	gateway *Gateway
+	url     string
+	model   ModelState
+}
+
+func startPlant(t *testing.T, change func(*Config, *ModelState), workers ...http.HandlerFunc) *plant {
+	t.Helper()
+	model := ModelState{
+		Name: "m", Remote: "org/m-7b", Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: time.Minute,
+		Policy: DefaultPolicy(), Adapters: []string{"lora-1"},
+	}
+	for i, handler := range workers {
+		server := httptest.NewServer(handler)
+		t.Cleanup(server.Close)
+		model.Instances = append(model.Instances, InstanceState{
+			ID: int32(i) + 1, Server: fmt.Sprint("w", i+1), Address: server.URL, Slots: 4, Usable: true, //nolint:gosec // small
+		})
+	}
+	config := Config{Open: true}
+	if change != nil {
+		change(&config, &model)
+	}
+	g := New(config)
+	g.SetModels([]ModelState{model})
+	g.Fixed()
+	front := httptest.NewServer(g)
+	t.Cleanup(front.Close)
+	return &plant{t, g, front.URL, model}
+}
+
+func (p *plant) post(path, body string, headers ...string) *http.Response {
+	p.t.Helper()
+	request, err := http.NewRequestWithContext(p.t.Context(), http.MethodPost, p.url+path, strings.NewReader(body))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { answer.Body.Close() })
+	return answer
+}
+
+func (p *plant) state() PoolState { return p.gateway.States()[0] }
+
+func text(t *testing.T, answer *http.Response) string {
+	t.Helper()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// refusedWith checks status, code in OpenAI's envelope, and reason.
+func refusedWith(t *testing.T, answer *http.Response, status int, code, reason string) {
+	t.Helper()
+	var body envelope
+	if err := json.NewDecoder(answer.Body).Decode(&body); err != nil {
+		t.Fatal(err)
+	}
+	if answer.StatusCode != status || body.Error.Code != code || body.Error.Message == "" ||
+		answer.Header.Get("X-Penstock-Dropped-Reason") != reason {
+		t.Errorf("got %d %+v %q, want %d %s %q", answer.StatusCode, body.Error, answer.Header.Get("X-Penstock-Dropped-Reason"),
+			status, code, reason)
+	}
+}
+
+const chat = "/v1/chat/completions"
+
+func TestBodyAndAnswerPassByteForByte(t *testing.T) {
+	t.Parallel()
+	var got atomic.Value
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got.Store([]string{string(body), r.URL.Path, r.Header.Get("Authorization"), r.Header.Get("X-Penstock-Flow"), r.Header.Get("Traceparent"), r.Header.Get("X-Custom")})
+		w.Header().Set("X-Own", "1")
+		w.Header().Set("Content-Type", "application/json; odd=yes")
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.WriteString(w, "{ \"any\" :\tthing }")
+	})
+	sent := "{ \"messages\" : [ {\"role\":\"user\",\"content\":\"h\\u00e9 \\/ \"} ],\n\t\"model\" : \"m\" , \"x\":1.0e0}"
+	answer := p.post(chat, sent, "Authorization", "Bearer secret", "X-Penstock-Flow", "f", "Traceparent", "00-a-b-01", "X-Custom", "y")
+	want := []string{strings.Replace(sent, `"m"`, `"org/m-7b"`, 1), chat, "", "", "00-a-b-01", "y"}
+	if fmt.Sprint(got.Load()) != fmt.Sprint(want) {
+		t.Errorf("the worker got %q, want %q", got.Load(), want)
+	}
+	if answer.StatusCode != http.StatusTeapot || answer.Header.Get("X-Own") != "1" ||
+		answer.Header.Get("Content-Type") != "application/json; odd=yes" || text(t, answer) != "{ \"any\" :\tthing }" {
+		t.Errorf("the client got %d %v", answer.StatusCode, answer.Header)
+	}
+	for _, name := range []string{"X-Request-Id", "X-Penstock-Queue-Ms", "X-Penstock-Attempts"} {
+		if answer.Header.Get(name) == "" {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}
+
+func TestAnAdapterIsAskedForByItsName(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) })
+	if got := text(t, p.post(chat, `{"model":"lora-1"}`)); got != `{"model":"lora-1"}` {
+		t.Errorf("got %s", got)
+	}
+}
+
+func streamer(chunks ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, c := range chunks {
+			_, _ = io.WriteString(w, c)
+			_ = http.NewResponseController(w).Flush()
+		}
+	}
+}
+
+func TestStreamPassesWithoutTheChunkThatItsClientDidNotAskFor(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Value
+	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":9}}\n\n"
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		asked.Store(string(body))
+		streamer(strings.Replace(plainStream, "data: [DONE]", usage+"data: [DONE]", 1))(w, r)
+	})
+	if got := text(t, p.post(chat, `{"model":"m","stream":true}`)); got != plainStream {
+		t.Errorf("got %q, want %q", got, plainStream)
+	}
+	if want := `{"stream_options":{"include_usage":true},"model":"org/m-7b","stream":true}`; asked.Load() != want {
+		t.Errorf("the worker got %s, want %s", asked.Load(), want)
+	}
+	own := `{"model":"m","stream":true,"stream_options":{"include_usage":true}}`
+	if got := text(t, p.post(chat, own)); !strings.Contains(got, `"usage":{`) {
+		t.Errorf("the client asked for token counts and got %q", got)
+	}
+	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+	e := p.gateway.ring.last[0]
+	if e.In != 7 || e.Out != 9 {
+		t.Errorf("counted %d and %d tokens", e.In, e.Out)
+	}
+}
+
+func TestChunksAreSentAtOnce(t *testing.T) {
+	t.Parallel()
+	next := make(chan string)
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		for c := range next {
+			_, _ = io.WriteString(w, c)
+			_ = http.NewResponseController(w).Flush()
+		}
+	})
+	defer close(next)
+	go func() { next <- "data: 0\n\n" }()
+	answer := p.post(chat, `{"model":"m","stream":true}`)
+	lines := bufio.NewReader(answer.Body)
+	for i := range 5 {
+		if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("data: %d\n", i) {
+			t.Fatalf("got %q, %v", line, err)
+		}
+		_, _ = lines.ReadString('\n')
+		next <- fmt.Sprintf("data: %d\n\n", i+1) // it is not sent before the one before has arrived
+	}
+}
+
+func TestErrorsSpeakOpenAI(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.BodyMax = 1000 }, workertest.Says(200, "{}"))
+	for _, c := range []struct {
+		path, body string
+		status     int
+		code       string
+	}{
+		{chat, `{"model":"other"}`, 404, "model_not_found"},
+		{chat, `{"model":`, 400, "invalid_json"},
+		{chat, `{}`, 400, "missing_model"},
+		{chat, `{"model":"m","model":"m"}`, 400, "invalid_model"},
+		{chat, `{"model":"m","x":"` + strings.Repeat("y", 1000) + `"}`, 413, "request_too_large"},
+		{"/v1/fine_tuning/jobs", `{}`, 404, "unknown_url"},
+		{"/models/m/call", `{}`, 404, "model_not_found"}, // it speaks OpenAI's protocol
+	} {
+		refusedWith(t, p.post(c.path, c.body), c.status, c.code, "")
+	}
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "royal"), 400, "invalid_class", "")
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Deadline-Ms", "soon"), 400, "invalid_header", "")
+}
+
+func TestTokensDecideWhoMayDoWhat(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
+	refusedWith(t, p.post(chat, `{"model":"m"}`), 401, "invalid_api_key", "")
+	p.gateway.SetTokens([]TokenState{
+		{Hash: sha256.Sum256([]byte("all")), Name: "all"},
+		{Hash: sha256.Sum256([]byte("few")), Name: "few", Models: []string{"x"}},
+		{Hash: sha256.Sum256([]byte("low")), Name: "low", Class: Sheddable, Flows: []string{"t"}},
+		{Hash: sha256.Sum256([]byte("slow")), Name: "slow", Rate: 2},
+		{Hash: sha256.Sum256([]byte("old")), Name: "old", ExpiresAt: time.Now().Add(-time.Second)},
+	})
+	with := func(secret string, headers ...string) *http.Response {
+		return p.post(chat, `{"model":"m"}`, append(headers, "Authorization", "Bearer "+secret)...)
+	}
+	if a := with("all"); a.StatusCode != 200 {
+		t.Errorf("got %d", a.StatusCode)
+	}
+	refusedWith(t, with("few"), 404, "model_not_found", "")
+	refusedWith(t, with("old"), 401, "invalid_api_key", "")
+	refusedWith(t, with("low", "X-Penstock-Flow", "u"), 403, "flow_not_allowed", "")
+	if a := with("low", "X-Penstock-Flow", "t/sub", "X-Penstock-Class", "critical", "X-Request-Id", "r-low"); a.StatusCode != 200 {
+		t.Errorf("got %d", a.StatusCode)
+	}
+	workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("r-low"); return known })
+	if e, _ := p.gateway.Explain("r-low"); e.Class != "sheddable" || e.Flow != "t/sub" || e.Token != "low" {
+		t.Errorf("got %+v", e)
+	}
+	with("slow")
+	with("slow")
+	limited := with("slow")
+	if limited.Header.Get("Retry-After") == "" {
+		t.Error("Retry-After is missing")
+	}
+	refusedWith(t, limited, 429, "rate_limit_exceeded", "rate_limit_exceeded")
+}
+
+func TestBusyInstanceIsLeftForAnother(t *testing.T) {
+	t.Parallel()
+	for name, busy := range map[string]http.HandlerFunc{
+		"busy":        workertest.Says(503, `{"error":"The request queue is full."}`),
+		"empty 503":   workertest.Says(503, ""),
+		"429":         workertest.Says(429, `{"error":{"message":"overloaded"}}`),
+		"first event": streamer("data: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
+		"closed":      workertest.Resets,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first := make(chan struct{}, 100)
+			p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+				first <- struct{}{}
+				busy(w, r)
+			}, workertest.Says(200, "{}"))
+			for range 8 {
+				answer := p.post(chat, `{"model":"m"}`)
+				if got := text(t, answer); answer.StatusCode != 200 || got != "{}" {
+					t.Fatalf("got %d %s", answer.StatusCode, got)
+				}
+			}
+			if len(first) == 0 {
+				t.Error("no call went to the busy instance")
+			}
+		})
+	}
+}
+
+func TestNoSecondAttemptWhereTheFirstMayHaveRun(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int32
+	for status, body := range map[int]string{500: `{"error":"boom"}`, 400: `{"error":"bad"}`, 504: ""} {
+		count := func(w http.ResponseWriter, r *http.Request) { calls.Add(1); workertest.Says(status, body)(w, r) }
+		calls.Store(0)
+		p := startPlant(t, nil, count, count)
+		if a := p.post(chat, `{"model":"m"}`); a.StatusCode != status || calls.Load() != 1 {
+			t.Errorf("got %d after %d calls, want %d after one", a.StatusCode, calls.Load(), status)
+		}
+	}
+}
+
+func TestStreamThatBreaksEndsWithAnErrorAndWithoutDone(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		streamer("data: {\"choices\":[]}\n\n", "data: {\"choi")(w, r)
+		panic(http.ErrAbortHandler)
+	})
+	got := text(t, p.post(chat, `{"model":"m","stream":true,"stream_options":{}}`))
+	if !strings.HasPrefix(got, "data: {\"choices\":[]}\n\n") || !strings.Contains(got, `"code":"upstream_error"`) ||
+		strings.Contains(got, "[DONE]") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestWholeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, workertest.ResetsMidBody)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url+chat, strings.NewReader(`{"model":"m"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := http.DefaultClient.Do(request); err == nil {
+		defer answer.Body.Close()
+		if body, err := io.ReadAll(answer.Body); err == nil {
+			t.Errorf("got %q without an error", body)
+		}
+	}
+	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+}
+
+func TestClientThatLeavesEndsTheCall(t *testing.T) {
+	t.Parallel()
+	begun, ended := make(chan struct{}), make(chan time.Time, 1)
+	p := startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		close(begun)
+		<-r.Context().Done()
+		ended <- time.Now()
+	})
+	ctx, leave := context.WithCancel(t.Context())
+	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, p.url+chat, strings.NewReader(`{"model":"m"}`))
+	go func() {
+		answer, err := http.DefaultClient.Do(request)
+		if err == nil {
+			answer.Body.Close()
+		}
+	}()
+	<-begun
+	leave()
+	<-ended
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+}
+
+func TestDeadlineEndsTheCall(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	})
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Deadline-Ms", "60"), 504, "deadline_exceeded", "deadline_exceeded")
+	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+}
+
+// A client that stops reading is cut, so that it does not keep its slot.
+func TestClientThatDoesNotReadIsCut(t *testing.T) {
+	t.Parallel()
+	ended := make(chan struct{})
+	p := startPlant(t, func(_ *Config, m *ModelState) { m.Policy.ClientStall = worker.Seconds(200 * time.Millisecond) },
+		func(w http.ResponseWriter, r *http.Request) {
+			defer close(ended)
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "text/event-stream")
+			for r.Context().Err() == nil {
+				if _, err := w.Write(bytes.Repeat([]byte("x"), 64<<10)); err != nil {
+					return
+				}
+			}
+		})
+	p.post(chat, `{"model":"m","stream":true}`) // nobody reads the body
+	<-ended
+	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+}
+
+func TestSilentWorkerIsGivenUp(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(_ *Config, m *ModelState) {
+		m.Policy.FirstByteMax, m.Policy.SilenceMax = worker.Seconds(100*time.Millisecond), worker.Seconds(100*time.Millisecond)
+	}, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), "stream") {
+			streamer("data: {}\n\n")(w, r)
+		}
+		<-r.Context().Done()
+	})
+	refusedWith(t, p.post(chat, `{"model":"m"}`), 502, "upstream_error", "upstream_error")
+	if got := text(t, p.post(chat, `{"model":"m","stream":true}`)); !strings.Contains(got, errSilence.Error()) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestFullPoolRefusesAndTellsWhen(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	p := startPlant(t, func(_ *Config, m *ModelState) {
+		m.Policy.Total, m.Policy.QueueTTL = 2, worker.Seconds(100*time.Millisecond)
+		m.Instances[0].Slots = 1
+	}, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-release
+		_, _ = io.WriteString(w, "{}")
+	})
+	answers := make(chan *http.Response, 3)
+	var started sync.WaitGroup
+	for range 3 {
+		started.Go(func() { answers <- p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a") })
+	}
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 1 && s.Waiting["default"] == 2 })
+	full := p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a")
+	if full.Header.Get("Retry-After") == "" {
+		t.Error("Retry-After is missing")
+	}
+	refusedWith(t, full, 429, "overloaded", "overloaded")
+	for range 2 { // the others time out
+		refusedWith(t, <-answers, 429, "queue_timeout", "queue_timeout")
+	}
+	close(release)
+	if a := <-answers; a.StatusCode != 200 {
+		t.Errorf("got %d", a.StatusCode)
+	}
+	p.gateway.Drain()
+	refusedWith(t, p.post(chat, `{"model":"m"}`), 503, "shutting_down", "shutting_down")
+}
+
+type pushes struct {
+	mu   sync.Mutex
+	list []Durable
+	err  error
+}
+
+func (p *pushes) Push(_ context.Context, d Durable) (id, location string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d.Body = bytes.Clone(d.Body)
+	p.list = append(p.list, d)
+	return "17", "/v1/entries/17", p.err
+}
+
+func TestRespondAsyncMakesADurableEntry(t *testing.T) {
+	t.Parallel()
+	queue := &pushes{}
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.Push = queue }, workertest.Says(200, "{}"))
+	body := `{"model":"m","messages":[]}`
+	answer := p.post(chat, body, "Prefer", "respond-async", "X-Penstock-Class", "sheddable", "X-Penstock-Flow", "t")
+	if answer.StatusCode != 202 || answer.Header.Get("Location") != "/v1/entries/17" {
+		t.Errorf("got %d %v", answer.StatusCode, answer.Header)
+	}
+	if d := queue.list[0]; d.Model != "m" || d.Flow != "t" || d.Class != Sheddable || string(d.Body) != body {
+		t.Errorf("pushed %+v", d)
+	}
+	queue.err = errors.New("the database is away")
+	refusedWith(t, p.post(chat, body, "Prefer", "respond-async"), 503, "async_unavailable", "")
+}
+
+func TestOnFullPushesForThoseWhoAgree(t *testing.T) {
+	t.Parallel()
+	queue := &pushes{}
+	p := startPlant(t, func(c *Config, m *ModelState) {
+		c.Push, m.Policy.OnFull, m.Instances[0].Usable = queue, OnFullPush, false
+	}, workertest.Says(200, "{}"))
+	if a := p.post(chat, `{"model":"m"}`, "Prefer", "respond-async, wait=5"); a.StatusCode != 202 {
+		t.Errorf("got %d", a.StatusCode)
+	}
+	refusedWith(t, p.post(chat, `{"model":"m"}`), 503, "no_endpoints", "no_endpoints")
+}
+
+func TestModelsAreThoseOfTheCaller(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, workertest.Says(200, "{}"))
+	for path, want := range map[string]string{
+		"/v1/models":   `{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"penstock"}]}`,
+		"/v1/models/m": `{"id":"m","object":"model","created":0,"owned_by":"penstock"}`,
+	} {
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, p.url+path, nil)
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSpace(text(t, answer)); got != want {
+			t.Errorf("%s: got %s", path, got)
+		}
+		answer.Body.Close()
+	}
+}

@@ -1,0 +1,205 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Settings are what operators set about pools, flows and tokens.
+type Settings struct {
+	Policies map[string]PoolPolicy   `json:"policies"` // by model
+	Flows    map[string]FlowState    `json:"flows"`
+	Tokens   []TokenState            `json:"tokens"`
+	Paused   map[string]string       `json:"paused"` // models that may not be called, and why
+	Readings map[int32]InstanceState `json:"-"`      // latest probes, by instance
+}
+
+// policiesSQL, flowsSQL, tokensSQL and pausesSQL read the settings. They are small tables; the queries go in
+// one round trip.
+const (
+	policiesSQL = `SELECT model, config FROM penstock.gateway_policy`
+	flowsSQL    = `
+SELECT coalesce(c.flow, w.flow), coalesce(c.criticality, ''), coalesce(w.weight, 0)::float8
+  FROM penstock.flow_criticality c
+  FULL JOIN (SELECT flow, weight FROM penstock.flow_weight WHERE queue_id IS NULL) w ON w.flow = c.flow`
+	tokensSQL = `
+SELECT t.hash, t.name, t.flows, coalesce(g.models, '{}'), coalesce(g.criticality, 'critical'), coalesce(g.rate, 0)::float8,
+       coalesce(g.in_flight, 0), coalesce(g.waiting, 0), t.expires_at
+  FROM penstock.api_token t
+  LEFT JOIN penstock.gateway_token g ON g.name = t.name
+ WHERE t.revoked_at IS NULL AND coalesce(t.expires_at > clock_timestamp(), true) AND t.scopes && ARRAY['call', 'admin']`
+	pausesSQL = `
+SELECT q.model, coalesce(nullif(coalesce(p.reason, q.paused_reason), ''), 'by an operator')
+  FROM penstock.queue q
+  LEFT JOIN penstock.pause p ON p.scope = 'model' AND p.value = q.model OR p.scope = 'application' AND p.value = q.application
+ WHERE q.kind = 'inference' AND q.model IS NOT NULL AND (p.id IS NOT NULL OR q.paused_at IS NOT NULL)`
+	pausedFlowsSQL = `
+SELECT value, coalesce(nullif(reason, ''), 'by an operator') FROM penstock.pause WHERE scope = 'flow' AND queue_id IS NULL`
+	readingsSQL = `
+SELECT id, extract(epoch FROM clock_timestamp() - checked_at)::float8, queued, kv_usage::float8
+  FROM penstock.instance WHERE checked_at IS NOT NULL`
+)
+
+// ReadSettings reads all of them. A policy that is not valid keeps the one before, if old has it.
+func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, []error, error) {
+	s := Settings{
+		Policies: map[string]PoolPolicy{}, Flows: map[string]FlowState{}, Paused: map[string]string{},
+		Readings: map[int32]InstanceState{},
+	}
+	var wrong []error
+	b := &pgx.Batch{}
+	b.Queue(policiesSQL).Query(func(rows pgx.Rows) error { return s.readPolicies(rows, old, &wrong) })
+	b.Queue(flowsSQL).Query(s.readFlows)
+	b.Queue(pausedFlowsSQL).Query(s.readPausedFlows)
+	b.Queue(tokensSQL).Query(s.readTokens)
+	b.Queue(pausesSQL).Query(s.readPauses)
+	b.Queue(readingsSQL).Query(s.readReadings)
+	if err := db.SendBatch(ctx, b).Close(); err != nil {
+		return old, nil, fmt.Errorf("read settings of the gateway: %w", err)
+	}
+	return s, wrong, nil
+}
+
+func (s *Settings) readPolicies(rows pgx.Rows, old Settings, wrong *[]error) error {
+	var model string
+	var config []byte
+	_, err := pgx.ForEachRow(rows, []any{&model, &config}, func() error {
+		policy, err := ReadPolicy(config)
+		if err != nil {
+			*wrong = append(*wrong, fmt.Errorf("policy of model %q: %w", model, err))
+			before, known := old.Policies[model]
+			if !known {
+				before = DefaultPolicy()
+			}
+			policy = before
+		}
+		s.Policies[model] = policy
+		return nil
+	})
+	return err
+}
+
+func (s *Settings) readFlows(rows pgx.Rows) error {
+	var name, class string
+	var weight float64
+	_, err := pgx.ForEachRow(rows, []any{&name, &class, &weight}, func() error {
+		f := FlowState{Weight: weight, Set: class != ""}
+		f.Class, _ = ReadCriticality(class) // the table takes no other words
+		s.Flows[name] = f
+		return nil
+	})
+	return err
+}
+
+func (s *Settings) readTokens(rows pgx.Rows) error {
+	var t TokenState
+	var hash []byte
+	var class string
+	var expires *time.Time
+	_, err := pgx.ForEachRow(rows, []any{&hash, &t.Name, &t.Flows, &t.Models, &class, &t.Rate, &t.Flying, &t.Waiting, &expires},
+		func() error {
+			fresh := t
+			copy(fresh.Hash[:], hash)
+			fresh.Class, _ = ReadCriticality(class) // the table takes no other words
+			fresh.ExpiresAt = time.Time{}
+			if expires != nil {
+				fresh.ExpiresAt = *expires
+			}
+			s.Tokens = append(s.Tokens, fresh)
+			t.Flows, t.Models = nil, nil
+			return nil
+		})
+	return err
+}
+
+func (s *Settings) readPauses(rows pgx.Rows) error {
+	var model, reason string
+	_, err := pgx.ForEachRow(rows, []any{&model, &reason}, func() error {
+		s.Paused[model] = reason
+		return nil
+	})
+	return err
+}
+
+func (s *Settings) readPausedFlows(rows pgx.Rows) error {
+	var flow, reason string
+	_, err := pgx.ForEachRow(rows, []any{&flow, &reason}, func() error {
+		f := s.Flows[flow]
+		f.Paused = reason
+		s.Flows[flow] = f
+		return nil
+	})
+	return err
+}
+
+func (s *Settings) readReadings(rows pgx.Rows) error {
+	now := time.Now()
+	var r InstanceState
+	var age float64
+	_, err := pgx.ForEachRow(rows, []any{&r.ID, &age, &r.Queued, &r.KV}, func() error {
+		r.At = now.Add(-time.Duration(age * float64(time.Second)))
+		s.Readings[r.ID] = r
+		r.Queued, r.KV = nil, nil
+		return nil
+	})
+	return err
+}
+
+// SavedState is what a gateway needs to serve when it starts while the database is away. Headers are kept as
+// references to secrets, and tokens as hashes.
+type SavedState struct {
+	At       time.Time    `json:"at"`
+	Models   []ModelState `json:"models"`
+	Settings Settings     `json:"settings"`
+}
+
+// StateKept is how old a snapshot may be.
+const StateKept = 15 * time.Minute
+
+// Write stores the snapshot, readable by its owner alone.
+func (s SavedState) Write(path string) error {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	file, err := os.CreateTemp(filepath.Dir(path), ".snapshot-*") // with mode 0600
+	if err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	defer os.Remove(file.Name())
+	_, err = file.Write(text)
+	if closed := file.Close(); err == nil {
+		err = closed
+	}
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	return nil
+}
+
+// ReadSavedState reads a snapshot that is not too old.
+func ReadSavedState(path string, now time.Time) (SavedState, error) {
+	var s SavedState
+	text, err := os.ReadFile(path) //nolint:gosec // the operator's own path
+	if err != nil {
+		return s, fmt.Errorf("read snapshot: %w", err)
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return s, fmt.Errorf("read snapshot %s: %w", path, err)
+	}
+	if age := now.Sub(s.At); age > StateKept {
+		return s, fmt.Errorf("snapshot %s is %s old, more than %s", path, age.Round(time.Second), StateKept)
+	}
+	return s, nil
+}

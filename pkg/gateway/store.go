@@ -1,0 +1,140 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// store is what the gateway says to the database about slots. None of it is on the way of a request.
+type store struct {
+	db   postgres.DB
+	node func() invalidation.NodeID
+}
+
+// grant is slots that the gateway may use, and for how long by the database's clock, from when it asked.
+type grant struct {
+	slots []SlotKey
+	valid time.Duration
+}
+
+const leaseSQL = `SELECT instance, slot_number, slot_token, valid_ms FROM penstock.lease_slots($1, $2, $3)`
+
+// lease asks for up to want slots of a model. Where there are none the database remembers the demand and
+// tells the holders of idle ones.
+func (s *store) lease(ctx context.Context, model string, want int) (grant, error) {
+	var g grant
+	var slot SlotKey
+	var millis int64
+	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, leaseSQL, model, s.node(), want),
+		[]any{&slot.Instance, &slot.Number, &slot.Token, &millis}, func() error {
+			g.slots, g.valid = append(g.slots, slot), time.Duration(millis)*time.Millisecond
+			return nil
+		})
+	if err != nil {
+		return grant{}, fmt.Errorf("lease %d slots of model %q: %w", want, model, err)
+	}
+	return g, nil
+}
+
+const heldSQL = `SELECT instance, slot_number, slot_token, in_doubt, valid_ms FROM penstock.held_slots($1)`
+
+// held reads which slots are this gateway's.
+func (s *store) held(ctx context.Context) (grant, error) {
+	var g grant
+	var instance, number *int32
+	var token *int64
+	var doubt bool
+	var millis int64
+	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, heldSQL, s.node()),
+		[]any{&instance, &number, &token, &doubt, &millis}, func() error {
+			g.valid = time.Duration(millis) * time.Millisecond
+			if instance != nil && !doubt {
+				g.slots = append(g.slots, SlotKey{*instance, *number, *token})
+			}
+			return nil
+		})
+	if err != nil {
+		return grant{}, fmt.Errorf("read held slots: %w", err)
+	}
+	return g, nil
+}
+
+const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`
+
+// release hands slots to gateways that miss some, and frees the rest.
+func (s *store) release(ctx context.Context, model string, slots []SlotKey) error {
+	instances, numbers, tokens := columns(slots)
+	if _, err := s.db.Exec(ctx, handOverSQL, model, s.node(), instances, numbers, tokens); err != nil {
+		return fmt.Errorf("give back %d slots of model %q: %w", len(slots), model, err)
+	}
+	return nil
+}
+
+// doubtSQL says that the calls on some slots may still run although this gateway has left them.
+const doubtSQL = `
+UPDATE penstock.slot s
+   SET doubt_at = clock_timestamp(), doubt = k.reason
+  FROM unnest($1::int[], $2::int[], $3::bigint[], $4::text[]) k(instance_id, number, token, reason)
+ WHERE s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token`
+
+func (s *store) doubt(ctx context.Context, slots []SlotKey, reasons []string) error {
+	instances, numbers, tokens := columns(slots)
+	if _, err := s.db.Exec(ctx, doubtSQL, instances, numbers, tokens, reasons); err != nil {
+		return fmt.Errorf("mark %d slots in doubt: %w", len(slots), err)
+	}
+	return nil
+}
+
+const preemptSQL = `SELECT penstock.preempt_durable($1, $2, $3)`
+
+// preempt orders the end of up to want runs of durable entries.
+func (s *store) preempt(ctx context.Context, model string, want int) (ordered int, err error) {
+	if err := s.db.QueryRow(ctx, preemptSQL, model, s.node(), want).Scan(&ordered); err != nil {
+		return 0, fmt.Errorf("preempt %d runs of model %q: %w", want, model, err)
+	}
+	return ordered, nil
+}
+
+const contendedSQL = `
+SELECT m.name, penstock.slot_share(m.name, $2)
+  FROM unnest($1::text[]) m(name)
+ WHERE penstock.slot_share(m.name, $2) IS NOT NULL`
+
+// shares reads how many slots the gateway may hold of those models of which other nodes go without.
+func (s *store) shares(ctx context.Context, names []string) (map[string]int, error) {
+	shares := map[string]int{}
+	var name string
+	var share int
+	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, contendedSQL, names, s.node()), []any{&name, &share}, func() error {
+		shares[name] = share
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read shares of slots: %w", err)
+	}
+	return shares, nil
+}
+
+const sweepSQL = `SELECT penstock.sweep_gateways()`
+
+func (s *store) sweep(ctx context.Context) error {
+	if _, err := s.db.Exec(ctx, sweepSQL); err != nil {
+		return fmt.Errorf("sweep preemptions: %w", err)
+	}
+	return nil
+}
+
+const foldSQL = `SELECT penstock.fold_online_use($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
+
+func columns(slots []SlotKey) (instances, numbers []int32, tokens []int64) {
+	for _, s := range slots {
+		instances, numbers, tokens = append(instances, s.Instance), append(numbers, s.Number), append(tokens, s.Token)
+	}
+	return instances, numbers, tokens
+}

@@ -1,0 +1,169 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// tailBytes is how much of the end of an answer is kept to read its token counts from.
+const tailBytes = 4 << 10
+
+// tail keeps the last bytes of an answer.
+type tail struct {
+	buf  [tailBytes]byte
+	n    int // bytes in buf
+	seen int64
+}
+
+func (t *tail) write(p []byte) {
+	t.seen += int64(len(p))
+	if len(p) >= tailBytes {
+		t.n = copy(t.buf[:], p[len(p)-tailBytes:])
+		return
+	}
+	if over := t.n + len(p) - tailBytes; over > 0 {
+		copy(t.buf[:], t.buf[over:t.n])
+		t.n -= over
+	}
+	t.n += copy(t.buf[t.n:], p)
+}
+
+// usage reads the last usage object in the tail. ok is false if there is none.
+func (t *tail) usage() (in, out int64, ok bool) {
+	b := t.buf[:t.n]
+	for {
+		at := bytes.LastIndex(b, []byte(`"usage":`))
+		if at < 0 {
+			return 0, 0, false
+		}
+		var u struct {
+			Prompt     int64 `json:"prompt_tokens"`
+			Completion int64 `json:"completion_tokens"`
+			Input      int64 `json:"input_tokens"`
+			Output     int64 `json:"output_tokens"`
+		}
+		text := b[at+len(`"usage":`):]
+		if json.NewDecoder(bytes.NewReader(text)).Decode(&u) == nil {
+			in, out = max(u.Prompt, u.Input, 0), max(u.Completion, u.Output, 0)
+			if in+out > 0 {
+				return in, out, true
+			}
+		}
+		b = b[:at]
+	}
+}
+
+// done says that the stream ended as it should: its last event is [DONE].
+func (t *tail) done() bool { return bytes.Contains(t.buf[:t.n], []byte("data: [DONE]")) }
+
+// eventCut takes out of a stream of server-sent events the one chunk that the gateway has asked for in
+// the client's place: it has token counts and no choices. Events go on as soon as they are complete.
+type eventCut struct {
+	held []byte // the beginning of an event
+}
+
+// eventMax bounds an event that is held; a longer one goes on as it is.
+const eventMax = 64 << 10
+
+// pass returns what of the bytes may go on now. The answer is valid until the next call.
+func (c *eventCut) pass(p []byte) []byte {
+	if len(c.held) == 0 && !mayHoldUsage(p) {
+		if end := lastEventEnd(p); end == len(p) {
+			return p // whole events, none of which is the one: nothing to copy
+		}
+	}
+	c.held = append(c.held, p...)
+	end := lastEventEnd(c.held)
+	if end == 0 && len(c.held) < eventMax {
+		return nil
+	}
+	if end == 0 {
+		end = len(c.held)
+	}
+	out := make([]byte, 0, end)
+	for rest := c.held[:end]; len(rest) > 0; {
+		n := eventEnd(rest)
+		if n == 0 {
+			n = len(rest)
+		}
+		if !isUsageChunk(rest[:n]) {
+			out = append(out, rest[:n]...)
+		}
+		rest = rest[n:]
+	}
+	c.held = append(c.held[:0], c.held[end:]...)
+	return out
+}
+
+// rest returns what is held at the end of the stream.
+func (c *eventCut) rest() []byte {
+	if isUsageChunk(c.held) {
+		return nil
+	}
+	return c.held
+}
+
+var (
+	noChoices = []byte(`"choices":[]`)
+	usageKey  = []byte(`"usage":`)
+	dataField = []byte("data:")
+)
+
+func mayHoldUsage(p []byte) bool {
+	return bytes.Contains(p, noChoices) || bytes.Contains(p, []byte(`"choices": []`))
+}
+
+// isUsageChunk says whether an event carries token counts and no choices.
+func isUsageChunk(event []byte) bool {
+	if !mayHoldUsage(event) || !bytes.Contains(event, usageKey) {
+		return false
+	}
+	data := eventData(event)
+	var chunk struct {
+		Choices []json.RawMessage `json:"choices"`
+		Usage   json.RawMessage   `json:"usage"`
+	}
+	return json.Unmarshal(data, &chunk) == nil && len(chunk.Choices) == 0 && len(chunk.Usage) > 0 && chunk.Usage[0] == '{'
+}
+
+// eventData returns the data of an event, its lines joined.
+func eventData(event []byte) []byte {
+	var data []byte
+	for line := range bytes.Lines(event) {
+		if after, is := bytes.CutPrefix(line, dataField); is {
+			after = bytes.TrimRight(bytes.TrimPrefix(after, []byte(" ")), "\r\n")
+			if data != nil {
+				data = append(append([]byte{}, data...), '\n')
+			}
+			data = append(data[:len(data):len(data)], after...)
+		}
+	}
+	return data
+}
+
+// eventEnd returns the length of the first event with the empty line that ends it, 0 if it is not whole.
+func eventEnd(p []byte) int {
+	unix := bytes.Index(p, []byte("\n\n"))
+	dos := bytes.Index(p, []byte("\r\n\r\n"))
+	switch {
+	case unix < 0 && dos < 0:
+		return 0
+	case unix >= 0 && (dos < 0 || unix < dos):
+		return unix + 2
+	}
+	return dos + 4
+}
+
+// lastEventEnd returns the length of all whole events.
+func lastEventEnd(p []byte) int {
+	unix := bytes.LastIndex(p, []byte("\n\n"))
+	dos := bytes.LastIndex(p, []byte("\r\n\r\n"))
+	end := 0
+	if unix >= 0 {
+		end = unix + 2
+	}
+	if dos >= 0 {
+		end = max(end, dos+4)
+	}
+	return end
+}

@@ -1,0 +1,167 @@
+package gateway
+
+import "time"
+
+// SetPolicy replaces the settings.
+func (p *Pool) SetPolicy(now time.Time, policy PoolPolicy) {
+	p.policy = policy
+	p.dispatch(now)
+}
+
+// SetInstances replaces the instances by what the registry says, with their latest readings.
+func (p *Pool) SetInstances(now time.Time, list []InstanceState) {
+	p.fleet.set(now, list)
+	for _, s := range list {
+		i := p.fleet.find(s.ID)
+		i.limit.report(now, s.At, s.Queued, s.KV)
+		if s.KV != nil {
+			i.kv, i.kvAt = *s.KV, s.At
+		}
+	}
+	p.dispatch(now)
+}
+
+// Grant adds slots that were leased or handed over. It returns those of instances that are not known.
+func (p *Pool) Grant(now time.Time, slots []SlotKey) (unknown []SlotKey) {
+	for _, s := range slots {
+		if !p.fleet.add(s) {
+			unknown = append(unknown, s)
+		}
+	}
+	p.dispatch(now)
+	return unknown
+}
+
+// Lose drops slots that are not this gateway's any more. Calls on them go on.
+func (p *Pool) Lose(now time.Time, slots []SlotKey) {
+	for _, s := range slots {
+		p.fleet.drop(s)
+	}
+	p.dispatch(now)
+}
+
+// Retire takes up to n idle slots out, of unusable instances and beyond what instances have first, and
+// returns them: they are to be given back.
+func (p *Pool) Retire(now time.Time, n int) (out []SlotKey) {
+	for _, i := range p.fleet.instances {
+		for len(i.idle) > 0 && (!i.usable || len(i.held) > i.limit.slots) {
+			out = append(out, i.idle[len(i.idle)-1])
+			p.fleet.drop(i.idle[len(i.idle)-1])
+		}
+	}
+	for len(out) < n {
+		i := p.idlest()
+		if i == nil {
+			break
+		}
+		out = append(out, i.idle[len(i.idle)-1])
+		p.fleet.drop(i.idle[len(i.idle)-1])
+	}
+	p.settleMode(now)
+	return out
+}
+
+// idlest is the instance with the most idle slots.
+func (p *Pool) idlest() (best *instance) {
+	for _, i := range p.fleet.instances {
+		if len(i.idle) > 0 && (best == nil || len(i.idle) > len(best.idle)) {
+			best = i
+		}
+	}
+	return best
+}
+
+// Trust lets slots be used until then: it is moved on by whoever compares them with the database. A
+// process that was stopped for a while must not use what others have by now.
+func (p *Pool) Trust(now, until time.Time) {
+	p.fleet.until = until
+	p.dispatch(now)
+}
+
+// Drain refuses what arrives from now on. What waits and what is in flight goes on.
+func (p *Pool) Drain() { p.draining = true }
+
+// wanted is how many more slots the waiting requests could use, beyond the idle ones.
+func (p *Pool) wanted(now time.Time) int {
+	if p.waiting == 0 {
+		return 0
+	}
+	free := 0
+	for _, i := range p.fleet.instances {
+		free += max(0, i.room(now))
+	}
+	return max(0, p.waiting-free)
+}
+
+// oldest is when the longest waiting request of class default or above arrived; zero: none waits.
+func (p *Pool) oldest() (at time.Time) {
+	for _, l := range p.lines[:Sheddable] {
+		for _, f := range l.heap {
+			if at.IsZero() || f.head.arrived.Before(at) {
+				at = f.head.arrived
+			}
+		}
+	}
+	return at
+}
+
+// PoolState is a view of a pool, for status and metrics.
+type PoolState struct {
+	Model     string            `json:"model"`
+	Mode      string            `json:"mode"`
+	ModeSince time.Time         `json:"mode_since"`
+	Ceiling   int               `json:"ceiling"`
+	Stock     int               `json:"stock"`
+	Waiting   map[string]int    `json:"waiting"`
+	Held      int               `json:"slots_held"`
+	Idle      int               `json:"slots_idle"`
+	Lower     float64           `json:"lower_bound"`
+	Upper     float64           `json:"upper_bound"`
+	Flows     int               `json:"active_flows"`
+	Bytes     int               `json:"bytes_waiting"`
+	Dropped   map[Dropped]int64 `json:"dropped"`
+	Instances []InstanceView    `json:"instances"`
+
+	counts Counts
+}
+
+// InstanceView is an instance as its pool sees it.
+type InstanceView struct {
+	ID      int32   `json:"id"`
+	Server  string  `json:"server"`
+	Usable  bool    `json:"usable"`
+	Slots   int     `json:"slots"`
+	Held    int     `json:"slots_held"`
+	Flying  int     `json:"in_flight"`
+	Limit   int     `json:"limit"`
+	Rate    float64 `json:"tokens_per_second"`
+	KVUsage float64 `json:"kv_usage"`
+}
+
+// view returns the state of the pool.
+func (p *Pool) view(model string) PoolState {
+	s := PoolState{
+		Model: model, Mode: p.mode.String(), ModeSince: p.modeSince, Ceiling: p.ceiling(), Stock: p.stock,
+		Waiting: map[string]int{}, Bytes: p.bytes, Dropped: map[Dropped]int64{}, counts: p.count,
+	}
+	s.Lower, s.Upper = p.bounds()
+	s.Held, s.Idle = p.fleet.held()
+	for c, l := range p.lines {
+		s.Waiting[Criticality(c).String()] = l.waiting //nolint:gosec // below classCount
+		s.Flows += len(l.heap)
+	}
+	for reason, n := range p.count.Dropped {
+		s.Dropped[reason] = n
+	}
+	s.counts.Dropped = s.Dropped
+	for _, i := range p.fleet.instances {
+		s.Instances = append(s.Instances, InstanceView{
+			ID: i.id, Server: i.server, Usable: i.usable, Slots: i.limit.slots, Held: len(i.held), Flying: i.flying,
+			Limit: i.limit.value(), Rate: i.rate, KVUsage: i.kv,
+		})
+	}
+	return s
+}
+
+// Counters returns the pool's counters since its start.
+func (s PoolState) Counters() Counts { return s.counts }

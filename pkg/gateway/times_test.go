@@ -1,0 +1,312 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// open returns a gate with one instance of so many slots, all held.
+func open(policy PoolPolicy, slots int) *gate {
+	g := newGate("m", policy, nil, nil)
+	g.do(func(now time.Time, p *Pool) {
+		p.SetInstances(now, []InstanceState{{ID: 1, Slots: slots, Usable: true}})
+		for n := range slots {
+			p.Grant(now, []SlotKey{{1, int32(n), int64(n) + 1}}) //nolint:gosec // small
+		}
+	})
+	return g
+}
+
+func dropped(err error) Dropped {
+	var r *Rejection
+	if errors.As(err, &r) {
+		return r.Reason
+	}
+	return DropNone
+}
+
+func TestAWaitEndsOnTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		policy := DefaultPolicy()
+		policy.QueueTTL = worker.Seconds(3 * time.Second)
+		g := open(policy, 1)
+		if err := g.admit(t.Context(), &Request{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			r    Request
+			want time.Duration
+			why  Dropped
+		}{
+			{Request{}, 3 * time.Second, DropTimeout},
+			{Request{TTL: 700 * time.Millisecond}, 700 * time.Millisecond, DropTimeout},
+			{Request{Deadline: time.Now().Add(40 * time.Second), TTL: time.Minute}, 0, DropDeadline},
+		} {
+			start := time.Now()
+			if !c.r.Deadline.IsZero() {
+				c.want = c.r.Deadline.Sub(start)
+			}
+			err := g.admit(t.Context(), &c.r)
+			if took := time.Since(start); dropped(err) != c.why || took < c.want || took > c.want+5*time.Millisecond {
+				t.Errorf("%v after %s, want %s after %s", err, took, c.why, c.want)
+			}
+		}
+	})
+}
+
+func TestASlotIsHandedOverInTheSameMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := open(DefaultPolicy(), 1)
+		first := &Request{}
+		_ = g.admit(t.Context(), first)
+		var waited time.Duration
+		go func() {
+			start := time.Now()
+			second := &Request{}
+			if err := g.admit(context.Background(), second); err != nil {
+				t.Error(err)
+			}
+			waited = time.Since(start)
+			g.end(second, Taken{})
+		}()
+		time.Sleep(time.Second)
+		g.end(first, Taken{Took: time.Second})
+		synctest.Wait()
+		if waited != time.Second {
+			t.Errorf("waited %s", waited)
+		}
+	})
+}
+
+// A cold pool lets requests wait for a start, and gives them their wait anew when an instance has come.
+func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		policy := DefaultPolicy()
+		policy.MayStart, policy.ColdTTL, policy.QueueTTL = true, worker.Seconds(time.Minute), worker.Seconds(5*time.Second)
+		g := newGate("m", policy, nil, nil)
+		start := time.Now()
+		var group sync.WaitGroup
+		group.Go(func() {
+			if err := g.admit(context.Background(), &Request{}); dropped(err) != DropTimeout || time.Since(start) != 35*time.Second {
+				t.Errorf("%v after %s", err, time.Since(start))
+			}
+		})
+		time.Sleep(30 * time.Second)
+		if mode := g.view().Mode; mode != "cold" {
+			t.Errorf("mode is %s", mode)
+		}
+		g.do(func(now time.Time, p *Pool) { p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}}) })
+		group.Wait() // it holds no slot of the instance
+		g.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
+		start = time.Now()
+		if err := g.admit(t.Context(), &Request{}); dropped(err) != DropCold || time.Since(start) != time.Minute {
+			t.Errorf("%v after %s", err, time.Since(start))
+		}
+	})
+}
+
+func TestACancelFreesItsPlaceAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := open(DefaultPolicy(), 1)
+		_ = g.admit(t.Context(), &Request{})
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			time.Sleep(time.Second)
+			leave()
+		}()
+		if err := g.admit(ctx, &Request{}); dropped(err) != DropCancelled {
+			t.Errorf("got %v", err)
+		}
+		if s := g.view(); s.Waiting["default"] != 0 || s.Stock != 1 {
+			t.Errorf("got %+v", s)
+		}
+	})
+}
+
+// A process that was stopped for longer than its slots may be trusted uses none of them before it has
+// compared them with the database.
+func TestSlotsAreNotUsedAfterAStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := open(DefaultPolicy(), 1)
+		g.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
+		time.Sleep(time.Minute)
+		r := &Request{TTL: time.Second}
+		if err := g.admit(t.Context(), r); dropped(err) != DropTimeout {
+			t.Errorf("got %v", err)
+		}
+		g.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
+		if err := g.admit(t.Context(), &Request{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestLimitFallsWithSignsOfOverloadAndGrowsWithUse(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	one, full := 1, 0.95
+	l := newLimiter(100, now)
+	l.report(now, now.Add(-6*time.Second), &one, &full)
+	if l.value() != 100 {
+		t.Errorf("stale readings moved the limit to %d", l.value())
+	}
+	l.report(now, now, &one, nil)
+	if l.value() != 100 {
+		t.Errorf("one probe moved the limit to %d", l.value())
+	}
+	l.report(now, now, &one, nil)
+	if l.value() != 90 {
+		t.Errorf("two probes with waiting requests: limit is %d", l.value())
+	}
+	l.busy(now.Add(100 * time.Millisecond))
+	if l.value() != 90 {
+		t.Errorf("a second sign in the same moment: limit is %d", l.value())
+	}
+	l.report(now.Add(2*time.Second), now.Add(2*time.Second), nil, &full)
+	if l.value() != 81 {
+		t.Errorf("full cache: limit is %d", l.value())
+	}
+	for i := range 400 {
+		l.grow(now.Add(time.Duration(3+10*i)*time.Second), 0)
+	}
+	if l.value() != 81 {
+		t.Errorf("grew to %d without use", l.value())
+	}
+	for i := range 400 {
+		l.grow(now.Add(time.Duration(5000+10*i)*time.Second), 100)
+	}
+	if l.value() != 100 {
+		t.Errorf("with use the limit is %d", l.value())
+	}
+	l.resize(10)
+	if l.value() != 10 {
+		t.Errorf("after the instance shrank the limit is %d", l.value())
+	}
+}
+
+// contest serves backlogged flows on some slots, and returns the service of each divided by its weight.
+// Calls of flow i take service(i, n) ms; each flow keeps as many requests waiting as offer says.
+func contest(seconds int, slots int, weights []float64, offer []int, service func(flow, n int) int) []float64 {
+	now := time.Unix(1_700_000_000, 0)
+	policy := DefaultPolicy()
+	policy.Total, policy.FlowTotal, policy.QueueTTL = 1<<20, 1<<20, worker.Seconds(24*time.Hour)
+	p := NewPool(policy, nil)
+	p.SetInstances(now, []InstanceState{{ID: 1, Slots: slots, Usable: true}})
+	for n := range slots {
+		p.Grant(now, []SlotKey{{1, int32(n), int64(n) + 1}}) //nolint:gosec // small
+	}
+	type flight struct {
+		r    *Request
+		flow int
+		took time.Duration
+		ends time.Time
+	}
+	var flying []flight
+	waiting, sent := make([]int, len(weights)), make([]int, len(weights))
+	got := make([]float64, len(weights))
+	begin := func(flow int, r *Request) {
+		sent[flow]++
+		took := time.Duration(service(flow, sent[flow])) * time.Millisecond
+		flying = append(flying, flight{r, flow, took, now.Add(took)})
+	}
+	fill := func() {
+		for i := range weights {
+			for waiting[i] < offer[i] {
+				r := &Request{Flow: fmt.Sprint(i), Class: Default, Weight: weights[i]}
+				r.Leave = func(r *Request, _ Dropped) { waiting[i]--; begin(i, r) }
+				if on, _ := p.Arrive(now, r); on {
+					begin(i, r)
+				} else {
+					waiting[i]++
+				}
+			}
+		}
+	}
+	fill()
+	for end := now.Add(time.Duration(seconds) * time.Second); now.Before(end); {
+		first := 0
+		for i := range flying {
+			if flying[i].ends.Before(flying[first].ends) {
+				first = i
+			}
+		}
+		f := flying[first]
+		flying = append(flying[:first], flying[first+1:]...)
+		now = f.ends
+		got[f.flow] += milliseconds(f.took)
+		p.End(now, f.r, Taken{Took: f.took})
+		fill()
+	}
+	for i := range got {
+		got[i] /= weights[i]
+	}
+	return got
+}
+
+func spread(shares []float64) float64 {
+	low, high := math.Inf(1), 0.0
+	for _, s := range shares {
+		low, high = min(low, s), max(high, s)
+	}
+	return (high - low) / high
+}
+
+// One flow offers a hundred times as much as the nine others and gets no more than they.
+func TestFlowsShareByCost(t *testing.T) {
+	t.Parallel()
+	weights, offer := make([]float64, 10), make([]int, 10)
+	for i := range weights {
+		weights[i], offer[i] = 1, 10
+	}
+	offer[0] = 1000
+	shares := contest(600, 16, weights, offer, func(flow, n int) int { return 50 + 37*flow + (n*7919)%100 })
+	if s := spread(shares); s > 0.02 {
+		t.Errorf("shares of equal flows differ by %.1f %%: %.0f", 100*s, shares)
+	}
+	shares = contest(600, 16, []float64{1, 2, 4}, []int{50, 50, 50}, func(flow, n int) int { return 100 + n%50*(flow+1) })
+	if s := spread(shares); s > 0.02 {
+		t.Errorf("shares by weight differ by %.1f %%: %.0f", 100*s, shares)
+	}
+}
+
+// Ten thousand requests wait in a thousand flows: the time of each operation, in the mean.
+func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
+	now := time.Unix(1_700_000_000, 0)
+	policy := DefaultPolicy()
+	policy.Total, policy.FlowTotal, policy.QueueTTL = 20_000, 1000, worker.Seconds(24*time.Hour)
+	p := NewPool(policy, nil)
+	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 100, Usable: true}})
+	for n := range 100 {
+		p.Grant(now, []SlotKey{{1, int32(n), int64(n) + 1}}) //nolint:gosec // small
+	}
+	var flying []*Request
+	n := 0
+	arrive := func() *Request {
+		n++
+		r := &Request{Flow: fmt.Sprint("flow-", n*7919%1000), Class: Default}
+		r.Leave = func(r *Request, _ Dropped) { flying = append(flying, r) }
+		if on, _ := p.Arrive(now, r); on {
+			flying = append(flying, r)
+		}
+		return r
+	}
+	for p.waiting < 10_000 {
+		arrive()
+	}
+	b.ResetTimer()
+	for b.Loop() {
+		now = now.Add(time.Microsecond)
+		arrive()
+		r := flying[0]
+		flying = flying[1:]
+		p.End(now, r, Taken{Took: 10 * time.Millisecond})
+		p.Cancel(now, arrive(), DropCancelled)
+	}
+}

@@ -1,0 +1,118 @@
+package gateway
+
+import (
+	"crypto/sha256"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// TokenState is a token of the API that may call models, with its limits.
+type TokenState struct {
+	Hash      [sha256.Size]byte `json:"hash"` // of the secret
+	Name      string            `json:"name"`
+	Flows     []string          `json:"flows"`   // that it may name; empty: its own name, and names below it
+	Models    []string          `json:"models"`  // that it may use; empty: all
+	Class     Criticality       `json:"class"`   // at most
+	Rate      float64           `json:"rate"`    // requests a second; 0: not limited
+	Flying    int               `json:"flying"`  // calls in flight; 0: not limited
+	Waiting   int               `json:"waiting"` // requests that wait; 0: not limited
+	Weight    float64           `json:"weight"`  // of its flows; 0 is taken as 1
+	ExpiresAt time.Time         `json:"expires_at,omitzero"`
+}
+
+// caller is a token with what its holder is doing just now.
+type caller struct {
+	TokenState
+	use *tokenUse
+}
+
+// tokenUse counts what the tokens of one name do; it outlives the versions of the table.
+type tokenUse struct {
+	mu      sync.Mutex
+	full    time.Time // when the bucket of the rate is full (generic cell rate algorithm)
+	flying  int
+	waiting int
+}
+
+// tokenTable finds tokens by the hash of their secret, without a statement.
+type tokenTable struct {
+	current atomic.Pointer[map[[sha256.Size]byte]*caller]
+	uses    map[string]*tokenUse // touched by set alone
+}
+
+func (t *tokenTable) set(list []TokenState) {
+	if t.uses == nil {
+		t.uses = map[string]*tokenUse{}
+	}
+	fresh := make(map[[sha256.Size]byte]*caller, len(list))
+	for _, s := range list {
+		use := t.uses[s.Name]
+		if use == nil {
+			use = &tokenUse{}
+			t.uses[s.Name] = use
+		}
+		fresh[s.Hash] = &caller{s, use}
+	}
+	t.current.Store(&fresh)
+}
+
+// find returns the token of a secret, nil if there is none that is valid.
+func (t *tokenTable) find(secret string, now time.Time) *caller {
+	table := t.current.Load()
+	if table == nil || len(secret) > 512 {
+		return nil
+	}
+	c := (*table)[sha256.Sum256([]byte(secret))]
+	if c == nil || (!c.ExpiresAt.IsZero() && !now.Before(c.ExpiresAt)) {
+		return nil
+	}
+	return c
+}
+
+func (c *caller) mayUse(model string) bool {
+	return len(c.Models) == 0 || slices.Contains(c.Models, model)
+}
+
+// rateBurst is for how long a token may save up requests that it did not make.
+const rateBurst = time.Second
+
+// begin takes a request into account. The refusal says when there is room again. leave must follow.
+func (c *caller) begin(now time.Time) *Rejection {
+	c.use.mu.Lock()
+	defer c.use.mu.Unlock()
+	if c.Flying > 0 && c.use.flying >= c.Flying {
+		return &Rejection{Reason: DropRate, RetryAfter: time.Second, Detail: "the token has as many requests in flight as it may"}
+	}
+	if c.Waiting > 0 && c.use.waiting >= c.Waiting {
+		return &Rejection{Reason: DropRate, RetryAfter: time.Second, Detail: "as many requests of the token wait as may"}
+	}
+	if c.Rate > 0 {
+		step := time.Duration(float64(time.Second) / c.Rate)
+		burst := max(rateBurst, step)
+		if c.use.full.Before(now) {
+			c.use.full = now
+		}
+		if over := c.use.full.Add(step).Sub(now) - burst; over > 0 {
+			return &Rejection{Reason: DropRate, RetryAfter: over, Detail: "the token makes more requests a second than it may"}
+		}
+		c.use.full = c.use.full.Add(step)
+	}
+	c.use.flying++
+	c.use.waiting++
+	return nil
+}
+
+// dispatched notes that a request does not wait any more; leave that it is over.
+func (c *caller) dispatched() {
+	c.use.mu.Lock()
+	c.use.waiting--
+	c.use.mu.Unlock()
+}
+
+func (c *caller) leave() {
+	c.use.mu.Lock()
+	c.use.flying--
+	c.use.mu.Unlock()
+}

@@ -1,0 +1,141 @@
+package inference
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// errPreempted ends a run whose slot is wanted for a request that a client waits for.
+var errPreempted = errors.New("preempted: its slot serves an online request")
+
+// runs knows the runs of the node by their tokens, so that one of them can be preempted.
+type runs struct {
+	mu  sync.Mutex
+	end map[int64]context.CancelCauseFunc
+}
+
+// begin returns the context of a run; done must follow.
+func (r *runs) begin(ctx context.Context, token int64) (run context.Context, done func()) {
+	run, end := context.WithCancelCause(ctx)
+	r.mu.Lock()
+	if r.end == nil {
+		r.end = map[int64]context.CancelCauseFunc{}
+	}
+	r.end[token] = end
+	r.mu.Unlock()
+	return run, func() {
+		r.mu.Lock()
+		delete(r.end, token)
+		r.mu.Unlock()
+		end(nil)
+	}
+}
+
+func (r *runs) preempt(token int64) {
+	r.mu.Lock()
+	end := r.end[token]
+	r.mu.Unlock()
+	if end != nil {
+		end(errPreempted)
+	}
+}
+
+// preempted puts the entry of a run that was preempted back at its position, without an attempt spent. A
+// run that ended before it was stopped keeps its result, and one that must not run twice its failure.
+func preempted(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(context.Cause(ctx), errPreempted) || !errors.Is(err, errPreempted) {
+		return err
+	}
+	return invalidation.NoCapacity(0, err)
+}
+
+// wantedFor is how long after a hint slots that come idle are handed over.
+const wantedFor = time.Second
+
+// Wanted is called when gateways miss slots of a model: idle ones are handed over, and the runs that the
+// database says are to be preempted are ended. It does not block.
+func (p *SlotPool) Wanted(model string) {
+	p.mu.Lock()
+	known := p.models[model] != nil
+	if known {
+		p.models[model].wanted = time.Now().Add(wantedFor)
+	}
+	p.mu.Unlock()
+	if !known {
+		return
+	}
+	p.HandOver(model)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+		defer cancel()
+		if err := p.takePreemptions(ctx); err != nil {
+			p.log.Warn("take preemptions", "error", err) // Renew asks again
+		}
+	}()
+}
+
+const takePreemptionsSQL = `SELECT run_token FROM penstock.take_preemptions($1)`
+
+func (p *SlotPool) takePreemptions(ctx context.Context) error {
+	tokens, err := pgx.CollectRows(postgres.Query(ctx, p.db, takePreemptionsSQL, p.node()), pgx.RowTo[int64])
+	if err != nil {
+		return fmt.Errorf("take preemptions: %w", err)
+	}
+	for _, token := range tokens {
+		p.preempt(token)
+	}
+	return nil
+}
+
+const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`
+
+// HandOver gives the idle slots of a model, but for those that permits stand for, to the gateways that
+// miss some. It does not block.
+func (p *SlotPool) HandOver(model string) {
+	p.mu.Lock()
+	out := p.stateOf(model).ledger.yield()
+	p.mu.Unlock()
+	if len(out) > 0 {
+		p.sendOver(model, out)
+	}
+}
+
+// sendOver hands over slots that have left the ledger.
+func (p *SlotPool) sendOver(model string, out []*heldSlot) {
+	go func() {
+		p.talk.Lock() // verify must not miss the slots while they are on their way
+		defer p.talk.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+		defer cancel()
+		instances, numbers, tokens := columnsOf(out, func(h *heldSlot) *heldSlot { return h })
+		if _, err := p.db.Exec(ctx, handOverSQL, model, p.node(), instances, numbers, tokens); err != nil {
+			p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
+			p.lostAnswer()
+		}
+	}()
+}
+
+// yield removes from the ledger and returns the idle slots that no permit stands for.
+func (l *slotLedger) yield() (out []*heldSlot) {
+	spare := -(max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
+	for _, s := range l.instances {
+		spare += len(s.idle)
+	}
+	for _, s := range l.instances {
+		for spare > 0 && len(s.idle) > 0 {
+			h := s.idle[0]
+			l.lose(h)
+			out = append(out, h)
+			spare--
+		}
+	}
+	return out
+}
