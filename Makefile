@@ -25,7 +25,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch chaos chaos-mutants soak noisy replay clean
+.PHONY: help models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-gateway chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -114,6 +114,9 @@ bench-sizing: ## What a load takes of a database, by measured points, and how fa
 
 bench-http: ## Push through a leader's HTTP API: single, lists and streams, entries a second, p99 and memory; ARGS=-short for a tenth
 	go -C bench run ./cmd/http $(ARGS)
+
+bench-gateway: programs ## The online gateway beside a plain reverse proxy in one run: latency, highest rate, streams, large prompts; ARGS='-for 30s -only streams'
+	go -C bench run ./cmd/gateway $(ARGS)
 
 bench-dispatch: ## Calls a second through one node to a worker that answers at once, with 8, 64 and 512 slots
 	go -C bench run ./cmd/dispatch $(ARGS)

@@ -164,16 +164,30 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 			return err
 		}
 	}
+	front, err := p.crew.start(ctx, "gateway", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
+		"--api-url", "http://"+p.leader)
+	if err != nil {
+		return err
+	}
 	fmt.Fprintf(p.out, "dashboard   http://%s/ui/  (open to this machine: no login needed)\n", p.leader)
 	fmt.Fprintf(p.out, "postgres    %s\n", p.source)
 	fmt.Fprintf(p.out, "worker      %s  (%d slots; finds faces, tells languages)\n", p.worker, o.slots)
 	fmt.Fprintf(p.out, "leader      http://%s  (the API, as open)\n", p.leader)
 	fmt.Fprintf(p.out, "call        curl http://%s/v1/queues  (all there is: /openapi.yaml)\n", p.leader)
+	fmt.Fprintf(p.out, "gateway     http://%s  (the OpenAI API, on the slots of the queues)\n", front)
+	fmt.Fprintf(p.out, "stream      curl -N http://%s/v1/chat/completions -d '%s'\n", front, chatExample)
 	fmt.Fprintf(p.out, "task nodes  %d\nlogs        %s\n", o.nodes, p.logs)
 	fmt.Fprintf(p.out, "look        psql %q -c 'TABLE penstock.queue_status'\n", p.roles["operator"])
 	fmt.Fprintf(p.out, "            %s top --database-url %q\n\n", os.Args[0], p.roles["operator"])
 	return nil
 }
+
+// chatModel is what the gateway serves: the example worker's way to speak OpenAI's protocol. It answers with the
+// language of the last message.
+const (
+	chatModel   = "tell-language"
+	chatExample = `{"model": "` + chatModel + `", "stream": true, "messages": [{"role": "user", "content": "Wo geht es hier zum Bahnhof?"}]}`
+)
 
 // register makes the worker's models known; that makes their queues.
 func (p *platform) register(ctx context.Context, o devOptions) error {
@@ -190,7 +204,11 @@ func (p *platform) register(ctx context.Context, o devOptions) error {
 		}
 		p.queues[name] = queue
 	}
-	return nil
+	if _, err := inference.RegisterModel(ctx, p.pool, worker.Model{Name: chatModel, Protocol: worker.ProtocolOpenAI, MaxRetries: &retries}, by); err != nil {
+		return err
+	}
+	_, err := inference.RegisterInstance(ctx, p.pool, chatModel, "dev", p.worker, o.slots, nil, by)
+	return err
 }
 
 // beside returns the path of a program that was built together with this one.

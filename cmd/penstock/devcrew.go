@@ -37,7 +37,7 @@ type member struct {
 }
 
 func newCrew(logs string, out io.Writer) (*crew, error) {
-	for _, name := range []string{"leader", "tasknode", "worker"} {
+	for _, name := range []string{"leader", "tasknode", "gateway", "worker"} {
 		if _, err := beside(name); err != nil {
 			return nil, err
 		}

@@ -61,6 +61,7 @@ func (s *Server) SetModels(models []model.Model) {
 // Handler routes the protocol.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/chat/completions", s.serveChat)
 	mux.HandleFunc("POST /generate", func(w http.ResponseWriter, r *http.Request) { s.serveCall(w, r, "") })
 	mux.HandleFunc("POST /{model}", func(w http.ResponseWriter,
 		r *http.Request,

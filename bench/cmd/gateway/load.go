@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// listen serves on a free port and says which.
+func listen(h http.Handler) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // for the life of the process
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	fmt.Fprintf(os.Stderr, "listening on %s\n", l.Addr())
+	_ = http.Serve(l, h) //nolint:gosec // loopback, for one measurement
+}
+
+// await returns the word that follows sign in what a process says, and goes on reading.
+func await(out io.Reader, sign string) (string, error) {
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		if _, rest, found := strings.Cut(lines.Text(), sign); found {
+			word, _, _ := strings.Cut(rest, " ")
+			go func() { _, _ = io.Copy(io.Discard, out) }()
+			return word, nil
+		}
+	}
+	return "", fmt.Errorf("it did not say %q", sign)
+}
+
+func (p *proxied) stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	_ = p.cmd.Wait()
+}
+
+// startWorker answers at once, or with a stream of 50 chunks a second.
+func startWorker() *httptest.Server {
+	whole := []byte(`{"choices":[{"message":{"content":"` + strings.Repeat("x", 900) + `"}}],"usage":{"prompt_tokens":9,"completion_tokens":9}}`)
+	chunk := []byte("data: {\"choices\":[{\"delta\":{\"content\":\"" + strings.Repeat("y", 100) + "\"}}]}\n\n")
+	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if !bytes.Contains(body, []byte(`"stream":true`)) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(whole)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		flush := http.NewResponseController(w)
+		ticks := time.NewTicker(20 * time.Millisecond)
+		defer ticks.Stop()
+		for range 250 {
+			stamp := strconv.FormatInt(time.Now().UnixNano(), 10)
+			_, _ = w.Write([]byte(": " + stamp + "\n"))
+			_, _ = w.Write(chunk)
+			if flush.Flush() != nil {
+				return
+			}
+			select {
+			case <-ticks.C:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		_, _ = w.Write([]byte("data: [DONE]\n\n"))
+	}))
+}
+
+// load is one way to load a proxy. rate 0: as fast as clients can.
+type load struct {
+	name    string
+	rate    int
+	clients int
+	body    []byte
+	streams bool
+}
+
+func loads() []load {
+	body := func(size int, more string) []byte {
+		return []byte(`{"model":"m",` + more + `"messages":[{"role":"user","content":"` + strings.Repeat("z", size) + `"}]}`)
+	}
+	return []load{
+		{name: "whole", rate: 2000, clients: 64, body: body(1<<10, "")},
+		{name: "highest", clients: 64, body: body(1<<10, "")},
+		{name: "streams", clients: 200, body: body(1<<10, `"stream":true,"stream_options":{},`), streams: true},
+		{name: "prompts", rate: 130, clients: 32, body: body(220_000, "")},
+	}
+}
+
+// figures are the results of one load on one proxy.
+type figures struct {
+	rate     float64
+	p50, p99 time.Duration
+	cpu      float64 // seconds of the proxy
+	errors   int64
+	rss      float64 // MiB
+}
+
+func (f figures) print(load, proxy string) {
+	fmt.Printf("%-10s %-8s %9.0f %9s %9s %9.2f %8d %9.0f\n", load, proxy, f.rate, f.p50.Round(time.Microsecond),
+		f.p99.Round(time.Microsecond), f.cpu, f.errors, f.rss)
+}
+
+func ratio(load string, plain, front figures) {
+	fmt.Printf("%-10s %-8s %8.2fx %8.2fx %8.2fx %8.2fx\n\n", load, "ratio", front.rate/plain.rate,
+		float64(front.p50)/float64(plain.p50), float64(front.p99)/float64(plain.p99),
+		front.cpu/front.rate*plain.rate/plain.cpu)
+}
+
+func (p *proxied) measure(ctx context.Context, l load, lasts time.Duration) figures {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}}
+	defer client.CloseIdleConnections()
+	p.drive(ctx, client, l, time.Second) // connections and pools are warm
+	before := p.cpu()
+	f := p.drive(ctx, client, l, lasts)
+	f.cpu = p.cpu() - before
+	f.rss = p.rss()
+	return f
+}
+
+// drive sends the load and takes the time of each answer, or of each chunk of a stream.
+func (p *proxied) drive(ctx context.Context, client *http.Client, l load, lasts time.Duration) figures {
+	ctx, cancel := context.WithTimeout(ctx, lasts)
+	defer cancel()
+	var all []time.Duration
+	var mu sync.Mutex
+	var errors atomic.Int64
+	var group sync.WaitGroup
+	turns := pace(ctx, l.rate)
+	start := time.Now()
+	for range l.clients {
+		group.Go(func() {
+			var mine []time.Duration
+			for due := range turns {
+				if due.IsZero() {
+					due = time.Now()
+				}
+				took, err := p.once(ctx, client, l, due)
+				if ctx.Err() != nil {
+					break
+				}
+				if err != nil {
+					errors.Add(1)
+				}
+				mine = append(mine, took...)
+			}
+			mu.Lock()
+			all = append(all, mine...)
+			mu.Unlock()
+		})
+	}
+	group.Wait()
+	f := figures{errors: errors.Load(), rate: float64(len(all)) / time.Since(start).Seconds()}
+	slices.Sort(all)
+	if len(all) > 0 {
+		f.p50, f.p99 = all[len(all)/2], all[len(all)*99/100]
+	}
+	return f
+}
+
+// pace gives turns at a rate, each with the time at which it was due, so that a slow answer does not hide
+// the wait of those behind it.
+func pace(ctx context.Context, rate int) <-chan time.Time {
+	turns := make(chan time.Time)
+	go func() {
+		defer close(turns)
+		start := time.Now()
+		for n := 0; ; n++ {
+			var due time.Time
+			if rate > 0 {
+				due = start.Add(time.Duration(n) * time.Second / time.Duration(rate))
+				time.Sleep(time.Until(due))
+			}
+			select {
+			case turns <- due:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return turns
+}
+
+func (p *proxied) once(ctx context.Context, client *http.Client, l load, due time.Time) ([]time.Duration, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions", bytes.NewReader(l.body))
+	if err != nil {
+		return nil, err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("status %d", answer.StatusCode)
+	}
+	if l.streams {
+		return chunks(answer.Body)
+	}
+	_, err = io.Copy(io.Discard, answer.Body)
+	return []time.Duration{time.Since(due)}, err
+}
+
+// chunks returns how long each chunk was on its way: the worker writes down when it sent it.
+func chunks(body io.Reader) (took []time.Duration, err error) {
+	lines := bufio.NewReader(body)
+	for {
+		line, err := lines.ReadString('\n')
+		if stamp, is := strings.CutPrefix(line, ": "); is {
+			if sent, bad := strconv.ParseInt(strings.TrimSpace(stamp), 10, 64); bad == nil {
+				took = append(took, time.Since(time.Unix(0, sent)))
+			}
+		}
+		if err != nil {
+			return took, nil //nolint:nilerr // the end of the stream, or of the measurement
+		}
+	}
+}
+
+// cpu is the time that the process has used, in seconds.
+func (p *proxied) cpu() float64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	user, _ := strconv.ParseFloat(fields[11], 64)
+	system, _ := strconv.ParseFloat(fields[12], 64)
+	return (user + system) / 100 // USER_HZ
+}
+
+// rss is the memory of the process in MiB.
+func (p *proxied) rss() float64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	kib, _ := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+	return kib / 1024
+}
