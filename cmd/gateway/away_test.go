@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/url"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/gateway"
+)
+
+// wireCut is a TCP proxy in front of the database that can be cut.
+type wireCut struct {
+	listener net.Listener
+	target   string
+	cut      atomic.Bool
+	mu       sync.Mutex
+	conns    map[net.Conn]bool
+}
+
+func (s *site) cuttable() (*wireCut, string) {
+	s.Helper()
+	u, err := url.Parse(s.dsn)
+	if err != nil {
+		s.Fatal(err)
+	}
+	w := &wireCut{target: u.Host, conns: map[net.Conn]bool{}}
+	if w.listener, err = (&net.ListenConfig{}).Listen(s.Context(), "tcp", "127.0.0.1:0"); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { w.listener.Close() })
+	go w.run()
+	u.Host = w.listener.Addr().String()
+	return w, u.String()
+}
+
+func (w *wireCut) run() {
+	for {
+		client, err := w.listener.Accept()
+		if err != nil {
+			return
+		}
+		if w.cut.Load() {
+			client.Close()
+			continue
+		}
+		server, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", w.target)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		w.mu.Lock()
+		w.conns[client], w.conns[server] = true, true
+		w.mu.Unlock()
+		go pipe(client, server)
+		go pipe(server, client)
+	}
+}
+
+func pipe(to, from net.Conn) {
+	_, _ = io.Copy(to, from)
+	to.Close()
+	from.Close()
+}
+
+// away cuts the wire, or mends it.
+func (w *wireCut) away(cut bool) {
+	w.cut.Store(cut)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for c := range w.conns {
+		if cut {
+			c.Close()
+		}
+		delete(w.conns, c)
+	}
+}
+
+// Online traffic goes on while the database is away, beyond the lease, and its use is counted to the call.
+func TestOnlineTrafficOutlivesTheDatabase(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	wire, dsn := s.cuttable()
+	direct := s.dsn
+	s.dsn = dsn
+	f := s.startGateway(func(c *Config) { c.Gateway.Lease = 5 * time.Second })
+	s.dsn = direct
+	var served, failed atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	for range 3 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				if _, _, err := f.ask(context.WithoutCancel(ctx), quick, "X-Penstock-Flow", "t"); err != nil {
+					t.Log(err)
+					failed.Add(1)
+				} else {
+					served.Add(1)
+				}
+			}
+		})
+	}
+	s.eventually("requests are served", func() bool { return served.Load() > 10 })
+	wire.away(true)
+	time.Sleep(8 * time.Second) // longer than the lease: that is the point
+	before := served.Load()
+	s.eventually("requests are served after the lease is over", func() bool { return served.Load() > before+10 })
+	if figures := f.leases.Figures(); !figures.Degraded {
+		t.Error("the gateway does not say that it is degraded")
+	}
+	wire.away(false)
+	s.eventually("the database is back", func() bool { return !f.leases.Figures().Degraded })
+	stop()
+	clients.Wait()
+	if failed.Load() != 0 {
+		t.Errorf("%d requests failed", failed.Load())
+	}
+	s.eventually("each call is counted", func() bool {
+		return s.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour WHERE flow = 't'`) == int(served.Load())
+	})
+}
+
+func TestSnapshotTakesAGatewayThroughAStart(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	f := s.startGateway(nil)
+	path := filepath.Join(t.TempDir(), "snapshot")
+	if err := f.catalog.snapshot().Write(path); err != nil {
+		t.Fatal(err)
+	}
+	cfg := defaults()
+	cfg.Database.URL, cfg.Gateway.Snapshot = "postgres://127.0.0.1:1/none?connect_timeout=1", path
+	s.dsn = cfg.Database.URL
+	x := &server{cfg: cfg, log: s.log(), observer: newObserver(), pool: s.connect()}
+	if err := x.assemble(); err != nil {
+		t.Fatal(err)
+	}
+	if !x.catalog.restore() {
+		t.Fatal("the snapshot was not taken")
+	}
+	if states := x.gateway.States(); len(states) != 1 || states[0].Model != "m" || len(states[0].Instances) != 1 {
+		t.Errorf("got %+v", states)
+	}
+	old := f.catalog.snapshot()
+	old.At = time.Now().Add(-gateway.StateKept - time.Minute)
+	if err := old.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	if x.catalog.restore() {
+		t.Error("a snapshot was taken that is too old")
+	}
+}
