@@ -28,7 +28,7 @@ type Gateway struct {
 	Open        bool          `koanf:"open" help:"let in requests without a token: for development, on a loopback address alone"`
 	Name        string        `koanf:"name" help:"what people read about this gateway; without it host name and process id"`
 	Application string        `koanf:"application" help:"the application that the gateway belongs to"`
-	Static      []string      `koanf:"static" help:"models without a database, model=http://host:port and after a comma the slots (8 if none are given), as in llama=http://gpu-1:8000,16; several for one model are its instances"`
+	Static      []string      `koanf:"static" help:"models without a database, model=http://host:port and after # the slots (8 if none are given), as in llama=http://gpu-1:8000#16; several for one model are its instances"`
 	Snapshot    string        `koanf:"snapshot" help:"file that keeps models, settings and hashes of tokens for starts while the database is away; empty: none"`
 	APIURL      string        `koanf:"api_url" help:"address of a leader as clients reach it, for the Location of requests that became entries; empty: a path without a host"`
 	Lease       time.Duration `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
@@ -76,7 +76,7 @@ func (g Gateway) models() ([]gateway.ModelState, error) {
 	var list []gateway.ModelState
 	for n, text := range g.Static {
 		name, rest, _ := strings.Cut(text, "=")
-		address, count, given := strings.Cut(rest, ",")
+		address, count, given := strings.Cut(rest, "#")
 		slots := 8
 		if given {
 			var err error
@@ -85,7 +85,7 @@ func (g Gateway) models() ([]gateway.ModelState, error) {
 			}
 		}
 		if name == "" || !strings.HasPrefix(address, "http") {
-			return nil, fmt.Errorf("gateway.static: %q is not model=http://host:port,slots", text)
+			return nil, fmt.Errorf("gateway.static: %q is not model=http://host:port#slots", text)
 		}
 		at, known := byName[name]
 		if !known {

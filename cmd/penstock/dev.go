@@ -164,6 +164,7 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 			return err
 		}
 	}
+	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["gateway"]}
 	front, err := p.crew.start(ctx, "gateway", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
 		"--api-url", "http://"+p.leader)
 	if err != nil {

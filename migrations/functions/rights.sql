@@ -7,7 +7,7 @@
 --
 --   leader    the leader: its API and the duties of the elected one
 --   node      task nodes: claims, runs and endings; neither queues, models and tokens, nor the audit
---   gateway   the gateway: tokens to check, entries to push and to wait for
+--   gateway   the gateway: tokens to check, slots to lease, entries to push and to wait for
 --   operator  people, and the command line without a server: the verbs, each with its line of the audit
 --   push      producers: push and push_json, and no table
 --   read      dashboards and reports: everything but secrets; no changes
@@ -63,6 +63,16 @@ LANGUAGE sql IMMUTABLE AS $$
         ('node', 'webhook_endpoint', 'SELECT', NULL),
         ('node', 'webhook_endpoint', 'INSERT UPDATE', '{url,disabled_at,disabled_reason}'),
 
+        -- Gateways: their own row, slots, what calls took, and orders to preempt; a row lock of an instance, and the
+        -- requests to cancel that come with a heartbeat.
+        ('leader node gateway operator read', 'gateway_policy flow_criticality gateway_fold preemption', 'SELECT', NULL),
+        ('leader gateway operator read', 'gateway_token', 'SELECT', NULL),
+        ('gateway', 'node slot slot_demand usage usage_hour gateway_fold preemption', 'INSERT UPDATE DELETE', NULL),
+        ('gateway', 'token_seq', 'USAGE', NULL),
+        ('gateway', 'instance', 'UPDATE', '{next_check_at}'),
+        ('gateway', 'cancel_request', 'UPDATE', '{delivered_at}'),
+        ('node', 'preemption', 'UPDATE', NULL),
+
         -- Duties of the elected leader.
         ('leader', 'term_seq', 'USAGE', NULL),
         ('leader', 'leader retained sample sample_minute cron_firing scale_state', 'INSERT UPDATE DELETE', NULL),
@@ -104,6 +114,7 @@ LANGUAGE sql IMMUTABLE AS $$
           pause_cron_job pause_queue register_instance register_model remove_instance remove_model resume resume_batch
           resume_cron_job resume_queue retry_batch retry_failure run_cron_job_now set_device_group set_flow_weight set_limit
           set_deployment remove_deployment set_scale_override set_scale_setting
+          set_flow_criticality set_gateway_policy set_gateway_token
           set_model_override set_quota start_operation step_operation use_limit'),
         ('leader node operator', 'push_back lift_push_back'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),

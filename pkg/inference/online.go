@@ -13,7 +13,7 @@ func (r *Registry) Models() map[string]worker.Model { return r.current.Load().mo
 func (r *Registry) ModelQueue(model string) string {
 	first := ""
 	for queue, of := range r.current.Load().queues {
-		if of == model && (first == "" || queue < first) {
+		if of.model == model && (first == "" || queue < first) {
 			first = queue
 		}
 	}

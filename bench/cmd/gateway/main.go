@@ -87,7 +87,7 @@ func run(ctx context.Context, program string, lasts time.Duration, only string) 
 	}
 	defer plain.stop()
 	front, err := start(ctx, "gateway", "listen=", program, "--open", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0",
-		"--static", "m="+worker.URL+",4096", "--remember", "10000")
+		"--static", "m="+worker.URL+"#4096", "--remember", "10000")
 	if err != nil {
 		return err
 	}
