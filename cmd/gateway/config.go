@@ -67,7 +67,8 @@ func (c Config) validate() error {
 	check(g.Remember >= 0, "remember", g.Remember, "0 or more")
 	check(!g.Open || config.Loopback(g.Listen), "open", g.Open, "false, where gateway.listen is not a loopback address")
 	_, err := g.models()
-	return errors.Join(append(errs, err, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure))...)
+	return errors.Join(append(errs, err, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway",
+		g.Listen, g.TLS, g.Insecure))...)
 }
 
 // models reads the models that need no database.

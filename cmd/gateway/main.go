@@ -81,7 +81,8 @@ type server struct {
 func (s *server) config() gateway.Config {
 	g := s.cfg.Gateway
 	return gateway.Config{
-		Open: g.Open, BodyMax: g.BodyBytes, WaitingMax: g.WaitBytes, Remember: g.Remember, Log: s.log, Observer: s.observer,
+		Open: g.Open, BodyMax: g.BodyBytes, WaitingMax: g.WaitBytes, Remember: g.Remember, Log: s.log,
+		Observer: s.observer,
 	}
 }
 
@@ -164,11 +165,14 @@ func (s *server) assemble() error {
 		return err
 	}
 	if conn == nil {
-		s.log.Warn("hand-overs cannot be heard through a pooler in transaction mode: set database.direct_url to the address of Postgres itself")
+		s.log.Warn("hand-overs cannot be heard through a pooler in transaction mode: " +
+			"set database.direct_url to the address of Postgres itself")
 		return nil
 	}
 	s.listener = invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Log: s.log, Wake: func(int32, *invalidation.Lane) {}, Slots: s.leases.Wanted, Granted: s.leases.Granted,
+		Conn: conn, Log: s.log, Wake: func(int32,
+			*invalidation.Lane) {
+		}, Slots: s.leases.Wanted, Granted: s.leases.Granted,
 	})
 	return nil
 }
@@ -251,8 +255,12 @@ func (s *server) status() map[string]any {
 	pools := map[string]any{}
 	for _, p := range s.gateway.States() {
 		pools[p.Model] = map[string]any{
-			"mode": p.Mode, "ceiling": p.Ceiling, "stock": p.Stock, "waiting": p.Waiting, "held": p.Held, "dropped": p.Dropped,
+			"mode": p.Mode, "ceiling": p.Ceiling, "stock": p.Stock, "waiting": p.Waiting, "held": p.Held,
+			"dropped": p.Dropped,
 		}
 	}
-	return map[string]any{"kind": "gateway", "pools": pools, "listen": s.cfg.Gateway.Listen, "debug": s.cfg.Gateway.Debug}
+	return map[string]any{
+		"kind": "gateway", "pools": pools, "listen": s.cfg.Gateway.Listen,
+		"debug": s.cfg.Gateway.Debug,
+	}
 }

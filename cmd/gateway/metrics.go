@@ -27,8 +27,9 @@ type observer struct {
 func newObserver() *observer {
 	m := telemetry.NewMetrics()
 	return &observer{
-		metrics:  m,
-		latency:  m.Histogram("gateway_queue_latency_seconds", .0001, .001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300),
+		metrics: m,
+		latency: m.Histogram("gateway_queue_latency_seconds", .0001, .001, .005, .01, .05, .1, .5, 1, 5,
+			10, 30, 60, 300),
 		took:     m.Histogram("gateway_request_seconds", .001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 120, 600),
 		own:      m.Histogram("gateway_own_seconds", .00002, .00004, .00006, .0001, .00025, .0005, .001, .005, .05),
 		requests: m.Counter("gateway_requests_total"),
@@ -40,7 +41,8 @@ func (o *observer) Ended(e gateway.RequestRecord, dropped gateway.Dropped, own t
 	model := ""
 	if e.Class != "" { // it asked for a model that there is
 		model = o.models.Label(e.Model)
-		o.latency.WithLabelValues(model, e.Class, strconv.FormatBool(dropped == gateway.DropNone)).Observe(e.QueueMS / 1000)
+		o.latency.WithLabelValues(model, e.Class,
+			strconv.FormatBool(dropped == gateway.DropNone)).Observe(e.QueueMS / 1000)
 		o.took.WithLabelValues(model).Observe(e.TookMS / 1000)
 	}
 	o.own.WithLabelValues().Observe(max(own, 0).Seconds())
@@ -59,7 +61,10 @@ func (s *server) registryOf() *prometheus.Registry {
 }
 
 // pushErrors are the reasons for which a request cannot wait.
-var pushErrors = []gateway.Dropped{gateway.DropFlowFull, gateway.DropOverloaded, gateway.DropNoEndpoints, gateway.DropShutdown}
+var pushErrors = []gateway.Dropped{
+	gateway.DropFlowFull, gateway.DropOverloaded, gateway.DropNoEndpoints,
+	gateway.DropShutdown,
+}
 
 func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 	sums := s.observer.metrics.Sums()
@@ -84,8 +89,9 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		sums.Add("gateway_bytes_waiting", float64(p.Bytes), model)
 		sums.Add("gateway_slots", float64(p.Held-p.Idle), model, "busy")
 		sums.Add("gateway_slots", float64(p.Idle), model, "idle")
-		sums.Add("gateway_requests_expired_total", float64(p.Dropped[gateway.DropTimeout]+p.Dropped[gateway.DropDeadline]+
-			p.Dropped[gateway.DropCold]), model)
+		sums.Add("gateway_requests_expired_total",
+			float64(p.Dropped[gateway.DropTimeout]+p.Dropped[gateway.DropDeadline]+
+				p.Dropped[gateway.DropCold]), model)
 		sums.Add("gateway_requests_cancelled_total", float64(p.Dropped[gateway.DropCancelled]), model)
 		for _, reason := range pushErrors {
 			sums.Add("gateway_queue_push_errors_total", float64(p.Dropped[reason]), model, string(reason))

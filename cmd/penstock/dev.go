@@ -165,7 +165,8 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 		}
 	}
 	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["gateway"]}
-	front, err := p.crew.start(ctx, "gateway", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
+	front, err := p.crew.start(ctx, "gateway", patience, "listen=", "--listen", "127.0.0.1:0",
+		"--debug-listen", "localhost:0", "--open",
 		"--api-url", "http://"+p.leader)
 	if err != nil {
 		return err
@@ -187,7 +188,8 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 // language of the last message.
 const (
 	chatModel   = "tell-language"
-	chatExample = `{"model": "` + chatModel + `", "stream": true, "messages": [{"role": "user", "content": "Wo geht es hier zum Bahnhof?"}]}`
+	chatExample = `{"model": "` + chatModel + `", "stream": true, ` +
+		`"messages": [{"role": "user", "content": "Wo geht es hier zum Bahnhof?"}]}`
 )
 
 // register makes the worker's models known; that makes their queues.
@@ -205,7 +207,10 @@ func (p *platform) register(ctx context.Context, o devOptions) error {
 		}
 		p.queues[name] = queue
 	}
-	if _, err := inference.RegisterModel(ctx, p.pool, worker.Model{Name: chatModel, Protocol: worker.ProtocolOpenAI, MaxRetries: &retries}, by); err != nil {
+	if _, err := inference.RegisterModel(ctx, p.pool, worker.Model{
+		Name:     chatModel,
+		Protocol: worker.ProtocolOpenAI, MaxRetries: &retries,
+	}, by); err != nil {
 		return err
 	}
 	_, err := inference.RegisterInstance(ctx, p.pool, chatModel, "dev", p.worker, o.slots, nil, by)

@@ -63,7 +63,8 @@ func (a *app) poolColumns() []column[gateway.PoolState] {
 
 func gatewayPools(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Pools of one gateway: calls in flight, waiting requests by class, mode", Args: cobra.NoArgs,
+		Use: "status", Args: cobra.NoArgs,
+		Short: "Pools of one gateway: calls in flight, waiting requests by class, mode",
 	}
 	return listing(a, c, a.poolColumns(), func(ctx context.Context, _ conn, _ []string) ([]gateway.PoolState, error) {
 		var s gatewayStatus
@@ -76,8 +77,9 @@ func gatewayPools(a *app) *cobra.Command {
 
 func gatewayExplain(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "explain REQUEST", Short: "Why one of the last requests waited, where it went, and how it ended", Args: cobra.ExactArgs(1),
-		Long: "REQUEST is the x-request-id of the answer. A gateway remembers its last 10,000 requests.",
+		Use: "explain REQUEST", Args: cobra.ExactArgs(1),
+		Short: "Why one of the last requests waited, where it went, and how it ended",
+		Long:  "REQUEST is the x-request-id of the answer. A gateway remembers its last 10,000 requests.",
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		var e gateway.RequestRecord
@@ -100,7 +102,8 @@ func writeExplanation(w io.Writer, e gateway.RequestRecord) error {
 	}
 	fmt.Fprintf(w, "%s  model %s, flow %q, class %s, token %q\n", e.ID, e.Model, e.Flow, e.Class, e.Token)
 	fmt.Fprintf(w, "admission  %s\n", way)
-	fmt.Fprintf(w, "fairness   start tag %.1f, virtual time %.1f, estimated cost %.1f ms\n", e.Trace.Start, e.Trace.Virtual, e.Trace.Estimate)
+	fmt.Fprintf(w, "fairness   start tag %.1f, virtual time %.1f, estimated cost %.1f ms\n", e.Trace.Start,
+		e.Trace.Virtual, e.Trace.Estimate)
 	if e.Trace.Dropped != "" {
 		fmt.Fprintf(w, "dropped    %s\n", e.Trace.Dropped)
 	} else {

@@ -190,7 +190,9 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 }
 
 // newListener returns the duty that hears hints, or nil where the node finds work by polling alone.
-func newListener(cfg Config, task *tasknode.Node, wanted func(model string), log *slog.Logger) (*invalidation.Listener, error) {
+func newListener(cfg Config, task *tasknode.Node, wanted func(model string),
+	log *slog.Logger,
+) (*invalidation.Listener, error) {
 	if !cfg.TaskNode.Hints {
 		return nil, nil
 	}

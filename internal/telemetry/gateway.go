@@ -7,10 +7,12 @@ func online(name, kind, help string, labels ...string) Metric {
 // gatewayCatalog lists the metrics of gateways. Flows are never labels: they are the callers' choice.
 var gatewayCatalog = []Metric{
 	online("queue_length", gauge, "requests that wait", "model", "criticality"),
-	online("queue_latency_seconds", histogram, "time that requests waited; success is whether they were served", "model", "criticality", "success"),
+	online("queue_latency_seconds", histogram,
+		"time that requests waited; success is whether they were served", "model", "criticality", "success"),
 	online("request_seconds", histogram, "time from the head of a request to the end of its answer", "model"),
 	online("own_seconds", histogram, "time in the gateway itself, without waiting and the exchange with the worker"),
-	online("requests_total", counter, "requests answered, by status; 499 are clients that went away", "model", "status"),
+	online("requests_total", counter, "requests answered, by status; 499 are clients that went away",
+		"model", "status"),
 	online("stock_level", gauge, "calls in flight", "model"),
 	online("ceiling", gauge, "calls that may be in flight: slots held, no more than the adaptive limits", "model"),
 	online("mode", gauge, "1 for the mode of the pool: pass, queue, cold", "model", "mode"),

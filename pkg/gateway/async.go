@@ -59,7 +59,8 @@ type accepted struct {
 
 func (s *serving) push(ctx context.Context) error {
 	if s.gateway.config.Push == nil {
-		return bad(http.StatusServiceUnavailable, "async_unavailable", "", "this gateway has no queue to put the request into")
+		return bad(http.StatusServiceUnavailable, "async_unavailable", "",
+			"this gateway has no queue to put the request into")
 	}
 	id, location, err := s.gateway.config.Push.Push(ctx, Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
@@ -67,14 +68,19 @@ func (s *serving) push(ctx context.Context) error {
 	})
 	if err != nil {
 		s.gateway.log.Warn("push online request", "model", s.route.model.Name, "error", err)
-		return bad(http.StatusServiceUnavailable, "async_unavailable", "", "the queue does not take the request now: send it again, or without Prefer: respond-async")
+		return bad(http.StatusServiceUnavailable, "async_unavailable", "",
+			"the queue does not take the request now: send it again, or without Prefer: respond-async")
 	}
 	h := s.w.Header()
 	h["Location"] = []string{location}
 	h["Preference-Applied"] = []string{"respond-async"}
 	h["Content-Type"] = []string{"application/json"}
 	s.w.WriteHeader(http.StatusAccepted)
-	_ = json.NewEncoder(s.w).Encode(accepted{id, "penstock.entry", "queued", s.route.model.Name}) // the client may be gone
+	// the client may be gone
+	_ = json.NewEncoder(s.w).Encode(accepted{
+		id, "penstock.entry", "queued",
+		s.route.model.Name,
+	})
 	s.entry.Status = http.StatusAccepted
 	return nil
 }

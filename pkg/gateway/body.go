@@ -26,13 +26,17 @@ func (g *Gateway) admitted(r *http.Request) (*caller, error) {
 		return c, nil
 	}
 	return nil, bad(http.StatusUnauthorized, "invalid_api_key", "",
-		"the request has no token, or one that is not known, has expired or lacks the scope call; send Authorization: Bearer and the token")
+		"the request has no token, or one that is not known, has expired or lacks the scope call; "+
+			"send Authorization: Bearer and the token")
 }
 
 // requestID returns the id that the client gave, if it is fit for headers and logs, or a new one.
 func requestID(r *http.Request) string {
 	given := r.Header.Get("X-Request-Id")
-	if given != "" && len(given) <= 128 && strings.IndexFunc(given, func(c rune) bool { return c <= ' ' || c > '~' }) < 0 {
+	if given != "" && len(given) <= 128 && strings.IndexFunc(given, func(c rune) bool {
+		return c <= ' ' ||
+			c > '~'
+	}) < 0 {
 		return given
 	}
 	const digits = "0123456789abcdef"
@@ -83,7 +87,8 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 	switch {
 	case err != nil:
 		release()
-		return nil, nil, bad(http.StatusBadRequest, "unreadable_body", "", "the body broke off or took longer than %s", uploadMax)
+		return nil, nil, bad(http.StatusBadRequest, "unreadable_body", "",
+			"the body broke off or took longer than %s", uploadMax)
 	case n > most:
 		release()
 		return nil, nil, tooLarge

@@ -65,11 +65,13 @@ func (p *Pool) late(now time.Time, r *Request) *Rejection {
 	if wait > p.ttl(r) {
 		return &Rejection{
 			Reason: DropOverloaded, RetryAfter: p.retryAfter(r),
-			Detail: fmt.Sprintf("the expected wait of %s is longer than the request may wait", wait.Round(time.Millisecond)),
+			Detail: fmt.Sprintf("the expected wait of %s is longer than the request may wait",
+				wait.Round(time.Millisecond)),
 		}
 	}
 	if !r.Deadline.IsZero() && now.Add(wait+p.durations.median()).After(r.Deadline) {
-		return &Rejection{Reason: DropDeadline, Detail: "the deadline cannot be met: expected wait " + wait.Round(time.Millisecond).String()}
+		return &Rejection{Reason: DropDeadline, Detail: "the deadline cannot be met: expected wait " +
+			wait.Round(time.Millisecond).String()}
 	}
 	return nil
 }

@@ -54,7 +54,11 @@ func (i *instance) ceiling() int {
 }
 
 func (f *fleet) find(id int32) *instance {
-	at, found := slices.BinarySearchFunc(f.instances, id, func(i *instance, id int32) int { return int(i.id) - int(id) })
+	at, found := slices.BinarySearchFunc(f.instances, id, func(i *instance,
+		id int32,
+	) int {
+		return int(i.id) - int(id)
+	})
 	if !found {
 		return nil
 	}

@@ -114,7 +114,8 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 func keptBack(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding",
-		"Upgrade", "Authorization", "Cookie", "Prefer", "Accept-Encoding", "Content-Length", "X-Request-Id", "X-Api-Key":
+		"Upgrade", "Authorization", "Cookie", "Prefer", "Accept-Encoding", "Content-Length", "X-Request-Id",
+		"X-Api-Key":
 		return true
 	}
 	return strings.HasPrefix(name, "X-Penstock-")
@@ -149,7 +150,8 @@ func (c *call) pass(ctx context.Context, cancel context.CancelCauseFunc, answer 
 	if answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusServiceUnavailable ||
 		answer.StatusCode == http.StatusConflict {
 		body, err := io.ReadAll(io.LimitReader(answer.Body, refusalMax))
-		if o := worker.ClassifyAnswer(answer.StatusCode, answer.Header, body, c.plain); err == nil && free(o, c.route, body) {
+		if o := worker.ClassifyAnswer(answer.StatusCode, answer.Header, body, c.plain); err == nil &&
+			free(o, c.route, body) {
 			return c.refused(answer, body, o)
 		}
 		answer.Body = rejoin(body, answer.Body)

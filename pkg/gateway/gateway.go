@@ -126,7 +126,9 @@ func (g *Gateway) Fixed() {
 			for _, s := range r.model.Instances {
 				var slots []SlotKey
 				for n := range s.Slots {
-					slots = append(slots, SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) + 1}) //nolint:gosec // bounded
+					// bounded
+					slots = append(slots, SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) +
+						1}) //nolint:gosec
 				}
 				p.Grant(now, slots)
 			}

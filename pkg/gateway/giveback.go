@@ -219,7 +219,8 @@ func (l *Leases) expire() {
 				}
 			}
 			if len(all) > 0 {
-				l.log.Error("slots dropped: the database has not answered", "model", r.model.Name, "slots", len(all), "silent", silent)
+				l.log.Error("slots dropped: the database has not answered", "model", r.model.Name, "slots",
+					len(all), "silent", silent)
 				p.Lose(now, all)
 			}
 		})

@@ -40,13 +40,13 @@ type PoolPolicy struct {
 	Preempt       bool           `json:"preempt"`        // end runs of durable entries for requests that wait
 	PreemptAfter  worker.Seconds `json:"preempt_after"`  // how long the oldest request has waited by then
 	StrictSlots   bool           `json:"strict_slots"`   // slots held end with the lease while Postgres is away
-	FairScope     string         `json:"fair_scope"`     // shared: online use counts in the order of durable entries; separate
+	FairScope     string         `json:"fair_scope"`     // shared: it counts in the order of entries; separate
 	OnFull        string         `json:"on_full"`        // refuse, or push for callers that prefer respond-async
 	RefuseStatus  int            `json:"refuse_status"`  // 429 or 503 for a full pool and a wait that is over
 	FirstByteMax  worker.Seconds `json:"first_byte_max"` // for the head of a worker's answer; 0: the model's run limit
 	SilenceMax    worker.Seconds `json:"silence_max"`    // between two bytes of an answer
 	ClientStall   worker.Seconds `json:"client_stall"`   // for a client that does not read
-	AffinityBound float64        `json:"affinity_bound"` // an instance loaded beyond this x mean + 4 gets no affine request
+	AffinityBound float64        `json:"affinity_bound"` // x mean + 4: load beyond which affinity ends
 }
 
 // ByClass is a number for each class.

@@ -70,7 +70,7 @@ func answerError(w http.ResponseWriter, err error, full int) int {
 	body.Type = kindOf(status)
 	text, failed := json.Marshal(envelope{body})
 	if failed != nil {
-		text = []byte(`{"error":{"message":"internal error","type":"server_error","param":null,"code":"internal_error"}}`)
+		text = []byte(`{"error":{"message":"internal error","type":"server_error","code":"internal_error"}}`)
 	}
 	header := w.Header()
 	header["Content-Type"] = []string{"application/json"}

@@ -148,11 +148,13 @@ func (s *serving) find(a asked) error {
 	if s.route == nil || (s.caller != nil && !s.caller.mayUse(s.route.model.Name)) ||
 		s.route.generic() != strings.HasPrefix(s.r.URL.Path, "/models/") {
 		s.route = nil
-		return bad(http.StatusNotFound, "model_not_found", "model", "the model %q does not exist or you do not have access to it", a.model)
+		return bad(http.StatusNotFound, "model_not_found", "model",
+			"the model %q does not exist or you do not have access to it", a.model)
 	}
 	s.full = s.route.model.Policy.RefuseStatus
 	if s.route.model.Paused != "" {
-		return &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second, Detail: "paused: " + s.route.model.Paused}
+		return &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second, Detail: "paused: " +
+			s.route.model.Paused}
 	}
 	return nil
 }
@@ -168,7 +170,10 @@ func (s *serving) admission(a asked) (context.Context, context.CancelFunc, error
 	}
 	set := s.gateway.flow(flow)
 	if set.Paused != "" {
-		return ctx, cancel, &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second, Detail: "the flow is paused: " + set.Paused}
+		return ctx, cancel, &Rejection{
+			Reason: DropNoEndpoints, RetryAfter: 30 * time.Second,
+			Detail: "the flow is paused: " + set.Paused,
+		}
 	}
 	class, err := s.class(h.Get("X-Penstock-Class"), set)
 	if err != nil {
@@ -218,7 +223,8 @@ func (s *serving) affine(a asked) {
 // flow is whose request it is: the header, as far as the token allows, else the token's own.
 func (s *serving) flow(named string) (string, error) {
 	if len(named) > 200 {
-		return "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow", "x-penstock-flow has more than 200 bytes")
+		return "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow",
+			"x-penstock-flow has more than 200 bytes")
 	}
 	if s.caller == nil {
 		return named, nil
@@ -237,7 +243,8 @@ func (s *serving) flow(named string) (string, error) {
 			return named, nil
 		}
 	}
-	return "", bad(http.StatusForbidden, "flow_not_allowed", "x-penstock-flow", "the token may not name the flow %q", named)
+	return "", bad(http.StatusForbidden, "flow_not_allowed", "x-penstock-flow",
+		"the token may not name the flow %q", named)
 }
 
 // class is the header's, never above what the token and the flow's settings allow.
@@ -344,7 +351,10 @@ func (s *serving) outcome(ctx context.Context, r result) error {
 		}
 		return nil
 	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
-		return &Rejection{Reason: DropDeadline, Detail: "the deadline of the request was over before the worker answered"}
+		return &Rejection{
+			Reason: DropDeadline,
+			Detail: "the deadline of the request was over before the worker answered",
+		}
 	case s.r.Context().Err() != nil:
 		return &Rejection{Reason: DropCancelled}
 	default:

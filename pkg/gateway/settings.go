@@ -31,7 +31,8 @@ SELECT coalesce(c.flow, w.flow), coalesce(c.criticality, ''), coalesce(w.weight,
   FROM penstock.flow_criticality c
   FULL JOIN (SELECT flow, weight FROM penstock.flow_weight WHERE queue_id IS NULL) w ON w.flow = c.flow`
 	tokensSQL = `
-SELECT t.hash, t.name, t.flows, coalesce(g.models, '{}'), coalesce(g.criticality, 'critical'), coalesce(g.rate, 0)::float8,
+SELECT t.hash, t.name, t.flows, coalesce(g.models, '{}'), coalesce(g.criticality,
+	'critical'), coalesce(g.rate, 0)::float8,
        coalesce(g.in_flight, 0), coalesce(g.waiting, 0), t.expires_at
   FROM penstock.api_token t
   LEFT JOIN penstock.gateway_token g ON g.name = t.name
@@ -39,10 +40,12 @@ SELECT t.hash, t.name, t.flows, coalesce(g.models, '{}'), coalesce(g.criticality
 	pausesSQL = `
 SELECT q.model, coalesce(nullif(coalesce(p.reason, q.paused_reason), ''), 'by an operator')
   FROM penstock.queue q
-  LEFT JOIN penstock.pause p ON p.scope = 'model' AND p.value = q.model OR p.scope = 'application' AND p.value = q.application
+  LEFT JOIN penstock.pause p ON p.scope = 'model' AND p.value = q.model
+                            OR p.scope = 'application' AND p.value = q.application
  WHERE q.kind = 'inference' AND q.model IS NOT NULL AND (p.id IS NOT NULL OR q.paused_at IS NOT NULL)`
 	pausedFlowsSQL = `
-SELECT value, coalesce(nullif(reason, ''), 'by an operator') FROM penstock.pause WHERE scope = 'flow' AND queue_id IS NULL`
+SELECT value, coalesce(nullif(reason, ''), 'by an operator')
+  FROM penstock.pause WHERE scope = 'flow' AND queue_id IS NULL`
 	readingsSQL = `
 SELECT id, extract(epoch FROM clock_timestamp() - checked_at)::float8, queued, kv_usage::float8
   FROM penstock.instance WHERE checked_at IS NOT NULL`
@@ -104,7 +107,10 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 	var hash []byte
 	var class string
 	var expires *time.Time
-	_, err := pgx.ForEachRow(rows, []any{&hash, &t.Name, &t.Flows, &t.Models, &class, &t.Rate, &t.Flying, &t.Waiting, &expires},
+	_, err := pgx.ForEachRow(rows, []any{
+		&hash, &t.Name, &t.Flows, &t.Models, &class, &t.Rate, &t.Flying,
+		&t.Waiting, &expires,
+	},
 		func() error {
 			fresh := t
 			copy(fresh.Hash[:], hash)

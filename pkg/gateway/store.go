@@ -111,10 +111,11 @@ func (s *store) shares(ctx context.Context, names []string) (map[string]int, err
 	shares := map[string]int{}
 	var name string
 	var share int
-	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, contendedSQL, names, s.node()), []any{&name, &share}, func() error {
-		shares[name] = share
-		return nil
-	})
+	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, contendedSQL, names, s.node()), []any{&name, &share},
+		func() error {
+			shares[name] = share
+			return nil
+		})
 	if err != nil {
 		return nil, fmt.Errorf("read shares of slots: %w", err)
 	}

@@ -123,7 +123,8 @@ func isUsageChunk(event []byte) bool {
 		Choices []json.RawMessage `json:"choices"`
 		Usage   json.RawMessage   `json:"usage"`
 	}
-	return json.Unmarshal(data, &chunk) == nil && len(chunk.Choices) == 0 && len(chunk.Usage) > 0 && chunk.Usage[0] == '{'
+	return json.Unmarshal(data, &chunk) == nil && len(chunk.Choices) == 0 && len(chunk.Usage) > 0 &&
+		chunk.Usage[0] == '{'
 }
 
 // eventData returns the data of an event, its lines joined.

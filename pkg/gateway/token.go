@@ -83,10 +83,16 @@ func (c *caller) begin(now time.Time) *Rejection {
 	c.use.mu.Lock()
 	defer c.use.mu.Unlock()
 	if c.Flying > 0 && c.use.flying >= c.Flying {
-		return &Rejection{Reason: DropRate, RetryAfter: time.Second, Detail: "the token has as many requests in flight as it may"}
+		return &Rejection{
+			Reason: DropRate, RetryAfter: time.Second,
+			Detail: "the token has as many requests in flight as it may",
+		}
 	}
 	if c.Waiting > 0 && c.use.waiting >= c.Waiting {
-		return &Rejection{Reason: DropRate, RetryAfter: time.Second, Detail: "as many requests of the token wait as may"}
+		return &Rejection{
+			Reason: DropRate, RetryAfter: time.Second,
+			Detail: "as many requests of the token wait as may",
+		}
 	}
 	if c.Rate > 0 {
 		step := time.Duration(float64(time.Second) / c.Rate)
@@ -95,7 +101,10 @@ func (c *caller) begin(now time.Time) *Rejection {
 			c.use.full = now
 		}
 		if over := c.use.full.Add(step).Sub(now) - burst; over > 0 {
-			return &Rejection{Reason: DropRate, RetryAfter: over, Detail: "the token makes more requests a second than it may"}
+			return &Rejection{
+				Reason: DropRate, RetryAfter: over,
+				Detail: "the token makes more requests a second than it may",
+			}
 		}
 		c.use.full = c.use.full.Add(step)
 	}

@@ -140,7 +140,8 @@ func (l *Locks) read(ctx context.Context) (Reading, []invalidation.HeldLock, err
 	r.Nodes, err = pgx.CollectRows(postgres.Query(ctx, l.db, nodesSQL), func(row pgx.CollectableRow) (Node, error) {
 		var n Node
 		var silent float64
-		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads, &n.Running, &n.Blamed, &n.Gateway)
+		err := row.Scan(&n.ID, &n.Name, &n.Beat, &silent, &n.Lease, &n.Tokens, &n.Threads, &n.Running,
+			&n.Blamed, &n.Gateway)
 		n.Silent = seconds(silent)
 		return n, err
 	})

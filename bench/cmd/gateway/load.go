@@ -50,7 +50,8 @@ func (p *proxied) stop() {
 
 // startWorker answers at once, or with a stream of 50 chunks a second.
 func startWorker() *httptest.Server {
-	whole := []byte(`{"choices":[{"message":{"content":"` + strings.Repeat("x", 900) + `"}}],"usage":{"prompt_tokens":9,"completion_tokens":9}}`)
+	whole := []byte(`{"choices":[{"message":{"content":"` + strings.Repeat("x", 900) +
+		`"}}],"usage":{"prompt_tokens":9,"completion_tokens":9}}`)
 	chunk := []byte("data: {\"choices\":[{\"delta\":{\"content\":\"" + strings.Repeat("y", 100) + "\"}}]}\n\n")
 	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -91,7 +92,8 @@ type load struct {
 
 func loads() []load {
 	body := func(size int, more string) []byte {
-		return []byte(`{"model":"m",` + more + `"messages":[{"role":"user","content":"` + strings.Repeat("z", size) + `"}]}`)
+		return []byte(`{"model":"m",` + more + `"messages":[{"role":"user","content":"` +
+			strings.Repeat("z", size) + `"}]}`)
 	}
 	return []load{
 		{name: "whole", rate: 2000, clients: 64, body: body(1<<10, "")},
@@ -196,7 +198,8 @@ func pace(ctx context.Context, rate int) <-chan time.Time {
 }
 
 func (p *proxied) once(ctx context.Context, client *http.Client, l load, due time.Time) ([]time.Duration, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions", bytes.NewReader(l.body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions",
+		bytes.NewReader(l.body))
 	if err != nil {
 		return nil, err
 	}

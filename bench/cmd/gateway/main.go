@@ -1,6 +1,6 @@
 // Command gateway loads the online gateway and, in the same run, a plain httputil.ReverseProxy in front of the same worker, and
-// prints the figures of both and their ratios. Each of the two is a process of its own, so that its CPU time can be told apart from that
-// of the generator and the worker, which share the machine with it.
+// prints the figures of both and their ratios. Each of the two is a process of its own, so that its CPU
+// time can be told apart from that of the generator and the worker, which share the machine with it.
 package main
 
 import (
@@ -86,13 +86,15 @@ func run(ctx context.Context, program string, lasts time.Duration, only string) 
 		return err
 	}
 	defer plain.stop()
-	front, err := start(ctx, "gateway", "listen=", program, "--open", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0",
+	front, err := start(ctx, "gateway", "listen=", program, "--open", "--listen", "127.0.0.1:0",
+		"--debug-listen", "127.0.0.1:0",
 		"--static", "m="+worker.URL+"#4096", "--remember", "10000")
 	if err != nil {
 		return err
 	}
 	defer front.stop()
-	fmt.Printf("%-10s %-8s %9s %9s %9s %9s %8s %9s\n", "load", "proxy", "rate/s", "p50", "p99", "CPU s", "errors", "MiB")
+	fmt.Printf("%-10s %-8s %9s %9s %9s %9s %8s %9s\n", "load", "proxy", "rate/s", "p50", "p99", "CPU s",
+		"errors", "MiB")
 	for _, l := range loads() {
 		if !strings.Contains(l.name, only) {
 			continue

@@ -93,7 +93,8 @@ func (s *Server) serveChat(w http.ResponseWriter, r *http.Request) {
 	stop := "stop"
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(chatAnswer{
-		ID: "chatcmpl-" + rand.Text(), Object: "chat.completion", Created: time.Now().Unix(), Model: ask.Model, Usage: &usage,
+		ID: "chatcmpl-" + rand.Text(), Object: "chat.completion", Created: time.Now().Unix(), Model: ask.Model,
+		Usage:   &usage,
 		Choices: []chatChoice{{Message: &chatText{Role: "assistant", Content: reply}, Finish: &stop}},
 	}) // the client may be gone
 }
@@ -161,7 +162,11 @@ type chatUsage struct {
 func chatError(w http.ResponseWriter, status int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": message, "type": "server_error"}}) // the client may be gone
+	// the client may be gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{
+		"message": message,
+		"type":    "server_error",
+	}})
 }
 
 // takeSlot takes a slot for a call that does not wait for one; leaveSlot must follow.
