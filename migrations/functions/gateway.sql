@@ -39,7 +39,7 @@ $$;
 
 -- slots_of_class counts the slots of a model that live or dead nodes of one class hold, those in
 -- doubt left out.
--- Callers: class_room, class_slots.
+-- Callers: class_room, class_slots, preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.slots_of_class(wanted text, online boolean) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT count(*)::integer
@@ -62,7 +62,7 @@ $$;
 -- class_slots returns how many slots of a model the nodes of one class may hold together while nodes
 -- go without. If the other class goes without, that class gets what is kept for it and half of what is
 -- kept for neither; otherwise it keeps what it holds.
--- Callers: slot_share.
+-- Callers: slot_share, preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.class_slots(wanted text, online boolean) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE penstock.node_online(h.node_id) <> online)
@@ -141,7 +141,7 @@ $$;
 
 -- preempt_durable orders the end of up to `want` runs of durable entries of a model, the youngest
 -- first: of each entry at most twice, none that has run for more than 80 percent of its usual time,
--- and at most a quarter of the runs in a second. Orders that their nodes have not read yet count
+-- at most a quarter of the runs in a second, and none within the share of task nodes. Orders that their nodes have not read yet count
 -- towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY.
 -- Locks: the advisory lock of the model's preemptions, then the rows of preemption.
 -- Callers: pkg/gateway.
@@ -173,7 +173,8 @@ BEGIN
        AND (b.entry_id IS NULL OR (b.times < 2 AND b.token <> l.token))
        AND (usual IS NULL OR clock_timestamp() - l.claimed_at < 0.8 * usual)
      ORDER BY l.claimed_at DESC, l.token DESC
-     LIMIT greatest(0, least(want - pending, ceil(running / 4.0)::integer - recent))
+     LIMIT greatest(0, least(want - pending, ceil(running / 4.0)::integer - recent,
+                             penstock.slots_of_class(wanted, false) - penstock.class_slots(wanted, false) - pending))
     ON CONFLICT (queue_id, entry_id) DO UPDATE
        SET token = excluded.token, node_id = excluded.node_id, gateway_id = excluded.gateway_id, times = p.times + 1,
            ordered_at = clock_timestamp(), taken_at = NULL;

@@ -110,7 +110,8 @@ func (h *slotRef) release() {
 	now := time.Now()
 	l.finish(h.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
-	wanted := now.Before(p.stateOf(h.model).wanted) && l.held[h.slot.slotKey] == h.slot
+	// A slot within the node's share is kept: entries would starve under online load that never ends.
+	wanted := owed && now.Before(p.stateOf(h.model).wanted) && l.held[h.slot.slotKey] == h.slot
 	if wanted {
 		l.lose(h.slot) // the permit of the run that has ended goes back without it
 	}

@@ -76,7 +76,7 @@ func (p *SlotPool) Wanted(model string) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
 		defer cancel()
-		if err := p.takePreemptions(ctx); err != nil {
+		if err := errors.Join(p.readShares(ctx), p.takePreemptions(ctx)); err != nil {
 			p.log.Warn("take preemptions", "error", err) // Renew asks again
 		}
 	}()
