@@ -64,7 +64,7 @@ func tokenCreate(a *app) *cobra.Command {
 	var expires string
 	highest := int16(9)
 	f := c.Flags()
-	f.StringSliceVar(&g.Scopes, "scope", nil, "push, read, operate (and read), admin (everything)")
+	f.StringSliceVar(&g.Scopes, "scope", nil, "push, read, operate (and read), admin (everything), call (models, at gateways)")
 	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
 	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
 	f.StringSliceVar(&g.Flows, "flow", nil, "limit its pushes to these flows; with scopes push and read alone")
@@ -73,7 +73,7 @@ func tokenCreate(a *app) *cobra.Command {
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		var err error
 		if len(g.Scopes) == 0 {
-			return change{}, usagef("a token needs --scope: push, read, operate or admin")
+			return change{}, usagef("a token needs --scope: push, read, operate, admin or call")
 		}
 		never := expires == "never"
 		if !never {

@@ -39,7 +39,7 @@ type tokenCreation struct {
 	Body struct {
 		Because
 		Name         string    `json:"name" minLength:"1" maxLength:"63"`
-		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin"`
+		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin,call"`
 		Applications []string  `json:"applications,omitempty" nullable:"false" doc:"To limit it to these."`
 		Queues       []string  `json:"queues,omitempty" nullable:"false" doc:"To limit it to these."`
 		Flows        []string  `json:"flows,omitempty" nullable:"false" doc:"To limit its pushes to these flows. A push without a flow gets the only one. With scopes push and read alone."`
