@@ -40,6 +40,7 @@ var oneMeaning = map[string]sharedName{
 	"Pushed":       {"client invalidation", "the answer to a push, over HTTP and in Go"},
 	"Ended":        {"invalidation operator", "how an entry ended"},
 	"Degradation":  {"operator recovery", "a state in which work stands still: examined, and as the leader measured it"},
+	"Request":      {"gateway scale/simulate", "a request whose client waits: served, and simulated"},
 	"Seconds":      {"invalidation scale worker", "a duration that JSON writes as a number of seconds"},
 }
 
@@ -50,6 +51,7 @@ var toRename = map[string]sharedName{
 	"Code":     {"client governor", "an error of the API, and why a node claims nothing more"},
 	"Endpoint": {"inference webhook", "a registered instance, and an address for callbacks"},
 	"Gate":     {"governor tasknode", "hysteresis around a mark, and what may keep a node from claims"},
+	"Mode":     {"gateway scale", "of a pool, and of a deployment"},
 	"Kind":     {"invalidation webhook worker", "of outcomes, of queues, and of outcomes again"},
 	"Outcome":  {"webhook worker", "of a call to a worker, and of an attempt to deliver"},
 	"Policy":   {"scale webhook", "how a model is scaled, and which addresses callbacks may have"},
