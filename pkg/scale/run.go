@@ -126,7 +126,7 @@ func (s *Duty) decide(in input, rows *outcome) error {
 	if err != nil {
 		return err
 	}
-	decision, next := Decide(in.At, policy, in.observe(before, state), state)
+	decision, next := Decide(in.At, policy, in.observe(before), state)
 	s.states[in.Model], s.arrived[in.Model] = next, in.Arrived
 	changed := decision.Desired != decision.Current
 	if changed || in.At.Sub(s.written[in.Model]) >= s.cfg.Keep {
@@ -152,8 +152,10 @@ func (s *Duty) past(in input) (State, int64, error) {
 	return state, *in.ArrivedBefore, nil
 }
 
-// observe turns counters into what came since the decision before. A counter that fell began again.
-func (in input) observe(before int64, state State) Obs {
+// observe turns counters into arrivals since the decision before. A counter that fell began again.
+// A start counts from its registration as an instance in state starting: a number that is only
+// published (backends advise and keda, mode advise) may have been followed by no start at all.
+func (in input) observe(before int64) Obs {
 	arrived := in.Arrived - before
 	if arrived < 0 {
 		arrived = in.Arrived
@@ -165,14 +167,6 @@ func (in input) observe(before int64, state State) Obs {
 	}
 	if in.OverrideUntil != nil {
 		o.Switches.OverrideUntil = *in.OverrideUntil
-	}
-	// Starts that were asked for and have not registered yet. Later they are taken to be lost.
-	if len(state.Changes) == 0 {
-		return o
-	}
-	since := state.Changes[len(state.Changes)-1].At
-	for n := state.Desired - o.Ready - len(o.Starting); n > 0; n-- {
-		o.Starting = append(o.Starting, since)
 	}
 	return o
 }

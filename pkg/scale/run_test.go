@@ -2,9 +2,11 @@ package scale
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -102,6 +104,53 @@ func TestPassDecidesAndANewLeaderGoesOn(t *testing.T) {
 	before := one[int](t, db, `SELECT (state->>'desired')::integer FROM penstock.scale_state WHERE model = 'llama'`)
 	if before < desired || before > max(5, 2*desired) {
 		t.Errorf("the first leader desired %d, the second %d", desired, before)
+	}
+}
+
+// Nothing of ours starts instances for backend advise: a number that nothing followed is no start that is stuck.
+func TestAPublishedNumberIsNoStart(t *testing.T) {
+	s := New(nil, nil, Config{})
+	in := input{Model: "llama", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full", Waiting: 40, Arrived: 40, Service: 5}
+	first := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	var rows outcome
+	for second := range 3600 {
+		in.At = first.Add(time.Duration(second) * time.Second)
+		if err := s.decide(in, &rows); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := len(rows.Desired) - 1
+	if got := rows.Desired[last]; got != 2 { // 2 slots in the 60 s of a drain: 120 of 200 slot-seconds
+		t.Errorf("40 wait for an hour, nothing is ready, and %d are desired: %s", got, rows.Why[last])
+	}
+	// The next leader comes an hour after a number that changed last.
+	state, err := json.Marshal(State{At: in.At, Desired: 2, Changes: []Step{{At: in.At, By: 2}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.State, in.At = state, in.At.Add(time.Hour)
+	s = New(nil, nil, Config{})
+	if err := s.decide(in, &rows); err != nil {
+		t.Fatal(err)
+	}
+	for i, notes := range rows.Notes {
+		for _, code := range []NoteCode{NoteStuck, NoteReplace, NoteBlocked} {
+			if strings.Contains(notes, fmt.Sprintf("%q", code)) {
+				t.Fatalf("at %v: %s", rows.At[i].Sub(first), rows.Why[i])
+			}
+		}
+	}
+
+	in.Starting = []time.Time{first}
+	if err := s.decide(in, &rows); err != nil {
+		t.Fatal(err)
+	}
+	in.At = in.At.Add(10 * time.Second)
+	if err := s.decide(in, &rows); err != nil {
+		t.Fatal(err)
+	}
+	if why := rows.Notes[len(rows.Notes)-1]; !strings.Contains(why, fmt.Sprintf("%q", NoteStuck)) {
+		t.Errorf("an instance that is registered and starts for an hour is not stuck: %s", why)
 	}
 }
 

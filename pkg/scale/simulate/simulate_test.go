@@ -98,14 +98,14 @@ func TestBurstsCostFewerHoursThanUnderHPA(t *testing.T) {
 	}
 }
 
-func TestSteadyLoadCostsNoMoreThanUnderHPA(t *testing.T) {
+func TestSteadyLoadCostsLittleMoreThanUnderHPA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("plays hours")
 	}
 	load := served(Steady(5, 6, 7, 2*3600), 4, 60, 30, 90)
 	load.Warm = 900
 	points := Compare([]Load{load}, Faults{}, false)
-	checkFrontier(t, points, "hpa", 1.15) // the reserve of the square root rule; on Azure's conversations it is 1.00
+	checkFrontier(t, points, "hpa", 1.15) // not the 1.05 that is aimed at: the reserve of the square root rule
 }
 
 // checkNotBeaten fails where a setting of a rival has fewer late requests in fewer GPU-hours than ours.
