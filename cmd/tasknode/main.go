@@ -178,7 +178,7 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 		SchedulingThreads: t.SchedulingThreads,
 		Lease:             t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
 		Observer: n.observer, Tracer: tracer,
-		Affinity: n.inference.Pool, Queues: queues, Status: n.status,
+		Affinity: n.inference.Pool, Queues: queues, Status: n.report,
 	}, claims, beats)
 	n.task.HandleStatements(n.declared.handler)
 	n.task.HandleKind(invalidation.KindInference, n.inference.Dispatcher)

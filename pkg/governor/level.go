@@ -1,0 +1,30 @@
+package governor
+
+import "time"
+
+// Level is a measured resource beside the marks of its gate, for people to read. Fractions are 0 to 1.
+type Level struct {
+	Resource string  `json:"resource"` // cpu or memory
+	Used     float64 `json:"used"`     // of the cores, or of the memory limit
+	High     float64 `json:"high"`     // the gate closes above it
+	Low      float64 `json:"low"`      // and opens below it
+	Closed   bool    `json:"closed"`   // no work is admitted
+}
+
+// Levels returns the last reading, a level for each resource whose capacity is known; none while the reading is stale.
+func (g *Governor) Levels() []Level {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sample.At.IsZero() || time.Since(g.sample.At) > g.config.StaleAfter {
+		return nil
+	}
+	var levels []Level
+	if g.sample.Cores > 0 {
+		levels = append(levels, Level{"cpu", g.sample.CPUUsed, g.config.CPUHigh, g.config.CPULow, g.state.CPU.Closed})
+	}
+	if g.sample.MemoryLimitBytes > 0 {
+		used := float64(g.sample.MemoryUsedBytes) / float64(g.sample.MemoryLimitBytes)
+		levels = append(levels, Level{"memory", used, g.config.MemoryHigh, g.config.MemoryLow, g.state.Memory.Closed})
+	}
+	return levels
+}

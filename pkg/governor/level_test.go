@@ -1,0 +1,30 @@
+package governor
+
+import (
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestLevelsAreThoseOfTheLastReadingUntilItIsStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := New(Config{}, nil, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := g.Levels(); got != nil {
+			t.Errorf("before the first reading: got %+v", got)
+		}
+		g.sample = Sample{At: time.Now(), Cores: 4, CPUUsed: 0.5, MemoryLimitBytes: 100, MemoryUsedBytes: 95}
+		g.state.Memory.Closed = true
+		got := g.Levels()
+		if len(got) != 2 || got[0] != (Level{"cpu", 0.5, 0.90, 0.75, false}) || got[1] != (Level{"memory", 0.95, 0.90, 0.80, true}) {
+			t.Errorf("got %+v", got)
+		}
+		time.Sleep(6 * time.Second)
+		if got := g.Levels(); got != nil {
+			t.Errorf("of a stale reading: got %+v", got)
+		}
+	})
+}
