@@ -66,6 +66,7 @@
 //	remove    locked → expired, cancelled  remove.go  processing threads
 //	expire    initial, ready → expired     expire.go  elected leader
 //	recover   locked → ready          recover.go   elected leader, for a node that died
+//	unlock    locked → ready          unlock.go    operators, by hand
 //	cancel    initial, ready → cancelled   SQL        operators, through pkg/operator or psql
 //	disable, enable                   SQL          the same
 //	compact   ready entries of a key → one  compact.go  push, operators

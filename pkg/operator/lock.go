@@ -3,6 +3,11 @@ package operator
 import (
 	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Lock is a lock record: a node that runs a key.
@@ -77,4 +82,32 @@ SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node, ex
 // VerifyLocks returns the locks that are stuck or inconsistent, the oldest first; normally none.
 func (d *Database) VerifyLocks(ctx context.Context, limit int) ([]Suspect, error) {
 	return list[Suspect](ctx, d.db, "suspicious locks", suspectsSQL, page(limit))
+}
+
+// Unlock is a request to end one lock by hand. Queue, key and token must all match.
+type Unlock struct {
+	Queue   string
+	LockKey string
+	Token   int64
+	// EvenListed ends the lock although its node lives and lists it: the run goes on, its ending is refused by the
+	// token, and the entry runs a second time.
+	EvenListed bool
+	invalidation.By
+}
+
+// ForceUnlock ends a lock and makes its key ready at its old position. Without EvenListed it ends only what recovery
+// would end, and returns invalidation.ErrState for a lock that a live node lists, invalidation.ErrNotFound if there is no
+// such lock any more.
+func (d *Database) ForceUnlock(ctx context.Context, u Unlock) error {
+	q, err := invalidation.Open(ctx, d.db, u.Queue)
+	if err != nil {
+		return err
+	}
+	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		if err := q.ForceUnlock(ctx, tx, u.LockKey, invalidation.Token(u.Token), u.EvenListed); err != nil {
+			return err
+		}
+		detail := map[string]any{"lock_key": u.LockKey, "token": u.Token, "even_listed": u.EvenListed}
+		return record(ctx, tx, u.By, "force_unlock", u.Queue, detail)
+	})
 }
