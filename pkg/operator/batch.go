@@ -36,7 +36,7 @@ SELECT s.id, s.name, s.queue, s.state, s.parts, s.waiting, s.queued, s.done, s.b
        coalesce(s.paused_reason, '') AS paused_reason, s.paused_until, coalesce(s.problem, '') AS problem, s.actor, s.created_at, s.ended_at, s.result
   FROM (SELECT b.id FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id
          WHERE ($1::bigint IS NULL OR b.id = $1) AND ($2::text IS NULL OR q.name = $2) AND ($4::bigint IS NULL OR b.id < $4) ORDER BY b.id DESC LIMIT $3) chosen
- CROSS JOIN LATERAL (SELECT * FROM penstock.batch_status x WHERE x.id = chosen.id) s
+ CROSS JOIN LATERAL (SELECT * FROM penstock.batch_status x WHERE x.id = chosen.id OFFSET 0) s
  ORDER BY s.id DESC`
 
 // BatchFilter chooses batches; all fields that are set must match.

@@ -61,6 +61,34 @@ func (d *Database) CronJob(ctx context.Context, name string) (CronJobDetail, err
 	return show[CronJobDetail](ctx, d.db, fmt.Sprintf("cron job %q", name), invalidation.ErrNotFound, sql, name)
 }
 
+// CronSchedule is a job with the settings by which its fire times are computed, and its last firings.
+type CronSchedule struct {
+	CronJob
+	StartsAt *time.Time      `json:"starts_at,omitempty"`
+	EndsAt   *time.Time      `json:"ends_at,omitempty"`
+	Gap      string          `json:"gap,omitempty"`
+	Fold     string          `json:"fold,omitempty"`
+	Firings  json.RawMessage `json:"firings"` // up to 5, newest first: nominal_at, fired_at, entry_id, manual
+}
+
+// cronSchedulesSQL reads the last firings of each job by the primary key.
+const cronSchedulesSQL = cronColumns + `,
+       j.starts_at, j.ends_at, coalesce(j.gap, '') AS gap, coalesce(j.fold, '') AS fold, coalesce(f.firings, '[]') AS firings
+  FROM (SELECT * FROM penstock.cron_job c
+         WHERE c.name > $2 AND ($1::text IS NULL OR c.queue_id = (SELECT id FROM penstock.queue WHERE name = $1))
+         ORDER BY c.name LIMIT $3) j
+ CROSS JOIN LATERAL (SELECT * FROM penstock.cron_status x WHERE x.job = j.name OFFSET 0) s
+  LEFT JOIN LATERAL (
+       SELECT jsonb_agg(to_jsonb(x) ORDER BY x.nominal_at DESC) AS firings
+         FROM (SELECT nominal_at, fired_at, entry_id, manual FROM penstock.cron_firing
+                WHERE job_id = j.id ORDER BY nominal_at DESC LIMIT 5) x) f ON true
+ ORDER BY s.job`
+
+// CronSchedules returns cron jobs by name with their schedules and last firings.
+func (d *Database) CronSchedules(ctx context.Context, f CronFilter) ([]CronSchedule, error) {
+	return list[CronSchedule](ctx, d.db, "cron schedules", cronSchedulesSQL, given(f.Queue), f.After, page(f.Limit))
+}
+
 // CreateCronJob makes a job that fires entries of a queue of kind cron. Options are named as the columns of penstock.cron_job.
 func (d *Database) CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error {
 	const sql = `SELECT penstock.create_cron_job($3, $4, $5, coalesce($6::jsonb->'payload', '{}'), $6::jsonb - 'payload', $1, coalesce($2, current_user))`

@@ -84,13 +84,14 @@ type OperationFilter struct {
 	Limit   int
 }
 
-// Operations returns bulk operations, the newest first.
-func (d *Database) Operations(ctx context.Context, f OperationFilter) ([]Operation, error) {
-	const sql = operationColumns + `
+const operationsSQL = operationColumns + `
  WHERE ($1::text IS NULL OR q.name = $1) AND (NOT $2::boolean OR o.status = 'running') AND ($4::bigint IS NULL OR o.id < $4)
  ORDER BY o.id DESC
  LIMIT $3`
-	return list[Operation](ctx, d.db, "operations", sql, given(f.Queue), f.Running, page(f.Limit), given(f.Before))
+
+// Operations returns bulk operations, the newest first.
+func (d *Database) Operations(ctx context.Context, f OperationFilter) ([]Operation, error) {
+	return list[Operation](ctx, d.db, "operations", operationsSQL, given(f.Queue), f.Running, page(f.Limit), given(f.Before))
 }
 
 // Operation returns one bulk operation, or invalidation.ErrNotFound.

@@ -81,6 +81,15 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		"causes":  {causeStepsSQL, fmt.Sprintf(`%d, 300, 12, 10000`, q.ID)},
 		"tables":  {tablesSQL, `50`},
 		"hooks":   {webhookEndpointsSQL, `'', 50`},
+
+		"suspects":       {suspectsSQL, `50`},
+		"models":         {modelsSQL, `50`},
+		"instances":      {instancesSQL, `NULL, 50`},
+		"batches":        {batchesSQL, `NULL, NULL, 25, NULL`},
+		"operations":     {operationsSQL, `NULL, false, 25, NULL`},
+		"run_times":      {runTimesSQL, `ARRAY['work']`},
+		"instance_times": {instanceTimesSQL, `NULL, 50`},
+		"cron_schedules": {cronSchedulesSQL, `NULL, '', 100`},
 	}
 	for name, f := range map[string]EntryFilter{
 		"entries": {}, "initial": {State: "initial"}, "disabled": {State: "disabled"}, "computing": {State: "computing"},
@@ -99,9 +108,14 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		exec(`INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id) SELECT %d, 1, '', n, n FROM generate_series(%d, %d) n`, q.ID, from, to)
 		exec(`INSERT INTO penstock.sample (queue_id, at, initial, pending, disabled, computing, failed, estimated, serving, accepted, gone, dead_tuples)
 		      SELECT %d, clock_timestamp() - n * interval '10 ms', 0, 1, 0, 0, 0, false, 0, 1, 0, 0 FROM generate_series(%d, %d) n`, q.ID, from, to)
-		exec(`INSERT INTO penstock.result (queue_id, entry_id, created_at, run_ms, attempt, outcome) SELECT %d, n, now(), 5, 1, 'done' FROM generate_series(%d, %d) n`, q.ID, from, to)
 		exec(`INSERT INTO penstock.failure (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
 		      SELECT %d, n, now(), now() - interval '1 hour', 1, 1, 0, '', 'a', 'b', 'c', '{}' FROM generate_series(%d, %d) n`, q.ID, from, to)
+		exec(`INSERT INTO penstock.result (entry_id, created_at, queue_id, run_ms, attempt, outcome, meta)
+		      SELECT n, now(), %d, n, 1, 'done', '{"instance": "s1"}' FROM generate_series(%d, %d) n`, q.ID, from, to)
+		exec(`INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id, status)
+		      SELECT %d, 'cancel', '{"all": true}', 1000, 'ann', '', 1, 1, 'done' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
+		exec(`INSERT INTO penstock.cron_job (queue_id, name, spec) SELECT %d, 'job' || n, '@daily' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
+		exec(`INSERT INTO penstock.batch (queue_id, name, actor) SELECT %d, 'b', 'ann' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
 		buffers := map[string]int{}
 		for name, page := range pages {
 			var p planned
