@@ -32,6 +32,8 @@ type Config struct {
 	Examine func(ctx context.Context) ([]doctor.Finding, error)
 	// DisableWebhook ends callbacks to an address. Nil: the page of webhooks has no such verb.
 	DisableWebhook func(ctx context.Context, url string, by invalidation.By) error
+	// Timetable computes when cron jobs fire. Nil: the page of cron jobs displays no times to come.
+	Timetable Timetable
 	// Version is that of the program, for the foot of the pages.
 	Version string
 	// Log takes errors whose text visitors do not see. Default: none.

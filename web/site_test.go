@@ -39,7 +39,7 @@ func newSite(t *testing.T) *site {
 	read := openPool(t, postgres.Config{DSN: dsn, MaxConns: 4, StatementTimeout: 2 * time.Second, ReadOnly: true})
 	s.change = operator.New(s.pool)
 	var err error
-	if s.web, err = New(operator.New(read), s.change, Config{Token: living(s.change)}); err != nil {
+	if s.web, err = New(operator.New(read), s.change, Config{Token: living(s.change), Timetable: hourly}); err != nil {
 		t.Fatal(err)
 	}
 	for role, scope := range map[role]string{viewer: "read", operatorRole: "operate", administrator: "admin"} {

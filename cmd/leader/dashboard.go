@@ -43,7 +43,7 @@ func (l *leader) newDashboard(own *api.API) (dashboard, error) {
 		DisableWebhook: func(ctx context.Context, url string, by invalidation.By) error {
 			return webhook.DisableEndpoint(ctx, l.pools.api, url, by)
 		},
-		Version: version(), Log: l.log,
+		Timetable: timetable, Version: version(), Log: l.log,
 	})
 	return dashboard{pages}, err
 }

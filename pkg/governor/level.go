@@ -2,8 +2,8 @@ package governor
 
 import "time"
 
-// Level is a measured resource beside the marks of its gate, for people to read. Fractions are 0 to 1.
-type Level struct {
+// GateLevel is a measured resource beside the marks of its gate, for people to read. Fractions are 0 to 1.
+type GateLevel struct {
 	Resource string  `json:"resource"` // cpu or memory
 	Used     float64 `json:"used"`     // of the cores, or of the memory limit
 	High     float64 `json:"high"`     // the gate closes above it
@@ -12,19 +12,25 @@ type Level struct {
 }
 
 // Levels returns the last reading, a level for each resource whose capacity is known; none while the reading is stale.
-func (g *Governor) Levels() []Level {
+func (g *Governor) Levels() []GateLevel {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.sample.At.IsZero() || time.Since(g.sample.At) > g.config.StaleAfter {
 		return nil
 	}
-	var levels []Level
+	var levels []GateLevel
 	if g.sample.Cores > 0 {
-		levels = append(levels, Level{"cpu", g.sample.CPUUsed, g.config.CPUHigh, g.config.CPULow, g.state.CPU.Closed})
+		levels = append(levels, GateLevel{
+			Resource: "cpu", Used: g.sample.CPUUsed,
+			High: g.config.CPUHigh, Low: g.config.CPULow, Closed: g.state.CPU.Closed,
+		})
 	}
 	if g.sample.MemoryLimitBytes > 0 {
 		used := float64(g.sample.MemoryUsedBytes) / float64(g.sample.MemoryLimitBytes)
-		levels = append(levels, Level{"memory", used, g.config.MemoryHigh, g.config.MemoryLow, g.state.Memory.Closed})
+		levels = append(levels, GateLevel{
+			Resource: "memory", Used: used,
+			High: g.config.MemoryHigh, Low: g.config.MemoryLow, Closed: g.state.Memory.Closed,
+		})
 	}
 	return levels
 }

@@ -16,7 +16,8 @@ SELECT EXISTS (SELECT FROM penstock.node n
  WHERE l.queue_id = $1 AND l.lock_key = $2 AND l.token = $3
    FOR UPDATE OF l`
 
-// ForceUnlock ends the lock of a key in a transaction of the caller and makes the key ready at its old position, without
+// ForceUnlock ends the lock of a key in a transaction of the caller and makes the key ready at its
+// old position, without
 // an attempt or a crash. The token fences its node: whatever it still writes about the lock is refused. It returns
 // ErrNotFound if there is no such lock, and ErrState if a live node lists it, unless evenListed.
 func (q *Queue) ForceUnlock(ctx context.Context, tx pgx.Tx, key string, token Token, evenListed bool) error {
@@ -28,8 +29,8 @@ func (q *Queue) ForceUnlock(ctx context.Context, tx pgx.Tx, key string, token To
 	case err != nil:
 		return q.errorf("unlock a key of", err)
 	case listed && !evenListed:
-		return fmt.Errorf("unlock %q of queue %q: its node lives and lists the lock; cancel the entry, drain the node, "+
-			"or unlock it in spite of that: %w", key, q.Name, ErrState)
+		return fmt.Errorf("unlock %q of queue %q: its node lives and lists the lock; cancel the entry, "+
+			"drain the node, or unlock it in spite of that: %w", key, q.Name, ErrState)
 	}
 	batch := &pgx.Batch{}
 	release := Release(&Lock{Key: key, Token: token}, 0, 0)

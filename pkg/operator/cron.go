@@ -73,7 +73,8 @@ type CronSchedule struct {
 
 // cronSchedulesSQL reads the last firings of each job by the primary key.
 const cronSchedulesSQL = cronColumns + `,
-       j.starts_at, j.ends_at, coalesce(j.gap, '') AS gap, coalesce(j.fold, '') AS fold, coalesce(f.firings, '[]') AS firings
+       j.starts_at, j.ends_at, coalesce(j.gap, '') AS gap, coalesce(j.fold, '') AS fold, coalesce(f.firings,
+	'[]') AS firings
   FROM (SELECT * FROM penstock.cron_job c
          WHERE c.name > $2 AND ($1::text IS NULL OR c.queue_id = (SELECT id FROM penstock.queue WHERE name = $1))
          ORDER BY c.name LIMIT $3) j

@@ -91,7 +91,8 @@ const operationsSQL = operationColumns + `
 
 // Operations returns bulk operations, the newest first.
 func (d *Database) Operations(ctx context.Context, f OperationFilter) ([]Operation, error) {
-	return list[Operation](ctx, d.db, "operations", operationsSQL, given(f.Queue), f.Running, page(f.Limit), given(f.Before))
+	return list[Operation](ctx, d.db, "operations", operationsSQL, given(f.Queue), f.Running, page(f.Limit),
+		given(f.Before))
 }
 
 // Operation returns one bulk operation, or invalidation.ErrNotFound.

@@ -385,15 +385,19 @@ func TestGallery(t *testing.T) {
 	if *gallery == "" {
 		t.Skip("no -gallery")
 	}
-	css, err := os.ReadFile("../static/picture.css")
+	css, err := os.ReadFile("../static/app.css")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pictures, err := os.ReadFile("../static/picture.css")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var page strings.Builder
 	fmt.Fprintf(&page, `<!doctype html><meta charset=utf-8><meta name=viewport content="width=device-width">
-<style>:root{color-scheme:light dark}body{margin:0;padding:16px;font:15px/1.5 system-ui,sans-serif;color:light-dark(#1b2430,#e6e9ee);background:light-dark(#eef1f5,#0e1217)}
-section{background:light-dark(#fff,#151a21);border:1px solid light-dark(#d7dde5,#2c3542);border-radius:12px;padding:14px 16px;margin:0 0 14px;max-width:1040px}
-h2{font-size:14px;margin:0 0 10px}%s</style>`, css)
+<style>%s%s
+body{display:block;padding:16px}section{background:var(--surface);border:1px solid var(--line);border-radius:12px;padding:14px 16px;
+margin:0 0 14px;max-width:1040px}</style>`, css, pictures)
 	for _, example := range examples() {
 		fmt.Fprintf(&page, "<section id=%s><h2>%s</h2>%s%s</section>", example.name, example.name, example.of.HTML(), picture.Data(example.of.Table()))
 	}

@@ -1,0 +1,186 @@
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/web/format"
+	"github.com/penstock/penstock/web/picture"
+)
+
+const batchRows = 25
+
+// batchesView is the newest batches and bulk operations.
+type batchesView struct {
+	Queue         string
+	Batches       []batchRow
+	Operations    []operationRow
+	BeforeBatch   int64 // 0: there are no older ones
+	BeforeOperate int64
+}
+
+// batchRow is a batch with its progress.
+type batchRow struct {
+	operator.Batch
+	Bar  template.HTML
+	Open bool
+}
+
+// operationRow is a bulk operation with its progress.
+type operationRow struct {
+	operator.Operation
+	Filtered string // the filter as JSON
+	Bar      template.HTML
+}
+
+func (d *Dashboard) batchPages() {
+	d.page(page{
+		path: "operations", nav: "Batches", section: "Work", title: "Batches and operations", template: "batches",
+		live: true, read: d.batches,
+	})
+	for _, v := range []struct {
+		verb                operator.Verb
+		title, effect, done string
+		destroys            bool
+	}{
+		{
+			operator.PauseBatch, "Pause batch", "No further part goes into the queue, and parts that do not run are " +
+				"taken out of it. Parts that run go on.", "is paused", false,
+		},
+		{operator.ResumeBatch, "Resume batch", "Parts go into the queue again.", "goes on", false},
+		{
+			operator.CancelBatch, "Cancel batch", "Parts that do not run are cancelled, and the nodes are asked to " +
+				"cancel those that run. Parts that are done stay done.", "is being cancelled", true,
+		},
+		{operator.RetryBatch, "Retry batch", "Runs the parts again that are not done.", "runs again", false},
+	} {
+		d.verb(verb{
+			name: string(v.verb), title: v.title, role: operatorRole, destroys: v.destroys, objects: []string{"batch"},
+			effect: v.effect, preview: d.batchPreview,
+			do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
+				id, err := idOf(in, "batch")
+				if err != nil {
+					return "", err
+				}
+				return fmt.Sprintf("Batch %d %s.", id, v.done), d.change.Do(ctx, v.verb, id, by, time.Time{})
+			},
+		})
+	}
+	d.verb(verb{
+		name: string(operator.CancelOperation), title: "Cancel operation", role: operatorRole, destroys: true,
+		objects: []string{"operation"},
+		effect:  "Ends the operation. Changes that it has made stay.",
+		preview: d.operationPreview,
+		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
+			id, err := idOf(in, "operation")
+			if err != nil {
+				return "", err
+			}
+			err = d.change.Do(ctx, operator.CancelOperation, id, by, time.Time{})
+			return fmt.Sprintf("Operation %d is cancelled.", id), err
+		},
+	})
+}
+
+// idOf reads an id that a form names its object by.
+func idOf(in form, name string) (int64, error) {
+	id, err := strconv.ParseInt(in.Get(name), 10, 64)
+	if err != nil || id <= 0 {
+		return 0, fmt.Errorf("%s %q is not an id: %w", name, in.Get(name), invalidation.ErrInvalid)
+	}
+	return id, nil
+}
+
+func (d *Dashboard) batchPreview(ctx context.Context, in form) (preview, error) {
+	id, err := idOf(in, "batch")
+	if err != nil {
+		return preview{}, err
+	}
+	b, err := d.db.Batch(ctx, id)
+	if err != nil {
+		return preview{}, err
+	}
+	return preview{
+		Count: format.Count(b.Parts-b.Done-b.Bad) + " of " + format.Count(b.Parts) +
+			" parts, those that have not ended",
+		Facts: []fact{{"name", b.Name}, {"queue", b.Queue}, {"state", b.State}},
+	}, nil
+}
+
+func (d *Dashboard) operationPreview(ctx context.Context, in form) (preview, error) {
+	id, err := idOf(in, "operation")
+	if err != nil {
+		return preview{}, err
+	}
+	o, err := d.db.Operation(ctx, id)
+	if err != nil {
+		return preview{}, err
+	}
+	return preview{
+		Count: "what is left of it: " + format.Count(o.Changed) + " of " + format.Count(o.Matched) + " are changed",
+		Facts: []fact{{"verb", o.Verb}, {"queue", o.Queue}, {"status", o.Status}},
+	}, nil
+}
+
+func (d *Dashboard) batches(ctx context.Context, q query) (any, error) {
+	v := batchesView{Queue: q.Get("queue")}
+	batchesBefore, operationsBefore := q.Int("before", 0), q.Int("operations_before", 0)
+	batches, err := cached(ctx, d, keyOf("batches", v.Queue, batchesBefore), 2*time.Second,
+		func(ctx context.Context) ([]operator.Batch, error) {
+			return d.db.Batches(ctx, operator.BatchFilter{Queue: v.Queue, Before: batchesBefore, Limit: batchRows})
+		})
+	if err != nil {
+		return nil, err
+	}
+	operations, err := cached(ctx, d, keyOf("operations", v.Queue, operationsBefore), time.Second,
+		func(ctx context.Context) ([]operator.Operation, error) {
+			return d.db.Operations(ctx, operator.OperationFilter{
+				Queue: v.Queue, Before: operationsBefore,
+				Limit: batchRows,
+			})
+		})
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range batches {
+		v.Batches = append(v.Batches, batchRowOf(b))
+	}
+	for _, o := range operations {
+		v.Operations = append(v.Operations, operationRowOf(o))
+	}
+	if len(batches) == batchRows {
+		v.BeforeBatch = batches[len(batches)-1].ID
+	}
+	if len(operations) == batchRows {
+		v.BeforeOperate = operations[len(operations)-1].ID
+	}
+	return v, nil
+}
+
+func batchRowOf(b operator.Batch) batchRow {
+	return batchRow{
+		Batch: b,
+		Open:  !slices.Contains([]string{"done", "failed", "cancelled"}, b.State),
+		Bar: picture.Progress{
+			Title: fmt.Sprintf("Parts of batch %d", b.ID), Total: b.Parts, Done: b.Done, Bad: b.Bad, Going: b.Queued,
+		}.HTML(),
+	}
+}
+
+func operationRowOf(o operator.Operation) operationRow {
+	filter, _ := json.Marshal(o.Filter) // it was read from JSON
+	return operationRow{
+		Operation: o, Filtered: string(filter),
+		Bar: picture.Progress{
+			Title: fmt.Sprintf("Matches of operation %d", o.ID), Total: o.Matched,
+			Done: o.Changed,
+		}.HTML(),
+	}
+}
