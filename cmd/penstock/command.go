@@ -267,6 +267,22 @@ func (a *app) moment(flag, text string) (time.Time, error) {
 	return t, nil
 }
 
+// hour reads the beginning of an hour for a query: a date, RFC 3339, or a duration before now (24h).
+func (a *app) hour(flag, text string) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	if d, err := time.ParseDuration(text); err == nil {
+		return a.now().Add(-d).UTC().Format(time.RFC3339), nil
+	}
+	for _, layout := range []string{time.DateOnly, time.RFC3339} {
+		if t, err := time.Parse(layout, text); err == nil {
+			return t.Format(time.RFC3339), nil
+		}
+	}
+	return "", usagef("--%s is %q: want a date like 2006-01-02, a time like 2006-01-02T15:00:00Z, or a duration before now like 24h", flag, text)
+}
+
 // completeQueues completes the first argument with names of queues.
 func (a *app) completeQueues(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,7 +15,7 @@ import (
 )
 
 func flowCommand(a *app) *cobra.Command {
-	return noun("flow", "Flows: what each uses, and its share beside others", flowList(a), flowWeight(a))
+	return noun("flow", "Flows: what each uses, and its share beside others", flowList(a), flowUsage(a), flowWeight(a))
 }
 
 func flowList(a *app) *cobra.Command {
@@ -66,4 +67,51 @@ func flowWeight(a *app) *cobra.Command {
 			return api.post(ctx, "/v1/flows/weight"+query("queue", queue), body(by, "flow", args[0], "weight", weight), nil)
 		})
 	})
+}
+
+func flowUsage(a *app) *cobra.Command {
+	var queue, application, model, flow, from, to string
+	var limit int
+	c := &cobra.Command{
+		Use: "usage", Short: "Calls, GPU time and tokens by hour, queue, model and flow", Args: cobra.NoArgs,
+		Long: "Calls, GPU time and tokens by hour, queue, model and flow, oldest hour first. GPU is the time in which slots were busy,\n" +
+			"times the GPUs of their instances; WASTED is the part of runs whose answer was not kept. Hours are kept for 13 months.",
+		Example: "  penstock flow usage --flow acme --from 2026-11-01 --to 2026-12-01 -o json",
+	}
+	a.queueFlag(c, &queue, "of this queue")
+	c.Flags().StringVar(&application, "application", "", "of this application")
+	c.Flags().StringVar(&model, "model", "", "of this model")
+	c.Flags().StringVar(&flow, "flow", "", "of this flow")
+	c.Flags().StringVar(&from, "from", "24h", "the first hour: a time, or a duration before now")
+	c.Flags().StringVar(&to, "to", "", "the hour behind the last one")
+	c.Flags().IntVar(&limit, "limit", 1000, "at most so many")
+	return listing(a, c, []column[operator.UsageHour]{
+		{title: "HOUR", text: func(u operator.UsageHour) string { return u.Hour.UTC().Format("2006-01-02 15:04Z") }},
+		{title: "QUEUE", text: func(u operator.UsageHour) string { return u.Queue }},
+		{title: "MODEL", text: func(u operator.UsageHour) string { return u.Model }},
+		{title: "FLOW", text: func(u operator.UsageHour) string { return before(short(u.Flow, 40), "-") }},
+		{title: "CALLS", right: true, text: func(u operator.UsageHour) string { return number(u.Calls) }},
+		{title: "GPU", right: true, text: func(u operator.UsageHour) string { return busy(u.GPUMS) }},
+		{title: "WASTED", right: true, text: func(u operator.UsageHour) string { return busy(u.WastedMS) }},
+		{title: "TOKENS IN", right: true, text: func(u operator.UsageHour) string { return number(u.TokensIn) }},
+		{title: "CACHED", right: true, text: func(u operator.UsageHour) string { return number(u.TokensCached) }},
+		{title: "TOKENS OUT", right: true, text: func(u operator.UsageHour) string { return number(u.TokensOut) }},
+		{title: "APPLICATION", wide: true, text: func(u operator.UsageHour) string { return u.Application }},
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.UsageHour, error) {
+		first, err := a.hour("from", from)
+		if err != nil {
+			return nil, err
+		}
+		behind, err := a.hour("to", to)
+		if err != nil {
+			return nil, err
+		}
+		return list[operator.UsageHour](ctx, api, "/v1/usage/hours", limit, "", "queue", queue, "application", application,
+			"model", model, "flow", flow, "from", first, "to", behind)
+	})
+}
+
+// busy writes milliseconds as a duration to a tenth of a second.
+func busy(ms int64) string {
+	return (time.Duration(ms) * time.Millisecond).Round(100 * time.Millisecond).String()
 }

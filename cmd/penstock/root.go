@@ -13,7 +13,7 @@ import (
 var commands = []func(*app) *cobra.Command{
 	queueCommand, entryCommand, groupCommand, failureCommand,
 	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand, auditCommand, tokenCommand,
-	cronCommand, batchCommand, modelCommand, instanceCommand, scaleCommand, webhookCommand, gatewayCommand,
+	cronCommand, batchCommand, modelCommand, instanceCommand, slotCommand, scaleCommand, webhookCommand, gatewayCommand,
 	topCommand, doctorCommand, migrateCommand, grantsCommand, benchCommand, replayCommand, devCommand, versionCommand,
 }
 

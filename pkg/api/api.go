@@ -61,6 +61,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.batchRoutes()
 	a.modelRoutes()
 	a.instanceRoutes()
+	a.slotRoutes()
 	a.limitRoutes()
 	a.pauseRoutes()
 	a.operationRoutes()

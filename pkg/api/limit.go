@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -60,6 +61,10 @@ func (a *API) limitRoutes() {
 		method: "GET", path: "/v1/usage", id: "list-usage", summary: "What flows use now and used of late",
 		scope: read, of: ofQueue,
 	}, a.listUsage)
+	add(a, route{
+		method: "GET", path: "/v1/usage/hours", id: "list-usage-hours", summary: "Calls, GPU time and tokens by hour, queue, model and flow",
+		scope: read, of: ofQueue,
+	}, a.listUsageHours)
 	change(a, route{
 		path: "/v1/flows/weight", id: "set-flow-weight", summary: "Give a flow a larger or smaller share beside others",
 		scope: admin, of: ofQueue,
@@ -165,4 +170,25 @@ func (a *API) listUsage(ctx context.Context, in *usageFilter) (*answer[list[oper
 	return paged(in.Paging, func(after [2]string, limit int) ([]operator.Usage, error) {
 		return a.operator.Usage(ctx, in.Queue, after[0], after[1], limit)
 	}, func(u operator.Usage) [2]string { return [2]string{u.Queue, u.Flow} })
+}
+
+type usageHoursFilter struct {
+	Paging
+	OfOneQueue
+	From        time.Time `query:"from" doc:"The first hour."`
+	To          time.Time `query:"to" doc:"The hour behind the last one."`
+	Application string    `query:"application"`
+	Model       string    `query:"model"`
+	Flow        string    `query:"flow"`
+}
+
+func (a *API) listUsageHours(ctx context.Context, in *usageHoursFilter) (*answer[list[operator.UsageHour]], error) {
+	return paged(in.Paging, func(after operator.UsageKey, limit int) ([]operator.UsageHour, error) {
+		return a.operator.UsageHours(ctx, operator.UsageFilter{
+			From: in.From, To: in.To, Application: in.Application, Queue: in.Queue, Model: in.Model, Flow: in.Flow,
+			After: after, Limit: limit,
+		})
+	}, func(u operator.UsageHour) operator.UsageKey {
+		return operator.UsageKey{Hour: u.Hour, Queue: u.Queue, Model: u.Model, Flow: u.Flow}
+	})
 }

@@ -93,10 +93,6 @@ func (a *API) instanceRoutes() {
 	) error {
 		return a.operator.RemoveInstance(ctx, in.Model, in.Server, in.Force, in.by(ctx))
 	})
-	add(a, route{
-		method: "GET", path: "/v1/slots", id: "list-slots", summary: "Slots that are held, oldest lease first",
-		scope: read, of: ofModel,
-	}, a.listSlots)
 }
 
 func model(ctx context.Context, d *operator.Database, name string) (operator.Model, error) {
@@ -219,10 +215,4 @@ func (a *API) registerInstance(ctx context.Context, in *instanceRegistration) er
 	}
 	i := operator.Instance{Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots, Labels: labels}
 	return a.operator.RegisterInstance(ctx, i, in.Body.by(ctx))
-}
-
-func (a *API) listSlots(ctx context.Context, in *modelFilter) (*answer[list[operator.Slot]], error) {
-	return paged(in.Paging, func(after int64, limit int) ([]operator.Slot, error) {
-		return a.operator.Slots(ctx, in.Model, after, limit)
-	}, func(s operator.Slot) int64 { return s.Token })
 }

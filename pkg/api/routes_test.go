@@ -119,6 +119,7 @@ func story() []step {
 		{method: "GET", path: "/v1/locks?queue=work&node=7", status: ok, want: "node_id=7"},
 		{method: "GET", path: "/v1/locks/suspects", status: ok},
 		{method: "GET", path: "/v1/usage", status: ok, want: "queue=work"},
+		{before: (*world).useModel, method: "GET", path: "/v1/usage/hours?flow=f&from=2026-01-01T00:00:00Z", status: ok, want: "gpu_ms=1500"},
 		{method: "GET", path: "/v1/nodes", status: ok, want: "id=7"},
 		{method: "GET", path: "/v1/nodes/7", status: ok, want: "name=gpu"},
 		{method: "POST", path: "/v1/nodes/7/drain", body: why, status: none},
@@ -162,6 +163,9 @@ func story() []step {
 		{method: "PUT", path: "/v1/instances/flux/a", body: `{"endpoint": "http://127.0.0.1:9/", "slots": 2, "labels": {"zone": "x"}, ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/instances?model=flux", status: ok, want: "server=a"},
 		{method: "GET", path: "/v1/slots?model=flux", status: ok},
+		{before: (*world).leaveSlots, method: "GET", path: "/v1/slots/dead?model=flux", status: ok, want: "slots=2"},
+		{method: "POST", path: "/v1/models/flux/slots/free", body: `{"server": "a", ` + reason + `}`, status: ok, want: "freed=2"},
+		{method: "PUT", path: "/v1/device-groups/card-0", body: `{"slots": 3, ` + reason + `}`, status: none},
 		{method: "POST", path: "/v1/instances/flux/a/drain", body: why, status: none},
 		{method: "DELETE", path: "/v1/instances/flux/a?reason=test&force=true", status: none},
 		{method: "DELETE", path: "/v1/models/flux?reason=test", status: none},
@@ -235,6 +239,22 @@ func (w *world) failAndRun() {
 			w.t.Fatal(err)
 		}
 	}
+}
+
+// leaveSlots makes a node that died with two slots of an instance.
+func (w *world) leaveSlots() {
+	w.t.Helper()
+	w.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids, beat_at)
+		VALUES (9, 'dead', 'default', '1s', 1, '{}', now() - interval '1 minute')`)
+	w.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
+		SELECT id, n, nextval('penstock.token_seq'), 9 FROM penstock.instance, generate_series(0, 1) n WHERE model = 'flux'`)
+}
+
+// useModel makes an hour of usage.
+func (w *world) useModel() {
+	w.t.Helper()
+	w.exec(`INSERT INTO penstock.usage_hour SELECT date_trunc('hour', now()), id, 3, 1500, 0, 10, 0, 20, 'flux', 'f'
+		FROM penstock.queue WHERE name = 'work'`)
 }
 
 // audited counts what the audit says that the API did for a reason.
@@ -357,7 +377,7 @@ func TestEachAddressRefusesWhatIsWrong(t *testing.T) {
 
 // creates are the addresses that make what is not there, or are fine with nothing.
 var creates = map[string]string{
-	"register-model": "", "set-limit": "makes it", "set-quota": "makes it",
+	"register-model": "", "set-limit": "makes it", "set-quota": "makes it", "set-device-group": "makes it",
 	"list-pauses": "filters", "list-cron-jobs": "filters", "list-batches": "filters", "list-operations": "filters",
 	"list-instances": "filters", "list-slots": "filters", "list-locks": "filters",
 }

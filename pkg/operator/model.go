@@ -100,29 +100,3 @@ func (d *Database) DrainInstance(ctx context.Context, model, server string, by i
 func (d *Database) RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error {
 	return d.change(ctx, fmt.Sprintf("remove instance %s of model %q", server, model), `SELECT penstock.remove_instance($3, $4, $5, $1, $2)`, by, model, server, force)
 }
-
-// Slot is a slot of an instance that a node holds.
-type Slot struct {
-	Model    string     `json:"model"`
-	Server   string     `json:"server"`
-	Number   int32      `json:"number"`
-	Token    int64      `json:"token"`
-	NodeID   NodeID     `json:"node_id"`
-	LeasedAt time.Time  `json:"leased_at"`
-	DoubtAt  *time.Time `json:"doubt_at,omitempty"` // since when the call of a lost node may still run
-	Doubt    string     `json:"doubt,omitempty"`
-	EntryID  *int64     `json:"entry_id,omitempty"`
-}
-
-const slotsSQL = `
-SELECT i.model, i.server, s.number, s.token, s.node_id, s.leased_at, s.doubt_at, coalesce(s.doubt, '') AS doubt, s.entry_id
-  FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
- WHERE ($1::text IS NULL OR i.model = $1) AND s.token > $2
- ORDER BY s.token
- LIMIT $3`
-
-// Slots returns the held slots, oldest lease first, from the first token after the given one; of
-// one model if it is not empty.
-func (d *Database) Slots(ctx context.Context, model string, after int64, limit int) ([]Slot, error) {
-	return list[Slot](ctx, d.db, "slots", slotsSQL, given(model), after, page(limit))
-}
