@@ -114,7 +114,8 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 					"--name", incarnation, "--listen", "127.0.0.1:0", "--database-url", database,
 					"--threads", "16", "--governor=false",
 					"--lease", s.cfg.lease.String(), "--beat", (s.cfg.lease / 6).String(), "--grace", "5s",
-					"--webhook-key", "file:" + key, "--webhook-allow-networks", "127.0.0.0/8", "--database-max-conns", "6",
+					"--webhook-key", "file:" + key, "--webhook-allow-networks", "127.0.0.0/8",
+					"--database-max-conns", "6",
 				}
 			},
 		)

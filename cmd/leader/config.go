@@ -92,11 +92,14 @@ func defaults() Config {
 		Log:      config.LogDefault(),
 		Trace:    config.TraceDefault(),
 		Leader: Leader{
-			Listen:    "127.0.0.1:8420",
-			Debug:     "127.0.0.1:8422",
-			Migrate:   true,
-			Hints:     true,
-			HTTP:      HTTP{Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000, Timeout: 10 * time.Second, TokenLifetime: 365 * 24 * time.Hour},
+			Listen:  "127.0.0.1:8420",
+			Debug:   "127.0.0.1:8422",
+			Migrate: true,
+			Hints:   true,
+			HTTP: HTTP{
+				Conns: 8192, ConnsPerAddress: 4096, BodyBytes: 32 << 20, Entries: 10_000,
+				Timeout: 10 * time.Second, TokenLifetime: 365 * 24 * time.Hour,
+			},
 			Dashboard: Dashboard{Enabled: true, Path: "/ui/", Session: 12 * time.Hour},
 
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
@@ -131,7 +134,8 @@ func (c Config) validate() error {
 	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
 	keep := l.Recovery.AuditRetention
 	check(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
-	check(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path, "a path such as /ui/ that no route of the API begins with")
+	check(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path,
+		"a path such as /ui/ that no route of the API begins with")
 	check(l.Dashboard.Session > 0, "dashboard.session", l.Dashboard.Session, "more than 0")
 	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
 	return errors.Join(append(errs, c.Trace.Validate())...)

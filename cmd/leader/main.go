@@ -85,7 +85,8 @@ func run(cfg Config, log *slog.Logger) error {
 	if cfg.Leader.Insecure && cfg.Leader.TLS.Cert == "" && !config.Loopback(cfg.Leader.Listen) {
 		log.Warn("tokens and payloads are served in plain text beyond this machine", "listen", cfg.Leader.Listen, "option", "leader.insecure_listen")
 	}
-	log.Info("leader started", "listen", listener.Addr().String(), "dashboard", dashboard.path(), "debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
+	log.Info("leader started", "listen", listener.Addr().String(), "dashboard", dashboard.path(),
+		"debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(ctx, listener, server, log) })

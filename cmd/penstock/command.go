@@ -280,7 +280,8 @@ func (a *app) hour(flag, text string) (string, error) {
 			return t.Format(time.RFC3339), nil
 		}
 	}
-	return "", usagef("--%s is %q: want a date like 2006-01-02, a time like 2006-01-02T15:00:00Z, or a duration before now like 24h", flag, text)
+	return "", usagef("--%s is %q: want a date like 2006-01-02, a time like 2006-01-02T15:00:00Z, "+
+		"or a duration before now like 24h", flag, text)
 }
 
 // completeQueues completes the first argument with names of queues.

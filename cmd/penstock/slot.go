@@ -12,7 +12,8 @@ import (
 )
 
 func slotCommand(a *app) *cobra.Command {
-	return noun("slot", "Slots: calls that nodes may have on an instance at once", slotList(a), slotDead(a), slotFree(a), slotGroup(a))
+	return noun("slot", "Slots: calls that nodes may have on an instance at once",
+		slotList(a), slotDead(a), slotFree(a), slotGroup(a))
 }
 
 func slotList(a *app) *cobra.Command {
@@ -40,9 +41,9 @@ func slotDead(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "dead [MODEL]", Short: "Slots that nodes hold whose lease has lapsed", Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeModels,
-		Long: "Slots that nodes hold whose lease has lapsed. A call of such a node may still run on the worker, so that its slot is given\n" +
-			"to another node only when the worker no longer reports the call, or cannot run one any longer. To free them at once:\n" +
-			"penstock slot free MODEL.",
+		Long: "Slots that nodes hold whose lease has lapsed. A call of such a node may still run on the worker: its\n" +
+			"slot is given to another node only when the worker no longer reports the call, or cannot run one any\n" +
+			"longer. To free them at once: penstock slot free MODEL.",
 	}
 	return listing(a, c, []column[operator.DeadSlots]{
 		{title: "MODEL", text: func(s operator.DeadSlots) string { return s.Model }},
@@ -57,9 +58,10 @@ func slotDead(a *app) *cobra.Command {
 
 func slotFree(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "free MODEL", Short: "Free the slots of dead nodes at once", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeModels,
-		Long: "Free the slots of dead nodes at once. Use it when the worker's host is known to run no call of theirs: where one still\n" +
-			"runs, the worker gets one call more than it has slots.",
+		Use: "free MODEL", Short: "Free the slots of dead nodes at once", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeModels,
+		Long: "Free the slots of dead nodes at once. Use it when the worker's host is known to run no call of theirs:\n" +
+			"where one still runs, the worker gets one call more than it has slots.",
 		Example: "  penstock slot free llama --server gpu-3 --reason 'the host was replaced'",
 	}
 	var server string
@@ -76,7 +78,8 @@ func slotFree(a *app) *cobra.Command {
 			}
 		}
 		return change{
-			does: "free the slots of dead nodes of model " + args[0], detail: fmt.Sprintf("%d are held", slots), risky: true,
+			does: "free the slots of dead nodes of model " + args[0], detail: fmt.Sprintf("%d are held", slots),
+			risky: true,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				var done struct {
 					Freed int `json:"freed"`
@@ -90,10 +93,10 @@ func slotFree(a *app) *cobra.Command {
 
 func slotGroup(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "group NAME", Short: "Set the slots that the instances of a device group have together", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		Long: "Set the slots that the instances of a device group have together: those whose label device_group is NAME, whatever\n" +
-			"their models. With --slots 0 they have as many as the largest of them.",
+		Use: "group NAME", Short: "Set the slots that the instances of a device group have together",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Long: "Set the slots that the instances of a device group have together: those whose label device_group is\n" +
+			"NAME, whatever their models. With --slots 0 they have as many as the largest of them.",
 		Example: "  penstock slot group card-0 --slots 8 --reason 'two models on one card'",
 	}
 	var slots int

@@ -112,7 +112,8 @@ func (c Config) validate() error {
 // marks are the governor's.
 func (t TaskNode) marks() governor.Config {
 	return governor.Config{
-		MemoryHigh: t.MemoryHigh, MemoryLow: t.MemoryLow, CPUHigh: t.CPUHigh, CPULow: t.CPULow, RefuseUndeclared: t.CPUGateAll,
+		MemoryHigh: t.MemoryHigh, MemoryLow: t.MemoryLow, CPUHigh: t.CPUHigh, CPULow: t.CPULow,
+		RefuseUndeclared: t.CPUGateAll,
 	}
 }
 

@@ -293,7 +293,7 @@ $$;
 -- set_device_group sets how many slots the instances with the label device_group => name hold
 -- together, of whatever models; null removes the setting. Calls in flight beyond it end.
 -- Locks: the row of device_group, the row of inference_version.
--- Callers: pkg/inference; psql.
+-- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.set_device_group(name text, slots integer, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -524,7 +524,7 @@ $$;
 -- and returns how many. Where the worker still runs a call of theirs, it gets one more call than it
 -- has slots.
 -- Locks: the rows of the slots.
--- Callers: pkg/inference; psql.
+-- Callers: pkg/operator; psql.
 -- SQLSTATE: PS008 no such model.
 CREATE OR REPLACE FUNCTION penstock.free_dead_slots(model text, server text DEFAULT NULL, reason text DEFAULT '',
                                                     actor text DEFAULT current_user::text) RETURNS integer

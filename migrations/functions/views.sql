@@ -166,7 +166,7 @@ COMMENT ON VIEW penstock.slot_contention IS 'nodes that hold slots of a model an
 
 -- dead_slots shows the slots that dead nodes still hold: no node follows their calls, and none can
 -- lease them.
--- Callers: pkg/inference; psql.
+-- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.dead_slots AS
 SELECT i.model, i.server, s.node_id, count(*) AS slots,
        min(greatest(s.leased_at, n.beat_at + n.lease)) AS since
@@ -178,7 +178,7 @@ SELECT i.model, i.server, s.node_id, count(*) AS slots,
 COMMENT ON VIEW penstock.dead_slots IS 'slots held by nodes whose lease has lapsed; penstock.free_dead_slots frees them';
 
 -- usage_hours shows the use of workers by the calls of each queue, model and flow, by the hour.
--- Callers: pkg/inference; psql.
+-- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.usage_hours AS
 SELECT u.hour, coalesce(q.name, '#' || u.queue_id) AS queue, q.application, u.model, u.flow, u.calls, u.gpu_ms, u.wasted_ms,
        u.tokens_in, u.tokens_cached, u.tokens_out

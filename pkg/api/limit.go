@@ -62,8 +62,8 @@ func (a *API) limitRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listUsage)
 	add(a, route{
-		method: "GET", path: "/v1/usage/hours", id: "list-usage-hours", summary: "Calls, GPU time and tokens by hour, queue, model and flow",
-		scope: read, of: ofQueue,
+		method: "GET", path: "/v1/usage/hours", id: "list-usage-hours",
+		summary: "Calls, GPU time and tokens by hour, queue, model and flow", scope: read, of: ofQueue,
 	}, a.listUsageHours)
 	change(a, route{
 		path: "/v1/flows/weight", id: "set-flow-weight", summary: "Give a flow a larger or smaller share beside others",

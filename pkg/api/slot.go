@@ -13,8 +13,8 @@ func (a *API) slotRoutes() {
 		scope: read, of: ofModel,
 	}, a.listSlots)
 	add(a, route{
-		method: "GET", path: "/v1/slots/dead", id: "list-dead-slots", summary: "Slots that nodes hold whose lease has lapsed",
-		scope: read, of: ofModel,
+		method: "GET", path: "/v1/slots/dead", id: "list-dead-slots",
+		summary: "Slots that nodes hold whose lease has lapsed", scope: read, of: ofModel,
 	}, a.listDeadSlots)
 	add(a, route{
 		method: "POST", path: "/v1/models/{model}/slots/free", id: "free-dead-slots",

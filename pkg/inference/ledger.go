@@ -144,7 +144,8 @@ func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance in
 	for id, s := range l.instances {
 		if !now.Before(s.cool) && !a.exclude[id] {
 			candidates = append(candidates, candidate{
-				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.hint, used: s.used, served: s.served,
+				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.hint,
+				used: s.used, served: s.served,
 				pressed: a.pressed[id],
 			})
 		}

@@ -60,7 +60,7 @@ func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
 	if _, err := f.pool.Exec(t.Context(), erase); err == nil || f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'bob'`) != 3 {
 		t.Errorf("a role that may delete and not insert left no trace (%v)", err)
 	}
-	f.exec(`GRANT INSERT ON penstock.audit TO ` + eraser)
+	f.exec(`GRANT EXECUTE ON FUNCTION penstock.audit_log TO ` + eraser)
 	f.exec(erase)
 	if n := f.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'prune_audit' AND actor = session_user AND detail->>'rows' = '3'`); n != 1 {
 		t.Error("old audit rows were deleted with the setting, and the audit has no record of it")

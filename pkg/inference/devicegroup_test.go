@@ -2,7 +2,6 @@ package inference
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -15,76 +14,6 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
-
-func TestSlotsOfDeadNodesAreListedAndFreedByHand(t *testing.T) {
-	b := newBed(t, worker.Model{})
-	b.instance("gpu-1", nowhere, 2)
-	b.instance("gpu-2", nowhere, 2)
-	dead, alive := b.node(time.Minute), b.node(time.Minute)
-	b.lease(dead, 3)
-	b.lease(alive, 1)
-	if found, err := DeadSlots(b.ctx, b.pool, ""); err != nil || len(found) != 0 {
-		t.Fatalf("with both nodes alive: %v, %v", found, err)
-	}
-	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.node SET beat_at = now() - interval '1 hour' WHERE id = $1`, dead)
-	b.must(err)
-	found, err := DeadSlots(b.ctx, b.pool, b.model.Name)
-	b.must(err)
-	slots := 0
-	for _, d := range found {
-		slots += d.Slots
-		if d.Node != dead || d.Model != b.model.Name || time.Since(d.Since) < 0 {
-			t.Errorf("found %+v", d)
-		}
-	}
-	if slots != 3 || len(found) != 2 {
-		t.Errorf("%d slots on %d instances are listed, want 3 on 2", slots, len(found))
-	}
-	one, err := FreeDeadSlots(b.ctx, b.pool, b.model.Name, "gpu-1", By{Actor: "ada", Reason: "its host is gone"})
-	b.must(err)
-	rest, err := FreeDeadSlots(b.ctx, b.pool, b.model.Name, "", By{Actor: "ada", Reason: "its host is gone"})
-	b.must(err)
-	if one == 0 || one+rest != 3 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
-		t.Errorf("freed %d and then %d of 3", one, rest)
-	}
-	if n := b.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'free_dead_slots' AND actor = 'ada' AND reason = 'its host is gone'`); n != 2 {
-		t.Errorf("%d rows of the audit", n)
-	}
-	if _, err := FreeDeadSlots(b.ctx, b.pool, "nothing", "", By{}); !errors.Is(err, invalidation.ErrNotFound) {
-		t.Errorf("of a model that is not registered: %v", err)
-	}
-}
-
-func TestUsageIsListedByHour(t *testing.T) {
-	b := newBed(t, worker.Model{})
-	_, err := b.pool.Exec(b.ctx, `
-		INSERT INTO penstock.usage_hour (hour, queue_id, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, model, flow)
-		SELECT date_trunc('hour', now()) - h * interval '1 hour', $1, 1, 100, 10, 7, 5, 3, $2, 'flow-' || f
-		  FROM generate_series(0, 4) h, generate_series(0, 2) f`, b.queue.ID, b.model.Name)
-	b.must(err)
-	all, err := UsageHours(b.ctx, b.pool, UsageFilter{})
-	b.must(err)
-	if len(all) != 15 || all[0].Queue != b.queue.Name || all[0].Application != "default" || all[0].GPUMS != 100 || all[0].TokensCached != 5 {
-		t.Fatalf("%d rows, the first %+v", len(all), all[0])
-	}
-	var paged []UsageHour
-	for f := (UsageFilter{Limit: 4}); ; f.After = &paged[len(paged)-1] {
-		page, err := UsageHours(b.ctx, b.pool, f)
-		b.must(err)
-		if len(page) == 0 {
-			break
-		}
-		paged = append(paged, page...)
-	}
-	if fmt.Sprint(paged) != fmt.Sprint(all) {
-		t.Errorf("pages bring %v, want %v", paged, all)
-	}
-	some, err := UsageHours(b.ctx, b.pool, UsageFilter{From: all[3].Hour, To: all[6].Hour, Flow: "flow-1"})
-	b.must(err)
-	if len(some) != 1 || some[0].Flow != "flow-1" || !some[0].Hour.Equal(all[3].Hour) {
-		t.Errorf("one flow of one hour: %+v", some)
-	}
-}
 
 // Two models on one device: whatever nodes lease, the group never holds more slots than it has, and neither model waits for
 // ever while the other has work.
@@ -120,13 +49,14 @@ func TestModelsOfADeviceGroupShareItsSlots(t *testing.T) {
 	if got := lease(other, two, 4); len(got) != 2 || held() != 4 {
 		t.Errorf("the other model got %d slots, and %d are held", len(got), held())
 	}
-	b.must(SetDeviceGroup(b.ctx, b.pool, "gpu-1", 6, By{Actor: "ada"}))
+	_, err = b.pool.Exec(b.ctx, `SELECT penstock.set_device_group('gpu-1', 6)`)
+	b.must(err)
 	lease(other, two, 4)
 	if held() != 6 {
 		t.Errorf("%d slots are held of 6", held())
 	}
-	if err := SetDeviceGroup(b.ctx, b.pool, "gpu-1", -1, By{}); !errors.Is(err, invalidation.ErrInvalid) {
-		t.Errorf("-1 slots: %v", err)
+	if _, err := b.pool.Exec(b.ctx, `SELECT penstock.set_device_group('gpu-1', -1)`); err == nil {
+		t.Error("-1 slots were taken")
 	}
 }
 
