@@ -90,7 +90,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader operator', 'queue', 'UPDATE', '{statements,version}'),
         ('operator', 'limit', 'UPDATE', '{uncounted_to}'),
         ('leader operator', 'model', 'UPDATE', '{version}'),
-        ('operator', 'cron_job', 'UPDATE', '{look_at}')) v(duties, relations, privileges, columns)
+        ('operator', 'cron_job', 'UPDATE', '{check_at}')) v(duties, relations, privileges, columns)
      CROSS JOIN LATERAL regexp_split_to_table(v.duties, '\s+') d(duty)
      CROSS JOIN LATERAL regexp_split_to_table(v.relations, '\s+') r(relation)
      CROSS JOIN LATERAL regexp_split_to_table(v.privileges, '\s+') p(privilege)
