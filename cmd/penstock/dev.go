@@ -141,15 +141,14 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 			p.crew.stop(p.out)
 		}
 	}()
-	const patience = 30 * time.Second
-	if p.worker, err = p.crew.start(ctx, "worker", patience, "listening on ", "--listen", "127.0.0.1:0", "--slots", fmt.Sprint(o.slots)); err != nil {
+	if p.worker, err = p.crew.start(ctx, "worker", "listening on ", "--listen", "127.0.0.1:0", "--slots", fmt.Sprint(o.slots)); err != nil {
 		return err
 	}
 	// The key is no secret: what it seals is on this machine alone, like the receivers that may be called.
 	const key = "PENSTOCK_SECRET_WEBHOOK=penstock dev, known to everybody"
 	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["leader"]}
 	const receivers = "127.0.0.0/8"
-	if p.leader, err = p.crew.start(ctx, "leader", patience, "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
+	if p.leader, err = p.crew.start(ctx, "leader", "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
 		"--callback-allow-networks", receivers); err != nil {
 		return err
 	}
@@ -159,13 +158,13 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["node"], key}
 	for i := range o.nodes {
 		name := fmt.Sprintf("tasknode-%d", i+1)
-		if _, err = p.crew.start(ctx, name, patience, "listen=", "--listen", "127.0.0.1:0", "--name", name,
+		if _, err = p.crew.start(ctx, name, "listen=", "--listen", "127.0.0.1:0", "--name", name,
 			"--webhook-key", "env:PENSTOCK_SECRET_WEBHOOK", "--webhook-allow-networks", receivers); err != nil {
 			return err
 		}
 	}
 	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["gateway"]}
-	front, err := p.crew.start(ctx, "gateway", patience, "listen=", "--listen", "127.0.0.1:0",
+	front, err := p.crew.start(ctx, "gateway", "listen=", "--listen", "127.0.0.1:0",
 		"--debug-listen", "localhost:0", "--open",
 		"--api-url", "http://"+p.leader)
 	if err != nil {

@@ -45,9 +45,12 @@ func newCrew(logs string, out io.Writer) (*crew, error) {
 	return &crew{logs: logs, out: out}, nil
 }
 
+// patience is how long a program may take until it says that it serves.
+const patience = 30 * time.Second
+
 // start runs the program that the name begins with ("tasknode-2" is a tasknode), and returns the word that follows
 // sign in what it says first.
-func (c *crew) start(ctx context.Context, name string, within time.Duration, sign string, args ...string) (string, error) {
+func (c *crew) start(ctx context.Context, name, sign string, args ...string) (string, error) {
 	program, _, _ := strings.Cut(name, "-")
 	path, err := beside(program)
 	if err != nil {
@@ -73,8 +76,8 @@ func (c *crew) start(ctx context.Context, name string, within time.Duration, sig
 		return word, nil
 	case <-ctx.Done():
 		return "", ctx.Err()
-	case <-time.After(within):
-		return "", fmt.Errorf("%s did not say %q within %s; see %s", name, sign, within, log.Name())
+	case <-time.After(patience):
+		return "", fmt.Errorf("%s did not say %q within %s; see %s", name, sign, patience, log.Name())
 	}
 }
 

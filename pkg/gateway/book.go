@@ -28,7 +28,6 @@ type UsageBook struct {
 	rows    map[useKey]use
 	sending *fold // not answered yet
 	seq     int64
-	folded  int64 // calls
 }
 
 type useKey struct {

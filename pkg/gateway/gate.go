@@ -24,9 +24,6 @@ func newGate(model string, policy PoolPolicy, budget *byteBudget, need func(*gat
 	return &gate{model: model, need: need, pool: NewPool(policy, budget)}
 }
 
-// errGone is the cause of a context that ended because the client left.
-var errGone = errors.New("client went away")
-
 // admit waits until the request may go to an instance. The call must be ended with end. The error is a
 // *Rejection.
 func (g *gate) admit(ctx context.Context, r *Request) error {

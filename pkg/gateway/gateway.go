@@ -126,9 +126,8 @@ func (g *Gateway) Fixed() {
 			for _, s := range r.model.Instances {
 				var slots []SlotKey
 				for n := range s.Slots {
-					// bounded
-					slots = append(slots, SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) +
-						1}) //nolint:gosec
+					key := SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) + 1} //nolint:gosec // at most a few thousand
+					slots = append(slots, key)
 				}
 				p.Grant(now, slots)
 			}

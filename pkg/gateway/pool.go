@@ -144,7 +144,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejectio
 	if refused := p.admissible(now, r); refused != nil {
 		return false, p.refuse(now, r, refused)
 	}
-	if p.bypasses(now, r) && p.launch(now, r) {
+	if p.bypasses(r) && p.launch(now, r) {
 		r.trace.Bypassed = true
 		p.count.Bypassed[r.Class]++
 		p.settleMode(now)
@@ -188,7 +188,7 @@ func (p *Pool) refuse(now time.Time, r *Request, refused *Rejection) *Rejection 
 }
 
 // bypasses says whether the request may pass the queue by.
-func (p *Pool) bypasses(now time.Time, r *Request) bool {
+func (p *Pool) bypasses(r *Request) bool {
 	for c := range r.Class + 1 {
 		if p.lines[c].waiting > 0 {
 			return false

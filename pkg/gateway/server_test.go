@@ -54,9 +54,16 @@ func startPlant(t *testing.T, change func(*Config, *ModelState), workers ...http
 	return &plant{t, g, front.URL, model}
 }
 
-func (p *plant) post(path, body string, headers ...string) *http.Response {
+// reply is an answer that was read to its end.
+type reply struct {
+	StatusCode int
+	Header     http.Header
+	body       string
+}
+
+func (p *plant) request(ctx context.Context, method, path, body string, headers ...string) *http.Request {
 	p.t.Helper()
-	request, err := http.NewRequestWithContext(p.t.Context(), http.MethodPost, p.url+path, strings.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, method, p.url+path, strings.NewReader(body))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -64,30 +71,37 @@ func (p *plant) post(path, body string, headers ...string) *http.Response {
 	for i := 0; i < len(headers); i += 2 {
 		request.Header.Set(headers[i], headers[i+1])
 	}
+	return request
+}
+
+// send returns the answer when its last byte is there.
+func (p *plant) send(request *http.Request) reply {
+	p.t.Helper()
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		p.t.Fatal(err)
+		p.t.Error(err)
+		return reply{Header: http.Header{}}
 	}
-	p.t.Cleanup(func() { answer.Body.Close() })
-	return answer
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		p.t.Error(err)
+	}
+	return reply{answer.StatusCode, answer.Header, string(body)}
+}
+
+func (p *plant) post(path, body string, headers ...string) reply {
+	p.t.Helper()
+	return p.send(p.request(p.t.Context(), http.MethodPost, path, body, headers...))
 }
 
 func (p *plant) state() PoolState { return p.gateway.States()[0] }
 
-func text(t *testing.T, answer *http.Response) string {
-	t.Helper()
-	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(body)
-}
-
 // refusedWith checks status, code in OpenAI's envelope, and reason.
-func refusedWith(t *testing.T, answer *http.Response, status int, code, reason string) {
+func refusedWith(t *testing.T, answer reply, status int, code, reason string) {
 	t.Helper()
 	var body envelope
-	if err := json.NewDecoder(answer.Body).Decode(&body); err != nil {
+	if err := json.Unmarshal([]byte(answer.body), &body); err != nil {
 		t.Fatal(err)
 	}
 	if answer.StatusCode != status || body.Error.Code != code || body.Error.Message == "" ||
@@ -117,7 +131,7 @@ func TestBodyAndAnswerPassByteForByte(t *testing.T) {
 		t.Errorf("the worker got %q, want %q", got.Load(), want)
 	}
 	if answer.StatusCode != http.StatusTeapot || answer.Header.Get("X-Own") != "1" ||
-		answer.Header.Get("Content-Type") != "application/json; odd=yes" || text(t, answer) != "{ \"any\" :\tthing }" {
+		answer.Header.Get("Content-Type") != "application/json; odd=yes" || answer.body != "{ \"any\" :\tthing }" {
 		t.Errorf("the client got %d %v", answer.StatusCode, answer.Header)
 	}
 	for _, name := range []string{"X-Request-Id", "X-Penstock-Queue-Ms", "X-Penstock-Attempts"} {
@@ -130,7 +144,7 @@ func TestBodyAndAnswerPassByteForByte(t *testing.T) {
 func TestAnAdapterIsAskedForByItsName(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) })
-	if got := text(t, p.post(chat, `{"model":"lora-1"}`)); got != `{"model":"lora-1"}` {
+	if got := p.post(chat, `{"model":"lora-1"}`).body; got != `{"model":"lora-1"}` {
 		t.Errorf("got %s", got)
 	}
 }
@@ -155,14 +169,14 @@ func TestStreamPassesWithoutTheChunkThatItsClientDidNotAskFor(t *testing.T) {
 		asked.Store(string(body))
 		streamer(strings.Replace(plainStream, "data: [DONE]", usage+"data: [DONE]", 1))(w, r)
 	})
-	if got := text(t, p.post(chat, `{"model":"m","stream":true}`)); got != plainStream {
+	if got := p.post(chat, `{"model":"m","stream":true}`).body; got != plainStream {
 		t.Errorf("got %q, want %q", got, plainStream)
 	}
 	if want := `{"stream_options":{"include_usage":true},"model":"org/m-7b","stream":true}`; asked.Load() != want {
 		t.Errorf("the worker got %s, want %s", asked.Load(), want)
 	}
 	own := `{"model":"m","stream":true,"stream_options":{"include_usage":true}}`
-	if got := text(t, p.post(chat, own)); !strings.Contains(got, `"usage":{`) {
+	if got := p.post(chat, own).body; !strings.Contains(got, `"usage":{`) {
 		t.Errorf("the client asked for token counts and got %q", got)
 	}
 	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
@@ -185,7 +199,11 @@ func TestChunksAreSentAtOnce(t *testing.T) {
 	})
 	defer close(next)
 	go func() { next <- "data: 0\n\n" }()
-	answer := p.post(chat, `{"model":"m","stream":true}`)
+	answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
 	lines := bufio.NewReader(answer.Body)
 	for i := range 5 {
 		if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("data: %d\n", i) {
@@ -229,7 +247,7 @@ func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 		{Hash: sha256.Sum256([]byte("slow")), Name: "slow", Rate: 2},
 		{Hash: sha256.Sum256([]byte("old")), Name: "old", ExpiresAt: time.Now().Add(-time.Second)},
 	})
-	with := func(secret string, headers ...string) *http.Response {
+	with := func(secret string, headers ...string) reply {
 		return p.post(chat, `{"model":"m"}`, append(headers, "Authorization", "Bearer "+secret)...)
 	}
 	if a := with("all"); a.StatusCode != 200 {
@@ -272,7 +290,7 @@ func TestBusyInstanceIsLeftForAnother(t *testing.T) {
 			}, workertest.Says(200, "{}"))
 			for range 8 {
 				answer := p.post(chat, `{"model":"m"}`)
-				if got := text(t, answer); answer.StatusCode != 200 || got != "{}" {
+				if got := answer.body; answer.StatusCode != 200 || got != "{}" {
 					t.Fatalf("got %d %s", answer.StatusCode, got)
 				}
 			}
@@ -302,7 +320,7 @@ func TestStreamThatBreaksEndsWithAnErrorAndWithoutDone(t *testing.T) {
 		streamer("data: {\"choices\":[]}\n\n", "data: {\"choi")(w, r)
 		panic(http.ErrAbortHandler)
 	})
-	got := text(t, p.post(chat, `{"model":"m","stream":true,"stream_options":{}}`))
+	got := p.post(chat, `{"model":"m","stream":true,"stream_options":{}}`).body
 	if !strings.HasPrefix(got, "data: {\"choices\":[]}\n\n") || !strings.Contains(got, `"code":"upstream_error"`) ||
 		strings.Contains(got, "[DONE]") {
 		t.Errorf("got %q", got)
@@ -312,11 +330,8 @@ func TestStreamThatBreaksEndsWithAnErrorAndWithoutDone(t *testing.T) {
 func TestWholeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, workertest.ResetsMidBody)
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url+chat, strings.NewReader(`{"model":"m"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if answer, err := http.DefaultClient.Do(request); err == nil {
+	answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m"}`))
+	if err == nil {
 		defer answer.Body.Close()
 		if body, err := io.ReadAll(answer.Body); err == nil {
 			t.Errorf("got %q without an error", body)
@@ -335,7 +350,7 @@ func TestClientThatLeavesEndsTheCall(t *testing.T) {
 		ended <- time.Now()
 	})
 	ctx, leave := context.WithCancel(t.Context())
-	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, p.url+chat, strings.NewReader(`{"model":"m"}`))
+	request := p.request(ctx, http.MethodPost, chat, `{"model":"m"}`)
 	go func() {
 		answer, err := http.DefaultClient.Do(request)
 		if err == nil {
@@ -373,7 +388,11 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 				}
 			}
 		})
-	p.post(chat, `{"model":"m","stream":true}`) // nobody reads the body
+	answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close() // it is not read
 	<-ended
 	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
 }
@@ -390,7 +409,7 @@ func TestSilentWorkerIsGivenUp(t *testing.T) {
 		<-r.Context().Done()
 	})
 	refusedWith(t, p.post(chat, `{"model":"m"}`), 502, "upstream_error", "upstream_error")
-	if got := text(t, p.post(chat, `{"model":"m","stream":true}`)); !strings.Contains(got, errSilence.Error()) {
+	if got := p.post(chat, `{"model":"m","stream":true}`).body; !strings.Contains(got, errSilence.Error()) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -406,7 +425,7 @@ func TestFullPoolRefusesAndTellsWhen(t *testing.T) {
 		<-release
 		_, _ = io.WriteString(w, "{}")
 	})
-	answers := make(chan *http.Response, 3)
+	answers := make(chan reply, 3)
 	var started sync.WaitGroup
 	for range 3 {
 		started.Go(func() { answers <- p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a") })
@@ -477,14 +496,8 @@ func TestModelsAreThoseOfTheCaller(t *testing.T) {
 		"/v1/models":   `{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"penstock"}]}`,
 		"/v1/models/m": `{"id":"m","object":"model","created":0,"owned_by":"penstock"}`,
 	} {
-		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, p.url+path, nil)
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.TrimSpace(text(t, answer)); got != want {
+		if got := strings.TrimSpace(p.send(p.request(t.Context(), http.MethodGet, path, "")).body); got != want {
 			t.Errorf("%s: got %s", path, got)
 		}
-		answer.Body.Close()
 	}
 }

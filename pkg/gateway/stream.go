@@ -53,9 +53,6 @@ func (t *tail) usage() (in, out int64, ok bool) {
 	}
 }
 
-// done says that the stream ended as it should: its last event is [DONE].
-func (t *tail) done() bool { return bytes.Contains(t.buf[:t.n], []byte("data: [DONE]")) }
-
 // eventCut takes out of a stream of server-sent events the one chunk that the gateway has asked for in
 // the client's place: it has token counts and no choices. Events go on as soon as they are complete.
 type eventCut struct {

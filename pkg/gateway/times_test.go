@@ -13,14 +13,12 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// open returns a gate with one instance of so many slots, all held.
-func open(policy PoolPolicy, slots int) *gate {
+// open returns a gate with one instance of one slot, which is held.
+func open(policy PoolPolicy) *gate {
 	g := newGate("m", policy, nil, nil)
 	g.do(func(now time.Time, p *Pool) {
-		p.SetInstances(now, []InstanceState{{ID: 1, Slots: slots, Usable: true}})
-		for n := range slots {
-			p.Grant(now, []SlotKey{{1, int32(n), int64(n) + 1}}) //nolint:gosec // small
-		}
+		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
+		p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}})
 	})
 	return g
 }
@@ -37,7 +35,7 @@ func TestAWaitEndsOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := DefaultPolicy()
 		policy.QueueTTL = worker.Seconds(3 * time.Second)
-		g := open(policy, 1)
+		g := open(policy)
 		if err := g.admit(t.Context(), &Request{}); err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +62,7 @@ func TestAWaitEndsOnTime(t *testing.T) {
 
 func TestASlotIsHandedOverInTheSameMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := open(DefaultPolicy(), 1)
+		g := open(DefaultPolicy())
 		first := &Request{}
 		_ = g.admit(t.Context(), first)
 		var waited time.Duration
@@ -115,7 +113,7 @@ func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 
 func TestACancelFreesItsPlaceAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := open(DefaultPolicy(), 1)
+		g := open(DefaultPolicy())
 		_ = g.admit(t.Context(), &Request{})
 		ctx, leave := context.WithCancel(t.Context())
 		go func() {
@@ -135,7 +133,7 @@ func TestACancelFreesItsPlaceAtOnce(t *testing.T) {
 // compared them with the database.
 func TestSlotsAreNotUsedAfterAStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := open(DefaultPolicy(), 1)
+		g := open(DefaultPolicy())
 		g.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
 		time.Sleep(time.Minute)
 		r := &Request{TTL: time.Second}
