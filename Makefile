@@ -17,7 +17,7 @@ GO_IMAGE ?= golang:1.26
 SOAK    ?= 10m
 
 # Modules of their own, so that the product's go.mod lists only what it runs on. One without Go files yet is left out.
-MODULES := $(sort $(foreach mod,$(wildcard examples/*/go.mod bench/go.mod bench/*/go.mod chaos/go.mod),$(if $(shell find $(dir $(mod)) -name '*.go' -print -quit),$(patsubst %/,%,$(dir $(mod))))))
+MODULES := $(sort $(foreach mod,$(wildcard examples/*/go.mod bench/go.mod bench/*/go.mod chaos/go.mod web/*/go.mod),$(if $(shell find $(dir $(mod)) -name '*.go' -print -quit),$(patsubst %/,%,$(dir $(mod))))))
 
 # npm packages bring Go files of their own.
 GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -o -name '*.go' -print
@@ -25,7 +25,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-gateway chaos chaos-mutants soak noisy replay clean
+.PHONY: help models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -133,6 +133,13 @@ chaos: ## Try to break every promise for ten minutes: real programs, a proxy, fa
 chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint'
 	go -C chaos build -o ../bin/chaos .
 	cd chaos && ../bin/chaos -mutants -seed 1 $(ARGS)
+
+screenshots: ## Write docs/images from seeded data, by chromium
+	mkdir -p docs/images
+	go -C web/browser test -count=1 -run TestScreenshots . -screenshots $(CURDIR)/docs/images
+
+bench-dashboard: ## Time each page over 10 million rows and count statements of 50 tabs; ROWS=3000000 for the short form
+	PENSTOCK_DASHBOARD_ROWS=$${ROWS:-10000000} go test -count=1 -timeout 60m -run 'TestPagesOverManyRows|TestFiftyTabs' -v ./web
 
 soak: ## Ten minutes of inference on hostile workers while nodes die; SOAK=1m shortens it
 	PENSTOCK_SOAK=$(SOAK) go test -count=1 -timeout 60m -run TestSoak -v ./pkg/inference
