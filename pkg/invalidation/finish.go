@@ -95,24 +95,23 @@ WITH ours AS MATERIALIZED (
       FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[], $11::tid[]) k(token, id, result, run_ms, meta, row)
      WHERE (token IN (SELECT token FROM ours)) IS TRUE
 ), found AS MATERIALIZED (
-    SELECT k.token, k.id, k.result, k.run_ms, k.meta, e.row, e.created_at, e.attempt
+    SELECT k.token, k.id, k.result, k.run_ms, k.meta, coalesce(k.row, e.row) AS row
       FROM ended k
-     CROSS JOIN LATERAL (
-           SELECT ctid AS row, created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id
-           UNION ALL
-           SELECT ctid, created_at, attempt FROM penstock.entry_X WHERE k.row IS NULL AND queue_id = $1 AND id = k.id OFFSET 0) e
+      LEFT JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.entry_X WHERE k.row IS NULL AND queue_id = $1 AND id = k.id OFFSET 0) e ON true
+     WHERE coalesce(k.row, e.row) IS NOT NULL
 ), gone AS MATERIALIZED (
     DELETE FROM penstock.entry_X
-     WHERE ctid = ANY (ARRAY(SELECT row FROM found))
+     WHERE ctid = ANY (ARRAY(SELECT row FROM found)) AND (id IN (SELECT id FROM found)) IS TRUE
     RETURNING id
 ), kept AS (
     INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, run_ms, attempt, outcome, result, meta)
-    SELECT $1, id, created_at, $8::bigint, token, run_ms, attempt, 'done', result, meta
-      FROM found
+    SELECT $1, k.id, e.created_at, $8::bigint, k.token, k.run_ms, e.attempt, 'done', k.result, k.meta
+      FROM found k
+     CROSS JOIN LATERAL (SELECT created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id OFFSET 0) e
      WHERE $7::boolean
 )
-SELECT penstock.all_ended(greatest((SELECT count(*) FROM found), (SELECT count(row) FROM ended)), (SELECT count(*) FROM gone)),
-       (SELECT count(*) FROM gone) AS ended`
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone)), (SELECT count(*) FROM gone) AS ended`
 
 // queueDone adds the number of entries that it ended to *ended.
 func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {
