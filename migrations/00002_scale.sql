@@ -58,6 +58,7 @@ CREATE TABLE penstock.scale_decision (
     why        text NOT NULL,
     PRIMARY KEY (model, at)
 ) PARTITION BY RANGE (at);
+CREATE INDEX scale_decision_at ON penstock.scale_decision (at, model);
 CREATE TABLE penstock.scale_decision_default PARTITION OF penstock.scale_decision DEFAULT;
 
 -- Switches that hold at once on all leaders.

@@ -12,7 +12,9 @@ import (
 )
 
 func scaleCommand(a *app) *cobra.Command {
-	return noun("scale", "Autoscaling: how many instances each model has, and why", scaleSimulate(a))
+	return noun("scale", "Autoscaling: how many instances each model has, and why",
+		scaleStatus(a), scaleExplain(a), scaleHistory(a), scaleSet(a), scaleOverride(a), scaleDisable(a),
+		scaleSimulate(a))
 }
 
 const simulateHelp = `Play a trace of requests against Penstock's autoscaler, those of others with their published

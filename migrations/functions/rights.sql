@@ -80,7 +80,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader', 'result failure batch', 'UPDATE DELETE', NULL),
         ('leader', 'cron_job depth', 'UPDATE', NULL),
 
-        -- What operators write other than by a verb. limit, model, cron_job and queue: row locks of conditional requests.
+        -- What operators write other than by a verb. limit, model, cron_job, queue and deployment: row locks of conditional requests.
         ('leader gateway operator', 'api_token', 'SELECT', NULL),
         ('leader operator', 'api_token', 'INSERT UPDATE', NULL),
         ('gateway', 'api_token', 'UPDATE', '{used_at}'),
@@ -90,6 +90,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader operator', 'queue', 'UPDATE', '{statements,version}'),
         ('operator', 'limit', 'UPDATE', '{uncounted_to}'),
         ('leader operator', 'model', 'UPDATE', '{version}'),
+        ('leader operator', 'deployment', 'UPDATE', '{changed_at}'),
         ('operator', 'cron_job', 'UPDATE', '{check_at}')) v(duties, relations, privileges, columns)
      CROSS JOIN LATERAL regexp_split_to_table(v.duties, '\s+') d(duty)
      CROSS JOIN LATERAL regexp_split_to_table(v.relations, '\s+') r(relation)

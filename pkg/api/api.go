@@ -62,6 +62,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.modelRoutes()
 	a.instanceRoutes()
 	a.slotRoutes()
+	a.scaleRoutes()
 	a.limitRoutes()
 	a.pauseRoutes()
 	a.operationRoutes()

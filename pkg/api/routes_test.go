@@ -170,6 +170,23 @@ func story() []step {
 		{method: "DELETE", path: "/v1/instances/flux/a?reason=test&force=true", status: none},
 		{method: "DELETE", path: "/v1/models/flux?reason=test", status: none},
 
+		{method: "PUT", path: "/v1/models/llama", body: `{"config": {"protocol": "openai"}, ` + reason + `}`, status: ok},
+		{method: "PUT", path: "/v1/scale/deployments/own", body: `{"model": "llama", "settings": {"policy": {"max": 8}}, ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/scale/deployments", status: ok, want: "name=own"},
+		{method: "GET", path: "/v1/scale/deployments/own", status: ok, want: "decides=true"},
+		{method: "PUT", path: "/v1/scale/deployments/own", body: `{"model": "llama", "settings": {"mode": "up-only"}, ` + reason + `}`, tagOf: "/v1/scale/deployments/own", status: none},
+		{method: "GET", path: "/v1/scale/deployments/own", status: ok, want: "mode=up-only"},
+		{before: (*world).decide, method: "GET", path: "/v1/scale/deployments", status: ok, want: "state=map[base:1 decided_at:2026-01-02T03:04:05Z desired:3 metric:9 raw:2 ready:1 stabilised:3 why:1 -> 3]"},
+		{method: "GET", path: "/v1/scale/decisions", status: ok, want: "why=1 -> 3"},
+		{method: "PUT", path: "/v1/scale/override", body: `{"deployment": "own", "instances": 5, "until": "2h", ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/scale/deployments/own", status: ok, want: "override=5"},
+		{method: "DELETE", path: "/v1/scale/override?deployment=own&reason=test", status: none},
+		{method: "GET", path: "/v1/scale/deployments/own", status: ok, want: "override=<nil>"},
+		{method: "PUT", path: "/v1/scale/settings", body: `{"settings": {"scale.off": true, "scale.max_all": 7}, ` + reason + `}`, status: none},
+		{method: "PUT", path: "/v1/scale/settings", body: `{"settings": {"scale.max_all": null}, ` + reason + `}`, status: none},
+		{method: "GET", path: "/v1/scale/settings", status: ok, want: "name=scale.off"},
+		{method: "DELETE", path: "/v1/scale/deployments/own?reason=test", status: none},
+
 		{method: "POST", path: "/admin/register", body: `{"model": "sdxl", "server": "s1", "endpoint": "https://sdxl.example.com/generate", "slots": 2}`, status: ok, want: "queue=sdxl"},
 		{method: "PUT", path: "/admin/model-configs/sdxl", body: `{"model_type": "async", "poll_interval": 5.0, "max_retries": 3}`, status: ok, want: "max_retries=3"},
 		{method: "GET", path: "/admin/model-configs/sdxl", status: ok, want: "poll_interval=5"},
@@ -264,6 +281,15 @@ func (w *world) audited() (n int) {
 		w.t.Fatal(err)
 	}
 	return n
+}
+
+// decide stores a decision about model llama, as a leader does.
+func (w *world) decide() {
+	w.t.Helper()
+	w.exec(`INSERT INTO penstock.scale_state (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
+	        VALUES ('llama', '{}', 9, 3, 1, 2, 3, 1, 9, '1 -> 3', '2026-01-02T03:04:05Z')`)
+	w.exec(`INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
+	        VALUES ('2026-01-02T03:04:05Z', 'llama', 1, 3, 1, 2, 3, 1, true, '[]', '1 -> 3')`)
 }
 
 // failJob fails the one job of model sdxl.
@@ -378,13 +404,14 @@ func TestEachAddressRefusesWhatIsWrong(t *testing.T) {
 // creates are the addresses that make what is not there, or are fine with nothing.
 var creates = map[string]string{
 	"register-model": "", "set-limit": "makes it", "set-quota": "makes it", "set-device-group": "makes it",
-	"list-pauses": "filters", "list-cron-jobs": "filters", "list-batches": "filters", "list-operations": "filters",
+	"set-deployment": "makes it",
+	"list-pauses":    "filters", "list-cron-jobs": "filters", "list-batches": "filters", "list-operations": "filters",
 	"list-instances": "filters", "list-slots": "filters", "list-locks": "filters",
 }
 
 // nobody replaces what a path is about by what does not exist.
 func nobody(path string) string {
-	for _, name := range []string{"work", "parts", "tick", "daily", "flux", "gpu", "/ci", "/7", "{one}", "{three}", "{bad}", "{worse}", "{op}", "{batch}", "{job}", "sdxl", "default"} {
+	for _, name := range []string{"work", "parts", "tick", "daily", "flux", "gpu", "/ci", "/7", "{one}", "{three}", "{bad}", "{worse}", "{op}", "{batch}", "{job}", "sdxl", "default", "/own"} {
 		other := "987654"
 		if strings.HasPrefix(name, "/") {
 			other = "/" + other

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/pgtest"
+)
+
+func TestDeploymentsAreMadeExplainedOverriddenAndDisabled(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	db, err := pgx.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close(t.Context())
+	do := func(sql string) {
+		t.Helper()
+		if _, err := db.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(`SELECT penstock.register_model('llama', '{"protocol": "openai"}')`)
+	says := func(code int, want string, args ...string) {
+		t.Helper()
+		out, errs, got := command(t, nil, append(append([]string{"scale"}, args...), "--database-url", dsn)...)
+		if got != code || !strings.Contains(out+errs, want) {
+			t.Errorf("scale %s: exit %d, want %d and %q in\n%s%s", strings.Join(args, " "), got, code, want, out, errs)
+		}
+	}
+	const why = "--reason=test"
+	says(exitNotFound, "", "set", "own", "--set", "mode=full", why)
+	says(exitUsage, "nothing to set", "set", "own", why)
+	says(exitUsage, "policy", "set", "own", "--model", "llama", "--set", `policy={"min": 9, "max": 1}`, why)
+	says(exitUsage, "colour", "set", "own", "--model", "llama", "--set", `policy={"colour": 1}`, why)
+	says(0, "set deployment own", "set", "own", "--model", "llama", "--set", `policy={"slots": 4}`, why)
+	says(0, "not decided yet", "status")
+	says(0, "There is no decision yet", "explain", "own")
+
+	do(`INSERT INTO penstock.scale_state (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
+	    VALUES ('llama', '{}', 9, 3, 1, 2, 3, 1, 9, '1 -> 3: a burst', now())`)
+	do(`INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
+	    SELECT '2026-01-02T03:04:00.000001Z'::timestamptz + n * interval '1 microsecond', 'llama', n, n + 1, 1, 2, 3, 1, true, '[]',
+	           format('%s -> %s', n, n + 1)
+	      FROM generate_series(0, 2) n`)
+	says(0, "1 -> 3: a burst", "status")
+	says(0, "9 run or may start", "explain", "own")
+	says(0, "2 -> 3", "explain", "own")
+	says(0, "--before 2026-01-02T03:04:00.000003Z", "history", "llama", "--limit", "1")
+	says(0, "--before 2026-01-02T03:04:00.000002Z", "history", "llama", "--limit", "1", "--before", "2026-01-02T03:04:00.000003Z")
+	says(exitUsage, "--before", "history", "llama", "--before", "yesterday")
+
+	says(exitUsage, "--until", "override", "own", "8", why)
+	says(0, "override deployment own with 8 instances", "override", "own", "8", "--until", "2100-01-01T00:00:00Z", why)
+	says(0, "8 until ", "explain", "own")
+	says(0, "end the override", "override", "own", "--clear", why)
+	says(exitNotFound, "", "override", "other", "8", "--until", "2100-01-01T00:00:00Z", why)
+
+	says(exitUsage, "give a deployment", "disable", why)
+	says(0, "set deployment own", "disable", "own", why)
+	says(0, "disabled", "status")
+	says(0, "stop scaling everywhere", "disable", "--all", "--yes", why)
+	var off bool
+	if err := db.QueryRow(t.Context(), `SELECT value = 'true' FROM penstock.setting WHERE name = 'scale.off'`).Scan(&off); err != nil || !off {
+		t.Errorf("scale.off is %v (%v)", off, err)
+	}
+	says(0, "go on with scaling everywhere", "disable", "--all", "--end", why)
+	var left int
+	if err := db.QueryRow(t.Context(), `SELECT count(*) FROM penstock.setting`).Scan(&left); err != nil || left != 0 {
+		t.Errorf("%d settings are left (%v)", left, err)
+	}
+}
