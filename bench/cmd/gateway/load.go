@@ -152,13 +152,13 @@ func (p *proxied) drive(ctx context.Context, client *http.Client, l load, lasts 
 					due = time.Now()
 				}
 				took, err := p.once(ctx, client, l, due)
+				mine = append(mine, took...) // of a stream that the end of the measurement cut, the chunks until then
 				if ctx.Err() != nil {
 					break
 				}
 				if err != nil {
 					errors.Add(1)
 				}
-				mine = append(mine, took...)
 			}
 			mu.Lock()
 			all = append(all, mine...)
@@ -214,8 +214,10 @@ func (p *proxied) once(ctx context.Context, client *http.Client, l load, due tim
 	if l.streams {
 		return chunks(answer.Body)
 	}
-	_, err = io.Copy(io.Discard, answer.Body)
-	return []time.Duration{time.Since(due)}, err
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+		return nil, err
+	}
+	return []time.Duration{time.Since(due)}, nil
 }
 
 // chunks returns how long each chunk was on its way: the worker writes down when it sent it.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -22,8 +23,12 @@ func main() {
 	program := flag.String("gateway", "../bin/gateway", "the gateway program")
 	lasts := flag.Duration("for", 10*time.Second, "of each load")
 	only := flag.String("only", "", "loads whose names contain this")
+	short := flag.Bool("short", false, "3 s of each load")
 	plain := flag.String("plain", "", "be the plain proxy in front of this worker (for the program itself)")
 	flag.Parse()
+	if *short {
+		*lasts = 3 * time.Second
+	}
 	if *plain != "" {
 		servePlain(*plain)
 		return
@@ -47,6 +52,16 @@ func servePlain(worker string) {
 	proxy.FlushInterval = -1
 	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}
 	listen(proxy)
+}
+
+// loadAverage is that of the last 1, 5 and 15 minutes: figures of a machine with other load say little.
+func loadAverage() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	fields := strings.Fields(string(text))
+	if err != nil || len(fields) < 3 {
+		return "unknown"
+	}
+	return strings.Join(fields[:3], " ")
 }
 
 // proxied is a process under load.
@@ -93,6 +108,8 @@ func run(ctx context.Context, program string, lasts time.Duration, only string) 
 		return err
 	}
 	defer front.stop()
+	fmt.Printf("%s, %d cores, load average before the run: %s\n", time.Now().UTC().Format(time.DateTime), runtime.NumCPU(),
+		loadAverage())
 	fmt.Printf("%-10s %-8s %9s %9s %9s %9s %8s %9s\n", "load", "proxy", "rate/s", "p50", "p99", "CPU s",
 		"errors", "MiB")
 	for _, l := range loads() {
