@@ -202,7 +202,7 @@ type world struct {
 	byFlow  map[string]float64
 }
 
-// slo is what makes an answer good: its first token within 2 s plus its prompt's prefill, and 40 ms a token
+// finish counts an answer as good if its first token came within 2 s plus twice its prefill, and 80 ms a token
 // from then on, in the mean.
 func (w *world) finish(a arrival, j *job, now time.Duration) {
 	ttft := j.first - a.at

@@ -1,0 +1,163 @@
+package e2e_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// judge is a worker that counts the calls that it runs at once, by itself.
+type judge struct {
+	*httptest.Server
+	running, most, calls atomic.Int64
+}
+
+func startJudge(t *testing.T) *judge {
+	t.Helper()
+	j := &judge{}
+	j.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			return // the probe
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		j.calls.Add(1)
+		n := j.running.Add(1)
+		defer j.running.Add(-1)
+		for most := j.most.Load(); n > most && !j.most.CompareAndSwap(most, n); most = j.most.Load() {
+		}
+		select {
+		case <-time.After(time.Duration(20+rand.IntN(180)) * time.Millisecond):
+		case <-r.Context().Done():
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
+	}))
+	t.Cleanup(j.Close)
+	return j
+}
+
+// gatewayProcess is a running cmd/gateway.
+type gatewayProcess struct {
+	*program
+	url string
+}
+
+func (p *plant) startGateway(name string) *gatewayProcess {
+	p.t.Helper()
+	g := &gatewayProcess{program: start(p.t, "gateway", name, "--name", name, "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0",
+		"--database-url", p.dsn, "--open", "--lease", "5s")}
+	line := g.says("gateway started", 20*time.Second)
+	_, rest, _ := strings.Cut(line, "listen=")
+	address, _, _ := strings.Cut(rest, " ")
+	g.url = "http://" + address
+	return g
+}
+
+// kills is how many gateways are killed; KILLS=100 is the long form.
+func kills(t *testing.T) int {
+	t.Helper()
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("KILLS"), "3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The worker never gets more calls than it has slots, whatever dies in which moment.
+func TestKilledGatewaysNeverExceedTheSlots(t *testing.T) {
+	const slots, entries = 8, 100
+	p := &plant{site: newSite(t, 1)}
+	p.elected(0)
+	j := startJudge(t)
+	name, err := inference.RegisterModel(t.Context(), p.pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
+	p.must(err)
+	_, err = inference.RegisterInstance(t.Context(), p.pool, "m", "gpu-1", j.URL, slots, nil, inference.By{Reason: "test"})
+	p.must(err)
+	p.queue, err = invalidation.Open(t.Context(), p.pool, name)
+	p.must(err)
+	p.startNode("n1")
+	for range entries {
+		_, err := p.queue.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{"messages":[]}`)})
+		p.must(err)
+	}
+	var fleet struct {
+		sync.Mutex
+		list []*gatewayProcess
+	}
+	for _, name := range []string{"g1", "g2", "g3"} {
+		fleet.list = append(fleet.list, p.startGateway(name))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var served atomic.Int64
+	var clients sync.WaitGroup
+	for range 12 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				fleet.Lock()
+				g := fleet.list[rand.IntN(len(fleet.list))]
+				fleet.Unlock()
+				if askModel(ctx, g.url) == http.StatusOK {
+					served.Add(1)
+				}
+			}
+		})
+	}
+	for n := range kills(t) {
+		before := served.Load()
+		eventually(t, 30*time.Second, "online requests are served", func() bool { return served.Load() > before+20 })
+		at := rand.IntN(3)
+		fleet.list[at].signal(syscall.SIGKILL)
+		fleet.list[at].exit(5 * time.Second)
+		fresh := p.startGateway("g" + strconv.Itoa(4+n))
+		fleet.Lock()
+		fleet.list[at] = fresh
+		fleet.Unlock()
+	}
+	before := served.Load()
+	eventually(t, 30*time.Second, "online requests are served after the last kill", func() bool { return served.Load() > before+20 })
+	eventually(t, 60*time.Second, "every entry is done", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, p.queue.ID) == entries
+	})
+	stop()
+	clients.Wait()
+	if most := j.most.Load(); most > slots {
+		t.Errorf("%d calls at once on %d slots", most, slots)
+	}
+	t.Logf("%d online requests and %d entries in %d calls, %d at once at most", served.Load(), entries, j.calls.Load(), j.most.Load())
+	eventually(t, 30*time.Second, "the slots of the dead are free", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.slot s WHERE NOT penstock.node_lives(s.node_id)`) == 0
+	})
+}
+
+// askModel sends one request and returns its status, 0 without an answer.
+func askModel(ctx context.Context, url string) int {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(`{"model":"m","messages":[]}`))
+	if err != nil {
+		return 0
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0
+	}
+	defer answer.Body.Close()
+	_, _ = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode
+}
