@@ -25,7 +25,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
+.PHONY: help quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -149,6 +149,9 @@ replay: ## How long tenants wait in fifo and in fair queues, on simulated nodes;
 
 noisy: ## A quiet tenant beside one with 200,000 entries in line, on two real nodes; NOISY=10s shortens it
 	PENSTOCK_NOISY=$${NOISY:-1m} go test -count=1 -timeout 20m -run TestNoisyNeighbour -v ./cmd/tasknode
+
+quiet: ## How long a quiet flow waits for a scarce slot beside 2,000 entries of another, solo and grouped, on the real programs
+	PENSTOCK_QUIET=1 go test -count=1 -timeout 20m -run TestQuietFlow -v ./e2e
 
 # Each fuzz target of the product for a short while; `go test -fuzz` takes one of one package at a time.
 FUZZTIME ?= 10s

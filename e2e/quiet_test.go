@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -11,8 +12,12 @@ import (
 
 // Slots are scarce, and one flow has a long line: solo entries, or few lock keys with many entries each. Another flow pushes one
 // entry now and then. On the real programs each waits at most twice as long as in the empty system, and for one run.
+//
+// It is a measurement for a machine without other load, which `make quiet` runs: beside other tests the waits say nothing.
 func TestQuietFlowGetsTheSlotThatComesFree(t *testing.T) {
-	t.Parallel()
+	if os.Getenv("PENSTOCK_QUIET") == "" {
+		t.Skip("set PENSTOCK_QUIET=1 (make quiet): it needs the machine for itself")
+	}
 	const (
 		run   = 200 * time.Millisecond
 		slots = 8

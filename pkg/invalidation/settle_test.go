@@ -442,7 +442,7 @@ func TestEndingsAreRefusedUnderAFixedSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(b.ctx) //nolint:errcheck // after the test
+	defer tx.Rollback(b.ctx)
 	if _, err := b.q.On(tx).Settle(b.ctx, here, doneAll(l)); !errors.Is(err, ErrState) {
 		t.Errorf("settled under repeatable read: %v", err)
 	}

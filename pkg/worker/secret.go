@@ -71,7 +71,7 @@ func checkReference(ref string) error {
 		return fmt.Errorf("refers to the variable %s: settings may name only those that begin with %s",
 			name, SecretPrefix)
 	case kind == "file" && (!filepath.IsAbs(name) || filepath.Clean(name) != name):
-		return fmt.Errorf("refers to the file %s: want an absolute path without . and ..", name)
+		return fmt.Errorf("refers to the file %s: want an absolute path without the names . and .. in it", name)
 	case kind != "env" && kind != "file":
 		return errors.New("is no reference: want env:NAME or file:/path")
 	}
