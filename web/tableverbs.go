@@ -209,16 +209,21 @@ func (d *Dashboard) tokenVerbs() {
 				in.Get("name"), by)
 		},
 	})
-	if d.cfg.DisableWebhook != nil {
-		d.verb(verb{
-			name: "disable_webhook", title: "Disable webhook", role: administrator, objects: []string{"url"},
-			effect: "Callbacks to this address end as failures, until it is registered again: penstock " +
-				"webhook register.",
-			do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-				return "The webhook is disabled.", d.cfg.DisableWebhook(ctx, in.Get("url"), by)
-			},
-		})
+}
+
+// webhookVerbs are there where the program can change the endpoints of callbacks.
+func (d *Dashboard) webhookVerbs() {
+	if d.cfg.DisableWebhook == nil {
+		return
 	}
+	d.verb(verb{
+		name: "disable_webhook", title: "Disable webhook", role: administrator, objects: []string{"url"},
+		effect: "Callbacks to this address end as failures, until it is registered again: penstock " +
+			"webhook register.",
+		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
+			return "The webhook is disabled.", d.cfg.DisableWebhook(ctx, in.Get("url"), by)
+		},
+	})
 }
 
 // alterable are the settings that the form of a queue offers, with the sorts of their values.

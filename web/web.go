@@ -61,6 +61,7 @@ func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
 	d.pauseVerbs()
 	d.limitVerbs()
 	d.tokenVerbs()
+	d.webhookVerbs()
 	d.batchPages()
 	d.lockPages()
 	d.nodePages()

@@ -55,6 +55,10 @@ func (w *wireCut) run() {
 			continue
 		}
 		w.mu.Lock()
+		if w.cut.Load() { // since the check above
+			client.Close()
+			server.Close()
+		}
 		w.conns[client], w.conns[server] = true, true
 		w.mu.Unlock()
 		go pipe(client, server)
