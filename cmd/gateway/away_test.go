@@ -11,12 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // wireCut is a TCP proxy in front of the database that can be cut.
 type wireCut struct {
 	listener net.Listener
+	network  string
 	target   string
 	cut      atomic.Bool
 	mu       sync.Mutex
@@ -29,13 +32,23 @@ func (s *site) cuttable() (*wireCut, string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	w := &wireCut{target: u.Host, conns: map[net.Conn]bool{}}
+	cfg, err := pgconn.ParseConfig(s.dsn)
+	if err != nil {
+		s.Fatal(err)
+	}
+	w := &wireCut{conns: map[net.Conn]bool{}}
+	w.network, w.target = pgconn.NetworkAddress(cfg.Host, cfg.Port)
 	if w.listener, err = (&net.ListenConfig{}).Listen(s.Context(), "tcp", "127.0.0.1:0"); err != nil {
 		s.Fatal(err)
 	}
 	s.Cleanup(func() { w.listener.Close() })
 	go w.run()
 	u.Host = w.listener.Addr().String()
+	options := u.Query()
+	options.Del("host") // of a server on a socket: it would go before the address
+	options.Del("port")
+	options.Set("sslmode", "disable")
+	u.RawQuery = options.Encode()
 	return w, u.String()
 }
 
@@ -49,7 +62,7 @@ func (w *wireCut) run() {
 			client.Close()
 			continue
 		}
-		server, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", w.target)
+		server, err := (&net.Dialer{}).DialContext(context.Background(), w.network, w.target)
 		if err != nil {
 			client.Close()
 			continue
