@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// partitioned is how many tables have a partition for each day: results, failures, two kinds of samples, decisions of scaling.
+const partitioned = 5
+
 func (b *bed) partitions(parent string) int {
 	return b.count(`SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 	                 WHERE i.inhparent = $1::regclass AND c.relname ~ '_[0-9]{8}$'`, "penstock."+parent)
@@ -14,7 +17,7 @@ func (b *bed) partitions(parent string) int {
 func TestPartitionsAreMadeDaysAheadAndOnce(t *testing.T) {
 	b := newBed(t, Config{})
 	n, err := EnsurePartitions(b.ctx, b.pool, 3)
-	if err != nil || n != 4*4 || b.partitions("result") != 4 || b.partitions("failure") != 4 {
+	if err != nil || n != 4*partitioned || b.partitions("result") != 4 || b.partitions("failure") != 4 {
 		t.Fatalf("made %d (%v), there are %d and %d; want today and three days, of all", n, err, b.partitions("result"), b.partitions("failure"))
 	}
 	if n, err := EnsurePartitions(b.ctx, b.pool, 3); n != 0 || err != nil {
@@ -41,8 +44,8 @@ func TestADayThatTheDefaultPartitionHasRowsOfStaysThere(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("")
 	b.settle(doneAll(b.claim(1)...)...)
-	if n, err := EnsurePartitions(b.ctx, b.pool, 1); n != 1+2+2*2 || err != nil {
-		t.Fatalf("made %d (%v), want tomorrow for results, and two days for failures and both kinds of samples", n, err)
+	if n, err := EnsurePartitions(b.ctx, b.pool, 1); n != 2*partitioned-1 || err != nil {
+		t.Fatalf("made %d (%v), want tomorrow for results, and two days for the others", n, err)
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.result`); n != 1 {
 		t.Errorf("%d results, want 1", n)
@@ -54,8 +57,8 @@ func TestMaintenanceGivesWay(t *testing.T) {
 	reader := b.begin()
 	b.exec(reader, `LOCK TABLE penstock.result_default, penstock.failure_default IN ACCESS SHARE MODE`)
 	start := time.Now()
-	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != 2 || err != nil {
-		t.Fatalf("made %d (%v) past a reader, want those of samples alone", n, err)
+	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != partitioned-2 || err != nil {
+		t.Fatalf("made %d (%v) past a reader, want those of samples and decisions alone", n, err)
 	}
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("maintenance waited %s", took)
@@ -77,8 +80,8 @@ func TestEndingsOnTheirWayWhileTheirDayGetsItsPartitionAreRecorded(t *testing.T)
 			b.push("")
 			ending := last(end(b.claimOne()))
 			maker := b.begin()
-			if n, err := EnsurePartitions(b.ctx, maker, 0); n != 4 || err != nil {
-				t.Fatalf("made %d (%v), want 4", n, err)
+			if n, err := EnsurePartitions(b.ctx, maker, 0); n != partitioned || err != nil {
+				t.Fatalf("made %d (%v), want %d", n, err, partitioned)
 			}
 			settled := later(b, func() ([]Token, error) { return b.q.Settle(b.ctx, here, []Ending{ending}) })
 			b.awaitBlocked(maker)
