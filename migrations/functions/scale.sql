@@ -137,10 +137,11 @@ CREATE OR REPLACE FUNCTION penstock.set_scale_setting(name text, value jsonb, re
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT coalesce(CASE WHEN name IN ('scale.off', 'scale.zero_off') THEN jsonb_typeof(value) IN ('boolean', 'null')
-                         WHEN name = 'scale.max_all' THEN jsonb_typeof(value) IN ('number', 'null') END,
+                         WHEN name = 'scale.max_all' THEN jsonb_typeof(value) = 'null'
+                              OR jsonb_typeof(value) = 'number' AND value::numeric BETWEEN 0 AND 1000000 END,
                     name IN ('scale.off', 'scale.zero_off', 'scale.max_all')) THEN
         RAISE EXCEPTION 'setting "%" is not valid', name USING ERRCODE = 'PS002',
-            HINT = 'scale.off and scale.zero_off are booleans, scale.max_all is a number.';
+            HINT = 'scale.off and scale.zero_off are booleans, scale.max_all is a number from 0 to 1000000.';
     END IF;
     IF value IS NULL OR jsonb_typeof(value) = 'null' THEN
         DELETE FROM penstock.setting s WHERE s.name = set_scale_setting.name;

@@ -178,6 +178,12 @@ func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end c
 			return nil
 		case err := <-done:
 			done <- nil
+			if err == nil && errors.Is(context.Cause(ctx), ErrTrustLost) { // lead ended because of that
+				return ErrTrustLost
+			}
+			if err == nil && ctx.Err() != nil {
+				return nil
+			}
 			if err == nil {
 				err = errors.New("lead returned while elected")
 			}

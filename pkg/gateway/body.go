@@ -55,6 +55,9 @@ var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 // bodyKept is the largest buffer that is used again.
 const bodyKept = 1 << 20
 
+// bodyTrusted is how much memory a body gets for its Content-Length alone, in bytes; beyond, it grows with what arrives.
+const bodyTrusted = 256 << 10
+
 // uploadMax is how long a client may take for its body.
 const uploadMax = 60 * time.Second
 
@@ -78,7 +81,7 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 		}
 	}
 	if r.ContentLength > 0 {
-		buf.Grow(int(r.ContentLength) + bytes.MinRead)
+		buf.Grow(int(min(r.ContentLength, bodyTrusted)) + bytes.MinRead)
 	}
 	n, err := buf.ReadFrom(io.LimitReader(r.Body, most+1))
 	if slow {

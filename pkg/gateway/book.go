@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -102,8 +103,11 @@ func (b *UsageBook) Fold(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		err := b.send(ctx, f)
 		cancel()
-		if err != nil {
+		if err != nil && !strings.HasPrefix(postgres.Code(err), "22") {
 			return err
+		}
+		if err != nil { // it would be refused for ever, and keep all later use back
+			b.log.Error("use that the database refuses is not counted", "rows", len(f.rows), "error", err)
 		}
 		b.mu.Lock()
 		b.sending = nil

@@ -47,6 +47,7 @@ type call struct {
 	id      string
 	queued  time.Duration
 	tries   int
+	quiet   *time.Timer // ends a call whose worker sends a head and no first event; nil: no limit
 }
 
 // result is how an attempt ended.
@@ -79,7 +80,12 @@ func (c *call) attempt(ctx context.Context) result {
 		return c.broken(ctx, err, time.Since(began))
 	}
 	defer answer.Body.Close()
+	// From the head of the answer on the limit is that of silence, until copy watches each piece.
 	limit.Stop()
+	if silence := c.route.model.Policy.SilenceMax.Duration(); silence > 0 {
+		c.quiet = time.AfterFunc(silence, func() { cancel(errSilence) })
+		defer c.quiet.Stop()
+	}
 	r := c.pass(ctx, cancel, answer)
 	r.usage.Took = time.Since(began)
 	return r
@@ -100,6 +106,11 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 	for name, values := range c.request.Header {
 		if !keptBack(name) {
 			out.Header[name] = values
+		}
+	}
+	for _, list := range c.request.Header["Connection"] { // RFC 9110, section 7.6.1
+		for name := range strings.SplitSeq(list, ",") {
+			out.Header.Del(strings.TrimSpace(name))
 		}
 	}
 	for name, values := range c.route.model.headers {
@@ -242,6 +253,9 @@ func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer 
 	c.head(answer, p.events && c.cut)
 	buf := *buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // nothing else is in it
 	defer func() { buffers.Put(&buf) }()
+	if c.quiet != nil {
+		c.quiet.Stop()
+	}
 	p.watch(c.route.model.Policy.SilenceMax.Duration())
 	defer p.unwatch()
 	err := p.write(first)

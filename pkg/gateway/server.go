@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // jsonPaths and formPaths are the operations that are passed on, with a JSON body or a form.
@@ -115,7 +116,14 @@ func (s *serving) run(read reader) (err error) {
 	if s.body, release, err = s.gateway.readBody(s.w, s.r); err != nil {
 		return err
 	}
-	defer release()
+	// A buffer that was handed to the transport is not used again: the transport may still send from it when the answer
+	// has come.
+	sent := false
+	defer func() {
+		if !sent {
+			release()
+		}
+	}()
 	a, err := read(s.r, s.body)
 	if err != nil {
 		return err
@@ -138,6 +146,7 @@ func (s *serving) run(read reader) (err error) {
 		s.caller.dispatched()
 		waiting = false
 	}
+	sent = true
 	return s.exchange(ctx, a)
 }
 
@@ -226,19 +235,20 @@ func (s *serving) flow(named string) (string, error) {
 		return "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow",
 			"x-penstock-flow has more than 200 bytes")
 	}
+	if !utf8.ValidString(named) {
+		return "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow", "x-penstock-flow is not UTF-8")
+	}
 	if s.caller == nil {
 		return named, nil
 	}
-	if len(s.caller.Flows) == 0 {
-		if named == "" {
-			return s.caller.Name, nil
-		}
-		return named, nil
+	flows := s.caller.Flows
+	if len(flows) == 0 {
+		flows = []string{s.caller.Name}
 	}
 	if named == "" {
-		return s.caller.Flows[0], nil
+		return flows[0], nil
 	}
-	for _, own := range s.caller.Flows {
+	for _, own := range flows {
 		if named == own || strings.HasPrefix(named, own+"/") {
 			return named, nil
 		}

@@ -187,6 +187,7 @@ func (q *Queue) pushPlain(ctx context.Context, run query, pushes []Push) ([]Push
 	}
 	ids := make([]EntryID, 0, len(pushes))
 	err := run(ctx, q.sql.plainPush, []any{q.ID, payloads(pushes), storedMax(pushes)}, func(rows pgx.Rows) error {
+		ids = ids[:0] // of an attempt whose commit was refused
 		var id int64
 		_, err := pgx.ForEachRow(rows, []any{&id}, func() error { ids = append(ids, EntryID(id)); return nil })
 		return err

@@ -104,6 +104,10 @@ func (s *Duty) Pass(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
+		for _, model := range rows.Models { // the next pass decides from what is stored
+			delete(s.states, model)
+			delete(s.arrived, model)
+		}
 		return fmt.Errorf("store decisions of scaling: %w", err)
 	}
 	for i, model := range rows.Models {
