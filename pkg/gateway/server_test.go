@@ -501,3 +501,30 @@ func TestModelsAreThoseOfTheCaller(t *testing.T) {
 		}
 	}
 }
+
+func TestFlowIsTextAndWithinTheToken(t *testing.T) {
+	named := func(name string, flows ...string) *serving {
+		return &serving{caller: &caller{TokenState: TokenState{Name: name, Flows: flows}}}
+	}
+	for _, c := range []struct {
+		s           *serving
+		asked, want string
+		status      int
+	}{
+		{&serving{}, "any", "any", 0},
+		{&serving{}, "\xff", "", http.StatusBadRequest},
+		{named("ci"), "", "ci", 0},
+		{named("ci"), "ci/nightly", "ci/nightly", 0},
+		{named("ci"), "other", "", http.StatusForbidden},
+		{named("ci", "a", "b"), "", "a", 0},
+		{named("ci", "a", "b"), "b/1", "b/1", 0},
+		{named("ci", "a", "b"), "ci", "", http.StatusForbidden},
+		{named("ci", "own"), "own/\xff", "", http.StatusBadRequest},
+	} {
+		got, err := c.s.flow(c.asked)
+		var refused *badRequest
+		if got != c.want || errors.As(err, &refused) != (c.status != 0) || refused != nil && refused.status != c.status {
+			t.Errorf("flow %q: %q, %v; want %q and status %d", c.asked, got, err, c.want, c.status)
+		}
+	}
+}

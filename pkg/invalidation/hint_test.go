@@ -268,11 +268,12 @@ type fullNotifications struct {
 	batches int
 }
 
-func (f *fullNotifications) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
+// SendBatch runs the statement of the push, whose answer is read, and fails behind it.
+func (f *fullNotifications) SendBatch(ctx context.Context, sent *pgx.Batch) pgx.BatchResults {
 	f.batches++
-	refused := &pgx.Batch{}
-	refused.Queue(`DO $$ BEGIN RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$`)
-	return f.DB.SendBatch(ctx, refused)
+	sent.QueuedQueries = sent.QueuedQueries[:1]
+	sent.Queue(`DO $$ BEGIN RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$`)
+	return f.DB.SendBatch(ctx, sent)
 }
 
 func TestAPushIsAcceptedWhileNotificationsAreRefused(t *testing.T) {
@@ -280,9 +281,11 @@ func TestAPushIsAcceptedWhileNotificationsAreRefused(t *testing.T) {
 	full := &fullNotifications{DB: b.pool}
 	q := b.q.On(full).Hinting(NewHinter(b.pool, 0))
 	for range 2 {
-		if _, err := q.Push(b.ctx, withPayload(Push{})); err != nil {
-			t.Fatal(err)
+		pushed, err := q.Push(b.ctx, withPayload(Push{}))
+		if err != nil || len(pushed) != 1 {
+			t.Fatalf("a push of one has %d answers: %v", len(pushed), err)
 		}
+		b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, pushed[0].ID), 1)
 	}
 	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 2)
 	if full.batches != 1 {
