@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -148,8 +149,8 @@ func (c *call) broken(ctx context.Context, err error, took time.Duration) result
 }
 
 func isReset(err error) bool {
-	return strings.Contains(err.Error(), "server closed idle connection") ||
-		strings.Contains(err.Error(), "connection reset by peer")
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		strings.Contains(err.Error(), "server closed idle connection") // net/http has no name for it
 }
 
 // refusalMax bounds an answer that is read whole to see whether it is a refusal for want of room.
