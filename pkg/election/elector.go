@@ -164,6 +164,14 @@ func quiet(err error) error {
 	return err
 }
 
+// ended returns why the context of a term ended: ErrTrustLost, or nil if the process ends.
+func ended(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), ErrTrustLost) {
+		return ErrTrustLost
+	}
+	return nil
+}
+
 // keep renews the term until it ends. When lead has returned, it puts the result back into done.
 func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end context.CancelCauseFunc,
 	done chan error,
@@ -172,22 +180,16 @@ func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end c
 	for {
 		select {
 		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), ErrTrustLost) {
-				return ErrTrustLost
-			}
-			return nil
+			return ended(ctx)
 		case err := <-done:
 			done <- nil
-			if err == nil && errors.Is(context.Cause(ctx), ErrTrustLost) { // lead ended because of that
-				return ErrTrustLost
+			switch {
+			case err != nil:
+				return err
+			case ctx.Err() != nil: // lead returned because of that
+				return ended(ctx)
 			}
-			if err == nil && ctx.Err() != nil {
-				return nil
-			}
-			if err == nil {
-				err = errors.New("lead returned while elected")
-			}
-			return err
+			return errors.New("lead returned while elected")
 		case <-time.After(pause):
 		}
 		start := time.Now()

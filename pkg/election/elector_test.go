@@ -160,6 +160,20 @@ func TestLeadEndsBeforeTheLeaseWhenNobodyAnswers(t *testing.T) {
 	})
 }
 
+// Duties that return because the trust ended are no failure of theirs: the elector may take the next term at once.
+func TestDutiesThatReturnBecauseTheTrustEndedHaveNotFailed(t *testing.T) {
+	e := newElector(&fakeRow{lease: testLease}, Config{Lease: testLease})
+	for range 100 { // where both are ready, select takes either
+		ctx, end := context.WithCancelCause(t.Context())
+		end(ErrTrustLost)
+		done := make(chan error, 1)
+		done <- nil
+		if err := e.keep(ctx, 1, time.NewTimer(time.Hour), end, done); !errors.Is(err, ErrTrustLost) {
+			t.Fatalf("the term ended with %v, want ErrTrustLost", err)
+		}
+	}
+}
+
 func TestTrustCountsFromTheStartOfTheRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
