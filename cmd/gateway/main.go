@@ -170,9 +170,8 @@ func (s *server) assemble() error {
 		return nil
 	}
 	s.listener = invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Log: s.log, Wake: func(int32,
-			*invalidation.Lane) {
-		}, Slots: s.leases.Wanted, Granted: s.leases.Granted,
+		Conn: conn, Log: s.log, Granted: s.leases.Granted,
+		Wake: func(int32, *invalidation.Lane) {}, // it claims no entries
 	})
 	return nil
 }

@@ -108,10 +108,6 @@ func (l *Leases) Granted(node invalidation.NodeID) {
 	l.nudge()
 }
 
-// Wanted is called when another gateway misses slots of a model: idle ones beyond what this one keeps are
-// handed over with the next pass. It does not block.
-func (l *Leases) Wanted(string) {}
-
 func (l *Leases) nudge() {
 	select {
 	case l.wake <- struct{}{}:
