@@ -83,7 +83,7 @@ func (c *call) attempt(ctx context.Context) result {
 	defer answer.Body.Close()
 	// From the head of the answer on the limit is that of silence, until copy watches each piece.
 	limit.Stop()
-	if silence := c.route.model.Policy.SilenceMax.Duration(); silence > 0 {
+	if silence := policy.SilenceMax.Duration(); silence > 0 {
 		c.quiet = time.AfterFunc(silence, func() { cancel(errSilence) })
 		defer c.quiet.Stop()
 	}

@@ -414,6 +414,37 @@ func TestSilentWorkerIsGivenUp(t *testing.T) {
 	}
 }
 
+// A worker that sends the head of a stream and no event holds its slot for the limit of silence at most.
+func TestWorkerThatSendsNoFirstEventIsGivenUp(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(_ *Config, m *ModelState) {
+		m.Policy.SilenceMax = worker.Seconds(100 * time.Millisecond)
+	}, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		streamer("")(w, r)
+		<-r.Context().Done()
+	})
+	answer := p.post(chat, `{"model":"m","stream":true}`)
+	if answer.StatusCode == http.StatusOK && !strings.Contains(answer.body, errSilence.Error()) {
+		t.Errorf("got %d %q", answer.StatusCode, answer.body)
+	}
+	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+}
+
+// RFC 9110, section 7.6.1.
+func TestHeadersOfTheConnectionStayBehind(t *testing.T) {
+	t.Parallel()
+	seen := make(chan http.Header, 1)
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header.Clone()
+		workertest.Says(200, "{}")(w, r)
+	})
+	p.post(chat, `{"model":"m"}`, "Connection", "x-hop, X-Other", "X-Hop", "1", "X-Other", "2", "X-End", "3")
+	if got := <-seen; got.Get("X-Hop") != "" || got.Get("X-Other") != "" || got.Get("X-End") != "3" {
+		t.Errorf("the worker got %v", got)
+	}
+}
+
 func TestFullPoolRefusesAndTellsWhen(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})

@@ -223,6 +223,8 @@ func TestOrdersAreChecked(t *testing.T) {
 		`SELECT penstock.set_scale_override('llama-own', -1, now() + interval '1 hour')`,
 		`SELECT penstock.set_scale_setting('scale.off', '3')`,
 		`SELECT penstock.set_scale_setting('colour', 'true')`,
+		`SELECT penstock.set_scale_setting('scale.max_all', '3000000000')`,
+		`SELECT penstock.set_scale_setting('scale.max_all', '-1')`,
 		`SELECT penstock.remove_deployment('nobody')`,
 	} {
 		if _, err := db.Exec(t.Context(), sql); err == nil {
