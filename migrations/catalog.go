@@ -217,9 +217,10 @@ SELECT format('index %s is not valid', c.relname) FROM pg_index i JOIN pg_class 
  WHERE c.relnamespace = 'penstock'::regnamespace AND NOT i.indisvalid
  ORDER BY 1`
 
-// Drift compares the schema of a database with the one that was recorded when migrations and functions were applied
-// last, and returns a line for each difference, in order. Indexes beyond those of the migrations are nobody's fault, and
-// rights are not compared. Invalid indexes and queues without their table are named as well.
+// Drift compares the schema of a database with the one that was recorded when migrations and functions were
+// applied last, and returns a line for each difference, in order. Indexes beyond those of the migrations are
+// nobody's fault, and rights are not compared. Invalid indexes and queues without their table are named as
+// well.
 func Drift(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 	Queryer

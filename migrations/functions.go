@@ -88,7 +88,8 @@ const (
 
 	recordSetSQL = `INSERT INTO penstock.schema_version (hash, release, files) VALUES ($1, $2, $3)`
 
-	// Bodies are not checked on creation, so that files may refer to one another in any order; a test checks all of them.
+	// Bodies are not checked on creation, so that files may refer to one another in any order; a test checks
+	// all of them.
 	beginSetSQL = `SET LOCAL check_function_bodies = off; SET LOCAL search_path = ''`
 )
 

@@ -22,8 +22,8 @@ var Duties = []string{"leader", "node", "gateway", "operator", "push", "read"}
 type Role struct {
 	Name string
 	Duty string // one of Duties
-	// Password lets the role log in. Without one it keeps what it has: a new role cannot log in, and gives its rights to
-	// roles that are members of it.
+	// Password lets the role log in. Without one it keeps what it has: a new role cannot log in, and gives
+	// its rights to roles that are members of it.
 	Password string
 }
 

@@ -165,7 +165,8 @@ func (s *site) connected(ctx context.Context, series, dsn string, pooled bool, a
 	return nil
 }
 
-// node measures one node: what an entry takes of it, in memory too, and how endings are batched under low and high load.
+// node measures one node: what an entry takes of it, in memory too, and how endings are batched under low and
+// high load.
 func (l *Lab) node(ctx context.Context, add func(Point)) error {
 	s, err := l.site(ctx, invalidation.Config{})
 	if err != nil {

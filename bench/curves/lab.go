@@ -37,7 +37,8 @@ type Lab struct {
 	meter *meter.Meter
 }
 
-// ServerSettings are durable. No checkpoint comes by itself, so that its full-page images do not blur the WAL of an entry.
+// ServerSettings are durable. No checkpoint comes by itself, so that its full-page images do not blur the WAL
+// of an entry.
 var ServerSettings = map[string]string{
 	"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on",
 	"shared_buffers": "1GB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "max_connections": "200",

@@ -54,8 +54,8 @@ var loads = []load{
 	{step: sizing.Sustained, batch: 1, group: 1, payload: 200, check: true},
 }
 
-// SizingPoints measures what sizing is fitted to and checked against: all points in turn, round by round, and the medians of the
-// rounds count.
+// SizingPoints measures what sizing is fitted to and checked against: all points in turn, round by round, and
+// the medians of the rounds count.
 func (l *Lab) SizingPoints(ctx context.Context, rounds int) ([]sizing.Point, error) {
 	var all [][]sizing.Point
 	for range rounds {

@@ -33,7 +33,8 @@ type machine struct{ busy, total float64 }
 
 // Spent is what the server spent between two readings.
 type Spent struct {
-	CPUSeconds float64 `json:"server_cpu_seconds"` // of all its processes: backends, WAL writer, checkpointer, autovacuum
+	// of all its processes: backends, WAL writer, checkpointer, autovacuum
+	CPUSeconds float64 `json:"server_cpu_seconds"`
 	WALBytes   int64   `json:"wal_bytes"`
 	Commits    int64   `json:"commits"`
 	Buffers    int64   `json:"buffers"` // hit or read

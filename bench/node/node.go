@@ -1,6 +1,6 @@
-// Package node assembles a task node for measurements, as cmd/tasknode does it: its connections, its fair order of lanes,
-// its ear for hints. Left out is the governor of CPU and memory, which would hold the node back where server, node and
-// load share a machine.
+// Package node assembles a task node for measurements, as cmd/tasknode does it: its connections, its fair
+// order of lanes, its ear for hints. Left out is the governor of CPU and memory, which would hold the node
+// back where server, node and load share a machine.
 package node
 
 import (

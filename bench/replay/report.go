@@ -17,9 +17,9 @@ type Class struct {
 // Report is what an algorithm made of a trace.
 type Report struct {
 	Classes []Class
-	// Served is Jain's index of the part of its time in the system that a tenant was served: 1 if all are alike.
-	// Attained is Jain's index of the service that tenants got in a minute through which all of them waited, averaged over
-	// such minutes.
+	// Served is Jain's index of the part of its time in the system that a tenant was served: 1 if all are
+	// alike. Attained is Jain's index of the service that tenants got in a minute through which all of them
+	// waited, averaged over such minutes.
 	Served, Attained float64
 	Busy             float64 // part of all slot-seconds
 	Missed           float64 // slot-seconds that were idle while a request waited
@@ -150,7 +150,8 @@ func Write(out io.Writer, names []string, reports []Report) {
 		}
 	}
 	fmt.Fprintln(table, "\t\t\t\t\t\t\t")
-	fmt.Fprintln(table, "algorithm\tJain, time served\tJain, service of those that wait\tslots busy\tidle slot-s while work waited\t")
+	fmt.Fprintln(table, "algorithm\tJain, time served\tJain, service of those that wait\tslots busy\tidle slot-s "+
+		"while work waited\t")
 	for i, r := range reports {
 		fmt.Fprintf(table, "%s\t%.3f\t%.3f\t%.1f %%\t%.1f\t\n", names[i], r.Served, r.Attained, 100*r.Busy, r.Missed)
 	}

@@ -1,5 +1,5 @@
-// Package replay runs a trace of requests through simulated task nodes that rank lanes by pkg/fairness and share usage as
-// real ones do, and says how long the tenants waited.
+// Package replay runs a trace of requests through simulated task nodes that rank lanes by pkg/fairness and
+// share usage as real ones do, and says how long the tenants waited.
 package replay
 
 import (

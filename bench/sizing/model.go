@@ -5,8 +5,8 @@
 //
 //	cost = a x commits + b x locks + c + d x payload + e x chunks + f if it has a lock key
 //
-// with its share of a commit, its share of a lock record (and ready row), its payload in KB, and the chunks in which Postgres
-// stores a large payload out of line. From there
+// with its share of a commit, its share of a lock record (and ready row), its payload in KB, and the chunks
+// in which Postgres stores a large payload out of line. From there
 //
 //	entries/s = cores x utilization x 1e6 / (server us of push + server us of work)
 package sizing
@@ -49,8 +49,8 @@ type Shape struct {
 	PayloadBytes int
 }
 
-// chunkBytes is how much of a payload a row of a TOAST table holds, toastBytes how large a row may be that needs none, less
-// what an entry has beside its payload.
+// chunkBytes is how much of a payload a row of a TOAST table holds, toastBytes how large a row may be that
+// needs none, less what an entry has beside its payload.
 const chunkBytes, toastBytes = 1996, 1900
 
 func (s Shape) features() linear {
@@ -77,7 +77,8 @@ type Point struct {
 	PushCommits float64 // an entry, in Sustained: Commits is then what working took
 }
 
-// linear is the coefficients of one resource in one step: of a commit, of a lock, of the entry, of a KB, of a chunk, of a key.
+// linear is the coefficients of one resource in one step: of a commit, of a lock, of the entry, of a KB, of a
+// chunk, of a key.
 type linear [6]float64
 
 func (l linear) at(s Shape) (sum float64) {
@@ -183,8 +184,9 @@ func (m Model) Predict(p Point) Cost {
 	return m.Cost(Push, push).Plus(m.Cost(Work, p.Shape))
 }
 
-// Rate is how many entries a second a machine of so many cores does that has server and clients on it, if nothing but CPU
-// holds it up; with serverCores above 0 the server has those alone, and the clients the others.
+// Rate is how many entries a second a machine of so many cores does that has server and clients on it, if
+// nothing but CPU holds it up; with serverCores above 0 the server has those alone, and the clients the
+// others.
 func (c Cost) Rate(cores, serverCores int) float64 {
 	if serverCores == 0 || serverCores >= cores {
 		return float64(cores) * 1e6 / (c.ServerMicros + c.ClientMicros)

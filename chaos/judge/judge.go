@@ -251,7 +251,8 @@ func noOverlap(x *index, r *report) {
 				silent := x.silent(process, later.Begin)
 				if earlier.Token == later.Token || silent < x.Lease-x.Tolerance {
 					r.bad(
-						"key %s of %s: entry %d ran under token %d beside entry %d under token %d, %v after a heartbeat of %s",
+						"key %s of %s: entry %d ran under token %d beside entry %d under token %d, %v after a "+
+							"heartbeat of %s",
 						key[1],
 						key[0],
 						later.Entry,

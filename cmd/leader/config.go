@@ -104,7 +104,8 @@ func defaults() Config {
 
 			Election: Election{Eligible: true, Lease: 4 * time.Second, Poll: 300 * time.Millisecond},
 			Recovery: Recovery{
-				Pause: 500 * time.Millisecond, Locks: 10_000, SuspendShare: 0.3, SuspendNodes: 3, NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
+				Pause: 500 * time.Millisecond, Locks: 10_000, SuspendShare: 0.3, SuspendNodes: 3,
+				NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
 			},
 		},
 	}
@@ -118,7 +119,8 @@ func (c Config) validate() error {
 			errs = append(errs, fmt.Errorf("leader.%s is %v: want %s", key, value, want))
 		}
 	}
-	check(!l.Open || config.Loopback(l.Listen), "open", l.Open, "it only with leader.listen on a loopback address such as 127.0.0.1:8420")
+	check(!l.Open || config.Loopback(l.Listen), "open", l.Open,
+		"it only with leader.listen on a loopback address such as 127.0.0.1:8420")
 	errs = append(errs, l.TLS.Validate("leader.tls"), config.CheckPlain("leader", l.Listen, l.TLS, l.Insecure))
 	check(l.HTTP.Conns > 0, "http.connections_max", l.HTTP.Conns, "more than 0")
 	check(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
@@ -129,7 +131,8 @@ func (c Config) validate() error {
 	check(l.Election.Poll > 0, "election.poll", l.Election.Poll, "more than 0")
 	check(l.Recovery.Pause > 0, "recovery.pause", l.Recovery.Pause, "more than 0")
 	check(l.Recovery.Locks > 0, "recovery.pass_locks_max", l.Recovery.Locks, "more than 0")
-	check(l.Recovery.SuspendShare > 0 && l.Recovery.SuspendShare <= 1, "recovery.suspend_share", l.Recovery.SuspendShare, "more than 0 and at most 1")
+	check(l.Recovery.SuspendShare > 0 && l.Recovery.SuspendShare <= 1, "recovery.suspend_share",
+		l.Recovery.SuspendShare, "more than 0 and at most 1")
 	check(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
 	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
 	keep := l.Recovery.AuditRetention

@@ -83,7 +83,8 @@ func run(cfg Config, log *slog.Logger) error {
 		server = telemetry.Traced(tracing.Tracer(invalidation.TracerName), server)
 	}
 	if cfg.Leader.Insecure && cfg.Leader.TLS.Cert == "" && !config.Loopback(cfg.Leader.Listen) {
-		log.Warn("tokens and payloads are served in plain text beyond this machine", "listen", cfg.Leader.Listen, "option", "leader.insecure_listen")
+		log.Warn("tokens and payloads are served in plain text beyond this machine", "listen", cfg.Leader.Listen,
+			"option", "leader.insecure_listen")
 	}
 	log.Info("leader started", "listen", listener.Addr().String(), "dashboard", dashboard.path(),
 		"debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
@@ -131,11 +132,14 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 		BodyBytesMax:  cfg.HTTP.BodyBytes,
 		EntriesMax:    cfg.HTTP.Entries,
 		Timeout:       cfg.HTTP.Timeout,
-		Checks:        []api.Check{{Name: "signal", Local: true, Run: func(context.Context) error { return context.Cause(ctx) }}},
-		Observe:       l.requests.observe,
-		Hinter:        l.hinter,
-		Reports:       reports,
-		Log:           l.log,
+		Checks: []api.Check{{
+			Name: "signal", Local: true,
+			Run: func(context.Context) error { return context.Cause(ctx) },
+		}},
+		Observe: l.requests.observe,
+		Hinter:  l.hinter,
+		Reports: reports,
+		Log:     l.log,
 		CheckCallback: func(url string) error {
 			_, err := callbacks.CheckURL(url)
 			return err
@@ -206,7 +210,10 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 		cfg  postgres.Config
 	}{
 		{&p.api, api.Pool(cfg.Database.Pool(16))},
-		{&p.duties, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 6, StatementTimeout: time.Minute}},
+		{&p.duties, postgres.Config{
+			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 6,
+			StatementTimeout: time.Minute,
+		}},
 		{&p.election, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 10}},
 	} {
 		pool, err := postgres.Open(ctx, one.cfg)

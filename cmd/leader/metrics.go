@@ -20,7 +20,8 @@ func (l *leader) registry() *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		l.requests.total, l.requests.seconds,
-		telemetry.Collector(l.queueMetrics), telemetry.Collector(l.serverMetrics), telemetry.Collector(l.electionMetrics),
+		telemetry.Collector(l.queueMetrics), telemetry.Collector(l.serverMetrics),
+		telemetry.Collector(l.electionMetrics),
 		telemetry.Collector(l.hintMetrics), telemetry.Collector(l.dutyMetrics), telemetry.Collector(l.poolMetrics),
 	)
 	return r
@@ -156,7 +157,10 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 }
 
 func (l *leader) poolMetrics(out chan<- prometheus.Metric) {
-	for name, pool := range map[string]*pgxpool.Pool{"api": l.pools.api, "duties": l.pools.duties, "election": l.pools.election} {
+	for name, pool := range map[string]*pgxpool.Pool{
+		"api": l.pools.api, "duties": l.pools.duties,
+		"election": l.pools.election,
+	} {
 		l.metrics.Pool(out, name, pool)
 	}
 }

@@ -87,7 +87,8 @@ func terminal(stream any) bool {
 // place is an error unless it is known where the system is, one way and not two.
 func (a *app) place() error {
 	if a.server != "" && a.databaseURL != "" {
-		return usagef("--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given: want one of them")
+		return usagef("--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given: want " +
+			"one of them")
 	}
 	for _, libpq := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"} {
 		if a.env(libpq) != "" {
@@ -95,7 +96,8 @@ func (a *app) place() error {
 		}
 	}
 	if a.server == "" && a.databaseURL == "" {
-		return usagef("where is the system? Give --server (PENSTOCK_SERVER) to go through its API, or --database-url (PENSTOCK_DATABASE_URL)")
+		return usagef("where is the system? Give --server (PENSTOCK_SERVER) to go through its API, or " +
+			"--database-url (PENSTOCK_DATABASE_URL)")
 	}
 	return nil
 }

@@ -33,7 +33,10 @@ func batchList(a *app) *cobra.Command {
 		{title: "NAME", text: func(b operator.Batch) string { return short(b.Name, 40) }},
 		{title: "QUEUE", text: func(b operator.Batch) string { return b.Queue }},
 		{title: "STATE", text: func(b operator.Batch) string { return b.State }},
-		{title: "DONE", right: true, text: func(b operator.Batch) string { return fmt.Sprintf("%d/%d", b.Done, b.Parts) }},
+		{title: "DONE", right: true, text: func(b operator.Batch) string {
+			return fmt.Sprintf("%d/%d", b.Done,
+				b.Parts)
+		}},
 		{title: "BAD", right: true, text: func(b operator.Batch) string { return number(b.Bad) }},
 		{title: "QUEUED", right: true, text: func(b operator.Batch) string { return number(b.Queued) }},
 		{title: "WAITING", right: true, wide: true, text: func(b operator.Batch) string { return number(b.Waiting) }},
@@ -54,11 +57,17 @@ func findBatch(ctx context.Context, api conn, args []string) (operator.Batch, er
 }
 
 func batchShow(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "show ID", Short: "One batch: state, parts, result", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	c := &cobra.Command{
+		Use: "show ID", Short: "One batch: state, parts, result", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
 	return showing(a, c, findBatch, func(w io.Writer, x operator.Batch) {
-		a.facts(w, [2]string{"batch", fmt.Sprint(x.ID)}, [2]string{"name", x.Name}, [2]string{"queue", x.Queue}, [2]string{"state", x.State},
-			[2]string{"parts", fmt.Sprint(x.Parts)}, [2]string{"done", fmt.Sprint(x.Done)}, [2]string{"bad", fmt.Sprint(x.Bad)},
-			[2]string{"queued", fmt.Sprint(x.Queued)}, [2]string{"waiting", fmt.Sprint(x.Waiting)}, [2]string{"problem", x.Problem},
+		a.facts(w, [2]string{"batch", fmt.Sprint(x.ID)}, [2]string{"name", x.Name}, [2]string{"queue", x.Queue},
+			[2]string{"state", x.State},
+			[2]string{"parts", fmt.Sprint(x.Parts)}, [2]string{"done", fmt.Sprint(x.Done)},
+			[2]string{"bad", fmt.Sprint(x.Bad)},
+			[2]string{"queued", fmt.Sprint(x.Queued)}, [2]string{"waiting", fmt.Sprint(x.Waiting)},
+			[2]string{"problem", x.Problem},
 			[2]string{"paused by", x.PausedBy + after(": ", x.PausedReason) + after(", until ", stamp(x.PausedUntil))},
 			[2]string{"made by", x.Actor}, [2]string{"made", stamp(&x.CreatedAt)}, [2]string{"ended", stamp(x.EndedAt)})
 		a.indented(w, "result", x.Result)
@@ -67,8 +76,10 @@ func batchShow(a *app) *cobra.Command {
 
 func batchCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create NAME QUEUE", Short: "Make a batch of a list of items, or of the rows of a query", Args: cobra.ExactArgs(2),
-		Example: "  penstock batch create backfill embeddings --items @ids.json --set part_size=50 --reason 'new model'\n" +
+		Use: "create NAME QUEUE", Short: "Make a batch of a list of items, or of the rows of a query",
+		Args: cobra.ExactArgs(2),
+		Example: "  penstock batch create backfill embeddings --items @ids.json --set part_size=50 --reason 'new " +
+			"model'\n" +
 			"  penstock batch create backfill embeddings --query 'SELECT id FROM document' --reason 'new model'",
 	}
 	var items, query string
@@ -93,21 +104,25 @@ func batchCreate(a *app) *cobra.Command {
 			}
 			options["items"] = json.RawMessage(text)
 		}
-		return change{does: "create batch " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
-			var made struct {
-				ID int64 `json:"id"`
-			}
-			in := body(by, "name", args[0], "options", options)
-			err := api.post(ctx, at("/v1/queues/%v/batches", args[1]), in, &made)
-			return fmt.Sprintf("batch %d", made.ID), err
-		}}, nil
+		return change{
+			does: "create batch " + args[0],
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				var made struct {
+					ID int64 `json:"id"`
+				}
+				in := body(by, "name", args[0], "options", options)
+				err := api.post(ctx, at("/v1/queues/%v/batches", args[1]), in, &made)
+				return fmt.Sprintf("batch %d", made.ID), err
+			},
+		}, nil
 	})
 }
 
 func batchVerb(a *app, v operator.Verb, use, help string) *cobra.Command {
 	c := &cobra.Command{Use: use + " ID", Short: help}
-	return doing(a, c, v, v == operator.CancelBatch, func(ctx context.Context, api conn, arg string) (any, string, error) {
-		x, err := findBatch(ctx, api, []string{arg})
-		return x.ID, fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts), err
-	})
+	return doing(a, c, v, v == operator.CancelBatch,
+		func(ctx context.Context, api conn, arg string) (any, string, error) {
+			x, err := findBatch(ctx, api, []string{arg})
+			return x.ID, fmt.Sprintf("%s is %s, %d of %d parts are done", x.Name, x.State, x.Done, x.Parts), err
+		})
 }

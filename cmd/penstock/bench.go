@@ -43,7 +43,10 @@ node whose handler does nothing. It makes a queue of its own, bench_<random>, an
 left alone, but they share the machine. For comparisons over time; the repository's bench/ measures against other queues.`
 
 func benchCommand(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "bench", Short: "A short measurement: single pushes, bulk pushes, drain", Long: benchHelp, Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use: "bench", Short: "A short measurement: single pushes, bulk pushes, drain", Long: benchHelp,
+		Args: cobra.NoArgs,
+	}
 	var n, single, batch int
 	var yes bool
 	flags := c.Flags()
@@ -56,7 +59,10 @@ func benchCommand(a *app) *cobra.Command {
 			return usagef("want 1 to 1,000,000 entries, and batches of 1 to 10,000")
 		}
 		if !yes {
-			if err := a.confirm(change{does: "load the database for some seconds", detail: fmt.Sprintf("%d entries in a queue of its own", n+single)}); err != nil {
+			if err := a.confirm(change{
+				does:   "load the database for some seconds",
+				detail: fmt.Sprintf("%d entries in a queue of its own", n+single),
+			}); err != nil {
 				return err
 			}
 		}
@@ -93,7 +99,8 @@ func (a *app) bench(ctx context.Context, n, single, batch int) (phases []phase, 
 	by := invalidation.By{Actor: a.actor, Reason: "penstock bench"}
 	seat := operator.New(db)
 	// An application of its own keeps other nodes away; outcomes are not kept.
-	if err := seat.CreateQueue(ctx, name, map[string]any{"application": name, "result_retention": "0"}, by); err != nil {
+	if err := seat.CreateQueue(ctx, name, map[string]any{"application": name, "result_retention": "0"},
+		by); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -141,7 +148,11 @@ func benchPush(ctx context.Context, q *invalidation.Queue, name string, total, p
 // benchDrain runs a task node until it has ended every entry.
 func benchDrain(ctx context.Context, db postgres.DB, name string, total int) (phase, error) {
 	node := tasknode.New(tasknode.Config{Name: name, Application: name, Log: slog.New(slog.DiscardHandler)}, db, db)
-	node.Handle(name, invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) { return nil, nil }))
+	node.Handle(name, invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage,
+		error,
+	) {
+		return nil, nil
+	}))
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)

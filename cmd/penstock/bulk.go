@@ -36,13 +36,15 @@ func (a *app) bulkFlags(c *cobra.Command, ofFailures bool) *bulk {
 		flags.StringVar(&f.filter.Pattern, "fingerprint", "", "of this fingerprint, see failure causes")
 	}
 	flags.IntVar(&f.rate, "per-second", 0, "change at most so many a second: 1000")
-	flags.BoolVar(&f.detach, "detach", false, "leave the operation to the elected leader instead of carrying it out here")
+	flags.BoolVar(&f.detach, "detach", false,
+		"leave the operation to the elected leader instead of carrying it out here")
 	return f
 }
 
 func (f *bulk) empty() bool {
 	x := f.filter
-	return !x.All && x.Name == "" && x.LockKey == "" && x.Flow == "" && x.OlderThan == 0 && x.Class == "" && x.Pattern == ""
+	return !x.All && x.Name == "" && x.LockKey == "" && x.Flow == "" && x.OlderThan == 0 && x.Class == "" &&
+		x.Pattern == ""
 }
 
 // oneOrMany plans a verb on entries: one by one by their ids, or as an operation on what a filter matches, which it
@@ -83,7 +85,9 @@ func (a *app) oneOrMany(ctx context.Context, api conn, args []string, f *bulk, v
 }
 
 // each plans a verb on single entries. The first error ends it, and says what was done before.
-func (a *app) each(args []string, does string, one func(context.Context, int64, invalidation.By) (string, error)) (change, error) {
+func (a *app) each(args []string, does string,
+	one func(context.Context, int64, invalidation.By) (string, error),
+) (change, error) {
 	ids, err := entryIDs(args)
 	if err != nil {
 		return change{}, err
@@ -120,15 +124,18 @@ func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
 		bar.set(o.Changed)
 		if o.Status != "running" {
 			bar.end()
-			return fmt.Sprintf("%s, %d changed of %d that matched (operation %d)", o.Status, o.Changed, o.Matched, id), nil
+			return fmt.Sprintf("%s, %d changed of %d that matched (operation %d)", o.Status, o.Changed, o.Matched,
+				id), nil
 		}
 		wait, err := step(ctx, api, id)
 		if err != nil {
-			return "", fmt.Errorf("%w; the operation goes on when a leader leads, penstock operation cancel %d ends it", err, id)
+			return "", fmt.Errorf("%w; the operation goes on when a leader leads, penstock operation cancel %d ends it",
+				err, id)
 		}
 		select {
 		case <-ctx.Done():
-			return "", fmt.Errorf("operation %d goes on when a leader leads, penstock operation cancel %d ends it: %w", id, id, ctx.Err())
+			return "", fmt.Errorf("operation %d goes on when a leader leads, penstock operation cancel %d ends it: %w",
+				id, id, ctx.Err())
 		case <-time.After(min(max(wait, time.Millisecond), time.Second)):
 		}
 		if o, err = get[operator.Operation](ctx, api, at("/v1/operations/%v", id)); err != nil {
@@ -195,8 +202,10 @@ func (a *app) progress(total int64, what string) *bar {
 	if !terminal(a.err) {
 		return &bar{}
 	}
-	return &bar{progressbar.NewOptions64(total, progressbar.OptionSetWriter(a.err), progressbar.OptionSetDescription(what),
-		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(40),
+	return &bar{progressbar.NewOptions64(total, progressbar.OptionSetWriter(a.err),
+		progressbar.OptionSetDescription(what),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(),
+		progressbar.OptionSetWidth(40),
 		progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true))}
 }
 

@@ -35,7 +35,9 @@ func reading(a *app, c *cobra.Command, read func(ctx context.Context, api conn, 
 }
 
 // showing makes c a command that prints one thing; write is its form for people.
-func showing[T any](a *app, c *cobra.Command, read func(ctx context.Context, api conn, args []string) (T, error), write func(io.Writer, T)) *cobra.Command {
+func showing[T any](a *app, c *cobra.Command, read func(ctx context.Context, api conn, args []string) (T, error),
+	write func(io.Writer, T),
+) *cobra.Command {
 	return reading(a, c, func(ctx context.Context, api conn, args []string) error {
 		found, err := read(ctx, api, args)
 		if err != nil {
@@ -57,12 +59,14 @@ func ofEntry[T any](read func(context.Context, conn, int64) (T, error)) func(con
 }
 
 // listing makes c a command that prints a list.
-func listing[T any](a *app, c *cobra.Command, columns []column[T], read func(ctx context.Context, api conn, args []string) ([]T, error)) *cobra.Command {
+func listing[T any](a *app, c *cobra.Command, columns []column[T],
+	read func(ctx context.Context, api conn, args []string) ([]T, error),
+) *cobra.Command {
 	return paging(a, c, nil, columns, read, nil)
 }
 
-// paging makes c a command that prints a list up to a limit, and says on the error stream which flag asks for what comes
-// behind the last row of a full page.
+// paging makes c a command that prints a list up to a limit, and says on the error stream which flag asks for
+// what comes behind the last row of a full page.
 func paging[T any](a *app, c *cobra.Command, limit *int, columns []column[T],
 	read func(ctx context.Context, api conn, args []string) ([]T, error), next func(last T) string,
 ) *cobra.Command {
@@ -134,9 +138,11 @@ type done struct {
 	Answer string `json:"answer,omitempty"`
 }
 
-// changing makes c a command that changes something: it needs a reason, takes --dry-run, and asks first where the change
-// is risky. plan looks at the arguments and reads what it needs; it changes nothing.
-func changing(a *app, c *cobra.Command, plan func(ctx context.Context, api conn, args []string) (change, error)) *cobra.Command {
+// changing makes c a command that changes something: it needs a reason, takes --dry-run, and asks first where
+// the change is risky. plan looks at the arguments and reads what it needs; it changes nothing.
+func changing(a *app, c *cobra.Command,
+	plan func(ctx context.Context, api conn, args []string) (change, error),
+) *cobra.Command {
 	var reason string
 	var yes, dry bool
 	c.Flags().StringVar(&reason, "reason", "", "why, for the audit (required)")
@@ -210,11 +216,16 @@ func before(text, otherwise string) string {
 
 // simple is the plan of a change that needs nothing but its arguments, and has nothing to tell.
 func simple(does, detail string, risky bool, do func(ctx context.Context, by invalidation.By) error) (change, error) {
-	return change{does: does, detail: detail, risky: risky, do: func(ctx context.Context, by invalidation.By) (string, error) { return "", do(ctx, by) }}, nil
+	return change{
+		does: does, detail: detail, risky: risky,
+		do: func(ctx context.Context, by invalidation.By) (string, error) { return "", do(ctx, by) },
+	}, nil
 }
 
 // doing makes c a command of a verb on the thing that find finds by the argument; detail is how that stands.
-func doing(a *app, c *cobra.Command, v operator.Verb, risky bool, find func(ctx context.Context, api conn, arg string) (thing any, detail string, err error)) *cobra.Command {
+func doing(a *app, c *cobra.Command, v operator.Verb, risky bool,
+	find func(ctx context.Context, api conn, arg string) (thing any, detail string, err error),
+) *cobra.Command {
 	c.Args = cobra.ExactArgs(1)
 	if c.ValidArgsFunction == nil {
 		c.ValidArgsFunction = cobra.NoFileCompletions
@@ -233,9 +244,10 @@ func doing(a *app, c *cobra.Command, v operator.Verb, risky bool, find func(ctx 
 			return change{}, err
 		}
 		detail = strings.TrimPrefix(detail+after(", until ", stamp(&end)), ", ")
-		return simple(fmt.Sprintf("%s %v", v, thing), detail, risky, func(ctx context.Context, by invalidation.By) error {
-			return api.carryOut(ctx, v, thing, by, end)
-		})
+		return simple(fmt.Sprintf("%s %v", v, thing), detail, risky,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.carryOut(ctx, v, thing, by, end)
+			})
 	})
 }
 
@@ -262,7 +274,8 @@ func (a *app) moment(flag, text string) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return time.Time{}, usagef("--%s is %q: want a time like 2006-01-02T15:04:05Z, or a duration from now like 10m", flag, text)
+		return time.Time{}, usagef("--%s is %q: want a time like 2006-01-02T15:04:05Z, or a duration from now like 10m",
+			flag, text)
 	}
 	return t, nil
 }
@@ -285,7 +298,9 @@ func (a *app) hour(flag, text string) (string, error) {
 }
 
 // completeQueues completes the first argument with names of queues.
-func (a *app) completeQueues(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) completeQueues(c *cobra.Command, args []string,
+	prefix string,
+) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -295,9 +310,10 @@ func (a *app) completeQueues(c *cobra.Command, args []string, prefix string) ([]
 // queueFlag adds --queue with completion.
 func (a *app) queueFlag(c *cobra.Command, queue *string, help string) {
 	c.Flags().StringVar(queue, "queue", "", help)
-	must(c.RegisterFlagCompletionFunc("queue", func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		return a.queueNames(c, prefix)
-	}))
+	must(c.RegisterFlagCompletionFunc("queue",
+		func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return a.queueNames(c, prefix)
+		}))
 }
 
 func (a *app) queueNames(c *cobra.Command, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -341,7 +357,9 @@ func complete[T any](a *app, c *cobra.Command, args []string, prefix string,
 
 func settingFlag(c *cobra.Command, set *[]string, names []string) {
 	c.Flags().StringArrayVar(set, "set", nil, "name=value of a setting; several times. Values are JSON, or text")
-	must(c.RegisterFlagCompletionFunc("set", func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	must(c.RegisterFlagCompletionFunc("set", func(*cobra.Command, []string, string) ([]cobra.Completion,
+		cobra.ShellCompDirective,
+	) {
 		choices := make([]string, len(names))
 		for i, name := range names {
 			choices[i] = name + "="
@@ -350,7 +368,8 @@ func settingFlag(c *cobra.Command, set *[]string, names []string) {
 	}))
 }
 
-// readSettings turns name=value into options. What is JSON is taken as JSON, the rest as text: 10, true, {"base": 2}, 1 day.
+// readSettings turns name=value into options. What is JSON is taken as JSON, the rest as text: 10, true,
+// {"base": 2}, 1 day.
 func readSettings(set []string) (map[string]any, error) {
 	options := map[string]any{}
 	for _, pair := range set {

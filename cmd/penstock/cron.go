@@ -19,7 +19,8 @@ func cronCommand(a *app) *cobra.Command {
 	return noun("cron", "Cron jobs: schedules that fire entries",
 		cronList(a), cronShow(a), cronCreate(a), cronAlter(a),
 		cronVerb(a, operator.PauseCronJob, "pause", "Keep a job from firing; a run goes on"),
-		cronVerb(a, operator.ResumeCronJob, "resume", "End a pause; the job's catch-up policy says what becomes of missed times"),
+		cronVerb(a, operator.ResumeCronJob, "resume",
+			"End a pause; the job's catch-up policy says what becomes of missed times"),
 		cronVerb(a, operator.RunCronJob, "run", "Ask for one run beside the schedule; the elected leader starts it"),
 		cronVerb(a, operator.DropCronJob, "drop", "Remove a job; a run goes on"),
 	)
@@ -73,7 +74,10 @@ func timetable(settings json.RawMessage) (*cron.Timetable, error) {
 	if err := json.Unmarshal(settings, &s); err != nil {
 		return nil, usagef("the schedule cannot be read: %w", err)
 	}
-	t, err := cron.Parse(cron.Schedule{Spec: s.Spec, Zone: s.Zone, Gap: s.Gap, Fold: s.Fold, Start: s.StartsAt, End: s.EndsAt})
+	t, err := cron.Parse(cron.Schedule{
+		Spec: s.Spec, Zone: s.Zone, Gap: s.Gap, Fold: s.Fold, Start: s.StartsAt,
+		End: s.EndsAt,
+	})
 	if err != nil {
 		return nil, usageError{err}
 	}
@@ -81,12 +85,16 @@ func timetable(settings json.RawMessage) (*cron.Timetable, error) {
 }
 
 func cronShow(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "show JOB", Short: "One job: state, settings, and its next ten firings in words", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron}
+	c := &cobra.Command{
+		Use: "show JOB", Short: "One job: state, settings, and its next ten firings in words",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron,
+	}
 	read := func(ctx context.Context, api conn, args []string) (operator.CronJobDetail, error) {
 		return get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", args[0]))
 	}
 	return showing(a, c, read, func(w io.Writer, j operator.CronJobDetail) {
-		a.facts(w, [2]string{"job", j.Name}, [2]string{"queue", j.Queue}, [2]string{"state", j.State}, [2]string{"problem", j.Problem},
+		a.facts(w, [2]string{"job", j.Name}, [2]string{"queue", j.Queue}, [2]string{"state", j.State},
+			[2]string{"problem", j.Problem},
 			[2]string{"paused by", j.PausedBy + after(": ", j.PausedReason) + after(", until ", stamp(j.PausedUntil))},
 			[2]string{"entry", optional(j.EntryID)}, [2]string{"last fired", stamp(j.LastFiredAt)})
 		a.indented(w, "settings", j.Settings)
@@ -105,13 +113,16 @@ func (a *app) firings(w io.Writer, t *cron.Timetable) {
 
 // cronSettings are the options of create and alter.
 var cronSettings = []string{
-	"zone", "jitter", "starts_at", "ends_at", "catch_up", "catch_up_max", "grace", "gap", "fold", "overlap", "payload", "lock_key", "flow", "priority",
+	"zone", "jitter", "starts_at", "ends_at", "catch_up", "catch_up_max", "grace", "gap", "fold", "overlap", "payload",
+	"lock_key", "flow", "priority",
 }
 
 func cronCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create JOB QUEUE SPEC", Short: "Make a job that fires entries of a queue of kind cron", Args: cobra.ExactArgs(3), ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  penstock cron create nightly reports '30 2 * * *' --set zone=Europe/Berlin --set 'payload={\"all\": true}' --reason 'asked for by sales'",
+		Use: "create JOB QUEUE SPEC", Short: "Make a job that fires entries of a queue of kind cron",
+		Args: cobra.ExactArgs(3), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock cron create nightly reports '30 2 * * *' --set zone=Europe/Berlin --set " +
+			"'payload={\"all\": true}' --reason 'asked for by sales'",
 	}
 	var set []string
 	settingFlag(c, &set, cronSettings)
@@ -127,10 +138,11 @@ func cronCreate(a *app) *cobra.Command {
 		if err := checkSchedule(spec, options); err != nil {
 			return change{}, err
 		}
-		return simple("create cron job "+args[0], args[2]+after(" ", described(options)), false, func(ctx context.Context, by invalidation.By) error {
-			in := body(by, "name", args[0], "spec", args[2], "settings", options)
-			return api.post(ctx, at("/v1/queues/%v/cron", args[1]), in, nil)
-		})
+		return simple("create cron job "+args[0], args[2]+after(" ", described(options)), false,
+			func(ctx context.Context, by invalidation.By) error {
+				in := body(by, "name", args[0], "spec", args[2], "settings", options)
+				return api.post(ctx, at("/v1/queues/%v/cron", args[1]), in, nil)
+			})
 	})
 }
 
@@ -153,8 +165,9 @@ func checkSchedule(settings json.RawMessage, options map[string]any) error {
 
 func cronAlter(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "alter JOB", Short: "Change settings of a job; a run that has begun goes on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron,
-		Example: "  penstock cron alter nightly --set 'spec=0 3 * * *' --reason 'after the backup'",
+		Use: "alter JOB", Short: "Change settings of a job; a run that has begun goes on", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeCron,
+		Example:           "  penstock cron alter nightly --set 'spec=0 3 * * *' --reason 'after the backup'",
 	}
 	var set []string
 	settingFlag(c, &set, append([]string{"spec"}, cronSettings...))
@@ -173,21 +186,25 @@ func cronAlter(a *app) *cobra.Command {
 		if err := checkSchedule(j.Settings, options); err != nil {
 			return change{}, err
 		}
-		return simple("alter cron job "+j.Name, described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return api.overwrite(ctx, "PATCH", at("/v1/cron/%v", j.Name), body(by, "settings", options))
-		})
+		return simple("alter cron job "+j.Name, described(options), false,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.overwrite(ctx, "PATCH", at("/v1/cron/%v", j.Name), body(by, "settings", options))
+			})
 	})
 }
 
 func cronVerb(a *app, v operator.Verb, use, help string) *cobra.Command {
 	c := &cobra.Command{Use: use + " JOB", Short: help, ValidArgsFunction: a.completeCron}
-	return doing(a, c, v, v == operator.DropCronJob, func(ctx context.Context, api conn, arg string) (any, string, error) {
-		j, err := get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", arg))
-		return j.Name, "", err
-	})
+	return doing(a, c, v, v == operator.DropCronJob,
+		func(ctx context.Context, api conn, arg string) (any, string, error) {
+			j, err := get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", arg))
+			return j.Name, "", err
+		})
 }
 
-func (a *app) completeCron(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) completeCron(c *cobra.Command, args []string,
+	prefix string,
+) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.CronJob, error) {
 		return list[operator.CronJob](ctx, api, "/v1/cron", completionsMax, "")
 	}, func(j operator.CronJob) string { return j.Name })

@@ -141,14 +141,16 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 			p.crew.stop(p.out)
 		}
 	}()
-	if p.worker, err = p.crew.start(ctx, "worker", "listening on ", "--listen", "127.0.0.1:0", "--slots", fmt.Sprint(o.slots)); err != nil {
+	if p.worker, err = p.crew.start(ctx, "worker", "listening on ", "--listen", "127.0.0.1:0", "--slots",
+		fmt.Sprint(o.slots)); err != nil {
 		return err
 	}
 	// The key is no secret: what it seals is on this machine alone, like the receivers that may be called.
 	const key = "PENSTOCK_SECRET_WEBHOOK=penstock dev, known to everybody"
 	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["leader"]}
 	const receivers = "127.0.0.0/8"
-	if p.leader, err = p.crew.start(ctx, "leader", "listen=", "--listen", "127.0.0.1:0", "--debug-listen", "localhost:0", "--open",
+	if p.leader, err = p.crew.start(ctx, "leader", "listen=", "--listen", "127.0.0.1:0", "--debug-listen",
+		"localhost:0", "--open",
 		"--callback-allow-networks", receivers); err != nil {
 		return err
 	}
@@ -197,11 +199,13 @@ func (p *platform) register(ctx context.Context, o devOptions) error {
 	retries := 1
 	p.queues = map[string]string{}
 	for _, name := range []string{"faces", "language"} {
-		queue, err := inference.RegisterModel(ctx, p.pool, worker.Model{Name: name, Protocol: worker.ProtocolGeneric, MaxRetries: &retries}, by)
+		queue, err := inference.RegisterModel(ctx, p.pool,
+			worker.Model{Name: name, Protocol: worker.ProtocolGeneric, MaxRetries: &retries}, by)
 		if err != nil {
 			return err
 		}
-		if _, err := inference.RegisterInstance(ctx, p.pool, name, "dev", p.worker+"/"+name, o.slots, nil, by); err != nil {
+		if _, err := inference.RegisterInstance(ctx, p.pool, name, "dev", p.worker+"/"+name, o.slots, nil,
+			by); err != nil {
 			return err
 		}
 		p.queues[name] = queue
@@ -224,7 +228,8 @@ func beside(name string) (string, error) {
 	}
 	path := filepath.Join(filepath.Dir(self), name)
 	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("program %q is not beside %s: build all of them with `make build`, or start with `make run`", name, self)
+		return "", fmt.Errorf("program %q is not beside %s: build all of them with `make build`, or start with "+
+			"`make run`", name, self)
 	}
 	return path, nil
 }

@@ -88,7 +88,8 @@ func (p *platform) pushAll(ctx context.Context, samples []sample) ([]int64, erro
 		pushes[s.Model] = append(pushes[s.Model], push)
 	}
 	for range 3 {
-		pushes["faces"] = append(pushes["faces"], invalidation.Push{Name: "broken", Payload: json.RawMessage(`{"image": "no picture"}`)})
+		pushes["faces"] = append(pushes["faces"],
+			invalidation.Push{Name: "broken", Payload: json.RawMessage(`{"image": "no picture"}`)})
 	}
 	var ids []int64
 	for model, list := range pushes {
@@ -115,7 +116,8 @@ SELECT (SELECT count(*) FROM penstock.result WHERE entry_id = ANY ($1::bigint[])
 
 // await shows progress until every entry has ended: a bar on a terminal, a line every two seconds elsewhere.
 func (p *platform) await(ctx context.Context, ids []int64, start time.Time) error {
-	bar := progressbar.NewOptions(len(ids), progressbar.OptionSetWriter(p.out), progressbar.OptionSetDescription("entries"),
+	bar := progressbar.NewOptions(len(ids), progressbar.OptionSetWriter(p.out),
+		progressbar.OptionSetDescription("entries"),
 		progressbar.OptionSetWidth(40), progressbar.OptionShowCount(), progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetVisibility(terminal(p.out)))
 	shown := time.Now()
@@ -126,7 +128,8 @@ func (p *platform) await(ctx context.Context, ids []int64, start time.Time) erro
 		}
 		if !terminal(p.out) && time.Since(shown) > 2*time.Second {
 			shown = time.Now()
-			fmt.Fprintf(p.out, "%5.1f s  %d of %d entries have ended\n", time.Since(start).Seconds(), done+failed, len(ids))
+			fmt.Fprintf(p.out, "%5.1f s  %d of %d entries have ended\n", time.Since(start).Seconds(), done+failed,
+				len(ids))
 		}
 		if err := bar.Set64(done + failed); err != nil {
 			return fmt.Errorf("show progress: %w", err)
@@ -164,10 +167,11 @@ func (p *platform) report(ctx context.Context, ids []int64, took time.Duration) 
 	fmt.Fprintln(table, "queue\tentry\toutcome\tresult or error")
 	var queue, outcome, detail string
 	var id int64
-	_, err := pgx.ForEachRow(postgres.Query(ctx, p.pool, reportSQL, ids), []any{&queue, &id, &outcome, &detail}, func() error {
-		_, err := fmt.Fprintf(table, "%s\t%d\t%s\t%s\n", queue, id, outcome, detail)
-		return err
-	})
+	_, err := pgx.ForEachRow(postgres.Query(ctx, p.pool, reportSQL, ids), []any{&queue, &id, &outcome, &detail},
+		func() error {
+			_, err := fmt.Fprintf(table, "%s\t%d\t%s\t%s\n", queue, id, outcome, detail)
+			return err
+		})
 	if err != nil {
 		return fmt.Errorf("read outcomes: %w", err)
 	}

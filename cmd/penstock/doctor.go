@@ -13,8 +13,10 @@ import (
 
 func doctorCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "doctor", Short: "Examine the database and what runs on it, and say what to do; exit code 10 for warnings, 20 for critical", Args: cobra.NoArgs,
-		Long: "Examine settings (durability, isolation, clock), what keeps vacuum from cleaning, the schema, partitions, the leader, late\n" +
+		Use: "doctor", Short: "Examine the database and what runs on it, and say what to do; exit code 10 for " +
+			"warnings, 20 for critical", Args: cobra.NoArgs,
+		Long: "Examine settings (durability, isolation, clock), what keeps vacuum from cleaning, the schema, " +
+			"partitions, the leader, late\n" +
 			"entries, stuck locks, unserved queues, and the invariants. It only reads, and each check is bounded in time.",
 	}
 	var cfg doctor.Config
@@ -38,7 +40,8 @@ func doctorCommand(a *app) *cobra.Command {
 func (a *app) examine(ctx context.Context, cfg doctor.Config) ([]doctor.Finding, error) {
 	if a.server != "" {
 		if cfg.Deep {
-			return nil, usagef("--deep reads every row, for minutes: it works only on the database, with --database-url (PENSTOCK_DATABASE_URL)")
+			return nil, usagef("--deep reads every row, for minutes: it works only on the database, with " +
+				"--database-url (PENSTOCK_DATABASE_URL)")
 		}
 		api, err := a.connect(ctx)
 		if err != nil {
@@ -77,7 +80,8 @@ func (a *app) writeFindings(findings []doctor.Finding, quiet bool) error {
 			a.writeFinding(a.out, f)
 		}
 	}
-	fmt.Fprintf(a.out, "\n%d critical, %s, %d fine", counts[doctor.Critical], many(counts[doctor.Warning], "warning", "warnings"), counts[doctor.Fine])
+	fmt.Fprintf(a.out, "\n%d critical, %s, %d fine", counts[doctor.Critical],
+		many(counts[doctor.Warning], "warning", "warnings"), counts[doctor.Fine])
 	if n := counts[doctor.Skipped]; n > 0 {
 		fmt.Fprintf(a.out, ", %d skipped", n)
 	}
@@ -87,7 +91,8 @@ func (a *app) writeFindings(findings []doctor.Finding, quiet bool) error {
 
 func (a *app) writeFinding(w io.Writer, f doctor.Finding) {
 	severity := string(f.Severity)
-	fmt.Fprintf(w, "%s%s  %-16s %s\n", a.paint(cellColours[severity], severity), strings.Repeat(" ", max(0, 8-len(severity))), f.Check, oneLine(f.Summary))
+	fmt.Fprintf(w, "%s%s  %-16s %s\n", a.paint(cellColours[severity], severity),
+		strings.Repeat(" ", max(0, 8-len(severity))), f.Check, oneLine(f.Summary))
 	if f.Severity == doctor.Fine {
 		return // what is fine needs no evidence
 	}

@@ -18,7 +18,8 @@ func entryCommand(a *app) *cobra.Command {
 	return noun("entry", "Entries: push, list, show, explain, wait, cancel, disable, enable",
 		entryPush(a), entryList(a), entryShow(a), entryExplain(a), entryWait(a),
 		entryCancel(a),
-		entrySwitch(a, operator.DisableEntry, "disable", "Take entries out of line: by id, or all of a name or lock key, those to come as well"),
+		entrySwitch(a, operator.DisableEntry, "disable",
+			"Take entries out of line: by id, or all of a name or lock key, those to come as well"),
 		entrySwitch(a, operator.EnableEntry, "enable", "Put disabled entries back into line"),
 	)
 }
@@ -43,7 +44,10 @@ func (a *app) entryColumns() []column[operator.Entry] {
 }
 
 func entryList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list QUEUE", Short: "Entries of a queue, oldest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	c := &cobra.Command{
+		Use: "list QUEUE", Short: "Entries of a queue, oldest first", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeQueues,
+	}
 	var f operator.EntryFilter
 	flags := c.Flags()
 	flags.StringVar(&f.State, "state", "", "initial, pending, computing or disabled")
@@ -52,16 +56,21 @@ func entryList(a *app) *cobra.Command {
 	flags.StringVar(&f.Name, "name", "", "of this name")
 	flags.Int64Var(&f.After, "after", 0, "ids above this one: the last of the page before")
 	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
-	must(c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(operator.States(), cobra.ShellCompDirectiveNoFileComp)))
-	return paging(a, c, &f.Limit, a.entryColumns(), func(ctx context.Context, api conn, args []string) ([]operator.Entry, error) {
-		f.Queue = args[0]
-		return list[operator.Entry](ctx, api, "/v1/entries", f.Limit, f.After,
-			"queue", f.Queue, "state", f.State, "flow", f.Flow, "lock_key", f.LockKey, "name", f.Name)
-	}, func(last operator.Entry) string { return fmt.Sprintf("--after %d", last.ID) })
+	must(c.RegisterFlagCompletionFunc("state",
+		cobra.FixedCompletions(operator.States(), cobra.ShellCompDirectiveNoFileComp)))
+	return paging(a, c, &f.Limit, a.entryColumns(),
+		func(ctx context.Context, api conn, args []string) ([]operator.Entry, error) {
+			f.Queue = args[0]
+			return list[operator.Entry](ctx, api, "/v1/entries", f.Limit, f.After,
+				"queue", f.Queue, "state", f.State, "flow", f.Flow, "lock_key", f.LockKey, "name", f.Name)
+		}, func(last operator.Entry) string { return fmt.Sprintf("--after %d", last.ID) })
 }
 
 func entryShow(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "show ID", Short: "All about one entry, living or ended", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	c := &cobra.Command{
+		Use: "show ID", Short: "All about one entry, living or ended", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
 	return showing(a, c, ofEntry(entryDetail), a.writeEntry)
 }
 
@@ -87,10 +96,15 @@ func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
 	}
 	if e := d.Ended; e != nil {
 		facts = append(facts, [][2]string{
-			{"ended", stamp(&e.At)}, {"accepted", stamp(&e.Accepted)}, {"attempts", fmt.Sprint(e.Attempt)}, {"class", e.Class}, {"reason", e.Reason},
+			{"ended", stamp(&e.At)},
+			{"accepted", stamp(&e.Accepted)},
+			{"attempts", fmt.Sprint(e.Attempt)},
+			{"class", e.Class},
+			{"reason", e.Reason},
 		}...)
 		if e.NodeID != 0 {
-			facts = append(facts, [2]string{"node", fmt.Sprint(e.NodeID)}, [2]string{"token", fmt.Sprint(e.Token)}, [2]string{"ran for", age(e.RunSeconds)})
+			facts = append(facts, [2]string{"node", fmt.Sprint(e.NodeID)}, [2]string{"token", fmt.Sprint(e.Token)},
+				[2]string{"ran for", age(e.RunSeconds)})
 		}
 	}
 	a.facts(w, facts...)
@@ -173,7 +187,10 @@ func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Durati
 			}
 			return age(e.RunSeconds)
 		}},
-		{title: "RESULT", text: func(e ended) string { return before(short(e.Reason, 100), short(string(e.Result), 100)) }},
+		{title: "RESULT", text: func(e ended) string {
+			return before(short(e.Reason, 100),
+				short(string(e.Result), 100))
+		}},
 	}, found)
 	for _, e := range found {
 		if e.Outcome != "done" && err == nil {
@@ -189,8 +206,9 @@ const waitStep = 20 * time.Second
 // silentWait is how long a wait lasts before it says why the entry has not ended.
 const silentWait = 3 * time.Second
 
-// awaitEnd returns the outcome of an entry as soon as it has ended. Meanwhile it reports on the error stream why the entry
-// does not run, whenever that changes: a queue that nothing serves would be waited for in silence.
+// awaitEnd returns the outcome of an entry as soon as it has ended. Meanwhile it reports on the error stream
+// why the entry does not run, whenever that changes: a queue that nothing serves would be waited for in
+// silence.
 func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.Ended, error) {
 	said := ""
 	for wait := silentWait; ; wait = waitStep {
@@ -221,21 +239,23 @@ func entryCancel(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "cancel [ID...]", Short: "End entries by id, or all that match a filter; one that runs is asked to end",
 		ValidArgsFunction: cobra.NoFileCompletions,
-		Example:           "  penstock entry cancel 17 18 --reason 'wrong input'\n  penstock entry cancel --queue mails --name newsletter --reason 'sent twice'",
+		Example: "  penstock entry cancel 17 18 --reason 'wrong input'\n  penstock entry cancel --queue " +
+			"mails --name newsletter --reason 'sent twice'",
 	}
 	bulk := a.bulkFlags(c, false)
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		return a.oneOrMany(ctx, api, args, bulk, operator.CancelEntries, "cancel entry", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			var made struct {
-				Verdict operator.Cancelled `json:"verdict"`
-			}
-			err := api.post(ctx, at("/v1/entries/%v/cancel", id), body(by), &made)
-			answer := made.Verdict
-			if answer == operator.CancelRequested {
-				return "requested; the node that runs it hears of it at its heartbeat", err
-			}
-			return string(answer), err
-		})
+		return a.oneOrMany(ctx, api, args, bulk, operator.CancelEntries, "cancel entry",
+			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+				var made struct {
+					Verdict operator.Cancelled `json:"verdict"`
+				}
+				err := api.post(ctx, at("/v1/entries/%v/cancel", id), body(by), &made)
+				answer := made.Verdict
+				if answer == operator.CancelRequested {
+					return "requested; the node that runs it hears of it at its heartbeat", err
+				}
+				return string(answer), err
+			})
 	})
 }
 

@@ -67,27 +67,60 @@ var kinds = []struct {
 	next string
 }{
 	{isA[usageError], exitUsage, "--help says what can be written"},
-	{is(errUnconfirmed), exitUnconfirmed, "give --yes to go ahead without a question, or --dry-run to see what would change"},
+	{is(errUnconfirmed), exitUnconfirmed, "give --yes to go ahead without a question, or --dry-run to see what " +
+		"would change"},
 	{is(errTimeout), exitTimeout, "wait longer with --for, or ask penstock entry explain"},
-	{is(invalidation.ErrQueueNotFound), exitNotFound, "penstock queue list shows the queues; penstock queue create makes one"},
-	{is(invalidation.ErrEntryNotFound), exitNotFound, "ids are those that a push answered; outcomes are kept for the queue's result_retention"},
+	{
+		is(invalidation.ErrQueueNotFound), exitNotFound,
+		"penstock queue list shows the queues; penstock queue create makes one",
+	},
+	{
+		is(invalidation.ErrEntryNotFound), exitNotFound,
+		"ids are those that a push answered; outcomes are kept for the queue's result_retention",
+	},
 	{is(invalidation.ErrNotFound), exitNotFound, "the verb list of the same noun shows what there is"},
-	{is(invalidation.ErrQueueFull), exitFull, "push again later, or raise the capacity: penstock queue alter NAME --set capacity=N"},
-	{is(invalidation.ErrPayloadTooLarge), exitUsage, "store the data elsewhere and push a reference, or raise payload_limit"},
-	{is(invalidation.ErrIdempotencyConflict), exitState, "an idempotency key stands for one payload: use another key for another payload"},
+	{
+		is(invalidation.ErrQueueFull), exitFull,
+		"push again later, or raise the capacity: penstock queue alter NAME --set capacity=N",
+	},
+	{
+		is(invalidation.ErrPayloadTooLarge), exitUsage,
+		"store the data elsewhere and push a reference, or raise payload_limit",
+	},
+	{
+		is(invalidation.ErrIdempotencyConflict), exitState,
+		"an idempotency key stands for one payload: use another key for another payload",
+	},
 	{is(invalidation.ErrInvalid), exitUsage, "--help says what can be written"},
 	{is(invalidation.ErrState), exitState, "the verbs show and explain say how it stands"},
-	{code("3F000", "42P01", "42883", "42703"), exitState, "the schema is missing or not of this version: penstock migrate status, then penstock migrate up"},
+	{
+		code("3F000", "42P01", "42883", "42703"), exitState,
+		"the schema is missing or not of this version: penstock migrate status, then penstock migrate up",
+	},
 	{code("08P01"), exitUnavailable, "a pooler in between refuses settings of sessions: give --database-pooled"},
-	{code("28P01", "28000", "3D000", "42501"), exitUnavailable, "check the user, the password, the database and its grants in --database-url (PENSTOCK_DATABASE_URL)"},
+	{
+		code("28P01", "28000", "3D000", "42501"), exitUnavailable,
+		"check the user, the password, the database and its grants in --database-url (PENSTOCK_DATABASE_URL)",
+	},
 	{code("57014"), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
-	{problem("unauthorized", "forbidden", "not_local"), exitUnavailable, "check the token in --token-file (PENSTOCK_TOKEN); penstock token list shows what each may do"},
+	{
+		problem("unauthorized", "forbidden", "not_local"), exitUnavailable,
+		"check the token in --token-file (PENSTOCK_TOKEN); penstock token list shows what each may do",
+	},
 	{problem("timeout"), exitTimeout, "narrow the filter; the server bounds the time of a request"},
-	{problem("unavailable", "busy", "too_many_waiters", "too_many_requests"), exitUnavailable, "try again; the leader's log and /readyz say what is missing"},
-	{problem("unknown", "no_such_address", "method_not_allowed"), exitUnavailable, "check --server (PENSTOCK_SERVER): no leader of this version answers there"},
+	{
+		problem("unavailable", "busy", "too_many_waiters", "too_many_requests"), exitUnavailable,
+		"try again; the leader's log and /readyz say what is missing",
+	},
+	{
+		problem("unknown", "no_such_address", "method_not_allowed"), exitUnavailable,
+		"check --server (PENSTOCK_SERVER): no leader of this version answers there",
+	},
 	{lateAnswer, exitTimeout, "narrow the filter, or give the request longer with --timeout"},
-	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; --database-url needs none"},
-	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock doctor looks further"},
+	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; " +
+		"--database-url needs none"},
+	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock " +
+		"doctor looks further"},
 }
 
 func is(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
@@ -114,13 +147,17 @@ func sentence(err error) string {
 	for _, sentinel := range []error{invalidation.ErrState, invalidation.ErrInvalid} {
 		text = strings.ReplaceAll(text, ": "+sentinel.Error(), "")
 	}
-	for _, sentinel := range []error{invalidation.ErrEntryNotFound, invalidation.ErrNotFound, invalidation.ErrQueueNotFound} {
+	for _, sentinel := range []error{
+		invalidation.ErrEntryNotFound, invalidation.ErrNotFound,
+		invalidation.ErrQueueNotFound,
+	} {
 		text = strings.ReplaceAll(text, ".: "+sentinel.Error(), ".")
 	}
 	return text
 }
 
-// shownError is the sentence of an error without control characters, which it may quote. An answer of the API is one line.
+// shownError is the sentence of an error without control characters, which it may quote. An answer of the API
+// is one line.
 func shownError(err error) string {
 	if isA[refused](err) {
 		return oneLine(sentence(err))

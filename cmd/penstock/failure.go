@@ -18,7 +18,10 @@ func failureCommand(a *app) *cobra.Command {
 }
 
 func failureList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list QUEUE", Short: "Failures of a queue, newest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	c := &cobra.Command{
+		Use: "list QUEUE", Short: "Failures of a queue, newest first", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeQueues,
+	}
 	var f operator.FailureFilter
 	flags := c.Flags()
 	flags.StringVar(&f.Class, "class", "", "of this class of error")
@@ -73,12 +76,18 @@ func failureDetail(ctx context.Context, api conn, id int64) (operator.FailureDet
 }
 
 func failureShow(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "show ID", Short: "One failure with payload and history", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	c := &cobra.Command{
+		Use: "show ID", Short: "One failure with payload and history", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
 	return showing(a, c, ofEntry(failureDetail), func(w io.Writer, f operator.FailureDetail) {
-		a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue}, [2]string{"failed", stamp(&f.FailedAt)},
+		a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue},
+			[2]string{"failed", stamp(&f.FailedAt)},
 			[2]string{"accepted", stamp(&f.CreatedAt)}, [2]string{"class", f.Class}, [2]string{"error", f.Error},
-			[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts", fmt.Sprint(f.Attempt)}, [2]string{"crashes", fmt.Sprint(f.Crashes)},
-			[2]string{"name", f.Name}, [2]string{"lock key", f.LockKey}, [2]string{"flow", f.Flow}, [2]string{"trace", f.Trace})
+			[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts", fmt.Sprint(f.Attempt)},
+			[2]string{"crashes", fmt.Sprint(f.Crashes)},
+			[2]string{"name", f.Name}, [2]string{"lock key", f.LockKey}, [2]string{"flow", f.Flow},
+			[2]string{"trace", f.Trace})
 		a.indented(w, "history", f.History)
 		a.indented(w, "payload", f.Payload)
 	})
@@ -86,24 +95,32 @@ func failureShow(a *app) *cobra.Command {
 
 func failureRetry(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "retry [ID...]", Short: "Put failed entries back into line, by id or by filter", ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  penstock failure retry 17 --reason 'fixed'\n  penstock failure retry --queue mails --class timeout --reason 'provider is back' --dry-run",
+		Use: "retry [ID...]", Short: "Put failed entries back into line, by id or by filter",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock failure retry 17 --reason 'fixed'\n  penstock failure retry --queue mails " +
+			"--class timeout --reason 'provider is back' --dry-run",
 	}
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		return a.oneOrMany(ctx, api, args, bulk, operator.RetryFailures, "retry failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			return "", api.carryOut(ctx, operator.RetryFailure, id, by, time.Time{})
-		})
+		return a.oneOrMany(ctx, api, args, bulk, operator.RetryFailures, "retry failure",
+			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+				return "", api.carryOut(ctx, operator.RetryFailure, id, by, time.Time{})
+			})
 	})
 }
 
 func failureDiscard(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "discard [ID...]", Short: "Forget failures, by id or by filter; only the audit remembers them", ValidArgsFunction: cobra.NoFileCompletions}
+	c := &cobra.Command{
+		Use:               "discard [ID...]",
+		Short:             "Forget failures, by id or by filter; only the audit remembers them",
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		planned, err := a.oneOrMany(ctx, api, args, bulk, operator.DiscardFailures, "discard failure", func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-			return "", api.carryOut(ctx, operator.DiscardFailure, id, by, time.Time{})
-		})
+		planned, err := a.oneOrMany(ctx, api, args, bulk, operator.DiscardFailures, "discard failure",
+			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+				return "", api.carryOut(ctx, operator.DiscardFailure, id, by, time.Time{})
+			})
 		planned.risky = true
 		return planned, err
 	})

@@ -22,7 +22,8 @@ func flowList(a *app) *cobra.Command {
 	var queue string
 	c := &cobra.Command{
 		Use: "list", Short: "What flows use, those that use most first", Args: cobra.NoArgs,
-		Long: "What flows use, those that use most first. SLOTS are the slots that a flow had over the last minutes, the latest\n" +
+		Long: "What flows use, those that use most first. SLOTS are the slots that a flow had over the last " +
+			"minutes, the latest\n" +
 			"counting most; SHARE is its part of what its application used. Fair queues go by them, divided by WEIGHT.",
 	}
 	a.queueFlag(c, &queue, "of one queue")
@@ -31,7 +32,10 @@ func flowList(a *app) *cobra.Command {
 		{title: "FLOW", text: func(u operator.Usage) string { return before(short(u.Flow, 60), "-") }},
 		{title: "APPLICATION", wide: true, text: func(u operator.Usage) string { return u.Application }},
 		{title: "SLOTS", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.2f", u.Slots) }},
-		{title: "SHARE", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.1f %%", 100*u.Share) }},
+		{title: "SHARE", right: true, text: func(u operator.Usage) string {
+			return fmt.Sprintf("%.1f %%",
+				100*u.Share)
+		}},
 		{title: "WEIGHT", right: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Weight) }},
 		{title: "LOCKS", right: true, text: func(u operator.Usage) string { return number(u.Locks) }},
 		{title: "ENTRIES", right: true, wide: true, text: func(u operator.Usage) string { return number(u.Entries) }},
@@ -45,9 +49,11 @@ func flowList(a *app) *cobra.Command {
 
 func flowWeight(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "weight FLOW WEIGHT", Short: "Give a flow a larger or smaller share than the 1 that others have; 0 takes the weight away",
+		Use: "weight FLOW WEIGHT", Short: "Give a flow a larger or smaller share than the 1 that others have; 0 " +
+			"takes the weight away",
 		Args: cobra.ExactArgs(2), ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  penstock flow weight acme 4 --reason 'gold plan'\n  penstock flow weight acme 0.5 --queue thumbnails --reason 'in bulk at night'",
+		Example: "  penstock flow weight acme 4 --reason 'gold plan'\n  penstock flow weight acme 0.5 --queue " +
+			"thumbnails --reason 'in bulk at night'",
 	}
 	var queue string
 	a.queueFlag(c, &queue, "in one queue only; it goes before a weight in all queues")
@@ -64,7 +70,8 @@ func flowWeight(a *app) *cobra.Command {
 			does += " in queue " + queue
 		}
 		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error {
-			return api.post(ctx, "/v1/flows/weight"+query("queue", queue), body(by, "flow", args[0], "weight", weight), nil)
+			return api.post(ctx, "/v1/flows/weight"+query("queue", queue),
+				body(by, "flow", args[0], "weight", weight), nil)
 		})
 	})
 }

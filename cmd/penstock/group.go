@@ -15,7 +15,10 @@ func groupCommand(a *app) *cobra.Command {
 }
 
 func groupList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list QUEUE", Short: "Lock keys of a queue, in their order", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	c := &cobra.Command{
+		Use: "list QUEUE", Short: "Lock keys of a queue, in their order", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeQueues,
+	}
 	var after string
 	var limit int
 	c.Flags().StringVar(&after, "after", "", "keys behind this one: the last of the page before")
@@ -26,7 +29,10 @@ func groupList(a *app) *cobra.Command {
 		{title: "OLDEST", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.OldestID) }},
 		{title: "AGE", right: true, text: func(g operator.Group) string { return age(g.OldestSeconds) }},
 		{title: "NODE", text: func(g operator.Group) string { return before(g.Node, "-") }},
-		{title: "HELD", right: true, text: func(g operator.Group) string { return before(ageOrNone(g.HeldSeconds), "-") }},
+		{title: "HELD", right: true, text: func(g operator.Group) string {
+			return before(ageOrNone(g.HeldSeconds),
+				"-")
+		}},
 		{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Group, error) {
 		return list[operator.Group](ctx, api, "/v1/groups", limit, after, "queue", args[0])

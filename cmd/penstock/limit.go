@@ -16,12 +16,18 @@ func limitCommand(a *app) *cobra.Command {
 }
 
 func limitList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "Limits, what is in use, and which queues are under them", Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use: "list", Short: "Limits, what is in use, and which queues are under them",
+		Args: cobra.NoArgs,
+	}
 	return listing(a, c, []column[operator.Limit]{
 		{title: "LIMIT", text: func(l operator.Limit) string { return l.Name }},
 		{title: "IN USE", right: true, text: func(l operator.Limit) string { return number(l.InUse) }},
 		{title: "MAX", right: true, text: func(l operator.Limit) string { return before(optional(l.MaxUnits), "-") }},
-		{title: "PER SECOND", right: true, text: func(l operator.Limit) string { return before(optional(l.Rate), "-") }},
+		{title: "PER SECOND", right: true, text: func(l operator.Limit) string {
+			return before(optional(l.Rate),
+				"-")
+		}},
 		{title: "BURST", right: true, text: func(l operator.Limit) string { return before(optional(l.Burst), "-") }},
 		{title: "LEFT", right: true, wide: true, text: func(l operator.Limit) string { return optional(l.Left) }},
 		{title: "OF", text: func(l operator.Limit) string {
@@ -33,7 +39,10 @@ func limitList(a *app) *cobra.Command {
 			}
 			return "all flows"
 		}},
-		{title: "QUEUES", text: func(l operator.Limit) string { return before(short(strings.Join(l.Queues, ","), 60), "-") }},
+		{title: "QUEUES", text: func(l operator.Limit) string {
+			return before(short(strings.Join(l.Queues, ","), 60),
+				"-")
+		}},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Limit, error) {
 		return everything[operator.Limit](ctx, api, "/v1/limits")
 	})
@@ -41,8 +50,10 @@ func limitList(a *app) *cobra.Command {
 
 func limitSet(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "set LIMIT", Short: "Make a limit, or change what is given", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  penstock limit set gpus --max-units 8 --reason 'two cards more'\n  penstock limit set provider --rate 50 --burst 100 --per-flow --reason 'their quota'",
+		Use: "set LIMIT", Short: "Make a limit, or change what is given", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock limit set gpus --max-units 8 --reason 'two cards more'\n  penstock limit set " +
+			"provider --rate 50 --burst 100 --per-flow --reason 'their quota'",
 	}
 	var units int
 	var rate, burst float64
@@ -55,7 +66,10 @@ func limitSet(a *app) *cobra.Command {
 	flags.BoolVar(&perKey, "per-key", false, "each lock key has the rate for itself")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		options := map[string]any{}
-		for flag, value := range map[string]any{"max-units": units, "rate": rate, "burst": burst, "per-flow": perFlow, "per-key": perKey} {
+		for flag, value := range map[string]any{
+			"max-units": units, "rate": rate, "burst": burst, "per-flow": perFlow,
+			"per-key": perKey,
+		} {
 			if flags.Changed(flag) {
 				options[strings.ReplaceAll(flag, "-", "_")] = value
 			}
@@ -63,15 +77,17 @@ func limitSet(a *app) *cobra.Command {
 		if len(options) == 0 {
 			return change{}, usagef("nothing to set: give --max-units, --rate, --burst, --per-flow or --per-key")
 		}
-		return simple("set limit "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return api.put(ctx, at("/v1/limits/%v", args[0]), body(by, "settings", options), nil)
-		})
+		return simple("set limit "+args[0], described(options), false,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.put(ctx, at("/v1/limits/%v", args[0]), body(by, "settings", options), nil)
+			})
 	})
 }
 
 func limitUse(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "use QUEUE LIMIT", Short: "Put a queue under a limit, or take it out with --units 0", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues,
+		Use: "use QUEUE LIMIT", Short: "Put a queue under a limit, or take it out with --units 0",
+		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues,
 	}
 	var units int
 	c.Flags().IntVar(&units, "units", 1, "units that each lock of the queue uses; 0: take the queue out")
@@ -79,7 +95,8 @@ func limitUse(a *app) *cobra.Command {
 		if units < 0 {
 			return change{}, usagef("--units is %d: want 0 or more", units)
 		}
-		does, detail := fmt.Sprintf("put queue %s under limit %s", args[0], args[1]), fmt.Sprintf("%d units a lock", units)
+		does, detail := fmt.Sprintf("put queue %s under limit %s", args[0], args[1]),
+			fmt.Sprintf("%d units a lock", units)
 		if units == 0 {
 			does, detail = fmt.Sprintf("take queue %s out of limit %s", args[0], args[1]), ""
 		}

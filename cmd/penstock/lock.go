@@ -23,7 +23,10 @@ func lockColumns() []column[operator.Lock] {
 		{title: "AGE", right: true, text: func(l operator.Lock) string { return age(l.AgeSeconds) }},
 		{title: "TOKEN", right: true, text: func(l operator.Lock) string { return fmt.Sprint(l.Token) }},
 		{title: "NODE ID", wide: true, right: true, text: func(l operator.Lock) string { return fmt.Sprint(l.NodeID) }},
-		{title: "PRIORITY", wide: true, right: true, text: func(l operator.Lock) string { return fmt.Sprint(l.Priority) }},
+		{
+			title: "PRIORITY", wide: true, right: true,
+			text: func(l operator.Lock) string { return fmt.Sprint(l.Priority) },
+		},
 		{title: "CLAIMED", wide: true, text: func(l operator.Lock) string { return stamp(&l.ClaimedAt) }},
 	}
 }
@@ -51,7 +54,8 @@ func lockList(a *app) *cobra.Command {
 func lockVerify(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "verify", Short: "Compare locks with their nodes and entries; exit code 20 if something is wrong",
-		Long: "Compare locks with their nodes and entries. The elected leader frees the locks of a dead node within the lease and two\n" +
+		Long: "Compare locks with their nodes and entries. The elected leader frees the locks of a dead node within " +
+			"the lease and two\n" +
 			"seconds; what stays here for longer shows that no leader leads, or that recovery has suspended itself.",
 		Args: cobra.NoArgs,
 	}

@@ -15,7 +15,8 @@ import (
 )
 
 func migrateCommand(a *app) *cobra.Command {
-	return noun("migrate", "The schema: apply, list, print and verify migrations and functions", migrateUp(a), migrateStatus(a), migrateSQL(a), migrateVerify(a))
+	return noun("migrate", "The schema: apply, list, print and verify migrations and functions", migrateUp(a),
+		migrateStatus(a), migrateSQL(a), migrateVerify(a))
 }
 
 // of returns the migrations in one state.
@@ -68,11 +69,13 @@ func (a *app) migrations(ctx context.Context) ([]migrations.Status, error) {
 func migrateUp(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "up", Short: "Apply what is pending; two at once are safe", Args: cobra.NoArgs,
-		Long: "Apply what is pending. Migrations are short-locking, and the programs of the version before run on the new schema:\n" +
+		Long: "Apply what is pending. Migrations are short-locking, and the programs of the version before run on " +
+			"the new schema:\n" +
 			"migrate first, then roll out. Two calls at once are safe, the second waits for the first.",
 	}
 	var dry, yes bool
-	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask; nothing is asked here, scripts may give it as to other commands")
+	c.Flags().BoolVarP(&yes, "yes", "y", false,
+		"do not ask; nothing is asked here, scripts may give it as to other commands")
 	c.Flags().BoolVar(&dry, "dry-run", false, "list what would be applied")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx := c.Context()
@@ -110,7 +113,8 @@ func migrateUp(a *app) *cobra.Command {
 
 func migrateSQL(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "sql [NAME...]", Short: "Print migrations and functions as SQL, all by default, for those who apply them with a tool of their own",
+		Use: "sql [NAME...]", Short: "Print migrations and functions as SQL, all by default, for those who apply " +
+			"them with a tool of their own",
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			known, err := migrations.Names()
 			var names []string
@@ -151,9 +155,12 @@ func migrateSQL(a *app) *cobra.Command {
 
 func migrateVerify(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "verify", Short: "Compare the schema with what was applied; exit code 10 if something is pending, 20 if it has drifted", Args: cobra.NoArgs,
-		Long: "Compare every table, column, constraint, index, view, function, trigger, type and sequence of the schema with what was there when\n" +
-			"migrations and functions were applied last, and say whether indexes are valid and each queue has its table. Rights and added\n" +
+		Use: "verify", Short: "Compare the schema with what was applied; exit code 10 if something is pending, 20 " +
+			"if it has drifted", Args: cobra.NoArgs,
+		Long: "Compare every table, column, constraint, index, view, function, trigger, type and sequence of the " +
+			"schema with what was there when\n" +
+			"migrations and functions were applied last, and say whether indexes are valid and each queue has its " +
+			"table. Rights and added\n" +
 			"indexes are not compared.",
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {

@@ -15,7 +15,8 @@ import (
 )
 
 func modelCommand(a *app) *cobra.Command {
-	return noun("model", "Models: how their workers are spoken to", modelList(a), modelRegister(a), modelOverride(a), modelRemove(a))
+	return noun("model", "Models: how their workers are spoken to", modelList(a), modelRegister(a), modelOverride(a),
+		modelRemove(a))
 }
 
 func modelList(a *app) *cobra.Command {
@@ -24,8 +25,14 @@ func modelList(a *app) *cobra.Command {
 		{title: "MODEL", text: func(m operator.Model) string { return m.Name }},
 		{title: "PROTOCOL", text: func(m operator.Model) string { return m.Protocol }},
 		{title: "QUEUE", text: func(m operator.Model) string { return m.Queue }},
-		{title: "USABLE", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Usable, m.Instances) }},
-		{title: "SLOTS HELD", right: true, text: func(m operator.Model) string { return fmt.Sprintf("%d/%d", m.Held, m.Slots) }},
+		{title: "USABLE", right: true, text: func(m operator.Model) string {
+			return fmt.Sprintf("%d/%d", m.Usable,
+				m.Instances)
+		}},
+		{title: "SLOTS HELD", right: true, text: func(m operator.Model) string {
+			return fmt.Sprintf("%d/%d", m.Held,
+				m.Slots)
+		}},
 		{title: "OVERRIDE", text: func(m operator.Model) string { return before(short(string(m.Override), 60), "-") }},
 		{title: "CONFIG", wide: true, text: func(m operator.Model) string { return string(m.Config) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Model, error) {
@@ -35,7 +42,8 @@ func modelList(a *app) *cobra.Command {
 
 func modelRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "register MODEL CONFIG", Short: "Make a model known, or replace its config (JSON, @FILE or -); an override stays",
+		Use: "register MODEL CONFIG", Short: "Make a model known, or replace its config (JSON, @FILE or -); an " +
+			"override stays",
 		Args: cobra.ExactArgs(2),
 	}
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
@@ -53,19 +61,23 @@ func modelRegister(a *app) *cobra.Command {
 		if _, err := worker.ReadModel(args[0], config, known.Override); err != nil {
 			return change{}, usagef("the override of the model, which stays, does not go with this config: %w", err)
 		}
-		return change{does: "register model " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
-			var made struct {
-				Queue string `json:"queue"`
-			}
-			err := api.put(ctx, at("/v1/models/%v", args[0]), body(by, "config", json.RawMessage(config)), &made)
-			return "its queue is " + made.Queue, err
-		}}, nil
+		return change{
+			does: "register model " + args[0],
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				var made struct {
+					Queue string `json:"queue"`
+				}
+				err := api.put(ctx, at("/v1/models/%v", args[0]), body(by, "config", json.RawMessage(config)), &made)
+				return "its queue is " + made.Queue, err
+			},
+		}, nil
 	})
 }
 
 func modelOverride(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "override MODEL FIELDS", Short: "Lay fields over a model's config for all nodes at once; --clear takes them away",
+		Use: "override MODEL FIELDS", Short: "Lay fields over a model's config for all nodes at once; --clear takes " +
+			"them away",
 		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeModels,
 	}
 	var remove bool
@@ -119,8 +131,12 @@ func findModel(ctx context.Context, api conn, name string) (operator.Model, erro
 }
 
 func modelRemove(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays", ValidArgsFunction: a.completeModels}
-	return doing(a, c, operator.RemoveModel, true, func(_ context.Context, _ conn, arg string) (any, string, error) { return arg, "", nil })
+	c := &cobra.Command{
+		Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays",
+		ValidArgsFunction: a.completeModels,
+	}
+	return doing(a, c, operator.RemoveModel, true,
+		func(_ context.Context, _ conn, arg string) (any, string, error) { return arg, "", nil })
 }
 
 func instanceCommand(a *app) *cobra.Command {
@@ -138,10 +154,22 @@ func (a *app) instanceColumns() []column[operator.Instance] {
 			}
 			return i.State
 		}},
-		{title: "SLOTS HELD", right: true, text: func(i operator.Instance) string { return fmt.Sprintf("%d/%d", i.Held, i.Slots) }},
-		{title: "ACTIVE", right: true, text: func(i operator.Instance) string { return before(optional(i.Active), "-") }},
-		{title: "QUEUED", right: true, wide: true, text: func(i operator.Instance) string { return optional(i.Queued) }},
-		{title: "DOUBTFUL", right: true, wide: true, text: func(i operator.Instance) string { return number(i.Doubtful) }},
+		{title: "SLOTS HELD", right: true, text: func(i operator.Instance) string {
+			return fmt.Sprintf("%d/%d", i.Held,
+				i.Slots)
+		}},
+		{title: "ACTIVE", right: true, text: func(i operator.Instance) string {
+			return before(optional(i.Active),
+				"-")
+		}},
+		{
+			title: "QUEUED", right: true, wide: true,
+			text: func(i operator.Instance) string { return optional(i.Queued) },
+		},
+		{
+			title: "DOUBTFUL", right: true, wide: true,
+			text: func(i operator.Instance) string { return number(i.Doubtful) },
+		},
 		{title: "CHECKED", right: true, text: func(i operator.Instance) string {
 			if i.CheckedAt == nil {
 				return "-"
@@ -156,16 +184,23 @@ func (a *app) instanceColumns() []column[operator.Instance] {
 }
 
 func instanceList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeModels}
-	return listing(a, c, a.instanceColumns(), func(ctx context.Context, api conn, args []string) ([]operator.Instance, error) {
-		return everything[operator.Instance](ctx, api, "/v1/instances", "model", strings.Join(args, "")) // one at most
-	})
+	c := &cobra.Command{
+		Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: a.completeModels,
+	}
+	return listing(a, c, a.instanceColumns(),
+		func(ctx context.Context, api conn, args []string) ([]operator.Instance, error) {
+			// one at most
+			return everything[operator.Instance](ctx, api, "/v1/instances", "model", strings.Join(args, ""))
+		})
 }
 
 func instanceRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "register MODEL SERVER ENDPOINT", Short: "Make an endpoint known, or change it; ends a drain and a quarantine", Args: cobra.ExactArgs(3), ValidArgsFunction: a.completeModels,
-		Example: "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
+		Use:   "register MODEL SERVER ENDPOINT",
+		Short: "Make an endpoint known, or change it; ends a drain and a quarantine", Args: cobra.ExactArgs(3),
+		ValidArgsFunction: a.completeModels,
+		Example:           "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
 	}
 	var slots int32
 	var labels string
@@ -180,7 +215,8 @@ func instanceRegister(a *app) *cobra.Command {
 			}
 			i.Labels = text
 		}
-		does, detail := fmt.Sprintf("register instance %s of model %s", i.Server, i.Model), fmt.Sprintf("%s with %d slots", i.Endpoint, slots)
+		does, detail := fmt.Sprintf("register instance %s of model %s", i.Server, i.Model),
+			fmt.Sprintf("%s with %d slots", i.Endpoint, slots)
 		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
 			return api.put(ctx, at("/v1/instances/%v/%v", i.Model, i.Server),
 				body(by, "endpoint", i.Endpoint, "slots", i.Slots, "labels", i.Labels), nil)
@@ -189,26 +225,38 @@ func instanceRegister(a *app) *cobra.Command {
 }
 
 func instanceDrain(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "drain MODEL SERVER", Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeModels}
+	c := &cobra.Command{
+		Use:   "drain MODEL SERVER",
+		Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeModels,
+	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), "", false, func(ctx context.Context, by invalidation.By) error {
-			return api.post(ctx, at("/v1/instances/%v/%v/drain", args[0], args[1]), body(by), nil)
-		})
+		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), "", false,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.post(ctx, at("/v1/instances/%v/%v/drain", args[0], args[1]), body(by), nil)
+			})
 	})
 }
 
 func instanceRemove(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "remove MODEL SERVER", Short: "Forget an instance; refused while slots are held, unless forced", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeModels}
+	c := &cobra.Command{
+		Use:   "remove MODEL SERVER",
+		Short: "Forget an instance; refused while slots are held, unless forced", Args: cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeModels,
+	}
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if slots are held: calls that still run there are counted nowhere")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), "", true, func(ctx context.Context, by invalidation.By) error {
-			return api.remove(ctx, at("/v1/instances/%v/%v", args[0], args[1]), by, "force", force)
-		})
+		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), "", true,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.remove(ctx, at("/v1/instances/%v/%v", args[0], args[1]), by, "force", force)
+			})
 	})
 }
 
-func (a *app) completeModels(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) completeModels(c *cobra.Command, args []string,
+	prefix string,
+) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.Model, error) {
 		return list[operator.Model](ctx, api, "/v1/models", completionsMax, "")
 	},

@@ -28,7 +28,10 @@ func (a *app) nodeColumns() []column[operator.Node] {
 		{title: "QUEUES", text: func(n operator.Node) string { return short(strings.Join(n.Queues, ","), 60) }},
 		{title: "ID", wide: true, right: true, text: func(n operator.Node) string { return fmt.Sprint(n.ID) }},
 		{title: "LEASE", wide: true, right: true, text: func(n operator.Node) string { return age(n.LeaseSeconds) }},
-		{title: "DRAIN BY", wide: true, text: func(n operator.Node) string { return n.DrainBy + after(": ", n.DrainReason) }},
+		{title: "DRAIN BY", wide: true, text: func(n operator.Node) string {
+			return n.DrainBy + after(": ",
+				n.DrainReason)
+		}},
 		{title: "LOAD", wide: true, text: func(n operator.Node) string { return string(n.Load) }},
 	}
 }
@@ -100,7 +103,13 @@ func (a *app) awaitGone(ctx context.Context, api conn, id operator.NodeID) (stri
 	}
 }
 
-func (a *app) completeNodes(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.Node, error) { return api.Nodes(ctx, completionsMax) },
+func (a *app) completeNodes(c *cobra.Command, args []string,
+	prefix string,
+) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.Node,
+		error,
+	) {
+		return api.Nodes(ctx, completionsMax)
+	},
 		func(n operator.Node) string { return n.Name })
 }

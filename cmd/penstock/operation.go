@@ -12,7 +12,8 @@ import (
 )
 
 func operationCommand(a *app) *cobra.Command {
-	return noun("operation", "Bulk operations on many entries or failures", operationList(a), operationFollow(a), operationCancel(a))
+	return noun("operation", "Bulk operations on many entries or failures", operationList(a), operationFollow(a),
+		operationCancel(a))
 }
 
 func operationList(a *app) *cobra.Command {
@@ -30,7 +31,10 @@ func operationList(a *app) *cobra.Command {
 		{title: "STATUS", text: func(o operator.Operation) string { return o.Status }},
 		{title: "CHANGED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Changed) }},
 		{title: "MATCHED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Matched) }},
-		{title: "PER SECOND", wide: true, right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.PerSecond) }},
+		{
+			title: "PER SECOND", wide: true, right: true,
+			text: func(o operator.Operation) string { return fmt.Sprint(o.PerSecond) },
+		},
 		{title: "FILTER", wide: true, text: func(o operator.Operation) string {
 			text, _ := json.Marshal(o.Filter) // it came from JSON
 			return string(text)
@@ -53,7 +57,8 @@ func numbered(what string, args []string) (int64, error) {
 
 func operationFollow(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "follow ID", Short: "Carry an operation out to its end, and show how far it is", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Use: "follow ID", Short: "Carry an operation out to its end, and show how far it is", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		id, err := numbered("bulk operation", args)
@@ -68,19 +73,21 @@ func operationFollow(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return printOne(a, done{Did: fmt.Sprintf("follow operation %d", id), Answer: answer}, func(w io.Writer) { fmt.Fprintln(w, answer) })
+		return printOne(a, done{Did: fmt.Sprintf("follow operation %d", id), Answer: answer},
+			func(w io.Writer) { fmt.Fprintln(w, answer) })
 	}
 	return c
 }
 
 func operationCancel(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "cancel ID", Short: "End an operation; what it has changed stays changed"}
-	return doing(a, c, operator.CancelOperation, false, func(ctx context.Context, api conn, arg string) (any, string, error) {
-		id, err := numbered("bulk operation", []string{arg})
-		if err != nil {
-			return nil, "", err
-		}
-		o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
-		return id, fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched), err
-	})
+	return doing(a, c, operator.CancelOperation, false,
+		func(ctx context.Context, api conn, arg string) (any, string, error) {
+			id, err := numbered("bulk operation", []string{arg})
+			if err != nil {
+				return nil, "", err
+			}
+			o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
+			return id, fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched), err
+		})
 }

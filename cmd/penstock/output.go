@@ -178,7 +178,8 @@ func (a *app) facts(w io.Writer, pairs ...[2]string) {
 	}
 	for _, p := range pairs {
 		if p[1] != "" {
-			fmt.Fprintf(w, "%s%s  %s\n", a.paint(dim, p[0]), strings.Repeat(" ", width-len(p[0])), a.paint(cellColours[p[1]], oneLine(p[1])))
+			fmt.Fprintf(w, "%s%s  %s\n", a.paint(dim, p[0]), strings.Repeat(" ", width-len(p[0])),
+				a.paint(cellColours[p[1]], oneLine(p[1])))
 		}
 	}
 }
@@ -226,8 +227,9 @@ const (
 // cellColours are the words that stand out.
 var cellColours = map[string]string{
 	"dead": red, "failed": red, "critical": red, "unhealthy": red, "defunct": red,
-	"draining": yellow, "paused": yellow, "disabled": yellow, "warning": yellow, "expired": yellow, "cancelled": yellow, "skipped": yellow,
-	"live": green, "computing": green, "done": green, "fine": green, "ready": green, "serving": green,
+	"draining": yellow, "paused": yellow, "disabled": yellow, "warning": yellow, "expired": yellow, "cancelled": yellow,
+	"skipped": yellow,
+	"live":    green, "computing": green, "done": green, "fine": green, "ready": green, "serving": green,
 }
 
 func (a *app) paint(colour, text string) string {

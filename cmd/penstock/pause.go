@@ -11,7 +11,8 @@ import (
 )
 
 func pauseCommand(a *app) *cobra.Command {
-	return noun("pause", "Pauses of flows, names, lock keys, models, applications and nodes; those of queues are listed too",
+	return noun("pause", "Pauses of flows, names, lock keys, models, applications and nodes; those of queues are "+
+		"listed too",
 		pauseList(a), pauseSet(a), pauseEnd(a))
 }
 
@@ -45,10 +46,13 @@ func (a *app) subject(c *cobra.Command) func(args []string) operator.Subject {
 
 func pauseSet(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "set SCOPE VALUE", Short: "Stop claims of a flow, name, lock key, model, application or node; what runs goes on",
-		Long: "Stop claims of a flow, name, lock_key, model, application or node, for ever or --until; what runs goes on. To pause\n" +
+		Use: "set SCOPE VALUE", Short: "Stop claims of a flow, name, lock key, model, application or node; what " +
+			"runs goes on",
+		Long: "Stop claims of a flow, name, lock_key, model, application or node, for ever or --until; what runs " +
+			"goes on. To pause\n" +
 			"again changes reason and end. A whole queue is paused with penstock queue pause.",
-		Example: "  penstock pause set flow acme --until 1h --reason 'over their quota'\n  penstock pause set name newsletter --queue mails --reason 'wrong text'",
+		Example: "  penstock pause set flow acme --until 1h --reason 'over their quota'\n  penstock pause set name " +
+			"newsletter --queue mails --reason 'wrong text'",
 	}
 	read := a.subject(c)
 	var until string
@@ -59,10 +63,11 @@ func pauseSet(a *app) *cobra.Command {
 			return change{}, err
 		}
 		s := read(args)
-		return simple("pause "+s.String(), after("until ", stamp(&end)), false, func(ctx context.Context, by invalidation.By) error {
-			in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
-			return api.post(ctx, "/v1/pauses"+query("queue", s.Queue), in, nil)
-		})
+		return simple("pause "+s.String(), after("until ", stamp(&end)), false,
+			func(ctx context.Context, by invalidation.By) error {
+				in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
+				return api.post(ctx, "/v1/pauses"+query("queue", s.Queue), in, nil)
+			})
 	})
 }
 
@@ -98,7 +103,10 @@ func applicationList(a *app) *cobra.Command {
 		{title: "NODES", right: true, text: func(x operator.Application) string { return number(x.Nodes) }},
 		{title: "THREADS", right: true, text: func(x operator.Application) string { return number(x.Threads) }},
 		{title: "LOCKS", right: true, text: func(x operator.Application) string { return number(x.Locks) }},
-		{title: "QUOTA", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaUnits), "-") }},
+		{title: "QUOTA", right: true, text: func(x operator.Application) string {
+			return before(optional(x.QuotaUnits),
+				"-")
+		}},
 		{title: "PER SECOND", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaRate), "-") }},
 		{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string { return before(ageOrNone(x.OldestSeconds), "-") }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Application, error) {
@@ -108,7 +116,8 @@ func applicationList(a *app) *cobra.Command {
 
 func applicationQuota(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "quota APPLICATION", Short: "Bound what an application uses over all its queues, those to come as well; --clear removes the bound",
+		Use: "quota APPLICATION", Short: "Bound what an application uses over all its queues, those to come as " +
+			"well; --clear removes the bound",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	var units int

@@ -21,7 +21,8 @@ const pushHelp = `Push one entry, whose payload is the second argument (JSON), @
 or many with --lines FILE (- for standard input), a payload a line, which are pushed 1,000 at a time.
 Times are RFC 3339, or durations from now.`
 
-// A push of lines is sent in requests of at most pushBatch entries and about pushBytes, each accepted whole or not at all.
+// A push of lines is sent in requests of at most pushBatch entries and about pushBytes, each accepted whole
+// or not at all.
 const (
 	pushBatch = 1000
 	pushBytes = 8 << 20
@@ -40,8 +41,10 @@ type pushFlags struct {
 
 func entryPush(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "push QUEUE [PAYLOAD]", Short: "Push entries", Long: pushHelp, Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeQueues,
-		Example: "  penstock entry push mails '{\"to\": \"ada\"}' --lock-key ada --wait\n  penstock entry push mails --lines mails.ndjson",
+		Use: "push QUEUE [PAYLOAD]", Short: "Push entries", Long: pushHelp, Args: cobra.RangeArgs(1, 2),
+		ValidArgsFunction: a.completeQueues,
+		Example: "  penstock entry push mails '{\"to\": \"ada\"}' --lock-key ada --wait\n  penstock entry " +
+			"push mails --lines mails.ndjson",
 	}
 	var f pushFlags
 	flags := c.Flags()
@@ -53,7 +56,8 @@ func entryPush(a *app) *cobra.Command {
 	flags.StringVar(&f.finishBy, "finish-by", "", "expires if not finished by then")
 	flags.Float64Var(&f.push.Cost, "cost", 0, "in the units that the queue's fairness counts")
 	flags.StringVar(&f.push.Name, "name", "", "by which entries can be listed and disabled")
-	flags.StringVar(&f.push.IdempotencyKey, "idempotency-key", "", "a second push with this key gets the first one's entry")
+	flags.StringVar(&f.push.IdempotencyKey, "idempotency-key", "",
+		"a second push with this key gets the first one's entry")
 	flags.StringVar(&f.push.UniqueKey, "unique-key", "", "keeps an entry from being queued twice")
 	flags.StringVar(&f.policy, "unique-policy", "", "while_queued, while_active or one_running_one_queued")
 	flags.StringVar(&f.push.Trace, "trace", "", "W3C traceparent")
@@ -158,7 +162,8 @@ func (a *app) pushLines(ctx context.Context, api conn, queue, path string, templ
 		}
 		pushed, err := api.push(ctx, queue, batch...)
 		if err != nil {
-			return fmt.Errorf("lines %d to %d were not accepted, the %d entries before them were: %w", first, line, report.Entries, err)
+			return fmt.Errorf("lines %d to %d were not accepted, the %d entries before them were: %w", first, line,
+				report.Entries, err)
 		}
 		if report.Entries == 0 {
 			report.FirstID = int64(pushed[0].ID)
@@ -189,7 +194,8 @@ func (a *app) pushLines(ctx context.Context, api conn, queue, path string, templ
 		}
 	}
 	if err := scanner.Err(); err != nil {
-		return fmt.Errorf("read line %d; %d entries before line %d were accepted: %w", line+1, report.Entries, first, err)
+		return fmt.Errorf("read line %d; %d entries before line %d were accepted: %w", line+1, report.Entries,
+			first, err)
 	}
 	if err := flush(); err != nil {
 		return err

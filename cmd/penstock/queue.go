@@ -23,7 +23,10 @@ func queueCommand(a *app) *cobra.Command {
 			Example: "  penstock queue pause mails --until 30m --reason 'provider is down'",
 		}),
 		queueVerb(a, operator.ResumeQueue, &cobra.Command{Use: "resume QUEUE", Short: "End a pause"}),
-		queueVerb(a, operator.DisableQueue, &cobra.Command{Use: "disable QUEUE", Short: "Take a queue out of service; it still accepts entries"}),
+		queueVerb(a, operator.DisableQueue, &cobra.Command{
+			Use:   "disable QUEUE",
+			Short: "Take a queue out of service; it still accepts entries",
+		}),
 		queueVerb(a, operator.EnableQueue, &cobra.Command{Use: "enable QUEUE", Short: "Put a queue back into service"}),
 	)
 }
@@ -73,19 +76,31 @@ func queueColumns() []column[operator.Queue] {
 		depth("FAILED", func(q operator.Queue) int64 { return q.Failed }, false),
 		{title: "HEAD AGE", right: true, text: func(q operator.Queue) string { return before(ageOrNone(q.HeadAgeSeconds), "-") }},
 		{title: "NODES", right: true, text: func(q operator.Queue) string { return number(q.Serving) }},
-		{title: "CAPACITY", right: true, wide: true, text: func(q operator.Queue) string { return optional(q.Capacity) }},
-		{title: "MAX", right: true, wide: true, text: func(q operator.Queue) string { return optional(q.MaxConcurrent) }},
+		{
+			title: "CAPACITY", right: true, wide: true,
+			text: func(q operator.Queue) string { return optional(q.Capacity) },
+		},
+		{
+			title: "MAX", right: true, wide: true,
+			text: func(q operator.Queue) string { return optional(q.MaxConcurrent) },
+		},
 		{title: "AS OF", wide: true, text: func(q operator.Queue) string { return before(stamp(q.SampledAt), "now") }},
-		{title: "PAUSED BY", wide: true, text: func(q operator.Queue) string { return q.PausedBy + after(": ", q.PausedReason) }},
+		{title: "PAUSED BY", wide: true, text: func(q operator.Queue) string {
+			return q.PausedBy + after(": ",
+				q.PausedReason)
+		}},
 	}
 }
 
 func queueList(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list [QUEUE...]", Short: "How the queues stand",
-		Long: "How the queues stand. ~ marks estimates, beyond 10,000 entries of a kind. HEAD AGE is how long the entry has\n" +
+		Long: "How the queues stand. ~ marks estimates, beyond 10,000 entries of a kind. HEAD AGE is how long the " +
+			"entry has\n" +
 			"waited that a node would take first; entries of held keys and paused queues do not count.",
-		ValidArgsFunction: func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ValidArgsFunction: func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion,
+			cobra.ShellCompDirective,
+		) {
 			return a.queueNames(c, prefix)
 		},
 	}
@@ -101,7 +116,10 @@ func queueList(a *app) *cobra.Command {
 }
 
 func queueShow(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "show QUEUE", Short: "All about one queue: state, settings, lanes", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	c := &cobra.Command{
+		Use: "show QUEUE", Short: "All about one queue: state, settings, lanes",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+	}
 	return showing(a, c, func(ctx context.Context, api conn, args []string) (operator.QueueDetail, error) {
 		return findQueue(ctx, api, args[0])
 	}, a.writeQueue)
@@ -109,8 +127,10 @@ func queueShow(a *app) *cobra.Command {
 
 func queueHistory(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "history QUEUE", Short: "How a queue stood, oldest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
-		Long: "How a queue stood, as the elected leader sampled it: about every five seconds for up to an hour back, beyond by the minute, for 30 days.",
+		Use: "history QUEUE", Short: "How a queue stood, oldest first", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeQueues,
+		Long: "How a queue stood, as the elected leader sampled it: about every five seconds for up to " +
+			"an hour back, beyond by the minute, for 30 days.",
 	}
 	var over time.Duration
 	c.Flags().DurationVar(&over, "over", 5*time.Minute, "how far back")
@@ -121,12 +141,17 @@ func queueHistory(a *app) *cobra.Command {
 		return fmt.Sprintf("%.1f", *perSecond)
 	}
 	count := func(title string, of func(operator.Sample) int64) column[operator.Sample] {
-		return column[operator.Sample]{title: title, right: true, text: func(s operator.Sample) string { return estimate(of(s), s.Estimated) }}
+		return column[operator.Sample]{
+			title: title, right: true,
+			text: func(s operator.Sample) string { return estimate(of(s), s.Estimated) },
+		}
 	}
 	return listing(a, c, []column[operator.Sample]{
 		{title: "AT", text: func(s operator.Sample) string { return stamp(&s.At) }},
-		count("INITIAL", func(s operator.Sample) int64 { return s.Initial }), count("PENDING", func(s operator.Sample) int64 { return s.Pending }),
-		count("COMPUTING", func(s operator.Sample) int64 { return s.Computing }), count("FAILED", func(s operator.Sample) int64 { return s.Failed }),
+		count("INITIAL", func(s operator.Sample) int64 { return s.Initial }),
+		count("PENDING", func(s operator.Sample) int64 { return s.Pending }),
+		count("COMPUTING", func(s operator.Sample) int64 { return s.Computing }),
+		count("FAILED", func(s operator.Sample) int64 { return s.Failed }),
 		{title: "IN/S", right: true, text: func(s operator.Sample) string { return rate(s.InPerSecond) }},
 		{title: "OUT/S", right: true, text: func(s operator.Sample) string { return rate(s.OutPerSecond) }},
 		{title: "HEAD AGE", right: true, text: func(s operator.Sample) string { return before(ageOrNone(s.HeadAgeSeconds), "-") }},
@@ -140,7 +165,8 @@ func queueHistory(a *app) *cobra.Command {
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Sample, error) {
 		found, err := samples(ctx, api, args[0], over)
 		if err == nil && len(found) == 0 && a.tabular() {
-			fmt.Fprintf(a.err, "no samples yet of the last %s: the elected leader takes one every five seconds, and for more than an hour back one a minute\n", over)
+			fmt.Fprintf(a.err, "no samples yet of the last %s: the elected leader takes one every five seconds, and "+
+				"for more than an hour back one a minute\n", over)
 		}
 		return found, err
 	})
@@ -155,7 +181,8 @@ func (a *app) writeQueue(w io.Writer, q operator.QueueDetail) {
 	a.facts(w,
 		[2]string{"queue", q.Name}, [2]string{"state", standing(q.Queue)}, [2]string{"paused by", pause},
 		[2]string{"initial", n(q.Initial)}, [2]string{"pending", n(q.Pending)}, [2]string{"computing", n(q.Computing)},
-		[2]string{"awaiting compute", n(q.AwaitingCompute)}, [2]string{"disabled", n(q.Disabled)}, [2]string{"failed", n(q.Failed)},
+		[2]string{"awaiting compute", n(q.AwaitingCompute)}, [2]string{"disabled", n(q.Disabled)},
+		[2]string{"failed", n(q.Failed)},
 		[2]string{"head of line", ageOrNone(q.HeadAgeSeconds)}, [2]string{"nodes", fmt.Sprint(q.Serving)},
 	)
 	a.indented(w, "settings", q.Settings)
@@ -183,14 +210,18 @@ func laneColumns() []column[operator.Lane] {
 			}
 			return fmt.Sprint(l.Keys)
 		}},
-		{title: "HEAD AGE", right: true, text: func(l operator.Lane) string { return before(ageOrNone(l.HeadAgeSeconds), "-") }},
+		{title: "HEAD AGE", right: true, text: func(l operator.Lane) string {
+			return before(ageOrNone(l.HeadAgeSeconds),
+				"-")
+		}},
 	}
 }
 
 // settings are the options of create and alter, for completion; the database knows what each takes.
 var settings = []string{
 	"algorithm", "application", "capacity", "crash_limit", "entry_priority", "failure_retention", "grouping", "kind",
-	"lapse", "max_concurrent", "max_concurrent_per_node", "merge", "mergeable", "model", "needs", "payload_limit", "priority",
+	"lapse", "max_concurrent", "max_concurrent_per_node", "merge", "mergeable", "model", "needs", "payload_limit",
+	"priority",
 	"quantum_count", "quantum_time", "result_retention", "retry", "run_timeout",
 }
 
@@ -224,8 +255,10 @@ func samples(ctx context.Context, api conn, queue string, over time.Duration) ([
 
 func queueCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create QUEUE", Short: "Make a queue with its table", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  penstock queue create thumbnails --kind task --set max_concurrent=4 --set 'result_retention=2 days' --reason 'new feature'",
+		Use: "create QUEUE", Short: "Make a queue with its table", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock queue create thumbnails --kind task --set max_concurrent=4 --set " +
+			"'result_retention=2 days' --reason 'new feature'",
 	}
 	var kind string
 	var set []string
@@ -239,16 +272,19 @@ func queueCreate(a *app) *cobra.Command {
 		if kind != "" {
 			options["kind"] = kind
 		}
-		return simple("create queue "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return api.post(ctx, "/v1/queues", body(by, "name", args[0], "settings", options), nil)
-		})
+		return simple("create queue "+args[0], described(options), false,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.post(ctx, "/v1/queues", body(by, "name", args[0], "settings", options), nil)
+			})
 	})
 }
 
 func queueAlter(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "alter QUEUE", Short: "Change settings of a queue", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
-		Example: "  penstock queue alter thumbnails --set capacity=100000 --unset max_concurrent --reason 'black friday'",
+		Use: "alter QUEUE", Short: "Change settings of a queue", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeQueues,
+		Example: "  penstock queue alter thumbnails --set capacity=100000 --unset max_concurrent --reason " +
+			"'black friday'",
 	}
 	var set, unset []string
 	settingFlag(c, &set, settings)
@@ -268,14 +304,18 @@ func queueAlter(a *app) *cobra.Command {
 		if _, err := findQueue(ctx, api, args[0]); err != nil {
 			return change{}, err
 		}
-		return simple("alter queue "+args[0], described(options), false, func(ctx context.Context, by invalidation.By) error {
-			return api.overwrite(ctx, "PATCH", at("/v1/queues/%v", args[0]), body(by, "settings", options))
-		})
+		return simple("alter queue "+args[0], described(options), false,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.overwrite(ctx, "PATCH", at("/v1/queues/%v", args[0]), body(by, "settings", options))
+			})
 	})
 }
 
 func queueDrop(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "drop QUEUE", Short: "Remove a queue; with --force also its entries", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues}
+	c := &cobra.Command{
+		Use: "drop QUEUE", Short: "Remove a queue; with --force also its entries",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+	}
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if it has entries: they are lost")
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
@@ -283,7 +323,8 @@ func queueDrop(a *app) *cobra.Command {
 		if err != nil {
 			return change{}, err
 		}
-		detail := fmt.Sprintf("entries: %s, failures: %d", estimate(q.Initial+q.Pending+q.Disabled, q.Estimated), q.Failed)
+		detail := fmt.Sprintf("entries: %s, failures: %d", estimate(q.Initial+q.Pending+q.Disabled, q.Estimated),
+			q.Failed)
 		return simple("drop queue "+q.Name, detail, true, func(ctx context.Context, by invalidation.By) error {
 			return api.remove(ctx, at("/v1/queues/%v", q.Name), by, "force", force)
 		})
@@ -294,6 +335,7 @@ func queueVerb(a *app, v operator.Verb, c *cobra.Command) *cobra.Command {
 	c.ValidArgsFunction = a.completeQueues
 	return doing(a, c, v, false, func(ctx context.Context, api conn, arg string) (any, string, error) {
 		q, err := findQueue(ctx, api, arg)
-		return q.Name, fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated), q.Computing), err
+		return q.Name, fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated),
+			q.Computing), err
 	})
 }

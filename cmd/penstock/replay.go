@@ -33,7 +33,8 @@ func replayCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "replay QUEUE FILE", Short: "Push what a trace recorded, at its own pace or faster", Long: replayHelp,
 		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues,
-		Example: "  penstock replay thumbnails requests.csv --at created --flow tenant --speed 10\n  penstock replay thumbnails requests.csv --at created --dry-run",
+		Example: "  penstock replay thumbnails requests.csv --at created --flow tenant --speed 10\n  penstock " +
+			"replay thumbnails requests.csv --at created --dry-run",
 	}
 	var t trace
 	var dry bool
@@ -80,7 +81,8 @@ func replayCommand(a *app) *cobra.Command {
 			return err
 		}
 		return printOne(a, report, func(w io.Writer) {
-			fmt.Fprintf(w, "%d entries of %d flows, recorded over %s", report.Entries, report.Flows, age(report.RecordedSeconds))
+			fmt.Fprintf(w, "%d entries of %d flows, recorded over %s", report.Entries, report.Flows,
+				age(report.RecordedSeconds))
 			if !dry {
 				fmt.Fprintf(w, ", pushed in %s, at most %s late", age(report.TookSeconds), age(report.LateSeconds))
 			}
@@ -100,7 +102,9 @@ type replayed struct {
 }
 
 // replay pushes the rows of a trace when they are due. Rows that are due together go in one statement.
-func (t trace) replay(ctx context.Context, source *bufio.Reader, push func(context.Context, ...invalidation.Push) error) (replayed, error) {
+func (t trace) replay(ctx context.Context, source *bufio.Reader,
+	push func(context.Context, ...invalidation.Push) error,
+) (replayed, error) {
 	var report replayed
 	next, err := rows(source)
 	if err != nil {
@@ -183,7 +187,8 @@ func (t trace) read(row map[string]any) (p invalidation.Push, at time.Time, err 
 	}
 	at, err = instant(text(t.at))
 	if err != nil {
-		err = fmt.Errorf("column %s is %q: want RFC 3339, 2006-01-02 15:04:05, or seconds; --at names the column", t.at, text(t.at))
+		err = fmt.Errorf("column %s is %q: want RFC 3339, 2006-01-02 15:04:05, or seconds; --at names the column", t.at,
+			text(t.at))
 	}
 	return p, at, err
 }

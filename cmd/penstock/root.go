@@ -12,7 +12,8 @@ import (
 // commands are everything the program can do, in the order of its help.
 var commands = []func(*app) *cobra.Command{
 	queueCommand, entryCommand, groupCommand, failureCommand,
-	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand, auditCommand, tokenCommand,
+	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand,
+	auditCommand, tokenCommand,
 	cronCommand, batchCommand, modelCommand, instanceCommand, slotCommand, scaleCommand, webhookCommand, gatewayCommand,
 	topCommand, doctorCommand, migrateCommand, grantsCommand, benchCommand, replayCommand, devCommand, versionCommand,
 }
@@ -40,15 +41,20 @@ func newRoot(a *app) *cobra.Command {
 	flags.StringVar(&a.databaseURL, "database-url", "", "postgres://user:password@host/name (PENSTOCK_DATABASE_URL)")
 	flags.BoolVar(&a.pooled, "database-pooled", false, "there is a pooler in transaction mode in between")
 	flags.StringVar(&a.server, "server", "", "https://host:port of the API, instead of the database (PENSTOCK_SERVER)")
-	flags.StringVar(&a.token, "token", "", "for the API; others on this machine see flags: rather give PENSTOCK_TOKEN or --token-file")
+	flags.StringVar(&a.token, "token", "", "for the API; others on this machine see flags: rather give "+
+		"PENSTOCK_TOKEN or --token-file")
 	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token")
-	flags.StringVar(&a.caFile, "ca-file", "", "file with certificates of authorities for the API's, instead of the system's (PENSTOCK_CA_FILE)")
-	flags.StringVar(&a.certFile, "cert-file", "", "file with a certificate of ours, where the API asks for one (PENSTOCK_CERT_FILE)")
+	flags.StringVar(&a.caFile, "ca-file", "",
+		"file with certificates of authorities for the API's, instead of the system's (PENSTOCK_CA_FILE)")
+	flags.StringVar(&a.certFile, "cert-file", "",
+		"file with a certificate of ours, where the API asks for one (PENSTOCK_CERT_FILE)")
 	flags.StringVar(&a.keyFile, "key-file", "", "file with its key (PENSTOCK_KEY_FILE)")
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "of one statement or request")
 	flags.StringVarP(&a.format, "output", "o", "table", "table, wide, json, jsonl or yaml")
-	flags.BoolVar(&a.noColor, "no-color", false, "no colours (NO_COLOR); there are none where the output is not a terminal")
-	flags.StringVar(&a.actor, "actor", "", "who does it, for the audit; by default user@host, through the API always the token")
+	flags.BoolVar(&a.noColor, "no-color", false,
+		"no colours (NO_COLOR); there are none where the output is not a terminal")
+	flags.StringVar(&a.actor, "actor", "", "who does it, for the audit; by default user@host, through the API "+
+		"always the token")
 	must(root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)))
 	for _, name := range []string{"database-url", "server", "token"} {
 		must(root.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions))

@@ -17,7 +17,8 @@ import (
 // overNetwork returns a connection to the server that the flags name. The token is never printed.
 func (a *app) overNetwork() (conn, error) {
 	address, err := url.Parse(a.server)
-	if err != nil || (address.Scheme != "http" && address.Scheme != "https") || address.Host == "" || address.User != nil {
+	if err != nil || (address.Scheme != "http" && address.Scheme != "https") || address.Host == "" ||
+		address.User != nil {
 		return conn{}, usagef("--server (PENSTOCK_SERVER) wants http://host:port or https://host:port")
 	}
 	if a.token != "" && a.tokenFile != "" {

@@ -14,7 +14,8 @@ import (
 )
 
 func tokenCommand(a *app) *cobra.Command {
-	return noun("token", "Tokens of the HTTP API: who may do what", tokenList(a), tokenCreate(a), tokenRotate(a), tokenRevoke(a))
+	return noun("token", "Tokens of the HTTP API: who may do what", tokenList(a), tokenCreate(a), tokenRotate(a),
+		tokenRevoke(a))
 }
 
 func tokenList(a *app) *cobra.Command {
@@ -23,9 +24,18 @@ func tokenList(a *app) *cobra.Command {
 		{title: "TOKEN", text: func(t operator.APIToken) string { return t.Name }},
 		{title: "STATE", text: tokenState},
 		{title: "SCOPES", text: func(t operator.APIToken) string { return strings.Join(t.Scopes, ",") }},
-		{title: "APPLICATIONS", text: func(t operator.APIToken) string { return before(strings.Join(t.Applications, ","), "all") }},
-		{title: "QUEUES", text: func(t operator.APIToken) string { return before(short(strings.Join(t.Queues, ","), 40), "all") }},
-		{title: "FLOWS", wide: true, text: func(t operator.APIToken) string { return before(short(strings.Join(t.Flows, ","), 40), "all") }},
+		{title: "APPLICATIONS", text: func(t operator.APIToken) string {
+			return before(strings.Join(t.Applications,
+				","), "all")
+		}},
+		{title: "QUEUES", text: func(t operator.APIToken) string {
+			return before(short(strings.Join(t.Queues, ","), 40),
+				"all")
+		}},
+		{title: "FLOWS", wide: true, text: func(t operator.APIToken) string {
+			return before(short(strings.Join(t.Flows,
+				","), 40), "all")
+		}},
 		{title: "PRIORITY MAX", wide: true, right: true, text: func(t operator.APIToken) string {
 			if t.PriorityMax == nil {
 				return "-"
@@ -57,19 +67,23 @@ type issued struct {
 
 func tokenCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Make a token and print its secret, which cannot be read again", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Use: "create NAME", Short: "Make a token and print its secret, which cannot be read again",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock token create ci --scope push,read --queue mails --expires 2160h --reason 'the build server'",
 	}
 	var g operator.Grant
 	var expires string
 	highest := int16(9)
 	f := c.Flags()
-	f.StringSliceVar(&g.Scopes, "scope", nil, "push, read, operate (and read), admin (everything), call (models, at gateways)")
+	f.StringSliceVar(&g.Scopes, "scope", nil,
+		"push, read, operate (and read), admin (everything), call (models, at gateways)")
 	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
 	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
 	f.StringSliceVar(&g.Flows, "flow", nil, "limit its pushes to these flows; with scopes push and read alone")
-	f.Int16Var(&highest, "priority-max", highest, "limit the priority that its pushes may ask for, 0 to 9; with scopes push and read alone")
-	f.StringVar(&expires, "expires", "", "a time, a duration from now, or never; by default the server's lifetime of tokens, a year unless configured")
+	f.Int16Var(&highest, "priority-max", highest,
+		"limit the priority that its pushes may ask for, 0 to 9; with scopes push and read alone")
+	f.StringVar(&expires, "expires", "", "a time, a duration from now, or never; by default the server's lifetime "+
+		"of tokens, a year unless configured")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		var err error
 		if len(g.Scopes) == 0 {
@@ -85,40 +99,51 @@ func tokenCreate(a *app) *cobra.Command {
 			g.PriorityMax = &highest
 		}
 		g.Name = args[0]
-		return change{does: "create token " + g.Name, do: func(ctx context.Context, by invalidation.By) (string, error) {
-			var made issued
-			in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
-				"flows", g.Flows, "priority_max", g.PriorityMax, "expires_at", g.ExpiresAt, "never_expires", never)
-			err := api.post(ctx, "/v1/tokens", in, &made)
-			return made.Secret, err
-		}}, nil
+		return change{
+			does: "create token " + g.Name,
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				var made issued
+				in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
+					"flows", g.Flows, "priority_max", g.PriorityMax, "expires_at", g.ExpiresAt, "never_expires", never)
+				err := api.post(ctx, "/v1/tokens", in, &made)
+				return made.Secret, err
+			},
+		}, nil
 	})
 }
 
 func tokenRotate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "rotate NAME", Short: "Print a new secret; the old ones end after --overlap", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens,
+		Use: "rotate NAME", Short: "Print a new secret; the old ones end after --overlap", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTokens,
 	}
 	var overlap time.Duration
 	var expires string
 	c.Flags().DurationVar(&overlap, "overlap", time.Hour, "how long the old secrets stay good")
-	c.Flags().StringVar(&expires, "expires", "", "when the new one ends, or in how long; without it, it lasts as long as the one before was to")
+	c.Flags().StringVar(&expires, "expires", "",
+		"when the new one ends, or in how long; without it, it lasts as long as the one before was to")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		ends, err := a.moment("expires", expires)
 		if err != nil {
 			return change{}, err
 		}
-		return change{does: "rotate token " + args[0], do: func(ctx context.Context, by invalidation.By) (string, error) {
-			var made issued
-			in := body(by, "overlap_seconds", overlap.Seconds(), "expires_at", ends)
-			err := api.post(ctx, at("/v1/tokens/%v/rotate", args[0]), in, &made)
-			return made.Secret, err
-		}}, nil
+		return change{
+			does: "rotate token " + args[0],
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				var made issued
+				in := body(by, "overlap_seconds", overlap.Seconds(), "expires_at", ends)
+				err := api.post(ctx, at("/v1/tokens/%v/rotate", args[0]), in, &made)
+				return made.Secret, err
+			},
+		}, nil
 	})
 }
 
 func tokenRevoke(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "revoke NAME", Short: "End every secret of a token, within seconds", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens}
+	c := &cobra.Command{
+		Use: "revoke NAME", Short: "End every secret of a token, within seconds",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens,
+	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		return simple("revoke token "+args[0], "", true, func(ctx context.Context, by invalidation.By) error {
 			return api.post(ctx, at("/v1/tokens/%v/revoke", args[0]), body(by), nil)
@@ -126,7 +151,9 @@ func tokenRevoke(a *app) *cobra.Command {
 	})
 }
 
-func (a *app) completeTokens(c *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) completeTokens(c *cobra.Command, args []string,
+	prefix string,
+) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.APIToken, error) {
 		all, err := list[operator.APIToken](ctx, api, "/v1/tokens", completionsMax, "")
 		return slices.DeleteFunc(all, func(t operator.APIToken) bool { return !t.Live }), err

@@ -15,13 +15,16 @@ import (
 func topCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "top", Short: "The live system: queues, lanes, nodes, locks, rates", Args: cobra.NoArgs,
-		Long: "The live system in a terminal, or once as text. Rates are what came into and left a queue's table; they lag by about a\n" +
-			"second. Keys: tab or 1-4 choose the page, s the order of queues, arrows scroll, space freezes, +/- the pace, q quits.",
+		Long: "The live system in a terminal, or once as text. Rates are what came into and left a queue's table; " +
+			"they lag by about a\n" +
+			"second. Keys: tab or 1-4 choose the page, s the order of queues, arrows scroll, space freezes, +/- the " +
+			"pace, q quits.",
 	}
 	var once bool
 	var every time.Duration
 	c.Flags().BoolVar(&once, "once", false, "print one picture and exit; so too where the output is not a terminal")
-	c.Flags().DurationVar(&every, "interval", 2*time.Second, "between two pictures; with --once the time over which rates are measured")
+	c.Flags().DurationVar(&every, "interval", 2*time.Second,
+		"between two pictures; with --once the time over which rates are measured")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if every < 100*time.Millisecond {
 			return usagef("--interval is %s: want at least 100ms", every)
@@ -33,7 +36,8 @@ func topCommand(a *app) *cobra.Command {
 		if once || !terminal(a.out) || !terminal(a.in) || !a.tabular() {
 			return a.topOnce(c.Context(), api, every)
 		}
-		_, err = tea.NewProgram(newTop(c.Context(), a, api.snapshot, every), tea.WithContext(c.Context()), tea.WithInput(a.in), tea.WithOutput(a.out)).Run()
+		_, err = tea.NewProgram(newTop(c.Context(), a, api.snapshot, every), tea.WithContext(c.Context()),
+			tea.WithInput(a.in), tea.WithOutput(a.out)).Run()
 		if errors.Is(err, tea.ErrInterrupted) || errors.Is(err, tea.ErrProgramKilled) {
 			return nil
 		}

@@ -84,11 +84,20 @@ func (a *app) topQueues(s *operator.Snapshot, order int) string {
 	})
 	var columns []column[ranked]
 	for _, c := range queueColumns() {
-		columns = append(columns, column[ranked]{title: c.title, right: c.right, wide: c.wide, text: func(r ranked) string { return c.text(r.Queue) }})
+		columns = append(columns, column[ranked]{
+			title: c.title, right: c.right, wide: c.wide,
+			text: func(r ranked) string { return c.text(r.Queue) },
+		})
 		if c.title == "FAILED" {
 			columns = append(columns,
-				column[ranked]{title: "IN/S", right: true, text: func(r ranked) string { return perSecond(r.rate, false) }},
-				column[ranked]{title: "OUT/S", right: true, text: func(r ranked) string { return perSecond(r.rate, true) }})
+				column[ranked]{
+					title: "IN/S", right: true,
+					text: func(r ranked) string { return perSecond(r.rate, false) },
+				},
+				column[ranked]{
+					title: "OUT/S", right: true,
+					text: func(r ranked) string { return perSecond(r.rate, true) },
+				})
 		}
 	}
 	return a.table(columns2text(columns, rows, a.format == "wide"))
@@ -134,9 +143,11 @@ func (a *app) headline(s *operator.Snapshot) string {
 		in, out = in+r.In, out+r.Out
 	}
 	v := s.Server
-	return fmt.Sprintf("%s  %s  %s  computing %d  waiting %d  failed %d  in %.1f/s  out %.1f/s\n", a.paint(bold, s.At.UTC().Format("2006-01-02 15:04:05Z")),
+	return fmt.Sprintf("%s  %s  %s  computing %d  waiting %d  failed %d  in %.1f/s  out %.1f/s\n",
+		a.paint(bold, s.At.UTC().Format("2006-01-02 15:04:05Z")),
 		leader, nodes, running, s.Waiting, failed, in, out) +
-		fmt.Sprintf("connections %d/%d  horizon %s  dead rows %d  notify queue %.0f %%\n", v.Connections, v.MaxConnections, age(v.HorizonSeconds),
+		fmt.Sprintf("connections %d/%d  horizon %s  dead rows %d  notify queue %.0f %%\n", v.Connections,
+			v.MaxConnections, age(v.HorizonSeconds),
 			v.DeadTuples, v.NotifyUsage*100)
 }
 

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// handlerTransport is an http.RoundTripper that calls a handler in this process instead of a server. Bodies pass through
-// pipes as they are written, so that streams and long waits work as over a connection; when the caller cancels or closes
-// the answer, the request's context ends.
+// handlerTransport is an http.RoundTripper that calls a handler in this process instead of a server. Bodies
+// pass through pipes as they are written, so that streams and long waits work as over a connection; when the
+// caller cancels or closes the answer, the request's context ends.
 type handlerTransport struct{ handler http.Handler }
 
 // RoundTrip returns when the handler has written the header of its answer. An error that the handler reported through

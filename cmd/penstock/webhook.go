@@ -24,7 +24,10 @@ func webhookCommand(a *app) *cobra.Command {
 }
 
 func webhookList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "Receivers that were registered or disabled, without their secrets", Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use: "list", Short: "Receivers that were registered or disabled, without their secrets",
+		Args: cobra.NoArgs,
+	}
 	var from string
 	limit := operator.PageDefault
 	c.Flags().StringVar(&from, "after", "", "addresses behind this one: the last of the page before")
@@ -57,7 +60,8 @@ func webhookList(a *app) *cobra.Command {
 // keyFlag adds --key, and returns what opens the vault.
 func (a *app) keyFlag(c *cobra.Command) func() (webhook.Vault, error) {
 	var key string
-	c.Flags().StringVar(&key, "key", "", "what seals secrets, as tasknode.webhook.key: env:NAME or file:/path (PENSTOCK_TASKNODE_WEBHOOK_KEY)")
+	c.Flags().StringVar(&key, "key", "", "what seals secrets, as tasknode.webhook.key: env:NAME or file:/path "+
+		"(PENSTOCK_TASKNODE_WEBHOOK_KEY)")
 	return func() (webhook.Vault, error) {
 		v := webhook.Vault{Read: worker.SecretStore{}.Read}
 		ref := cmp.Or(key, a.env("PENSTOCK_TASKNODE_WEBHOOK_KEY"))
@@ -77,12 +81,15 @@ func (a *app) keyFlag(c *cobra.Command) func() (webhook.Vault, error) {
 
 func webhookRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "register URL", Short: "Give a receiver a secret of its own, or enable it again, and print its secret", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  penstock webhook register https://acme.example/hooks --key file:/etc/penstock/webhook.key --reason 'their contract'",
+		Use: "register URL", Short: "Give a receiver a secret of its own, or enable it again, and print its secret",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  penstock webhook register https://acme.example/hooks --key file:/etc/penstock/webhook.key " +
+			"--reason 'their contract'",
 	}
 	vault := a.keyFlag(c)
 	var internal bool
-	c.Flags().BoolVar(&internal, "internal", false, "although it is in a private network; task nodes go by tasknode.webhook.allow_hosts and allow_networks")
+	c.Flags().BoolVar(&internal, "internal", false,
+		"although it is in a private network; task nodes go by tasknode.webhook.allow_hosts and allow_networks")
 	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
 		var policy webhook.Policy
 		if at, err := url.Parse(args[0]); err == nil && internal {
@@ -91,15 +98,17 @@ func webhookRegister(a *app) *cobra.Command {
 		if _, err := policy.CheckURL(args[0]); err != nil {
 			return change{}, usageError{err}
 		}
-		return a.sealing(ctx, "register webhook "+args[0], vault, func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
-			return webhook.Register(ctx, a.pool, v, policy, args[0], by)
-		})
+		return a.sealing(ctx, "register webhook "+args[0], vault,
+			func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
+				return webhook.Register(ctx, a.pool, v, policy, args[0], by)
+			})
 	})
 }
 
 func webhookSecret(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "secret URL", Short: "Print the secret of a receiver, its own or the one derived for its scheme, host and port",
+		Use: "secret URL", Short: "Print the secret of a receiver, its own or the one derived for its scheme, host " +
+			"and port",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	vault := a.keyFlag(c)
@@ -157,7 +166,8 @@ func (a *app) revealing(c *cobra.Command, vault func() (webhook.Vault, error),
 
 func webhookRotate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "rotate [URL]", Short: "Print a new secret of a receiver; without URL renew the root secret, from which those of all others and the key come. The old one signs, too, during --overlap",
+		Use: "rotate [URL]", Short: "Print a new secret of a receiver; without URL renew the root secret, from " +
+			"which those of all others and the key come. The old one signs, too, during --overlap",
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	vault := a.keyFlag(c)
@@ -165,24 +175,28 @@ func webhookRotate(a *app) *cobra.Command {
 	c.Flags().DurationVar(&overlap, "overlap", 24*time.Hour, "how long both sign")
 	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
 		if len(args) > 0 {
-			return a.sealing(ctx, "rotate secret of webhook "+args[0], vault, func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
-				return webhook.Rotate(ctx, a.pool, v, args[0], overlap, by)
-			})
+			return a.sealing(ctx, "rotate secret of webhook "+args[0], vault,
+				func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
+					return webhook.Rotate(ctx, a.pool, v, args[0], overlap, by)
+				})
 		}
 		v, err := vault()
 		if err == nil {
 			_, err = a.database(ctx)
 		}
-		return change{does: "renew the root secret of webhooks", do: func(ctx context.Context, by invalidation.By) (string, error) {
-			if _, err := webhook.Rotate(ctx, a.pool, v, "", overlap, by); err != nil {
-				return "", err
-			}
-			keys, err := webhook.PublicKeys(ctx, a.pool, v)
-			if err != nil {
-				return "", err
-			}
-			return keys[0].String(), nil
-		}}, err
+		return change{
+			does: "renew the root secret of webhooks",
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				if _, err := webhook.Rotate(ctx, a.pool, v, "", overlap, by); err != nil {
+					return "", err
+				}
+				keys, err := webhook.PublicKeys(ctx, a.pool, v)
+				if err != nil {
+					return "", err
+				}
+				return keys[0].String(), nil
+			},
+		}, err
 	})
 }
 
@@ -204,7 +218,10 @@ func (a *app) sealing(ctx context.Context, does string, vault func() (webhook.Va
 }
 
 func webhookDisable(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "disable URL", Short: "Send a receiver nothing more until it is registered again", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions}
+	c := &cobra.Command{
+		Use: "disable URL", Short: "Send a receiver nothing more until it is registered again",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+	}
 	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
 		db, err := a.database(ctx)
 		if err != nil {

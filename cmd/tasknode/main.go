@@ -1,5 +1,5 @@
-// Command tasknode claims entries and runs them: inference by the instances of their models, webhooks by itself, and the
-// entries of queues that declare statements by those.
+// Command tasknode claims entries and runs them: inference by the instances of their models, webhooks by
+// itself, and the entries of queues that declare statements by those.
 package main
 
 import (
@@ -176,7 +176,8 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, ThreadsFor: threadsFor,
 		SchedulingThreads: t.SchedulingThreads,
-		Lease:             t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates, Ranker: n.ranker,
+		Lease:             t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates,
+		Ranker:   n.ranker,
 		Observer: n.observer, Tracer: tracer,
 		Affinity: n.inference.Pool, Queues: queues, Status: n.report,
 	}, claims, beats)
@@ -201,7 +202,8 @@ func newListener(cfg Config, task *tasknode.Node, wanted func(model string),
 		return nil, err
 	}
 	if conn == nil {
-		log.Warn("hints cannot be heard through a pooler in transaction mode: set database.direct_url to the address of Postgres itself")
+		log.Warn("hints cannot be heard through a pooler in transaction mode: set database.direct_url to the " +
+			"address of Postgres itself")
 		return nil, nil
 	}
 	return invalidation.NewListener(invalidation.ListenConfig{
@@ -234,8 +236,8 @@ func (n *node) hintStatus() map[string]any {
 	return map[string]any{"hints": "lost", "hints_since": s.Since.UTC().Format(time.RFC3339), "hints_error": s.Error}
 }
 
-// deliver makes the node serve the queue of callbacks with a budget of threads, of which unproven may wait for receivers
-// that did not answer promptly last time.
+// deliver makes the node serve the queue of callbacks with a budget of threads, of which unproven may wait
+// for receivers that did not answer promptly last time.
 func (n *node) deliver(w Webhook, budget *budget, unproven int) error {
 	cfg, err := w.config(worker.SecretStore{Dir: n.cfg.TaskNode.Secrets})
 	if err != nil {
@@ -288,7 +290,10 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	if n.listener != nil {
 		group.Go(func() error { return n.listener.Run(duties) })
 	}
-	routes := n.routes(api.Check{Name: "draining", Local: true, Run: func(context.Context) error { return context.Cause(ctx) }})
+	routes := n.routes(api.Check{
+		Name: "draining", Local: true,
+		Run: func(context.Context) error { return context.Cause(ctx) },
+	})
 	group.Go(func() error { return api.Serve(duties, listener, routes, n.log) })
 	group.Go(func() error {
 		defer end()

@@ -23,7 +23,8 @@ type statements struct {
 const statementConns = 4
 
 func newStatements(cfg config.Database) (*statements, error) {
-	// Pooled: without the settings of our sessions, which leave the planner no choice. That is not for other people's SQL.
+	// Pooled: without the settings of our sessions, which leave the planner no choice. That is not for other
+	// people's SQL.
 	pool, err := postgres.Open(context.Background(),
 		postgres.Config{DSN: cfg.URL, Pooled: true, MaxConns: statementConns})
 	return &statements{pool: pool, budget: newBudget(statementConns)}, err

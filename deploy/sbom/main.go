@@ -1,5 +1,6 @@
-// Command sbom reads what `go version -m -json` says of a program and prints the modules in it as a CycloneDX 1.5 bill of
-// materials. It has neither a time nor a serial number, so that the same program gives the same bytes.
+// Command sbom reads what `go version -m -json` says of a program and prints the modules in it as a CycloneDX
+// 1.5 bill of materials. It has neither a time nor a serial number, so that the same program gives the same
+// bytes.
 package main
 
 import (

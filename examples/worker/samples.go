@@ -14,7 +14,8 @@ import (
 // samples writes real inputs: as JSON lines to stdout, or as files into a folder.
 func samples(args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet("worker samples", flag.ContinueOnError)
-	asLines := flags.Bool("jsonl", false, "write lines {\"model\", \"payload\"} to standard output (the default without --out)")
+	asLines := flags.Bool("jsonl", false, "write lines {\"model\", \"payload\"} to standard output (the default "+
+		"without --out)")
 	folder := flags.String("out", "", "write pictures, texts and samples.jsonl into this `folder`")
 	count := flags.Int("count", 24, "how many inputs")
 	expected := flags.Bool("expected", false, "add to each line what its result must contain")

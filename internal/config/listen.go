@@ -44,6 +44,7 @@ func CheckPlain(program, listen string, t TLS, insecure bool) error {
 	if t.Cert != "" || insecure || Loopback(listen) {
 		return nil
 	}
-	return fmt.Errorf("%[1]s.listen is %[2]s: want %[1]s.tls.cert and %[1]s.tls.key as well, since tokens and payloads would cross the "+
+	return fmt.Errorf("%[1]s.listen is %[2]s: want %[1]s.tls.cert and %[1]s.tls.key as well, since tokens and "+
+		"payloads would cross the "+
 		"network in plain text; set %[1]s.insecure_listen where a proxy or a mesh in front encrypts", program, listen)
 }

@@ -136,7 +136,8 @@ func (p Program) flags(all []Option) (*pflag.FlagSet, error) {
 		fmt.Fprintf(p.Out, "%s\n\nOptions:\n%s\n", strings.TrimSpace(p.Summary), flags.FlagUsagesWrapped(110))
 		fmt.Fprintf(p.Out, "Each option can stand in the environment (--%s is %s) and in the file (%s).\n",
 			all[0].Flag, all[0].Env, all[0].Key)
-		fmt.Fprintln(p.Out, "Flags win over the environment, the environment over the file. All of it: docs/configuration.md.")
+		fmt.Fprintln(p.Out, "Flags win over the environment, the environment over the file. All of it: "+
+			"docs/configuration.md.")
 	}
 	return flags, nil
 }
@@ -196,7 +197,8 @@ func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) err
 			case i >= 0:
 				return all[i].Key, value
 			case !slices.Contains(notOptions, name) && !strings.HasPrefix(name, secretPrefix) &&
-				!linked.MatchString(name) && !p.belongsElsewhere(strings.ToLower(strings.TrimPrefix(name, envPrefix)), "_"):
+				!linked.MatchString(name) && !p.belongsElsewhere(strings.ToLower(strings.TrimPrefix(name, envPrefix)),
+				"_"):
 				unknown = append(unknown, name)
 			}
 			return "", nil

@@ -34,7 +34,8 @@ func serverAccount() (account, error) {
 			return account{name: name, uid: uint32(uid), gid: uint32(gid), drop: true}, nil
 		}
 	}
-	return account{}, errors.New("run Postgres as root: it refuses, and there is neither a user postgres nor nobody to run it as")
+	return account{}, errors.New("run Postgres as root: it refuses, and there is neither a user postgres nor nobody " +
+		"to run it as")
 }
 
 // attributes are those of a process in the account's name and in a session of its own,
@@ -66,7 +67,8 @@ func (a account) reach(dir string) error {
 			return err
 		}
 		if !a.enters(info) {
-			return fmt.Errorf("user %s, as whom root runs Postgres, may not enter %s: choose a directory elsewhere, or run as another user", a.name, d)
+			return fmt.Errorf("user %s, as whom root runs Postgres, may not enter %s: choose a directory elsewhere, "+
+				"or run as another user", a.name, d)
 		}
 		if d == filepath.Dir(d) {
 			return nil

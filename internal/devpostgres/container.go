@@ -102,7 +102,8 @@ func startContainer(ctx context.Context, cfg Config, engine string) (*Server, er
 	return server, nil
 }
 
-// containerFiles opens what a container has on this side: for a kept one its directory, for others files without a name.
+// containerFiles opens what a container has on this side: for a kept one its directory, for others files
+// without a name.
 func containerFiles(ctx context.Context, cfg Config) (hold, log *os.File, password string, err error) {
 	if cfg.DataDir == "" {
 		if hold, err = namelessFile(); err != nil {

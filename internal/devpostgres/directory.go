@@ -169,7 +169,8 @@ func keptDirectory(ctx context.Context, cfg Config, acct account) (*directory, e
 
 func createKept(path string, acct account) (string, error) {
 	if _, err := os.Stat(filepath.Join(path, "PG_VERSION")); err == nil {
-		return "", fmt.Errorf("data directory %s is itself a cluster made by other means: name another directory, or start that cluster and give its DSN", path)
+		return "", fmt.Errorf("data directory %s is itself a cluster made by other means: name another directory, "+
+			"or start that cluster and give its DSN", path)
 	}
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -247,7 +248,8 @@ func checkSocketPath(dir string, port int) error {
 	}
 	path := socketPath(dir, port)
 	if len(path) > limit {
-		return fmt.Errorf("socket path %s is %d bytes long, and the system allows %d: use a shorter data directory, or set SocketDir to one", path, len(path), limit)
+		return fmt.Errorf("socket path %s is %d bytes long, and the system allows %d: use a shorter data directory, "+
+			"or set SocketDir to one", path, len(path), limit)
 	}
 	return nil
 }

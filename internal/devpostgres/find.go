@@ -58,7 +58,8 @@ func findBinaries(ctx context.Context, cfg Config, at []place, made maker, tried
 	return nil, nil
 }
 
-// usable are the binaries on this machine and then the downloaded ones, which are not fetched before they are asked for.
+// usable are the binaries on this machine and then the downloaded ones, which are not fetched before they are
+// asked for.
 func usable(ctx context.Context, cfg Config, acct account, wantMajor int, at []place,
 	tried *attempts,
 ) iter.Seq[binaries] {

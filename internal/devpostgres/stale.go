@@ -27,7 +27,8 @@ func clearStale(ctx context.Context, data, socket string) error {
 		return fmt.Errorf("read pid file: %w", err)
 	}
 	if pid, running := postmaster(ctx, lines, data); running {
-		return fmt.Errorf("data directory %s is in use by the Postgres with process id %d, which was started by other means: stop it first", data, pid)
+		return fmt.Errorf("data directory %s is in use by the Postgres with process id %d, which was started by "+
+			"other means: stop it first", data, pid)
 	}
 	if err := os.Remove(pidFile); err != nil {
 		return fmt.Errorf("remove stale pid file: %w", err)

@@ -127,7 +127,8 @@ func (s *supervised) wait(ctx context.Context) error {
 }
 
 // startJanitor returns the hold of an ephemeral cluster and a channel closed when its directory is deleted.
-// The janitor keeps the user of this process, who made the directory: the server's user might not be allowed to delete it.
+// The janitor keeps the user of this process, who made the directory: the server's user might not be allowed
+// to delete it.
 func startJanitor(dir string) (hold *os.File, deleted chan struct{}, err error) {
 	held, hold, err := os.Pipe()
 	if err != nil {

@@ -44,8 +44,10 @@ func Catalog() []Metric { return append(slices.Clone(catalog), gatewayCatalog...
 // a cost that does not depend on the depth. The label queue is bounded, see Bound.
 var catalog = []Metric{
 	// State of the queues, by the elected leader.
-	leader("queue_head_age_seconds", gauge, "waiting time of the entry that a node would claim next; 0 if there is none. Read this metric first", "queue"),
-	leader("queue_entries", gauge, "entries by state (initial, pending, computing, disabled, failed); reason is why no node claims the pending ones, empty if none applies", "queue", "state", "reason"),
+	leader("queue_head_age_seconds", gauge, "waiting time of the entry that a node would claim next; 0 if there is "+
+		"none. Read this metric first", "queue"),
+	leader("queue_entries", gauge, "entries by state (initial, pending, computing, disabled, failed); reason is why "+
+		"no node claims the pending ones, empty if none applies", "queue", "state", "reason"),
 	leader("queue_estimated", gauge, "1 if the queue is so deep that its counts are estimates", "queue"),
 	leader("queue_drain_per_second", gauge, "entries that left the queue a second, between the last two samples",
 		"queue"),
@@ -54,9 +56,13 @@ var catalog = []Metric{
 	leader("queue_gone_total", counter, "entries that left the queue, with any outcome", "queue"),
 	leader("queue_serving_nodes", gauge, "live nodes that would claim from the queue", "queue"),
 	leader("queue_dead_tuples", gauge, "dead rows of the queue's table that vacuum has not removed", "queue"),
-	leader("model_slots", gauge, "slots of a model's usable instances by state: free, held, doubtful (held by the call of a lost node)", "model", "state"),
-	leader("degraded", gauge, "1 for each condition that stops or slows work although processes run: code is standstill (of a queue), dead_slots, quarantined or no_instance (of a model), no_hints (of a node). `penstock doctor` gives details", "code", "object"),
-	leader("sample_age_seconds", gauge, "age of the elected leader's last sample, which is also the age of the metrics above"),
+	leader("model_slots", gauge, "slots of a model's usable instances by state: free, held, doubtful (held by the "+
+		"call of a lost node)", "model", "state"),
+	leader("degraded", gauge, "1 for each condition that stops or slows work although processes run: code is "+
+		"standstill (of a queue), dead_slots, quarantined or no_instance (of a model), no_hints (of a node). "+
+		"`penstock doctor` gives details", "code", "object"),
+	leader("sample_age_seconds", gauge, "age of the elected leader's last sample, which is also the age of the "+
+		"metrics above"),
 	leader("sample_seconds", gauge, "duration of that sample"),
 
 	// The database.
@@ -64,7 +70,8 @@ var catalog = []Metric{
 	leader("dead_tuples", gauge, "dead rows of the tables ready and lock, which every claim scans"),
 	leader("database_connections", gauge, "client connections of the whole server"),
 	leader("database_connections_max", gauge, "client connections that the server allows"),
-	leader("notify_queue_usage_ratio", gauge, "how full the queue of NOTIFY is, 0 to 1; a listener that does not read fills it"),
+	leader("notify_queue_usage_ratio", gauge,
+		"how full the queue of NOTIFY is, 0 to 1; a listener that does not read fills it"),
 	both("db_connections", gauge, "connections of a pool of this process", "pool"),
 	both("db_connections_in_use", gauge, "connections of a pool that are in use", "pool"),
 	both("db_waits_total", counter, "times a caller had to wait for a connection of a pool", "pool"),
@@ -74,14 +81,16 @@ var catalog = []Metric{
 	leader("leader_term", gauge, "newest term that this process has seen"),
 	leader("leader_term_age_seconds", gauge, "since this process first saw the newest term"),
 	leader("leader_terms_total", counter, "terms of the election so far"),
-	leader("leader_row_age_seconds", gauge, "since the leader's row was last read or renewed; grows while the database is unavailable"),
+	leader("leader_row_age_seconds", gauge, "since the leader's row was last read or renewed; grows while the "+
+		"database is unavailable"),
 
 	// Duties of the elected leader, counted in this term.
 	leader("locks", gauge, "lock records in the last pass of recovery"),
 	leader("locks_stuck", gauge, "lock records that no node will settle; above 0 only for moments in a healthy system"),
 	leader("nodes_dead", gauge, "nodes whose lease has lapsed and whose row is kept"),
 	leader("leases_lapsed_total", counter, "times a node's lease lapsed between two passes of recovery"),
-	leader("recovery_suspended", gauge, "1 while recovery frees nothing because many leases lapsed, the database restarted or its clock jumped"),
+	leader("recovery_suspended", gauge, "1 while recovery frees nothing because many leases lapsed, the database "+
+		"restarted or its clock jumped"),
 	leader("recovery_locks_freed_total", counter, "stuck locks that were freed", "cause"),
 	leader("recovery_unresolved_total", counter, "failed tries to free a lock; the log names the locks"),
 	leader("recovery_dead_lettered_total", counter,
@@ -90,14 +99,16 @@ var catalog = []Metric{
 	leader("entries_promoted_total", counter, "entries that came due"),
 	leader("entries_expired_total", counter, "entries whose deadline passed before they ran"),
 	leader("entries_overrun", gauge, "entries that still run long after their finish_by; their handler ignores its context"),
-	leader("entries_cancelled_late_total", counter, "entries cancelled after a run during which the cancel was requested"),
+	leader("entries_cancelled_late_total", counter,
+		"entries cancelled after a run during which the cancel was requested"),
 	leader("deadlines_late_seconds", gauge, "how far the last pass was behind the due times, at most"),
 	leader("deadlines_errors_total", counter, "failed batches of due entries; the log has the errors"),
 	leader("cron_fired_total", counter, "entries of cron jobs that became pending"),
 	leader("cron_dropped_total", counter, "nominal times dropped by catch-up or overlap policy"),
 	leader("cron_broken_total", counter, "times a cron job had an invalid schedule"),
 	leader("cron_late_seconds", gauge, "lateness of the latest firing of the last pass that fired"),
-	leader("retention_behind_seconds", gauge, "since the oldest partition that is left passed its retention; above a day, disk use grows"),
+	leader("retention_behind_seconds", gauge,
+		"since the oldest partition that is left passed its retention; above a day, disk use grows"),
 	leader("retention_partitions_dropped_total", counter,
 		"partitions of results, failures and samples that were dropped"),
 	leader("retention_rows_tidied_total", counter, "deleted rows without a purpose"),
@@ -111,15 +122,19 @@ var catalog = []Metric{
 	leader("hints_dropped_total", counter, "hints that the database refused; nodes then find work by polling"),
 
 	// Task nodes.
-	node("node_wait_seconds", histogram, "from the acceptance of an entry to its run, the time until it was due included", "queue"),
+	node("node_wait_seconds", histogram, "from the acceptance of an entry to its run, the time until it was due "+
+		"included", "queue"),
 	node("node_run_seconds", histogram, "time in the handler", "queue"),
 	node("node_run_errors_total", counter, "runs that returned an error, missing capacity included", "queue"),
 	node("node_claim_seconds", histogram, "time for a claim, empty ones too"),
 	node("node_claimed_total", counter, "locks claimed", "queue"),
-	node("node_refusals_total", counter, "claims that were not tried or returned no entry, by the missing resource: threads, queue_limit (a node's share), slots, limit, or a reason of the governor", "queue", "reason"),
+	node("node_refusals_total", counter, "claims that were not tried or returned no entry, by the missing resource: "+
+		"threads, queue_limit (a node's share), slots, limit, or a reason of the governor", "queue", "reason"),
 	node("node_model_calls_total", counter, "calls to workers of a model", "model"),
-	node("node_model_entries_total", counter, "entries in these calls: more than calls where the model takes batches", "model"),
-	node("node_model_swaps_total", counter, "calls for which a worker had to load another adapter or model than for its last call",
+	node("node_model_entries_total", counter, "entries in these calls: more than calls where the model takes batches",
+		"model"),
+	node("node_model_swaps_total", counter, "calls for which a worker had to load another adapter or model than for "+
+		"its last call",
 		"model"),
 	node("node_model_slots", gauge, "slots of a model that the node has leased, by state: busy, idle", "model",
 		"state"),

@@ -16,9 +16,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// NewTracing exports spans of a service to an OTLP address over HTTP: all of those whose caller wants it, and this share
-// of those without a caller. stop sends what is buffered, for three seconds at most; call it before the program ends.
-// Without an address the provider is nil.
+// NewTracing exports spans of a service to an OTLP address over HTTP: all of those whose caller wants it, and
+// this share of those without a caller. stop sends what is buffered, for three seconds at most; call it
+// before the program ends. Without an address the provider is nil.
 func NewTracing(ctx context.Context, service, address string, share float64) (provider trace.TracerProvider,
 	stop func(), err error,
 ) {

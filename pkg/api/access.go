@@ -61,11 +61,13 @@ var owners = map[object]string{
 }
 
 var (
-	errNoToken   = errors.New("the request has no token, or one that is not known, has expired or was revoked; send Authorization: Bearer and the token")
+	errNoToken = errors.New("the request has no token, or one that is not known, has expired or was revoked; send " +
+		"Authorization: Bearer and the token")
 	errForbidden = errors.New("the token does not allow this")
-	// One answer for what is beyond the limits of a token and for what does not exist: a difference would tell what others
-	// have.
-	errBeyondLimits = fmt.Errorf("%w: it is limited to some queues or applications, and nothing of that name or id is within them", errForbidden)
+	// One answer for what is beyond the limits of a token and for what does not exist: a difference would
+	// tell what others have.
+	errBeyondLimits = fmt.Errorf("%w: it is limited to some queues or applications, and nothing of that name or id "+
+		"is within them", errForbidden)
 )
 
 // caller is who sends a request.
@@ -95,8 +97,8 @@ func (c caller) allows(queue, application string) bool {
 		(len(c.Applications) == 0 || slices.Contains(c.Applications, application))
 }
 
-// grants checks a push against the flows and the priority that the caller's token is limited to. An entry without a flow
-// gets the token's flow where that has exactly one.
+// grants checks a push against the flows and the priority that the caller's token is limited to. An entry
+// without a flow gets the token's flow where that has exactly one.
 func (c caller) grants(p *invalidation.Push) error {
 	if p.Flow == "" && len(c.Flows) == 1 {
 		p.Flow = c.Flows[0]
@@ -184,7 +186,8 @@ func (a *API) within(ctx context.Context, request huma.Context, of object, c cal
 	var key string
 	switch of {
 	case ofPlatform:
-		return fmt.Errorf("%w: it is limited to some queues or applications, and this is about all of them", errForbidden)
+		return fmt.Errorf("%w: it is limited to some queues or applications, and this is about all of them",
+			errForbidden)
 	case ofQueue, ofModel:
 		// Read as the handler reads it: a second way of reading could see another queue.
 		if key = request.Param(string(of)); key == "" {
@@ -220,8 +223,8 @@ func (a *API) allowed(ctx context.Context, of object, key string, c caller) erro
 	return nil
 }
 
-// FindToken returns the living token of a secret, as a request of the API would be admitted with it. It returns an error
-// that wraps invalidation.ErrNotFound if there is none.
+// FindToken returns the living token of a secret, as a request of the API would be admitted with it. It
+// returns an error that wraps invalidation.ErrNotFound if there is none.
 func (a *API) FindToken(ctx context.Context, secret string) (operator.APIToken, error) {
 	token, err := a.tokens.look(ctx, secret)
 	if errors.Is(err, errNoToken) {

@@ -75,7 +75,8 @@ func New(db postgres.DB, cfg Config) *API {
 	return a
 }
 
-// NewProbes returns the part of the API that every daemon has: /livez, /readyz and, if there are any, /metrics and reports.
+// NewProbes returns the part of the API that every daemon has: /livez, /readyz and, if there are any,
+// /metrics and reports.
 func NewProbes(cfg Config) *API {
 	a := newAPI(cfg)
 	a.probes()
@@ -93,7 +94,8 @@ func newAPI(cfg Config) *API {
 	draining, drain := context.WithCancel(context.Background())
 	a.draining, a.drain = draining.Done(), drain
 	config := huma.DefaultConfig("Penstock", "v1")
-	config.Info.Description = "A durable task queue on Postgres. Errors are problem documents (RFC 9457) whose `code` is stable."
+	config.Info.Description = "A durable task queue on Postgres. Errors are problem documents (RFC 9457) whose " +
+		"`code` is stable."
 	config.OpenAPIPath, config.DocsPath, config.SchemasPath = "", "", "" // openapi.go serves the document
 	config.CreateHooks = nil                                             // no $schema in answers
 	config.RejectUnknownQueryParameters = true
@@ -104,7 +106,8 @@ func newAPI(cfg Config) *API {
 	a.handler = a.mux
 	if a.cfg.Open {
 		sameSite := http.NewCrossOriginProtection()
-		sameSite.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.report(w, r, errElsewhere) }))
+		deny := func(w http.ResponseWriter, r *http.Request) { a.report(w, r, errElsewhere) }
+		sameSite.SetDenyHandler(http.HandlerFunc(deny))
 		a.handler = a.localOnly(sameSite.Handler(a.mux))
 	}
 	return a
@@ -123,7 +126,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.cfg.Observe(route, noted.status, time.Since(start))
 }
 
-var errElsewhere = errors.New("without a token, requests are for this machine: address it as localhost, and from no web page of another site")
+var errElsewhere = errors.New("without a token, requests are for this machine: address it as localhost, and from no " +
+	"web page of another site")
 
 // localOnly refuses requests for another host. Without tokens, the address alone keeps strangers out; a page on the web
 // whose name was made to point at this machine must not get in through a browser here.

@@ -34,6 +34,9 @@ type auditFilter struct {
 
 func (a *API) listAudit(ctx context.Context, in *auditFilter) (*answer[list[operator.Audit]], error) {
 	return paged(in.Paging, func(before int64, limit int) ([]operator.Audit, error) {
-		return a.operator.Audits(ctx, operator.AuditFilter{Actor: in.Actor, Verb: in.Verb, Object: in.Object, Since: in.Since, Before: before, Limit: limit})
+		return a.operator.Audits(ctx, operator.AuditFilter{
+			Actor: in.Actor, Verb: in.Verb, Object: in.Object,
+			Since: in.Since, Before: before, Limit: limit,
+		})
 	}, func(x operator.Audit) int64 { return x.ID })
 }

@@ -20,8 +20,9 @@ func (a *API) batchRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listBatches)
 	a.raw(route{
-		method: "POST", path: "/v1/queues/{queue}/batches", id: "create-batch", summary: "Split a set into parts that this queue runs",
-		scope: operate, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax,
+		method: "POST", path: "/v1/queues/{queue}/batches", id: "create-batch",
+		summary: "Split a set into parts that this queue runs",
+		scope:   operate, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax,
 	}, a.describeBatch, a.createBatch)
 	add(a, route{
 		method: "GET", path: one, id: "show-batch", summary: "One batch",
@@ -125,7 +126,8 @@ func (a *API) createBatch(w http.ResponseWriter, r *http.Request) error {
 	if err := decodeWhole(text, in.Options.members()); err != nil {
 		return flaw("options", err)
 	}
-	if err := cmp.Or(checkNumbers("options.items", in.Options.Items), checkNumbers("options.detail", in.Options.Detail)); err != nil {
+	if err := cmp.Or(checkNumbers("options.items", in.Options.Items),
+		checkNumbers("options.detail", in.Options.Detail)); err != nil {
 		return err
 	}
 	ctx := r.Context()

@@ -23,18 +23,24 @@ type Reports interface {
 // errNotYet makes a worker that is faster than we are come again.
 var errNotYet = errors.New("the run is not known here yet; report again")
 
-// callbackRoute is where workers report, by the address that came with the call: its key, bound to the lock of one entry,
-// stands for a token.
+// callbackRoute is where workers report, by the address that came with the call: its key, bound to the lock
+// of one entry, stands for a token.
 func (a *API) callbackRoute() {
 	a.raw(route{
-		method: "POST", path: "/tasks/callback/{id}", id: "report-task", summary: "Take what a worker reports about a run that it has accepted",
+		method: "POST", path: "/tasks/callback/{id}", id: "report-task",
+		summary:  "Take what a worker reports about a run that it has accepted",
 		bytesMax: a.cfg.BodyBytesMax,
 	}, func(op *huma.Operation) {
-		op.Description = "For workers, at the address that came with the call as `Penstock-Callback` (Cog: `webhook`). The body is what a poll would be answered with."
+		op.Description = "For workers, at the address that came with the call as `Penstock-Callback` (Cog: " +
+			"`webhook`). The body is what a poll would be answered with."
 		for _, name := range []string{"token", "key"} {
-			op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Required: true, Schema: &huma.Schema{Type: huma.TypeString}})
+			op.Parameters = append(op.Parameters,
+				&huma.Param{Name: name, In: "query", Required: true, Schema: &huma.Schema{Type: huma.TypeString}})
 		}
-		op.Responses["200"] = &huma.Response{Description: "Taken, now or before", Content: map[string]*huma.MediaType{"application/json": {Schema: a.schema(Job{})}}}
+		op.Responses["200"] = &huma.Response{
+			Description: "Taken, now or before",
+			Content:     map[string]*huma.MediaType{"application/json": {Schema: a.schema(Job{})}},
+		}
 	}, a.takeReport)
 }
 

@@ -162,7 +162,9 @@ func (c Conditional) check(current string) error {
 
 // alter makes a change of configuration that depends on what is there. Whoever else changes the same waits: lockSQL
 // locks the row of key $1. Where there is none yet, nothing has to match.
-func (a *API) alter(ctx context.Context, c Conditional, lockSQL, key string, current func(*operator.Database) (string, error), do func(*operator.Database) error) error {
+func (a *API) alter(ctx context.Context, c Conditional, lockSQL, key string,
+	current func(*operator.Database) (string, error), do func(*operator.Database) error,
+) error {
 	return postgres.InTx(ctx, a.db, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, lockSQL, key)
 		if err != nil {

@@ -16,15 +16,15 @@ type Config struct {
 	// Open lets in who has no token, with every right. It is for development: requests must be addressed to this
 	// machine, and whoever serves the API must listen on a loopback address.
 	Open bool
-	// Actor, if not empty, is the name under which every request acts, with every right and without a token. It is for a
-	// program that calls the handler itself instead of serving it.
+	// Actor, if not empty, is the name under which every request acts, with every right and without a token.
+	// It is for a program that calls the handler itself instead of serving it.
 	Actor string
 	// BodyBytesMax bounds the body of a push. Default 32 MiB.
 	BodyBytesMax int64
 	// EntriesMax bounds the entries in one push. Default 10,000.
 	EntriesMax int
-	// BodiesBytesMax bounds what the bodies of all requests together take in memory, half of it for streams, 8 MiB each.
-	// Default 256 MiB.
+	// BodiesBytesMax bounds what the bodies of all requests together take in memory, half of it for streams,
+	// 8 MiB each. Default 256 MiB.
 	BodiesBytesMax int64
 	// WaitersMax bounds how many requests wait for entries at once. Default 10,000.
 	WaitersMax int
@@ -37,7 +37,8 @@ type Config struct {
 	Reports Reports
 	// Timeout bounds the work for one request. Default 10 s.
 	Timeout time.Duration
-	// TokenLifetime is that of a token whose creator gives no end. Default 365 days; negative: such a token does not end.
+	// TokenLifetime is that of a token whose creator gives no end. Default 365 days; negative: such a token
+	// does not end.
 	TokenLifetime time.Duration
 	// Checks are what must hold for the process to be ready, beside those that the server makes itself.
 	Checks []Check

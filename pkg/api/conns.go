@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// bounded lets in so many connections at once, and so many from one address. One more is told 503 and closed, which a client or a load balancer can
-// act upon; one that waits to be accepted could not be told from a server that hangs.
+// bounded lets in so many connections at once, and so many from one address. One more is told 503 and closed,
+// which a client or a load balancer can act upon; one that waits to be accepted could not be told from a
+// server that hangs.
 type bounded struct {
 	net.Listener
 	places          chan struct{}
@@ -27,7 +28,8 @@ type bounded struct {
 
 func bound(listener net.Listener, conns, perAddress int, silent bool) net.Listener {
 	return &bounded{
-		Listener: listener, places: make(chan struct{}, conns), conns: tally{most: perAddress}, requests: tally{most: perAddress},
+		Listener: listener, places: make(chan struct{}, conns), conns: tally{most: perAddress},
+		requests: tally{most: perAddress},
 		refusals: make(chan struct{}, 64), silent: silent,
 	}
 }
@@ -108,11 +110,12 @@ func (b *bounded) Accept() (net.Conn, error) {
 	}
 }
 
-const refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" +
+const refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: " +
+	"1\r\nConnection: close\r\n\r\n" +
 	`{"type":"urn:penstock:problem:busy","title":"Service Unavailable","status":503,"detail":"too many connections; try again","code":"busy"}` + "\n"
 
-// refuse says why, and waits a moment for the client to have read it: a connection closed over unread bytes is reset, and
-// the answer lost.
+// refuse says why, and waits a moment for the client to have read it: a connection closed over unread bytes
+// is reset, and the answer lost.
 func (b *bounded) refuse(conn net.Conn) {
 	defer func() { <-b.refusals }()
 	defer conn.Close()

@@ -19,8 +19,9 @@ func (a *API) cronRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listCronJobs)
 	change(a, route{
-		path: "/v1/queues/{queue}/cron", status: http.StatusCreated, id: "create-cron-job", summary: "Make a cron job whose entries go into this queue",
-		scope: admin, of: ofQueue,
+		path: "/v1/queues/{queue}/cron", status: http.StatusCreated, id: "create-cron-job",
+		summary: "Make a cron job whose entries go into this queue",
+		scope:   admin, of: ofQueue,
 	}, a.createCronJob)
 	add(a, route{
 		method: "GET", path: one, id: "show-cron-job", summary: "One cron job with its settings",
@@ -30,8 +31,9 @@ func (a *API) cronRoutes() {
 		return &tagged[operator.CronJobDetail]{etag(found.Settings), found}, err
 	})
 	change(a, route{
-		method: "PATCH", path: one, id: "alter-cron-job", summary: "Change settings of a cron job; a run that has begun goes on",
-		scope: admin, of: ofCron,
+		method: "PATCH", path: one, id: "alter-cron-job",
+		summary: "Change settings of a cron job; a run that has begun goes on",
+		scope:   admin, of: ofCron,
 	}, a.alterCronJob)
 	verb[nameRemoval](a, operator.DropCronJob, route{
 		method: "DELETE", path: one, id: "drop-cron-job", summary: "Remove a cron job; a run goes on",
@@ -42,8 +44,9 @@ func (a *API) cronRoutes() {
 		scope: operate, of: ofCron,
 	})
 	verb[nameVerb](a, operator.ResumeCronJob, route{
-		path: one + "/resume", id: "resume-cron-job", summary: "End a pause; the catch-up policy says what becomes of missed times",
-		scope: operate, of: ofCron,
+		path: one + "/resume", id: "resume-cron-job",
+		summary: "End a pause; the catch-up policy says what becomes of missed times",
+		scope:   operate, of: ofCron,
 	})
 	verb[nameVerb](a, operator.RunCronJob, route{
 		path: one + "/run", id: "run-cron-job", summary: "Ask for one run now, beside the schedule",

@@ -17,9 +17,10 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// dispatcherRoutes are the addresses of a dispatcher that sends inference requests to GPU servers, in its words: a job is
-// an entry of an inference queue, its dead letters are failures. Clients and scripts written for one find here what they
-// know. These changes come without a reason; the audit says by which address they came.
+// dispatcherRoutes are the addresses of a dispatcher that sends inference requests to GPU servers, in its
+// words: a job is an entry of an inference queue, its dead letters are failures. Clients and scripts written
+// for one find here what they know. These changes come without a reason; the audit says by which address they
+// came.
 func (a *API) dispatcherRoutes() {
 	const config, dlq = "/admin/model-configs/{model}", "/admin/dlq"
 	a.raw(route{
@@ -27,22 +28,26 @@ func (a *API) dispatcherRoutes() {
 		scope: push, of: ofNobody, bytesMax: a.cfg.BodyBytesMax,
 	}, a.describeSubmission, a.submitJob)
 	add(a, route{
-		method: "POST", path: "/admin/register", id: "register-server", summary: "Make a server of a model known; a model that is not known yet is spoken to as by a dispatcher",
-		scope: admin, of: ofPlatform,
+		method: "POST", path: "/admin/register", id: "register-server",
+		summary: "Make a server of a model known; a model that is not known yet is spoken to as by a dispatcher",
+		scope:   admin, of: ofPlatform,
 	}, a.registerServer)
 	add(a, route{
-		method: "GET", path: config, id: "show-model-config", summary: "The config of a model in force: what was registered, what is laid over it, and defaults",
-		scope: read, of: ofModel,
+		method: "GET", path: config, id: "show-model-config",
+		summary: "The config of a model in force: what was registered, what is laid over it, and defaults",
+		scope:   read, of: ofModel,
 	}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		return a.modelConfig(ctx, in.Model)
 	})
 	add(a, route{
-		method: "PUT", path: config, id: "put-model-config", summary: "Lay fields over a model's config, instead of those that were laid over it",
-		scope: admin, of: ofPlatform,
+		method: "PUT", path: config, id: "put-model-config",
+		summary: "Lay fields over a model's config, instead of those that were laid over it",
+		scope:   admin, of: ofPlatform,
 	}, a.putModelConfig)
 	add(a, route{
-		method: "DELETE", path: config, id: "delete-model-config", summary: "Take away what was laid over a model's config",
-		scope: admin, of: ofPlatform,
+		method: "DELETE", path: config, id: "delete-model-config",
+		summary: "Take away what was laid over a model's config",
+		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		if err := a.operator.OverrideModel(ctx, in.Model, nil, a.came(ctx, "DELETE /admin/model-configs")); err != nil {
 			return nil, err
@@ -57,17 +62,20 @@ func (a *API) dispatcherRoutes() {
 		method: "POST", path: dlq + "/{id}/retry", id: "retry-job", summary: "Put a failed entry back into its queue",
 		scope: operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
-		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}}, a.operator.Do(ctx, operator.RetryFailure, in.ID, a.came(ctx, "POST /admin/dlq"), time.Time{})
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}},
+			a.operator.Do(ctx, operator.RetryFailure, in.ID, a.came(ctx, "POST /admin/dlq"), time.Time{})
 	})
 	add(a, route{
-		method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs", summary: "Put the failures of all models back: a bulk operation for each",
-		scope: operate, of: ofPlatform, status: http.StatusAccepted,
+		method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs",
+		summary: "Put the failures of all models back: a bulk operation for each",
+		scope:   operate, of: ofPlatform, status: http.StatusAccepted,
 	}, a.retryAll)
 	add(a, route{
 		method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Forget a failure",
 		scope: operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
-		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}}, a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.came(ctx, "DELETE /admin/dlq"), time.Time{})
+		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}},
+			a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.came(ctx, "DELETE /admin/dlq"), time.Time{})
 	})
 }
 
@@ -93,12 +101,18 @@ type submission struct {
 }
 
 func (s *submission) members() []member {
-	return []member{{"model", &s.Model}, {"payload", &s.Payload}, {"callback_url", &s.CallbackURL}, {"priority", &s.Priority}}
+	return []member{
+		{"model", &s.Model},
+		{"payload", &s.Payload},
+		{"callback_url", &s.CallbackURL},
+		{"priority", &s.Priority},
+	}
 }
 
 func (a *API) describeSubmission(op *huma.Operation) {
 	op.RequestBody = a.bodyOf(submission{})
-	op.Parameters = append(op.Parameters, keyParameter("A second submission with the same key gets the job of the first one."))
+	op.Parameters = append(op.Parameters, keyParameter("A second submission with the same key gets the job of the "+
+		"first one."))
 	op.Responses["200"] = &huma.Response{Description: "OK", Content: jsonOf(a.schema(Job{}))}
 }
 
@@ -109,7 +123,8 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(lengthOf("model", in.Model, 1, 200), lengthOf("callback_url", in.CallbackURL, 0, 2048)); err != nil {
+	if err := cmp.Or(lengthOf("model", in.Model, 1, 200),
+		lengthOf("callback_url", in.CallbackURL, 0, 2048)); err != nil {
 		return err
 	}
 	if in.Payload == nil {
@@ -191,7 +206,8 @@ func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answ
 		found.Queue, err = a.operator.RegisterModel(ctx, b.Model, []byte(`{"protocol": "dispatcher"}`), by)
 	}
 	if err == nil {
-		err = a.operator.RegisterInstance(ctx, operator.Instance{Model: b.Model, Server: b.Server, Endpoint: b.Endpoint, Slots: b.Slots}, by)
+		err = a.operator.RegisterInstance(ctx,
+			operator.Instance{Model: b.Model, Server: b.Server, Endpoint: b.Endpoint, Slots: b.Slots}, by)
 	}
 	if err != nil {
 		return nil, err
@@ -266,7 +282,11 @@ func (a *API) listDLQ(ctx context.Context, _ *struct{}) (*answer[deadJobs], erro
 			return nil, err
 		}
 		for _, f := range failures {
-			jobs = append(jobs, deadJob{Job{strconv.FormatInt(f.ID, 10), "max_retries_exceeded"}, m.Name, f.Error, f.FailedAt, f.Attempt})
+			jobs = append(jobs, deadJob{
+				Job{strconv.FormatInt(f.ID, 10), "max_retries_exceeded"},
+				m.Name, f.Error,
+				f.FailedAt, f.Attempt,
+			})
 		}
 	}
 	return &answer[deadJobs]{deadJobs{jobs, len(jobs)}}, nil
@@ -284,7 +304,8 @@ func (a *API) retryAll(ctx context.Context, _ *struct{}) (*answer[retriedAll], e
 	out := retriedAll{Operations: []int64{}}
 	for _, m := range models {
 		id, err := a.operator.StartOperation(ctx, operator.OperationRequest{
-			Queue: m.Queue, Verb: operator.RetryFailures, Filter: operator.Filter{All: true}, By: a.came(ctx, "POST /admin/dlq/retry-all"),
+			Queue: m.Queue, Verb: operator.RetryFailures, Filter: operator.Filter{All: true},
+			By: a.came(ctx, "POST /admin/dlq/retry-all"),
 		})
 		if err != nil {
 			return nil, err

@@ -13,12 +13,14 @@ const doctorTimeout = time.Minute
 
 func (a *API) doctorRoutes() {
 	add(a, route{
-		method: "GET", path: "/v1/doctor", id: "examine", summary: "Examine the database and the processes that use it; one examination at a time",
-		scope: operate, of: ofPlatform, timeout: doctorTimeout,
+		method: "GET", path: "/v1/doctor", id: "examine",
+		summary: "Examine the database and the processes that use it; one examination at a time",
+		scope:   operate, of: ofPlatform, timeout: doctorTimeout,
 	}, a.examine)
 	add(a, route{
-		method: "GET", path: "/v1/migrations", id: "list-migrations", summary: "Migrations of the schema, and whether they are applied, pending or unknown to this leader",
-		scope: read, of: ofPlatform,
+		method: "GET", path: "/v1/migrations", id: "list-migrations",
+		summary: "Migrations of the schema, and whether they are applied, pending or unknown to this leader",
+		scope:   read, of: ofPlatform,
 	}, func(ctx context.Context, _ *struct{}) (*answer[list[migrations.Status]], error) {
 		found, err := migrations.List(ctx, a.db)
 		return pageOf(found, Paging{Limit: len(found)}, nil), err

@@ -53,12 +53,14 @@ func (a *API) entryRoutes() {
 		scope: read, own: true, of: ofEntry, timeout: waitMax + a.cfg.Timeout,
 	}, a.entry)
 	a.raw(route{
-		method: "GET", path: one + "/events", id: "follow-entry", summary: "What happens to an entry, as server-sent events",
-		scope: read, of: ofEntry, timeout: -1,
+		method: "GET", path: one + "/events", id: "follow-entry",
+		summary: "What happens to an entry, as server-sent events",
+		scope:   read, of: ofEntry, timeout: -1,
 	}, describeEvents, a.events)
 	add(a, route{
-		method: "POST", path: one + "/cancel", id: "cancel-entry", summary: "End an entry, or ask the node that runs it to",
-		scope: operate, of: ofEntry,
+		method: "POST", path: one + "/cancel", id: "cancel-entry",
+		summary: "End an entry, or ask the node that runs it to",
+		scope:   operate, of: ofEntry,
 	}, a.cancelEntry)
 	verb[idVerb](a, operator.DisableEntry, route{
 		path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line",
@@ -76,7 +78,10 @@ func (a *API) entryRoutes() {
 			return &answer[started]{started{int64(id)}}, err
 		})
 	}
-	change(operator.DisableEntry, route{path: some + "/disable", id: "disable-entries", summary: "Disable all entries of a name or lock key, those to come as well"})
+	change(operator.DisableEntry, route{
+		path: some + "/disable", id: "disable-entries",
+		summary: "Disable all entries of a name or lock key, those to come as well",
+	})
 	change(operator.EnableEntry, route{path: some + "/enable", id: "enable-entries", summary: "End disable-entries"})
 }
 
@@ -106,7 +111,8 @@ type entryFilter struct {
 func (a *API) listEntries(ctx context.Context, in *entryFilter) (*answer[list[operator.Entry]], error) {
 	return paged(in.Paging, func(after int64, limit int) ([]operator.Entry, error) {
 		return a.operator.Entries(ctx, operator.EntryFilter{
-			Queue: in.Queue, State: in.State, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, After: after, Limit: limit,
+			Queue: in.Queue, State: in.State, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, After: after,
+			Limit: limit,
 		})
 	}, func(e operator.Entry) int64 { return e.ID })
 }

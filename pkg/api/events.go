@@ -18,13 +18,14 @@ import (
 )
 
 const (
-	eventsAlive = 15 * time.Second // between signs of life to a client, so that nothing in between closes the connection
+	// between signs of life to a client, so that nothing in between closes the connection
+	eventsAlive = 15 * time.Second
 	eventsWrite = 10 * time.Second // for a client to take an event
 	eventsMax   = time.Hour        // then the client comes again, with where it stands
 )
 
-// place is how far a client has read: the last progress in microseconds since 1970, and the last piece of output. It is the
-// id of an event, which the client sends back as Last-Event-ID to go on from there.
+// place is how far a client has read: the last progress in microseconds since 1970, and the last piece of
+// output. It is the id of an event, which the client sends back as Last-Event-ID to go on from there.
 type place struct {
 	progress int64
 	token    invalidation.Token
@@ -32,7 +33,8 @@ type place struct {
 }
 
 func (p place) String() string {
-	return strconv.FormatInt(p.progress, 36) + "." + strconv.FormatInt(int64(p.token), 36) + "." + strconv.FormatInt(int64(p.seq), 36)
+	return strconv.FormatInt(p.progress, 36) + "." + strconv.FormatInt(int64(p.token), 36) + "." +
+		strconv.FormatInt(int64(p.seq), 36)
 }
 
 // endedID is the id of the last event. Who sends it has seen everything. No place is written so.
@@ -51,8 +53,8 @@ func readPlace(id string) (p place, ended bool) {
 	return place{progress: numbers[0], token: invalidation.Token(numbers[1]), seq: int(numbers[2])}, false
 }
 
-// events follows one entry in server-sent events (WHATWG HTML, 9.2): state, progress, output, and at last ended with what
-// GET on the entry says. Who has seen the end is told with 204 not to come again.
+// events follows one entry in server-sent events (WHATWG HTML, 9.2): state, progress, output, and at last
+// ended with what GET on the entry says. Who has seen the end is told with 204 not to come again.
 func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	number, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil {
@@ -74,7 +76,8 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	if c != nil {
 		defer c.leave()
 	}
-	queue, err := invalidation.Open(r.Context(), a.db, name) // as it is now: one that was dropped and made again has another id
+	// as it is now: one that was dropped and made again has another id
+	queue, err := invalidation.Open(r.Context(), a.db, name)
 	if err != nil {
 		return err
 	}
@@ -92,8 +95,12 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 
 // describeEvents says what no type does.
 func describeEvents(op *huma.Operation) {
-	op.Description += " Events state, progress, output and ended (or gone, where no outcome is kept); send the last id as Last-Event-ID to go on. 204 after the end."
-	op.Responses["200"] = &huma.Response{Description: "Events", Content: map[string]*huma.MediaType{"text/event-stream": {}}}
+	op.Description += " Events state, progress, output and ended (or gone, where no outcome is kept); send the last " +
+		"id as Last-Event-ID to go on. 204 after the end."
+	op.Responses["200"] = &huma.Response{
+		Description: "Events",
+		Content:     map[string]*huma.MediaType{"text/event-stream": {}},
+	}
 }
 
 // follower is one client that follows an entry.
@@ -142,7 +149,8 @@ func (f *follower) pass(ctx context.Context, s sighting) {
 	}
 	if at := s.progressAt.UnixMicro(); !s.progressAt.IsZero() && at > f.at.progress {
 		f.at.progress = at
-		f.out.event(f.at.String(), "progress", map[string]any{"done": s.done, "message": s.message, "updated_at": s.progressAt})
+		f.out.event(f.at.String(), "progress",
+			map[string]any{"done": s.done, "message": s.message, "updated_at": s.progressAt})
 	}
 	if s.token > f.at.token || s.token == f.at.token && s.seq > f.at.seq {
 		if err := f.output(ctx); err != nil {
@@ -167,7 +175,8 @@ func (f *follower) output(ctx context.Context) error {
 			if !utf8.Valid(p.Data) {
 				data, key = p.Data, "data_base64"
 			}
-			f.out.event(f.at.String(), "output", map[string]any{"token": p.Token, "attempt": p.Attempt, "seq": p.Seq, key: data})
+			f.out.event(f.at.String(), "output",
+				map[string]any{"token": p.Token, "attempt": p.Attempt, "seq": p.Seq, key: data})
 		}
 		if len(pieces) < outputPieces {
 			break

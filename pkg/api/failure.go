@@ -13,8 +13,9 @@ func (a *API) failureRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listFailures)
 	add(a, route{
-		method: "GET", path: "/v1/queues/{queue}/causes", id: "list-causes", summary: "What the newest 10,000 failures were about",
-		scope: read, of: ofQueue,
+		method: "GET", path: "/v1/queues/{queue}/causes", id: "list-causes",
+		summary: "What the newest 10,000 failures were about",
+		scope:   read, of: ofQueue,
 	}, func(ctx context.Context, in *InQueue) (*answer[list[operator.Cause]], error) {
 		found, err := a.operator.Causes(ctx, in.Queue, 200)
 		return pageOf(found, Paging{Limit: 200}, nil), err
@@ -49,7 +50,8 @@ type failureFilter struct {
 func (a *API) listFailures(ctx context.Context, in *failureFilter) (*answer[list[operator.Failure]], error) {
 	return paged(in.Paging, func(before int64, limit int) ([]operator.Failure, error) {
 		return a.operator.Failures(ctx, operator.FailureFilter{
-			Queue: in.Queue, Class: in.Class, Fingerprint: in.Fingerprint, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, Before: before, Limit: limit,
+			Queue: in.Queue, Class: in.Class, Fingerprint: in.Fingerprint, Flow: in.Flow, LockKey: in.LockKey,
+			Name: in.Name, Before: before, Limit: limit,
 		})
 	}, func(f operator.Failure) int64 { return f.ID })
 }

@@ -8,12 +8,14 @@ import (
 
 func (a *API) groupRoutes() {
 	add(a, route{
-		method: "GET", path: "/v1/groups", id: "list-groups", summary: "Lock keys of a queue with entries in line, and who holds them",
-		scope: read, of: ofQueue,
+		method: "GET", path: "/v1/groups", id: "list-groups",
+		summary: "Lock keys of a queue with entries in line, and who holds them",
+		scope:   read, of: ofQueue,
 	}, a.listGroups)
 	add(a, route{
-		method: "POST", path: "/v1/queues/{queue}/compact", id: "compact-groups", summary: "Merge the waiting entries of one lock key, or of up to 1,000",
-		scope: operate, of: ofQueue,
+		method: "POST", path: "/v1/queues/{queue}/compact", id: "compact-groups",
+		summary: "Merge the waiting entries of one lock key, or of up to 1,000",
+		scope:   operate, of: ofQueue,
 	}, a.compact)
 }
 

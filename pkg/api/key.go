@@ -65,16 +65,16 @@ func unquote(s string) (string, error) {
 // keyPatience is how long a request waits for another one with its key. Most are over by then, and it can replay.
 const keyPatience = time.Second
 
-// Pool completes the settings of a pool on which an API is to run. A push that waits for another one with its key, at
-// another leader, ends after a while: that one is under way, and this one may replay it later. So does any other wait for a
-// lock.
+// Pool completes the settings of a pool on which an API is to run. A push that waits for another one with its
+// key, at another leader, ends after a while: that one is under way, and this one may replay it later. So
+// does any other wait for a lock.
 func Pool(cfg postgres.Config) postgres.Config {
 	cfg.LockTimeout = 2 * keyPatience
 	return cfg
 }
 
-// inUse says what pushes waited for in vain: another request with their Idempotency-Key, if they have one, else a transaction
-// with their unique key.
+// inUse says what pushes waited for in vain: another request with their Idempotency-Key, if they have one,
+// else a transaction with their unique key.
 func inUse(err error, pushes ...invalidation.Push) error {
 	switch keyed := func(p invalidation.Push) bool { return p.IdempotencyKey != "" }; {
 	case postgres.Code(err) != "55P03":

@@ -35,20 +35,23 @@ func (a *API) limitRoutes() {
 		scope: admin, of: ofPlatform,
 	}, a.setLimit)
 	change(a, route{
-		method: "PUT", path: "/v1/queues/{queue}/limits/{limit}", id: "use-limit", summary: "Put a queue under a limit, or take it out",
-		scope: admin, of: ofPlatform,
+		method: "PUT", path: "/v1/queues/{queue}/limits/{limit}", id: "use-limit",
+		summary: "Put a queue under a limit, or take it out",
+		scope:   admin, of: ofPlatform,
 	}, a.useLimit)
 	add(a, route{
 		method: "GET", path: "/v1/applications", id: "list-applications", summary: "Applications: nodes, locks, quota",
 		scope: read,
 	}, a.listApplications)
 	change(a, route{
-		method: "PUT", path: "/v1/applications/{application}/quota", id: "set-quota", summary: "Bound what an application uses over all its queues",
-		scope: admin, of: ofPlatform,
+		method: "PUT", path: "/v1/applications/{application}/quota", id: "set-quota",
+		summary: "Bound what an application uses over all its queues",
+		scope:   admin, of: ofPlatform,
 	}, a.setQuota)
 	change(a, route{
-		method: "DELETE", path: "/v1/applications/{application}/quota", id: "remove-quota", summary: "Remove that bound",
-		scope: admin, of: ofPlatform,
+		method: "DELETE", path: "/v1/applications/{application}/quota", id: "remove-quota",
+		summary: "Remove that bound",
+		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		InApplication
 		Conditional
@@ -155,7 +158,9 @@ func (a *API) setQuota(ctx context.Context, in *quotaSetting) error {
 }
 
 // quota sets or removes the limit that an application's quota is.
-func (a *API) quota(ctx context.Context, c Conditional, application string, l *operator.Quota, by invalidation.By) error {
+func (a *API) quota(ctx context.Context, c Conditional, application string, l *operator.Quota,
+	by invalidation.By,
+) error {
 	return a.alterLimit(ctx, c, "application:"+application, func(d *operator.Database) error {
 		return d.SetQuota(ctx, application, l, by)
 	})

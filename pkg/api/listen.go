@@ -52,7 +52,8 @@ func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, error) {
 func (c ListenConfig) tls() (*tls.Config, error) {
 	if c.CertFile == "" && c.KeyFile == "" {
 		if c.ClientCAFile != "" {
-			return nil, errors.New("listen: certificates of clients can be asked for only with a certificate of the server's own")
+			return nil, errors.New("listen: certificates of clients can be asked for only with a certificate of the " +
+				"server's own")
 		}
 		return nil, nil //nolint:nilnil // no TLS is an answer
 	}

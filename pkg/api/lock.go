@@ -12,8 +12,9 @@ func (a *API) lockRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listLocks)
 	add(a, route{
-		method: "GET", path: "/v1/locks/suspects", id: "verify-locks", summary: "Locks that look stuck or wrong; none is the good answer",
-		scope: read, of: ofPlatform,
+		method: "GET", path: "/v1/locks/suspects", id: "verify-locks",
+		summary: "Locks that look stuck or wrong; none is the good answer",
+		scope:   read, of: ofPlatform,
 	}, func(ctx context.Context, in *struct{}) (*answer[list[operator.Suspect]], error) {
 		found, err := a.operator.VerifyLocks(ctx, 1000)
 		return pageOf(found, Paging{Limit: 1000}, nil), err
@@ -28,6 +29,9 @@ type lockFilter struct {
 
 func (a *API) listLocks(ctx context.Context, in *lockFilter) (*answer[list[operator.Lock]], error) {
 	return paged(in.Paging, func(after int64, limit int) ([]operator.Lock, error) {
-		return a.operator.Locks(ctx, operator.LockFilter{Queue: in.Queue, NodeID: operator.NodeID(in.Node), After: after, Limit: limit})
+		return a.operator.Locks(ctx, operator.LockFilter{
+			Queue: in.Queue, NodeID: operator.NodeID(in.Node),
+			After: after, Limit: limit,
+		})
 	}, func(l operator.Lock) int64 { return l.Token })
 }

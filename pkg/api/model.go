@@ -46,8 +46,9 @@ func (a *API) modelRoutes() {
 		scope: admin, of: ofPlatform,
 	})
 	change(a, route{
-		method: "PUT", path: one + "/override", id: "override-model", summary: "Lay fields over a model's config, for all nodes at once",
-		scope: admin, of: ofPlatform,
+		method: "PUT", path: one + "/override", id: "override-model",
+		summary: "Lay fields over a model's config, for all nodes at once",
+		scope:   admin, of: ofPlatform,
 	}, a.overrideModel)
 	change(a, route{
 		method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config",
@@ -69,8 +70,9 @@ func (a *API) instanceRoutes() {
 		scope: read, of: ofModel,
 	}, a.listInstances)
 	change(a, route{
-		method: "PUT", path: instance, id: "register-instance", summary: "Make an endpoint known or change it; ends a drain and a quarantine",
-		scope: admin, of: ofPlatform,
+		method: "PUT", path: instance, id: "register-instance",
+		summary: "Make an endpoint known or change it; ends a drain and a quarantine",
+		scope:   admin, of: ofPlatform,
 	}, a.registerInstance)
 	change(a, route{
 		path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end",
@@ -140,14 +142,16 @@ func (a *API) registerModel(ctx context.Context, in *modelRegistration) (*answer
 		}
 	}
 	var queue string
-	err = a.alter(ctx, in.Conditional, lockModelSQL, in.Model, modelTag(ctx, in.Model), func(d *operator.Database) (err error) {
-		queue, err = d.RegisterModel(ctx, in.Model, config, in.Body.by(ctx))
-		return err
-	})
+	err = a.alter(ctx, in.Conditional, lockModelSQL, in.Model, modelTag(ctx, in.Model),
+		func(d *operator.Database) (err error) {
+			queue, err = d.RegisterModel(ctx, in.Model, config, in.Body.by(ctx))
+			return err
+		})
 	return &answer[registered]{registered{queue}}, err
 }
 
-// checkModel refuses what nodes could not read, before it is stored: a secret written out would stand in the audit for ever.
+// checkModel refuses what nodes could not read, before it is stored: a secret written out would stand in the
+// audit for ever.
 func (a *API) checkModel(name string, config, override []byte) error {
 	if _, err := a.cfg.ReadModel(name, config, override); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
@@ -213,6 +217,9 @@ func (a *API) registerInstance(ctx context.Context, in *instanceRegistration) er
 	if in.Body.Labels == nil {
 		labels = nil
 	}
-	i := operator.Instance{Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots, Labels: labels}
+	i := operator.Instance{
+		Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots,
+		Labels: labels,
+	}
 	return a.operator.RegisterInstance(ctx, i, in.Body.by(ctx))
 }

@@ -15,8 +15,9 @@ func (a *API) operationRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listOperations)
 	add(a, route{
-		method: "POST", path: "/v1/queues/{queue}/operations", id: "start-operation", summary: "Retry, discard, cancel, disable or enable all that match; the elected leader carries it out",
-		scope: operate, of: ofQueue, status: http.StatusAccepted,
+		method: "POST", path: "/v1/queues/{queue}/operations", id: "start-operation",
+		summary: "Retry, discard, cancel, disable or enable all that match; the elected leader carries it out",
+		scope:   operate, of: ofQueue, status: http.StatusAccepted,
 	}, a.startOperation)
 	add(a, route{
 		method: "GET", path: one, id: "show-operation", summary: "One operation and how far it is",
@@ -26,8 +27,9 @@ func (a *API) operationRoutes() {
 		return &answer[operator.Operation]{found}, err
 	})
 	add(a, route{
-		method: "POST", path: one + "/step", id: "step-operation", summary: "Carry out the next part of it now, without waiting for the elected leader",
-		scope: operate, of: ofOperation,
+		method: "POST", path: one + "/step", id: "step-operation",
+		summary: "Carry out the next part of it now, without waiting for the elected leader",
+		scope:   operate, of: ofOperation,
 	}, a.stepOperation)
 	verb[idVerb](a, operator.CancelOperation, route{
 		path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed",
@@ -43,7 +45,10 @@ type operationFilter struct {
 
 func (a *API) listOperations(ctx context.Context, in *operationFilter) (*answer[list[operator.Operation]], error) {
 	return paged(in.Paging, func(before int64, limit int) ([]operator.Operation, error) {
-		return a.operator.Operations(ctx, operator.OperationFilter{Queue: in.Queue, Running: in.Running, Before: before, Limit: limit})
+		return a.operator.Operations(ctx, operator.OperationFilter{
+			Queue: in.Queue, Running: in.Running, Before: before,
+			Limit: limit,
+		})
 	}, func(o operator.Operation) int64 { return o.ID })
 }
 
@@ -68,7 +73,8 @@ type operationStarted struct {
 
 func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[operationStarted], error) {
 	o := operator.OperationRequest{
-		Queue: in.Queue, Verb: in.Body.Verb, Filter: in.Body.Filter.Filter, PerSecond: in.Body.PerSecond, By: in.Body.by(ctx),
+		Queue: in.Queue, Verb: in.Body.Verb, Filter: in.Body.Filter.Filter, PerSecond: in.Body.PerSecond,
+		By: in.Body.by(ctx),
 	}
 	o.Filter.OlderThan = time.Duration(in.Body.Filter.OlderThanSeconds * float64(time.Second))
 	if in.Body.DryRun {

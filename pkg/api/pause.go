@@ -22,7 +22,8 @@ func (a *API) pauseRoutes() {
 		Body pauseBody
 	},
 	) error {
-		return a.operator.Pause(ctx, operator.Subject{Scope: in.Body.Scope, Value: in.Body.Value, Queue: in.Queue}, in.Body.by(ctx), in.Body.Until.Time)
+		return a.operator.Pause(ctx, operator.Subject{Scope: in.Body.Scope, Value: in.Body.Value, Queue: in.Queue},
+			in.Body.by(ctx), in.Body.Until.Time)
 	})
 	change(a, route{
 		method: "DELETE", path: all, id: "resume", summary: "End a pause",

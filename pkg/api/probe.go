@@ -49,8 +49,8 @@ type readiness struct {
 	running chan struct{}    // closed when the checks that run now have ended; nil if none run
 }
 
-// results returns what failed, at most readyKept ago. The checks run apart from the request that needs them: one that is
-// aborted ends no query, which would cost the connection.
+// results returns what failed, at most readyKept ago. The checks run apart from the request that needs them:
+// one that is aborted ends no query, which would cost the connection.
 func (r *readiness) results(ctx context.Context, run func() map[string]error) map[string]error {
 	for {
 		r.mu.Lock()
@@ -86,8 +86,8 @@ func (r *readiness) forget() {
 	r.at = time.Time{}
 }
 
-// readyz answers for each check whether it holds, and no more: it is open to everybody, and errors of a database name its
-// address and user. The log has them.
+// readyz answers for each check whether it holds, and no more: it is open to everybody, and errors of a
+// database name its address and user. The log has them.
 func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
 	failed := a.ready.results(r.Context(), a.runChecks)
 	status, word := http.StatusOK, "ready"
@@ -130,7 +130,8 @@ func (a *API) runChecks() map[string]error {
 	return failed
 }
 
-// answerOf waits for the answer of a check. One that has come counts even after ctx ended, while another check was waited for.
+// answerOf waits for the answer of a check. One that has come counts even after ctx ended, while another
+// check was waited for.
 func answerOf(ctx context.Context, answer <-chan error) error {
 	select {
 	case err := <-answer:

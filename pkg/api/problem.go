@@ -19,18 +19,20 @@ import (
 
 // Errors of requests as such; those of the queue are invalidation's.
 var (
-	errMalformed   = errors.New("the request is malformed")
-	errInvalid     = errors.New("the request is not valid")
-	errMediaType   = errors.New("the body must be application/json")
-	errTooMany     = errors.New("too many entries in one push")
-	errLoop        = errors.New("entries push one another without end")
-	errSlow        = errors.New("the body came too slowly")
-	errTaken       = errors.New("another change came in between; try again")
-	errHeld        = errors.New("a transaction that does not end holds what this would change: let it end, or end it (penstock doctor names those that last), and try again")
+	errMalformed = errors.New("the request is malformed")
+	errInvalid   = errors.New("the request is not valid")
+	errMediaType = errors.New("the body must be application/json")
+	errTooMany   = errors.New("too many entries in one push")
+	errLoop      = errors.New("entries push one another without end")
+	errSlow      = errors.New("the body came too slowly")
+	errTaken     = errors.New("another change came in between; try again")
+	errHeld      = errors.New("a transaction that does not end holds what this would change: let it end, or end " +
+		"it (penstock doctor names those that last), and try again")
 	errUnavailable = errors.New("the database is not available; try again")
 	errTimeout     = errors.New("the request took too long; try again")
-	errUnstorable  = errors.New("a value of the request cannot be stored: it is outside the range of its field, or has a character that texts cannot have")
-	errInternal    = errors.New("something went wrong here; the leader's log says what")
+	errUnstorable  = errors.New("a value of the request cannot be stored: it is outside the range of its field, or " +
+		"has a character that texts cannot have")
+	errInternal = errors.New("something went wrong here; the leader's log says what")
 )
 
 // statuses is the table from error to HTTP: the first row that matches counts. Codes are for programs and stay.
@@ -80,8 +82,10 @@ var statuses = []struct {
 // sqlstates are what functions of the schema raise and the packages that call them pass through.
 var sqlstates = map[string]error{
 	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS003": invalidation.ErrPayloadTooLarge,
-	"PS004": invalidation.ErrIdempotencyConflict, "PS005": invalidation.ErrQueueFull, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
-	"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS011": errLoop, "PS012": invalidation.ErrNotFound,
+	"PS004": invalidation.ErrIdempotencyConflict, "PS005": invalidation.ErrQueueFull, "PS006": invalidation.ErrState,
+	"PS007": invalidation.ErrEntryNotFound,
+	"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS011": errLoop,
+	"PS012": invalidation.ErrNotFound,
 	"57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errHeld,
 }
 
@@ -135,7 +139,10 @@ func (p *Problem) GetHeaders() http.Header {
 func problem(err error) *Problem {
 	for _, row := range statuses {
 		if errors.Is(err, row.err) {
-			p := &Problem{Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status), Status: row.status, Code: row.code, Detail: detail(row.err, err)}
+			p := &Problem{
+				Type: "urn:penstock:problem:" + row.code, Title: http.StatusText(row.status),
+				Status: row.status, Code: row.code, Detail: detail(row.err, err),
+			}
 			var full *invalidation.FullError
 			if errors.As(err, &full) {
 				p.Depth, p.Capacity = &full.Depth, &full.Capacity
@@ -157,8 +164,9 @@ func problem(err error) *Problem {
 	return problem(errInternal)
 }
 
-// detail is the text of an error without the words that its code says, too. Of what Postgres itself refused, rather than a
-// function of the schema, only the class is told: its words show statements and are not for clients.
+// detail is the text of an error without the words that its code says, too. Of what Postgres itself refused,
+// rather than a function of the schema, only the class is told: its words show statements and are not for
+// clients.
 func detail(class, err error) string {
 	if state := postgres.Code(err); state != "" && !strings.HasPrefix(state, "PS") {
 		return class.Error()
@@ -197,7 +205,8 @@ func (a *API) told(ctx context.Context, err error) *Problem {
 	if p.Code == "unavailable" {
 		a.ready.forget()
 	}
-	if refused := p.Code == "busy" || p.Code == "too_many_waiters" || p.Code == "not_yet"; p.Status >= 500 && ctx.Err() == nil && !refused {
+	if refused := p.Code == "busy" || p.Code == "too_many_waiters" || p.Code == "not_yet"; p.Status >= 500 &&
+		ctx.Err() == nil && !refused {
 		a.cfg.Log.ErrorContext(ctx, "request went wrong", "code", p.Code, "error", err)
 	}
 	return p

@@ -21,17 +21,22 @@ import (
 
 func (a *API) pushRoutes() {
 	a.raw(route{
-		method: "POST", path: "/v1/queues/{queue}/entries", id: "push", summary: "Accept one entry, a list of them (all or none), or a stream (line by line)",
-		scope: push, of: ofQueue, status: http.StatusCreated, bytesMax: math.MaxInt64, timeout: -1,
+		method: "POST", path: "/v1/queues/{queue}/entries", id: "push",
+		summary: "Accept one entry, a list of them (all or none), or a stream (line by line)",
+		scope:   push, of: ofQueue, status: http.StatusCreated, bytesMax: math.MaxInt64, timeout: -1,
 	}, a.describePush, a.push)
 }
 
 func (a *API) describePush(op *huma.Operation) {
 	entry := a.schema(entryToPush{})
 	one := a.schema(invalidation.Pushed{})
-	op.Parameters = append(op.Parameters, queueParameter(), keyParameter("A request that is sent again under its key is answered with the entries of the first one."))
+	op.Parameters = append(op.Parameters, queueParameter(),
+		keyParameter("A request that is sent again under its key is answered with the entries of the first one."))
 	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
-		"application/json":     {Schema: &huma.Schema{OneOf: []*huma.Schema{entry, {Type: huma.TypeArray, Items: entry}}}},
+		"application/json": {Schema: &huma.Schema{OneOf: []*huma.Schema{
+			entry,
+			{Type: huma.TypeArray, Items: entry},
+		}}},
 		"application/x-ndjson": {Schema: entry},
 	}}
 	for status, description := range map[string]string{
@@ -39,8 +44,12 @@ func (a *API) describePush(op *huma.Operation) {
 		"200": "Every entry had been accepted before or was a duplicate; for a stream, what became of its lines.",
 	} {
 		op.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{
-			"application/json":     {Schema: &huma.Schema{OneOf: []*huma.Schema{one, a.schema(pushedMany{}), a.schema(streamEnd{})}}},
-			"application/x-ndjson": {Schema: &huma.Schema{Description: "With Accept: application/x-ndjson a line for each line, and last a summary."}},
+			"application/json": {Schema: &huma.Schema{OneOf: []*huma.Schema{
+				one, a.schema(pushedMany{}),
+				a.schema(streamEnd{}),
+			}}},
+			"application/x-ndjson": {Schema: &huma.Schema{Description: "With Accept: application/x-ndjson a line " +
+				"for each line, and last a summary."}},
 		}}
 	}
 }
@@ -214,7 +223,11 @@ func (a *API) checkCallback(callback json.RawMessage) error {
 		Context json.RawMessage
 		Format  string
 	}
-	if err := decodeWhole(callback, []member{{"url", &c.URL}, {"context", &c.Context}, {"format", &c.Format}}); err != nil {
+	if err := decodeWhole(callback, []member{
+		{"url", &c.URL},
+		{"context", &c.Context},
+		{"format", &c.Format},
+	}); err != nil {
 		return flaw("callback", fmt.Errorf("it is not an object with url and, if wanted, context and format: %w", err))
 	}
 	switch {
@@ -223,7 +236,8 @@ func (a *API) checkCallback(callback json.RawMessage) error {
 	case len(c.URL) > callbackURLMax:
 		return flaw("callback.url", fmt.Errorf("it is longer than %d bytes", callbackURLMax))
 	case len(c.Context) > callbackContextMax:
-		return flaw("callback.context", fmt.Errorf("it has %d bytes, want at most %d; store the data elsewhere and give a reference to it: %w",
+		return flaw("callback.context", fmt.Errorf("it has %d bytes, want at most %d; store the data elsewhere and "+
+			"give a reference to it: %w",
 			len(c.Context), callbackContextMax, invalidation.ErrPayloadTooLarge))
 	}
 	if err := checkNumbers("callback.context", c.Context); err != nil {
@@ -240,7 +254,8 @@ func (a *API) checkCallback(callback json.RawMessage) error {
 	return nil
 }
 
-// Limits of a callback, which every claim of its entry reads beside the payload, in bytes. They are those of the schema.
+// Limits of a callback, which every claim of its entry reads beside the payload, in bytes. They are those of
+// the schema.
 const (
 	callbackURLMax     = 2048
 	callbackContextMax = 64 << 10

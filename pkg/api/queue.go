@@ -71,7 +71,10 @@ func (a *API) queueRoutes() {
 
 func (a *API) listQueues(ctx context.Context, in *Paging) (*answer[list[operator.Queue]], error) {
 	queues, err := a.operator.Queues(ctx)
-	queues = slices.DeleteFunc(queues, func(q operator.Queue) bool { return !callerOf(ctx).allows(q.Name, q.Application) })
+	queues = slices.DeleteFunc(queues, func(q operator.Queue) bool {
+		return !callerOf(ctx).allows(q.Name,
+			q.Application)
+	})
 	return pageFrom(queues, err, *in, func(q operator.Queue) string { return q.Name })
 }
 
@@ -98,18 +101,20 @@ type queueAlteration struct {
 	Body settingsBody
 }
 
-// tenantSettings are the settings of a queue that a limited token may change: those that stay within the queue. The others
-// are quotas that were set for its owner (capacity, payload_limit, max_concurrent), decide what share other queues get, or
-// are texts that the database or nodes evaluate (grouping, statements).
+// tenantSettings are the settings of a queue that a limited token may change: those that stay within the
+// queue. The others are quotas that were set for its owner (capacity, payload_limit, max_concurrent), decide
+// what share other queues get, or are texts that the database or nodes evaluate (grouping, statements).
 var tenantSettings = []string{
-	"entry_priority", "algorithm", "mergeable", "merge", "retry", "crash_limit", "run_timeout", "quantum_count", "quantum_time",
+	"entry_priority", "algorithm", "mergeable", "merge", "retry", "crash_limit", "run_timeout", "quantum_count",
+	"quantum_time",
 	"result_retention", "failure_retention", "lapse",
 }
 
 func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {
 	for setting := range in.Body.Settings {
 		if callerOf(ctx).limited() && !slices.Contains(tenantSettings, setting) {
-			return fmt.Errorf("%w: it is limited, and %s of a queue concerns more than the queue", errForbidden, setting)
+			return fmt.Errorf("%w: it is limited, and %s of a queue concerns more than the queue", errForbidden,
+				setting)
 		}
 	}
 	return a.alter(ctx, in.Conditional, `SELECT FROM penstock.queue WHERE name = $1 FOR NO KEY UPDATE`, in.Queue,
@@ -151,7 +156,8 @@ func (a *API) listSamples(ctx context.Context, in *samplesOver) (*answer[list[op
 	return pageOf(samples, Paging{Limit: len(samples)}, nil), err
 }
 
-// queue returns a handle. One that was found once is good for ever: a push looks itself whether the queue is still the same.
+// queue returns a handle. One that was found once is good for ever: a push looks itself whether the queue is
+// still the same.
 func (a *API) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
 	if q, found := a.queues.Load(name); found {
 		return q.(*invalidation.Queue), nil //nolint:errcheck // nothing else is stored

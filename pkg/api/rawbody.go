@@ -68,5 +68,8 @@ func queueParameter() *huma.Param {
 }
 
 func keyParameter(description string) *huma.Param {
-	return &huma.Param{Name: "Idempotency-Key", In: "header", Description: description, Schema: &huma.Schema{Type: huma.TypeString}}
+	return &huma.Param{
+		Name: "Idempotency-Key", In: "header", Description: description,
+		Schema: &huma.Schema{Type: huma.TypeString},
+	}
 }

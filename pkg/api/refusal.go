@@ -31,6 +31,7 @@ func (r *refusals) loggable(now time.Time) bool {
 // logRefusal logs a request that was refused for its token, with the name of the token if it is known.
 func (a *API) logRefusal(ctx context.Context, r route, from string, c caller, err error) {
 	if (errors.Is(err, errNoToken) || errors.Is(err, errForbidden)) && a.refusals.loggable(time.Now()) {
-		a.cfg.Log.WarnContext(ctx, "request refused", "route", r.method+" "+r.path, "from", from, "token", c.Name, "error", err)
+		a.cfg.Log.WarnContext(ctx, "request refused", "route", r.method+" "+r.path, "from", from, "token", c.Name,
+			"error", err)
 	}
 }

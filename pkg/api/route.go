@@ -19,12 +19,13 @@ type route struct {
 	method, path string // as http.ServeMux writes them
 	id           string // verb and noun, stable: generated clients name their functions by it
 	summary      string
-	scope        scope         // that a token needs; empty: anybody may call
-	own          bool          // lets in a token of scope push, too, that sends the Idempotency-Key under which it pushed the entry
-	of           object        // whose queue and application a limited token must be good for
-	status       int           // of success; 0: 200
-	bytesMax     int64         // of the body; 0: 64 KiB
-	timeout      time.Duration // 0: that of Config; negative: none, for what streams
+	scope        scope // that a token needs; empty: anybody may call
+	// lets in a token of scope push, too, that sends the Idempotency-Key under which it pushed the entry
+	own      bool
+	of       object        // whose queue and application a limited token must be good for
+	status   int           // of success; 0: 200
+	bytesMax int64         // of the body; 0: 64 KiB
+	timeout  time.Duration // 0: that of Config; negative: none, for what streams
 }
 
 const (
@@ -89,7 +90,8 @@ func (a *API) operation(r route) *huma.Operation {
 		op.Security = []map[string][]string{{"token": {}}}
 		op.Description = "Needs scope `" + string(r.scope) + "`."
 		if r.own {
-			op.Description += " `push` is enough with the Idempotency-Key of the push of this entry (and `flow`, if it had one)."
+			op.Description += " `push` is enough with the Idempotency-Key of the push of this entry (and `flow`, if " +
+				"it had one)."
 		}
 	}
 	if noun := strings.Split(r.path, "/"); len(noun) > 2 {

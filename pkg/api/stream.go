@@ -64,9 +64,12 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 		_ = rc.EnableFullDuplex() // HTTP/2 needs no leave to read and write at once
 	}
 	trace := r.Header.Get("Traceparent")
-	s := &stream{queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
-		return a.pushOf(callerOf(r.Context()), e, key, trace, number)
-	}}
+	s := &stream{
+		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid,
+		pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
+			return a.pushOf(callerOf(r.Context()), e, key, trace, number)
+		},
+	}
 	return out.finish(endedEarly(s.run(r.Context(), plain, func() {
 		if !out.started {
 			w.Header().Set("Connection", "close")

@@ -12,8 +12,8 @@ var (
 	errUTF8 = errors.New("it is not UTF-8")
 )
 
-// storable refuses texts that the database cannot store, before one of them reaches it: its own error would name neither
-// the field nor the remedy.
+// storable refuses texts that the database cannot store, before one of them reaches it: its own error would
+// name neither the field nor the remedy.
 func storable(field, text string) error {
 	switch {
 	case strings.ContainsRune(text, 0):

@@ -17,15 +17,20 @@ func (a *API) tokenRoutes() {
 		scope: admin, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.APIToken]], error) {
 		found, err := a.operator.Tokens(ctx, operator.PageMax)
-		return pageFrom(found, err, *in, func(t operator.APIToken) string { return fmt.Sprintf("%s\x00%020d", t.Name, t.ID) })
+		return pageFrom(found, err, *in, func(t operator.APIToken) string {
+			return fmt.Sprintf("%s\x00%020d", t.Name,
+				t.ID)
+		})
 	})
 	add(a, route{
-		method: "POST", path: "/v1/tokens", id: "create-token", summary: "Make a token; the answer alone has its secret",
-		scope: admin, of: ofPlatform, status: http.StatusCreated,
+		method: "POST", path: "/v1/tokens", id: "create-token",
+		summary: "Make a token; the answer alone has its secret",
+		scope:   admin, of: ofPlatform, status: http.StatusCreated,
 	}, a.createToken)
 	add(a, route{
-		method: "POST", path: one + "/rotate", id: "rotate-token", summary: "Make a new secret; the old ones end after the overlap",
-		scope: admin, of: ofPlatform, status: http.StatusCreated,
+		method: "POST", path: one + "/rotate", id: "rotate-token",
+		summary: "Make a new secret; the old ones end after the overlap",
+		scope:   admin, of: ofPlatform, status: http.StatusCreated,
 	}, a.rotateToken)
 	change(a, route{
 		path: one + "/revoke", id: "revoke-token", summary: "End all tokens of a name, within seconds",

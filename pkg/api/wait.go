@@ -33,7 +33,8 @@ func waitOf(text string) (time.Duration, error) {
 // findSQL says which queue an entry is in, and whether it has ended.
 const findSQL = `SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1) f WHERE f.queue_id IS NOT NULL`
 
-// subscribe registers for changes of an entry, and names its queue. Without a waiter and without an error, the entry has ended.
+// subscribe registers for changes of an entry, and names its queue. Without a waiter and without an error,
+// the entry has ended.
 func (a *API) subscribe(ctx context.Context, id invalidation.EntryID) (queue string, w *waiter, err error) {
 	var number int32
 	var ended bool
@@ -74,5 +75,6 @@ func (a *API) await(ctx context.Context, id invalidation.EntryID, d time.Duratio
 	return nil
 }
 
-// Drain makes requests that wait return with what is known. Call it when the server is to end, which waits for requests.
+// Drain makes requests that wait return with what is known. Call it when the server is to end, which waits
+// for requests.
 func (a *API) Drain() { a.drain() }

@@ -162,13 +162,14 @@ func (w *watch) lookAt(queues []int32, ids []invalidation.EntryID) error {
 		s  sighting
 		at *time.Time
 	)
-	_, err := pgx.ForEachRow(postgres.Query(ctx, w.db, lookSQL, queues, ids), []any{&id, &s.state, &s.done, &s.message, &at, &s.token, &s.seq}, func() error {
-		if s.progressAt = (time.Time{}); at != nil {
-			s.progressAt = *at
-		}
-		living[id] = s
-		return nil
-	})
+	_, err := pgx.ForEachRow(postgres.Query(ctx, w.db, lookSQL, queues, ids),
+		[]any{&id, &s.state, &s.done, &s.message, &at, &s.token, &s.seq}, func() error {
+			if s.progressAt = (time.Time{}); at != nil {
+				s.progressAt = *at
+			}
+			living[id] = s
+			return nil
+		})
 	if err != nil {
 		return fmt.Errorf("look at %d entries: %w", len(ids), err)
 	}

@@ -94,7 +94,8 @@ func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
 	case t.Step == "split" && splits, t.Step == "end" && completes:
 		return nil
 	}
-	return invalidation.Permanent(fmt.Errorf("%s of batch %d by entry %d: %w", t.Step, t.Batch, r.Entry.ID, ErrNotFound))
+	return invalidation.Permanent(fmt.Errorf("%s of batch %d by entry %d: %w", t.Step, t.Batch, r.Entry.ID,
+		ErrNotFound))
 }
 
 func (h *handler) split(ctx context.Context, t task, r *invalidation.Run) error {
@@ -192,8 +193,8 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 	return keep(h.db, result)
 }
 
-// record writes the result of a run, the last parameter of the statement. If the run no longer holds the entry's lock, nothing is
-// written and the error says so.
+// record writes the result of a run, the last parameter of the statement. If the run no longer holds the
+// entry's lock, nothing is written and the error says so.
 func (h *handler) record(ctx context.Context, db postgres.DB, t task, r *invalidation.Run, sql string,
 	result json.RawMessage, args ...any,
 ) error {

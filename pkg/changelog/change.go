@@ -7,8 +7,9 @@ import (
 
 // Change is one entry of a change_log queue: for this object, a field was set from one value to another.
 type Change struct {
-	Table  string          `json:"table"`  // with its schema
-	Object json.RawMessage `json:"object"` // the key: a value, or an object where the key has several columns; null after TRUNCATE
+	Table string `json:"table"` // with its schema
+	// the key: a value, or an object where the key has several columns; null after TRUNCATE
+	Object json.RawMessage `json:"object"`
 	// Field is empty when the object was inserted or deleted. Then To or From has its watched
 	// columns, by name.
 	Field string          `json:"field"`

@@ -19,8 +19,9 @@ import (
 type Config struct {
 	URL   string // as in http://127.0.0.1:8420
 	Token string
-	// HTTP sends the requests. Default: a client without a time limit of its own; contexts bound requests. Unless it has
-	// a CheckRedirect, redirects are not followed: a POST would arrive as a GET, and the token at another address.
+	// HTTP sends the requests. Default: a client without a time limit of its own; contexts bound requests.
+	// Unless it has a CheckRedirect, redirects are not followed: a POST would arrive as a GET, and the token
+	// at another address.
 	HTTP *http.Client
 	// Tries is how often a request is sent that can be sent twice. Default 5; 1 for never again.
 	Tries int

@@ -25,8 +25,8 @@ type Event struct {
 	Done    float64 // of progress: 0 to 1
 	Message string  // of progress
 
-	// Of output: a piece of what a run has put out, in the order of Token and Seq. A larger token is a new run, which begins
-	// anew.
+	// Of output: a piece of what a run has put out, in the order of Token and Seq. A larger token is a new
+	// run, which begins anew.
 	Output  []byte
 	Token   int64
 	Attempt int // 1 for the first

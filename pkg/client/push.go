@@ -22,7 +22,8 @@ type Entry struct {
 	FinishBy time.Time `json:"finish_by,omitzero"`
 	Cost     float64   `json:"cost,omitempty"`
 	Name     string    `json:"name,omitempty"`
-	// UniqueKey and UniquePolicy (while_queued, while_active, one_running_one_queued) keep an entry from being queued twice.
+	// UniqueKey and UniquePolicy (while_queued, while_active, one_running_one_queued) keep an entry from
+	// being queued twice.
 	UniqueKey    string    `json:"unique_key,omitempty"`
 	UniquePolicy string    `json:"unique_policy,omitempty"`
 	Trace        string    `json:"trace,omitempty"` // W3C traceparent
@@ -40,7 +41,8 @@ type Callback struct {
 type Pushed struct {
 	ID      int64  `json:"id"`
 	Verdict string `json:"verdict"`
-	// Key is the Idempotency-Key that it was pushed under, and Flow its flow: with them WaitOwn needs no more than scope push.
+	// Key is the Idempotency-Key that it was pushed under, and Flow its flow: with them WaitOwn needs no more
+	// than scope push.
 	Key  string `json:"-"`
 	Flow string `json:"-"`
 }

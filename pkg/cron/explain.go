@@ -30,8 +30,8 @@ func (t *Timetable) Explain(now time.Time, n int) []Firing {
 	return firings
 }
 
-// String is one line, such as
-// "Sun 29 Mar 2026 03:00 CEST (UTC+02:00), in 3 days 4 h; 02:30 does not exist on this day, so it fires right after the gap".
+// String is one line, such as "Sun 29 Mar 2026 03:00 CEST (UTC+02:00), in 3 days 4 h; 02:30 does not exist on
+// this day, so it fires right after the gap".
 func (f Firing) String() string {
 	line := fmt.Sprintf("%s %s (UTC%s), in %s", f.Nominal.Format("Mon 2 Jan 2006"), wallClock(f.Nominal),
 		f.Nominal.Format("-07:00"), inWords(f.Wait))

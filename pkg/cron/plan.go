@@ -8,8 +8,9 @@ type Overlap string
 // The policies for overlap. Under each of them a job has one entry, so two runs of a job never
 // overlap.
 const (
-	OverlapSkip   Overlap = "skip"           // that nominal time is dropped
-	OverlapQueue  Overlap = "queue"          // it fires when the run has ended; of several, those that the catch-up policy names
+	OverlapSkip Overlap = "skip" // that nominal time is dropped
+	// it fires when the run has ended; of several, those that the catch-up policy names
+	OverlapQueue  Overlap = "queue"
 	OverlapCancel Overlap = "cancel_running" // the run is cancelled; then it fires
 )
 

@@ -77,7 +77,8 @@ func parseEvery(text string) (spec, error) {
 func parseFields(text string, parts []string) (spec, error) {
 	order := fields()
 	if len(parts) != len(order) && len(parts) != len(order)-1 {
-		return spec{}, fmt.Errorf("spec %q has %d fields; write minute, hour, day of month, month, day of week, with seconds in front if needed", text, len(parts))
+		return spec{}, fmt.Errorf("spec %q has %d fields; write minute, hour, day of month, month, day of week, "+
+			"with seconds in front if needed", text, len(parts))
 	}
 	order = order[len(order)-len(parts):]
 	var errs []error

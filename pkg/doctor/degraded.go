@@ -18,14 +18,18 @@ func checkDeadSlots(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 }
 
 func checkInstances(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, degradedSQL, "every model with instances has one that takes calls", "models without an instance that takes calls: %d",
-		"See the logs of the workers named here. To register an instance again ends its quarantine; if one entry is the cause, disable it.",
+	return judged(ctx, tx, degradedSQL, "every model with instances has one that takes calls",
+		"models without an instance that takes calls: %d",
+		"See the logs of the workers named here. To register an instance again ends its quarantine; if one entry is "+
+			"the cause, disable it.",
 		[]string{"quarantined", "no_instance"})
 }
 
 func checkHints(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, degradedSQL, "every live node hears hints, or is told not to", "nodes that hear no hints: %d",
-		"Entries start later by a poll (250 ms). Behind a pooler set database.direct_url to the address of Postgres itself; where there is "+
+	return judged(ctx, tx, degradedSQL, "every live node hears hints, or is told not to",
+		"nodes that hear no hints: %d",
+		"Entries start later by a poll (250 ms). Behind a pooler set database.direct_url to the address of Postgres "+
+			"itself; where there is "+
 			"none, start nodes with --hints=false.",
 		[]string{"no_hints"})
 }

@@ -85,7 +85,10 @@ func Examine(ctx context.Context, db postgres.DB, cfg Config) ([]Finding, error)
 		case err != nil && foreign && ofSchema(postgres.Code(err)):
 			f = Finding{Check: c.name, Severity: Skipped, Summary: "not checked: it needs the schema of this program"}
 		case err != nil:
-			f = Finding{Check: c.name, Severity: Warning, Summary: "could not be checked: " + err.Error(), Advice: cannot(postgres.Code(err))}
+			f = Finding{
+				Check: c.name, Severity: Warning, Summary: "could not be checked: " + err.Error(),
+				Advice: cannot(postgres.Code(err)),
+			}
 		}
 		findings = append(findings, f)
 	}
@@ -106,7 +109,8 @@ func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding,
 	defer cancel()
 	var f Finding
 	err := postgres.InTx(bounded, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(bounded, checkSettingsSQL+fmt.Sprint(limit.Milliseconds()), pgx.QueryExecModeSimpleProtocol); err != nil {
+		if _, err := tx.Exec(bounded, checkSettingsSQL+fmt.Sprint(limit.Milliseconds()),
+			pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err
 		}
 		var err error
@@ -122,7 +126,8 @@ func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding,
 func cannot(code string) string {
 	switch {
 	case ofSchema(code):
-		return "The schema is missing or older than this program: run penstock migrate status, then penstock migrate up."
+		return "The schema is missing or older than this program: run penstock migrate status, then penstock " +
+			"migrate up."
 	case code == "42501":
 		return "Grant the role pg_monitor and rights on schema penstock, or run the doctor as a role that has them."
 	case code == "57014", code == "55P03":

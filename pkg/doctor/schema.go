@@ -9,8 +9,9 @@ import (
 	"github.com/penstock/penstock/migrations"
 )
 
-// Schema compares the schema of a database with the migrations and functions of this program: pending or unknown
-// migrations are a warning, objects that differ are critical. It needs a connection of its own, outside the transaction of Examine.
+// Schema compares the schema of a database with the migrations and functions of this program: pending or
+// unknown migrations are a warning, objects that differ are critical. It needs a connection of its own,
+// outside the transaction of Examine.
 func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
 	all, err := migrations.List(ctx, db)
 	if err != nil {
@@ -29,8 +30,9 @@ func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
 	if unknown := inState(all, migrations.Unknown); len(unknown) > 0 {
 		return Finding{
 			Severity: Warning,
-			Summary:  fmt.Sprintf("the database is newer than this program: it has migration %d", unknown[len(unknown)-1].Version),
-			Advice:   "Use the program of the version that runs. Programs of the version before keep working.",
+			Summary: fmt.Sprintf("the database is newer than this program: it has migration %d",
+				unknown[len(unknown)-1].Version),
+			Advice: "Use the program of the version that runs. Programs of the version before keep working.",
 		}, nil
 	}
 	drift, err := migrations.Drift(ctx, db)
@@ -41,7 +43,8 @@ func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
 		return Finding{
 			Severity: Critical, Details: drift,
 			Summary: many(len(drift), "object differs", "objects differ") + " from what migrations and functions made",
-			Advice: "The schema was changed by hand. penstock migrate sql prints what should be there; restore it, or put the change in " +
+			Advice: "The schema was changed by hand. penstock migrate sql prints what should be there; restore it, " +
+				"or put the change in " +
 				"a migration.",
 		}, nil
 	}

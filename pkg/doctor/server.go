@@ -21,7 +21,8 @@ func checkVersion(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	}
 	f := Finding{Summary: "Postgres " + text}
 	if number < versionMin*10_000 {
-		f.Severity, f.Advice = Critical, fmt.Sprintf("Upgrade to Postgres %d or newer; nothing older is tested.", versionMin)
+		f.Severity, f.Advice = Critical, fmt.Sprintf("Upgrade to Postgres %d or newer; nothing older is tested.",
+			versionMin)
 	}
 	return f, nil
 }
@@ -43,16 +44,21 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 	if err := tx.QueryRow(ctx, durabilitySQL).Scan(&fsync, &pages, &commit, &overrides); err != nil {
 		return Finding{}, err
 	}
-	f := Finding{Summary: fmt.Sprintf("fsync %s, full_page_writes %s, synchronous_commit %s", fsync, pages, commit), Details: overrides}
+	f := Finding{
+		Summary: fmt.Sprintf("fsync %s, full_page_writes %s, synchronous_commit %s", fsync, pages, commit),
+		Details: overrides,
+	}
 	var todo []string
 	if fsync == "off" {
-		todo = append(todo, "ALTER SYSTEM SET fsync = on: without it a crash of the machine loses or corrupts the database.")
+		todo = append(todo, "ALTER SYSTEM SET fsync = on: without it a crash of the machine loses or corrupts the "+
+			"database.")
 	}
 	if pages == "off" {
 		todo = append(todo, "ALTER SYSTEM SET full_page_writes = on: a torn page cannot be repaired without it.")
 	}
 	if commit == "off" {
-		todo = append(todo, "Set synchronous_commit to on: with off a crash hands out fencing tokens twice and loses accepted entries.")
+		todo = append(todo, "Set synchronous_commit to on: with off a crash hands out fencing tokens twice and "+
+			"loses accepted entries.")
 	}
 	switch {
 	case len(todo) > 0:
@@ -60,7 +66,8 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 		f.Advice = strings.Join(todo, " ") + " Then SELECT pg_reload_conf()."
 	case len(overrides) > 0:
 		f.Severity = Warning
-		f.Advice = "If leaders, task nodes or pushers connect so, take it away with ALTER ROLE ... RESET synchronous_commit (or ALTER DATABASE)."
+		f.Advice = "If leaders, task nodes or pushers connect so, take it away with ALTER ROLE ... RESET " +
+			"synchronous_commit (or ALTER DATABASE)."
 	}
 	return f, nil
 }
@@ -86,7 +93,8 @@ func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		}, nil
 	case isolation != "read committed":
 		return Finding{
-			Severity: Critical, Summary: "transactions are " + isolation + " by default; the queue needs read committed",
+			Severity: Critical, Summary: "transactions are " + isolation +
+				" by default; the queue needs read committed",
 			Advice: "Reset default_transaction_isolation for the roles of Penstock.",
 		}, nil
 	}
@@ -110,11 +118,14 @@ func checkClock(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
 			best, skew = trip, before.Add(trip/2).Sub(theirs)
 		}
 	}
-	f := Finding{Summary: fmt.Sprintf("this machine and the database differ by %s (give or take %s)", skew.Abs().Round(time.Millisecond), (best / 2).Round(time.Millisecond))}
+	f := Finding{Summary: fmt.Sprintf("this machine and the database differ by %s (give or take %s)",
+		skew.Abs().Round(time.Millisecond), (best / 2).Round(time.Millisecond))}
 	if skew.Abs() > skewMax+best/2 {
 		f.Severity = Warning
-		f.Summary = fmt.Sprintf("this machine's clock is %s %s the database's", skew.Abs().Round(time.Millisecond), map[bool]string{true: "ahead of", false: "behind"}[skew > 0])
-		f.Advice = "Start a time service (chrony, systemd-timesyncd) on both; until then due times and deadlines that are set here are off by as much."
+		f.Summary = fmt.Sprintf("this machine's clock is %s %s the database's", skew.Abs().Round(time.Millisecond),
+			map[bool]string{true: "ahead of", false: "behind"}[skew > 0])
+		f.Advice = "Start a time service (chrony, systemd-timesyncd) on both; until then due times and deadlines " +
+			"that are set here are off by as much."
 	}
 	return f, nil
 }
@@ -137,7 +148,8 @@ func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error)
 		if share > 0.95 {
 			f.Severity = Critical
 		}
-		f.Advice = "Raise max_connections, or put a pooler in transaction mode in between (--database-pooled): Penstock works through one."
+		f.Advice = "Raise max_connections, or put a pooler in transaction mode in between (--database-pooled): " +
+			"Penstock works through one."
 	}
 	return f, nil
 }
@@ -153,7 +165,8 @@ func checkPublic(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	if open {
 		return Finding{
 			Severity: Warning, Summary: "every role may create functions and tables in schema public",
-			Advice: "REVOKE CREATE ON SCHEMA public FROM PUBLIC: what a role puts there can stand in for functions that others call without a schema.",
+			Advice: "REVOKE CREATE ON SCHEMA public FROM PUBLIC: what a role puts there can stand in for functions " +
+				"that others call without a schema.",
 		}, nil
 	}
 	return Finding{Summary: "not every role may create things there"}, nil
@@ -170,7 +183,8 @@ func checkNotifications(ctx context.Context, tx pgx.Tx, _ Config) (Finding, erro
 		if usage > 0.5 {
 			f.Severity = Critical
 		}
-		f.Advice = "A session that listens is stuck in a transaction: end it (see horizon). When the queue is full every NOTIFY fails at commit; " +
+		f.Advice = "A session that listens is stuck in a transaction: end it (see horizon). When the queue is full " +
+			"every NOTIFY fails at commit; " +
 			"Penstock works without, by polling."
 	}
 	return f, nil

@@ -53,13 +53,15 @@ func checkWraparound(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 	if err := tx.QueryRow(ctx, `SELECT max(age(datfrozenxid))::bigint FROM pg_database`).Scan(&age); err != nil {
 		return Finding{}, err
 	}
-	f := Finding{Summary: fmt.Sprintf("the oldest database is %.1f million transactions old, of 2,147", float64(age)/1e6)}
+	f := Finding{Summary: fmt.Sprintf("the oldest database is %.1f million transactions old, of 2,147",
+		float64(age)/1e6)}
 	if age > 1_000_000_000 {
 		f.Severity = Warning
 		if age > 1_600_000_000 {
 			f.Severity = Critical
 		}
-		f.Advice = "VACUUM (FREEZE) is not keeping up: end what holds the horizon, then vacuum the oldest tables by hand. At the end Postgres refuses writes."
+		f.Advice = "VACUUM (FREEZE) is not keeping up: end what holds the horizon, then vacuum the oldest tables by " +
+			"hand. At the end Postgres refuses writes."
 	}
 	return f, nil
 }
@@ -95,7 +97,8 @@ func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		}, nil
 	}
 	return judged(ctx, tx, deadSQL, "no table has more dead rows than it should", "tables with many dead rows: %d",
-		"See horizon first; if nothing holds it, autovacuum is too slow: lower autovacuum_naptime to 10s, raise autovacuum_max_workers, or VACUUM them now.")
+		"See horizon first; if nothing holds it, autovacuum is too slow: lower autovacuum_naptime to 10s, raise "+
+			"autovacuum_max_workers, or VACUUM them now.")
 }
 
 // partitionsSQL reads for each parent its number of partitions, their last day, and whether its
@@ -116,10 +119,11 @@ func checkPartitions(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 		until *time.Time
 		spill bool
 	}
-	parents, err := pgx.CollectRows(postgres.Query(ctx, tx, partitionsSQL), func(row pgx.CollectableRow) (parent, error) {
-		var p parent
-		return p, row.Scan(&p.name, &p.n, &p.until, &p.spill)
-	})
+	parents, err := pgx.CollectRows(postgres.Query(ctx, tx, partitionsSQL),
+		func(row pgx.CollectableRow) (parent, error) {
+			var p parent
+			return p, row.Scan(&p.name, &p.n, &p.until, &p.spill)
+		})
 	if err != nil {
 		return Finding{}, err
 	}
@@ -133,10 +137,14 @@ func checkPartitions(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 		f.Details = append(f.Details, line)
 		if (p.n > 0 && !ahead) || (p.n == 0 && p.spill) {
 			f.Severity = Warning
-			f.Advice = "The elected leader makes partitions a few days ahead: see that one leads. Rows that found no partition are removed one by one."
+			f.Advice = "The elected leader makes partitions a few days ahead: see that one leads. Rows that found " +
+				"no partition are removed one by one."
 		}
 	}
-	f.Summary = map[Severity]string{"": "outcomes and failures have partitions for what is to come", Warning: "partitions for tomorrow are missing"}[f.Severity]
+	f.Summary = map[Severity]string{
+		"":      "outcomes and failures have partitions for what is to come",
+		Warning: "partitions for tomorrow are missing",
+	}[f.Severity]
 	if f.Severity == "" && parents[0].n == 0 && parents[1].n == 0 {
 		f.Summary = "no partitions, and nothing stored yet"
 	}

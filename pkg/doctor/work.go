@@ -19,7 +19,8 @@ SELECT holder, term, renewed_at + lease > clock_timestamp(), penstock.ago(clock_
  LIMIT 1`
 
 func checkLeader(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	const advice = "Start a leader. Until then due entries wait, deadlines pass, and what dead nodes held stays locked; nodes go on with pending entries."
+	const advice = "Start a leader. Until then due entries wait, deadlines pass, and what dead nodes held stays " +
+		"locked; nodes go on with pending entries."
 	var holder, silent, since string
 	var term int64
 	var live bool
@@ -30,7 +31,8 @@ func checkLeader(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	case err != nil:
 		return Finding{}, err
 	case !live:
-		return Finding{Severity: Critical, Summary: fmt.Sprintf("no leader leads: %s (term %d) fell silent %s ago", holder, term, silent), Advice: advice}, nil
+		return Finding{Severity: Critical, Summary: fmt.Sprintf("no leader leads: %s (term %d) fell silent %s ago",
+			holder, term, silent), Advice: advice}, nil
 	}
 	return Finding{Summary: fmt.Sprintf("%s leads since %s (term %d)", holder, since, term)}, nil
 }
@@ -61,11 +63,13 @@ SELECT format('queue %s, key %s (token %s): %s%s', queue, lock_key, token, reaso
 
 func checkStuck(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, stuckSQL, "no lock is held by a dead node", "locks held by dead nodes: %d",
-		"The elected leader frees them within the lease and two seconds, unless it has suspended itself because many leases lapsed at once: "+
+		"The elected leader frees them within the lease and two seconds, unless it has suspended itself because "+
+			"many leases lapsed at once: "+
 			"see the check leader, its log, and penstock lock verify.")
 }
 
-// unservedSQL lists queues with pending entries that no live node would claim: critical when the oldest has waited for a while.
+// unservedSQL lists queues with pending entries that no live node would claim: critical when the oldest has
+// waited for a while.
 const unservedSQL = `
 SELECT format('queue %s of application %s: the first entry has waited %s', q.name, q.application, penstock.ago(clock_timestamp() - h.since)),
        h.since < clock_timestamp() - interval '15 minutes'
@@ -103,7 +107,8 @@ SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_t
 func checkPaused(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, pausedSQL, "no pause without an end is older than a day",
 		"pauses of more than a day, without an end: %d",
-		"Ask the actor named here; penstock queue resume and penstock pause end do what they say, --until gives a pause an end.")
+		"Ask the actor named here; penstock queue resume and penstock pause end do what they say, --until gives a "+
+			"pause an end.")
 }
 
 // judged turns lines and whether each is critical into a finding.
@@ -148,11 +153,13 @@ func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 	if err != nil {
 		return Finding{}, err
 	}
-	f := Finding{Summary: fmt.Sprintf("all hold (about %d rows read in %s)", rows, time.Since(start).Round(time.Millisecond)), Details: broken}
+	f := Finding{Summary: fmt.Sprintf("all hold (about %d rows read in %s)", rows,
+		time.Since(start).Round(time.Millisecond)), Details: broken}
 	if len(broken) > 0 {
 		f.Severity = Critical
 		f.Summary = fmt.Sprintf("broken: %d", len(broken))
-		f.Advice = "This is a defect, or the tables were edited by hand: pause the queue, keep these lines, and report them."
+		f.Advice = "This is a defect, or the tables were edited by hand: pause the queue, keep these lines, and " +
+			"report them."
 	}
 	return f, nil
 }

@@ -60,7 +60,8 @@ func Order(dst []int, sortKeys []SortKey, limit int) []int {
 	return dst
 }
 
-// selectFirst swaps those of others that go before some of first into it. First is meanwhile a heap with its last one on top.
+// selectFirst swaps those of others that go before some of first into it. First is meanwhile a heap with its
+// last one on top.
 func selectFirst(first, others []SortKey) {
 	if len(first) == 0 || len(others) == 0 {
 		return

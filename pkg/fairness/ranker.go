@@ -26,9 +26,10 @@ type note struct {
 	queue *invalidation.Queue // as it was when the note was made
 }
 
-// Next appends to dst the indexes of the lanes to claim from, none if none is to be claimed from now: while the first is
-// claimed from, those behind it wait their turn. If the node is idle they need not, unless they are of a lower band or behind
-// it in a fifo queue. With the first come those of its queue and band that follow it, most of them in all.
+// Next appends to dst the indexes of the lanes to claim from, none if none is to be claimed from now: while
+// the first is claimed from, those behind it wait their turn. If the node is idle they need not, unless they
+// are of a lower band or behind it in a fifo queue. With the first come those of its queue and band that
+// follow it, most of them in all.
 func (r *Ranker) Next(dst []int, candidates []*invalidation.Candidate, most int, idle bool) []int {
 	now, busy := time.Now(), 0
 	r.lanes = r.lanes[:0]

@@ -16,9 +16,10 @@ import (
 // its default.
 type RankerConfig struct {
 	Config
-	Application string        // of the node: "default"
-	Every       time.Duration // between exchanges: 1 s; longer where they are dear, so that they take a twentieth of the time
-	Log         *slog.Logger
+	Application string // of the node: "default"
+	// between exchanges: 1 s; longer where they are dear, so that they take a twentieth of the time
+	Every time.Duration
+	Log   *slog.Logger
 }
 
 // NewRanker returns a ranker that shares usage through db.
@@ -86,8 +87,8 @@ func (r *Ranker) swap(ctx context.Context) error {
 // next one.
 const hastilySQL = `SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '200ms', true)`
 
-// foldSQL adds a node's deltas to the shared usage, as Fold does; $7 is the half-life in seconds. All nodes take the rows
-// in the order of their keys, so that none waits for another one that waits for it.
+// foldSQL adds a node's deltas to the shared usage, as Fold does; $7 is the half-life in seconds. All nodes
+// take the rows in the order of their keys, so that none waits for another one that waits for it.
 const foldSQL = `
 INSERT INTO penstock.usage AS u (queue_id, priority, whole, flow, service, lift, at)
 SELECT d.queue_id, d.priority, d.whole, d.flow, d.service, d.lift, clock_timestamp()

@@ -55,7 +55,8 @@ var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 // bodyKept is the largest buffer that is used again.
 const bodyKept = 1 << 20
 
-// bodyTrusted is how much memory a body gets for its Content-Length alone, in bytes; beyond, it grows with what arrives.
+// bodyTrusted is how much memory a body gets for its Content-Length alone, in bytes; beyond, it grows with
+// what arrives.
 const bodyTrusted = 256 << 10
 
 // uploadMax is how long a client may take for its body.

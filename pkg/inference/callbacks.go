@@ -102,7 +102,8 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 	case r.Token != token && lock == token:
 		return false, nil
 	case r.Token != token || name == "":
-		return false, fmt.Errorf("report on entry %d: %w: the run under token %d is not followed any more; stop it", entry, invalidation.ErrLockLost, token)
+		return false, fmt.Errorf("report on entry %d: %w: the run under token %d is not followed any more; stop it",
+			entry, invalidation.ErrLockLost, token)
 	}
 	model, err := worker.ReadModel(name, config, override)
 	if err != nil {
@@ -133,7 +134,8 @@ func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, to
 	case err != nil:
 		return false, fmt.Errorf("report on entry %d: %w", entry, err)
 	case int64(e.Token) != token:
-		return false, fmt.Errorf("report on entry %d: %w: it has ended (%s) under token %d, and what token %d reports changes nothing", entry, invalidation.ErrState, e.Outcome, e.Token, token)
+		return false, fmt.Errorf("report on entry %d: %w: it has ended (%s) under token %d, and what token %d "+
+			"reports changes nothing", entry, invalidation.ErrState, e.Outcome, e.Token, token)
 	}
 	return true, nil
 }
@@ -148,7 +150,8 @@ func (a *attempt) subscribe(token int64) (<-chan worker.Outcome, func()) {
 	}
 	a.call.Callback = c.address(a.call.Entry, token)
 	l := &subscriber{
-		run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model, request: a.call.Payload,
+		run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model,
+		request: a.call.Payload,
 		reports: make(chan worker.Outcome, 1),
 	}
 	c.mu.Lock()

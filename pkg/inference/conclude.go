@@ -116,7 +116,8 @@ func (a *attempt) followOn(run worker.Run, o worker.Outcome) worker.Outcome {
 // run stays only if it is to be followed on.
 func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
 	handedOver := o.Kind == worker.Accepted
-	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && context.Cause(ctx) == nil && !errors.Is(o.Err, worker.ErrSharedID)
+	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && context.Cause(ctx) == nil &&
+		!errors.Is(o.Err, worker.ErrSharedID)
 	switch {
 	case handedOver || (o.MaybeRunning && again):
 		if a.saved == nil {
@@ -198,13 +199,15 @@ func (a *attempt) failure(ctx context.Context, o worker.Outcome) error {
 }
 
 func isLimit(err error) bool {
-	return errors.Is(err, worker.ErrRunLimit) || errors.Is(err, worker.ErrNoProgress) || errors.Is(err, worker.ErrStartLimit)
+	return errors.Is(err, worker.ErrRunLimit) || errors.Is(err, worker.ErrNoProgress) ||
+		errors.Is(err, worker.ErrStartLimit)
 }
 
 // unsettled is for a run of which nobody knows whether it ended.
 func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
 	if cause := context.Cause(ctx); cause != nil {
-		if a.model.OnUnknown == worker.AtMostOnce && o.MaybeRunning && a.saved == nil && errors.Is(cause, invalidation.ErrDraining) {
+		if a.model.OnUnknown == worker.AtMostOnce && o.MaybeRunning && a.saved == nil &&
+			errors.Is(cause, invalidation.ErrDraining) {
 			return a.unknownOutcome("node drained while the call ran")
 		}
 		return fmt.Errorf("%w (%s)", cause, o.Reason)
@@ -253,8 +256,10 @@ func (a *attempt) meta(o worker.Outcome) json.RawMessage {
 		Metrics    json.RawMessage `json:"metrics,omitempty"`
 	}{
 		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.number,
-		QueueMS: (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(), RunMS: time.Since(a.began).Milliseconds(),
-		Attempts: a.call.Attempt, Instances: a.tries, Members: a.members, Swapped: a.held.swapped, Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
+		QueueMS:  (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(),
+		RunMS:    time.Since(a.began).Milliseconds(),
+		Attempts: a.call.Attempt, Instances: a.tries, Members: a.members, Swapped: a.held.swapped,
+		Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
 		Reattached: a.saved != nil && a.saved.Token != a.call.Token, Metrics: o.Metrics,
 		GPUMS: a.used.GPU.Milliseconds(), TokensIn: a.used.Tokens.In, Cached: a.used.Tokens.Cached,
 		TokensOut: a.used.Tokens.Out, Logs: tail(o.Logs, logsMost),

@@ -256,7 +256,8 @@ func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig
 		}
 		switch {
 		case o.Age >= doubtMax, o.Dead && stops && o.Age >= grace:
-			stale = append(stale, o.Token) // its connection is closed (unless its node lives, cut off), or no run lasts so long
+			// its connection is closed (unless its node lives, cut off), or no run lasts so long
+			stale = append(stale, o.Token)
 		case o.Age >= grace && active != nil:
 			settled = append(settled, o)
 		}

@@ -49,7 +49,8 @@ type DispatchConfig struct {
 	UsageEvery  time.Duration // between folds of what calls used into penstock.usage_hour: 10 s
 	AbortWait   time.Duration // for an instance that gave a generation up to be seen going away: 30 s
 	StoreWait   time.Duration // for an object store that is away, before a result stands in its row: 15 min
-	Callbacks   *Callbacks    // where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
+	// where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
+	Callbacks *Callbacks
 }
 
 func (c DispatchConfig) withDefaults() DispatchConfig {
@@ -294,7 +295,8 @@ func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
 	}
 	switch {
 	case a.run == nil && lost: // one of the batch did it: each is tried alone
-	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning && a.blame.free(a.call.Entry, a.held.endpoint.ID):
+	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning &&
+		a.blame.free(a.call.Entry, a.held.endpoint.ID):
 		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
 	case o.Kind == worker.NotReady && o.Misrouted:
 		a.blame.misrouted(a.call.Entry, a.held.endpoint.ID)

@@ -184,7 +184,8 @@ func (l *waitlist) leave(r *waiter, cause error) grant {
 		return <-r.granted // a slot of its own, or what became of the call
 	}
 	return grant{call: call, outcome: &worker.Outcome{
-		Kind: worker.Unknown, MaybeRunning: true, Err: cause, Reason: "cancel_unconfirmed: the call goes on for the other entries in it",
+		Kind: worker.Unknown, MaybeRunning: true, Err: cause,
+		Reason: "cancel_unconfirmed: the call goes on for the other entries in it",
 	}}
 }
 

@@ -16,8 +16,9 @@ type ClaimRequest struct {
 	Lane    Lane
 	From    int64 // position to begin at: a hint, see Claimed.LowWater; 0 for the head
 	Limit   int   // locks
-	// IgnoreRowLocks claims a key even while a pusher has its ready row locked. A claim with this set about once a second
-	// keeps a long transaction of a pusher from delaying the entries of the key that were committed before.
+	// IgnoreRowLocks claims a key even while a pusher has its ready row locked. A claim with this set about
+	// once a second keeps a long transaction of a pusher from delaying the entries of the key that were
+	// committed before.
 	IgnoreRowLocks bool
 }
 
@@ -25,14 +26,15 @@ type ClaimRequest struct {
 type Claimed struct {
 	Locks     []*Lock
 	Contended bool // another claimer was in the lane, or holds a limit of the queue exclusively: try the next lane
-	// Limited reports that the limits of the queue leave no headroom in the lane, or that the queue or the flow is throttled
-	// (see PushBackQueue). Wait is how long a token bucket needs or the throttling lasts; 0 if a lock must end first.
+	// Limited reports that the limits of the queue leave no headroom in the lane, or that the queue or the
+	// flow is throttled (see PushBackQueue). Wait is how long a token bucket needs or the throttling lasts; 0
+	// if a lock must end first.
 	Limited bool
 	Wait    time.Duration
 	// QueueWide, of Limited: the limit is shared by all lanes of the queue, so that no other lane is worth a claim.
 	QueueWide bool
-	// LowWater is the position from which the next claim of the lane may begin, which saves it a walk over dead rows. A row
-	// may come in behind it: begin at 0 about once a second.
+	// LowWater is the position from which the next claim of the lane may begin, which saves it a walk over
+	// dead rows. A row may come in behind it: begin at 0 about once a second.
 	LowWater int64
 	Scanned  int // ready rows
 	Skipped  int // ready rows that could not be claimed, since their keys are locked: Sweep deletes them
@@ -81,10 +83,10 @@ func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, form claimForm) (C
 	return claimed[0], err
 }
 
-// ClaimLanes is Claim for several lanes in one transaction: r.Lane from r.From on, and then those of along, which have the
-// same priority; the row locks of those that begin at 0 are ignored. What one lane leaves of r.Limit goes to the next. It
-// returns the state of the lanes that it reached, at least one, in their order. Each lane that it reaches counts as a lock
-// or more of the limit.
+// ClaimLanes is Claim for several lanes in one transaction: r.Lane from r.From on, and then those of along,
+// which have the same priority; the row locks of those that begin at 0 are ignored. What one lane leaves of
+// r.Limit goes to the next. It returns the state of the lanes that it reached, at least one, in their order.
+// Each lane that it reaches counts as a lock or more of the limit.
 func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead) ([]Claimed, error) {
 	lanes := []LaneHead{{Lane: r.Lane, Position: r.From}}
 	for _, l := range along {
@@ -146,8 +148,8 @@ const (
 	uniqueViolation  = "23505"
 )
 
-// lockFirstFor is how long a lane in which a claim met keys, or locked ready rows, is claimed from by the statement that
-// locks first.
+// lockFirstFor is how long a lane in which a claim met keys, or locked ready rows, is claimed from by the
+// statement that locks first.
 const lockFirstFor = 10 * time.Second
 
 // lanePolicy remembers which lanes are to be claimed from by the statement that locks first.
@@ -194,7 +196,10 @@ func (q *Queue) deleteFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 
 func (q *Queue) lockFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 	flows, positions, ignoreRowLocks := laneColumns(r, lanes)
-	args := []any{q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount, ignoreRowLocks}
+	args := []any{
+		q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount,
+		ignoreRowLocks,
+	}
 	switch {
 	case len(q.limits) == 0:
 		return q.sql.claim.lockFirst, args
@@ -261,8 +266,8 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, for
 	return claimed, nil
 }
 
-// limitUncounted is the SQLSTATE of penstock.charge_lanes: since the claim began, a limit came so near that its use must be
-// counted. Nothing was claimed; the next claim counts.
+// limitUncounted is the SQLSTATE of penstock.charge_lanes: since the claim began, a limit came so near that
+// its use must be counted. Nothing was claimed; the next claim counts.
 const limitUncounted = "40001"
 
 // handBackEmpty ends locks that cover nothing, and returns the others. The claim's snapshot may show entries of a

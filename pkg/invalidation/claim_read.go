@@ -14,18 +14,21 @@ import (
 
 // laneReport is the state of a lane that a claim reached, as the statement reports it.
 type laneReport struct {
-	Exclusive bool     `json:"exclusive"`  // no other claimer was in the lane
-	Position  int64    `json:"position"`   // of the last ready row that was scanned, 0 for none
-	Scanned   int      `json:"scanned"`    // ready rows
-	Skipped   int      `json:"skipped"`    // of these, rows that were not claimed
-	Wait      *float64 `json:"wait"`       // seconds until a token bucket has enough, or the throttling ends; null for neither
-	DueIn     *float64 `json:"due_in"`     // seconds until the first of the rows that were handed back for a while; null for none
+	Exclusive bool  `json:"exclusive"` // no other claimer was in the lane
+	Position  int64 `json:"position"`  // of the last ready row that was scanned, 0 for none
+	Scanned   int   `json:"scanned"`   // ready rows
+	Skipped   int   `json:"skipped"`   // of these, rows that were not claimed
+	// seconds until a token bucket has enough, or the throttling ends; null for neither
+	Wait *float64 `json:"wait"`
+	// seconds until the first of the rows that were handed back for a while; null for none
+	DueIn     *float64 `json:"due_in"`
 	Headroom  int      `json:"headroom"`   // locks that the request and the limits left to the lane
 	Shared    int      `json:"shared"`     // locks that they left to all lanes together
 	QueueWide bool     `json:"queue_wide"` // a limit that all lanes share has no headroom
 }
 
-// claimed is the report as the caller of a claim sees it. behind says that the limit of the claim cannot have cut the scan.
+// claimed is the report as the caller of a claim sees it. behind says that the limit of the claim cannot have
+// cut the scan.
 func (r *laneReport) claimed() Claimed {
 	c := Claimed{LowWater: r.Position, Scanned: r.Scanned, Contended: !r.Exclusive, Skipped: r.Skipped}
 	if r.Headroom < 1 {
@@ -44,8 +47,8 @@ func (r *laneReport) claimed() Claimed {
 // reports are the lanes that a claim reached, in their order.
 type reports []laneReport
 
-// claimed are the reports as the caller sees them. The limit of the claim may have cut the scan of the last lane short: then
-// that one is not drained.
+// claimed are the reports as the caller sees them. The limit of the claim may have cut the scan of the last
+// lane short: then that one is not drained.
 func (r reports) claimed(limit int) []Claimed {
 	list := make([]Claimed, len(r))
 	reached := 0
@@ -61,7 +64,9 @@ func (r reports) claimed(limit int) []Claimed {
 }
 
 // readClaim sends a claim and returns its solo locks whole, and those of groups without their entries.
-func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead, form claimForm) (claimed []Claimed, groups []*Lock, err error) {
+func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
+	form claimForm,
+) (claimed []Claimed, groups []*Lock, err error) {
 	start := time.Now()
 	sql, args := form(r, lanes)
 	index := make(map[string]int, len(lanes))
@@ -81,7 +86,10 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 			return found.read(row.lanes)
 		}
 		at := index[row.flow.String]
-		lock := Lock{Token: Token(row.token.Int64), Lane: lanes[at].Lane, ClaimedAt: start, position: row.position.Int64}
+		lock := Lock{
+			Token: Token(row.token.Int64), Lane: lanes[at].Lane, ClaimedAt: start,
+			position: row.position.Int64,
+		}
 		if row.key.Valid {
 			group := lock
 			group.Key = row.key.String
@@ -138,8 +146,8 @@ func (s *slab) located(tids []pgtype.TID) {
 	}
 }
 
-// claimRow is where the rows of a claim are scanned to, one after another: one for all, and without pointers to be made,
-// since what a scan leaves behind is garbage.
+// claimRow is where the rows of a claim are scanned to, one after another: one for all, and without pointers
+// to be made, since what a scan leaves behind is garbage.
 type claimRow struct {
 	token, position, id       pgtype.Int8
 	key, name, trace          pgtype.Text
@@ -165,15 +173,18 @@ func (c *claimRow) covered() []any {
 
 func (c *claimRow) columns() []any {
 	return []any{
-		&c.attempt, &c.crashes, &c.cost, &c.name, &c.trace, &c.callback, &c.payload, &c.waited, &c.startIn, &c.finishIn, &c.tid,
+		&c.attempt, &c.crashes, &c.cost, &c.name, &c.trace, &c.callback, &c.payload, &c.waited, &c.startIn, &c.finishIn,
+		&c.tid,
 	}
 }
 
 // entry is the entry of the row that was scanned last.
 func (c *claimRow) entry() Entry {
 	return Entry{
-		ID: EntryID(c.id.Int64), Payload: c.payload, Name: c.name.String, Attempt: int(c.attempt.Int32), Crashes: int(c.crashes.Int32),
-		Cost: c.cost.Float64, Trace: c.trace.String, Callback: c.callback, Waited: time.Duration(c.waited.Float64 * float64(time.Second)),
+		ID: EntryID(c.id.Int64), Payload: c.payload, Name: c.name.String, Attempt: int(c.attempt.Int32),
+		Crashes: int(c.crashes.Int32),
+		Cost:    c.cost.Float64, Trace: c.trace.String, Callback: c.callback,
+		Waited:  time.Duration(c.waited.Float64 * float64(time.Second)),
 		StartIn: remaining(c.startIn), FinishIn: remaining(c.finishIn), tid: c.tid,
 	}
 }

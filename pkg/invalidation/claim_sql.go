@@ -8,27 +8,29 @@ import (
 // A claim has two statements, both over a list of lanes of one priority; a single lane is a list of one. The rendered
 // texts are in testdata, and a test compares them with what runs.
 //
-// Parameters of both: $1 queue, $2 priority, $3 flows of the lanes in the order in which they are served, $4 the positions
-// from which each is scanned, $5 how many locks at most, $6 node, $7 claim id. A lane is locked when the limit has been
-// shown to reach it.
+// Parameters of both: $1 queue, $2 priority, $3 flows of the lanes in the order in which they are served, $4
+// the positions from which each is scanned, $5 how many locks at most, $6 node, $7 claim id. A lane is locked
+// when the limit has been shown to reach it.
 //
-// Claims of a lane exclude each other by a transaction-scoped try-lock: another claimer goes on to the next lane instead
-// of waiting. That is for speed alone; a ready row can be deleted but once, and a key has but one lock record.
+// Claims of a lane exclude each other by a transaction-scoped try-lock: another claimer goes on to the next
+// lane instead of waiting. That is for speed alone; a ready row can be deleted but once, and a key has but
+// one lock record.
 //
 // Sets of these statements meet in "IN (...) IS TRUE", which Postgres answers from a hash table; internal/postgres says
 // why they do not meet in joins.
 //
-// Both answer with the same columns. One row for each lock has the token and position, and for a solo entry the entry; for
-// a group only the lock key, since its entries must be read after the claim has committed (claimGroupsSQL): the snapshot
-// here may be older than the finish that freed the key. The last row has no token. Its column lanes is the report, an array
-// of laneReport in JSON, one for each lane that was reached; lock_tids are the tids of the lock records of solo entries of
-// the first lane, in the order of the rows (see finishSoloSQL). There is no report (lanes is null) where nothing was claimed
-// because the limits of the queue are not those that the Queue knows, or because another claimer holds a limit exclusively.
+// Both answer with the same columns. One row for each lock has the token and position, and for a solo entry
+// the entry; for a group only the lock key, since its entries must be read after the claim has committed
+// (claimGroupsSQL): the snapshot here may be older than the finish that freed the key. The last row has no
+// token. Its column lanes is the report, an array of laneReport in JSON, one for each lane that was reached;
+// lock_tids are the tids of the lock records of solo entries of the first lane, in the order of the rows (see
+// finishSoloSQL). There is no report (lanes is null) where nothing was claimed because the limits of the
+// queue are not those that the Queue knows, or because another claimer holds a limit exclusively.
 //
-// A queue under limits has a variant of each statement. penstock.claim_headroom computes for how many locks the limits have
-// headroom, if they are the ones in the parameter `limits`; its head has the proof that no limit is ever exceeded.
-// penstock.charge_lanes comes last: it fails the claim, with SQLSTATE 40001, if it drew tokens beyond those that may go
-// uncounted, and charges the token buckets.
+// A queue under limits has a variant of each statement. penstock.claim_headroom computes for how many locks
+// the limits have headroom, if they are the ones in the parameter `limits`; its head has the proof that no
+// limit is ever exceeded. penstock.charge_lanes comes last: it fails the claim, with SQLSTATE 40001, if it
+// drew tokens beyond those that may go uncounted, and charges the token buckets.
 
 // claimOptions are the variants of the statements of a claim.
 type claimOptions struct {
@@ -36,11 +38,11 @@ type claimOptions struct {
 	Keyed   bool // of Limited: one of them is a rate for each lock key
 }
 
-// deleteFirstTemplate is the claim of lanes that have no keys and where no pusher has a ready row locked, as is usual. It
-// deletes the ready rows without locking them first, which saves a WAL record each. Where it would have to wait it gives up
-// after the lock_timeout that it sets, and Claim takes the other statement; so it does where it met keys. A solo entry
-// never has a ready row and a lock record at once, so that the insert needs no ON CONFLICT, which would look twice.
-// Parameters of the limited variant: $8 limits, $9 rate kind.
+// deleteFirstTemplate is the claim of lanes that have no keys and where no pusher has a ready row locked, as
+// is usual. It deletes the ready rows without locking them first, which saves a WAL record each. Where it
+// would have to wait it gives up after the lock_timeout that it sets, and Claim takes the other statement; so
+// it does where it met keys. A solo entry never has a ready row and a lock record at once, so that the insert
+// needs no ON CONFLICT, which would look twice. Parameters of the limited variant: $8 limits, $9 rate kind.
 const deleteFirstTemplate = `
 WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
@@ -113,13 +115,14 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
 {{- end}}`
 
-// lockFirstTemplate is the claim of lanes that have keys, or where a pusher has a ready row locked. It locks the ready rows
-// before it deletes any, and passes by those that another transaction has locked; a group's that is locked by a pusher (see
-// penstock.push_many) is claimed without it where $9 says so for the lane. A key is tried only under a try-lock of its own, so
-// that the insert of its lock record never waits and the token it draws is larger than that of any earlier lock of the key.
-// A key in several lanes is claimed from the earliest of them; two ready rows have the same position only if they are of one
-// key. Parameters besides those of all claims: $8 the queue's quantum in entries, $9 for each lane whether to ignore row
-// locks; of the limited variant: $10 limits, $11 rate kind.
+// lockFirstTemplate is the claim of lanes that have keys, or where a pusher has a ready row locked. It locks
+// the ready rows before it deletes any, and passes by those that another transaction has locked; a group's
+// that is locked by a pusher (see penstock.push_many) is claimed without it where $9 says so for the lane. A
+// key is tried only under a try-lock of its own, so that the insert of its lock record never waits and the
+// token it draws is larger than that of any earlier lock of the key. A key in several lanes is claimed from
+// the earliest of them; two ready rows have the same position only if they are of one key. Parameters besides
+// those of all claims: $8 the queue's quantum in entries, $9 for each lane whether to ignore row locks; of
+// the limited variant: $10 limits, $11 rate kind.
 const lockFirstTemplate = `
 WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
@@ -267,8 +270,8 @@ const throttledTemplate = `{{define "throttled"}}(
            SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
              FROM penstock.throttles($1, l.flow)){{end}}`
 
-// dueTemplate is for how long the rows of a lane in which nothing was found are held back (s): the least of the first hundred,
-// null if there is none.
+// dueTemplate is for how long the rows of a lane in which nothing was found are held back (s): the least of
+// the first hundred, null if there is none.
 const dueTemplate = `{{define "due"}}
                       CASE WHEN h.scanned = 0 AND h.exclusive THEN (
                            SELECT extract(epoch FROM min(not_before) - clock_timestamp())
@@ -306,9 +309,10 @@ var claimTexts = claimStatements{
 	lockFirstKeyed:     claimSQL(lockFirst, claimOptions{Limited: true, Keyed: true}),
 }
 
-// claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3, at most $4 entries of each and
-// no more than the claim counted and charged, though others may have been committed since with lower ids. A group without
-// entries has one row without an entry: those that the claim counted had ended.
+// claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3, at most $4
+// entries of each and no more than the claim counted and charged, though others may have been committed since
+// with lower ids. A group without entries has one row without an entry: those that the claim counted had
+// ended.
 const claimGroupsSQL = `
 SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, coalesce(e.cost, 0) AS cost, e.name, e.trace, e.callback, e.payload,
        date_part('epoch', clock_timestamp() - e.created_at) AS waited, date_part('epoch', e.start_by - clock_timestamp()) AS start_in,

@@ -23,7 +23,9 @@ func (q *Queue) Compact(ctx context.Context, key string) (int, error) {
 // CompactQueue compacts the keys that have at least minEntries waiting entries, of the next `keys`
 // keys after the key `after`. It returns how many entries it replaced and the last key that it
 // read, empty at the end of the queue.
-func (q *Queue) CompactQueue(ctx context.Context, minEntries, keys int, after string) (replaced int, next string, err error) {
+func (q *Queue) CompactQueue(ctx context.Context, minEntries, keys int,
+	after string,
+) (replaced int, next string, err error) {
 	var last *string
 	const sql = `SELECT after, replaced FROM penstock.compact_queue($1, $2, $3, $4)`
 	err = q.db.QueryRow(ctx, sql, q.Name, minEntries, keys, after).Scan(&last, &replaced)
@@ -36,7 +38,9 @@ func (q *Queue) CompactQueue(ctx context.Context, minEntries, keys int, after st
 // CompactWith is Compact with a merge function of the caller: it gets the entries oldest first and
 // returns the payload of the remaining one. Claims skip the key while it runs, so it should be
 // quick; an error changes nothing.
-func (q *Queue) CompactWith(ctx context.Context, key string, merge func([]Entry) (json.RawMessage, error)) (int, error) {
+func (q *Queue) CompactWith(ctx context.Context, key string,
+	merge func([]Entry) (json.RawMessage, error),
+) (int, error) {
 	replaced := 0
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
 		entries, err := compactable(ctx, tx, q.Name, key)

@@ -31,8 +31,8 @@ type Lapse string
 const (
 	// LapseEnd ends the runs at three quarters of the lease, before other nodes can be given their entries.
 	LapseEnd Lapse = "end"
-	// LapseRunThrough lets them go on. Their endings are recorded once the database is reached, if their locks still have
-	// their tokens. If only this node was cut off, others may run the entries meanwhile.
+	// LapseRunThrough lets them go on. Their endings are recorded once the database is reached, if their
+	// locks still have their tokens. If only this node was cut off, others may run the entries meanwhile.
 	LapseRunThrough Lapse = "run_through"
 )
 
@@ -151,7 +151,8 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
-		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason, &disabled, &off.Actor, &off.Reason,
+		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason,
+		&disabled, &off.Actor, &off.Reason,
 		&c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)
 	if err != nil {
 		return nil, err

@@ -67,7 +67,8 @@ func compare(q *Queue, code Config) (conflicts []error) {
 	registry := q.Config
 	differ := func(field string, inCode, inRegistry any) {
 		if inCode != inRegistry {
-			conflicts = append(conflicts, fmt.Errorf("queue %q: %s is %v in the code and %v in the registry; change one, or use another name: %w",
+			conflicts = append(conflicts, fmt.Errorf("queue %q: %s is %v in the code and %v in the registry; change "+
+				"one, or use another name: %w",
 				q.Name, field, show(inCode), show(inRegistry), ErrDefinitionConflict))
 		}
 	}

@@ -11,9 +11,10 @@ import (
 // Bounds on one JSON document that a run, a worker or a report brings: the database must be able to store it, and
 // every program that reads it back must be able to hold it.
 const (
-	documentBytesMax  = 64 << 20
-	documentDepthMax  = 500
-	documentValuesMax = 4_000_000 // elements and members; Postgres allocates some 30 bytes for each at once, and 1 GB at most
+	documentBytesMax = 64 << 20
+	documentDepthMax = 500
+	// elements and members; Postgres allocates some 30 bytes for each at once, and 1 GB at most
+	documentValuesMax = 4_000_000
 	noteBytesMax      = 64 << 10
 )
 

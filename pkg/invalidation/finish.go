@@ -17,13 +17,15 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 	return Ending{Lock: l, Entry: e, verb: verbDone, result: result, ran: ran, meta: l.notes[e]}
 }
 
-// finishSoloSQL ends solo entries $2 under tokens $3: lock record and entry go, and results $4 are kept if $6 says so. No entry can
-// be behind a solo key, so nothing is looked for again. It goes to where the claim saw the rows, lock records at $9 and entries at
-// $10, not through their indexes (ADR 14). Neither row moves while the lock is held, unless somebody changes the entry or rewrites
-// the table (VACUUM FULL), and then another may stand there: token and id decide, and both, for a server that came back without
-// its last commits hands tokens out twice. A lock that is not found may have moved, or is not ours any more. An entry that is not
-// found under a lock of ours takes the statement back with entryChanged. In both cases Settle goes the long way, by keys. Rows are
-// deleted in the order of the disk, whoever deletes them, so that two settlers never wait for each other in a ring.
+// finishSoloSQL ends solo entries $2 under tokens $3: lock record and entry go, and results $4 are kept if $6
+// says so. No entry can be behind a solo key, so nothing is looked for again. It goes to where the claim saw
+// the rows, lock records at $9 and entries at $10, not through their indexes (ADR 14). Neither row moves
+// while the lock is held, unless somebody changes the entry or rewrites the table (VACUUM FULL), and then
+// another may stand there: token and id decide, and both, for a server that came back without its last
+// commits hands tokens out twice. A lock that is not found may have moved, or is not ours any more. An entry
+// that is not found under a lock of ours takes the statement back with entryChanged. In both cases Settle
+// goes the long way, by keys. Rows are deleted in the order of the disk, whoever deletes them, so that two
+// settlers never wait for each other in a ring.
 const finishSoloSQL = `
 WITH held AS MATERIALIZED (
     SELECT *
@@ -53,10 +55,12 @@ SELECT token FROM freed
 func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
 	c := pick(endings, verbDone)
 	locks, entries := c.tids()
-	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(), node, q.metas(c), locks, entries)
+	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(),
+		node, q.metas(c), locks, entries)
 	ours := make([]Token, 0, len(endings))
 	var token Token
-	if _, err := pgx.ForEachRow(rows, []any{(*int64)(&token)}, func() error { ours = append(ours, token); return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{(*int64)(&token)},
+		func() error { ours = append(ours, token); return nil }); err != nil {
 		return nil, q.errorf("finish entries of", err)
 	}
 	return ours, nil
@@ -81,9 +85,9 @@ func (q *Queue) metas(c columns) []json.RawMessage {
 	return each(c, func(e *Ending) json.RawMessage { return e.meta })
 }
 
-// doneSQL ends entries $4 under locks $2 with tokens $3, each named once; $10 says which token each entry is under. It finds
-// entries at the tids $11, see finishSoloSQL, or by their ids where $11 is empty: then one that is gone is passed over. The
-// lock records stay: unlockSQL ends them.
+// doneSQL ends entries $4 under locks $2 with tokens $3, each named once; $10 says which token each entry is
+// under. It finds entries at the tids $11, see finishSoloSQL, or by their ids where $11 is empty: then one
+// that is gone is passed over. The lock records stay: unlockSQL ends them.
 const doneSQL = `
 WITH ours AS MATERIALIZED (
     SELECT k.token
@@ -131,22 +135,25 @@ func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID
 	})
 }
 
-// FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion commit
-// together. It returns ErrLockLost if the entry is not ours any more, or has ended by an earlier transaction whose answer was lost, and ErrConflict if an operator changed it just now:
-// roll back then. The transaction must be READ COMMITTED: under a fixed snapshot the key's entries that came since could
-// not be seen, and would be left behind.
+// FinishTx ends an entry well inside the handler's own transaction, so that the effects and the completion
+// commit together. It returns ErrLockLost if the entry is not ours any more, or has ended by an earlier
+// transaction whose answer was lost, and ErrConflict if an operator changed it just now: roll back then. The
+// transaction must be READ COMMITTED: under a fixed snapshot the key's entries that came since could not be
+// seen, and would be left behind.
 func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending Ending) error {
 	var isolation string
 	if err := tx.QueryRow(ctx, `SELECT current_setting('transaction_isolation')`).Scan(&isolation); err != nil {
 		return q.errorf("finish entry of", err)
 	}
 	if isolation != "read committed" {
-		return fmt.Errorf("finish entry %d of queue %q: the transaction is %s, use read committed: %w", ending.Entry, q.Name, isolation, ErrInvalid)
+		return fmt.Errorf("finish entry %d of queue %q: the transaction is %s, use read committed: %w", ending.Entry,
+			q.Name, isolation, ErrInvalid)
 	}
 	// Not by Settle, which tries again what meets a change: here the transaction is aborted by then.
 	s, err := q.On(tx).settleHeld(ctx, node, []Ending{ending}, false)
 	if changedMeanwhile(err) {
-		return fmt.Errorf("finish entry %d of queue %q; roll back and run it again: %w (%w)", ending.Entry, q.Name, ErrConflict, err)
+		return fmt.Errorf("finish entry %d of queue %q; roll back and run it again: %w (%w)", ending.Entry, q.Name,
+			ErrConflict, err)
 	}
 	if err != nil {
 		return err

@@ -14,10 +14,10 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// batcher commits pushes that come at the same time as a group. A push that finds fewer than two statements of the queue
-// running goes at once; those that come meanwhile wait, and go as one statement with one commit when one of the running
-// statements has returned: large batches under load, none without, and no timer. Each caller still gets its own answer after
-// the commit, and all or none of the entries that it pushed:
+// batcher commits pushes that come at the same time as a group. A push that finds fewer than two statements
+// of the queue running goes at once; those that come meanwhile wait, and go as one statement with one commit
+// when one of the running statements has returned: large batches under load, none without, and no timer. Each
+// caller still gets its own answer after the commit, and all or none of the entries that it pushed:
 //
 //   - An error that the server reports has rolled the statement back. Each call is then repeated in a statement of its own,
 //     so that no call fails for an entry of another one, and each error names the right entry.
@@ -62,8 +62,9 @@ type batch struct {
 	cancel  context.CancelFunc
 }
 
-// batchable returns the size of pushes, whether one has an Idempotency-Key, and whether they may share a statement. Those
-// with a unique key may not: they wait for open transactions that push the same one, and others must not wait with them.
+// batchable returns the size of pushes, whether one has an Idempotency-Key, and whether they may share a
+// statement. Those with a unique key may not: they wait for open transactions that push the same one, and
+// others must not wait with them.
 func batchable(pushes []Push) (bytes int, keyed, ok bool) {
 	for i := range pushes {
 		p := &pushes[i]
@@ -103,8 +104,8 @@ func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error
 	return c.pushed, c.err
 }
 
-// enter returns no call if the push may go at once, and leave must follow; otherwise a call that waits. lone says that no
-// other push is running.
+// enter returns no call if the push may go at once, and leave must follow; otherwise a call that waits. lone
+// says that no other push is running.
 func (b *batcher) enter(pushes []Push, bytes int, keyed bool) (waits *call, lone bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -164,7 +165,8 @@ func copied(pushes []Push) []Push {
 	return pushes
 }
 
-// leave ends a push that went at once. Its caller has the answer, so that a new goroutine goes on with the waiting calls.
+// leave ends a push that went at once. Its caller has the answer, so that a new goroutine goes on with the
+// waiting calls.
 func (b *batcher) leave(q *Queue) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -213,7 +215,8 @@ func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed, lone bool) 
 	var verdicts []Verdict
 	statements := &pgx.Batch{}
 	statements.Queue(`SELECT set_config('lock_timeout', '250ms', true)`)
-	statements.Queue(pushSQL, pushColumns(q.Name, pushes)...).QueryRow(func(row pgx.Row) error { return row.Scan(&ids, &verdicts) })
+	statements.Queue(pushSQL, pushColumns(q.Name,
+		pushes)...).QueryRow(func(row pgx.Row) error { return row.Scan(&ids, &verdicts) })
 	if err := q.db.SendBatch(ctx, statements).Close(); err != nil {
 		return nil, err
 	}
@@ -232,7 +235,8 @@ func (b *batcher) next() (context.Context, *batch) {
 	ctx, cancel := context.WithCancel(context.Background())
 	next := &batch{cancel: cancel}
 	n, entries, bytes := 0, 0, 0
-	for ; n < len(b.waiting) && entries < batchEntries && bytes < batchBytes && b.waiting[n].keyed == b.waiting[0].keyed; n++ {
+	for ; n < len(b.waiting) && entries < batchEntries && bytes < batchBytes &&
+		b.waiting[n].keyed == b.waiting[0].keyed; n++ {
 		c := b.waiting[n]
 		c.batch = next
 		entries, bytes = entries+len(c.pushes), bytes+c.bytes
@@ -257,8 +261,8 @@ func (b *batcher) abandon(c *call) {
 	}
 }
 
-// rolledBack reports that the server refused a statement and lives on, so that the statement changed nothing. The error of
-// a server process that was terminated does not tell what it had committed before.
+// rolledBack reports that the server refused a statement and lives on, so that the statement changed nothing.
+// The error of a server process that was terminated does not tell what it had committed before.
 func rolledBack(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" && !postgres.Unavailable(err)

@@ -101,14 +101,14 @@ func Permanent(err error) error { return &answer{err: err, permanent: true} }
 // WithClass gives an error a class, for which the queue's retry policy may have rules of its own.
 func WithClass(class string, err error) error { return &answer{err: err, class: class} }
 
-// Snooze hands the entry back for d and spends no attempt: it is not time for it yet. It comes back behind the entries that are
-// ready then, and later entries of its key may run before it.
+// Snooze hands the entry back for d and spends no attempt: it is not time for it yet. It comes back behind
+// the entries that are ready then, and later entries of its key may run before it.
 func Snooze(d time.Duration) error {
 	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, release: true, postpone: true}
 }
 
-// NoCapacity hands the entry back for d, 0 for at once, and spends no attempt: the worker is busy or not ready. The entry keeps
-// its position, and no later entry of its key starts before it.
+// NoCapacity hands the entry back for d, 0 for at once, and spends no attempt: the worker is busy or not
+// ready. The entry keeps its position, and no later entry of its key starts before it.
 func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
 
 // PushBackQueue releases the entry without spending an attempt, and throttles the queue for d: no

@@ -13,20 +13,21 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue, and where the pusher knows it the
-// lane: priority and flow, separated by spaces. Or it is "cancel" and the id of a node that runs an entry which is to be
-// cancelled, from penstock.cancel_one.
+// hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue, and where the pusher knows
+// it the lane: priority and flow, separated by spaces. Or it is "cancel" and the id of a node that runs an
+// entry which is to be cancelled, from penstock.cancel_one.
 const hintChannel = "penstock"
 
-// notifySQL hints with texts $1 when the transaction commits. NOTIFY takes a lock over all databases before it writes the
-// commit record and holds it until that is on disk, so that transactions with hints commit one after another. A push carries
-// its hints where it meets no other: at most one of a process at a time, and none while pushes of the queue come together
-// (ADR 21). All others are told about by hintSQL.
+// notifySQL hints with texts $1 when the transaction commits. NOTIFY takes a lock over all databases before
+// it writes the commit record and holds it until that is on disk, so that transactions with hints commit one
+// after another. A push carries its hints where it meets no other: at most one of a process at a time, and
+// none while pushes of the queue come together (ADR 21). All others are told about by hintSQL.
 const notifySQL = `
 SELECT pg_notify('` + hintChannel + `', hint) FROM unnest($1::text[]) u(hint)`
 
-// hintSQL hints with texts $1 after the commit of pushes: one statement speaks for every push since the last. It commits
-// without waiting for the disk, so that it has the lock of NOTIFY for a moment only: nothing is lost with it.
+// hintSQL hints with texts $1 after the commit of pushes: one statement speaks for every push since the last.
+// It commits without waiting for the disk, so that it has the lock of NOTIFY for a moment only: nothing is
+// lost with it.
 const hintSQL = `
 SELECT pg_notify('` + hintChannel + `', hint), set_config('synchronous_commit', 'off', true) FROM unnest($1::text[]) u(hint)`
 
@@ -64,8 +65,8 @@ const (
 	hintBurst = 8
 	// hintLanes is how many lanes of a queue are named in a hint; if there is news in more, nodes look for themselves.
 	hintLanes = 4
-	// hintsApart is for how long pushes carry no hints after Postgres refused some: a listener of any program that has been in
-	// a transaction for very long fills the one queue of all notifications.
+	// hintsApart is for how long pushes carry no hints after Postgres refused some: a listener of any program
+	// that has been in a transaction for very long fills the one queue of all notifications.
 	hintsApart = time.Minute
 	// hintBytes bounds a hint: Postgres refuses those of 8000 bytes.
 	hintBytes = 500
@@ -103,8 +104,9 @@ func (h *Hinter) hint(queue int32, lanes []Lane) {
 	}
 }
 
-// carry returns the hints about a push that is to commit with them, and what must be called when it has ended. There are
-// none where the queue has sent so many that Run must space them, or while another push of this process carries some.
+// carry returns the hints about a push that is to commit with them, and what must be called when it has
+// ended. There are none where the queue has sent so many that Run must space them, or while another push of
+// this process carries some.
 func (h *Hinter) carry(queue int32, lanes []Lane) (hints []string, ended func(sent bool)) {
 	if h == nil || !h.carrying.TryLock() {
 		return nil, nil

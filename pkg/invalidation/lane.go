@@ -61,9 +61,9 @@ SELECT q.id, l.priority, l.flow, l.pos
        )
        SELECT priority, flow, pos FROM lane OFFSET 1 LIMIT $2::int) l`
 
-// Lanes returns the lanes of queues that have work, highest priority first, up to limit for each queue. Its cost grows with the lanes, not
-// with the backlog, except that it walks over rows that are dead but cannot be vacuumed yet: time it, and ask less
-// often where it is dear.
+// Lanes returns the lanes of queues that have work, highest priority first, up to limit for each queue. Its
+// cost grows with the lanes, not with the backlog, except that it walks over rows that are dead but cannot be
+// vacuumed yet: time it, and ask less often where it is dear.
 func Lanes(ctx context.Context, db postgres.DB, queues []int32, limit int) (map[int32][]LaneHead, error) {
 	start := make(map[int32]Lane, len(queues))
 	for _, id := range queues {
@@ -83,10 +83,11 @@ func LanesAfter(ctx context.Context, db postgres.DB, after map[int32]Lane, limit
 	found := map[int32][]LaneHead{}
 	var queue int32
 	var head LaneHead
-	_, err := pgx.ForEachRow(postgres.Query(ctx, db, lanesSQL, queues, limit, priorities, flows), []any{&queue, &head.Priority, &head.Flow, &head.Position}, func() error {
-		found[queue] = append(found[queue], head)
-		return nil
-	})
+	_, err := pgx.ForEachRow(postgres.Query(ctx, db, lanesSQL, queues, limit, priorities, flows),
+		[]any{&queue, &head.Priority, &head.Flow, &head.Position}, func() error {
+			found[queue] = append(found[queue], head)
+			return nil
+		})
 	if err != nil {
 		return nil, fmt.Errorf("list lanes: %w", err)
 	}

@@ -6,9 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// refundSQL gives back what locks $2 with tokens $3 took out of token buckets: for $4 entries that the lock does not cover,
-// for those that have not run, where $5 says so, and for entries $6 under tokens $7 that are about to end cancelled. An entry
-// that has ended is not refunded again, however often its ending is settled.
+// refundSQL gives back what locks $2 with tokens $3 took out of token buckets: for $4 entries that the lock
+// does not cover, for those that have not run, where $5 says so, and for entries $6 under tokens $7 that are
+// about to end cancelled. An entry that has ended is not refunded again, however often its ending is settled.
 const refundSQL = `
 SELECT penstock.refund($1, $2, $3, ARRAY(
        SELECT (k.uncovered + (SELECT count(*)
@@ -17,7 +17,8 @@ SELECT penstock.refund($1, $2, $3, ARRAY(
                                WHERE c.token = k.token))::int
          FROM unnest($3::bigint[], $4::int[]) WITH ORDINALITY k(token, uncovered, ord) ORDER BY ord), $5)`
 
-// refundUncovered gives back to token buckets the entries that a claim counted by its snapshot, and which had ended by then.
+// refundUncovered gives back to token buckets the entries that a claim counted by its snapshot, and which had
+// ended by then.
 func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
 	if q.rates == rateNone {
 		return nil
@@ -61,7 +62,8 @@ func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
 		if !seen {
 			at = len(keys)
 			index[e.Lock.Token] = at
-			keys, tokens, none, rest = append(keys, e.Lock.Key), append(tokens, e.Lock.Token), append(none, 0), append(rest, false)
+			keys, tokens, none, rest = append(keys, e.Lock.Key), append(tokens, e.Lock.Token), append(none, 0),
+				append(rest, false)
 		}
 		rest[at] = rest[at] || unrun
 		if e.verb == verbCancel {

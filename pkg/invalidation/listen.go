@@ -142,7 +142,8 @@ func (l *Listener) selfTest(ctx context.Context, conn *pgx.Conn, n int) error {
 	}
 	switch err := l.hear(ctx, conn, l.cfg.EchoWithin, echo); {
 	case errors.Is(err, errQuiet):
-		return fmt.Errorf("self-test did not come back within %s: is there a pooler in transaction mode?", l.cfg.EchoWithin)
+		return fmt.Errorf("self-test did not come back within %s: is there a pooler in transaction mode?",
+			l.cfg.EchoWithin)
 	case err != nil:
 		return err
 	}

@@ -97,7 +97,8 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 	if b.Running == nil {
 		b.Running = []Token{}
 	}
-	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load).Scan(&o.Draining, &o.Reason, &o.Paused, &o.RegistryVersion, &cancels)
+	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load).Scan(&o.Draining, &o.Reason, &o.Paused,
+		&o.RegistryVersion, &cancels)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Orders{}, ErrNodeGone

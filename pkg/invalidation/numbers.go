@@ -8,14 +8,16 @@ import (
 )
 
 const (
-	// digitsMax and exponentMax bound the numbers in JSON that is taken in. A float64 has 17 digits and reaches 1e308; beyond that,
-	// a few bytes of JSON become up to 147 kB of text each time that the database writes the number out.
+	// digitsMax and exponentMax bound the numbers in JSON that is taken in. A float64 has 17 digits and
+	// reaches 1e308; beyond that, a few bytes of JSON become up to 147 kB of text each time that the database
+	// writes the number out.
 	digitsMax   = 100
 	exponentMax = 308
 )
 
-// CheckNumbers returns an error that matches ErrInvalid if JSON text has a number of more than 100 digits, or one whose magnitude
-// is beyond 1e308 or, unless it is zero, below 1e-308. It does not check the text otherwise.
+// CheckNumbers returns an error that matches ErrInvalid if JSON text has a number of more than 100 digits, or
+// one whose magnitude is beyond 1e308 or, unless it is zero, below 1e-308. It does not check the text
+// otherwise.
 func CheckNumbers(text []byte) error {
 	for i := 0; i < len(text); {
 		switch c := text[i]; {
@@ -27,7 +29,8 @@ func CheckNumbers(text []byte) error {
 				end++
 			}
 			if !readable(text[i:end]) {
-				return fmt.Errorf("number %.20s... at byte %d has more than %d digits, or is beyond 1e%d or below 1e-%d; give it as a text: %w",
+				return fmt.Errorf("number %.20s... at byte %d has more than %d digits, or is beyond 1e%d or below "+
+					"1e-%d; give it as a text: %w",
 					text[i:end], i, digitsMax, exponentMax, exponentMax, ErrInvalid)
 			}
 			i = end

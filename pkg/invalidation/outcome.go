@@ -37,7 +37,8 @@ SELECT queue, outcome::text, ended_at, created_at, attempt, coalesce(node_id, 0)
 	for {
 		var e Ended
 		var ms int64
-		err := db.QueryRow(ctx, sql, id).Scan(&e.Queue, &e.Outcome, &e.At, &e.Accepted, &e.Attempt, &e.Node, &e.Token, &ms,
+		err := db.QueryRow(ctx, sql, id).Scan(&e.Queue, &e.Outcome, &e.At, &e.Accepted, &e.Attempt, &e.Node,
+			&e.Token, &ms,
 			&e.Reason, &e.Class, &e.Result)
 		e.Ran = time.Duration(ms) * time.Millisecond
 		if !errors.Is(err, pgx.ErrNoRows) {

@@ -25,15 +25,17 @@ SELECT FROM mine`
 // OutputBytesMax bounds a piece of output.
 const OutputBytesMax = 1 << 20
 
-// AppendOutput adds a piece to what the run has put out, for whoever reads along; pieces are numbered from 1 without gaps,
-// and one that is added again changes nothing. It returns ErrLockLost if the entry is not this run's any more, and
-// ErrPayloadTooLarge for more than OutputBytesMax. It is a write to the database: put out larger pieces ten times a second
-// rather than each word.
+// AppendOutput adds a piece to what the run has put out, for whoever reads along; pieces are numbered from 1
+// without gaps, and one that is added again changes nothing. It returns ErrLockLost if the entry is not this
+// run's any more, and ErrPayloadTooLarge for more than OutputBytesMax. It is a write to the database: put out
+// larger pieces ten times a second rather than each word.
 func (r *Run) AppendOutput(ctx context.Context, seq int, data []byte) error {
 	if len(data) > OutputBytesMax {
-		return fmt.Errorf("append output of entry %d: data of piece %d has %d bytes, more than %d: %w", r.Entry.ID, seq, len(data), OutputBytesMax, ErrPayloadTooLarge)
+		return fmt.Errorf("append output of entry %d: data of piece %d has %d bytes, more than %d: %w", r.Entry.ID, seq,
+			len(data), OutputBytesMax, ErrPayloadTooLarge)
 	}
-	tag, err := r.Queue.db.Exec(ctx, appendOutputSQL, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token, r.Entry.Attempt+1, seq, data)
+	tag, err := r.Queue.db.Exec(ctx, appendOutputSQL, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token,
+		r.Entry.Attempt+1, seq, data)
 	if err != nil {
 		return r.Queue.errorf("append output in", err)
 	}
@@ -60,6 +62,7 @@ SELECT token, attempt, seq, data
 
 // Output reads up to limit pieces of an entry's output behind the one that token and seq name, 0 and 0 for all.
 func (q *Queue) Output(ctx context.Context, id EntryID, token Token, seq, limit int) ([]Output, error) {
-	pieces, err := pgx.CollectRows(postgres.Query(ctx, q.db, readOutputSQL, q.ID, id, token, seq, limit), pgx.RowToStructByPos[Output])
+	pieces, err := pgx.CollectRows(postgres.Query(ctx, q.db, readOutputSQL, q.ID, id, token, seq, limit),
+		pgx.RowToStructByPos[Output])
 	return pieces, q.errorf("read output in", err)
 }

@@ -34,8 +34,8 @@ func (r *Run) Progress(ctx context.Context, done float64, message string) error 
 // checkpointBytesMax bounds a checkpoint: it is written whole each time. What is larger belongs elsewhere.
 const checkpointBytesMax = 1 << 20
 
-// Save records a checkpoint, anything that JSON can hold in 1 MiB, from which a retry or another node can go on (see Load).
-// It returns ErrLockLost if the entry is not this run's any more.
+// Save records a checkpoint, anything that JSON can hold in 1 MiB, from which a retry or another node can go
+// on (see Load). It returns ErrLockLost if the entry is not this run's any more.
 func (r *Run) Save(ctx context.Context, checkpoint any) error {
 	text, err := json.Marshal(checkpoint)
 	if err != nil {
@@ -52,7 +52,8 @@ func (r *Run) Save(ctx context.Context, checkpoint any) error {
 }
 
 func (r *Run) saveProgress(ctx context.Context, done any, message *string, checkpoint []byte) error {
-	tag, err := r.Queue.db.Exec(ctx, progressSQL, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token, done, message, checkpoint)
+	tag, err := r.Queue.db.Exec(ctx, progressSQL, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token, done, message,
+		checkpoint)
 	if err != nil {
 		return r.Queue.errorf("save progress in", err)
 	}

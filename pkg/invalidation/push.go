@@ -71,11 +71,11 @@ SELECT ids, verdicts
   FROM penstock.push_many($1, $2::jsonb[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::timestamptz[],
        $8::timestamptz[], $9::real[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[])`
 
-// plainPushSQL pushes payloads $2 with no option to queue $1, where the queue asks for none either and takes payloads of $3
-// bytes, which no payload exceeds: the plain branch of penstock.push_many, with the queue's own table written out, which saves
-// finding it. It returns the ids in the order of the payloads. It returns none, and has done nothing, where anything else is
-// to be done or said; push_many does and says it. Payloads are unnested but once, and not measured: the push of a single one
-// takes a sixth longer otherwise.
+// plainPushSQL pushes payloads $2 with no option to queue $1, where the queue asks for none either and takes
+// payloads of $3 bytes, which no payload exceeds: the plain branch of penstock.push_many, with the queue's
+// own table written out, which saves finding it. It returns the ids in the order of the payloads. It returns
+// none, and has done nothing, where anything else is to be done or said; push_many does and says it. Payloads
+// are unnested but once, and not measured: the push of a single one takes a sixth longer otherwise.
 const plainPushSQL = `
 WITH fresh AS (
     INSERT INTO penstock.entry_X (id, queue_id, status, priority, payload)
@@ -89,9 +89,10 @@ INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
 SELECT $1, priority, '', id, id FROM fresh
 RETURNING entry_id`
 
-// Push accepts entries, all or none, in one statement. On a pool it commits before it returns, and may do so together with
-// pushes of other callers; on a transaction (see On) the entries exist when that commits. The answers stand in the order of
-// pushes. When ctx ends while Push waits, the entries may or may not have been accepted.
+// Push accepts entries, all or none, in one statement. On a pool it commits before it returns, and may do so
+// together with pushes of other callers; on a transaction (see On) the entries exist when that commits. The
+// answers stand in the order of pushes. When ctx ends while Push waits, the entries may or may not have been
+// accepted.
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
 	ctx, span, pushes := startPush(ctx, q.Name, pushes)
 	defer span.End()
@@ -135,8 +136,8 @@ func queryOn(db postgres.DB) query {
 	}
 }
 
-// hinted runs the statement of these pushes and, outside a transaction, hints at them: in the transaction of a lone push, so
-// that nodes hear of the entries when they are committed, and else through the Hinter.
+// hinted runs the statement of these pushes and, outside a transaction, hints at them: in the transaction of
+// a lone push, so that nodes hear of the entries when they are committed, and else through the Hinter.
 func (q *Queue) hinted(pushes []Push, lone bool) query {
 	if q.hinter == nil || q.inside() {
 		return queryOn(q.db)
@@ -201,8 +202,8 @@ func (q *Queue) pushPlain(ctx context.Context, run query, pushes []Push) ([]Push
 	return answers(ids, nil), nil
 }
 
-// storedMax is a number of bytes that the payload of no push exceeds as jsonb. In jsonb a value has at most six times the
-// bytes of its text: a digit and a comma become a header of 4 bytes and a number of 8.
+// storedMax is a number of bytes that the payload of no push exceeds as jsonb. In jsonb a value has at most
+// six times the bytes of its text: a digit and a comma become a header of 4 bytes and a number of 8.
 func storedMax(pushes []Push) int {
 	longest := 0
 	for i := range pushes {
@@ -214,7 +215,8 @@ func storedMax(pushes []Push) int {
 // plain says that each push has a payload, and none uses an option.
 func plain(pushes []Push) bool {
 	return !slices.ContainsFunc(pushes, func(p Push) bool {
-		return p.Payload == nil || p.LockKey != "" || p.Flow != "" || p.Priority != nil || !p.DueAt.IsZero() || !p.StartBy.IsZero() ||
+		return p.Payload == nil || p.LockKey != "" || p.Flow != "" || p.Priority != nil || !p.DueAt.IsZero() ||
+			!p.StartBy.IsZero() ||
 			!p.FinishBy.IsZero() || p.Cost != 0 || p.Name != "" || p.IdempotencyKey != "" || p.UniqueKey != "" ||
 			p.UniquePolicy != "" || p.Trace != "" || p.Callback != nil
 	})
@@ -385,7 +387,10 @@ func pushJSON(pushes []Push) []map[string]any {
 				m[name] = *value
 			}
 		}
-		for name, value := range map[string]time.Time{"due_at": p.DueAt, "start_by": p.StartBy, "finish_by": p.FinishBy} {
+		for name, value := range map[string]time.Time{
+			"due_at": p.DueAt, "start_by": p.StartBy,
+			"finish_by": p.FinishBy,
+		} {
 			if !value.IsZero() {
 				m[name] = value
 			}

@@ -46,7 +46,9 @@ func (q *Queue) queuePushBack(batch *pgx.Batch, endings []Ending) {
 
 // PushBack throttles a queue, or one flow of it (nil for all), for at most a day: no node claims
 // from it. It does not shorten a longer throttle.
-func PushBack(ctx context.Context, db postgres.DB, queue string, flow *string, wait time.Duration, reason string) error {
+func PushBack(ctx context.Context, db postgres.DB, queue string, flow *string, wait time.Duration,
+	reason string,
+) error {
 	_, err := db.Exec(ctx, `SELECT penstock.push_back($1, $2, $3, $4)`, queue, wait, flow, reason)
 	if err != nil {
 		return fmt.Errorf("push back queue %q: %w", queue, translate(err))

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// reclaimSQL finds the locks of claim $3 of node $2, with their entries if they are solo. The lock table is as small as the
-// work in flight.
+// reclaimSQL finds the locks of claim $3 of node $2, with their entries if they are solo. The lock table is
+// as small as the work in flight.
 const reclaimSQL = `
 SELECT l.token, l.pos AS position, e.id AS entry_id, l.lock_key, e.attempt, e.crashes, coalesce(e.cost, 0) AS cost, e.name, e.trace,
        e.callback, e.payload, date_part('epoch', clock_timestamp() - e.created_at) AS waited,

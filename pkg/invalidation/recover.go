@@ -33,7 +33,8 @@ func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
 	return pgx.CollectRows(postgres.Query(ctx, db, heldLocksSQL), func(row pgx.CollectableRow) (HeldLock, error) {
 		var l HeldLock
 		var age float64
-		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age, &l.Lane.Priority, &l.Lane.Flow, &l.Claim, &l.Position)
+		err := row.Scan(&l.QueueID, &l.Key, &l.Token, &l.Node, &age, &l.Lane.Priority, &l.Lane.Flow, &l.Claim,
+			&l.Position)
 		l.Age = time.Duration(age * float64(time.Second))
 		return l, err
 	})
@@ -45,9 +46,10 @@ type Recovered struct {
 	DeadLettered []EntryID // entries on which too many nodes had died: they went to the failures as poison
 }
 
-// recoverHoldSQL locks the records $2 with tokens $3 that no transaction is settling. $4 says that their node died: then only
-// those whose node's lease has lapsed by the database's clock. Else their node left them out of its heartbeats: then only
-// those that it does not list by now. A recovery does not wait; a record that it skips it meets in its next pass.
+// recoverHoldSQL locks the records $2 with tokens $3 that no transaction is settling. $4 says that their node
+// died: then only those whose node's lease has lapsed by the database's clock. Else their node left them out
+// of its heartbeats: then only those that it does not list by now. A recovery does not wait; a record that it
+// skips it meets in its next pass.
 const recoverHoldSQL = `
 SELECT l.token
   FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
@@ -145,13 +147,14 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 	for i, l := range locks {
 		byToken[l.Token], keys[i], tokens[i] = l, l.Key, l.Token
 	}
-	return pgx.CollectRows(postgres.Query(ctx, tx, recoverHoldSQL, q.ID, keys, tokens, crashed), func(row pgx.CollectableRow) (Ending, error) {
-		var token Token
-		err := row.Scan(&token)
-		e := Release(&Lock{Key: byToken[token].Key, Token: token}, 0, 0)
-		e.Last = true
-		return e, err
-	})
+	return pgx.CollectRows(postgres.Query(ctx, tx, recoverHoldSQL, q.ID, keys, tokens, crashed),
+		func(row pgx.CollectableRow) (Ending, error) {
+			var token Token
+			err := row.Scan(&token)
+			e := Release(&Lock{Key: byToken[token].Key, Token: token}, 0, 0)
+			e.Last = true
+			return e, err
+		})
 }
 
 // apart tells the locks that waited from those that may have run.
@@ -175,7 +178,8 @@ func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]E
 		return nil, nil
 	}
 	c := pick(held, verbRelease)
-	poison, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit), pgx.RowTo[EntryID])
+	poison, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit),
+		pgx.RowTo[EntryID])
 	if err != nil || len(poison) == 0 {
 		return nil, err
 	}

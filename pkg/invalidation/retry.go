@@ -64,8 +64,8 @@ func (p RetryPolicy) check() error {
 	return nil
 }
 
-// modelRetryCap is the longest wait between tries of a queue with a model, where its policy names none: its errors are mostly
-// those of workers, which are back within minutes.
+// modelRetryCap is the longest wait between tries of a queue with a model, where its policy names none: its
+// errors are mostly those of workers, which are back within minutes.
 const modelRetryCap = Seconds(30 * time.Second)
 
 // retryPolicy is the queue's policy with the defaults that depend on its kind.
@@ -97,7 +97,10 @@ func (p RetryPolicy) class(name string) RetryPolicy {
 		}
 		return base
 	}
-	defaults := RetryPolicy{MaxAttempts: 25, Base: Seconds(time.Second), Factor: 2, Cap: Seconds(time.Hour), Jitter: 0.1}
+	defaults := RetryPolicy{
+		MaxAttempts: 25, Base: Seconds(time.Second), Factor: 2, Cap: Seconds(time.Hour),
+		Jitter: 0.1,
+	}
 	return over(over(defaults, p), p.Classes[name])
 }
 
@@ -119,9 +122,10 @@ func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
 	return Ending{Lock: l, Entry: e, verb: verbRetry, failure: f, delay: delay, ran: ran}
 }
 
-// retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an attempt and
-// write the error to the history; entries that are postponed spend nothing. History keeps the newest 20 errors. $10 are the
-// attempts that the claim saw, null for unknown: a retry that is settled again finds another number and changes nothing.
+// retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an
+// attempt and write the error to the history; entries that are postponed spend nothing. History keeps the
+// newest 20 errors. $10 are the attempts that the claim saw, null for unknown: a retry that is settled again
+// finds another number and changes nothing.
 const retrySQL = `
 WITH found AS MATERIALIZED (
     SELECT k.*, e.row
@@ -154,15 +158,15 @@ func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
 	}
 }
 
-// Release hands a run back without spending an attempt: no capacity, drain or shutdown. The key keeps its position, and is
-// not claimed before delay has passed, by the database's clock. Make it the last ending of the lock: the entries behind keep
-// their order only if they are handed back with it.
+// Release hands a run back without spending an attempt: no capacity, drain or shutdown. The key keeps its
+// position, and is not claimed before delay has passed, by the database's clock. Make it the last ending of
+// the lock: the entries behind keep their order only if they are handed back with it.
 func Release(l *Lock, e EntryID, delay time.Duration) Ending {
 	return Ending{Lock: l, Entry: e, verb: verbRelease, delay: delay}
 }
 
-// Postpone ends a run that spends no attempt; the entry becomes due after delay, by the database's clock. Later entries of its
-// key may run before it, as before a retry.
+// Postpone ends a run that spends no attempt; the entry becomes due after delay, by the database's clock.
+// Later entries of its key may run before it, as before a retry.
 func Postpone(l *Lock, e EntryID, delay time.Duration) Ending {
 	return Ending{Lock: l, Entry: e, verb: verbPostpone, delay: delay}
 }

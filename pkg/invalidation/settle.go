@@ -66,7 +66,8 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours
 		case err != nil && !changedMeanwhile(err):
 			return nil, err
 		}
-		endings = slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return slices.Contains(ours, e.Lock.Token) })
+		endings = slices.DeleteFunc(slices.Clone(endings),
+			func(e Ending) bool { return slices.Contains(ours, e.Lock.Token) })
 		byTID = false
 	}
 	for tries := 1; len(endings) > 0; tries++ {
@@ -161,11 +162,12 @@ func locksOf(endings []Ending) (keys []string, tokens []Token) {
 	return keys, tokens
 }
 
-// unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries. $4 is the position: the one that
-// the key had ("front"), behind all others ("back", also for a key that used up its quantum of $5 entries), or that of its
-// oldest entry ("oldest"). $6 is for how long (ms) it may not be claimed; 0 for at once. The statement returns the keys that
-// have a new position, or may not be claimed at once, and their lanes and positions, also where a concurrent push had inserted
-// a ready row: claimers may have skipped it while the key was locked.
+// unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries. $4 is the
+// position: the one that the key had ("front"), behind all others ("back", also for a key that used up its
+// quantum of $5 entries), or that of its oldest entry ("oldest"). $6 is for how long (ms) it may not be
+// claimed; 0 for at once. The statement returns the keys that have a new position, or may not be claimed at
+// once, and their lanes and positions, also where a concurrent push had inserted a ready row: claimers may
+// have skipped it while the key was locked.
 const unlockSQL = `
 WITH freed AS (
     DELETE FROM penstock.lock d
@@ -225,7 +227,8 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	if len(keys) == 0 {
 		return
 	}
-	batch.Queue(q.sql.unlock, q.ID, keys, tokens, requeues, q.Config.QuantumCount, delays).Query(func(rows pgx.Rows) error {
+	batch.Queue(q.sql.unlock, q.ID, keys, tokens, requeues, q.Config.QuantumCount,
+		delays).Query(func(rows pgx.Rows) error {
 		var key string
 		var at LaneHead
 		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Position}, func() error {
@@ -268,7 +271,8 @@ func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
 			n++
 		}
 	}
-	_, err := q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`, q.ID, n)
+	_, err := q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`,
+		q.ID, n)
 	return q.errorf("count entries of", err)
 }
 
@@ -288,11 +292,15 @@ func pick(endings []Ending, verbs ...verb) columns {
 			n++
 		}
 	}
-	c := columns{make([]string, 0, n), make(numbers, 0, n), make(numbers, 0, n), make(numbers, 0, n), make([]*Ending, 0, n)}
+	c := columns{
+		make([]string, 0, n), make(numbers, 0, n), make(numbers, 0, n), make(numbers, 0, n),
+		make([]*Ending, 0, n),
+	}
 	for i := range endings {
 		e := &endings[i]
 		if slices.Contains(verbs, e.verb) {
-			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, number(e.Lock.Token)), append(c.ids, number(e.Entry))
+			c.keys, c.tokens, c.ids = append(c.keys, e.Lock.Key), append(c.tokens, number(e.Lock.Token)),
+				append(c.ids, number(e.Entry))
 			c.ran, c.endings = append(c.ran, number(e.ran.Milliseconds())), append(c.endings, e)
 		}
 	}

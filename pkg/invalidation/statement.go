@@ -18,7 +18,8 @@ func SetStatements(ctx context.Context, db postgres.DB, queue string, statements
 		statements = map[string]string{}
 	}
 	const sql = `SELECT penstock.set_statements($1, $2, $3, coalesce($4, current_user::text))`
-	return control(ctx, db, fmt.Sprintf("set statements of queue %q", queue), sql, queue, statements, given(by.Reason), given(by.Actor))
+	return control(ctx, db, fmt.Sprintf("set statements of queue %q", queue), sql, queue, statements, given(by.Reason),
+		given(by.Actor))
 }
 
 // beginStatementSQL says for what the transaction works, and gives the planner the choices back that sessions of ours
@@ -27,10 +28,12 @@ const beginStatementSQL = `
 SELECT penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
        set_config('enable_mergejoin', 'on', true)`
 
-// Statement runs a statement of the queue of these runs in tx, and returns the first column of its rows (for "impact" each
-// whole row) as JSON: a value that is none becomes a text, a null becomes nil. What it pushes is one deeper than what runs.
-// ErrInvalid: the queue does not declare it.
-func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run, args ...json.RawMessage) ([]json.RawMessage, error) {
+// Statement runs a statement of the queue of these runs in tx, and returns the first column of its rows (for
+// "impact" each whole row) as JSON: a value that is none becomes a text, a null becomes nil. What it pushes
+// is one deeper than what runs. ErrInvalid: the queue does not declare it.
+func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run,
+	args ...json.RawMessage,
+) ([]json.RawMessage, error) {
 	q := runs[0].Queue
 	text, declared := q.Config.Statements[name]
 	if !declared {
@@ -65,8 +68,9 @@ func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run, args ..
 	return column, nil
 }
 
-// StatementHandler runs the entries of q by its statement "run". What that changes and the end of the entry commit
-// together. In a mergeable queue it runs once for all entries of a lock, with their payloads merged by the queue's rule.
+// StatementHandler runs the entries of q by its statement "run". What that changes and the end of the entry
+// commit together. In a mergeable queue it runs once for all entries of a lock, with their payloads merged by
+// the queue's rule.
 func StatementHandler(db postgres.DB, q *Queue) Handler {
 	if q.Config.Mergeable {
 		return mergedStatement{db}

@@ -22,12 +22,15 @@ const TracerName = "github.com/penstock/penstock"
 const traceparent = "traceparent"
 
 // StartSpan begins a span below that of ctx, by the same provider; without one that records, it begins nothing.
-func StartSpan(ctx context.Context, name string, kind trace.SpanKind, attributes ...attribute.KeyValue) (context.Context, trace.Span) {
+func StartSpan(ctx context.Context, name string, kind trace.SpanKind,
+	attributes ...attribute.KeyValue,
+) (context.Context, trace.Span) {
 	above := trace.SpanFromContext(ctx)
 	if !above.IsRecording() {
 		return ctx, above // its End does nothing
 	}
-	return above.TracerProvider().Tracer(TracerName).Start(ctx, name, trace.WithSpanKind(kind), trace.WithAttributes(attributes...))
+	return above.TracerProvider().Tracer(TracerName).Start(ctx, name, trace.WithSpanKind(kind),
+		trace.WithAttributes(attributes...))
 }
 
 // TraceParent is the span of ctx as a W3C traceparent, empty if there is none.
@@ -44,7 +47,8 @@ var traceParent = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-
 
 // ValidTraceParent reports whether text is a W3C traceparent (https://www.w3.org/TR/trace-context/#traceparent-header).
 func ValidTraceParent(text string) bool {
-	return traceParent.MatchString(text) && text[:2] != "ff" && text[3:35] != strings.Repeat("0", 32) && text[36:52] != strings.Repeat("0", 16)
+	return traceParent.MatchString(text) && text[:2] != "ff" && text[3:35] != strings.Repeat("0", 32) &&
+		text[36:52] != strings.Repeat("0", 16)
 }
 
 // Below is ctx below the span that pushed the entry, so far as the entry knows of one.
@@ -67,7 +71,8 @@ func Messaging(queue, operation, kind string) []attribute.KeyValue {
 func startPush(ctx context.Context, queue string, pushes []Push) (context.Context, trace.Span, []Push) {
 	span := trace.SpanFromContext(ctx)
 	if span.IsRecording() {
-		attributes := append(Messaging(queue, "push", "send"), attribute.Int("messaging.batch.message_count", len(pushes)))
+		attributes := append(Messaging(queue, "push", "send"),
+			attribute.Int("messaging.batch.message_count", len(pushes)))
 		ctx, span = StartSpan(ctx, "push "+queue, trace.SpanKindProducer, attributes...)
 	} else {
 		span = trace.SpanFromContext(context.Background()) // not ours to end

@@ -8,19 +8,20 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// unreadable reports that the server could not write a value of some row as text: it is too long, or the backend's memory
-// does not hold it (classes 22 and 54, out_of_memory). Such a row fails every claim that meets it.
+// unreadable reports that the server could not write a value of some row as text: it is too long, or the
+// backend's memory does not hold it (classes 22 and 54, out_of_memory). Such a row fails every claim that
+// meets it.
 func unreadable(err error) bool {
 	code := postgres.Code(err)
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == "53200"
 }
 
-// failUnreadableSQL moves the entries that no claim can read to the failures: those of the first $5 ready rows of a lane,
-// and returns how many there were. See penstock.fail_unreadable.
+// failUnreadableSQL moves the entries that no claim can read to the failures: those of the first $5 ready
+// rows of a lane, and returns how many there were. See penstock.fail_unreadable.
 const failUnreadableSQL = `SELECT penstock.fail_unreadable($1, $2, $3, $4, $5)`
 
-// failUnreadable ends the entries that kept a claim from these lanes, so that one bad row does not stop a queue. It returns
-// the error of the claim where there was none. The next claim gets the others.
+// failUnreadable ends the entries that kept a claim from these lanes, so that one bad row does not stop a
+// queue. It returns the error of the claim where there was none. The next claim gets the others.
 func (q *Queue) failUnreadable(ctx context.Context, lanes []LaneHead, limit int, claim error) error {
 	failed := 0
 	for _, l := range lanes {

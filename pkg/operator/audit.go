@@ -40,7 +40,8 @@ SELECT id, at, actor, verb, object, coalesce(reason, '') AS reason, detail
 
 // Audits returns recorded changes, the newest first.
 func (d *Database) Audits(ctx context.Context, f AuditFilter) ([]Audit, error) {
-	return list[Audit](ctx, d.db, "audit", auditSQL, given(f.Actor), given(f.Verb), given(f.Object), given(f.Since), given(f.Before), page(f.Limit))
+	return list[Audit](ctx, d.db, "audit", auditSQL, given(f.Actor), given(f.Verb), given(f.Object), given(f.Since),
+		given(f.Before), page(f.Limit))
 }
 
 // record writes the audit row of a change whose SQL function does not write one itself.

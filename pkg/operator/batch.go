@@ -11,10 +11,11 @@ import (
 
 // Batch is a batch and its progress, a row of penstock.batch_status.
 type Batch struct {
-	ID           int64           `json:"id"`
-	Name         string          `json:"name"`
-	Queue        string          `json:"queue"`
-	State        string          `json:"state"` // splitting, running, paused, cancelling, ending, done, failed, cancelled
+	ID    int64  `json:"id"`
+	Name  string `json:"name"`
+	Queue string `json:"queue"`
+	// splitting, running, paused, cancelling, ending, done, failed, cancelled
+	State        string          `json:"state"`
 	Parts        int64           `json:"parts"`
 	Waiting      int64           `json:"waiting"` // parts that are not in the queue yet
 	Queued       int64           `json:"queued"`
@@ -57,7 +58,9 @@ func (d *Database) Batch(ctx context.Context, id int64) (Batch, error) {
 }
 
 // CreateBatch makes a batch; options are those of penstock.create_batch: items or query, part_size, window_parts, ...
-func (d *Database) CreateBatch(ctx context.Context, name, queue string, options map[string]any, by invalidation.By) (int64, error) {
+func (d *Database) CreateBatch(ctx context.Context, name, queue string, options map[string]any,
+	by invalidation.By,
+) (int64, error) {
 	const sql = `SELECT penstock.create_batch($1, $2, $3, $4, coalesce($5, current_user))`
 	var id int64
 	if err := d.db.QueryRow(ctx, sql, name, queue, options, by.Reason, given(by.Actor)).Scan(&id); err != nil {

@@ -90,13 +90,17 @@ func (d *Database) CronSchedules(ctx context.Context, f CronFilter) ([]CronSched
 	return list[CronSchedule](ctx, d.db, "cron schedules", cronSchedulesSQL, given(f.Queue), f.After, page(f.Limit))
 }
 
-// CreateCronJob makes a job that fires entries of a queue of kind cron. Options are named as the columns of penstock.cron_job.
-func (d *Database) CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any, by invalidation.By) error {
+// CreateCronJob makes a job that fires entries of a queue of kind cron. Options are named as the columns of
+// penstock.cron_job.
+func (d *Database) CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any,
+	by invalidation.By,
+) error {
 	const sql = `SELECT penstock.create_cron_job($3, $4, $5, coalesce($6::jsonb->'payload', '{}'), $6::jsonb - 'payload', $1, coalesce($2, current_user))`
 	return d.change(ctx, fmt.Sprintf("create cron job %q", name), sql, by, name, queue, spec, options)
 }
 
 // AlterCronJob changes settings of a job. A run that has begun goes on.
 func (d *Database) AlterCronJob(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("alter cron job %q", name), `SELECT penstock.alter_cron_job($3, $4, $1, coalesce($2, current_user))`, by, name, options)
+	return d.change(ctx, fmt.Sprintf("alter cron job %q", name),
+		`SELECT penstock.alter_cron_job($3, $4, $1, coalesce($2, current_user))`, by, name, options)
 }

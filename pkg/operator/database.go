@@ -66,7 +66,8 @@ func (d *Database) change(ctx context.Context, does, sql string, by invalidation
 // errors pass through.
 func translate(err error) error {
 	return postgres.Named(err, map[string]error{
-		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS007": invalidation.ErrEntryNotFound,
+		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState,
+		"PS007": invalidation.ErrEntryNotFound,
 		"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS012": invalidation.ErrNotFound,
 	})
 }

@@ -4,9 +4,9 @@
 //
 // # Reads
 //
-// Lists go through the views of the schema or through an index, are bounded by a limit, and page by key (after,
-// before): none counts a table or grows with the backlog. Explain (explain.go) evaluates the conditions of the claim for
-// one entry.
+// Lists go through the views of the schema or through an index, are bounded by a limit, and page by key
+// (after, before): none counts a table or grows with the backlog. Explain (explain.go) evaluates the
+// conditions of the claim for one entry.
 //
 // # Verbs
 //

@@ -82,7 +82,8 @@ var states = map[string]string{
 // Entries returns entries of a queue, oldest first.
 func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]Entry, error) {
 	if _, known := states[f.State]; !known {
-		return nil, fmt.Errorf("list entries of queue %q: state %q is not one of initial, pending, computing, disabled: %w",
+		return nil, fmt.Errorf("list entries of queue %q: state %q is not one of initial, pending, computing, "+
+			"disabled: %w",
 			f.Queue, f.State, invalidation.ErrInvalid)
 	}
 	id, err := d.queueID(ctx, f.Queue)
@@ -188,7 +189,8 @@ func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
 		if len(found) > 0 {
 			e := found[0]
 			detail := EntryDetail{ID: id, Queue: e.Queue, State: e.State, Entry: &e}
-			err := d.db.QueryRow(ctx, bodySQL, e.Queue, id).Scan(&detail.Payload, &detail.History, &detail.Trace, &detail.Progress)
+			err := d.db.QueryRow(ctx, bodySQL, e.Queue, id).Scan(&detail.Payload, &detail.History, &detail.Trace,
+				&detail.Progress)
 			if !errors.Is(err, pgx.ErrNoRows) {
 				return detail, err
 			}
@@ -207,7 +209,8 @@ func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
 func (d *Database) Outcome(ctx context.Context, id int64) (string, Ended, error) {
 	o, err := invalidation.Outcome(ctx, d.db, invalidation.EntryID(id))
 	return o.Queue, Ended{
-		Outcome: o.Outcome, At: o.At, Accepted: o.Accepted, Attempt: o.Attempt, NodeID: NodeID(o.Node), Token: int64(o.Token),
+		Outcome: o.Outcome, At: o.At, Accepted: o.Accepted, Attempt: o.Attempt, NodeID: NodeID(o.Node),
+		Token:      int64(o.Token),
 		RunSeconds: o.Ran.Seconds(), Class: o.Class, Reason: o.Reason, Result: o.Result,
 	}, err
 }
@@ -288,7 +291,9 @@ func (d *Database) Groups(ctx context.Context, queue, after string, limit int) (
 // Compact merges the waiting entries of one lock key or, if key is empty, of the next 1,000 keys
 // after the key after with at least two entries. It returns how many entries it replaced, and the
 // last key that it read, empty at the end.
-func (d *Database) Compact(ctx context.Context, queue, key, after string, by invalidation.By) (replaced int, next string, err error) {
+func (d *Database) Compact(ctx context.Context, queue, key, after string,
+	by invalidation.By,
+) (replaced int, next string, err error) {
 	q, err := invalidation.Open(ctx, d.db, queue)
 	if err != nil {
 		return 0, "", err
@@ -301,7 +306,8 @@ func (d *Database) Compact(ctx context.Context, queue, key, after string, by inv
 	if err != nil || replaced == 0 {
 		return replaced, next, err
 	}
-	return replaced, next, record(ctx, d.db, by, "compact", queue, map[string]any{"lock_key": key, "after": after, "replaced": replaced})
+	return replaced, next, record(ctx, d.db, by, "compact", queue,
+		map[string]any{"lock_key": key, "after": after, "replaced": replaced})
 }
 
 // States lists the states that Entries takes.

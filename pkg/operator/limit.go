@@ -38,7 +38,8 @@ func (d *Database) Limits(ctx context.Context, limit int) ([]Limit, error) {
 
 // SetLimit makes a limit or changes the options that are given: max_units, rate, burst, per_flow, per_key.
 func (d *Database) SetLimit(ctx context.Context, name string, options map[string]any, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("set limit %q", name), `SELECT penstock.set_limit($3, $4, $1, coalesce($2, current_user))`, by, name, options)
+	return d.change(ctx, fmt.Sprintf("set limit %q", name),
+		`SELECT penstock.set_limit($3, $4, $1, coalesce($2, current_user))`, by, name, options)
 }
 
 // UseLimit applies a limit to a queue, with the given units for each lock; 0 units end it.

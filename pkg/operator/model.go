@@ -40,7 +40,9 @@ func (d *Database) Models(ctx context.Context, limit int) ([]Model, error) {
 }
 
 // RegisterModel registers a model, or replaces its config, and returns its queue.
-func (d *Database) RegisterModel(ctx context.Context, name string, config []byte, by invalidation.By) (queue string, err error) {
+func (d *Database) RegisterModel(ctx context.Context, name string, config []byte,
+	by invalidation.By,
+) (queue string, err error) {
 	const sql = `SELECT penstock.register_model($1, $2::jsonb, $3, $4)`
 	if err := d.db.QueryRow(ctx, sql, name, config, by.Reason, given(by.Actor)).Scan(&queue); err != nil {
 		return "", fmt.Errorf("register model %q: %w", name, translate(err))
@@ -50,7 +52,8 @@ func (d *Database) RegisterModel(ctx context.Context, name string, config []byte
 
 // OverrideModel replaces fields of a model's config on all nodes at once; nil removes the override.
 func (d *Database) OverrideModel(ctx context.Context, name string, override []byte, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("override model %q", name), `SELECT penstock.set_model_override($3, $4::jsonb, $1, $2)`, by, name, override)
+	return d.change(ctx, fmt.Sprintf("override model %q", name),
+		`SELECT penstock.set_model_override($3, $4::jsonb, $1, $2)`, by, name, override)
 }
 
 // Instance is an endpoint of a model.
@@ -88,15 +91,18 @@ func (d *Database) Instances(ctx context.Context, model string, limit int) ([]In
 // RegisterInstance registers an endpoint or changes it; it ends a drain and a quarantine.
 func (d *Database) RegisterInstance(ctx context.Context, i Instance, by invalidation.By) error {
 	const sql = `SELECT penstock.register_instance($3, $4, $5, $6, coalesce($7::jsonb, '{}'), $1, $2)`
-	return d.change(ctx, fmt.Sprintf("register instance %s of model %q", i.Server, i.Model), sql, by, i.Model, i.Server, i.Endpoint, i.Slots, i.Labels)
+	return d.change(ctx, fmt.Sprintf("register instance %s of model %q", i.Server, i.Model), sql, by, i.Model, i.Server,
+		i.Endpoint, i.Slots, i.Labels)
 }
 
 // DrainInstance sends an instance no new calls; those in flight end.
 func (d *Database) DrainInstance(ctx context.Context, model, server string, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("drain instance %s of model %q", server, model), `SELECT penstock.drain_instance($3, $4, $1, $2)`, by, model, server)
+	return d.change(ctx, fmt.Sprintf("drain instance %s of model %q", server, model),
+		`SELECT penstock.drain_instance($3, $4, $1, $2)`, by, model, server)
 }
 
 // RemoveInstance deletes an instance. It refuses while slots of it are held, unless forced.
 func (d *Database) RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error {
-	return d.change(ctx, fmt.Sprintf("remove instance %s of model %q", server, model), `SELECT penstock.remove_instance($3, $4, $5, $1, $2)`, by, model, server, force)
+	return d.change(ctx, fmt.Sprintf("remove instance %s of model %q", server, model),
+		`SELECT penstock.remove_instance($3, $4, $5, $1, $2)`, by, model, server, force)
 }

@@ -83,5 +83,6 @@ func FindNode(ctx context.Context, among interface {
 	case 1:
 		return named[0], nil
 	}
-	return Node{}, fmt.Errorf("find node %q: %d nodes have this name, give the id: %w", wanted, len(named), invalidation.ErrState)
+	return Node{}, fmt.Errorf("find node %q: %d nodes have this name, give the id: %w", wanted, len(named),
+		invalidation.ErrState)
 }

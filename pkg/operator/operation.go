@@ -97,7 +97,8 @@ func (d *Database) Operations(ctx context.Context, f OperationFilter) ([]Operati
 
 // Operation returns one bulk operation, or invalidation.ErrNotFound.
 func (d *Database) Operation(ctx context.Context, id int64) (Operation, error) {
-	return show[Operation](ctx, d.db, fmt.Sprintf("operation %d", id), invalidation.ErrNotFound, operationColumns+` WHERE o.id = $1`, id)
+	return show[Operation](ctx, d.db, fmt.Sprintf("operation %d", id), invalidation.ErrNotFound, operationColumns+
+		` WHERE o.id = $1`, id)
 }
 
 // CountMatching returns how many entries or failures an operation would match now. It reads the queue's whole table.
@@ -147,7 +148,8 @@ func (d *Database) SwitchEntries(
 func (d *Database) Step(ctx context.Context, id int64) (wait time.Duration, err error) {
 	var changed int
 	var ended bool
-	err = d.db.QueryRow(ctx, `SELECT changed, wait, ended FROM penstock.step_operation($1)`, id).Scan(&changed, &wait, &ended)
+	err = d.db.QueryRow(ctx, `SELECT changed, wait, ended FROM penstock.step_operation($1)`, id).Scan(&changed, &wait,
+		&ended)
 	if err != nil {
 		return 0, fmt.Errorf("step operation %d: %w", id, err)
 	}

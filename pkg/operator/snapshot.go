@@ -60,7 +60,8 @@ SELECT holder, term, renewed_at + lease > clock_timestamp() AS live, extract(epo
 func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, error) {
 	s := &Snapshot{}
 	v := &s.Server
-	err := d.db.QueryRow(ctx, serverSQL).Scan(&s.At, &v.Connections, &v.MaxConnections, &v.HorizonSeconds, &v.NotifyUsage, &v.DeadTuples)
+	err := d.db.QueryRow(ctx, serverSQL).Scan(&s.At, &v.Connections, &v.MaxConnections, &v.HorizonSeconds,
+		&v.NotifyUsage, &v.DeadTuples)
 	if err != nil {
 		return nil, fmt.Errorf("read the server's state: %w", err)
 	}
@@ -107,10 +108,14 @@ func Rates(earlier, now *Snapshot) []Rate {
 			continue
 		}
 		was, known := before[q.QueueID]
-		if !known || seconds <= 0 || was.SampledAt != nil || q.SampledAt != nil || q.Accepted < was.Accepted || q.Gone < was.Gone {
+		if !known || seconds <= 0 || was.SampledAt != nil || q.SampledAt != nil || q.Accepted < was.Accepted ||
+			q.Gone < was.Gone {
 			continue
 		}
-		found = append(found, Rate{Queue: q.Name, In: float64(q.Accepted-was.Accepted) / seconds, Out: float64(q.Gone-was.Gone) / seconds})
+		found = append(found, Rate{
+			Queue: q.Name, In: float64(q.Accepted-was.Accepted) / seconds,
+			Out: float64(q.Gone-was.Gone) / seconds,
+		})
 	}
 	return found
 }

@@ -40,9 +40,10 @@ type APIToken struct {
 type Grant struct {
 	Name                         string
 	Scopes, Applications, Queues []string
-	Flows                        []string  // of the entries that it may push; empty: any; only with scopes push and read
-	PriorityMax                  *int16    // that a push may ask for, 0 to 9; nil: any; only with scopes push and read
-	ExpiresAt                    time.Time // zero: never
+	// of the entries that it may push; empty: any; only with scopes push and read
+	Flows       []string
+	PriorityMax *int16    // that a push may ask for, 0 to 9; nil: any; only with scopes push and read
+	ExpiresAt   time.Time // zero: never
 }
 
 const (
@@ -64,7 +65,8 @@ func checksum(body string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEE
 // WellFormed reports whether a text has the form and checksum of a secret.
 func WellFormed(secret string) bool {
 	const length = len(secretPrefix) + 2*secretBytes + 8
-	return len(secret) == length && strings.HasPrefix(secret, secretPrefix) && checksum(secret[:length-8]) == secret[length-8:]
+	return len(secret) == length && strings.HasPrefix(secret, secretPrefix) &&
+		checksum(secret[:length-8]) == secret[length-8:]
 }
 
 const tokenColumns = `
@@ -86,7 +88,8 @@ func (d *Database) FindToken(ctx context.Context, secret string) (APIToken, erro
 	t := found[0]
 	if t.Live {
 		const usedSQL = `UPDATE penstock.api_token SET used_at = clock_timestamp() WHERE id = $1 AND coalesce(used_at < clock_timestamp() - interval '1 minute', true)`
-		if _, err := d.db.Exec(ctx, usedSQL, t.ID); err != nil && !postgres.Unavailable(err) { // a standby can still be read
+		// a standby can still be read
+		if _, err := d.db.Exec(ctx, usedSQL, t.ID); err != nil && !postgres.Unavailable(err) {
 			return APIToken{}, fmt.Errorf("record use of token %q: %w", t.Name, err)
 		}
 	}
@@ -123,7 +126,8 @@ func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By)
 
 // livingTokens locks a name, so that of two concurrent creators one sees the other's token.
 func livingTokens(ctx context.Context, tx pgx.Tx, name string) ([]APIToken, error) {
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext('penstock.api_token'), hashtext($1))`, name); err != nil {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext('penstock.api_token'), hashtext($1))`,
+		name); err != nil {
 		return nil, fmt.Errorf("lock token %q: %w", name, err)
 	}
 	found, err := list[APIToken](ctx, tx, "tokens", tokenColumns+` WHERE name = $1 ORDER BY id DESC`, name)
@@ -136,14 +140,17 @@ func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (s
 	const sql = `
 INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by, flows, priority_max)
 VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user), coalesce($8::text[], '{}'), $9)`
-	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt), given(by.Actor), g.Flows, g.PriorityMax)
+	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
+		given(by.Actor), g.Flows, g.PriorityMax)
 	var violated *pgconn.PgError
 	if errors.As(err, &violated) && violated.ConstraintName == "api_token_push_limits" {
-		return "", fmt.Errorf("create token %q: flows and priority_max limit pushes alone, and go with no scope but push and read: %w",
+		return "", fmt.Errorf("create token %q: flows and priority_max limit pushes alone, and go with no scope but "+
+			"push and read: %w",
 			g.Name, invalidation.ErrInvalid)
 	}
 	if code := postgres.Code(err); code == "23514" || code == "23502" {
-		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, at least one, and priority_max is 0 to 9: %w", invalidation.ErrInvalid)
+		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, "+
+			"at least one, and priority_max is 0 to 9: %w", invalidation.ErrInvalid)
 	}
 	if err != nil {
 		return "", fmt.Errorf("create token %q: %w", g.Name, err)
@@ -153,7 +160,9 @@ VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, 
 
 // RotateToken makes another secret for a token and lets the older ones of its name end after the overlap. The new one
 // ends at expires; zero means that it lasts as long as the one before was to last.
-func (d *Database) RotateToken(ctx context.Context, name string, overlap time.Duration, expires time.Time, by invalidation.By) (secret string, err error) {
+func (d *Database) RotateToken(ctx context.Context, name string, overlap time.Duration, expires time.Time,
+	by invalidation.By,
+) (secret string, err error) {
 	if overlap < 0 {
 		return "", fmt.Errorf("rotate token %q: overlap is negative: %w", name, invalidation.ErrInvalid)
 	}
@@ -182,7 +191,8 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 		if err != nil {
 			return err
 		}
-		return record(ctx, tx, by, "rotate_token", "token "+name, map[string]any{"overlap_seconds": overlap.Seconds(), "expires_at": given(expires)})
+		return record(ctx, tx, by, "rotate_token", "token "+name,
+			map[string]any{"overlap_seconds": overlap.Seconds(), "expires_at": given(expires)})
 	})
 	return secret, err
 }

@@ -7,17 +7,18 @@ import (
 
 // UsageHour is the use that the calls of a flow made of the workers of a model in one hour.
 type UsageHour struct {
-	Hour         time.Time `json:"hour"`
-	Queue        string    `json:"queue"` // #id for a queue that was dropped
-	Application  string    `json:"application"`
-	Model        string    `json:"model"`
-	Flow         string    `json:"flow"`
-	Calls        int64     `json:"calls"`
-	GPUMS        int64     `json:"gpu_ms" db:"gpu_ms"` // milliseconds in which slots were busy, times the GPUs of their instances
-	WastedMS     int64     `json:"wasted_ms"`          // of these, for runs whose answer was not kept
-	TokensIn     int64     `json:"tokens_in"`
-	TokensCached int64     `json:"tokens_cached"` // of TokensIn
-	TokensOut    int64     `json:"tokens_out"`
+	Hour        time.Time `json:"hour"`
+	Queue       string    `json:"queue"` // #id for a queue that was dropped
+	Application string    `json:"application"`
+	Model       string    `json:"model"`
+	Flow        string    `json:"flow"`
+	Calls       int64     `json:"calls"`
+	// milliseconds in which slots were busy, times the GPUs of their instances
+	GPUMS        int64 `json:"gpu_ms" db:"gpu_ms"`
+	WastedMS     int64 `json:"wasted_ms"` // of these, for runs whose answer was not kept
+	TokensIn     int64 `json:"tokens_in"`
+	TokensCached int64 `json:"tokens_cached"` // of TokensIn
+	TokensOut    int64 `json:"tokens_out"`
 }
 
 // UsageFilter selects hours of usage; empty fields select all.
@@ -46,6 +47,7 @@ SELECT hour, queue, coalesce(application, '') AS application, model, flow, calls
 
 // UsageHours returns the use of workers by hour, queue, model and flow.
 func (d *Database) UsageHours(ctx context.Context, f UsageFilter) ([]UsageHour, error) {
-	return list[UsageHour](ctx, d.db, "hours of usage", usageHoursSQL, given(f.From), given(f.To), given(f.Application), given(f.Queue),
+	return list[UsageHour](ctx, d.db, "hours of usage", usageHoursSQL, given(f.From), given(f.To), given(f.Application),
+		given(f.Queue),
 		given(f.Model), given(f.Flow), given(f.After.Hour), f.After.Queue, f.After.Model, f.After.Flow, page(f.Limit))
 }

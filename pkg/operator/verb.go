@@ -24,16 +24,17 @@ const (
 	RetryFailure    Verb = "retry_failure"    // by the entry's id: puts it back into its queue, no attempts spent
 	DiscardFailure  Verb = "discard_failure"  // deletes it; only the audit keeps a record
 	CancelOperation Verb = "cancel_operation" // by id; changes already made stay
-	DrainNode       Verb = "drain_node"       // by id: it stops claiming, finishes its runs, releases the rest and exits
-	PauseCronJob    Verb = "pause_cron_job"   // by name: keeps it from firing
-	ResumeCronJob   Verb = "resume_cron_job"  // its catch-up policy applies to the missed times
-	RunCronJob      Verb = "run_cron_job_now" // requests a run beside the schedule; the elected leader starts it
-	DropCronJob     Verb = "drop_cron_job"    // a run goes on
-	PauseBatch      Verb = "pause_batch"      // by id: releases parts that do not run from the queue
-	ResumeBatch     Verb = "resume_batch"     // ends the pause
-	CancelBatch     Verb = "cancel_batch"     // requests the cancel of running parts
-	RetryBatch      Verb = "retry_batch"      // runs the parts again that are not done
-	RemoveModel     Verb = "remove_model"     // by name: deletes it; its queue stays
+	// by id: it stops claiming, finishes its runs, releases the rest and exits
+	DrainNode     Verb = "drain_node"
+	PauseCronJob  Verb = "pause_cron_job"   // by name: keeps it from firing
+	ResumeCronJob Verb = "resume_cron_job"  // its catch-up policy applies to the missed times
+	RunCronJob    Verb = "run_cron_job_now" // requests a run beside the schedule; the elected leader starts it
+	DropCronJob   Verb = "drop_cron_job"    // a run goes on
+	PauseBatch    Verb = "pause_batch"      // by id: releases parts that do not run from the queue
+	ResumeBatch   Verb = "resume_batch"     // ends the pause
+	CancelBatch   Verb = "cancel_batch"     // requests the cancel of running parts
+	RetryBatch    Verb = "retry_batch"      // runs the parts again that are not done
+	RemoveModel   Verb = "remove_model"     // by name: deletes it; its queue stays
 )
 
 // String is the verb in words: pause cron job.

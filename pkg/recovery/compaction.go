@@ -92,7 +92,8 @@ func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 		total += n
 		c.replaced.Add(int64(n))
 		if err != nil && !general(err) {
-			c.cfg.Log.ErrorContext(ctx, "cannot compact queue; the next pass tries again", "queue", q.Name, "error", err)
+			c.cfg.Log.ErrorContext(ctx, "cannot compact queue; the next pass tries again", "queue", q.Name,
+				"error", err)
 			return nil
 		}
 		if err != nil {

@@ -184,7 +184,10 @@ func (h horizon) verbs() []verb {
 	return []verb{
 		{"promote", h.due, (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
 		{"expire", h.deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
-		{"cancel", h.cancel, (*invalidation.Queue).SettleCancelRequests, func(s *DeadlinesStatus) *int64 { return &s.Ended }},
+		{
+			"cancel", h.cancel, (*invalidation.Queue).SettleCancelRequests,
+			func(s *DeadlinesStatus) *int64 { return &s.Ended },
+		},
 	}
 }
 

@@ -58,7 +58,8 @@ type Stuck struct {
 	Cause Cause
 }
 
-// Sightings remember, for each lock that a live node left out, the number of the first heartbeat that counts against it.
+// Sightings remember, for each lock that a live node left out, the number of the first heartbeat that counts
+// against it.
 type Sightings map[invalidation.Token]int64
 
 // Diagnose returns the stuck locks with their causes, oldest claim first, and the sightings for the

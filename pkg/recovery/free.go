@@ -175,7 +175,8 @@ func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck
 	}
 	if len(freed) > 0 {
 		l.cfg.Hint(q.ID)
-		l.cfg.Log.InfoContext(ctx, "freed stuck locks", "queue", q.Name, "locks", len(freed), "first_token", batch[0].Token,
+		l.cfg.Log.InfoContext(ctx, "freed stuck locks", "queue", q.Name, "locks", len(freed), "first_token",
+			batch[0].Token,
 			"node", batch[0].Node, "cause", batch[0].Cause)
 	}
 	for _, id := range r.DeadLettered {

@@ -74,7 +74,8 @@ func (r *Retention) pruneAudit(ctx context.Context) error {
 		return nil
 	}
 	var gone int64
-	if err := r.db.QueryRow(ctx, `SELECT penstock.prune_audit($1, $2)`, r.cfg.AuditRetention, 10*tidyBatchRows).Scan(&gone); err != nil {
+	if err := r.db.QueryRow(ctx, `SELECT penstock.prune_audit($1, $2)`, r.cfg.AuditRetention,
+		10*tidyBatchRows).Scan(&gone); err != nil {
 		return fmt.Errorf("prune the audit: %w", err)
 	}
 	r.done.Add(func(s *RetentionStatus) { s.Tidied += gone })

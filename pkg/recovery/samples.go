@@ -142,18 +142,21 @@ const degradedSQL = `SELECT code, object FROM penstock.degradations()`
 func (s *Samples) read(ctx context.Context) (Sampling, error) {
 	var found Sampling
 	var err error
-	if found.Queues, err = pgx.CollectRows(postgres.Query(ctx, s.db, measureSQL), pgx.RowToStructByPos[Sample]); err != nil {
+	if found.Queues, err = pgx.CollectRows(postgres.Query(ctx, s.db, measureSQL),
+		pgx.RowToStructByPos[Sample]); err != nil {
 		return found, fmt.Errorf("sample queues: %w", err)
 	}
-	if found.Server, err = pgx.CollectExactlyOneRow(postgres.Query(ctx, s.db, serverSQL), pgx.RowToStructByPos[Server]); err != nil {
+	if found.Server, err = pgx.CollectExactlyOneRow(postgres.Query(ctx, s.db, serverSQL),
+		pgx.RowToStructByPos[Server]); err != nil {
 		return found, fmt.Errorf("sample server: %w", err)
 	}
-	found.Models, err = pgx.CollectRows(postgres.Query(ctx, s.db, modelSlotsSQL), func(row pgx.CollectableRow) (m ModelSlots, err error) {
-		var usable *int64
-		err = row.Scan(&m.Model, &usable, &m.Held, &m.Doubtful)
-		m.Slots = value(usable)
-		return m, err
-	})
+	found.Models, err = pgx.CollectRows(postgres.Query(ctx, s.db, modelSlotsSQL),
+		func(row pgx.CollectableRow) (m ModelSlots, err error) {
+			var usable *int64
+			err = row.Scan(&m.Model, &usable, &m.Held, &m.Doubtful)
+			m.Slots = value(usable)
+			return m, err
+		})
 	if err != nil {
 		return found, fmt.Errorf("sample slots: %w", err)
 	}

@@ -77,13 +77,15 @@ type Policy struct {
 	Tolerated float64 `json:"tolerated,omitempty"`          // share of the requests that may wait longer than the SLO
 	Drain     Seconds `json:"drain_seconds,omitempty"`      // a backlog is worked off in it; default max(60 s, 2 SLO)
 
-	Hold         Seconds `json:"hold_seconds,omitempty"`        // of levels of 2 and more; default 600 s, 300 s with one slot
-	IdleMin      Seconds `json:"idle_min_seconds,omitempty"`    // level 1 is kept at least; default 5 min
-	IdleMax      Seconds `json:"idle_max_seconds,omitempty"`    // and at most; default 2 h
-	ColdPrice    float64 `json:"cold_price,omitempty"`          // idle seconds that one second of a cold start is worth
-	ScaleToZero  *bool   `json:"scale_to_zero,omitempty"`       // default true
-	SlowStart    int     `json:"slow_start,omitempty"`          // instances until the first one is ready; default 5
-	StuckMin     Seconds `json:"stuck_min_seconds,omitempty"`   // a start is stuck after max(3 x p95, this); default 10 min
+	// of levels of 2 and more; default 600 s, 300 s with one slot
+	Hold        Seconds `json:"hold_seconds,omitempty"`
+	IdleMin     Seconds `json:"idle_min_seconds,omitempty"` // level 1 is kept at least; default 5 min
+	IdleMax     Seconds `json:"idle_max_seconds,omitempty"` // and at most; default 2 h
+	ColdPrice   float64 `json:"cold_price,omitempty"`       // idle seconds that one second of a cold start is worth
+	ScaleToZero *bool   `json:"scale_to_zero,omitempty"`    // default true
+	SlowStart   int     `json:"slow_start,omitempty"`       // instances until the first one is ready; default 5
+	// a start is stuck after max(3 x p95, this); default 10 min
+	StuckMin     Seconds `json:"stuck_min_seconds,omitempty"`
 	BlockedFor   Seconds `json:"blocked_for_seconds,omitempty"` // after three replacements; default 10 min
 	EmergencyMax int     `json:"emergency_max,omitempty"`       // above every other bound; 0 for none
 	Floors       []Floor `json:"floors,omitempty"`              // minimum by schedule

@@ -7,8 +7,8 @@ import (
 
 // Affinity knows what the workers behind this node have loaded, a flow of a queue being what they have to load.
 type Affinity interface {
-	// Loaded returns the flows of a queue that find what they need where they could run now, and for how long others may
-	// be passed over for them; 0: the queue asks for no such preference.
+	// Loaded returns the flows of a queue that find what they need where they could run now, and for how long
+	// others may be passed over for them; 0: the queue asks for no such preference.
 	Loaded(queue string) (flows []string, patience time.Duration)
 }
 
@@ -21,9 +21,9 @@ type choice struct {
 	passed   time.Time // since when it has been passed over; zero: it has not
 }
 
-// keep says which lanes may be claimed from, and marks the others as passed over. A lane is passed over for one of
-// the same queue and of no lower priority whose flow is loaded. Once it has waited for its patience those are passed over
-// for it: so its first entry waits for no more than that and what runs.
+// keep says which lanes may be claimed from, and marks the others as passed over. A lane is passed over for
+// one of the same queue and of no lower priority whose flow is loaded. Once it has waited for its patience
+// those are passed over for it: so its first entry waits for no more than that and what runs.
 func keep(lanes []choice, now time.Time) []bool {
 	kept := make([]bool, len(lanes))
 	for i := range lanes {
@@ -82,7 +82,10 @@ func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 		key := l.key
 		refused := !l.claiming && l.refused != 0 && l.resting(now, t.freed)
 		if p, asks := asked[key.queue]; asks && !refused && t.queues[key.queue].open(key.lane.Flow, now, t.freed) {
-			choices = append(choices, choice{key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow), p.patience, l.passed})
+			choices = append(choices, choice{
+				key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow),
+				p.patience, l.passed,
+			})
 			lanes = append(lanes, l)
 		}
 	}

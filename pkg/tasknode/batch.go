@@ -45,8 +45,8 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	n.endLast(j, endings...)
 }
 
-// processApart gives the entries of a lock to the handler one by one: a suspect must not run beside others that a death of
-// the node would blame as well.
+// processApart gives the entries of a lock to the handler one by one: a suspect must not run beside others
+// that a death of the node would blame as well.
 func (n *Node) processApart(j *job, h invalidation.BatchHandler) {
 	entries, start := j.lock.Entries, time.Now()
 	for i := range entries {

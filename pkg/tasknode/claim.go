@@ -30,8 +30,8 @@ func (n *Node) scheduler(ctx context.Context) {
 	}
 }
 
-// rest waits for a hint, a permit that comes free, a lane that has rested or the poll, whichever is first. The poll keeps
-// everything going without hints.
+// rest waits for a hint, a permit that comes free, a lane that has rested or the poll, whichever is first.
+// The poll keeps everything going without hints.
 func (n *Node) rest(ctx context.Context) {
 	now := time.Now()
 	poll, rested := min(n.jitter(n.poll.every(n.cfg.Poll)), n.poll.wait(now)), n.lanes.rested(now)
@@ -190,9 +190,10 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 	n.lanes.leave(v, work, again)
 }
 
-// outlive is a context that ends a beat after ctx does, and at the latest after a lease: the answer may never come, and a
-// claim can be asked about again. A claim that is cut off may be committed after its node asked about it and left; its locks
-// would then count as crashes. So a drain waits for claims, which take milliseconds.
+// outlive is a context that ends a beat after ctx does, and at the latest after a lease: the answer may never
+// come, and a claim can be asked about again. A claim that is cut off may be committed after its node asked
+// about it and left; its locks would then count as crashes. So a drain waits for claims, which take
+// milliseconds.
 func (n *Node) outlive(ctx context.Context) (context.Context, func()) {
 	late, cancel := n.bound(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -211,10 +212,10 @@ func (n *Node) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 	return context.WithTimeout(ctx, n.cfg.Lease)
 }
 
-// resolve finds out what of a claim that ended in an error was committed, lane by lane. Whatever the error, that may be some
-// of it: a claim has parts, and the entries of groups are read after its commit. It does not give up while the node lives;
-// a node that stops, or that the database refuses, leaves the locks to recovery after a lease, which ends them as its
-// heartbeats do not name them.
+// resolve finds out what of a claim that ended in an error was committed, lane by lane. Whatever the error,
+// that may be some of it: a claim has parts, and the entries of groups are read after its commit. It does not
+// give up while the node lives; a node that stops, or that the database refuses, leaves the locks to recovery
+// after a lease, which ends them as its heartbeats do not name them.
 func (n *Node) resolve(
 	ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, leases []*laneLease, err error,
 ) []invalidation.Claimed {

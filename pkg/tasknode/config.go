@@ -12,10 +12,12 @@ import (
 
 // Config says how a node works. A zero field means its default.
 type Config struct {
-	Name              string        // for people: host name and process
-	Application       string        // whose queues the node serves: "default"
-	Threads           int           // processing threads: 16 for each CPU, since most of them wait for a worker; one more runs urgent jobs
-	ThreadsFor        func() int    // how many threads what is to run needs now; the node grows to it and keeps them; nil: Threads
+	Name        string // for people: host name and process
+	Application string // whose queues the node serves: "default"
+	// processing threads: 16 for each CPU, since most of them wait for a worker; one more runs urgent jobs
+	Threads int
+	// how many threads what is to run needs now; the node grows to it and keeps them; nil: Threads
+	ThreadsFor        func() int
 	SchedulingThreads int           // 2
 	Lease             time.Duration // 10 s: how long the node may be silent before others run its entries
 	Beat              time.Duration // 2 s between heartbeats
@@ -52,7 +54,8 @@ type Gate interface {
 
 // Observer sees what a node does, for metrics. Its methods are called by all threads, on the way of every entry.
 type Observer interface {
-	// Claimed tells of a claim: how many locks it brought, how long it took, and whether the queue's limits left no room.
+	// Claimed tells of a claim: how many locks it brought, how long it took, and whether the queue's limits
+	// left no room.
 	Claimed(queue string, locks int, took time.Duration, limited bool)
 	// Refused tells that nothing was claimed from a queue, since the node had no free processing thread ("threads") or
 	// holds its share of the queue ("queue_limit"). Gates know their own refusals.

@@ -9,8 +9,9 @@
 //	run.go          a thread takes the job and runs its entries, oldest first, each under a context of its own
 //	settle.go       endings are recorded in batches; with the last one of a lock its reservation is released
 //
-// Beside them: lanes.go is the table of lanes, fetched.go counts what the node holds and how long runs take, waiting.go is the
-// line of jobs that no thread has taken yet, running.go knows every job from the claim to its recorded end.
+// Beside them: lanes.go is the table of lanes, fetched.go counts what the node holds and how long runs take,
+// waiting.go is the line of jobs that no thread has taken yet, running.go knows every job from the claim to
+// its recorded end.
 //
 // # The life of a lane in the table
 //
@@ -35,14 +36,15 @@
 // run dry while the next claim is on its way. So memory is bounded by permits, never by the backlog, and a database
 // that cannot be written to stops the claims by itself: endings are kept, and hold their permits.
 //
-// The first lock of a lane of which the node holds no other is urgent: it goes before other jobs, and while all threads are
-// busy one spare thread runs it. So the node runs one job more than it has threads at most.
+// The first lock of a lane of which the node holds no other is urgent: it goes before other jobs, and while
+// all threads are busy one spare thread runs it. So the node runs one job more than it has threads at most.
 //
 // # What ends a run early
 //
-// Its context ends with a cause: ErrFinishBy, ErrRunTimeout, ErrCancelled, ErrDraining when the grace of a drain is
-// over, ErrLeaseLost when three quarters of the lease have passed since the start of the last heartbeat that was
-// answered. After the last one nothing of the node may touch the world outside, since the leader will soon give its
-// entries to others. Runs of queues with the policy run_through are left alone: their calls touch nothing of ours, and the
-// token decides whether their endings are recorded. They end with ErrLeaseLost only if the node's row was removed.
+// Its context ends with a cause: ErrFinishBy, ErrRunTimeout, ErrCancelled, ErrDraining when the grace of a
+// drain is over, ErrLeaseLost when three quarters of the lease have passed since the start of the last
+// heartbeat that was answered. After the last one nothing of the node may touch the world outside, since the
+// leader will soon give its entries to others. Runs of queues with the policy run_through are left alone:
+// their calls touch nothing of ours, and the token decides whether their endings are recorded. They end with
+// ErrLeaseLost only if the node's row was removed.
 package tasknode

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// fetched knows how much of each queue and lane the node holds, and how long its runs take: by that it tells how many locks
-// to claim ahead of the threads.
+// fetched knows how much of each queue and lane the node holds, and how long its runs take: by that it tells
+// how many locks to claim ahead of the threads.
 type fetched struct {
 	mu     sync.Mutex
 	queues map[*servedQueue]*load
@@ -125,8 +125,9 @@ func (f *fetched) estimate(s *servedQueue) time.Duration {
 // aheadTime is how much work may wait on a node for its threads.
 const aheadTime = 20 * time.Millisecond
 
-// ahead is how many locks of the queue may wait on this node beside those that run: as much as takes all threads aheadTime,
-// so that short runs do not leave threads idle for the time of a claim, and long ones are left for other nodes.
+// ahead is how many locks of the queue may wait on this node beside those that run: as much as takes all
+// threads aheadTime, so that short runs do not leave threads idle for the time of a claim, and long ones are
+// left for other nodes.
 func (f *fetched) ahead(s *servedQueue, threads int) int {
 	const most = 2000
 	f.mu.Lock()
@@ -138,8 +139,9 @@ func (f *fetched) ahead(s *servedQueue, threads int) int {
 	return int(min(most, float64(threads)*float64(aheadTime)/float64(l.lock)))
 }
 
-// fits says that a lock may be claimed although all permits are in use: it would be the only one of its lane here, so that
-// a thread will take it after its present run, and that is soon. The claim has reserved that many places of its queue.
+// fits says that a lock may be claimed although all permits are in use: it would be the only one of its lane
+// here, so that a thread will take it after its present run, and that is soon. The claim has reserved that
+// many places of its queue.
 func (f *fetched) fits(l *laneLease, reserved, threads int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -39,8 +39,8 @@ func (n *Node) heartbeat(ctx context.Context) {
 // together are read with one.
 const beatGapMin = 50 * time.Millisecond
 
-// Cancelled hints that an entry which a node runs is to be cancelled. If it is this node the next heartbeat, which brings
-// the request, goes out at once. It never blocks, and nothing depends on it.
+// Cancelled hints that an entry which a node runs is to be cancelled. If it is this node the next heartbeat,
+// which brings the request, goes out at once. It never blocks, and nothing depends on it.
 func (n *Node) Cancelled(node invalidation.NodeID) {
 	if node != n.id() {
 		return
@@ -59,7 +59,8 @@ func (n *Node) beat(ctx context.Context) error {
 	n.lapse() // after a stop of this process the beat may come before the keeper, and would renew what had lapsed
 	n.running.extend(start, n.cfg.Ranker.Extend)
 	tokens, begun := n.running.tokens()
-	orders, err := invalidation.Renew(ctx, n.beats, n.id(), invalidation.Beat{Tokens: tokens, Running: begun, Load: n.load()})
+	orders, err := invalidation.Renew(ctx, n.beats, n.id(),
+		invalidation.Beat{Tokens: tokens, Running: begun, Load: n.load()})
 	if errors.Is(err, invalidation.ErrNodeGone) {
 		return n.reincarnate(ctx, start)
 	}
@@ -133,8 +134,8 @@ func (n *Node) leaseKeeper(ctx context.Context) {
 	}
 }
 
-// lapse ends the runs, but those of queues that run through, if the lease has not been renewed for leaseBound. It returns
-// how much of that is left.
+// lapse ends the runs, but those of queues that run through, if the lease has not been renewed for
+// leaseBound. It returns how much of that is left.
 func (n *Node) lapse() (left time.Duration) {
 	left = n.leaseBound() - time.Since(n.lease.renewed())
 	if left <= 0 && n.leaseOver.CompareAndSwap(false, true) {
@@ -145,8 +146,8 @@ func (n *Node) lapse() (left time.Duration) {
 	return left
 }
 
-// leaseBound is for how long the node acts on what the database told it last. The leader waits for the whole lease; the quarter
-// between is for runs to end.
+// leaseBound is for how long the node acts on what the database told it last. The leader waits for the whole
+// lease; the quarter between is for runs to end.
 func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
 
 // loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
@@ -160,7 +161,8 @@ func (n *Node) loseLease(runThrough bool) {
 
 func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }
 
-// leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it has it again.
+// leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it
+// has it again.
 func (n *Node) leaseLost(j *job) bool { return n.leaseOver.Load() || n.losses() != j.losses }
 
 func (n *Node) regainLease() {

@@ -49,8 +49,9 @@ type claimedBatch struct {
 
 // accept takes the claimed locks of a lane in. If the node holds no others of the lane, the first is urgent.
 //
-// Locks whose claim began three quarters of a lease ago are handed back: while the answer was on its way no heartbeat listed
-// them, and the leader may take a lock that is older than a lease for one that its node does not know.
+// Locks whose claim began three quarters of a lease ago are handed back: while the answer was on its way no
+// heartbeat listed them, and the leader may take a lock that is older than a lease for one that its node does
+// not know.
 func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 	if len(locks) == 0 {
 		return
@@ -58,7 +59,8 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 	n := b.node
 	late := time.Since(b.start) >= n.leaseBound()
 	if late {
-		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.name, "locks", len(locks), "took", time.Since(b.start))
+		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.name, "locks", len(locks),
+			"took", time.Since(b.start))
 	}
 	seconds, total := n.fetched.estimate(l.servedQueue).Seconds(), 0.0
 	for _, lock := range locks {
@@ -69,7 +71,8 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 	for _, lock := range locks {
 		j := &job{
 			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
-			charged: cost(lock.Entries, seconds), reserved: b.reserved.Part(1), losses: b.losses, traced: b.traced.another(),
+			charged: cost(lock.Entries, seconds), reserved: b.reserved.Part(1), losses: b.losses,
+			traced: b.traced.another(),
 		}
 		n.running.add(j)
 		switch {
@@ -87,8 +90,8 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 	}
 }
 
-// enqueue puts the jobs that are not urgent into the line, by position whatever the lane: recovery counts on that order when it
-// tells which runs a dead node had begun after its last heartbeat.
+// enqueue puts the jobs that are not urgent into the line, by position whatever the lane: recovery counts on
+// that order when it tells which runs a dead node had begun after its last heartbeat.
 func (b *claimedBatch) enqueue() {
 	slices.SortStableFunc(b.others, func(x, y *job) int { return x.lock.Compare(y.lock) })
 	b.node.waiting.add(false, b.others...)

@@ -32,10 +32,11 @@ type lane struct {
 	wantsPermit bool      // a permit of the node was missing; else what the jobs of its queue share
 }
 
-// late is how many places before its mark a claim begins. A push that took its places and committed after the next ones
-// stands there: joined pushes take up to 500 at once, and two of them are under way. So few places cost next to nothing even where
-// their rows are dead; with 100, pushes of 20 by 40 callers waited for up to 1 s, with 1000 for 70 ms. What came later still, or
-// came back, is met when the lane is scanned from its beginning.
+// late is how many places before its mark a claim begins. A push that took its places and committed after the
+// next ones stands there: joined pushes take up to 500 at once, and two of them are under way. So few places
+// cost next to nothing even where their rows are dead; with 100, pushes of 20 by 40 callers waited for up to
+// 1 s, with 1000 for 70 ms. What came later still, or came back, is met when the lane is scanned from its
+// beginning.
 const late = 1000
 
 // headEvery is how often a lane is scanned from its beginning, for rows that came in behind the mark. Where dead

@@ -6,7 +6,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// laneLease is the right of a scheduling thread to claim from a lane. While it lasts no other thread of the node claims from it.
+// laneLease is the right of a scheduling thread to claim from a lane. While it lasts no other thread of the
+// node claims from it.
 type laneLease struct {
 	*servedQueue
 	queue    *invalidation.Queue // as it was when the lease began, as is the handler
@@ -24,7 +25,10 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	l.claiming, l.heard = true, false
 	s := t.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
-	v := &laneLease{servedQueue: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate, from: max(l.stuck, l.mark-late), mark: l.mark, freed: t.freed}
+	v := &laneLease{
+		servedQueue: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
+		from: max(l.stuck, l.mark-late), mark: l.mark, freed: t.freed,
+	}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
 	}
@@ -103,8 +107,8 @@ func (t *laneTable) met(v *laneLease) time.Duration {
 	return v.lane.meet()
 }
 
-// goBack lets a lease that came to the end of a lane begin anew at the first row that was left. It returns after how long
-// to try, 0 if there is no such row: a transaction had it, or its key, locked for a moment.
+// goBack lets a lease that came to the end of a lane begin anew at the first row that was left. It returns
+// after how long to try, 0 if there is no such row: a transaction had it, or its key, locked for a moment.
 func (t *laneTable) goBack(v *laneLease) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -52,8 +52,8 @@ func newLaneTable(ranker Ranker) *laneTable {
 	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[flowKey]*lane{}, freed: 1}
 }
 
-// serve replaces the queues that the node serves, and says whether they are others than before. In the map it puts what is
-// known of a queue already.
+// serve replaces the queues that the node serves, and says whether they are others than before. In the map it
+// puts what is known of a queue already.
 func (t *laneTable) serve(queues map[int32]*servedQueue) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,7 +190,8 @@ func (t *laneTable) sleep(l *lane) {
 	t.unwant(l)
 }
 
-// open says that a flow of a queue may be claimed from: neither is paused, and the queue is not disabled, nor does it rest.
+// open says that a flow of a queue may be claimed from: neither is paused, and the queue is not disabled, nor
+// does it rest.
 func (s *servedQueue) open(flow string, now time.Time, freed int64) bool {
 	c := &s.queue.Config
 	if (now.Before(s.again) && s.refused == freed) || c.Disabled != nil {

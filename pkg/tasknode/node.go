@@ -144,7 +144,8 @@ func (n *Node) Run(ctx context.Context) error {
 		processors.Go(n.spareThread)
 	}
 	if n.cfg.ThreadsFor != nil {
-		schedulers.Go(func() { n.growLoop(claiming, &processors) }) // it ends before the processing threads are waited for
+		// it ends before the processing threads are waited for
+		schedulers.Go(func() { n.growLoop(claiming, &processors) })
 	}
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })
@@ -182,7 +183,8 @@ func (n *Node) drain(endRuns context.CancelCauseFunc, processors *sync.WaitGroup
 	select {
 	case <-done:
 	case <-time.After(n.cfg.Grace / 2):
-		n.cfg.Log.Error("handlers ignore the end of their context; their entries are left to recovery", "locks", n.permits.held())
+		n.cfg.Log.Error("handlers ignore the end of their context; their entries are left to recovery", "locks",
+			n.permits.held())
 	}
 }
 
@@ -210,8 +212,8 @@ func (n *Node) deregister(ctx context.Context) error {
 
 func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() && !n.leaseOver.Load() }
 
-// enter reads the queues and registers the node. It waits for a database that is away; where ctx ends first, the node was not
-// registered, or its registration is taken back.
+// enter reads the queues and registers the node. It waits for a database that is away; where ctx ends first,
+// the node was not registered, or its registration is taken back.
 func (n *Node) enter(ctx context.Context) (entered bool, err error) {
 	err = postgres.Wait(ctx, n.beats, n.cfg.Log, func() error {
 		start := time.Now()

@@ -8,9 +8,9 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// lanePoll decides when the node asks the database which lanes have work: when a hint or the timer wants it, once a
-// second under load, and never so often that it takes more than a tenth of the time; half of it where there are more lanes
-// with work than one poll lists.
+// lanePoll decides when the node asks the database which lanes have work: when a hint or the timer wants it,
+// once a second under load, and never so often that it takes more than a tenth of the time; half of it where
+// there are more lanes with work than one poll lists.
 type lanePoll struct {
 	mu        sync.Mutex
 	wanted    bool

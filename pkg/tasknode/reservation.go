@@ -2,9 +2,10 @@ package tasknode
 
 import "sync"
 
-// reservation is the right to hold a number of locks of one queue. For each of them it has a permit of the node, a place
-// under the queue's limit on this node, and the leave of every gate. A claim reserves first, shrinks the reservation to what
-// it brought, and gives each lock its part of it; a part is released when the lock's last ending is recorded.
+// reservation is the right to hold a number of locks of one queue. For each of them it has a permit of the
+// node, a place under the queue's limit on this node, and the leave of every gate. A claim reserves first,
+// shrinks the reservation to what it brought, and gives each lock its part of it; a part is released when the
+// lock's last ending is recorded.
 type reservation struct {
 	node  *Node
 	queue *servedQueue
@@ -51,8 +52,8 @@ func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 	return r, refusedNot
 }
 
-// Shrink keeps the rights to n locks at most. It wakes no lane that rests because it was refused: what is given back here was
-// of no use, and two lanes would wake each other for ever.
+// Shrink keeps the rights to n locks at most. It wakes no lane that rests because it was refused: what is
+// given back here was of no use, and two lanes would wake each other for ever.
 func (r *reservation) Shrink(n int) {
 	if k := r.locks - n; k > 0 {
 		r.giveBack(k)

@@ -19,8 +19,8 @@ func (n *Node) thread() {
 	}
 }
 
-// spareThread runs urgent jobs while all other threads are busy: so the first lock of a lane does not wait for a run to end,
-// and the node runs one job more than it has threads meanwhile.
+// spareThread runs urgent jobs while all other threads are busy: so the first lock of a lane does not wait
+// for a run to end, and the node runs one job more than it has threads meanwhile.
 func (n *Node) spareThread() {
 	for j := n.waiting.nextSpare(); j != nil; j = n.waiting.nextSpare() {
 		n.process(j)
@@ -64,8 +64,8 @@ func (n *Node) endLast(j *job, endings ...invalidation.Ending) {
 	n.end(j, endings...)
 }
 
-// stop says how to end a lock before entry i has run, nil to go on. Between two entries a lock goes back to its position if
-// another lane is to have its turn first.
+// stop says how to end a lock before entry i has run, nil to go on. Between two entries a lock goes back to
+// its position if another lane is to have its turn first.
 func (n *Node) stop(j *job, start time.Time, i int) func(*invalidation.Lock, invalidation.EntryID) invalidation.Ending {
 	release := func(l *invalidation.Lock, e invalidation.EntryID) invalidation.Ending {
 		return invalidation.Release(l, e, 0)
@@ -164,7 +164,8 @@ func (n *Node) handle(ctx context.Context, j *job, r *invalidation.Run) (result 
 	defer func() {
 		if v := recover(); v != nil {
 			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
-			n.cfg.Log.Error("handler panicked", "queue", j.queue.Name, "entry", r.Entry.ID, "token", j.lock.Token, "panic", v)
+			n.cfg.Log.Error("handler panicked", "queue", j.queue.Name, "entry", r.Entry.ID, "token", j.lock.Token,
+				"panic", v)
 		}
 	}()
 	return j.handler.Handle(ctx, r)

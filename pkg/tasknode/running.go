@@ -45,8 +45,8 @@ func (r *running) tokens() (all, begun []invalidation.Token) {
 	return all, begun
 }
 
-// cancelWith keeps the function that ends the run which is about to begin. What ran before is over: a request to cancel it must
-// not end this one. timed says that the run costs its time.
+// cancelWith keeps the function that ends the run which is about to begin. What ran before is over: a request
+// to cancel it must not end this one. timed says that the run costs its time.
 func (r *running) cancelWith(j *job, cancel context.CancelCauseFunc, timed bool) {
 	r.mu.Lock()
 	j.cancel, j.now, j.begun = cancel, 0, true

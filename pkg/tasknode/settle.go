@@ -36,8 +36,8 @@ type pile struct {
 	sending bool
 }
 
-// settleMax and settleBytesMax bound a transaction. What is beyond them makes the next one: a message to Postgres has at
-// most 1 GB, and one that it refuses would be sent again for ever.
+// settleMax and settleBytesMax bound a transaction. What is beyond them makes the next one: a message to
+// Postgres has at most 1 GB, and one that it refuses would be sent again for ever.
 const (
 	settleMax      = 1000
 	settleBytesMax = 32 << 20
@@ -83,8 +83,8 @@ func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	}
 }
 
-// next waits for endings and takes as many of one shard as fit into a transaction; sent must follow. It returns nil when the settler
-// is closed and empty.
+// next waits for endings and takes as many of one shard as fit into a transaction; sent must follow. It
+// returns nil when the settler is closed and empty.
 func (s *settler) next() (shard, *pile) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,8 +189,8 @@ func (n *Node) record(ctx context.Context, p pile) {
 	}
 }
 
-// passes says that the same endings may be recorded a moment later: the database is away, other transactions were in the
-// way (class 40, lock_not_available), or the statement took too long (query_canceled).
+// passes says that the same endings may be recorded a moment later: the database is away, other transactions
+// were in the way (class 40, lock_not_available), or the statement took too long (query_canceled).
 func passes(err error) bool {
 	code := postgres.Code(err)
 	return postgres.Unavailable(err) || strings.HasPrefix(code, "40") || code == "55P03" || code == "57014"
@@ -203,9 +203,10 @@ func refusesContent(err error) bool {
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
 }
 
-// recordApart records the endings of a batch that cannot be recorded together, each by itself, so that none holds up others.
-// An ending whose values are refused becomes a failure of its entry, without what the handler noted. One that cannot be
-// recorded for any other reason (its queue was dropped, a privilege is missing) is left to recovery.
+// recordApart records the endings of a batch that cannot be recorded together, each by itself, so that none
+// holds up others. An ending whose values are refused becomes a failure of its entry, without what the
+// handler noted. One that cannot be recorded for any other reason (its queue was dropped, a privilege is
+// missing) is left to recovery.
 func (n *Node) recordApart(ctx context.Context, p pile, err error) {
 	if len(p.endings) > 1 {
 		for i := range p.endings {
@@ -219,16 +220,21 @@ func (n *Node) recordApart(ctx context.Context, p pile, err error) {
 		return
 	}
 	n.cfg.Log.Error("ending cannot be recorded, its entry fails", "queue", p.queue.Name, "entry", e.Entry, "error", err)
-	bare := &invalidation.Lock{Key: held.Key, Token: held.Token, Lane: held.Lane, Entries: held.Entries, ClaimedAt: held.ClaimedAt}
-	failed := invalidation.Fail(bare, e.Entry, invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
+	bare := &invalidation.Lock{
+		Key: held.Key, Token: held.Token, Lane: held.Lane, Entries: held.Entries,
+		ClaimedAt: held.ClaimedAt,
+	}
+	failed := invalidation.Fail(bare, e.Entry,
+		invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
 	failed.Last = e.Last
 	n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs})
 }
 
-// leave gives endings up that cannot be recorded. Heartbeats do not list their locks any more, so that recovery frees those
-// after a lease, and their entries run again.
+// leave gives endings up that cannot be recorded. Heartbeats do not list their locks any more, so that
+// recovery frees those after a lease, and their entries run again.
 func (n *Node) leave(p pile, err error) {
-	n.cfg.Log.Error("endings cannot be recorded and are left to recovery: their entries run again", "queue", p.queue.Name,
+	n.cfg.Log.Error("endings cannot be recorded and are left to recovery: their entries run again", "queue",
+		p.queue.Name,
 		"endings", len(p.endings), "entry", p.endings[0].Entry, "error", err)
 	n.stats.Unrecorded.Add(int64(len(p.endings)))
 	n.free(p)
@@ -257,8 +263,8 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 	}
 }
 
-// free forgets the locks that ended and releases what was reserved for them, all at once: the scheduling threads wake once
-// for a batch, not for each entry.
+// free forgets the locks that ended and releases what was reserved for them, all at once: the scheduling
+// threads wake once for a batch, not for each entry.
 func (n *Node) free(p pile) {
 	var ended []*job
 	for i := range p.endings {

@@ -2,9 +2,9 @@ package tasknode
 
 import "github.com/penstock/penstock/pkg/invalidation"
 
-// suspect says that one more crash makes the entry poison. When several suspects run on a node that dies, its death says
-// nothing about any of them, so a node runs one suspect at a time: those that are innocent end, and the one that kills its
-// node is alone in counting the crash.
+// suspect says that one more crash makes the entry poison. When several suspects run on a node that dies, its
+// death says nothing about any of them, so a node runs one suspect at a time: those that are innocent end,
+// and the one that kills its node is alone in counting the crash.
 func suspect(q *invalidation.Queue, e *invalidation.Entry) bool {
 	return e.Crashes > 0 && e.Crashes+1 >= q.Config.CrashLimit
 }

@@ -53,8 +53,10 @@ func (n *Node) traceClaim(queue string, locks []*invalidation.Lock, start time.T
 		}
 	}
 	_, span := n.cfg.Tracer.Start(context.Background(), "claim "+queue, trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithTimestamp(start), trace.WithLinks(links...), trace.WithAttributes(invalidation.Messaging(queue, "claim", "receive")...),
-		trace.WithAttributes(attribute.Int("messaging.batch.message_count", entries), attribute.Int("penstock.locks", len(locks))))
+		trace.WithTimestamp(start), trace.WithLinks(links...),
+		trace.WithAttributes(invalidation.Messaging(queue, "claim", "receive")...),
+		trace.WithAttributes(attribute.Int("messaging.batch.message_count", entries),
+			attribute.Int("penstock.locks", len(locks))))
 	span.End()
 	return &traced{claim: span.SpanContext()}
 }
@@ -124,7 +126,8 @@ func (n *Node) traceEndings(p pile, ours func(invalidation.Token) bool) {
 		if !known {
 			continue // it did not run
 		}
-		_, span := n.cfg.Tracer.Start(trace.ContextWithSpanContext(context.Background(), ran.span), "settle "+j.served.name,
+		_, span := n.cfg.Tracer.Start(trace.ContextWithSpanContext(context.Background(), ran.span), "settle "+
+			j.served.name,
 			trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(ran.ended), trace.WithAttributes(
 				append(invalidation.Messaging(j.served.name, e.Verb(), "settle"),
 					attribute.String("messaging.message.id", strconv.FormatInt(int64(e.Entry), 10)),

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// waiting is the line of jobs that no thread has taken yet. The first lock of a lane of which the node held none is urgent:
-// threads take an urgent job and one of the others in turn, so that neither kind waits for as long as there are others. While
-// every processing thread runs a job, the spare thread takes urgent ones.
+// waiting is the line of jobs that no thread has taken yet. The first lock of a lane of which the node held
+// none is urgent: threads take an urgent job and one of the others in turn, so that neither kind waits for as
+// long as there are others. While every processing thread runs a job, the spare thread takes urgent ones.
 type waiting struct {
 	mu      sync.Mutex
 	arrived *sync.Cond // for processing threads: there is a job, or no more will come
@@ -125,7 +125,8 @@ func (w *waiting) done() {
 	w.mu.Unlock()
 }
 
-// nextSpare waits for a job for the spare thread. It returns nil when no more will come: the other threads take what is left.
+// nextSpare waits for a job for the spare thread. It returns nil when no more will come: the other threads
+// take what is left.
 func (w *waiting) nextSpare() *job {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,8 +14,8 @@ const (
 	yieldEvery = 50 * time.Millisecond
 )
 
-// wanted notes that a lane was refused for want of something that a running job has: a permit of the node, or what all jobs of
-// the queue share.
+// wanted notes that a lane was refused for want of something that a running job has: a permit of the node, or
+// what all jobs of the queue share.
 func (t *laneTable) wanted(v *laneLease, permit bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -35,9 +35,10 @@ func (t *laneTable) unwant(l *lane) {
 	}
 }
 
-// yields says that a job of that lane should give up what it holds, between two of its entries, since a lane that ranks before
-// its own was refused. So one flow with long groups does not keep others waiting for its quantum. A lane that holds locks here
-// is yielded to only by one that would still have as many, so that two lanes do not pass a lock to and fro.
+// yields says that a job of that lane should give up what it holds, between two of its entries, since a lane
+// that ranks before its own was refused. So one flow with long groups does not keep others waiting for its
+// quantum. A lane that holds locks here is yielded to only by one that would still have as many, so that two
+// lanes do not pass a lock to and fro.
 func (t *laneTable) yields(own *lane, held func(flowKey) int, now time.Time) bool {
 	if !t.anyWanted.Load() {
 		return false
@@ -72,12 +73,14 @@ func (t *laneTable) yields(own *lane, held func(flowKey) int, now time.Time) boo
 	return true
 }
 
-// granted returns the lane to which a group has just yielded, if it may be claimed from now: what came free is for that lane.
-// The ranking alone could give it back to the lane of the group, whose charge for entries that have not run is returned.
+// granted returns the lane to which a group has just yielded, if it may be claimed from now: what came free
+// is for that lane. The ranking alone could give it back to the lane of the group, whose charge for entries
+// that have not run is returned.
 func (t *laneTable) granted(now time.Time) *lane {
 	for _, l := range t.want {
 		s := t.queues[l.key.queue]
-		if now.Sub(l.yieldedAt) <= yieldEvery && s != nil && !l.claiming && !l.resting(now, t.freed) && s.open(l.key.lane.Flow, now, t.freed) {
+		if now.Sub(l.yieldedAt) <= yieldEvery && s != nil && !l.claiming && !l.resting(now, t.freed) &&
+			s.open(l.key.lane.Flow, now, t.freed) {
 			l.Queue = s.queue
 			return l
 		}
@@ -85,8 +88,8 @@ func (t *laneTable) granted(now time.Time) *lane {
 	return nil
 }
 
-// inTurn says that a lane was refused of late for want of what the jobs of its queue share. Then no lane is claimed from while one
-// that ranks before it is: it could take what came free for that one.
+// inTurn says that a lane was refused of late for want of what the jobs of its queue share. Then no lane is
+// claimed from while one that ranks before it is: it could take what came free for that one.
 func (t *laneTable) inTurn() bool {
 	return t.anyWanted.Load() && slices.ContainsFunc(t.want, func(l *lane) bool { return !l.wantsPermit })
 }

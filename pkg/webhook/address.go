@@ -191,7 +191,10 @@ func isAllDigits(text string) bool {
 
 func (p Policy) allowsHost(host string) bool {
 	host = strings.TrimSuffix(host, ".")
-	return slices.ContainsFunc(p.AllowHosts, func(h string) bool { return strings.EqualFold(strings.TrimSuffix(h, "."), host) })
+	return slices.ContainsFunc(p.AllowHosts, func(h string) bool {
+		return strings.EqualFold(strings.TrimSuffix(h, "."),
+			host)
+	})
 }
 
 func (p Policy) allowsAddr(addr netip.Addr) bool {

@@ -91,8 +91,9 @@ type Deliverer struct {
 func NewDeliverer(config Config) *Deliverer {
 	config = config.withDefaults()
 	return &Deliverer{
-		config:    config,
-		endpoints: newEndpoints(config.Breaker, flightLimits{address: config.InFlight, host: config.HostInFlight, unproven: config.Unproven}),
+		config: config,
+		endpoints: newEndpoints(config.Breaker,
+			flightLimits{address: config.InFlight, host: config.HostInFlight, unproven: config.Unproven}),
 		client: &http.Client{
 			Transport: &http.Transport{
 				// No proxy from the environment: it would connect on our behalf,
@@ -121,7 +122,10 @@ func (d *Deliverer) Deliver(ctx context.Context, m Message) Outcome {
 	began := time.Now()
 	f, wait := d.endpoints.enter(began, to)
 	if f == nil {
-		return Outcome{Kind: Deferred, Wait: jittered(wait), Reason: "endpoint is failing or has enough deliveries in flight"}
+		return Outcome{
+			Kind: Deferred, Wait: jittered(wait),
+			Reason: "endpoint is failing or has enough deliveries in flight",
+		}
 	}
 	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m, began)
 	o.Took = time.Since(began)
@@ -153,7 +157,8 @@ func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, no
 	}
 	bounded, cancel := context.WithTimeout(ctx, d.config.Timeout)
 	defer cancel()
-	bounded, span := invalidation.StartSpan(bounded, "POST", trace.SpanKindClient, attribute.String("server.address", address.Hostname()))
+	bounded, span := invalidation.StartSpan(bounded, "POST", trace.SpanKindClient,
+		attribute.String("server.address", address.Hostname()))
 	defer func() {
 		span.SetAttributes(attribute.Int("http.response.status_code", o.StatusCode))
 		if o.Kind != Delivered {

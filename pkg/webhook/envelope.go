@@ -42,7 +42,10 @@ func NewBody(e Envelope) ([]byte, error) {
 func (e Envelope) timestamp() string { return e.At.UTC().Format(time.RFC3339Nano) }
 
 // jobStatus says in a dispatcher's words how an entry ended.
-var jobStatus = map[string]string{"done": "completed", "failed": "failed", "expired": "expired", "cancelled": "cancelled"}
+var jobStatus = map[string]string{
+	"done": "completed", "failed": "failed", "expired": "expired",
+	"cancelled": "cancelled",
+}
 
 // NewJobBody writes the body that clients of a dispatcher expect.
 func NewJobBody(e Envelope) ([]byte, error) {

@@ -45,7 +45,8 @@ func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address stri
 	for range 2 {
 		var at, secret, old, rootSecret, rootOld *string
 		var e Endpoint
-		err := db.QueryRow(ctx, findEndpointSQL, address, bare).Scan(&at, &secret, &old, &rootSecret, &rootOld, &e.Disabled, &e.Reason)
+		err := db.QueryRow(ctx, findEndpointSQL, address, bare).Scan(&at, &secret, &old, &rootSecret, &rootOld,
+			&e.Disabled, &e.Reason)
 		if err != nil {
 			return Endpoint{}, fmt.Errorf("find webhook endpoint: %w", err)
 		}
@@ -115,10 +116,12 @@ WITH kept AS (
 )
 SELECT secret FROM kept CROSS JOIN LATERAL penstock.audit_log($3, 'register_webhook', kept.url, $4)`
 
-// Register makes an address known with a secret of its own, or enables it again, and returns the secret to be shown to
-// its owner. It also holds for the address with other parameters in its query. The error wraps ErrForbiddenAddress where
-// policy does not allow the address.
-func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, address string, by invalidation.By) (Secret, error) {
+// Register makes an address known with a secret of its own, or enables it again, and returns the secret to be
+// shown to its owner. It also holds for the address with other parameters in its query. The error wraps
+// ErrForbiddenAddress where policy does not allow the address.
+func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, address string,
+	by invalidation.By,
+) (Secret, error) {
 	_, err := policy.CheckURL(address)
 	var text string
 	if err == nil {
@@ -142,10 +145,12 @@ WITH turned AS (
 )
 SELECT url FROM turned CROSS JOIN LATERAL penstock.audit_log($4, 'rotate_webhook_secret', turned.url, $5)`
 
-// Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The address ""
-// stands for the root secret: all derived secrets and the signing key change with it, and nobody needs the one that is
-// returned. invalidation.ErrNotFound: the address has no secret of its own.
-func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, overlap time.Duration, by invalidation.By) (Secret, error) {
+// Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The
+// address "" stands for the root secret: all derived secrets and the signing key change with it, and nobody
+// needs the one that is returned. invalidation.ErrNotFound: the address has no secret of its own.
+func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, overlap time.Duration,
+	by invalidation.By,
+) (Secret, error) {
 	if address == root {
 		if err := ensureRoot(ctx, db, vault); err != nil {
 			return Secret{}, err
@@ -160,7 +165,8 @@ func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, ov
 	err = db.QueryRow(ctx, rotateSQL, address, sealed, overlap, by.Actor, by.Reason).Scan(&object)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: it has none of its own: %w", invalidation.ErrNotFound)
+		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: it has none of its own: %w",
+			invalidation.ErrNotFound)
 	case err != nil:
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", err)
 	}

@@ -45,7 +45,8 @@ func ParseSecret(text string) (Secret, error) {
 		return Secret{}, errors.New("webhook secret must be standard base64 after whsec_")
 	}
 	if len(key) < secretBytesLow || len(key) > secretBytesHigh {
-		return Secret{}, fmt.Errorf("webhook secret must hold %d to %d bytes, not %d", secretBytesLow, secretBytesHigh, len(key))
+		return Secret{}, fmt.Errorf("webhook secret must hold %d to %d bytes, not %d", secretBytesLow, secretBytesHigh,
+			len(key))
 	}
 	return Secret{key: key}, nil
 }
@@ -104,7 +105,10 @@ var ErrSignature = errors.New("webhook signature does not verify")
 // Verify checks a received message against any of the secrets, as receivers do. The error wraps ErrSignature.
 func Verify(header http.Header, now time.Time, body []byte, secrets ...Secret) error {
 	return verify(header, now, symmetric, func(id, timestamp string, signature []byte) bool {
-		return slices.ContainsFunc(secrets, func(s Secret) bool { return hmac.Equal(signature, s.sum(id, timestamp, body)) })
+		return slices.ContainsFunc(secrets, func(s Secret) bool {
+			return hmac.Equal(signature,
+				s.sum(id, timestamp, body))
+		})
 	})
 }
 
@@ -119,7 +123,9 @@ func VerifyKey(header http.Header, now time.Time, body []byte, keys ...PublicKey
 }
 
 // verify looks for a signature of a version that good accepts.
-func verify(header http.Header, now time.Time, version string, good func(id, timestamp string, signature []byte) bool) error {
+func verify(header http.Header, now time.Time, version string,
+	good func(id, timestamp string, signature []byte) bool,
+) error {
 	id, timestamp := header.Get(HeaderID), header.Get(HeaderTimestamp)
 	seconds, err := strconv.ParseInt(timestamp, 10, 64)
 	if id == "" || err != nil {

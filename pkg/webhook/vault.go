@@ -15,8 +15,8 @@ import (
 // Vault seals and opens the secrets of receivers, so that nobody who can only read the database can sign as the
 // installation. Secrets may also be references, which it reads.
 type Vault struct {
-	// Key of the installation, the same in all its processes: 16 bytes or more that nobody can guess, such as the output
-	// of `openssl rand -base64 32`. Without one no new secret can be made.
+	// Key of the installation, the same in all its processes: 16 bytes or more that nobody can guess, such as
+	// the output of `openssl rand -base64 32`. Without one no new secret can be made.
 	Key string
 	// Read returns the secret that env:NAME or file:/path refers to; nil: references are errors.
 	Read func(ref string) (string, error)
@@ -30,7 +30,8 @@ func NewVault(key string, read func(ref string) (string, error)) Vault {
 }
 
 // ErrNoKey says that the key of the installation is missing, or too short.
-var ErrNoKey = errors.New("webhook secrets need a key of 16 bytes or more: set tasknode.webhook.key to env:NAME or file:/path")
+var ErrNoKey = errors.New("webhook secrets need a key of 16 bytes or more: set tasknode.webhook.key to env:NAME or " +
+	"file:/path")
 
 const (
 	sealedPrefix = "sealed:"

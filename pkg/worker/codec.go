@@ -106,7 +106,8 @@ func SameForAll(calls []Call, whole Outcome) []Outcome {
 	if suspect && len(calls) > 1 {
 		whole = Outcome{
 			Kind: Busy, Alone: true, StatusCode: whole.StatusCode, SentAt: whole.SentAt, Err: whole.Err,
-			Reason: Clip("batch of " + strconv.Itoa(len(calls)) + " did not succeed, each is tried alone: " + whole.Reason),
+			Reason: Clip("batch of " + strconv.Itoa(len(calls)) + " did not succeed, each is tried alone: " +
+				whole.Reason),
 		}
 	}
 	return slices.Repeat([]Outcome{whole}, len(calls))

@@ -110,7 +110,8 @@ func (p *openAI) Split(calls []Call, whole Outcome) []Outcome {
 			return misfit(calls, whole, err.Error())
 		}
 		outcomes[i] = Outcome{
-			Kind: Done, Result: result, StatusCode: whole.StatusCode, SentAt: whole.SentAt, Tokens: Tokens{In: tokens[i]},
+			Kind: Done, Result: result, StatusCode: whole.StatusCode, SentAt: whole.SentAt,
+			Tokens: Tokens{In: tokens[i]},
 		}
 	}
 	if next != len(byIndex) {

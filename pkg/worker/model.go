@@ -244,7 +244,8 @@ func (m Model) Validate() error {
 		case m.Type == TypeAsync || m.OnUnknown == Reattach:
 			return fieldError("batch.items",
 				"is for sync models that do not reattach: a run of several entries has no id to be found by")
-		case m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationEmbeddings) || m.Operation == OperationGenerate:
+		case m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationEmbeddings) ||
+			m.Operation == OperationGenerate:
 			return fieldError("batch.items", "is for protocols dispatcher and oip (infer), and for embeddings")
 		}
 	}

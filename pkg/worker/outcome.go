@@ -131,7 +131,8 @@ var (
 type TooLargeError struct{ LimitBytes int64 }
 
 func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("answer is larger than max_response_bytes (%d); raise it, or let the worker return a reference", e.LimitBytes)
+	return fmt.Sprintf("answer is larger than max_response_bytes (%d); raise it, or let the worker return a reference",
+		e.LimitBytes)
 }
 
 func done(result json.RawMessage, status int) Outcome {

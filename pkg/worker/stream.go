@@ -33,7 +33,9 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 }
 
 // follow reads events until [DONE], an error event, or the end of the stream.
-func (p *openAI) follow(events *events, whole *assembly, out *chunker, request []byte, broken func(error) Outcome) Outcome {
+func (p *openAI) follow(events *events, whole *assembly, out *chunker, request []byte,
+	broken func(error) Outcome,
+) Outcome {
 	for {
 		event, err := events.next()
 		switch {

@@ -271,7 +271,8 @@ func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
 			o.Kind, o.Reason = Cancelled, "connection closed by a cancel"
 			break
 		}
-		o.Kind, o.MaybeRunning, o.Reason = Unknown, true, "connection closed by a cancel; this protocol does not say that it stops the run"
+		o.Kind, o.MaybeRunning, o.Reason = Unknown, true,
+			"connection closed by a cancel; this protocol does not say that it stops the run"
 	case cause != nil:
 		o.Err = cause
 		o.Reason = Clip(cause.Error())

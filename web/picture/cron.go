@@ -58,7 +58,8 @@ func (s CronStrip) hours(c *canvas, bottom float64) {
 		if at.Before(s.From) || at.After(s.From.Add(s.Span)) {
 			continue
 		}
-		c.empty("line", "class", "pic-grid", "x1", percent(x), "x2", percent(x), "y1", number(cronHead-4), "y2", number(bottom))
+		c.empty("line", "class", "pic-grid", "x1", percent(x), "x2", percent(x), "y1", number(cronHead-4), "y2",
+			number(bottom))
 		if hour%6 != 0 || x > 0.95 {
 			continue
 		}
@@ -128,7 +129,8 @@ func (s CronStrip) mark(c *canvas, run fireRun, y float64) {
 		c.close("circle")
 		return
 	}
-	c.titled("rect", fmt.Sprintf("%d runs from %s to %s", run.n, run.from.Format("Mon 15:04"), run.to.Format("Mon 15:04")),
+	c.titled("rect", fmt.Sprintf("%d runs from %s to %s", run.n, run.from.Format("Mon 15:04"),
+		run.to.Format("Mon 15:04")),
 		"x", percent(from), "y", number(y+cronRow/2-4), "width", percent(to-from), "height", "8", "rx", "2")
 }
 

@@ -81,8 +81,14 @@ var wideFlow = flowLayout{
 		{path: "M72 108 H86 V62 H280 V104 H310", headX: 316, headY: 104, direction: "right"},
 		{path: "M262 134 H310", headX: 316, headY: 134, direction: "right", rate: "promoted", labelX: 289, labelY: 150},
 		{path: "M468 121 H540", headX: 546, headY: 121, direction: "right", rate: "claimed", labelX: 505, labelY: 112},
-		{path: "M698 105 H742 V73 H794", headX: 800, headY: 73, direction: "right", rate: "finished", labelX: 768, labelY: 64},
-		{path: "M698 137 H742 V173 H794", headX: 800, headY: 173, direction: "right", rate: "failed", labelX: 768, labelY: 192},
+		{
+			path: "M698 105 H742 V73 H794", headX: 800, headY: 73, direction: "right", rate: "finished", labelX: 768,
+			labelY: 64,
+		},
+		{
+			path: "M698 137 H742 V173 H794", headX: 800, headY: 173, direction: "right", rate: "failed", labelX: 768,
+			labelY: 192,
+		},
 		{
 			path: "M622 158 V278 H186 V164", headX: 186, headY: 158, direction: "up",
 			rate: "retried", labelX: 545, labelY: 271, words: "retry",
@@ -102,11 +108,20 @@ var narrowFlow = flowLayout{
 	edges: []edge{
 		{path: "M84 62 H172", headX: 178, headY: 62, direction: "right"},
 		{path: "M40 88 V160", headX: 40, headY: 166, direction: "down"},
-		{path: "M200 106 V118 H104 V160", headX: 104, headY: 166, direction: "down", rate: "promoted", labelX: 150, labelY: 113},
+		{
+			path: "M200 106 V118 H104 V160", headX: 104, headY: 166, direction: "down", rate: "promoted", labelX: 150,
+			labelY: 113,
+		},
 		{path: "M152 199 H178", headX: 184, headY: 199, direction: "right"},
 		{path: "M252 232 V262", headX: 252, headY: 268, direction: "down", rate: "finished", labelX: 290, labelY: 259},
-		{path: "M196 232 V254 H166 V381 H178", headX: 184, headY: 381, direction: "right", rate: "failed", labelX: 124, labelY: 385},
-		{path: "M320 199 H336 V73 H320", headX: 314, headY: 73, direction: "left", rate: "retried", labelX: 292, labelY: 122, words: "retry"},
+		{
+			path: "M196 232 V254 H166 V381 H178", headX: 184, headY: 381, direction: "right", rate: "failed", labelX: 124,
+			labelY: 385,
+		},
+		{
+			path: "M320 199 H336 V73 H320", headX: 314, headY: 73, direction: "left", rate: "retried", labelX: 292,
+			labelY: 122, words: "retry",
+		},
 		{class: "pic-dotted", path: "M84 232 V262", headX: 84, headY: 268, direction: "down"},
 	},
 }
@@ -172,8 +187,10 @@ func (f StateFlow) node(c *canvas, n flowNode, at box) {
 	count := f.count(n.state.Count)
 	closing := c.link(n.state.Href, n.name+": "+count)
 	c.open("g", "class", "pic-node pic-s-"+n.name)
-	c.empty("rect", "class", "pic-box", "x", number(at.x), "y", number(at.y), "width", number(at.w), "height", number(at.h), "rx", "9")
-	c.empty("rect", "class", "pic-bar", "x", number(at.x), "y", number(at.y+12), "width", "4", "height", number(at.h-24), "rx", "2")
+	c.empty("rect", "class", "pic-box", "x", number(at.x), "y", number(at.y), "width", number(at.w), "height",
+		number(at.h), "rx", "9")
+	c.empty("rect", "class", "pic-bar", "x", number(at.x), "y", number(at.y+12), "width", "4", "height",
+		number(at.h-24), "rx", "2")
 	c.text("pic-name", number(at.x+16), number(at.y+20), n.name)
 	class := "pic-count"
 	if len(count) > countMax {

@@ -260,7 +260,8 @@ func grid(title, description string, n int, draw func(c *canvas, i int, x, y flo
 	rows := (n + cellColumns - 1) / cellColumns
 	var c canvas
 	c.open("svg", "class", "pic pic-cells", "role", "group", "aria-label", title,
-		"width", strconv.Itoa(columns*cellPitch-cellPitch+cellSize), "height", strconv.Itoa(rows*cellPitch-cellPitch+cellSize))
+		"width", strconv.Itoa(columns*cellPitch-cellPitch+cellSize), "height",
+		strconv.Itoa(rows*cellPitch-cellPitch+cellSize))
 	c.leaf("desc", description)
 	for i := range n {
 		draw(&c, i, float64(i%cellColumns*cellPitch), float64(i/cellColumns*cellPitch))

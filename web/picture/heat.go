@@ -70,7 +70,8 @@ func (h HeatMap) HTML() template.HTML {
 	c.leaf("span", "fewer")
 	c.open("svg", "class", "pic pic-key", "width", strconv.Itoa(heatSteps*14), "height", "16", "aria-hidden", "true")
 	for step := 1; step <= heatSteps; step++ {
-		c.empty("rect", "class", "pic-h"+strconv.Itoa(step), "x", strconv.Itoa((step-1)*14), "y", "2", "width", "13", "height", "12", "rx", "2")
+		c.empty("rect", "class", "pic-h"+strconv.Itoa(step), "x", strconv.Itoa((step-1)*14), "y", "2", "width", "13",
+			"height", "12", "rx", "2")
 	}
 	c.close("svg")
 	c.leaf("span", "more entries")

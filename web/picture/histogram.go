@@ -77,7 +77,8 @@ func (h Histogram) marker(c *canvas, m Marker, i int, bottom float64) {
 	if share > 0.6 {
 		class += " pic-end"
 	}
-	c.empty("line", "class", "pic-marker", "x1", percent(share), "x2", percent(share), "y1", number(y+3), "y2", number(bottom))
+	c.empty("line", "class", "pic-marker", "x1", percent(share), "x2", percent(share), "y1", number(y+3), "y2",
+		number(bottom))
 	c.text(class, percent(share), number(y), m.Name+" "+format.Seconds(m.Value))
 }
 
@@ -113,7 +114,10 @@ func (h Histogram) Table() Table {
 		if i >= len(h.Bounds) || total == 0 {
 			break
 		}
-		t.Rows = append(t.Rows, []string{bound(h.Bounds[i]), format.Count(count), format.Percent(float64(count) / float64(total))})
+		t.Rows = append(t.Rows, []string{
+			bound(h.Bounds[i]), format.Count(count),
+			format.Percent(float64(count) / float64(total)),
+		})
 	}
 	return t
 }

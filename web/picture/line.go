@@ -40,7 +40,8 @@ func (s Sparkline) HTML() template.HTML {
 	c.line("pic-line pic-second", sparkPoints(s.Second, largest))
 	c.close("svg")
 	if n := len(points); n > 0 && !math.IsNaN(points[n-1][1]) {
-		c.empty("circle", "class", "pic-dot", "cx", "100%", "cy", number(2+points[n-1][1]/100*(sparkHeight-4)), "r", "2.25")
+		c.empty("circle", "class", "pic-dot", "cx", "100%", "cy", number(2+points[n-1][1]/100*(sparkHeight-4)), "r",
+			"2.25")
 	}
 	c.close("svg")
 	return c.html()

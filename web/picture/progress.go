@@ -32,7 +32,8 @@ func (p Progress) HTML() template.HTML {
 			continue
 		}
 		width := float64(part.n) / float64(total)
-		c.empty("rect", "class", part.class, "x", percent(x), "y", "0", "width", percent(width), "height", "12", "rx", "2")
+		c.empty("rect", "class", part.class, "x", percent(x), "y", "0", "width", percent(width), "height", "12",
+			"rx", "2")
 		x += width
 	}
 	c.close("svg")

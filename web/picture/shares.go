@@ -40,13 +40,16 @@ func (s Shares) HTML() template.HTML {
 	for i, f := range s.Flows {
 		y := shareRow * float64(i)
 		c.open("g")
-		c.leaf("title", label(f.Flow, 120)+": wanted "+format.Percent(f.Wanted)+", got "+format.Percent(f.Got)+f.verdict())
+		c.leaf("title", label(f.Flow, 120)+": wanted "+format.Percent(f.Wanted)+", got "+
+			format.Percent(f.Got)+f.verdict())
 		c.text("pic-tick pic-end pic-mid", "-10", number(y+shareRow/2), label(f.name(), 14))
 		c.empty("rect", "class", "pic-wanted", "x", "0", "y", number(y+5.5), "width", percent(clamp(f.Wanted)/largest),
 			"height", number(shareRow-11), "rx", "3")
-		c.empty("rect", "class", "pic-got"+f.class(), "x", "0", "y", number(y+9.5), "width", percent(clamp(f.Got)/largest),
+		c.empty("rect", "class", "pic-got"+f.class(), "x", "0", "y", number(y+9.5), "width",
+			percent(clamp(f.Got)/largest),
 			"height", number(shareRow-19), "rx", "2")
-		c.leaf("text", format.Percent(f.Got)+f.arrow(), "class", "pic-tick pic-mid", "x", "100%", "dx", "9", "y", number(y+shareRow/2))
+		c.leaf("text", format.Percent(f.Got)+f.arrow(), "class", "pic-tick pic-mid", "x", "100%", "dx", "9", "y",
+			number(y+shareRow/2))
 		c.close("g")
 	}
 	c.close("svg")

@@ -65,12 +65,14 @@ func (w Waterfall) HTML() template.HTML {
 	from, span := w.span()
 	c.begin("pic-waterfall pic-gutter-wide", "Timeline of the entry", w.sentence(), height+waterfallAxis)
 	for _, share := range []float64{0, 0.25, 0.5, 0.75, 1} {
-		c.empty("line", "class", "pic-grid", "x1", percent(share), "x2", percent(share), "y1", "0", "y2", number(height))
+		c.empty("line", "class", "pic-grid", "x1", percent(share), "x2", percent(share), "y1", "0", "y2",
+			number(height))
 	}
 	y := 6.0
 	for i, p := range w.Phases {
 		if w.headed(i) {
-			c.leaf("text", "attempt "+strconv.Itoa(p.Attempt), "class", "pic-tick pic-strong", "x", "-104", "y", number(y+19))
+			c.leaf("text", "attempt "+strconv.Itoa(p.Attempt), "class", "pic-tick pic-strong", "x", "-104", "y",
+				number(y+19))
 			c.empty("line", "class", "pic-axis", "x1", "-30", "x2", "100%", "y1", number(y+15.5), "y2", number(y+15.5))
 			y += waterfallHead
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// compareLanes prints how many locks a second are claimed and finished from that many flows with two entries each: lane by
-// lane, and up to a hundred lanes at a time. The two come in turns; medians.
+// compareLanes prints how many locks a second are claimed and finished from that many flows with two entries
+// each: lane by lane, and up to a hundred lanes at a time. The two come in turns; medians.
 func (b *bench) compareLanes(ctx context.Context, flows int) error {
 	big := 100_000_000
 	fmt.Printf("%-28s %12s %12s %8s\n", "lanes with", "one by one/s", "together/s", "ratio")

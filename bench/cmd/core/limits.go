@@ -22,9 +22,10 @@ type drained struct{ wall, cpu time.Duration }
 // lanesMost is how many lanes a drain claims from at most: a claim brings one of them.
 const lanesMost = 5000
 
-// compareLimits drains the same entries from a queue without limits and from one under limits that never bind, in turns,
-// so that what else the machine does meets both. A ratio of 1 says that a limit costs nothing. It is the median of the
-// rounds, of the rate and of the CPU of client and server, which others on the machine disturb less.
+// compareLimits drains the same entries from a queue without limits and from one under limits that never
+// bind, in turns, so that what else the machine does meets both. A ratio of 1 says that a limit costs
+// nothing. It is the median of the rounds, of the rate and of the CPU of client and server, which others on
+// the machine disturb less.
 func (b *bench) compareLimits(ctx context.Context, batch int) error {
 	plenty := 1 << 30
 	kinds := []struct {
@@ -96,7 +97,8 @@ func middle(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// drainUnder says what it takes to drain entries spread over so many lock keys, or flows; one key is none: all are solo.
+// drainUnder says what it takes to drain entries spread over so many lock keys, or flows; one key is none:
+// all are solo.
 func (b *bench) drainUnder(ctx context.Context, keys, batch int, limit string, flows bool) (d drained, err error) {
 	q, err := b.limitedQueue(ctx, limit)
 	if err != nil {

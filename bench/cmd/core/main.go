@@ -28,7 +28,8 @@ func main() {
 	dsn := flag.String("dsn", "", "database to use; a private durable one if empty")
 	keep := flag.Bool("results", false, "keep results")
 	backlog := flag.Int("backlog", 0, "instead: the time of a claim of 10 with 1,000 entries ready, and with so many")
-	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in turns, at 1, 100 and 100,000 lock keys")
+	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in "+
+		"turns, at 1, 100 and 100,000 lock keys")
 	flows := flag.Int("flows", 0, "instead: drains of so many flows of two entries, lane by lane and many lanes at a time")
 	rounds := flag.Int("rounds", 5, "of -limits and -flows")
 	only := flag.String("only", "", "the one kind of -limits to measure, as it is printed; all if empty")

@@ -49,10 +49,12 @@ func parse(args []string) (options, error) {
 	f := flag.NewFlagSet("curves", flag.ContinueOnError)
 	f.StringVar(&o.axes, "axes", "all", "which: "+strings.Join(names(curves.Axes()), ", "))
 	f.BoolVar(&o.lab.Short, "short", false, "few and small points")
-	f.IntVar(&o.lab.Entries, "n", 0, "entries drained at a point, on some axes a few times as many (20,000; 3,000 if short)")
+	f.IntVar(&o.lab.Entries, "n", 0, "entries drained at a point, on some axes a few times as many (20,000; 3,000 "+
+		"if short)")
 	f.DurationVar(&o.lab.PointTime, "point-time", 5*time.Second, "longest drain of a point")
 	f.DurationVar(&o.axisTime, "axis-time", 5*time.Minute, "longest time of an axis; points beyond are not run")
-	f.DurationVar(&o.lab.HeldFor, "held-for", 0, "stretch axis held over this time, with 1,000 entries a second meanwhile; wants a larger -axis-time")
+	f.DurationVar(&o.lab.HeldFor, "held-for", 0,
+		"stretch axis held over this time, with 1,000 entries a second meanwhile; wants a larger -axis-time")
 	f.StringVar(&o.out, "out", "", "folder for pictures and points.csv; none if empty")
 	f.StringVar(&o.lab.Profile, "profile", "", "folder for profiles of the nodes of axis node")
 	f.StringVar(&o.node, "node", "", "internal: be the process of a node with this duty")

@@ -66,10 +66,10 @@ func (w *batchWorker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		`{"status":"success","result":1}]}`)
 }
 
-// measureBatches lets entries arrive at random at four rates, and prints how many shared a call, and how long they waited
-// from the commit of their push until the worker had them. The tail is that of pushes whose commits overtook each other:
-// claims pass those by that came in behind the mark of their lane until they next look at its beginning, within a second.
-// Without batches the worker's two slots take some 95 a second.
+// measureBatches lets entries arrive at random at four rates, and prints how many shared a call, and how long
+// they waited from the commit of their push until the worker had them. The tail is that of pushes whose
+// commits overtook each other: claims pass those by that came in behind the mark of their lane until they
+// next look at its beginning, within a second. Without batches the worker's two slots take some 95 a second.
 func measureBatches(ctx context.Context, pool *pgxpool.Pool, lasts time.Duration) error {
 	fmt.Printf("up to %d items a call, %d slots, a call takes %s and %s an item\n", batchMost, slots, callTakes,
 		itemTakes)

@@ -1,7 +1,7 @@
-// Command dispatch measures what it costs to send an entry to a worker: a task node with an inference queue, and a
-// worker in the same process that answers at once. For 8, 64 and 512 slots it prints calls a second and how long an
-// entry was on its way, beside what the same worker takes when it is called without a queue. With -batch it measures how
-// entries that arrive one by one are put together into calls: see batch.go.
+// Command dispatch measures what it costs to send an entry to a worker: a task node with an inference queue,
+// and a worker in the same process that answers at once. For 8, 64 and 512 slots it prints calls a second and
+// how long an entry was on its way, beside what the same worker takes when it is called without a queue. With
+// -batch it measures how entries that arrive one by one are put together into calls: see batch.go.
 package main
 
 import (

@@ -1,6 +1,7 @@
-// Command gateway loads the online gateway and, in the same run, a plain httputil.ReverseProxy in front of the same worker, and
-// prints the figures of both and their ratios. Each of the two is a process of its own, so that its CPU
-// time can be told apart from that of the generator and the worker, which share the machine with it.
+// Command gateway loads the online gateway and, in the same run, a plain httputil.ReverseProxy in front of
+// the same worker, and prints the figures of both and their ratios. Each of the two is a process of its own,
+// so that its CPU time can be told apart from that of the generator and the worker, which share the machine
+// with it.
 package main
 
 import (
@@ -108,7 +109,8 @@ func run(ctx context.Context, program string, lasts time.Duration, only string) 
 		return err
 	}
 	defer front.stop()
-	fmt.Printf("%s, %d cores, load average before the run: %s\n", time.Now().UTC().Format(time.DateTime), runtime.NumCPU(),
+	fmt.Printf("%s, %d cores, load average before the run: %s\n", time.Now().UTC().Format(time.DateTime),
+		runtime.NumCPU(),
 		loadAverage())
 	fmt.Printf("%-10s %-8s %9s %9s %9s %9s %8s %9s\n", "load", "proxy", "rate/s", "p50", "p99", "CPU s",
 		"errors", "MiB")

@@ -1,5 +1,5 @@
-// Command http measures pushes through a leader's HTTP API: one by one, in lists and as a stream, with entries a second,
-// p50 and p99 of requests, and the memory of the process that serves and pushes.
+// Command http measures pushes through a leader's HTTP API: one by one, in lists and as a stream, with
+// entries a second, p50 and p99 of requests, and the memory of the process that serves and pushes.
 package main
 
 import (

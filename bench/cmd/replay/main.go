@@ -12,7 +12,8 @@ import (
 )
 
 func main() {
-	path := flag.String("trace", "", "lora_request_trace.csv of Alibaba's cluster-trace-v2026-GenAI; without it a trace is made up")
+	path := flag.String("trace", "", "lora_request_trace.csv of Alibaba's cluster-trace-v2026-GenAI; without it a "+
+		"trace is made up")
 	nodes := flag.Int("nodes", 4, "simulated task nodes")
 	slots := flag.Int("slots", 8, "slots of each node")
 	load := flag.Float64("load", 0.9, "part of all slots that the trace keeps busy: its times are squeezed to that")

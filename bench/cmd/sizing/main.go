@@ -192,7 +192,8 @@ func check(w io.Writer, model sizing.Model, points []sizing.Point, cores int) er
 	}
 	slices.Sort(errs)
 	_, err := fmt.Fprintf(w, "\nserver CPU at the %d points that were not fitted: median error %.0f%%, largest %.0f%%\n"+
-		"The rate is what all cores of the machine would do if nothing but CPU held it up; no rate is given for loads that wait for commits or handlers.\n",
+		"The rate is what all cores of the machine would do if nothing but CPU held it up; no rate is given for "+
+		"loads that wait for commits or handlers.\n",
 		len(errs), 100*errs[len(errs)/2], 100*errs[len(errs)-1])
 	return err
 }
@@ -200,7 +201,8 @@ func check(w io.Writer, model sizing.Model, points []sizing.Point, cores int) er
 // capacity prints what databases carry by the model. Nothing beyond the cores of the measured machine was seen.
 func capacity(w io.Writer, model sizing.Model, utilization float64) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(tw, "\nentries/s at a utilization of %g, pushed and worked off, by cores of the database\t2\t4\t8\t16\t\n", utilization)
+	fmt.Fprintf(tw, "\nentries/s at a utilization of %g, pushed and worked off, by cores of the "+
+		"database\t2\t4\t8\t16\t\n", utilization)
 	for _, load := range []struct {
 		name         string
 		batch, group int
@@ -236,7 +238,8 @@ func size(w io.Writer, model sizing.Model, o options) error {
 	push := o.shape
 	push.Commits = 1 / float64(max(1, o.batch))
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "entries\tserver us\tcores busy\tcores to have\tclient us\tclient cores busy\tWAL B\tWAL MB/s\tWAL GB a day\t")
+	fmt.Fprintln(tw, "entries\tserver us\tcores busy\tcores to have\tclient us\tclient cores busy\tWAL B\tWAL "+
+		"MB/s\tWAL GB a day\t")
 	for _, way := range []struct {
 		name    string
 		commits float64

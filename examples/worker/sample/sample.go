@@ -1,4 +1,5 @@
-// Package sample makes real inputs for the worker: pictures with known numbers of faces and sentences in known languages.
+// Package sample makes real inputs for the worker: pictures with known numbers of faces and sentences in
+// known languages.
 package sample
 
 import (

@@ -19,9 +19,10 @@ type Faults struct {
 	FailRate    float64  `json:"fail_rate"`    // runs that end in an error
 	BusyRate    float64  `json:"busy_rate"`    // dispatcher calls answered 503 although a slot is free
 	HangRate    float64  `json:"hang_rate"`    // runs that never end by themselves
-	DropRate    float64  `json:"drop_rate"`    // calls that are carried out but whose connection breaks before the answer
-	CrashAfter  int      `json:"crash_after"`  // the process exits in the middle of this run, counted from now; 0: never
-	SlowStart   Duration `json:"slow_start"`   // not ready for this long from now
+	// calls that are carried out but whose connection breaks before the answer
+	DropRate   float64  `json:"drop_rate"`
+	CrashAfter int      `json:"crash_after"` // the process exits in the middle of this run, counted from now; 0: never
+	SlowStart  Duration `json:"slow_start"`  // not ready for this long from now
 }
 
 // Duration is a time.Duration that reads and writes as text, like "250ms".

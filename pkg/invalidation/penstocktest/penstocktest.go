@@ -42,14 +42,16 @@ SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e
 // Entries returns what is in a queue, oldest first.
 func Entries[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P]) []Entry[P] {
 	t.Helper()
-	entries, err := pgx.CollectRows(postgres.Query(t.Context(), db, entriesSQL, d.Name), func(row pgx.CollectableRow) (Entry[P], error) {
-		var e Entry[P]
-		var payload []byte
-		if err := row.Scan(&e.ID, &payload, &e.LockKey, &e.Flow, &e.Priority, &e.Name, &e.Deferred, &e.Attempt); err != nil {
-			return e, err
-		}
-		return e, json.Unmarshal(payload, &e.Payload)
-	})
+	entries, err := pgx.CollectRows(postgres.Query(t.Context(), db, entriesSQL, d.Name),
+		func(row pgx.CollectableRow) (Entry[P], error) {
+			var e Entry[P]
+			var payload []byte
+			if err := row.Scan(&e.ID, &payload, &e.LockKey, &e.Flow, &e.Priority, &e.Name, &e.Deferred,
+				&e.Attempt); err != nil {
+				return e, err
+			}
+			return e, json.Unmarshal(payload, &e.Payload)
+		})
 	if err != nil {
 		t.Fatalf("read queue %q: %v", d.Name, err)
 	}
@@ -61,7 +63,8 @@ func AssertPushed[P any](t testing.TB, db postgres.DB, d invalidation.Definition
 	t.Helper()
 	found, all := matching(t, db, d, want)
 	if len(found) != 1 {
-		t.Fatalf("queue %q has %d entries with payload %s, want one; it has %s", d.Name, len(found), text(t, want), text(t, all))
+		t.Fatalf("queue %q has %d entries with payload %s, want one; it has %s", d.Name, len(found), text(t, want),
+			text(t, all))
 	}
 	return found[0]
 }
