@@ -462,4 +462,74 @@ func TestADrainedGatewayLeavesNoSlotAndNoRow(t *testing.T) {
 	}
 }
 
+// registered makes gateways known that hold no slots.
+func (s *site) registered(ids ...int64) {
+	s.Helper()
+	for _, id := range ids {
+		s.exec(`SELECT penstock.register_gateway($1, 'g' || $1::bigint, 'default', '1 minute')`, id)
+	}
+}
+
+func (s *site) exec(sql string, args ...any) {
+	s.Helper()
+	if _, err := s.pool.Exec(s.Context(), sql, args...); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// handOver lets a node hand over all that it holds, and returns how many slots another node got and how many
+// are free.
+func (s *site) handOver(holder, other int64) (got, free int) {
+	s.Helper()
+	s.exec(`SELECT penstock.hand_over_slots('m', $1, array_agg(instance_id), array_agg(number), array_agg(token))
+	          FROM penstock.slot WHERE node_id = $1`, holder)
+	got = s.count(`SELECT count(*) FROM penstock.slot WHERE node_id = $1`, other)
+	if left := s.count(`SELECT count(*) FROM penstock.slot WHERE node_id = $1`, holder); left != 0 {
+		s.Errorf("the holder kept %d slots", left)
+	}
+	return got, s.count(`SELECT (SELECT slots FROM penstock.instance) - count(*) FROM penstock.slot`)
+}
+
+// A slot that its instance has no more, or that lies at one that drains, is freed and not handed over: else
+// gateways would hand it to each other, and calls would go on to an instance that is to end.
+func TestSlotsAreHandedOverOnlyWhereTheyMayBeLeased(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, change string
+		got          int
+	}{
+		{"usable", `SELECT 1`, 8},
+		{"drains", `UPDATE penstock.instance SET draining_at = now()`, 0},
+		{"unhealthy", `UPDATE penstock.instance SET state = 'unhealthy'`, 0},
+		{"shrunk", `UPDATE penstock.instance SET slots = 3`, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, 8)
+			s.registered(1, 2)
+			s.exec(`SELECT penstock.set_gateway_policy('m', '{"batch_reserved": 0}', 'test')`)
+			s.exec(`SELECT penstock.lease_slots('m', 1, 8)`)
+			s.exec(`SELECT penstock.lease_slots('m', 2, 8)`)
+			s.exec(c.change)
+			if got, _ := s.handOver(1, 2); got != c.got {
+				t.Errorf("%d slots were handed over, want %d", got, c.got)
+			}
+		})
+	}
+}
+
+// Task nodes hand over no more than online calls may hold: a part of the slots is for durable entries alone.
+func TestTaskNodesKeepTheSlotsThatAreForDurableEntries(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 10)
+	s.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES (1, 'n', 'default', '1 minute', 10, '{}')`)
+	s.exec(`SELECT penstock.lease_slots('m', 1, 10)`)
+	s.registered(2)
+	s.exec(`SELECT penstock.set_gateway_policy('m', '{"batch_reserved": 0.3}', 'test')`)
+	s.exec(`SELECT penstock.lease_slots('m', 2, 10)`)
+	if got, free := s.handOver(1, 2); got != 7 || free != 3 {
+		t.Errorf("%d slots were handed over and %d are free, want 7 and 3", got, free)
+	}
+}
+
 var _ gateway.Pusher = (*pusher)(nil)

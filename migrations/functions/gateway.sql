@@ -51,7 +51,7 @@ $$;
 
 -- class_room returns how many more slots of a model a node's class may hold: all but those that are
 -- kept for the other class.
--- Callers: lease_slots.
+-- Callers: lease_slots, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.class_room(wanted text, node bigint) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, r.total - CASE WHEN o.online THEN r.batch_reserved ELSE r.reserved END
@@ -73,9 +73,12 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- hand_over_slots gives idle slots of a holder to the gateways that miss some of the model, those that
--- miss them longest first, each under a new token, and frees the slots that no gateway misses. It
+-- miss them longest first, each under a new token, and frees the slots that no gateway gets: those that
+-- none misses, those of instances that may not be leased from, with a number beyond the instance's slots, or
+-- beyond what the device group has, and, from a task node, those beyond what online calls may hold. It
 -- returns how many were handed over, and tells the gateways by NOTIFY.
--- Locks: the rows of the slots, then the rows of slot_demand of the gateways.
+-- Locks: the advisory lock of the model's leases, so that the class's room is exact; the rows of the slots,
+-- then the rows of slot_demand of the gateways.
 -- Callers: pkg/inference, pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.hand_over_slots(wanted text, holder bigint, instances integer[], numbers integer[], tokens bigint[])
 RETURNS integer
@@ -83,21 +86,28 @@ LANGUAGE plpgsql AS $$
 DECLARE
     g     record;
     n     integer;
+    room  integer := cardinality(tokens);
     moved integer := 0;
 BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
     FOR g IN SELECT d.node_id, d.missing FROM penstock.slot_demand d
               WHERE d.model = wanted AND d.node_id <> holder AND d.missing > 0
                 AND d.wanted_at > clock_timestamp() - interval '3 seconds'
                 AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
               ORDER BY d.since, d.node_id
     LOOP
+        IF moved = 0 AND NOT penstock.node_online(holder) THEN
+            room := least(room, penstock.class_room(wanted, g.node_id));
+        END IF;
         WITH given AS (
             SELECT k.instance_id, k.number, k.token
               FROM unnest(instances, numbers, tokens) k(instance_id, number, token)
               JOIN penstock.slot s ON s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token
+              JOIN penstock.instance i ON i.id = k.instance_id
              WHERE s.node_id = holder AND s.doubt_at IS NULL
+               AND penstock.usable(i) AND k.number < i.slots AND NOT penstock.group_is_over(i)
              ORDER BY k.instance_id, k.number
-             LIMIT g.missing
+             LIMIT greatest(0, least(g.missing, room - moved))
         )
         UPDATE penstock.slot s
            SET node_id = g.node_id, token = nextval('penstock.token_seq'), leased_at = clock_timestamp()
@@ -115,6 +125,16 @@ BEGIN
        AND s.doubt_at IS NULL;
     RETURN moved;
 END $$;
+
+-- group_is_over returns whether the instances of an instance's device group hold more slots than the group has.
+-- Callers: hand_over_slots.
+CREATE OR REPLACE FUNCTION penstock.group_is_over(i penstock.instance) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT i.device_group IS NOT NULL
+       AND penstock.device_slots(i.device_group)
+           < (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
+               WHERE x.device_group = i.device_group)
+$$;
 
 -- usual_run returns how long a call of a model's durable entries usually keeps its slot: the mean over
 -- the last hours. Null while fewer than 20 are known.

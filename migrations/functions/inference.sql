@@ -327,7 +327,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- device_slots returns how many slots the instances of a device group hold together.
--- Callers: slot_room, slot_reserves.
+-- Callers: slot_room, slot_reserves, group_is_over.
 CREATE OR REPLACE FUNCTION penstock.device_slots(wanted text) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT g.slots FROM penstock.device_group g WHERE g.name = wanted),
