@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -133,18 +134,12 @@ func (l *Leases) compare(ctx context.Context) {
 	l.rely(start, held.valid)
 	l.mu.Lock()
 	l.strict = false
-	doubtful := map[SlotKey]bool{}
-	for _, d := range l.doubts {
-		doubtful[d.slot] = true
-	}
 	l.mu.Unlock()
 	ours := map[SlotKey]bool{}
 	byInstance := map[int32][]SlotKey{}
 	for _, s := range held.slots {
 		ours[s] = true
-		if !doubtful[s] {
-			byInstance[s.Instance] = append(byInstance[s.Instance], s)
-		}
+		byInstance[s.Instance] = append(byInstance[s.Instance], s)
 	}
 	for _, r := range l.pools.models.all() {
 		l.align(r.gate, ours, before[r.gate], byInstance)
@@ -167,9 +162,13 @@ func (l *Leases) holding() map[*gate][]SlotKey {
 	return all
 }
 
-// align drops what a pool held and is not ours, and adds what is ours and the pool does not hold.
+// align drops what a pool held and is not ours, and adds what is ours and the pool does not hold. A slot whose
+// call was put in doubt since the question was sent is not added: a call is put in doubt before its pool drops
+// the slot, so that under the lock of the pool the doubts are complete.
 func (l *Leases) align(g *gate, ours map[SlotKey]bool, before []SlotKey, byInstance map[int32][]SlotKey) {
 	g.do(func(now time.Time, p *Pool) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		var lost, fresh []SlotKey
 		for _, s := range before {
 			if !ours[s] {
@@ -178,22 +177,21 @@ func (l *Leases) align(g *gate, ours map[SlotKey]bool, before []SlotKey, byInsta
 		}
 		for _, i := range p.fleet.instances {
 			for _, s := range byInstance[i.id] {
-				if _, known := i.held[s]; !known {
+				if _, known := i.held[s]; !known && !l.doubted(s) {
 					fresh = append(fresh, s)
 				}
 			}
 		}
-		if len(lost) > 0 {
-			p.Lose(now, lost)
-		}
-		if len(fresh) > 0 {
-			p.Grant(now, fresh)
-		}
-		l.mu.Lock()
+		p.Lose(now, lost)
+		p.Grant(now, fresh)
 		l.figures.Lost += int64(len(lost))
 		l.figures.Granted += int64(len(fresh))
-		l.mu.Unlock()
 	})
+}
+
+// doubted says whether the call on a slot is in doubt and the database has not been told; called with mu held.
+func (l *Leases) doubted(s SlotKey) bool {
+	return slices.ContainsFunc(l.doubts, func(d doubtful) bool { return d.slot == s })
 }
 
 // expire drops slots that may not be relied on: with the lease where the policy is strict, else when the
