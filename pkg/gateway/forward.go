@@ -10,11 +10,15 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
 )
+
+// idleMax is how long a connection to a worker is kept without a call. Servers on uvicorn close theirs after 5 s:
+// a call that is sent in that moment fails, and may not be sent again.
+const idleMax = 4 * time.Second
 
 // newTransport returns the connections to workers. Answers pass as they are, so that it neither asks for
 // compression nor follows redirects.
@@ -22,7 +26,7 @@ func newTransport() *http.Transport {
 	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}
 	return &http.Transport{
 		DialContext: dialer.DialContext, DisableCompression: true, MaxIdleConnsPerHost: 1024,
-		IdleConnTimeout: 50 * time.Second, TLSHandshakeTimeout: 5 * time.Second, ForceAttemptHTTP2: true,
+		IdleConnTimeout: idleMax, TLSHandshakeTimeout: 5 * time.Second, ForceAttemptHTTP2: true,
 		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
 	}
 }
@@ -48,6 +52,7 @@ type call struct {
 	id      string
 	queued  time.Duration
 	tries   int
+	sent    atomic.Bool // the transport has begun to read the body
 	quiet   *time.Timer // ends a call whose worker sends a head and no first event; nil: no limit
 }
 
@@ -78,7 +83,7 @@ func (c *call) attempt(ctx context.Context) result {
 	}
 	answer, err := c.gateway.transport.RoundTrip(upstream)
 	if err != nil {
-		return c.broken(ctx, err, time.Since(began))
+		return c.broken(ctx, err, c.sent.Load(), time.Since(began))
 	}
 	defer answer.Body.Close()
 	// From the head of the answer on the limit is that of silence, until copy watches each piece.
@@ -102,7 +107,9 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 	out := (&http.Request{
 		Method: http.MethodPost, URL: target, Host: target.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: make(http.Header, len(c.request.Header)+2), ContentLength: size(c.body),
-		Body: &partsReader{parts: c.body},
+		Body: c.reader(),
+		// For a connection that was kept and is found closed before a byte was written to it.
+		GetBody: func() (io.ReadCloser, error) { return c.reader(), nil },
 	}).WithContext(ctx)
 	for name, values := range c.request.Header {
 		if !keptBack(name) {
@@ -121,6 +128,9 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 	return out, nil
 }
 
+// reader returns the body, and notes when it is read: from then on the worker may have got the request.
+func (c *call) reader() io.ReadCloser { return &partsReader{parts: c.body, begun: &c.sent} }
+
 // keptBack says whether a header of the client is not for the worker: those of the connection, the
 // credentials for this gateway, and the words that it has understood.
 func keptBack(name string) bool {
@@ -133,25 +143,24 @@ func keptBack(name string) bool {
 	return strings.HasPrefix(name, "X-Penstock-")
 }
 
-// broken says what an exchange without an answer came to. Where the request cannot have run another
-// instance may be tried: no connection, or one that was closed before a status line.
-func (c *call) broken(ctx context.Context, err error, took time.Duration) result {
+// broken says what an exchange without an answer came to. Another instance may be tried where nothing of the
+// request was sent, and for a request that its client declares idempotent (see idempotent): a connection that
+// closes later does not show that the call has not run.
+func (c *call) broken(ctx context.Context, err error, sent bool, took time.Duration) result {
 	if cause := context.Cause(ctx); cause != nil {
 		return result{err: cause, usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops}}
 	}
-	var op *net.OpError
-	unsent := errors.As(err, &op) && op.Op == "dial"
-	closed := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || isReset(err)
-	if unsent || closed {
+	if !sent {
 		return result{err: err, again: c.mayRetry(), usage: Taken{Busy: true}}
 	}
-	return result{err: err, usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops}}
+	return result{
+		err: err, again: c.idempotent() && c.mayRetry(),
+		usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops},
+	}
 }
 
-func isReset(err error) bool {
-	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
-		strings.Contains(err.Error(), "server closed idle connection") // net/http has no name for it
-}
+// idempotent says whether the client allows that a call runs twice: it has sent the header Idempotency-Key.
+func (c *call) idempotent() bool { return c.request.Header.Get("Idempotency-Key") != "" }
 
 // refusalMax bounds an answer that is read whole to see whether it is a refusal for want of room.
 const refusalMax = 64 << 10

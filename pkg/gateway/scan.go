@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync/atomic"
 )
 
 // scanned is what the gateway reads of a JSON body. Spans are offsets into it; a span of length 0 is
@@ -186,9 +187,14 @@ func (s *scanned) rewrite(body []byte, remote string, addUsage bool) [][]byte {
 type partsReader struct {
 	parts [][]byte
 	at    int
+	begun *atomic.Bool // set by the first Read; nil: nobody asks
 }
 
+// Read implements io.Reader.
 func (r *partsReader) Read(p []byte) (n int, err error) {
+	if r.begun != nil {
+		r.begun.Store(true)
+	}
 	for len(r.parts) > 0 {
 		m := copy(p[n:], r.parts[0][r.at:])
 		n, r.at = n+m, r.at+m

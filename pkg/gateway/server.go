@@ -307,6 +307,7 @@ func (s *serving) exchange(ctx context.Context, a asked) error {
 	}
 	for {
 		c.tries++
+		c.sent.Store(false)
 		c.ticket, c.body = s.ticket, a.parts(s.route.remote, a.addUsage)
 		r := s.once(ctx, c)
 		if !r.again || ctx.Err() != nil {

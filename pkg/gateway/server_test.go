@@ -279,7 +279,6 @@ func TestBusyInstanceIsLeftForAnother(t *testing.T) {
 		"empty 503":   workertest.Says(503, ""),
 		"429":         workertest.Says(429, `{"error":{"message":"overloaded"}}`),
 		"first event": streamer("data: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
-		"closed":      workertest.Resets,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -310,6 +309,48 @@ func TestNoSecondAttemptWhereTheFirstMayHaveRun(t *testing.T) {
 		p := startPlant(t, nil, count, count)
 		if a := p.post(chat, `{"model":"m"}`); a.StatusCode != status || calls.Load() != 1 {
 			t.Errorf("got %d after %d calls, want %d after one", a.StatusCode, calls.Load(), status)
+		}
+	}
+}
+
+// A connection that closes after the request was sent does not show that nothing ran.
+func TestConnectionThatClosesIsTriedAgainOnlyForIdempotentRequests(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, header string
+		status       int
+		calls        int32
+	}{
+		{"plain", "X-Nothing", 502, 1},
+		{"idempotent", "Idempotency-Key", 200, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var calls atomic.Int32
+			closes := func(w http.ResponseWriter, r *http.Request) {
+				if calls.Add(1) > 1 {
+					workertest.Says(200, "{}")(w, r)
+					return
+				}
+				_, _ = io.ReadAll(r.Body)
+				workertest.Resets(w, r)
+			}
+			p := startPlant(t, nil, closes, closes)
+			if a := p.post(chat, `{"model":"m"}`, c.header, "k"); a.StatusCode != c.status || calls.Load() != c.calls {
+				t.Errorf("got %d after %d calls, want %d after %d", a.StatusCode, calls.Load(), c.status, c.calls)
+			}
+		})
+	}
+}
+
+func TestInstanceWithoutAListenerIsLeftForAnother(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, workertest.Says(200, "{}"), workertest.Says(200, "{}"))
+	p.model.Instances[0].Address = "http://127.0.0.1:1"
+	p.gateway.SetModels([]ModelState{p.model})
+	for range 8 {
+		if a := p.post(chat, `{"model":"m"}`); a.StatusCode != 200 {
+			t.Fatalf("got %d %s", a.StatusCode, a.body)
 		}
 	}
 }
