@@ -35,6 +35,7 @@ type Gateway struct {
 	Grace       time.Duration `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
 	Conns       int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
 	BodyBytes   int64         `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
+	AllBytes    int64         `koanf:"bodies_bytes_max" help:"bytes in the bodies of all requests at once"`
 	WaitBytes   int64         `koanf:"waiting_bytes_max" help:"bytes in the bodies of all requests that wait, at most"`
 	Remember    int           `koanf:"remember" help:"requests that /explain knows, the last ones"`
 }
@@ -45,7 +46,7 @@ func defaults() Config {
 		Log:      config.LogDefault(),
 		Gateway: Gateway{
 			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
-			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, WaitBytes: 256 << 20, Remember: 10_000,
+			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, AllBytes: 1 << 30, WaitBytes: 256 << 20, Remember: 10_000,
 		},
 	}
 }
@@ -63,6 +64,7 @@ func (c Config) validate() error {
 	check(g.Grace >= 0, "grace", g.Grace, "0 or more")
 	check(g.Conns > 0, "connections_max", g.Conns, "more than 0")
 	check(g.BodyBytes > 0, "body_bytes_max", g.BodyBytes, "more than 0")
+	check(g.AllBytes >= g.BodyBytes, "bodies_bytes_max", g.AllBytes, "body_bytes_max or more")
 	check(g.WaitBytes > 0, "waiting_bytes_max", g.WaitBytes, "more than 0")
 	check(g.Remember >= 0, "remember", g.Remember, "0 or more")
 	check(!g.Open || config.Loopback(g.Listen), "open", g.Open, "false, where gateway.listen is not a loopback address")

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -50,7 +51,7 @@ func requestID(r *http.Request) string {
 	return string(id[:])
 }
 
-var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+var bodyBuffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // bodyKept is the largest buffer that is used again.
 const bodyKept = 1 << 20
@@ -62,42 +63,77 @@ const bodyTrusted = 256 << 10
 // uploadMax is how long a client may take for its body.
 const uploadMax = 60 * time.Second
 
-// readBody reads the whole body into a buffer, which is free again after release.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (body []byte, release func(), err error) {
+// bodyBudget bounds the bytes of the bodies of all requests, from their first byte to the end of the request.
+type bodyBudget struct {
+	most  int64
+	taken atomic.Int64
+}
+
+// metered reads a body within the budget.
+type metered struct {
+	from   io.Reader
+	budget *bodyBudget
+	taken  int64
+}
+
+// errBodiesFull ends the reading of a body that has no room beside those of other requests.
+var errBodiesFull = &Rejection{
+	Reason: DropOverloaded, RetryAfter: time.Second,
+	Detail: "the bodies of all requests have as many bytes as they may",
+}
+
+// Read implements io.Reader. Bytes are counted as they come: a client that announces many and sends few takes little.
+func (m *metered) Read(p []byte) (int, error) {
+	n, err := m.from.Read(p)
+	m.taken += int64(n)
+	if m.budget.taken.Add(int64(n)) > m.budget.most {
+		return n, errBodiesFull
+	}
+	return n, err
+}
+
+func (m *metered) release() { m.budget.taken.Add(-m.taken) }
+
+// readBody reads the whole body into a buffer, which is free again after release. ended must be called when
+// the request has ended, error or not.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (body []byte, release, ended func(), err error) {
 	most := g.config.BodyMax
 	tooLarge := bad(http.StatusRequestEntityTooLarge, "request_too_large", "", "the body is larger than %d bytes", most)
-	if r.ContentLength > most {
-		return nil, nil, tooLarge
+	release, ended = func() {}, func() {}
+	switch {
+	case r.ContentLength > most:
+		return nil, release, ended, tooLarge
+	case r.ContentLength > g.bodies.most-g.bodies.taken.Load():
+		return nil, release, ended, errBodiesFull
 	}
 	control := http.NewResponseController(w)
 	slow := r.ContentLength < 0 || r.ContentLength > 64<<10
 	if slow {
 		_ = control.SetReadDeadline(time.Now().Add(uploadMax)) // a test's writer has none
 	}
-	buf := bodies.Get().(*bytes.Buffer) //nolint:errcheck,forcetypeassert // nothing else is in it
+	buf := bodyBuffers.Get().(*bytes.Buffer) //nolint:errcheck,forcetypeassert // nothing else is in it
 	buf.Reset()
 	release = func() {
 		if buf.Cap() <= bodyKept {
-			bodies.Put(buf)
+			bodyBuffers.Put(buf)
 		}
 	}
 	if r.ContentLength > 0 {
 		buf.Grow(int(min(r.ContentLength, bodyTrusted)) + bytes.MinRead)
 	}
-	n, err := buf.ReadFrom(io.LimitReader(r.Body, most+1))
+	source := &metered{from: io.LimitReader(r.Body, most+1), budget: &g.bodies}
+	n, err := buf.ReadFrom(source)
 	if slow {
 		_ = control.SetReadDeadline(time.Time{})
 	}
 	switch {
+	case errors.Is(err, errBodiesFull):
 	case err != nil:
-		release()
-		return nil, nil, bad(http.StatusBadRequest, "unreadable_body", "",
-			"the body broke off or took longer than %s", uploadMax)
+		err = bad(http.StatusBadRequest, "unreadable_body", "", "the body broke off or took longer than %s", uploadMax)
 	case n > most:
-		release()
-		return nil, nil, tooLarge
+		err = tooLarge
 	}
-	return buf.Bytes(), release, nil
+	return buf.Bytes(), release, source.release, err
 }
 
 // readJSON reads the body of an operation of the OpenAI API.

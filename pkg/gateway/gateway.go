@@ -16,6 +16,7 @@ import (
 type Config struct {
 	Open       bool  // requests need no token
 	BodyMax    int64 // bytes of a request: 32 MiB
+	BodiesMax  int64 // bytes of the bodies of all requests, of those in flight too: 1 GiB
 	WaitingMax int64 // bytes of all requests that wait: 256 MiB
 	Remember   int   // requests that explain knows: 10,000
 	Log        *slog.Logger
@@ -73,6 +74,7 @@ type Gateway struct {
 	tokens    tokenTable
 	flows     atomic.Pointer[map[string]FlowState]
 	budget    byteBudget
+	bodies    bodyBudget
 	retries   retryBudget
 	ring      *ring
 	leases    *Leases // nil: slots are fixed
@@ -92,11 +94,13 @@ type FlowState struct {
 // New returns a gateway that knows no model yet.
 func New(config Config) *Gateway {
 	config.BodyMax = cmp.Or(config.BodyMax, 32<<20)
+	config.BodiesMax = cmp.Or(config.BodiesMax, 1<<30)
 	config.WaitingMax = cmp.Or(config.WaitingMax, 256<<20)
 	config.Remember = cmp.Or(config.Remember, 10_000)
 	g := &Gateway{
 		config: config, log: cmp.Or(config.Log, slog.Default()), transport: newTransport(),
 		ring: newRing(config.Remember), budget: byteBudget{most: config.WaitingMax},
+		bodies: bodyBudget{most: config.BodiesMax},
 	}
 	g.mux = g.routes()
 	return g

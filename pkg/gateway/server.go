@@ -112,10 +112,9 @@ func (s *serving) run(read reader) (err error) {
 			s.caller.dispatched()
 		}
 	}()
-	var release func()
-	if s.body, release, err = s.gateway.readBody(s.w, s.r); err != nil {
-		return err
-	}
+	body, release, ended, err := s.gateway.readBody(s.w, s.r)
+	defer ended()
+	s.body = body
 	// A buffer that was handed to the transport is not used again: the transport may still send from it when the answer
 	// has come.
 	sent := false
@@ -124,6 +123,9 @@ func (s *serving) run(read reader) (err error) {
 			release()
 		}
 	}()
+	if err != nil {
+		return err
+	}
 	a, err := read(s.r, s.body)
 	if err != nil {
 		return err

@@ -355,6 +355,51 @@ func TestInstanceWithoutAListenerIsLeftForAnother(t *testing.T) {
 	}
 }
 
+// Bodies take memory whether their requests wait or are in flight.
+func TestBodiesOfAllRequestsAreBounded(t *testing.T) {
+	t.Parallel()
+	body := `{"model":"m","messages":"` + strings.Repeat("x", 100<<10) + `"}`
+	for _, length := range []string{"known", "unknown"} {
+		t.Run(length, func(t *testing.T) {
+			t.Parallel()
+			began, release := make(chan struct{}, 8), make(chan struct{})
+			p := startPlant(t, func(c *Config, _ *ModelState) { c.BodiesMax = 250 << 10 }, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.ReadAll(r.Body)
+				began <- struct{}{}
+				<-release
+				workertest.Says(200, "{}")(w, r)
+			})
+			ask := func() *http.Request {
+				r := p.request(t.Context(), http.MethodPost, chat, body)
+				if length == "unknown" {
+					r.ContentLength = -1
+				}
+				return r
+			}
+			var group sync.WaitGroup
+			for range 2 {
+				group.Go(func() {
+					if a := p.send(ask()); a.StatusCode != 200 {
+						t.Errorf("got %d %s", a.StatusCode, a.body)
+					}
+				})
+			}
+			<-began
+			<-began
+			third := p.send(ask())
+			refusedWith(t, third, 429, "overloaded", "overloaded")
+			close(release)
+			group.Wait()
+			if a := p.send(ask()); a.StatusCode != 200 {
+				t.Errorf("after the others: %d %s", a.StatusCode, a.body)
+			}
+			if left := p.gateway.bodies.taken.Load(); left != 0 {
+				t.Errorf("%d bytes are still counted", left)
+			}
+		})
+	}
+}
+
 func TestStreamThatBreaksEndsWithAnErrorAndWithoutDone(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
