@@ -21,12 +21,12 @@ type Config struct {
 
 // Gateway is the section for gateways alone.
 type Gateway struct {
-	Listen      string        `koanf:"listen" help:"address of the server for clients; beyond this machine it needs gateway.tls, or gateway.insecure_listen"`
-	Insecure    bool          `koanf:"insecure_listen" help:"serve beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
+	Listen      string        `koanf:"listen" help:"address for clients; others than loopback need TLS"`
+	Insecure    bool          `koanf:"insecure_listen" help:"no TLS beyond this machine: a proxy encrypts"`
 	Debug       string        `koanf:"debug_listen" help:"address for /metrics, /status and /explain/{request}, apart from clients; on a loopback address with /debug/pprof as well"`
 	TLS         config.TLS    `koanf:"tls"`
-	Open        bool          `koanf:"open" help:"let in requests without a token: for development, on a loopback address alone"`
-	Name        string        `koanf:"name" help:"what people read about this gateway; without it host name and process id"`
+	Open        bool          `koanf:"open" help:"requests need no token: on a loopback address alone"`
+	Name        string        `koanf:"name" help:"name in lists; without it host name and process id"`
 	Application string        `koanf:"application" help:"the application that the gateway belongs to"`
 	Static      []string      `koanf:"static" help:"models without a database, model=http://host:port and after # the slots (8 if none are given), as in llama=http://gpu-1:8000#16; several for one model are its instances"`
 	Snapshot    string        `koanf:"snapshot" help:"file that keeps models, settings and hashes of tokens for starts while the database is away; empty: none"`
@@ -46,7 +46,8 @@ func defaults() Config {
 		Log:      config.LogDefault(),
 		Gateway: Gateway{
 			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
-			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, AllBytes: 1 << 30, WaitBytes: 256 << 20, Remember: 10_000,
+			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, AllBytes: 1 << 30, WaitBytes: 256 << 20,
+			Remember: 10_000,
 		},
 	}
 }

@@ -81,8 +81,8 @@ type server struct {
 func (s *server) config() gateway.Config {
 	g := s.cfg.Gateway
 	return gateway.Config{
-		Open: g.Open, BodyMax: g.BodyBytes, BodiesMax: g.AllBytes, WaitingMax: g.WaitBytes, Remember: g.Remember, Log: s.log,
-		Observer: s.observer,
+		Open: g.Open, BodyMax: g.BodyBytes, BodiesMax: g.AllBytes, WaitingMax: g.WaitBytes, Remember: g.Remember,
+		Log: s.log, Observer: s.observer,
 	}
 }
 

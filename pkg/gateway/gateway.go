@@ -130,7 +130,8 @@ func (g *Gateway) Fixed() {
 			for _, s := range r.model.Instances {
 				var slots []SlotKey
 				for n := range s.Slots {
-					key := SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) + 1} //nolint:gosec // at most a few thousand
+					//nolint:gosec // at most a few thousand
+					key := SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) + 1}
 					slots = append(slots, key)
 				}
 				p.Grant(now, slots)
