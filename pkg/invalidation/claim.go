@@ -51,7 +51,10 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 	if q.policy.locksFirst(r.Lane) {
 		return q.claimOne(ctx, r, q.lockFirst)
 	}
-	c, err := q.claimOne(ctx, r, q.deleteFirst)
+	c, usual, err := q.claimUsual(ctx, r)
+	if !usual && err == nil {
+		c, err = q.claimOne(ctx, r, q.deleteFirst)
+	}
 	if wouldWait(err) {
 		q.policy.lockFirst(r.Lane)
 		return q.claimOne(ctx, r, q.lockFirst)
@@ -73,6 +76,19 @@ func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
 	more.Locks = append(c.Locks, more.Locks...)
 	sortLocks(more.Locks)
 	return more, nil
+}
+
+// claimUsual claims by the shortest of the statements; usual says that it has claimed, or that another claimer is
+// in the lane.
+func (q *Queue) claimUsual(ctx context.Context, r ClaimRequest) (c Claimed, usual bool, err error) {
+	if len(q.limits) > 0 {
+		return Claimed{}, false, nil
+	}
+	claimed, err := q.claim(ctx, r, []LaneHead{{Lane: r.Lane, Position: r.From}}, q.oneLane)
+	if err != nil || len(claimed) == 0 {
+		return Claimed{}, false, err
+	}
+	return claimed[0], true, nil
 }
 
 func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, form claimForm) (Claimed, error) {
@@ -184,6 +200,12 @@ const (
 
 // claimForm returns one of the statements of a claim and its arguments.
 type claimForm func(r ClaimRequest, lanes []LaneHead) (sql string, args []any)
+
+func (q *Queue) oneLane(r ClaimRequest, lanes []LaneHead) (string, []any) {
+	return q.sql.claim.oneLane, []any{
+		q.ID, r.Lane.Priority, lanes[0].Flow, lanes[0].Position, r.Limit, r.Node, r.ClaimID,
+	}
+}
 
 func (q *Queue) deleteFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 	flows, positions, _ := laneColumns(r, lanes)

@@ -44,6 +44,15 @@ func (r *laneReport) claimed() Claimed {
 	return c
 }
 
+// oneLane is the report on a lane of which oneLaneSQL claimed all ready rows that it scanned, up to limit.
+func oneLane(locks []*Lock, limit int) laneReport {
+	r := laneReport{Exclusive: true, Scanned: len(locks), Headroom: limit, Shared: limit}
+	for _, l := range locks {
+		r.Position = max(r.Position, l.position)
+	}
+	return r
+}
+
 // reports are the lanes that a claim reached, in their order.
 type reports []laneReport
 
@@ -100,6 +109,9 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 		return nil
 	})
 	// The claim is committed when all has been read.
+	if found == nil && len(locks[0]) > 0 {
+		found = reports{oneLane(locks[0], r.Limit)}
+	}
 	claimed = found.claimed(r.Limit)
 	for i := range claimed {
 		claimed[i].Locks = locks[i]

@@ -5,8 +5,9 @@ import (
 	"text/template"
 )
 
-// A claim has two statements, both over a list of lanes of one priority; a single lane is a list of one. The rendered
-// texts are in testdata, and a test compares them with what runs.
+// A claim has two statements, both over a list of lanes of one priority; a single lane is a list of one. A third
+// (oneLaneSQL) is the first of them for the usual case. The rendered texts are in testdata, and a test compares
+// them with what runs.
 //
 // Parameters of both: $1 queue, $2 priority, $3 flows of the lanes in the order in which they are served, $4
 // the positions from which each is scanned, $5 how many locks at most, $6 node, $7 claim id. A lane is locked
@@ -37,6 +38,51 @@ type claimOptions struct {
 	Limited bool // the queue is under limits; two parameters more, see claimArgs
 	Keyed   bool // of Limited: one of them is a rate for each lock key
 }
+
+// oneLaneSQL is the claim that is usual: of one lane of a queue without limits, in which no key and no pusher
+// is in the way. It is the claim that deletes first with everything left out that tells why nothing was claimed, and
+// half as dear, which is what a lone entry waits for. Parameters $1 to $7, with a flow and a position for the
+// arrays. It answers with rows only: the state of the lane follows from them (see oneLane). Where it claims
+// nothing, the report is that another claimer is in the lane, or null: then deleteFirst claims, or reports the
+// reason.
+const oneLaneSQL = `
+WITH lane AS MATERIALIZED (
+    SELECT set_config('lock_timeout', '100ms', true),
+           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0)) AS exclusive
+     WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
+       AND NOT EXISTS (SELECT FROM penstock.throttles($1, $3))
+), head AS MATERIALIZED (
+    SELECT array_agg(r.row) AS rows, bool_and(r.entry_id IS NOT NULL) AS solo
+      FROM lane
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row, entry_id
+             FROM penstock.ready
+            WHERE lane.exclusive AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
+              AND penstock.ready_now(not_before)
+            ORDER BY pos
+            LIMIT $5::int) r
+), mine AS MATERIALIZED (
+    DELETE FROM penstock.ready
+     WHERE ctid = ANY ((SELECT rows FROM head WHERE solo)::tid[])
+    RETURNING pos, entry_id
+), solo AS MATERIALIZED (
+    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+      FROM mine m
+     CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+), locked AS (
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, $3, clock_timestamp()
+      FROM solo
+    RETURNING ctid AS row
+)
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
+       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow, NULL::tid[] AS lock_tids, NULL::json AS lanes
+  FROM solo
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       (SELECT array_agg(row) FROM locked), (SELECT json '[{"exclusive": false, "headroom": 1}]' FROM lane WHERE NOT exclusive)`
 
 // deleteFirstTemplate is the claim of lanes that have no keys and where no pusher has a ready row locked, as
 // is usual. It deletes the ready rows without locking them first, which saves a WAL record each. Where it
@@ -295,13 +341,15 @@ func claimSQL(t *template.Template, o claimOptions) string {
 	return sql.String()
 }
 
-// claimStatements are the five texts that a claim may send, for a queue whose table is named penstock.entry_X.
+// claimStatements are the six texts that a claim may send, for a queue whose table is named penstock.entry_X.
 type claimStatements struct {
 	deleteFirst, deleteFirstLimited             string
 	lockFirst, lockFirstLimited, lockFirstKeyed string
+	oneLane                                     string
 }
 
 var claimTexts = claimStatements{
+	oneLane:            oneLaneSQL,
 	deleteFirst:        claimSQL(deleteFirst, claimOptions{}),
 	deleteFirstLimited: claimSQL(deleteFirst, claimOptions{Limited: true}),
 	lockFirst:          claimSQL(lockFirst, claimOptions{}),

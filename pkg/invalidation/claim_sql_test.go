@@ -13,6 +13,7 @@ var update = flag.Bool("update", false, "write the statements of a claim to test
 // `go test ./pkg/invalidation -run TestRenderedClaims -update` writes them.
 func TestRenderedClaimsAreThoseInTestdata(t *testing.T) {
 	for name, sql := range map[string]string{
+		"claim_one_lane":             claimTexts.oneLane,
 		"claim_delete_first":         claimTexts.deleteFirst,
 		"claim_delete_first_limited": claimTexts.deleteFirstLimited,
 		"claim_lock_first":           claimTexts.lockFirst,
@@ -25,7 +26,7 @@ func TestRenderedClaimsAreThoseInTestdata(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		golden, err := os.ReadFile(file) //nolint:gosec // one of the five above
+		golden, err := os.ReadFile(file) //nolint:gosec // one of the six above
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -160,6 +160,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	id, node := b.q.ID, int64(here)
 	failure := `'{"error": "x", "class": "y"}'::jsonb`
 	return map[string]statement{
+		"one lane":              one(q.claim.oneLane, `%d, 1::smallint, '', 0, 100, %d, 1`, id, node),
 		"delete first":          one(q.claim.deleteFirst, `%d, 1::smallint, '{""}', '{0}', 100, %d, 1`, id, node),
 		"delete first of lanes": one(q.claim.deleteFirst, `%d, 1::smallint, '{"", a, b}', '{0, 0, 0}', 100, %d, 1`, id, node),
 		"lock first solo":       {q.claim.lockFirst, b.claimArgs(0)},
@@ -285,7 +286,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	defer conn.Close(b.ctx)
 	q := b.q.sql
 	for what, sql := range map[string]string{
-		"deleteFirst": q.claim.deleteFirst, "deleteFirstLimited": q.claim.deleteFirstLimited, "lockFirst": q.claim.lockFirst,
+		"oneLane": q.claim.oneLane, "deleteFirst": q.claim.deleteFirst, "deleteFirstLimited": q.claim.deleteFirstLimited, "lockFirst": q.claim.lockFirst,
 		"lockFirstLimited": q.claim.lockFirstLimited, "lockFirstKeyed": q.claim.lockFirstKeyed, "refund": q.refund, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
 		"sweep": q.sweep, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,

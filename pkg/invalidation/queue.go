@@ -104,6 +104,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 	q.db, q.policy, q.batcher = db, &lanePolicy{}, &batcher{}
 	q.sql = statements{
 		claim: claimStatements{
+			oneLane:     own(claimTexts.oneLane),
 			deleteFirst: own(claimTexts.deleteFirst), deleteFirstLimited: own(claimTexts.deleteFirstLimited),
 			lockFirst: own(claimTexts.lockFirst), lockFirstLimited: own(claimTexts.lockFirstLimited),
 			lockFirstKeyed: own(claimTexts.lockFirstKeyed),
