@@ -30,7 +30,7 @@ type account struct {
 
 // group is a set of accounts that compete: the flows of a queue's band, or the queues of a band.
 type group struct {
-	floor   float64 // virtual time: the least level of members with work, never falling between snapshots
+	floor   float64 // virtual time: the least start of members with work, never falling between snapshots
 	least   float64 // in this ranking
 	ranking uint64
 	// last is the time of this ranking, before that of the one before it.
@@ -42,9 +42,11 @@ func (a *account) stayed(since, now time.Time, grace time.Duration) bool {
 	return !a.seen.IsZero() && (!a.seen.Before(since) || now.Sub(a.seen) <= grace)
 }
 
-// levelAt computes the account's level, and takes it into the group's least if the account
-// had work all the time. It returns whether it had.
-func (g *group) levelAt(a *account, weight, nodes float64, now time.Time, grace time.Duration, ranking uint64) {
+// levelAt computes the account's level, and takes its start into the group's least if the account had work all
+// the time: its level without the estimates of what runs. Those are charges for service that it may never get.
+func (g *group) levelAt(
+	a *account, weight, nodes, scale float64, now time.Time, grace time.Duration, ranking uint64,
+) {
 	if g.ranking != ranking {
 		g.ranking, g.least = ranking, math.Inf(1)
 		g.before, g.last = g.last, now
@@ -52,7 +54,7 @@ func (g *group) levelAt(a *account, weight, nodes float64, now time.Time, grace 
 	a.weight = weight
 	a.level = a.virtual(nodes)
 	if a.stayed(g.before, now, grace) {
-		g.least = min(g.least, a.level)
+		g.least = min(g.least, a.level-a.running*nodes*scale/weight)
 	}
 }
 

@@ -132,7 +132,7 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 	defer b.mu.Unlock()
 	b.ranking++
 	scale := b.scale(now)
-	b.resolve(lanes, now)
+	b.resolve(lanes, scale, now)
 	for _, q := range b.touched {
 		q.members.rise()
 		q.band.members.rise()
@@ -176,7 +176,7 @@ func inLine(l *Lane) float64 {
 }
 
 // resolve finds the accounts of all lanes and their levels before any is lifted.
-func (b *Book) resolve(lanes []Lane, now time.Time) {
+func (b *Book) resolve(lanes []Lane, scale float64, now time.Time) {
 	b.touched, b.lanes = b.touched[:0], b.lanes[:0]
 	for _, x := range b.bands {
 		x.now = false
@@ -188,12 +188,13 @@ func (b *Book) resolve(lanes []Lane, now time.Time) {
 		if q.ranking != b.ranking {
 			q.ranking, q.busy = b.ranking, false
 			b.touched = append(b.touched, q)
-			q.band.members.levelAt(&q.account, positive(l.QueueWeight), q.nodes, now, b.config.Grace, b.ranking)
+			q.band.members.levelAt(&q.account, positive(l.QueueWeight), q.nodes, scale, now, b.config.Grace,
+				b.ranking)
 			b.turnTo(q, l.Algorithm)
 		}
 		q.busy = q.busy || l.Busy
 		q.band.wake(l.HeadAge, now)
-		q.members.levelAt(&f.account, positive(l.Weight), q.nodes, now, b.config.Grace, b.ranking)
+		q.members.levelAt(&f.account, positive(l.Weight), q.nodes, scale, now, b.config.Grace, b.ranking)
 		b.lanes = append(b.lanes, f)
 	}
 }

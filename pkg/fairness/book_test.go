@@ -340,3 +340,33 @@ func TestBookMayBeSharedByGoroutines(t *testing.T) {
 		}
 	}
 }
+
+// A flow with groups is charged for whole groups when they are claimed, and gets most of it back when a group yields after
+// one entry. A flow that comes meanwhile starts at the service that the other has attained, not at what its groups were
+// estimated to cost: else it would wait for as much service of the other as was refunded.
+func TestReturningFlowStartsAtServiceThatWasAttained(t *testing.T) {
+	for _, nodes := range []float64{1, 2} {
+		b := New(Config{Seed: 1})
+		b.nodes = nodes
+		noisy, quiet := Lane{Queue: 1, Flow: "noisy"}, Lane{Queue: 1, Flow: "quiet"}
+		b.Rank(nil, []Lane{noisy}, 1, at(0))
+		for range 4 { // slots
+			b.Charge(noisy, 10, at(0)) // 50 entries of 0.2 s
+		}
+		now := 5.0
+		b.Rank(nil, []Lane{noisy}, 1, at(now))
+		for push := range 20 {
+			now += 0.2
+			if first := b.Rank(nil, []Lane{noisy, quiet}, 1, at(now))[0]; first != 1 {
+				t.Fatalf("%v nodes, push %d: the noisy flow goes first", nodes, push)
+			}
+			// A group yields to the quiet flow, and is claimed again afterwards.
+			b.Settle(noisy, 10, 0.2, at(now))
+			b.Charge(quiet, 0.25, at(now))
+			now += 0.25
+			b.Settle(quiet, 0.25, 0.25, at(now))
+			b.Rank(nil, []Lane{noisy}, 1, at(now))
+			b.Charge(noisy, 10, at(now))
+		}
+	}
+}
