@@ -341,8 +341,8 @@ func TestBookMayBeSharedByGoroutines(t *testing.T) {
 	}
 }
 
-// A flow with groups is charged for whole groups when they are claimed, and gets most of it back when a group yields after
-// one entry. A flow that comes meanwhile starts at the service that the other has attained, not at what its groups were
+// A flow with groups is charged for whole groups when they are claimed, and gets most of it back when a group
+// yields after one entry. A flow that comes meanwhile starts at the service that the other has attained, not at what its groups were
 // estimated to cost: else it would wait for as much service of the other as was refunded.
 func TestReturningFlowStartsAtServiceThatWasAttained(t *testing.T) {
 	for _, nodes := range []float64{1, 2} {

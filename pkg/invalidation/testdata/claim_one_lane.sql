@@ -1,6 +1,7 @@
 WITH lane AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true),
-           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0)) AS exclusive
+           pg_try_advisory_xact_lock(
+               hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || $3::text, 0)) AS exclusive
      WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
        AND NOT EXISTS (SELECT FROM penstock.throttles($1, $3))
 ), head AS MATERIALIZED (
@@ -21,17 +22,22 @@ WITH lane AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
-     CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           priority, flow, claimed_at)
     SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, $3, clock_timestamp()
       FROM solo
     RETURNING ctid AS row
 )
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow, NULL::tid[] AS lock_tids, NULL::json AS lanes
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost,
+       name, trace, callback, payload, date_part('epoch', clock_timestamp() - created_at) AS waited,
+       date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
+       NULL::tid[] AS lock_tids, NULL::json AS lanes
   FROM solo
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM locked), (SELECT json '[{"exclusive": false, "headroom": 1}]' FROM lane WHERE NOT exclusive)
+       (SELECT array_agg(row) FROM locked),
+       (SELECT json '[{"exclusive": false, "headroom": 1}]' FROM lane WHERE NOT exclusive)
