@@ -123,7 +123,7 @@ type limitUse struct {
 	InLimit
 	Body struct {
 		Because
-		Units int `json:"units" minimum:"0" doc:"For each lock; 0 takes the queue out."`
+		Units int `json:"units" minimum:"0" maximum:"2147483647" doc:"For each lock; 0 takes the queue out."`
 	}
 }
 

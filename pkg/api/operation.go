@@ -61,7 +61,7 @@ type operationStart struct {
 			operator.Filter
 			OlderThanSeconds float64 `json:"older_than_seconds,omitempty" minimum:"0" maximum:"3155760000" doc:"Accepted, or failed, longer ago than this; a hundred years at most."`
 		} `json:"filter"`
-		PerSecond int  `json:"per_second,omitempty" minimum:"1" doc:"Changes a second, at most; 1000 if absent."`
+		PerSecond int  `json:"per_second,omitempty" minimum:"1" maximum:"2147483647" doc:"Changes a second, at most; 1000 if absent."`
 		DryRun    bool `json:"dry_run,omitempty" doc:"Only count what matches."`
 	}
 }

@@ -22,20 +22,28 @@ type world struct {
 	api  *API
 	seen map[string]any // answers by the name of their step
 	tags map[string]string
+	// rename is applied to the names of the story
+	rename func(string) string
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	pool := pgtest.New(t)
-	return &world{t: t, pool: pool, api: New(pool, Config{Open: true, Reports: reports{}}), seen: map[string]any{}, tags: map[string]string{}}
+	return &world{
+		t: t, pool: pool, api: New(pool, Config{Open: true, Reports: reports{}}),
+		seen: map[string]any{}, tags: map[string]string{}, rename: func(name string) string { return name },
+	}
 }
 
 func (w *world) exec(sql string) {
 	w.t.Helper()
-	if _, err := w.pool.Exec(w.t.Context(), sql); err != nil {
+	if _, err := w.pool.Exec(w.t.Context(), w.rename(sql)); err != nil {
 		w.t.Fatal(err)
 	}
 }
+
+// named is what a name of the story is here.
+func (w *world) named(name string) string { return strings.Trim(w.rename(`"`+name+`"`), `"`) }
 
 // send calls an address; every GET remembers the ETag.
 func (w *world) send(method, path, body string, header ...string) (int, map[string]any) {
@@ -229,10 +237,10 @@ func (w *world) failAndRun() {
 	w.t.Helper()
 	ctx := w.t.Context()
 	const node = invalidation.NodeID(7)
-	if err := invalidation.Register(ctx, w.pool, invalidation.Node{ID: node, Name: "gpu", Application: "default", Lease: time.Hour}); err != nil {
+	if err := invalidation.Register(ctx, w.pool, invalidation.Node{ID: node, Name: w.named("gpu"), Application: "default", Lease: time.Hour}); err != nil {
 		w.t.Fatal(err)
 	}
-	q, err := invalidation.Open(ctx, w.pool, "work")
+	q, err := invalidation.Open(ctx, w.pool, w.named("work"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -247,7 +255,7 @@ func (w *world) failAndRun() {
 			w.t.Fatalf("claim: %v (%v)", c, err)
 		}
 		l := c.Locks[0]
-		failed := invalidation.Fail(l, l.Entries[0].ID, invalidation.Failure{Class: "input", Error: "bad input"}, time.Second)
+		failed := invalidation.Fail(l, l.Entries[0].ID, invalidation.Failure{Class: "input", Error: w.named("bad input")}, time.Second)
 		failed.Last = true
 		if i == 2 {
 			break
@@ -300,7 +308,7 @@ func (w *world) failJob() {
 	if err := invalidation.Register(ctx, w.pool, invalidation.Node{ID: node, Name: "cpu", Application: "default", Lease: time.Hour}); err != nil {
 		w.t.Fatal(err)
 	}
-	q, err := invalidation.Open(ctx, w.pool, "sdxl")
+	q, err := invalidation.Open(ctx, w.pool, w.named("sdxl"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -308,7 +316,7 @@ func (w *world) failJob() {
 	if err != nil || len(c.Locks) != 1 {
 		w.t.Fatalf("claim: %v (%v)", c, err)
 	}
-	failed := invalidation.Fail(c.Locks[0], c.Locks[0].Entries[0].ID, invalidation.Failure{Class: "gpu", Error: "out of memory"}, time.Second)
+	failed := invalidation.Fail(c.Locks[0], c.Locks[0].Entries[0].ID, invalidation.Failure{Class: "gpu", Error: w.named("out of memory")}, time.Second)
 	failed.Last = true
 	if _, err := q.Settle(ctx, node, []invalidation.Ending{failed}); err != nil {
 		w.t.Fatal(err)
@@ -336,12 +344,7 @@ func TestEachAddressDoesWhatItSays(t *testing.T) {
 			t.Fatalf("%s %s: %d %v, want %d", s.method, path, status, answer, s.status)
 		}
 		done[w.pattern(s.method, path)] = true
-		if items, is := answer["items"].([]any); is && len(items) > 0 {
-			answer, _ = items[0].(map[string]any)
-		}
-		if s.name != "" {
-			w.seen[s.name] = answer[s.take]
-		}
+		answer = w.remember(s, answer)
 		if field, value, given := strings.Cut(s.want, "="); given && written(answer[field]) != value {
 			t.Errorf("%s %s: %s is %v, want %s", s.method, path, field, written(answer[field]), value)
 		}
@@ -435,6 +438,33 @@ func written(value any) string {
 		return fmt.Sprintf("%.0f", n)
 	}
 	return fmt.Sprint(value)
+}
+
+// remember keeps the field of an answer that later steps refer to, and returns the answer, or its first item.
+func (w *world) remember(s step, answer map[string]any) map[string]any {
+	if items, is := answer["items"].([]any); is && len(items) > 0 {
+		answer, _ = items[0].(map[string]any)
+	}
+	if s.name != "" {
+		w.seen[s.name] = answer[s.take]
+	}
+	return answer
+}
+
+// note keeps what later steps need of an answer: its ETag and the field that they refer to.
+func (w *world) note(s step, path string, answered *httptest.ResponseRecorder) {
+	w.t.Helper()
+	if tag := answered.Header().Get("ETag"); tag != "" {
+		w.tags[path] = tag
+	}
+	var answer map[string]any
+	if s.name == "" {
+		return
+	}
+	if err := json.Unmarshal(answered.Body.Bytes(), &answer); err != nil {
+		w.t.Fatalf("%s %s: %v", s.method, path, err)
+	}
+	w.remember(s, answer)
 }
 
 // pattern finds which address answers.
