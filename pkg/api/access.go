@@ -158,7 +158,8 @@ func (a *API) stillValid(ctx context.Context) error {
 // ownSQL says whether entry $1 was pushed under key $2 of flow $3.
 const ownSQL = `
 SELECT EXISTS (SELECT FROM penstock.find_entry($1::bigint) f
-                CROSS JOIN LATERAL (SELECT entry_id FROM penstock.idempotency WHERE queue_id = f.queue_id AND flow = $3 AND key = $2 OFFSET 0) k
+                CROSS JOIN LATERAL (SELECT entry_id FROM penstock.idempotency WHERE queue_id = f.queue_id
+                       AND flow = $3 AND key = $2 OFFSET 0) k
                 WHERE k.entry_id = $1::bigint)`
 
 // owns says whether the request is about an entry that the caller pushed, as the Idempotency-Key proves.

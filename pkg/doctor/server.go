@@ -33,7 +33,8 @@ const durabilitySQL = `
 SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
        ARRAY(SELECT format('%s of %s%s', option, coalesce('role ' || nullif(setrole, 0)::regrole::text, 'every role'),
                     coalesce(' in database ' || d.datname, ''))
-               FROM pg_db_role_setting s CROSS JOIN unnest(setconfig) option LEFT JOIN pg_database d ON d.oid = s.setdatabase
+               FROM pg_db_role_setting s CROSS JOIN unnest(setconfig) option
+                      LEFT JOIN pg_database d ON d.oid = s.setdatabase
               WHERE option = 'synchronous_commit=off' AND (setdatabase = 0 OR d.datname = current_database()))`
 
 // A claim that was acknowledged and then lost in a crash hands out its token again: two runs of an entry would hold
@@ -133,7 +134,8 @@ func checkClock(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
 const connectionsSQL = `
 SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend'),
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
-       ARRAY(SELECT format('%s by %s', count(*), coalesce(nullif(application_name, ''), 'no name')) FROM pg_stat_activity
+       ARRAY(SELECT format('%s by %s', count(*), coalesce(nullif(application_name, ''), 'no name'))
+              FROM pg_stat_activity
               WHERE backend_type = 'client backend' GROUP BY application_name ORDER BY count(*) DESC, application_name LIMIT 5)`
 
 func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {

@@ -14,12 +14,15 @@ import (
 // the worst first: age and advice in one line each, and whether it is critical.
 const horizonSQL = `
 SELECT line || ': ' || advice, level = 2 FROM (
-    SELECT format('session %s of %s (%s), in a transaction for %s, %s', pid, usename, coalesce(nullif(application_name, ''), 'no name'),
+    SELECT format('session %s of %s (%s), in a transaction for %s, %s', pid, usename,
+           coalesce(nullif(application_name, ''), 'no name'),
                   penstock.ago(clock_timestamp() - xact_start), coalesce(state, 'state unknown')) AS line,
            CASE WHEN clock_timestamp() - xact_start > interval '10 minutes' THEN 2 ELSE 1 END AS level,
-           'SELECT pg_terminate_backend(' || pid || ')' AS advice, extract(epoch FROM clock_timestamp() - xact_start) AS rank
+           'SELECT pg_terminate_backend(' || pid || ')' AS advice,
+                  extract(epoch FROM clock_timestamp() - xact_start) AS rank
       FROM pg_stat_activity
-     WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'walsender' AND datname = current_database()
+     WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'walsender'
+            AND datname = current_database()
        AND xact_start < clock_timestamp() - interval '1 minute'
     UNION ALL
     SELECT format('prepared transaction %L of %s, for %s', gid, owner, penstock.ago(clock_timestamp() - prepared)),
@@ -28,13 +31,17 @@ SELECT line || ': ' || advice, level = 2 FROM (
       FROM pg_prepared_xacts
      WHERE database = current_database() AND prepared < clock_timestamp() - interval '1 minute'
     UNION ALL
-    SELECT format('replication slot %L, %s, %s transactions behind%s', slot_name, CASE WHEN active THEN 'active' ELSE 'not active' END,
+    SELECT format('replication slot %L, %s, %s transactions behind%s', slot_name, CASE WHEN active THEN 'active'
+           ELSE 'not active' END,
                   greatest(age(xmin), age(catalog_xmin)), coalesce(', holds ' || pg_size_pretty(kept), '')),
-           CASE WHEN NOT active AND (kept > 10737418240 OR greatest(age(xmin), age(catalog_xmin)) > 10000000) THEN 2 ELSE 1 END,
-           CASE WHEN active THEN 'see why its reader is slow' ELSE format('SELECT pg_drop_replication_slot(%L), if not needed', slot_name) END,
+           CASE WHEN NOT active AND (kept > 10737418240 OR greatest(age(xmin), age(catalog_xmin)) > 10000000) THEN 2
+                  ELSE 1 END,
+           CASE WHEN active THEN 'see why its reader is slow'
+                  ELSE format('SELECT pg_drop_replication_slot(%L), if not needed', slot_name) END,
            greatest(age(xmin), age(catalog_xmin), 0)
       FROM pg_replication_slots
-     CROSS JOIN LATERAL (SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) END AS kept) w
+     CROSS JOIN LATERAL (SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_wal_lsn_diff(pg_current_wal_lsn(),
+            restart_lsn) END AS kept) w
      WHERE greatest(age(xmin), age(catalog_xmin)) > 100000 OR (NOT active AND kept > 1073741824)) h
  ORDER BY level DESC, rank DESC
  LIMIT 20`
@@ -68,8 +75,10 @@ func checkWraparound(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 
 // deadSQL lists tables with many dead rows, more than half the number of live ones.
 const deadSQL = `
-SELECT format('%s: %s dead rows, %s live, %s; vacuumed %s', relname, n_dead_tup, n_live_tup, pg_size_pretty(pg_total_relation_size(relid)),
-              coalesce(penstock.ago(clock_timestamp() - greatest(last_vacuum, last_autovacuum)) || ' ago', 'never')), n_dead_tup > 2000000
+SELECT format('%s: %s dead rows, %s live, %s; vacuumed %s', relname, n_dead_tup, n_live_tup,
+       pg_size_pretty(pg_total_relation_size(relid)),
+              coalesce(penstock.ago(clock_timestamp() - greatest(last_vacuum, last_autovacuum)) || ' ago', 'never')),
+                     n_dead_tup > 2000000
   FROM pg_stat_user_tables
  WHERE schemaname = 'penstock' AND n_dead_tup > 100000 AND n_dead_tup > n_live_tup / 2
  ORDER BY n_dead_tup DESC
@@ -105,7 +114,8 @@ func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 // default partition, which is never dropped, has rows.
 const partitionsSQL = `
 SELECT p.name, count(c.oid), max(substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''([^'']+)''\)')::timestamptz),
-       CASE p.name WHEN 'result' THEN EXISTS (SELECT FROM penstock.result_default) ELSE EXISTS (SELECT FROM penstock.failure_default) END
+       CASE p.name WHEN 'result' THEN EXISTS (SELECT FROM penstock.result_default)
+              ELSE EXISTS (SELECT FROM penstock.failure_default) END
   FROM (VALUES ('result'), ('failure')) p(name)
   LEFT JOIN pg_inherits i ON i.inhparent = ('penstock.' || p.name)::regclass
   LEFT JOIN pg_class c ON c.oid = i.inhrelid AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT'

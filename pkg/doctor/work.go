@@ -12,7 +12,8 @@ import (
 )
 
 const leaderSQL = `
-SELECT holder, term, renewed_at + lease > clock_timestamp(), penstock.ago(clock_timestamp() - renewed_at), penstock.ago(clock_timestamp() - elected_at)
+SELECT holder, term, renewed_at + lease > clock_timestamp(), penstock.ago(clock_timestamp() - renewed_at),
+       penstock.ago(clock_timestamp() - elected_at)
   FROM penstock.leader
  WHERE renewed_at IS NOT NULL
  ORDER BY renewed_at DESC
@@ -55,7 +56,8 @@ func checkLate(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 
 // stuckSQL lists locks that recovery should have freed: critical when it is late by more than 30 seconds.
 const stuckSQL = `
-SELECT format('queue %s, key %s (token %s): %s%s', queue, lock_key, token, reason, coalesce(', silent for ' || penstock.ago(silent_for), '')),
+SELECT format('queue %s, key %s (token %s): %s%s', queue, lock_key, token, reason,
+       coalesce(', silent for ' || penstock.ago(silent_for), '')),
        coalesce(silent_for, age) > interval '40 seconds'
   FROM penstock.stuck
  ORDER BY coalesce(silent_for, age) DESC
@@ -71,7 +73,8 @@ func checkStuck(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 // unservedSQL lists queues with pending entries that no live node would claim: critical when the oldest has
 // waited for a while.
 const unservedSQL = `
-SELECT format('queue %s of application %s: the first entry has waited %s', q.name, q.application, penstock.ago(clock_timestamp() - h.since)),
+SELECT format('queue %s of application %s: the first entry has waited %s', q.name, q.application,
+       penstock.ago(clock_timestamp() - h.since)),
        h.since < clock_timestamp() - interval '15 minutes'
   FROM penstock.queue q CROSS JOIN LATERAL (
        SELECT greatest(e.created_at, e.due_at) AS since
@@ -80,10 +83,12 @@ SELECT format('queue %s of application %s: the first entry has waited %s', q.nam
               (SELECT x.created_at, x.due_at FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = r.entry_id)
               UNION ALL
               (SELECT x.created_at, x.due_at FROM penstock.entry x
-                WHERE x.queue_id = q.id AND x.lock_key = r.lock_key AND penstock.claimable(x.status, x.priority) ORDER BY x.id LIMIT 1)) e) h
+                WHERE x.queue_id = q.id AND x.lock_key = r.lock_key AND penstock.claimable(x.status, x.priority)
+                       ORDER BY x.id LIMIT 1)) e) h
  WHERE q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
    AND NOT EXISTS (SELECT FROM penstock.pause p WHERE penstock.paused_until(p.until)
-                      AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)))
+                      AND ((p.scope = 'application' AND p.value = q.application)
+                             OR (p.scope = 'model' AND p.value = q.model)))
    AND NOT EXISTS (SELECT FROM penstock.serving(q.id)) AND h.since < clock_timestamp() - interval '10 seconds'
  ORDER BY h.since
  LIMIT 50`
@@ -95,7 +100,8 @@ func checkUnserved(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 
 // pausedSQL lists pauses without an end that are older than a day.
 const pausedSQL = `
-SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_timestamp() - since), coalesce(', ' || nullif(reason, ''), '')), false
+SELECT format('%s %s: by %s %s ago%s', scope, value, actor, penstock.ago(clock_timestamp() - since),
+       coalesce(', ' || nullif(reason, ''), '')), false
   FROM (SELECT 'queue' AS scope, name AS value, paused_by AS actor, paused_reason AS reason, paused_at AS since
           FROM penstock.queue WHERE paused_until IS NULL
         UNION ALL

@@ -33,10 +33,13 @@ type Batch struct {
 
 // batchesSQL counts the parts of the batches that it lists, and of no others.
 const batchesSQL = `
-SELECT s.id, s.name, s.queue, s.state, s.parts, s.waiting, s.queued, s.done, s.bad, coalesce(s.paused_by, '') AS paused_by,
-       coalesce(s.paused_reason, '') AS paused_reason, s.paused_until, coalesce(s.problem, '') AS problem, s.actor, s.created_at, s.ended_at, s.result
+SELECT s.id, s.name, s.queue, s.state, s.parts, s.waiting, s.queued, s.done, s.bad,
+       coalesce(s.paused_by, '') AS paused_by,
+       coalesce(s.paused_reason, '') AS paused_reason, s.paused_until, coalesce(s.problem, '') AS problem, s.actor,
+              s.created_at, s.ended_at, s.result
   FROM (SELECT b.id FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id
-         WHERE ($1::bigint IS NULL OR b.id = $1) AND ($2::text IS NULL OR q.name = $2) AND ($4::bigint IS NULL OR b.id < $4) ORDER BY b.id DESC LIMIT $3) chosen
+         WHERE ($1::bigint IS NULL OR b.id = $1) AND ($2::text IS NULL OR q.name = $2)
+                AND ($4::bigint IS NULL OR b.id < $4) ORDER BY b.id DESC LIMIT $3) chosen
  CROSS JOIN LATERAL (SELECT * FROM penstock.batch_status x WHERE x.id = chosen.id OFFSET 0) s
  ORDER BY s.id DESC`
 

@@ -34,7 +34,8 @@ type CronJobDetail struct {
 }
 
 const cronColumns = `
-SELECT s.job AS name, s.queue, s.state, s.spec, s.zone, s.overlap, s.catch_up, s.nominal_at, s.entry_id, s.last_fired_at,
+SELECT s.job AS name, s.queue, s.state, s.spec, s.zone, s.overlap, s.catch_up, s.nominal_at, s.entry_id,
+       s.last_fired_at,
        coalesce(s.problem, '') AS problem, coalesce(s.paused_by, '') AS paused_by, coalesce(s.paused_reason, '') AS paused_reason, s.paused_until`
 
 // CronFilter chooses cron jobs; all fields that are set must match.
@@ -53,8 +54,10 @@ func (d *Database) CronJobs(ctx context.Context, f CronFilter) ([]CronJob, error
 // CronJob returns one job, or invalidation.ErrNotFound.
 func (d *Database) CronJob(ctx context.Context, name string) (CronJobDetail, error) {
 	const sql = cronColumns + `,
-       to_jsonb(j) - ARRAY['id', 'queue_id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'problem', 'run_now_at',
-                           'handled_at', 'catching_up_to', 'nominal_at', 'due_at', 'entry_id', 'fired_at', 'following_at', 'ended_at',
+       to_jsonb(j) - ARRAY['id', 'queue_id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until',
+              'problem', 'run_now_at',
+                           'handled_at', 'catching_up_to', 'nominal_at', 'due_at', 'entry_id', 'fired_at',
+                                  'following_at', 'ended_at',
                            'check_at', 'created_at'] AS settings
   FROM penstock.cron_status s JOIN penstock.cron_job j ON j.name = s.job
  WHERE s.job = $1`

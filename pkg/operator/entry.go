@@ -44,7 +44,8 @@ type EntryFilter struct {
 }
 
 const entryColumns = `
-SELECT s.id, s.queue, s.state, coalesce(s.lock_key, '') AS lock_key, s.flow, s.priority, coalesce(s.name, '') AS name, s.attempt, s.crashes,
+SELECT s.id, s.queue, s.state, coalesce(s.lock_key, '') AS lock_key, s.flow, s.priority, coalesce(s.name, '') AS name,
+       s.attempt, s.crashes,
        s.created_at, s.due_at, s.start_by, s.finish_by, s.token, s.node_id, s.claimed_at`
 
 // entriesSQL selects ids through the index of its conditions, and then reads each entry by its id.
@@ -66,7 +67,8 @@ const runningSQL = `(
 // ofKeySQL selects the entries of the lock key %[1]s: two indexes have them, that of pending entries and that of the
 // others.
 const ofKeySQL = `(
-        SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND x.status = 'pending' AND x.priority >= 0
+        SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND x.status = 'pending'
+               AND x.priority >= 0
         UNION ALL
         SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND (x.status = 'initial' OR x.priority < 0))`
 
@@ -265,10 +267,12 @@ WITH RECURSIVE key AS (
     SELECT next.lock_key, key.n + 1
       FROM key CROSS JOIN LATERAL (
            SELECT e.lock_key FROM penstock.entry_X e
-            WHERE e.lock_key > key.lock_key AND penstock.claimable(e.status, e.priority) ORDER BY e.lock_key LIMIT 1) next
+            WHERE e.lock_key > key.lock_key AND penstock.claimable(e.status, e.priority)
+                   ORDER BY e.lock_key LIMIT 1) next
      WHERE key.n < $3
 )
-SELECT key.lock_key, c.n AS waiting, o.id AS oldest_id, extract(epoch FROM clock_timestamp() - o.created_at)::float8 AS oldest_seconds,
+SELECT key.lock_key, c.n AS waiting, o.id AS oldest_id, extract(epoch
+       FROM clock_timestamp() - o.created_at)::float8 AS oldest_seconds,
        l.token, coalesce(l.node, l.node_id::text, '') AS node, extract(epoch FROM l.age)::float8 AS held_seconds
   FROM key
  CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.entry_X e

@@ -44,7 +44,8 @@ type FailureFilter struct {
 }
 
 const failureColumns = `
-SELECT f.entry_id AS id, q.name AS queue, f.failed_at, f.created_at, f.class, f.error, f.fingerprint, f.attempt, f.crashes,
+SELECT f.entry_id AS id, q.name AS queue, f.failed_at, f.created_at, f.class, f.error, f.fingerprint, f.attempt,
+       f.crashes,
        coalesce(f.name, '') AS name, coalesce(f.lock_key, '') AS lock_key, f.flow`
 
 // Failures returns failures, those with the largest ids first.
@@ -95,7 +96,8 @@ type Cause struct {
 // causesSQL groups the 10,000 failures of a queue with the largest ids.
 const causesSQL = `
 SELECT fingerprint, class, count(*) AS failures, max(failed_at) AS newest, max(entry_id) AS example_id
-  FROM (SELECT fingerprint, class, failed_at, entry_id FROM penstock.failure WHERE queue_id = $1 ORDER BY entry_id DESC LIMIT 10000) newest
+  FROM (SELECT fingerprint, class, failed_at, entry_id FROM penstock.failure WHERE queue_id = $1
+         ORDER BY entry_id DESC LIMIT 10000) newest
  GROUP BY fingerprint, class
  ORDER BY failures DESC, fingerprint
  LIMIT $2`

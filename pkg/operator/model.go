@@ -24,11 +24,13 @@ type Model struct {
 }
 
 const modelsSQL = `
-SELECT m.name, coalesce((coalesce(m.config, '{}') || coalesce(m.override, '{}'))->>'protocol', '') AS protocol, penstock.model_queue(m.name) AS queue,
+SELECT m.name, coalesce((coalesce(m.config, '{}') || coalesce(m.override, '{}'))->>'protocol', '') AS protocol,
+       penstock.model_queue(m.name) AS queue,
        m.config, m.override, i.instances, i.usable, i.slots, i.held, m.changed_at
   FROM penstock.model m
  CROSS JOIN LATERAL (
-       SELECT count(*) AS instances, count(*) FILTER (WHERE s.usable) AS usable, coalesce(sum(s.slots) FILTER (WHERE s.usable), 0)::bigint AS slots,
+       SELECT count(*) AS instances, count(*) FILTER (WHERE s.usable) AS usable,
+              coalesce(sum(s.slots) FILTER (WHERE s.usable), 0)::bigint AS slots,
               coalesce(sum(s.held), 0)::bigint AS held
          FROM penstock.instance_status s WHERE s.model = m.name) i
  ORDER BY m.name
@@ -76,7 +78,8 @@ type Instance struct {
 }
 
 const instancesSQL = `
-SELECT model, server, endpoint, state, usable, slots, held, doubtful, active, queued, draining, coalesce(reason, '') AS reason,
+SELECT model, server, endpoint, state, usable, slots, held, doubtful, active, queued, draining,
+       coalesce(reason, '') AS reason,
        quarantined_until, checked_at, labels
   FROM penstock.instance_status
  WHERE $1::text IS NULL OR model = $1

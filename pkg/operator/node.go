@@ -41,8 +41,10 @@ type Node struct {
 }
 
 const nodesSQL = `
-SELECT id, name, application, state, extract(epoch FROM silent_for)::float8 AS silent_seconds, extract(epoch FROM lease)::float8 AS lease_seconds,
-       threads, locks, queues, started_at, coalesce(drain_by, '') AS drain_by, coalesce(drain_reason, '') AS drain_reason, load
+SELECT id, name, application, state, extract(epoch FROM silent_for)::float8 AS silent_seconds,
+       extract(epoch FROM lease)::float8 AS lease_seconds,
+       threads, locks, queues, started_at, coalesce(drain_by, '') AS drain_by,
+              coalesce(drain_reason, '') AS drain_reason, load
   FROM penstock.node_status
  ORDER BY name, started_at, id
  LIMIT $1`

@@ -73,7 +73,8 @@ type Operation struct {
 }
 
 const operationColumns = `
-SELECT o.id, q.name AS queue, o.verb, o.filter, o.status, o.matched, o.changed, o.per_second, o.actor, o.reason, o.created_at, o.ended_at
+SELECT o.id, q.name AS queue, o.verb, o.filter, o.status, o.matched, o.changed, o.per_second, o.actor, o.reason,
+       o.created_at, o.ended_at
   FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id`
 
 // OperationFilter chooses bulk operations; all fields that are set must match.
@@ -85,7 +86,8 @@ type OperationFilter struct {
 }
 
 const operationsSQL = operationColumns + `
- WHERE ($1::text IS NULL OR q.name = $1) AND (NOT $2::boolean OR o.status = 'running') AND ($4::bigint IS NULL OR o.id < $4)
+ WHERE ($1::text IS NULL OR q.name = $1) AND (NOT $2::boolean OR o.status = 'running')
+        AND ($4::bigint IS NULL OR o.id < $4)
  ORDER BY o.id DESC
  LIMIT $3`
 

@@ -21,7 +21,8 @@ type Pause struct {
 
 const pausesSQL = `
 SELECT scope, value, queue, actor, reason, since, until FROM (
-    SELECT 'queue' AS scope, name AS value, '' AS queue, coalesce(paused_by, '') AS actor, coalesce(paused_reason, '') AS reason,
+    SELECT 'queue' AS scope, name AS value, '' AS queue, coalesce(paused_by, '') AS actor,
+           coalesce(paused_reason, '') AS reason,
            paused_at AS since, paused_until AS until
       FROM penstock.queue WHERE paused_at IS NOT NULL
     UNION ALL
@@ -86,7 +87,8 @@ type Application struct {
 }
 
 const applicationsSQL = `
-SELECT application AS name, queues, nodes, threads, locks, extract(epoch FROM oldest)::float8 AS oldest_seconds, quota_units,
+SELECT application AS name, queues, nodes, threads, locks, extract(epoch FROM oldest)::float8 AS oldest_seconds,
+       quota_units,
        quota_rate::float8 AS quota_rate, paused
   FROM penstock.application_status
  ORDER BY application

@@ -49,7 +49,8 @@ type Queue struct {
 // them itself. Counts are bounded, see penstock.count_queue; inserts and deletes are the statistics
 // collector's, about a second old.
 const queuesSQL = `
-SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing, s.initial + s.pending - s.computing AS awaiting_compute,
+SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
+       s.initial + s.pending - s.computing AS awaiting_compute,
        s.disabled, s.failed, s.estimated, s.serving, s.blocked,
        s.head_age AS head_age_seconds, n.at AS sampled_at,
        q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until) AS paused,
@@ -58,7 +59,8 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing, s
        s.accepted, s.gone, s.dead_tuples, s.in_per_second, s.out_per_second
   FROM penstock.queue q
  CROSS JOIN LATERAL (SELECT l, (l).at FROM (SELECT CASE WHEN $2 THEN penstock.last_sample(q.id) END AS l OFFSET 0) x) n
- CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT CASE WHEN n.at IS NULL THEN penstock.measure(q) ELSE n.l END AS l OFFSET 0) x) s
+ CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT CASE WHEN n.at IS NULL THEN penstock.measure(q)
+        ELSE n.l END AS l OFFSET 0) x) s
  WHERE $1::text[] IS NULL OR q.name = ANY ($1)
  ORDER BY q.name`
 
@@ -96,9 +98,11 @@ type Off struct {
 }
 
 const settingsSQL = `
-SELECT to_jsonb(q) - ARRAY['id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'disabled_at', 'disabled_by',
+SELECT to_jsonb(q) - ARRAY['id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'disabled_at',
+       'disabled_by',
                            'disabled_reason', 'version', 'created_at'] AS settings,
-       coalesce((SELECT jsonb_object_agg(l.name, u.units) FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id
+       coalesce((SELECT jsonb_object_agg(l.name, u.units) FROM penstock.limit_use u
+              JOIN penstock."limit" l ON l.id = u.limit_id
                   WHERE u.queue_id = q.id), '{}') AS limits
   FROM penstock.queue q
  WHERE q.name = $1`
@@ -151,18 +155,23 @@ WITH RECURSIVE lane AS (
             WHERE r.queue_id = lane.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
             ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
 )
-SELECT few.name AS queue, few.priority, few.flow, c.keys, extract(epoch FROM clock_timestamp() - e.since)::float8 AS head_age_seconds
+SELECT few.name AS queue, few.priority, few.flow, c.keys, extract(epoch
+       FROM clock_timestamp() - e.since)::float8 AS head_age_seconds
   FROM (SELECT * FROM lane LIMIT $2) few
  CROSS JOIN LATERAL (SELECT count(*) AS keys FROM (
-       SELECT FROM penstock.ready r WHERE r.queue_id = few.id AND r.priority = few.priority AND r.flow = few.flow LIMIT 1000) s) c
+       SELECT FROM penstock.ready r WHERE r.queue_id = few.id AND r.priority = few.priority
+              AND r.flow = few.flow LIMIT 1000) s) c
   LEFT JOIN LATERAL (
        SELECT r.entry_id, r.lock_key FROM penstock.ready r
-        WHERE r.queue_id = few.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 1) first ON true
+        WHERE r.queue_id = few.id AND r.priority = few.priority AND r.flow = few.flow
+               ORDER BY r.pos LIMIT 1) first ON true
   LEFT JOIN LATERAL (
-       (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x WHERE x.queue_id = few.id AND x.id = first.entry_id)
+       (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.entry x WHERE x.queue_id = few.id
+              AND x.id = first.entry_id)
        UNION ALL
        (SELECT greatest(x.created_at, x.due_at) FROM penstock.entry x
-         WHERE x.queue_id = few.id AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority) ORDER BY x.id LIMIT 1)) e ON true
+         WHERE x.queue_id = few.id AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority)
+                ORDER BY x.id LIMIT 1)) e ON true
  ORDER BY e.since, few.name, few.priority DESC, few.flow`
 
 // Lanes returns lanes that have work, of one queue or of all if it is empty, the longest waiting

@@ -26,10 +26,12 @@ type Sample struct {
 }
 
 const samplesSQL = `
-SELECT s.at, s.initial, s.pending, s.computing, s.disabled, s.failed, s.estimated, s.serving, s.head_age AS head_age_seconds, s.blocked,
+SELECT s.at, s.initial, s.pending, s.computing, s.disabled, s.failed, s.estimated, s.serving,
+       s.head_age AS head_age_seconds, s.blocked,
        s.in_per_second, s.out_per_second
   FROM penstock.queue q CROSS JOIN LATERAL (
-       SELECT * FROM penstock.%s WHERE queue_id = q.id AND at > statement_timestamp() - $2::interval ORDER BY at DESC LIMIT 3000) s
+       SELECT * FROM penstock.%s WHERE queue_id = q.id AND at > statement_timestamp() - $2::interval
+              ORDER BY at DESC LIMIT 3000) s
  WHERE q.name = $1
  ORDER BY s.at`
 

@@ -22,7 +22,8 @@ type Slot struct {
 }
 
 const slotsSQL = `
-SELECT i.model, i.server, s.number, s.token, s.node_id, s.leased_at, s.doubt_at, coalesce(s.doubt, '') AS doubt, s.entry_id
+SELECT i.model, i.server, s.number, s.token, s.node_id, s.leased_at, s.doubt_at, coalesce(s.doubt, '') AS doubt,
+       s.entry_id
   FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
  WHERE ($1::text IS NULL OR i.model = $1) AND s.token > $2
  ORDER BY s.token

@@ -49,7 +49,8 @@ const serverSQL = `
 SELECT clock_timestamp(), connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
 
 const leaderSQL = `
-SELECT holder, term, renewed_at + lease > clock_timestamp() AS live, extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_seconds
+SELECT holder, term, renewed_at + lease > clock_timestamp() AS live,
+       extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_seconds
   FROM penstock.leader
  WHERE renewed_at IS NOT NULL
  ORDER BY renewed_at DESC

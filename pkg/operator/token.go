@@ -70,7 +70,8 @@ func WellFormed(secret string) bool {
 }
 
 const tokenColumns = `
-SELECT id, name, scopes, applications, queues, flows, priority_max, created_at, created_by, expires_at, revoked_at, used_at,
+SELECT id, name, scopes, applications, queues, flows, priority_max, created_at, created_by, expires_at, revoked_at,
+       used_at,
        revoked_at IS NULL AND coalesce(expires_at > clock_timestamp(), true) AS live
   FROM penstock.api_token`
 

@@ -27,9 +27,12 @@ type Usage struct {
 // usageSQL reads all lock records, whose number is that of the work in flight, and the usage that
 // nodes reported.
 const usageSQL = `
-SELECT queue, application, flow, coalesce(l.locks, 0) AS locks, coalesce(l.entries, 0) AS entries, coalesce(l.cost, 0) AS cost,
-       coalesce(l.oldest, 0) AS oldest_seconds, coalesce(u.slots, 0) AS slots, coalesce(u.share, 0) AS share, coalesce(u.weight, 1)::float8 AS weight
-  FROM (SELECT q.name AS queue, q.application, l.flow, count(*) AS locks, sum(l.entry_count)::bigint AS entries, sum(l.cost)::float8 AS cost,
+SELECT queue, application, flow, coalesce(l.locks, 0) AS locks, coalesce(l.entries, 0) AS entries,
+       coalesce(l.cost, 0) AS cost,
+       coalesce(l.oldest, 0) AS oldest_seconds, coalesce(u.slots, 0) AS slots, coalesce(u.share, 0) AS share,
+              coalesce(u.weight, 1)::float8 AS weight
+  FROM (SELECT q.name AS queue, q.application, l.flow, count(*) AS locks, sum(l.entry_count)::bigint AS entries,
+         sum(l.cost)::float8 AS cost,
                extract(epoch FROM clock_timestamp() - min(l.claimed_at))::float8 AS oldest
           FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id
          GROUP BY q.name, q.application, l.flow) l

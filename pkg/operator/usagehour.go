@@ -36,7 +36,8 @@ type UsageKey struct {
 }
 
 const usageHoursSQL = `
-SELECT hour, queue, coalesce(application, '') AS application, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out
+SELECT hour, queue, coalesce(application, '') AS application, model, flow, calls, gpu_ms, wasted_ms, tokens_in,
+       tokens_cached, tokens_out
   FROM penstock.usage_hours
  WHERE ($1::timestamptz IS NULL OR hour >= $1) AND ($2::timestamptz IS NULL OR hour < $2)
    AND ($3::text IS NULL OR application = $3) AND ($4::text IS NULL OR queue = $4)
