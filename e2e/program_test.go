@@ -58,13 +58,19 @@ type program struct {
 // start runs one of the programs until the test ends. The environment of the test does not reach it.
 func start(t *testing.T, binary, name string, args ...string) *program {
 	t.Helper()
+	return startWith(t, nil, binary, name, args...)
+}
+
+// startWith is start with variables of the environment, as in NAME=value.
+func startWith(t *testing.T, env []string, binary, name string, args ...string) *program {
+	t.Helper()
 	dir, err := binaries()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &program{t: t, name: name, ended: make(chan struct{}), news: make(chan struct{})}
 	p.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), filepath.Join(dir, binary), args...)
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, env...)
 	said, err := p.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
