@@ -763,18 +763,23 @@ CREATE TABLE penstock.api_token (
     queues       text[] NOT NULL DEFAULT '{}',
     flows        text[] NOT NULL DEFAULT '{}',
     priority_max smallint CHECK (priority_max BETWEEN 0 AND 9),
+    rate         double precision CHECK (rate > 0 AND rate <= 1e9),
+    burst        integer CHECK (burst > 0),
+    CHECK (burst IS NULL OR rate IS NOT NULL),
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     created_by   text NOT NULL,
     expires_at   timestamptz,
     revoked_at   timestamptz,
     used_at      timestamptz,
-    CONSTRAINT api_token_push_limits CHECK (scopes <@ ARRAY['push', 'read'] OR (flows = '{}' AND priority_max IS NULL))
+    CONSTRAINT api_token_push_limits CHECK (scopes <@ ARRAY['push', 'read'] OR (flows = '{}' AND priority_max IS NULL AND rate IS NULL))
 );
 CREATE INDEX api_token_name ON penstock.api_token (name, id);
 COMMENT ON COLUMN penstock.api_token.applications IS 'to which the token is limited; empty: to none';
 COMMENT ON COLUMN penstock.api_token.queues IS 'to which the token is limited; empty: to none';
 COMMENT ON COLUMN penstock.api_token.flows IS 'of entries that it may push; empty: any';
 COMMENT ON COLUMN penstock.api_token.priority_max IS 'that a push may ask for; null: any. Scopes operate and admin change entries in other ways, so that this and flows would limit nothing';
+COMMENT ON COLUMN penstock.api_token.rate IS 'entries a second that it may push, at each leader; null: any';
+COMMENT ON COLUMN penstock.api_token.burst IS 'entries that it may push at once; null: as many as in a second, at least one';
 COMMENT ON COLUMN penstock.api_token.used_at IS 'within a minute';
 
 -- Samples: the state of each queue every few seconds, written by the elected leader only. Status pages, metrics and the

@@ -43,7 +43,7 @@ ALTER TABLE penstock.api_token
     ADD CONSTRAINT api_token_scopes_check
         CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['push', 'read', 'operate', 'admin', 'call']),
     ADD CONSTRAINT api_token_push_limits
-        CHECK (scopes <@ ARRAY['push', 'read', 'call'] OR (flows = '{}' AND priority_max IS NULL));
+        CHECK (scopes <@ ARRAY['push', 'read', 'call'] OR (flows = '{}' AND priority_max IS NULL AND rate IS NULL));
 
 -- Orders to end the run of a durable entry so that its slot serves online requests. A row stays until its entry has ended: it
 -- counts how often the entry was preempted.

@@ -42,6 +42,12 @@ func tokenList(a *app) *cobra.Command {
 			}
 			return fmt.Sprint(*t.PriorityMax)
 		}},
+		{title: "RATE", wide: true, right: true, text: func(t operator.APIToken) string {
+			if t.Rate == nil {
+				return "-"
+			}
+			return fmt.Sprint(*t.Rate)
+		}},
 		{title: "USED", text: func(t operator.APIToken) string { return before(stamp(t.UsedAt), "never") }},
 		{title: "EXPIRES", text: func(t operator.APIToken) string { return before(stamp(t.ExpiresAt), "never") }},
 		{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
@@ -73,15 +79,20 @@ func tokenCreate(a *app) *cobra.Command {
 	}
 	var g operator.Grant
 	var expires string
-	highest := int16(9)
+	var highest int16
+	var rate float64
+	var burst int32
 	f := c.Flags()
 	f.StringSliceVar(&g.Scopes, "scope", nil,
 		"push, read, operate (and read), admin (everything), call (models, at gateways)")
 	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
 	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
 	f.StringSliceVar(&g.Flows, "flow", nil, "limit its pushes to these flows; with scopes push and read alone")
-	f.Int16Var(&highest, "priority-max", highest,
+	f.Int16Var(&highest, "priority-max", 9,
 		"limit the priority that its pushes may ask for, 0 to 9; with scopes push and read alone")
+	f.Float64Var(&rate, "rate", 0,
+		"limit its pushes to so many entries a second at each leader; with scopes push and read alone")
+	f.Int32Var(&burst, "burst", 0, "with --rate: so many entries at once; by default those of a second")
 	f.StringVar(&expires, "expires", "", "a time, a duration from now, or never; by default the server's lifetime "+
 		"of tokens, a year unless configured")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
@@ -98,13 +109,20 @@ func tokenCreate(a *app) *cobra.Command {
 		if c.Flags().Changed("priority-max") {
 			g.PriorityMax = &highest
 		}
+		if c.Flags().Changed("rate") {
+			g.Rate = &rate
+		}
+		if c.Flags().Changed("burst") {
+			g.Burst = &burst
+		}
 		g.Name = args[0]
 		return change{
 			does: "create token " + g.Name,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				var made issued
 				in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
-					"flows", g.Flows, "priority_max", g.PriorityMax, "expires_at", g.ExpiresAt, "never_expires", never)
+					"flows", g.Flows, "priority_max", g.PriorityMax, "rate", g.Rate, "burst", g.Burst,
+					"expires_at", g.ExpiresAt, "never_expires", never)
 				err := api.post(ctx, "/v1/tokens", in, &made)
 				return made.Secret, err
 			},

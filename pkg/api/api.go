@@ -33,6 +33,7 @@ type API struct {
 	flights         flights
 	ready           readiness
 	refusals        refusals
+	rates           rates
 	watch           *watch
 	examining       sync.Mutex
 	// draining ends when Drain is called.

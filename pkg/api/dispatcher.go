@@ -158,6 +158,9 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := a.rates.take(callerOf(r.Context()), 1); err != nil {
+		return err
+	}
 	pushed, err := queue.Push(r.Context(), p)
 	if err != nil {
 		return inUse(err, p)

@@ -56,6 +56,7 @@ var statuses = []struct {
 	{errKeyInUse, http.StatusConflict, "idempotency_key_in_use"},
 	{errBusy, http.StatusServiceUnavailable, "busy"},
 	{errRequests, http.StatusTooManyRequests, "too_many_requests"},
+	{errRate, http.StatusTooManyRequests, "rate_exceeded"},
 	{errCrowded, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{errUnstorable, http.StatusUnprocessableEntity, "invalid"},
@@ -98,7 +99,7 @@ type Problem struct {
 	Code   string `json:"code" doc:"For programs; it stays."`
 	Errors []Flaw `json:"errors,omitempty" nullable:"false" doc:"What is wrong with the request, and where."`
 
-	// Of a full queue.
+	// Of a full queue; retry_after_ms also of a token that pushes too fast.
 	Depth        *int64 `json:"depth,omitempty" doc:"Entries in the full queue."`
 	Capacity     *int64 `json:"capacity,omitempty" doc:"Entries that it takes."`
 	RetryAfterMS *int64 `json:"retry_after_ms,omitempty" doc:"When room can be expected; absent if nothing drains."`
@@ -149,6 +150,11 @@ func problem(err error) *Problem {
 				if ms := full.RetryAfter.Milliseconds(); ms > 0 {
 					p.RetryAfterMS = &ms
 				}
+			}
+			var fast *rateError
+			if errors.As(err, &fast) && fast.wait > 0 {
+				ms := fast.wait.Milliseconds() + 1
+				p.RetryAfterMS = &ms
 			}
 			var field *fieldError
 			if errors.As(err, &field) {

@@ -98,6 +98,9 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := a.rates.take(callerOf(ctx), len(pushes)); err != nil {
+		return err
+	}
 	pushed, err := queue.Push(ctx, pushes...)
 	if err != nil {
 		return neverFits(inUse(err, pushes...), len(pushes))

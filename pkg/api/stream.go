@@ -66,6 +66,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	trace := r.Header.Get("Traceparent")
 	s := &stream{
 		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid,
+		spend: func(n int) (int, error) { return a.rates.some(callerOf(r.Context()), n) },
 		pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 			return a.pushOf(callerOf(r.Context()), e, key, trace, number)
 		},
@@ -86,6 +87,8 @@ type stream struct {
 	pushOf  func(e entryToPush, number int64) (invalidation.Push, error)
 	answers *answers
 	allowed func(context.Context) error // asked before each chunk
+	// spend takes up to n entries from the rate of the token, and returns how many with the error that refuses the rest
+	spend func(n int) (int, error)
 
 	room *semaphore.Weighted // in bytes
 }
@@ -199,7 +202,11 @@ func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
 			good = append(good, &chunk[i])
 		}
 	}
-	tried, err := s.push(ctx, good)
+	may, refused := s.spend(len(good))
+	tried, err := s.push(ctx, good[:may])
+	if err == nil {
+		err = refused
+	}
 	if err == nil {
 		return len(chunk), nil
 	}

@@ -28,6 +28,8 @@ type APIToken struct {
 	Queues       []string   `json:"queues"`                 // to which it is limited; empty: to none
 	Flows        []string   `json:"flows"`                  // of the entries that it may push; empty: any
 	PriorityMax  *int16     `json:"priority_max,omitempty"` // that a push may ask for; absent: any
+	Rate         *float64   `json:"rate,omitempty"`         // entries a second that it may push, at each leader
+	Burst        *int32     `json:"burst,omitempty"`        // entries at once; absent: those of a second
 	CreatedAt    time.Time  `json:"created_at"`
 	CreatedBy    string     `json:"created_by"`
 	ExpiresAt    *time.Time `json:"expires_at,omitempty"`
@@ -42,8 +44,12 @@ type Grant struct {
 	Scopes, Applications, Queues []string
 	// of the entries that it may push; empty: any; only with scopes push and read
 	Flows       []string
-	PriorityMax *int16    // that a push may ask for, 0 to 9; nil: any; only with scopes push and read
-	ExpiresAt   time.Time // zero: never
+	PriorityMax *int16 // that a push may ask for, 0 to 9; nil: any; only with scopes push and read
+	// Rate is how many entries a second it may push through each leader, nil for any; Burst how many at once, nil for
+	// those of a second, at least one. Only with scopes push and read.
+	Rate      *float64
+	Burst     *int32
+	ExpiresAt time.Time // zero: never
 }
 
 const (
@@ -70,8 +76,8 @@ func WellFormed(secret string) bool {
 }
 
 const tokenColumns = `
-SELECT id, name, scopes, applications, queues, flows, priority_max, created_at, created_by, expires_at, revoked_at,
-       used_at,
+SELECT id, name, scopes, applications, queues, flows, priority_max, rate, burst,
+       created_at, created_by, expires_at, revoked_at, used_at,
        revoked_at IS NULL AND coalesce(expires_at > clock_timestamp(), true) AS live
   FROM penstock.api_token`
 
@@ -119,7 +125,8 @@ func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By)
 		return record(ctx, tx, by, "create_token", "token "+g.Name,
 			map[string]any{
 				"scopes": g.Scopes, "applications": g.Applications, "queues": g.Queues,
-				"flows": g.Flows, "priority_max": g.PriorityMax, "expires_at": given(g.ExpiresAt),
+				"flows": g.Flows, "priority_max": g.PriorityMax, "rate": g.Rate, "burst": g.Burst,
+				"expires_at": given(g.ExpiresAt),
 			})
 	})
 	return secret, err
@@ -139,19 +146,21 @@ func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (s
 	secret := NewSecret()
 	hash := sha256.Sum256([]byte(secret))
 	const sql = `
-INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by, flows, priority_max)
-VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user), coalesce($8::text[], '{}'), $9)`
+INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by, flows,
+                                priority_max, rate, burst)
+VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user),
+        coalesce($8::text[], '{}'), $9, $10, $11)`
 	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
-		given(by.Actor), g.Flows, g.PriorityMax)
+		given(by.Actor), g.Flows, g.PriorityMax, g.Rate, g.Burst)
 	var violated *pgconn.PgError
 	if errors.As(err, &violated) && violated.ConstraintName == "api_token_push_limits" {
-		return "", fmt.Errorf("create token %q: flows and priority_max limit pushes alone, and go with no scope but "+
-			"push and read: %w",
+		return "", fmt.Errorf("create token %q: flows, priority_max and rate limit pushes alone, and go with no scope "+
+			"but push and read: %w",
 			g.Name, invalidation.ErrInvalid)
 	}
 	if code := postgres.Code(err); code == "23514" || code == "23502" {
 		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, "+
-			"at least one, and priority_max is 0 to 9: %w", invalidation.ErrInvalid)
+			"at least one, priority_max is 0 to 9, rate is above 0, and burst, at least 1, goes with rate: %w", invalidation.ErrInvalid)
 	}
 	if err != nil {
 		return "", fmt.Errorf("create token %q: %w", g.Name, err)
@@ -187,7 +196,7 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 		}
 		secret, err = insertToken(ctx, tx, Grant{
 			Name: name, Scopes: was.Scopes, Applications: was.Applications, Queues: was.Queues,
-			Flows: was.Flows, PriorityMax: was.PriorityMax, ExpiresAt: expires,
+			Flows: was.Flows, PriorityMax: was.PriorityMax, Rate: was.Rate, Burst: was.Burst, ExpiresAt: expires,
 		}, by)
 		if err != nil {
 			return err
