@@ -62,7 +62,7 @@ var allowedImports = map[string][]string{
 	"pkg/scale/simulate": {"pkg/scale"},
 
 	// HTTP does what the CLI does, by the same functions.
-	"pkg/api": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "pkg/scale", "migrations"),
+	"pkg/api": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "migrations"),
 
 	// The dashboard reads and changes what the API does, by the same functions.
 	"web": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "web/format", "web/picture"),

@@ -219,7 +219,7 @@ $$;
 -- slot-seconds to the use of the flow by which durable entries are ordered: at the queue's usual
 -- priority, and at every other one at which the flow has used something. A gateway numbers its folds: one
 -- that has been applied changes nothing. It returns whether the fold was applied.
--- Locks: the row of gateway_fold of the gateway, then the rows of usage_hour and usage, each in the order
+-- Locks: the row of gateway_fold of the gateway, then the rows of usage_hour, model_online and usage, each in the order
 -- of their keys.
 -- Callers: pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.fold_online_use(gateway bigint, fold bigint, hours timestamptz[], queues text[], models text[], flows text[],
@@ -242,6 +242,9 @@ BEGIN
     ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
        SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms, wasted_ms = u.wasted_ms + excluded.wasted_ms,
            tokens_in = u.tokens_in + excluded.tokens_in, tokens_out = u.tokens_out + excluded.tokens_out;
+    INSERT INTO penstock.model_online AS o (model, calls)
+    SELECT k.model, sum(k.calls) FROM unnest(models, calls) k(model, calls) GROUP BY k.model ORDER BY k.model COLLATE "C"
+    ON CONFLICT (model) DO UPDATE SET calls = o.calls + excluded.calls;
     INSERT INTO penstock.usage AS u (queue_id, priority, whole, flow, service, lift, at)
     SELECT x.id, x.priority, false, x.flow, x.service, 0, clock_timestamp()
       FROM (SELECT q.id, p.priority, k.flow, sum(k.busy_ms) / 1000.0 AS service

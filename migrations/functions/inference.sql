@@ -127,8 +127,23 @@ BEGIN
     PERFORM penstock.audit_log(remove_model.actor, 'remove_model', remove_model.name, remove_model.reason);
 END $$;
 
+-- check_endpoint raises an error unless the endpoint of an instance is an http or https address without user or password.
+-- Callers: register_instance, announce_instance.
+-- SQLSTATE: PS002 it is not.
+CREATE OR REPLACE FUNCTION penstock.check_endpoint(endpoint text, server text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF endpoint ~* '^[a-z]*:?//[^/?#]*@' THEN
+        -- The address itself is not repeated: it goes into logs.
+        RAISE EXCEPTION 'endpoint of instance "%" carries a user or password', server
+            USING ERRCODE = 'PS002', HINT = 'Give it in a header of the model, as env:NAME or file:/path.';
+    ELSIF endpoint !~* '^https?://[^/?#[:space:]]+' THEN
+        RAISE EXCEPTION 'endpoint "%" of instance "%" is not an address', endpoint, server USING ERRCODE = 'PS002', HINT = 'Write one such as http://gpu-1:8000/generate.';
+    END IF;
+END $$;
+
 -- register_instance registers an endpoint of a model, or changes it: the same model and server name
--- the same instance. Registering again ends a drain and a quarantine. With fewer slots than before,
+-- the same instance. Registering again ends a drain, a quarantine and a time to live. With fewer slots than before,
 -- nothing new is leased until the slots beyond have been freed. The endpoint must be an http or
 -- https address without user or password.
 -- Locks: the row of the instance, the row of inference_version, then those of fit_model_queue.
@@ -142,19 +157,13 @@ DECLARE
     instance integer;
 BEGIN
     PERFORM penstock.need_model(model);
-    IF endpoint ~* '^[a-z]*:?//[^/?#]*@' THEN
-        -- The address itself is not repeated: it goes into logs.
-        RAISE EXCEPTION 'endpoint of instance "%" carries a user or password', server
-            USING ERRCODE = 'PS002', HINT = 'Give it in a header of the model, as env:NAME or file:/path.';
-    ELSIF endpoint !~* '^https?://[^/?#[:space:]]+' THEN
-        RAISE EXCEPTION 'endpoint "%" of instance "%" is not an address', endpoint, server USING ERRCODE = 'PS002', HINT = 'Write one such as http://gpu-1:8000/generate.';
-    END IF;
+    PERFORM penstock.check_endpoint(endpoint, server);
     INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels)
     VALUES (register_instance.model, register_instance.server, register_instance.endpoint, register_instance.slots,
             coalesce(register_instance.labels, '{}'))
     ON CONFLICT ON CONSTRAINT instance_model_server_key DO UPDATE
        SET slots = excluded.slots, labels = excluded.labels, draining_at = NULL, drain_by = NULL, drain_reason = NULL,
-           quarantined_until = NULL, quarantine_reason = NULL, next_check_at = clock_timestamp(),
+           expires_at = NULL, quarantined_until = NULL, quarantine_reason = NULL, next_check_at = clock_timestamp(),
            state = CASE WHEN i.endpoint = excluded.endpoint THEN i.state ELSE 'unknown' END, endpoint = excluded.endpoint
     RETURNING id INTO instance;
     PERFORM penstock.fit_model_queue(model);
@@ -275,6 +284,7 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
+       AND (i.expires_at IS NULL OR i.expires_at > clock_timestamp())
        AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
 $$;
 

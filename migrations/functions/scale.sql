@@ -1,11 +1,23 @@
 -- Autoscaling: the work of a model, its deployments, and the switches.
 
--- scale_running returns how many requests of a model run: the locks of its queues. A lock runs one
--- entry at a time.
+-- scale_running returns how many requests of a model run: the locks of its queues, each of which runs one entry at a time,
+-- and the slots that gateways hold.
 -- Callers: scale_metric, scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_running(wanted text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT count(*) FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id WHERE q.model = wanted
+    SELECT (SELECT count(*) FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id WHERE q.model = wanted)
+           + penstock.slots_of_class(wanted, true)
+$$;
+
+-- scale_online_waiting returns how many requests of a model wait at gateways: the slots that those which asked within the
+-- last 3 seconds miss.
+-- Callers: scale_metric, scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_online_waiting(wanted text) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(d.missing), 0)::bigint
+      FROM penstock.slot_demand d
+     WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds'
+       AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
 $$;
 
 -- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the
@@ -36,8 +48,8 @@ LANGUAGE sql STABLE AS $$
                           AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)))
 $$;
 
--- scale_metric returns the demand of a model in requests: those that run and those that may start. It is what
--- the postgresql trigger of KEDA asks for, with the slots of an instance as targetQueryValue:
+-- scale_metric returns the demand of a model in requests: those that run, those that may start, and those that wait at
+-- gateways. It is what the postgresql trigger of KEDA asks for, with the slots of an instance as targetQueryValue:
 --   SELECT penstock.scale_metric('llama')
 -- It counts in the database: no leader and no node needs to run for it.
 -- Callers: psql.
@@ -46,7 +58,8 @@ CREATE OR REPLACE FUNCTION penstock.scale_metric(model text) RETURNS double prec
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM penstock.need_model(model);
-    RETURN (penstock.scale_running(model) + penstock.scale_waiting(model))::double precision;
+    RETURN (penstock.scale_running(model) + penstock.scale_waiting(model)
+            + penstock.scale_online_waiting(model))::double precision;
 END $$;
 
 -- need_deployment raises an error for a deployment that does not exist.
@@ -128,8 +141,8 @@ BEGIN
                                jsonb_build_object('instances', instances, 'until', until));
 END $$;
 
--- set_scale_setting sets a switch of all autoscaling, or removes it with null: scale.off and
--- scale.zero_off are booleans, scale.max_all a number.
+-- set_scale_setting sets a switch of all autoscaling, or removes it with null: scale.off and scale.zero_off are booleans,
+-- scale.max_all a number of instances, scale.budget a cost an hour of all deployments.
 -- Locks: the row of the setting.
 -- Callers: psql.
 -- SQLSTATE: PS002 invalid argument.
@@ -137,11 +150,11 @@ CREATE OR REPLACE FUNCTION penstock.set_scale_setting(name text, value jsonb, re
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT coalesce(CASE WHEN name IN ('scale.off', 'scale.zero_off') THEN jsonb_typeof(value) IN ('boolean', 'null')
-                         WHEN name = 'scale.max_all' THEN jsonb_typeof(value) = 'null'
+                         WHEN name IN ('scale.max_all', 'scale.budget') THEN jsonb_typeof(value) = 'null'
                               OR jsonb_typeof(value) = 'number' AND value::numeric BETWEEN 0 AND 1000000 END,
-                    name IN ('scale.off', 'scale.zero_off', 'scale.max_all')) THEN
+                    name IN ('scale.off', 'scale.zero_off', 'scale.max_all', 'scale.budget')) THEN
         RAISE EXCEPTION 'setting "%" is not valid', name USING ERRCODE = 'PS002',
-            HINT = 'scale.off and scale.zero_off are booleans, scale.max_all is a number from 0 to 1000000.';
+            HINT = 'scale.off and scale.zero_off are booleans, scale.max_all and scale.budget are numbers from 0 to 1000000.';
     END IF;
     IF value IS NULL OR jsonb_typeof(value) = 'null' THEN
         DELETE FROM penstock.setting s WHERE s.name = set_scale_setting.name;
@@ -163,27 +176,108 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.queue q WHERE q.model = wanted
 $$;
 
--- scale_input has all that a decision reads, a row for each model that has a deployment. Policy, mode and
--- override are those of the deployment that is filled first.
+-- scale_due returns how many entries of a model become ready within so many seconds, at most 1,000 a queue.
+-- Callers: scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_due(wanted text, seconds double precision) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(n.due), 0)::bigint
+      FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT count(*) AS due
+                           FROM (SELECT FROM penstock.entry e
+                                  WHERE e.queue_id = q.id AND e.status = 'initial'
+                                    AND e.due_at <= clock_timestamp() + seconds * interval '1 second' LIMIT 1000) bounded) n
+     WHERE q.model = wanted AND q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
+$$;
+
+-- scale_late returns how many pending entries of a model have to start within so many seconds, at most 1,000 a queue: an
+-- instance whose start takes as long cannot serve them.
+-- Callers: scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_late(wanted text, seconds double precision) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(n.late), 0)::bigint
+      FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT count(*) AS late
+                           FROM (SELECT FROM penstock.entry e
+                                  WHERE e.queue_id = q.id AND penstock.claimable(e.status, e.priority)
+                                    AND e.start_by <= clock_timestamp() + seconds * interval '1 second' LIMIT 1000) bounded) n
+     WHERE q.model = wanted AND q.disabled_at IS NULL
+$$;
+
+-- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has a
+-- deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came since.
+-- gateway_age is the age in seconds of the last sign of the gateway that was silent longest; 0 where none is missing.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
-SELECT d.name AS deployment, d.model, d.policy, d.mode, d.override, d.override_until,
-       penstock.scale_running(d.model) AS running, penstock.scale_waiting(d.model) AS waiting,
-       penstock.scale_arrived(d.model) AS arrived, s.arrived AS arrived_before, s.state, u.service,
-       i.ready, i.starting, i.draining, i.unhealthy,
-       coalesce((SELECT v.value = 'true' FROM penstock.setting v WHERE v.name = 'scale.off'), false) AS off,
-       coalesce((SELECT v.value = 'true' FROM penstock.setting v WHERE v.name = 'scale.zero_off'), false) AS zero_off,
-       coalesce((SELECT v.value::integer FROM penstock.setting v WHERE v.name = 'scale.max_all'), 0) AS max_all
-  FROM (SELECT DISTINCT ON (x.model) x.name, x.model, x.policy, x.mode, x.override, x.override_until
-          FROM penstock.deployment x ORDER BY x.model, x.fill_order, x.cost, x.name) d
+SELECT d.model, penstock.scale_running(d.model) AS running, penstock.scale_waiting(d.model) AS waiting,
+       penstock.scale_online_waiting(d.model) AS urgent, penstock.slots_of_class(d.model, true) AS online_running,
+       penstock.scale_arrived(d.model) AS arrived, s.arrived AS arrived_before, s.counters, s.state, u.*, g.*,
+       coalesce(o.calls, 0) AS online_calls, coalesce(o.refused, 0) AS refused,
+       coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95, c.starts, c.cold_seconds,
+       penstock.scale_due(d.model, coalesce(c.median, 60)) AS due, penstock.scale_late(d.model, coalesce(c.median, 60)) AS late,
+       i.*, m.*, v.*,
+       coalesce((SELECT array_agg(q.id) FROM penstock.queue q WHERE q.model = d.model), '{}') AS queues
+  FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
   LEFT JOIN penstock.scale_state s ON s.model = d.model
+  LEFT JOIN penstock.model_online o ON o.model = d.model
  CROSS JOIN LATERAL (
-       SELECT coalesce(sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0, 0)::double precision AS service
-         FROM penstock.usage_hour h WHERE h.model = d.model AND h.hour > statement_timestamp() - interval '2 hours') u
+       SELECT coalesce(sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0, 0)::double precision AS service,
+              coalesce(sum(h.calls) FILTER (WHERE h.hour = t.present), 0)::bigint AS calls,
+              coalesce(sum(h.calls) FILTER (WHERE h.hour < t.present), 0)::bigint AS calls_before,
+              coalesce(sum(h.gpu_ms) FILTER (WHERE h.hour = t.present), 0)::bigint AS busy_ms,
+              coalesce(sum(h.gpu_ms) FILTER (WHERE h.hour < t.present), 0)::bigint AS busy_ms_before,
+              min(t.present) AS hour
+         FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
+         LEFT JOIN penstock.usage_hour h ON h.model = d.model AND h.hour >= t.present - interval '1 hour') u
+ CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE n.beat_at + n.lease > clock_timestamp()) > 0 AS gateway,
+              coalesce(max(extract(epoch FROM clock_timestamp() - n.beat_at)) FILTER (WHERE n.beat_at + n.lease <= clock_timestamp()),
+                       0)::double precision AS gateway_age
+         FROM penstock.node n
+        WHERE n.kind = 'gateway' AND n.draining_at IS NULL AND n.beat_at > clock_timestamp() - interval '5 minutes') g
+ CROSS JOIN LATERAL (
+       SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY x.seconds) AS median,
+              percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds) AS p95,
+              (SELECT count(*) FROM penstock.cold_start y WHERE y.model = d.model) AS starts,
+              (SELECT coalesce(sum(y.seconds), 0) FROM penstock.cold_start y WHERE y.model = d.model) AS cold_seconds
+         FROM (SELECT y.seconds FROM penstock.cold_start y WHERE y.model = d.model ORDER BY y.at DESC LIMIT 50) x) c
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
-              coalesce(array_agg(n.created_at ORDER BY n.created_at)
-                       FILTER (WHERE NOT penstock.usable(n) AND n.state = 'starting' AND n.draining_at IS NULL), '{}') AS starting,
+              coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (WHERE penstock.starts(n)), '{}') AS starting,
               count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining,
-              count(*) FILTER (WHERE n.draining_at IS NULL AND (n.state = 'unhealthy' OR n.quarantined_until > clock_timestamp())) AS unhealthy
-         FROM penstock.instance n WHERE n.model = d.model) i;
+              count(*) FILTER (WHERE n.draining_at IS NULL AND NOT penstock.starts(n)
+                                 AND (n.state = 'unhealthy' OR n.quarantined_until > clock_timestamp())) AS unhealthy,
+              count(*) FILTER (WHERE n.draining_at IS NULL AND (n.deployment IS NULL OR NOT EXISTS (
+                                     SELECT FROM penstock.deployment y WHERE y.name = n.deployment AND y.model = d.model))) AS unmanaged
+         FROM penstock.instance n WHERE n.model = d.model) i
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(x.busy_seconds) FILTER (WHERE x.minute > statement_timestamp() - interval '15 minutes'), 0) / 15 AS busy_a_minute,
+              coalesce(sum(x.arrived) FILTER (WHERE x.minute > statement_timestamp() - interval '15 minutes'), 0) / 15 AS arrived_a_minute,
+              coalesce(sum(x.busy_seconds) FILTER (WHERE x.minute < statement_timestamp() - interval '6 days'), 0) / 30 AS busy_last_week,
+              max(x.minute) FILTER (WHERE x.arrived > 0) AS last_minute
+         FROM penstock.model_minute x
+        WHERE x.model = d.model
+          AND (x.minute > statement_timestamp() - interval '15 minutes'
+            OR x.minute BETWEEN statement_timestamp() - interval '7 days 15 minutes' AND statement_timestamp() - interval '7 days' + interval '15 minutes')) m
+ CROSS JOIN (
+       SELECT coalesce(bool_or(x.value = 'true') FILTER (WHERE x.name = 'scale.off'), false) AS off,
+              coalesce(bool_or(x.value = 'true') FILTER (WHERE x.name = 'scale.zero_off'), false) AS zero_off,
+              coalesce(max(x.value::integer) FILTER (WHERE x.name = 'scale.max_all'), 0) AS max_all,
+              coalesce(max(x.value::float8) FILTER (WHERE x.name = 'scale.budget'), 0) AS budget
+         FROM penstock.setting x WHERE x.name LIKE 'scale.%') v;
+
+-- scale_share has a row for each deployment: its settings, what its backend was told and answered, and its instances.
+-- Callers: pkg/scale.
+CREATE OR REPLACE VIEW penstock.scale_share AS
+SELECT d.name, d.model, d.backend, d.target, d.policy, d.template, coalesce(d.template_hash, '') AS template_hash, d.cost, d.fill_order,
+       d.mode, d.override, d.override_until, d.on_demand, d.created_at,
+       coalesce(s.desired, 0) AS desired, s.decided_at, coalesce(s.order_id, 0) AS order_id, coalesce(s.ordered, 0) AS ordered, s.ordered_at,
+       coalesce(s.applied_id, 0) AS applied_id, s.applied_at, s.existing,
+       coalesce(s.starting, '{}') AS starting, s.seen_at, s.replace_before, coalesce(s.failures, 0) AS failures, s.failed_at, s.retry_at,
+       coalesce(s.error, '') AS error, i.ready, i.registered, i.draining
+  FROM penstock.deployment d
+  LEFT JOIN penstock.deployment_state s ON s.name = d.name
+ CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
+              count(*) FILTER (WHERE n.draining_at IS NULL) AS registered,
+              count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining
+         FROM penstock.instance n WHERE n.deployment = d.name) i;

@@ -21,6 +21,11 @@ CREATE OR REPLACE TRIGGER instance_change AFTER UPDATE ON penstock.instance
           OR OLD.quarantined_until IS DISTINCT FROM NEW.quarantined_until)
     EXECUTE FUNCTION penstock.bump_inference_version();
 
+-- instance_ready notes how long the start of an instance of a deployment took.
+CREATE OR REPLACE TRIGGER instance_ready BEFORE UPDATE OF state ON penstock.instance
+    FOR EACH ROW WHEN (NEW.deployment IS NOT NULL AND OLD.ready_at IS NULL AND NEW.state IN ('ready', 'busy'))
+    EXECUTE FUNCTION penstock.note_ready();
+
 -- queue_model: nodes read models again when a queue gets another model.
 CREATE OR REPLACE TRIGGER queue_model AFTER UPDATE OF model ON penstock.queue
     FOR EACH ROW WHEN (OLD.model IS DISTINCT FROM NEW.model) EXECUTE FUNCTION penstock.bump_inference_version();

@@ -123,7 +123,8 @@ SELECT 'result' AS parent, 'finished_at' AS by_column, coalesce(max(result_reten
 UNION ALL SELECT 'failure', 'failed_at', coalesce(max(failure_retention), '1 day') FROM penstock.queue
 UNION ALL SELECT 'sample', 'at', '1 day'
 UNION ALL SELECT 'sample_minute', 'at', '30 days'
-UNION ALL SELECT 'scale_decision', 'at', '30 days';
+UNION ALL SELECT 'scale_decision', 'at', '30 days'
+UNION ALL SELECT 'model_minute', 'minute', '30 days';
 
 -- old_partitions lists partitions all of whose rows have passed their retention, and since when.
 -- Callers: drop_old_partitions; pkg/recovery; psql.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -74,6 +75,11 @@ func (a *API) instanceRoutes() {
 		summary: "Make an endpoint known or change it; ends a drain and a quarantine",
 		scope:   admin, of: ofPlatform,
 	}, a.registerInstance)
+	add(a, route{
+		method: "POST", path: instance + "/announce", id: "announce-instance", status: 200,
+		summary: "Register an endpoint for a time, or renew that; the answer tells it to serve, to drain or to stop",
+		scope:   operate, of: ofModel,
+	}, a.announceInstance)
 	change(a, route{
 		path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end",
 		scope: operate, of: ofModel,
@@ -222,4 +228,35 @@ func (a *API) registerInstance(ctx context.Context, in *instanceRegistration) er
 		Labels: labels,
 	}
 	return a.operator.RegisterInstance(ctx, i, in.Body.by(ctx))
+}
+
+type announcement struct {
+	InServer
+	Body struct {
+		Endpoint   string            `json:"endpoint" format:"uri"`
+		Slots      int32             `json:"slots" minimum:"1"`
+		Labels     map[string]string `json:"labels,omitempty"`
+		TTL        float64           `json:"ttl_seconds,omitempty" minimum:"1" maximum:"86400" default:"30"`
+		Deployment string            `json:"deployment,omitempty" maxLength:"63" doc:"That started it."`
+	}
+}
+
+type announced struct {
+	Order string  `json:"order" enum:"serve,drain,stop" doc:"drain: no new calls; stop: none runs any more."`
+	TTL   float64 `json:"ttl_seconds"`
+}
+
+func (a *API) announceInstance(ctx context.Context, in *announcement) (*answer[announced], error) {
+	labels, err := json.Marshal(in.Body.Labels)
+	if err != nil {
+		return nil, err
+	}
+	if in.Body.Labels == nil {
+		labels = nil
+	}
+	order, err := a.operator.Announce(ctx, operator.Announcement{
+		Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots, Labels: labels,
+		TTL: time.Duration(in.Body.TTL * float64(time.Second)), Deployment: in.Body.Deployment,
+	}, Because{}.by(ctx))
+	return &answer[announced]{announced{order, in.Body.TTL}}, err
 }

@@ -185,6 +185,9 @@ func story() []step {
 		{method: "PUT", path: "/v1/scale/deployments/own", body: `{"model": "llama", "settings": {"mode": "up-only"}, ` + reason + `}`, tagOf: "/v1/scale/deployments/own", status: none},
 		{method: "GET", path: "/v1/scale/deployments/own", status: ok, want: "mode=up-only"},
 		{before: (*world).decide, method: "GET", path: "/v1/scale/deployments", status: ok, want: "state=map[base:1 decided_at:2026-01-02T03:04:05Z desired:3 metric:9 raw:2 ready:1 stabilised:3 why:1 -> 3]"},
+		{method: "GET", path: "/v1/scale/minutes?model=llama", status: ok, want: "busy_seconds=20"},
+		{method: "POST", path: "/v1/scale/simulate", body: `{"model": "llama", "policy": {"slots": 2}}`, status: ok, want: "cold_seconds=60"},
+		{method: "POST", path: "/v1/instances/llama/gpu-9/announce", body: `{"endpoint": "http://gpu-9:8000", "slots": 2, "ttl_seconds": 60}`, status: ok, want: "order=serve"},
 		{method: "GET", path: "/v1/scale/decisions", status: ok, want: "why=1 -> 3"},
 		{method: "PUT", path: "/v1/scale/override", body: `{"deployment": "own", "instances": 5, "until": "2h", ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/scale/deployments/own", status: ok, want: "override=5"},
@@ -298,6 +301,7 @@ func (w *world) decide() {
 	        VALUES ('llama', '{}', 9, 3, 1, 2, 3, 1, 9, '1 -> 3', '2026-01-02T03:04:05Z')`)
 	w.exec(`INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
 	        VALUES ('2026-01-02T03:04:05Z', 'llama', 1, 3, 1, 2, 3, 1, true, '[]', '1 -> 3')`)
+	w.exec(`INSERT INTO penstock.model_minute SELECT date_trunc('minute', now()), 'llama', 10, 0, 10, 20, 0, 0, 0, 4, 2, 1, 2, 3, 3, 3, 0`)
 }
 
 // failJob fails the one job of model sdxl.

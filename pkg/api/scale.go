@@ -57,6 +57,16 @@ func (a *API) scaleRoutes() {
 		summary: "Decisions that changed a number of instances, newest first",
 		scope:   read, of: ofPlatform,
 	}, a.listScaleDecisions)
+	add(a, route{
+		method: "GET", path: "/v1/scale/minutes", id: "list-scale-minutes",
+		summary: "What a model did in each minute, and what was decided, oldest first",
+		scope:   read, of: ofPlatform,
+	}, a.listScaleMinutes)
+	add(a, route{
+		method: "POST", path: "/v1/scale/simulate", id: "simulate-scale-policy",
+		summary: "What another policy would have done with the recorded minutes of a model",
+		scope:   read, of: ofPlatform, status: 200,
+	}, a.simulateScalePolicy)
 	change(a, route{
 		method: "PUT", path: "/v1/scale/override", id: "override-deployment",
 		summary: "Set the number of instances of a deployment until a time",
@@ -83,7 +93,7 @@ func (a *API) scaleRoutes() {
 	})
 	change(a, route{
 		method: "PUT", path: "/v1/scale/settings", id: "set-scale-settings",
-		summary: "Set switches of all autoscaling: scale.off, scale.zero_off, scale.max_all",
+		summary: "Set switches of all autoscaling: scale.off, scale.zero_off, scale.max_all, scale.budget",
 		scope:   operate, of: ofPlatform,
 	}, func(ctx context.Context, in *struct{ Body settingsBody }) error {
 		return a.operator.SetScaleSettings(ctx, in.Body.Settings, in.Body.by(ctx))

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// partitioned is how many tables have a partition for each day: results, failures, two kinds of samples, decisions of scaling.
-const partitioned = 5
+// partitioned is how many tables have a partition for each day: results, failures, two kinds of samples, decisions of scaling,
+// minutes of models.
+const partitioned = 6
 
 func (b *bed) partitions(parent string) int {
 	return b.count(`SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

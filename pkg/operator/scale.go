@@ -13,7 +13,7 @@ import (
 type Deployment struct {
 	Name          string          `json:"name"`
 	Model         string          `json:"model"`
-	Backend       string          `json:"backend"` // advise, keda
+	Backend       string          `json:"backend"` // advise, keda, local, webhook, kubernetes
 	Mode          string          `json:"mode"`    // full, up-only, manual, advise, disabled
 	Policy        json.RawMessage `json:"policy"`
 	Target        json.RawMessage `json:"target"`
@@ -28,7 +28,26 @@ type Deployment struct {
 	OnDemand      bool            `json:"on_demand"`
 	CreatedAt     time.Time       `json:"created_at"`
 	ChangedAt     time.Time       `json:"changed_at"`
-	State         *ScaleState     `json:"state,omitempty"` // of the model; absent before the first decision
+	State         *ScaleState     `json:"state,omitempty"`  // of the model; absent before the first decision
+	Orders        *ScaleOrders    `json:"orders,omitempty"` // to the backend; absent where the leader drives none
+	Instances     int             `json:"instances"`        // of the deployment, that are registered
+	Ready         int             `json:"ready"`            // of these
+	Draining      int             `json:"draining"`         // of these
+}
+
+// ScaleOrders is what the backend of a deployment was told, and what it answered.
+type ScaleOrders struct {
+	Desired   int        `json:"desired"`  // its share of the instances of the model
+	Order     int64      `json:"order_id"` // grows with each change
+	Ordered   int        `json:"ordered"`  // instances that are to exist, those that drain included
+	OrderedAt *time.Time `json:"ordered_at"`
+	Applied   int64      `json:"applied_id"` // the newest order that the backend accepted
+	AppliedAt *time.Time `json:"applied_at"`
+	Existing  *int       `json:"existing"` // as the backend reported at SeenAt; null where it never did
+	SeenAt    *time.Time `json:"seen_at"`
+	Failures  int        `json:"failures"` // in a row
+	RetryAt   *time.Time `json:"retry_at"`
+	Error     *string    `json:"error"` // of the last failure
 }
 
 // ScaleState is the newest decision about a model that is stored: one that changed the number, or one
@@ -72,10 +91,19 @@ SELECT d.name, d.model, d.backend, d.mode, d.policy, d.target, d.template,
        coalesce(d.template_hash, '') AS template_hash, d.cost, d.fill_order, d.decides,
        d.override, d.override_until, coalesce(d.override_by, '') AS override_by,
        d.on_demand, d.created_at, d.changed_at,
-       CASE WHEN s.model IS NOT NULL THEN to_jsonb(s) - ARRAY['model', 'state', 'arrived'] END AS state
+       CASE WHEN s.model IS NOT NULL THEN to_jsonb(s) - ARRAY['model', 'state', 'counters', 'arrived'] END AS state,
+       CASE WHEN o.name IS NOT NULL THEN jsonb_build_object('desired', o.desired, 'order_id', o.order_id,
+            'ordered', o.ordered, 'ordered_at', o.ordered_at, 'applied_id', o.applied_id, 'applied_at', o.applied_at,
+            'existing', o.existing, 'seen_at', o.seen_at, 'failures', o.failures, 'retry_at', o.retry_at,
+            'error', o.error) END AS orders, i.instances, i.ready, i.draining
   FROM (SELECT x.*, row_number() OVER (PARTITION BY x.model ORDER BY x.fill_order, x.cost, x.name) = 1 AS decides
           FROM penstock.deployment x) d
-  LEFT JOIN penstock.scale_state s ON s.model = d.model`
+  LEFT JOIN penstock.scale_state s ON s.model = d.model
+  LEFT JOIN penstock.deployment_state o ON o.name = d.name
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS instances, count(*) FILTER (WHERE penstock.usable(n)) AS ready,
+              count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining
+         FROM penstock.instance n WHERE n.deployment = d.name) i`
 
 // Deployments returns the deployments by name, those after the given one.
 func (d *Database) Deployments(ctx context.Context, after string, limit int) ([]Deployment, error) {
@@ -150,7 +178,7 @@ func (d *Database) SetScaleOverride(
 
 // ScaleSetting is a switch of all autoscaling that is set.
 type ScaleSetting struct {
-	Name      string          `json:"name"` // scale.off, scale.zero_off, scale.max_all
+	Name      string          `json:"name"` // scale.off, scale.zero_off, scale.max_all, scale.budget
 	Value     json.RawMessage `json:"value"`
 	Actor     string          `json:"actor"`
 	Reason    string          `json:"reason"`
@@ -165,10 +193,11 @@ SELECT name, value, actor, reason, changed_at FROM penstock.setting WHERE name L
 }
 
 // SetScaleSettings sets switches of all autoscaling, all or none of them: scale.off and scale.zero_off
-// are booleans, scale.max_all is a number of instances. A nil value removes one.
+// are booleans, scale.max_all is a number of instances, scale.budget a cost an hour. A nil value removes one.
 func (d *Database) SetScaleSettings(ctx context.Context, settings map[string]any, by invalidation.By) error {
 	if len(settings) == 0 {
-		return fmt.Errorf("%w: settings: give scale.off, scale.zero_off or scale.max_all", invalidation.ErrInvalid)
+		return fmt.Errorf("%w: settings: give scale.off, scale.zero_off, scale.max_all or scale.budget",
+			invalidation.ErrInvalid)
 	}
 	const sql = `
 SELECT penstock.set_scale_setting(s.key, s.value, $1, coalesce($2, current_user)) FROM jsonb_each($3) s ORDER BY s.key`

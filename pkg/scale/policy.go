@@ -134,6 +134,11 @@ func (p Policy) Check() error {
 		return fmt.Errorf("mode %q: want full, up-only, manual, advise or disabled: %w",
 			p.Mode, ErrPolicy)
 	}
+	for i, f := range p.Floors {
+		if err := f.check(); err != nil {
+			return fmt.Errorf("floors[%d]: %w: %w", i, err, ErrPolicy)
+		}
+	}
 	return nil
 }
 

@@ -3,12 +3,14 @@ package scale
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
@@ -19,6 +21,10 @@ type Config struct {
 	Pause time.Duration // between two decisions: 1 s
 	Keep  time.Duration // a state that changed without a decision is written after it: 5 s
 	Log   *slog.Logger  // nowhere
+
+	// Backends start and stop instances, by the names that deployments have for them. A deployment with
+	// another one, advise and keda among them, only has its number published.
+	Backends map[string]Backend
 }
 
 func (c Config) withDefaults() Config {
@@ -28,212 +34,273 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Duty is the duty of the elected leader that decides for every model with a deployment. Its decisions
-// are rows; a backend that cannot be reached delays none of them.
+// Duty is the duty of the elected leader that decides for every model with a deployment, and has backends
+// follow. Decisions are rows; a backend that cannot be reached delays none of them.
 type Duty struct {
 	cfg     Config
 	db      postgres.DB
 	fence   duty.Fence
 	written map[string]time.Time // when the state of a model was stored
-	states  map[string]State     // newer than what is stored
-	arrived map[string]int64     // as of the states
+	past    map[string]past      // newer than what is stored
+	minutes map[string]*minute   // not stored yet
+	applier *applier
+	wake    chan struct{} // holds one
+
+	mu       sync.Mutex
+	sleeping map[int32]bool  // queues of models that have no instance
+	zero     map[string]bool // these models
+	status   DutyStatus
+}
+
+// DutyStatus is the figures of the duty for metrics.
+type DutyStatus struct {
+	Models []ModelStatus
+	Passes int64         // since the start of the term
+	Woken  int64         // of them by a push or a request for a model without instances
+	Took   time.Duration // the last pass
+	Orders OrderStatus
+}
+
+// ModelStatus is the newest decision about a model.
+type ModelStatus struct {
+	Model                   string
+	Metric                  float64 // requests that run and wait
+	Base, Raw, Stabilised   int
+	Desired, Ready, Started int // Started: starts under way
+	Limited                 bool
 }
 
 // New returns the duty for one term. It reads through db and writes through fence.
 func New(db postgres.DB, fence duty.Fence, cfg Config) *Duty {
+	cfg = cfg.withDefaults()
 	return &Duty{
-		cfg: cfg.withDefaults(), db: db, fence: fence,
-		written: map[string]time.Time{}, states: map[string]State{}, arrived: map[string]int64{},
+		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1),
+		written: map[string]time.Time{}, past: map[string]past{}, minutes: map[string]*minute{},
+		applier: newApplier(db, fence, cfg),
 	}
 }
 
 // Run decides until ctx ends. It returns an error when passes go on failing, see duty.Loop.
 func (s *Duty) Run(ctx context.Context) error {
-	l := duty.Loop{Name: "scale", Pause: s.cfg.Pause, Log: s.cfg.Log}
-	return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
-		return s.cfg.Pause, s.Pass(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return s.applier.run(ctx) })
+	group.Go(func() error {
+		l := duty.Loop{Name: "scale", Pause: s.cfg.Pause, Log: s.cfg.Log}
+		ticks := time.NewTicker(s.cfg.Pause)
+		defer ticks.Stop()
+		return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
+			err := s.Pass(ctx)
+			if err != nil {
+				return s.cfg.Pause, err
+			}
+			select {
+			case <-ctx.Done():
+			case <-ticks.C:
+			case <-s.wake:
+				s.count(func(st *DutyStatus) { st.Woken++ })
+			}
+			return 0, nil
+		})
 	})
+	return group.Wait()
 }
 
-// inputSQL reads the inputs of all decisions, and the clock that all leaders share.
-const inputSQL = `
-SELECT model, policy, mode, override, override_until, running, waiting, arrived, arrived_before, state, service,
-       ready, starting, draining, unhealthy, off, zero_off, max_all, clock_timestamp() AS at
-  FROM penstock.scale_input`
+// WakeQueue has the duty decide at once if the queue's model has no instance. It does not block.
+func (s *Duty) WakeQueue(queue int32) {
+	s.mu.Lock()
+	sleeps := s.sleeping[queue]
+	s.mu.Unlock()
+	if sleeps {
+		s.nudge()
+	}
+}
 
-// input is a row of penstock.scale_input.
-type input struct {
-	Model         string
-	Policy        []byte
-	Mode          string
-	Override      *int
-	OverrideUntil *time.Time
-	Running       int
-	Waiting       int
-	Arrived       int64
-	ArrivedBefore *int64
-	State         []byte
-	Service       float64
-	Ready         int
-	Starting      []time.Time
-	Draining      int
-	Unhealthy     int
-	Off           bool
-	ZeroOff       bool
-	MaxAll        int
-	At            time.Time
+// WakeModel has the duty decide at once if the model has no instance. It does not block.
+func (s *Duty) WakeModel(model string) {
+	s.mu.Lock()
+	sleeps := s.zero[model]
+	s.mu.Unlock()
+	if sleeps {
+		s.nudge()
+	}
+}
+
+func (s *Duty) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Status returns the figures of the newest pass.
+func (s *Duty) Status() DutyStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	status := s.status
+	status.Models = slices.Clone(status.Models)
+	status.Orders = s.applier.figures()
+	return status
+}
+
+func (s *Duty) count(change func(*DutyStatus)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.status)
 }
 
 // Pass reads the inputs of all models, decides, and stores what changed within the term.
 func (s *Duty) Pass(ctx context.Context) error {
+	began := time.Now()
+	shares, err := s.shares(ctx)
+	if err != nil {
+		return err
+	}
 	inputs, err := pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL), pgx.RowToStructByName[input])
 	if err != nil {
 		return fmt.Errorf("read inputs of scaling: %w", err)
 	}
-	var rows outcome
+	all := make([]*verdict, 0, len(inputs))
 	for _, in := range inputs {
-		if err := s.decide(in, &rows); err != nil {
+		v, err := s.decide(in, shares[in.Model])
+		if err != nil {
 			s.cfg.Log.ErrorContext(ctx, "cannot decide for a model", "model", in.Model, "error", err)
+			continue
+		}
+		if v != nil {
+			all = append(all, v)
 		}
 	}
-	if len(rows.Models) == 0 {
-		return nil
+	limitByBudget(all)
+	for _, v := range all {
+		s.past[v.in.Model] = past{state: v.next, arrived: v.in.Arrived, counters: v.in.counters()}
 	}
-	err = s.fence.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, storeSQL, rows.arguments()...)
+	s.publish(all)
+	if err := s.store(ctx, all); err != nil {
 		return err
-	})
-	if err != nil {
-		for _, model := range rows.Models { // the next pass decides from what is stored
-			delete(s.states, model)
-			delete(s.arrived, model)
-		}
-		return fmt.Errorf("store decisions of scaling: %w", err)
 	}
-	for i, model := range rows.Models {
-		s.written[model] = rows.At[i]
-	}
+	s.count(func(st *DutyStatus) { st.Passes, st.Took = st.Passes+1, time.Since(began) })
 	return nil
 }
 
-// decide adds the row of one model if it is to be stored: the number changed, or the state is old.
-func (s *Duty) decide(in input, rows *outcome) error {
-	var policy Policy
-	if err := json.Unmarshal(in.Policy, &policy); err != nil {
-		return fmt.Errorf("read policy: %w", err)
-	}
-	policy.Mode = Mode(in.Mode)
-	if err := policy.Check(); err != nil {
-		return err
-	}
-	state, before, err := s.past(in)
+// shares reads the deployments by model. One whose policy cannot be read keeps its model from being decided.
+func (s *Duty) shares(ctx context.Context) (map[string][]share, error) {
+	rows, err := pgx.CollectRows(postgres.Query(ctx, s.db, sharesSQL), pgx.RowToStructByNameLax[share])
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("read deployments: %w", err)
 	}
-	decision, next := Decide(in.At, policy, in.observe(before), state)
-	s.states[in.Model], s.arrived[in.Model] = next, in.Arrived
-	changed := decision.Desired != decision.Current
-	if changed || in.At.Sub(s.written[in.Model]) >= s.cfg.Keep {
-		return rows.add(in, decision, next, changed)
+	byModel := map[string][]share{}
+	for _, row := range rows {
+		byModel[row.Model] = append(byModel[row.Model], row)
 	}
-	return nil
+	return byModel, nil
 }
 
-// past is the state of the decision before: this leader's own, or the stored one of the leader before it.
-func (s *Duty) past(in input) (State, int64, error) {
-	if state, known := s.states[in.Model]; known {
-		return state, s.arrived[in.Model], nil
+// verdict is one model's decision of a pass.
+type verdict struct {
+	in     input
+	shares []share
+	d      Decision
+	next   State
+	used   used
+	parts  map[string]int // instances of each deployment
+}
+
+// decide decides for one model. It returns nil while a backend has not reported its instances.
+func (s *Duty) decide(in input, shares []share) (*verdict, error) {
+	if len(shares) == 0 {
+		return nil, fmt.Errorf("its deployments were removed just now")
 	}
-	var state State
-	if in.State != nil {
-		if err := json.Unmarshal(in.State, &state); err != nil {
-			return State{}, 0, fmt.Errorf("read state: %w", err)
+	for i := range shares {
+		if err := shares[i].read(); err != nil {
+			return nil, err
 		}
 	}
-	if in.ArrivedBefore == nil {
-		return state, in.Arrived, nil
+	for _, sh := range shares {
+		if s.cfg.Backends[sh.Backend] != nil && sh.lists() && sh.SeenAt == nil {
+			return nil, nil //nolint:nilnil // not before its backend has told what exists
+		}
 	}
-	return state, *in.ArrivedBefore, nil
+	before, known := s.past[in.Model]
+	if !known {
+		var err error
+		if before, err = in.stored(); err != nil {
+			return nil, err
+		}
+	}
+	policy := policyOf(shares)
+	used := in.since(before.counters, before.arrived)
+	o := in.observe(used, shares)
+	o.Floor = floorAt(policy.Floors, in.At)
+	d, next := Decide(in.At, policy, o, before.state)
+	v := &verdict{in: in, shares: shares, d: d, next: next, used: used}
+	if d.Apply {
+		v.parts = spread(d.Desired, in.Unmanaged, shares, in.At)
+	}
+	s.minuteOf(in.Model, in.At).add(v, o)
+	return v, nil
 }
 
-// observe turns counters into arrivals since the decision before. A counter that fell began again.
-// A start counts from its registration as an instance in state starting: a number that is only
-// published (backends advise and keda, mode advise) may have been followed by no start at all.
-func (in input) observe(before int64) Obs {
-	arrived := in.Arrived - before
-	if arrived < 0 {
-		arrived = in.Arrived
+// limitByBudget lowers what the deployments of all models get to the budget of the installation.
+func limitByBudget(all []*verdict) {
+	if len(all) == 0 || all[0].in.Budget <= 0 {
+		return
 	}
-	o := Obs{
-		Waiting: in.Waiting, Running: in.Running, Arrived: float64(arrived), Service: in.Service,
-		Ready: in.Ready, Starting: in.Starting, Draining: in.Draining, Unhealthy: in.Unhealthy,
-		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll, Override: in.Override},
+	wanted := map[string]int{}
+	var shares []share
+	for _, v := range all {
+		for name, n := range v.parts {
+			wanted[name] = n
+		}
+		shares = append(shares, v.shares...)
 	}
-	if in.OverrideUntil != nil {
-		o.Switches.OverrideUntil = *in.OverrideUntil
-	}
-	return o
-}
-
-// storeSQL stores the states, and the decisions that changed a number.
-const storeSQL = `
-WITH decided AS (
-    SELECT model, at, state, arrived, before, desired, base, raw, stabilised, ready, metric, applied, notes, why, changed
-      FROM unnest($1::text[], $2::timestamptz[], $3::jsonb[], $4::bigint[], $5::integer[], $6::integer[], $7::integer[],
-                  $8::integer[], $9::integer[], $10::integer[], $11::float8[], $12::boolean[], $13::jsonb[], $14::text[],
-                  $15::boolean[])
-           AS d(model, at, state, arrived, before, desired, base, raw, stabilised, ready, metric, applied, notes, why, changed)
-     WHERE EXISTS (SELECT FROM penstock.model m WHERE m.name = d.model)
-), history AS (
-    INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
-    SELECT at, model, before, desired, base, raw, stabilised, ready, applied, notes, why FROM decided WHERE changed
-)
-INSERT INTO penstock.scale_state AS s (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
-SELECT model, state, arrived, desired, base, raw, stabilised, ready, metric, why, at FROM decided
-ON CONFLICT (model) DO UPDATE
-   SET state = excluded.state, arrived = excluded.arrived, desired = excluded.desired, base = excluded.base,
-       raw = excluded.raw, stabilised = excluded.stabilised, ready = excluded.ready, metric = excluded.metric,
-       why = excluded.why, decided_at = excluded.decided_at`
-
-// outcome has the rows that a pass stores, by column.
-type outcome struct {
-	Models                               []string
-	At                                   []time.Time
-	States, Notes                        []string
-	Arrived                              []int64
-	Before, Desired, Base, Raw, Levelled []int
-	Ready                                []int
-	Metric                               []float64
-	Applied, Changed                     []bool
-	Why                                  []string
-}
-
-func (r *outcome) arguments() []any {
-	return []any{
-		r.Models, r.At, r.States, r.Arrived, r.Before, r.Desired, r.Base, r.Raw, r.Levelled, r.Ready, r.Metric,
-		r.Applied, r.Notes, r.Why, r.Changed,
+	left := affordable(all[0].in.Budget, wanted, shares)
+	for _, v := range all {
+		cut := 0
+		for name, n := range v.parts {
+			cut += n - left[name]
+			v.parts[name] = left[name]
+		}
+		if cut == 0 {
+			continue
+		}
+		v.d.Notes = append(v.d.Notes, Note{
+			Code: NoteBudget, Args: [3]float64{float64(v.d.Desired - cut), float64(v.d.Desired)},
+		})
+		v.d.Desired -= cut
+		v.d.Limited, v.next.Desired = v.d.Desired, v.d.Desired
+		v.next.Changes = withoutGrowth(v.next.Changes, v.in.At, cut)
 	}
 }
 
-func (r *outcome) add(in input, d Decision, next State, changed bool) error {
-	state, err := json.Marshal(next)
-	if err != nil {
-		return fmt.Errorf("write state: %w", err)
+// withoutGrowth takes what a limit behind Decide left out from the last change.
+func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
+	changes = slices.Clone(changes)
+	if last := len(changes) - 1; last >= 0 && changes[last].At.Equal(at) {
+		changes[last].By -= cut
 	}
-	if d.Notes == nil {
-		d.Notes = []Note{}
-	}
-	notes, err := json.Marshal(d.Notes)
-	if err != nil {
-		return fmt.Errorf("write notes: %w", err)
-	}
-	r.Models, r.At = append(r.Models, in.Model), append(r.At, in.At)
-	r.States, r.Notes = append(r.States, string(state)), append(r.Notes, string(notes))
-	r.Arrived, r.Before = append(r.Arrived, in.Arrived), append(r.Before, d.Current)
-	r.Desired, r.Base = append(r.Desired, d.Desired), append(r.Base, d.Base)
-	r.Raw, r.Levelled = append(r.Raw, d.Raw), append(r.Levelled, d.Stabilised)
-	r.Ready, r.Metric = append(r.Ready, in.Ready), append(r.Metric, float64(in.Running+in.Waiting))
-	r.Applied, r.Changed = append(r.Applied, d.Apply), append(r.Changed, changed)
-	r.Why = append(r.Why, d.Explain())
-	return nil
+	return changes
 }
+
+// publish keeps the figures of a pass for metrics, and which models sleep.
+func (s *Duty) publish(all []*verdict) {
+	models := make([]ModelStatus, 0, len(all))
+	sleeping, zero := map[int32]bool{}, map[string]bool{}
+	for _, v := range all {
+		models = append(models, ModelStatus{
+			Model: v.in.Model, Metric: v.metric(), Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
+			Desired: v.d.Desired, Ready: v.in.Ready, Started: len(v.in.Starting), Limited: v.d.Desired < v.d.Raw,
+		})
+		if v.d.Desired > 0 {
+			continue
+		}
+		zero[v.in.Model] = true
+		for _, q := range v.in.Queues {
+			sleeping[q] = true
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Models, s.sleeping, s.zero = models, sleeping, zero
+}
+
+func (v *verdict) metric() float64 { return float64(v.in.Running + v.in.Waiting + v.in.Urgent) }

@@ -110,18 +110,30 @@ func TestPassDecidesAndANewLeaderGoesOn(t *testing.T) {
 // Nothing of ours starts instances for backend advise: a number that nothing followed is no start that is stuck.
 func TestAPublishedNumberIsNoStart(t *testing.T) {
 	s := New(nil, nil, Config{})
-	in := input{Model: "llama", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full", Waiting: 40, Arrived: 40, Service: 5}
+	shares := []share{{Name: "llama-own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full"}}
+	in := input{Model: "llama", Waiting: 40, Arrived: 40, Service: 5}
 	first := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	var rows outcome
-	for second := range 3600 {
-		in.At = first.Add(time.Duration(second) * time.Second)
-		if err := s.decide(in, &rows); err != nil {
+	decide := func() Decision {
+		t.Helper()
+		v, err := s.decide(in, shares)
+		if err != nil {
 			t.Fatal(err)
 		}
+		s.past[in.Model] = past{state: v.next, arrived: in.Arrived, counters: in.counters()}
+		for _, note := range v.d.Notes {
+			if len(in.Starting) == 0 && (note.Code == NoteStuck || note.Code == NoteReplace || note.Code == NoteBlocked) {
+				t.Fatalf("at %v: %s", in.At.Sub(first), v.d.Explain())
+			}
+		}
+		return v.d
 	}
-	last := len(rows.Desired) - 1
-	if got := rows.Desired[last]; got != 2 { // 2 slots in the 60 s of a drain: 120 of 200 slot-seconds
-		t.Errorf("40 wait for an hour, nothing is ready, and %d are desired: %s", got, rows.Why[last])
+	var d Decision
+	for second := range 3600 {
+		in.At = first.Add(time.Duration(second) * time.Second)
+		d = decide()
+	}
+	if d.Desired != 2 { // 2 slots in the 60 s of a drain: 120 of 200 slot-seconds
+		t.Errorf("40 wait for an hour, nothing is ready, and %d are desired: %s", d.Desired, d.Explain())
 	}
 	// The next leader comes an hour after a number that changed last.
 	state, err := json.Marshal(State{At: in.At, Desired: 2, Changes: []Step{{At: in.At, By: 2}}})
@@ -130,27 +142,13 @@ func TestAPublishedNumberIsNoStart(t *testing.T) {
 	}
 	in.State, in.At = state, in.At.Add(time.Hour)
 	s = New(nil, nil, Config{})
-	if err := s.decide(in, &rows); err != nil {
-		t.Fatal(err)
-	}
-	for i, notes := range rows.Notes {
-		for _, code := range []NoteCode{NoteStuck, NoteReplace, NoteBlocked} {
-			if strings.Contains(notes, fmt.Sprintf("%q", code)) {
-				t.Fatalf("at %v: %s", rows.At[i].Sub(first), rows.Why[i])
-			}
-		}
-	}
+	decide()
 
 	in.Starting = []time.Time{first}
-	if err := s.decide(in, &rows); err != nil {
-		t.Fatal(err)
-	}
+	decide()
 	in.At = in.At.Add(10 * time.Second)
-	if err := s.decide(in, &rows); err != nil {
-		t.Fatal(err)
-	}
-	if why := rows.Notes[len(rows.Notes)-1]; !strings.Contains(why, fmt.Sprintf("%q", NoteStuck)) {
-		t.Errorf("an instance that is registered and starts for an hour is not stuck: %s", why)
+	if d := decide(); !strings.Contains(d.Explain(), "are not ready after") {
+		t.Errorf("an instance that is registered and starts for an hour is not stuck: %s", d.Explain())
 	}
 }
 
@@ -164,7 +162,7 @@ func TestSwitchesReachTheNextPass(t *testing.T) {
 		if err := s.Pass(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return s.states["llama"].Desired
+		return s.past["llama"].state.Desired
 	}
 	if got := pass(); got != 0 {
 		t.Errorf("scaling is off and %d are desired", got)

@@ -6,8 +6,10 @@ import "time"
 const replacementsMax = 3
 
 // stuckAfter is the age at which a start is stuck.
-func (t *turn) stuckAfter() time.Duration {
-	return max(time.Duration(3*t.o.ColdStartP95*float64(time.Second)), time.Duration(t.p.StuckMin))
+func (t *turn) stuckAfter() time.Duration { return stuckAfterOf(t.p, t.o.ColdStartP95) }
+
+func stuckAfterOf(p Policy, coldStartP95 float64) time.Duration {
+	return max(time.Duration(3*coldStartP95*float64(time.Second)), time.Duration(p.StuckMin))
 }
 
 // liveStarts are those that are not stuck. Starts are ordered, oldest first.

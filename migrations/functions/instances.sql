@@ -1,0 +1,107 @@
+-- Autoscaling: instances that register themselves or that a backend has started, and what happens when they go.
+
+-- starts returns whether an instance is being started: it has not been ready yet.
+-- Callers: scale_input; pkg/scale.
+CREATE OR REPLACE FUNCTION penstock.starts(i penstock.instance) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT i.draining_at IS NULL AND (i.state = 'starting' OR i.deployment IS NOT NULL AND i.ready_at IS NULL AND NOT penstock.usable(i))
+$$;
+
+-- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its time to
+-- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
+-- it ends no drain and no quarantine. A null ttl is none. began is when the start of the instance began. It returns what the instance is to do:
+-- serve, drain (its calls end, and it gets no new ones), or stop (it drains and no slot of it is held).
+-- Locks: the row of the instance, the row of inference_version, then those of fit_model_queue.
+-- Callers: pkg/scale, pkg/operator; psql.
+-- SQLSTATE: PS008 no such model, PS002 the endpoint or a setting is not valid, PS006 the queue of
+-- that name belongs to something else.
+CREATE OR REPLACE FUNCTION penstock.announce_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}',
+                                                      ttl interval DEFAULT '30 seconds', deployment text DEFAULT NULL,
+                                                      template_hash text DEFAULT NULL, began timestamptz DEFAULT NULL,
+                                                      actor text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    found_  penstock.instance;
+    expires timestamptz := clock_timestamp() + ttl;
+BEGIN
+    PERFORM penstock.need_model(model);
+    PERFORM penstock.check_endpoint(endpoint, server);
+    IF ttl NOT BETWEEN interval '1 second' AND interval '1 day' THEN
+        RAISE EXCEPTION 'time to live of instance "%" is %', server, ttl USING ERRCODE = 'PS002', HINT = 'It is from 1 second to 1 day.';
+    END IF;
+    UPDATE penstock.instance i
+       SET endpoint = announce_instance.endpoint, slots = announce_instance.slots, labels = coalesce(announce_instance.labels, '{}'),
+           expires_at = CASE WHEN expires IS NULL OR i.expires_at IS NULL AND i.deployment IS NULL THEN i.expires_at ELSE expires END,
+           deployment = coalesce(announce_instance.deployment, i.deployment),
+           template_hash = coalesce(announce_instance.template_hash, i.template_hash),
+           state = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.state ELSE 'starting' END,
+           next_check_at = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.next_check_at ELSE clock_timestamp() END
+     WHERE i.model = announce_instance.model AND i.server = announce_instance.server
+    RETURNING * INTO found_;
+    IF found_.id IS NULL THEN
+        INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash, expires_at, created_at)
+        VALUES (announce_instance.model, announce_instance.server, announce_instance.endpoint, announce_instance.slots,
+                coalesce(announce_instance.labels, '{}'), 'starting', announce_instance.deployment, announce_instance.template_hash,
+                expires, least(coalesce(began, clock_timestamp()), clock_timestamp()))
+        ON CONFLICT ON CONSTRAINT instance_model_server_key DO UPDATE SET expires_at = excluded.expires_at
+        RETURNING * INTO found_;
+        PERFORM penstock.fit_model_queue(model);
+        PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server, coalesce(deployment, ''),
+                                   jsonb_build_object('endpoint', endpoint, 'slots', slots));
+    END IF;
+    RETURN CASE WHEN found_.draining_at IS NULL THEN 'serve'
+                WHEN EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = found_.id) THEN 'drain'
+                ELSE 'stop' END;
+EXCEPTION
+    WHEN check_violation OR not_null_violation THEN
+        RAISE EXCEPTION 'instance "%" of model "%" is not valid: %', server, model, SQLERRM USING ERRCODE = 'PS002';
+END $$;
+
+-- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took.
+-- Locks: a new row of cold_start.
+-- Callers: triggers instance_ready.
+CREATE OR REPLACE FUNCTION penstock.note_ready() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.ready_at := clock_timestamp();
+    INSERT INTO penstock.cold_start (model, server, seconds)
+    VALUES (NEW.model, NEW.server, extract(epoch FROM NEW.ready_at - NEW.created_at));
+    RETURN NEW;
+END $$;
+
+-- end_scale_drain lets instances take calls again whose drain the autoscaler began, and returns how many there were.
+-- Locks: the rows of the instances, then the row of inference_version.
+-- Callers: pkg/scale.
+CREATE OR REPLACE FUNCTION penstock.end_scale_drain(instances integer[]) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    n integer;
+BEGIN
+    UPDATE penstock.instance i SET draining_at = NULL, drain_by = NULL, drain_reason = NULL
+     WHERE i.id = ANY (instances) AND i.drain_by = 'autoscaler';
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
+-- expire_instances drains instances whose time to live has ended, and removes those of them of which no slot is held. It
+-- returns how many were removed.
+-- Locks: the rows of the instances (FOR UPDATE SKIP LOCKED), their slots, the row of inference_version, then those of
+-- fit_model_queue.
+-- Callers: pkg/scale.
+-- SQLSTATE: none of its own.
+CREATE OR REPLACE FUNCTION penstock.expire_instances() RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    i penstock.instance;
+    n integer := 0;
+BEGIN
+    FOR i IN SELECT * FROM penstock.instance x WHERE x.expires_at < clock_timestamp() ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED LOOP
+        IF NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = i.id) THEN
+            PERFORM penstock.remove_instance(i.model, i.server, false, 'its time to live ended', 'autoscaler');
+            n := n + 1;
+        ELSIF i.draining_at IS NULL THEN
+            PERFORM penstock.drain_instance(i.model, i.server, 'its time to live ended', 'autoscaler');
+        END IF;
+    END LOOP;
+    RETURN n;
+END $$;

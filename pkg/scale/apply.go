@@ -1,0 +1,371 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/duty"
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// applier has backends follow the numbers that were decided. Each deployment has at most one call under way:
+// a backend that hangs delays no other.
+type applier struct {
+	cfg   Config
+	db    postgres.DB
+	fence duty.Fence
+	wake  chan struct{} // holds one
+
+	mu      sync.Mutex
+	busy    map[string]bool
+	removed map[string]string // removals that an unlisted deployment was last told
+	status  OrderStatus
+}
+
+// OrderStatus is the counters of orders to backends since the start of the term.
+type OrderStatus struct {
+	Applied, Failed, Drained, Undrained, Registered, Forgotten, Expired int64
+}
+
+func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
+	return &applier{
+		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), busy: map[string]bool{},
+		removed: map[string]string{},
+	}
+}
+
+func (a *applier) nudge() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (a *applier) figures() OrderStatus {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.status
+}
+
+func (a *applier) count(change func(*OrderStatus)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change(&a.status)
+}
+
+// Limits of a round of one deployment, and of instances whose time to live ended.
+const (
+	roundMax    = 30 * time.Second
+	expireEvery = 2 * time.Second
+	trimEvery   = time.Hour
+	backoffMax  = 5 * time.Minute
+)
+
+// run goes through the deployments until ctx ends, and waits for the calls that are under way.
+func (a *applier) run(ctx context.Context) error {
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	ticks := time.NewTicker(a.cfg.Pause)
+	defer ticks.Stop()
+	var expired, trimmed time.Time
+	for {
+		if err := a.round(ctx, &calls); err != nil && ctx.Err() == nil {
+			a.cfg.Log.WarnContext(ctx, "cannot read deployments", "error", err)
+		}
+		if now := time.Now(); now.Sub(expired) >= expireEvery {
+			expired = now
+			a.expire(ctx)
+			if now.Sub(trimmed) >= trimEvery {
+				trimmed = now
+				a.trim(ctx)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		case <-a.wake:
+		}
+	}
+}
+
+// round starts a call for each deployment that the leader drives and that has none.
+func (a *applier) round(ctx context.Context, calls *sync.WaitGroup) error {
+	rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, sharesSQL), pgx.RowToStructByNameLax[share])
+	if err != nil {
+		return err
+	}
+	for _, s := range rows {
+		if a.cfg.Backends[s.Backend] == nil || s.read() != nil || !a.begin(s.Name) {
+			continue
+		}
+		calls.Go(func() {
+			defer a.end(s.Name)
+			ctx, cancel := context.WithTimeout(ctx, roundMax)
+			defer cancel()
+			if err := a.reconcile(ctx, s); err != nil && ctx.Err() == nil {
+				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
+			}
+		})
+	}
+	return nil
+}
+
+func (a *applier) begin(name string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.busy[name] {
+		return false
+	}
+	a.busy[name] = true
+	return true
+}
+
+func (a *applier) end(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.busy, name)
+}
+
+const registeredSQL = `
+SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
+       n.draining_at IS NOT NULL AS draining, coalesce(n.drain_by = 'autoscaler', false) AS drained_by_us,
+       coalesce(n.quarantined_until > clock_timestamp(), false) AS quarantined,
+       (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = n.id) AS held,
+       coalesce(n.template_hash, '') AS template_hash, n.created_at
+  FROM penstock.instance n WHERE n.deployment = $1 AND n.model = $2
+ ORDER BY n.server`
+
+// reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
+// and gives the order.
+func (a *applier) reconcile(ctx context.Context, s share) error {
+	backend := a.cfg.Backends[s.Backend]
+	found, err := backend.List(ctx, s.deployment())
+	listed := err == nil
+	if err != nil && !errors.Is(err, ErrUnlisted) {
+		return errors.Join(err, a.note(ctx, s, err))
+	}
+	registered, err := pgx.CollectRows(postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model),
+		pgx.RowToStructByName[registration])
+	if err != nil {
+		return fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
+	}
+	todo := plan(s, registered, found, listed, time.Now())
+	if !listed && todo.order != nil && !a.isNews(s, todo.order) {
+		todo.order = nil
+	}
+	if err := a.write(ctx, s, todo); err != nil {
+		return fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
+	}
+	if todo.order == nil {
+		return nil
+	}
+	if err := backend.Apply(ctx, *todo.order); err != nil {
+		a.count(func(st *OrderStatus) { st.Failed++ })
+		return errors.Join(err, a.fail(ctx, s, err))
+	}
+	a.count(func(st *OrderStatus) { st.Applied++ })
+	a.mu.Lock()
+	a.removed[s.Name] = strings.Join(todo.order.Remove, " ")
+	a.mu.Unlock()
+	return a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed)
+}
+
+// isNews says whether an order to a backend that lists nothing differs from the one that it confirmed.
+func (a *applier) isNews(s share, o *Order) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	same := o.Count == s.Ordered && s.AppliedID == s.OrderID && a.removed[s.Name] == strings.Join(o.Remove, " ")
+	return !same || s.AppliedAt == nil || time.Since(*s.AppliedAt) >= confirmUnlisted
+}
+
+const (
+	announceSQL = `
+SELECT penstock.announce_instance($1, $2, $3, $4, $5, NULL, $6, nullif($7, ''), $8, 'autoscaler')`
+	drainSQL   = `SELECT penstock.drain_instance($1, $2, $3, 'autoscaler')`
+	undrainSQL = `SELECT penstock.end_scale_drain($1)`
+	forgetSQL  = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
+
+	// observedSQL writes what a round found, and the order that it is about to give.
+	observedSQL = `
+INSERT INTO penstock.deployment_state AS s
+       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error)
+SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4, 0), coalesce($5, 0),
+       CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
+       CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, '')
+ WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
+ON CONFLICT (name) DO UPDATE
+   SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at,
+       order_id = coalesce($4, s.order_id), ordered = coalesce($5, s.ordered),
+       ordered_at = coalesce(excluded.ordered_at, s.ordered_at), failures = excluded.failures,
+       failed_at = coalesce(excluded.failed_at, s.failed_at), error = excluded.error,
+       retry_at = CASE WHEN $6 = 0 THEN NULL WHEN $7 THEN excluded.retry_at ELSE s.retry_at END`
+
+	appliedSQL = `
+UPDATE penstock.deployment_state
+   SET applied_id = $2, applied_at = clock_timestamp(),
+       failures = CASE WHEN starts_with(error, $3) THEN failures ELSE 0 END,
+       error = CASE WHEN starts_with(error, $3) THEN error END
+ WHERE name = $1`
+	failedSQL = `
+UPDATE penstock.deployment_state
+   SET failures = failures + 1, failed_at = clock_timestamp(), error = $2,
+       retry_at = clock_timestamp() + $3::interval
+ WHERE name = $1`
+	noteSQL = `
+INSERT INTO penstock.deployment_state AS s (name, error)
+SELECT $1, $2 WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
+ON CONFLICT (name) DO UPDATE SET error = excluded.error`
+)
+
+// write writes the steps within the term. Nothing is written where a round found nothing new.
+func (a *applier) write(ctx context.Context, s share, todo steps) error {
+	failures, message := s.Failures, s.Error
+	if todo.failed > 0 {
+		failures, message = failures+1, todo.message
+	} else if todo.healthy || failures == 0 {
+		failures, message = 0, ""
+	}
+	if !todo.changes(s, failures, message) {
+		return nil
+	}
+	var id *int64
+	var count *int
+	if todo.order != nil {
+		id, count = &todo.order.ID, &todo.order.Count
+	}
+	err := a.fence.InTx(ctx, func(tx pgx.Tx) error {
+		for _, i := range todo.register {
+			slots := max(i.Slots, 1)
+			if i.Slots == 0 {
+				slots = s.policy.WithDefaults().Slots
+			}
+			labels := i.Labels
+			if labels == nil {
+				labels = map[string]string{}
+			}
+			if _, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, labels, s.Name, i.TemplateHash,
+				i.Began); err != nil {
+				return fmt.Errorf("register %s: %w", i.Name, err)
+			}
+		}
+		for _, server := range todo.forget {
+			if _, err := tx.Exec(ctx, forgetSQL, s.Model, server, "its backend does not have it any more"); err != nil {
+				return fmt.Errorf("forget %s: %w", server, err)
+			}
+		}
+		for _, server := range todo.drain {
+			if _, err := tx.Exec(ctx, drainSQL, s.Model, server, fmt.Sprintf("%d desired", s.Desired)); err != nil {
+				return fmt.Errorf("drain %s: %w", server, err)
+			}
+		}
+		if len(todo.undrain) > 0 {
+			if _, err := tx.Exec(ctx, undrainSQL, todo.undrain); err != nil {
+				return fmt.Errorf("end drains: %w", err)
+			}
+		}
+		_, err := tx.Exec(ctx, observedSQL, s.Name, todo.existing, todo.starts(), id, count, failures, todo.failed > 0,
+			backoff(failures), message)
+		return err
+	})
+	if err == nil {
+		a.count(func(st *OrderStatus) {
+			st.Registered += int64(len(todo.register))
+			st.Forgotten += int64(len(todo.forget))
+			st.Drained += int64(len(todo.drain))
+			st.Undrained += int64(len(todo.undrain))
+		})
+	}
+	return err
+}
+
+// changes says whether a round has anything to write: a report is written again before it counts as old.
+func (p steps) changes(s share, failures int, message string) bool {
+	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
+	old := s.SeenAt == nil || time.Since(*s.SeenAt) > seenEvery-time.Second
+	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
+	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
+	return steps > 0 || old || !same || newOrder || failures != s.Failures || message != s.Error
+}
+
+func (p steps) starts() []time.Time {
+	if p.starting == nil {
+		return []time.Time{}
+	}
+	return p.starting
+}
+
+// backoff is the time until the next try after so many failures in a row.
+func backoff(failures int) time.Duration {
+	if failures < 1 {
+		return 0
+	}
+	return min(time.Second<<min(failures-1, 10), backoffMax)
+}
+
+// fail records that an order failed. It is given again after a pause.
+func (a *applier) fail(ctx context.Context, s share, cause error) error {
+	return a.exec(ctx, failedSQL, s.Name, oneLine(cause), backoff(s.Failures+1))
+}
+
+// note records why a backend does not answer: what it has is unknown, and not zero.
+func (a *applier) note(ctx context.Context, s share, cause error) error {
+	if s.Error == oneLine(cause) {
+		return nil
+	}
+	return a.exec(ctx, noteSQL, s.Name, oneLine(cause))
+}
+
+// exec runs one statement within the term, also where the time of a round is over.
+func (a *applier) exec(ctx context.Context, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	return a.fence.InTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sql, args...)
+		return err
+	})
+}
+
+const (
+	expireSQL = `SELECT penstock.expire_instances()`
+	trimSQL   = `DELETE FROM penstock.cold_start WHERE at < clock_timestamp() - interval '7 days'`
+)
+
+func (a *applier) expire(ctx context.Context) {
+	var n int64
+	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, expireSQL).Scan(&n) })
+	if err != nil && ctx.Err() == nil {
+		a.cfg.Log.WarnContext(ctx, "cannot remove instances whose time to live ended", "error", err)
+		return
+	}
+	a.count(func(st *OrderStatus) { st.Expired += n })
+}
+
+func (a *applier) trim(ctx context.Context) {
+	if err := a.exec(ctx, trimSQL); err != nil && ctx.Err() == nil {
+		a.cfg.Log.WarnContext(ctx, "cannot remove old cold starts", "error", err)
+	}
+}
+
+// idle waits until no call is under way; for tests.
+func (a *applier) idle() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(slices.Collect(maps.Keys(a.busy))) == 0
+}
+
+// messageMax bounds what is kept of an error of a backend, in bytes.
+const messageMax = 500
+
+func oneLine(err error) string {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	return strings.ToValidUTF8(text[:min(len(text), messageMax)], "")
+}

@@ -1,0 +1,69 @@
+package scale
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+)
+
+// Backend starts and stops the instances of deployments. It is called outside transactions, by one leader at
+// a time and for one deployment at a time; a leader that lost its term may be late with its last call.
+type Backend interface {
+	// List returns the instances that exist, those that another leader started among them. It returns an
+	// error wrapping ErrUnlisted where the backend cannot know; any other error means that the number is
+	// unknown, and never that there is none.
+	List(ctx context.Context, d BackendTarget) ([]BackendInstance, error)
+
+	// Apply brings an order about, or begins to. Applying it again does nothing more. It stops no instance
+	// but those that the order names. An error is retried by the caller, later each time.
+	Apply(ctx context.Context, o Order) error
+}
+
+// ErrUnlisted is returned by a backend that cannot list instances: they register themselves.
+var ErrUnlisted = errors.New("the backend does not list instances")
+
+// ErrNotOwned is returned where something else changes the number of the target: an autoscaler of the
+// cluster, or another deployment.
+var ErrNotOwned = errors.New("the target belongs to another autoscaler")
+
+// BackendTarget is the part of a deployment that its backend needs.
+type BackendTarget struct {
+	Name         string
+	Model        string
+	Target       json.RawMessage // what the backend needs to find it
+	Template     json.RawMessage // what its instances are made from; null for none
+	TemplateHash string
+}
+
+// Order is what the instances of a deployment are to be.
+type Order struct {
+	BackendTarget
+	ID      int64    // grows with each change of the order: an older one is out of date
+	Count   int      // instances that are to exist, those that drain included
+	Current int      // instances that exist as far as is known
+	Remove  []string // of those that exist: no request runs there, and none will
+	Reason  string
+}
+
+// BackendState is how far an instance is for its backend. Whether it takes requests is for probes to tell.
+type BackendState string
+
+// The states.
+const (
+	InstanceRunning BackendState = "running" // or starting
+	InstanceFailed  BackendState = "failed"  // it ended, or cannot start; it is to be removed
+	InstanceEnding  BackendState = "ending"  // its stop is under way
+)
+
+// BackendInstance is what a backend has, registered or not.
+type BackendInstance struct {
+	Name         string // unique in its model: it is registered under it
+	Endpoint     string // empty: not known yet
+	Slots        int    // requests that it runs at a time
+	Labels       map[string]string
+	Began        time.Time // of its start
+	State        BackendState
+	TemplateHash string // that it was started with; empty: not known
+	Message      string // of a failure
+}

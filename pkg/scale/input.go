@@ -1,0 +1,176 @@
+package scale
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// inputSQL reads the inputs of all decisions, and the clock that all leaders share.
+const inputSQL = `
+SELECT model, queues, running, waiting, urgent, online_running, arrived, arrived_before, counters, state, service,
+       hour, calls, calls_before, busy_ms, busy_ms_before, gateway, gateway_age, online_calls, refused,
+       cold_start, cold_start_p95, starts, cold_seconds, due, late, ready, starting, draining, unhealthy, unmanaged,
+       busy_a_minute, arrived_a_minute, busy_last_week, last_minute, off, zero_off, max_all, budget,
+       clock_timestamp() AS at
+  FROM penstock.scale_input`
+
+// input is a row of penstock.scale_input.
+type input struct {
+	At             time.Time
+	Model          string
+	Queues         []int32
+	Running        int // at gateways too
+	Waiting        int // in queues
+	Urgent         int // at gateways
+	OnlineRunning  int
+	Arrived        int64 // in queues, a counter
+	ArrivedBefore  *int64
+	Counters       []byte
+	State          []byte
+	Service        float64
+	Hour           time.Time
+	Calls          int64 // of Hour
+	CallsBefore    int64 // of the hour before
+	BusyMS         int64
+	BusyMSBefore   int64
+	Gateway        bool
+	GatewayAge     float64
+	OnlineCalls    int64 // that ended, a counter
+	Refused        int64 // a counter
+	ColdStart      float64
+	ColdStartP95   float64
+	Starts         int64
+	ColdSeconds    float64
+	Due            int
+	Late           int
+	Ready          int
+	Starting       []time.Time
+	Draining       int
+	Unhealthy      int
+	Unmanaged      int // instances that no deployment of the model started
+	BusyAMinute    float64
+	ArrivedAMinute float64
+	BusyLastWeek   float64
+	LastMinute     *time.Time
+	Off            bool
+	ZeroOff        bool
+	MaxAll         int
+	Budget         float64
+}
+
+// counters are sums that grow, as of the decision before: a decision reads what was added to them since.
+// They are stored with the state, so that a change of leaders counts nothing twice and loses nothing.
+type counters struct {
+	Hour    time.Time `json:"hour,omitzero"`
+	Calls   int64     `json:"calls"` // of Hour
+	BusyMS  int64     `json:"busy_ms"`
+	Online  int64     `json:"online"` // online calls that ended, run or wait
+	Refused int64     `json:"refused"`
+	Starts  int64     `json:"starts"`
+	Cold    float64   `json:"cold"`
+}
+
+// used is what happened since the decision before.
+type used struct {
+	queued  float64 // requests that came through queues
+	online  float64 // and through gateways
+	refused float64
+	calls   int64
+	busy    float64 // slot-seconds
+	starts  int64   // instances that became ready
+	cold    float64 // seconds that they took
+}
+
+func (in input) counters() counters {
+	return counters{
+		Hour: in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts, Cold: in.ColdSeconds,
+		Online: in.OnlineCalls + int64(in.OnlineRunning) + int64(in.Urgent),
+	}
+}
+
+// since is what was added after the counters before were read. A counter that fell began again.
+func (in input) since(before counters, arrived int64) used {
+	grown := func(now, then int64) int64 {
+		if now < then {
+			return now
+		}
+		return now - then
+	}
+	u := used{queued: float64(grown(in.Arrived, arrived))}
+	now := in.counters()
+	if before.Hour.IsZero() {
+		return u
+	}
+	// Calls that end leave what runs: a fall of the sum is a request that was given up, and no arrival.
+	u.online = float64(max(0, now.Online-before.Online))
+	u.refused = float64(grown(now.Refused, before.Refused))
+	u.starts = max(0, now.Starts-before.Starts)
+	u.cold = max(0, now.Cold-before.Cold)
+	switch calls, busy := in.Calls, in.BusyMS; {
+	case in.Hour.Equal(before.Hour):
+		u.calls, u.busy = max(0, calls-before.Calls), float64(max(0, busy-before.BusyMS))/1000
+	case in.Hour.Sub(before.Hour) == time.Hour:
+		u.calls = calls + max(0, in.CallsBefore-before.Calls)
+		u.busy = float64(busy+max(0, in.BusyMSBefore-before.BusyMS)) / 1000
+	default:
+		u.calls, u.busy = calls+in.CallsBefore, float64(busy+in.BusyMSBefore)/1000
+	}
+	return u
+}
+
+// past is what the decision before left.
+type past struct {
+	state    State
+	arrived  int64
+	counters counters
+}
+
+// stored is the past as the leader before stored it.
+func (in input) stored() (past, error) {
+	p := past{arrived: in.Arrived}
+	if in.State != nil {
+		if err := json.Unmarshal(in.State, &p.state); err != nil {
+			return past{}, fmt.Errorf("read state: %w", err)
+		}
+	}
+	if in.Counters != nil {
+		if err := json.Unmarshal(in.Counters, &p.counters); err != nil {
+			return past{}, fmt.Errorf("read counters: %w", err)
+		}
+	}
+	if in.ArrivedBefore != nil {
+		p.arrived = *in.ArrivedBefore
+	}
+	return p, nil
+}
+
+// observe is the observation for Decide. A start counts from its registration as an instance in state
+// starting, or from the report of a backend: a number that is only published (backends advise and keda,
+// mode advise) may have been followed by no start at all.
+func (in input) observe(u used, shares []share) Obs {
+	o := Obs{
+		Waiting: in.Waiting + in.Urgent, Late: in.Late, Running: in.Running, Due: in.Due, Urgent: in.Urgent,
+		Arrived: u.queued + u.online, Online: u.online, Refused: u.refused, Gateway: in.Gateway,
+		Service: in.Service, Ready: in.Ready, Starting: in.Starting, Draining: in.Draining, Unhealthy: in.Unhealthy,
+		ColdStart: in.ColdStart, ColdStartP95: in.ColdStartP95,
+		Busy: in.BusyAMinute, PerMin: in.ArrivedAMinute, Forecast: in.BusyLastWeek,
+		Ages:     Ages{Gateway: Seconds(in.GatewayAge * float64(time.Second))},
+		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll},
+	}
+	if in.LastMinute != nil {
+		o.LastRequest = *in.LastMinute
+	}
+	for _, s := range shares {
+		o.Starting = append(o.Starting, s.unregistered()...)
+		o.Ages.Instances = max(o.Ages.Instances, s.age(in.At))
+		if s.Error != "" {
+			o.Error = s.Error
+		}
+	}
+	sortTimes(o.Starting)
+	if len(shares) == 1 && shares[0].Override != nil {
+		o.Switches.Override, o.Switches.OverrideUntil = shares[0].Override, *shares[0].OverrideUntil
+	}
+	return o
+}

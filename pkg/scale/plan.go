@@ -1,0 +1,256 @@
+package scale
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// registration is an instance of a deployment as it is registered.
+type registration struct {
+	ID           int32
+	Server       string
+	Endpoint     string
+	Ready        bool // it takes requests
+	EverReady    bool
+	Draining     bool
+	DrainedByUs  bool
+	Quarantined  bool
+	Held         int // slots
+	TemplateHash string
+	CreatedAt    time.Time
+}
+
+// member is an instance of a deployment: registered, or in its backend, or both.
+type member struct {
+	registration
+	registered bool
+	exists     bool
+	ending     bool
+	failed     bool
+	began      time.Time
+}
+
+// steps is what is to be done for a deployment: in the database first, then by its backend.
+type steps struct {
+	register []BackendInstance
+	forget   []string // registered, gone at the backend, no slot held
+	drain    []string
+	undrain  []int32
+	order    *Order
+	existing int
+	starting []time.Time // not registered yet
+	failed   int         // starts that failed
+	healthy  bool        // an instance is ready that was started after the last failure
+	message  string      // of a failure
+}
+
+// plan compares what a deployment is to have with what is registered and what its backend reported. listed
+// says that found is all that exists. It is pure. No step stops an instance that may have a request:
+// a victim is drained, and named for removal when no slot of it is held.
+func plan(s share, registered []registration, found []BackendInstance, listed bool, now time.Time) steps {
+	p := planner{s: s, now: now, listed: listed, policy: s.policy.WithDefaults()}
+	p.join(registered, found)
+	if s.DecidedAt != nil && !s.Off && s.Mode != string(Disabled) && s.Mode != string(Advise) {
+		p.reduce()
+		p.grow()
+		p.decideOrder()
+	}
+	return p.out
+}
+
+type planner struct {
+	s       share
+	policy  Policy
+	now     time.Time
+	listed  bool
+	members []*member
+	out     steps
+	remove  []string
+	starts  int // that are to begin
+}
+
+// startFailed begins the message of an instance that ended; others are errors of orders.
+const startFailed = "start failed: "
+
+// join brings both lists together, and finds what is to be registered and forgotten.
+func (p *planner) join(registered []registration, found []BackendInstance) {
+	byName := map[string]*member{}
+	for _, r := range registered {
+		m := &member{registration: r, registered: true, exists: !p.listed, began: r.CreatedAt}
+		byName[r.Server] = m
+		p.members = append(p.members, m)
+	}
+	for _, f := range found {
+		m := byName[f.Name]
+		if m == nil {
+			m = &member{registration: registration{Server: f.Name, TemplateHash: f.TemplateHash}}
+			p.members = append(p.members, m)
+		}
+		m.exists, m.began = true, f.Began
+		m.ending, m.failed = f.State == InstanceEnding, f.State == InstanceFailed
+		if f.TemplateHash != "" {
+			m.TemplateHash = f.TemplateHash
+		}
+		if m.failed {
+			p.out.failed++
+			p.out.message = startFailed + f.Message
+		}
+		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint {
+			p.out.register = append(p.out.register, f)
+		} else if f.State == InstanceRunning && !m.registered {
+			p.out.starting = append(p.out.starting, f.Began)
+		}
+	}
+	for _, m := range p.members {
+		if m.exists && !m.ending {
+			p.out.existing++
+		}
+		if m.registered && p.listed && (!m.exists || m.failed) {
+			if m.Held == 0 {
+				p.out.forget = append(p.out.forget, m.Server)
+			} else if !m.Draining {
+				p.out.drain = append(p.out.drain, m.Server)
+			}
+		}
+		failedAt := p.s.FailedAt
+		p.out.healthy = p.out.healthy || m.Ready && (failedAt == nil || m.began.After(*failedAt))
+	}
+	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending })
+	sortTimes(p.out.starting)
+}
+
+func (p *planner) active() []*member {
+	var active []*member
+	for _, m := range p.members {
+		if !m.Draining {
+			active = append(active, m)
+		}
+	}
+	return active
+}
+
+// reduce names what is to be removed now, and drains what is too much.
+func (p *planner) reduce() {
+	p.members = slices.DeleteFunc(p.members, func(m *member) bool {
+		idle := m.Held == 0
+		stuck := p.s.ReplaceBefore != nil && !m.EverReady && !m.Ready && m.began.Before(*p.s.ReplaceBefore)
+		gone := m.failed || idle && stuck || idle && m.Draining && m.DrainedByUs
+		if gone {
+			p.remove = append(p.remove, m.Server)
+		}
+		return gone
+	})
+	active := p.active()
+	excess := len(active) - p.s.Desired
+	if old := p.outdated(active); len(old) > 0 && excess <= 1 {
+		p.roll(active, old, excess)
+		return
+	}
+	p.drop(active, excess)
+}
+
+// drop drains the n members whose removal costs least; one that is not registered has no requests, and is
+// removed at once.
+func (p *planner) drop(from []*member, n int) {
+	candidates := make([]Removable, len(from))
+	byName := map[string]*member{}
+	for i, m := range from {
+		byName[m.Server] = m
+		candidates[i] = Removable{
+			ID: m.Server, Ready: m.Ready, Quarantined: m.Quarantined, Running: m.Held, Started: m.began,
+		}
+	}
+	for _, name := range Victims(candidates, n) {
+		m := byName[name]
+		m.Draining = true
+		if m.registered || slices.ContainsFunc(p.out.register, func(i BackendInstance) bool { return i.Name == name }) {
+			p.out.drain = append(p.out.drain, name)
+			continue
+		}
+		p.remove = append(p.remove, name)
+		p.members = slices.DeleteFunc(p.members, func(x *member) bool { return x == m })
+	}
+}
+
+// outdated are the members that were started with another template.
+func (p *planner) outdated(active []*member) []*member {
+	var old []*member
+	for _, m := range active {
+		if p.s.TemplateHash != "" && m.TemplateHash != "" && m.TemplateHash != p.s.TemplateHash {
+			old = append(old, m)
+		}
+	}
+	return old
+}
+
+// roll replaces members of an older template one by one: one more is started, and when all of the new
+// template are ready, one of the old ones is drained.
+func (p *planner) roll(active, old []*member, excess int) {
+	if excess < 1 {
+		p.starts = 1
+		return
+	}
+	for _, m := range active {
+		if !m.Ready && !slices.Contains(old, m) {
+			return
+		}
+	}
+	p.drop(old, 1)
+}
+
+// grow ends drains before it asks for new instances, and asks for none while starts fail.
+func (p *planner) grow() {
+	missing := p.s.Desired - len(p.active())
+	for _, m := range p.members {
+		if missing <= 0 {
+			break
+		}
+		current := p.s.TemplateHash == "" || m.TemplateHash == "" || m.TemplateHash == p.s.TemplateHash
+		if m.Draining && m.DrainedByUs && m.registered && current {
+			m.Draining = false
+			p.out.undrain = append(p.out.undrain, m.ID)
+			missing--
+		}
+	}
+	p.starts = max(p.starts+min(0, missing), missing, 0)
+	if p.out.failed > 0 || p.s.RetryAt != nil && p.now.Before(*p.s.RetryAt) {
+		p.starts = 0
+	}
+}
+
+// Orders that change nothing are given again after these times.
+const (
+	confirmListed   = 5 * time.Second
+	confirmUnlisted = time.Minute
+)
+
+func (p *planner) decideOrder() {
+	count := len(p.members) + p.starts
+	s := p.s
+	order := &Order{
+		BackendTarget: s.deployment(), ID: s.OrderID, Count: count, Current: p.out.existing, Remove: p.remove,
+		Reason: fmt.Sprintf("%d desired, %d exist, %d are removed", s.Desired, p.out.existing, len(p.remove)),
+	}
+	if count != s.Ordered || s.OrderID == 0 || len(p.remove) > 0 {
+		order.ID++
+		p.out.order = order
+		return
+	}
+	again, same := confirmListed, count == p.out.existing
+	if !p.listed {
+		again, same = confirmUnlisted, false
+	}
+	pending := s.AppliedID != s.OrderID
+	late := s.AppliedAt == nil || p.now.Sub(*s.AppliedAt) >= again
+	backsOff := s.RetryAt != nil && p.now.Before(*s.RetryAt)
+	if !backsOff && (pending || late && !same) {
+		p.out.order = order
+	}
+}
+
+func (s share) deployment() BackendTarget {
+	return BackendTarget{
+		Name: s.Name, Model: s.Model, Target: s.Target, Template: s.Template, TemplateHash: s.TemplateHash,
+	}
+}

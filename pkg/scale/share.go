@@ -1,0 +1,192 @@
+package scale
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// sharesSQL reads all deployments, those of a model in the order in which they are filled.
+const sharesSQL = `
+SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override, override_until,
+       on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
+       seen_at, replace_before, failures, failed_at, retry_at, error, ready, registered, draining, created_at,
+       EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off
+  FROM penstock.scale_share ORDER BY model, fill_order, cost, name`
+
+// share is a row of penstock.scale_share: a deployment, and how far its backend is.
+type share struct {
+	Name          string
+	Model         string
+	Backend       string
+	Target        []byte
+	Policy        []byte
+	Template      []byte
+	TemplateHash  string
+	Cost          float64
+	FillOrder     int
+	Mode          string
+	Override      *int
+	OverrideUntil *time.Time
+	OnDemand      bool
+	Desired       int
+	DecidedAt     *time.Time // nil: nothing is started or stopped yet
+	OrderID       int64
+	Ordered       int // instances that are to exist, with those that drain
+	OrderedAt     *time.Time
+	AppliedID     int64
+	AppliedAt     *time.Time
+	Existing      *int
+	Starting      []time.Time // reported by the backend, and not registered
+	SeenAt        *time.Time
+	ReplaceBefore *time.Time
+	Failures      int
+	FailedAt      *time.Time
+	RetryAt       *time.Time
+	Error         string
+	Ready         int
+	Registered    int // instances that do not drain
+	Draining      int
+	CreatedAt     time.Time
+	Off           bool // scaling is off everywhere
+
+	policy Policy // read from Policy
+}
+
+// The backends that the leader drives. The others publish a number.
+const (
+	backendLocal      = "local"
+	backendWebhook    = "webhook"
+	backendKubernetes = "kubernetes"
+)
+
+// managed says whether the leader starts and stops the instances.
+func (s share) managed() bool {
+	return s.Backend == backendLocal || s.Backend == backendWebhook || s.Backend == backendKubernetes
+}
+
+// lists says whether the backend reports its instances.
+func (s share) lists() bool { return s.Backend == backendLocal || s.Backend == backendKubernetes }
+
+// unregistered are the starts that have no row of an instance yet: those that the backend reported, and what
+// it was told to start and has not reported.
+func (s share) unregistered() []time.Time {
+	starts := slices.Clone(s.Starting)
+	if s.AppliedAt == nil || !s.managed() {
+		return starts
+	}
+	for range s.Ordered - s.Registered - s.Draining - len(s.Starting) {
+		starts = append(starts, *s.AppliedAt)
+	}
+	return starts
+}
+
+// seenEvery is how old a report of a backend usually is at most.
+const seenEvery = 5 * time.Second
+
+// age is how old the last report of the backend is; 0 where none is expected.
+func (s share) age(now time.Time) Seconds {
+	switch {
+	case !s.lists():
+		return 0
+	case s.SeenAt == nil:
+		return Seconds(max(0, now.Sub(s.CreatedAt)))
+	}
+	return Seconds(max(0, now.Sub(*s.SeenAt)-seenEvery))
+}
+
+// blockedAfter is how many failures in a row block a deployment until its next try.
+const blockedAfter = 3
+
+func (s share) blocked(now time.Time) bool {
+	return s.Failures >= blockedAfter && s.RetryAt != nil && now.Before(*s.RetryAt)
+}
+
+func (s share) overridden(now time.Time) bool {
+	return s.Override != nil && s.OverrideUntil != nil && now.Before(*s.OverrideUntil)
+}
+
+func (s *share) read() error {
+	if err := json.Unmarshal(s.Policy, &s.policy); err != nil {
+		return fmt.Errorf("read policy of deployment %q: %w", s.Name, err)
+	}
+	s.policy.Mode = Mode(s.Mode)
+	if err := s.policy.Check(); err != nil {
+		return fmt.Errorf("deployment %q: %w", s.Name, err)
+	}
+	return nil
+}
+
+// policyOf is the policy of a model: that of the deployment that is filled first, with the bounds of all.
+// One deployment's mode is that of the model; several have modes of their own, see Spread.
+func policyOf(shares []share) Policy {
+	p := shares[0].policy.WithDefaults()
+	for _, s := range shares[1:] {
+		other := s.policy.WithDefaults()
+		p.Min += other.Min
+		p.Max = min(p.Max+other.Max, maxInstances)
+		p.Floors = append(slices.Clone(p.Floors), other.Floors...)
+	}
+	if len(shares) > 1 {
+		p.Mode = jointMode(shares)
+	}
+	return p
+}
+
+// jointMode is what several deployments permit together: full as soon as one of them may change.
+func jointMode(shares []share) Mode {
+	joint := Disabled
+	for _, s := range shares {
+		switch Mode(s.Mode) {
+		case Full, UpOnly, Manual:
+			return Full
+		case Advise:
+			joint = Advise
+		}
+	}
+	return joint
+}
+
+// spread divides the number of a model among its deployments. Instances that nothing of ours started count
+// as a part of it wherever the leader drives a backend.
+func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
+	if len(shares) == 1 && !shares[0].managed() {
+		return map[string]int{shares[0].Name: n}
+	}
+	parts := make([]Share, 0, len(shares))
+	for _, s := range shares {
+		p := s.policy.WithDefaults()
+		part := Share{
+			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Min: p.Min, Max: p.Max, Mode: p.Mode,
+			Current: s.Desired, Ready: s.Ready, Blocked: s.blocked(now),
+		}
+		switch {
+		case len(shares) == 1: // its mode and override are in n already
+			part.Mode = Full
+			part.Max = max(part.Max, n)
+			part.Min = 0
+		case s.overridden(now):
+			part.Mode, part.Current = Manual, *s.Override
+		case part.Mode == Advise:
+			part.Mode = Disabled
+		}
+		parts = append(parts, part)
+	}
+	return Spread(n-unmanaged, parts)
+}
+
+// affordable lowers the numbers of all deployments to the budget. What runs, and minimums, are not taken away.
+func affordable(budget float64, wanted map[string]int, shares []share) map[string]int {
+	claims := make([]Claim, 0, len(shares))
+	for _, s := range shares {
+		if n, decided := wanted[s.Name]; decided {
+			claims = append(claims, Claim{
+				Name: s.Name, Cost: s.Cost, Current: s.Desired, Desired: n, Floor: min(n, s.policy.Min),
+			})
+		}
+	}
+	return Fit(budget, claims)
+}
+
+func sortTimes(times []time.Time) { slices.SortFunc(times, time.Time.Compare) }

@@ -1,0 +1,114 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/pkg/scale"
+)
+
+// Minute is what was recorded of a model in a minute.
+type Minute struct {
+	Minute  time.Time
+	Arrived float64 // requests
+	Calls   int64   // that ended
+	Busy    float64 // slot-seconds that they took
+	Desired int
+	Ready   int
+}
+
+// Replay is what a policy would have done with the arrivals that were recorded.
+type Replay struct {
+	Score    Score         // of the policy
+	Recorded float64       // instance-hours that were recorded: the largest number of ready instances of each minute
+	Minutes  []ReplayPoint // one for each recorded minute
+}
+
+// ReplayPoint is a minute of a replay. Numbers of instances are the largest of the minute.
+type ReplayPoint struct {
+	Minute   time.Time `json:"minute"`
+	Arrived  float64   `json:"arrived"`
+	Desired  int       `json:"desired"`  // by the policy
+	Recorded int       `json:"recorded"` // as it was decided then
+}
+
+// replayMax bounds the requests of a replay.
+const replayMax = 2_000_000
+
+// ErrReplay wraps errors about minutes that cannot be replayed.
+var ErrReplay = errors.New("minutes cannot be replayed")
+
+// Again plays recorded minutes against a policy. The arrivals of a minute are spread evenly over it, and each
+// takes the mean service time of its minute, or the one known last. Cold is the seconds that a start takes.
+// The fleet begins with the ready instances of the first minute.
+func Again(minutes []Minute, policy scale.Policy, cold time.Duration) (Replay, error) {
+	if len(minutes) == 0 {
+		return Replay{}, fmt.Errorf("%w: none is recorded", ErrReplay)
+	}
+	minutes = slices.Clone(minutes)
+	slices.SortFunc(minutes, func(a, b Minute) int { return a.Minute.Compare(b.Minute) })
+	policy = policy.WithDefaults()
+	first := minutes[0].Minute
+	load := Load{
+		Slots: policy.Slots, Max: policy.Max, SLO: time.Duration(policy.SLO).Seconds(), Cold: cold.Seconds(),
+	}
+	service := meanService(minutes)
+	var replay Replay
+	ready := 0 // instance-minutes
+	for _, m := range minutes {
+		if m.Calls > 0 {
+			service = m.Busy / float64(m.Calls)
+		}
+		begin := m.Minute.Sub(first).Seconds()
+		n := int(m.Arrived + 0.5)
+		if len(load.Requests)+n > replayMax {
+			return Replay{}, fmt.Errorf("%w: more than %d requests: choose a shorter time", ErrReplay, replayMax)
+		}
+		for i := range n {
+			at := begin + 60*(float64(i)+0.5)/float64(n)
+			load.Requests = append(load.Requests, Request{At: at, Service: service})
+		}
+		ready += m.Ready
+		replay.Minutes = append(replay.Minutes,
+			ReplayPoint{Minute: m.Minute, Arrived: m.Arrived, Recorded: m.Desired})
+	}
+	replay.Recorded = float64(ready) / 60
+	end := minutes[len(minutes)-1].Minute.Sub(first).Seconds() + 60
+	load.Tail = max(0, end-load.Span())
+	recorder := &recorder{scaler: NewDecider(policy), origin: moment(0), most: map[int]int{}}
+	replay.Score = Run(load, Faults{}, recorder, min(minutes[0].Ready, policy.Max))
+	for i, m := range minutes {
+		replay.Minutes[i].Desired = recorder.most[int(m.Minute.Sub(first)/time.Minute)]
+	}
+	return replay, nil
+}
+
+// meanService is the mean over all minutes, a second where no call ended.
+func meanService(minutes []Minute) float64 {
+	calls, busy := 0.0, 0.0
+	for _, m := range minutes {
+		calls += float64(m.Calls)
+		busy += m.Busy
+	}
+	if calls == 0 {
+		return 1
+	}
+	return busy / calls
+}
+
+// recorder keeps the largest number of each minute.
+type recorder struct {
+	scaler Scaler
+	origin time.Time
+	most   map[int]int
+}
+
+// Desired implements Scaler.
+func (r *recorder) Desired(now time.Time, o scale.Obs) int {
+	n := r.scaler.Desired(now, o)
+	minute := int(now.Sub(r.origin) / time.Minute)
+	r.most[minute] = max(r.most[minute], n)
+	return n
+}

@@ -1,0 +1,232 @@
+package scale
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// storeSQL stores the states, and the decisions that changed a number.
+const storeSQL = `
+WITH decided AS (
+    SELECT d.* FROM jsonb_to_recordset($1) AS d(
+           model text, at timestamptz, state jsonb, counters jsonb, arrived bigint, before integer, desired integer,
+           base integer, raw integer, stabilised integer, ready integer, metric float8, applied boolean, notes jsonb,
+           why text, changed boolean)
+     WHERE EXISTS (SELECT FROM penstock.model m WHERE m.name = d.model)
+), history AS (
+    INSERT INTO penstock.scale_decision
+           (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
+    SELECT at, model, before, desired, base, raw, stabilised, ready, applied, notes, why FROM decided WHERE changed
+)
+INSERT INTO penstock.scale_state AS s
+       (model, state, counters, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
+SELECT model, state, counters, arrived, desired, base, raw, stabilised, ready, metric, why, at FROM decided
+ON CONFLICT (model) DO UPDATE
+   SET state = excluded.state, counters = excluded.counters, arrived = excluded.arrived, desired = excluded.desired,
+       base = excluded.base, raw = excluded.raw, stabilised = excluded.stabilised, ready = excluded.ready,
+       metric = excluded.metric, why = excluded.why, decided_at = excluded.decided_at`
+
+// minutesSQL adds what happened to the minutes of models.
+const minutesSQL = `
+INSERT INTO penstock.model_minute AS m
+       (minute, model, arrived, online, calls, busy_seconds, refused, starts, cold_seconds, waiting, running, base, raw,
+        stabilised, desired, ready, starting)
+SELECT minute, model, arrived, online, calls, busy_seconds, refused, starts, cold_seconds, waiting, running, base, raw,
+       stabilised, desired, ready, starting
+  FROM jsonb_to_recordset($1) AS d(
+       minute timestamptz, model text, arrived float8, online float8, calls bigint, busy_seconds float8, refused float8,
+       starts integer, cold_seconds float8, waiting integer, running integer, base integer, raw integer,
+       stabilised integer, desired integer, ready integer, starting integer)
+ ORDER BY model COLLATE "C", minute
+ON CONFLICT (model, minute) DO UPDATE
+   SET arrived = m.arrived + excluded.arrived, online = m.online + excluded.online, calls = m.calls + excluded.calls,
+       busy_seconds = m.busy_seconds + excluded.busy_seconds, refused = m.refused + excluded.refused,
+       starts = m.starts + excluded.starts, cold_seconds = m.cold_seconds + excluded.cold_seconds,
+       waiting = greatest(m.waiting, excluded.waiting), running = greatest(m.running, excluded.running),
+       base = greatest(m.base, excluded.base), raw = greatest(m.raw, excluded.raw),
+       stabilised = greatest(m.stabilised, excluded.stabilised), desired = greatest(m.desired, excluded.desired),
+       ready = greatest(m.ready, excluded.ready), starting = greatest(m.starting, excluded.starting)`
+
+// sharesStoreSQL stores what deployments are to have. replace says that starts older than a time are stuck.
+const sharesStoreSQL = `
+INSERT INTO penstock.deployment_state AS s (name, desired, decided_at, replace_before)
+SELECT d.name, d.desired, clock_timestamp(), d.replace_before
+  FROM jsonb_to_recordset($1) AS d(name text, desired integer, replace_before timestamptz)
+ WHERE EXISTS (SELECT FROM penstock.deployment x WHERE x.name = d.name)
+ON CONFLICT (name) DO UPDATE
+   SET desired = excluded.desired, decided_at = excluded.decided_at,
+       replace_before = coalesce(excluded.replace_before, s.replace_before)`
+
+type storedDecision struct {
+	Model      string          `json:"model"`
+	At         time.Time       `json:"at"`
+	State      json.RawMessage `json:"state"`
+	Counters   json.RawMessage `json:"counters"`
+	Arrived    int64           `json:"arrived"`
+	Before     int             `json:"before"`
+	Desired    int             `json:"desired"`
+	Base       int             `json:"base"`
+	Raw        int             `json:"raw"`
+	Stabilised int             `json:"stabilised"`
+	Ready      int             `json:"ready"`
+	Metric     float64         `json:"metric"`
+	Applied    bool            `json:"applied"`
+	Notes      []Note          `json:"notes"`
+	Why        string          `json:"why"`
+	Changed    bool            `json:"changed"`
+}
+
+type storedShare struct {
+	Name          string     `json:"name"`
+	Desired       int        `json:"desired"`
+	ReplaceBefore *time.Time `json:"replace_before,omitempty"`
+}
+
+// minute is what a model did in a minute, as far as it is not stored.
+type minute struct {
+	Minute     time.Time `json:"minute"`
+	Model      string    `json:"model"`
+	Arrived    float64   `json:"arrived"`
+	Online     float64   `json:"online"`
+	Calls      int64     `json:"calls"`
+	Busy       float64   `json:"busy_seconds"`
+	Refused    float64   `json:"refused"`
+	Starts     int64     `json:"starts"`
+	Cold       float64   `json:"cold_seconds"`
+	Waiting    int       `json:"waiting"`
+	Running    int       `json:"running"`
+	Base       int       `json:"base"`
+	Raw        int       `json:"raw"`
+	Stabilised int       `json:"stabilised"`
+	Desired    int       `json:"desired"`
+	Ready      int       `json:"ready"`
+	Starting   int       `json:"starting"`
+}
+
+// minuteOf is the row of the minute of now. One of a minute before that is not stored yet is added to it:
+// states, and minutes with them, are stored several times a minute.
+func (s *Duty) minuteOf(model string, now time.Time) *minute {
+	m := s.minutes[model]
+	if m == nil {
+		m = &minute{Model: model}
+		s.minutes[model] = m
+	}
+	m.Minute = now.UTC().Truncate(time.Minute)
+	return m
+}
+
+func (m *minute) add(v *verdict, o Obs) {
+	u := v.used
+	m.Arrived += u.queued + u.online
+	m.Online += u.online
+	m.Calls += u.calls
+	m.Busy += u.busy
+	m.Refused += u.refused
+	m.Starts += u.starts
+	m.Cold += u.cold
+	m.Waiting, m.Running = max(m.Waiting, o.Waiting), max(m.Running, o.Running)
+	m.Base, m.Raw = max(m.Base, v.d.Base), max(m.Raw, v.d.Raw)
+	m.Stabilised, m.Desired = max(m.Stabilised, v.d.Stabilised), max(m.Desired, v.d.Desired)
+	m.Ready, m.Starting = max(m.Ready, o.Ready), max(m.Starting, len(o.Starting))
+}
+
+// outcome is the rows that a pass stores.
+type outcome struct {
+	decisions []storedDecision
+	minutes   []*minute
+	shares    []storedShare
+}
+
+// store writes what changed, and the states that are due to be stored, in one transaction within the term.
+func (s *Duty) store(ctx context.Context, all []*verdict) error {
+	var rows outcome
+	for _, v := range all {
+		if err := s.collect(v, &rows); err != nil {
+			return err
+		}
+	}
+	if len(rows.decisions) == 0 && len(rows.shares) == 0 {
+		return nil
+	}
+	err := s.fence.InTx(ctx, func(tx pgx.Tx) error {
+		for _, one := range []struct {
+			sql  string
+			rows any
+			n    int
+		}{
+			{storeSQL, rows.decisions, len(rows.decisions)},
+			{minutesSQL, rows.minutes, len(rows.minutes)},
+			{sharesStoreSQL, rows.shares, len(rows.shares)},
+		} {
+			if one.n == 0 {
+				continue
+			}
+			text, err := json.Marshal(one.rows)
+			if err != nil {
+				return fmt.Errorf("write rows: %w", err)
+			}
+			if _, err := tx.Exec(ctx, one.sql, string(text)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		for _, d := range rows.decisions { // the next pass decides from what is stored
+			delete(s.past, d.Model)
+			delete(s.minutes, d.Model)
+		}
+		return fmt.Errorf("store decisions of scaling: %w", err)
+	}
+	for _, d := range rows.decisions {
+		s.written[d.Model] = d.At
+		delete(s.minutes, d.Model)
+	}
+	if len(rows.shares) > 0 {
+		s.applier.nudge()
+	}
+	return nil
+}
+
+// collect adds the rows of one model that are to be stored: its number changed, or its state is old.
+func (s *Duty) collect(v *verdict, rows *outcome) error {
+	at := v.in.At
+	for _, sh := range v.shares {
+		n, decided := v.parts[sh.Name]
+		row := storedShare{Name: sh.Name, Desired: n}
+		if v.d.Replace > 0 {
+			before := at.Add(-stuckAfterOf(sh.policy.WithDefaults(), v.in.ColdStartP95))
+			row.ReplaceBefore = &before
+		}
+		if decided && sh.managed() && (n != sh.Desired || sh.DecidedAt == nil || row.ReplaceBefore != nil) {
+			rows.shares = append(rows.shares, row)
+		}
+	}
+	changed := v.d.Desired != v.d.Current
+	if !changed && at.Sub(s.written[v.in.Model]) < s.cfg.Keep {
+		return nil
+	}
+	state, err := json.Marshal(v.next)
+	if err != nil {
+		return fmt.Errorf("write state: %w", err)
+	}
+	counters, err := json.Marshal(v.in.counters())
+	if err != nil {
+		return fmt.Errorf("write counters: %w", err)
+	}
+	if v.d.Notes == nil {
+		v.d.Notes = []Note{}
+	}
+	rows.decisions = append(rows.decisions, storedDecision{
+		Model: v.in.Model, At: at, State: state, Counters: counters, Arrived: v.in.Arrived,
+		Before: v.d.Current, Desired: v.d.Desired, Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
+		Ready: v.in.Ready, Metric: v.metric(), Applied: v.d.Apply, Notes: v.d.Notes, Why: v.d.Explain(),
+		Changed: changed,
+	})
+	rows.minutes = append(rows.minutes, s.minutes[v.in.Model])
+	return nil
+}
