@@ -25,7 +25,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
+.PHONY: help check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,11 +78,29 @@ test: ## Test the product without the race detector, for every day; TESTS=./pkg/
 	go test -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
 	@echo "not run: what is timed (make timed), the real programs (make e2e), the race detector (make race)"
 
+# The tests of `make check` run on two versions of Postgres: these on the newest one, which npm delivers, the others on that
+# of the machine.
+NEWEST := 18
+
 race: ## Test the product under the race detector, where the machine has a C compiler
+	@if PENSTOCK_TEST_POSTGRES=$(NEWEST) go test -count=1 -run '^TestServerIsOfTheVersionAskedFor$$' ./internal/pgtest; then \
+		export PENSTOCK_TEST_POSTGRES=$(NEWEST); \
+	else \
+		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
+	fi; \
 	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
+
+# The versions that are tested beside each other; those that the machine does not have come from npm.
+POSTGRES ?= 15 16 17 18
+
+check-postgres: ## Test the product on each version of Postgres; POSTGRES="17 18" narrows it
+	@for version in $(POSTGRES); do \
+		echo "==> Postgres $$version"; \
+		PENSTOCK_TEST_POSTGRES=$$version $(MAKE) --no-print-directory test || exit 1; \
+	done
 
 timed: ## Test what has to be done within a number of seconds, alone on the machine
 	go test -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
@@ -185,10 +203,13 @@ check: ## What CI runs: format, build, vet, linters, all tests
 	if [ -n "$$failed" ]; then echo "make check failed in:$$failed"; exit 1; fi; \
 	echo "make check passed in $$SECONDS s"
 
-.PHONY: image release check-release check-deploy
+.PHONY: image check-image release check-release check-deploy
 
 image: ## Build the container image without a network; GO_IMAGE=local makes the builder of this machine's Go
 	GO_IMAGE='$(GO_IMAGE)' deploy/image.sh
+
+check-image: ## Start the image in Docker as compose does, and run entries through it; IMAGE=penstock:dev after `make image`
+	TESTCONTAINERS_RYUK_DISABLED=true PENSTOCK_IMAGE=$${IMAGE:-penstock:dev} go test -count=1 -timeout $(TIMEOUT) -run TestImage -v ./e2e
 
 release: ## Archives for each platform with checksums and a list of modules, in dist/
 	deploy/release.sh

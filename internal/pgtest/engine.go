@@ -3,8 +3,10 @@ package pgtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
+	"strconv"
 
 	"github.com/penstock/penstock/internal/devpostgres"
 )
@@ -27,16 +29,24 @@ func startShared(ctx context.Context) (engine, error) {
 	return startOwn(ctx, nil)
 }
 
-// startOwn starts a private cluster or, if there are no binaries, a container.
+// startOwn starts a private cluster or, if there are no binaries, a container. PENSTOCK_TEST_POSTGRES names the version
+// that the tests are about: 15, 16, ...
 func startOwn(ctx context.Context, settings map[string]string) (engine, error) {
 	cfg := devpostgres.Config{Fast: true, NoContainer: true, Settings: map[string]string{"max_connections": "300"}}
 	maps.Copy(cfg.Settings, settings)
+	if name := os.Getenv("PENSTOCK_TEST_POSTGRES"); name != "" {
+		major, err := strconv.Atoi(name)
+		if err != nil {
+			return nil, fmt.Errorf("PENSTOCK_TEST_POSTGRES is %q, want a version of Postgres as 17", name)
+		}
+		cfg.Major = major
+	}
 	server, err := devpostgres.Start(ctx, cfg)
 	if err == nil {
 		return server, nil
 	}
 	var missing *devpostgres.NotFoundError
-	if !errors.As(err, &missing) {
+	if !errors.As(err, &missing) || cfg.Major != 0 {
 		return nil, err
 	}
 	return instead(ctx, cfg, missing)

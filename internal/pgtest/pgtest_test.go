@@ -1,6 +1,8 @@
 package pgtest_test
 
 import (
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -46,5 +48,20 @@ func TestEmptyDatabaseHasNoSchema(t *testing.T) {
 	var migrated bool
 	if err := conn.QueryRow(t.Context(), "SELECT to_regnamespace('penstock') IS NOT NULL").Scan(&migrated); err != nil || migrated {
 		t.Errorf("the schema exists: %v, %v", migrated, err)
+	}
+}
+
+// The race detector's tests run on the newest version that can be had; make asks this test first whether it can.
+func TestServerIsOfTheVersionAskedFor(t *testing.T) {
+	want := os.Getenv("PENSTOCK_TEST_POSTGRES")
+	if want == "" {
+		t.Skip("PENSTOCK_TEST_POSTGRES names no version")
+	}
+	var got string
+	if err := pgtest.Server(t).Pool().QueryRow(t.Context(), "SHOW server_version").Scan(&got); err != nil {
+		t.Fatal(err)
+	}
+	if major, _, _ := strings.Cut(got, "."); major != want {
+		t.Errorf("the server is version %s, want %s", got, want)
 	}
 }
