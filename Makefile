@@ -70,9 +70,12 @@ TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election .
 # there, and slows them three to ten times. `make check` runs them without it.
 SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog
 SERIAL_IN := ./pkg/fairness ./pkg/invalidation ./pkg/operator
+# These packages have SQL or pure functions alone: all their tests run without the detector.
+PLAIN     := . ./migrations ./pkg/scale/simulate
 
 # PACKAGES are those of TESTS. e2e has a target of its own.
 PACKAGES = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
+RACED    = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -vxE "$$(go list ./e2e $(PLAIN) | paste -sd'|')"),$(TESTS))
 
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
 	go test -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
@@ -88,10 +91,11 @@ race: ## Test the product under the race detector, where the machine has a C com
 	else \
 		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
 	fi; \
-	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(RACED)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
+	go test -timeout $(TIMEOUT) $(PLAIN)
 
 # The versions that are tested beside each other; those that the machine does not have come from npm.
 POSTGRES ?= 15 16 17 18
@@ -190,18 +194,12 @@ models-short:
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
-# A step that fails does not hide what the later ones have to say; the tests are last, so that their lines close the output.
-STEPS := fmt-check build vet lint models-short check-modules timed serial e2e race
+# e2e waits for leases most of the time: it runs beside the models and the other modules. The tests of the product are last,
+# so that their lines close the output.
+STEPS := fmt-check build vet lint e2e& models-short check-modules check-deploy wait timed serial race
 
 check: ## What CI runs: format, build, vet, linters, all tests
-	@failed=; \
-	for step in $(STEPS); do \
-		began=$$SECONDS; echo "==> $$step"; \
-		$(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
-		echo "<== $$step took $$((SECONDS - began)) s"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "make check failed in:$$failed"; exit 1; fi; \
-	echo "make check passed in $$SECONDS s"
+	@.ci/steps $(foreach step,$(STEPS),'$(step)')
 
 .PHONY: image check-image release check-release check-deploy
 
