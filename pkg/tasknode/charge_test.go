@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// settled is a Ranker that keeps what locks cost in the end.
+// settled is a Ranker that keeps what entries cost in the end.
 type settled struct{ costs []float64 }
 
 func (s *settled) Next([]int, []*invalidation.Candidate, int, bool) []int { return nil }
@@ -64,10 +64,55 @@ func TestHandlersSayWhatRunsUsed(t *testing.T) {
 				}
 				n.running.add(j)
 				n.process(j)
-				if len(ranker.costs) != 1 || ranker.costs[0] != c.want {
+				booked := 0.0
+				for _, cost := range ranker.costs {
+					booked += cost
+				}
+				if booked != c.want {
 					t.Errorf("booked %v s, want %v", ranker.costs, c.want)
 				}
 			})
 		})
 	}
+}
+
+// ledger is a Ranker that keeps what is charged and not settled, and the most that ever was.
+type ledger struct {
+	settled
+	open, most float64
+}
+
+func (l *ledger) Charge(_ invalidation.Candidate, estimate float64) { l.add(estimate) }
+func (l *ledger) Extend(_ invalidation.Candidate, more float64)     { l.add(more) }
+func (l *ledger) Settle(_ invalidation.Candidate, charged, _ float64) {
+	l.add(-charged)
+}
+
+func (l *ledger) add(estimate float64) {
+	l.open += estimate
+	l.most = max(l.most, l.open)
+}
+
+// A group is charged for the entry that runs, not for those behind it, to which another flow may be preferred.
+func TestGroupIsChargedEntryByEntry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ranker := &ledger{}
+		n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
+		n.runs = t.Context()
+		group := assigned(1, 2, 3, 4)
+		n.fetched.ran(group.served, 10*time.Second, true)
+		group.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+			time.Sleep(10 * time.Second)
+			return nil, nil
+		})
+		group.queue.Config.QuantumTime = time.Hour
+		lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
+		batch := &claimedBatch{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
+		batch.accept(lease, []*invalidation.Lock{group.lock})
+		n.process(n.waiting.next())
+		if ranker.most > 11 || ranker.open > 0.001 || ranker.open < -0.001 {
+			t.Errorf("at most %.1f s were charged at once and %.1f stay, want one run of 10 s and none", ranker.most,
+				ranker.open)
+		}
+	})
 }

@@ -21,8 +21,8 @@ type job struct {
 	traced   *traced                // nil: it is not
 
 	// guarded by running
-	charged float64   // what the ranker was told that it costs
-	used    float64   // what its entries cost that have run
+	charged float64   // what the ranker was told that its entries cost which it has not settled
+	used    float64   // what those of them cost that have run
 	timed   time.Time // since when a run lasts whose cost is its time; zero while there is none
 	cancel  context.CancelCauseFunc
 	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
@@ -64,14 +64,14 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 	}
 	seconds, total := n.fetched.estimate(l.servedQueue).Seconds(), 0.0
 	for _, lock := range locks {
-		total += cost(lock.Entries, seconds)
+		total += cost(atOnce(l.handler, lock), seconds)
 	}
 	n.cfg.Ranker.Charge(l.ranked, total)
 	urgent := n.fetched.hold(l.lane.key, len(locks))
 	for _, lock := range locks {
 		j := &job{
 			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
-			charged: cost(lock.Entries, seconds), reserved: b.reserved.Part(1), losses: b.losses,
+			charged: cost(atOnce(l.handler, lock), seconds), reserved: b.reserved.Part(1), losses: b.losses,
 			traced: b.traced.another(),
 		}
 		n.running.add(j)
@@ -95,6 +95,16 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 func (b *claimedBatch) enqueue() {
 	slices.SortStableFunc(b.others, func(x, y *job) int { return x.lock.Compare(y.lock) })
 	b.node.waiting.add(false, b.others...)
+}
+
+// atOnce are the entries that a claim of the lock is charged for: those that will run before the lock can be given up.
+// The others of a group are charged one by one, when they begin (see chargeNext): a group may yield after each, and a
+// charge for entries that do not run would keep its flow behind others.
+func atOnce(h invalidation.Handler, lock *invalidation.Lock) []invalidation.Entry {
+	if _, batch := h.(invalidation.BatchHandler); batch {
+		return lock.Entries
+	}
+	return lock.Entries[:min(1, len(lock.Entries))]
 }
 
 // cost is what runs of entries cost that take so long each: what they declare, or the time.

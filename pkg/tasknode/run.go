@@ -44,6 +44,9 @@ func (n *Node) process(j *job) {
 			n.endLast(j, last(stop(j.lock, entries[i].ID)))
 			return
 		}
+		if i > 0 {
+			n.chargeNext(j, &entries[i])
+		}
 		ending := n.runOne(j, &entries[i])
 		// An entry that is handed back takes those behind it along, or they would overtake it.
 		ending.Last = i == len(entries)-1 || ending.Verb() == "release"
@@ -51,15 +54,28 @@ func (n *Node) process(j *job) {
 			n.endLast(j, ending)
 			return
 		}
+		n.settleCharge(j)
 		n.end(j, ending)
 	}
+}
+
+// settleCharge tells the ranker what the entries have cost that were charged for.
+func (n *Node) settleCharge(j *job) {
+	charged, used := n.running.account(j)
+	n.cfg.Ranker.Settle(j.ranked, charged, used)
+}
+
+// chargeNext charges for an entry of a group that is about to run, behind the first.
+func (n *Node) chargeNext(j *job, e *invalidation.Entry) {
+	estimate := cost([]invalidation.Entry{*e}, n.fetched.estimate(j.served).Seconds())
+	n.running.charge(j, estimate)
+	n.cfg.Ranker.Extend(j.ranked, estimate)
 }
 
 // endLast ends a job: its run is accounted for and its gates are free before the settler has its last ending, since the
 // settler releases the rest of the reservation.
 func (n *Node) endLast(j *job, endings ...invalidation.Ending) {
-	charged, used := n.running.account(j)
-	n.cfg.Ranker.Settle(j.ranked, charged, used)
+	n.settleCharge(j)
 	j.reserved.ReleaseGates()
 	n.end(j, endings...)
 }

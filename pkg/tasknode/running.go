@@ -63,12 +63,21 @@ func (r *running) ran(j *job, cost float64) {
 	r.mu.Unlock()
 }
 
-// account closes a job's account: what was charged for it, and what it has used. Nothing is added from then on.
+// account closes a job's account: what was charged for it since the last, and what it has used. Nothing is added to
+// it until the next charge.
 func (r *running) account(j *job) (charged, used float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j.timed = time.Time{}
-	return j.charged, j.used
+	charged, used = j.charged, j.used
+	j.charged, j.used, j.timed = 0, 0, time.Time{}
+	return charged, used
+}
+
+// charge notes what was charged for the next entry of a job.
+func (r *running) charge(j *job, estimate float64) {
+	r.mu.Lock()
+	j.charged += estimate
+	r.mu.Unlock()
 }
 
 // extend charges for runs that have outlived what was charged for them.
