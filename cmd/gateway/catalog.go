@@ -104,8 +104,8 @@ func (c *catalog) models() []gateway.ModelState {
 		}
 		state := gateway.ModelState{
 			Name: name, Queue: c.registry.ModelQueue(name), Protocol: m.Protocol, Remote: m.RemoteName,
-			Adapters: m.RemoteNames,
-			Version:  m.Version, Headers: m.Headers, AbortStops: m.AbortStops != nil && *m.AbortStops,
+			Operation: m.Operation, Adapters: m.RemoteNames,
+			Version: m.Version, Headers: m.Headers, AbortStops: m.AbortStops != nil && *m.AbortStops,
 			RunMax: m.Timeouts.Run.Duration(), Policy: policy, Paused: c.settings.Paused[name], Created: c.started,
 		}
 		for _, e := range c.registry.Endpoints(name) {

@@ -62,9 +62,20 @@ func (s *serving) push(ctx context.Context) error {
 		return bad(http.StatusServiceUnavailable, "async_unavailable", "",
 			"this gateway has no queue to put the request into")
 	}
+	body := s.body
+	if !s.route.generic() {
+		operation, ok := Operation(s.r.URL.Path)
+		if !ok {
+			return bad(http.StatusBadRequest, "async_unsupported", "prefer",
+				"requests to %s cannot become entries: send it without Prefer: respond-async", s.r.URL.Path)
+		}
+		if operation != s.route.model.Operation {
+			body = DurablePayload(body, operation)
+		}
+	}
 	id, location, err := s.gateway.config.Push.Push(ctx, Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
-		Body: s.body, ID: s.entry.ID, Token: s.entry.Token,
+		Body: body, ID: s.entry.ID, Token: s.entry.Token,
 	})
 	if err != nil {
 		s.gateway.log.Warn("push online request", "model", s.route.model.Name, "error", err)

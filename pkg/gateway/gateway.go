@@ -37,7 +37,7 @@ type Pusher interface {
 type Durable struct {
 	Model, Queue, Flow string
 	Class              Criticality
-	Body               []byte // as the client sent it, the model's name included
+	Body               []byte // as the client sent it, with the operation where its model has another
 	ID                 string // of the request: the idempotency key
 	Token              string // name of the token
 }

@@ -33,7 +33,7 @@ func startPlant(t *testing.T, change func(*Config, *ModelState), workers ...http
 	t.Helper()
 	model := ModelState{
 		Name: "m", Remote: "org/m-7b", Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: time.Minute,
-		Policy: DefaultPolicy(), Adapters: []string{"lora-1"},
+		Policy: DefaultPolicy(), Adapters: []string{"lora-1"}, Operation: worker.OperationChat,
 	}
 	for i, handler := range workers {
 		server := httptest.NewServer(handler)
