@@ -12,8 +12,9 @@ type Format string
 
 // Formats of bodies. Both are signed alike.
 const (
-	FormatStandard Format = ""    // type, timestamp and data, as Standard Webhooks recommends
-	FormatJob      Format = "job" // job_id, status and result, as clients of a dispatcher expect
+	FormatStandard Format = ""     // type, timestamp and data, as Standard Webhooks recommends
+	FormatJob      Format = "job"  // job_id, status and result, as clients of a dispatcher expect
+	FormatBare     Format = "bare" // the data alone, as clients of a platform expect that name no envelope
 )
 
 // Envelope is what a receiver is told. All of it is under the signature: a receiver that compares issuer and audience

@@ -29,8 +29,10 @@ func NewHandler(config Config, db postgres.DB, log *slog.Logger) *Handler {
 	return &Handler{db: db, vault: config.Vault, issuer: config.Issuer, deliverer: NewDeliverer(config), log: log}
 }
 
-// callback is the payload of an entry of the webhook queue, as penstock.call_back writes it.
+// callback is the payload of an entry of the webhook queue, as penstock.call_back and pkg/gateway/prediction write
+// it.
 type callback struct {
+	Signer *string         `json:"signer"` // the client whose secret signs; nil: the secret of the address does
 	URL    string          `json:"url"`
 	Format Format          `json:"format"`
 	Type   string          `json:"type"`
@@ -46,6 +48,8 @@ func (c callback) body(issuer string) ([]byte, error) {
 		return NewBody(e)
 	case FormatJob:
 		return NewJobBody(e)
+	case FormatBare:
+		return c.Data, nil
 	default:
 		return nil, fmt.Errorf("callback.format is %q: want none, or %q", c.Format, FormatJob)
 	}
@@ -70,6 +74,11 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	}
 	if e.Disabled {
 		return nil, refuse(ClassDisabled, fmt.Errorf("receiver is disabled: %s", e.Reason))
+	}
+	if c.Signer != nil {
+		if e.Secrets, err = ClientSecrets(ctx, h.db, h.vault, *c.Signer); err != nil {
+			return nil, invalidation.NoCapacity(10*time.Second, err)
+		}
 	}
 	body, err := c.body(cmp.Or(h.issuer, e.Keys[0].Public().Fingerprint()))
 	if err != nil {

@@ -224,6 +224,36 @@ func SecretsOf(ctx context.Context, db postgres.DB, vault Vault, address string)
 	return e.Secrets, err
 }
 
+// rootSQL reads the root secret of the installation, and the one before it while that still signs.
+const rootSQL = `
+SELECT r.secret, CASE WHEN r.old_until > clock_timestamp() THEN r.old_secret END
+  FROM penstock.webhook_endpoint r WHERE r.url = '' AND r.secret IS NOT NULL`
+
+// ClientSecrets returns the secrets that sign all messages for a client, whatever address they go to; two while one
+// replaces the other. They are derived from the root secret of the installation, which the first call of all makes.
+func ClientSecrets(ctx context.Context, db postgres.DB, vault Vault, client string) ([]Secret, error) {
+	var secret, old *string
+	err := db.QueryRow(ctx, rootSQL).Scan(&secret, &old)
+	if errors.Is(err, pgx.ErrNoRows) {
+		if err := ensureRoot(ctx, db, vault); err != nil {
+			return nil, err
+		}
+		err = db.QueryRow(ctx, rootSQL).Scan(&secret, &old)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read root secret of webhooks: %w", err)
+	}
+	roots, err := vault.openAll(root, secret, old)
+	if err != nil {
+		return nil, err
+	}
+	secrets := make([]Secret, 0, len(roots))
+	for _, r := range roots {
+		secrets = append(secrets, Secret{key: r.derive("client " + client)})
+	}
+	return secrets, nil
+}
+
 // PublicKeys returns the keys with which all receivers can verify: one, or two while one replaces the other.
 func PublicKeys(ctx context.Context, db postgres.DB, vault Vault) ([]PublicKey, error) {
 	e, err := FindEndpoint(ctx, db, vault, root)
