@@ -47,6 +47,10 @@ var allowedImports = map[string][]string{
 	"pkg/inference": append(slices.Clone(duty), "pkg/worker"),
 	"pkg/gateway":   append(slices.Clone(duty), "pkg/worker"),
 	"pkg/cron":      duty,
+
+	"pkg/gateway/openaibatch": append(slices.Clone(duty), "pkg/gateway", "pkg/worker"),
+	"pkg/gateway/prediction":  append(slices.Clone(duty), "pkg/gateway", "pkg/worker"),
+
 	"pkg/recovery":  duty,
 	"pkg/election":  duty,
 	"pkg/webhook":   duty,

@@ -67,3 +67,106 @@ CREATE TABLE penstock.gateway_fold (
     seq     bigint NOT NULL,
     at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- Files of clients, in chunks of bytes in the order of no (ADR 43). A file is visible once it is complete.
+CREATE TABLE penstock.gateway_file (
+    id         text COLLATE "C" PRIMARY KEY,
+    owner      text COLLATE "C" NOT NULL,
+    filename   text NOT NULL CHECK (octet_length(filename) <= 1024),
+    purpose    text COLLATE "C" NOT NULL,
+    bytes      bigint NOT NULL DEFAULT 0,
+    chunks     integer NOT NULL DEFAULT 0,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    completed_at timestamptz,
+    expires_at timestamptz,
+    deleted_at timestamptz
+);
+CREATE INDEX gateway_file_owner ON penstock.gateway_file (owner, created_at, id);
+COMMENT ON COLUMN penstock.gateway_file.owner IS 'name of the token that made it; empty: of an open gateway';
+COMMENT ON COLUMN penstock.gateway_file.completed_at IS 'null: it is being written, and not visible';
+
+CREATE TABLE penstock.gateway_file_chunk (
+    file_id text COLLATE "C" NOT NULL REFERENCES penstock.gateway_file ON DELETE CASCADE,
+    no      integer NOT NULL,
+    data    bytea NOT NULL,
+    PRIMARY KEY (file_id, no)
+);
+
+-- A batch of requests: the lines of a file, each an entry of the queue of the model.
+CREATE TABLE penstock.gateway_batch (
+    id             text COLLATE "C" PRIMARY KEY,
+    owner          text COLLATE "C" NOT NULL,
+    flow           text COLLATE "C" NOT NULL,
+    endpoint       text COLLATE "C" NOT NULL,
+    model          text COLLATE "C",
+    queue_id       integer,
+    input_file_id  text COLLATE "C" NOT NULL,
+    output_file_id text COLLATE "C" NOT NULL,
+    error_file_id  text COLLATE "C" NOT NULL,
+    status         text NOT NULL DEFAULT 'validating' CHECK (status IN
+                   ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', 'cancelling', 'cancelled')),
+    completion_window text NOT NULL,
+    output_kept    interval,
+    metadata       jsonb,
+    errors         jsonb,
+    total          integer NOT NULL DEFAULT 0,
+    fed            integer NOT NULL DEFAULT 0,
+    completed      integer NOT NULL DEFAULT 0,
+    failed         integer NOT NULL DEFAULT 0,
+    expired_lines  integer NOT NULL DEFAULT 0,
+    tokens_in      bigint NOT NULL DEFAULT 0,
+    tokens_cached  bigint NOT NULL DEFAULT 0,
+    tokens_out     bigint NOT NULL DEFAULT 0,
+    next_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    in_progress_at timestamptz,
+    expires_at     timestamptz NOT NULL,
+    finalizing_at  timestamptz,
+    completed_at   timestamptz,
+    failed_at      timestamptz,
+    expired_at     timestamptz,
+    cancelling_at  timestamptz,
+    cancelled_at   timestamptz
+) WITH (fillfactor = 70);
+CREATE INDEX gateway_batch_owner ON penstock.gateway_batch (owner, created_at, id);
+CREATE INDEX gateway_batch_work ON penstock.gateway_batch (next_at)
+    WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+COMMENT ON COLUMN penstock.gateway_batch.fed IS 'lines that were pushed as entries, the first ones';
+COMMENT ON COLUMN penstock.gateway_batch.expired_lines IS 'of the failed ones: they had not begun when the batch expired';
+COMMENT ON COLUMN penstock.gateway_batch.next_at IS 'when a gateway works on the batch again';
+
+-- A line that has not ended. What came of an ended one is in the files of the batch.
+CREATE TABLE penstock.gateway_batch_line (
+    batch_id  text COLLATE "C" NOT NULL REFERENCES penstock.gateway_batch ON DELETE CASCADE,
+    line      integer NOT NULL,
+    at        bigint NOT NULL,
+    bytes     integer NOT NULL,
+    custom_id text COLLATE "C" NOT NULL,
+    entry_id  bigint,
+    cancelled boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (batch_id, line)
+) WITH (fillfactor = 70);
+COMMENT ON COLUMN penstock.gateway_batch_line.at IS 'offset in the input file';
+COMMENT ON COLUMN penstock.gateway_batch_line.cancelled IS 'the end of its entry was requested';
+
+-- A prediction: an entry of the queue of a model, as clients of Replicate see it.
+CREATE TABLE penstock.prediction (
+    id         text COLLATE "C" PRIMARY KEY,
+    owner      text COLLATE "C" NOT NULL,
+    entry_id   bigint NOT NULL,
+    queue_id   integer NOT NULL,
+    model      text COLLATE "C" NOT NULL,
+    version    text COLLATE "C" NOT NULL,
+    input      jsonb NOT NULL,
+    stream_key text COLLATE "C",
+    webhook    text,
+    events     text[] NOT NULL DEFAULT '{}',
+    deadline   timestamptz,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at timestamptz,
+    notified_at timestamptz
+);
+CREATE INDEX prediction_owner ON penstock.prediction (owner, created_at, id);
+CREATE INDEX prediction_notice ON penstock.prediction (created_at) WHERE webhook IS NOT NULL AND notified_at IS NULL;
+COMMENT ON COLUMN penstock.prediction.stream_key IS 'part of the address of its stream, which clients read without a token; null: it has no stream';
+COMMENT ON COLUMN penstock.prediction.notified_at IS 'when the delivery of the webhook for its end was pushed';

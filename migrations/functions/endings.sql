@@ -272,7 +272,7 @@ $$;
 -- A node that holds the entry's lock is notified of the request when this transaction commits (which
 -- therefore cannot be prepared for a two-phase commit). Without that it reads the request with its
 -- next heartbeat.
--- Callers: cancel_batch, cancel_entry, apply_operation; pkg/cron.
+-- Callers: cancel_batch, cancel_entry, cancel_batch_lines, apply_operation; pkg/cron.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text

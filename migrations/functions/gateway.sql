@@ -282,6 +282,30 @@ BEGIN
     RETURN gone + n;
 END $$;
 
+-- cancel_batch_lines cancels up to `most` entries of a batch of requests, in the order of its lines, and
+-- returns how many lines it took on. Each is cancelled once: one that runs ends when its node has read the
+-- request.
+-- Locks: the rows of gateway_batch_line in the order of lines, then those of cancel_one for each.
+-- Callers: pkg/gateway/openaibatch.
+-- SQLSTATE: those of cancel_one.
+CREATE OR REPLACE FUNCTION penstock.cancel_batch_lines(batch text, most integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    l     record;
+    taken integer := 0;
+BEGIN
+    FOR l IN SELECT x.line, x.entry_id, b.queue_id
+               FROM penstock.gateway_batch_line x JOIN penstock.gateway_batch b ON b.id = x.batch_id
+              WHERE x.batch_id = batch AND x.entry_id IS NOT NULL AND NOT x.cancelled
+              ORDER BY x.line LIMIT most FOR UPDATE OF x
+    LOOP
+        PERFORM penstock.cancel_one(l.queue_id, l.entry_id, 'its batch was cancelled', 'gateway');
+        UPDATE penstock.gateway_batch_line x SET cancelled = true WHERE x.batch_id = batch AND x.line = l.line;
+        taken := taken + 1;
+    END LOOP;
+    RETURN taken;
+END $$;
+
 -- Settings -----------------------------------------------------------------------------------------------------------
 
 -- set_gateway_policy replaces the settings of a model's pool; null brings the defaults back. Gateways

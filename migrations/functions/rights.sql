@@ -72,6 +72,10 @@ LANGUAGE sql IMMUTABLE AS $$
         ('gateway', 'instance', 'UPDATE', '{next_check_at}'),
         ('gateway', 'cancel_request', 'UPDATE', '{delivered_at}'),
         ('node', 'preemption', 'UPDATE', NULL),
+        ('leader gateway operator read', 'gateway_batch', 'SELECT', NULL),
+        ('gateway', 'gateway_file gateway_file_chunk gateway_batch_line prediction', 'SELECT', NULL),
+        ('gateway', 'gateway_file gateway_file_chunk gateway_batch gateway_batch_line prediction', 'INSERT UPDATE DELETE', NULL),
+        ('gateway', 'webhook_endpoint', 'SELECT', NULL),
 
         -- Duties of the elected leader.
         ('leader', 'term_seq', 'USAGE', NULL),
@@ -120,6 +124,7 @@ LANGUAGE sql IMMUTABLE AS $$
           announce_instance set_deployment remove_deployment set_scale_override set_scale_setting
           set_flow_criticality set_gateway_policy set_gateway_token
           set_model_override set_quota start_operation step_operation use_limit'),
+        ('gateway', 'cancel_batch_lines'),
         ('leader node operator', 'push_back lift_push_back'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),
         ('owner', 'bump_inference_version note_ready'), -- triggers

@@ -47,6 +47,19 @@ func kindOf(status int) string {
 	return "invalid_request_error"
 }
 
+// statusOf returns status and message of an error. full is the status for a pool without room.
+func statusOf(err error, full int) (status int, message string) {
+	var b *badRequest
+	var r *Rejection
+	switch {
+	case errors.As(err, &b):
+		return b.status, err.Error()
+	case errors.As(err, &r):
+		return r.status(full), err.Error()
+	}
+	return http.StatusInternalServerError, err.Error()
+}
+
 // answerError writes an error as OpenAI's clients expect it. full is the status for a pool without room.
 // It returns the status.
 func answerError(w http.ResponseWriter, err error, full int) int {

@@ -71,6 +71,21 @@ func (t *tokenTable) find(secret string, now time.Time) *caller {
 	return c
 }
 
+// named returns the valid tokens of a name: two while one replaces the other.
+func (t *tokenTable) named(name string) (list []*caller) {
+	table := t.current.Load()
+	if table == nil {
+		return nil
+	}
+	now := time.Now()
+	for _, c := range *table {
+		if c.Name == name && (c.ExpiresAt.IsZero() || now.Before(c.ExpiresAt)) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
 func (c *caller) mayUse(model string) bool {
 	return len(c.Models) == 0 || slices.Contains(c.Models, model)
 }

@@ -1,0 +1,86 @@
+package gateway
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Requester is who makes a request, as its token says. The zero value is that of an open gateway.
+type Requester struct {
+	Name   string // of the token
+	Flow   string // of what it pushes
+	caller *caller
+}
+
+// Enter authenticates a request of a route that is mounted beside the gateway's own, and counts it in the
+// limits of its token. leave must be called when the request has ended, error or not. AnswerError tells the
+// client.
+func (g *Gateway) Enter(r *http.Request) (c Requester, leave func(), err error) {
+	leave = func() {}
+	who, err := g.admitted(r)
+	if who == nil || err != nil {
+		return Requester{}, leave, err
+	}
+	if refused := who.begin(time.Now()); refused != nil {
+		return Requester{}, leave, refused
+	}
+	who.dispatched()
+	flow := who.Name
+	if len(who.Flows) > 0 {
+		flow = who.Flows[0]
+	}
+	return Requester{Name: who.Name, Flow: flow, caller: who}, who.leave, nil
+}
+
+// Offer is a model that a client may use.
+type Offer struct {
+	Model    string // its name, also where an adapter was asked for
+	Queue    string // of its durable entries
+	Protocol worker.Protocol
+	Version  string
+}
+
+// Offered returns the model that a name stands for. ok is false where there is none, or none for this client.
+func (g *Gateway) Offered(c Requester, name string) (o Offer, ok bool) {
+	r := g.models.route(name)
+	if r == nil || (c.caller != nil && !c.caller.mayUse(r.model.Name)) {
+		return Offer{}, false
+	}
+	m := r.model
+	return Offer{Model: m.Name, Queue: m.Queue, Protocol: m.Protocol, Version: m.Version}, true
+}
+
+// OfferedTo returns the model that a name stands for, for the client that a token of that name belongs to, as
+// work that goes on after its request needs it.
+func (g *Gateway) OfferedTo(token, name string) (o Offer, ok bool) {
+	if g.config.Open {
+		return g.Offered(Requester{}, name)
+	}
+	for _, c := range g.tokens.named(token) {
+		if o, ok = g.Offered(Requester{caller: c}, name); ok {
+			return o, true
+		}
+	}
+	return Offer{}, false
+}
+
+// Mount adds a route beside the gateway's own. It must be called before the gateway serves.
+func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) { g.mux.HandleFunc(pattern, handler) }
+
+// BadRequest returns an error that AnswerError answers with the status and code, in OpenAI's form. param names
+// the field at fault; it may be empty.
+func BadRequest(status int, code, param, format string, args ...any) error {
+	return bad(status, code, param, format, args...)
+}
+
+// AnswerError writes an error as OpenAI's clients expect it, and returns the status.
+func AnswerError(w http.ResponseWriter, err error) int {
+	return answerError(w, err, http.StatusTooManyRequests)
+}
+
+// ErrorOf returns status and message of an error, for answers in another form.
+func ErrorOf(err error) (status int, message string) {
+	return statusOf(err, http.StatusTooManyRequests)
+}

@@ -1,0 +1,208 @@
+package openaibatch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// status is where a batch is.
+type status string
+
+const (
+	validating status = "validating"
+	failed     status = "failed"
+	inProgress status = "in_progress"
+	finalizing status = "finalizing"
+	completed  status = "completed"
+	expired    status = "expired"
+	cancelling status = "cancelling"
+	cancelled  status = "cancelled"
+)
+
+// batchRow is a batch as the table has it.
+type batchRow struct {
+	ID, Owner, Flow, Endpoint string
+	Model                     *string
+	QueueID                   *int32
+	Input, Output, Errors     string // ids of files
+	Status                    status
+	Window                    string
+	OutputKept                *time.Duration
+	Metadata, Flaws           json.RawMessage
+	Total, Fed, Done, Failed  int
+	In, Cached, Out           int64
+	ExpiredLines              int
+	Created                   time.Time
+	InProgressAt              *time.Time
+	ExpiresAt                 time.Time
+	FinalizingAt              *time.Time
+	CompletedAt               *time.Time
+	FailedAt                  *time.Time
+	ExpiredAt                 *time.Time
+	CancellingAt              *time.Time
+	CancelledAt               *time.Time
+	OutputThere, ErrorsThere  bool // the files are complete
+}
+
+const batchColumns = `
+       b.id, b.owner, b.flow, b.endpoint, b.model, b.queue_id, b.input_file_id, b.output_file_id, b.error_file_id,
+       b.status, b.completion_window, b.output_kept, b.metadata, b.errors, b.total, b.fed, b.completed, b.failed,
+       b.tokens_in, b.tokens_cached, b.tokens_out, b.expired_lines, b.created_at, b.in_progress_at, b.expires_at,
+       b.finalizing_at,
+       b.completed_at, b.failed_at, b.expired_at, b.cancelling_at, b.cancelled_at,
+       EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.output_file_id AND f.completed_at IS NOT NULL),
+       EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.error_file_id AND f.completed_at IS NOT NULL)`
+
+const batchSQL = `SELECT` + batchColumns + `
+  FROM penstock.gateway_batch b
+ WHERE b.id = $1 AND b.owner = $2`
+
+const batchesSQL = `SELECT` + batchColumns + `
+  FROM penstock.gateway_batch b
+  LEFT JOIN penstock.gateway_batch a ON a.id = $2 AND a.owner = $1
+ WHERE b.owner = $1 AND ($2 = '' OR (b.created_at, b.id) < (a.created_at, a.id))
+ ORDER BY b.created_at DESC, b.id DESC
+ LIMIT $3`
+
+// errNoBatch says that a batch does not exist, or belongs to another client.
+var errNoBatch = errors.New("no such batch")
+
+func oneBatch(rows pgx.Rows) (batchRow, error) {
+	b, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[batchRow])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return b, errNoBatch
+	}
+	if err != nil {
+		return b, fmt.Errorf("read batch: %w", err)
+	}
+	return b, nil
+}
+
+// order is what a client asks for.
+type order struct {
+	Owner, Flow, Input, Endpoint, Window string
+	Lasts                                time.Duration
+	Kept                                 *time.Duration
+	Metadata                             json.RawMessage
+}
+
+const createBatchSQL = `
+INSERT INTO penstock.gateway_batch AS b
+       (id, owner, flow, endpoint, input_file_id, output_file_id, error_file_id, completion_window, output_kept,
+        metadata, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, clock_timestamp() + $11::interval)
+RETURNING` + batchColumns
+
+// createBatch makes a batch, with its two files, which are empty and not visible.
+func createBatch(ctx context.Context, db postgres.DB, o order) (b batchRow, err error) {
+	id := newID("batch_")
+	err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
+		output, err := createFile(ctx, tx, o.Owner, id+"_output.jsonl", purposeOutput)
+		if err != nil {
+			return err
+		}
+		errs, err := createFile(ctx, tx, o.Owner, id+"_error.jsonl", purposeOutput)
+		if err != nil {
+			return err
+		}
+		b, err = oneBatch(postgres.Query(ctx, tx, createBatchSQL, id, o.Owner, o.Flow, o.Endpoint, o.Input, output,
+			errs, o.Window, o.Kept, o.Metadata, o.Lasts))
+		return err
+	})
+	return b, err
+}
+
+// cancelSQL orders the end of a batch that has not ended. One that is validated is cancelled without a line run.
+const cancelSQL = `
+UPDATE penstock.gateway_batch b
+   SET status = 'cancelling', cancelling_at = clock_timestamp(), next_at = clock_timestamp()
+ WHERE b.id = $1 AND b.owner = $2 AND b.status IN ('validating', 'in_progress')
+RETURNING` + batchColumns
+
+// batchObject is a batch as clients see it.
+type batchObject struct {
+	ID               string          `json:"id"`
+	Object           string          `json:"object"`
+	Endpoint         string          `json:"endpoint"`
+	Model            *string         `json:"model,omitempty"`
+	Errors           json.RawMessage `json:"errors"`
+	InputFileID      string          `json:"input_file_id"`
+	CompletionWindow string          `json:"completion_window"`
+	Status           status          `json:"status"`
+	OutputFileID     *string         `json:"output_file_id"`
+	ErrorFileID      *string         `json:"error_file_id"`
+	CreatedAt        int64           `json:"created_at"`
+	InProgressAt     *int64          `json:"in_progress_at"`
+	ExpiresAt        int64           `json:"expires_at"`
+	FinalizingAt     *int64          `json:"finalizing_at"`
+	CompletedAt      *int64          `json:"completed_at"`
+	FailedAt         *int64          `json:"failed_at"`
+	ExpiredAt        *int64          `json:"expired_at"`
+	CancellingAt     *int64          `json:"cancelling_at"`
+	CancelledAt      *int64          `json:"cancelled_at"`
+	RequestCounts    requestCounts   `json:"request_counts"`
+	Usage            *usage          `json:"usage,omitempty"`
+	Metadata         json.RawMessage `json:"metadata"`
+}
+
+type requestCounts struct {
+	Total     int `json:"total"`
+	Completed int `json:"completed"`
+	Failed    int `json:"failed"`
+}
+
+type usage struct {
+	InputTokens  int64        `json:"input_tokens"`
+	InputDetails cachedTokens `json:"input_tokens_details"`
+	OutputTokens int64        `json:"output_tokens"`
+	OutputDetail reasonTokens `json:"output_tokens_details"`
+	TotalTokens  int64        `json:"total_tokens"`
+}
+
+type cachedTokens struct {
+	Cached int64 `json:"cached_tokens"`
+}
+
+type reasonTokens struct {
+	Reasoning int64 `json:"reasoning_tokens"`
+}
+
+func (b batchRow) object() batchObject {
+	o := batchObject{
+		ID: b.ID, Object: "batch", Endpoint: b.Endpoint, Model: b.Model, Errors: b.Flaws, InputFileID: b.Input,
+		CompletionWindow: b.Window, Status: b.Status, CreatedAt: b.Created.Unix(), InProgressAt: unix(b.InProgressAt),
+		ExpiresAt: b.ExpiresAt.Unix(), FinalizingAt: unix(b.FinalizingAt), CompletedAt: unix(b.CompletedAt),
+		FailedAt: unix(b.FailedAt), ExpiredAt: unix(b.ExpiredAt), CancellingAt: unix(b.CancellingAt),
+		CancelledAt: unix(b.CancelledAt), Metadata: b.Metadata,
+		RequestCounts: requestCounts{Total: b.Total, Completed: b.Done, Failed: b.Failed},
+	}
+	if b.OutputThere {
+		o.OutputFileID = &b.Output
+	}
+	if b.ErrorsThere {
+		o.ErrorFileID = &b.Errors
+	}
+	if b.In+b.Out > 0 {
+		o.Usage = &usage{
+			InputTokens: b.In, InputDetails: cachedTokens{b.Cached}, OutputTokens: b.Out, TotalTokens: b.In + b.Out,
+		}
+	}
+	return o
+}
+
+// batchesOf returns up to limit batches of an owner behind the one with the id after, the newest first.
+func batchesOf(ctx context.Context, db postgres.DB, owner, after string, limit int) ([]batchRow, error) {
+	rows := postgres.Query(ctx, db, batchesSQL, owner, after, limit)
+	batches, err := pgx.CollectRows(rows, pgx.RowToStructByPos[batchRow])
+	if err != nil {
+		return nil, fmt.Errorf("list batches: %w", err)
+	}
+	return batches, nil
+}

@@ -1,0 +1,174 @@
+package openaibatch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+const (
+	// windowLines is how many lines of a batch are entries at a time: enough to keep a fleet busy, and few
+	// enough that a batch does not fill its queue.
+	windowLines = 2000
+	// feedBytesMax is how many bytes of lines are read in one turn.
+	feedBytesMax = 8 << 20
+	// batchPriority is below that of requests that made no batch: someone waits for them sooner.
+	batchPriority int16 = 2
+)
+
+// fedLine is a line that is to become an entry.
+type fedLine struct {
+	Line     int
+	At       int64
+	Bytes    int
+	CustomID string
+}
+
+// nextLinesSQL reads the next lines to be pushed: no more than fit into the window, and, after the first, into so
+// many bytes.
+const nextLinesSQL = `
+SELECT line, at, bytes, custom_id
+  FROM (SELECT l.line, l.at, l.bytes, l.custom_id, sum(l.bytes) OVER (ORDER BY l.line) - l.bytes AS before
+          FROM penstock.gateway_batch_line l
+         WHERE l.batch_id = $1 AND l.line > $2
+         ORDER BY l.line
+         LIMIT least($3, greatest(0, $4 - (SELECT count(*) FROM penstock.gateway_batch_line x
+                                            WHERE x.batch_id = $1 AND x.line <= $2)))) n
+ WHERE before < $5
+ ORDER BY line`
+
+func nextLines(ctx context.Context, tx pgx.Tx, b *batchRow, window int) ([]fedLine, error) {
+	rows := postgres.Query(ctx, tx, nextLinesSQL, b.ID, b.Fed, linesAtOnce, window, feedBytesMax)
+	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[fedLine])
+	if err != nil {
+		return nil, fmt.Errorf("read lines of batch %s: %w", b.ID, err)
+	}
+	return lines, nil
+}
+
+const fedSQL = `
+WITH b AS (UPDATE penstock.gateway_batch SET fed = $2 WHERE id = $1)
+UPDATE penstock.gateway_batch_line l SET entry_id = k.entry_id
+  FROM unnest($3::int[], $4::bigint[]) k(line, entry_id)
+ WHERE l.batch_id = $1 AND l.line = k.line`
+
+// feed pushes the next lines as entries, and returns how many lines it dealt with.
+func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error) {
+	lines, err := nextLines(ctx, tx, b, windowLines)
+	if err != nil || len(lines) == 0 {
+		return 0, err
+	}
+	last := lines[len(lines)-1]
+	text, err := readRange(ctx, tx, b.Input, lines[0].At, last.At+int64(last.Bytes))
+	if err != nil {
+		return 0, err
+	}
+	operation, _ := gateway.Operation(b.Endpoint)
+	pushes := make([]invalidation.Push, len(lines))
+	for i, l := range lines {
+		from := l.At - lines[0].At
+		r, _, flawed := parse(bytes.TrimSpace(text[from:from+int64(l.Bytes)]), b.Endpoint)
+		if flawed != nil {
+			return 0, fmt.Errorf("line %d of batch %s is not what was validated: %s", l.Line, b.ID, flawed.Message)
+		}
+		priority := batchPriority
+		pushes[i] = invalidation.Push{
+			Payload: gateway.DurablePayload(r.Body, operation), Flow: b.Flow, Priority: &priority, StartBy: b.ExpiresAt,
+		}
+	}
+	ids, refused, err := s.push(ctx, tx, b, pushes)
+	if err != nil {
+		return 0, err
+	}
+	return len(lines), s.fed(ctx, tx, b, lines, ids, refused)
+}
+
+// fed records what became of lines that were pushed: ids has 0 for those that were refused.
+func (s *Batches) fed(ctx context.Context, tx pgx.Tx, b *batchRow, lines []fedLine, ids []int64,
+	refused map[int]error,
+) error {
+	var numbers []int
+	var entries []int64
+	var ended results
+	for i, l := range lines {
+		if err := refused[i]; err != nil {
+			ended.fail(l.Line, l.CustomID, 0, "invalid_request", err.Error())
+			continue
+		}
+		numbers, entries = append(numbers, l.Line), append(entries, ids[i])
+	}
+	b.Fed = lines[len(lines)-1].Line
+	if _, err := tx.Exec(ctx, fedSQL, b.ID, b.Fed, numbers, entries); err != nil {
+		return fmt.Errorf("record entries of batch %s: %w", b.ID, err)
+	}
+	return s.record(ctx, tx, b, &ended)
+}
+
+// push makes entries of lines, all in one statement. Where the queue refuses one of them, each is pushed by itself, so
+// that the error is that line's alone.
+func (s *Batches) push(ctx context.Context, tx pgx.Tx, b *batchRow, pushes []invalidation.Push) (
+	ids []int64, refused map[int]error, err error,
+) {
+	q, err := s.queueOf(ctx, tx, *b.QueueID)
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := pushInside(ctx, tx, q, pushes)
+	if err == nil {
+		for _, p := range all {
+			ids = append(ids, int64(p.ID))
+		}
+		return ids, nil, nil
+	}
+	if !ofTheLine(err) {
+		return nil, nil, err
+	}
+	refused, ids = map[int]error{}, make([]int64, len(pushes))
+	for i := range pushes {
+		one, err := pushInside(ctx, tx, q, pushes[i:i+1])
+		switch {
+		case err == nil:
+			ids[i] = int64(one[0].ID)
+		case ofTheLine(err):
+			refused[i] = err
+		default:
+			return nil, nil, err
+		}
+	}
+	return ids, refused, nil
+}
+
+// pushInside pushes within a savepoint, so that a refusal leaves the turn as it was.
+func pushInside(ctx context.Context, tx pgx.Tx, q *invalidation.Queue, pushes []invalidation.Push) (
+	pushed []invalidation.Pushed, err error,
+) {
+	err = pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) error {
+		pushed, err = q.On(inner).Push(ctx, pushes...)
+		return err
+	})
+	return pushed, err
+}
+
+// ofTheLine says whether a push was refused for what is in it, and would be refused again.
+func ofTheLine(err error) bool {
+	return errors.Is(err, invalidation.ErrPayloadTooLarge) || errors.Is(err, invalidation.ErrInvalid) ||
+		strings.HasPrefix(postgres.Code(err), "22")
+}
+
+const queueNameSQL = `SELECT q.name FROM penstock.queue q WHERE q.id = $1`
+
+func (s *Batches) queueOf(ctx context.Context, tx pgx.Tx, id int32) (*invalidation.Queue, error) {
+	var name string
+	if err := tx.QueryRow(ctx, queueNameSQL, id).Scan(&name); err != nil {
+		return nil, fmt.Errorf("find queue %d: %w", id, err)
+	}
+	return invalidation.Open(ctx, tx, name)
+}

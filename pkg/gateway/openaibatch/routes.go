@@ -1,0 +1,271 @@
+package openaibatch
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
+)
+
+// Config of Batches. The zero value works.
+type Config struct {
+	FileMax  int64         // bytes of a file: 200 MiB
+	LinesMax int           // lines of a batch: 50,000
+	LineMax  int           // bytes of a line: 8 MiB
+	Every    time.Duration // between two looks for work where there was none: 500 ms
+	Log      *slog.Logger
+}
+
+// Batches serves the routes of files and batches, and works on batches.
+type Batches struct {
+	config Config
+	db     postgres.DB
+	gate   *gateway.Gateway
+	log    *slog.Logger
+	wake   chan struct{} // holds one
+}
+
+// New returns the files and batches on a database, for the models and tokens of a gateway.
+func New(config Config, g *gateway.Gateway, db postgres.DB) *Batches {
+	config.FileMax = cmp.Or(config.FileMax, 200<<20)
+	config.LinesMax = cmp.Or(config.LinesMax, 50_000)
+	config.LineMax = cmp.Or(config.LineMax, 8<<20)
+	config.Every = cmp.Or(config.Every, 500*time.Millisecond)
+	return &Batches{
+		config: config, db: db, gate: g, log: cmp.Or(config.Log, slog.Default()), wake: make(chan struct{}, 1),
+	}
+}
+
+// statementMax bounds the statements of a request, but for those of a file.
+const statementMax = 10 * time.Second
+
+// Mount adds the routes to the gateway.
+func (s *Batches) Mount() {
+	s.route("POST /v1/files", s.upload, false)
+	s.route("GET /v1/files", s.listFiles, true)
+	s.route("GET /v1/files/{id}", s.oneFile, true)
+	s.route("DELETE /v1/files/{id}", s.deleteFile, true)
+	s.route("GET /v1/files/{id}/content", s.content, false)
+	s.route("POST /v1/batches", s.create, true)
+	s.route("GET /v1/batches", s.listBatches, true)
+	s.route("GET /v1/batches/{id}", s.oneBatch, true)
+	s.route("POST /v1/batches/{id}/cancel", s.cancel, true)
+}
+
+type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
+
+// route mounts one; bounded says that it ends within statementMax.
+func (s *Batches) route(pattern string, serve route, bounded bool) {
+	s.gate.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
+		c, leave, err := s.gate.Enter(r)
+		defer leave()
+		if err == nil {
+			ctx := r.Context()
+			if bounded {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, statementMax)
+				defer cancel()
+			}
+			err = serve(w, r.WithContext(ctx), c)
+		}
+		if err != nil {
+			gateway.AnswerError(w, s.said(r, err))
+		}
+	})
+}
+
+// said turns what went wrong into the error that the client gets.
+func (s *Batches) said(r *http.Request, err error) error {
+	switch {
+	case errors.Is(err, errNoFile):
+		return gateway.BadRequest(http.StatusNotFound, "not_found", "id", "there is no file %q", r.PathValue("id"))
+	case errors.Is(err, errNoBatch):
+		return gateway.BadRequest(http.StatusNotFound, "not_found", "id", "there is no batch %q", r.PathValue("id"))
+	}
+	if status, _ := gateway.ErrorOf(err); status != http.StatusInternalServerError {
+		return err
+	}
+	s.log.Warn("files and batches", "method", r.Method, "path", r.URL.Path, "error", err)
+	if postgres.Unavailable(err) {
+		return gateway.BadRequest(http.StatusServiceUnavailable, "database_unavailable", "",
+			"files and batches are not available now: send the request again")
+	}
+	return gateway.BadRequest(http.StatusInternalServerError, "internal_error", "", "the request failed")
+}
+
+func answer(w http.ResponseWriter, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(body) // the client may be gone
+}
+
+// list is a page of objects.
+type list[T any] struct {
+	Object  string  `json:"object"`
+	Data    []T     `json:"data"`
+	FirstID *string `json:"first_id"`
+	LastID  *string `json:"last_id"`
+	HasMore bool    `json:"has_more"`
+}
+
+func limitOf(text string, usual, most int) (int, error) {
+	if text == "" {
+		return usual, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > most {
+		return 0, gateway.BadRequest(http.StatusBadRequest, "invalid_value", "limit",
+			"limit must be from 1 to %d, not %q", most, text)
+	}
+	return n, nil
+}
+
+// creation is the body of POST /v1/batches.
+type creation struct {
+	InputFileID        string            `json:"input_file_id"`
+	Endpoint           string            `json:"endpoint"`
+	CompletionWindow   string            `json:"completion_window"`
+	Metadata           map[string]string `json:"metadata"`
+	OutputExpiresAfter *struct {
+		Anchor  string `json:"anchor"`
+		Seconds int64  `json:"seconds"`
+	} `json:"output_expires_after"`
+}
+
+const creationBytesMax = 64 << 10
+
+func (s *Batches) create(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	body, err := io.ReadAll(io.LimitReader(r.Body, creationBytesMax+1))
+	if err != nil || len(body) > creationBytesMax {
+		return gateway.BadRequest(http.StatusBadRequest, "unreadable_body", "", "the body broke off or is too large")
+	}
+	var ask creation
+	if err := json.Unmarshal(body, &ask); err != nil {
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_json", "", "the body is not a batch: %s", err)
+	}
+	o, err := ask.order()
+	if err != nil {
+		return err
+	}
+	o.Owner, o.Flow = c.Name, c.Flow
+	f, err := findFile(r.Context(), s.db, c.Name, ask.InputFileID)
+	switch {
+	case errors.Is(err, errNoFile):
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id", "there is no file %q",
+			ask.InputFileID)
+	case err != nil:
+		return err
+	case f.Purpose != purposeBatch:
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id",
+			"the purpose of file %q is %s, not batch", f.ID, f.Purpose)
+	}
+	b, err := createBatch(r.Context(), s.db, o)
+	if err != nil {
+		return err
+	}
+	s.nudge()
+	answer(w, b.object())
+	return nil
+}
+
+// Bounds on what a batch may ask for.
+const (
+	windowMin      = time.Second
+	windowMax      = 14 * 24 * time.Hour
+	metadataMost   = 16
+	metadataKeyMax = 64
+	metadataMax    = 512
+)
+
+// order checks what was asked for, but for the input file.
+func (c creation) order() (o order, err error) {
+	invalid := func(field, format string, args ...any) (order, error) {
+		return order{}, gateway.BadRequest(http.StatusBadRequest, "invalid_value", field, format, args...)
+	}
+	o = order{Input: c.InputFileID, Endpoint: c.Endpoint, Window: c.CompletionWindow}
+	if _, ok := gateway.Operation(c.Endpoint); !ok {
+		return invalid("endpoint", "batches of %q are not supported", c.Endpoint)
+	}
+	if o.Lasts, err = time.ParseDuration(c.CompletionWindow); err != nil || o.Lasts < windowMin || o.Lasts > windowMax {
+		return invalid("completion_window", "completion_window is %q: want 24h, or a duration from 1s to 336h",
+			c.CompletionWindow)
+	}
+	if len(c.Metadata) > metadataMost {
+		return invalid("metadata", "metadata has %d keys, more than %d", len(c.Metadata), metadataMost)
+	}
+	for key, value := range c.Metadata {
+		if utf8.RuneCountInString(key) > metadataKeyMax || utf8.RuneCountInString(value) > metadataMax {
+			return invalid("metadata", "a key of metadata has at most %d characters, a value %d", metadataKeyMax,
+				metadataMax)
+		}
+	}
+	if c.Metadata != nil {
+		if o.Metadata, err = json.Marshal(c.Metadata); err != nil {
+			return o, fmt.Errorf("write metadata: %w", err)
+		}
+	}
+	if e := c.OutputExpiresAfter; e != nil {
+		kept, err := keptFor(e.Anchor, strconv.FormatInt(e.Seconds, 10))
+		if err != nil {
+			return invalid("output_expires_after",
+				"output_expires_after needs the anchor created_at and from 3600 to 2592000 seconds")
+		}
+		o.Kept = &kept
+	}
+	return o, nil
+}
+
+func (s *Batches) oneBatch(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	b, err := oneBatch(postgres.Query(r.Context(), s.db, batchSQL, r.PathValue("id"), c.Name))
+	if err != nil {
+		return err
+	}
+	answer(w, b.object())
+	return nil
+}
+
+func (s *Batches) listBatches(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	limit, err := limitOf(r.URL.Query().Get("limit"), 20, 100)
+	if err != nil {
+		return err
+	}
+	rows, err := batchesOf(r.Context(), s.db, c.Name, r.URL.Query().Get("after"), limit+1)
+	if err != nil {
+		return err
+	}
+	page := list[batchObject]{Object: "list", Data: []batchObject{}, HasMore: len(rows) > limit}
+	for _, b := range rows[:min(limit, len(rows))] {
+		page.Data = append(page.Data, b.object())
+	}
+	if n := len(page.Data); n > 0 {
+		page.FirstID, page.LastID = &page.Data[0].ID, &page.Data[n-1].ID
+	}
+	answer(w, page)
+	return nil
+}
+
+func (s *Batches) cancel(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	id := r.PathValue("id")
+	b, err := oneBatch(postgres.Query(r.Context(), s.db, cancelSQL, id, c.Name))
+	if errors.Is(err, errNoBatch) {
+		if b, err = oneBatch(postgres.Query(r.Context(), s.db, batchSQL, id, c.Name)); err == nil &&
+			b.Status != cancelling && b.Status != cancelled {
+			return gateway.BadRequest(http.StatusBadRequest, "invalid_state", "", "the batch is %s", b.Status)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.nudge()
+	answer(w, b.object())
+	return nil
+}

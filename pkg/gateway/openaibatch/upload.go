@@ -1,0 +1,264 @@
+package openaibatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
+)
+
+// Bounds on files.
+const (
+	purposeBatch  = "batch"
+	purposeOutput = "batch_output"
+	ownerBytesMax = 16 << 30
+	ownerFilesMax = 10_000
+	uploadPause   = 60 * time.Second // that a client may make while it sends a file
+	batchFileKept = 30 * 24 * time.Hour
+	keptMin       = time.Hour
+	keptMax       = 30 * 24 * time.Hour
+)
+
+// fileObject is a file as clients see it.
+type fileObject struct {
+	ID        string `json:"id"`
+	Object    string `json:"object"`
+	Bytes     int64  `json:"bytes"`
+	CreatedAt int64  `json:"created_at"`
+	ExpiresAt *int64 `json:"expires_at,omitempty"`
+	Filename  string `json:"filename"`
+	Purpose   string `json:"purpose"`
+	Status    string `json:"status"`
+}
+
+func (f fileRow) object() fileObject {
+	return fileObject{
+		ID: f.ID, Object: "file", Bytes: f.Bytes, CreatedAt: f.Created.Unix(), ExpiresAt: unix(f.Expires),
+		Filename: f.Filename, Purpose: f.Purpose, Status: "processed",
+	}
+}
+
+func unix(t *time.Time) *int64 {
+	if t == nil {
+		return nil
+	}
+	s := t.Unix()
+	return &s
+}
+
+// upload stores the file of a form as its bytes arrive: the other fields may follow it.
+func (s *Batches) upload(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	form, err := r.MultipartReader()
+	if err != nil {
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_form", "", "the body must be multipart/form-data")
+	}
+	if err := s.quota(r.Context(), c.Name); err != nil {
+		return err
+	}
+	u := &upload{service: s, control: http.NewResponseController(w), owner: c.Name, fields: url.Values{}}
+	f, err := u.read(r.Context(), form)
+	_ = u.control.SetReadDeadline(time.Time{}) // a test's writer has none
+	if err != nil && u.id != "" {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), statementMax)
+		defer cancel()
+		if dropped := dropFile(ctx, s.db, u.id); dropped != nil {
+			s.log.Warn("file that was not uploaded whole is left", "file", u.id, "error", dropped)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	answer(w, f.object())
+	return nil
+}
+
+func (s *Batches) quota(ctx context.Context, owner string) error {
+	var bytes, files int64
+	if err := s.db.QueryRow(ctx, usedSQL, owner).Scan(&bytes, &files); err != nil {
+		return fmt.Errorf("read use of files: %w", err)
+	}
+	if bytes >= ownerBytesMax || files >= ownerFilesMax {
+		return gateway.BadRequest(http.StatusBadRequest, "storage_limit_exceeded", "",
+			"files take %d bytes in %d files; delete some: %d bytes and %d files are allowed", bytes, files,
+			int64(ownerBytesMax), ownerFilesMax)
+	}
+	return nil
+}
+
+// upload is a form on its way into a file.
+type upload struct {
+	service  *Batches
+	control  *http.ResponseController
+	owner    string
+	fields   url.Values
+	id       string
+	filename string
+}
+
+func (u *upload) read(ctx context.Context, form *multipart.Reader) (fileRow, error) {
+	for {
+		_ = u.control.SetReadDeadline(time.Now().Add(uploadPause))
+		part, err := form.NextPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fileRow{}, brokenForm(err)
+		}
+		switch {
+		case part.FormName() == "file" && u.id != "":
+			return fileRow{}, gateway.BadRequest(http.StatusBadRequest, "invalid_form", "file", "there are two files")
+		case part.FormName() == "file":
+			u.filename = part.FileName()
+			if err := u.store(ctx, part); err != nil {
+				return fileRow{}, err
+			}
+		default:
+			value, err := io.ReadAll(io.LimitReader(part, 4<<10))
+			if err != nil {
+				return fileRow{}, brokenForm(err)
+			}
+			u.fields.Set(part.FormName(), string(value))
+		}
+	}
+	return u.finish(ctx)
+}
+
+func brokenForm(err error) error {
+	return gateway.BadRequest(http.StatusBadRequest, "invalid_form", "", "the form cannot be read: %s", err)
+}
+
+// store writes the file in chunks of chunkBytes.
+func (u *upload) store(ctx context.Context, part io.Reader) (err error) {
+	if u.id, err = createFile(ctx, u.service.db, u.owner, clip(u.filename), purposeBatch); err != nil {
+		return err
+	}
+	chunk := make([]byte, chunkBytes)
+	for total := int64(0); ; {
+		_ = u.control.SetReadDeadline(time.Now().Add(uploadPause))
+		n, err := io.ReadFull(part, chunk)
+		if total += int64(n); total > u.service.config.FileMax {
+			return gateway.BadRequest(http.StatusRequestEntityTooLarge, "file_too_large", "file",
+				"the file has more than %d bytes", u.service.config.FileMax)
+		}
+		if failed := appendFile(ctx, u.service.db, u.id, chunk[:n]); failed != nil {
+			return failed
+		}
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return nil
+		case err != nil:
+			return brokenForm(err)
+		}
+	}
+}
+
+func clip(name string) string {
+	if name == "" {
+		return "file"
+	}
+	return name[:min(len(name), 1024)]
+}
+
+// finish checks the other fields of the form and makes the file visible.
+func (u *upload) finish(ctx context.Context) (fileRow, error) {
+	var none fileRow
+	switch purpose := u.fields.Get("purpose"); {
+	case u.id == "":
+		return none, gateway.BadRequest(http.StatusBadRequest, "missing_file", "file", "the form has no file")
+	case purpose != purposeBatch:
+		return none, gateway.BadRequest(http.StatusBadRequest, "invalid_purpose", "purpose",
+			"purpose must be batch, not %q", purpose)
+	}
+	kept, err := keptFor(u.fields.Get("expires_after[anchor]"), u.fields.Get("expires_after[seconds]"))
+	if err != nil {
+		return none, err
+	}
+	return completeFile(ctx, u.service.db, u.id, purposeBatch, clip(u.filename), kept)
+}
+
+// keptFor reads expires_after; without it files of batches are kept for 30 days.
+func keptFor(anchor, seconds string) (time.Duration, error) {
+	if anchor == "" && seconds == "" {
+		return batchFileKept, nil
+	}
+	n, err := strconv.ParseInt(seconds, 10, 64)
+	kept := time.Duration(n) * time.Second
+	if anchor != "created_at" || err != nil || kept < keptMin || kept > keptMax {
+		return 0, gateway.BadRequest(http.StatusBadRequest, "invalid_value", "expires_after",
+			"expires_after needs the anchor created_at and from 3600 to 2592000 seconds")
+	}
+	return kept, nil
+}
+
+func (s *Batches) oneFile(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	f, err := findFile(r.Context(), s.db, c.Name, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	answer(w, f.object())
+	return nil
+}
+
+// content sends a file as it was stored.
+func (s *Batches) content(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	f, err := findFile(r.Context(), s.db, c.Name, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(f.Bytes, 10))
+	if _, err := io.Copy(w, openFile(r.Context(), s.db, f.ID)); err != nil {
+		s.log.Debug("file was not sent whole", "file", f.ID, "error", err)
+		panic(http.ErrAbortHandler) // the client must not take a part for the whole
+	}
+	return nil
+}
+
+type deleted struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Deleted bool   `json:"deleted"`
+}
+
+func (s *Batches) deleteFile(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	id := r.PathValue("id")
+	if err := hideFile(r.Context(), s.db, c.Name, id); err != nil {
+		return err
+	}
+	answer(w, deleted{ID: id, Object: "file", Deleted: true})
+	return nil
+}
+
+func (s *Batches) listFiles(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	q := r.URL.Query()
+	limit, err := limitOf(q.Get("limit"), 10_000, 10_000)
+	if err != nil {
+		return err
+	}
+	order := q.Get("order")
+	if order != "" && order != "asc" && order != "desc" {
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "order", "order must be asc or desc")
+	}
+	rows, err := listFiles(r.Context(), s.db, c.Name, q.Get("purpose"), q.Get("after"), order != "asc", limit+1)
+	if err != nil {
+		return err
+	}
+	page := list[fileObject]{Object: "list", Data: []fileObject{}, HasMore: len(rows) > limit}
+	for _, f := range rows[:min(limit, len(rows))] {
+		page.Data = append(page.Data, f.object())
+	}
+	if n := len(page.Data); n > 0 {
+		page.FirstID, page.LastID = postgres.Given(page.Data[0].ID), postgres.Given(page.Data[n-1].ID)
+	}
+	answer(w, page)
+	return nil
+}
