@@ -25,7 +25,7 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 
-.PHONY: help check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
+.PHONY: help check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -190,6 +190,10 @@ models: ## Check the models of the protocols with Spin, in their whole state spa
 
 models-short:
 	models/check -short
+
+check-clients: ## npm's clients of OpenAI and Replicate against a gateway; needs npm
+	[ -d examples/clients/node_modules ] || npm ci --prefix examples/clients
+	go test -count=1 -run TestClients -v ./cmd/gateway
 
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done

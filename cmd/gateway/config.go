@@ -30,7 +30,9 @@ type Gateway struct {
 	Application string        `koanf:"application" help:"the application that the gateway belongs to"`
 	Static      []string      `koanf:"static" help:"models without a database, model=http://host:port and after # the slots (8 if none are given), as in llama=http://gpu-1:8000#16; several for one model are its instances"`
 	Snapshot    string        `koanf:"snapshot" help:"file that keeps models, settings and hashes of tokens for starts while the database is away; empty: none"`
-	APIURL      string        `koanf:"api_url" help:"address of a leader as clients reach it, for the Location of requests that became entries; empty: a path without a host"`
+	APIURL      string        `koanf:"api_url" help:"address of a leader for clients, for the Location of entries; empty: a path without a host"`
+	PublicURL   string        `koanf:"public_url" help:"address of the gateway for clients; empty: each request's"`
+	WebhookKey  string        `koanf:"webhook_key" help:"as tasknode.webhook.key, to show clients the secret of theirs"`
 	Lease       time.Duration `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
 	Grace       time.Duration `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
 	Conns       int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`

@@ -21,6 +21,8 @@ import (
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/gateway/openaibatch"
+	"github.com/penstock/penstock/pkg/gateway/prediction"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
@@ -76,6 +78,8 @@ type server struct {
 	listener *invalidation.Listener
 	catalog  *catalog
 	queues   *pusher
+	batches  *openaibatch.Batches
+	predicts *prediction.Predictions
 }
 
 func (s *server) config() gateway.Config {
@@ -133,7 +137,7 @@ func (s *server) serveShared(ctx context.Context) error {
 	}
 	duties := map[string]func(context.Context) error{
 		"member": s.member.Run, "leases": s.leases.Run, "book": s.book.Run, "registry": s.registry.Run,
-		"catalog": s.catalog.Run,
+		"catalog": s.catalog.Run, "batches": s.batches.Run, "predictions": s.predicts.Run,
 	}
 	if s.listener != nil {
 		duties["hints"] = s.listener.Run
@@ -156,6 +160,9 @@ func (s *server) assemble() error {
 	cfg := s.config()
 	cfg.Charge, cfg.Push = s.book, s.queues
 	s.gateway = gateway.New(cfg)
+	if err := s.mount(); err != nil {
+		return err
+	}
 	s.leases = gateway.NewLeases(gateway.LeasesConfig{Log: s.log}, s.gateway, s.pool, s.member.ID)
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
 	s.catalog = &catalog{server: s}

@@ -54,6 +54,15 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var ask struct {
 		Hold bool `json:"hold"`
 		MS   int  `json:"ms"`
+		Fail bool `json:"fail"`
+
+		Chunks int  `json:"chunks"`
+		Stream bool `json:"stream"`
+
+		Tools   []any          `json:"tools"`
+		Input   []string       `json:"input"`
+		Options map[string]any `json:"stream_options"`
+		Format  string         `json:"encoding_format"`
 	}
 	_ = json.Unmarshal(body, &ask)
 	g.mu.Lock()
@@ -66,6 +75,10 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.running--
 		g.mu.Unlock()
 	}()
+	if ask.Fail {
+		http.Error(w, `{"error":{"message":"the prompt is not allowed"}}`, http.StatusBadRequest)
+		return
+	}
 	if ask.Hold {
 		select {
 		case <-g.release:
@@ -78,8 +91,45 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
+	if ask.Stream {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range max(ask.Chunks, 1) {
+			_, _ = fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"t%d\"}}]}\n\n", i)
+			_ = http.NewResponseController(w).Flush()
+		}
+		_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n")
+		if ask.Options["include_usage"] == true {
+			_, _ = io.WriteString(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":3}}\n\n")
+		}
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+		return
+	}
+	if strings.HasSuffix(r.URL.Path, "/embeddings") {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, embeddings(len(ask.Input), ask.Format))
+		return
+	}
+	if len(ask.Tools) > 0 {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"index":0,"finish_reason":"tool_calls","message":{"role":"assistant","content":null,`+
+			`"tool_calls":[{"id":"c1","type":"function","function":{"name":"weather","arguments":"{}"}}]}}]}`)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":3}}`)
+}
+
+// embeddings answers for n texts with vectors of one number, 0.5, as text or in base64.
+func embeddings(n int, format string) string {
+	vector := `[0.5]`
+	if format == "base64" {
+		vector = `"AAAAPw=="`
+	}
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprintf(`{"object":"embedding","index":%d,"embedding":%s}`, i, vector))
+	}
+	return `{"object":"list","data":[` + strings.Join(list, ",") + `],"usage":{"prompt_tokens":2,"total_tokens":2}}`
 }
 
 func (g *gpu) counts() (running, most, begun int) {
@@ -205,7 +255,8 @@ func (s *site) startGateway(change func(*Config)) *front {
 	if err := x.member.Register(s.Context()); err != nil {
 		s.Fatal(err)
 	}
-	s.background(x.member.Run, x.leases.Run, x.book.Run, x.registry.Run, x.catalog.Run, x.listener.Run)
+	s.background(x.member.Run, x.leases.Run, x.book.Run, x.registry.Run, x.catalog.Run, x.listener.Run,
+		x.batches.Run, x.predicts.Run)
 	s.eventually("the gateway hears hints", func() bool { return x.listener.Status().Connected })
 	web := httptest.NewServer(x.gateway)
 	s.Cleanup(web.Close)
@@ -430,6 +481,27 @@ func TestRespondAsyncRunsAsADurableEntry(t *testing.T) {
 	})
 	if _, _, begun := s.gpu.counts(); begun != 1 {
 		t.Errorf("%d calls", begun)
+	}
+}
+
+// An entry made of a request is called at the path of the request, whatever operation its model has.
+func TestRespondAsyncKeepsTheOperation(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 2)
+	f := s.startGateway(nil)
+	s.startNode(2)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/embeddings", strings.NewReader(`{"model":"m","input":["a"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Prefer", "respond-async")
+	var accepted struct{ ID string }
+	if status := f.do(t, request, &accepted); status != http.StatusAccepted {
+		t.Fatalf("got %d", status)
+	}
+	s.eventually("it is done", func() bool { return s.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`) == 1 })
+	if n := s.count(`SELECT count(*) FROM penstock.result WHERE result->'data'->0->>'object' = 'embedding'`); n != 1 {
+		t.Error("the worker was asked for something else than embeddings")
 	}
 }
 

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock/penstock/pkg/gateway/openaibatch"
+	"github.com/penstock/penstock/pkg/gateway/prediction"
+	"github.com/penstock/penstock/pkg/webhook"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// mount adds what clients of OpenAI and Replicate expect beside live requests. It needs the database.
+func (s *server) mount() error {
+	g := s.cfg.Gateway
+	s.batches = openaibatch.New(openaibatch.Config{Log: s.log}, s.gateway, s.pool)
+	s.batches.Mount()
+	c := prediction.Config{Base: g.PublicURL, BodyMax: g.BodyBytes, Log: s.log}
+	if g.WebhookKey != "" {
+		key, err := worker.ReadSecret(g.WebhookKey)
+		if err != nil {
+			return fmt.Errorf("gateway.webhook_key: %w", err)
+		}
+		vault := webhook.NewVault(key, worker.SecretStore{}.Read)
+		c.Secret = func(ctx context.Context, owner string) (string, error) {
+			secrets, err := webhook.ClientSecrets(ctx, s.pool, vault, owner)
+			if err != nil {
+				return "", err
+			}
+			return secrets[0].Reveal(), nil
+		}
+	}
+	s.predicts = prediction.New(c, s.gateway, s.pool)
+	s.predicts.Mount()
+	return nil
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
+	"github.com/penstock/penstock/pkg/webhook"
+)
+
+type predicted struct {
+	ID, Model, Version, Status, Error string
+	Input                             map[string]any
+	Output                            []string
+	CreatedAt                         string `json:"created_at"`
+	CompletedAt                       string `json:"completed_at"`
+	URLs                              struct{ Get, Cancel, Stream string }
+	Metrics                           struct {
+		Predict float64 `json:"predict_time"`
+	}
+}
+
+// predict creates a prediction with headers, and returns the status and what the answer says.
+func (f *front) predict(t *testing.T, path, body string, headers ...string) (status int, p predicted) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	return f.do(t, request, &p), p
+}
+
+const wanted = `{"version":"m","input":{"prompt":"hello","max_tokens":3}}`
+
+func TestPredictionRunsAsAnEntry(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	f := s.startGateway(nil)
+	s.startNode(8)
+	status, p := f.predict(t, "/v1/predictions", wanted, "Prefer", "wait=30")
+	if status != 201 || p.Status != "succeeded" || len(p.Output) != 1 || p.Output[0] != "x" || p.Model != "m" ||
+		p.Input["prompt"] != "hello" || p.CompletedAt == "" || p.URLs.Get != f.url+"/v1/predictions/"+p.ID {
+		t.Fatalf("got %d %+v", status, p)
+	}
+	var again predicted
+	if status := f.call(t, "GET", "/v1/predictions/"+p.ID, nil, &again); status != 200 || again.Status != "succeeded" {
+		t.Errorf("got %d %+v", status, again)
+	}
+	for _, path := range []string{"/v1/models/acme/m/predictions", "/v1/deployments/acme/m/predictions"} {
+		if status, p := f.predict(t, path, `{"input":{"prompt":"x"}}`); status != 201 || p.Status != "starting" || p.URLs.Stream == "" {
+			t.Errorf("%s: got %d %+v", path, status, p)
+		}
+	}
+	var page struct{ Results []predicted }
+	f.call(t, "GET", "/v1/predictions", nil, &page)
+	if len(page.Results) != 3 || page.Results[2].ID != p.ID {
+		t.Errorf("got %+v", page)
+	}
+	status, p = f.predict(t, "/v1/predictions", `{"version":"m","input":{"fail":true}}`, "Prefer", "wait")
+	if status != 201 || p.Status != "failed" || p.Error == "" {
+		t.Errorf("got %d %+v", status, p)
+	}
+}
+
+// A client that waits takes every status but starting for the end, whatever the entry does.
+func TestPredictionThatRunsLongerIsStartingForItsClient(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	s.startNode(2)
+	status, p := f.predict(t, "/v1/predictions", `{"version":"m","input":{"hold":true}}`, "Prefer", "wait=1")
+	if status != 202 || p.Status != "starting" {
+		t.Fatalf("got %d %+v", status, p)
+	}
+	s.eventually("it runs", func() bool { running, _, _ := s.gpu.counts(); return running == 1 })
+	f.call(t, "GET", "/v1/predictions/"+p.ID, nil, &p)
+	if p.Status != "processing" {
+		t.Errorf("got %+v", p)
+	}
+	if status := f.call(t, "POST", "/v1/predictions/"+p.ID+"/cancel", nil, &p); status != 200 {
+		t.Errorf("cancel: %d", status)
+	}
+	s.eventually("it is canceled", func() bool {
+		f.call(t, "GET", "/v1/predictions/"+p.ID, nil, &p)
+		return p.Status == "canceled"
+	})
+}
+
+func TestPredictionsThatCannotBe(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	for _, c := range []struct {
+		body   string
+		header []string
+		status int
+	}{
+		{`{"version":"none","input":{}}`, nil, 404},
+		{`{"version":"acme/m:5c7d5dc6","input":{}}`, nil, 422},
+		{`{"version":"m","input":[]}`, nil, 422},
+		{`{"input":{}}`, nil, 422},
+		{`{"version":"m","input":{},"webhook":"ftp://x"}`, nil, 422},
+		{`{"version":"m","input":{},"webhook_events_filter":["end"]}`, nil, 422},
+		{`{"version":"m","input":{}}`, []string{"Prefer", "wait=61"}, 422},
+		{`{"version":"m","input":{}}`, []string{"Cancel-After", "soon"}, 422},
+		{`{`, nil, 422},
+	} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/predictions", strings.NewReader(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; i < len(c.header); i += 2 {
+			request.Header.Set(c.header[i], c.header[i+1])
+		}
+		var problem struct {
+			Title, Detail string
+			Status        int
+		}
+		if status := f.do(t, request, &problem); status != c.status || problem.Status != c.status || problem.Detail == "" {
+			t.Errorf("%s: got %d %+v, want %d", c.body, status, problem, c.status)
+		}
+	}
+	if n := s.count(`SELECT count(*) FROM penstock.entry`); n != 0 {
+		t.Errorf("%d entries", n)
+	}
+}
+
+func TestPredictionStreams(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	s.startNode(2)
+	_, p := f.predict(t, "/v1/predictions", `{"version":"m","stream":true,"input":{"prompt":"x","chunks":3,"ms":300}}`)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.URLs.Stream, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text string
+	if status := f.do(t, request, &text); status != 200 ||
+		text != "event: output\nid: 1\ndata: t0\n\nevent: output\nid: 2\ndata: t1\n\nevent: output\nid: 3\ndata: t2\n\nevent: done\nid: 4\ndata: {}\n\n" {
+		t.Errorf("got %d %q", status, text)
+	}
+}
+
+// startDeliverer runs a node that delivers webhooks with the key that seals secrets.
+func (s *site) startDeliverer(key string) {
+	s.Helper()
+	pool := s.connect()
+	node := tasknode.New(tasknode.Config{
+		Name: "deliverer", Application: "default", Threads: 2, Poll: 50 * time.Millisecond, Log: s.log(),
+	}, pool, s.connect())
+	policy, err := webhook.NewPolicy(false, nil, []string{"127.0.0.0/8"})
+	if err != nil {
+		s.Fatal(err)
+	}
+	node.HandleKind(invalidation.KindWebhook, webhook.NewHandler(webhook.Config{
+		Vault: webhook.NewVault(key, nil), Policy: policy,
+	}, pool, s.log()))
+	s.background(node.Run)
+}
+
+func TestPredictionCallsBackWithTheSecretOfItsClient(t *testing.T) {
+	const key = "0123456789abcdef0123456789abcdef"
+	t.Setenv("PENSTOCK_SECRET_WEBHOOK", key)
+	s := newSite(t, 4)
+	f := s.startGateway(func(c *Config) { c.Gateway.WebhookKey = "env:PENSTOCK_SECRET_WEBHOOK" })
+	s.startNode(4)
+	s.startDeliverer(key)
+	type delivery struct {
+		header http.Header
+		body   []byte
+	}
+	got := make(chan delivery, 8)
+	receiver := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got <- delivery{r.Header, body}
+	}))
+	defer receiver.Close()
+	var secret struct{ Key string }
+	if status := f.call(t, "GET", "/v1/webhooks/default/secret", nil, &secret); status != 200 || !strings.HasPrefix(secret.Key, "whsec_") {
+		t.Fatalf("got %d %+v", status, secret)
+	}
+	parsed, err := webhook.ParseSecret(secret.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, p := f.predict(t, "/v1/predictions", `{"version":"m","input":{"prompt":"x"},"webhook":"`+receiver.URL+`/hook"}`)
+	statuses := map[string]int{}
+	for range 2 {
+		select {
+		case d := <-got:
+			var told predicted
+			if err := json.Unmarshal(d.body, &told); err != nil || told.ID != p.ID {
+				t.Errorf("got %s: %v", d.body, err)
+			}
+			if err := webhook.Verify(d.header, time.Now(), d.body, parsed); err != nil {
+				t.Error(err)
+			}
+			statuses[told.Status]++
+		case <-time.After(20 * time.Second):
+			t.Fatalf("deliveries: %v", statuses)
+		}
+	}
+	if statuses["starting"] != 1 || statuses["succeeded"] != 1 {
+		t.Errorf("deliveries: %v", statuses)
+	}
+	_, _ = f.predict(t, "/v1/predictions", `{"version":"m","input":{},"webhook":"`+receiver.URL+`","webhook_events_filter":["completed"]}`)
+	if d := <-got; !strings.Contains(string(d.body), `"succeeded"`) {
+		t.Errorf("got %s", d.body)
+	}
+}

@@ -1,0 +1,61 @@
+package prediction
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+func TestInputBecomesWhatTheWorkerTakes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		protocol    worker.Protocol
+		stream      bool
+		input, want string
+	}{
+		{worker.ProtocolCog, true, `{"prompt":"a","stream":1}`, `{"prompt":"a","stream":1}`},
+		{
+			worker.ProtocolOpenAI, false, `{"prompt":"a","system_prompt":"b","max_tokens":3,"model":"x"}`,
+			`{"messages":[{"role":"system","content":"b"},{"role":"user","content":"a"}],"max_tokens":3,"operation":"chat"}`,
+		},
+		{worker.ProtocolOpenAI, true, `{"messages":[]}`, `{"messages":[],"operation":"chat","stream":true}`},
+		{worker.ProtocolOpenAI, true, `{"input":["a"]}`, `{"input":["a"]}`},
+	} {
+		got, err := payloadOf(json.RawMessage(c.input), c.protocol, c.stream)
+		if err != nil || !sameJSON(t, got, c.want) {
+			t.Errorf("%s became %s, want %s: %v", c.input, got, c.want, err)
+		}
+	}
+	for _, bad := range []string{`[]`, `null`, `"x"`, `1`} {
+		if _, err := payloadOf(json.RawMessage(bad), worker.ProtocolOpenAI, false); err == nil {
+			t.Errorf("%s passed", bad)
+		}
+	}
+}
+
+func sameJSON(t *testing.T, a json.RawMessage, b string) bool {
+	t.Helper()
+	var x, y any
+	if json.Unmarshal(a, &x) != nil || json.Unmarshal([]byte(b), &y) != nil {
+		return false
+	}
+	return reflect.DeepEqual(x, y)
+}
+
+// Clients of Replicate know succeeded, failed and canceled as ends, and wait for ever for any other.
+func TestEveryOutcomeEndsAPredictionForItsClient(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for state, want := range map[string]string{
+		"waiting": "starting", "running": "processing", "done": "succeeded", "failed": "failed", "expired": "canceled",
+		"cancelled": "canceled",
+	} {
+		p := row{State: state, Result: json.RawMessage(`{"choices":[{"message":{"content":"x"}}]}`), RunsChat: true, EndedAt: &now}
+		if v := p.view(""); v.Status != want || (want == "succeeded") != (string(v.Output) == `["x"]`) {
+			t.Errorf("%s: got %s with %s", state, v.Status, v.Output)
+		}
+	}
+}

@@ -1,0 +1,353 @@
+package prediction
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Config of Predictions. The zero value works.
+type Config struct {
+	Base    string // address of the gateway as clients reach it; empty: that of each request, and none in webhooks
+	BodyMax int64  // bytes of a request: 32 MiB
+	// Secret returns the secret that signs webhooks for a client; nil: clients cannot read it here.
+	Secret func(ctx context.Context, owner string) (string, error)
+	Log    *slog.Logger
+}
+
+// Predictions serves the routes of predictions.
+type Predictions struct {
+	config Config
+	db     postgres.DB
+	gate   *gateway.Gateway
+	log    *slog.Logger
+	waits  waits
+}
+
+// New returns the predictions on a database, for the models and tokens of a gateway.
+func New(config Config, g *gateway.Gateway, db postgres.DB) *Predictions {
+	config.BodyMax = cmp.Or(config.BodyMax, 32<<20)
+	return &Predictions{config: config, db: db, gate: g, log: cmp.Or(config.Log, slog.Default())}
+}
+
+// Mount adds the routes to the gateway.
+func (s *Predictions) Mount() {
+	s.route("POST /v1/predictions", s.createVersion)
+	s.route("POST /v1/models/{owner}/{name}/predictions", s.createModel)
+	s.route("POST /v1/deployments/{owner}/{name}/predictions", s.createModel)
+	s.route("GET /v1/predictions", s.list)
+	s.route("GET /v1/predictions/{id}", s.get)
+	s.route("POST /v1/predictions/{id}/cancel", s.cancel)
+	s.route("GET /v1/webhooks/default/secret", s.secret)
+	s.gate.Mount("GET /v1/predictions/{id}/stream/{key}", s.stream)
+}
+
+type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
+
+func (s *Predictions) route(pattern string, serve route) {
+	s.gate.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
+		c, leave, err := s.gate.Enter(r)
+		defer leave()
+		if err == nil {
+			err = serve(w, r, c)
+		}
+		if err != nil {
+			s.refuse(w, r, err)
+		}
+	})
+}
+
+// problem is an error as RFC 9457 has it.
+type problem struct {
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+}
+
+// refuse answers with what went wrong.
+func (s *Predictions) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	status, detail := gateway.ErrorOf(err)
+	switch {
+	case errors.Is(err, errNone):
+		status, detail = http.StatusNotFound, "there is no prediction "+strconv.Quote(r.PathValue("id"))
+	case errors.Is(err, invalidation.ErrPayloadTooLarge), errors.Is(err, invalidation.ErrInvalid):
+		status = http.StatusUnprocessableEntity
+	case errors.Is(err, invalidation.ErrQueueFull):
+		status, detail = http.StatusTooManyRequests, "the queue of the model is full"
+		w.Header().Set("Retry-After", "5")
+	case status != http.StatusInternalServerError:
+	case postgres.Unavailable(err):
+		s.log.Warn("predictions", "path", r.URL.Path, "error", err)
+		status, detail = http.StatusServiceUnavailable, "predictions are not available now: send the request again"
+	default:
+		s.log.Warn("predictions", "path", r.URL.Path, "error", err)
+		detail = "the request failed"
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	// the client may be gone
+	_ = json.NewEncoder(w).Encode(problem{http.StatusText(status), status, detail})
+}
+
+func invalid(param, format string, args ...any) error {
+	return gateway.BadRequest(http.StatusUnprocessableEntity, "invalid", param, format, args...)
+}
+
+func answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // the client may be gone
+}
+
+// creation is the body of a new prediction.
+type creation struct {
+	Version string          `json:"version"`
+	Model   string          `json:"model"`
+	Input   json.RawMessage `json:"input"`
+	Webhook string          `json:"webhook"`
+	Events  []string        `json:"webhook_events_filter"`
+	Stream  bool            `json:"stream"`
+}
+
+func (s *Predictions) createVersion(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	return s.create(w, r, c, "")
+}
+
+func (s *Predictions) createModel(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	return s.create(w, r, c, r.PathValue("owner")+"/"+r.PathValue("name"))
+}
+
+func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.Requester, model string) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.config.BodyMax))
+	if err != nil {
+		return gateway.BadRequest(http.StatusRequestEntityTooLarge, "too_large", "",
+			"the body broke off or has more than %d bytes", s.config.BodyMax)
+	}
+	var ask creation
+	if err := json.Unmarshal(body, &ask); err != nil {
+		return invalid("", "the body is not a prediction: %s", err)
+	}
+	wait, err := waitOf(r.Header)
+	if err != nil {
+		return err
+	}
+	o, err := s.order(c, ask, cmp.Or(model, ask.Version, ask.Model), r.Header)
+	if err != nil {
+		return err
+	}
+	o.base = s.base(r)
+	id, err := insert(r.Context(), s.db, o)
+	if err != nil {
+		return err
+	}
+	p, err := find(r.Context(), s.db, c.Name, id)
+	if err != nil {
+		return err
+	}
+	if wait > 0 {
+		if p, err = s.waited(r.Context(), p, wait); err != nil {
+			return err
+		}
+	}
+	v := p.view(s.base(r))
+	status := http.StatusCreated
+	if wait > 0 && !p.ended() {
+		// Clients that wait take every other status for the end.
+		status, v.Status = http.StatusAccepted, starting
+	}
+	answer(w, status, v)
+	return nil
+}
+
+// order checks what was asked for.
+func (s *Predictions) order(c gateway.Requester, ask creation, model string, h http.Header) (o order, err error) {
+	offer, version, err := s.offer(c, model)
+	if err != nil {
+		return o, err
+	}
+	o = order{
+		Owner: c.Name, Flow: c.Flow, Model: offer.Model, Version: version, Queue: offer.Queue, Input: ask.Input,
+		Webhook: ask.Webhook, Events: ask.Events, Streams: true,
+	}
+	if len(ask.Input) == 0 || string(ask.Input) == "null" {
+		o.Input = json.RawMessage("{}")
+	}
+	if o.Payload, err = payloadOf(o.Input, offer.Protocol, ask.Stream); err != nil {
+		return o, invalid("input", "%s", err)
+	}
+	if o.Webhook != "" {
+		if u, err := url.Parse(o.Webhook); err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" ||
+			len(o.Webhook) > 2048 {
+			return o, invalid("webhook", "webhook must be an https address")
+		}
+	}
+	for _, e := range o.Events {
+		if !slices.Contains(eventNames, e) {
+			return o, invalid("webhook_events_filter", "webhook_events_filter has %q: want %s", e,
+				strings.Join(eventNames, ", "))
+		}
+	}
+	if o.Events == nil {
+		o.Events = []string{}
+	}
+	if after := h.Get("Cancel-After"); after != "" {
+		d, err := durationOf(after)
+		if err != nil || d < 5*time.Second || d > 24*time.Hour {
+			return o, invalid("Cancel-After", "Cancel-After is %q: want 5s to 24h", after)
+		}
+		o.Deadline = time.Now().Add(d)
+	}
+	return o, nil
+}
+
+// durationOf reads 90s, 1m30s, or seconds.
+func durationOf(text string) (time.Duration, error) {
+	if n, err := strconv.Atoi(text); err == nil {
+		return time.Duration(n) * time.Second, nil
+	}
+	return time.ParseDuration(strings.ReplaceAll(text, " ", ""))
+}
+
+// offer finds the model that a reference names: its name, or owner/name with any owner, each with a version behind
+// a colon. Versions are those of the registry; "latest" is the one that is registered.
+func (s *Predictions) offer(c gateway.Requester, ref string) (o gateway.Offer, version string, err error) {
+	if ref == "" {
+		return o, "", invalid("version", "version is missing: name the model")
+	}
+	if o, ok := s.gate.Offered(c, ref); ok {
+		return o, cmp.Or(o.Version, o.Model), nil
+	}
+	base, wanted, _ := strings.Cut(ref, ":")
+	for _, name := range []string{base, path.Base(base)} {
+		o, ok := s.gate.Offered(c, name)
+		if !ok {
+			continue
+		}
+		if known := cmp.Or(o.Version, o.Model); wanted != "" && wanted != "latest" && wanted != known {
+			return o, "", invalid("version", "the version of model %q is %q, not %q", o.Model, known, wanted)
+		}
+		return o, cmp.Or(o.Version, o.Model), nil
+	}
+	return o, "", gateway.BadRequest(http.StatusNotFound, "not_found", "version",
+		"the model %q does not exist or you do not have access to it", ref)
+}
+
+// waitLongest is how long a request may wait for its prediction.
+const waitLongest = time.Minute
+
+// waitOf reads Prefer: wait, or wait=n; 0: the request does not wait.
+func waitOf(h http.Header) (time.Duration, error) {
+	for _, value := range h.Values("Prefer") {
+		for part := range strings.SplitSeq(value, ",") {
+			name, given, has := strings.Cut(strings.TrimSpace(part), "=")
+			if strings.ToLower(name) != "wait" {
+				continue
+			}
+			if !has {
+				return waitLongest, nil
+			}
+			n, err := strconv.Atoi(strings.TrimSpace(given))
+			if err != nil || n < 1 || n > 60 {
+				return 0, invalid("Prefer", "wait is %q: want 1 to 60 seconds", given)
+			}
+			return time.Duration(n) * time.Second, nil
+		}
+	}
+	return 0, nil
+}
+
+// waited returns the prediction when it has ended, or as it is after d.
+func (s *Predictions) waited(ctx context.Context, p row, d time.Duration) (row, error) {
+	bounded, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	s.await(bounded, p)
+	return find(ctx, s.db, p.Owner, p.ID)
+}
+
+// base is the address below which the routes are for whoever makes the request.
+func (s *Predictions) base(r *http.Request) string {
+	if s.config.Base != "" {
+		return s.config.Base
+	}
+	if r.TLS != nil {
+		return "https://" + r.Host
+	}
+	return "http://" + r.Host
+}
+
+func (s *Predictions) get(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	p, err := find(r.Context(), s.db, c.Name, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, p.view(s.base(r)))
+	return nil
+}
+
+func (s *Predictions) cancel(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	p, err := find(r.Context(), s.db, c.Name, r.PathValue("id"))
+	if err == nil {
+		err = cancel(r.Context(), s.db, p)
+	}
+	if err == nil {
+		p, err = find(r.Context(), s.db, c.Name, p.ID)
+	}
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, p.view(s.base(r)))
+	return nil
+}
+
+// pageMost is how many predictions are in a page.
+const pageMost = 100
+
+type listing struct {
+	Previous *string `json:"previous"`
+	Next     *string `json:"next"`
+	Results  []view  `json:"results"`
+}
+
+func (s *Predictions) list(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	rows, err := page(r.Context(), s.db, c.Name, r.URL.Query().Get("cursor"), pageMost+1)
+	if err != nil {
+		return err
+	}
+	list := listing{Results: []view{}}
+	for _, p := range rows[:min(pageMost, len(rows))] {
+		list.Results = append(list.Results, p.view(s.base(r)))
+	}
+	if len(rows) > pageMost {
+		next := s.base(r) + "/v1/predictions?cursor=" + url.QueryEscape(rows[pageMost-1].ID)
+		list.Next = &next
+	}
+	answer(w, http.StatusOK, list)
+	return nil
+}
+
+func (s *Predictions) secret(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
+	if s.config.Secret == nil {
+		return gateway.BadRequest(http.StatusNotImplemented, "unavailable", "",
+			"this gateway does not know the key of webhook secrets: set gateway.webhook_key")
+	}
+	key, err := s.config.Secret(r.Context(), c.Name)
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, map[string]string{"key": key})
+	return nil
+}

@@ -1,0 +1,189 @@
+package prediction
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// row is a prediction with what is known of its entry.
+type row struct {
+	ID, Owner string
+	Entry     int64
+	Queue     int32
+	QueueName string
+	Model     string
+	Version   string
+	Input     json.RawMessage
+	StreamKey *string
+	Webhook   *string
+	Events    []string
+	Deadline  *time.Time
+	Created   time.Time
+	State     string // waiting, running, or an outcome
+	Class     string // of a failure
+	Reason    string
+	Result    json.RawMessage
+	ClaimedAt *time.Time
+	EndedAt   *time.Time
+	RanMS     *int64
+	RunsChat  bool // of a model of the OpenAI protocol: what the answer is read as
+}
+
+// rowSQL reads predictions with the state of their entries. One of which neither an outcome nor the entry is there
+// any more is not known.
+const rowSQL = `
+SELECT p.id, p.owner, p.entry_id, p.queue_id, q.name, p.model, p.version, p.input, p.stream_key, p.webhook, p.events,
+       p.deadline, p.created_at, s.state, s.class, s.reason, s.result, s.claimed_at, s.ended_at, s.run_ms,
+       coalesce((SELECT m.config || coalesce(m.override, '{}')
+                   FROM penstock.model m WHERE m.name = p.model)->>'protocol' = 'openai', false)
+  FROM penstock.prediction p
+  JOIN penstock.queue q ON q.id = p.queue_id
+ CROSS JOIN LATERAL (
+       SELECT r.outcome::text AS state, '' AS class, coalesce(r.reason, '') AS reason, r.result,
+              NULL::timestamptz AS claimed_at, r.finished_at AS ended_at, r.run_ms
+         FROM penstock.result r WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id
+       UNION ALL
+       SELECT 'failed', f.class, f.error, NULL, NULL, f.failed_at, NULL
+         FROM penstock.failure f WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id
+       UNION ALL
+       SELECT CASE WHEN l.token IS NULL THEN 'waiting' ELSE 'running' END, '', '', NULL, l.claimed_at, NULL, NULL
+         FROM penstock.entry e
+         LEFT JOIN penstock.lock l
+           ON l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND l.last_entry_id >= e.id
+        WHERE e.queue_id = p.queue_id AND e.id = p.entry_id
+       LIMIT 1) s`
+
+// errNone says that a prediction does not exist, or belongs to another client.
+var errNone = errors.New("no such prediction")
+
+const oneSQL = rowSQL + ` WHERE p.id = $1 AND p.owner = $2`
+
+func find(ctx context.Context, db postgres.DB, owner, id string) (row, error) {
+	return one(postgres.Query(ctx, db, oneSQL, id, owner))
+}
+
+const byKeySQL = rowSQL + ` WHERE p.id = $1 AND p.stream_key = $2`
+
+// findStream finds a prediction by the key of its stream.
+func findStream(ctx context.Context, db postgres.DB, id, key string) (row, error) {
+	return one(postgres.Query(ctx, db, byKeySQL, id, key))
+}
+
+func one(rows pgx.Rows) (row, error) {
+	p, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return p, errNone
+	}
+	if err != nil {
+		return p, fmt.Errorf("read prediction: %w", err)
+	}
+	return p, nil
+}
+
+const pageSQL = rowSQL + `
+  LEFT JOIN penstock.prediction a ON a.id = $2 AND a.owner = $1
+ WHERE p.owner = $1 AND ($2 = '' OR (p.created_at, p.id) < (a.created_at, a.id))
+ ORDER BY p.created_at DESC, p.id DESC
+ LIMIT $3`
+
+// page returns up to limit predictions behind the one with the id after, the newest first.
+func page(ctx context.Context, db postgres.DB, owner, after string, limit int) ([]row, error) {
+	list, err := pgx.CollectRows(postgres.Query(ctx, db, pageSQL, owner, after, limit), pgx.RowToStructByPos[row])
+	if err != nil {
+		return nil, fmt.Errorf("list predictions: %w", err)
+	}
+	return list, nil
+}
+
+// order is a prediction to be.
+type order struct {
+	Owner, Flow, Model, Version, Queue string
+	Input                              json.RawMessage
+	Payload                            json.RawMessage
+	Webhook                            string
+	Events                             []string
+	Deadline                           time.Time
+	Streams                            bool
+	base                               string // of addresses
+}
+
+const insertSQL = `
+INSERT INTO penstock.prediction
+       (id, owner, entry_id, queue_id, model, version, input, stream_key, webhook, events, deadline, notified_at)
+SELECT $1, $2, $3, q.id, $4, $5, $6, $7, $8, $9, $10, CASE WHEN $11 THEN NULL ELSE clock_timestamp() END
+  FROM penstock.queue q WHERE q.name = $12`
+
+// insert makes the prediction and its entry in one transaction, and returns the id of the prediction.
+func insert(ctx context.Context, db postgres.DB, o order) (id string, err error) {
+	id = strings.ToLower(secret()[:26])
+	err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
+		q, err := invalidation.Open(ctx, tx, o.Queue)
+		if err != nil {
+			return err
+		}
+		pushed, err := q.On(tx).Push(ctx, invalidation.Push{
+			Payload: o.Payload, Flow: o.Flow, FinishBy: o.Deadline, Name: "prediction",
+		})
+		if err != nil {
+			return err
+		}
+		var key, deadline any
+		if o.Streams {
+			key = secret()
+		}
+		if !o.Deadline.IsZero() {
+			deadline = o.Deadline
+		}
+		_, err = tx.Exec(ctx, insertSQL, id, o.Owner, int64(pushed[0].ID), o.Model, o.Version, o.Input, key,
+			postgres.Given(o.Webhook), o.Events, deadline, notifies(o.Events, eventCompleted), o.Queue)
+		if err != nil {
+			return fmt.Errorf("insert prediction: %w", err)
+		}
+		if o.Webhook == "" || !notifies(o.Events, eventStart) {
+			return nil
+		}
+		p, err := find(ctx, tx, o.Owner, id)
+		if err != nil {
+			return err
+		}
+		return push(ctx, tx, p, eventStart, o.base)
+	})
+	return id, err
+}
+
+// secret returns 160 bits that nobody can guess, as 32 characters.
+func secret() string {
+	var b [20]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return base32.StdEncoding.EncodeToString(b[:])
+}
+
+const cancelSQL = `SELECT penstock.cancel_entry($1, 'prediction was cancelled by its client', $2)`
+
+// cancel requests the end of the entry of a prediction. One that has ended stays as it is.
+func cancel(ctx context.Context, db postgres.DB, p row) error {
+	_, err := db.Exec(ctx, cancelSQL, p.Entry, "token:"+p.Owner)
+	if code := postgres.Code(err); err == nil || code == "PS006" || code == "PS007" {
+		return nil
+	}
+	return fmt.Errorf("cancel prediction %s: %w", p.ID, err)
+}
+
+// sweepSQL removes predictions of which nothing is known any more.
+const sweepSQL = `
+DELETE FROM penstock.prediction p
+ WHERE p.created_at < clock_timestamp() - interval '1 hour'
+   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
+   AND NOT EXISTS (SELECT FROM penstock.result r WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id)
+   AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id)`
