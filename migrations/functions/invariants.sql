@@ -17,7 +17,10 @@ LANGUAGE sql STABLE AS $$
                     ELSE penstock.in_line(e) END
     UNION ALL
     SELECT 'an initial entry has a due time', format('entry %s of queue %s', e.id, e.queue_id)
-      FROM penstock.entry e WHERE e.status = 'initial' AND e.due_at IS NULL
+      FROM penstock.entry e
+     WHERE e.status = 'initial' AND e.due_at IS NULL
+       AND NOT EXISTS (SELECT FROM penstock.cron_job j -- a paused job: its waiting entry is due when it is resumed
+                        WHERE j.queue_id = e.queue_id AND j.entry_id = e.id AND j.fired_at IS NULL AND j.paused_at IS NOT NULL)
     UNION ALL
     SELECT 'a disabled entry keeps its priority', format('entry %s of queue %s', e.id, e.queue_id)
       FROM penstock.entry e WHERE (e.priority < 0) <> (e.enabled_priority IS NOT NULL)

@@ -394,6 +394,9 @@ func TestPauseResumeRunNowAlterDrop(t *testing.T) {
 	if b.state("job") != "paused" {
 		t.Errorf("job is %s", b.state("job"))
 	}
+	if n := b.count(`SELECT count(*) FROM penstock.check_invariants()`); n != 0 {
+		t.Error("the check of the tables takes the waiting entry of a paused job for a broken one")
+	}
 	must(RunNow(b.ctx, b.pool, "job", by))
 	b.at(noon.Add(91 * time.Minute))
 	if err := RunNow(b.ctx, b.pool, "job", by); !errors.Is(err, invalidation.ErrState) {
