@@ -1,0 +1,106 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// judge returns which promises the simulation found broken. It goes by what the worker saw, by what
+// the client was told and by the committed events of the store.
+func (w *world) judge() (violations []string) {
+	bad := func(format string, args ...any) { violations = append(violations, fmt.Sprintf(format, args...)) }
+	t := w.store.tables
+	ends, tokens, granted := map[int64]int{}, map[lockKey]int64{}, map[int64]bool{}
+	for _, e := range t.events {
+		switch e.what {
+		case "ended":
+			if ends[e.entry]++; ends[e.entry] > 1 {
+				bad("entry %d ended twice", e.entry)
+			}
+		case "granted":
+			k := lockKey{e.queue, e.key}
+			if e.token <= tokens[k] {
+				bad("key %s was granted token %d after %d", e.key, e.token, tokens[k])
+			}
+			tokens[k], granted[e.token] = e.token, true
+		}
+	}
+	for id, told := range w.told {
+		if _, waits := t.entries[id]; told && ends[id] == 0 && !waits {
+			bad("entry %d was accepted and is gone without an outcome", id)
+		}
+	}
+	for _, found := range t.broken() {
+		bad("%s", found)
+	}
+	for _, r := range w.runs {
+		if !granted[r.token] {
+			bad("entry %d ran under token %d, which was never committed", r.entry, r.token)
+		}
+	}
+	w.judgeOverlaps(bad)
+	w.judgeOrder(bad)
+	slices.Sort(violations)
+	return violations
+}
+
+// silence is for how long the node that holds a token had no committed heartbeat at a moment.
+func (w *world) silence(token int64, at time.Time) time.Duration {
+	var node int64
+	for _, e := range w.store.tables.events {
+		if e.what == "granted" && e.token == token {
+			node = e.node
+		}
+	}
+	var last time.Time
+	for _, e := range w.store.tables.events {
+		if e.what == "beat" && e.node == node && !e.at.After(at) {
+			last = e.at
+		}
+	}
+	return at.Sub(last)
+}
+
+// judgeOverlaps finds runs of a key beside each other: only a node that was silent for a lease may go
+// on with what another one was given.
+func (w *world) judgeOverlaps(bad func(string, ...any)) {
+	for i, later := range w.runs {
+		for _, earlier := range w.runs[:i] {
+			ended := earlier.ended
+			if up, died := earlier.process.alive(); !up && (ended.IsZero() || died.Before(ended)) {
+				ended = died
+			}
+			if earlier.key != later.key || !ended.IsZero() && !ended.After(later.began) {
+				continue
+			}
+			if silent := w.silence(earlier.token, later.began); silent < lease || earlier.token == later.token {
+				bad(
+					"key %s: entry %d ran under token %d beside entry %d under token %d, whose node was silent for %v",
+					later.key,
+					later.entry,
+					later.token,
+					earlier.entry,
+					earlier.token,
+					silent,
+				)
+			}
+		}
+	}
+}
+
+// judgeOrder finds entries of a key that started before older ones.
+func (w *world) judgeOrder(bad func(string, ...any)) {
+	newest := map[string]int64{}
+	started := map[int64]bool{}
+	for _, r := range w.runs {
+		if r.key[0] == '#' || started[r.entry] {
+			continue
+		}
+		started[r.entry] = true
+		if r.entry < newest[r.key] {
+			bad("key %s: entry %d started after entry %d, which was accepted later", r.key, r.entry, newest[r.key])
+		}
+		newest[r.key] = max(newest[r.key], r.entry)
+	}
+}
