@@ -15,7 +15,7 @@ func attemptsAreErrors(x *index, r *report) {
 		r.checked++
 		errors := 0
 		for _, c := range x.calls[e.Entry] {
-			if c.Answer != "ok" && c.Answer != "busy" {
+			if c.Answer != "ok" && c.Answer != "busy" || x.missedInStop(c) {
 				errors++
 			}
 		}
@@ -207,6 +207,20 @@ func drains(x *index, r *report) {
 	}
 	if x.Drained > x.DrainMax {
 		r.bad("the backlog was gone %v after the faults, at most %v are allowed", x.Drained, x.DrainMax)
+	}
+}
+
+func foundWithoutHint(x *index, r *report) {
+	for _, u := range x.Unhinted {
+		r.checked++
+		if u.Took >= u.Max {
+			r.bad(
+				"entry %d of %s, pushed while no notification was delivered, has not ended after %v",
+				u.Entry,
+				u.Queue,
+				u.Max,
+			)
+		}
 	}
 }
 

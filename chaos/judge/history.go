@@ -23,6 +23,7 @@ type History struct {
 	Lease time.Duration // of task nodes
 	// Tolerance is for what the harness sees late: the end of a connection, say.
 	Tolerance time.Duration
+	RunMax    time.Duration // for which a node waits for the answer of a worker
 
 	Pushes     []Push
 	Calls      []Call
@@ -38,6 +39,13 @@ type History struct {
 	Effects    map[int64]int // executions by operation, of statements that the database ran
 	BatchParts []BatchPart
 	Rows       map[int64]bool // operations whose own transaction committed another row with the push
+
+	Disturbances []Disturbance
+	// Forked is when two primaries took writes of which only those of one were kept: what was told
+	// between these times may be lost. Both are zero where the standby was synchronous or none was promoted.
+	Forked [2]time.Time
+	// Unhinted are entries that were pushed when all was quiet and no notification was delivered.
+	Unhinted []Unhinted
 
 	CronStep   time.Duration // between nominal times of each job
 	Unfinished []string      // entries, locks and other state that is left after the drain
@@ -122,6 +130,22 @@ type Death struct {
 	Process string
 	At      time.Time
 	Killed  bool
+	Until   time.Time // the end of a stop; zero: none
+}
+
+// Disturbance is something that keeps recovery from freeing locks, by intent (it suspends itself) or
+// because it cannot reach the database.
+type Disturbance struct {
+	What     string
+	From, To time.Time
+}
+
+// Unhinted is an entry that a node had to find by itself.
+type Unhinted struct {
+	Queue string
+	Entry int64
+	Took  time.Duration // until it ended; Max if it did not
+	Max   time.Duration
 }
 
 // Sample is how many locks a limited queue had at one moment.
@@ -175,14 +199,14 @@ type index struct {
 	endings     map[int64][]*Ending
 	calls       map[int64][]*Call // by entry
 	beats       map[string][]time.Time
-	deaths      map[string][]time.Time
+	stops       map[string][]Death // of processes that went on after it
 }
 
 func newIndex(h *History) *index {
 	x := &index{
 		History: h, pushByOp: map[int64]*Push{}, pushByEntry: map[int64]*Push{}, grants: map[int64]*Grant{},
 		byKey: map[[2]string][]*Grant{}, endings: map[int64][]*Ending{}, calls: map[int64][]*Call{},
-		beats: map[string][]time.Time{}, deaths: map[string][]time.Time{},
+		beats: map[string][]time.Time{}, stops: map[string][]Death{},
 	}
 	for i := range h.Pushes {
 		p := &h.Pushes[i]
@@ -209,9 +233,26 @@ func newIndex(h *History) *index {
 		x.beats[b.Process] = append(x.beats[b.Process], b.At)
 	}
 	for _, d := range h.Deaths {
-		x.deaths[d.Process] = append(x.deaths[d.Process], d.At)
+		if !d.Until.IsZero() {
+			x.stops[d.Process] = append(x.stops[d.Process], d)
+		}
 	}
 	return x
+}
+
+// missedInStop says that the node which made a call was stopped while it was answered, and went on when
+// it had waited for RunMax: for the node, the worker did not answer in time.
+func (x *index) missedInStop(c *Call) bool {
+	g := x.grants[c.Token]
+	return g != nil && slices.ContainsFunc(x.stops[g.Process], func(d Death) bool {
+		return d.At.Before(c.Closed) && d.Until.Sub(c.Begin) >= x.RunMax
+	})
+}
+
+// forked says that two primaries took writes at a time, and for a lease after it: what a node began
+// under the writes that were lost goes on until it hears of the loss.
+func (x *index) forked(at time.Time) bool {
+	return !x.Forked[0].IsZero() && at.After(x.Forked[0]) && at.Before(x.Forked[1].Add(2*x.Lease))
 }
 
 // silent is for how long a process had no committed heartbeat at a moment.

@@ -52,7 +52,9 @@ func good() *History {
 			{Entry: 16, Token: 106, Op: 6, Begin: at(50), Closed: at(60), Answer: "ok", Nonce: "d"},
 		},
 		Beats:      []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
-		Deaths:     []Death{{"n1", at(800), true}},
+		Deaths:     []Death{{Process: "n1", At: at(800), Killed: true}},
+		RunMax:     8 * time.Second,
+		Unhinted:   []Unhinted{{"solo", 31, time.Second, 30 * time.Second}},
 		Samples:    []Sample{{"limited", 3, 3, at(0)}},
 		Firings:    []Firing{{"job", at(2000), 21}, {"job", at(4000), 22}},
 		Deliveries: []Delivery{{"id", 14, "cancelled"}, {"id", 14, "cancelled"}},
@@ -135,6 +137,7 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"one delivery id for each ending":                   func(h *History) { h.Deliveries[0].ID = "other" },
 		"the API tells the outcome that is stored":          func(h *History) { h.Told[0].State = "failed" },
 		"all is terminal soon after the faults":             func(h *History) { h.Unfinished = []string{"entry 7"} },
+		"an entry is found without a hint":                  func(h *History) { h.Unhinted[0].Took = h.Unhinted[0].Max },
 		"hot tables stay bounded":                           func(h *History) { h.Tables[0].Dead = 100 },
 		"no statement meets a deadlock":                     func(h *History) { h.Deadlocks = []string{"x"} },
 		"the tables are consistent":                         func(h *History) { h.Broken = []string{"a lock has a node"} },
@@ -148,6 +151,35 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		if broken(h)[name] == 0 {
 			t.Errorf("%q reports nothing; others: %v", name, broken(h))
 		}
+	}
+}
+
+// A node that is stopped while a worker answers takes it for a timeout, and only then.
+func TestAnAnswerDuringAStopIsAnErrorOnlyBeyondTheTimeout(t *testing.T) {
+	h := good()
+	h.Endings[0].Attempt = 1
+	stop := Death{Process: "n1", At: at(35), Until: at(9000)}
+	h.Deaths = append(h.Deaths, stop)
+	if found := broken(h); found["attempts are errors"] != 0 {
+		t.Error("a timeout of the stopped node is reported")
+	}
+	h.Deaths[len(h.Deaths)-1].Until = at(7000)
+	if found := broken(h); found["attempts are errors"] == 0 {
+		t.Error("an attempt without an error is not reported: the node went on before its timeout")
+	}
+}
+
+// What was told while two primaries took writes may be lost, what was told before may not.
+func TestOnlyWhatWasToldDuringAForkMayBeLost(t *testing.T) {
+	h := good()
+	h.Endings = h.Endings[1:]
+	h.Forked = [2]time.Time{at(2), at(8)}
+	if found := broken(h); found["an accepted entry has an outcome"] != 0 {
+		t.Error("an entry that was accepted during the fork is reported")
+	}
+	h.Forked = [2]time.Time{at(6), at(8)}
+	if found := broken(h); found["an accepted entry has an outcome"] == 0 {
+		t.Error("an entry that was accepted before the fork is not reported")
 	}
 }
 
