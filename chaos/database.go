@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,11 +24,13 @@ const (
 // go through the proxy.
 type database struct {
 	server *devpostgres.Server
-	socket string // of the server
-	host   string // directory of the socket
-	port   uint16
+	socket string // of the server that was started first
 	pool   *pgxpool.Pool
 	clock  *clock // nil: libfaketime is not installed
+
+	mu   sync.Mutex
+	host string // directory of the socket of the primary
+	port uint16
 }
 
 func startDatabase(ctx context.Context, clock *clock) (*database, error) {
@@ -37,7 +40,8 @@ func startDatabase(ctx context.Context, clock *clock) (*database, error) {
 	}
 	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: map[string]string{
 		"fsync": "on", "synchronous_commit": "on", "max_connections": "120", "shared_buffers": "128MB",
-		"autovacuum_naptime": "5s", "deadlock_timeout": "500ms", "max_wal_senders": "4",
+		"autovacuum_naptime": "5s", "deadlock_timeout": "500ms", "max_wal_senders": "4", "wal_keep_size": "512MB",
+		"max_wal_size":     "512MB",
 		"log_min_messages": "warning",
 	}})
 	if err != nil {
@@ -54,19 +58,47 @@ func startDatabase(ctx context.Context, clock *clock) (*database, error) {
 	if _, err := admin.Exec(ctx, "CREATE DATABASE "+databaseName); err != nil {
 		return nil, err
 	}
-	d.pool, err = pgxpool.New(ctx, d.dsn())
+	pc, err := pgxpool.ParseConfig(d.dsn())
+	if err != nil {
+		return nil, err
+	}
+	pc.MaxConns = 6
+	pc.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
+		cc.Host, cc.Port = d.address()
+		return nil
+	}
+	d.pool, err = pgxpool.NewWithConfig(ctx, pc)
 	return d, err
 }
 
-// dsn is the address of the database past the proxy.
+// dsn is the address of the primary past the proxy.
 func (d *database) dsn() string {
+	host, port := d.address()
+	return dsnOf(host, port)
+}
+
+func dsnOf(host string, port uint16) string {
 	return fmt.Sprintf(
-		"postgres://%s@/%s?host=%s&port=%d&pool_max_conns=6&application_name=chaos",
+		"postgres://%s@/%s?host=%s&port=%d&application_name=chaos",
 		superuser,
 		databaseName,
-		url.QueryEscape(d.host),
-		d.port,
+		url.QueryEscape(host),
+		port,
 	)
+}
+
+func (d *database) address() (host string, port uint16) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.host, d.port
+}
+
+// move says that another server is the primary.
+func (d *database) move(host string, port uint16) {
+	d.mu.Lock()
+	d.host, d.port = host, port
+	d.mu.Unlock()
+	d.pool.Reset()
 }
 
 func (d *database) close() {
@@ -120,12 +152,28 @@ func (d *database) holdSnapshot(ctx context.Context, hold time.Duration) error {
 		if _, err := tx.Exec(ctx, `SELECT count(*) FROM penstock.queue`); err != nil {
 			return err
 		}
+		return sleepIn(ctx, tx, hold)
+	})
+}
+
+// sleepIn keeps a transaction open for a while, and returns an error when its connection ends.
+func sleepIn(ctx context.Context, tx pgx.Tx, hold time.Duration) error {
+	_, err := tx.Exec(ctx, `SELECT pg_sleep($1)`, hold.Seconds())
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// holdSnapshots keeps a snapshot open all the while; after a restart of the server a new one.
+func (s *site) holdSnapshots(ctx context.Context) {
+	for ctx.Err() == nil {
+		_ = s.db.holdSnapshot(ctx, s.cfg.run)
 		select {
-		case <-time.After(hold):
+		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 		}
-		return nil
-	})
+	}
 }
 
 // useUpConnections opens connections until the server refuses, and keeps them for a while.
@@ -139,7 +187,7 @@ func (d *database) useUpConnections(ctx context.Context, hold time.Duration) (ta
 	for range 200 {
 		c, err := pgx.Connect(
 			ctx,
-			d.dsn()[:len(d.dsn())-len("&pool_max_conns=6&application_name=chaos")]+"&application_name=chaos_filler",
+			d.dsn()+"_filler",
 		)
 		if err != nil {
 			break

@@ -30,6 +30,7 @@ type load struct {
 	seed    uint64
 	ops     atomic.Int64
 	work    sync.WaitGroup
+	link    *pgproxy.Link   // of clients that speak SQL
 	patient context.Context // clients stop asking again when it ends
 	db      *database
 
@@ -48,7 +49,7 @@ func newLoad(
 	db *database,
 ) *load {
 	return &load{
-		leaders: leaders, hook: hook, seed: seed, patient: patient, db: db,
+		leaders: leaders, hook: hook, seed: seed, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
 			superuser,
@@ -59,12 +60,13 @@ func newLoad(
 	}
 }
 
-// run pushes at a rate until ctx ends. What is pushed follows from the seed.
-func (l *load) run(ctx context.Context, perSecond float64) {
+// run pushes at a rate until ctx ends, or most operations have begun; 0: without that bound. What is
+// pushed follows from the seed.
+func (l *load) run(ctx context.Context, perSecond float64, most int64) {
 	random := rand.New(rand.NewPCG(l.seed, 1))
 	tick := time.NewTicker(time.Duration(float64(time.Second) / perSecond))
 	defer tick.Stop()
-	for {
+	for most == 0 || l.ops.Load() < most {
 		select {
 		case <-ctx.Done():
 			return
@@ -110,9 +112,9 @@ func (l *load) next(random *rand.Rand) func() {
 	case roll < 86:
 		p.Callback = true
 		body["callback"] = map[string]any{"url": l.hook}
-	case roll < 94:
+	case roll < 92:
 		p.Queue, p.Effect = "work", true
-	case roll < 98:
+	case roll < 96:
 		p.Joint = true
 		body["payload"] = in
 		return func() { l.joint(p, in) }

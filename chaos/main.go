@@ -26,6 +26,26 @@ func main() {
 	var cfg config
 	var keep bool
 	flag.DurationVar(&cfg.run, "for", 10*time.Minute, "how long load and faults last")
+	flag.Int64Var(
+		&cfg.ops,
+		"ops",
+		0,
+		"end load and faults after so many operations of clients, at the latest after -for",
+	)
+	flag.StringVar(
+		&cfg.before,
+		"before",
+		"",
+		"directory with the programs of another build: rolling restarts change builds",
+	)
+	flag.BoolVar(
+		&cfg.disk,
+		"disk",
+		false,
+		"keep the database on a small disk and fill it up now and then; needs root",
+	)
+	flag.BoolVar(&cfg.snapshot, "snapshot", false, "hold a snapshot all the while, so that no dead row is removed")
+	flag.StringVar(&cfg.standby, "standby", "", "sync or async: promote a standby, with the old primary still up")
 	flag.Uint64Var(&cfg.seed, "seed", 0, "of load and faults; 0: a random one, which is printed")
 	flag.Float64Var(&cfg.rate, "rate", 25, "operations of clients a second")
 	flag.IntVar(&cfg.nodes, "nodes", 3, "task nodes")
@@ -125,18 +145,26 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	time.AfterFunc(30*time.Second, giveUp)
 	s.load.wait()
 	left, drained := s.drain(ctx)
+	unhinted, err := s.probe(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("probe: %w", err)
+	}
 	h, err := s.history(ctx)
 	if err != nil {
 		return 0, err
 	}
-	h.Unfinished, h.Drained = left, drained
+	h.Unfinished, h.Drained, h.Unhinted = left, drained, unhinted
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
 		return 0, err
 	}
 	if h.Told, err = s.load.tell(ctx, someEntries(h, 200)); err != nil {
 		return 0, fmt.Errorf("ask for outcomes: %w", err)
 	}
-	return s.report(os.Stdout, p, h, judge.Judge(h), took), nil
+	findings := judge.Judge(h)
+	if err := s.keepEvidence(ctx, findings); err != nil {
+		return 0, err
+	}
+	return s.report(os.Stdout, p, h, findings, took), nil
 }
 
 // storm is the load and the faults, and what is recorded meanwhile.
@@ -144,9 +172,18 @@ func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 	began := time.Now()
 	ctx, end := context.WithTimeout(ctx, s.cfg.run)
 	defer end()
-	ended := make(chan struct{}, 4)
+	ended := make(chan struct{}, 8)
 	duties := []func(context.Context){
-		func(ctx context.Context) { s.load.run(ctx, s.cfg.rate) }, s.sample, s.watch,
+		func(ctx context.Context) {
+			s.load.run(ctx, s.cfg.rate, s.cfg.ops)
+			if s.cfg.ops > 0 {
+				end()
+			}
+		},
+		s.sample, s.watch, s.watchItself,
+	}
+	if s.cfg.snapshot {
+		duties = append(duties, s.holdSnapshots)
 	}
 	if s.cfg.faults {
 		s.policy.begin()

@@ -40,6 +40,8 @@ var steps = []step{
 	{10, (*plan).killNode},
 	{4, (*plan).killLeader},
 	{5, (*plan).freeze},
+	{4, (*plan).pause},
+	{4, (*plan).deafen},
 	{4, (*plan).drainNode},
 	{1, (*plan).rollingRestart},
 	{14, (*plan).loseAnswers},
@@ -55,16 +57,28 @@ var steps = []step{
 	{1, (*plan).holdSnapshot},
 	{8, (*plan).spoilWorkers},
 	{1, (*plan).jumpClock},
+	{2, (*plan).fillDisk},
 }
 
-// run does steps until ctx ends.
+// run does steps until ctx ends. What happens once in a run has its time in it.
 func (p *plan) run(ctx context.Context) {
 	p.ctx = ctx
 	total := 0
 	for _, s := range steps {
 		total += s.share
 	}
+	began := time.Now()
+	appointments := []struct {
+		after time.Duration
+		do    func(*plan) string
+	}{{p.site.cfg.run / 3, (*plan).fillDisk}, {p.site.cfg.run / 2, (*plan).promote}}
 	for ctx.Err() == nil {
+		if len(appointments) > 0 && time.Since(began) > appointments[0].after {
+			if name := appointments[0].do(p); name != "" {
+				p.done[name]++
+			}
+			appointments = appointments[1:]
+		}
 		roll := p.random.IntN(total)
 		for _, s := range steps {
 			if roll -= s.share; roll < 0 {
@@ -108,6 +122,7 @@ func (p *plan) killNode() string {
 func (p *plan) killLeader() string {
 	l, back := pick(p, p.site.leaders), p.between(0, 3*time.Second)
 	if l.kill() {
+		p.disturbedBy(l, "kill -9", back)
 		p.site.startLater(l, back)
 		return "kill -9 of a leader"
 	}
@@ -118,9 +133,34 @@ func (p *plan) freeze() string {
 	all := append(append([]*process{}, p.site.nodes...), p.site.leaders...)
 	one, d := pick(p, all), p.leases(1.2, 3)
 	if one.freeze(d, p.site.cfg.lease) {
+		p.disturbedBy(one, "SIGSTOP", d)
 		return "SIGSTOP for 1.2 to 3 leases of a " + one.kind
 	}
 	return ""
+}
+
+// pause stops a task node for less than its lease: nobody may be given its locks.
+func (p *plan) pause() string {
+	one, d := pick(p, p.site.nodes), p.leases(0.3, 0.7)
+	if one.freeze(d, p.site.cfg.lease) {
+		return "SIGSTOP for 0.3 to 0.7 leases of a tasknode"
+	}
+	return ""
+}
+
+// deafen drops the hints that a process is sent: it has to find its work by itself.
+func (p *plan) deafen() string {
+	one := p.someLink()
+	one.link.Deaf(true)
+	time.AfterFunc(p.between(time.Second, 8*time.Second), func() { one.link.Deaf(false) })
+	return "notifications dropped for a while"
+}
+
+// disturbedBy notes what keeps a leader from its work.
+func (p *plan) disturbedBy(one *process, what string, lasts time.Duration) {
+	if one.kind == "leader" {
+		p.site.disturbed(what+" of a leader", time.Now(), lasts)
+	}
 }
 
 func (p *plan) drainNode() string {
@@ -137,9 +177,14 @@ func (p *plan) rollingRestart() string {
 		if p.ctx.Err() != nil {
 			break
 		}
+		one.change()
+		p.disturbedBy(one, "rolling restart", 2*time.Second)
 		one.drain(15 * time.Second)
 		p.site.startLater(one, 0)
 		p.rest(500*time.Millisecond, time.Second)
+	}
+	if p.site.cfg.before != "" {
+		return "rolling restart of all programs to the other build"
 	}
 	return "rolling restart of all programs"
 }
@@ -194,6 +239,7 @@ func (p *plan) someLink() *process {
 
 func (p *plan) cutLink() string {
 	one, refuse := p.someLink(), p.between(0, 3*time.Second)
+	p.disturbedBy(one, "refused connections", refuse)
 	one.link.Refuse(true)
 	one.link.Cut()
 	time.AfterFunc(refuse, func() { one.link.Refuse(false) })
@@ -203,7 +249,9 @@ func (p *plan) cutLink() string {
 func (p *plan) slowLink() string {
 	one := p.someLink()
 	one.link.Delay(p.between(20*time.Millisecond, 700*time.Millisecond))
-	time.AfterFunc(p.between(time.Second, 5*time.Second), func() { one.link.Delay(0) })
+	lasts := p.between(time.Second, 5*time.Second)
+	p.disturbedBy(one, "slow connections", lasts)
+	time.AfterFunc(lasts, func() { one.link.Delay(0) })
 	return "connections slow for a while"
 }
 
@@ -212,6 +260,7 @@ func (p *plan) blackhole() string {
 	if d > p.site.cfg.lease/2 {
 		one.cutOff()
 	}
+	p.disturbedBy(one, "black hole", d)
 	one.link.Blackhole(way != 1, way != 0)
 	time.AfterFunc(d, func() {
 		one.link.Blackhole(false, false)
@@ -223,6 +272,7 @@ func (p *plan) blackhole() string {
 func (p *plan) killBackends() string {
 	ctx, cancel := context.WithTimeout(p.ctx, 5*time.Second)
 	defer cancel()
+	p.site.disturbed("backends terminated", time.Now(), 0)
 	if n, err := p.site.db.killBackends(ctx, 0.1+0.5*p.random.Float64()); err != nil || n == 0 {
 		return ""
 	}
@@ -230,8 +280,13 @@ func (p *plan) killBackends() string {
 }
 
 func (p *plan) restartDatabase() string {
+	if p.site.standby != nil && p.site.standby.promoted {
+		return ""
+	}
 	how := pick(p, []devpostgres.Signal{devpostgres.Immediate, devpostgres.Crash, devpostgres.Fast})
 	down := p.between(0, 3*time.Second)
+	began := time.Now()
+	defer func() { p.site.disturbed("restart of Postgres", began, time.Since(began)) }()
 	if err := p.site.db.restart(context.WithoutCancel(p.ctx), how, down); err != nil {
 		p.site.fail(fmt.Errorf("restart Postgres: %w", err))
 		return ""
@@ -246,6 +301,8 @@ func (p *plan) lockTables() string {
 	ctx, cancel := context.WithTimeout(p.ctx, 15*time.Second)
 	defer cancel()
 	table := pick(p, []string{"ready", "lock", "node", "queue", "slot"})
+	began := time.Now()
+	defer func() { p.site.disturbed("table "+table+" locked", began, time.Since(began)) }()
 	if p.site.db.lockTable(ctx, table, p.between(time.Second, 5*time.Second)) != nil {
 		return ""
 	}
@@ -253,6 +310,8 @@ func (p *plan) lockTables() string {
 }
 
 func (p *plan) useUpConnections() string {
+	began := time.Now()
+	defer func() { p.site.disturbed("max_connections used up", began, time.Since(began)) }()
 	if p.site.db.useUpConnections(p.ctx, p.between(time.Second, 3*time.Second)) == 0 {
 		return ""
 	}
@@ -270,6 +329,38 @@ func (p *plan) spoilWorkers() string {
 	p.site.recorder.behave(m, share)
 	time.AfterFunc(p.between(time.Second, 4*time.Second), func() { p.site.recorder.behave(honest, 0) })
 	return "worker: " + string(m)
+}
+
+// fillDisk leaves the server no space for a while. Once it has space again it must serve again.
+func (p *plan) fillDisk() string {
+	if p.site.disk == nil {
+		return ""
+	}
+	began := time.Now()
+	defer func() { p.site.disturbed("disk full", began, time.Since(began)) }()
+	if err := p.site.disk.fill(); err != nil {
+		p.site.fail(fmt.Errorf("fill the disk: %w", err))
+	}
+	p.rest(time.Second, 5*time.Second)
+	p.site.disk.free()
+	if err := p.site.db.revive(context.WithoutCancel(p.ctx)); err != nil {
+		p.site.fail(fmt.Errorf("after the disk was full: %w", err))
+	}
+	return "disk full for up to 5 s"
+}
+
+// promote makes the standby the primary while the old one is up and keeps the connections that it
+// has for a while. It happens once in a run.
+func (p *plan) promote() string {
+	if p.site.standby == nil || p.site.standby.promoted {
+		return ""
+	}
+	began := time.Now()
+	defer func() { p.site.disturbed("promotion of the standby", began, time.Since(began)) }()
+	if err := p.site.promote(context.WithoutCancel(p.ctx), p.between(time.Second, 4*time.Second)); err != nil {
+		p.site.fail(fmt.Errorf("promote the standby: %w", err))
+	}
+	return "standby promoted, the old primary still up"
 }
 
 func (p *plan) jumpClock() string {

@@ -25,6 +25,9 @@ type rule struct {
 	onlyEnd bool // only groups that end a transaction
 }
 
+// holdsUp is for how long a fault keeps the process that meets it from going on.
+var holdsUp = map[pgproxy.Fault]time.Duration{pgproxy.Mute: pgproxy.MuteMax, pgproxy.Late: 2 * time.Second}
+
 // sqlstates are the errors that are injected, at any statement.
 var sqlstates = []string{
 	"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "53300", "53100", "53200", "25006", "08006",
@@ -47,7 +50,11 @@ type policy struct {
 	commits map[pgproxy.Kind]int
 	beats   []judge.Beat
 	named   func(link string) string // current incarnation of the process of a link
-	base    bool                     // transactions meet faults without a rule, by chance
+	age     func(link string) time.Duration
+	base    bool                      // transactions meet faults without a rule, by chance
+	tried   map[string]map[string]int // SQLSTATEs injected, by call site and code
+	seen    map[string]int            // groups of messages, by call site
+	delayed []judge.Disturbance       // answers of elections and recoveries that were lost or came late
 }
 
 // baseChance is the share of transactions of each kind that meet a fault at their commit at any
@@ -67,6 +74,8 @@ func newPolicy(seed uint64) *policy {
 	return &policy{
 		random: rand.New(rand.NewPCG(seed, 2)), happens: map[faultKey]int{}, commits: map[pgproxy.Kind]int{},
 		named: func(link string) string { return link }, killer: func(string) {},
+		age:   func(string) time.Duration { return 0 },
+		tried: map[string]map[string]int{}, seen: map[string]int{},
 	}
 }
 
@@ -91,7 +100,9 @@ func (p *policy) disarm() {
 }
 
 // Decide implements pgproxy.Policy.
-func (p *policy) Decide(link *pgproxy.Link, kind pgproxy.Kind, commits bool) pgproxy.Decision {
+func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
+	kind, commits := group.Kind, group.Commits
+	age := p.age(link.Name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -111,12 +122,28 @@ func (p *policy) Decide(link *pgproxy.Link, kind pgproxy.Kind, commits bool) pgp
 			continue
 		}
 		r.left--
+		if r.fault == pgproxy.Refuse {
+			p.note(group.Site, r.code)
+		}
 		name := link.Name
 		return pgproxy.Decision{
 			Fault:    r.fault,
 			SQLSTATE: r.code,
 			Delay:    r.delay,
 			Kill:     func() { p.killer(name) },
+		}
+	}
+	if p.base && group.Site != "" && age > settled {
+		p.seen[group.Site]++
+		// A site that is rarely passed meets an error at one pass in twenty.
+		chance := 0.004
+		if p.seen[group.Site] < 300 {
+			chance = 0.05
+		}
+		if p.random.Float64() < chance {
+			code := p.leastTried(group.Site)
+			p.note(group.Site, code)
+			return pgproxy.Decision{Fault: pgproxy.Refuse, SQLSTATE: code}
 		}
 	}
 	if p.base && commits && p.random.Float64() < baseChance[kind] {
@@ -126,10 +153,40 @@ func (p *policy) Decide(link *pgproxy.Link, kind pgproxy.Kind, commits bool) pgp
 	return pgproxy.Decision{}
 }
 
+// settled is how old a process must be for errors to be injected at any of its statements. Before
+// that it reads and checks the schema, and an error that does not pass ends it, as it should.
+const settled = 5 * time.Second
+
+// note counts an SQLSTATE that is injected at a call site. The caller holds mu.
+func (p *policy) note(site, code string) {
+	if p.tried[site] == nil {
+		p.tried[site] = map[string]int{}
+	}
+	p.tried[site][code]++
+}
+
+// leastTried returns the SQLSTATE that a call site has met least often. The caller holds mu.
+func (p *policy) leastTried(site string) string {
+	first := p.random.IntN(len(sqlstates))
+	least := sqlstates[first]
+	for i := range sqlstates {
+		if code := sqlstates[(first+i)%len(sqlstates)]; p.tried[site][code] < p.tried[site][least] {
+			least = code
+		}
+	}
+	return least
+}
+
 // Happened implements pgproxy.Policy.
 func (p *policy) Happened(_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if kind == pgproxy.Recover || kind == pgproxy.Elect {
+		now := time.Now()
+		p.delayed = append(p.delayed, judge.Disturbance{
+			What: string(kind) + ": " + fault.String(), From: now, To: now.Add(holdsUp[fault]),
+		})
+	}
 	p.happens[faultKey{kind, fault.String()}]++
 }
 

@@ -30,6 +30,10 @@ type process struct {
 	ended       chan struct{}
 	deaths      []judge.Death
 	starts      int
+	started     time.Time
+	otherPath   string // the same program of another build; empty: there is none
+	other       bool   // starts are of the other build
+	others      int    // starts of the other build
 }
 
 // database is the address of the process's own way through the proxy.
@@ -54,7 +58,13 @@ func (p *process) start() error {
 		return err
 	}
 	defer log.Close()
-	p.cmd = exec.CommandContext(context.Background(), p.path, p.args(name, p.database())...)
+	path := p.path
+	if p.other && p.otherPath != "" {
+		path = p.otherPath
+		p.others++
+	}
+	p.started = time.Now()
+	p.cmd = exec.CommandContext(context.Background(), path, p.args(name, p.database())...)
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.logs}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	// The programs end with the harness, whatever ends it: children is a thread that lives as long.
@@ -105,7 +115,7 @@ func (p *process) freeze(d, lease time.Duration) bool {
 		return false
 	}
 	if d > lease/2 {
-		p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now()})
+		p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now(), Until: time.Now().Add(d)})
 	}
 	stopped := p.cmd.Process
 	time.AfterFunc(d, func() { _ = stopped.Signal(syscall.SIGCONT) })
@@ -137,6 +147,20 @@ func (p *process) drain(within time.Duration) {
 		p.kill()
 		<-ended
 	}
+}
+
+// change lets the next starts be of the other build, if there is one.
+func (p *process) change() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.other = !p.other
+}
+
+// age is the time since the incarnation was started.
+func (p *process) age() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Since(p.started)
 }
 
 // up says whether the process runs, and how it ended if it does not.

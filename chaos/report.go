@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -52,6 +53,7 @@ func (s *site) report(
 	)
 	s.reportFaults(w, p)
 	s.reportCommits(w)
+	s.reportErrors(w)
 	reportRecovery(w, h)
 	fmt.Fprintln(w, "promise\tchecked\tbroken")
 	for _, f := range findings {
@@ -83,17 +85,21 @@ func (s *site) reportFaults(w io.Writer, p *plan) {
 	for _, name := range names {
 		fmt.Fprintf(w, "%s\t%d\n", name, p.done[name])
 	}
-	kills, starts := 0, 0
+	deaths, kills, starts, others, dropped := 0, 0, 0, 0, int64(0)
 	for _, one := range s.all() {
-		kills += len(one.deaths)
-		starts += one.starts
+		deaths += len(one.deaths)
+		for _, d := range one.deaths {
+			if d.Killed {
+				kills++
+			}
+		}
+		starts, others = starts+one.starts, others+one.others
+		dropped += one.link.Dropped()
 	}
-	fmt.Fprintf(
-		w,
-		"all deaths, stops and cuts beyond half a lease\t%d\nstarts of programs\t%d\n\n",
-		kills,
-		starts,
-	)
+	fmt.Fprintf(w, "all deaths, stops and cuts beyond half a lease\t%d\nof these by SIGKILL\t%d\n", deaths, kills)
+	fmt.Fprintf(w, "starts of programs\t%d\nof these of the other build\t%d\n", starts, others)
+	fmt.Fprintf(w, "notifications dropped\t%d\nthe harness itself was late by up to\t%v\n\n", dropped,
+		s.lateness.Round(time.Millisecond))
 }
 
 // reportCommits prints the faults at transactions, a row a fault and a column a kind.
@@ -119,7 +125,35 @@ func (s *site) reportCommits(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// reportRecovery prints how long the locks of a killed node were held after its death, until they were freed.
+// reportErrors prints how many pairs of a call site and an SQLSTATE were tried.
+func (s *site) reportErrors(w io.Writer) {
+	s.policy.mu.Lock()
+	defer s.policy.mu.Unlock()
+	pairs, injected, whole := 0, 0, 0
+	for site := range s.policy.seen {
+		codes := s.policy.tried[site]
+		pairs += len(codes)
+		if len(codes) == len(sqlstates) {
+			whole++
+		}
+		for _, n := range codes {
+			injected += n
+		}
+	}
+	fmt.Fprintf(
+		w,
+		"SQLSTATEs injected at %d call sites: %d, %d of %d pairs of site and code; all %d codes at %d sites\n\n",
+		len(s.policy.seen),
+		injected,
+		pairs,
+		len(s.policy.seen)*len(sqlstates),
+		len(sqlstates),
+		whole,
+	)
+}
+
+// reportRecovery prints how long the locks of killed nodes were held after their deaths, and after the
+// last disturbance of recovery, until they were freed; and what disturbed the longest ones.
 func reportRecovery(w io.Writer, h *judge.History) {
 	killed := map[string]time.Time{}
 	for _, d := range h.Deaths {
@@ -127,19 +161,60 @@ func reportRecovery(w io.Writer, h *judge.History) {
 			killed[d.Process] = d.At
 		}
 	}
-	var waits []time.Duration
+	var whole, calm []time.Duration
+	causes := map[string]int{}
 	for i := range h.Grants {
 		g := &h.Grants[i]
 		died, dead := killed[g.Process]
-		if dead && g.At.Before(died) && g.Freed.After(died) {
-			waits = append(waits, g.Freed.Sub(died))
+		if !dead || !g.At.Before(died) || !g.Freed.After(died) {
+			continue
+		}
+		whole = append(whole, g.Freed.Sub(died))
+		last, met := died, map[string]bool{}
+		for _, d := range h.Disturbances {
+			if d.From.Before(g.Freed) && d.To.After(died) {
+				met[d.What] = true
+				last = later(last, earlier(d.To, g.Freed))
+			}
+		}
+		calm = append(calm, g.Freed.Sub(last))
+		if g.Freed.Sub(died) > h.Lease+2*time.Second {
+			for what := range met {
+				causes[what]++
+			}
 		}
 	}
-	if len(waits) == 0 {
+	if len(whole) == 0 {
 		return
 	}
-	slices.Sort(waits)
-	at := func(percent int) time.Duration { return waits[len(waits)*percent/100].Round(time.Millisecond) }
-	fmt.Fprintf(w, "from the death of a node until its locks were freed: %d locks, p50 %v, p99 %v, longest %v\n\n",
-		len(waits), at(50), at(99), waits[len(waits)-1].Round(time.Millisecond))
+	fmt.Fprintf(w, "locks of killed nodes that were freed: %d\n", len(whole))
+	for _, row := range []struct {
+		name  string
+		waits []time.Duration
+	}{{"after the death", whole}, {"after the last disturbance of recovery", calm}} {
+		slices.Sort(row.waits)
+		at := func(percent int) time.Duration {
+			return row.waits[len(row.waits)*percent/100].Round(time.Millisecond)
+		}
+		fmt.Fprintf(w, "%s\tp50 %v\tp99 %v\tlongest %v\n", row.name, at(50), at(99),
+			row.waits[len(row.waits)-1].Round(time.Millisecond))
+	}
+	for _, what := range slices.Sorted(maps.Keys(causes)) {
+		fmt.Fprintf(w, "beyond the lease and 2 s, beside: %s\t%d\n", what, causes[what])
+	}
+	fmt.Fprintln(w)
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }

@@ -18,7 +18,10 @@ const (
 	attemptsMax  = 60
 	crashesMax   = 60
 	cronStep     = 2 * time.Second
+	runMax       = 8 * time.Second
 )
+
+var cronJobs = []string{"tick_a", "tick_b", "tick_c"}
 
 // setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
 // has migrated.
@@ -26,8 +29,8 @@ func setUp(ctx context.Context, db *database, w *recorder) error {
 	patience := fmt.Sprintf(`"retry": {"base": 0.2, "cap": 1, "max_attempts": %d}, "crash_limit": %d`,
 		attemptsMax, crashesMax)
 	for _, model := range []string{"solo", "keyed", "limited"} {
-		const config = `{"protocol": "dispatcher", "max_retries": 60,
-		                 "timeouts": {"connect": 1, "run": 8, "control": 2, "probe": 2}}`
+		config := fmt.Sprintf(`{"protocol": "dispatcher", "max_retries": 60,
+		    "timeouts": {"connect": 1, "run": %v, "control": 2, "probe": 2}}`, runMax.Seconds())
 		if err := db.exec(ctx, `SELECT penstock.register_model($1, $2)`, model, config); err != nil {
 			return fmt.Errorf("register model %s: %w", model, err)
 		}
@@ -58,7 +61,7 @@ func setUp(ctx context.Context, db *database, w *recorder) error {
 			return fmt.Errorf("%.60s: %w", statement, err)
 		}
 	}
-	for _, job := range []string{"tick_a", "tick_b", "tick_c"} {
+	for _, job := range cronJobs {
 		const sql = `
 SELECT penstock.create_cron_job($1, 'ticks', $2, '{}',
        '{"catch_up": "all", "catch_up_max": 1000, "overlap": "queue"}')`

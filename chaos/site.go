@@ -18,12 +18,16 @@ import (
 // config is what the flags say.
 type config struct {
 	run, drainMax  time.Duration
+	ops            int64 // the load ends after so many operations, and the faults with it; 0: after run
 	seed           uint64
 	rate           float64
 	nodes, leaders int
 	lease          time.Duration
 	binaries, logs string
+	before         string // directory with the programs of another build; empty: none
 	clock, faults  bool
+	disk, snapshot bool
+	standby        string // sync, async or empty: none
 }
 
 // site is everything that runs.
@@ -37,6 +41,8 @@ type site struct {
 	nodes    []*process
 	load     *load
 	ahead    time.Duration // of the server's clock
+	disk     *smallDisk    // nil: Postgres has the disk of the machine
+	standby  *standby      // nil: there is none
 
 	mu       sync.Mutex
 	closing  bool
@@ -45,6 +51,8 @@ type site struct {
 	samples  []judge.Sample
 	tables   map[string]*judge.Table
 	restarts []time.Time
+	disturbs []judge.Disturbance
+	lateness time.Duration // the longest time for which the harness itself was not run when it should have been
 }
 
 func openSite(ctx context.Context, cfg config) (s *site, err error) {
@@ -60,7 +68,17 @@ func openSite(ctx context.Context, cfg config) (s *site, err error) {
 			return s, errors.New("libfaketime is not installed (Debian: apt-get install libfaketime)")
 		}
 	}
-	if s.db, err = startDatabase(ctx, fake); err != nil {
+	leave := func() {}
+	if cfg.disk {
+		if s.disk, err = mountSmallDisk(ctx); err != nil {
+			fmt.Printf("chaos: no disk is filled: %v\n", err)
+		} else {
+			leave = s.disk.inEnvironment()
+		}
+	}
+	s.db, err = startDatabase(ctx, fake)
+	leave() // a standby has the disk of the machine
+	if err != nil {
 		return s, err
 	}
 	if s.recorder, err = newRecorder(); err != nil {
@@ -79,6 +97,12 @@ func openSite(ctx context.Context, cfg config) (s *site, err error) {
 	}
 	s.policy.killer = s.killLink
 	s.policy.named = s.incarnationOf
+	s.policy.age = s.ageOf
+	if cfg.standby != "" {
+		if s.standby, err = startStandby(ctx, s.db, cfg.standby == "sync"); err != nil {
+			return s, err
+		}
+	}
 	return s, nil
 }
 
@@ -149,6 +173,9 @@ func (s *site) add(
 		link: link,
 		logs: s.cfg.logs,
 	}
+	if s.cfg.before != "" {
+		p.otherPath = filepath.Join(s.cfg.before, kind)
+	}
 	return p, p.start()
 }
 
@@ -214,6 +241,14 @@ func (s *site) incarnationOf(link string) string {
 	return p.current()
 }
 
+// ageOf is how long the process of a link has run; a client is of any age.
+func (s *site) ageOf(link string) time.Duration {
+	if p := s.find(link); p != nil {
+		return p.age()
+	}
+	return time.Hour
+}
+
 // startLater starts a process again, unless the run is over by then.
 func (s *site) startLater(p *process, after time.Duration) {
 	s.mu.Lock()
@@ -241,6 +276,13 @@ func (s *site) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.problems = append(s.problems, err)
+}
+
+// disturbed notes that recovery was kept from its work, or its evidence was spoilt, from a time on.
+func (s *site) disturbed(what string, from time.Time, lasts time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.disturbs = append(s.disturbs, judge.Disturbance{What: what, From: from, To: from.Add(lasts)})
 }
 
 func (s *site) restarted() {
@@ -288,11 +330,12 @@ func (s *site) heal(ctx context.Context) error {
 		p.link.Refuse(false)
 		p.link.Delay(0)
 		p.link.Blackhole(false, false)
+		p.link.Deaf(false)
 		if err := p.start(); err != nil {
 			return err
 		}
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := s.db.pool.Ping(ctx)
 		if err == nil || time.Now().After(deadline) {
@@ -316,5 +359,11 @@ func (s *site) close() {
 	}
 	if s.db != nil {
 		s.db.close()
+	}
+	if s.standby != nil {
+		s.standby.close()
+	}
+	if s.disk != nil {
+		s.disk.unmount()
 	}
 }

@@ -21,8 +21,8 @@ type counting struct {
 	sent atomic.Int64
 }
 
-func (c *counting) Decide(_ *pgproxy.Link, kind pgproxy.Kind, commits bool) pgproxy.Decision {
-	if kind != pgproxy.Finish || !commits {
+func (c *counting) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
+	if group.Kind != pgproxy.Finish || !group.Commits {
 		return pgproxy.Decision{}
 	}
 	c.sent.Add(1)

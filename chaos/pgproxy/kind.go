@@ -1,6 +1,11 @@
 package pgproxy
 
-import "regexp"
+import (
+	"fmt"
+	"hash/fnv"
+	"regexp"
+	"strings"
+)
 
 // Kind is the purpose of a transaction, told from the texts of its statements.
 type Kind string
@@ -33,6 +38,17 @@ var signs = []struct {
 	{Elect, regexp.MustCompile(`nextval\('penstock\.term_seq'\)|UPDATE penstock\.leader\b`)},
 	{Beat, regexp.MustCompile(`UPDATE penstock\.node\s+SET beat_at`)},
 	{Push, regexp.MustCompile(`penstock\.push(_many|_json)?\(|INSERT INTO penstock\.entry_`)},
+}
+
+var tableOfQueue = regexp.MustCompile(`"?entry_[a-z0-9_]+"?`)
+
+// siteOf names the place in the product's code that a statement comes from. The texts of the product
+// are constants but for the table of a queue.
+func siteOf(sql string) string {
+	text := strings.Join(strings.Fields(tableOfQueue.ReplaceAllString(sql, "entry_X")), " ")
+	hash := fnv.New32a()
+	hash.Write([]byte(text))
+	return fmt.Sprintf("%.50s #%08x", text, hash.Sum32())
 }
 
 // rank orders kinds within a transaction: the smaller one names it.

@@ -55,11 +55,17 @@ type Decision struct {
 	Kill     func()
 }
 
+// Group is what a Policy knows of the messages up to a Sync.
+type Group struct {
+	Kind    Kind
+	Site    string // the beginning of its first statement and a hash of the whole: the call site
+	Commits bool   // it ends a transaction
+}
+
 // Policy decides about groups of messages, and is told what became of those that it chose.
 type Policy interface {
-	// Decide is asked before a group is sent to the server. commits says that the group ends a
-	// transaction.
-	Decide(link *Link, kind Kind, commits bool) Decision
+	// Decide is asked before a group is sent to the server.
+	Decide(link *Link, group Group) Decision
 	// Happened reports a fault that took effect.
 	Happened(link *Link, kind Kind, fault Fault)
 	// Committed reports each transaction whose commit the server has confirmed, faulty or not.
@@ -94,6 +100,8 @@ type Link struct {
 	toMute   atomic.Bool // what the process sends is swallowed
 	fromMute atomic.Bool // what the server sends is swallowed
 	delay    atomic.Int64
+	deaf     atomic.Bool  // notifications are dropped
+	dropped  atomic.Int64 // notifications
 
 	mu    sync.Mutex
 	conns map[*session]struct{}
@@ -127,6 +135,12 @@ func (l *Link) Blackhole(to, from bool) {
 	l.toMute.Store(to)
 	l.fromMute.Store(from)
 }
+
+// Deaf drops the notifications that the server sends, and nothing else, while on.
+func (l *Link) Deaf(on bool) { l.deaf.Store(on) }
+
+// Dropped returns how many notifications were dropped.
+func (l *Link) Dropped() int64 { return l.dropped.Load() }
 
 // Delay holds up each group of messages to the server for d.
 func (l *Link) Delay(d time.Duration) { l.delay.Store(int64(d)) }

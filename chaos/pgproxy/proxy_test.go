@@ -23,10 +23,10 @@ type fate struct {
 	happened []pgproxy.Fault
 }
 
-func (f *fate) Decide(_ *pgproxy.Link, kind pgproxy.Kind, commits bool) pgproxy.Decision {
+func (f *fate) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if kind != pgproxy.Finish || !commits {
+	if group.Kind != pgproxy.Finish || !group.Commits {
 		return pgproxy.Decision{}
 	}
 	return f.decision

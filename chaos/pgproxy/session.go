@@ -2,6 +2,7 @@ package pgproxy
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -25,7 +26,13 @@ type session struct {
 	block      Kind       // of the open transaction block
 	blockRows  int
 	blockWrote int
-	statements map[string]Kind
+	statements map[string]statement // by the names that the process gave them
+}
+
+// statement is what is known of a statement: the purpose and the place in the product's code.
+type statement struct {
+	kind Kind
+	site string
 }
 
 // group is the messages up to a Sync, or one simple query.
@@ -40,7 +47,7 @@ type group struct {
 }
 
 func newSession(l *Link, client, server net.Conn) *session {
-	return &session{link: l, client: client, server: server, statements: map[string]Kind{}, block: Other}
+	return &session{link: l, client: client, server: server, statements: map[string]statement{}, block: Other}
 }
 
 func (s *session) close() {
@@ -70,9 +77,9 @@ func (s *session) run() {
 	<-done
 }
 
-// muteMax is how long an answer may be missing on a connection that stays open. Then the connection
+// MuteMax is how long an answer may be missing on a connection that stays open. Then the connection
 // ends, as keepalives end one whose other side is gone.
-const muteMax = 8 * time.Second
+const MuteMax = 8 * time.Second
 
 const (
 	codeSSL    = 80877103
@@ -131,7 +138,7 @@ func readFrame(r *bufio.Reader) ([]byte, error) {
 // requests collects messages of the process up to the end of a group and sends them on.
 func (s *session) requests(r *bufio.Reader) error {
 	var collected []byte
-	kind, ends := Other, false
+	kind, site, ends := Other, "", false
 	for {
 		frame, err := readFrame(r)
 		if err != nil {
@@ -143,11 +150,12 @@ func (s *session) requests(r *bufio.Reader) error {
 		case 'P':
 			var m pgproto3.Parse
 			if m.Decode(body) == nil {
-				k := kindOf(m.Query)
+				one := statement{kindOf(m.Query), siteOf(m.Query)}
 				s.mu.Lock()
-				s.statements[m.Name] = k
+				s.statements[m.Name] = one
 				s.mu.Unlock()
-				kind, ends = noted(kind, ends, k, m.Query)
+				kind, ends = noted(kind, ends, one.kind, m.Query)
+				site = cmp.Or(site, one.site)
 				if m.Name != "" && !hasExecute(r) {
 					kind = Other // prepared for later: nothing is run by this group
 				}
@@ -157,7 +165,8 @@ func (s *session) requests(r *bufio.Reader) error {
 			var m pgproto3.Bind
 			if m.Decode(body) == nil {
 				s.mu.Lock()
-				kind = stronger(kind, s.statements[m.PreparedStatement])
+				one := s.statements[m.PreparedStatement]
+				kind, site = stronger(kind, one.kind), cmp.Or(site, one.site)
 				s.mu.Unlock()
 			}
 			continue
@@ -165,13 +174,14 @@ func (s *session) requests(r *bufio.Reader) error {
 			var m pgproto3.Query
 			if m.Decode(body) == nil {
 				kind, ends = noted(kind, ends, kindOf(m.String), m.String)
+				site = cmp.Or(site, siteOf(m.String))
 			}
 		case 'S', 'H', 'X', 'd', 'c', 'f', 'p':
 		default:
 			continue
 		}
-		err = s.forward(frame[0], collected, kind, ends)
-		collected, kind, ends = nil, Other, false
+		err = s.forward(frame[0], collected, Group{kind, site, ends})
+		collected, kind, site, ends = nil, Other, "", false
 		if err != nil {
 			return err
 		}
@@ -203,7 +213,7 @@ func noted(kind Kind, ends bool, k Kind, sql string) (Kind, bool) {
 var errFault = errors.New("fault")
 
 // forward sends a group to the server, unless the policy decides otherwise.
-func (s *session) forward(last byte, frames []byte, kind Kind, commit bool) error {
+func (s *session) forward(last byte, frames []byte, sent Group) error {
 	if d := s.link.delay.Load(); d > 0 {
 		time.Sleep(time.Duration(d))
 	}
@@ -215,14 +225,14 @@ func (s *session) forward(last byte, frames []byte, kind Kind, commit bool) erro
 		return err
 	}
 	s.mu.Lock()
-	g := &group{kind: kind, commits: commit || !s.open}
+	g := &group{kind: sent.Kind, commits: sent.Commits || !s.open}
 	if s.open {
-		s.block = stronger(s.block, kind)
+		s.block = stronger(s.block, sent.Kind)
 		g.kind = s.block
 	}
 	s.mu.Unlock()
 	policy := s.link.proxy.policy
-	g.decision = policy.Decide(s.link, g.kind, g.commits)
+	g.decision = policy.Decide(s.link, Group{g.kind, sent.Site, g.commits})
 	switch g.decision.Fault {
 	case CutBefore, KillBefore:
 		if g.decision.Kill != nil {
@@ -234,7 +244,7 @@ func (s *session) forward(last byte, frames []byte, kind Kind, commit bool) erro
 		policy.Happened(s.link, g.kind, Refuse)
 		return s.refuse(g.decision.SQLSTATE)
 	case Unsent:
-		if last == 'S' && g.commits && !commit { // an implicit transaction: its Sync would commit
+		if last == 'S' && g.commits && !sent.Commits { // an implicit transaction: its Sync would commit
 			frames[len(frames)-5] = 'H'
 		} else {
 			g.decision.Fault = Pass
@@ -290,6 +300,10 @@ func (s *session) answers(r *bufio.Reader) error {
 			return err
 		}
 		if s.link.fromMute.Load() {
+			continue
+		}
+		if frame[0] == 'A' && s.link.deaf.Load() {
+			s.link.dropped.Add(1)
 			continue
 		}
 		s.mu.Lock()
@@ -372,7 +386,7 @@ func (s *session) complete(g *group, frame []byte) error {
 		s.mu.Lock()
 		return s.send(answer)
 	case Mute:
-		time.AfterFunc(muteMax, s.close)
+		time.AfterFunc(MuteMax, s.close)
 		return nil
 	case KillAfter:
 		if g.decision.Kill != nil {

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/chaos/judge"
+)
+
+var entryNumber = regexp.MustCompile(`\bentry (\d+)`)
+
+// keepEvidence writes what the recorders know of each entry that a finding names to the directory of
+// the logs.
+func (s *site) keepEvidence(ctx context.Context, findings []judge.Finding) error {
+	for _, f := range findings {
+		for _, example := range f.Examples {
+			for _, match := range entryNumber.FindAllStringSubmatch(example, 2) {
+				if err := s.keepEvidenceOf(ctx, match[1]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (s *site) keepEvidenceOf(ctx context.Context, entry string) error {
+	const sql = `
+WITH mine AS (
+    SELECT * FROM judge.event WHERE entry_id = $1
+    UNION
+    SELECT * FROM judge.event WHERE what IN ('grant', 'free') AND key IN (
+           SELECT coalesce(key, '#' || entry_id) FROM judge.event WHERE what = 'entry' AND entry_id = $1)
+)
+SELECT at::text || ' ' || to_jsonb(jsonb_strip_nulls(to_jsonb(mine) - 'at'))::text FROM mine ORDER BY seq`
+	rows, err := s.db.pool.Query(ctx, sql, entry)
+	if err != nil {
+		return err
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("read the events of entry %s: %w", entry, err)
+	}
+	f, err := os.Create(filepath.Join(s.cfg.logs, "entry-"+entry+".txt"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, line := range lines {
+		fmt.Fprintln(f, line)
+	}
+	s.recorder.mu.Lock()
+	defer s.recorder.mu.Unlock()
+	for _, c := range s.recorder.calls {
+		if fmt.Sprint(c.Entry) == entry {
+			fmt.Fprintf(f, "%v to %v: call under token %d, answered %q\n", c.Begin, c.Closed, c.Token, c.Answer)
+		}
+	}
+	s.load.mu.Lock()
+	defer s.load.mu.Unlock()
+	for _, p := range s.load.pushes {
+		if fmt.Sprint(p.Entry) == entry {
+			fmt.Fprintf(f, "%v to %v: pushed as operation %d, cancelled: %+v\n", p.Called, p.Returned, p.Op, p.Cancel)
+		}
+	}
+	return nil
+}
