@@ -25,47 +25,7 @@ import (
 func main() {
 	var cfg config
 	var keep bool
-	flag.DurationVar(&cfg.run, "for", 10*time.Minute, "how long load and faults last")
-	flag.Int64Var(
-		&cfg.ops,
-		"ops",
-		0,
-		"end load and faults after so many operations of clients, at the latest after -for",
-	)
-	flag.StringVar(
-		&cfg.before,
-		"before",
-		"",
-		"directory with the programs of another build: rolling restarts change builds",
-	)
-	flag.BoolVar(
-		&cfg.disk,
-		"disk",
-		false,
-		"keep the database on a small disk and fill it up now and then; needs root",
-	)
-	flag.BoolVar(&cfg.snapshot, "snapshot", false, "hold a snapshot all the while, so that no dead row is removed")
-	flag.StringVar(&cfg.standby, "standby", "", "sync or async: promote a standby, with the old primary still up")
-	flag.Uint64Var(&cfg.seed, "seed", 0, "of load and faults; 0: a random one, which is printed")
-	flag.Float64Var(&cfg.rate, "rate", 25, "operations of clients a second")
-	flag.IntVar(&cfg.nodes, "nodes", 3, "task nodes")
-	flag.IntVar(&cfg.leaders, "leaders", 2, "leaders")
-	flag.DurationVar(&cfg.lease, "lease", 3*time.Second, "of task nodes")
-	flag.DurationVar(
-		&cfg.drainMax,
-		"drain",
-		time.Minute,
-		"how long after the faults everything may take to end",
-	)
-	flag.StringVar(&cfg.binaries, "bin", "../bin", "directory with the programs leader and tasknode")
-	flag.BoolVar(
-		&cfg.clock,
-		"clock",
-		false,
-		"let the server's clock jump by up to an hour; needs libfaketime",
-	)
-	flag.BoolVar(&cfg.faults, "faults", true, "false: the load alone, which must break nothing either")
-	flag.BoolVar(&keep, "keep", false, "keep the logs of the programs")
+	cfg.flags(&keep)
 	hunting := flag.Bool(
 		"mutants",
 		false,
@@ -95,6 +55,51 @@ func main() {
 		fmt.Println("chaos: every promise held")
 	}
 	end(err, broken > 0)
+}
+
+// flags defines the flags of a run.
+func (c *config) flags(keep *bool) {
+	flag.DurationVar(&c.run, "for", 10*time.Minute, "how long load and faults last")
+	flag.Int64Var(
+		&c.ops,
+		"ops",
+		0,
+		"end load and faults after so many operations of clients, at the latest after -for",
+	)
+	flag.StringVar(
+		&c.before,
+		"before",
+		"",
+		"directory with the programs of another build: rolling restarts change builds",
+	)
+	flag.BoolVar(
+		&c.disk,
+		"disk",
+		false,
+		"keep the database on a small disk and fill it up now and then; needs root",
+	)
+	flag.BoolVar(&c.snapshot, "snapshot", false, "hold a snapshot all the while, so that no dead row is removed")
+	flag.StringVar(&c.standby, "standby", "", "sync or async: promote a standby, with the old primary still up")
+	flag.Uint64Var(&c.seed, "seed", 0, "of load and faults; 0: a random one, which is printed")
+	flag.Float64Var(&c.rate, "rate", 25, "operations of clients a second")
+	flag.IntVar(&c.nodes, "nodes", 3, "task nodes")
+	flag.IntVar(&c.leaders, "leaders", 2, "leaders")
+	flag.DurationVar(&c.lease, "lease", 3*time.Second, "of task nodes")
+	flag.DurationVar(
+		&c.drainMax,
+		"drain",
+		time.Minute,
+		"how long after the faults everything may take to end",
+	)
+	flag.StringVar(&c.binaries, "bin", "../bin", "directory with the programs leader and tasknode")
+	flag.BoolVar(
+		&c.clock,
+		"clock",
+		false,
+		"let the server's clock jump by up to an hour; needs libfaketime",
+	)
+	flag.BoolVar(&c.faults, "faults", true, "false: the load alone, which must break nothing either")
+	flag.BoolVar(keep, "keep", false, "keep the logs of the programs")
 }
 
 // end ends the program with its status: 1 if something was found (or, of mutants, not found), 2 if

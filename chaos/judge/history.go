@@ -208,8 +208,9 @@ func newIndex(h *History) *index {
 		byKey: map[[2]string][]*Grant{}, endings: map[int64][]*Ending{}, calls: map[int64][]*Call{},
 		beats: map[string][]time.Time{}, stops: map[string][]Death{},
 	}
-	for i := range h.Pushes {
-		p := &h.Pushes[i]
+	x.leaveOutForked()
+	for i := range x.Pushes {
+		p := &x.Pushes[i]
 		x.pushByOp[p.Op] = p
 		if p.Entry != 0 {
 			x.pushByEntry[p.Entry] = p
@@ -253,6 +254,26 @@ func (x *index) missedInStop(c *Call) bool {
 // under the writes that were lost goes on until it hears of the loss.
 func (x *index) forked(at time.Time) bool {
 	return !x.Forked[0].IsZero() && at.After(x.Forked[0]) && at.Before(x.Forked[1].Add(2*x.Lease))
+}
+
+// leaveOutForked removes the pushes about which two primaries may tell different stories: they, or a
+// cancel of them, were answered during the fork, or a worker was called for them. Numbers of entries
+// that were drawn on the primary whose writes were lost are drawn again.
+func (x *index) leaveOutForked() {
+	if x.Forked[0].IsZero() {
+		return
+	}
+	called := map[int64]bool{}
+	for i := range x.Calls {
+		if x.forked(x.Calls[i].Begin) {
+			called[x.Calls[i].Op] = true
+		}
+	}
+	h := *x.History
+	h.Pushes = slices.DeleteFunc(slices.Clone(h.Pushes), func(p Push) bool {
+		return x.forked(p.Returned) || p.Cancel != nil && x.forked(p.Cancel.Returned) || called[p.Op]
+	})
+	x.History = &h
 }
 
 // silent is for how long a process had no committed heartbeat at a moment.

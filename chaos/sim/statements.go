@@ -35,6 +35,7 @@ var statements = []statement{
 	{"remove node", "DELETE FROM penstock.node n\n WHERE n.id = $1", removeNode},
 	{"list lanes", "WITH RECURSIVE lane AS", listLanes},
 	{"claim, lock first", "lock_group AS (", claimLockFirst},
+	{"claim, one lane", "bool_and(r.entry_id IS NOT NULL) AS solo", claimOneLane},
 	{"claim, delete first", "SELECT set_config('lock_timeout', '100ms', true)", claimDeleteFirst},
 	{"read groups", "LIMIT least($4::int, l.entry_count)", readGroups},
 	{"reclaim", "AND claim_id = $3 OFFSET 0", reclaim},
@@ -216,10 +217,10 @@ func (t *tables) laneReport(a arguments, now time.Time, head []readyRow, taken i
 	return jsonText(text), err
 }
 
-// head are the ready rows that a claim scans.
-func (t *tables) head(a arguments, now time.Time) (head []readyRow) {
+// head are the ready rows that a claim scans, from a position on.
+func (t *tables) head(a arguments, from int64, now time.Time) (head []readyRow) {
 	for _, row := range t.ready {
-		if len(head) < int(a.number(4)) && row.queue == int32(a.number(0)) && row.pos >= a.numbers(3)[0] &&
+		if len(head) < int(a.number(4)) && row.queue == int32(a.number(0)) && row.pos >= from &&
 			!row.notBefore.After(now) {
 			head = append(head, row)
 		}
@@ -284,20 +285,29 @@ func (t *tables) claimAnswer(
 }
 
 func claimDeleteFirst(t *tables, now time.Time, a arguments) (reply, error) {
+	head := t.head(a, a.numbers(3)[0], now)
+	rows, places, taken, err := t.claimSolo(a, head, now)
+	if err != nil {
+		return reply{}, err
+	}
+	return t.claimAnswer(a, now, head, taken, rows, places)
+}
+
+// claimSolo deletes the ready rows of solo entries and inserts lock records for those that are there.
+func (t *tables) claimSolo(a arguments, head []readyRow, now time.Time) (
+	rows [][]any, places []pgtype.TID, taken int, err error,
+) {
 	q := int32(a.number(0))
-	head := t.head(a, now)
 	var positions []int64
 	for _, h := range head {
 		if h.entry == 0 {
 			continue
 		}
 		if t.locks[lockKey{q, soloKey(h.entry)}] != nil {
-			return reply{}, &pgconn.PgError{Code: "23505", Message: "lock exists"}
+			return nil, nil, 0, &pgconn.PgError{Code: "23505", Message: "lock exists"}
 		}
 		positions = append(positions, h.pos)
 	}
-	var rows [][]any
-	var places []pgtype.TID
 	for _, h := range head {
 		if e := t.entries[h.entry]; h.entry != 0 && e != nil {
 			l := t.grant(lockKey{q, soloKey(e.id)}, a, now, h.pos, e.id, 1)
@@ -305,12 +315,26 @@ func claimDeleteFirst(t *tables, now time.Time, a arguments) (reply, error) {
 		}
 	}
 	t.removeReady(q, positions)
-	return t.claimAnswer(a, now, head, len(positions), rows, places)
+	return rows, places, len(positions), nil
+}
+
+// claimOneLane claims only where all ready rows that it scans are of solo entries.
+func claimOneLane(t *tables, now time.Time, a arguments) (reply, error) {
+	head := t.head(a, a.number(3), now)
+	keyed := func(h readyRow) bool { return h.entry == 0 }
+	if len(head) == 0 || slices.ContainsFunc(head, keyed) {
+		return reply{rows: [][]any{append(make([]any, 16), []pgtype.TID{}, nil)}}, nil
+	}
+	rows, places, _, err := t.claimSolo(a, head, now)
+	if err != nil {
+		return reply{}, err
+	}
+	return reply{rows: append(rows, append(make([]any, 16), places, nil))}, nil
 }
 
 func claimLockFirst(t *tables, now time.Time, a arguments) (reply, error) {
 	q := int32(a.number(0))
-	head := t.head(a, now)
+	head := t.head(a, a.numbers(3)[0], now)
 	var rows [][]any
 	var places []pgtype.TID
 	var positions []int64
