@@ -52,7 +52,7 @@ func (d *Dashboard) failurePages() {
 }
 
 func (d *Dashboard) listFailures(ctx context.Context, q query) (any, error) {
-	queues, err := d.queues(ctx)
+	queues, err := d.sampledQueues(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (d *Dashboard) causeGroups(ctx context.Context, queue string) ([]causeGroup
 		if s.Newest.After(g.Newest) {
 			g.Newest = s.Newest
 		}
-		if s.ExampleID > g.ExampleID {
+		if s.Example != "" && s.ExampleID > g.ExampleID || g.ExampleID == 0 {
 			g.ExampleID, g.Example = s.ExampleID, s.Example
 		}
 		if s.Step >= 0 && s.Step < causeSteps {

@@ -22,7 +22,6 @@ const recentRuns = 2000 // runs from which times of a queue are taken
 // queueView is the page of one queue.
 type queueView struct {
 	queueRow
-	Detail      operator.QueueDetail
 	Over        string // length of the charts
 	Spans       []string
 	Waits       template.HTML
@@ -33,7 +32,6 @@ type queueView struct {
 	RunCount    int
 	Flows       []operator.Usage
 	Keys        []operator.Group
-	Lanes       []operator.Lane
 	Errors      []causeGroup
 	Limits      []limitRow
 	Settings    []fact
@@ -75,12 +73,15 @@ func (d *Dashboard) showQueue(ctx context.Context, q query) (any, error) {
 		return nil, err
 	}
 	v.chart = statesChart(samples)
-	v.Detail, err = cached(ctx, d, keyOf("queue", name), 5*time.Second,
-		func(ctx context.Context) (operator.QueueDetail, error) { return d.db.Queue(ctx, name) })
+	settings, err := cached(ctx, d, keyOf("settings", name), 5*time.Second,
+		func(ctx context.Context) (json.RawMessage, error) {
+			settings, _, err := d.db.QueueSettings(ctx, name)
+			return settings, err
+		})
 	if err != nil {
 		return nil, err
 	}
-	v.Lanes, v.Settings = v.Detail.Lanes, settingsOf(v.Detail.Settings)
+	v.Settings = settingsOf(settings)
 	if err := d.queueRuns(ctx, &v); err != nil {
 		return nil, err
 	}

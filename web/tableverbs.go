@@ -289,11 +289,11 @@ func (d *Dashboard) alterVerb() {
 
 // previewSettings lists the present values of the settings that the form offers.
 func (d *Dashboard) previewSettings(ctx context.Context, in form) (preview, error) {
-	detail, err := d.db.Queue(ctx, in.Get("name"))
+	settings, _, err := d.db.QueueSettings(ctx, in.Get("name"))
 	if err != nil {
 		return preview{}, err
 	}
-	facts := settingsOf(detail.Settings)
+	facts := settingsOf(settings)
 	return preview{Facts: slices.DeleteFunc(facts, func(f fact) bool {
 		for _, a := range alterable {
 			if strings.ReplaceAll(a.name, "_", " ") == f.Label {

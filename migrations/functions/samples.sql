@@ -31,8 +31,7 @@ BEGIN
     RETURN (plan->0->'Plan'->>'Plan Rows')::numeric::bigint;
 END $$;
 
--- count_queue counts one queue. Up to 10,000 entries (100,000 failures) of a kind it counts
--- exactly, through an index that holds only them; beyond that it estimates, and sets estimated.
+-- count_queue counts one queue. Up to 10,000 entries or failures of a kind it counts exactly, through an index that holds only them; beyond that it estimates, and sets estimated.
 -- initial and pending leave out disabled entries. A queue that is being dropped has no entries. The
 -- settings keep the plan at walking an index up to the bound. It names the queue's own table:
 -- through penstock.entry each call was planned over the tables of all queues, and with a hundred
@@ -66,9 +65,9 @@ BEGIN
           FROM (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
                 SELECT e.status FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.priority = -1 LIMIT 10001) b) d
         $sql$, 'entry_' || q.name) INTO total, initial, disabled, off_initial, computing USING q.id;
-    SELECT count(*) INTO failed FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 100001) b;
-    estimated := total > 10000 OR failed > 100000;
-    IF failed > 100000 THEN
+    SELECT count(*) INTO failed FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 10001) b;
+    estimated := total > 10000 OR failed > 10000;
+    IF failed > 10000 THEN
         failed := greatest(failed, penstock.planned_rows(format('SELECT FROM penstock.failure WHERE queue_id = %s', q.id)));
     END IF;
     IF total > 10000 THEN

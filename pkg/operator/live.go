@@ -9,8 +9,9 @@ import (
 const (
 	// liveRowsMax bounds the rows that LiveQueues counts in one call.
 	liveRowsMax = 20_000
-	// liveRowsLeast is the cost of counting an empty queue, in rows.
-	liveRowsLeast = 200
+	// liveRowsLeast is the cost of counting an empty queue, in rows: planning its statements takes as long
+	// as reading so many.
+	liveRowsLeast = 1000
 )
 
 // LiveQueues returns all queues. Small ones, up to a bound on their rows together, are counted now;
@@ -41,13 +42,21 @@ func (d *Database) LiveQueues(ctx context.Context) ([]Queue, error) {
 	return found, nil
 }
 
-// countable returns the names of the sampled queues that can be counted exactly within liveRowsMax,
-// smallest first.
+// countable returns the names of the sampled queues that can be counted exactly within liveRowsMax: those
+// with work first, and of these the smallest.
 func countable(found []Queue) []string {
 	rows := func(q Queue) int64 { return liveRowsLeast + q.Initial + q.Pending + q.Disabled + q.Failed }
 	small := slices.DeleteFunc(slices.Clone(found),
 		func(q Queue) bool { return q.Estimated || q.SampledAt == nil })
-	slices.SortFunc(small, func(a, b Queue) int { return cmp.Compare(rows(a), rows(b)) })
+	idle := func(q Queue) int {
+		if q.Pending > 0 || q.InPerSecond != nil && *q.InPerSecond > 0 || q.OutPerSecond != nil && *q.OutPerSecond > 0 {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(small, func(a, b Queue) int {
+		return cmp.Or(cmp.Compare(idle(a), idle(b)), cmp.Compare(rows(a), rows(b)), cmp.Compare(a.Name, b.Name))
+	})
 	var names []string
 	left := int64(liveRowsMax)
 	for _, q := range small {

@@ -117,12 +117,8 @@ func (d *Database) Queue(ctx context.Context, name string) (QueueDetail, error) 
 		return QueueDetail{}, fmt.Errorf("show queue %q: %w", name, invalidation.ErrQueueNotFound)
 	}
 	detail := QueueDetail{Queue: found[0]}
-	err = d.db.QueryRow(ctx, settingsSQL, name).Scan(&detail.Settings, &detail.Limits)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = invalidation.ErrQueueNotFound
-	}
-	if err != nil {
-		return QueueDetail{}, fmt.Errorf("show queue %q: %w", name, err)
+	if detail.Settings, detail.Limits, err = d.QueueSettings(ctx, name); err != nil {
+		return QueueDetail{}, err
 	}
 	if detail.Lanes, err = d.Lanes(ctx, name, 20); err != nil {
 		return QueueDetail{}, err
@@ -130,6 +126,19 @@ func (d *Database) Queue(ctx context.Context, name string) (QueueDetail, error) 
 	const offSQL = `SELECT scope, value, actor, reason, created_at FROM penstock.disabled WHERE queue_id = $1 ORDER BY scope, value LIMIT 100`
 	detail.Off, err = list[Off](ctx, d.db, "disabled entries of queue "+name, offSQL, detail.QueueID)
 	return detail, err
+}
+
+// QueueSettings returns the settings of a queue as Alter takes them and its units a lock by limit, or
+// invalidation.ErrQueueNotFound. It counts nothing.
+func (d *Database) QueueSettings(ctx context.Context, name string) (settings, limits json.RawMessage, err error) {
+	err = d.db.QueryRow(ctx, settingsSQL, name).Scan(&settings, &limits)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = invalidation.ErrQueueNotFound
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("show queue %q: %w", name, err)
+	}
+	return settings, limits, nil
 }
 
 // Lane is a lane that has ready rows. Keys counts them up to 1,000.
