@@ -3,14 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
 func lockCommand(a *app) *cobra.Command {
-	return noun("lock", "Lock records: which node computes which key", lockList(a), lockVerify(a))
+	return noun("lock", "Lock records: which node computes which key", lockList(a), lockVerify(a), lockUnlock(a))
 }
 
 func lockColumns() []column[operator.Lock] {
@@ -82,5 +84,39 @@ func lockVerify(a *app) *cobra.Command {
 			err = verdict{exitCritical}
 		}
 		return err
+	})
+}
+
+func lockUnlock(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "unlock QUEUE TOKEN", Short: "End one lock by hand, so that its key is ready again", Args: cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeQueues,
+		Long: "End one lock by hand, so that its key is ready again at its old position. Recovery ends the locks of dead\n" +
+			"nodes by itself within seconds: a lock that it leaves alone is listed by a node that lives, and is refused\n" +
+			"here too unless --even-listed is given. The run then goes on at the worker, its result is refused by the\n" +
+			"token, and the entry runs a second time.",
+		Example: "  penstock lock unlock mail 4711 --reason 'its node is cut off'",
+	}
+	var evenListed bool
+	c.Flags().BoolVar(&evenListed, "even-listed", false, "although its node lives and lists the lock")
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		token, err := strconv.ParseInt(args[1], 10, 64)
+		if err != nil || token < 1 {
+			return change{}, usagef("TOKEN is %q: want the number that penstock lock list has", args[1])
+		}
+		found, err := list[operator.Lock](ctx, api, "/v1/locks", 1, token-1, "queue", args[0])
+		if err != nil {
+			return change{}, err
+		}
+		if len(found) == 0 || found[0].Token != token {
+			return change{}, fmt.Errorf("queue %s has no lock with token %d: %w", args[0], token, invalidation.ErrNotFound)
+		}
+		l := found[0]
+		detail := fmt.Sprintf("%d entries, held by node %s for %s", l.Entries, before(l.Node, fmt.Sprint(l.NodeID)), age(l.AgeSeconds))
+		return simple(fmt.Sprintf("end the lock of key %q in queue %s", l.LockKey, l.Queue), detail, true,
+			func(ctx context.Context, by invalidation.By) error {
+				return api.post(ctx, at("/v1/queues/%v/locks/%v/unlock", l.Queue, token),
+					body(by, "lock_key", l.LockKey, "even_listed", evenListed), nil)
+			})
 	})
 }

@@ -69,6 +69,7 @@ var needs = map[string]scope{
 	"POST /v1/failures/{id}/discard":               operate,
 	"GET /v1/locks":                                read,
 	"GET /v1/locks/suspects":                       read,
+	"POST /v1/queues/{queue}/locks/{token}/unlock": admin,
 	"GET /v1/nodes":                                read,
 	"GET /v1/nodes/{id}":                           read,
 	"POST /v1/nodes/{id}/drain":                    operate,

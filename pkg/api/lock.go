@@ -19,6 +19,26 @@ func (a *API) lockRoutes() {
 		found, err := a.operator.VerifyLocks(ctx, 1000)
 		return pageOf(found, Paging{Limit: 1000}, nil), err
 	})
+	change(a, route{
+		method: "POST", path: "/v1/queues/{queue}/locks/{token}/unlock", id: "force-unlock",
+		summary: "End a lock by hand, so that its key is ready again at its old position",
+		scope:   admin, of: ofQueue,
+	}, func(ctx context.Context, in *unlocking) error {
+		return a.operator.ForceUnlock(ctx, operator.Unlock{
+			Queue: in.Queue, Token: in.Token, LockKey: in.Body.LockKey, EvenListed: in.Body.EvenListed, By: in.Body.by(ctx),
+		})
+	})
+}
+
+// unlocking names a lock by queue, key and token: all must match.
+type unlocking struct {
+	InQueue
+	Token int64 `path:"token" minimum:"1"`
+	Body  struct {
+		Because
+		LockKey    string `json:"lock_key" minLength:"1" maxLength:"1024" doc:"As the list of locks has it: #ID for an entry without one."`
+		EvenListed bool   `json:"even_listed,omitempty" doc:"Although its node lives and lists the lock: the run goes on, its result is refused, and the entry runs a second time."`
+	}
 }
 
 type lockFilter struct {

@@ -130,6 +130,9 @@ func story() []step {
 		{before: (*world).useModel, method: "GET", path: "/v1/usage/hours?flow=f&from=2026-01-01T00:00:00Z", status: ok, want: "gpu_ms=1500"},
 		{method: "GET", path: "/v1/nodes", status: ok, want: "id=7"},
 		{method: "GET", path: "/v1/nodes/7", status: ok, want: "name=gpu"},
+		{method: "GET", path: "/v1/locks?queue=work", status: ok, name: "held", take: "token"},
+		{method: "GET", path: "/v1/locks?queue=work", status: ok, name: "key", take: "lock_key"},
+		{method: "POST", path: "/v1/queues/work/locks/{held}/unlock", body: `{"lock_key": "{key}", "even_listed": true, ` + reason + `}`, status: none},
 		{method: "POST", path: "/v1/nodes/7/drain", body: why, status: none},
 
 		{method: "POST", path: "/v1/queues/work/operations", body: `{"verb": "cancel", "filter": {"all": true, "older_than_seconds": 3600}, "dry_run": true, ` + reason + `}`, status: accepted, want: "matching=0"},
@@ -418,7 +421,7 @@ var creates = map[string]string{
 
 // nobody replaces what a path is about by what does not exist.
 func nobody(path string) string {
-	for _, name := range []string{"work", "parts", "tick", "daily", "flux", "gpu", "/ci", "/7", "{one}", "{three}", "{bad}", "{worse}", "{op}", "{batch}", "{job}", "sdxl", "default", "/own"} {
+	for _, name := range []string{"work", "parts", "tick", "daily", "flux", "gpu", "/ci", "/7", "{one}", "{three}", "{bad}", "{worse}", "{held}", "{op}", "{batch}", "{job}", "sdxl", "default", "/own"} {
 		other := "987654"
 		if strings.HasPrefix(name, "/") {
 			other = "/" + other
