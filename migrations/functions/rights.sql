@@ -33,7 +33,7 @@ LANGUAGE sql IMMUTABLE AS $$
          'batch batch_part bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
           failure flow_weight idempotency inference_version instance leader limit limit_use lock model node
           operation output pause progress push_back queue ready remote_run result retained sample sample_minute
-          deployment deployment_state scale_state scale_decision setting model_minute model_online cold_start
+          deployment deployment_state scale_state scale_decision setting model_minute model_online cold_start callback_sent
           schema_object schema_version slot slot_demand uniqueness usage usage_hour watch', 'SELECT', NULL::text[]),
         ('leader node gateway operator read',
          'application_status batch_status cron_status dead_slots entry_status instance_status lock_status node_status
@@ -51,6 +51,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node', 'token_seq', 'USAGE', NULL),
         ('leader node', 'entry ready lock cancel_request idempotency uniqueness progress bucket push_back', 'UPDATE DELETE', NULL),
         ('leader node', 'lock progress bucket result failure cancel_request', 'INSERT', NULL),
+        ('leader node operator', 'callback_sent', 'INSERT', NULL),
         ('leader node', 'usage', 'INSERT UPDATE DELETE', NULL),
         ('leader node', 'node', 'INSERT UPDATE DELETE', NULL),
         ('leader node', 'batch_part', 'UPDATE', NULL),

@@ -23,7 +23,7 @@ SELECT n.id, n.name, n.application,
        clock_timestamp() - n.beat_at AS silent_for, n.lease, n.threads, cardinality(n.tokens) AS says_locks,
        (SELECT count(*) FROM penstock.lock l WHERE l.node_id = n.id) AS locks,
        ARRAY(SELECT q.name FROM penstock.queue q WHERE q.id = ANY (n.queue_ids) ORDER BY q.name) AS queues,
-       n.started_at, n.beat_at, n.draining_at, n.drain_by, n.drain_reason, n.load
+       n.started_at, n.beat_at, n.draining_at, n.drain_by, n.drain_reason, n.load, n.kind
   FROM penstock.node n;
 
 -- lock_status shows the lock records with the names of queue and node.
@@ -124,7 +124,8 @@ UNION ALL SELECT 'failure', 'failed_at', coalesce(max(failure_retention), '1 day
 UNION ALL SELECT 'sample', 'at', '1 day'
 UNION ALL SELECT 'sample_minute', 'at', '30 days'
 UNION ALL SELECT 'scale_decision', 'at', '30 days'
-UNION ALL SELECT 'model_minute', 'minute', '30 days';
+UNION ALL SELECT 'model_minute', 'minute', '30 days'
+UNION ALL SELECT 'callback_sent', 'at', '7 days';
 
 -- old_partitions lists partitions all of whose rows have passed their retention, and since when.
 -- Callers: drop_old_partitions; pkg/recovery; psql.

@@ -4,7 +4,7 @@
 -- the transaction of the ending. A result over 64 KiB is left out, and so is a context that the
 -- queue would not take. An ending that cannot push its callback cannot be recorded: the node that
 -- ran the entry and the leader that expires it would try again for ever. So the queue of callbacks
--- takes every callback.
+-- takes every callback. callback_sent keeps which entry reports which end.
 -- Locks: none: the push has neither keys nor a capacity.
 -- Callers: end_entry; pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
@@ -13,6 +13,7 @@ CREATE OR REPLACE FUNCTION penstock.call_back(e penstock.entry, outcome text, de
 DECLARE
     host text := lower(substring(e.callback->>'url' FROM '^[A-Za-z]+://([^/?#]+)'));
     data jsonb;
+    sent bigint[];
 BEGIN
     IF coalesce(e.callback->>'url', '') = '' THEN
         RETURN;
@@ -23,11 +24,12 @@ BEGIN
             || jsonb_strip_nulls(detail - 'result') || CASE WHEN detail ? 'result' THEN jsonb_build_object('result', detail->'result') ELSE '{}' END
             || CASE WHEN octet_length(e.callback::text) > 262144 THEN '{"context_omitted": true}'
                     WHEN e.callback ? 'context' THEN jsonb_build_object('context', e.callback->'context') ELSE '{}' END;
-    PERFORM penstock.push_many('webhook',
+    SELECT p.ids INTO sent FROM penstock.push_many('webhook',
         ARRAY[jsonb_build_object('url', left(e.callback->>'url', 4096), 'type', 'entry.' || outcome, 'at', clock_timestamp(), 'data', data)
               || CASE WHEN e.callback->>'format' = 'job' THEN '{"format": "job"}'::jsonb ELSE '{}' END],
         flows => ARRAY[coalesce(left(host, CASE WHEN octet_length(host) > length(host) THEN 64 ELSE 128 END), '')],
-        traces => ARRAY[e.trace], inside => true);
+        traces => ARRAY[e.trace], inside => true) p;
+    INSERT INTO penstock.callback_sent (entry_id, callback_id) VALUES (e.id, sent[1]);
 END $$;
 
 -- keep_webhook_queue refuses changes after which the queue of callbacks would not take every

@@ -28,6 +28,7 @@ type Node struct {
 	ID            NodeID          `json:"id"`
 	Name          string          `json:"name"`
 	Application   string          `json:"application"`
+	Kind          string          `json:"kind"`  // task, gateway
 	State         string          `json:"state"` // live, draining, dead
 	SilentSeconds float64         `json:"silent_seconds"`
 	LeaseSeconds  float64         `json:"lease_seconds"`
@@ -41,10 +42,9 @@ type Node struct {
 }
 
 const nodesSQL = `
-SELECT id, name, application, state, extract(epoch FROM silent_for)::float8 AS silent_seconds,
-       extract(epoch FROM lease)::float8 AS lease_seconds,
-       threads, locks, queues, started_at, coalesce(drain_by, '') AS drain_by,
-              coalesce(drain_reason, '') AS drain_reason, load
+SELECT id, name, application, kind, state, extract(epoch FROM silent_for)::float8 AS silent_seconds,
+       extract(epoch FROM lease)::float8 AS lease_seconds, threads, locks, queues, started_at,
+       coalesce(drain_by, '') AS drain_by, coalesce(drain_reason, '') AS drain_reason, load
   FROM penstock.node_status
  ORDER BY name, started_at, id
  LIMIT $1`

@@ -85,7 +85,7 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		"pools":   {poolsSQL, `50`},
 		"classes": {flowClassesSQL, `50`},
 		"calls":   {callbacksSQL, `5, 3`},
-		"scaling": {scaleSamplesSQL, `'llama', '1 hour', 5`},
+		"minutes": {scaleMinutesSQL, `'llama', '1 hour'`},
 
 		"suspects":       {suspectsSQL, `50`},
 		"models":         {modelsSQL, `50`},

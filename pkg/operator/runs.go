@@ -152,3 +152,18 @@ func (d *Database) CountMatchingTo(ctx context.Context, o OperationRequest, boun
 	}
 	return n, nil
 }
+
+// SentCallback is the callback that reports an end of an entry: an entry of the queue webhook.
+type SentCallback struct {
+	ID int64     `json:"id"`
+	At time.Time `json:"at"` // of its push
+}
+
+const callbacksSQL = `
+SELECT callback_id AS id, at FROM penstock.callback_sent WHERE entry_id = $1 ORDER BY at DESC LIMIT $2`
+
+// Callbacks returns the callbacks that report the ends of an entry, the newest first. They are known for
+// seven days.
+func (d *Database) Callbacks(ctx context.Context, entry int64, limit int) ([]SentCallback, error) {
+	return list[SentCallback](ctx, d.db, fmt.Sprintf("callbacks of entry %d", entry), callbacksSQL, entry, page(limit))
+}

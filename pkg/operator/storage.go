@@ -114,3 +114,33 @@ SELECT url, secret IS NOT NULL AS signed, coalesce(old_until > clock_timestamp()
 func (d *Database) WebhookEndpoints(ctx context.Context, after string, limit int) ([]WebhookEndpoint, error) {
 	return list[WebhookEndpoint](ctx, d.db, "webhook endpoints", webhookEndpointsSQL, after, page(limit))
 }
+
+// Partition is a partition of a table whose old rows are dropped with their partition.
+type Partition struct {
+	Table   string   `json:"table"`
+	Name    string   `json:"name"`
+	Bound   string   `json:"bound"` // as Postgres writes it
+	Bytes   int64    `json:"bytes"` // with indexes
+	Rows    int64    `json:"rows"`  // estimate of the statistics collector
+	Default bool     `json:"default"`
+	Kept    *float64 `json:"kept_seconds,omitempty"` // the retention of the table
+}
+
+// partitionsSQL reads the catalog and the cumulative statistics; it opens no partition.
+const partitionsSQL = `
+SELECT parent.relname::text AS "table", c.relname::text AS name, pg_get_expr(c.relpartbound, c.oid) AS bound,
+       pg_total_relation_size(c.oid) AS bytes, coalesce(pg_stat_get_live_tuples(c.oid), 0) AS rows,
+       pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT' AS "default", extract(epoch FROM r.kept)::float8 AS kept
+  FROM pg_class parent
+  JOIN pg_inherits i ON i.inhparent = parent.oid
+  JOIN pg_class c ON c.oid = i.inhrelid
+  LEFT JOIN penstock.retention r ON r.parent = parent.relname
+ WHERE parent.relnamespace = 'penstock'::regnamespace AND parent.relkind = 'p' AND parent.relname <> 'entry'
+ ORDER BY parent.relname, c.relname
+ LIMIT $1`
+
+// Partitions returns the partitions of the tables that are dropped by the day or the hour, by table and
+// name. Those of entries, one for each queue, are not among them.
+func (d *Database) Partitions(ctx context.Context, limit int) ([]Partition, error) {
+	return list[Partition](ctx, d.db, "partitions", partitionsSQL, page(limit))
+}

@@ -1,0 +1,61 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Pool is how the slots of a model are divided between online calls and durable entries. What waits in a
+// pool is known to its gateways alone: each reports it with its heartbeats (Node.Load).
+type Pool struct {
+	Model         string          `json:"model"`
+	Slots         int32           `json:"slots"`            // of usable instances
+	Reserved      int32           `json:"reserved"`         // of them for online calls alone
+	BatchReserved int32           `json:"batch_reserved"`   // of them for durable entries alone
+	Policy        json.RawMessage `json:"policy,omitempty"` // fields laid over the defaults; absent: the defaults
+	ChangedAt     *time.Time      `json:"changed_at,omitempty"`
+}
+
+const poolsSQL = `
+SELECT m.name AS model, r.total AS slots, r.reserved, r.batch_reserved, p.config AS policy, p.changed_at
+  FROM penstock.model m
+ CROSS JOIN LATERAL penstock.slot_reserves(m.name) r
+  LEFT JOIN penstock.gateway_policy p ON p.model = m.name
+ ORDER BY m.name
+ LIMIT $1`
+
+// Pools returns the division of slots of each model, by name.
+func (d *Database) Pools(ctx context.Context, limit int) ([]Pool, error) {
+	return list[Pool](ctx, d.db, "pools", poolsSQL, page(limit))
+}
+
+// SetGatewayPolicy replaces the settings of a model's pool; nil brings the defaults back. Gateways read it
+// within two seconds.
+func (d *Database) SetGatewayPolicy(ctx context.Context, model string, config []byte, by invalidation.By) error {
+	const sql = `SELECT penstock.set_gateway_policy($3, $4::jsonb, $1, coalesce($2, current_user))`
+	return d.change(ctx, fmt.Sprintf("set pool of model %q", model), sql, by, model, config)
+}
+
+// FlowClass is the class of a flow's online requests that name none, and the highest that they may name.
+type FlowClass struct {
+	Flow        string    `json:"flow"`
+	Criticality string    `json:"criticality"` // critical, default, sheddable
+	ChangedAt   time.Time `json:"changed_at"`
+}
+
+const flowClassesSQL = `SELECT flow, criticality, changed_at FROM penstock.flow_criticality ORDER BY flow LIMIT $1`
+
+// FlowClasses returns the flows that have a class of their own, by name.
+func (d *Database) FlowClasses(ctx context.Context, limit int) ([]FlowClass, error) {
+	return list[FlowClass](ctx, d.db, "classes of flows", flowClassesSQL, page(limit))
+}
+
+// SetFlowClass sets the class of a flow; an empty one removes it.
+func (d *Database) SetFlowClass(ctx context.Context, flow, criticality string, by invalidation.By) error {
+	const sql = `SELECT penstock.set_flow_criticality($3, $4, $1, coalesce($2, current_user))`
+	return d.change(ctx, fmt.Sprintf("set class of flow %q", flow), sql, by, flow, given(criticality))
+}
