@@ -2,7 +2,6 @@ package web
 
 import (
 	"context"
-	"time"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -37,7 +36,7 @@ func (d *Dashboard) listAudit(ctx context.Context, q query) (any, error) {
 		Actor: v.Actor, Verb: v.Verb, Object: v.Object, Before: v.Before,
 		Limit: auditPerPage + 1,
 	}
-	found, err := cached(ctx, d, keyOf("audit", filter), time.Second,
+	found, err := cached(ctx, d, keyOf("audit", filter), beat,
 		func(ctx context.Context) ([]operator.Audit, error) { return d.db.Audits(ctx, filter) })
 	if err != nil {
 		return nil, err

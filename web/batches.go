@@ -139,7 +139,7 @@ func (d *Dashboard) batches(ctx context.Context, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	operations, err := cached(ctx, d, keyOf("operations", v.Queue, operationsBefore), time.Second,
+	operations, err := cached(ctx, d, keyOf("operations", v.Queue, operationsBefore), beat,
 		func(ctx context.Context) ([]operator.Operation, error) {
 			return d.db.Operations(ctx, operator.OperationFilter{
 				Queue: v.Queue, Before: operationsBefore,

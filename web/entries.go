@@ -48,7 +48,7 @@ func (d *Dashboard) entryPages() {
 }
 
 func (d *Dashboard) listEntries(ctx context.Context, q query) (any, error) {
-	queues, err := d.queues(ctx)
+	queues, err := d.sampledQueues(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (d *Dashboard) listEntries(ctx context.Context, q query) (any, error) {
 		Queue: v.Queue, State: v.State, Flow: v.Flow, LockKey: v.LockKey, Name: v.Name, After: v.After,
 		Limit: entriesPerPage + 1,
 	}
-	found, err := cached(ctx, d, keyOf("entries", filter), time.Second,
+	found, err := cached(ctx, d, keyOf("entries", filter), beat,
 		func(ctx context.Context) ([]operator.Entry, error) { return d.db.Entries(ctx, filter) })
 	if err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (d *Dashboard) entryRows(ctx context.Context, q operator.Queue, found []ope
 			keys = append(keys, e.LockKey)
 		}
 	}
-	held, err := cached(ctx, d, keyOf("held", q.Name, keys), time.Second,
+	held, err := cached(ctx, d, keyOf("held", q.Name, keys), beat,
 		func(ctx context.Context) ([]operator.HeldKey, error) { return d.db.HeldKeys(ctx, q.Name, keys) })
 	if err != nil {
 		return nil, err

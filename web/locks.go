@@ -114,14 +114,14 @@ func (d *Dashboard) forceUnlock(ctx context.Context, in form, by invalidation.By
 
 func (d *Dashboard) locks(ctx context.Context, q query) (any, error) {
 	v := locksView{Queue: q.Get("queue"), Legend: picture.LockLegend()}
-	queues, err := d.queues(ctx)
+	queues, err := d.sampledQueues(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, queue := range queues {
 		v.Queues = append(v.Queues, queue.Name)
 	}
-	locks, err := cached(ctx, d, keyOf("locks", v.Queue), time.Second,
+	locks, err := cached(ctx, d, keyOf("locks", v.Queue), beat,
 		func(ctx context.Context) ([]operator.Lock, error) {
 			return d.db.Locks(ctx, operator.LockFilter{Queue: v.Queue, Limit: locksMax + 1})
 		})

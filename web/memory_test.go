@@ -28,7 +28,7 @@ func inMemory(t *testing.T, readings map[string]any) *Dashboard {
 	for key, value := range readings {
 		now := time.Now()
 		r := d.reads.of(key, now)
-		r.value, r.at, r.tried, r.generation = value, now, now.Add(time.Hour), d.reads.generation.Load()
+		r.value, r.at, r.tried, r.took, r.generation = value, now, now, time.Hour, d.reads.generation.Load()
 	}
 	return d
 }
@@ -66,7 +66,7 @@ func fleetReadings(text string) map[string]any {
 	}
 	locks = append(locks, operator.Lock{Queue: text, LockKey: "#4711", Token: 200, NodeID: 9, ClaimedAt: now})
 	return map[string]any{
-		"queues": []operator.Queue{{Name: text, Kind: "task"}}, "nodes": nodes, "pauses": []operator.Pause{}, "leader": &operator.Leader{Holder: text, Live: true},
+		"sampled queues": []operator.Queue{{Name: text, Kind: "task"}}, "nodes": nodes, "pauses": []operator.Pause{}, "leader": &operator.Leader{Holder: text, Live: true},
 		"degradations":                     []operator.Degradation{},
 		keyOf("locks", ""):                 locks,
 		"suspects":                         []operator.Suspect{{Queue: text, LockKey: text, Token: 101, Node: text, Problem: text}},

@@ -13,7 +13,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -142,14 +141,11 @@ func (d *Dashboard) serve(w http.ResponseWriter, r *http.Request, p page, who vi
 	}
 }
 
-// snapshotKept is how long a snapshot is displayed to others than the visitor for whom it was made.
-const snapshotKept = 900 * time.Millisecond
-
-// snapshot returns a page as it is now. It returns an error only if ctx ends: an error of the page
+// snapshot returns a page as it is in this beat. It returns an error only if ctx ends: an error of the page
 // is a snapshot too.
 func (d *Dashboard) snapshot(ctx context.Context, p page, q query, address string) (*snapshot, error) {
 	key := keyOf("snapshot", q.role, address, q.values.Encode())
-	return cached(ctx, d, key, snapshotKept, func(ctx context.Context) (*snapshot, error) {
+	return cached(ctx, d, key, beat, func(ctx context.Context) (*snapshot, error) {
 		return d.make(ctx, p, q, address), nil
 	})
 }

@@ -31,8 +31,9 @@ type reading struct {
 	turn chan struct{} // held by the caller that reads; guards the rest
 
 	tried      time.Time
-	generation int64     // at that time
-	at         time.Time // of value; zero: there is none
+	took       time.Duration // of the last try
+	generation int64         // at that time
+	at         time.Time     // of value; zero: there is none
 	value      any
 	err        error // of the last try
 }
@@ -121,6 +122,21 @@ func withOutages(ctx context.Context) (context.Context, *outages) {
 	return context.WithValue(ctx, outagesKey{}, o), o
 }
 
+// beat is the time between two readings of what is live. Beats begin at multiples of it, for all tabs at
+// once.
+const beat = 500 * time.Millisecond
+
+// readShare is how many times as long as a read took the next one waits at least, so that a slow
+// database spends no more than a fifth of the time on what people watch.
+const readShare = 4
+
+// due reports whether a value is to be read again. Times are compared by their beats: a read that began
+// late in its beat does not put off the next.
+func (r *reading) due(now time.Time, fresh time.Duration) bool {
+	age := now.Truncate(beat).Sub(r.tried.Truncate(beat))
+	return age < 0 || age >= max(fresh, readShare*r.took)
+}
+
 // cached returns the value of a key, read at most once in the time fresh by whichever caller comes
 // first. The value is shared and must not be changed. When a read fails because the database does
 // not answer or takes too long, the value before is returned and recorded as stale in the context;
@@ -139,11 +155,12 @@ func cached[T any](
 		return none, ctx.Err()
 	}
 	generation := d.reads.generation.Load()
-	if now = time.Now(); now.Sub(r.tried) >= fresh || r.generation != generation {
+	now = time.Now()
+	if r.due(now, fresh) || r.generation != generation {
 		value, err := bounded(ctx, d.reads, read)
-		r.tried, r.generation, r.err = time.Now(), generation, err
+		r.tried, r.took, r.generation, r.err = now, time.Since(now), generation, err
 		if err == nil {
-			r.value, r.at = value, r.tried
+			r.value, r.at = value, time.Now()
 		}
 	}
 	if r.err == nil {

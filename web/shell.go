@@ -79,17 +79,18 @@ func sentence(text string) string {
 // says why.
 func (d *Dashboard) shell(ctx context.Context) shell {
 	var s shell
-	leader, err := cached(ctx, d, "leader", time.Second, d.db.Leader)
+	leader, err := cached(ctx, d, "leader", beat, d.db.Leader)
 	if err == nil {
 		s.Leader = leader
 	}
 	nodes, _ := d.nodes(ctx)
 	for _, n := range nodes {
-		switch n.State {
-		case "live", "draining":
-			s.Nodes++
-		case "dead":
+		switch {
+		case n.Kind == "gateway":
+		case n.State == "dead":
 			s.Dead++
+		default:
+			s.Nodes++
 		}
 	}
 	s.Pauses, _ = d.pauses(ctx)
@@ -102,13 +103,13 @@ func (d *Dashboard) shell(ctx context.Context) shell {
 // These reads are shared by several pages.
 
 func (d *Dashboard) nodes(ctx context.Context) ([]operator.Node, error) {
-	return cached(ctx, d, "nodes", time.Second, func(ctx context.Context) ([]operator.Node, error) {
+	return cached(ctx, d, "nodes", beat, func(ctx context.Context) ([]operator.Node, error) {
 		return d.db.Nodes(ctx, 500)
 	})
 }
 
 func (d *Dashboard) pauses(ctx context.Context) ([]operator.Pause, error) {
-	return cached(ctx, d, "pauses", time.Second, func(ctx context.Context) ([]operator.Pause, error) {
+	return cached(ctx, d, "pauses", beat, func(ctx context.Context) ([]operator.Pause, error) {
 		return d.db.Pauses(ctx, 200)
 	})
 }
@@ -118,8 +119,17 @@ func (d *Dashboard) degradations(ctx context.Context) ([]operator.Degradation, e
 		func(ctx context.Context) ([]operator.Degradation, error) { return d.db.Degradations(ctx, 100) })
 }
 
+// queues returns the queues, the small ones counted now. It is for pages about counts.
 func (d *Dashboard) queues(ctx context.Context) ([]operator.Queue, error) {
-	return cached(ctx, d, "queues", time.Second, d.db.LiveQueues)
+	return cached(ctx, d, "queues", beat, d.db.LiveQueues)
+}
+
+// sampledQueues returns the queues with the counts of the leader's last sample. Pauses and what blocks a
+// queue are as of now.
+func (d *Dashboard) sampledQueues(ctx context.Context) ([]operator.Queue, error) {
+	return cached(ctx, d, "sampled queues", beat, func(ctx context.Context) ([]operator.Queue, error) {
+		return d.db.Queues(ctx)
+	})
 }
 
 // navigationGroup is a group of items of the navigation.

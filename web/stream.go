@@ -9,11 +9,10 @@ import (
 )
 
 const (
-	streamEvery = time.Second      // between two pictures
 	streamAlive = 15 * time.Second // between signs of life, so that no proxy closes the connection
 	streamWrite = 10 * time.Second // for a browser to take an event
 	streamMax   = 30 * time.Minute // then the browser connects again
-	streamCheck = 10 * time.Second // between two looks at the session
+	streamCheck = 10 * time.Second // between two checks of the session
 )
 
 // streams bounds the event streams at once.
@@ -57,7 +56,7 @@ func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request,
 	if s.seen == "" {
 		s.seen = r.URL.Query().Get("seen")
 	}
-	tick := time.NewTicker(streamEvery)
+	tick := time.NewTimer(0)
 	defer tick.Stop()
 	checked := time.Now()
 	for {
@@ -72,6 +71,7 @@ func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request,
 		if err != nil || s.show(now) != nil {
 			return
 		}
+		tick.Reset(untilBeat(time.Now()))
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -80,11 +80,14 @@ func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request,
 	}
 }
 
+// untilBeat returns the time to the next beat.
+func untilBeat(now time.Time) time.Duration { return now.Truncate(beat).Add(beat).Sub(now) }
+
 // eventStream is one browser that follows a page.
 type eventStream struct {
 	w       http.ResponseWriter
 	rc      *http.ResponseController
-	seen    string // tag of the picture that the browser has
+	seen    string // tag of the snapshot that the browser has
 	points  string // that it has
 	written time.Time
 }

@@ -49,7 +49,7 @@ func (d *Dashboard) tablePages() {
 	d.page(page{
 		path: "tokens", nav: "Tokens", section: "System", title: "Tokens", template: "tokens",
 		read: func(ctx context.Context, _ query) (any, error) {
-			found, err := cached(ctx, d, "tokens", time.Second,
+			found, err := cached(ctx, d, "tokens", beat,
 				func(ctx context.Context) ([]operator.APIToken, error) { return d.db.Tokens(ctx, 500) })
 			return tokensView{Rows: found}, err
 		},
@@ -81,7 +81,7 @@ func (d *Dashboard) limits(ctx context.Context) ([]limitRow, error) {
 
 func (d *Dashboard) listWebhooks(ctx context.Context, q query) (any, error) {
 	v := webhooksView{After: q.Get("after")}
-	found, err := cached(ctx, d, keyOf("webhooks", v.After), time.Second,
+	found, err := cached(ctx, d, keyOf("webhooks", v.After), beat,
 		func(ctx context.Context) ([]operator.WebhookEndpoint, error) {
 			return d.db.WebhookEndpoints(ctx, v.After, tableRows+1)
 		})

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -49,7 +48,7 @@ var conditions = []struct {
 // checks explains why an entry does not run: each condition of the claim, and for those that do not
 // hold the reasons.
 func (d *Dashboard) checks(ctx context.Context, e operator.Entry) (list []check, blocked int, err error) {
-	explained, err := cached(ctx, d, keyOf("explain", e.ID), time.Second,
+	explained, err := cached(ctx, d, keyOf("explain", e.ID), beat,
 		func(ctx context.Context) (operator.Explanation, error) { return d.db.Explain(ctx, e.ID) })
 	if err != nil {
 		return nil, 0, err

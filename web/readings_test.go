@@ -1,0 +1,65 @@
+package web
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A change is on every page within a beat and the time of a read, whenever it happens and however late in its beat the
+// reading before began.
+func TestAChangeIsReadWithinABeat(t *testing.T) {
+	for _, taken := range []time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond} {
+		for changed := 3 * time.Second; changed < 4*time.Second; changed += 37 * time.Millisecond {
+			synctest.Test(t, func(t *testing.T) {
+				d := &Dashboard{reads: newReadings()}
+				begin := time.Now()
+				read := func() int {
+					v, err := cached(t.Context(), d, "value", beat, func(context.Context) (int, error) {
+						v := 0
+						if time.Since(begin) >= changed {
+							v = 1
+						}
+						time.Sleep(taken)
+						return v, nil
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return v
+				}
+				time.Sleep(changed % beat) // the stream begins at any time in a beat
+				for read() == 0 {
+					time.Sleep(untilBeat(time.Now()))
+				}
+				if late := time.Since(begin) - changed; late > beat+taken {
+					t.Errorf("a change at %s is read %s later, with reads of %s", changed, late, taken)
+				}
+			})
+		}
+	}
+}
+
+// A database that needs long for a read is asked less often.
+func TestSlowReadsAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &Dashboard{reads: newReadings()}
+		var busy time.Duration
+		begin := time.Now()
+		for time.Since(begin) < time.Minute {
+			_, err := cached(t.Context(), d, "value", beat, func(context.Context) (int, error) {
+				time.Sleep(1500 * time.Millisecond)
+				busy += 1500 * time.Millisecond
+				return 0, nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(untilBeat(time.Now()))
+		}
+		if share := busy.Seconds() / time.Since(begin).Seconds(); share > 0.26 {
+			t.Errorf("reads take %.0f %% of the time", share*100)
+		}
+	})
+}
