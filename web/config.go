@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"strings"
 	"time"
 
@@ -34,6 +35,9 @@ type Config struct {
 	DisableWebhook func(ctx context.Context, url string, by invalidation.By) error
 	// Timetable computes when cron jobs fire. Nil: the page of cron jobs displays no times to come.
 	Timetable Timetable
+	// TraceURL is the address of a trace in another system, with {trace} in the place of its id. Empty: pages
+	// name traces without a link.
+	TraceURL string
 	// Version is that of the program, for the foot of the pages.
 	Version string
 	// Log takes errors whose text visitors do not see. Default: none.
@@ -48,7 +52,19 @@ func (c Config) withDefaults() (Config, error) {
 	if err := CheckPath(c.Path); err != nil {
 		return c, err
 	}
-	return c, nil
+	return c, CheckTraceURL(c.TraceURL)
+}
+
+// CheckTraceURL returns an error for a Config.TraceURL that a dashboard cannot have.
+func CheckTraceURL(address string) error {
+	if address == "" {
+		return nil
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || !strings.Contains(address, "{trace}") {
+		return fmt.Errorf("address of traces %q: want one such as https://tempo.example/trace/{trace}", address)
+	}
+	return nil
 }
 
 // CheckPath returns an error for a path that a dashboard cannot have.

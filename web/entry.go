@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"html/template"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,6 +30,8 @@ type entryView struct {
 	Measured  []fact
 	Node      string
 	TraceID   string
+	TraceURL  string // of the trace in another system; empty: none is configured
+	Callbacks []callbackRow
 	Progress  *progress
 }
 
@@ -62,7 +65,7 @@ func (d *Dashboard) showEntry(ctx context.Context, q query) (any, error) {
 	if id <= 0 {
 		return nil, fmt.Errorf("%q is not the id of an entry: %w", q.Get("id"), invalidation.ErrEntryNotFound)
 	}
-	detail, err := cached(ctx, d, keyOf("entry", id), time.Second,
+	detail, err := cached(ctx, d, keyOf("entry", id), beat,
 		func(ctx context.Context) (operator.EntryDetail, error) { return d.db.Entry(ctx, id) })
 	if err != nil {
 		return nil, err
@@ -105,6 +108,14 @@ func (d *Dashboard) showEntry(ctx context.Context, q query) (any, error) {
 			v.Node = names[*e.NodeID]
 		}
 		if v.Checks, v.Blocked, err = d.checks(ctx, *e); err != nil {
+			return nil, err
+		}
+	}
+	if v.TraceID != "" && d.cfg.TraceURL != "" {
+		v.TraceURL = strings.ReplaceAll(d.cfg.TraceURL, "{trace}", v.TraceID)
+	}
+	if v.Ended != nil || v.Failure != nil {
+		if v.Callbacks, err = d.callbacks(ctx, id); err != nil {
 			return nil, err
 		}
 	}
@@ -183,6 +194,7 @@ func measured(meta json.RawMessage) []fact {
 	if m.Slot != nil {
 		add("slot", strconv.Itoa(*m.Slot), m.Instance != "")
 	}
+	add("first byte after", milliseconds(m.FirstMS), m.FirstMS > 0)
 	add("GPU time", milliseconds(m.GPUMS), m.GPUMS > 0)
 	add("entries in the call", strconv.Itoa(m.Members), m.Members > 1)
 	add("tokens in, out", fmt.Sprintf("%d, %d", m.TokensIn, m.TokensOut), m.TokensIn+m.TokensOut > 0)
@@ -265,16 +277,68 @@ func endedWaterfall(w *picture.Waterfall, v entryView, m runMeta, at time.Time) 
 				})
 				start = called
 			}
-			w.Phases = append(w.Phases, picture.Phase{
-				Name: "runs", Detail: strings.TrimSpace(v.Node + " " +
-					"" + m.Instance), Kind: picture.PhaseCall, Start: start, End: e.At, Attempt: number,
-			})
+			addRun(w, strings.TrimSpace(v.Node+" "+m.Instance), start, e.At, m, number)
 		}
 	}
 	w.Phases = append(w.Phases, picture.Phase{
 		Name: e.Outcome, Detail: e.Class, Kind: picture.PhaseFinish,
 		Start: e.At,
 	})
+	for _, c := range v.Callbacks {
+		w.Phases = append(w.Phases, picture.Phase{
+			Name: "callback", Detail: c.State, Kind: picture.PhaseCallback, Start: c.At, End: c.Ended, Open: c.Ended.IsZero(),
+		})
+	}
+}
+
+// addRun adds the last run: to its end, or, where the begin of an answer was measured, to that and from there
+// to the end.
+func addRun(w *picture.Waterfall, detail string, start, end time.Time, m runMeta, attempt int) {
+	add := func(name, detail string, kind picture.PhaseKind, start, end time.Time) {
+		w.Phases = append(w.Phases, picture.Phase{
+			Name: name, Detail: detail, Kind: kind, Start: start, End: end, Attempt: attempt,
+		})
+	}
+	first := start.Add(time.Duration(m.FirstMS * float64(time.Millisecond)))
+	if m.FirstMS <= 0 || !first.Before(end) {
+		add("runs", detail, picture.PhaseCall, start, end)
+		return
+	}
+	add("to first byte", detail, picture.PhaseCall, start, first)
+	add("answer", "", picture.PhaseStream, first, end)
+}
+
+// callbackRow is a callback that reports an end of the entry.
+type callbackRow struct {
+	operator.SentCallback
+	State string
+	Ended time.Time // zero: it has not ended
+}
+
+// callbacks returns the callbacks of an entry, oldest first.
+func (d *Dashboard) callbacks(ctx context.Context, id int64) ([]callbackRow, error) {
+	sent, err := cached(ctx, d, keyOf("callbacks", id), 2*time.Second,
+		func(ctx context.Context) ([]operator.SentCallback, error) { return d.db.Callbacks(ctx, id, 3) })
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]callbackRow, 0, len(sent))
+	for _, s := range slices.Backward(sent) {
+		found, err := cached(ctx, d, keyOf("entry", s.ID), beat,
+			func(ctx context.Context) (operator.EntryDetail, error) { return d.db.Entry(ctx, s.ID) })
+		if errors.Is(err, invalidation.ErrEntryNotFound) {
+			continue // its outcome is kept no longer
+		}
+		if err != nil {
+			return nil, err
+		}
+		row := callbackRow{SentCallback: s, State: found.State}
+		if found.Ended != nil {
+			row.Ended = found.Ended.At
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
 }
 
 func milliseconds(ms float64) string { return orDash(ms/1000, secondsText) }

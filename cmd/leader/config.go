@@ -40,6 +40,7 @@ type Dashboard struct {
 	Enabled bool          `koanf:"enabled" help:"serve the dashboard beside the API; visitors log in with a token of the API, not with leader.open"`
 	Path    string        `koanf:"path" help:"where it is served, with a slash at both ends"`
 	Session time.Duration `koanf:"session" help:"how long a login lasts; it ends with its token in any case"`
+	Trace   string        `koanf:"trace_url" help:"address of a trace in your tracing system, with {trace} in the place of its id, such as https://tempo.example/trace/{trace}; empty: pages name traces without a link"`
 }
 
 // HTTP bounds requests and connections of the server.
@@ -139,6 +140,8 @@ func (c Config) validate() error {
 	check(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
 	check(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path,
 		"a path such as /ui/ that no route of the API begins with")
+	check(web.CheckTraceURL(l.Dashboard.Trace) == nil, "dashboard.trace_url", l.Dashboard.Trace,
+		"an http or https address that contains {trace}")
 	check(l.Dashboard.Session > 0, "dashboard.session", l.Dashboard.Session, "more than 0")
 	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
 	return errors.Join(append(errs, c.Trace.Validate())...)

@@ -43,6 +43,7 @@ func (l *leader) newDashboard(own *api.API) (dashboard, error) {
 		DisableWebhook: func(ctx context.Context, url string, by invalidation.By) error {
 			return webhook.DisableEndpoint(ctx, l.pools.api, url, by)
 		},
+		TraceURL:  cfg.Dashboard.Trace,
 		Timetable: timetable, Version: version(), Log: l.log,
 	})
 	return dashboard{pages}, err
