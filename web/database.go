@@ -14,7 +14,9 @@ import (
 type databaseView struct {
 	Server      operator.ServerState
 	Connections float64 // share of those that there may be
+	Claim       claimLatency
 	Tables      []operator.Table
+	Partitions  []partitionRow
 	Snapshots   []operator.Snapshotted
 	Findings    []doctor.Finding
 	ExaminedAt  *time.Time
@@ -87,6 +89,17 @@ func (d *Dashboard) showDatabase(ctx context.Context, _ query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	partitions, err := cached(ctx, d, "partitions", 30*time.Second,
+		func(ctx context.Context) ([]operator.Partition, error) { return d.db.Partitions(ctx, partitionsMax) })
+	if err != nil {
+		return nil, err
+	}
+	v.Partitions = partitionRows(partitions)
+	nodes, err := d.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v.Claim = d.claims.add(nodes, time.Now())
 	v.Snapshots, err = cached(ctx, d, "snapshots", 2*time.Second,
 		func(ctx context.Context) ([]operator.Snapshotted, error) { return d.db.Snapshots(ctx, 5) })
 	if err != nil {

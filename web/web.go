@@ -17,6 +17,7 @@ type Dashboard struct {
 	streams  *streams
 	sessions *sessions
 	examined examination
+	claims   claimHistory
 	assets   assets
 	pages    []page
 	verbs    map[string]verb
