@@ -69,7 +69,9 @@ var allowedImports = map[string][]string{
 	"pkg/api": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "migrations"),
 
 	// The dashboard reads and changes what the API does, by the same functions.
-	"web": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "web/format", "web/picture"),
+	// The page of the autoscaler plays a policy by the code that decides.
+	"web": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "web/format",
+		"web/picture"),
 
 	// What operators see and do, and what is wrong; for the CLI, on the database itself.
 	"pkg/operator": duty,

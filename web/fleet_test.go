@@ -22,7 +22,7 @@ func hourly(_ operator.CronSchedule, from, to time.Time, most int) (fires []time
 	return fires, "every hour", nil
 }
 
-var fleetPages = []string{"locks", "nodes", "models", "fairness", "cron", "operations"}
+var fleetPages = []string{"locks", "nodes", "models", "fairness", "cron", "operations", "gateways", "autoscaler"}
 
 // fillFleet adds to fill locks, models with instances, cron jobs, a batch and an operation.
 func (s *site) fillFleet() {
@@ -284,11 +284,13 @@ func TestHostileTextsStayTexts(t *testing.T) {
 		s.exec(`INSERT INTO penstock.model (name, config, override) VALUES ($1, jsonb_build_object('protocol', $1::text), jsonb_build_object($1::text, $1::text))`, text)
 		s.exec(`INSERT INTO penstock.instance (model, server, endpoint, slots, state, reason) VALUES ($1, $1, $1, 2, 'unhealthy', $1)`, text)
 		s.exec(`INSERT INTO penstock.pause (scope, value, queue_id, actor, reason) VALUES ('flow', $1, $2, $1, $1)`, text, q.ID)
+		s.hostilePlatform(i, text)
 	}
 	b := s.as(administrator)
 	paths := []string{
 		"", "queues", "queues/work", "entries", "entries?queue=work", "failures", "failures?queue=work", "audit", "database", "pauses",
 		"limits", "tokens", "webhooks", "locks", "locks?queue=work", "nodes", "models", "fairness", "cron", "operations", "entries/500001",
+		"gateways", "autoscaler",
 	}
 	for _, text := range hostile {
 		paths = append(paths, "entries?"+url.Values{"queue": {text}, "key": {text}, "state": {text}}.Encode(),

@@ -81,6 +81,14 @@ func fleetReadings(text string) map[string]any {
 			{Model: text, Server: "gpu-1", Number: 3, NodeID: 7001, LeasedAt: now, DoubtAt: &now, Doubt: text},
 		},
 		"instance times": []operator.InstanceTimes{{Model: text, Server: "gpu-1", Calls: 500, P95: &p99, ColdStarts: 4}},
+		"pools":          []operator.Pool{{Model: text, Slots: 8, Reserved: 1, Policy: []byte(`{}`)}},
+		"flow classes":   []operator.FlowClass{{Flow: text, Criticality: text}},
+		"deployments": []operator.Deployment{{
+			Name: text, Model: text, Backend: text, Mode: text, Decides: true, State: &operator.ScaleState{Desired: 3, Why: text},
+		}},
+		"scale settings":                        []operator.ScaleSetting{{Name: text, Value: []byte(`true`), Actor: text, Reason: text}},
+		keyOf("scale minutes", text, time.Hour): []operator.ScaleMinute{{Minute: now, Metric: 3, Raw: 2, Desired: 2}},
+		keyOf("scale decisions", text):          []operator.ScaleDecision{{At: now, Model: text, Before: 1, Desired: 2, Why: text}},
 		"usage": []operator.Usage{
 			{Queue: text, Application: "a", Flow: text, Locks: 3, Slots: 3, Weight: 1}, {Queue: text, Application: "a", Flow: "blue", Slots: 1, Weight: 1},
 		},

@@ -127,21 +127,11 @@ func (d *Dashboard) registerInstance(ctx context.Context, in form, by invalidati
 
 func (d *Dashboard) models(ctx context.Context, q query) (any, error) {
 	v := modelsView{Model: q.Get("model"), Legend: picture.SlotLegend()}
-	models, err := cached(ctx, d, "models", time.Second, func(ctx context.Context) ([]operator.Model, error) {
-		return d.db.Models(ctx, modelsMax)
-	})
+	models, err := d.modelList(ctx)
 	if err != nil {
 		return nil, err
 	}
-	instances, err := cached(ctx, d, "instances", time.Second, func(ctx context.Context) ([]operator.Instance, error) {
-		return d.db.Instances(ctx, "", instancesMax)
-	})
-	if err != nil {
-		return nil, err
-	}
-	slots, err := cached(ctx, d, "slots", time.Second, func(ctx context.Context) ([]operator.Slot, error) {
-		return d.db.Slots(ctx, "", 0, heldSlotsMax)
-	})
+	instances, slots, err := d.slots(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -164,26 +154,48 @@ func (d *Dashboard) models(ctx context.Context, q query) (any, error) {
 	return v, nil
 }
 
-// instanceRows returns the rows of instances by model.
-func (d *Dashboard) instanceRows(
-	instances []operator.Instance, slots []operator.Slot, times []operator.InstanceTimes,
-) map[string][]instanceRow {
-	type name struct{ model, server string }
-	held := map[name]map[int32]operator.Slot{}
+// slots returns the instances and the slots that are held.
+func (d *Dashboard) slots(ctx context.Context) ([]operator.Instance, []operator.Slot, error) {
+	instances, err := cached(ctx, d, "instances", beat, func(ctx context.Context) ([]operator.Instance, error) {
+		return d.db.Instances(ctx, "", instancesMax)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	slots, err := cached(ctx, d, "slots", beat, func(ctx context.Context) ([]operator.Slot, error) {
+		return d.db.Slots(ctx, "", 0, heldSlotsMax)
+	})
+	return instances, slots, err
+}
+
+// instanceName names an instance.
+type instanceName struct{ model, server string }
+
+// slotsByInstance returns the held slots of each instance by their numbers.
+func slotsByInstance(slots []operator.Slot) map[instanceName]map[int32]operator.Slot {
+	held := map[instanceName]map[int32]operator.Slot{}
 	for _, s := range slots {
-		of := name{s.Model, s.Server}
+		of := instanceName{s.Model, s.Server}
 		if held[of] == nil {
 			held[of] = map[int32]operator.Slot{}
 		}
 		held[of][s.Number] = s
 	}
-	measured := map[name]operator.InstanceTimes{}
+	return held
+}
+
+// instanceRows returns the rows of instances by model.
+func (d *Dashboard) instanceRows(
+	instances []operator.Instance, slots []operator.Slot, times []operator.InstanceTimes,
+) map[string][]instanceRow {
+	held := slotsByInstance(slots)
+	measured := map[instanceName]operator.InstanceTimes{}
 	for _, t := range times {
-		measured[name{t.Model, t.Server}] = t
+		measured[instanceName{t.Model, t.Server}] = t
 	}
 	rows := map[string][]instanceRow{}
 	for _, i := range instances {
-		of := name{i.Model, i.Server}
+		of := instanceName{i.Model, i.Server}
 		row := instanceRow{
 			Instance: i, P95: measured[of].P95, Calls: measured[of].Calls, ColdStarts: measured[of].ColdStarts,
 		}

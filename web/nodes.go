@@ -18,11 +18,12 @@ import (
 
 const nodesMax = 500
 
-// nodesView is all registered nodes.
+// nodesView is all registered task nodes.
 type nodesView struct {
-	Nodes  []nodeCard
-	Live   int
-	Capped bool
+	Nodes    []nodeCard
+	Live     int
+	Gateways int // they have a page of their own
+	Capped   bool
 }
 
 // nodeCard is a node with what its last heartbeat reported.
@@ -154,6 +155,10 @@ func (d *Dashboard) nodeList(ctx context.Context, _ query) (any, error) {
 	}
 	v := nodesView{Capped: len(nodes) >= nodesMax}
 	for _, n := range nodes {
+		if n.Kind == "gateway" {
+			v.Gateways++
+			continue
+		}
 		v.Nodes = append(v.Nodes, nodeCardOf(n))
 		if n.State == "live" {
 			v.Live++

@@ -152,8 +152,8 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 		return nil, err
 	}
 	var found []attention
-	if !slices.ContainsFunc(nodes, func(n operator.Node) bool { return n.State == "live" }) {
-		text := "no node is live, so nothing is run: start one with tasknode --database-url"
+	if !slices.ContainsFunc(nodes, func(n operator.Node) bool { return n.State == "live" && n.Kind != "gateway" }) {
+		text := "no task node is live, so nothing is run: start one with tasknode --database-url"
 		found = append(found, attention{Critical: true, Code: "no node", Text: text, Address: "nodes"})
 	}
 	for _, g := range degradations {

@@ -22,9 +22,15 @@ type Chart struct {
 
 // Series is a line of a chart. A missing value is null.
 type Series struct {
-	Label  string     `json:"label"`
-	Colour string     `json:"colour"` // name of a custom property of the style sheet, without dashes
-	Dashed bool       `json:"dashed,omitempty"`
+	Label  string `json:"label"`
+	Colour string `json:"colour"` // name of a custom property of the style sheet, without dashes
+	Dashed bool   `json:"dashed,omitempty"`
+	// Stepped values hold until the next one.
+	Stepped bool `json:"stepped,omitempty"`
+	Bold    bool `json:"bold,omitempty"`
+	// Right gives the series the axis on the right, and Unit its unit there.
+	Right  bool       `json:"right,omitempty"`
+	Unit   string     `json:"unit,omitempty"`
 	Values []*float64 `json:"values"` // as many as Chart.At
 }
 

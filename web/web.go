@@ -67,6 +67,8 @@ func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
 	d.lockPages()
 	d.nodePages()
 	d.modelPages()
+	d.gatewayPages()
+	d.autoscalerPages()
 	d.fairnessPages()
 	d.cronPages()
 	d.loginRoutes()

@@ -23,6 +23,7 @@ var glyphs = map[string]string{
 	"drain": "M8 4V11M5 8.2L8 11.2L11 8.2",
 	"doubt": "M6 6.4C6 4.2 10 4.2 10 6.5C10 8 8 8 8 9.5M8 11.6V11.9",
 	"late":  "M8 4V8.8M8 11.3V11.7",
+	"wave":  "M4 9.2C5.2 6 6.8 6 8 8C9.2 10 10.8 10 12 6.8",
 }
 
 // cell draws one cell of a grid.
@@ -46,6 +47,8 @@ const (
 	SlotUnhealthy SlotState = "unhealthy"
 	SlotDraining  SlotState = "draining"
 	SlotDoubt     SlotState = "in doubt"
+	SlotOnline    SlotState = "online"  // held by a gateway
+	SlotDurable   SlotState = "durable" // held by a task node
 )
 
 // slotKeys is the legend of a slot grid, in the order of the states.
@@ -59,7 +62,12 @@ var slotKeys = []struct {
 	{SlotUnhealthy, key{"pic-c-unhealthy", "cross", "unhealthy"}},
 	{SlotDraining, key{"pic-c-draining", "drain", "draining"}},
 	{SlotDoubt, key{"pic-c-doubt", "doubt", "in doubt: a call of a lost node may still run"}},
+	{SlotOnline, key{"pic-c-online", "wave", "online: held by a gateway"}},
+	{SlotDurable, key{"pic-c-busy", "run", "durable: held by a task node"}},
 }
+
+// classless are the states of slotKeys that do not tell the class of the holder.
+const classless = 6
 
 // SlotGrid is the state of each slot of an instance.
 type SlotGrid struct {
@@ -107,9 +115,22 @@ func slotKey(state SlotState) key {
 // SlotLegend lists the glyphs of a slot grid.
 func SlotLegend() template.HTML {
 	var c canvas
-	keys := make([]key, 0, len(slotKeys))
-	for _, k := range slotKeys {
+	keys := make([]key, 0, classless)
+	for _, k := range slotKeys[:classless] {
 		keys = append(keys, k.key)
+	}
+	c.legend(keys)
+	return c.html()
+}
+
+// ClassLegend lists the glyphs of a slot grid that tells online from durable calls.
+func ClassLegend() template.HTML {
+	var c canvas
+	var keys []key
+	for _, k := range slotKeys {
+		if k.state != SlotBusy {
+			keys = append(keys, k.key)
+		}
 	}
 	c.legend(keys)
 	return c.html()
@@ -138,8 +159,10 @@ func (g SlotGrid) sentence() string {
 func (g SlotGrid) Table() Table {
 	t := Table{Caption: label(g.Title, 80), Head: []string{"State", "Slots"}}
 	counts := g.counts()
-	for _, k := range slotKeys {
-		t.Rows = append(t.Rows, []string{string(k.state), format.Count(counts[k.state])})
+	for i, k := range slotKeys {
+		if i < classless || counts[k.state] > 0 {
+			t.Rows = append(t.Rows, []string{string(k.state), format.Count(counts[k.state])})
+		}
 	}
 	return t
 }

@@ -57,6 +57,8 @@ func examples() []struct {
 		}}},
 		{"slots", exampleSlots()},
 		{"locks", exampleLocks()},
+		{"lane", exampleLane()},
+		{"lane_empty", picture.EventLane{Title: "Decisions about llama"}},
 		{"shares", exampleShares()},
 		{"jain", exampleJain()},
 		{"spark", exampleSpark()},
@@ -217,6 +219,17 @@ func TestPicturesMatchTheirGoldenFiles(t *testing.T) {
 		if got != string(want) {
 			t.Errorf("%s differs from %s; if that is meant, run go test ./web/picture -update and view the gallery", example.name, path)
 		}
+	}
+}
+
+func exampleLane() picture.EventLane {
+	return picture.EventLane{
+		Title: "Decisions about llama", From: start, To: start.Add(time.Hour),
+		Events: []picture.LaneEvent{
+			{At: start.Add(-time.Minute), Before: 9, After: 1, Text: "before the line begins"},
+			{At: start.Add(10 * time.Minute), Before: 1, After: 5, Text: "5 for 41 waiting with 120 slot-seconds of work"},
+			{At: start.Add(40 * time.Minute), Before: 5, After: 2, Text: "level 2 <b>is</b> kept", Href: "/ui/autoscaler"},
+		},
 	}
 }
 

@@ -45,21 +45,25 @@
       const u = new uPlot({
         width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 8, 0, 0],
         cursor: { y: false, points: { size: 6 } }, legend: { live: true },
-        scales: { y: { range: (_, lo, hi) => [Math.min(0, lo || 0), (hi || 1) * 1.08] } },
-        axes: [{ ...axis, values: (_, v) => v.map(clock) }, { ...axis, size: 56, values: (_, v) => v.map(n => n >= 1e6 ? n / 1e6 + ' M' : n >= 1e3 ? n / 1e3 + ' k' : '' + n) }],
+        scales: { y: { range }, right: { range } },
+        axes: [{ ...axis, values: (_, v) => v.map(clock) }, { ...axis, size: 56, values: short },
+          ...(order.some(s => s.right) ? [{ ...axis, scale: 'right', side: 1, size: 48, values: short, grid: { show: false } }] : [])],
         series: [{ value: (_, v) => v == null ? '–' : clock(v) }, ...order.map(s => ({
-          label: s.label, stroke: colour(s.colour), width: 1.5, dash: s.dashed ? [5, 4] : undefined, points: { show: false }, spanGaps: false,
+          label: s.label, stroke: colour(s.colour), width: s.bold ? 2.5 : 1.5, dash: s.dashed ? [5, 4] : undefined, points: { show: false }, spanGaps: false,
+          scale: s.right ? 'right' : 'y', paths: s.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
           fill: c.stacked ? colour(s.colour) : undefined, alpha: c.stacked ? .8 : 1,
           value: (self, v, i, k) => {
             if (k == null) return '–';
             const raw = s.values.length === self.data[0].length ? (points[box.dataset.chart].series.find(x => x.label === s.label) || s).values[k] : v;
-            return raw == null ? '–' : raw.toLocaleString('en', { maximumFractionDigits: 2 }) + (c.unit ? ' ' + c.unit : '');
+            return raw == null ? '–' : raw.toLocaleString('en', { maximumFractionDigits: 2 }) + (s.unit || c.unit ? ' ' + (s.unit || c.unit) : '');
           },
         }))],
       }, dataOf(c), box);
       charts.set(box, u);
     }
   };
+  const range = (_, lo, hi) => [Math.min(0, lo || 0), (hi || 1) * 1.08];
+  const short = (_, v) => v.map(n => n >= 1e6 ? n / 1e6 + ' M' : n >= 1e3 ? n / 1e3 + ' k' : '' + n);
   const redraw = () => { for (const [box, u] of charts) { u.destroy(); charts.delete(box); } draw(); };
   new ResizeObserver(() => { for (const [box, u] of charts) if (u.width !== box.clientWidth) u.setSize({ width: box.clientWidth, height: u.height }); }).observe(main);
 

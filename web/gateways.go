@@ -1,0 +1,352 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/web/picture"
+)
+
+// gatewaysView is the pools of all models, and the gateways that keep them.
+type gatewaysView struct {
+	Gateways []gatewayCard
+	Pools    []poolCard
+	Flows    []operator.FlowClass
+	Live     int
+	Stock    int64 // calls in flight
+	Ceiling  int64 // calls that there may be at once
+	Waiting  int64
+	Refused  int64 // since the start of each gateway
+	Legend   template.HTML
+	Capped   bool
+}
+
+// gatewayCard is a gateway with what its last heartbeat reported.
+type gatewayCard struct {
+	nodeCard
+	Listen string
+	Models int
+}
+
+// poolCard is a model's pool over all gateways.
+type poolCard struct {
+	operator.Pool
+	Mode      string // the worst of its gateways: queue, cold, pass
+	Meaning   string // of the mode
+	Stock     int64
+	Ceiling   int64
+	Held      int64
+	Fill      template.HTML // of the ceiling by the calls in flight
+	Classes   []classRow
+	Waiting   int64
+	Refusals  []refusal
+	Members   []poolMember
+	Instances []classInstance
+	Settings  []fact
+}
+
+// classRow is the requests of a class that wait.
+type classRow struct {
+	Name    string
+	Waiting int64
+	Bar     template.HTML
+}
+
+// poolMember is a pool as one gateway sees it.
+type poolMember struct {
+	Gateway string
+	poolReport
+	Waits int64
+}
+
+// classInstance is an instance with its slots by the class of their holders.
+type classInstance struct {
+	operator.Instance
+	Grid, Data             template.HTML
+	Online, Durable, Doubt int
+}
+
+// gatewayReport is the part of a gateway's heartbeat that pages display.
+type gatewayReport struct {
+	Listen string                `json:"listen"`
+	Pools  map[string]poolReport `json:"pools"`
+}
+
+// poolReport is a pool in a heartbeat.
+type poolReport struct {
+	Mode    string           `json:"mode"`
+	Ceiling int64            `json:"ceiling"`
+	Stock   int64            `json:"stock"`
+	Held    int64            `json:"held"`
+	Waiting map[string]int64 `json:"waiting"`
+	Dropped map[string]int64 `json:"dropped"`
+}
+
+// classes are the classes of online requests, the first served first.
+var classes = []string{"critical", "default", "sheddable"}
+
+// poolModes are the modes, the one that needs most attention first, with what they mean.
+var poolModes = []struct{ name, meaning string }{
+	{"cold", "no instance is usable: requests wait for a start"},
+	{"queue", "more is wanted than fits: requests wait by class and flow, and durable calls may be preempted"},
+	{"pass", "slots suffice: requests pass the queue by"},
+}
+
+// dropMeanings are the reasons for which gateways end requests, in words.
+var dropMeanings = map[string]string{
+	"flow_queue_full":     "the flow has as many waiting requests as it may",
+	"overloaded":          "the pool is full, or the wait would be too long",
+	"evicted":             "made room for a request of more weight",
+	"queue_timeout":       "waited as long as it may",
+	"deadline_exceeded":   "the caller's own deadline passed",
+	"no_endpoints":        "no instance, and none may start",
+	"cold_start_timeout":  "no instance came up in time",
+	"shutting_down":       "the gateway drains",
+	"client_closed":       "the caller went away",
+	"rate_limit_exceeded": "a limit of the token",
+	"upstream_error":      "the worker broke before a byte",
+}
+
+func (d *Dashboard) gatewayPages() {
+	d.page(page{
+		path: "gateways", nav: "Gateways", section: "Fleet", title: "Gateways", template: "gateways", live: true,
+		read: d.gateways,
+	})
+	d.verb(verb{
+		name: "set_pool", title: "Set pool", role: administrator, objects: []string{"model"},
+		fields: []field{{
+			Name: "config", Label: "Settings", Kind: "textarea",
+			Hint: `a JSON object laid over the defaults, such as {"total": 500, "reserved": 0.3}; empty: the defaults`,
+		}},
+		effect: "Replaces the settings of the model's pool. Gateways read them within two seconds; requests that wait " +
+			"keep their places.",
+		preview: d.poolPreview, do: d.setPool,
+		next: func(form) string { return "gateways" },
+	})
+	d.verb(verb{
+		name: "set_flow_class", title: "Set class of a flow", role: operatorRole,
+		fields: []field{
+			{Name: "flow", Label: "Flow", Kind: "text", Required: true},
+			{
+				Name: "class", Label: "Class", Kind: "select", Choices: append(slices.Clone(classes), "none of its own"),
+				Value: "default",
+			},
+		},
+		effect: "Online requests of the flow that name no class are of this one, and none may name a higher one.",
+		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
+			class := in.Get("class")
+			if !slices.Contains(classes, class) {
+				class = ""
+			}
+			return fmt.Sprintf("The class of flow %q is set.", in.Get("flow")),
+				d.change.SetFlowClass(ctx, in.Get("flow"), class, by)
+		},
+		next: func(form) string { return "gateways" },
+	})
+}
+
+// pool returns the pool that a form names.
+func (d *Dashboard) pool(ctx context.Context, model string) (operator.Pool, error) {
+	pools, err := d.db.Pools(ctx, modelsMax)
+	if err != nil {
+		return operator.Pool{}, err
+	}
+	at := slices.IndexFunc(pools, func(p operator.Pool) bool { return p.Model == model })
+	if at < 0 {
+		return operator.Pool{}, fmt.Errorf("model %q: %w", model, invalidation.ErrNotFound)
+	}
+	return pools[at], nil
+}
+
+func (d *Dashboard) poolPreview(ctx context.Context, in form) (preview, error) {
+	p, err := d.pool(ctx, in.Get("model"))
+	if err != nil {
+		return preview{}, err
+	}
+	now := "the defaults"
+	if p.Policy != nil {
+		now = string(p.Policy)
+	}
+	return preview{Facts: []fact{
+		{"settings now", now},
+		{"slots", fmt.Sprint(p.Slots)},
+		{"kept for online calls", fmt.Sprint(p.Reserved)},
+		{"kept for durable entries", fmt.Sprint(p.BatchReserved)},
+	}}, nil
+}
+
+func (d *Dashboard) setPool(ctx context.Context, in form, by invalidation.By) (string, error) {
+	text := in.Get("config")
+	var config []byte
+	if text != "" {
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(text), &fields); err != nil {
+			return "", fmt.Errorf("settings are no JSON object: %w", invalidation.ErrInvalid)
+		}
+		config = []byte(text)
+	}
+	return fmt.Sprintf("The pool of model %s is set.", in.Get("model")),
+		d.change.SetGatewayPolicy(ctx, in.Get("model"), config, by)
+}
+
+func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
+	nodes, err := d.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pools, err := cached(ctx, d, "pools", beat, func(ctx context.Context) ([]operator.Pool, error) {
+		return d.db.Pools(ctx, modelsMax)
+	})
+	if err != nil {
+		return nil, err
+	}
+	instances, slots, err := d.slots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	flows, err := cached(ctx, d, "flow classes", 5*beat, func(ctx context.Context) ([]operator.FlowClass, error) {
+		return d.db.FlowClasses(ctx, 100)
+	})
+	if err != nil {
+		return nil, err
+	}
+	v := gatewaysView{
+		Legend: picture.ClassLegend(), Flows: flows,
+		Capped: len(pools) >= modelsMax || len(instances) >= instancesMax || len(slots) >= heldSlotsMax,
+	}
+	members := v.readGateways(nodes)
+	rows := d.classInstances(instances, slots, nodes)
+	for _, p := range pools {
+		card := poolCardOf(p, members[p.Model])
+		card.Instances = rows[p.Model]
+		v.Pools = append(v.Pools, card)
+		v.Stock, v.Ceiling, v.Waiting = v.Stock+card.Stock, v.Ceiling+card.Ceiling, v.Waiting+card.Waiting
+		for _, r := range card.Refusals {
+			v.Refused += r.Count
+		}
+	}
+	rank := func(p poolCard) int {
+		return slices.IndexFunc(poolModes, func(m struct{ name, meaning string }) bool { return m.name == p.Mode })
+	}
+	slices.SortStableFunc(v.Pools, func(a, b poolCard) int { // pools that no gateway serves have rank -1: the last
+		return cmp.Or(cmp.Compare(uint(rank(a)), uint(rank(b))), cmp.Compare(a.Model, b.Model)) //nolint:gosec // on purpose
+	})
+	return v, nil
+}
+
+// readGateways collects the gateways, and returns their pools by model. Pools of dead gateways hold no
+// request any more.
+func (v *gatewaysView) readGateways(nodes []operator.Node) map[string][]poolMember {
+	members := map[string][]poolMember{}
+	for _, n := range nodes {
+		if n.Kind != "gateway" {
+			continue
+		}
+		var r gatewayReport
+		if json.Unmarshal(n.Load, &r) != nil {
+			r = gatewayReport{} // of another version
+		}
+		v.Gateways = append(v.Gateways, gatewayCard{nodeCard: nodeCardOf(n), Listen: r.Listen, Models: len(r.Pools)})
+		if n.State == "dead" {
+			continue
+		}
+		v.Live++
+		for _, model := range slices.Sorted(maps.Keys(r.Pools)) {
+			m := poolMember{Gateway: n.Name, poolReport: r.Pools[model]}
+			for _, waiting := range m.Waiting {
+				m.Waits += waiting
+			}
+			members[model] = append(members[model], m)
+		}
+	}
+	return members
+}
+
+func poolCardOf(p operator.Pool, members []poolMember) poolCard {
+	card := poolCard{Pool: p, Members: members, Settings: settingsOf(p.Policy)}
+	waiting, dropped := map[string]int64{}, map[string]int64{}
+	worst := len(poolModes)
+	for _, m := range members {
+		card.Stock, card.Ceiling, card.Held = card.Stock+m.Stock, card.Ceiling+m.Ceiling, card.Held+m.Held
+		card.Waiting += m.Waits
+		for class, n := range m.Waiting {
+			waiting[class] += n
+		}
+		for reason, n := range m.Dropped {
+			dropped[reason] += n
+		}
+		for rank, mode := range poolModes[:worst] {
+			if mode.name == m.Mode {
+				worst, card.Mode, card.Meaning = rank, mode.name, mode.meaning
+			}
+		}
+	}
+	if card.Ceiling > 0 {
+		card.Fill = picture.Gauge{
+			Title: "calls in flight of " + p.Model, Value: min(1, float64(card.Stock)/float64(card.Ceiling)),
+		}.HTML()
+	}
+	for _, class := range classes {
+		row := classRow{Name: class, Waiting: waiting[class]}
+		share := 0.0
+		if card.Waiting > 0 {
+			share = float64(row.Waiting) / float64(card.Waiting)
+		}
+		row.Bar = picture.Gauge{Title: "waiting requests of class " + class, Value: share}.HTML()
+		card.Classes = append(card.Classes, row)
+	}
+	for code, n := range dropped {
+		if n > 0 {
+			card.Refusals = append(card.Refusals, refusal{code, cmp.Or(dropMeanings[code], strings.ReplaceAll(code, "_", " ")), n})
+		}
+	}
+	slices.SortFunc(card.Refusals, func(a, b refusal) int {
+		return cmp.Or(-cmp.Compare(a.Count, b.Count), cmp.Compare(a.Code, b.Code))
+	})
+	return card
+}
+
+// classInstances draws the slots of each instance by the class of their holders, by model.
+func (d *Dashboard) classInstances(
+	instances []operator.Instance, slots []operator.Slot, nodes []operator.Node,
+) map[string][]classInstance {
+	gateways := map[operator.NodeID]bool{}
+	for _, n := range nodes {
+		gateways[n.ID] = n.Kind == "gateway"
+	}
+	held := slotsByInstance(slots)
+	rows := map[string][]classInstance{}
+	for _, i := range instances {
+		row := classInstance{Instance: i}
+		grid := picture.SlotGrid{Title: "Slots by class of " + i.Model + " " + i.Server}
+		leased := held[instanceName{i.Model, i.Server}]
+		grid.Slots = d.slotCells(i, leased)
+		for number, s := range leased {
+			state := picture.SlotDurable
+			switch {
+			case s.DoubtAt != nil:
+				row.Doubt++
+				continue
+			case gateways[s.NodeID]:
+				state = picture.SlotOnline
+				row.Online++
+			default:
+				row.Durable++
+			}
+			if int(number) < len(grid.Slots) {
+				grid.Slots[number].State = state
+			}
+		}
+		row.Grid, row.Data = grid.HTML(), picture.Data(grid.Table())
+		rows[i.Model] = append(rows[i.Model], row)
+	}
+	return rows
+}

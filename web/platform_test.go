@@ -1,0 +1,161 @@
+package web
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// fillPlatform adds to the models of fillFleet two gateways, pools, a deployment with its decisions, and what
+// the queue of the model recorded.
+func (s *site) fillPlatform() {
+	s.Helper()
+	ctx := s.Context()
+	for i, mode := range []string{"queue", "pass"} {
+		load, _ := json.Marshal(map[string]any{
+			"kind": "gateway", "listen": fmt.Sprintf("10.0.1.%d:8430", i+1),
+			"pools": map[string]any{"llama": map[string]any{
+				"mode": mode, "ceiling": 6, "stock": 5, "held": 6,
+				"waiting": map[string]int{"critical": 1, "default": 40, "sheddable": 7},
+				"dropped": map[string]int{"overloaded": 1200, "queue_timeout": 3, "client_closed": 0},
+			}},
+		})
+		s.exec(`INSERT INTO penstock.node (id, name, application, threads, lease, kind, load)
+		        VALUES ($1, $2, 'default', 0, '1 hour', 'gateway', $3::jsonb)`, 7100+i, fmt.Sprintf("gateway-%d", i+1), load)
+	}
+	s.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
+	        SELECT id, n, n + 200, 7100 FROM penstock.instance, generate_series(4, 5) n WHERE server = 'gpu-1'`)
+	if err := s.change.SetGatewayPolicy(ctx, "llama", []byte(`{"total": 500}`), tester); err != nil {
+		s.Fatal(err)
+	}
+	if err := s.change.SetFlowClass(ctx, "red", "critical", tester); err != nil {
+		s.Fatal(err)
+	}
+	policy := map[string]any{"policy": map[string]any{"slots": 4, "max": 6}}
+	if err := s.change.SetDeployment(ctx, "llama-own", "llama", policy, tester); err != nil {
+		s.Fatal(err)
+	}
+	s.exec(`INSERT INTO penstock.scale_state (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
+	        SELECT 'llama', '{}', 0, 3, 2, 5, 4, 2, 11.5, '3 for 41 waiting', clock_timestamp()`)
+	s.exec(`INSERT INTO penstock.model_minute (minute, model, arrived, online, calls, busy_seconds, refused, starts, cold_seconds,
+	                waiting, running, base, raw, stabilised, desired, ready, starting)
+	        SELECT date_trunc('minute', now()) - n * interval '1 min', 'llama', 150 + n % 40, 0, 150, 225, 0, 0, 0,
+	               n % 9, 8, 2, 2 + n % 4, 3, 3, 2, 0 FROM generate_series(0, 59) n`)
+	s.exec(`INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
+	        SELECT now() - n * interval '7 min', 'llama', 2 + n % 2, 3 - n % 2, 2, 3, 3, 2, true, '[]', 'level 3 is kept for another 240 s'
+	          FROM generate_series(1, 6) n`)
+}
+
+func TestPagesOfThePlatform(t *testing.T) {
+	s := newSite(t)
+	s.fillFleet()
+	s.fillPlatform()
+	wanted := map[string][]string{
+		"gateways": {
+			"10 of 12", "80 waiting", "2 online, 3 durable, 1 in doubt", "2,400", "the pool is full", "gateway-2", "10.0.1.1:8430",
+			"more is wanted than fits", "total", "kept for online", "critical", "waited as long as it may",
+		},
+		"autoscaler": {
+			"llama-own", "3 for 41 waiting", "level 3 is kept for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
+		},
+		"autoscaler?model=llama&over=6h&whatif=1&past=1h&max=2&slots=4": {
+			"present policy", "other policy", "GPU hours", "there were 2 instance-hours",
+		},
+		"autoscaler?whatif=1&max=many": {"want 0 to 1400"},
+		"nodes":                        {"2 gateways</a>"},
+	}
+	for _, r := range []role{viewer, administrator} {
+		b := s.as(r)
+		for path, texts := range wanted {
+			got := b.get(path)
+			for _, text := range texts {
+				if !strings.Contains(got.text, text) {
+					t.Errorf("%s as %s: %d has no %q: %s", path, r, got.status, text, got.text)
+				}
+			}
+			if verbs := strings.Contains(got.text, "/ui/do/"); verbs == (r == viewer) {
+				t.Errorf("%s as %s: offers changes is %t", path, r, verbs)
+			}
+		}
+		points := b.get("autoscaler?live=points")
+		var charts map[string]Chart
+		if err := json.Unmarshal([]byte(points.text), &charts); err != nil || len(charts["scale"].Series) != 5 {
+			t.Errorf("the chart has %+v, %v: want five lines", charts, err)
+		}
+	}
+}
+
+func TestVerbsOfThePlatformAreInTheAudit(t *testing.T) {
+	s := newSite(t)
+	s.fillFleet()
+	s.fillPlatform()
+	b := s.as(administrator)
+	for _, c := range []struct {
+		verb, audit string
+		fields      []string
+		status      int
+	}{
+		{"set_pool", "", []string{"model", "llama", "config", "[]"}, http.StatusUnprocessableEntity},
+		{"set_pool", "set_gateway_policy", []string{"model", "llama", "config", `{"total": 7}`}, http.StatusOK},
+		{"set_pool", "set_gateway_policy", []string{"model", "llama"}, http.StatusOK},
+		{"set_flow_class", "set_flow_criticality", []string{"flow", "blue", "class", "sheddable"}, http.StatusOK},
+		{"override_deployment", "", []string{"deployment", "llama-own", "instances", "4", "for", "soon"}, http.StatusUnprocessableEntity},
+		{"override_deployment", "set_scale_override", []string{"deployment", "llama-own", "instances", "4", "for", "1h"}, http.StatusOK},
+		{"end_override", "set_scale_override", []string{"deployment", "llama-own"}, http.StatusOK},
+		{"set_deployment", "", []string{"deployment", "llama-own", "policy", `{"mix": 1}`}, http.StatusUnprocessableEntity},
+		{"set_deployment", "", []string{"deployment", "none", "mode", "manual"}, http.StatusNotFound},
+		{"set_deployment", "set_deployment", []string{"deployment", "llama-own", "mode", "manual", "policy", `{"max": 3}`}, http.StatusOK},
+		{"set_scaling", "", []string{"switch", "scale.off", "value", "perhaps"}, http.StatusUnprocessableEntity},
+		{"set_scaling", "set_scale_setting", []string{"switch", "scale.off", "value", "true"}, http.StatusOK},
+	} {
+		form := url.Values{"reason": {"it is on fire"}, "next": {"gateways"}}
+		for i := 0; i < len(c.fields); i += 2 {
+			form.Set(c.fields[i], c.fields[i+1])
+		}
+		if got := b.post("do/"+c.verb, form); got.status != c.status {
+			t.Errorf("%s %v: got %d, want %d: %s", c.verb, c.fields, got.status, c.status, got.text)
+			continue
+		}
+		if c.audit == "" {
+			continue
+		}
+		last, err := s.change.Audits(t.Context(), operator.AuditFilter{Limit: 1})
+		if err != nil || len(last) != 1 || last[0].Verb != c.audit || last[0].Reason != "it is on fire" {
+			t.Errorf("after %s the audit has %+v, %v", c.verb, last, err)
+		}
+	}
+	for path, text := range map[string]string{
+		"do/set_pool?model=llama":                     "kept for durable entries",
+		"do/override_deployment?deployment=llama-own": "max 3",
+		"autoscaler": "<strong>scale.off</strong> is true",
+	} {
+		if got := b.get(path); !strings.Contains(got.text, text) {
+			t.Errorf("%s: %d has no %q: %s", path, got.status, text, got.text)
+		}
+	}
+}
+
+// hostilePlatform adds a text of an attacker to what the pages of gateways and of the autoscaler display.
+func (s *site) hostilePlatform(i int, text string) {
+	s.Helper()
+	s.exec(`INSERT INTO penstock.node (id, name, application, threads, kind, lease, load)
+	        VALUES ($1, $2, 'default', 0, 'gateway', '1 hour', jsonb_build_object('listen', $2::text, 'pools', jsonb_build_object(
+	               $2::text, jsonb_build_object('mode', $2::text, 'waiting', jsonb_build_object($2::text, 3),
+	                                            'dropped', jsonb_build_object($2::text, 3)))))`, 8500+i, text)
+	s.exec(`INSERT INTO penstock.gateway_policy (model, config) VALUES ($1, jsonb_build_object($1::text, $1::text))`, text)
+	s.exec(`INSERT INTO penstock.flow_criticality (flow, criticality) VALUES ($1, 'default')`, text)
+	name := fmt.Sprintf("d%d", i)
+	s.exec(`INSERT INTO penstock.deployment (name, model, override, override_until, override_by)
+	        VALUES ($1, $2, 1, now() + interval '1 hour', $2)`, name, text)
+	s.exec(`INSERT INTO penstock.scale_state (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
+	        VALUES ($1, '{}', 0, 3, 2, 5, 4, 2, 11.5, $1, now())`, text)
+	s.exec(`INSERT INTO penstock.scale_decision (model, before, desired, base, raw, stabilised, ready, applied, notes, why)
+	        VALUES ($1, 1, 2, 2, 3, 3, 2, true, '[]', $1)`, text)
+	s.exec(`INSERT INTO penstock.setting (name, value, actor, reason) VALUES ($1, to_jsonb($2::text), $2, $2)`,
+		fmt.Sprintf("scale.x%d", i), text)
+}
