@@ -38,7 +38,7 @@ type gatewayCard struct {
 
 // poolCard is a model's pool over all gateways.
 type poolCard struct {
-	operator.Pool
+	operator.PoolShare
 	Mode      string // the worst of its gateways: queue, cold, pass
 	Meaning   string // of the mode
 	Stock     int64
@@ -154,14 +154,14 @@ func (d *Dashboard) gatewayPages() {
 }
 
 // pool returns the pool that a form names.
-func (d *Dashboard) pool(ctx context.Context, model string) (operator.Pool, error) {
+func (d *Dashboard) pool(ctx context.Context, model string) (operator.PoolShare, error) {
 	pools, err := d.db.Pools(ctx, modelsMax)
 	if err != nil {
-		return operator.Pool{}, err
+		return operator.PoolShare{}, err
 	}
-	at := slices.IndexFunc(pools, func(p operator.Pool) bool { return p.Model == model })
+	at := slices.IndexFunc(pools, func(p operator.PoolShare) bool { return p.Model == model })
 	if at < 0 {
-		return operator.Pool{}, fmt.Errorf("model %q: %w", model, invalidation.ErrNotFound)
+		return operator.PoolShare{}, fmt.Errorf("model %q: %w", model, invalidation.ErrNotFound)
 	}
 	return pools[at], nil
 }
@@ -202,7 +202,7 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	pools, err := cached(ctx, d, "pools", beat, func(ctx context.Context) ([]operator.Pool, error) {
+	pools, err := cached(ctx, d, "pools", beat, func(ctx context.Context) ([]operator.PoolShare, error) {
 		return d.db.Pools(ctx, modelsMax)
 	})
 	if err != nil {
@@ -270,8 +270,8 @@ func (v *gatewaysView) readGateways(nodes []operator.Node) map[string][]poolMemb
 	return members
 }
 
-func poolCardOf(p operator.Pool, members []poolMember) poolCard {
-	card := poolCard{Pool: p, Members: members, Settings: settingsOf(p.Policy)}
+func poolCardOf(p operator.PoolShare, members []poolMember) poolCard {
+	card := poolCard{PoolShare: p, Members: members, Settings: settingsOf(p.Policy)}
 	waiting, dropped := map[string]int64{}, map[string]int64{}
 	worst := len(poolModes)
 	for _, m := range members {

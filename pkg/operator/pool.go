@@ -9,9 +9,9 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Pool is how the slots of a model are divided between online calls and durable entries. What waits in a
+// PoolShare is how the slots of a model are divided between online calls and durable entries. What waits in a
 // pool is known to its gateways alone: each reports it with its heartbeats (Node.Load).
-type Pool struct {
+type PoolShare struct {
 	Model         string          `json:"model"`
 	Slots         int32           `json:"slots"`            // of usable instances
 	Reserved      int32           `json:"reserved"`         // of them for online calls alone
@@ -29,8 +29,8 @@ SELECT m.name AS model, r.total AS slots, r.reserved, r.batch_reserved, p.config
  LIMIT $1`
 
 // Pools returns the division of slots of each model, by name.
-func (d *Database) Pools(ctx context.Context, limit int) ([]Pool, error) {
-	return list[Pool](ctx, d.db, "pools", poolsSQL, page(limit))
+func (d *Database) Pools(ctx context.Context, limit int) ([]PoolShare, error) {
+	return list[PoolShare](ctx, d.db, "pools", poolsSQL, page(limit))
 }
 
 // SetGatewayPolicy replaces the settings of a model's pool; nil brings the defaults back. Gateways read it
