@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -211,6 +212,14 @@ func Unavailable(err error) bool {
 	default:
 		return code[:2] == "08"
 	}
+}
+
+// Passes reports whether the same statement may succeed a moment later: the database is unavailable,
+// other transactions were in the way (class 40, lock_not_available), or the statement took too long
+// (query_canceled).
+func Passes(err error) bool {
+	code := Code(err)
+	return Unavailable(err) || strings.HasPrefix(code, "40") || code == "55P03" || code == "57014"
 }
 
 // Named turns an error that a function of the schema raised into the sentinel of its SQLSTATE, with the function's own

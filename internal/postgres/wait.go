@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Wait calls try until it succeeds, with a growing delay while the database is unavailable, then
+// Wait calls try until it succeeds, with a growing delay after errors that pass (see Passes), then
 // runs Check and logs its advice. It returns nil early when ctx ends, and at once any permanent
 // error: ErrIsolation, permanent errors of the server, and errors with a method Final.
 func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error {
@@ -24,7 +24,7 @@ func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error 
 			return nil
 		}
 		var final interface{ Final() }
-		if errors.Is(err, ErrIsolation) || errors.As(err, &final) || !Unavailable(err) {
+		if errors.Is(err, ErrIsolation) || errors.As(err, &final) || !Passes(err) {
 			return err
 		}
 		log.Warn("waiting for the database", "error", err)

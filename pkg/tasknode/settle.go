@@ -177,7 +177,7 @@ func (n *Node) record(ctx context.Context, p pile) {
 		case ctx.Err() != nil:
 			n.leave(p, err)
 			return
-		case !passes(err):
+		case !postgres.Passes(err):
 			n.recordApart(ctx, p, err)
 			return
 		}
@@ -187,13 +187,6 @@ func (n *Node) record(ctx context.Context, p pile) {
 		case <-time.After(n.jitter(pause)):
 		}
 	}
-}
-
-// passes says that the same endings may be recorded a moment later: the database is away, other transactions
-// were in the way (class 40, lock_not_available), or the statement took too long (query_canceled).
-func passes(err error) bool {
-	code := postgres.Code(err)
-	return postgres.Unavailable(err) || strings.HasPrefix(code, "40") || code == "55P03" || code == "57014"
 }
 
 // refusesContent says that the database refused the values of a statement: data exceptions, violated constraints, and
