@@ -205,7 +205,7 @@ check-modules:
 
 # e2e waits for leases most of the time: it runs beside the models and the other modules. The tests of the product are last,
 # so that their lines close the output.
-STEPS := fmt-check build vet lint e2e& models-short check-modules check-deploy wait timed serial race
+STEPS := fmt-check build vet lint e2e& models-short check-modules check-deploy wait chaos-short timed serial race
 
 check: ## What CI runs: format, build, vet, linters, all tests
 	@.ci/steps $(foreach step,$(STEPS),'$(step)')

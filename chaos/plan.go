@@ -367,9 +367,11 @@ func (p *plan) jumpClock() string {
 	if p.site.db.clock == nil || !p.site.cfg.clock {
 		return ""
 	}
-	p.site.ahead = time.Duration(p.random.IntN(121)-60) * time.Minute
-	if err := p.site.db.clock.jump(p.site.ahead); err != nil {
+	ahead := time.Duration(p.random.IntN(121)-60) * time.Minute
+	p.site.furthest = max(p.site.furthest, ahead)
+	if err := p.site.db.clock.jump(ahead); err != nil {
 		p.site.fail(err)
 	}
+	p.site.disturbed("jump of the clock", time.Now(), 0)
 	return "the server's clock jumped by up to an hour"
 }

@@ -49,8 +49,8 @@ type policy struct {
 	happens map[faultKey]int
 	commits map[pgproxy.Kind]int
 	beats   []judge.Beat
-	named   func(link string) string // current incarnation of the process of a link
-	age     func(link string) time.Duration
+	named   func(link string) string  // current incarnation of the process of a link
+	working map[string]time.Time      // since when an incarnation does more than start
 	base    bool                      // transactions meet faults without a rule, by chance
 	tried   map[string]map[string]int // SQLSTATEs injected, by call site and code
 	seen    map[string]int            // groups of messages, by call site
@@ -74,8 +74,8 @@ func newPolicy(seed uint64) *policy {
 	return &policy{
 		random: rand.New(rand.NewPCG(seed, 2)), happens: map[faultKey]int{}, commits: map[pgproxy.Kind]int{},
 		named: func(link string) string { return link }, killer: func(string) {},
-		age:   func(string) time.Duration { return 0 },
-		tried: map[string]map[string]int{}, seen: map[string]int{},
+		working: map[string]time.Time{},
+		tried:   map[string]map[string]int{}, seen: map[string]int{},
 	}
 }
 
@@ -102,10 +102,13 @@ func (p *policy) disarm() {
 // Decide implements pgproxy.Policy.
 func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
 	kind, commits := group.Kind, group.Commits
-	age := p.age(link.Name)
+	incarnation := p.named(link.Name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
+	if kind != pgproxy.Other && p.working[incarnation].IsZero() {
+		p.working[incarnation] = now
+	}
 	kept := p.rules[:0]
 	for _, r := range p.rules {
 		if r.left > 0 && (r.until.IsZero() || now.Before(r.until)) {
@@ -133,7 +136,8 @@ func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decisio
 			Kill:     func() { p.killer(name) },
 		}
 	}
-	if p.base && group.Site != "" && age > settled {
+	since := p.working[incarnation]
+	if p.base && group.Site != "" && !since.IsZero() && now.Sub(since) > settled {
 		p.seen[group.Site]++
 		// A site that is rarely passed meets an error at one pass in twenty.
 		chance := 0.004
@@ -153,8 +157,8 @@ func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decisio
 	return pgproxy.Decision{}
 }
 
-// settled is how old a process must be for errors to be injected at any of its statements. Before
-// that it reads and checks the schema, and an error that does not pass ends it, as it should.
+// settled is how long a process must have worked for errors to be injected at any of its statements.
+// While it starts it reads and checks the schema, and an error that does not pass ends it, as it should.
 const settled = 5 * time.Second
 
 // note counts an SQLSTATE that is injected at a call site. The caller holds mu.

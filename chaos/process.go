@@ -30,7 +30,6 @@ type process struct {
 	ended       chan struct{}
 	deaths      []judge.Death
 	starts      int
-	started     time.Time
 	otherPath   string // the same program of another build; empty: there is none
 	other       bool   // starts are of the other build
 	others      int    // starts of the other build
@@ -63,7 +62,6 @@ func (p *process) start() error {
 		path = p.otherPath
 		p.others++
 	}
-	p.started = time.Now()
 	p.cmd = exec.CommandContext(context.Background(), path, p.args(name, p.database())...)
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.logs}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
@@ -154,13 +152,6 @@ func (p *process) change() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.other = !p.other
-}
-
-// age is the time since the incarnation was started.
-func (p *process) age() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return time.Since(p.started)
 }
 
 // up says whether the process runs, and how it ended if it does not.

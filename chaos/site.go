@@ -40,7 +40,7 @@ type site struct {
 	leaders  []*process
 	nodes    []*process
 	load     *load
-	ahead    time.Duration // of the server's clock
+	furthest time.Duration // that the server's clock was ahead
 	disk     *smallDisk    // nil: Postgres has the disk of the machine
 	standby  *standby      // nil: there is none
 
@@ -97,7 +97,6 @@ func openSite(ctx context.Context, cfg config) (s *site, err error) {
 	}
 	s.policy.killer = s.killLink
 	s.policy.named = s.incarnationOf
-	s.policy.age = s.ageOf
 	if cfg.standby != "" {
 		if s.standby, err = startStandby(ctx, s.db, cfg.standby == "sync"); err != nil {
 			return s, err
@@ -241,14 +240,6 @@ func (s *site) incarnationOf(link string) string {
 	return p.current()
 }
 
-// ageOf is how long the process of a link has run; a client is of any age.
-func (s *site) ageOf(link string) time.Duration {
-	if p := s.find(link); p != nil {
-		return p.age()
-	}
-	return time.Hour
-}
-
 // startLater starts a process again, unless the run is over by then.
 func (s *site) startLater(p *process, after time.Duration) {
 	s.mu.Lock()
@@ -320,7 +311,8 @@ func (s *site) watch(ctx context.Context) {
 func (s *site) heal(ctx context.Context) error {
 	s.policy.disarm()
 	if s.db.clock != nil {
-		if err := s.db.clock.jump(0); err != nil {
+		// Due times were set by the clock as it was: it stays at the furthest, where all of them have come.
+		if err := s.db.clock.jump(s.furthest); err != nil {
 			return err
 		}
 	}
