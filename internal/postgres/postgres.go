@@ -175,20 +175,34 @@ func (f failed) Next() bool { return false }
 // connection left.
 var ErrNotBegun = errors.New("begin")
 
-// InTx runs fn in a transaction of db: commit if it returns nil, else roll back.
+// commitWithin bounds the wait for the answer to COMMIT. It may never come on a connection that stays open, and a
+// transaction has done its work by then, whatever that took.
+const commitWithin = 30 * time.Second
+
+// InTx runs fn in a transaction of db: commit if it returns nil, else roll back. An error of COMMIT, which has 30
+// seconds, leaves open whether the transaction was committed.
 func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
 	tx, err := db.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBegun, err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) // after a commit this does nothing
+	defer rollBack(context.WithoutCancel(ctx), tx)
 	if err := fn(tx); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, commitWithin)
+	defer cancel()
 	if err := tx.Commit(ctx); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
 	return nil
+}
+
+// rollBack does nothing after a commit. Its answer is waited for as long as that to COMMIT.
+func rollBack(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(ctx, commitWithin)
+	defer cancel()
+	_ = tx.Rollback(ctx) // a connection that does not answer is closed
 }
 
 // Code returns the SQLSTATE of err, empty if the server sent none.
