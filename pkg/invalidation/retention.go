@@ -42,7 +42,7 @@ const tidyResultsSQL = `SELECT penstock.tidy_outcomes('result', $1)`
 const tidyFailuresSQL = `SELECT penstock.tidy_outcomes('failure', $1)`
 
 // tidyIdempotencySQL forgets idempotency keys that are older than a day and than their queue keeps results, once
-// their entry is gone: while it lives, the same push must find it.
+// their entry is gone and so is its failure, which may be retried: until then the same push must find it.
 const tidyIdempotencySQL = `
 WITH old AS (
     DELETE FROM penstock.idempotency
@@ -51,6 +51,7 @@ WITH old AS (
             WHERE k.created_at < now() - interval '1 day'
               AND k.created_at < now() - coalesce((SELECT q.result_retention FROM penstock.queue q WHERE q.id = k.queue_id), '0')
               AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = k.queue_id AND e.id = k.entry_id)
+              AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = k.queue_id AND f.entry_id = k.entry_id)
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )

@@ -115,6 +115,23 @@ func TestPartitionsPastTheLongestRetentionAreDropped(t *testing.T) {
 	}
 }
 
+func TestIdempotencyKeyIsKeptWhileTheFailureOfItsEntryIs(t *testing.T) {
+	b := newBed(t, Config{})
+	push := Push{IdempotencyKey: "once"}
+	id := b.pushAll(b.pool, push)[0]
+	lock := b.claimOne()
+	b.settle(last(Fail(lock, id, Failure{Class: "x", Error: "x"}, 0)))
+	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.IdempotencyKeys != 0 {
+		t.Fatalf("tidied %+v (%v) while the failure may be retried", got, err)
+	}
+	b.want(b.pushAll(b.pool, push)[0], id)
+	b.exec(b.pool, `DELETE FROM penstock.failure`)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.IdempotencyKeys != 1 {
+		t.Errorf("tidied %+v (%v) once the failure is gone, want 1 key", got, err)
+	}
+}
+
 func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool,
