@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -24,7 +25,7 @@ func topCommand(a *app) *cobra.Command {
 	var every time.Duration
 	c.Flags().BoolVar(&once, "once", false, "print one picture and exit; so too where the output is not a terminal")
 	c.Flags().DurationVar(&every, "interval", 2*time.Second,
-		"between two pictures; with --once the time over which rates are measured")
+		"between two pictures; with --once the time over which rates are measured that no leader has sampled")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if every < 100*time.Millisecond {
 			return usagef("--interval is %s: want at least 100ms", every)
@@ -34,7 +35,7 @@ func topCommand(a *app) *cobra.Command {
 			return err
 		}
 		if once || !terminal(a.out) || !terminal(a.in) || !a.tabular() {
-			return a.topOnce(c.Context(), api, every)
+			return a.topOnce(c.Context(), api.snapshot, every)
 		}
 		_, err = tea.NewProgram(newTop(c.Context(), a, api.snapshot, every), tea.WithContext(c.Context()),
 			tea.WithInput(a.in), tea.WithOutput(a.out)).Run()
@@ -46,19 +47,22 @@ func topCommand(a *app) *cobra.Command {
 	return c
 }
 
-func (a *app) topOnce(ctx context.Context, api conn, over time.Duration) error {
-	first, err := api.snapshot(ctx, nil)
+// topOnce prints one picture. It waits for a second snapshot, for rates, only where a queue was not sampled by the leader.
+func (a *app) topOnce(ctx context.Context, read snapshotReader, over time.Duration) error {
+	s, err := read(ctx, nil)
 	if err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(over):
-	}
-	s, err := api.snapshot(ctx, first)
-	if err != nil {
-		return err
+	unsampled := func(q operator.Queue) bool { return q.SampledAt == nil }
+	if slices.ContainsFunc(s.Queues, unsampled) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(over):
+		}
+		if s, err = read(ctx, s); err != nil {
+			return err
+		}
 	}
 	if !a.tabular() {
 		return a.encode(s)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -152,5 +153,27 @@ func TestTopFreezesPacesAndQuits(t *testing.T) {
 		t.Error("q does not quit")
 	} else if _, ok := quit().(tea.QuitMsg); !ok {
 		t.Error("q does something else than quit")
+	}
+}
+
+// Queues that the leader sampled have their rates at once; only where one was not sampled is a second snapshot worth a wait.
+func TestTopOnceWaitsForQueuesWithoutASampleAlone(t *testing.T) {
+	for sampled, want := range map[bool]int{true: 1, false: 2} {
+		reads := 0
+		read := func(context.Context, *operator.Snapshot) (*operator.Snapshot, error) {
+			reads++
+			s := snapshotNow()
+			for i := range s.Queues {
+				if sampled || i > 0 {
+					s.Queues[i].SampledAt = &noon
+				}
+			}
+			return s, nil
+		}
+		a := newApp(strings.NewReader(""), io.Discard, io.Discard, func(string) string { return "" })
+		a.now = func() time.Time { return noon }
+		if err := a.topOnce(t.Context(), read, time.Millisecond); err != nil || reads != want {
+			t.Errorf("sampled %v: %d snapshots (%v), want %d", sampled, reads, err, want)
+		}
 	}
 }
