@@ -57,6 +57,8 @@ CREATE TABLE penstock.queue (
     retry                   jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(retry) = 'object'),
     crash_limit             smallint NOT NULL DEFAULT 3 CHECK (crash_limit > 0),
     run_timeout             interval CHECK (run_timeout > '0'),
+    start_within            interval CHECK (start_within > '0'),
+    finish_within           interval CHECK (finish_within > '0'),
     quantum_count           integer NOT NULL DEFAULT 100 CHECK (quantum_count BETWEEN 1 AND 10000),
     quantum_time            interval NOT NULL DEFAULT '10 seconds' CHECK (quantum_time > '0'),
     payload_limit           integer NOT NULL DEFAULT 262144 CHECK (payload_limit BETWEEN 1 AND 16777216),

@@ -233,6 +233,8 @@ var alterable = []struct{ name, kind, hint string }{
 	{"max_concurrent_per_node", "number", ""},
 	{"capacity", "number", "entries that have not ended; more pushes are refused"},
 	{"run_timeout", "text", "such as 5 minutes"},
+	{"start_within", "text", "such as 1 hour: entries that have not started by then expire"},
+	{"finish_within", "text", "such as 2 hours: entries that have not finished by then expire"},
 	{"crash_limit", "number", "crashes of nodes after which an entry fails"},
 	{"result_retention", "text", "such as 1 day"},
 	{"failure_retention", "text", "such as 30 days"},

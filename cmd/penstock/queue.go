@@ -219,10 +219,10 @@ func laneColumns() []column[operator.Lane] {
 
 // settings are the options of create and alter, for completion; the database knows what each takes.
 var settings = []string{
-	"algorithm", "application", "capacity", "crash_limit", "entry_priority", "failure_retention", "grouping", "kind",
+	"algorithm", "application", "capacity", "crash_limit", "entry_priority", "failure_retention", "finish_within", "grouping", "kind",
 	"lapse", "max_concurrent", "max_concurrent_per_node", "merge", "mergeable", "model", "needs", "payload_limit",
 	"priority",
-	"quantum_count", "quantum_time", "result_retention", "retry", "run_timeout",
+	"quantum_count", "quantum_time", "result_retention", "retry", "run_timeout", "start_within",
 }
 
 // listQueues returns queues that are named one by one as they are now, and all of them as the leader sampled them.

@@ -97,7 +97,9 @@ END $$;
 -- is refused. ids[i] is the entry of payloads[i]; verdicts[i] is 'inserted', 'replayed'
 -- (idempotency key used before) or 'duplicate' (unique key taken), and null means all inserted. An
 -- idempotency key of a push that was a duplicate names the entry that does the work. Disabled names
--- and keys are looked up for each entry only in queues that have some. Queues of kind webhook and
+-- and keys are looked up for each entry only in queues that have some. An entry without a deadline of
+-- its own gets those of the queue (start_within, finish_within), counted from the push or the due time,
+-- that to finish from start_by if the entry has one. Queues of kind webhook and
 -- batch hold entries that Penstock itself pushes (call_back, create_batch, feed_batch,
 -- complete_batch), with inside set: task nodes sign the entries of the one with the secrets of
 -- receivers, and the entries of the other name batches.
@@ -134,7 +136,7 @@ BEGIN
                                             ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
-    IF q.grouping IS NULL AND q.capacity IS NULL AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
+    IF q.grouping IS NULL AND q.capacity IS NULL AND q.start_within IS NULL AND q.finish_within IS NULL AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
        + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
        + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
        + cardinality(callbacks) = 0 THEN
@@ -192,7 +194,8 @@ BEGIN
         INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, priority, enabled_priority,
                                     flow, lock_key, name, unique_key, trace, callback, payload)
         SELECT u.id, q.id, CASE WHEN u.due_at > now() THEN 'initial' ELSE 'pending' END::penstock.status,
-               u.due_at, u.start_by, u.finish_by, u.cost,
+               u.due_at, coalesce(u.start_by, greatest(now(), u.due_at) + q.start_within),
+               coalesce(u.finish_by, greatest(now(), u.due_at, u.start_by) + q.finish_within), u.cost,
                CASE WHEN off.off THEN -1 ELSE p.priority END, CASE WHEN off.off THEN p.priority END,
                coalesce(u.flow, ''), k.lock_key, u.name, u.unique_key, u.trace, u.callback, u.payload
           FROM unnest(ids, payloads, lock_keys, flows, priorities, dues, start_bys, finish_bys, costs, names,

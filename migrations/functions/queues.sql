@@ -69,6 +69,7 @@ BEGIN
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
                      'max_concurrent', 'max_concurrent_per_node', 'capacity', 'retry', 'crash_limit', 'run_timeout',
+                     'start_within', 'finish_within',
                      'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse', 'needs');
     IF FOUND THEN
         RAISE EXCEPTION 'queue option "%" does not exist', unknown
@@ -79,7 +80,8 @@ BEGIN
         kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node, capacity = q.capacity,
-        retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout, quantum_count = q.quantum_count,
+        retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout,
+        start_within = q.start_within, finish_within = q.finish_within, quantum_count = q.quantum_count,
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
         failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
      WHERE id = q.id;
@@ -181,6 +183,9 @@ BEGIN
             (NEW.quantum_count BETWEEN 1 AND 10000, 'quantum_count is not from 1 to 10000'),
             (NEW.quantum_time > '0' AND NEW.quantum_time <= '1 day', 'quantum_time is not above 0 and at most 1 day'),
             (NEW.run_timeout > '0' AND NEW.run_timeout <= '10 years', 'run_timeout is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.start_within > '0' AND NEW.start_within <= '10 years', 'start_within is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.finish_within > '0' AND NEW.finish_within <= '10 years', 'finish_within is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.finish_within >= NEW.start_within, 'finish_within is less than start_within'),
             (NEW.payload_limit BETWEEN 1 AND 16777216, 'payload_limit is not from 1 to 16777216 bytes'),
             (NEW.result_retention BETWEEN '0' AND '10 years', 'result_retention is not from 0 to 10 years'),
             (NEW.failure_retention BETWEEN '1 day' AND '10 years', 'failure_retention is not from 1 day to 10 years')) v(fine, flaw)

@@ -105,8 +105,8 @@ type queueAlteration struct {
 // queue. The others are quotas that were set for its owner (capacity, payload_limit, max_concurrent), decide
 // what share other queues get, or are texts that the database or nodes evaluate (grouping, statements).
 var tenantSettings = []string{
-	"entry_priority", "algorithm", "mergeable", "merge", "retry", "crash_limit", "run_timeout", "quantum_count",
-	"quantum_time",
+	"entry_priority", "algorithm", "mergeable", "merge", "retry", "crash_limit", "run_timeout", "start_within",
+	"finish_within", "quantum_count", "quantum_time",
 	"result_retention", "failure_retention", "lapse",
 }
 

@@ -55,9 +55,12 @@ type Config struct {
 	Retry                RetryPolicy
 	CrashLimit           int           // deaths of nodes under one entry before it is dead-lettered as poison: 3
 	RunTimeout           time.Duration // of one run; 0 for none
-	QuantumCount         int           // entries of one key under one lock: 100
-	QuantumTime          time.Duration // how long one key keeps its lock while others wait: 10 s
-	PayloadLimit         int           // bytes as stored: 256 KiB
+	// StartWithin and FinishWithin give entries without a deadline of their own one, counted from the push or
+	// the due time; 0 for none.
+	StartWithin, FinishWithin time.Duration
+	QuantumCount              int           // entries of one key under one lock: 100
+	QuantumTime               time.Duration // how long one key keeps its lock while others wait: 10 s
+	PayloadLimit              int           // bytes as stored: 256 KiB
 	// ResultRetention is how long an outcome can be read after the entry is gone: 24 h. Negative keeps none.
 	ResultRetention  time.Duration
 	FailureRetention time.Duration // 30 days
@@ -109,6 +112,8 @@ func (c Config) options() (map[string]any, error) {
 	put("capacity", c.Capacity != 0, c.Capacity)
 	put("crash_limit", c.CrashLimit != 0, c.CrashLimit)
 	put("run_timeout", c.RunTimeout != 0, seconds(c.RunTimeout))
+	put("start_within", c.StartWithin != 0, seconds(c.StartWithin))
+	put("finish_within", c.FinishWithin != 0, seconds(c.FinishWithin))
 	put("quantum_count", c.QuantumCount != 0, c.QuantumCount)
 	put("quantum_time", c.QuantumTime != 0, seconds(c.QuantumTime))
 	put("payload_limit", c.PayloadLimit != 0, c.PayloadLimit)
@@ -131,7 +136,7 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.M
 
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0), retry, crash_limit,
-       coalesce(run_timeout, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
+       coalesce(run_timeout, '0'), coalesce(start_within, '0'), coalesce(finish_within, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
        coalesce(model, ''), coalesce(lapse, CASE WHEN model IS NULL THEN 'end' ELSE 'run_through' END),
        coalesce((needs->>'cpu')::float8, 0), coalesce((needs->>'memory_mib')::float8, 0),
        paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
@@ -150,7 +155,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
-		&c.RunTimeout, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
+		&c.RunTimeout, &c.StartWithin, &c.FinishWithin, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
 		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason,
 		&disabled, &off.Actor, &off.Reason,
 		&c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)

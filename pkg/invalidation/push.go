@@ -82,7 +82,8 @@ WITH fresh AS (
     SELECT nextval('penstock.entry_id_seq'), $1, 'pending', q.entry_priority, q.payload
       FROM (SELECT entry_priority, unnest($2::jsonb[]) AS payload
               FROM penstock.queue
-             WHERE id = $1 AND grouping IS NULL AND capacity IS NULL AND payload_limit >= $3::integer OFFSET 0) q
+             WHERE id = $1 AND grouping IS NULL AND capacity IS NULL AND start_within IS NULL AND finish_within IS NULL
+               AND payload_limit >= $3::integer OFFSET 0) q
     RETURNING id, priority
 )
 INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
@@ -181,9 +182,14 @@ func (q *Queue) pushWithHints(
 // notificationsFull is the SQLSTATE of a commit that finds the queue of notifications full.
 const notificationsFull = "54000"
 
+// takesPlain says that the queue asks for nothing that the plain push leaves out.
+func (c *Config) takesPlain() bool {
+	return c.Grouping == "" && c.Capacity == 0 && c.StartWithin == 0 && c.FinishWithin == 0 && !c.Kind.ours()
+}
+
 // pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.
 func (q *Queue) pushPlain(ctx context.Context, run query, pushes []Push) ([]Pushed, error) {
-	if len(pushes) == 0 || !plain(pushes) || q.Config.Grouping != "" || q.Config.Capacity != 0 || q.Config.Kind.ours() {
+	if len(pushes) == 0 || !plain(pushes) || !q.Config.takesPlain() {
 		return nil, nil
 	}
 	ids := make([]EntryID, 0, len(pushes))

@@ -202,6 +202,36 @@ func TestEveryWayInFollowsTheSameRules(t *testing.T) {
 	}
 }
 
+// Deadlines of the queue are for entries without their own, and count from the push or the due time.
+func TestEntriesWithoutADeadlineGetThoseOfTheirQueue(t *testing.T) {
+	b := newBed(t, Config{StartWithin: time.Hour, FinishWithin: 2 * time.Hour})
+	b.want(b.q.Config.StartWithin, time.Hour)
+	b.want(b.q.Config.FinishWithin, 2*time.Hour)
+	own := time.Now().Add(3 * time.Hour)
+	ids := b.pushAll(b.pool, Push{}, Push{Flow: "f"}, Push{DueAt: time.Now().Add(24 * time.Hour)}, Push{StartBy: own}, Push{FinishBy: own})
+	alone, err := b.q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})
+	b.must(err)
+	for id, want := range map[EntryID][2]int{
+		ids[0]: {60, 120}, ids[1]: {60, 120}, ids[2]: {25 * 60, 26 * 60}, ids[3]: {180, 300}, ids[4]: {60, 180}, alone[0].ID: {60, 120},
+	} {
+		const minutes = `SELECT round(extract(epoch FROM %s - created_at) / 60) FROM penstock.entry WHERE id = $1`
+		b.want(b.count(fmt.Sprintf(minutes, "start_by"), id), want[0])
+		b.want(b.count(fmt.Sprintf(minutes, "finish_by"), id), want[1])
+	}
+	// A handle that was opened before the setting came pushes under it all the same.
+	old, err := Alter(b.ctx, b.pool, b.q.Name, map[string]any{"start_within": nil, "finish_within": nil})
+	b.must(err)
+	_, err = Alter(b.ctx, b.pool, b.q.Name, map[string]any{"start_within": "1 hour"})
+	b.must(err)
+	pushed, err := old.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})
+	b.must(err)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1 AND start_by IS NOT NULL`, pushed[0].ID), 1)
+	_, err = Alter(b.ctx, b.pool, b.q.Name, map[string]any{"finish_within": "5 minutes"})
+	if err == nil || !strings.Contains(err.Error(), "finish_within is less than start_within") {
+		t.Errorf("error %v, want that it is less than start_within", err)
+	}
+}
+
 func TestIdempotencyKeyNamesTheFirstEntry(t *testing.T) {
 	b := newBed(t, Config{})
 	p := Push{Payload: json.RawMessage(`{"a": 1}`), IdempotencyKey: "i"}
