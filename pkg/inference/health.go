@@ -173,6 +173,9 @@ func (p *Prober) trusted(orphans []orphan, now time.Time) []orphan {
 	return slices.DeleteFunc(orphans, func(o orphan) bool { return o.Dead })
 }
 
+// startingInterval is the time between probes of an instance that starts.
+const startingInterval = 500 * time.Millisecond
+
 const orphansSQL = `SELECT slot_token, age, dead FROM penstock.orphan_slots($1)`
 
 type orphan struct {
@@ -215,6 +218,9 @@ func (p *Prober) probe(ctx context.Context, instance int32) error {
 		return ctx.Err()
 	}
 	next := time.Duration(float64(p.config.Interval) * (0.75 + 0.5*rand.Float64()))
+	if h.State == worker.StateStarting || e.State == worker.StateStarting && h.State == worker.StateUnhealthy {
+		next = min(next, startingInterval) // requests may wait for it
+	}
 	if _, err := p.db.Exec(ctx, foundSQL, instance, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage,
 		next); err != nil {
 		return fmt.Errorf("write down health: %w", err)
