@@ -64,6 +64,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.instanceRoutes()
 	a.slotRoutes()
 	a.scaleRoutes()
+	a.scaleRecordRoutes()
 	a.limitRoutes()
 	a.pauseRoutes()
 	a.operationRoutes()

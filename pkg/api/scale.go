@@ -57,16 +57,6 @@ func (a *API) scaleRoutes() {
 		summary: "Decisions that changed a number of instances, newest first",
 		scope:   read, of: ofPlatform,
 	}, a.listScaleDecisions)
-	add(a, route{
-		method: "GET", path: "/v1/scale/minutes", id: "list-scale-minutes",
-		summary: "What a model did in each minute, and what was decided, oldest first",
-		scope:   read, of: ofPlatform,
-	}, a.listScaleMinutes)
-	add(a, route{
-		method: "POST", path: "/v1/scale/simulate", id: "simulate-scale-policy",
-		summary: "What another policy would have done with the recorded minutes of a model",
-		scope:   read, of: ofPlatform, status: 200,
-	}, a.simulateScalePolicy)
 	change(a, route{
 		method: "PUT", path: "/v1/scale/override", id: "override-deployment",
 		summary: "Set the number of instances of a deployment until a time",
@@ -98,6 +88,20 @@ func (a *API) scaleRoutes() {
 	}, func(ctx context.Context, in *struct{ Body settingsBody }) error {
 		return a.operator.SetScaleSettings(ctx, in.Body.Settings, in.Body.by(ctx))
 	})
+}
+
+// scaleRecordRoutes are about what was recorded of models.
+func (a *API) scaleRecordRoutes() {
+	add(a, route{
+		method: "GET", path: "/v1/scale/minutes", id: "list-scale-minutes",
+		summary: "What a model did in each minute, and what was decided, oldest first",
+		scope:   read, of: ofPlatform,
+	}, a.listScaleMinutes)
+	add(a, route{
+		method: "POST", path: "/v1/scale/simulate", id: "simulate-scale-policy",
+		summary: "What another policy would have done with the recorded minutes of a model",
+		scope:   read, of: ofPlatform, status: 200,
+	}, a.simulateScalePolicy)
 }
 
 // deploymentTag is about what set-deployment sets.
