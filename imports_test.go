@@ -65,6 +65,9 @@ var allowedImports = map[string][]string{
 	// Traces against the pure part of the autoscaler.
 	"pkg/scale/simulate": {"pkg/scale"},
 
+	// What starts and stops instances.
+	"pkg/scale/backend": {"pkg/scale"},
+
 	// HTTP does what the CLI does, by the same functions.
 	"pkg/api": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "migrations"),
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -353,13 +352,6 @@ func (a *applier) trim(ctx context.Context) {
 	if err := a.exec(ctx, trimSQL); err != nil && ctx.Err() == nil {
 		a.cfg.Log.WarnContext(ctx, "cannot remove old cold starts", "error", err)
 	}
-}
-
-// idle waits until no call is under way; for tests.
-func (a *applier) idle() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(slices.Collect(maps.Keys(a.busy))) == 0
 }
 
 // messageMax bounds what is kept of an error of a backend, in bytes.

@@ -232,6 +232,10 @@ func (p *planner) decideOrder() {
 		BackendTarget: s.deployment(), ID: s.OrderID, Count: count, Current: p.out.existing, Remove: p.remove,
 		Reason: fmt.Sprintf("%d desired, %d exist, %d are removed", s.Desired, p.out.existing, len(p.remove)),
 	}
+	backsOff := s.RetryAt != nil && p.now.Before(*s.RetryAt)
+	if backsOff && len(p.remove) == 0 {
+		return
+	}
 	if count != s.Ordered || s.OrderID == 0 || len(p.remove) > 0 {
 		order.ID++
 		p.out.order = order
@@ -243,8 +247,7 @@ func (p *planner) decideOrder() {
 	}
 	pending := s.AppliedID != s.OrderID
 	late := s.AppliedAt == nil || p.now.Sub(*s.AppliedAt) >= again
-	backsOff := s.RetryAt != nil && p.now.Before(*s.RetryAt)
-	if !backsOff && (pending || late && !same) {
+	if pending || late && !same {
 		p.out.order = order
 	}
 }

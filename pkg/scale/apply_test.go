@@ -1,0 +1,286 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// cluster is a backend in memory. A failure is returned by Apply before or after it has had its effect.
+type cluster struct {
+	mu        sync.Mutex
+	instances []BackendInstance
+	orders    []Order
+	started   int
+	before    error
+	after     error
+	away      error
+}
+
+func (c *cluster) List(context.Context, BackendTarget) ([]BackendInstance, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.instances), c.away
+}
+
+func (c *cluster) Apply(_ context.Context, o Order) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.orders = append(c.orders, o)
+	if c.before != nil {
+		return c.before
+	}
+	c.instances = slices.DeleteFunc(c.instances, func(i BackendInstance) bool { return slices.Contains(o.Remove, i.Name) })
+	for len(c.instances) < o.Count {
+		c.started++
+		name := fmt.Sprintf("gpu-%d", c.started)
+		c.instances = append(c.instances, BackendInstance{
+			Name: name, Endpoint: "http://" + name, Began: time.Now(), State: InstanceRunning,
+		})
+	}
+	return c.after
+}
+
+func (c *cluster) names() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var names []string
+	for _, i := range c.instances {
+		names = append(names, i.Name)
+	}
+	return names
+}
+
+// term is a leader of the fleet whose deployment is driven through a backend.
+type term struct {
+	t    *testing.T
+	db   *pgxpool.Pool
+	duty *Duty
+}
+
+func newTerm(t *testing.T, db *pgxpool.Pool, c *cluster) *term {
+	t.Helper()
+	return &term{t, db, New(db, free{db}, Config{Backends: map[string]Backend{backendLocal: c}})}
+}
+
+// round decides once, and has the backend follow. It returns the errors of the backend.
+func (w *term) round() {
+	w.t.Helper()
+	if err := w.duty.Pass(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	var calls sync.WaitGroup
+	if err := w.duty.applier.round(w.t.Context(), &calls); err != nil {
+		w.t.Fatal(err)
+	}
+	calls.Wait()
+}
+
+func driven(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	db := fleet(t)
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "local", "policy": {"slots": 2, "max": 8}}')`)
+	return db
+}
+
+func override(t *testing.T, db *pgxpool.Pool, n int) {
+	t.Helper()
+	do(t, db, `SELECT penstock.set_scale_override('llama-own', $1, clock_timestamp() + interval '1 hour', 'test')`, n)
+}
+
+func TestABackendFollowsAndNothingThatRunsIsStopped(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round() // asks what exists
+	override(t, db, 3)
+	for range 3 {
+		w.round()
+	}
+	if got := c.names(); len(got) != 3 {
+		t.Fatalf("%v exist", got)
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE deployment = 'llama-own' AND state = 'starting'`); n != 3 {
+		t.Fatalf("%d are registered as starting", n)
+	}
+	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.cold_start WHERE model = 'llama'`); n != 3 {
+		t.Errorf("%d cold starts are noted", n)
+	}
+	// Two run a request each; one is to go, then two.
+	do(t, db, `INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES (9, 'cpu', 'default', '1h', 1, '{}')`)
+	do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id)
+	           SELECT id, 0, nextval('penstock.token_seq'), 9 FROM penstock.instance WHERE server <> 'gpu-2'`)
+	override(t, db, 1)
+	for range 4 {
+		w.round()
+	}
+	if got := c.names(); len(got) != 2 || slices.Contains(got, "gpu-2") {
+		t.Fatalf("%v exist: want the two that hold a slot", got)
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE draining_at IS NOT NULL`); n != 1 {
+		t.Errorf("%d drain", n)
+	}
+	// The number rises again: the drain ends, and nothing is started.
+	override(t, db, 2)
+	started := c.started
+	for range 3 {
+		w.round()
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE draining_at IS NOT NULL`); n != 0 || c.started != started {
+		t.Errorf("%d drain, %d were started", n, c.started-started)
+	}
+	override(t, db, 1)
+	do(t, db, `DELETE FROM penstock.slot`)
+	for range 4 {
+		w.round()
+	}
+	if got := c.names(); len(got) != 1 {
+		t.Errorf("%v exist, want 1", got)
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance`); n != 1 {
+		t.Errorf("%d are registered", n)
+	}
+}
+
+func TestALeaderThatDiesBetweenAnOrderAndItsRecordStartsNothingTwice(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 3)
+	c.after = errors.New("the connection broke after the order") // had its effect, and was not recorded
+	w.round()
+	w.round()
+	c.after = nil
+	do(t, db, `UPDATE penstock.deployment_state SET retry_at = NULL`)
+	w = newTerm(t, db, c)
+	for range 3 {
+		w.round()
+	}
+	if c.started != 3 {
+		t.Errorf("%d were started, want 3", c.started)
+	}
+	if got := one[int64](t, db, `SELECT order_id - applied_id FROM penstock.deployment_state`); got != 0 {
+		t.Errorf("the order is not recorded: %d behind", got)
+	}
+}
+
+func TestABackendThatDoesNotAnswerIsNotEmpty(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 2)
+	for range 3 {
+		w.round()
+	}
+	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+	c.away = errors.New("timeout")
+	for range 3 {
+		w.round()
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE draining_at IS NULL`); n != 2 {
+		t.Errorf("%d are registered", n)
+	}
+	if text := one[string](t, db, `SELECT error FROM penstock.deployment_state`); text != "timeout" {
+		t.Errorf("the error is %q", text)
+	}
+}
+
+func TestOrdersThatFailAreRetriedLaterEachTime(t *testing.T) {
+	db, c := driven(t), &cluster{before: errors.New("no capacity")}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 2)
+	for range 5 {
+		w.round()
+	}
+	if len(c.orders) != 1 {
+		t.Errorf("%d orders within the pause", len(c.orders))
+	}
+	for range 3 {
+		do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+		w.round()
+	}
+	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != 4 {
+		t.Errorf("%d failures after %d orders", n, len(c.orders))
+	}
+	if pause := one[float64](t, db, `SELECT extract(epoch FROM retry_at - failed_at)::float8 FROM penstock.deployment_state`); pause < 7.9 || pause > 8.1 {
+		t.Errorf("the fourth pause is %g s, want 8", pause)
+	}
+	c.before = nil
+	do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+	w.round()
+	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != 0 || len(c.names()) != 2 {
+		t.Errorf("%d failures, %v exist", n, c.names())
+	}
+}
+
+func TestAPushWakesAModelWithoutInstances(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	w.round()
+	q, err := invalidation.Open(t.Context(), db, "llama")
+	if err != nil {
+		t.Fatal(err)
+	}
+	queue := one[int32](t, db, `SELECT id FROM penstock.queue WHERE name = 'llama'`)
+	w.duty.WakeQueue(queue + 1)
+	if len(w.duty.wake) != 0 {
+		t.Error("another queue woke the duty")
+	}
+	w.duty.WakeQueue(queue)
+	if len(w.duty.wake) != 1 {
+		t.Fatal("the queue of a model without instances did not wake the duty")
+	}
+	if _, err := q.Push(t.Context(), invalidation.Push{Payload: []byte(`{}`)}); err != nil {
+		t.Fatal(err)
+	}
+	w.round()
+	if got := c.names(); len(got) != 1 {
+		t.Errorf("%v exist after a push", got)
+	}
+	<-w.duty.wake
+	w.round()
+	w.duty.WakeQueue(queue)
+	if len(w.duty.wake) != 0 {
+		t.Error("a model with instances wakes the duty")
+	}
+}
+
+func TestInstancesThatDoNotAnnounceThemselvesAgainGo(t *testing.T) {
+	db := fleet(t)
+	announce := func() string {
+		return one[string](t, db, `SELECT penstock.announce_instance('llama', 'gpu-1', 'http://gpu-1', 2, ttl => '1 minute')`)
+	}
+	if got := announce(); got != "serve" {
+		t.Errorf("the answer is %q", got)
+	}
+	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+	do(t, db, `SELECT penstock.drain_instance('llama', 'gpu-1', 'test')`)
+	do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id) SELECT id, 0, 1, 9 FROM penstock.instance`)
+	if got := announce(); got != "drain" {
+		t.Errorf("with a slot held the answer is %q", got)
+	}
+	do(t, db, `DELETE FROM penstock.slot`)
+	if got := announce(); got != "stop" {
+		t.Errorf("without one it is %q", got)
+	}
+	if n := one[int](t, db, `SELECT penstock.expire_instances()`); n != 0 {
+		t.Errorf("%d went before their time", n)
+	}
+	do(t, db, `UPDATE penstock.instance SET expires_at = clock_timestamp(), draining_at = NULL`)
+	if usable := one[bool](t, db, `SELECT penstock.usable(i) FROM penstock.instance i`); usable {
+		t.Error("it takes calls after its time to live")
+	}
+	if n := one[int](t, db, `SELECT penstock.expire_instances()`); n != 1 {
+		t.Errorf("%d went", n)
+	}
+}

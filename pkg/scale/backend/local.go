@@ -1,0 +1,412 @@
+package backend
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/shirou/gopsutil/v3/process"
+
+	"github.com/penstock/penstock/pkg/scale"
+)
+
+// Local runs instances as processes of this machine. They outlive the leader: the next one finds them by their
+// records in a directory, and, where a leader died between a start and its record, by their environment.
+// The target of a deployment is {"command": "name"}: what runs is configured where the leader runs, so that a
+// right to change deployments is none to run programs.
+type Local struct {
+	cfg LocalConfig
+
+	mu    sync.Mutex
+	ended map[string]string // how processes that this leader started have ended
+}
+
+// LocalConfig says where records are kept and what may be run. Dir and Commands are required.
+type LocalConfig struct {
+	Dir      string // records and logs; one for all leaders of a machine
+	Commands map[string]LocalCommand
+	// Grace is how long SIGTERM may take before SIGKILL; only processes without requests are ended: 60 s.
+	Grace time.Duration
+}
+
+// LocalCommand is a program that serves a model. ${PORT} and ${GPU} in Command, Env and Endpoint are replaced.
+type LocalCommand struct {
+	Command  []string          `json:"command"`
+	Env      map[string]string `json:"env,omitempty"`
+	Endpoint string            `json:"endpoint"`          // such as http://127.0.0.1:${PORT}
+	Slots    int               `json:"slots,omitempty"`   // 0: those of the policy
+	Devices  []string          `json:"devices,omitempty"` // values of ${GPU}; a process has one for itself
+}
+
+// ReadLocalCommands reads a file of commands: an object from their names to LocalCommand.
+func ReadLocalCommands(path string) (map[string]LocalCommand, error) {
+	text, err := os.ReadFile(path) //nolint:gosec // the operator names the file
+	if err != nil {
+		return nil, fmt.Errorf("read local commands: %w", err)
+	}
+	var commands map[string]LocalCommand
+	if err := json.Unmarshal(text, &commands); err != nil {
+		return nil, fmt.Errorf("read local commands %s: %w", path, err)
+	}
+	for name, c := range commands {
+		if len(c.Command) == 0 || c.Endpoint == "" {
+			return nil, fmt.Errorf("read local commands %s: %q needs command and endpoint", path, name)
+		}
+	}
+	return commands, nil
+}
+
+// NewLocal returns the backend, and makes its directory.
+func NewLocal(cfg LocalConfig) (*Local, error) {
+	cfg.Grace = cmp.Or(cfg.Grace, time.Minute)
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("directory of local instances: %w", err)
+	}
+	cfg.Dir = dir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory of local instances: %w", err)
+	}
+	return &Local{cfg: cfg, ended: map[string]string{}}, nil
+}
+
+// record is the file of an instance. It is written before its process is started: a record without a process is
+// a start that failed, and a process of which the record does not know the id is found by its environment.
+type record struct {
+	Name         string    `json:"name"`
+	Deployment   string    `json:"deployment"`
+	TemplateHash string    `json:"template_hash,omitempty"`
+	Endpoint     string    `json:"endpoint"`
+	Slots        int       `json:"slots"`
+	Device       string    `json:"device,omitempty"`
+	Began        time.Time `json:"began"`
+	PID          int32     `json:"pid,omitempty"`
+	Created      int64     `json:"created,omitempty"` // of the process, so that its id is not taken for another's
+	Stopping     time.Time `json:"stopping,omitzero"`
+}
+
+// Names of environment variables by which processes are found again.
+const (
+	envInstance = "PENSTOCK_INSTANCE"
+	envDir      = "PENSTOCK_INSTANCE_DIR"
+)
+
+// List implements scale.Backend.
+func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.BackendInstance, error) {
+	unlock, err := lockDir(l.cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	records, err := l.records()
+	if err != nil {
+		return nil, err
+	}
+	var found []scale.BackendInstance
+	for _, r := range records {
+		if r.Deployment != d.Name {
+			continue
+		}
+		i := scale.BackendInstance{
+			Name: r.Name, Endpoint: r.Endpoint, Slots: r.Slots, Began: r.Began, State: scale.InstanceRunning,
+			TemplateHash: r.TemplateHash,
+		}
+		p := l.process(ctx, &r)
+		switch {
+		case p == nil && !r.Stopping.IsZero():
+			if err := os.Remove(l.path(r.Name)); err != nil {
+				return nil, fmt.Errorf("forget local instance: %w", err)
+			}
+			continue
+		case p == nil:
+			i.State, i.Message = scale.InstanceFailed, l.howEnded(r.Name)
+		case !r.Stopping.IsZero():
+			i.State = scale.InstanceEnding
+			if time.Since(r.Stopping) > l.cfg.Grace {
+				_ = p.KillWithContext(ctx)
+			}
+		}
+		found = append(found, i)
+	}
+	return found, nil
+}
+
+// Apply implements scale.Backend.
+func (l *Local) Apply(ctx context.Context, o scale.Order) error {
+	unlock, err := lockDir(l.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	records, err := l.records()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	live := 0
+	devices := map[string]bool{}
+	for _, r := range records {
+		own := r.Deployment == o.Name
+		p := l.process(ctx, &r)
+		if p != nil {
+			devices[r.Device] = true
+		}
+		switch {
+		case own && slices.Contains(o.Remove, r.Name):
+			errs = append(errs, l.stop(ctx, r, p))
+		case own && p != nil && r.Stopping.IsZero():
+			live++
+		}
+	}
+	for ; live < o.Count; live++ {
+		if err := l.start(ctx, o.BackendTarget, devices); err != nil {
+			errs = append(errs, err)
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// StopAll ends all processes of the directory, and waits for them at most as long as they have to end.
+func (l *Local) StopAll(ctx context.Context) error {
+	unlock, err := lockDir(l.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	records, err := l.records()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range records {
+		errs = append(errs, l.stop(ctx, r, l.process(ctx, &r)))
+	}
+	for end := time.Now().Add(l.cfg.Grace); ; {
+		alive := slices.ContainsFunc(records, func(r record) bool { return l.process(ctx, &r) != nil })
+		if !alive || ctx.Err() != nil {
+			return errors.Join(errs...)
+		}
+		if time.Now().After(end) {
+			for _, r := range records {
+				if p := l.process(ctx, &r); p != nil {
+					errs = append(errs, p.KillWithContext(ctx))
+				}
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// start begins one instance. Its record is written first.
+func (l *Local) start(ctx context.Context, d scale.BackendTarget, devices map[string]bool) error {
+	var target struct {
+		Command string `json:"command"`
+	}
+	if err := json.Unmarshal(d.Target, &target); err != nil {
+		return fmt.Errorf("target of deployment %q: want {\"command\": \"name\"}: %w", d.Name, err)
+	}
+	command, known := l.cfg.Commands[target.Command]
+	if !known {
+		return fmt.Errorf("target of deployment %q: command %q is not configured here: have %s", d.Name, target.Command,
+			strings.Join(slices.Sorted(maps.Keys(l.cfg.Commands)), ", "))
+	}
+	device, err := freeDevice(command.Devices, devices)
+	if err != nil {
+		return fmt.Errorf("start an instance of deployment %q: %w", d.Name, err)
+	}
+	port, err := freePort(ctx)
+	if err != nil {
+		return err
+	}
+	fill := strings.NewReplacer("${PORT}", strconv.Itoa(port), "${GPU}", device).Replace
+	r := record{
+		Name: d.Name + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), Deployment: d.Name,
+		TemplateHash: d.TemplateHash, Endpoint: fill(command.Endpoint), Slots: command.Slots, Device: device,
+		Began: time.Now(),
+	}
+	if err := l.write(r); err != nil {
+		return err
+	}
+	if device != "" {
+		devices[device] = true
+	}
+	return l.spawn(command, fill, r)
+}
+
+func (l *Local) spawn(command LocalCommand, fill func(string) string, r record) error {
+	log, err := os.OpenFile(filepath.Join(l.cfg.Dir, r.Deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the log of %s: %w", r.Name, err)
+	}
+	defer log.Close()
+	args := make([]string, len(command.Command))
+	for i, arg := range command.Command {
+		args[i] = fill(arg)
+	}
+	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec,noctx // configured here; it outlives this program
+	cmd.Env = append(os.Environ(), envInstance+"="+r.Name, envDir+"="+l.cfg.Dir)
+	for name, value := range command.Env {
+		cmd.Env = append(cmd.Env, name+"="+fill(value))
+	}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = ownSession()
+	if err := cmd.Start(); err != nil {
+		l.note(r.Name, err.Error())
+		return fmt.Errorf("start %s: %w", r.Name, err)
+	}
+	go func() { // without it the process would stay a zombie as long as this leader lives
+		err := cmd.Wait()
+		l.note(r.Name, fmt.Sprintf("ended: %v, see %s", cmp.Or(err, errors.New("exit status 0")), log.Name()))
+	}()
+	r.PID = int32(cmd.Process.Pid) //nolint:gosec // ids of processes are that small
+	if p, err := process.NewProcess(r.PID); err == nil {
+		r.Created, _ = p.CreateTime()
+	}
+	return l.write(r)
+}
+
+// stop asks a process to end; one that is gone is forgotten.
+func (l *Local) stop(ctx context.Context, r record, p *process.Process) error {
+	if p == nil {
+		if err := os.Remove(l.path(r.Name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("forget local instance: %w", err)
+		}
+		return nil
+	}
+	if r.Stopping.IsZero() {
+		r.Stopping = time.Now()
+		if err := l.write(r); err != nil {
+			return err
+		}
+	}
+	if err := p.SendSignalWithContext(ctx, syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop %s: %w", r.Name, err)
+	}
+	return nil
+}
+
+// process is the live process of a record; nil if there is none. It fills in an id that the record lacks.
+func (l *Local) process(ctx context.Context, r *record) *process.Process {
+	if r.PID != 0 {
+		p, err := process.NewProcessWithContext(ctx, r.PID)
+		if err != nil || !isLive(ctx, p) {
+			return nil
+		}
+		if created, err := p.CreateTimeWithContext(ctx); err != nil || created != r.Created {
+			return nil // another process has the id now
+		}
+		return p
+	}
+	all, err := process.ProcessesWithContext(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, p := range all {
+		env, err := p.EnvironWithContext(ctx)
+		if err == nil && slices.Contains(env, envInstance+"="+r.Name) && slices.Contains(env, envDir+"="+l.cfg.Dir) &&
+			isLive(ctx, p) {
+			r.PID = p.Pid
+			r.Created, _ = p.CreateTimeWithContext(ctx)
+			_ = l.write(*r)
+			return p
+		}
+	}
+	return nil
+}
+
+// isLive says whether a process runs: one that has ended and that nothing waited for does not.
+func isLive(ctx context.Context, p *process.Process) bool {
+	status, err := p.StatusWithContext(ctx)
+	return err == nil && !slices.Contains(status, process.Zombie)
+}
+
+func (l *Local) note(name, text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended[name] = text
+}
+
+func (l *Local) howEnded(name string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return cmp.Or(l.ended[name], "its process is gone")
+}
+
+func (l *Local) path(name string) string { return filepath.Join(l.cfg.Dir, name+".json") }
+
+// write replaces a record in one step: a leader that dies leaves the old one or the new one.
+func (l *Local) write(r record) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("write the record of %s: %w", r.Name, err)
+	}
+	fresh := l.path(r.Name) + ".new"
+	if err := os.WriteFile(fresh, text, 0o600); err != nil {
+		return fmt.Errorf("write the record of %s: %w", r.Name, err)
+	}
+	if err := os.Rename(fresh, l.path(r.Name)); err != nil {
+		return fmt.Errorf("write the record of %s: %w", r.Name, err)
+	}
+	return nil
+}
+
+func (l *Local) records() ([]record, error) {
+	paths, err := filepath.Glob(filepath.Join(l.cfg.Dir, "*.json"))
+	if err != nil {
+		return nil, fmt.Errorf("list records of local instances: %w", err)
+	}
+	var all []record
+	for _, path := range paths {
+		text, err := os.ReadFile(path) //nolint:gosec // a record of ours
+		if err != nil {
+			return nil, fmt.Errorf("read the record of a local instance: %w", err)
+		}
+		var r record
+		if err := json.Unmarshal(text, &r); err != nil {
+			return nil, fmt.Errorf("read the record %s: %w", path, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// freeDevice is a device that no live process has. Without devices there is nothing to choose.
+func freeDevice(devices []string, used map[string]bool) (string, error) {
+	if len(devices) == 0 {
+		return "", nil
+	}
+	for _, device := range devices {
+		if !used[device] {
+			return device, nil
+		}
+	}
+	return "", fmt.Errorf("all %d devices are in use", len(devices))
+}
+
+// freePort is a port that is free now. Where another program takes it first, the process ends and is replaced.
+func freePort(ctx context.Context) (int, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	defer listener.Close()
+	address, ok := listener.Addr().(*net.TCPAddr)
+	if !ok {
+		return 0, fmt.Errorf("find a free port: %v is no address of TCP", listener.Addr())
+	}
+	return address.Port, nil
+}

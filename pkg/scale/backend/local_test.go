@@ -1,0 +1,176 @@
+//go:build unix
+
+package backend
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/scale"
+)
+
+// machine is a directory of local instances; each is a shell that waits for SIGTERM.
+type machine struct {
+	t   *testing.T
+	dir string
+}
+
+const waits = `trap 'exit 0' TERM; echo "port ${PORT} gpu ${GPU}"; while :; do sleep 0.01; done`
+
+// leader is a new leader of the machine.
+func (m machine) leader() *Local {
+	m.t.Helper()
+	l, err := NewLocal(LocalConfig{Dir: m.dir, Commands: map[string]LocalCommand{
+		"waits":   {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}/llama", Slots: 2},
+		"devices": {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0", "1"}},
+		"fails":   {Command: []string{"sh", "-c", "exit 3"}, Endpoint: "http://127.0.0.1:${PORT}"},
+		"absent":  {Command: []string{"/no/such/program"}, Endpoint: "http://127.0.0.1:${PORT}"},
+	}})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return l
+}
+
+func newMachine(t *testing.T) machine {
+	t.Helper()
+	m := machine{t, t.TempDir()}
+	t.Cleanup(func() {
+		l := m.leader()
+		l.cfg.Grace = 5 * time.Second
+		if err := l.StopAll(t.Context()); err != nil && t.Context().Err() == nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func order(command string, count int, remove ...string) scale.Order {
+	return scale.Order{
+		BackendTarget: scale.BackendTarget{Name: "own", Model: "llama", Target: json.RawMessage(`{"command": "` + command + `"}`)},
+		Count:         count, Remove: remove,
+	}
+}
+
+func (m machine) apply(l *Local, o scale.Order) {
+	m.t.Helper()
+	if err := l.Apply(m.t.Context(), o); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m machine) list(l *Local) []scale.BackendInstance {
+	m.t.Helper()
+	found, err := l.List(m.t.Context(), scale.BackendTarget{Name: "own"})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return found
+}
+
+// until lists until the condition holds: processes end by themselves.
+func (m machine) until(l *Local, holds func([]scale.BackendInstance) bool) []scale.BackendInstance {
+	m.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		found := m.list(l)
+		if holds(found) {
+			return found
+		}
+		if time.Now().After(end) {
+			m.t.Fatalf("still %+v", found)
+		}
+	}
+}
+
+func TestLocalInstancesOutliveTheirLeader(t *testing.T) {
+	m := newMachine(t)
+	first := m.leader()
+	m.apply(first, order("waits", 2))
+	m.apply(first, order("waits", 2))
+	found := m.list(first)
+	if len(found) != 2 || found[0].Endpoint == found[1].Endpoint || found[0].Slots != 2 ||
+		!strings.HasPrefix(found[0].Endpoint, "http://127.0.0.1:") || !strings.HasSuffix(found[0].Endpoint, "/llama") {
+		t.Fatalf("%+v", found)
+	}
+	second := m.leader()
+	m.apply(second, order("waits", 2))
+	if again := m.list(second); len(again) != 2 || again[0].Name != found[0].Name || again[1].Name != found[1].Name {
+		t.Errorf("the next leader has %+v, the first had %+v", again, found)
+	}
+	m.apply(second, order("waits", 1, found[0].Name))
+	left := m.until(second, func(f []scale.BackendInstance) bool { return len(f) == 1 })
+	if left[0].Name != found[1].Name || left[0].State != scale.InstanceRunning {
+		t.Errorf("%s was to go, %+v is left", found[0].Name, left)
+	}
+}
+
+func TestAProcessWithoutItsIDInTheRecordIsFound(t *testing.T) {
+	m := newMachine(t)
+	l := m.leader()
+	m.apply(l, order("waits", 1))
+	name := m.list(l)[0].Name
+	path := filepath.Join(m.dir, name+".json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Fatal(err)
+	}
+	pid := r.PID
+	r.PID, r.Created = 0, 0 // a leader died between the start and the second write
+	if err := l.write(r); err != nil {
+		t.Fatal(err)
+	}
+	next := m.leader()
+	m.apply(next, order("waits", 1))
+	if found := m.list(next); len(found) != 1 || found[0].Name != name || found[0].State != scale.InstanceRunning {
+		t.Fatalf("%+v", found)
+	}
+	if p := next.process(t.Context(), &r); p == nil || p.Pid != pid {
+		t.Errorf("process %v, want %d", p, pid)
+	}
+}
+
+func TestADeviceBelongsToOneProcess(t *testing.T) {
+	m := newMachine(t)
+	l := m.leader()
+	err := l.Apply(t.Context(), order("devices", 3))
+	if err == nil || !strings.Contains(err.Error(), "all 2 devices are in use") {
+		t.Errorf("the third: %v", err)
+	}
+	found := m.list(l)
+	if len(found) != 2 {
+		t.Fatalf("%+v", found)
+	}
+	m.apply(l, order("devices", 1, found[0].Name))
+	m.until(l, func(f []scale.BackendInstance) bool { return len(f) == 1 })
+	m.apply(l, order("devices", 2))
+	if found := m.list(l); len(found) != 2 {
+		t.Errorf("%+v", found)
+	}
+}
+
+func TestAStartThatFailsIsReportedAndForgotten(t *testing.T) {
+	m := newMachine(t)
+	l := m.leader()
+	m.apply(l, order("fails", 1))
+	failed := m.until(l, func(f []scale.BackendInstance) bool {
+		return len(f) == 1 && f[0].State == scale.InstanceFailed && strings.Contains(f[0].Message, "exit status 3")
+	})
+	m.apply(l, order("fails", 0, failed[0].Name))
+	if found := m.list(l); len(found) != 0 {
+		t.Errorf("%+v", found)
+	}
+	if err := l.Apply(t.Context(), order("absent", 1)); err == nil {
+		t.Error("a program that does not exist: no error")
+	}
+	if err := l.Apply(t.Context(), order("rm -rf", 1)); err == nil || !strings.Contains(err.Error(), "is not configured here") {
+		t.Errorf("a command that is not configured: %v", err)
+	}
+}

@@ -1,0 +1,177 @@
+package scale
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+func began(ago time.Duration) time.Time { return noon.Add(-ago) }
+
+// ready is a registered instance that takes requests.
+func ready(id int32, held int) registration {
+	name := string(rune('a' + id - 1))
+	return registration{
+		ID: id, Server: name, Endpoint: "http://" + name, Ready: true, EverReady: true, Held: held,
+		TemplateHash: "t1", CreatedAt: began(time.Hour),
+	}
+}
+
+func drains(r registration) registration {
+	r.Ready, r.Draining, r.DrainedByUs = false, true, true
+	return r
+}
+
+// in are the same instances as their backend reports them.
+func in(all ...registration) []BackendInstance {
+	var found []BackendInstance
+	for _, r := range all {
+		found = append(found, BackendInstance{
+			Name: r.Server, Endpoint: r.Endpoint, Began: r.CreatedAt, State: InstanceRunning, TemplateHash: r.TemplateHash,
+		})
+	}
+	return found
+}
+
+func decided(desired, ordered int) share {
+	at := began(time.Minute)
+	return share{
+		Name: "own", Model: "llama", Backend: backendLocal, Mode: "full", Desired: desired, DecidedAt: &at, OrderID: 7,
+		AppliedID: 7, AppliedAt: &at, Ordered: ordered, TemplateHash: "t1",
+	}
+}
+
+func TestPlan(t *testing.T) {
+	off, old, outdated := drains(ready(2, 0)), ready(1, 0), ready(1, 0)
+	old.EverReady, old.Ready = false, false
+	outdated.TemplateHash = "t0"
+	replace := began(10 * time.Minute)
+	soon := noon.Add(time.Second)
+	blocked := decided(3, 1)
+	blocked.RetryAt = &soon
+	stuck := decided(1, 1)
+	stuck.ReplaceBefore = &replace
+	disabled, undecided, anywhere := decided(0, 2), decided(0, 2), decided(0, 2)
+	disabled.Mode, undecided.DecidedAt, anywhere.Off = "disabled", nil, true
+	failed := in(ready(1, 0))
+	failed[0].State, failed[0].Message = InstanceFailed, "exit status 1"
+	ending := in(ready(1, 0))
+	ending[0].State = InstanceEnding
+	unregistered := in(ready(1, 0))
+	noAddress := in(ready(1, 0))
+	noAddress[0].Endpoint = ""
+
+	for _, c := range []struct {
+		name       string
+		s          share
+		registered []registration
+		found      []BackendInstance
+		unlisted   bool
+
+		count           int // of the order; -1: none
+		remove          []string
+		register        int
+		drain, forget   []string
+		undrain         []int32
+		existing, fails int
+	}{
+		{name: "nothing to do", s: decided(2, 2), registered: []registration{ready(1, 1), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "one more", s: decided(3, 2), registered: []registration{ready(1, 1), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: 3, existing: 2},
+		{name: "one fewer: the idle one drains first, and still exists", s: decided(1, 2), registered: []registration{ready(1, 1), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, drain: []string{"b"}, existing: 2},
+		{name: "a drained one with a request stays", s: decided(1, 2), registered: []registration{ready(1, 1), drains(ready(2, 1))}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "a drained one without requests is removed", s: decided(1, 2), registered: []registration{ready(1, 1), off}, found: in(ready(1, 0), ready(2, 0)), count: 1, remove: []string{"b"}, existing: 2},
+		{name: "a drain ends before anything is started", s: decided(3, 2), registered: []registration{ready(1, 1), drains(ready(2, 1))}, found: in(ready(1, 0), ready(2, 0)), count: 3, undrain: []int32{2}, existing: 2},
+		{name: "a drain of an operator does not end", s: decided(2, 2), registered: []registration{ready(1, 1), {ID: 2, Server: "b", Endpoint: "http://b", Draining: true, EverReady: true}}, found: in(ready(1, 0), ready(2, 0)), count: 3, existing: 2},
+		{name: "one without a registration is registered", s: decided(1, 1), found: unregistered, count: -1, register: 1, existing: 1},
+		{name: "one without an address only starts", s: decided(1, 1), found: noAddress, count: -1, existing: 1},
+		{name: "one without an address has no request: it is removed at once", s: decided(0, 1), found: noAddress, count: 0, remove: []string{"a"}, existing: 1},
+		{name: "one that is gone is forgotten", s: decided(1, 1), registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(2, 0)), count: -1, forget: []string{"a"}, existing: 1},
+		{name: "one that is gone with slots held is drained", s: decided(1, 1), registered: []registration{ready(1, 2), ready(2, 0)}, found: in(ready(2, 0)), count: -1, drain: []string{"a"}, existing: 1},
+		{name: "a start that failed is removed, and none is begun now", s: decided(1, 1), found: failed, count: 0, remove: []string{"a"}, existing: 1, fails: 1},
+		{name: "none is begun before the next try", s: blocked, registered: []registration{ready(1, 0)}, found: in(ready(1, 0)), count: -1, existing: 1},
+		{name: "one that ends is not counted", s: decided(1, 1), found: ending, count: 1, existing: 0},
+		{name: "a stuck start is replaced", s: stuck, registered: []registration{old}, found: in(old), count: 1, remove: []string{"a"}, existing: 1},
+		{name: "another template: one more first", s: decided(1, 1), registered: []registration{outdated}, found: in(outdated), count: 2, existing: 1},
+		{name: "another template: the old one drains when the new one is ready", s: decided(1, 2), registered: []registration{outdated, ready(2, 0)}, found: in(outdated, ready(2, 0)), count: -1, drain: []string{"a"}, existing: 2},
+		{name: "disabled", s: disabled, registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "not decided yet", s: undecided, registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "off everywhere", s: anywhere, registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "unlisted: all that is registered exists", s: decided(3, 3), registered: []registration{ready(1, 0)}, unlisted: true, count: 3, existing: 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := plan(c.s, c.registered, c.found, !c.unlisted, noon)
+			count, remove := -1, []string(nil)
+			if got.order != nil {
+				count, remove = got.order.Count, got.order.Remove
+			}
+			if count != c.count || !slices.Equal(remove, c.remove) {
+				t.Errorf("order of %d, without %v, want %d, %v", count, remove, c.count, c.remove)
+			}
+			if len(got.register) != c.register || !slices.Equal(got.drain, c.drain) || !slices.Equal(got.forget, c.forget) ||
+				!slices.Equal(got.undrain, c.undrain) || got.existing != c.existing || got.failed != c.fails {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// However a deployment came to its state, a step never stops an instance that holds a slot and takes part in what exists.
+func TestPlanStopsNothingThatRuns(t *testing.T) {
+	for seed := range 1 << 12 {
+		var registered []registration
+		for id := range int32(4) {
+			bits := seed >> (3 * id)
+			r := ready(id+1, bits&1)
+			if bits&2 != 0 {
+				r = drains(r)
+			}
+			if bits&4 != 0 {
+				r.TemplateHash = "t0"
+			}
+			registered = append(registered, r)
+		}
+		for desired := range 5 {
+			got := plan(decided(desired, 4), registered, in(registered...), true, noon)
+			if got.order == nil {
+				continue
+			}
+			for _, name := range got.order.Remove {
+				r := registered[name[0]-'a']
+				if r.Held > 0 || !r.Draining {
+					t.Fatalf("seed %d, %d desired: %s is removed: %+v", seed, desired, name, r)
+				}
+			}
+			busy := 0
+			for _, r := range registered {
+				busy += r.Held
+			}
+			if got.order.Count < max(busy, desired) {
+				t.Fatalf("seed %d: %d desired, %d run, and %d are to exist", seed, desired, busy, got.order.Count)
+			}
+		}
+	}
+}
+
+func TestFloorsHoldWhileTheyLast(t *testing.T) {
+	floors := []Floor{
+		{Cron: "0 8 * * MON-FRI", Zone: "Europe/Berlin", Lasts: Seconds(10 * time.Hour), Min: 3},
+		{Cron: "30 11 * * *", Lasts: Seconds(time.Hour), Min: 5},
+	}
+	for at, want := range map[string]int{
+		"2026-01-01T06:59:59Z": 0, "2026-01-01T07:00:00Z": 3, "2026-01-01T11:30:00Z": 5, "2026-01-01T12:30:01Z": 3,
+		"2026-01-01T17:00:01Z": 0, "2026-01-03T09:00:00Z": 0,
+	} {
+		now, err := time.Parse(time.RFC3339, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := floorAt(floors, now); got != want {
+			t.Errorf("at %s the floor is %d, want %d", at, got, want)
+		}
+	}
+	for _, f := range []Floor{{Cron: "x", Lasts: 1, Min: 1}, {Cron: "* * * * *", Min: 1}, {Cron: "* * * * *", Lasts: 1}, {Cron: "* * * * *", Zone: "Mars", Lasts: 1, Min: 1}} {
+		if (Policy{Floors: []Floor{f}}).Check() == nil {
+			t.Errorf("%+v was accepted", f)
+		}
+	}
+}
