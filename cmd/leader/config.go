@@ -33,6 +33,7 @@ type Leader struct {
 	Recovery Recovery   `koanf:"recovery"`
 
 	Dashboard Dashboard `koanf:"dashboard"`
+	Scale     Scale     `koanf:"scale"`
 }
 
 // Dashboard is the section for the pages of operators.
@@ -143,6 +144,8 @@ func (c Config) validate() error {
 	check(web.CheckTraceURL(l.Dashboard.Trace) == nil, "dashboard.trace_url", l.Dashboard.Trace,
 		"an http or https address that contains {trace}")
 	check(l.Dashboard.Session > 0, "dashboard.session", l.Dashboard.Session, "more than 0")
+	check((l.Scale.LocalDir == "") == (l.Scale.LocalCommands == ""), "scale.local_dir", l.Scale.LocalDir,
+		"it together with leader.scale.local_commands")
 	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
 	return errors.Join(append(errs, c.Trace.Validate())...)
 }

@@ -150,7 +150,10 @@ func TestMetricsCanBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := newLeader(cfg, p, log)
+	l, err := newLeader(cfg, p, log)
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- l.elector.Run(ctx, l.lead) }()

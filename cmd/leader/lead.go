@@ -29,18 +29,24 @@ type leader struct {
 	models   telemetry.Bound
 	degraded telemetry.Bound // objects of degradations
 	requests *requests
+	backends map[string]scale.Backend // of the autoscaler
 }
 
-func newLeader(cfg Config, p *pools, log *slog.Logger) *leader {
+func newLeader(cfg Config, p *pools, log *slog.Logger) (*leader, error) {
+	backends, err := backends(cfg.Leader)
+	if err != nil {
+		return nil, err
+	}
 	m := telemetry.NewMetrics()
 	l := &leader{
 		cfg: cfg, pools: p, log: log, metrics: m, requests: newRequests(m),
-		elector: election.New(p.election, electionConfig(cfg.Leader.Election, log)),
+		elector:  election.New(p.election, electionConfig(cfg.Leader.Election, log)),
+		backends: backends,
 	}
 	if cfg.Leader.Hints {
 		l.hinter = invalidation.NewHinter(p.duties, 0)
 	}
-	return l
+	return l, nil
 }
 
 // duties are the duties of the elected leader. Each writes only within its term.
@@ -80,7 +86,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		compaction: recovery.NewCompaction(db, fence, cfg),
 		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Log: cfg.Log}),
 		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Log: cfg.Log}),
-		scaler:     scale.New(db, fence, scale.Config{Log: cfg.Log}),
+		scaler:     scale.New(db, fence, scale.Config{Log: cfg.Log, Backends: l.backends}),
 	}
 	l.duties.Store(d)
 
@@ -95,5 +101,6 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.cron.Run(ctx) })
 	group.Go(func() error { return d.batches.Run(ctx) })
 	group.Go(func() error { return d.scaler.Run(ctx) })
+	group.Go(func() error { return wakeScaler(ctx, l.cfg.Database, d.scaler, cfg.Log) })
 	return group.Wait()
 }

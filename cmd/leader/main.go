@@ -67,7 +67,10 @@ func run(cfg Config, log *slog.Logger) error {
 		return err
 	}
 	defer stopTracing()
-	l := newLeader(cfg, pools, log)
+	l, err := newLeader(cfg, pools, log)
+	if err != nil {
+		return err
+	}
 	own, err := l.newAPI(ctx)
 	if err != nil {
 		return err

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/scale"
+	"github.com/penstock/penstock/pkg/scale/backend"
+	"github.com/penstock/penstock/pkg/webhook"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Scale is the section for the backends of the autoscaler.
+type Scale struct {
+	LocalDir      string `koanf:"local_dir" help:"directory for records and logs of instances that run as processes here; without it backend local has no effect"`
+	LocalCommands string `koanf:"local_commands" help:"file of the commands that backend local may run, by the names that deployments use"`
+	WebhookKey    string `koanf:"webhook_key" help:"signs orders of backend webhook: env:NAME or file:/path of a whsec_ secret; without it backend webhook has no effect"`
+}
+
+// backends are those that the configuration allows, by the names that deployments use.
+func backends(cfg Leader) (map[string]scale.Backend, error) {
+	all := map[string]scale.Backend{}
+	if cfg.Scale.LocalDir != "" {
+		commands, err := backend.ReadLocalCommands(cfg.Scale.LocalCommands)
+		if err != nil {
+			return nil, fmt.Errorf("leader.scale.local_commands: %w", err)
+		}
+		local, err := backend.NewLocal(backend.LocalConfig{Dir: cfg.Scale.LocalDir, Commands: commands})
+		if err != nil {
+			return nil, fmt.Errorf("leader.scale.local_dir: %w", err)
+		}
+		all["local"] = local
+	}
+	if cfg.Scale.WebhookKey != "" {
+		hook, err := webhookBackend(cfg)
+		if err != nil {
+			return nil, err
+		}
+		all["webhook"] = hook
+	}
+	return all, nil
+}
+
+// webhookBackend calls only addresses that callbacks may have, and signs as callbacks are signed.
+func webhookBackend(cfg Leader) (*backend.Webhook, error) {
+	text, err := worker.ReadSecret(cfg.Scale.WebhookKey)
+	if err != nil {
+		return nil, fmt.Errorf("leader.scale.webhook_key: %w", err)
+	}
+	secret, err := webhook.ParseSecret(text)
+	if err != nil {
+		return nil, fmt.Errorf("leader.scale.webhook_key: %w", err)
+	}
+	policy, err := cfg.Callback.policy()
+	if err != nil {
+		return nil, fmt.Errorf("leader.callback: %w", err)
+	}
+	transport := &http.Transport{
+		DialContext: policy.Dialer(net.Dialer{Timeout: 5 * time.Second}), MaxIdleConnsPerHost: 2,
+		IdleConnTimeout: time.Minute,
+	}
+	return backend.NewWebhook(backend.WebhookConfig{
+		Client: &http.Client{Transport: transport, Timeout: 10 * time.Second},
+		Sign: func(id string, at time.Time, body []byte) (http.Header, error) {
+			return webhook.Sign(id, at, body, secret)
+		},
+		Check: func(url string) error {
+			_, err := policy.CheckURL(url)
+			return err
+		},
+	}), nil
+}
+
+// wakeScaler has the autoscaler decide at once when work comes for a model without instances. Without a session
+// that can listen it decides once a second.
+func wakeScaler(ctx context.Context, db config.Database, scaler *scale.Duty, log *slog.Logger) error {
+	conn, err := db.Listen()
+	if err != nil {
+		return err
+	}
+	if conn == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return invalidation.NewListener(invalidation.ListenConfig{
+		Conn: conn, Log: log,
+		Wake:  func(queue int32, _ *invalidation.Lane) { scaler.WakeQueue(queue) },
+		Slots: scaler.WakeModel,
+	}).Run(ctx)
+}
