@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -42,6 +43,7 @@ func devCommand(a *app) *cobra.Command {
 		Long: "Start an embedded Postgres, a leader, task nodes and an inference worker, push real pictures and texts\n" +
 			"through them and show the results. The programs are those beside this one (make build puts them there).\n" +
 			"Each is a process of its own that may be killed: it is started again, and no entry is lost.\n" +
+			"The autoscaler starts one to three workers that find faces, and each change is printed with its reasons.\n" +
 			"Ctrl-C stops everything.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return dev(c.Context(), a.out, o) },
@@ -97,7 +99,15 @@ func dev(ctx context.Context, out io.Writer, o devOptions) (err error) {
 	if err := p.start(ctx, o); err != nil {
 		return interrupted(ctx, err)
 	}
-	defer p.crew.stop(out)
+	defer func() {
+		p.crew.stop(out)
+		err = errors.Join(err, p.stopInstances(context.WithoutCancel(ctx)))
+	}()
+	explaining, done := context.WithCancel(ctx)
+	var explainer sync.WaitGroup
+	explainer.Go(func() { p.explainScaling(explaining) })
+	defer explainer.Wait()
+	defer done()
 	return interrupted(ctx, p.work(ctx, o))
 }
 
@@ -139,6 +149,7 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	defer func() {
 		if err != nil {
 			p.crew.stop(p.out)
+			err = errors.Join(err, p.stopInstances(context.WithoutCancel(ctx)))
 		}
 	}()
 	if p.worker, err = p.crew.start(ctx, "worker", "listening on ", "--listen", "127.0.0.1:0", "--slots",
@@ -149,9 +160,14 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	const key = "PENSTOCK_SECRET_WEBHOOK=penstock dev, known to everybody"
 	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["leader"]}
 	const receivers = "127.0.0.0/8"
+	instances, commands, err := p.localInstances(o)
+	if err != nil {
+		return err
+	}
 	if p.leader, err = p.crew.start(ctx, "leader", "listen=", "--listen", "127.0.0.1:0", "--debug-listen",
 		"localhost:0", "--open",
-		"--callback-allow-networks", receivers); err != nil {
+		"--callback-allow-networks", receivers, "--scale-local-dir", instances,
+		"--scale-local-commands", commands); err != nil {
 		return err
 	}
 	if err := p.register(ctx, o); err != nil {
@@ -174,7 +190,8 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	}
 	fmt.Fprintf(p.out, "dashboard   http://%s/ui/  (open to this machine: no login needed)\n", p.leader)
 	fmt.Fprintf(p.out, "postgres    %s\n", p.source)
-	fmt.Fprintf(p.out, "worker      %s  (%d slots; finds faces, tells languages)\n", p.worker, o.slots)
+	fmt.Fprintf(p.out, "worker      %s  (%d slots; tells languages)\n", p.worker, o.slots)
+	fmt.Fprintf(p.out, "autoscaler  1 to 3 workers that find faces; why: penstock scale history %s\n", scaledModel)
 	fmt.Fprintf(p.out, "leader      http://%s  (the API, as open)\n", p.leader)
 	fmt.Fprintf(p.out, "call        curl http://%s/v1/queues  (all there is: /openapi.yaml)\n", p.leader)
 	fmt.Fprintf(p.out, "gateway     http://%s  (the OpenAI API, on the slots of the queues)\n", front)
@@ -204,11 +221,17 @@ func (p *platform) register(ctx context.Context, o devOptions) error {
 		if err != nil {
 			return err
 		}
+		p.queues[name] = queue
+		if name == scaledModel {
+			continue // its workers are started by the autoscaler
+		}
 		if _, err := inference.RegisterInstance(ctx, p.pool, name, "dev", p.worker+"/"+name, o.slots, nil,
 			by); err != nil {
 			return err
 		}
-		p.queues[name] = queue
+	}
+	if err := p.deploy(ctx, o); err != nil {
+		return err
 	}
 	if _, err := inference.RegisterModel(ctx, p.pool, worker.Model{
 		Name:     chatModel,
