@@ -1,6 +1,11 @@
 package invalidation
 
-import "context"
+import (
+	"context"
+	"math"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
 
 // sweepSQL deletes ready rows at positions $4 to $5 of a lane that cannot be claimed: those of keys
 // that are locked, and those of solo entries that are gone. It locks the lock record FOR KEY SHARE,
@@ -37,4 +42,28 @@ func (q *Queue) Sweep(ctx context.Context, lane Lane, from, to int64) (int, erro
 		return 0, q.errorf("sweep", err)
 	}
 	return int(tag.RowsAffected()), nil
+}
+
+// unlockedSQL returns the position of the first ready row of a lane, from position $4 on, that no other transaction has
+// locked; null if there is none. Its own lock on that row ends with the statement.
+const unlockedSQL = `
+SELECT pos FROM penstock.ready
+ WHERE queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint AND penstock.ready_now(not_before)
+ ORDER BY pos LIMIT 1 FOR UPDATE SKIP LOCKED`
+
+// Unlocked returns the position of the first ready row of a lane, from that position on, whose row no other transaction
+// has locked, and math.MaxInt64 if all are. A push over many keys keeps the ready rows of all of them locked until it
+// commits: claims would pass by them in steps of as many as a claim may bring.
+func (q *Queue) Unlocked(ctx context.Context, lane Lane, from int64) (int64, error) {
+	var position int64
+	rows := postgres.Query(ctx, q.db, unlockedSQL, q.ID, lane.Priority, lane.Flow, from)
+	defer rows.Close()
+	if !rows.Next() {
+		return math.MaxInt64, q.errorf("pass locked ready rows of", rows.Err())
+	}
+	if err := rows.Scan(&position); err != nil {
+		return 0, q.errorf("pass locked ready rows of", err)
+	}
+	rows.Close()
+	return position, q.errorf("pass locked ready rows of", rows.Err())
 }

@@ -2,6 +2,7 @@ package tasknode
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -177,6 +178,9 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 		}
 	}
+	if swept < c.Skipped && len(c.Locks) == 0 {
+		n.passLocked(ctx, v, &c)
+	}
 	n.lanes.advance(v, c, swept < c.Skipped, took)
 	work, again := n.lanes.more(v, c), time.Time{}
 	if !work {
@@ -188,6 +192,23 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 		work, again = true, time.Now().Add(n.jitter(min(c.DueIn, 100*time.Millisecond)))
 	}
 	n.lanes.leave(v, work, again)
+}
+
+// passLocked moves the low-water mark of a claim that brought nothing behind the ready rows that other transactions have
+// locked, if the claim before it met nothing else either.
+func (n *Node) passLocked(ctx context.Context, v *laneLease, c *invalidation.Claimed) {
+	if !n.lanes.stuckAgain(v) {
+		return
+	}
+	ctx, end := n.bound(ctx)
+	defer end()
+	position, err := v.queue.Unlocked(ctx, v.lane.key.lane, c.LowWater+1)
+	switch {
+	case err != nil && ctx.Err() == nil:
+		n.cfg.Log.Warn("pass locked rows of a lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
+	case err == nil && position != math.MaxInt64:
+		c.LowWater = position - 1
+	}
 }
 
 // outlive is a context that ends a beat after ctx does, and at the latest after a lease: the answer may never

@@ -17,13 +17,15 @@ type lane struct {
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
 	large    bool  // the last claim of it did not come to its end
-	met      int   // how often in a row another claimer was in it, or had a row of it
-	behind   int64 // position from which on rows were left that could not be swept either; 0: none
-	again    time.Time
-	refused  int64         // what freed was when a permit or gate refused this lane; a later value asks again
-	headAt   time.Time     // when it was last scanned from its beginning
-	headCost time.Duration // how long that took
-	passed   time.Time     // since when others are preferred to it; zero: they are not
+	// the last claim brought nothing, though there were rows
+	fruitless bool
+	met       int   // how often in a row another claimer was in it, or had a row of it
+	behind    int64 // position from which on rows were left that could not be swept either; 0: none
+	again     time.Time
+	refused   int64         // what freed was when a permit or gate refused this lane; a later value asks again
+	headAt    time.Time     // when it was last scanned from its beginning
+	headCost  time.Duration // how long that took
+	passed    time.Time     // since when others are preferred to it; zero: they are not
 
 	urgent bool // its first lock waits among the urgent jobs; guarded by waiting
 

@@ -46,7 +46,7 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 		v.lane.behind = max(1, v.from)
 	}
 	if len(c.Locks) > 0 {
-		v.lane.met = 0
+		v.lane.met, v.lane.fruitless = 0, false
 		t.unwant(v.lane)
 	}
 	if c.Scanned == 0 || len(c.Locks) > 0 {
@@ -69,6 +69,16 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 	} else {
 		v.lane.moved(c.LowWater + 1)
 	}
+}
+
+// stuckAgain notes that a claim brought nothing but rows that could not be claimed, and says whether the one before it
+// had not either.
+func (t *laneTable) stuckAgain(v *laneLease) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	again := v.lane.fruitless
+	v.lane.fruitless = true
+	return again
 }
 
 // leave ends a lease; work says whether it is worth coming back, again from when on. So it is if a hint came during the
