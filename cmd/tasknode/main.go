@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -47,7 +48,8 @@ func main() {
 	}
 	cfg := defaults()
 	config.Main(config.Program{Name: "tasknode", Summary: summary}, &cfg, &cfg.Log,
-		func() error { return cfg.validate() }, func(log *slog.Logger) error { return run(cfg, log) })
+		func() error { return errors.Join(cfg.validate(), cfg.Database.Given(os.Getenv)) },
+		func(log *slog.Logger) error { return run(cfg, log) })
 }
 
 // run is the node from the first connection to the last. It returns nil after a signal or an ordered drain.

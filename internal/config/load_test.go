@@ -48,6 +48,20 @@ func load(t *testing.T, file string, environ []string, args ...string) (settings
 	return s, err
 }
 
+func TestADatabaseWithoutAnAddressIsRefused(t *testing.T) {
+	none := func(string) string { return "" }
+	if err := (config.Database{}).Given(none); err == nil || !strings.Contains(err.Error(), "--database-url") {
+		t.Errorf("no address: %v, want it named", err)
+	}
+	if err := (config.Database{URL: "postgres://h/d"}).Given(none); err != nil {
+		t.Errorf("an address: %v", err)
+	}
+	socket := func(name string) string { return map[string]string{"PGHOST": "/run/postgresql"}[name] }
+	if err := (config.Database{}).Given(socket); err != nil {
+		t.Errorf("PGHOST: %v", err)
+	}
+}
+
 func TestLaterSourceWins(t *testing.T) {
 	file := "leader: {listen: ':2', pause: 2s, some_names: [b, c], share: 0.5}\ndatabase: {max_conns: 2}\n"
 	env := []string{"PENSTOCK_LEADER_LISTEN=:3", "PENSTOCK_LEADER_PAUSE=3s", "PENSTOCK_LEADER_OFF=true"}

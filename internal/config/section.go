@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,6 +22,21 @@ type Database struct {
 	// DirectURL is for LISTEN, which a pooler in transaction mode cannot carry.
 	DirectURL string        `koanf:"direct_url" help:"with a pooler in between: address of Postgres itself, for the one session in which a node listens for hints; without it a node behind a pooler finds work by polling"`
 	Timeout   time.Duration `koanf:"timeout" help:"of one statement; 0: none"`
+}
+
+// Given returns an error unless the address of the database is given, here or by a variable that libpq reads. Without
+// one, the driver would look for a socket in a directory of its own and the program would wait there for ever.
+func (d Database) Given(env func(name string) string) error {
+	if d.URL != "" {
+		return nil
+	}
+	for _, libpq := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"} {
+		if env(libpq) != "" {
+			return nil
+		}
+	}
+	return errors.New("database.url is empty: give the address of the database, as in " +
+		"--database-url postgres://user@host/name or PENSTOCK_DATABASE_URL, or PGHOST")
 }
 
 // Listen returns the configuration of the connection that listens for hints, or nil if there can be
