@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -75,6 +76,11 @@ func translate(err error) error {
 			full.RetryAfter = time.Duration(detail.RetryAfterMS) * time.Millisecond
 		}
 		return full
+	}
+	if pg.Code == "42501" && strings.HasPrefix(pg.Message, "permission denied") {
+		return fmt.Errorf("%w. This database role has not the rights for it: one with the duty push calls penstock.push "+
+			"or penstock.push_json, as PushSQLTx does; Open, Push and Define need those of operator (penstock grants)",
+			err)
 	}
 	if sentinel, ok := sentinels[pg.Code]; ok {
 		if pg.Hint != "" {

@@ -45,7 +45,7 @@ SELECT id, name, ` + configColumns + `
 func Open(ctx context.Context, db postgres.DB, name string) (*Queue, error) {
 	queues, err := pgx.CollectRows(postgres.Query(ctx, db, openSQL, name), scanQueue)
 	if err != nil {
-		return nil, fmt.Errorf("open queue %q: %w", name, err)
+		return nil, fmt.Errorf("open queue %q: %w", name, translate(err))
 	}
 	if len(queues) == 0 {
 		return nil, fmt.Errorf("open queue %q: %w", name, ErrQueueNotFound)
