@@ -29,6 +29,7 @@ type Leader struct {
 	HTTP     HTTP       `koanf:"http"`
 	Callback Callback   `koanf:"callback"`
 	Reports  Reports    `koanf:"inference"`
+	Webhook  Webhook    `koanf:"webhook"`
 	Election Election   `koanf:"election"`
 	Recovery Recovery   `koanf:"recovery"`
 

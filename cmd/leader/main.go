@@ -4,10 +4,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -38,7 +40,8 @@ SIGTERM hands over to the next one and lets requests finish; a second signal end
 func main() {
 	cfg := defaults()
 	config.Main(config.Program{Name: "leader", Summary: summary}, &cfg, &cfg.Log,
-		func() error { return cfg.validate() }, func(log *slog.Logger) error { return run(cfg, log) })
+		func() error { return errors.Join(cfg.validate(), cfg.Database.Given(os.Getenv)) },
+		func(log *slog.Logger) error { return run(cfg, log) })
 }
 
 // run is the leader from the first connection to the last. It returns nil after a signal.
@@ -125,6 +128,10 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 	if err != nil {
 		return nil, err
 	}
+	webhooks, err := cfg.Webhook.open(l.pools.api, callbacks)
+	if err != nil {
+		return nil, err
+	}
 	lifetime := cfg.HTTP.TokenLifetime
 	if lifetime == 0 {
 		lifetime = -1 // where zero would be the API's default
@@ -141,8 +148,8 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 		}},
 		Observe: l.requests.observe,
 		Hinter:  l.hinter,
-		Reports: reports,
-		Log:     l.log,
+		Reports: reports, Webhooks: webhooks,
+		Log: l.log,
 		CheckCallback: func(url string) error {
 			_, err := callbacks.CheckURL(url)
 			return err

@@ -32,6 +32,7 @@ type API struct {
 	bodies, streams *budget
 	flights         flights
 	ready           readiness
+	degraded        degraded
 	refusals        refusals
 	rates           rates
 	watch           *watch
@@ -70,6 +71,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.operationRoutes()
 	a.auditRoutes()
 	a.tokenRoutes()
+	a.webhookRoutes()
 	a.doctorRoutes()
 	a.openAPIRoutes()
 	a.indexRoute()

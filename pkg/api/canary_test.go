@@ -36,7 +36,7 @@ var canaries = regexp.MustCompile(`cnry[a-z]*`)
 func TestNothingOfOneApplicationReachesAnother(t *testing.T) {
 	w := newWorld(t)
 	w.rename = canary.Replace
-	w.api = New(w.pool, Config{Reports: reports{}})
+	w.api = New(w.pool, Config{Reports: reports{}, Webhooks: receivers{}})
 	w.exec(`SELECT penstock.create_queue('own', '{"application": "other"}'), penstock.push('own', '1')`)
 	root := newToken(t, w.pool, operator.Grant{Name: "cnryroot", Scopes: []string{"admin"}})
 	all := []string{"push", "read", "operate", "admin"}

@@ -33,6 +33,8 @@ type Config struct {
 	// ReadModel lays an override over the config of a model, fills in defaults and checks what comes out. Nil: only the
 	// former, whatever comes out.
 	ReadModel func(name string, config, override []byte) ([]byte, error)
+	// Webhooks keeps the receivers of callbacks; nil: they cannot be listed or changed here.
+	Webhooks Webhooks
 	// Reports takes in what workers report; nil: nobody may.
 	Reports Reports
 	// Timeout bounds the work for one request. Default 10 s.

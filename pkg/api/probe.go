@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // Check is one thing that must hold for the process to be ready.
@@ -103,8 +105,64 @@ func (a *API) readyz(w http.ResponseWriter, r *http.Request) error {
 			status, word = http.StatusServiceUnavailable, "not ready"
 		}
 	}
-	writeJSON(w, "application/json", status, map[string]any{"status": word, "checks": checks})
+	body := map[string]any{"status": word, "checks": checks}
+	if counts := a.degraded.counts(a.countDegradations); counts != nil {
+		body["degraded"] = counts
+	}
+	writeJSON(w, "application/json", status, body)
 	return nil
+}
+
+// degradedKept is how old the counts of degradations become before they are read again.
+const degradedKept = 10 * time.Second
+
+// degraded keeps how many conditions there are that stop or slow work although every process runs, by their code
+// (operator.Degradation). They are no reason to take a leader out of service: the others would say the same.
+type degraded struct {
+	mu      sync.Mutex
+	at      time.Time
+	by      map[string]int
+	running bool
+}
+
+// counts returns the counts that are known, nil if none are yet, and never waits: what is older than degradedKept is
+// read again meanwhile.
+func (d *degraded) counts(read func() (map[string]int, error)) map[string]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.running && time.Since(d.at) >= degradedKept {
+		d.running = true
+		go func() {
+			by, err := read()
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.running, d.at = false, time.Now()
+			if err != nil {
+				by = nil
+			}
+			d.by = by
+		}()
+	}
+	return d.by
+}
+
+// countDegradations counts by code. Names of models, queues and nodes are not told: the probe is open to everybody.
+func (a *API) countDegradations() (map[string]int, error) {
+	if a.operator == nil {
+		return nil, nil //nolint:nilnil // a node's probe knows of none
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Timeout)
+	defer cancel()
+	found, err := a.operator.Degradations(ctx, operator.PageMax)
+	if err != nil {
+		a.cfg.Log.Warn("degradations could not be read", "error", err)
+		return nil, err
+	}
+	by := map[string]int{}
+	for _, d := range found {
+		by[d.Code]++
+	}
+	return by, nil
 }
 
 // runChecks runs the checks that are not local side by side, and logs what failed.

@@ -47,7 +47,7 @@ SELECT (SELECT count(*) FROM penstock.audit) + (SELECT count(*) FROM penstock.en
 // every role that is not let in first, which must change nothing, and then by the least role that is.
 func TestEachRoleDoesWhatItMayAndNothingElse(t *testing.T) {
 	w := newWorld(t)
-	w.api = New(w.pool, Config{Reports: reports{}})
+	w.api = New(w.pool, Config{Reports: reports{}, Webhooks: receivers{}})
 	secrets := map[string]string{"none": "", "unknown": operator.NewSecret()}
 	for _, role := range []string{"push", "read", "operate", "admin"} {
 		secrets[role] = newToken(t, w.pool, operator.Grant{Name: role, Scopes: []string{role}})

@@ -1,0 +1,133 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// Webhooks keeps the receivers of callbacks. What seals or opens secrets returns an error that wraps
+// invalidation.ErrState where the program has no key for it, and invalidation.ErrInvalid for an address that callbacks
+// may not go to.
+type Webhooks interface {
+	// Register makes a receiver known, or enables it again, and returns its secret.
+	Register(ctx context.Context, url string, by invalidation.By) (secret string, err error)
+	// Rotate gives a receiver a new secret and returns it; the old one signs as well during overlap.
+	Rotate(ctx context.Context, url string, overlap time.Duration, by invalidation.By) (secret string, err error)
+	// Disable ends deliveries to a receiver until it is registered again.
+	Disable(ctx context.Context, url string, by invalidation.By) error
+	// List returns receivers behind an address, in the order of addresses, without their secrets.
+	List(ctx context.Context, after string, limit int) ([]Webhook, error)
+	// Keys returns the public keys with which every receiver can verify, the newest first.
+	Keys(ctx context.Context) ([]string, error)
+}
+
+// Webhook is a receiver of callbacks that was registered or disabled.
+type Webhook struct {
+	URL       string     `json:"url" doc:"Empty: the root secret, from which those of all others are derived."`
+	Own       bool       `json:"own_secret"`
+	OldUntil  *time.Time `json:"old_secret_until,omitempty" doc:"Until when the secret before signs as well."`
+	CreatedAt time.Time  `json:"created_at"`
+	Disabled  *time.Time `json:"disabled_at,omitempty"`
+	Reason    string     `json:"disabled_reason,omitempty"`
+}
+
+type webhookChange struct {
+	Body struct {
+		Because
+		URL string `json:"url" minLength:"1" maxLength:"2048"`
+	}
+}
+
+type webhookRotation struct {
+	Body struct {
+		Because
+		URL            string  `json:"url" minLength:"1" maxLength:"2048"`
+		OverlapSeconds float64 `json:"overlap_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"How long the old secret signs as well; a day if absent."`
+	}
+}
+
+type webhookKeys struct {
+	Keys []string `json:"keys" nullable:"false" doc:"whpk_ and base64, as Standard Webhooks has them; the newest first."`
+}
+
+func (a *API) webhookRoutes() {
+	const all = "/v1/webhooks"
+	add(a, route{
+		method: "GET", path: all, id: "list-webhooks", scope: read, of: ofPlatform,
+		summary: "Receivers of callbacks that were registered or disabled, without their secrets",
+	}, func(ctx context.Context, in *Paging) (*answer[list[Webhook]], error) {
+		return paged(*in, func(after string, limit int) ([]Webhook, error) {
+			keeper, err := a.webhooks()
+			if err != nil {
+				return nil, err
+			}
+			return keeper.List(ctx, after, limit)
+		}, func(w Webhook) string { return w.URL })
+	})
+	add(a, route{
+		method: "GET", path: all + "/keys", id: "list-webhook-keys", scope: read, of: ofPlatform,
+		summary: "Public keys with which every receiver can verify signatures of version v1a",
+	}, func(ctx context.Context, _ *struct{}) (*answer[webhookKeys], error) {
+		keeper, err := a.webhooks()
+		if err != nil {
+			return nil, err
+		}
+		keys, err := keeper.Keys(ctx)
+		return &answer[webhookKeys]{webhookKeys{keys}}, err
+	})
+	add(a, route{
+		method: "POST", path: all, id: "register-webhook", scope: admin, of: ofPlatform, status: http.StatusCreated,
+		summary: "Give a receiver a secret of its own, or enable it again; the answer has its secret",
+	}, func(ctx context.Context, in *webhookChange) (*answer[webhookSecret], error) {
+		return a.sealed(func(keeper Webhooks) (string, error) {
+			return keeper.Register(ctx, in.Body.URL, in.Body.by(ctx))
+		})
+	})
+	add(a, route{
+		method: "POST", path: all + "/rotate", id: "rotate-webhook", scope: admin, of: ofPlatform,
+		status:  http.StatusCreated,
+		summary: "Give a receiver a new secret; the old one signs as well during the overlap",
+	}, func(ctx context.Context, in *webhookRotation) (*answer[webhookSecret], error) {
+		overlap := 24 * time.Hour
+		if in.Body.OverlapSeconds > 0 {
+			overlap = time.Duration(in.Body.OverlapSeconds * float64(time.Second))
+		}
+		return a.sealed(func(keeper Webhooks) (string, error) {
+			return keeper.Rotate(ctx, in.Body.URL, overlap, in.Body.by(ctx))
+		})
+	})
+	change(a, route{
+		path: all + "/disable", id: "disable-webhook", scope: admin, of: ofPlatform,
+		summary: "Send a receiver nothing more until it is registered again",
+	}, func(ctx context.Context, in *webhookChange) error {
+		keeper, err := a.webhooks()
+		if err != nil {
+			return err
+		}
+		return keeper.Disable(ctx, in.Body.URL, in.Body.by(ctx))
+	})
+}
+
+type webhookSecret struct {
+	Secret string `json:"secret" doc:"whsec_ and base64, for the receiver alone."`
+}
+
+func (a *API) sealed(do func(Webhooks) (string, error)) (*answer[webhookSecret], error) {
+	keeper, err := a.webhooks()
+	if err != nil {
+		return nil, err
+	}
+	text, err := do(keeper)
+	return &answer[webhookSecret]{webhookSecret{text}}, err
+}
+
+func (a *API) webhooks() (Webhooks, error) {
+	if a.cfg.Webhooks == nil {
+		return nil, fmt.Errorf("this server keeps no receivers of callbacks: %w", invalidation.ErrState)
+	}
+	return a.cfg.Webhooks, nil
+}
