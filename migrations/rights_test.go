@@ -160,6 +160,8 @@ func TestDutiesReachNoFurther(t *testing.T) {
 		{"node", `UPDATE penstock.model SET config = '{}'`, refused},
 		{"node", `UPDATE penstock.queue SET statements = '{"run": "SELECT 1"}'`, refused},
 		{"node", `SELECT FROM penstock.api_token`, refused},
+		{"node", `INSERT INTO penstock.webhook_endpoint (url, secret) VALUES ('', 'sealed:x') ON CONFLICT (url) DO NOTHING`, ""},
+		{"node", `UPDATE penstock.webhook_endpoint SET secret = 'sealed:y'`, refused},
 		{"node", `INSERT INTO penstock.audit (actor, verb, object) VALUES ('a', 'b', 'c')`, refused},
 		{"node", `SELECT penstock.audit_log('somebody', 'verb', 'object', 'r')`, refused},
 		{"node", `SELECT penstock.set_statements('mail', '{"run": "SELECT 1"}', 'r')`, refused},

@@ -62,7 +62,8 @@ LANGUAGE sql IMMUTABLE AS $$
         ('node', 'instance', 'UPDATE',
          '{state,reason,active,capacity,queued,kv_usage,checked_at,next_check_at,draining_at,drain_by,drain_reason}'),
         ('node', 'webhook_endpoint', 'SELECT', NULL),
-        ('node', 'webhook_endpoint', 'INSERT UPDATE', '{url,disabled_at,disabled_reason}'),
+        ('node', 'webhook_endpoint', 'INSERT', '{url,secret,disabled_at,disabled_reason}'),
+        ('node', 'webhook_endpoint', 'UPDATE', '{url,disabled_at,disabled_reason}'),
 
         -- Gateways: their own row, slots, what calls took, and orders to preempt; a row lock of an instance, and the
         -- requests to cancel that come with a heartbeat.

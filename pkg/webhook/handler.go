@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -21,6 +22,8 @@ type Handler struct {
 	issuer    string
 	deliverer *Deliverer
 	log       *slog.Logger
+
+	complained atomic.Int64 // when a delivery was last put off because its receiver could not be found, in Unix seconds
 }
 
 // NewHandler returns a handler that delivers as config says.
@@ -70,6 +73,7 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	}
 	e, err := FindEndpoint(ctx, h.db, h.vault, c.URL)
 	if err != nil {
+		h.complain(err)
 		return nil, invalidation.NoCapacity(10*time.Second, err) // the receiver is not to blame for our database
 	}
 	if e.Disabled {
@@ -89,6 +93,14 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1,
 	})
 	return h.judge(ctx, c.URL, o)
+}
+
+// complain logs why deliveries wait, once in ten seconds: an entry that is handed back keeps no error.
+func (h *Handler) complain(err error) {
+	now, last := time.Now().Unix(), h.complained.Load()
+	if now-last >= 10 && h.complained.CompareAndSwap(last, now) {
+		h.log.Warn("callbacks wait: the secret of a receiver cannot be read", "error", err)
+	}
 }
 
 func (h *Handler) judge(ctx context.Context, address string, o Outcome) (json.RawMessage, error) {

@@ -94,12 +94,13 @@ func (v Vault) openAll(address string, texts ...*string) ([]Secret, error) {
 	return secrets, nil
 }
 
-// ensureRoot makes the root secret unless there is one.
+// ensureRoot makes the root secret unless there is one. It changes no row: a task node may insert secrets of receivers,
+// and not replace them.
 func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 	sealed, err := vault.seal(root, NewSecret())
 	if err == nil {
 		_, err = db.Exec(ctx, `INSERT INTO penstock.webhook_endpoint (url, secret) VALUES ('', $1)
-		                       ON CONFLICT (url) DO UPDATE SET secret = coalesce(webhook_endpoint.secret, excluded.secret)`, sealed)
+		                       ON CONFLICT (url) DO NOTHING`, sealed)
 	}
 	if err != nil {
 		return fmt.Errorf("make root secret of webhooks: %w", err)
@@ -183,6 +184,9 @@ SELECT penstock.audit_log($3, 'disable_webhook', $1, $2)`
 
 // DisableEndpoint stops deliveries to an address until it is registered again.
 func DisableEndpoint(ctx context.Context, db postgres.DB, address string, by invalidation.By) error {
+	if address == root {
+		return fmt.Errorf("disable webhook endpoint: it has no address: %w", invalidation.ErrInvalid)
+	}
 	if _, err := db.Exec(ctx, disableSQL, address, by.Reason, by.Actor); err != nil {
 		return fmt.Errorf("disable webhook endpoint: %w", err)
 	}
