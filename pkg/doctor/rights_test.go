@@ -1,0 +1,47 @@
+package doctor
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// TestRightsThatDifferFromADutyAreNamed takes a right from a role with a duty, gives it one too many, gives
+// one to PUBLIC,
+// and makes the role a member of the schema's owner.
+func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
+	pool := newPool(t)
+	want(t, find(t, pool, "rights", Config{}), Fine, "no role has a duty")
+	role := "clerk_" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	exec(t, pool, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		_, _ = pool.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+role+`; DROP ROLE `+role)
+	})
+	exec(t, pool, `SELECT penstock.grant_duty('read', '`+role+`')`)
+	want(t, find(t, pool, "rights", Config{}), Fine, role+" (read)")
+	for sql, says := range map[string][2]string{
+		`REVOKE SELECT ON penstock.queue FROM ` + role: {
+			role + " lacks SELECT on",
+			`GRANT SELECT ON penstock.queue TO ` + role,
+		},
+		`GRANT DELETE ON penstock.queue TO ` + role: {
+			role + " has DELETE on",
+			`REVOKE DELETE ON penstock.queue FROM ` + role,
+		},
+		`GRANT SELECT ON penstock.api_token TO PUBLIC`: {
+			"PUBLIC may SELECT",
+			`REVOKE SELECT ON penstock.api_token FROM PUBLIC`,
+		},
+		`ALTER ROLE ` + role + ` SUPERUSER`: {"is a superuser", `ALTER ROLE ` + role + ` NOSUPERUSER`},
+		`UPDATE penstock.database_role SET role = 'nobody'`: {
+			"nobody with the duty read is gone",
+			`UPDATE penstock.database_role SET role = '` + role + `'`,
+		},
+	} {
+		exec(t, pool, sql)
+		want(t, find(t, pool, "rights", Config{}), Warning, says[0], "penstock grants")
+		exec(t, pool, says[1])
+		want(t, find(t, pool, "rights", Config{}), Fine)
+	}
+}
