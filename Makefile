@@ -24,8 +24,9 @@ GOFILES := find . \( -name node_modules -o -name .git -o -path ./tmp \) -prune -
 
 GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
+VULN    := bin/govulncheck
 
-.PHONY: help check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
+.PHONY: help vuln check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +61,11 @@ vet:
 lint: $(LINT) ## Run the linters of .golangci.yml over every module
 	$(LINT) run ./...
 	@for module in $(MODULES); do echo "lint $$module"; (cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+
+# Not in `make check`: the answer changes with the database of vulnerabilities and not with the code, and needs the network.
+vuln: $(VULN) ## Look for known vulnerabilities in what the programs call; needs vuln.go.dev, or VULNDB=file:///a/copy
+	@$(VULN) $(if $(VULNDB),-db $(VULNDB)) ./... || { status=$$?; [ $$status -ne 1 ] || \
+		echo "govulncheck did not run: it needs https://vuln.go.dev, or a copy of that database, VULNDB=file:///a/copy" >&2; exit $$status; }
 
 # Tests that hold something to a number of seconds say nothing under the race detector, nor while other packages have the
 # same cores: they run one after another and without it, in `make timed`.
@@ -241,6 +247,9 @@ clean: ## Remove what make built
 
 $(GOFUMPT): tools/go.mod tools/go.sum
 	go build -C tools -o ../$@ mvdan.cc/gofumpt
+
+$(VULN): tools/go.mod tools/go.sum
+	go build -C tools -o ../$@ golang.org/x/vuln/cmd/govulncheck
 
 $(LINT): tools/go.mod tools/go.sum
 	@echo "building golangci-lint from source, once: about a minute on two cores"

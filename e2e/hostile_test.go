@@ -131,7 +131,7 @@ SELECT e.id, format('%s attempt %s: %s %s', q.name, e.attempt, left(e.payload::t
 		t.Errorf("%d callbacks of %d entries", callbacks, pushed)
 	}
 	p.complain("%d instances are quarantined: the text of an input was taken for evidence against one", `
-SELECT id, state || ': ' || coalesce(reason, '') FROM penstock.instance WHERE state = 'quarantined'`)
+SELECT id, state || ': ' || coalesce(quarantine_reason, '') FROM penstock.instance WHERE quarantined_until IS NOT NULL`)
 	p.consistent()
 	dir, err := binaries()
 	p.must(err)
