@@ -83,11 +83,11 @@ func (r receivers) Disable(ctx context.Context, url string, by invalidation.By) 
 }
 
 // List implements api.Webhooks.
-func (r receivers) List(ctx context.Context, after string, limit int) ([]api.Webhook, error) {
+func (r receivers) List(ctx context.Context, after string, limit int) ([]api.Receiver, error) {
 	found, err := webhook.List(ctx, r.db, after, limit)
-	rows := make([]api.Webhook, len(found))
+	rows := make([]api.Receiver, len(found))
 	for i, row := range found {
-		rows[i] = api.Webhook(row)
+		rows[i] = api.Receiver(row)
 	}
 	return rows, err
 }

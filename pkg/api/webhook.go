@@ -20,13 +20,13 @@ type Webhooks interface {
 	// Disable ends deliveries to a receiver until it is registered again.
 	Disable(ctx context.Context, url string, by invalidation.By) error
 	// List returns receivers behind an address, in the order of addresses, without their secrets.
-	List(ctx context.Context, after string, limit int) ([]Webhook, error)
+	List(ctx context.Context, after string, limit int) ([]Receiver, error)
 	// Keys returns the public keys with which every receiver can verify, the newest first.
 	Keys(ctx context.Context) ([]string, error)
 }
 
-// Webhook is a receiver of callbacks that was registered or disabled.
-type Webhook struct {
+// Receiver is a receiver of callbacks that was registered or disabled.
+type Receiver struct {
 	URL       string     `json:"url" doc:"Empty: the root secret, from which those of all others are derived."`
 	Own       bool       `json:"own_secret"`
 	OldUntil  *time.Time `json:"old_secret_until,omitempty" doc:"Until when the secret before signs as well."`
@@ -59,14 +59,14 @@ func (a *API) webhookRoutes() {
 	add(a, route{
 		method: "GET", path: all, id: "list-webhooks", scope: read, of: ofPlatform,
 		summary: "Receivers of callbacks that were registered or disabled, without their secrets",
-	}, func(ctx context.Context, in *Paging) (*answer[list[Webhook]], error) {
-		return paged(*in, func(after string, limit int) ([]Webhook, error) {
+	}, func(ctx context.Context, in *Paging) (*answer[list[Receiver]], error) {
+		return paged(*in, func(after string, limit int) ([]Receiver, error) {
 			keeper, err := a.webhooks()
 			if err != nil {
 				return nil, err
 			}
 			return keeper.List(ctx, after, limit)
-		}, func(w Webhook) string { return w.URL })
+		}, func(w Receiver) string { return w.URL })
 	})
 	add(a, route{
 		method: "GET", path: all + "/keys", id: "list-webhook-keys", scope: read, of: ofPlatform,

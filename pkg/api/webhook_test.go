@@ -23,8 +23,8 @@ func (receivers) Rotate(context.Context, string, time.Duration, invalidation.By)
 
 func (receivers) Disable(context.Context, string, invalidation.By) error { return nil }
 
-func (receivers) List(context.Context, string, int) ([]Webhook, error) {
-	return []Webhook{{URL: "https://example.com/hook"}}, nil
+func (receivers) List(context.Context, string, int) ([]Receiver, error) {
+	return []Receiver{{URL: "https://example.com/hook"}}, nil
 }
 
 func (receivers) Keys(context.Context) ([]string, error) { return []string{"whpk_"}, nil }
