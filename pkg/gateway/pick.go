@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"math"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 )
 
 // pick chooses the instance for a request among those with room: one that has served its session or
@@ -198,17 +200,8 @@ func (a *affinity) put(key uint64, instance int32) {
 	}
 }
 
-// hashKey is FNV-1a of 64 bits, the same in every process.
-func hashKey(text string) uint64 { return hashOn(fnvOffset, []byte(text)) }
-
-const fnvOffset = 14695981039346656037
-
-func hashOn(h uint64, text []byte) uint64 {
-	for _, b := range text {
-		h = (h ^ uint64(b)) * 1099511628211
-	}
-	return h
-}
+// hashKey is the same in every process, so that gateways agree.
+func hashKey(text string) uint64 { return xxhash.Sum64String(text) }
 
 // prefixHashes returns a hash for each whole block at the beginning of a prompt, each of all blocks up
 // to its end.
@@ -218,9 +211,9 @@ func prefixHashes(prompt []byte) []uint64 {
 		return nil
 	}
 	hashes := make([]uint64, n)
-	h := uint64(fnvOffset)
+	var h uint64
 	for i := range n {
-		h = hashOn(h, prompt[i*prefixBlock:(i+1)*prefixBlock])
+		h = mix(h ^ xxhash.Sum64(prompt[i*prefixBlock:(i+1)*prefixBlock]))
 		hashes[i] = h
 	}
 	return hashes

@@ -34,39 +34,30 @@ var (
 	errModelText  = errors.New("model is not a text")
 )
 
-// scan reads the members of the object that a body holds, without decoding what it does not need. A body
-// that encoding/json would not take is refused.
+// scan reads the members of the object that a body holds, in one pass over its bytes, without decoding what it
+// does not need. A body that encoding/json would not take is refused.
 func scan(body []byte) (scanned, error) {
 	var s scanned
-	if !json.Valid(body) {
-		return s, errNotJSON
-	}
 	i := skipSpace(body, 0)
-	if body[i] != '{' {
+	if i == len(body) || body[i] != '{' {
 		return s, errNotJSON
 	}
 	i++
 	s.open, s.empty = i, true
-	for {
-		i = skipSpace(body, i)
-		switch body[i] {
-		case '}':
-			return s, nil
-		case ',':
-			i = skipSpace(body, i+1)
-		}
+	var unfit error // the first member that is not fit: it is told only where the whole is JSON
+	i, err := skipMembers(body, i, 1, func(key []byte, at span) {
 		s.empty = false
-		from := i
-		i = skipString(body, i)
-		key := body[from:i]
-		i = skipSpace(body, i) + 1 // the colon
-		i = skipSpace(body, i)
-		from = i
-		i = skipValue(body, i)
-		if err := s.member(key, body, span{from, i}); err != nil {
-			return s, err
+		if err := s.member(key, body, at); unfit == nil {
+			unfit = err
 		}
+	})
+	if err != nil {
+		return s, err
 	}
+	if skipSpace(body, i) != len(body) {
+		return s, errNotJSON
+	}
+	return s, unfit
 }
 
 // member takes note of one member. The key has its quotes.
@@ -102,58 +93,6 @@ func (s *scanned) member(key, body []byte, at span) error {
 		}
 	}
 	return nil
-}
-
-// The functions below walk over JSON that is known to be valid.
-
-func skipSpace(b []byte, i int) int {
-	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
-		i++
-	}
-	return i
-}
-
-func skipString(b []byte, i int) int {
-	for i++; ; i++ {
-		next := bytes.IndexByte(b[i:], '"')
-		i += next
-		back := 0
-		for b[i-1-back] == '\\' {
-			back++
-		}
-		if back%2 == 0 {
-			return i + 1
-		}
-	}
-}
-
-func skipValue(b []byte, i int) int {
-	switch b[i] {
-	case '"':
-		return skipString(b, i)
-	case '{', '[':
-		return skipNested(b, i)
-	}
-	for i < len(b) && b[i] != ',' && b[i] != '}' && b[i] != ']' && b[i] > ' ' {
-		i++
-	}
-	return i
-}
-
-func skipNested(b []byte, i int) int {
-	depth := 0
-	for ; ; i++ {
-		switch b[i] {
-		case '"':
-			i = skipString(b, i) - 1
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth--; depth == 0 {
-				return i + 1
-			}
-		}
-	}
 }
 
 // usageOption asks for the token counts at the end of a stream.

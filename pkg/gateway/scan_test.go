@@ -146,3 +146,49 @@ func TestAnEventThatIsNotTheUsageChunkIsKept(t *testing.T) {
 		}
 	}
 }
+
+// The walk over a body takes what encoding/json takes, and ends with the last byte.
+func TestWalkTakesWhatEncodingJSONTakes(t *testing.T) {
+	t.Parallel()
+	deep := func(n int) string { return strings.Repeat("[", n) + "1" + strings.Repeat("]", n) }
+	values := []string{
+		"0", "-0", "-", "01", "1.", "1.5", ".5", "1e5", "1E+5", "1e", "1e+", "-1.5e-10", "true", "tru", "nulll", "null", "false",
+		`""`, `"a`, `"\"`, `"\\"`, `"\\\""`, `"\x"`, `"\u12"`, `"\u12g4"`, `"\ud800"`, `"\b\f\n\r\t\/"`, "\"a\tb\"",
+		"\"1234567\x1f\"", "\"12345678\x1f\"", "\"é\xff\x80 1234567890\"", "\"\x7f\x80\xa0\xa2\xdc\"", "{}", "[]", "[,]", "[1,]", "[1 2]",
+		`{"a"}`, `{"a":}`, `{"a":1,}`, `{a:1}`, `{"a":1 "b":2}`, "[[], {}]", deep(9_999), deep(10_000), " ", "",
+	}
+	for _, v := range values {
+		for _, body := range []string{`{"a":` + v + `}`, `{"a":[` + v + `,{"b":` + v + `}]}`, v, `{"a":` + v} {
+			_, err := scan([]byte(body))
+			object := json.Valid([]byte(body)) && strings.HasPrefix(strings.TrimSpace(body), "{")
+			if (err == nil) != object {
+				t.Errorf("%.60q: got %v, encoding/json takes it: %v", body, err, object)
+			}
+		}
+	}
+}
+
+// largePrompt is the body of a chat with a prompt of so many bytes.
+func largePrompt(size int) []byte {
+	return []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", size/5) + `"}]}`)
+}
+
+func BenchmarkScanOfALargePrompt(b *testing.B) {
+	body := largePrompt(220_000)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := scan(body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkHashesOfALargePrompt(b *testing.B) {
+	body := largePrompt(220_000)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		prefixHashes(body)
+	}
+}
