@@ -16,7 +16,13 @@ const (
 	connectTimeout = 10 * time.Second
 	// closeTimeout is for the goodbye to a server whose answer was cancelled; pgconn's own is 15 s.
 	closeTimeout = time.Second
+	// silentTimeout is for how long the other end may acknowledge nothing, neither what was sent nor probes. A server
+	// that works on a statement acknowledges. pgconn's own is 5 minutes and more, and a quarter of an hour after a send.
+	silentTimeout = 15 * time.Second
 )
+
+// keepAlive probes a connection on which an answer is waited for.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: silentTimeout / 3, Interval: silentTimeout / 6, Count: 4}
 
 // closingSoon returns dial with connections that wait for at most closeTimeout when they are closed.
 func closingSoon(dial pgconn.DialFunc) pgconn.DialFunc {
@@ -24,6 +30,11 @@ func closingSoon(dial pgconn.DialFunc) pgconn.DialFunc {
 		conn, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
+		}
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			// Where the system knows no such option, the connection is as good as before.
+			_ = tcp.SetKeepAliveConfig(keepAlive)
+			_ = endUnacknowledged(tcp)
 		}
 		return closesSoon{conn}, nil
 	}
