@@ -59,11 +59,7 @@ type horizon struct {
 // pass serves the queues that have something to promote or to expire, and asks to be called again when the next
 // entry comes due, at once if there is more. Entries pushed meanwhile are seen after cfg.Pause.
 func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
-	queues, err := invalidation.List(ctx, d.db)
-	if err != nil {
-		return 0, err
-	}
-	horizons, err := d.peek(ctx, queues)
+	horizons, err := d.horizons(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -79,6 +75,17 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	}
 	d.done.Add(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
 	return pause, d.reportOverrun(ctx)
+}
+
+// horizons reads the queues and what is due in them.
+func (d *Deadlines) horizons(ctx context.Context) ([]horizon, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	defer cancel()
+	queues, err := invalidation.List(ctx, d.db)
+	if err != nil {
+		return nil, err
+	}
+	return d.peek(ctx, queues)
 }
 
 const (

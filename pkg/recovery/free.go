@@ -82,6 +82,8 @@ func (l *Locks) choose(stuck []Stuck) []Stuck {
 }
 
 func (l *Locks) queues(ctx context.Context) (map[int32]*invalidation.Queue, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	defer cancel()
 	list, err := invalidation.List(ctx, l.db)
 	if err != nil {
 		return nil, err
@@ -148,6 +150,8 @@ func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuc
 	for i, s := range batch {
 		held[i] = s.HeldLock
 	}
+	ctx, cancel := context.WithTimeout(ctx, 2*answerMax)
+	defer cancel()
 	var r invalidation.Recovered
 	err := l.fence.InTx(ctx, func(tx pgx.Tx) (err error) {
 		r, err = q.On(tx).Recover(ctx, held, batch[0].Cause.Crashed())

@@ -131,6 +131,8 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 // read reads the locks first and then the nodes, as Diagnose requires. Both tables are small. The
 // clocks come last, so that they show a stall of the database during the reading.
 func (l *Locks) read(ctx context.Context) (Reading, []invalidation.HeldLock, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	defer cancel()
 	var r Reading
 	locks, err := invalidation.HeldLocks(ctx, l.db)
 	if err != nil {

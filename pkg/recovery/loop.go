@@ -23,6 +23,11 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 	})
 }
 
+// answerMax bounds the wait for what a duty reads, and for the locks that it frees. A connection may
+// freeze without an error while the one that keeps the term works: without the bound nobody would
+// recover locks until TCP gives up, which takes a quarter of an hour.
+const answerMax = 5 * time.Second
+
 // jitter moves a pause by up to a fifth either way.
 func jitter(pause time.Duration) time.Duration {
 	return pause - pause/5 + rand.N(2*pause/5+1)
