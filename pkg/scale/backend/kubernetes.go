@@ -1,0 +1,379 @@
+package backend
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/pkg/scale"
+)
+
+// Kubernetes sets the scale subresource of an object of the cluster, and lists its pods. It speaks to the API
+// server by REST with the token of the pod that it runs in. The target of a deployment is KubernetesTarget.
+type Kubernetes struct{ cfg KubernetesConfig }
+
+// KubernetesConfig says where the API server is.
+type KubernetesConfig struct {
+	Server    string                 // such as https://10.0.0.1:443
+	Token     func() (string, error) // asked before each request: mounted tokens change; nil: none
+	Client    *http.Client           // with a limit of its own; 5 s if nil
+	Namespace string                 // of targets that name none
+}
+
+// KubernetesTarget names an object with a scale subresource, and how its pods are called.
+type KubernetesTarget struct {
+	Group     string `json:"group,omitempty"`     // apps
+	Version   string `json:"version,omitempty"`   // v1
+	Resource  string `json:"resource,omitempty"`  // deployments
+	Kind      string `json:"kind,omitempty"`      // Deployment; what autoscalers of the cluster refer to
+	Namespace string `json:"namespace,omitempty"` // that of the leader
+	Name      string `json:"name"`
+	Selector  string `json:"selector,omitempty"` // of pods; that of the scale subresource if empty
+	Port      int    `json:"port"`               // of the worker in its pod
+	Path      string `json:"path,omitempty"`     // of its endpoint
+	Slots     int    `json:"slots,omitempty"`    // 0: those of the policy
+}
+
+// Files that Kubernetes mounts into a pod.
+const mounted = "/var/run/secrets/kubernetes.io/serviceaccount/"
+
+// InCluster returns the configuration that Kubernetes gives each pod: the address in its environment, the
+// certificate of the API server, and a token that is read anew for each request.
+func InCluster() (KubernetesConfig, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return KubernetesConfig{}, errors.New("KUBERNETES_SERVICE_HOST and _PORT are not set: this is no pod")
+	}
+	ca, err := os.ReadFile(mounted + "ca.crt")
+	if err != nil {
+		return KubernetesConfig{}, fmt.Errorf("read the certificate of the API server: %w", err)
+	}
+	namespace, err := os.ReadFile(mounted + "namespace")
+	if err != nil {
+		return KubernetesConfig{}, fmt.Errorf("read the namespace of this pod: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(ca) {
+		return KubernetesConfig{}, errors.New("the certificate of the API server cannot be read")
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	return KubernetesConfig{
+		Server: "https://" + net.JoinHostPort(host, port), Namespace: strings.TrimSpace(string(namespace)),
+		Client: &http.Client{Transport: transport, Timeout: 5 * time.Second},
+		Token: func() (string, error) {
+			token, err := os.ReadFile(mounted + "token")
+			return strings.TrimSpace(string(token)), err
+		},
+	}, nil
+}
+
+// NewKubernetes returns the backend.
+func NewKubernetes(cfg KubernetesConfig) *Kubernetes {
+	cfg.Client = cmp.Or(cfg.Client, &http.Client{Timeout: 5 * time.Second})
+	return &Kubernetes{cfg}
+}
+
+func (k *Kubernetes) target(d scale.BackendTarget) (KubernetesTarget, error) {
+	var t KubernetesTarget
+	if err := json.Unmarshal(d.Target, &t); err != nil || t.Name == "" || t.Port < 1 || t.Port > 65535 {
+		return t, fmt.Errorf("target of deployment %q: want name and port, and fields of a Kubernetes object", d.Name)
+	}
+	t.Group, t.Version = cmp.Or(t.Group, "apps"), cmp.Or(t.Version, "v1")
+	t.Resource, t.Kind = cmp.Or(t.Resource, "deployments"), cmp.Or(t.Kind, "Deployment")
+	t.Namespace = cmp.Or(t.Namespace, k.cfg.Namespace, "default")
+	return t, nil
+}
+
+// join makes a path of names that come from a target: each is one element, whatever is in it.
+func join(elements ...string) string {
+	for i, e := range elements {
+		elements[i] = url.PathEscape(e)
+	}
+	return "/" + strings.Join(elements, "/")
+}
+
+func (t KubernetesTarget) scalePath() string {
+	return join("apis", t.Group, t.Version, "namespaces", t.Namespace, t.Resource, t.Name, "scale")
+}
+
+// scaleObject is the part of autoscaling/v1 Scale that is read.
+type scaleObject struct {
+	Metadata struct {
+		ResourceVersion string `json:"resourceVersion"`
+	} `json:"metadata"`
+	Spec struct {
+		Replicas int `json:"replicas"`
+	} `json:"spec"`
+	Status struct {
+		Selector string `json:"selector"`
+	} `json:"status"`
+}
+
+// pod is the part of a Pod that is read.
+type pod struct {
+	Metadata struct {
+		Name    string     `json:"name"`
+		Created time.Time  `json:"creationTimestamp"`
+		Deleted *time.Time `json:"deletionTimestamp"`
+	} `json:"metadata"`
+	Status struct {
+		Phase      string `json:"phase"`
+		PodIP      string `json:"podIP"`
+		Conditions []struct {
+			Type   string `json:"type"`
+			Status string `json:"status"`
+		} `json:"conditions"`
+	} `json:"status"`
+}
+
+func (p pod) ready() bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True"
+		}
+	}
+	return false
+}
+
+// List implements scale.Backend. A pod has an endpoint once it is ready. One that is being deleted or has ended
+// does not count: its controller replaces it.
+func (k *Kubernetes) List(ctx context.Context, d scale.BackendTarget) ([]scale.BackendInstance, error) {
+	t, err := k.target(d)
+	if err != nil {
+		return nil, err
+	}
+	if t.Selector == "" {
+		var s scaleObject
+		if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &s); err != nil {
+			return nil, err
+		}
+		if t.Selector = s.Status.Selector; t.Selector == "" {
+			return nil, fmt.Errorf("%s %s has no selector of pods: name one in the target", t.Resource, t.Name)
+		}
+	}
+	pods, err := k.pods(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	found := make([]scale.BackendInstance, 0, len(pods))
+	for _, p := range pods {
+		i := scale.BackendInstance{
+			Name: p.Metadata.Name, Began: p.Metadata.Created, State: scale.InstanceRunning, Slots: t.Slots,
+		}
+		switch {
+		case p.Metadata.Deleted != nil, p.Status.Phase == "Failed", p.Status.Phase == "Succeeded":
+			i.State = scale.InstanceEnding
+		case p.ready() && p.Status.PodIP != "":
+			i.Endpoint = "http://" + net.JoinHostPort(p.Status.PodIP, strconv.Itoa(t.Port)) + t.Path
+		}
+		found = append(found, i)
+	}
+	return found, nil
+}
+
+// listTries bounds how often a list begins again whose continuation the server has forgotten (410).
+const listTries = 3
+
+// pods lists in pages, by consistent reads. A list that cannot be completed is an error: a part of it would
+// read as instances that are gone.
+func (k *Kubernetes) pods(ctx context.Context, t KubernetesTarget) ([]pod, error) {
+	var all []pod
+	next := ""
+	for tries := 0; ; {
+		query := url.Values{"labelSelector": {t.Selector}, "limit": {"500"}}
+		if next != "" {
+			query.Set("continue", next)
+		}
+		var page struct {
+			Kind     string `json:"kind"`
+			Metadata struct {
+				Continue string `json:"continue"`
+			} `json:"metadata"`
+			Items []pod `json:"items"`
+		}
+		err := k.call(ctx, http.MethodGet, join("api", "v1", "namespaces", t.Namespace, "pods")+"?"+query.Encode(), nil,
+			&page)
+		if status(err) == http.StatusGone && tries < listTries {
+			tries++
+			all, next = nil, ""
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if page.Kind != "PodList" {
+			return nil, fmt.Errorf("the API server answered %q where a list of pods was asked for", page.Kind)
+		}
+		all = append(all, page.Items...)
+		if next = page.Metadata.Continue; next == "" {
+			return all, nil
+		}
+	}
+}
+
+// Apply implements scale.Backend. Pods that are to go are marked first, so that their controller chooses them;
+// the number is never lowered by more than there are of them.
+func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
+	t, err := k.target(o.BackendTarget)
+	if err != nil {
+		return err
+	}
+	if err := k.owned(ctx, t); err != nil {
+		return err
+	}
+	marked := 0
+	for _, name := range o.Remove {
+		const cheap = `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"-2147483647"}}}`
+		path := join("api", "v1", "namespaces", t.Namespace, "pods", name)
+		err := k.call(ctx, http.MethodPatch, path, []byte(cheap), nil)
+		if status(err) == http.StatusNotFound {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("mark pod %s: %w", name, err)
+		}
+		marked++
+	}
+	return k.setReplicas(ctx, t, o.Count, marked)
+}
+
+// patchTries bounds how often a change is tried whose object something else has changed meanwhile (409).
+const patchTries = 5
+
+func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count, marked int) error {
+	for tries := 1; ; tries++ {
+		var now scaleObject
+		if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &now); err != nil {
+			return err
+		}
+		wanted := max(count, now.Spec.Replicas-marked)
+		if wanted == now.Spec.Replicas {
+			return nil
+		}
+		var patch scaleObject
+		patch.Metadata.ResourceVersion, patch.Spec.Replicas = now.Metadata.ResourceVersion, wanted
+		body, err := json.Marshal(map[string]any{"metadata": patch.Metadata, "spec": patch.Spec})
+		if err != nil {
+			return fmt.Errorf("write scale: %w", err)
+		}
+		err = k.call(ctx, http.MethodPatch, t.scalePath(), body, nil)
+		if status(err) != http.StatusConflict || tries == patchTries {
+			return err
+		}
+	}
+}
+
+// owned returns an error wrapping scale.ErrNotOwned where an autoscaler of the cluster has the target. Where that
+// cannot be told, nothing is changed.
+func (k *Kubernetes) owned(ctx context.Context, t KubernetesTarget) error {
+	for _, rival := range [][3]string{
+		{"autoscaling", "v2", "horizontalpodautoscalers"}, {"keda.sh", "v1alpha1", "scaledobjects"},
+	} {
+		var found struct {
+			Items []struct {
+				Metadata struct {
+					Name string `json:"name"`
+				} `json:"metadata"`
+				Spec struct {
+					Target struct {
+						Kind string `json:"kind"`
+						Name string `json:"name"`
+					} `json:"scaleTargetRef"`
+				} `json:"spec"`
+			} `json:"items"`
+		}
+		path := join("apis", rival[0], rival[1], "namespaces", t.Namespace, rival[2])
+		err := k.call(ctx, http.MethodGet, path, nil, &found)
+		if status(err) == http.StatusNotFound {
+			continue // the cluster has no such kind
+		}
+		if err != nil {
+			return fmt.Errorf("find autoscalers of the target: %w", err)
+		}
+		for _, item := range found.Items {
+			if item.Spec.Target.Name == t.Name && cmp.Or(item.Spec.Target.Kind, "Deployment") == t.Kind {
+				return fmt.Errorf("%s %s: %w: %s %s", t.Kind, t.Name, scale.ErrNotOwned, rival[2], item.Metadata.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// statusError is an answer of the API server that is no success.
+type statusError struct {
+	code   int
+	doing  string
+	reason string
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("%s: status %d: %s", e.doing, e.code, e.reason)
+}
+
+// status is the status of an answer, 0 if there was none.
+func status(err error) int {
+	var answered *statusError
+	if errors.As(err, &answered) {
+		return answered.code
+	}
+	return 0
+}
+
+// answerMax bounds an answer in bytes.
+const answerMax = 32 << 20
+
+func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte, into any) error {
+	doing := method + " " + strings.SplitN(path, "?", 2)[0]
+	request, err := http.NewRequestWithContext(ctx, method, k.cfg.Server+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	request.Header.Set("Accept", "application/json")
+	if body != nil {
+		request.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	if k.cfg.Token != nil {
+		token, err := k.cfg.Token()
+		if err != nil {
+			return fmt.Errorf("read the token of this pod: %w", err)
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	reply, err := k.cfg.Client.Do(request)
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	defer reply.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(reply.Body, answerMax))
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	if !slices.Contains([]int{http.StatusOK, http.StatusCreated}, reply.StatusCode) {
+		var said struct {
+			Message string `json:"message"`
+		}
+		_ = json.Unmarshal(text, &said)
+		return &statusError{reply.StatusCode, doing, cmp.Or(said.Message, http.StatusText(reply.StatusCode))}
+	}
+	if into == nil {
+		return nil
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("%s: the answer is not readable: %w", doing, err)
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package backend
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/scale"
+)
+
+// apiServer is an API server with one Deployment. Each address may be told to misbehave for a number of requests.
+type apiServer struct {
+	mu       sync.Mutex
+	replicas int
+	version  int
+	pods     []pod
+	cheap    map[string]bool
+	rivals   string         // of the target: the resource that owns it
+	faults   map[string]int // "METHOD last element" to a status, or 0 for an answer that ends in the middle
+	times    int            // each of them
+	patches  int
+	page     int // pods a page; 0: all
+	calls    []string
+}
+
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	elements := strings.Split(r.URL.Path, "/")
+	what := r.Method + " " + elements[len(elements)-1]
+	a.calls = append(a.calls, what)
+	if status, faulty := a.faults[what]; faulty && a.times > 0 && (status != http.StatusGone || r.URL.Query().Has("continue")) {
+		a.times--
+		if status == 0 {
+			w.Header().Set("Content-Length", "1000")
+			fmt.Fprint(w, `{"kind": "PodList", "items": [`)
+			return
+		}
+		w.WriteHeader(status)
+		fmt.Fprint(w, `{"kind": "Status", "message": "told to"}`)
+		return
+	}
+	switch {
+	case r.Header.Get("Authorization") != "Bearer secret":
+		w.WriteHeader(http.StatusUnauthorized)
+	case what == "GET scale":
+		fmt.Fprintf(w, `{"metadata": {"resourceVersion": "%d"}, "spec": {"replicas": %d}, "status": {"selector": "app=llama"}}`,
+			a.version, a.replicas)
+	case what == "PATCH scale":
+		a.patch(w, r)
+	case what == "GET pods":
+		a.list(w, r)
+	case r.Method == http.MethodPatch:
+		name := elements[len(elements)-1]
+		if !strings.Contains(name, "pod") {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		a.cheap[name] = true
+		fmt.Fprint(w, `{}`)
+	case elements[len(elements)-1] == a.rivals:
+		fmt.Fprint(w, `{"items": [{"metadata": {"name": "other"}, "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "llama"}}}]}`)
+	case what == "GET horizontalpodautoscalers":
+		fmt.Fprint(w, `{"items": [{"metadata": {"name": "x"}, "spec": {"scaleTargetRef": {"kind": "StatefulSet", "name": "llama"}}}]}`)
+	default:
+		w.WriteHeader(http.StatusNotFound)
+	}
+}
+
+func (a *apiServer) patch(w http.ResponseWriter, r *http.Request) {
+	var s scaleObject
+	if err := json.NewDecoder(r.Body).Decode(&s); err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	if s.Metadata.ResourceVersion != fmt.Sprint(a.version) {
+		w.WriteHeader(http.StatusConflict)
+		return
+	}
+	a.replicas, a.version, a.patches = s.Spec.Replicas, a.version+1, a.patches+1
+	fmt.Fprint(w, `{}`)
+}
+
+func (a *apiServer) list(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Get("labelSelector") != "app=llama" {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	first := 0
+	_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &first)
+	last, next := len(a.pods), ""
+	if a.page > 0 && first+a.page < last {
+		last = first + a.page
+		next = fmt.Sprint(last)
+	}
+	body := map[string]any{"kind": "PodList", "metadata": map[string]string{"continue": next}, "items": a.pods[first:last]}
+	if err := json.NewEncoder(w).Encode(body); err != nil {
+		panic(err)
+	}
+}
+
+func newCluster(t *testing.T, replicas int) (*apiServer, *Kubernetes, scale.Order) {
+	t.Helper()
+	a := &apiServer{replicas: replicas, version: 5, cheap: map[string]bool{}, faults: map[string]int{}, times: 1}
+	for i := range replicas {
+		var p pod
+		text := fmt.Sprintf(`{"metadata": {"name": "pod-%d", "creationTimestamp": "2026-01-01T12:00:00Z"},
+			"status": {"phase": "Running", "podIP": "10.0.0.%d", "conditions": [{"type": "Ready", "status": "True"}]}}`, i, i+1)
+		if err := json.Unmarshal([]byte(text), &p); err != nil {
+			t.Fatal(err)
+		}
+		a.pods = append(a.pods, p)
+	}
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	k := NewKubernetes(KubernetesConfig{
+		Server: server.URL, Namespace: "models", Token: func() (string, error) { return "secret", nil },
+	})
+	return a, k, scale.Order{
+		BackendTarget: scale.BackendTarget{Name: "own", Model: "llama", Target: []byte(`{"name": "llama", "port": 8000, "path": "/v1"}`)},
+		Count:         replicas,
+	}
+}
+
+func TestPodsAreInstances(t *testing.T) {
+	a, k, o := newCluster(t, 4)
+	now := time.Now()
+	a.pods[1].Metadata.Deleted = &now
+	a.pods[2].Status.Conditions = nil
+	a.pods[2].Status.Phase = "Pending"
+	a.page = 3
+	found, err := k.List(t.Context(), o.BackendTarget)
+	if err != nil || len(found) != 4 {
+		t.Fatalf("%v %v", found, err)
+	}
+	if found[0].Endpoint != "http://10.0.0.1:8000/v1" || found[0].State != scale.InstanceRunning ||
+		found[1].State != scale.InstanceEnding || found[2].Endpoint != "" || found[2].State != scale.InstanceRunning {
+		t.Errorf("%+v", found)
+	}
+}
+
+func TestAListThatFailsIsNotEmpty(t *testing.T) {
+	for what, status := range map[string]int{"GET pods": 0, "GET scale": 503} {
+		a, k, o := newCluster(t, 2)
+		a.faults[what] = status
+		if found, err := k.List(t.Context(), o.BackendTarget); err == nil {
+			t.Errorf("%s answers %d: %v and no error", what, status, found)
+		}
+	}
+	for _, status := range []int{429, 403, 500} {
+		a, k, o := newCluster(t, 2)
+		a.faults["GET pods"] = status
+		if found, err := k.List(t.Context(), o.BackendTarget); err == nil {
+			t.Errorf("pods answer %d: %v and no error", status, found)
+		}
+	}
+	a, k, o := newCluster(t, 5)
+	a.page = 2
+	a.faults["GET pods"] = http.StatusGone // the continuation is forgotten once
+	if found, err := k.List(t.Context(), o.BackendTarget); err != nil || len(found) != 5 {
+		t.Errorf("after 410: %d pods, %v", len(found), err)
+	}
+	a.times = 100
+	if found, err := k.List(t.Context(), o.BackendTarget); err == nil {
+		t.Errorf("410 for ever: %v and no error", found)
+	}
+}
+
+func TestTheScaleIsSetOnce(t *testing.T) {
+	a, k, o := newCluster(t, 2)
+	o.Count = 3
+	for range 2 {
+		if err := k.Apply(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.replicas != 3 || a.patches != 1 {
+		t.Errorf("%d replicas after %d changes", a.replicas, a.patches)
+	}
+	a.faults["PATCH scale"] = http.StatusConflict
+	o.Count = 4
+	if err := k.Apply(t.Context(), o); err != nil || a.replicas != 4 {
+		t.Errorf("after 409: %v, %d replicas", err, a.replicas)
+	}
+	a.times = 100
+	o.Count = 5
+	if err := k.Apply(t.Context(), o); err == nil {
+		t.Error("409 for ever: no error")
+	}
+	a.faults = map[string]int{"PATCH scale": 0} // it had no effect, and the answer broke off
+	a.times = 1
+	if err := k.Apply(t.Context(), o); err != nil && a.replicas == 5 {
+		t.Error("an order that had its effect is an error: it would count as a failure for ever")
+	}
+	if err := k.Apply(t.Context(), o); err != nil || a.replicas != 5 {
+		t.Errorf("given again: %v, %d replicas", err, a.replicas)
+	}
+}
+
+func TestOnlyMarkedPodsMayGo(t *testing.T) {
+	a, k, o := newCluster(t, 4)
+	o.Count, o.Remove = 1, []string{"pod-2"} // more than it names are too many: those drain
+	if err := k.Apply(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if a.replicas != 3 || !a.cheap["pod-2"] || len(a.cheap) != 1 {
+		t.Errorf("%d replicas, marked: %v", a.replicas, a.cheap)
+	}
+	o.Count, o.Remove = 2, []string{"gone-1"}
+	if err := k.Apply(t.Context(), o); err != nil || a.replicas != 3 {
+		t.Errorf("a pod that is gone already: %v, %d replicas", err, a.replicas)
+	}
+	a.faults["PATCH pod-0"] = 500
+	o.Remove = []string{"pod-0"}
+	if err := k.Apply(t.Context(), o); err == nil || a.replicas != 3 {
+		t.Errorf("a pod that cannot be marked: %v, %d replicas", err, a.replicas)
+	}
+}
+
+func TestATargetOfAnotherAutoscalerIsLeftAlone(t *testing.T) {
+	for _, rival := range []string{"horizontalpodautoscalers", "scaledobjects"} {
+		a, k, o := newCluster(t, 2)
+		a.rivals = rival
+		o.Count = 7
+		if err := k.Apply(t.Context(), o); !errors.Is(err, scale.ErrNotOwned) || a.replicas != 2 {
+			t.Errorf("%s: %v, %d replicas", rival, err, a.replicas)
+		}
+	}
+	a, k, o := newCluster(t, 2)
+	a.faults["GET horizontalpodautoscalers"] = http.StatusForbidden
+	o.Count = 7
+	if err := k.Apply(t.Context(), o); err == nil || a.replicas != 2 {
+		t.Errorf("owners cannot be read: %v, %d replicas", err, a.replicas)
+	}
+}
