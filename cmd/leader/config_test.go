@@ -140,7 +140,7 @@ func TestMetricsCanBeRead(t *testing.T) {
 	}
 	defer p.close()
 	if _, err := p.api.Exec(t.Context(), `SELECT penstock.create_queue('work'), penstock.register_model('m', '{"protocol": "dispatcher"}'),
-	        penstock.register_instance('m', 's', 'http://127.0.0.1:1', 1)`); err != nil {
+	        penstock.register_instance('m', 's', 'http://127.0.0.1:1', 1), penstock.set_deployment('d', 'm')`); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.api.Exec(t.Context(), `UPDATE penstock.instance SET state = 'unhealthy'`); err != nil { // a degradation
@@ -165,7 +165,7 @@ func TestMetricsCanBeRead(t *testing.T) {
 		}
 	}
 	l.requests.observe("GET /", 200, time.Second)
-	for l.duties.Load().samples.Latest().At.IsZero() {
+	for l.duties.Load().samples.Latest().At.IsZero() || l.duties.Load().scaler.Status().Passes == 0 {
 		select {
 		case err := <-ended:
 			t.Fatalf("elector ended: %v", err)
@@ -175,6 +175,9 @@ func TestMetricsCanBeRead(t *testing.T) {
 	found := telemetrytest.Check(t, telemetry.Leader, l.registry())
 	if n := len(found["penstock_queue_entries"].GetMetric()); n != 15 {
 		t.Errorf("penstock_queue_entries has %d series, want five states of three queues", n)
+	}
+	if n := len(found["penstock_scale_instances"].GetMetric()); n != 6 {
+		t.Errorf("penstock_scale_instances has %d series, want six of one model", n)
 	}
 	if degraded := found["penstock_degraded"].GetMetric(); len(degraded) != 1 || degraded[0].GetLabel()[1].GetValue() != "model m" {
 		t.Errorf("penstock_degraded is %v, want the model whose only instance is unhealthy", degraded)

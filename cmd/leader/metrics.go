@@ -23,6 +23,7 @@ func (l *leader) registry() *prometheus.Registry {
 		telemetry.Collector(l.queueMetrics), telemetry.Collector(l.serverMetrics),
 		telemetry.Collector(l.electionMetrics),
 		telemetry.Collector(l.hintMetrics), telemetry.Collector(l.dutyMetrics), telemetry.Collector(l.poolMetrics),
+		telemetry.Collector(l.scaleMetrics),
 	)
 	return r
 }
@@ -154,6 +155,33 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("retention_rows_tidied_total", float64(retention.Tidied))
 	out <- l.metrics.Value("operations_changed_total", float64(d.operations.Changed()))
 	out <- l.metrics.Value("statistics_counts_total", float64(d.statistics.Counts()))
+}
+
+// scaleMetrics are those of the autoscaler of the elected leader.
+func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
+	d := l.duties.Load()
+	if d == nil || !l.elector.Status().Leading {
+		return
+	}
+	s := d.scaler.Status()
+	sums := l.metrics.Sums()
+	for _, m := range s.Models {
+		model := l.models.Label(m.Model)
+		sums.Add("scale_requests", m.Metric, model)
+		for what, n := range map[string]int{
+			"base": m.Base, "raw": m.Raw, "stabilised": m.Stabilised, "desired": m.Desired, "ready": m.Ready,
+			"starting": m.Started,
+		} {
+			sums.Add("scale_instances", float64(n), model, what)
+		}
+	}
+	sums.Collect(out)
+	out <- l.metrics.Value("scale_pass_seconds", s.Took.Seconds())
+	out <- l.metrics.Value("scale_woken_total", float64(s.Woken))
+	out <- l.metrics.Value("scale_orders_total", float64(s.Orders.Applied), "applied")
+	out <- l.metrics.Value("scale_orders_total", float64(s.Orders.Failed), "failed")
+	out <- l.metrics.Value("scale_drained_total", float64(s.Orders.Drained))
+	out <- l.metrics.Value("scale_expired_total", float64(s.Orders.Expired))
 }
 
 func (l *leader) poolMetrics(out chan<- prometheus.Metric) {

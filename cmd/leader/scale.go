@@ -21,6 +21,7 @@ type Scale struct {
 	LocalDir      string `koanf:"local_dir" help:"directory for records and logs of instances that run as processes here; without it backend local has no effect"`
 	LocalCommands string `koanf:"local_commands" help:"file of the commands that backend local may run, by the names that deployments use"`
 	WebhookKey    string `koanf:"webhook_key" help:"signs orders of backend webhook: env:NAME or file:/path of a whsec_ secret; without it backend webhook has no effect"`
+	Kubernetes    bool   `koanf:"kubernetes" help:"the leader runs in a pod and scales objects of its cluster with the pod's token: backend kubernetes"`
 }
 
 // backends are those that the configuration allows, by the names that deployments use.
@@ -43,6 +44,13 @@ func backends(cfg Leader) (map[string]scale.Backend, error) {
 			return nil, err
 		}
 		all["webhook"] = hook
+	}
+	if cfg.Scale.Kubernetes {
+		cluster, err := backend.InCluster()
+		if err != nil {
+			return nil, fmt.Errorf("leader.scale.kubernetes: %w", err)
+		}
+		all["kubernetes"] = backend.NewKubernetes(cluster)
 	}
 	return all, nil
 }

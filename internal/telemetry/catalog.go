@@ -114,6 +114,14 @@ var catalog = []Metric{
 	leader("retention_rows_tidied_total", counter, "deleted rows without a purpose"),
 	leader("operations_changed_total", counter, "entries and failures changed by bulk operations"),
 	leader("statistics_counts_total", counter, "counts of bounded queues"),
+	leader("scale_requests", gauge, "requests of a model that run, that may start, and that wait at gateways", "model"),
+	leader("scale_instances", gauge,
+		"instances of a model; what: base, raw, stabilised, desired, ready, starting", "model", "what"),
+	leader("scale_pass_seconds", gauge, "duration of the last pass of decisions"),
+	leader("scale_woken_total", counter, "decisions that a push or request for a model without instances caused"),
+	leader("scale_orders_total", counter, "orders to backends; outcome: applied, failed", "outcome"),
+	leader("scale_drained_total", counter, "instances whose drain the autoscaler began"),
+	leader("scale_expired_total", counter, "instances removed because their time to live ended"),
 
 	// The API of a leader.
 	leader("http_requests_total", counter, "requests answered", "route", "status"),
