@@ -278,8 +278,11 @@ func TestAFirstVisitInAnOutageSaysSo(t *testing.T) {
 	s := newSite(t)
 	b := s.as(viewer)
 	s.web.db, s.web.reads = operator.New(gone), newReadings()
-	if got := b.get(""); got.status != http.StatusServiceUnavailable || !strings.Contains(got.text, downText) {
-		t.Errorf("got %d: %s", got.status, got.text)
+	// The second page is asked for while it is known that the database does not answer.
+	for _, path := range []string{"", "fairness"} {
+		if got := b.get(path); got.status != http.StatusServiceUnavailable || !strings.Contains(got.text, downText) {
+			t.Errorf("%q: got %d: %s", path, got.status, got.text)
+		}
 	}
 }
 

@@ -145,8 +145,8 @@ func (d *Dashboard) serve(w http.ResponseWriter, r *http.Request, p page, who vi
 // is a snapshot too.
 func (d *Dashboard) snapshot(ctx context.Context, p page, q query, address string) (*snapshot, error) {
 	key := keyOf("snapshot", q.role, address, q.values.Encode())
-	return cached(ctx, d, key, beat, func(ctx context.Context) (*snapshot, error) {
-		return d.make(ctx, p, q, address), nil
+	return kept(ctx, d, key, beat, func(ctx context.Context) (*snapshot, error) {
+		return d.make(context.WithoutCancel(ctx), p, q, address), nil // the visitor that reads for all may leave
 	})
 }
 

@@ -145,6 +145,13 @@ func cached[T any](
 	ctx context.Context, d *Dashboard, key string, fresh time.Duration, read func(ctx context.Context) (T,
 		error),
 ) (T, error) {
+	return kept(ctx, d, key, fresh, func(ctx context.Context) (T, error) { return bounded(ctx, d.reads, read) })
+}
+
+// kept is cached for what is made of other values: it is made although the database does not answer.
+func kept[T any](
+	ctx context.Context, d *Dashboard, key string, fresh time.Duration, read func(ctx context.Context) (T, error),
+) (T, error) {
 	var none T
 	now := time.Now()
 	r := d.reads.of(key, now)
@@ -157,7 +164,7 @@ func cached[T any](
 	generation := d.reads.generation.Load()
 	now = time.Now()
 	if r.due(now, fresh) || r.generation != generation {
-		value, err := bounded(ctx, d.reads, read)
+		value, err := read(ctx)
 		r.tried, r.took, r.generation, r.err = now, time.Since(now), generation, err
 		if err == nil {
 			r.value, r.at = value, time.Now()

@@ -61,7 +61,7 @@ func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request,
 	checked := time.Now()
 	for {
 		if time.Since(checked) > streamCheck {
-			if _, err := d.visitor(r); err != nil {
+			if _, err := d.visitor(r); err != nil && !unanswered(err) {
 				_ = s.send("bye", "", nil) // the browser may have gone
 				return
 			}
