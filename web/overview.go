@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/pkg/doctor"
 	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/web/picture"
 )
@@ -161,6 +162,11 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 			Critical: g.Critical, Code: g.Code, Text: g.Object + ": " + g.Detail, Address: d.pageOf(g.Object),
 		})
 	}
+	faults, err := d.faults(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, faults...)
 	for _, p := range pauses {
 		since := p.Since
 		text := fmt.Sprintf("%s %q is paused by %s", strings.ReplaceAll(p.Scope, "_", " "), p.Value, p.Actor)
@@ -189,6 +195,35 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 		return 1
 	})
 	return found[:min(len(found), 50)], nil
+}
+
+// faults lists the instances in quarantine, and the warnings and critical findings of the doctor's last
+// examination: it takes longer than a page may.
+func (d *Dashboard) faults(ctx context.Context) ([]attention, error) {
+	instances, err := cached(ctx, d, "instances", beat, func(ctx context.Context) ([]operator.Instance, error) {
+		return d.db.Instances(ctx, "", instancesMax)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var found []attention
+	for _, i := range instances {
+		if i.QuarantinedUntil != nil {
+			found = append(found, attention{
+				Code: "quarantined", Text: "instance " + i.Server + " of " + i.Model + ": " + i.Reason,
+				Address: "models?" + parameters("model", i.Model),
+			})
+		}
+	}
+	examined, _, _, _ := d.examined.last(d.cfg.Examine)
+	for _, f := range examined {
+		if f.Severity == doctor.Critical || f.Severity == doctor.Warning {
+			found = append(found, attention{
+				Critical: f.Severity == doctor.Critical, Code: f.Check, Text: f.Summary, Address: "database#doctor",
+			})
+		}
+	}
+	return found, nil
 }
 
 // pageOf returns the address of the page about an object named as in the audit: queue NAME, node

@@ -1,13 +1,16 @@
 package web
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock/pkg/doctor"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -158,4 +161,36 @@ func (s *site) hostilePlatform(i int, text string) {
 	        VALUES ($1, 1, 2, 2, 3, 3, 2, true, '[]', $1)`, text)
 	s.exec(`INSERT INTO penstock.setting (name, value, actor, reason) VALUES ($1, to_jsonb($2::text), $2, $2)`,
 		fmt.Sprintf("scale.x%d", i), text)
+}
+
+// The overview lists what the doctor found last and which instances are in quarantine, the critical first.
+func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
+	s := newSite(t)
+	s.fillFleet()
+	examined := make(chan struct{})
+	s.web.cfg.Examine = func(context.Context) ([]doctor.Finding, error) {
+		defer close(examined)
+		return []doctor.Finding{
+			{Check: "settings", Severity: doctor.Fine, Summary: "all is well"},
+			{Check: "wraparound", Severity: doctor.Critical, Summary: "the database is close to a <wraparound>"},
+		}, nil
+	}
+	b := s.as(viewer)
+	b.get("")
+	<-examined
+	for _, _, going, _ := s.web.examined.last(nil); going; _, _, going, _ = s.web.examined.last(nil) {
+		time.Sleep(time.Millisecond) // it has returned, and is being stored
+	}
+	s.web.reads.expire()
+	got := b.get("").text
+	for _, text := range []string{
+		"the database is close to a &lt;wraparound&gt;", "/ui/database#doctor", "four device errors in a minute", "/ui/models?model=llama",
+	} {
+		if !strings.Contains(got, text) {
+			t.Errorf("the overview has no %q: %s", text, got)
+		}
+	}
+	if strings.Contains(got, "all is well") || strings.Index(got, "wraparound") > strings.Index(got, "four device errors") {
+		t.Errorf("fine findings are left out and critical ones come first: %s", got)
+	}
 }
