@@ -25,6 +25,9 @@ type autoscalerView struct {
 	Off         bool // no model is scaled
 	Model       string
 	Chosen      *deploymentRow // that decides for Model
+	Instances   int64          // of Model
+	Usable      int64
+	Lags        bool // fewer of them are usable than are wanted
 	Over        string
 	Spans       []string
 	Lane        template.HTML
@@ -49,7 +52,8 @@ type deploymentRow struct {
 	operator.Deployment
 	Wanted     int // instances; of the model where the leader orders none of the deployment
 	Overridden bool
-	Lags       bool // fewer instances are ready than are wanted
+	Drives     bool // the leader orders instances of it
+	Lags       bool // fewer of its instances are ready than it orders
 	Problem    string
 }
 
@@ -114,20 +118,32 @@ func (d *Dashboard) listDeployments(ctx context.Context, v *autoscalerView) erro
 			row.Wanted = f.State.Desired
 		}
 		if f.Orders != nil {
+			row.Drives = true
 			row.Wanted = f.Orders.Desired
 			if f.Orders.Error != nil {
 				row.Problem = *f.Orders.Error
 			}
 		}
-		row.Lags = row.Wanted > f.Ready
+		row.Lags = row.Drives && row.Wanted > f.Ready
 		v.Deployments = append(v.Deployments, row)
 	}
 	at := slices.IndexFunc(v.Deployments, func(r deploymentRow) bool {
 		return r.Decides && (v.Model == "" || r.Model == v.Model)
 	})
-	if at >= 0 {
-		v.Chosen, v.Model = &v.Deployments[at], v.Deployments[at].Model
+	if at < 0 {
+		return nil
 	}
+	v.Chosen, v.Model = &v.Deployments[at], v.Deployments[at].Model
+	models, err := d.modelList(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range models {
+		if m.Name == v.Model {
+			v.Instances, v.Usable = m.Instances, m.Usable
+		}
+	}
+	v.Lags = v.Chosen.State != nil && int64(v.Chosen.State.Desired) > v.Usable
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/web/format"
 	"github.com/penstock/penstock/web/picture"
 )
 
@@ -197,7 +198,7 @@ func measured(meta json.RawMessage) []fact {
 	add("first byte after", milliseconds(m.FirstMS), m.FirstMS > 0)
 	add("GPU time", milliseconds(m.GPUMS), m.GPUMS > 0)
 	add("entries in the call", strconv.Itoa(m.Members), m.Members > 1)
-	add("tokens in, out", fmt.Sprintf("%d, %d", m.TokensIn, m.TokensOut), m.TokensIn+m.TokensOut > 0)
+	add("tokens in, out", format.Count(m.TokensIn)+", "+format.Count(m.TokensOut), m.TokensIn+m.TokensOut > 0)
 	add("status of the worker", strconv.Itoa(m.Status), m.Status > 0)
 	return facts
 }

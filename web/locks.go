@@ -191,7 +191,7 @@ func (v *locksView) arrange(
 		}
 	}
 	for _, n := range nodes {
-		if n.Locks > 0 || n.State != "dead" {
+		if n.Locks > 0 || n.State != "dead" && n.Kind != "gateway" {
 			v.Nodes = append(v.Nodes, d.lockNode(n, of[n.ID], times, problems, v.Queue == ""))
 		}
 		delete(of, n.ID)

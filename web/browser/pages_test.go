@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,16 +27,27 @@ var pages = []struct{ name, path string }{
 	{"queue", "queues/embeddings"},
 	{"entries", "entries?queue=embeddings"},
 	{"entry", "entries/ENTRY"},
+	{"entry-done", fmt.Sprintf("entries/%d", endedEntry)},
 	{"failures", "failures"},
 	{"locks", "locks"},
 	{"nodes", "nodes"},
 	{"models", "models"},
+	{"gateways", "gateways"},
+	{"autoscaler", "autoscaler"},
+	{"whatif", "autoscaler?whatif=1&past=1h&max=4#whatif"},
 	{"fairness", "fairness"},
 	{"cron", "cron"},
 	{"operations", "operations"},
 	{"database", "database"},
 	{"audit", "audit"},
+	{"pauses", "pauses"},
+	{"limits", "limits"},
+	{"tokens", "tokens"},
+	{"webhooks", "webhooks"},
 }
+
+// undocumented are the pages of which the documentation has no picture: tables alone.
+var undocumented = []string{"pauses", "limits", "tokens", "webhooks", "whatif"}
 
 // entry returns an entry that waits behind a lock of its key, or any other that waits.
 func (s *stage) entry() int64 {
@@ -277,11 +289,12 @@ func TestTextsOfUsersDoNotRun(t *testing.T) {
 		s.exec(`INSERT INTO penstock.node (id, name, application, threads) VALUES ($1, $2, 'default', 4)`, 8100+i, text)
 		s.exec(`INSERT INTO penstock.audit (actor, verb, object, reason) VALUES ($1, $1, $1, $1)`, text)
 		s.exec(`INSERT INTO penstock.usage (service, lift, at, queue_id, priority, whole, flow) VALUES (50, 0, now(), $1, 1, false, $2)`, q.ID, text)
+		s.hostilePlatform(i, text)
 	}
 	tab := s.open()
 	for _, path := range []string{
 		"", "queues/reports", "entries?queue=reports", fmt.Sprintf("entries/%d", entry), "entries/800001", "failures?queue=reports", "locks?queue=reports",
-		"nodes", "fairness", "audit", "entries?queue=reports&flow=%22%3E%3Cscript%3Ealert(9)%3C/script%3E",
+		"nodes", "fairness", "audit", "gateways", "autoscaler", "entries?queue=reports&flow=%22%3E%3Cscript%3Ealert(9)%3C/script%3E",
 	} {
 		tab.visit(path)
 		tab.until(`document.querySelectorAll('h1').length === 1`)
@@ -291,7 +304,10 @@ func TestTextsOfUsersDoNotRun(t *testing.T) {
 	}
 }
 
-var screenshots = flag.String("screenshots", "", "write a picture of each page to this folder")
+var (
+	screenshots = flag.String("screenshots", "", "write a picture of each page to this folder")
+	everything  = flag.Bool("everything", false, "write each page whole in light, dark and at 360 pixels instead, to be looked at")
+)
 
 // TestScreenshots writes the pictures of the documentation: make screenshots.
 func TestScreenshots(t *testing.T) {
@@ -309,9 +325,23 @@ func TestScreenshots(t *testing.T) {
 		tab.do(chromedp.Sleep(300*time.Millisecond), chromedp.CaptureScreenshot(&png))
 		s.must(os.WriteFile(filepath.Join(*screenshots, name+".png"), png, 0o600))
 	}
+	if *everything {
+		for _, scheme := range []string{"light", "dark"} {
+			tab.scheme(scheme)
+			for _, p := range pages {
+				take(p.name+"-"+scheme, p.path, 1360, 2000, 1)
+			}
+		}
+		for _, p := range pages {
+			take(p.name+"-narrow", p.path, 360, 2400, 1)
+		}
+		return
+	}
 	tab.scheme("light")
 	for _, p := range pages {
-		take(p.name, p.path, 1360, 900, 1)
+		if !slices.Contains(undocumented, p.name) {
+			take(p.name, p.path, 1360, 900, 1)
+		}
 	}
 	take("overview-narrow", "", 360, 1500, 1)
 	take("locks-narrow", "locks", 360, 1500, 1)

@@ -35,15 +35,15 @@ func (l EventLane) HTML() template.HTML {
 	}
 	span := l.To.Sub(l.From)
 	var c canvas
-	c.open("svg", "class", "pic pic-lane pic-gutter", "role", "group", "aria-label", label(l.Title, 80), "width", "100%",
+	c.open("svg", "class", "pic pic-lane", "role", "group", "aria-label", label(l.Title, 80), "width", "100%",
 		"height", number(laneHeight))
 	c.leaf("desc", l.sentence())
 	c.empty("line", "class", "pic-axis", "x1", "0", "x2", "100%", "y1", number(laneMiddle), "y2", number(laneMiddle))
 	for _, e := range l.Events {
-		if e.At.Before(l.From) || e.At.After(l.To) || span <= 0 {
+		if e.At.Before(l.From) || span <= 0 {
 			continue
 		}
-		l.mark(&c, e, float64(e.At.Sub(l.From))/float64(span))
+		l.mark(&c, e, min(1, float64(e.At.Sub(l.From))/float64(span)))
 	}
 	c.close("svg")
 	return c.html()

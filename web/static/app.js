@@ -46,7 +46,7 @@
         width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 8, 0, 0],
         cursor: { y: false, points: { size: 6 } }, legend: { live: true },
         scales: { y: { range }, right: { range } },
-        axes: [{ ...axis, values: (_, v) => v.map(clock) }, { ...axis, size: 56, values: short },
+        axes: [{ ...axis, size: 28, values: (_, v) => v.map(clock) }, { ...axis, size: 56, values: short },
           ...(order.some(s => s.right) ? [{ ...axis, scale: 'right', side: 1, size: 48, values: short, grid: { show: false } }] : [])],
         series: [{ value: (_, v) => v == null ? '–' : clock(v) }, ...order.map(s => ({
           label: s.label, stroke: colour(s.colour), width: s.bold ? 2.5 : 1.5, dash: s.dashed ? [5, 4] : undefined, points: { show: false }, spanGaps: false,
