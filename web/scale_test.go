@@ -105,6 +105,7 @@ func TestPagesOverManyRows(t *testing.T) {
 	}
 	s := newSite(t)
 	s.fillFleet()
+	s.fillPlatform()
 	s.manyRows(rows)
 	s.sampling()
 	read := s.count()
@@ -115,7 +116,7 @@ func TestPagesOverManyRows(t *testing.T) {
 	}
 	paths := []string{
 		"", "queues", "queues/work", "entries?queue=work", "entries?queue=work&state=computing", fmt.Sprintf("entries/%d", pending), "failures",
-		"failures?queue=work", "locks", "locks?queue=work", "nodes", "models", "fairness", "cron", "operations", "database", "audit",
+		"failures?queue=work", "locks", "locks?queue=work", "nodes", "models", "fairness", "cron", "operations", "database", "audit", "gateways", "autoscaler",
 	}
 	scans := s.scans()
 	t.Logf("| page | p50 | p95 | statements | KiB |")
