@@ -47,7 +47,6 @@ var oneMeaning = map[string]sharedName{
 // toRename lists names that still have two meanings. It only gets shorter: one of the types gets another name.
 var toRename = map[string]sharedName{
 	"Call":     {"client worker", "a call of the API, and an entry on its way to a worker"},
-	"Cause":    {"operator recovery", "what failures have in common, and why a lock is stuck"},
 	"Code":     {"client governor", "an error of the API, and why a node claims nothing more"},
 	"Endpoint": {"inference webhook", "a registered instance, and an address for callbacks"},
 	"Gate":     {"governor tasknode", "hysteresis around a mark, and what may keep a node from claims"},
@@ -59,7 +58,6 @@ var toRename = map[string]sharedName{
 	"Refusal":  {"client governor", "of an entry of a stream, and of a claim"},
 	"Run":      {"invalidation worker", "of a worker, and of an entry on a node"},
 	"Sample":   {"governor operator recovery", "of a machine, and of a queue"},
-	"Server":   {"operator recovery", "the row server_status, read by two"},
 	"State":    {"client governor scale worker", "of an entry, of gates, of a model's scaling, and of an instance"},
 	"Status":   {"cron election", "what a duty reports of itself; of two duties"},
 	"Usage":    {"fairness operator", "what flows have used, for ranking and for operators"},

@@ -130,7 +130,7 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("nodes_dead", float64(locks.DeadNodes))
 	out <- l.metrics.Value("leases_lapsed_total", float64(locks.Lapsed))
 	out <- l.metrics.Value("recovery_suspended", oneIf(locks.Suspended != ""))
-	for _, cause := range []recovery.Cause{recovery.NodeDead, recovery.NodeGone, recovery.Unlisted} {
+	for _, cause := range []recovery.StuckCause{recovery.NodeDead, recovery.NodeGone, recovery.Unlisted} {
 		out <- l.metrics.Value("recovery_locks_freed_total", float64(locks.Freed[cause]), string(cause))
 	}
 	out <- l.metrics.Value("recovery_unresolved_total", float64(locks.Unresolved))

@@ -39,23 +39,23 @@ type Observation struct {
 	Nodes []Node
 }
 
-// Cause is why a lock is stuck.
-type Cause string
+// StuckCause is why a lock is stuck.
+type StuckCause string
 
 // The causes for which a lock is stuck.
 const (
-	NodeDead Cause = "node_dead" // the node's lease has lapsed
-	NodeGone Cause = "node_gone" // the node has no row
-	Unlisted Cause = "unlisted"  // the node is alive and does not list the lock
+	NodeDead StuckCause = "node_dead" // the node's lease has lapsed
+	NodeGone StuckCause = "node_gone" // the node has no row
+	Unlisted StuckCause = "unlisted"  // the node is alive and does not list the lock
 )
 
 // Crashed reports whether the node died while it held the lock: entries that it ran count a crash.
-func (c Cause) Crashed() bool { return c != Unlisted }
+func (c StuckCause) Crashed() bool { return c != Unlisted }
 
 // Stuck is a lock that no node will settle.
 type Stuck struct {
 	invalidation.HeldLock
-	Cause Cause
+	Cause StuckCause
 }
 
 // Sightings remember, for each lock that a live node left out, the number of the first heartbeat that counts

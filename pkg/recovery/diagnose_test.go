@@ -136,7 +136,7 @@ func TestDiagnosisHoldsForAnySequenceOfLooks(t *testing.T) {
 
 // checkStuck asserts what one observation decides.
 func checkStuck(t *rapid.T, l recovery.Observation, stuck []recovery.Stuck) {
-	causes := map[invalidation.Token]recovery.Cause{}
+	causes := map[invalidation.Token]recovery.StuckCause{}
 	for _, s := range stuck {
 		causes[s.Token] = s.Cause
 	}

@@ -35,16 +35,16 @@ type Locks struct {
 
 // LocksStatus is what the duty has found and done in this term.
 type LocksStatus struct {
-	Held         int             // locks in the last pass
-	Stuck        int             // of these, stuck; if it stays above 0, read the log for the reason
-	DeadNodes    int             // nodes whose lease has lapsed and whose row is kept
-	Lapsed       int64           // times a lease lapsed between two passes
-	Suspended    string          // why nothing is freed now; empty if recovery is not suspended
-	Freed        map[Cause]int64 // locks
-	DeadLettered int64           // entries on which too many nodes died, as poison
-	TakenBack    int64           // crashes of nodes that were heard again
-	Unresolved   int64           // failed tries to free a lock; each one was logged
-	Removed      int64           // nodes
+	Held         int                  // locks in the last pass
+	Stuck        int                  // of these, stuck; if it stays above 0, read the log for the reason
+	DeadNodes    int                  // nodes whose lease has lapsed and whose row is kept
+	Lapsed       int64                // times a lease lapsed between two passes
+	Suspended    string               // why nothing is freed now; empty if recovery is not suspended
+	Freed        map[StuckCause]int64 // locks
+	DeadLettered int64                // entries on which too many nodes died, as poison
+	TakenBack    int64                // crashes of nodes that were heard again
+	Unresolved   int64                // failed tries to free a lock; each one was logged
+	Removed      int64                // nodes
 	ReadAt       time.Time
 }
 
@@ -57,7 +57,7 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 		begun:     Begun{},
 		deferred:  map[invalidation.Token]deferral{},
 	}
-	l.done.Add(func(s *LocksStatus) { s.Freed = map[Cause]int64{} })
+	l.done.Add(func(s *LocksStatus) { s.Freed = map[StuckCause]int64{} })
 	return l
 }
 

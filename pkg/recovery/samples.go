@@ -30,7 +30,7 @@ type Sampling struct {
 	At     time.Time     // by this process's clock; zero before the first pass
 	Took   time.Duration // for the pass
 	Queues []Sample
-	Server Server
+	Server ServerStatus
 	Models []ModelSlots
 	// Degraded lists the rows of penstock.degradations, which explains them.
 	Degraded []Degradation
@@ -62,8 +62,8 @@ type Sample struct {
 	OutPerSecond *float64  `json:"out_per_second"`
 }
 
-// Server is the row of penstock.server_status.
-type Server struct {
+// ServerStatus is the row of penstock.server_status.
+type ServerStatus struct {
 	Connections    int
 	MaxConnections int
 	HorizonAge     float64 // seconds
@@ -147,7 +147,7 @@ func (s *Samples) read(ctx context.Context) (Sampling, error) {
 		return found, fmt.Errorf("sample queues: %w", err)
 	}
 	if found.Server, err = pgx.CollectExactlyOneRow(postgres.Query(ctx, s.db, serverSQL),
-		pgx.RowToStructByPos[Server]); err != nil {
+		pgx.RowToStructByPos[ServerStatus]); err != nil {
 		return found, fmt.Errorf("sample server: %w", err)
 	}
 	found.Models, err = pgx.CollectRows(postgres.Query(ctx, s.db, modelSlotsSQL),
