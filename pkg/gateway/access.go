@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"net/http"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -73,6 +75,19 @@ func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) { g.mux.Handle
 // the field at fault; it may be empty.
 func BadRequest(status int, code, param, format string, args ...any) error {
 	return bad(status, code, param, format, args...)
+}
+
+// ClipText returns a text of at most n bytes that databases take: what is beyond is cut at the end of a character, and
+// bytes that are no UTF-8, and NUL, become U+FFFD.
+func ClipText(text string, n int) string {
+	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+	if len(text) <= n {
+		return text
+	}
+	for n > 0 && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return text[:n]
 }
 
 // AnswerError writes an error as OpenAI's clients expect it, and returns the status.

@@ -190,9 +190,8 @@ func (s *Predictions) order(c gateway.Requester, ask creation, model string, h h
 		return o, invalid("input", "%s", err)
 	}
 	if o.Webhook != "" {
-		if u, err := url.Parse(o.Webhook); err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" ||
-			len(o.Webhook) > 2048 {
-			return o, invalid("webhook", "webhook must be an https address")
+		if err := checkWebhook(o.Webhook); err != nil {
+			return o, err
 		}
 	}
 	for _, e := range o.Events {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // Events of predictions. Of output and logs clients are not told: see docs/gateway.md.
@@ -66,13 +67,35 @@ func push(ctx context.Context, tx pgx.Tx, p row, event, base string) error {
 	return nil
 }
 
-// hostOf is the flow of deliveries to an address.
+// flowBytesMax bounds the flow of a delivery.
+const flowBytesMax = 64
+
+// hostOf is the flow of deliveries to an address: its host in lower case, in at most flowBytesMax bytes. Lower case may
+// have more bytes than the host as it was written, or fewer, so that the bound holds for the lower case.
 func hostOf(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
 		return ""
 	}
-	return strings.ToLower(u.Host)[:min(len(u.Host), 64)]
+	return gateway.ClipText(strings.ToLower(u.Host), flowBytesMax)
+}
+
+// webhookMax bounds the address of a webhook, in bytes.
+const webhookMax = 2048
+
+// checkWebhook returns why an address cannot be that of a webhook; nil: it can. A host is in ASCII: internationalized
+// names have a form in it, and every part of the way of a delivery reads that form alike.
+func checkWebhook(address string) error {
+	u, err := url.Parse(address)
+	switch {
+	case len(address) > webhookMax:
+		return invalid("webhook", "webhook has %d bytes, more than %d", len(address), webhookMax)
+	case err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "":
+		return invalid("webhook", "webhook must be an http or https address")
+	case strings.ContainsFunc(u.Host, func(c rune) bool { return c <= ' ' || c > '~' }):
+		return invalid("webhook", "the host of webhook must be in ASCII: give an internationalized name as xn--...")
+	}
+	return nil
 }
 
 // duePredictionsSQL locks predictions that have ended and of whose end nobody was told.
