@@ -218,3 +218,37 @@ func TestPredictionCallsBackWithTheSecretOfItsClient(t *testing.T) {
 		t.Errorf("got %s", d.body)
 	}
 }
+
+// A delivery that the queue of webhooks does not take as it is neither delays nor ends those behind it: it is sent
+// without its data.
+func TestDeliveryThatIsRefusedDoesNotStopTheOthers(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	create := func(input string) predicted {
+		status, p := f.predict(t, "/v1/predictions",
+			`{"version":"m","input":`+input+`,"webhook":"https://hooks.example/","webhook_events_filter":["completed"]}`)
+		if status != 201 {
+			t.Fatalf("got %d %+v", status, p)
+		}
+		return p
+	}
+	large, odd, usual := create(`{}`), create(`{}`), create(`{"prompt":"kept"}`)
+	// 700 kB as text, and more than the queue takes as jsonb.
+	s.exec(`UPDATE penstock.prediction SET input = (SELECT jsonb_build_object('a', jsonb_agg(i)) FROM generate_series(1, 110000) i)
+	         WHERE id = $1`, large.ID)
+	s.exec(`UPDATE penstock.prediction SET webhook = 'https://%E2%84%AA.example/' WHERE id = $1`, odd.ID)
+	for _, p := range []predicted{large, odd, usual} {
+		if status := f.call(t, "POST", "/v1/predictions/"+p.ID+"/cancel", nil, &p); status != 200 {
+			t.Fatalf("cancel: %d", status)
+		}
+	}
+	s.eventually("all three are pushed", func() bool {
+		return s.count(`SELECT count(*) FROM penstock.prediction WHERE notified_at IS NULL`) == 0
+	})
+	const removed = `SELECT count(*) FROM penstock.entry WHERE payload->'data'->>'id' = $1 AND (payload->'data'->>'data_removed')::boolean = $2`
+	if s.count(removed, large.ID, true) != 1 || s.count(removed, odd.ID, false) != 1 || s.count(removed, usual.ID, false) != 1 {
+		t.Errorf("got %d, %d, %d deliveries", s.count(removed, large.ID, true), s.count(removed, odd.ID, false),
+			s.count(removed, usual.ID, false))
+	}
+}

@@ -94,22 +94,30 @@ func (s *Predictions) Run(ctx context.Context) error {
 			return nil
 		case <-ticks.C:
 		}
-		err := s.waits.poll(ctx, s.db)
-		if err == nil && time.Since(noticed) > noticeEvery {
+		failed := s.did(ctx, "wait for predictions", s.waits.poll(ctx, s.db))
+		if time.Since(noticed) > noticeEvery {
 			noticed = time.Now()
-			err = s.notify(ctx)
+			failed = s.did(ctx, "push webhooks", s.notify(ctx)) || failed
 		}
-		if err == nil && time.Since(swept) > sweepEvery {
+		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
-			_, err = s.db.Exec(ctx, sweepSQL)
+			_, err := s.db.Exec(ctx, sweepSQL)
+			failed = s.did(ctx, "sweep predictions", err) || failed
 		}
-		if err != nil && ctx.Err() == nil {
-			s.log.Warn("predictions", "error", err)
+		if failed {
 			ticks.Reset(time.Second)
-			continue
+		} else {
+			ticks.Reset(pollEvery)
 		}
-		ticks.Reset(pollEvery)
 	}
+}
+
+// did logs the error of a duty, if there is one, and says whether there is.
+func (s *Predictions) did(ctx context.Context, duty string, err error) (failed bool) {
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("predictions", "duty", duty, "error", err)
+	}
+	return err != nil
 }
 
 // await returns when the entry of a prediction has ended, or ctx has.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -41,30 +42,44 @@ type delivery struct {
 	Data   view      `json:"data"`
 }
 
-// deliveryBytesMax is what the queue of webhooks takes at least; a larger output is left out.
-const deliveryBytesMax = 900 << 10
-
 const pushSQL = `
 SELECT ids FROM penstock.push_many('webhook', ARRAY[$1::jsonb], flows => ARRAY[$2::text], inside => true)`
 
-// push makes the delivery of an event an entry, in the transaction of its caller.
+// push makes the delivery of an event an entry, in the transaction of its caller. Where the queue of webhooks refuses
+// it for its data, the delivery has none of input and output: the client reads them at the address in it.
 func push(ctx context.Context, tx pgx.Tx, p row, event, base string) error {
 	d := delivery{
 		URL: *p.Webhook, Format: "bare", Signer: p.Owner, Type: "prediction." + event, At: time.Now(),
 		Data: p.view(base),
 	}
-	text, err := json.Marshal(d)
-	if err == nil && len(text) > deliveryBytesMax {
+	err := d.push(ctx, tx)
+	if refusesData(err) {
 		d.Data.Output, d.Data.Input, d.Data.DataRemoved = json.RawMessage("null"), json.RawMessage("{}"), true
-		text, err = json.Marshal(d)
+		err = d.push(ctx, tx)
 	}
 	if err != nil {
-		return fmt.Errorf("write webhook of prediction %s: %w", p.ID, err)
-	}
-	if _, err := tx.Exec(ctx, pushSQL, text, hostOf(*p.Webhook)); err != nil {
 		return fmt.Errorf("push webhook of prediction %s: %w", p.ID, err)
 	}
 	return nil
+}
+
+// push pushes within a savepoint, so that a refusal leaves the transaction as it was.
+func (d delivery) push(ctx context.Context, tx pgx.Tx) error {
+	text, err := json.Marshal(d)
+	if err != nil {
+		return fmt.Errorf("write delivery: %w", err)
+	}
+	return pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) error {
+		_, err := inner.Exec(ctx, pushSQL, text, hostOf(d.URL))
+		return err
+	})
+}
+
+// refusesData says whether a push was refused for what is in it, and would be refused again: it is not valid (PS002),
+// too large for the queue (PS003) or for a value of jsonb (class 54), or not data that Postgres takes (class 22).
+func refusesData(err error) bool {
+	code := postgres.Code(err)
+	return code == "PS002" || code == "PS003" || strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54")
 }
 
 // flowBytesMax bounds the flow of a delivery.
@@ -98,38 +113,78 @@ func checkWebhook(address string) error {
 	return nil
 }
 
-// duePredictionsSQL locks predictions that have ended and of whose end nobody was told.
-const duePredictionsSQL = `
+// dueSQL locks the oldest prediction that has ended, of whose end nobody was told, and that is none of $1.
+const dueSQL = `
 SELECT p.id, p.owner
   FROM penstock.prediction p
- WHERE p.webhook IS NOT NULL AND p.notified_at IS NULL
+ WHERE p.webhook IS NOT NULL AND p.notified_at IS NULL AND p.id <> ALL($1)
    AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
  ORDER BY p.created_at
- LIMIT 100
+ LIMIT 1
    FOR UPDATE OF p SKIP LOCKED`
 
 const notedSQL = `UPDATE penstock.prediction SET notified_at = clock_timestamp() WHERE id = $1`
 
-// notify pushes the deliveries of predictions that have ended, each once, by whichever gateway comes first.
+// noticesMost is how many deliveries are pushed between two looks for requests that wait.
+const noticesMost = 100
+
+// notify pushes the deliveries of predictions that have ended, each once, by whichever gateway comes first. Each is a
+// transaction of its own: one that fails is tried again at the next call, behind the others.
 func (s *Predictions) notify(ctx context.Context) error {
-	return postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
-		rows := postgres.Query(ctx, tx, duePredictionsSQL)
-		due, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ ID, Owner string }])
+	failed := []string{}
+	for range noticesMost {
+		id, err := s.notifyNext(ctx, failed)
+		switch {
+		case err == nil && id == "":
+			return nil
+		case err == nil:
+		case id == "", postgres.Unavailable(err) && !errors.Is(err, errPanicked):
+			return err
+		default:
+			s.log.Warn("push webhook of prediction", "prediction", id, "error", err)
+			failed = append(failed, id)
+		}
+	}
+	return nil
+}
+
+// notifyNext pushes the delivery of one prediction that is none of failed, and returns its id; empty: none was due.
+func (s *Predictions) notifyNext(ctx context.Context, failed []string) (id string, err error) {
+	defer recovered(&err)
+	err = postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
+		var owner string
+		err := tx.QueryRow(ctx, dueSQL, failed).Scan(&id, &owner)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
 		if err != nil {
 			return fmt.Errorf("read predictions that have ended: %w", err)
 		}
-		for _, d := range due {
-			p, err := find(ctx, tx, d.Owner, d.ID)
-			if err == nil {
-				err = push(ctx, tx, p, eventCompleted, s.config.Base)
-			}
-			if err != nil && !errors.Is(err, errNone) {
-				return err
-			}
-			if _, err := tx.Exec(ctx, notedSQL, d.ID); err != nil {
-				return fmt.Errorf("note webhook of prediction %s: %w", d.ID, err)
-			}
+		p, err := find(ctx, tx, owner, id)
+		if err == nil {
+			err = push(ctx, tx, p, eventCompleted, s.config.Base)
+		}
+		if refusesData(err) {
+			s.log.Warn("webhook of prediction is left out", "prediction", id, "error", err)
+			err = nil
+		}
+		if err != nil && !errors.Is(err, errNone) {
+			return err
+		}
+		if _, err := tx.Exec(ctx, notedSQL, id); err != nil {
+			return fmt.Errorf("note webhook of prediction %s: %w", id, err)
 		}
 		return nil
 	})
+	return id, err
+}
+
+// errPanicked says that the work on a prediction panicked.
+var errPanicked = errors.New("panic")
+
+// recovered makes a panic the error of the function that defers it: the others need not end with one prediction.
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("%w: %v\n%s", errPanicked, p, debug.Stack())
+	}
 }
