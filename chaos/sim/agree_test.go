@@ -249,6 +249,11 @@ func (w *twins) operation() {
 			locks, err := s.queues[queue].Reclaim(context.Background(), invalidation.NodeID(node), claim)
 			return s.describe(queue, locks), err
 		})
+	case roll < 97:
+		w.both("first unlocked row of "+queue, func(s *side) (string, error) {
+			pos, err := s.queues[queue].Unlocked(context.Background(), invalidation.Lane{Priority: defaultPriority}, 0)
+			return fmt.Sprint(pos), err
+		})
 	case roll < 98:
 		w.both("sweep "+queue, func(s *side) (string, error) {
 			n, err := s.queues[queue].Sweep(

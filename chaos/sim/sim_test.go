@@ -35,6 +35,19 @@ func TestSimulation(t *testing.T) {
 	t.Logf("%d seeds, %d steps", last-first+1, steps.Load())
 }
 
+// An election during a transaction that does not commit is not taken back with it.
+func TestElectionOutlivesARollback(t *testing.T) {
+	s := newStore("solo")
+	tx, err := connect(s, unhindered{}).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tables.term++
+	if err := tx.Rollback(t.Context()); err != nil || s.tables.term != 2 {
+		t.Errorf("the term is %d after the rollback (%v), want 2", s.tables.term, err)
+	}
+}
+
 // simulate runs a seed in a bubble of its own and returns the number of its steps.
 func simulate(t *testing.T, s uint64) (steps int) {
 	synctest.Test(t, func(t *testing.T) {

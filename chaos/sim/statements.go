@@ -39,6 +39,7 @@ var statements = []statement{
 	{"claim, delete first", "SELECT set_config('lock_timeout', '100ms', true)", claimDeleteFirst},
 	{"read groups", "LIMIT least($4::int, l.entry_count)", readGroups},
 	{"reclaim", "AND claim_id = $3 OFFSET 0", reclaim},
+	{"first unlocked", "ORDER BY pos LIMIT 1 FOR UPDATE SKIP LOCKED", firstUnlocked},
 	{"sweep", "pos BETWEEN $4::bigint AND $5::bigint", sweep},
 	{"finish solo", "unnest($2::bigint[], $3::bigint[], $4::jsonb[]", finishSolo},
 	{"hold locks", "penstock.need_read_committed()", holdLocks},
@@ -96,7 +97,7 @@ func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 			int32(0),
 			jsonText(`{"base": 0.1, "cap": 0.5, "max_attempts": 50}`),
 			int32(1000),
-			time.Duration(0),
+			time.Duration(0), time.Duration(0), time.Duration(0),
 			int32(quantum),
 			10 * time.Second,
 			int32(1 << 20),
@@ -415,6 +416,16 @@ func (t *tables) inOrder() []*lock {
 	}
 	slices.SortFunc(list, func(a, b *lock) int { return int(a.token - b.token) })
 	return list
+}
+
+// firstUnlocked finds the first ready row: transactions of the store leave none locked.
+func firstUnlocked(t *tables, now time.Time, a arguments) (reply, error) {
+	for _, row := range t.ready {
+		if row.queue == int32(a.number(0)) && row.pos >= a.number(3) && !row.notBefore.After(now) {
+			return reply{rows: [][]any{{row.pos}}}, nil
+		}
+	}
+	return reply{}, nil
 }
 
 func sweep(t *tables, _ time.Time, a arguments) (reply, error) {

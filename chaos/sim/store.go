@@ -40,8 +40,9 @@ func (s *store) transact(ctx context.Context, do func(t *tables, now time.Time) 
 	return nil
 }
 
+// rollBack undoes what a transaction did. Elections are decided elsewhere and stay.
 func (s *store) rollBack(to *tables) {
-	to.sequences = s.tables.sequences
+	to.sequences, to.term = s.tables.sequences, s.tables.term
 	s.tables = to
 }
 
