@@ -7,8 +7,8 @@ import (
 )
 
 // partitioned is how many tables have a partition for each day: results, failures, two kinds of samples, decisions of scaling,
-// minutes of models.
-const partitioned = 6
+// minutes of models, sent callbacks.
+const partitioned = 7
 
 func (b *bed) partitions(parent string) int {
 	return b.count(`SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
