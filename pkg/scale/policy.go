@@ -113,6 +113,8 @@ func (p Policy) Check() error {
 		return fmt.Errorf("min, max, slots and emergency_max must not be negative: %w", ErrPolicy)
 	case p.Max > maxInstances || p.Min > maxInstances:
 		return fmt.Errorf("min and max are at most %d: %w", maxInstances, ErrPolicy)
+	case p.Slots > maxSlots:
+		return fmt.Errorf("slots are at most %d: %w", maxSlots, ErrPolicy)
 	case p.Max > 0 && p.Min > p.Max:
 		return fmt.Errorf("min %d is above max %d: lower min or raise max: %w", p.Min, p.Max, ErrPolicy)
 	case min(p.SLO, p.OnlineSLO, p.Drain, p.Hold, p.IdleMin, p.IdleMax, p.StuckMin, p.BlockedFor) < 0:
@@ -146,6 +148,9 @@ func isShare(x float64) bool { return x >= 0 && x <= 1 }
 
 // maxInstances bounds a deployment; Workers AI has the same bound for an application.
 const maxInstances = 1400
+
+// maxSlots bounds the slots of an instance, as its registration does.
+const maxSlots = 100_000
 
 // WithDefaults fills in the fields that are zero.
 func (p Policy) WithDefaults() Policy {

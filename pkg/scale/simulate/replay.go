@@ -34,8 +34,12 @@ type ReplayPoint struct {
 	Recorded int       `json:"recorded"` // as it was decided then
 }
 
-// replayMax bounds the requests of a replay.
-const replayMax = 2_000_000
+// Bounds of a replay: its requests, the slots of all instances, and the product of both, which bounds its time.
+const (
+	replayMax      = 2_000_000
+	replaySlotsMax = 20_000
+	replayWorkMax  = 1_000_000_000
+)
 
 // ErrReplay wraps errors about minutes that cannot be replayed.
 var ErrReplay = errors.New("minutes cannot be replayed")
@@ -50,6 +54,10 @@ func Again(minutes []Minute, policy scale.Policy, cold time.Duration) (Replay, e
 	minutes = slices.Clone(minutes)
 	slices.SortFunc(minutes, func(a, b Minute) int { return a.Minute.Compare(b.Minute) })
 	policy = policy.WithDefaults()
+	slots := policy.Slots * policy.Max
+	if policy.Slots > replaySlotsMax || slots > replaySlotsMax {
+		return Replay{}, fmt.Errorf("%w: max times slots is above %d", ErrReplay, replaySlotsMax)
+	}
 	first := minutes[0].Minute
 	load := Load{
 		Slots: policy.Slots, Max: policy.Max, SLO: time.Duration(policy.SLO).Seconds(), Cold: cold.Seconds(),
@@ -63,8 +71,8 @@ func Again(minutes []Minute, policy scale.Policy, cold time.Duration) (Replay, e
 		}
 		begin := m.Minute.Sub(first).Seconds()
 		n := int(m.Arrived + 0.5)
-		if len(load.Requests)+n > replayMax {
-			return Replay{}, fmt.Errorf("%w: more than %d requests: choose a shorter time", ErrReplay, replayMax)
+		if most := min(replayMax, replayWorkMax/slots); len(load.Requests)+n > most {
+			return Replay{}, fmt.Errorf("%w: more than %d requests: choose a shorter time", ErrReplay, most)
 		}
 		for i := range n {
 			at := begin + 60*(float64(i)+0.5)/float64(n)

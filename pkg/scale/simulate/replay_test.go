@@ -41,6 +41,11 @@ func TestAgainAnswersWhatAPolicyWouldHaveDone(t *testing.T) {
 	if _, err := Again(nil, policy, time.Minute); !errors.Is(err, ErrReplay) {
 		t.Errorf("no minutes: %v", err)
 	}
+	for _, large := range []scale.Policy{{Slots: 1e10}, {Slots: 1000, Max: 1400}} { // would take the memory of the machine
+		if _, err := Again(minutes, large, time.Minute); !errors.Is(err, ErrReplay) {
+			t.Errorf("%d slots of %d instances: %v", large.Slots, large.Max, err)
+		}
+	}
 	minutes[0].Arrived = 3e6
 	if _, err := Again(minutes, policy, time.Minute); !errors.Is(err, ErrReplay) {
 		t.Errorf("too many requests: %v", err)
