@@ -26,7 +26,7 @@ func TestAnOpenPushOverManyKeysHidesNothingBehindThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(context.Background()) //nolint:errcheck // the push is not wanted
+	defer tx.Rollback(context.Background()) // the push is not wanted
 	if _, err := q.On(tx).Push(t.Context(), pushes...); err != nil {
 		t.Fatal(err)
 	}
