@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/doctor"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -192,5 +193,47 @@ func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 	}
 	if strings.Contains(got, "all is well") || strings.Index(got, "wraparound") > strings.Index(got, "four device errors") {
 		t.Errorf("fine findings are left out and critical ones come first: %s", got)
+	}
+}
+
+// The page of an entry that has ended has the callback that reports it, and a link to its trace.
+func TestAnEndedEntryHasItsCallbackAndTrace(t *testing.T) {
+	s := newSite(t)
+	s.fill()
+	q, err := invalidation.Open(t.Context(), s.pool, "work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pushed, err := q.Push(t.Context(), invalidation.Push{
+		Payload: json.RawMessage(`{}`), Callback: json.RawMessage(`{"url": "https://example.com/done"}`),
+		Trace: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := int64(pushed[0].ID)
+	s.web.cfg.TraceURL = "https://tempo.example/trace/{trace}"
+	b := s.as(viewer)
+	path := fmt.Sprintf("entries/%d", id)
+	link := `href="https://tempo.example/trace/4bf92f3577b34da6a3ce929d0e0e4736"`
+	if got := b.get(path).text; !strings.Contains(got, link) || strings.Contains(got, "<dt>callback</dt>") {
+		t.Errorf("before its end: %s", got)
+	}
+	if _, err := s.change.CancelEntry(t.Context(), id, tester); err != nil {
+		t.Fatal(err)
+	}
+	sent, err := s.change.Callbacks(t.Context(), id, 3)
+	if err != nil || len(sent) != 1 {
+		t.Fatalf("callbacks are %+v, %v", sent, err)
+	}
+	s.web.reads.expire()
+	got := b.get(path).text
+	for _, text := range []string{"<dt>callback</dt>", fmt.Sprintf(`/ui/entries/%d"`, sent[0].ID), "callback: "} {
+		if !strings.Contains(got, text) {
+			t.Errorf("after its end there is no %q: %s", text, got)
+		}
+	}
+	if CheckTraceURL("javascript:{trace}") == nil || CheckTraceURL("https://tempo.example/") == nil {
+		t.Error("an address that is none is accepted for traces")
 	}
 }

@@ -34,6 +34,10 @@ func TestEntryRunsOnAWorkerAndSaysWhere(t *testing.T) {
 	if o := b.outcome(id); o.Outcome != "done" || !strings.Contains(string(o.Result), "true") {
 		t.Fatalf("outcome %+v", o)
 	}
+	first, measured := b.meta(id)["first_byte_ms"].(float64)
+	if took, _ := b.meta(id)["run_ms"].(float64); !measured || first <= 0 || first > took+1 {
+		t.Errorf("the first byte came after %v ms, the run took %v", first, took)
+	}
 	if m := b.meta(id); m["instance"] != "gpu-1" || m["attempts"] != 1.0 || m["outcome"] != "done" {
 		t.Errorf("noted %v", m)
 	}
