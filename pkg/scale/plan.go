@@ -68,6 +68,9 @@ type planner struct {
 	out     steps
 	remove  []string
 	starts  int // that are to begin
+
+	// replaced are stuck starts that begin to drain; others are started when they are removed.
+	replaced int
 }
 
 // startFailed begins the message of an instance that ended; others are errors of orders.
@@ -110,6 +113,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 			if m.Held == 0 {
 				p.out.forget = append(p.out.forget, m.Server)
 			} else if !m.Draining {
+				m.Draining = true
 				p.out.drain = append(p.out.drain, m.Server)
 			}
 		}
@@ -130,14 +134,28 @@ func (p *planner) active() []*member {
 	return active
 }
 
-// reduce names what is to be removed now, and drains what is too much.
+// isRegistered says whether a member has a row, or gets one in this round: a probe may find it ready at any time,
+// and slots of it may be held from then on.
+func (p *planner) isRegistered(m *member) bool {
+	return m.registered ||
+		slices.ContainsFunc(p.out.register, func(i BackendInstance) bool { return i.Name == m.Server })
+}
+
+// reduce names what is to be removed now, and drains what is too much. A stuck start that is registered drains
+// first: it may have become ready, and have got a request, since the rows were read. It is replaced when it is
+// removed.
 func (p *planner) reduce() {
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool {
-		idle := m.Held == 0
 		stuck := p.s.ReplaceBefore != nil && !m.EverReady && !m.Ready && m.began.Before(*p.s.ReplaceBefore)
-		gone := m.failed || idle && stuck || idle && m.Draining && m.DrainedByUs
-		if gone {
+		drained := m.Draining && m.DrainedByUs
+		gone := m.Held == 0 && (m.failed || drained || stuck && !p.isRegistered(m))
+		switch {
+		case gone:
 			p.remove = append(p.remove, m.Server)
+		case stuck && m.Held == 0 && !m.Draining:
+			m.Draining = true
+			p.replaced++
+			p.out.drain = append(p.out.drain, m.Server)
 		}
 		return gone
 	})
@@ -164,7 +182,7 @@ func (p *planner) drop(from []*member, n int) {
 	for _, name := range Victims(candidates, n) {
 		m := byName[name]
 		m.Draining = true
-		if m.registered || slices.ContainsFunc(p.out.register, func(i BackendInstance) bool { return i.Name == name }) {
+		if p.isRegistered(m) {
 			p.out.drain = append(p.out.drain, name)
 			continue
 		}
@@ -201,7 +219,7 @@ func (p *planner) roll(active, old []*member, excess int) {
 
 // grow ends drains before it asks for new instances, and asks for none while starts fail.
 func (p *planner) grow() {
-	missing := p.s.Desired - len(p.active())
+	missing := p.s.Desired - len(p.active()) - p.replaced
 	for _, m := range p.members {
 		if missing <= 0 {
 			break

@@ -90,7 +90,10 @@ func TestPlan(t *testing.T) {
 		{name: "a start that failed is removed, and none is begun now", s: decided(1, 1), found: failed, count: 0, remove: []string{"a"}, existing: 1, fails: 1},
 		{name: "none is begun before the next try", s: blocked, registered: []registration{ready(1, 0)}, found: in(ready(1, 0)), count: -1, existing: 1},
 		{name: "one that ends is not counted", s: decided(1, 1), found: ending, count: 1, existing: 0},
-		{name: "a stuck start is replaced", s: stuck, registered: []registration{old}, found: in(old), count: 1, remove: []string{"a"}, existing: 1},
+		{name: "a stuck start drains first", s: stuck, registered: []registration{old}, found: in(old), count: -1, drain: []string{"a"}, existing: 1},
+		{name: "a stuck start that drains is replaced", s: stuck, registered: []registration{drains(old)}, found: in(old), count: 1, remove: []string{"a"}, existing: 1},
+		{name: "a stuck start that is not registered is replaced", s: stuck, found: noAddress, count: 1, remove: []string{"a"}, existing: 1},
+		{name: "one that failed with a slot held stays until its slots are free", s: decided(1, 1), registered: []registration{ready(1, 1)}, found: failed, count: -1, drain: []string{"a"}, existing: 1, fails: 1},
 		{name: "another template: one more first", s: decided(1, 1), registered: []registration{outdated}, found: in(outdated), count: 2, existing: 1},
 		{name: "another template: the old one drains when the new one is ready", s: decided(1, 2), registered: []registration{outdated, ready(2, 0)}, found: in(outdated, ready(2, 0)), count: -1, drain: []string{"a"}, existing: 2},
 		{name: "disabled", s: disabled, registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
@@ -115,38 +118,70 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// However a deployment came to its state, a step never stops an instance that holds a slot and takes part in what exists.
+// However a deployment came to its state, a step never stops an instance that may have a request: one that is
+// registered was drained in an earlier round, or its backend found it ended, and no slot of it is held.
 func TestPlanStopsNothingThatRuns(t *testing.T) {
-	for seed := range 1 << 12 {
+	const bits = 6
+	replace := began(10 * time.Minute)
+	for seed := 0; seed < 1<<(3*bits); seed += 5 { // each pair of members comes in all states
 		var registered []registration
-		for id := range int32(4) {
-			bits := seed >> (3 * id)
-			r := ready(id+1, bits&1)
-			if bits&2 != 0 {
+		found := map[string]*BackendInstance{}
+		exact := true // no start is replaced
+		for id := range int32(3) {
+			b := seed >> (bits * id)
+			r := ready(id+1, b&1)
+			if b&2 != 0 {
 				r = drains(r)
 			}
-			if bits&4 != 0 {
+			if b&4 != 0 {
 				r.TemplateHash = "t0"
 			}
+			if b&8 != 0 { // a stuck start, as far as the rows tell
+				r.Ready, r.EverReady, exact = false, false, false
+			}
 			registered = append(registered, r)
-		}
-		for desired := range 5 {
-			got := plan(decided(desired, 4), registered, in(registered...), true, noon)
-			if got.order == nil {
-				continue
-			}
-			for _, name := range got.order.Remove {
-				r := registered[name[0]-'a']
-				if r.Held > 0 || !r.Draining {
-					t.Fatalf("seed %d, %d desired: %s is removed: %+v", seed, desired, name, r)
+			if b&16 == 0 || b&32 != 0 {
+				i := in(r)[0]
+				if b&16 != 0 {
+					i.State, exact = InstanceFailed, false
 				}
+				found[r.Server] = &i
 			}
-			busy := 0
-			for _, r := range registered {
-				busy += r.Held
+		}
+		var list []BackendInstance
+		for _, r := range registered {
+			if i := found[r.Server]; i != nil {
+				list = append(list, *i)
 			}
-			if got.order.Count < max(busy, desired) {
-				t.Fatalf("seed %d: %d desired, %d run, and %d are to exist", seed, desired, busy, got.order.Count)
+		}
+		for desired := range 4 {
+			s := decided(desired, 3)
+			s.ReplaceBefore = &replace
+			for _, listed := range []bool{true, false} {
+				reported := list
+				if !listed {
+					reported = nil
+				}
+				got := plan(s, registered, reported, listed, noon)
+				if got.order == nil {
+					continue
+				}
+				for _, name := range got.order.Remove {
+					r := registered[name[0]-'a']
+					ended := listed && found[name] != nil && found[name].State == InstanceFailed
+					if r.Held > 0 || !r.Draining && !ended {
+						t.Fatalf("seed %d, %d desired: %s is removed: %+v", seed, desired, name, r)
+					}
+				}
+				busy := 0
+				for _, r := range registered {
+					if !listed || found[r.Server] != nil {
+						busy += r.Held
+					}
+				}
+				if got.order.Count < busy || exact && got.order.Count < desired {
+					t.Fatalf("seed %d: %d desired, %d run, and %d are to exist", seed, desired, busy, got.order.Count)
+				}
 			}
 		}
 	}
