@@ -7,13 +7,33 @@ LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND (i.state = 'starting' OR i.deployment IS NOT NULL AND i.ready_at IS NULL AND NOT penstock.usable(i))
 $$;
 
+-- check_announced_deployment raises an error unless instances that announce themselves may belong to a deployment: it is one of
+-- their model, and its backend does not list its instances itself.
+-- Callers: announce_instance.
+-- SQLSTATE: PS008 no such deployment, PS002 it is of another model, or its backend lists its instances.
+CREATE OR REPLACE FUNCTION penstock.check_announced_deployment(wanted text, of_model text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    d penstock.deployment;
+BEGIN
+    PERFORM penstock.need_deployment(wanted);
+    SELECT * INTO d FROM penstock.deployment x WHERE x.name = wanted;
+    IF d.model <> of_model THEN
+        RAISE EXCEPTION 'deployment "%" is of model "%", not of "%"', wanted, d.model, of_model USING ERRCODE = 'PS002';
+    ELSIF d.backend IN ('local', 'kubernetes') THEN
+        RAISE EXCEPTION 'backend % of deployment "%" reports its instances itself', d.backend, wanted
+            USING ERRCODE = 'PS002', HINT = 'Announce without deployment, or use backend webhook, advise or keda.';
+    END IF;
+END $$;
+
 -- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its time to
 -- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
--- it ends no drain and no quarantine. A null ttl is none. began is when the start of the instance began. It returns what the instance is to do:
--- serve, drain (its calls end, and it gets no new ones), or stop (it drains and no slot of it is held).
+-- it ends no drain and no quarantine, and it changes no instance that register_instance or a backend made. A null ttl is none:
+-- the autoscaler registers an instance that its backend reported. began is when the start of the instance began. It returns
+-- what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it drains and no slot is held).
 -- Locks: the row of the instance, the row of inference_version, then those of fit_model_queue.
 -- Callers: pkg/scale, pkg/operator; psql.
--- SQLSTATE: PS008 no such model, PS002 the endpoint or a setting is not valid, PS006 the queue of
+-- SQLSTATE: PS008 no such model or deployment, PS002 the endpoint or a setting is not valid, PS006 the instance or the queue of
 -- that name belongs to something else.
 CREATE OR REPLACE FUNCTION penstock.announce_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}',
                                                       ttl interval DEFAULT '30 seconds', deployment text DEFAULT NULL,
@@ -29,25 +49,39 @@ BEGIN
     IF ttl NOT BETWEEN interval '1 second' AND interval '1 day' THEN
         RAISE EXCEPTION 'time to live of instance "%" is %', server, ttl USING ERRCODE = 'PS002', HINT = 'It is from 1 second to 1 day.';
     END IF;
-    UPDATE penstock.instance i
-       SET endpoint = announce_instance.endpoint, slots = announce_instance.slots, labels = coalesce(announce_instance.labels, '{}'),
-           expires_at = CASE WHEN expires IS NULL OR i.expires_at IS NULL AND i.deployment IS NULL THEN i.expires_at ELSE expires END,
-           deployment = coalesce(announce_instance.deployment, i.deployment),
-           template_hash = coalesce(announce_instance.template_hash, i.template_hash),
-           state = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.state ELSE 'starting' END,
-           next_check_at = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.next_check_at ELSE clock_timestamp() END
-     WHERE i.model = announce_instance.model AND i.server = announce_instance.server
-    RETURNING * INTO found_;
-    IF found_.id IS NULL THEN
+    IF deployment IS NOT NULL AND ttl IS NOT NULL THEN
+        PERFORM penstock.check_announced_deployment(deployment, model);
+    END IF;
+    FOR attempt IN 1..2 LOOP -- another session may make the row after the first update
+        -- An instance with a time to live was announced; one of a deployment and without it was reported by a backend.
+        UPDATE penstock.instance i
+           SET endpoint = announce_instance.endpoint, slots = announce_instance.slots, labels = coalesce(announce_instance.labels, '{}'),
+               expires_at = expires,
+               deployment = coalesce(announce_instance.deployment, i.deployment),
+               template_hash = coalesce(announce_instance.template_hash, i.template_hash),
+               state = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.state ELSE 'starting' END,
+               next_check_at = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.next_check_at ELSE clock_timestamp() END
+         WHERE i.model = announce_instance.model AND i.server = announce_instance.server
+           AND (i.expires_at IS NOT NULL OR ttl IS NULL AND i.deployment = announce_instance.deployment)
+        RETURNING * INTO found_;
+        EXIT WHEN found_.id IS NOT NULL
+               OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = announce_instance.model AND i.server = announce_instance.server);
         INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash, expires_at, created_at)
         VALUES (announce_instance.model, announce_instance.server, announce_instance.endpoint, announce_instance.slots,
                 coalesce(announce_instance.labels, '{}'), 'starting', announce_instance.deployment, announce_instance.template_hash,
                 expires, least(coalesce(began, clock_timestamp()), clock_timestamp()))
-        ON CONFLICT ON CONSTRAINT instance_model_server_key DO UPDATE SET expires_at = excluded.expires_at
+        ON CONFLICT ON CONSTRAINT instance_model_server_key DO NOTHING
         RETURNING * INTO found_;
-        PERFORM penstock.fit_model_queue(model);
-        PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server, coalesce(deployment, ''),
-                                   jsonb_build_object('endpoint', endpoint, 'slots', slots));
+        IF found_.id IS NOT NULL THEN
+            PERFORM penstock.fit_model_queue(model);
+            PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server, coalesce(deployment, ''),
+                                       jsonb_build_object('endpoint', endpoint, 'slots', slots));
+            EXIT;
+        END IF;
+    END LOOP;
+    IF found_.id IS NULL THEN
+        RAISE EXCEPTION 'instance "%" of model "%" was not announced', server, model
+            USING ERRCODE = 'PS006', HINT = 'It was registered, or a backend started it: announce another name, or remove it first.';
     END IF;
     RETURN CASE WHEN found_.draining_at IS NULL THEN 'serve'
                 WHEN EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = found_.id) THEN 'drain'

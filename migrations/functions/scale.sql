@@ -63,7 +63,7 @@ BEGIN
 END $$;
 
 -- need_deployment raises an error for a deployment that does not exist.
--- Callers: set_scale_override, remove_deployment.
+-- Callers: set_scale_override, remove_deployment, check_announced_deployment.
 -- SQLSTATE: PS008 no such deployment.
 CREATE OR REPLACE FUNCTION penstock.need_deployment(wanted text) RETURNS void
 LANGUAGE plpgsql STABLE AS $$

@@ -109,7 +109,7 @@ var needs = map[string]scope{
 	"GET /v1/scale/decisions":                      read,
 	"GET /v1/scale/minutes":                        read,
 	"POST /v1/scale/simulate":                      read,
-	"POST /v1/instances/{model}/{server}/announce": operate,
+	"POST /v1/instances/{model}/{server}/announce": admin,
 	"PUT /v1/scale/override":                       operate,
 	"DELETE /v1/scale/override":                    operate,
 	"GET /v1/scale/settings":                       read,

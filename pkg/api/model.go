@@ -78,7 +78,7 @@ func (a *API) instanceRoutes() {
 	add(a, route{
 		method: "POST", path: instance + "/announce", id: "announce-instance", status: 200,
 		summary: "Register an endpoint for a time, or renew that; the answer tells it to serve, to drain or to stop",
-		scope:   operate, of: ofModel,
+		scope:   admin, of: ofPlatform,
 	}, a.announceInstance)
 	change(a, route{
 		path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end",

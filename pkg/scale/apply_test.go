@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -282,5 +283,34 @@ func TestInstancesThatDoNotAnnounceThemselvesAgainGo(t *testing.T) {
 	}
 	if n := one[int](t, db, `SELECT penstock.expire_instances()`); n != 1 {
 		t.Errorf("%d went", n)
+	}
+}
+
+func TestAnAnnouncementChangesNoInstanceThatWasRegistered(t *testing.T) {
+	db := driven(t)
+	do(t, db, `SELECT penstock.set_deployment('llama-spot', 'llama', '{"backend": "webhook"}')`)
+	do(t, db, `SELECT penstock.register_model('other', '{"protocol": "openai"}')`)
+	do(t, db, `SELECT penstock.set_deployment('other-spot', 'other', '{"backend": "webhook"}')`)
+	do(t, db, `SELECT penstock.register_instance('llama', 'known', 'http://known', 4)`)
+	do(t, db, `SELECT penstock.announce_instance('llama', 'local', 'http://local', 4, ttl => NULL, deployment => 'llama-own')`)
+	do(t, db, `SELECT penstock.announce_instance('llama', 'mine', 'http://mine', 4)`)
+	for _, c := range []struct{ name, sql, code string }{
+		{"renew", `SELECT penstock.announce_instance('llama', 'mine', 'http://mine:2', 2, deployment => 'llama-spot')`, ""},
+		{"its backend again", `SELECT penstock.announce_instance('llama', 'local', 'http://local:2', 4, ttl => NULL, deployment => 'llama-own')`, ""},
+		{"registered", `SELECT penstock.announce_instance('llama', 'known', 'http://attacker', 4)`, "PS006"},
+		{"registered, by a backend", `SELECT penstock.announce_instance('llama', 'known', 'http://attacker', 4, ttl => NULL, deployment => 'llama-own')`, "PS006"},
+		{"started by a backend", `SELECT penstock.announce_instance('llama', 'local', 'http://attacker', 4)`, "PS006"},
+		{"for a backend that lists", `SELECT penstock.announce_instance('llama', 'new', 'http://new', 4, deployment => 'llama-own')`, "PS002"},
+		{"for another model", `SELECT penstock.announce_instance('llama', 'new', 'http://new', 4, deployment => 'other-spot')`, "PS002"},
+		{"for none", `SELECT penstock.announce_instance('llama', 'new', 'http://new', 4, deployment => 'absent')`, "PS008"},
+	} {
+		_, err := db.Exec(t.Context(), c.sql)
+		var refused *pgconn.PgError
+		if errors.As(err, &refused); (err == nil) != (c.code == "") || refused != nil && refused.Code != c.code {
+			t.Errorf("%s: %v, want code %q", c.name, err, c.code)
+		}
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE endpoint = 'http://attacker'`); n != 0 {
+		t.Errorf("%d endpoints were replaced", n)
 	}
 }
