@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"unicode/utf8"
+
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // lineReader reads the lines of a file, and where each lies. Empty lines are passed over.
@@ -82,8 +85,23 @@ type flaws struct {
 	Data   []*flaw `json:"data"`
 }
 
+// Bounds of the texts of a flaw: a file may have texts of many megabytes where others have a name.
+const (
+	quotedMax  = 64  // characters of a text of the file that a message quotes
+	messageMax = 512 // bytes of a message
+)
+
+// quoted is a text of the file as messages quote it.
+func quoted(text string) string {
+	q := fmt.Sprintf("%.*q", quotedMax, text)
+	if utf8.RuneCountInString(text) > quotedMax {
+		q += "..."
+	}
+	return q
+}
+
 func flawOf(code, param, format string, args ...any) *flaw {
-	f := &flaw{Code: code, Message: fmt.Sprintf(format, args...)}
+	f := &flaw{Code: code, Message: gateway.ClipText(fmt.Sprintf(format, args...), messageMax)}
 	if param != "" {
 		f.Param = &param
 	}
@@ -106,9 +124,9 @@ func parse(line []byte, endpoint string) (r request, model string, bad *flaw) {
 	case bytes.IndexByte([]byte(*r.CustomID), 0) >= 0:
 		return r, "", flawOf("invalid_custom_id", "custom_id", "custom_id has a byte 0")
 	case r.Method != "POST":
-		return r, "", flawOf("invalid_method", "method", "method must be POST, not %q", r.Method)
+		return r, "", flawOf("invalid_method", "method", "method must be POST, not %s", quoted(r.Method))
 	case r.URL != endpoint:
-		return r, "", flawOf("invalid_url", "url", "url is %q, the batch is for %q", r.URL, endpoint)
+		return r, "", flawOf("invalid_url", "url", "url is %s, the batch is for %q", quoted(r.URL), endpoint)
 	case len(r.Body) == 0 || r.Body[0] != '{' || json.Unmarshal(r.Body, &body) != nil:
 		return r, "", flawOf("invalid_request", "body", "body is not a JSON object with a model")
 	case body.Model == "":

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"unicode/utf8"
 )
 
 // A line lies where the reader says, however the file is cut into reads.
@@ -34,6 +35,26 @@ func TestLinesLieWhereTheReaderSays(t *testing.T) {
 	l := newLineReader(strings.NewReader(strings.Repeat("x", 1<<20)), 100)
 	if _, err := l.read(); !errors.Is(err, errLongLine) || cap(l.buf) > 256<<10 {
 		t.Errorf("got %v with %d bytes held", err, cap(l.buf))
+	}
+}
+
+// What a message quotes of a line is short, however long the text in the line is.
+func TestMessagesOfFlawsAreShort(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("\u20ac\\u0000", 1<<20)
+	for name, text := range map[string]string{
+		"method": `{"custom_id":"a","method":"` + long + `","url":"/v1/embeddings","body":{"model":"m"}}`,
+		"url":    `{"custom_id":"a","method":"POST","url":"` + long + `","body":{"model":"m"}}`,
+	} {
+		_, _, bad := parse([]byte(text), "/v1/embeddings")
+		if bad == nil || len(bad.Message) > messageMax || !utf8.ValidString(bad.Message) || !strings.Contains(bad.Message, "...") {
+			t.Errorf("%s: got %.600v", name, bad)
+		}
+	}
+	v := validation{batch: &batchRow{Model: new(string)}, seen: map[[32]byte]bool{}}
+	id := "a"
+	if bad := v.fits(request{CustomID: &id}, long); bad == nil || len(bad.Message) > messageMax {
+		t.Errorf("model: got %.600v", bad)
 	}
 }
 

@@ -97,20 +97,21 @@ func (v *validation) line(ctx context.Context, tx pgx.Tx, source *lineReader, li
 func (v *validation) fits(r request, model string) *flaw {
 	hash := sha256.Sum256([]byte(*r.CustomID))
 	if v.seen[hash] {
-		return flawOf("duplicate_custom_id", "custom_id", "the custom_id %q is that of another line", *r.CustomID)
+		return flawOf("duplicate_custom_id", "custom_id", "the custom_id %s is that of another line",
+			quoted(*r.CustomID))
 	}
 	v.seen[hash] = true
 	if v.batch.Model != nil {
 		if *v.batch.Model != model {
-			return flawOf("mismatched_model", "body.model", "the model is %q, that of the first line %q", model,
-				*v.batch.Model)
+			return flawOf("mismatched_model", "body.model", "the model is %s, that of the first line %q",
+				quoted(model), *v.batch.Model)
 		}
 		return nil
 	}
 	offer, ok := v.service.gate.OfferedTo(v.batch.Owner, model)
 	if !ok {
 		return flawOf("model_not_found", "body.model",
-			"the model %q does not exist or you do not have access to it", model)
+			"the model %s does not exist or you do not have access to it", quoted(model))
 	}
 	v.batch.Model, v.queue = &model, offer.Queue
 	return nil
