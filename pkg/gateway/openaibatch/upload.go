@@ -8,6 +8,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -56,15 +57,14 @@ func unix(t *time.Time) *int64 {
 
 // upload stores the file of a form as its bytes arrive: the other fields may follow it.
 func (s *Batches) upload(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
-	form, err := r.MultipartReader()
+	u, err := s.receive(w, r, c.Name)
 	if err != nil {
-		return gateway.BadRequest(http.StatusBadRequest, "invalid_form", "", "the body must be multipart/form-data")
+		return err
 	}
 	if err := s.quota(r.Context(), c.Name); err != nil {
 		return err
 	}
-	u := &upload{service: s, control: http.NewResponseController(w), owner: c.Name, fields: url.Values{}}
-	f, err := u.read(r.Context(), form)
+	f, err := u.read(r.Context())
 	_ = u.control.SetReadDeadline(time.Time{}) // a test's writer has none
 	if err != nil && u.id != "" {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), statementMax)
@@ -96,6 +96,7 @@ func (s *Batches) quota(ctx context.Context, owner string) error {
 // upload is a form on its way into a file.
 type upload struct {
 	service  *Batches
+	form     *multipart.Reader
 	control  *http.ResponseController
 	owner    string
 	fields   url.Values
@@ -103,12 +104,38 @@ type upload struct {
 	filename string
 }
 
-func (u *upload) read(ctx context.Context, form *multipart.Reader) (fileRow, error) {
-	for {
+// Bounds of a form beside its file.
+const (
+	formBytesMax  = 64 << 10 // of the other fields, with headers and boundaries
+	formPartsMax  = 32
+	fieldBytesMax = 4 << 10
+)
+
+// formFields are the fields that are read; others are passed over.
+var formFields = []string{"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+
+// receive begins to read a form.
+func (s *Batches) receive(w http.ResponseWriter, r *http.Request, owner string) (*upload, error) {
+	r.Body = http.MaxBytesReader(w, r.Body, s.config.FileMax+formBytesMax)
+	form, err := r.MultipartReader()
+	if err != nil {
+		return nil, gateway.BadRequest(http.StatusBadRequest, "invalid_form", "", "the body must be multipart/form-data")
+	}
+	return &upload{
+		service: s, form: form, control: http.NewResponseController(w), owner: owner, fields: url.Values{},
+	}, nil
+}
+
+func (u *upload) read(ctx context.Context) (fileRow, error) {
+	for parts := 0; ; parts++ {
 		_ = u.control.SetReadDeadline(time.Now().Add(uploadPause))
-		part, err := form.NextPart()
+		part, err := u.form.NextPart()
 		if errors.Is(err, io.EOF) {
 			break
+		}
+		if err == nil && parts == formPartsMax {
+			return fileRow{}, gateway.BadRequest(http.StatusBadRequest, "invalid_form", "",
+				"the form has more than %d parts", formPartsMax)
 		}
 		if err != nil {
 			return fileRow{}, brokenForm(err)
@@ -121,8 +148,8 @@ func (u *upload) read(ctx context.Context, form *multipart.Reader) (fileRow, err
 			if err := u.store(ctx, part); err != nil {
 				return fileRow{}, err
 			}
-		default:
-			value, err := io.ReadAll(io.LimitReader(part, 4<<10))
+		case slices.Contains(formFields, part.FormName()):
+			value, err := io.ReadAll(io.LimitReader(part, fieldBytesMax))
 			if err != nil {
 				return fileRow{}, brokenForm(err)
 			}
@@ -133,6 +160,11 @@ func (u *upload) read(ctx context.Context, form *multipart.Reader) (fileRow, err
 }
 
 func brokenForm(err error) error {
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return gateway.BadRequest(http.StatusRequestEntityTooLarge, "file_too_large", "file",
+			"the form has more than %d bytes", large.Limit)
+	}
 	return gateway.BadRequest(http.StatusBadRequest, "invalid_form", "", "the form cannot be read: %s", err)
 }
 

@@ -1,0 +1,66 @@
+package openaibatch
+
+import (
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/pkg/gateway"
+)
+
+// formOf returns an upload of a form with fields, and no file.
+func formOf(t *testing.T, fileMax int64, fields func(form *multipart.Writer)) *upload {
+	t.Helper()
+	reader, writer := io.Pipe()
+	form := multipart.NewWriter(writer)
+	go func() {
+		fields(form)
+		_ = form.Close()   // the reader may be gone
+		_ = writer.Close() // never fails
+	}()
+	t.Cleanup(func() { _ = reader.Close() })
+	r := httptest.NewRequest(http.MethodPost, "/v1/files", reader)
+	r.Header.Set("Content-Type", form.FormDataContentType())
+	u, err := New(Config{FileMax: fileMax}, nil, nil).receive(httptest.NewRecorder(), r, "shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// What a form takes in memory is bounded, whatever is in it.
+func TestFormsAreBounded(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		parts   int
+		bytes   int
+		status  int
+		message string
+	}{
+		{"fields of other names are passed over", formPartsMax - 1, 100, 400, "the form has no file"},
+		{"parts", formPartsMax, 100, 400, "parts"},
+		{"bytes", 3, 100 << 10, 413, "bytes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			u := formOf(t, 100<<10, func(form *multipart.Writer) {
+				_ = form.WriteField("purpose", "batch")
+				for i := range c.parts {
+					_ = form.WriteField(fmt.Sprint("other", i), strings.Repeat("x", c.bytes))
+				}
+			})
+			_, err := u.read(t.Context())
+			if status, message := gateway.ErrorOf(err); status != c.status || !strings.Contains(message, c.message) {
+				t.Errorf("got %d %s", status, message)
+			}
+			if len(u.fields) != 1 {
+				t.Errorf("%d fields are held", len(u.fields))
+			}
+		})
+	}
+}
