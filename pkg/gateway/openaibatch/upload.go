@@ -24,6 +24,7 @@ const (
 	ownerFilesMax = 10_000
 	uploadPause   = 60 * time.Second // that a client may make while it sends a file
 	batchFileKept = 30 * 24 * time.Hour
+	filenameMax   = 1024 // bytes
 	keptMin       = time.Hour
 	keptMax       = 30 * 24 * time.Hour
 )
@@ -197,7 +198,7 @@ func clip(name string) string {
 	if name == "" {
 		return "file"
 	}
-	return name[:min(len(name), 1024)]
+	return gateway.ClipText(name, filenameMax)
 }
 
 // finish checks the other fields of the form and makes the file visible.

@@ -64,3 +64,16 @@ func TestFormsAreBounded(t *testing.T) {
 		})
 	}
 }
+
+// A name is cut at the end of a character, and is text that the database takes.
+func TestFilenamesAreText(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"": "file", "a.jsonl": "a.jsonl", "a\x00b": "a\uFFFDb", "a\xff": "a\uFFFD",
+		strings.Repeat("\u20ac", 400): strings.Repeat("\u20ac", 341),
+	} {
+		if got := clip(name); got != want {
+			t.Errorf("%q: got %q", name, got)
+		}
+	}
+}
