@@ -1,7 +1,10 @@
 package gateway
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -88,6 +91,17 @@ func ClipText(text string, n int) string {
 		n--
 	}
 	return text[:n]
+}
+
+// ErrPanicked is what Recover makes of a panic.
+var ErrPanicked = errors.New("panic")
+
+// Recover makes a panic the error of the function that defers it, with its stack: work on one item of many ends with
+// an error of its own, and not with the process.
+func Recover(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("%w: %v\n%s", ErrPanicked, p, debug.Stack())
+	}
 }
 
 // AnswerError writes an error as OpenAI's clients expect it, and returns the status.

@@ -49,6 +49,8 @@ type batchRow struct {
 	CancellingAt              *time.Time
 	CancelledAt               *time.Time
 	OutputThere, ErrorsThere  bool // the files are complete
+	Late                      bool // its completion window is over, by the clock of the database
+	FailedTurns               int  // since the last one that did not fail
 }
 
 const batchColumns = `
@@ -58,7 +60,8 @@ const batchColumns = `
        b.finalizing_at,
        b.completed_at, b.failed_at, b.expired_at, b.cancelling_at, b.cancelled_at,
        EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.output_file_id AND f.completed_at IS NOT NULL),
-       EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.error_file_id AND f.completed_at IS NOT NULL)`
+       EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.error_file_id AND f.completed_at IS NOT NULL),
+       b.expires_at <= clock_timestamp(), b.failed_turns`
 
 const batchSQL = `SELECT` + batchColumns + `
   FROM penstock.gateway_batch b

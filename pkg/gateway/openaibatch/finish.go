@@ -32,21 +32,14 @@ UPDATE penstock.gateway_batch
        cancelled_at = CASE WHEN $2 = 'cancelled' THEN clock_timestamp() END
  WHERE id = $1`
 
-// finishIfEmpty ends a batch of which no line is open.
-func (s *Batches) finishIfEmpty(ctx context.Context, tx pgx.Tx, b *batchRow, stopped bool) error {
+// finishIfEmpty ends a batch of which no line is open, with a status.
+func (s *Batches) finishIfEmpty(ctx context.Context, tx pgx.Tx, b *batchRow, end status) error {
 	var open bool
 	if err := tx.QueryRow(ctx, openLinesSQL, b.ID).Scan(&open); err != nil {
 		return fmt.Errorf("read lines of batch %s: %w", b.ID, err)
 	}
 	if open {
 		return nil
-	}
-	end := completed
-	switch {
-	case stopped:
-		end = cancelled
-	case b.ExpiredLines > 0:
-		end = expired
 	}
 	if _, err := tx.Exec(ctx, finishSQL, b.ID, end); err != nil {
 		return fmt.Errorf("end batch %s: %w", b.ID, err)

@@ -23,6 +23,7 @@ type Config struct {
 	LinesMax int           // lines of a batch: 50,000
 	LineMax  int           // bytes of a line: 8 MiB
 	Every    time.Duration // between two looks for work where there was none: 500 ms
+	TurnMax  time.Duration // of work on one batch, before the next one: 2 min
 	Log      *slog.Logger
 }
 
@@ -41,6 +42,7 @@ func New(config Config, g *gateway.Gateway, db postgres.DB) *Batches {
 	config.LinesMax = cmp.Or(config.LinesMax, 50_000)
 	config.LineMax = cmp.Or(config.LineMax, 8<<20)
 	config.Every = cmp.Or(config.Every, 500*time.Millisecond)
+	config.TurnMax = cmp.Or(config.TurnMax, 2*time.Minute)
 	return &Batches{
 		config: config, db: db, gate: g, log: cmp.Or(config.Log, slog.Default()), wake: make(chan struct{}, 1),
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // nextSQL locks the open batch that has waited longest for a turn.
@@ -19,14 +20,22 @@ const nextSQL = `SELECT` + batchColumns + `
  LIMIT 1
    FOR UPDATE OF b SKIP LOCKED`
 
-// restSQL says when a batch gets its next turn.
-const restSQL = `UPDATE penstock.gateway_batch SET next_at = clock_timestamp() + $2::interval WHERE id = $1`
+// restSQL says when a batch gets its next turn, after one that did not fail.
+const restSQL = `
+UPDATE penstock.gateway_batch SET next_at = clock_timestamp() + $2::interval, failed_turns = 0 WHERE id = $1`
 
-// Times of turns.
+// failedTurnSQL puts a batch whose turn failed behind the others, for 5 s and twice as long after each further failure,
+// at most for 5 min.
+const failedTurnSQL = `
+UPDATE penstock.gateway_batch
+   SET next_at = clock_timestamp() + least(interval '5 s' * 2 ^ least(failed_turns, 10), interval '5 min'),
+       failed_turns = failed_turns + 1
+ WHERE id = $1`
+
 const (
-	turnMax    = 2 * time.Minute
-	turnFailed = 5 * time.Second // until a batch whose turn failed gets another
-	sweepEvery = 10 * time.Minute
+	// failedTurnsMost is after how many failed turns in a row a batch that is not validated has failed: about 25 min.
+	failedTurnsMost = 10
+	sweepEvery      = 10 * time.Minute
 )
 
 func (s *Batches) nudge() {
@@ -61,17 +70,41 @@ func (s *Batches) Run(ctx context.Context) error {
 
 // turn works on one batch. It is false if none was due or the database failed.
 func (s *Batches) turn(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, turnMax)
+	id, err := s.takeTurn(ctx)
+	switch {
+	case err == nil:
+		return true
+	case errors.Is(err, errNoBatch), ctx.Err() != nil:
+		return false
+	}
+	s.log.Warn("work on batch", "batch", id, "error", err)
+	if id == "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, statementMax)
 	defer cancel()
-	id := ""
-	err := postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
+	_, err = s.db.Exec(ctx, failedTurnSQL, id) // the others must not wait for it
+	return err == nil
+}
+
+// takeTurn works on one batch in one transaction, for at most TurnMax.
+func (s *Batches) takeTurn(ctx context.Context) (id string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.config.TurnMax)
+	defer cancel()
+	defer gateway.Recover(&err)
+	err = postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
 		b, err := oneBatch(postgres.Query(ctx, tx, nextSQL))
 		if err != nil {
 			return err
 		}
 		id = b.ID
-		moved, err := s.step(ctx, tx, &b)
+		moved, fault, err := s.step(ctx, tx, &b)
 		if err != nil {
+			return err
+		}
+		if fault != nil {
+			s.log.Warn("feed batch", "batch", id, "error", fault)
+			_, err = tx.Exec(ctx, failedTurnSQL, b.ID)
 			return err
 		}
 		pause := s.config.Every
@@ -81,51 +114,65 @@ func (s *Batches) turn(ctx context.Context) bool {
 		_, err = tx.Exec(ctx, restSQL, b.ID, pause)
 		return err
 	})
-	if err == nil {
-		return true
-	}
-	if errors.Is(err, errNoBatch) || ctx.Err() != nil {
-		return false
-	}
-	s.log.Warn("work on batch", "batch", id, "error", err)
-	if id != "" { // the others must not wait for it
-		_, err = s.db.Exec(ctx, restSQL, id, turnFailed)
-	}
-	return id != "" && err == nil
+	return id, err
 }
 
-// step does what is next for a batch. moved says whether something was done.
-func (s *Batches) step(ctx context.Context, tx pgx.Tx, b *batchRow) (moved bool, err error) {
+// step does what is next for a batch. moved says whether something was done. fault is an error of the lines that were
+// to be pushed: what was collected before it stays.
+func (s *Batches) step(ctx context.Context, tx pgx.Tx, b *batchRow) (moved bool, fault, err error) {
 	if b.Status == validating {
-		return true, s.validate(ctx, tx, b)
+		return true, nil, s.stepValidation(ctx, tx, b)
 	}
 	stopped := b.Status == cancelling
 	if stopped {
 		if moved, err = s.cancelEntries(ctx, tx, b); err != nil {
-			return false, err
+			return false, nil, err
 		}
 	}
 	collected, err := s.collect(ctx, tx, b)
 	if err != nil {
-		return false, err
+		return false, nil, err
 	}
-	late := !stopped && !time.Now().Before(b.ExpiresAt)
 	var advanced int
 	switch {
 	case stopped:
 		advanced, err = s.giveUp(ctx, tx, b, "batch_cancelled", "the batch was cancelled before the request began")
-	case late:
+	case b.Late:
 		advanced, err = s.giveUp(ctx, tx, b, codeExpired, expiredMessage)
 	default:
-		advanced, err = s.feed(ctx, tx, b)
+		fault = pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) (err error) {
+			advanced, err = s.feed(ctx, inner, b)
+			return err
+		})
 	}
-	if err != nil {
-		return false, err
+	if err != nil || fault != nil {
+		return false, fault, err
 	}
 	if collected+advanced > 0 {
-		return true, nil
+		return true, nil, nil
 	}
-	return moved, s.finishIfEmpty(ctx, tx, b, stopped)
+	end := completed
+	switch {
+	case stopped:
+		end = cancelled
+	case b.ExpiredLines > 0:
+		end = expired
+	}
+	return moved, nil, s.finishIfEmpty(ctx, tx, b, end)
+}
+
+// stepValidation validates a batch, or ends one whose window is over or that could not be validated.
+func (s *Batches) stepValidation(ctx context.Context, tx pgx.Tx, b *batchRow) error {
+	switch {
+	case b.Late:
+		return s.finishIfEmpty(ctx, tx, b, expired)
+	case b.FailedTurns >= failedTurnsMost:
+		v := &validation{service: s, batch: b}
+		v.flaws = append(v.flaws, flawOf("validation_failed", "input_file_id",
+			"the file could not be validated: upload it again, and create another batch"))
+		return v.fail(ctx, tx)
+	}
+	return s.validate(ctx, tx, b)
 }
 
 // cancelEntriesMost is how many entries of a batch are cancelled in one turn.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -138,7 +137,7 @@ func (s *Predictions) notify(ctx context.Context) error {
 		case err == nil && id == "":
 			return nil
 		case err == nil:
-		case id == "", postgres.Unavailable(err) && !errors.Is(err, errPanicked):
+		case id == "", postgres.Unavailable(err) && !errors.Is(err, gateway.ErrPanicked):
 			return err
 		default:
 			s.log.Warn("push webhook of prediction", "prediction", id, "error", err)
@@ -150,7 +149,7 @@ func (s *Predictions) notify(ctx context.Context) error {
 
 // notifyNext pushes the delivery of one prediction that is none of failed, and returns its id; empty: none was due.
 func (s *Predictions) notifyNext(ctx context.Context, failed []string) (id string, err error) {
-	defer recovered(&err)
+	defer gateway.Recover(&err)
 	err = postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
 		var owner string
 		err := tx.QueryRow(ctx, dueSQL, failed).Scan(&id, &owner)
@@ -177,14 +176,4 @@ func (s *Predictions) notifyNext(ctx context.Context, failed []string) (id strin
 		return nil
 	})
 	return id, err
-}
-
-// errPanicked says that the work on a prediction panicked.
-var errPanicked = errors.New("panic")
-
-// recovered makes a panic the error of the function that defers it: the others need not end with one prediction.
-func recovered(err *error) {
-	if p := recover(); p != nil {
-		*err = fmt.Errorf("%w: %v\n%s", errPanicked, p, debug.Stack())
-	}
 }
