@@ -84,11 +84,28 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error)
 			Payload: gateway.DurablePayload(r.Body, operation), Flow: b.Flow, Priority: &priority, StartBy: b.ExpiresAt,
 		}
 	}
-	ids, refused, err := s.push(ctx, tx, b, pushes)
-	if err != nil {
+	n, ids, refused, err := s.pushMost(ctx, tx, b, pushes)
+	if err != nil || n == 0 {
 		return 0, err
 	}
-	return len(lines), s.fed(ctx, tx, b, lines, ids, refused)
+	return n, s.fed(ctx, tx, b, lines[:n], ids, refused)
+}
+
+// pushMost makes entries of the first n lines: of all, or, where the queue has no room for so many, of a half, a quarter
+// and so on. 0: it has room for none, which is no error.
+func (s *Batches) pushMost(ctx context.Context, tx pgx.Tx, b *batchRow, pushes []invalidation.Push) (
+	n int, ids []int64, refused map[int]error, err error,
+) {
+	for n = len(pushes); n > 0; n /= 2 {
+		err = pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) (err error) {
+			ids, refused, err = s.push(ctx, inner, b, pushes[:n])
+			return err
+		})
+		if !errors.Is(err, invalidation.ErrQueueFull) {
+			return n, ids, refused, err
+		}
+	}
+	return 0, nil, nil, nil
 }
 
 // fed records what became of lines that were pushed: ids has 0 for those that were refused.
