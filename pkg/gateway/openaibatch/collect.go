@@ -105,26 +105,57 @@ func (r *results) count(body json.RawMessage) {
 // tokensMost bounds what a worker may say that one call took: sums of more would overflow.
 const tokensMost = 1 << 32
 
+// endedLine is a line whose entry has ended, without its answer.
+type endedLine struct {
+	Line     int
+	CustomID string
+	Entry    int64
+	Outcome  string
+	Class    string // of a failure
+	Problem  string
+	Stored   int // bytes that the answer takes in the database
+}
+
 // endedSQL reads what became of the first entries of a batch, of those that have ended. One of which neither an
 // outcome nor the entry is there any more has outlived the retention of its queue.
 const endedSQL = `
-SELECT l.line, l.custom_id, l.entry_id, o.outcome, o.class, o.error, o.result
+SELECT l.line, l.custom_id, l.entry_id, o.outcome, o.class, o.error, o.stored
   FROM (SELECT x.line, x.custom_id, x.entry_id FROM penstock.gateway_batch_line x
          WHERE x.batch_id = $1 AND x.entry_id IS NOT NULL ORDER BY x.line LIMIT $3) l
  CROSS JOIN LATERAL (
-       SELECT r.outcome::text AS outcome, '' AS class, coalesce(r.reason, '') AS error, r.result
+       SELECT r.outcome::text AS outcome, '' AS class, coalesce(r.reason, '') AS error,
+              coalesce(pg_column_size(r.result), 0) AS stored
          FROM penstock.result r WHERE r.queue_id = $2 AND r.entry_id = l.entry_id
        UNION ALL
-       SELECT 'failed', f.class, f.error, NULL
+       SELECT 'failed', f.class, f.error, 0
          FROM penstock.failure f WHERE f.queue_id = $2 AND f.entry_id = l.entry_id
        UNION ALL
-       SELECT 'lost', '', '', NULL
+       SELECT 'lost', '', '', 0
         WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = $2 AND e.id = l.entry_id)
        LIMIT 1) o
  ORDER BY l.line`
 
-// collectBytesMax is how many bytes of answers are taken in one turn, but for the last of them.
-const collectBytesMax = 8 << 20
+// resultsSQL reads the answers of entries.
+const resultsSQL = `SELECT r.entry_id, r.result FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = ANY($2)`
+
+const (
+	// collectBytesMax is how many bytes of answers are taken in one turn, but for those read last.
+	collectBytesMax = 8 << 20
+	// storedBytesMax is how many bytes, as they are stored, the answers have that are read in one statement, but for the
+	// last of them: a statement is read to its end, also where the turn has enough.
+	storedBytesMax = 256 << 10
+)
+
+// atOnce returns how many of the lines have their answers read in one statement.
+func atOnce(lines []endedLine) int {
+	stored := 0
+	for i, l := range lines {
+		if stored += l.Stored; stored >= storedBytesMax {
+			return i + 1
+		}
+	}
+	return len(lines)
+}
 
 // collect moves the answers of entries that have ended into the files, and returns how many.
 func (s *Batches) collect(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error) {
@@ -139,35 +170,65 @@ func (s *Batches) collect(ctx context.Context, tx pgx.Tx, b *batchRow) (int, err
 }
 
 func readEnded(ctx context.Context, tx pgx.Tx, b *batchRow) (*results, error) {
-	var ended results
 	rows := postgres.Query(ctx, tx, endedSQL, b.ID, *b.QueueID, windowLines)
-	defer rows.Close()
-	for rows.Next() && ended.output.Len()+ended.errs.Len() < collectBytesMax {
-		var line int
-		var entry int64
-		var customID, outcome, class, problem string
-		var body json.RawMessage
-		if err := rows.Scan(&line, &customID, &entry, &outcome, &class, &problem, &body); err != nil {
-			return nil, fmt.Errorf("read answer of batch %s: %w", b.ID, err)
-		}
-		switch outcome {
-		case "done":
-			ended.succeed(line, customID, entry, body)
-		case "failed":
-			ended.fail(line, customID, entry, class, problem)
-		case "expired":
-			ended.fail(line, customID, entry, codeExpired, expiredMessage)
-		case "cancelled":
-			ended.fail(line, customID, entry, "batch_cancelled", "the request was cancelled")
-		default:
-			ended.fail(line, customID, entry, "result_lost", "the outcome of the request is not kept any more")
-		}
+	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[endedLine])
+	if err != nil {
+		return nil, fmt.Errorf("read outcomes of batch %s: %w", b.ID, err)
 	}
-	rows.Close()
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read answers of batch %s: %w", b.ID, err)
+	var ended results
+	for len(lines) > 0 && ended.output.Len()+ended.errs.Len() < collectBytesMax {
+		n := atOnce(lines)
+		answers, err := readAnswers(ctx, tx, b, lines[:n])
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range lines[:n] {
+			ended.take(l, answers)
+		}
+		lines = lines[n:]
 	}
 	return &ended, nil
+}
+
+func readAnswers(ctx context.Context, tx pgx.Tx, b *batchRow, lines []endedLine) (map[int64]json.RawMessage, error) {
+	var done []int64
+	for _, l := range lines {
+		if l.Outcome == "done" {
+			done = append(done, l.Entry)
+		}
+	}
+	answers := make(map[int64]json.RawMessage, len(done))
+	if len(done) == 0 {
+		return answers, nil
+	}
+	var entry int64
+	var body json.RawMessage
+	rows := postgres.Query(ctx, tx, resultsSQL, *b.QueueID, done)
+	_, err := pgx.ForEachRow(rows, []any{&entry, &body}, func() error {
+		answers[entry], body = body, nil
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read answers of batch %s: %w", b.ID, err)
+	}
+	return answers, nil
+}
+
+// take adds a line. An answer that has gone since its outcome was read has outlived the retention, too.
+func (r *results) take(l endedLine, answers map[int64]json.RawMessage) {
+	body, kept := answers[l.Entry]
+	switch {
+	case l.Outcome == "done" && kept:
+		r.succeed(l.Line, l.CustomID, l.Entry, body)
+	case l.Outcome == "failed":
+		r.fail(l.Line, l.CustomID, l.Entry, l.Class, l.Problem)
+	case l.Outcome == "expired":
+		r.fail(l.Line, l.CustomID, l.Entry, codeExpired, expiredMessage)
+	case l.Outcome == "cancelled":
+		r.fail(l.Line, l.CustomID, l.Entry, "batch_cancelled", "the request was cancelled")
+	default:
+		r.fail(l.Line, l.CustomID, l.Entry, "result_lost", "the outcome of the request is not kept any more")
+	}
 }
 
 const recordSQL = `
