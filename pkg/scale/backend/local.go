@@ -18,8 +18,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shirou/gopsutil/v3/process"
-
 	"github.com/penstock/penstock/pkg/scale"
 )
 
@@ -93,8 +91,9 @@ type record struct {
 	Slots        int       `json:"slots"`
 	Device       string    `json:"device,omitempty"`
 	Began        time.Time `json:"began"`
-	PID          int32     `json:"pid,omitempty"`
-	Created      int64     `json:"created,omitempty"` // of the process, so that its id is not taken for another's
+	PID          int       `json:"pid,omitempty"` // of the first process, and of its group
+	Started      uint64    `json:"started,omitempty"`
+	Boot         string    `json:"boot,omitempty"` // with Started tells it from a later process of that id
 	Stopping     time.Time `json:"stopping,omitzero"`
 }
 
@@ -106,7 +105,7 @@ const (
 
 // List implements scale.Backend.
 func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.BackendInstance, error) {
-	unlock, err := lockDir(l.cfg.Dir)
+	unlock, err := lockDir(ctx, l.cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -124,20 +123,25 @@ func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.Backen
 			Name: r.Name, Endpoint: r.Endpoint, Slots: r.Slots, Began: r.Began, State: scale.InstanceRunning,
 			TemplateHash: r.TemplateHash,
 		}
-		p := l.process(ctx, &r)
+		state, all, err := l.processes(ctx, &r)
+		if err != nil {
+			return nil, err
+		}
 		switch {
-		case p == nil && !r.Stopping.IsZero():
+		case state == gone && !r.Stopping.IsZero():
 			if err := os.Remove(l.path(r.Name)); err != nil {
 				return nil, fmt.Errorf("forget local instance: %w", err)
 			}
 			continue
-		case p == nil:
-			i.State, i.Message = scale.InstanceFailed, l.howEnded(r.Name)
 		case !r.Stopping.IsZero():
 			i.State = scale.InstanceEnding
 			if time.Since(r.Stopping) > l.cfg.Grace {
-				_ = p.KillWithContext(ctx)
+				if err := signal(r, all, syscall.SIGKILL); err != nil {
+					return nil, err
+				}
 			}
+		case state != alive:
+			i.State, i.Message = scale.InstanceFailed, l.howEnded(r.Name)
 		}
 		found = append(found, i)
 	}
@@ -146,7 +150,7 @@ func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.Backen
 
 // Apply implements scale.Backend.
 func (l *Local) Apply(ctx context.Context, o scale.Order) error {
-	unlock, err := lockDir(l.cfg.Dir)
+	unlock, err := lockDir(ctx, l.cfg.Dir)
 	if err != nil {
 		return err
 	}
@@ -160,15 +164,18 @@ func (l *Local) Apply(ctx context.Context, o scale.Order) error {
 	devices := map[string]bool{}
 	for _, r := range records {
 		own := r.Deployment == o.Name
-		p := l.process(ctx, &r)
-		if p != nil {
+		state, all, err := l.processes(ctx, &r)
+		if err != nil {
+			return err
+		}
+		if state != gone {
 			devices[r.Device] = true
 		}
 		switch {
 		case own && slices.Contains(o.Remove, r.Name):
-			errs = append(errs, l.stop(ctx, r, p))
-		case own && p != nil && r.Stopping.IsZero():
-			live++
+			errs = append(errs, l.stop(r, state, all))
+		case own && r.Stopping.IsZero():
+			live++ // one that has ended too: it exists until an order removes it
 		}
 	}
 	for ; live < o.Count; live++ {
@@ -182,7 +189,7 @@ func (l *Local) Apply(ctx context.Context, o scale.Order) error {
 
 // StopAll ends all processes of the directory, and waits for them at most as long as they have to end.
 func (l *Local) StopAll(ctx context.Context) error {
-	unlock, err := lockDir(l.cfg.Dir)
+	unlock, err := lockDir(ctx, l.cfg.Dir)
 	if err != nil {
 		return err
 	}
@@ -191,23 +198,48 @@ func (l *Local) StopAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, r := range records {
-		errs = append(errs, l.stop(ctx, r, l.process(ctx, &r)))
-	}
-	for end := time.Now().Add(l.cfg.Grace); ; {
-		alive := slices.ContainsFunc(records, func(r record) bool { return l.process(ctx, &r) != nil })
-		if !alive || ctx.Err() != nil {
-			return errors.Join(errs...)
-		}
-		if time.Now().After(end) {
-			for _, r := range records {
-				if p := l.process(ctx, &r); p != nil {
-					errs = append(errs, p.KillWithContext(ctx))
-				}
+	return l.endAll(ctx, records)
+}
+
+// killWait is how long the system may take to end processes after SIGKILL.
+const killWait = 5 * time.Second
+
+// endAll asks for the end of instances until none is left. One that SIGKILL does not end is an error.
+func (l *Local) endAll(ctx context.Context, records []record) error {
+	for begin := time.Now(); ; {
+		records = slices.Clone(records)
+		waited := time.Since(begin)
+		var left []string
+		for i := range records {
+			r := &records[i]
+			state, all, err := l.processes(ctx, r)
+			if err != nil {
+				return err
+			}
+			if state != gone {
+				left = append(left, r.Name)
+			}
+			if state == gone || r.Stopping.IsZero() {
+				err = l.stop(*r, state, all)
+				r.Stopping = time.Now()
+			} else if waited > l.cfg.Grace {
+				err = signal(*r, all, syscall.SIGKILL)
+			}
+			if err != nil {
+				return err
 			}
 		}
-		time.Sleep(20 * time.Millisecond)
+		switch {
+		case len(left) == 0:
+			return nil
+		case waited > l.cfg.Grace+killWait:
+			return fmt.Errorf("local instances do not end: %s", strings.Join(left, ", "))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for local instances to end: %w", ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 }
 
@@ -244,10 +276,10 @@ func (l *Local) start(ctx context.Context, d scale.BackendTarget, devices map[st
 	if device != "" {
 		devices[device] = true
 	}
-	return l.spawn(command, fill, r)
+	return l.spawn(ctx, command, fill, r)
 }
 
-func (l *Local) spawn(command LocalCommand, fill func(string) string, r record) error {
+func (l *Local) spawn(ctx context.Context, command LocalCommand, fill func(string) string, r record) error {
 	log, err := os.OpenFile(filepath.Join(l.cfg.Dir, r.Deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("open the log of %s: %w", r.Name, err)
@@ -272,16 +304,21 @@ func (l *Local) spawn(command LocalCommand, fill func(string) string, r record) 
 		err := cmd.Wait()
 		l.note(r.Name, fmt.Sprintf("ended: %v, see %s", cmp.Or(err, errors.New("exit status 0")), log.Name()))
 	}()
-	r.PID = int32(cmd.Process.Pid) //nolint:gosec // ids of processes are that small
-	if p, err := process.NewProcess(r.PID); err == nil {
-		r.Created, _ = p.CreateTime()
+	// The record is complete or has no id: what is missing is found by the environment of the process.
+	p, found, err := lookUp(context.WithoutCancel(ctx), cmd.Process.Pid)
+	if err != nil || !found {
+		return err
 	}
+	if r.Boot, err = bootID(); err != nil {
+		return err
+	}
+	r.PID, r.Started = p.pid, p.started
 	return l.write(r)
 }
 
-// stop asks a process to end; one that is gone is forgotten.
-func (l *Local) stop(ctx context.Context, r record, p *process.Process) error {
-	if p == nil {
+// stop asks the processes of an instance to end. It is forgotten when none is left.
+func (l *Local) stop(r record, state condition, all []running) error {
+	if state == gone {
 		if err := os.Remove(l.path(r.Name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("forget local instance: %w", err)
 		}
@@ -293,45 +330,7 @@ func (l *Local) stop(ctx context.Context, r record, p *process.Process) error {
 			return err
 		}
 	}
-	if err := p.SendSignalWithContext(ctx, syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("stop %s: %w", r.Name, err)
-	}
-	return nil
-}
-
-// process is the live process of a record; nil if there is none. It fills in an id that the record lacks.
-func (l *Local) process(ctx context.Context, r *record) *process.Process {
-	if r.PID != 0 {
-		p, err := process.NewProcessWithContext(ctx, r.PID)
-		if err != nil || !isLive(ctx, p) {
-			return nil
-		}
-		if created, err := p.CreateTimeWithContext(ctx); err != nil || created != r.Created {
-			return nil // another process has the id now
-		}
-		return p
-	}
-	all, err := process.ProcessesWithContext(ctx)
-	if err != nil {
-		return nil
-	}
-	for _, p := range all {
-		env, err := p.EnvironWithContext(ctx)
-		if err == nil && slices.Contains(env, envInstance+"="+r.Name) && slices.Contains(env, envDir+"="+l.cfg.Dir) &&
-			isLive(ctx, p) {
-			r.PID = p.Pid
-			r.Created, _ = p.CreateTimeWithContext(ctx)
-			_ = l.write(*r)
-			return p
-		}
-	}
-	return nil
-}
-
-// isLive says whether a process runs: one that has ended and that nothing waited for does not.
-func isLive(ctx context.Context, p *process.Process) bool {
-	status, err := p.StatusWithContext(ctx)
-	return err == nil && !slices.Contains(status, process.Zombie)
+	return signal(r, all, syscall.SIGTERM)
 }
 
 func (l *Local) note(name, text string) {

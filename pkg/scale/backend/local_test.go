@@ -3,7 +3,9 @@
 package backend
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +30,7 @@ func (m machine) leader() *Local {
 		"waits":   {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}/llama", Slots: 2},
 		"devices": {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0", "1"}},
 		"fails":   {Command: []string{"sh", "-c", "exit 3"}, Endpoint: "http://127.0.0.1:${PORT}"},
+		"forks":   {Command: []string{"sh", "-c", "trap '' TERM; sleep 1000 & exit 3"}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0"}},
 		"absent":  {Command: []string{"/no/such/program"}, Endpoint: "http://127.0.0.1:${PORT}"},
 	}})
 	if err != nil {
@@ -123,7 +126,7 @@ func TestAProcessWithoutItsIDInTheRecordIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := r.PID
-	r.PID, r.Created = 0, 0 // a leader died between the start and the second write
+	r.PID, r.Started, r.Boot = 0, 0, "" // a leader died between the start and the second write
 	if err := l.write(r); err != nil {
 		t.Fatal(err)
 	}
@@ -132,8 +135,8 @@ func TestAProcessWithoutItsIDInTheRecordIsFound(t *testing.T) {
 	if found := m.list(next); len(found) != 1 || found[0].Name != name || found[0].State != scale.InstanceRunning {
 		t.Fatalf("%+v", found)
 	}
-	if p := next.process(t.Context(), &r); p == nil || p.Pid != pid {
-		t.Errorf("process %v, want %d", p, pid)
+	if state, all, err := next.processes(t.Context(), &r); err != nil || state != alive || r.PID != pid {
+		t.Errorf("state %d, %+v, %v: want process %d", state, all, err, pid)
 	}
 }
 
@@ -170,7 +173,70 @@ func TestAStartThatFailsIsReportedAndForgotten(t *testing.T) {
 	if err := l.Apply(t.Context(), order("absent", 1)); err == nil {
 		t.Error("a program that does not exist: no error")
 	}
-	if err := l.Apply(t.Context(), order("rm -rf", 1)); err == nil || !strings.Contains(err.Error(), "is not configured here") {
+	if err := l.Apply(t.Context(), order("rm -rf", 2)); err == nil || !strings.Contains(err.Error(), "is not configured here") {
 		t.Errorf("a command that is not configured: %v", err)
+	}
+}
+
+func TestAnInstanceExistsUntilAllOfItsProcessesHaveEnded(t *testing.T) {
+	m := newMachine(t)
+	l := m.leader()
+	l.cfg.Grace = time.Millisecond // its child ignores SIGTERM
+	m.apply(l, order("forks", 1))
+	failed := m.until(l, func(f []scale.BackendInstance) bool { return len(f) == 1 && f[0].State == scale.InstanceFailed })
+	if err := l.Apply(t.Context(), order("forks", 2)); err == nil || !strings.Contains(err.Error(), "all 1 devices are in use") {
+		t.Errorf("the child has the device still: %v", err)
+	}
+	m.apply(l, order("forks", 0, failed[0].Name))
+	m.until(l, func(f []scale.BackendInstance) bool { return len(f) == 0 })
+	all, err := everyProcess(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if mine, err := l.marked(t.Context(), p, failed[0].Name); mine || err != nil {
+			t.Errorf("%+v is left: %v", p, err)
+		}
+	}
+}
+
+func TestALaterProcessWithTheSameIDIsNotTheInstance(t *testing.T) {
+	m := newMachine(t)
+	l := m.leader()
+	me, found, err := lookUp(t.Context(), os.Getpid())
+	if err != nil || !found {
+		t.Fatalf("%v, %v", found, err)
+	}
+	boot, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[string]record{
+		"earlier": {PID: me.pid, Started: me.started - 1, Boot: boot},
+		"boot":    {PID: me.pid, Started: me.started, Boot: boot + "-before"},
+	} {
+		r.Name, r.Deployment = name, "own"
+		state, all, err := l.processes(t.Context(), &r)
+		if name == "boot" && boot == "" {
+			continue // this system has no such id
+		}
+		if err != nil || state != gone {
+			t.Errorf("%s: state %d, %+v, %v", name, state, all, err)
+		}
+	}
+}
+
+func TestALockedDirectoryIsWaitedForNoLongerThanTheContextLasts(t *testing.T) {
+	m := newMachine(t)
+	l := m.leader()
+	unlock, err := lockDir(t.Context(), m.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := l.List(ctx, scale.BackendTarget{Name: "own"}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
 	}
 }
