@@ -103,6 +103,24 @@ const (
 	envDir      = "PENSTOCK_INSTANCE_DIR"
 )
 
+// inherited is what an instance gets of the leader's environment: paths, language and the settings of devices. The
+// rest may be secrets, of the leader's database among them. What else a command needs is in its env.
+func inherited() []string {
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		switch name {
+		case "PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH":
+			return false
+		}
+		for _, prefix := range []string{"LC_", "CUDA_", "NVIDIA_"} {
+			if strings.HasPrefix(name, prefix) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // List implements scale.Backend.
 func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.BackendInstance, error) {
 	unlock, err := lockDir(ctx, l.cfg.Dir)
@@ -290,7 +308,7 @@ func (l *Local) spawn(ctx context.Context, command LocalCommand, fill func(strin
 		args[i] = fill(arg)
 	}
 	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec,noctx // configured here; it outlives this program
-	cmd.Env = append(os.Environ(), envInstance+"="+r.Name, envDir+"="+l.cfg.Dir)
+	cmd.Env = append(inherited(), envInstance+"="+r.Name, envDir+"="+l.cfg.Dir)
 	for name, value := range command.Env {
 		cmd.Env = append(cmd.Env, name+"="+fill(value))
 	}

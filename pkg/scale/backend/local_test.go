@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -238,5 +239,23 @@ func TestALockedDirectoryIsWaitedForNoLongerThanTheContextLasts(t *testing.T) {
 	defer cancel()
 	if _, err := l.List(ctx, scale.BackendTarget{Name: "own"}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestAnInstanceGetsNoSecretsOfTheLeader(t *testing.T) {
+	t.Setenv("PENSTOCK_DATABASE_URL", "postgres://secret")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	t.Setenv("LC_ALL", "C")
+	t.Setenv("CUDA_HOME", "/cuda")
+	env := inherited()
+	for _, name := range []string{"PENSTOCK_DATABASE_URL", "AWS_SECRET_ACCESS_KEY"} {
+		if slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, name+"=") }) {
+			t.Errorf("%s is inherited", name)
+		}
+	}
+	for _, v := range []string{"LC_ALL=C", "CUDA_HOME=/cuda", "PATH=" + os.Getenv("PATH")} {
+		if !slices.Contains(env, v) {
+			t.Errorf("%s is not inherited", v)
+		}
 	}
 }
