@@ -40,28 +40,9 @@ var oneMeaning = map[string]sharedName{
 	"Pushed":       {"client invalidation", "the answer to a push, over HTTP and in Go"},
 	"Ended":        {"invalidation operator", "how an entry ended"},
 	"Degradation":  {"operator recovery", "a state in which work stands still: examined, and as the leader measured it"},
+	"Sample":       {"operator recovery", "the state of a queue at one time: as the leader measured it, and as it is seen"},
 	"Request":      {"gateway scale/simulate", "a request whose client waits: served, and simulated"},
 	"Seconds":      {"invalidation scale worker", "a duration that JSON writes as a number of seconds"},
-}
-
-// toRename lists names that still have two meanings. It only gets shorter: one of the types gets another name.
-var toRename = map[string]sharedName{
-	"Call":     {"client worker", "a call of the API, and an entry on its way to a worker"},
-	"Code":     {"client governor", "an error of the API, and why a node claims nothing more"},
-	"Endpoint": {"inference webhook", "a registered instance, and an address for callbacks"},
-	"Gate":     {"governor tasknode", "hysteresis around a mark, and what may keep a node from claims"},
-	"Mode":     {"gateway scale", "of a pool, and of a deployment"},
-	"Kind":     {"invalidation webhook worker", "of outcomes, of queues, and of outcomes again"},
-	"Outcome":  {"webhook worker", "of a call to a worker, and of an attempt to deliver"},
-	"Policy":   {"scale webhook", "how a model is scaled, and which addresses callbacks may have"},
-	"Reason":   {"governor operator", "why a node claims nothing more, and why an entry waits"},
-	"Refusal":  {"client governor", "of an entry of a stream, and of a claim"},
-	"Run":      {"invalidation worker", "of a worker, and of an entry on a node"},
-	"Sample":   {"governor operator recovery", "of a machine, and of a queue"},
-	"State":    {"client governor scale worker", "of an entry, of gates, of a model's scaling, and of an instance"},
-	"Status":   {"cron election", "what a duty reports of itself; of two duties"},
-	"Usage":    {"fairness operator", "what flows have used, for ranking and for operators"},
-	"Verdict":  {"governor invalidation", "on claims, and on a push"},
 }
 
 func TestATypeNameOfPkgHasOneMeaning(t *testing.T) {
@@ -86,21 +67,15 @@ func TestATypeNameOfPkgHasOneMeaning(t *testing.T) {
 		slices.Sort(packages)
 		packages = slices.Compact(packages)
 		declaredIn[name] = packages
-		row, listed := oneMeaning[name]
-		if !listed {
-			row = toRename[name]
-		}
-		allowed := strings.Fields(row.packages)
+		allowed := strings.Fields(oneMeaning[name].packages)
 		if len(packages) > 1 && !slices.Equal(packages, allowed) {
-			t.Errorf("%s is an exported type of %v, and the lists of words_test.go know it in %v: give it another name in one of them, or say why it means the same",
+			t.Errorf("%s is an exported type of %v, and the list of words_test.go knows it in %v: give it another name in one of them, or say why it means the same",
 				name, packages, allowed)
 		}
 	}
-	for _, list := range []map[string]sharedName{oneMeaning, toRename} {
-		for name, row := range list {
-			if len(declaredIn[name]) < 2 {
-				t.Errorf("%s (%s) is not shared any more: take it off the list", name, row.reason)
-			}
+	for name, row := range oneMeaning {
+		if len(declaredIn[name]) < 2 {
+			t.Errorf("%s (%s) is not shared any more: take it off the list", name, row.reason)
 		}
 	}
 }

@@ -35,7 +35,7 @@ type simulation struct {
 	busy    []*line // lanes with work, in no order
 	waiting int
 	running int
-	shared  map[fairness.Key]fairness.Usage
+	shared  map[fairness.Key]fairness.AttainedService
 	asOf    map[fairness.Key]float64
 	out     Outcome
 }
@@ -67,7 +67,7 @@ const halfLife = 5 * time.Minute // what fairness.Config defaults to
 func Run(trace []Request, c Config) Outcome {
 	s := &simulation{
 		Config: c, trace: trace, lanes: map[fairness.Key]*line{},
-		shared: map[fairness.Key]fairness.Usage{}, asOf: map[fairness.Key]float64{},
+		shared: map[fairness.Key]fairness.AttainedService{}, asOf: map[fairness.Key]float64{},
 		out: Outcome{Waits: make([]float64, len(trace)), Began: make([]float64, len(trace))},
 	}
 	for i := range c.Nodes {
@@ -195,7 +195,7 @@ func (s *simulation) exchange(n *node) {
 		old.Key = delta.Key
 		s.shared[delta.Key], s.asOf[delta.Key] = fairness.Fold(old, delta, since(delta.Key), halfLife), s.now
 	}
-	var snapshot []fairness.Usage
+	var snapshot []fairness.AttainedService
 	for key, u := range s.shared {
 		u.Service, u.Lift = fairness.Decay(u.Service, since(key), halfLife),
 			fairness.Decay(u.Lift, since(key), halfLife)

@@ -66,7 +66,7 @@ func TestClientAndServerUnderstandEachOther(t *testing.T) {
 	if err != nil || len(claimed.Locks) != 1 {
 		t.Fatalf("claim: %+v (%v)", claimed, err)
 	}
-	ended := make(chan client.State, 1)
+	ended := make(chan client.EntryState, 1)
 	go func() {
 		s, err := c.Wait(ctx, one.ID)
 		if err != nil {

@@ -180,7 +180,7 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 }
 
 // policy returns the policy for addresses that a push may name.
-func (c Callback) policy() (webhook.Policy, error) {
+func (c Callback) policy() (webhook.AddressPolicy, error) {
 	p, err := webhook.NewPolicy(c.HTTPSOnly, c.AllowHosts, c.AllowNetworks)
 	if err != nil {
 		return p, fmt.Errorf("allow_networks: %w", err)

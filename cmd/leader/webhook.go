@@ -22,10 +22,10 @@ type Webhook struct {
 type receivers struct {
 	db     postgres.DB
 	vault  webhook.Vault
-	policy webhook.Policy
+	policy webhook.AddressPolicy
 }
 
-func (w Webhook) open(db postgres.DB, policy webhook.Policy) (receivers, error) {
+func (w Webhook) open(db postgres.DB, policy webhook.AddressPolicy) (receivers, error) {
 	r := receivers{db: db, policy: policy, vault: webhook.Vault{Read: worker.SecretStore{}.Read}}
 	if w.Key == "" {
 		return r, nil

@@ -21,7 +21,7 @@ func TestReceiversAreKeptOverHTTP(t *testing.T) {
 	const at = "https://acme.example/hooks"
 	send := func(section Webhook, method, path, body string) (int, map[string]any) {
 		t.Helper()
-		keeper, err := section.open(pool, webhook.Policy{})
+		keeper, err := section.open(pool, webhook.AddressPolicy{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ func problem(codes ...client.Code) func(error) bool {
 
 // do makes a call and reads the answer into a pointer, nil for none. An answer that is no problem document keeps the
 // method and path in its error, since a proxy may have sent it.
-func (c conn) do(ctx context.Context, call client.Call, into any) error {
+func (c conn) do(ctx context.Context, call client.RawRequest, into any) error {
 	err := c.api.Do(ctx, call, into)
 	var failed *localError
 	if errors.As(err, &failed) {
@@ -74,27 +74,27 @@ func (c conn) do(ctx context.Context, call client.Call, into any) error {
 // get reads the answer of a route.
 func get[T any](ctx context.Context, c conn, path string) (T, error) {
 	var answer T
-	err := c.do(ctx, client.Call{Method: "GET", Path: path}, &answer)
+	err := c.do(ctx, client.RawRequest{Method: "GET", Path: path}, &answer)
 	return answer, err
 }
 
 func (c conn) post(ctx context.Context, path string, in, into any) error {
-	return c.do(ctx, client.Call{Method: "POST", Path: path, In: in}, into)
+	return c.do(ctx, client.RawRequest{Method: "POST", Path: path, In: in}, into)
 }
 
 // remove sends a DELETE, whose reason is a query parameter.
 func (c conn) remove(ctx context.Context, path string, by invalidation.By, parameters ...any) error {
-	return c.do(ctx, client.Call{Method: "DELETE", Path: path + query(append(parameters, "reason", by.Reason)...)}, nil)
+	return c.do(ctx, client.RawRequest{Method: "DELETE", Path: path + query(append(parameters, "reason", by.Reason)...)}, nil)
 }
 
 // overwrite changes configuration whatever its current version is: If-Match is the star.
 func (c conn) overwrite(ctx context.Context, method, path string, in any) error {
-	return c.do(ctx, client.Call{Method: method, Path: path, In: in, IfMatch: "*"}, nil)
+	return c.do(ctx, client.RawRequest{Method: method, Path: path, In: in, IfMatch: "*"}, nil)
 }
 
 // put creates configuration, or replaces it where it exists.
 func (c conn) put(ctx context.Context, path string, in, into any) error {
-	call := client.Call{Method: "PUT", Path: path, In: in}
+	call := client.RawRequest{Method: "PUT", Path: path, In: in}
 	err := c.do(ctx, call, into)
 	if problem("precondition_required")(err) {
 		call.IfMatch = "*"

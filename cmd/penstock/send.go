@@ -36,7 +36,7 @@ func (c conn) push(ctx context.Context, queue string, pushes ...invalidation.Pus
 	for i, p := range pushes {
 		entries[i] = sentEntry(p)
 	}
-	call := client.Call{Method: "POST", Path: at("/v1/queues/%v/entries", queue), In: entries}
+	call := client.RawRequest{Method: "POST", Path: at("/v1/queues/%v/entries", queue), In: entries}
 	if !slices.ContainsFunc(pushes, func(p invalidation.Push) bool { return p.IdempotencyKey != "" }) {
 		call.Key = rand.Text()
 	}

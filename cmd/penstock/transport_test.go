@@ -120,7 +120,7 @@ func TestTheClientWorksOnTheDatabase(t *testing.T) {
 	if err != nil || sum.Inserted != 2500 {
 		t.Fatalf("streamed %+v (%v)", sum, err)
 	}
-	ended := make(chan client.State, 1)
+	ended := make(chan client.EntryState, 1)
 	go func() {
 		state, err := c.api.Wait(t.Context(), 7)
 		if err != nil {

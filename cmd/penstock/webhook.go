@@ -91,7 +91,7 @@ func webhookRegister(a *app) *cobra.Command {
 	c.Flags().BoolVar(&internal, "internal", false,
 		"although it is in a private network; task nodes go by tasknode.webhook.allow_hosts and allow_networks")
 	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
-		var policy webhook.Policy
+		var policy webhook.AddressPolicy
 		if at, err := url.Parse(args[0]); err == nil && internal {
 			policy.AllowHosts = []string{at.Hostname()}
 		}

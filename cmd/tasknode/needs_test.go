@@ -13,8 +13,8 @@ import (
 // still is a machine of four cores and 4 GiB that nobody uses.
 type still struct{}
 
-func (still) Sample(context.Context) (governor.Sample, error) {
-	return governor.Sample{Cores: 4, MemoryLimitBytes: 4 << 30}, nil
+func (still) Sample(context.Context) (governor.Measurement, error) {
+	return governor.Measurement{Cores: 4, MemoryLimitBytes: 4 << 30}, nil
 }
 
 // The need of a queue's entries is its setting, unless this node's options say otherwise, and a setting that goes is gone.

@@ -20,7 +20,7 @@ func (w Webhook) config(secrets worker.SecretStore) (c webhook.Config, err error
 	return c, nil
 }
 
-func (w Webhook) policy() (webhook.Policy, error) {
+func (w Webhook) policy() (webhook.AddressPolicy, error) {
 	p, err := webhook.NewPolicy(w.HTTPSOnly, w.AllowHosts, w.AllowNetworks)
 	if err != nil {
 		return p, fmt.Errorf("tasknode.webhook.allow_networks: %w", err)

@@ -103,8 +103,8 @@ type request struct {
 	again        bool
 }
 
-// Call is a call of the API for which there is no method of its own here; docs/openapi.yaml lists all addresses.
-type Call struct {
+// RawRequest is a call of the API for which there is no method of its own here; docs/openapi.yaml lists all addresses.
+type RawRequest struct {
 	Method, Path string // Path with its query, escaped
 	In           any    // the body, as JSON; nil for none
 	IfMatch      string // the ETag of what is to be changed, or *
@@ -113,7 +113,7 @@ type Call struct {
 
 // Do makes a call and reads the answer into a pointer, nil for none. It sends again what can be sent twice: a GET, and
 // what has a Key.
-func (c *Client) Do(ctx context.Context, call Call, into any) error {
+func (c *Client) Do(ctx context.Context, call RawRequest, into any) error {
 	r := request{
 		method: call.Method, path: call.Path, key: call.Key, ifMatch: call.IfMatch,
 		again: call.Method == http.MethodGet || call.Key != "",

@@ -151,12 +151,12 @@ func TestWaitAsksUntilTheEntryHasEnded(t *testing.T) {
 func TestCallsAreSentAgainOnlyIfTheyCanBeSentTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, c := range []struct {
-			call  client.Call
+			call  client.RawRequest
 			times int
 		}{
-			{client.Call{Method: "GET", Path: "/v1/nodes"}, 3},
-			{client.Call{Method: "PATCH", Path: "/v1/queues/q", In: map[string]any{"reason": "test"}, IfMatch: "*"}, 1},
-			{client.Call{Method: "POST", Path: "/v1/queues/q/entries", In: []int{1}, Key: "k"}, 3},
+			{client.RawRequest{Method: "GET", Path: "/v1/nodes"}, 3},
+			{client.RawRequest{Method: "PATCH", Path: "/v1/queues/q", In: map[string]any{"reason": "test"}, IfMatch: "*"}, 1},
+			{client.RawRequest{Method: "POST", Path: "/v1/queues/q/entries", In: []int{1}, Key: "k"}, 3},
 		} {
 			times := 0
 			api := client.New(client.Config{URL: "http://x", Tries: 3, HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// State is how an entry stands, or how it ended.
-type State struct {
+// EntryState is the state of an entry, or how it ended.
+type EntryState struct {
 	ID    int64  `json:"id"`
 	Queue string `json:"queue"`
 	// State is initial, pending, disabled or computing, and at the end done, failed, expired or cancelled.
@@ -29,7 +29,7 @@ type State struct {
 }
 
 // Ended says whether the entry has ended.
-func (s State) Ended() bool {
+func (s EntryState) Ended() bool {
 	switch s.State {
 	case "done", "failed", "expired", "cancelled":
 		return true
@@ -40,26 +40,26 @@ func (s State) Ended() bool {
 func entryPath(id int64) string { return "/v1/entries/" + strconv.FormatInt(id, 10) }
 
 // Entry says how an entry stands. EntryNotFound also means that its outcome is not kept any more.
-func (c *Client) Entry(ctx context.Context, id int64) (State, error) {
-	var s State
-	err := c.Do(ctx, Call{Method: "GET", Path: entryPath(id)}, &s)
+func (c *Client) Entry(ctx context.Context, id int64) (EntryState, error) {
+	var s EntryState
+	err := c.Do(ctx, RawRequest{Method: "GET", Path: entryPath(id)}, &s)
 	return s, err
 }
 
 // Wait returns how an entry ended, as soon as it has, or when ctx ends.
-func (c *Client) Wait(ctx context.Context, id int64) (State, error) {
-	return c.wait(ctx, Call{Method: "GET", Path: entryPath(id) + "?wait=30s"})
+func (c *Client) Wait(ctx context.Context, id int64) (EntryState, error) {
+	return c.wait(ctx, RawRequest{Method: "GET", Path: entryPath(id) + "?wait=30s"})
 }
 
 // WaitOwn is Wait for what Push or PushMany answered, which scope push allows.
-func (c *Client) WaitOwn(ctx context.Context, p Pushed) (State, error) {
+func (c *Client) WaitOwn(ctx context.Context, p Pushed) (EntryState, error) {
 	query := url.Values{"wait": {"30s"}, "flow": {p.Flow}}
-	return c.wait(ctx, Call{Method: "GET", Path: entryPath(p.ID) + "?" + query.Encode(), Key: p.Key})
+	return c.wait(ctx, RawRequest{Method: "GET", Path: entryPath(p.ID) + "?" + query.Encode(), Key: p.Key})
 }
 
-func (c *Client) wait(ctx context.Context, call Call) (State, error) {
+func (c *Client) wait(ctx context.Context, call RawRequest) (EntryState, error) {
 	for {
-		var s State
+		var s EntryState
 		err := c.Do(ctx, call, &s)
 		if err != nil || s.Ended() {
 			return s, err
@@ -78,7 +78,7 @@ func because(reason string) map[string]any { return map[string]any{"reason": rea
 // Cancel ends an entry, or asks the node that runs it to; the verdict says which.
 func (c *Client) Cancel(ctx context.Context, id int64, reason string) (verdict string, err error) {
 	var answer struct{ Verdict string }
-	err = c.Do(ctx, Call{Method: "POST", Path: entryPath(id) + "/cancel", In: because(reason)}, &answer)
+	err = c.Do(ctx, RawRequest{Method: "POST", Path: entryPath(id) + "/cancel", In: because(reason)}, &answer)
 	return answer.Verdict, err
 }
 
@@ -94,7 +94,7 @@ func all[T any](ctx context.Context, c *Client, path string, query url.Values) (
 	query.Set("limit", "1000")
 	for {
 		var p page[T]
-		if err := c.Do(ctx, Call{Method: "GET", Path: path + "?" + query.Encode()}, &p); err != nil {
+		if err := c.Do(ctx, RawRequest{Method: "GET", Path: path + "?" + query.Encode()}, &p); err != nil {
 			return items, err
 		}
 		items = append(items, p.Items...)
@@ -131,12 +131,12 @@ func (c *Client) Pause(ctx context.Context, queue, reason string, until time.Tim
 	if !until.IsZero() {
 		body["until"] = until
 	}
-	return c.Do(ctx, Call{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/pause", In: body}, nil)
+	return c.Do(ctx, RawRequest{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/pause", In: body}, nil)
 }
 
 // Resume ends a pause.
 func (c *Client) Resume(ctx context.Context, queue, reason string) error {
-	return c.Do(ctx, Call{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/resume", In: because(reason)},
+	return c.Do(ctx, RawRequest{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/resume", In: because(reason)},
 		nil)
 }
 
@@ -157,7 +157,7 @@ func (c *Client) Failures(ctx context.Context, queue string) ([]Failure, error) 
 
 // Retry puts a failed entry back into its queue.
 func (c *Client) Retry(ctx context.Context, id int64, reason string) error {
-	return c.Do(ctx, Call{
+	return c.Do(ctx, RawRequest{
 		Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/retry",
 		In: because(reason),
 	}, nil)
@@ -165,7 +165,7 @@ func (c *Client) Retry(ctx context.Context, id int64, reason string) error {
 
 // Discard forgets a failure.
 func (c *Client) Discard(ctx context.Context, id int64, reason string) error {
-	return c.Do(ctx, Call{
+	return c.Do(ctx, RawRequest{
 		Method: "POST", Path: "/v1/failures/" + strconv.FormatInt(id, 10) + "/discard",
 		In: because(reason),
 	}, nil)

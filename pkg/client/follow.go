@@ -20,7 +20,7 @@ type Event struct {
 	// ID is what Follow goes on after.
 	ID string
 
-	State State // of state (id and state alone) and ended
+	State EntryState // of state (id and state alone) and ended
 
 	Done    float64 // of progress: 0 to 1
 	Message string  // of progress

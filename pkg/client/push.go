@@ -53,7 +53,7 @@ func entriesOf(queue string) string { return "/v1/queues/" + url.PathEscape(queu
 func (c *Client) Push(ctx context.Context, queue string, e Entry) (Pushed, error) {
 	var pushed Pushed
 	pushed.Key, pushed.Flow = rand.Text(), e.Flow
-	err := c.Do(ctx, Call{Method: "POST", Path: entriesOf(queue), In: e, Key: pushed.Key}, &pushed)
+	err := c.Do(ctx, RawRequest{Method: "POST", Path: entriesOf(queue), In: e, Key: pushed.Key}, &pushed)
 	return pushed, err
 }
 
@@ -61,7 +61,7 @@ func (c *Client) Push(ctx context.Context, queue string, e Entry) (Pushed, error
 func (c *Client) PushMany(ctx context.Context, queue string, entries []Entry) ([]Pushed, error) {
 	var answer struct{ Entries []Pushed }
 	key := rand.Text()
-	err := c.Do(ctx, Call{Method: "POST", Path: entriesOf(queue), In: entries, Key: key}, &answer)
+	err := c.Do(ctx, RawRequest{Method: "POST", Path: entriesOf(queue), In: entries, Key: key}, &answer)
 	for i := range answer.Entries[:min(len(entries), len(answer.Entries))] {
 		answer.Entries[i].Key, answer.Entries[i].Flow = fmt.Sprintf("%s/%d", key, i+1), entries[i].Flow
 	}

@@ -56,11 +56,11 @@ type Engine struct {
 	swept      int64     // the missing-entry sweep goes on behind this job
 	cleared    time.Time // when old firings were last removed
 
-	done duty.Tally[Status]
+	done duty.Tally[EngineStatus]
 }
 
-// Status is what the engine has done in this term.
-type Status struct {
+// EngineStatus is what the engine has done in this term.
+type EngineStatus struct {
 	Fired   int64         // entries turned pending
 	Created int64         // entries made
 	Dropped int64         // times that the catch-up or overlap policy dropped nominal times
@@ -79,7 +79,7 @@ func databaseTime(ctx context.Context, db postgres.DB) (now time.Time, err error
 }
 
 // Status is safe to call at any time.
-func (e *Engine) Status() Status { return e.done.Read() }
+func (e *Engine) Status() EngineStatus { return e.done.Read() }
 
 // Run fires jobs until ctx ends. It returns an error when passes go on failing, see duty.Loop.
 func (e *Engine) Run(ctx context.Context) error {

@@ -228,7 +228,7 @@ func TestReportsAreToldUntilAdopted(t *testing.T) {
 		t.Fatalf("told %g and %g, want 3 and 3", first, again)
 	}
 	b.Charge(l, 2, at(0)) // after the report, before its answer
-	b.Adopt([]Usage{{Key: l.key(), Service: 3}}, 1, at(0))
+	b.Adopt([]AttainedService{{Key: l.key(), Service: 3}}, 1, at(0))
 	if left := sum(); left != 2 {
 		t.Errorf("told %g after the answer, want 2", left)
 	}
@@ -249,11 +249,11 @@ func TestServiceIsHalvedByTheHalfLife(t *testing.T) {
 }
 
 func TestFoldAddsServiceAndKeepsTheLargestLift(t *testing.T) {
-	got := Fold(Usage{Service: 8, Lift: 4}, Usage{Service: 1, Lift: 3}, time.Minute, time.Minute)
+	got := Fold(AttainedService{Service: 8, Lift: 4}, AttainedService{Service: 1, Lift: 3}, time.Minute, time.Minute)
 	if got.Service != 5 || got.Lift != 3 {
 		t.Errorf("%+v, want service 5 and lift 3", got)
 	}
-	if got := Fold(Usage{Service: 1}, Usage{Service: -5}, 0, time.Minute); got.Service != 0 {
+	if got := Fold(AttainedService{Service: 1}, AttainedService{Service: -5}, 0, time.Minute); got.Service != 0 {
 		t.Errorf("%+v, want service 0", got)
 	}
 }

@@ -7,11 +7,11 @@ import (
 
 // Report returns what this node adds to the shared usage: its own service since the last
 // snapshot that was adopted. If the exchange fails, the next report includes it again.
-func (b *Book) Report(now time.Time) []Usage {
+func (b *Book) Report(now time.Time) []AttainedService {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	scale := b.scale(now)
-	var report []Usage
+	var report []AttainedService
 	for key, f := range b.flows {
 		report = f.tell(report, key, scale)
 	}
@@ -21,25 +21,25 @@ func (b *Book) Report(now time.Time) []Usage {
 	return report
 }
 
-func (a *account) tell(report []Usage, key Key, scale float64) []Usage {
+func (a *account) tell(report []AttainedService, key Key, scale float64) []AttainedService {
 	a.sent = a.own
 	const known = 1.001 // what all know already comes back a little different
 	if a.own == 0 && a.lift <= a.theirs*known {
 		return report
 	}
-	return append(report, Usage{key, a.own / scale, a.lift / scale})
+	return append(report, AttainedService{key, a.own / scale, a.lift / scale})
 }
 
 // Adopt takes in the snapshot that answered the last report: the usage of all keys over all
 // nodes, that report included. A key that is not in it has none. nodes is the number of live nodes.
-func (b *Book) Adopt(snapshot []Usage, nodes int, now time.Time) {
+func (b *Book) Adopt(snapshot []AttainedService, nodes int, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	scale := b.scale(now)
 	b.nodes = max(1, float64(nodes))
 	b.rounds++
 	before := b.leasts(now)
-	shared := make(map[Key]Usage, len(snapshot))
+	shared := make(map[Key]AttainedService, len(snapshot))
 	for _, u := range snapshot {
 		shared[u.Key] = u
 		if u.Whole {
@@ -60,7 +60,7 @@ func (b *Book) Adopt(snapshot []Usage, nodes int, now time.Time) {
 
 // adopt also learns how many nodes serve the queue as this one does: all of its service by
 // this node's part of it, since the last snapshot, at most the live nodes.
-func (q *queue) adopt(u Usage, nodes, scale float64) {
+func (q *queue) adopt(u AttainedService, nodes, scale float64) {
 	everyone, part := u.Service*scale-q.shared, q.sent
 	seem := nodes
 	if part > 0 && everyone > 0 {
@@ -70,7 +70,7 @@ func (q *queue) adopt(u Usage, nodes, scale float64) {
 	q.take(u, scale)
 }
 
-func (a *account) take(u Usage, scale float64) {
+func (a *account) take(u AttainedService, scale float64) {
 	a.back = a.back && u.Service*scale <= a.shared
 	a.shared = u.Service * scale
 	a.own -= a.sent

@@ -123,12 +123,12 @@ DELETE FROM penstock.usage
         LIMIT 10000 FOR UPDATE SKIP LOCKED))`
 
 // swap is one round trip and one short transaction.
-func (x *exchange) swap(ctx context.Context, report []Usage) (snapshot []Usage, nodes int, err error) {
+func (x *exchange) swap(ctx context.Context, report []AttainedService) (snapshot []AttainedService, nodes int, err error) {
 	b := &pgx.Batch{}
 	b.Queue(hastilySQL)
 	b.Queue(foldSQL, append(columns(report), x.HalfLife.Seconds())...)
 	b.Queue(usageSQL, x.Application, x.HalfLife.Seconds()).Query(func(rows pgx.Rows) (err error) {
-		snapshot, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (u Usage, err error) {
+		snapshot, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (u AttainedService, err error) {
 			return u, row.Scan(&u.Queue, &u.Priority, &u.Whole, &u.Flow, &u.Service, &u.Lift)
 		})
 		return err
@@ -141,7 +141,7 @@ func (x *exchange) swap(ctx context.Context, report []Usage) (snapshot []Usage, 
 }
 
 // columns turns a report into the arguments of foldSQL.
-func columns(report []Usage) []any {
+func columns(report []AttainedService) []any {
 	n := len(report)
 	queues, priorities, wholes, flows := make([]int32, n), make([]int16, n), make([]bool, n), make([]string, n)
 	services, lifts := make([]float64, n), make([]float64, n)

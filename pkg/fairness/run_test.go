@@ -38,8 +38,8 @@ func TestDatabaseFoldsAsTheSimulationDoes(t *testing.T) {
 	r := newCluster(3, 0, 0, 0, nil).random
 	for i := range 50 {
 		key := Key{Queue: q.ID, Priority: 1, Flow: fmt.Sprint(i)}
-		old := Usage{key, random(r), random(r) * float64(i%2)}
-		delta := Usage{key, random(r) - 15, random(r) * float64(i%3)}
+		old := AttainedService{key, random(r), random(r) * float64(i%2)}
+		delta := AttainedService{key, random(r) - 15, random(r) * float64(i%3)}
 		elapsed := time.Duration(r.Int64N(int64(30 * time.Minute)))
 		if i == 0 {
 			elapsed = 100 * 365 * 24 * time.Hour
@@ -48,11 +48,11 @@ func TestDatabaseFoldsAsTheSimulationDoes(t *testing.T) {
 			VALUES ($1, 1, false, $2, $3, $4, clock_timestamp() - $5::interval)`, q.ID, key.Flow, old.Service, old.Lift, elapsed); err != nil {
 			t.Fatal(err)
 		}
-		snapshot, _, err := x.swap(t.Context(), []Usage{delta})
+		snapshot, _, err := x.swap(t.Context(), []AttainedService{delta})
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := slices.IndexFunc(snapshot, func(u Usage) bool { return u.Key == key })
+		at := slices.IndexFunc(snapshot, func(u AttainedService) bool { return u.Key == key })
 		want := Fold(old, delta, elapsed, x.HalfLife)
 		if got := snapshot[at]; math.Abs(got.Service-want.Service) > 0.1 || math.Abs(got.Lift-want.Lift) > 0.1 {
 			t.Errorf("after %v: %v and %v make %v, want %v", elapsed, old, delta, got, want)
@@ -72,9 +72,9 @@ func TestNodesThatTellOfTheSameFlowsNeverDeadlock(t *testing.T) {
 		wg.Go(func() {
 			x := NewRanker(RankerConfig{}, pool).share
 			for range rounds {
-				var report []Usage
+				var report []AttainedService
 				for i := range flows {
-					report = append(report, Usage{Key: Key{Queue: q.ID, Priority: 1, Flow: fmt.Sprint((i*[]int{1, 3, 7, 9}[n] + n) % flows)}, Service: 1})
+					report = append(report, AttainedService{Key: Key{Queue: q.ID, Priority: 1, Flow: fmt.Sprint((i*[]int{1, 3, 7, 9}[n] + n) % flows)}, Service: 1})
 				}
 				// A node that had to wait too long tells the same again in its next round.
 				for {

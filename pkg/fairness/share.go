@@ -13,10 +13,10 @@ type Key struct {
 	Flow     string
 }
 
-// Usage is service attained by a key, decayed to the moment of the report or the snapshot
+// AttainedService is service attained by a key, decayed to the moment of the report or the snapshot
 // that has it. Service is in the unit of cost: seconds of a processing thread, or what a
 // queue declares. A delta may be negative, when entries cost less than estimated.
-type Usage struct {
+type AttainedService struct {
 	Key
 	Service float64
 	// Lift is service that was never given: it brings a flow that was away to the level of
@@ -32,7 +32,7 @@ func Decay(service float64, elapsed, halfLife time.Duration) float64 {
 
 // Fold is how the exchange stores a node's delta: shared as it was elapsed ago, plus delta
 // as of now. The statement that does it in the database must agree with it.
-func Fold(shared, delta Usage, elapsed, halfLife time.Duration) Usage {
+func Fold(shared, delta AttainedService, elapsed, halfLife time.Duration) AttainedService {
 	shared.Service = math.Max(0, Decay(shared.Service, elapsed, halfLife)+delta.Service)
 	shared.Lift = math.Max(Decay(shared.Lift, elapsed, halfLife), delta.Lift)
 	return shared

@@ -16,7 +16,7 @@ type cluster struct {
 	events   events
 	nodes    []*simNode
 	flows    []*simFlow
-	table    map[Key]Usage // the shared usage, each row as of its own time
+	table    map[Key]AttainedService // the shared usage, each row as of its own time
 	asOf     map[Key]float64
 	halfLife time.Duration
 	every    float64 // seconds between exchanges, 0 for none
@@ -60,7 +60,7 @@ func (c *cluster) clock() time.Time {
 func newCluster(seed uint64, nodes, slots int, every float64, flows []*simFlow) *cluster {
 	c := &cluster{
 		random: rand.New(rand.NewPCG(seed, 1)), flows: flows, every: every, halfLife: 5 * time.Minute,
-		table: map[Key]Usage{}, asOf: map[Key]float64{},
+		table: map[Key]AttainedService{}, asOf: map[Key]float64{},
 	}
 	for i := range uint64(nodes) {
 		c.nodes = append(c.nodes, &simNode{book: New(Config{Seed: seed<<32 + i + 1}), slots: slots, live: nodes, tasks: map[*task]bool{}})
@@ -124,7 +124,7 @@ func (c *cluster) exchange(n *simNode) {
 		elapsed := time.Duration((c.now - c.asOf[delta.Key]) * float64(time.Second))
 		c.table[delta.Key], c.asOf[delta.Key] = Fold(old, delta, elapsed, c.halfLife), c.now
 	}
-	var snapshot []Usage
+	var snapshot []AttainedService
 	for key, u := range c.table {
 		elapsed := time.Duration((c.now - c.asOf[key]) * float64(time.Second))
 		u.Service, u.Lift = Decay(u.Service, elapsed, c.halfLife), Decay(u.Lift, elapsed, c.halfLife)

@@ -187,7 +187,7 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 	now := time.Now()
 	var want int
 	var oldest time.Time
-	var mode Mode
+	var mode PoolMode
 	var policy PoolPolicy
 	g.do(func(now time.Time, p *Pool) { want, oldest, mode, policy = p.wanted(now), p.oldest(), p.mode, p.policy })
 	if want == 0 {
@@ -221,7 +221,7 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 }
 
 // preemptDue says when durable runs may be preempted for the requests that wait.
-func preemptDue(p PoolPolicy, mode Mode, oldest, before time.Time) (due time.Time, can bool) {
+func preemptDue(p PoolPolicy, mode PoolMode, oldest, before time.Time) (due time.Time, can bool) {
 	if !p.Preempt || mode != ModeQueue || oldest.IsZero() {
 		return due, false
 	}

@@ -2,20 +2,20 @@ package gateway
 
 import "time"
 
-// Mode of a pool.
-type Mode uint8
+// PoolMode is how a pool admits requests.
+type PoolMode uint8
 
 // The modes.
 const (
-	ModePass  Mode = iota // slots suffice
-	ModeQueue             // requests wait, and durable calls may be preempted
-	ModeCold              // no usable instance, but one may start
+	ModePass  PoolMode = iota // slots suffice
+	ModeQueue                 // requests wait, and durable calls may be preempted
+	ModeCold                  // no usable instance, but one may start
 )
 
 var modeNames = [...]string{"pass", "queue", "cold"}
 
 // String returns the name as metrics and status show it.
-func (m Mode) String() string { return modeNames[m] }
+func (m PoolMode) String() string { return modeNames[m] }
 
 // bounds are the lower and the upper bound of the hysteresis band, in calls. Without a watermark the
 // upper bound is the ceiling.

@@ -97,7 +97,7 @@ type Pool struct {
 	budget *byteBudget
 
 	stock, waiting, bytes int
-	mode                  Mode
+	mode                  PoolMode
 	modeSince             time.Time
 	draining              bool
 	coldTTL               time.Duration // measured: 3 x p95 of cold starts; 0: not known

@@ -1,7 +1,7 @@
 package governor
 
 // Ask gives the verdict that Take would, and takes nothing: to explain a refusal.
-func (g *Governor) Ask(queue string, free int) Verdict {
+func (g *Governor) Ask(queue string, free int) Admission {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.decide(g.needs[queue], free)
@@ -10,7 +10,7 @@ func (g *Governor) Ask(queue string, free int) Verdict {
 // Status is the state of the governor.
 type Status struct {
 	Readings Readings // FreeThreads is not known here and zero
-	State    State
+	State    Gates
 }
 
 // Status returns the last readings and the gates.

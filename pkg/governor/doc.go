@@ -1,7 +1,7 @@
 // Package governor decides whether a task node may take more entries (admission by threads, memory
 // and CPU).
 //
-// The answer is arithmetic over readings (verdict.go); the readings come from
+// The answer is arithmetic over readings (admission.go); the readings come from
 // the cgroup files and the machine (cgroup.go, machine.go) and are taken by a
 // loop of their own (Run), so that a claim never waits for a file.
 //

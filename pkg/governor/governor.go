@@ -12,7 +12,7 @@ import (
 // Source measures the node. Machine is the implementation outside tests.
 type Source interface {
 	// Sample measures now; its At is set by the caller.
-	Sample(ctx context.Context) (Sample, error)
+	Sample(ctx context.Context) (Measurement, error)
 }
 
 // Governor keeps the last readings and the declared needs of running entries. All its
@@ -23,12 +23,12 @@ type Governor struct {
 	log    *slog.Logger
 
 	mu       sync.Mutex
-	sample   Sample
+	sample   Measurement
 	sampled  ledger // needs of the entries that ran when sample was taken
 	running  ledger
-	state    State
+	state    Gates
 	needs    map[string]Need
-	refusals map[Refusal]uint64
+	refusals map[RefusalKey]uint64
 }
 
 // ledger is a sum of declared needs in whole units, so that it is exact after any number of takes
@@ -49,7 +49,7 @@ func New(c Config, source Source, log *slog.Logger) (*Governor, error) {
 	}
 	return &Governor{
 		config: c.withDefaults(), source: source, log: log,
-		needs: map[string]Need{}, refusals: map[Refusal]uint64{},
+		needs: map[string]Need{}, refusals: map[RefusalKey]uint64{},
 	}, nil
 }
 
@@ -105,7 +105,7 @@ func (g *Governor) Report(now time.Time) map[string]any {
 		"cores": r.Cores, "cpu": rounded(r.CPUUsed), "memory": rounded(r.memoryLevel()),
 		"memory_limit_bytes": r.MemoryLimitBytes, "age_seconds": rounded(now.Sub(r.At).Seconds()),
 	}
-	for name, gate := range map[string]Gate{"cpu_gate": gates.CPU, "memory_gate": gates.Memory} {
+	for name, gate := range map[string]Hysteresis{"cpu_gate": gates.CPU, "memory_gate": gates.Memory} {
 		report[name] = "open"
 		if gate.Closed {
 			report[name] = "closed"
@@ -135,10 +135,10 @@ type Hold struct {
 	memoryBytes int64
 }
 
-// Take takes the needs of up to want entries of the queue, as many as the verdict allows:
+// Take takes the needs of up to want entries of the queue, as many as the admission allows:
 // Allow is at most want, and each of these entries must be released once, when it
 // finishes or when the claim did not return it. free is the number of idle processing threads.
-func (g *Governor) Take(queue string, free, want int) (Verdict, Hold) {
+func (g *Governor) Take(queue string, free, want int) (Admission, Hold) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	need := g.needs[queue]
@@ -168,11 +168,11 @@ func (g *Governor) add(h Hold, n int) {
 	g.running.memoryBytes += int64(n) * h.memoryBytes
 }
 
-func (g *Governor) decide(need Need, free int) (v Verdict) {
+func (g *Governor) decide(need Need, free int) (v Admission) {
 	v, g.state = Decide(g.config, g.state, g.readings(free), need, time.Now())
 	return v
 }
 
 func (g *Governor) readings(free int) Readings {
-	return Readings{Sample: g.sample, Sampled: g.sampled.need(), Running: g.running.need(), FreeThreads: free}
+	return Readings{Measurement: g.sample, Sampled: g.sampled.need(), Running: g.running.need(), FreeThreads: free}
 }

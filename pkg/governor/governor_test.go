@@ -14,23 +14,23 @@ import (
 
 // script answers each Sample with the next of its steps, and the last one for ever.
 type script struct {
-	steps []func() (Sample, error)
+	steps []func() (Measurement, error)
 	calls int
 }
 
-func (s *script) Sample(context.Context) (Sample, error) {
+func (s *script) Sample(context.Context) (Measurement, error) {
 	step := s.steps[min(s.calls, len(s.steps)-1)]
 	s.calls++
 	return step()
 }
 
-func memory(fraction float64) func() (Sample, error) {
-	return func() (Sample, error) {
-		return Sample{Cores: 4, MemoryLimitBytes: 10 * gibi, MemoryUsedBytes: int64(fraction * 10 * gibi)}, nil
+func memory(fraction float64) func() (Measurement, error) {
+	return func() (Measurement, error) {
+		return Measurement{Cores: 4, MemoryLimitBytes: 10 * gibi, MemoryUsedBytes: int64(fraction * 10 * gibi)}, nil
 	}
 }
 
-func broken() (Sample, error) { return Sample{}, errors.New("proc is not mounted") }
+func broken() (Measurement, error) { return Measurement{}, errors.New("proc is not mounted") }
 
 func started(t *testing.T, source Source) (*Governor, *bytes.Buffer) {
 	var log bytes.Buffer
@@ -65,7 +65,7 @@ func TestNothingIsAllowedBeforeTheFirstReading(t *testing.T) {
 
 func TestRunFollowsTheReadings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, _ := started(t, &script{steps: []func() (Sample, error){memory(0.5), memory(0.95), memory(0.5)}})
+		g, _ := started(t, &script{steps: []func() (Measurement, error){memory(0.5), memory(0.95), memory(0.5)}})
 		if n := allow(g); n != 8 {
 			t.Errorf("allow %d after the first reading, want 8", n)
 		}
@@ -85,7 +85,7 @@ func TestRunFollowsTheReadings(t *testing.T) {
 
 func TestFailedReadingsAreLoggedOnceAndGoStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		steps := []func() (Sample, error){memory(0.5)}
+		steps := []func() (Measurement, error){memory(0.5)}
 		for range 20 {
 			steps = append(steps, broken)
 		}
@@ -113,7 +113,7 @@ func TestFailedReadingsAreLoggedOnceAndGoStale(t *testing.T) {
 
 func TestTakenMemoryIsNotTakenTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, _ := started(t, &script{steps: []func() (Sample, error){memory(0.1)}})
+		g, _ := started(t, &script{steps: []func() (Measurement, error){memory(0.1)}})
 		if err := g.Declare("video", Need{MemoryBytes: 2 * gibi}); err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestTakenMemoryIsNotTakenTwice(t *testing.T) {
 
 func TestNewNeedLeavesRunningEntriesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, _ := started(t, &script{steps: []func() (Sample, error){memory(0)}})
+		g, _ := started(t, &script{steps: []func() (Measurement, error){memory(0)}})
 		if err := g.Declare("video", Need{MemoryBytes: gibi, CPU: 0.1}); err != nil {
 			t.Fatal(err)
 		}
@@ -152,12 +152,12 @@ func TestNewNeedLeavesRunningEntriesAlone(t *testing.T) {
 
 func TestRefusalsAreCountedByReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, _ := started(t, &script{steps: []func() (Sample, error){memory(0.95)}})
+		g, _ := started(t, &script{steps: []func() (Measurement, error){memory(0.95)}})
 		g.Take("mail", 8, 1)
 		g.Take("mail", 0, 1)
 		g.Ask("mail", 0) // asking counts nothing
 		got := g.Refusals()
-		want := []RefusalCount{{Refusal{"mail", MemoryHigh}, 2}, {Refusal{"mail", Threads}, 1}}
+		want := []RefusalCount{{RefusalKey{"mail", MemoryHigh}, 2}, {RefusalKey{"mail", Threads}, 1}}
 		if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 			t.Errorf("refusals %v, want %v", got, want)
 		}
@@ -167,9 +167,9 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 // fixed measures nothing and allocates nothing.
 type fixed struct{ calls atomic.Int64 }
 
-func (f *fixed) Sample(context.Context) (Sample, error) {
+func (f *fixed) Sample(context.Context) (Measurement, error) {
 	f.calls.Add(1)
-	return Sample{Cores: 4, MemoryLimitBytes: 64 * gibi, MemoryUsedBytes: gibi}, nil
+	return Measurement{Cores: 4, MemoryLimitBytes: 64 * gibi, MemoryUsedBytes: gibi}, nil
 }
 
 func TestTakeAllocatesNothingAndReadsNoFile(t *testing.T) {

@@ -50,7 +50,7 @@ func TestInsideMemoryLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := ""
-	ask := func(moment string) Verdict {
+	ask := func(moment string) Admission {
 		if err := g.read(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -87,9 +87,9 @@ func TestInsideMemoryLimit(t *testing.T) {
 
 // fill uses memory until the gate closes or the limit is reached, in small steps: under the
 // race detector every byte costs several.
-func fill(ask func(string) Verdict) Verdict {
+func fill(ask func(string) Admission) Admission {
 	var ballast [][]byte
-	full := Verdict{Allow: 1}
+	full := Admission{Allow: 1}
 	for len(ballast) < limitBytes>>22 && (full.Allow > 0 || full.Reasons[0].Code != MemoryHigh) {
 		ballast = append(ballast, touched(4<<20))
 		full = ask("filling")

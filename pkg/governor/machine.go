@@ -43,21 +43,21 @@ func NewMachine() *Machine {
 }
 
 // Sample measures now. CPU is the average since the last call, 0 in the first.
-func (m *Machine) Sample(ctx context.Context) (Sample, error) {
+func (m *Machine) Sample(ctx context.Context) (Measurement, error) {
 	memory, err := m.memory(ctx)
 	if err != nil {
-		return Sample{}, err
+		return Measurement{}, err
 	}
 	cores, count, err := m.cpu(ctx)
 	if err != nil {
-		return Sample{}, err
+		return Measurement{}, err
 	}
 	used := 0.0
 	if passed := count.total - m.last.total; count.of == m.last.of && passed > 0 {
 		used = min(1, max(0, (count.busy-m.last.busy)/passed))
 	}
 	m.last = count
-	return Sample{
+	return Measurement{
 		Cores: cores, CPUUsed: used,
 		MemoryLimitBytes: memory.limit, MemoryUsedBytes: memory.used,
 	}, nil

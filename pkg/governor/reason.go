@@ -5,32 +5,32 @@ import (
 	"time"
 )
 
-// Code is the reason why a node takes no more entries: the label of a metric.
-type Code string
+// RefusalCode is the reason why a node takes no more entries: the label of a metric.
+type RefusalCode string
 
 // The reasons for a refusal.
 const (
-	Threads    Code = "threads"     // no idle processing thread
-	Stale      Code = "stale"       // no recent reading
-	MemoryHigh Code = "memory_high" // measured memory passed its high mark
-	MemoryNeed Code = "memory_need" // the declared need does not fit beside those of running entries
-	MemorySize Code = "memory_size" // the declared need exceeds the node's memory up to the low mark
-	CPUHigh    Code = "cpu_high"    // CPU use beyond the declared needs passed its high mark
-	CPUNeed    Code = "cpu_need"    // the declared need does not fit beside those of running entries
-	CPUSize    Code = "cpu_size"    // the declared need exceeds the node's cores
+	Threads    RefusalCode = "threads"     // no idle processing thread
+	Stale      RefusalCode = "stale"       // no recent reading
+	MemoryHigh RefusalCode = "memory_high" // measured memory passed its high mark
+	MemoryNeed RefusalCode = "memory_need" // the declared need does not fit beside those of running entries
+	MemorySize RefusalCode = "memory_size" // the declared need exceeds the node's memory up to the low mark
+	CPUHigh    RefusalCode = "cpu_high"    // CPU use beyond the declared needs passed its high mark
+	CPUNeed    RefusalCode = "cpu_need"    // the declared need does not fit beside those of running entries
+	CPUSize    RefusalCode = "cpu_size"    // the declared need exceeds the node's cores
 )
 
-// Reason is a code with its numbers. They are threads, seconds, bytes or cores by
+// RefusalReason is a code with its numbers. They are threads, seconds, bytes or cores by
 // the code; for the two high marks, fractions of the limit.
-type Reason struct {
-	Code  Code
+type RefusalReason struct {
+	Code  RefusalCode
 	Have  float64 // free now; for marks and staleness, the level now
 	Want  float64 // needed by one entry; for marks, the level to fall under
 	Limit float64 // the node's total; for marks, the level that closed the gate
 }
 
 // String returns the reason as a sentence for operators.
-func (r Reason) String() string {
+func (r RefusalReason) String() string {
 	switch r.Code {
 	case Threads:
 		return fmt.Sprintf("%.0f processing threads idle, an entry needs %.0f", r.Have, r.Want)
@@ -56,7 +56,7 @@ func (r Reason) String() string {
 	return string(r.Code)
 }
 
-func stale(r Reason) string {
+func stale(r RefusalReason) string {
 	if r.Have == 0 {
 		return "no reading of CPU and memory yet"
 	}

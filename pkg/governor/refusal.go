@@ -5,21 +5,21 @@ import (
 	"slices"
 )
 
-// Refusal identifies a counter: one reason for one queue.
-type Refusal struct {
+// RefusalKey identifies a counter: one reason for one queue.
+type RefusalKey struct {
 	Queue string
-	Code  Code
+	Code  RefusalCode
 }
 
 // RefusalCount is how often Take allowed no entry for a reason, since the start of the node.
 type RefusalCount struct {
-	Refusal
+	RefusalKey
 	Count uint64
 }
 
-func (g *Governor) count(queue string, reasons []Reason) {
+func (g *Governor) count(queue string, reasons []RefusalReason) {
 	for _, r := range reasons {
-		g.refusals[Refusal{queue, r.Code}]++
+		g.refusals[RefusalKey{queue, r.Code}]++
 	}
 }
 

@@ -116,7 +116,7 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 	if err := invalidation.CheckJSON(body); err != nil {
 		return false, fmt.Errorf("report on entry %d: %w", entry, err)
 	}
-	o, err := model.ReadReport(worker.Run{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
+	o, err := model.ReadReport(worker.RunRef{Entry: strconv.FormatInt(entry, 10), Token: token, Remote: r.Remote}, body)
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", invalidation.ErrInvalid, err)
 	}
@@ -220,7 +220,7 @@ func (c *Callbacks) readReports(all []*subscriber) error {
 }
 
 func (l *subscriber) deliver(body []byte) {
-	run := worker.Run{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token, Request: l.request}
+	run := worker.RunRef{Entry: strconv.FormatInt(int64(l.run.Entry), 10), Token: l.run.Token, Request: l.request}
 	o, err := l.model.ReadReport(run, body)
 	if err != nil || !o.Final() {
 		return // the model reads it otherwise than when it was taken: polls will tell

@@ -276,7 +276,7 @@ func FuzzReport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, protocol := range []worker.Protocol{worker.ProtocolGeneric, worker.ProtocolCog} {
 			m := worker.Model{Name: "m", Protocol: protocol, Type: worker.TypeAsync, PollPath: "/status/{id}"}.WithDefaults()
-			o, err := m.ReadReport(worker.Run{Entry: "5", Token: 7, Remote: "r"}, body)
+			o, err := m.ReadReport(worker.RunRef{Entry: "5", Token: 7, Remote: "r"}, body)
 			if err == nil && o.Kind == worker.Done && !json.Valid(o.Result) {
 				t.Errorf("%s: %q ends as %q", protocol, body, o.Result)
 			}

@@ -72,7 +72,7 @@ func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.CancelWait)
 	defer cancel()
-	run := a.call.Run
+	run := a.call.RunRef
 	run.Remote = run.Entry // a worker that knows entries by their id is asked by that
 	if a.saved != nil && a.saved.Remote != "" {
 		run.Remote = a.saved.Remote
@@ -81,7 +81,7 @@ func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error
 	if c.Delivered && !c.Confirmed && o.Kind == worker.Accepted {
 		reports, done := a.subscribe(a.saved.Token)
 		defer done()
-		end := a.held.endpoint.follower.Follow(ctx, worker.Pending{Run: run, Reports: reports})
+		end := a.held.endpoint.follower.Follow(ctx, worker.Pending{RunRef: run, Reports: reports})
 		if end.Final() {
 			end.Err = cause
 			return end
@@ -101,11 +101,11 @@ func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error
 }
 
 // followOn follows a cancelled run that goes on until it ends or reaches its limits.
-func (a *attempt) followOn(run worker.Run, o worker.Outcome) worker.Outcome {
+func (a *attempt) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
 	reports, done := a.subscribe(a.saved.Token)
 	defer done()
 	end := a.held.endpoint.follower.Follow(context.Background(), worker.Pending{
-		Run: run, FinishBy: a.call.FinishBy, Ran: time.Since(a.began), Starting: o.Starting, Reports: reports,
+		RunRef: run, FinishBy: a.call.FinishBy, Ran: time.Since(a.began), Starting: o.Starting, Reports: reports,
 	})
 	if end.Final() {
 		return worker.Outcome{Kind: worker.Cancelled, Reason: "the run ended after the cancel: " + end.Kind.String()}

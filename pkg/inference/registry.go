@@ -58,7 +58,7 @@ type Endpoint struct {
 	Address  string // the endpoint's URL
 	Slots    int
 	Labels   map[string]string
-	State    worker.State // as last probed; empty before the first probe
+	State    worker.HealthState // as last probed; empty before the first probe
 	Draining bool
 
 	quarantined time.Time // on this process's monotonic clock; zero: not

@@ -150,7 +150,7 @@ func (l outputLog) Append(ctx context.Context, c worker.Chunk) error {
 
 func callOf(r *invalidation.Run) worker.Call {
 	c := worker.Call{
-		Run: worker.Run{
+		RunRef: worker.RunRef{
 			Entry: strconv.FormatInt(int64(r.Entry.ID), 10), Token: int64(r.Lock.Token),
 			Attempt: r.Entry.Attempt + 1, Request: r.Entry.Payload,
 		},
@@ -249,10 +249,10 @@ func (a *attempt) exchange(ctx context.Context) worker.Outcome {
 		if err := a.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
 			o = unanswered(err.Error(), worker.ErrSharedID)
 		} else {
-			run := a.call.Run
+			run := a.call.RunRef
 			run.Remote = o.Remote
 			o = a.held.endpoint.follower.Follow(ctx, worker.Pending{
-				Run: run, FinishBy: a.call.FinishBy, Starting: o.Starting, Reports: reports,
+				RunRef: run, FinishBy: a.call.FinishBy, Starting: o.Starting, Reports: reports,
 			})
 		}
 	}
@@ -344,7 +344,7 @@ func (a *attempt) save(ctx context.Context, remote string) error {
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for
 // it.
 func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
-	run := a.call.Run
+	run := a.call.RunRef
 	run.Remote = old.Remote
 	reported, err := a.model.ReadReport(run, old.Report)
 	known := err == nil && reported.Final() // it was reported while nobody followed
@@ -389,7 +389,7 @@ func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage
 	reports, done := a.subscribe(old.Token)
 	defer done()
 	o := endpoint.follower.Follow(ctx,
-		worker.Pending{Run: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
+		worker.Pending{RunRef: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
 	a.record(ctx, &o)
 	return a.conclude(ctx, o)
 }

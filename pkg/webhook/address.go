@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Policy says where callbacks may go. The zero value allows https to port 443
+// AddressPolicy says where callbacks may go. The zero value allows https to port 443
 // of public addresses.
-type Policy struct {
+type AddressPolicy struct {
 	AllowHTTP bool // plain http to public addresses, on port 80 as well
 	HTTPSOnly bool // https alone, to the hosts and networks below too
 
@@ -28,8 +28,8 @@ type Policy struct {
 
 // NewPolicy makes a policy of configuration: networks are written as 10.1.0.0/16.
 // The caller sets AllowHTTP and Ports.
-func NewPolicy(httpsOnly bool, hosts, networks []string) (Policy, error) {
-	p := Policy{HTTPSOnly: httpsOnly, AllowHosts: hosts}
+func NewPolicy(httpsOnly bool, hosts, networks []string) (AddressPolicy, error) {
+	p := AddressPolicy{HTTPSOnly: httpsOnly, AllowHosts: hosts}
 	for _, text := range networks {
 		network, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -62,7 +62,7 @@ func forbid(format string, args ...any) error {
 
 // CheckURL checks an address when it is registered, without DNS: a name may
 // resolve to another address later. Dialer checks the resolved address.
-func (p Policy) CheckURL(raw string) (*url.URL, error) {
+func (p AddressPolicy) CheckURL(raw string) (*url.URL, error) {
 	if len(raw) > 2048 {
 		return nil, forbid("it is longer than 2048 bytes")
 	}
@@ -115,7 +115,7 @@ const portHTTP, portHTTPS = 80, 443
 
 // mayBeInternal reports whether the operator has admitted the host, or may have:
 // a name is known to be within an admitted network only once it is resolved.
-func (p Policy) mayBeInternal(host string) bool {
+func (p AddressPolicy) mayBeInternal(host string) bool {
 	if p.allowsHost(host) {
 		return true
 	}
@@ -128,7 +128,7 @@ func (p Policy) mayBeInternal(host string) bool {
 
 // checkPublic checks scheme and port of a receiver at a public address. An empty
 // scheme is not known, and passes.
-func (p Policy) checkPublic(scheme string, port uint16) error {
+func (p AddressPolicy) checkPublic(scheme string, port uint16) error {
 	if scheme == "http" && !p.AllowHTTP {
 		return forbid("it must begin with https://; plain http goes only to hosts and networks that are allowed by name")
 	}
@@ -139,7 +139,7 @@ func (p Policy) checkPublic(scheme string, port uint16) error {
 }
 
 // checkHost checks the host as written.
-func (p Policy) checkHost(host string) error {
+func (p AddressPolicy) checkHost(host string) error {
 	if p.allowsHost(host) {
 		return nil
 	}
@@ -189,7 +189,7 @@ func isAllDigits(text string) bool {
 	return strings.Trim(text, "0123456789") == ""
 }
 
-func (p Policy) allowsHost(host string) bool {
+func (p AddressPolicy) allowsHost(host string) bool {
 	host = strings.TrimSuffix(host, ".")
 	return slices.ContainsFunc(p.AllowHosts, func(h string) bool {
 		return strings.EqualFold(strings.TrimSuffix(h, "."),
@@ -197,12 +197,12 @@ func (p Policy) allowsHost(host string) bool {
 	})
 }
 
-func (p Policy) allowsAddr(addr netip.Addr) bool {
+func (p AddressPolicy) allowsAddr(addr netip.Addr) bool {
 	return slices.ContainsFunc(p.AllowNetworks, func(n netip.Prefix) bool { return n.Contains(addr) })
 }
 
 // checkAddr checks an address that is about to be connected to.
-func (p Policy) checkAddr(addr netip.Addr) error {
+func (p AddressPolicy) checkAddr(addr netip.Addr) error {
 	if addr.Zone() != "" {
 		return forbid("%s belongs to one network interface", addr)
 	}

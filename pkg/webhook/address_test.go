@@ -74,7 +74,7 @@ func TestNoForbiddenAddressIsEverConnectedTo(t *testing.T) {
 	dials := &dialCount{}
 	dialer := net.Dialer{Resolver: resolver(t, fixed(forbiddenNames)), Control: dials.refuse}
 	deliverer := NewDeliverer(Config{Dialer: dialer})
-	dial := Policy{}.Dialer(dialer)
+	dial := AddressPolicy{}.Dialer(dialer)
 
 	tried := 0
 	attempt := func(raw string) {
@@ -95,14 +95,14 @@ func TestNoForbiddenAddressIsEverConnectedTo(t *testing.T) {
 	}
 	for _, raw := range forbiddenLiterals {
 		raw = strings.ReplaceAll(raw, "PORT", port)
-		if _, err := (Policy{}).CheckURL(raw); !errors.Is(err, ErrForbiddenAddress) {
+		if _, err := (AddressPolicy{}).CheckURL(raw); !errors.Is(err, ErrForbiddenAddress) {
 			t.Errorf("%s was registered (%v)", raw, err)
 		}
 		attempt(raw)
 	}
 	for name := range forbiddenNames {
 		raw := "https://" + strings.TrimSuffix(name, ".") + "/"
-		if _, err := (Policy{}).CheckURL(raw); err != nil {
+		if _, err := (AddressPolicy{}).CheckURL(raw); err != nil {
 			t.Errorf("%s: nothing is wrong with the name itself: %v", raw, err)
 		}
 		attempt(raw)
@@ -117,7 +117,7 @@ func TestNoForbiddenAddressIsEverConnectedTo(t *testing.T) {
 func TestPublicAddressesAreConnectedTo(t *testing.T) {
 	dials := &dialCount{}
 	public := map[string][]string{"hooks.example.com.": {"93.184.215.14"}, "hooks6.example.com.": {"2606:4700::1111"}, "xn--bcher-kva.example.": {"8.8.8.8"}, "dns64.example.com.": {"64:ff9b::808:808"}}
-	policy := Policy{AllowHTTP: true, Ports: []uint16{8080, 8443}}
+	policy := AddressPolicy{AllowHTTP: true, Ports: []uint16{8080, 8443}}
 	dial := policy.Dialer(net.Dialer{Resolver: resolver(t, fixed(public)), Control: dials.refuse})
 	for i, raw := range []string{
 		"https://hooks.example.com/x?y=z", "http://hooks6.example.com:8080/", "https://xn--bcher-kva.example/", "http://dns64.example.com/",
@@ -146,7 +146,7 @@ func TestRebindingIsRefusedWhenConnecting(t *testing.T) {
 		return []string{"93.184.215.14"}
 	}
 	dials := &dialCount{}
-	dial := Policy{}.Dialer(net.Dialer{Resolver: resolver(t, answers), Control: dials.refuse})
+	dial := AddressPolicy{}.Dialer(net.Dialer{Resolver: resolver(t, answers), Control: dials.refuse})
 	if _, err := dial(t.Context(), "tcp", "rebind.example.com:443"); !errors.Is(err, errCounted) {
 		t.Fatal(err)
 	}
@@ -160,24 +160,24 @@ func TestAllowListAdmitsInternalReceivers(t *testing.T) {
 	internal := map[string][]string{"hooks.corp.internal.": {"10.1.2.3"}, "other.corp.example.": {"10.9.9.9"}, "evil.example.com.": {"10.1.2.3"}, "public.example.com.": {"93.184.215.14"}}
 	for _, c := range []struct {
 		name   string
-		policy Policy
+		policy AddressPolicy
 		url    string
 		want   bool
 	}{
-		{"host by name", Policy{AllowHosts: []string{"Hooks.corp.internal"}}, "http://hooks.corp.internal/", true},
-		{"only that host", Policy{AllowHosts: []string{"hooks.corp.internal"}}, "http://evil.example.com/", false},
-		{"not hosts below it", Policy{AllowHosts: []string{"corp.internal"}}, "http://hooks.corp.internal/", false},
-		{"network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "http://other.corp.example/", true},
-		{"only that network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "http://evil.example.com/", false},
-		{"literal in the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, "http://127.0.0.1:9/", true},
-		{"mapped literal in the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, "http://[::ffff:127.0.0.1]:9/", true},
-		{"literal as a host", Policy{AllowHosts: []string{"127.0.0.1"}}, "http://127.0.0.1:9/", true},
-		{"port of an internal host", Policy{AllowHosts: []string{"hooks.corp.internal"}}, "http://hooks.corp.internal:9000/", true},
-		{"http to a public address beside the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "http://public.example.com:443/", false},
-		{"port of a public address beside the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "https://public.example.com:25/", false},
-		{"https to a public address beside the network", Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "https://public.example.com/", true},
-		{"https only", Policy{HTTPSOnly: true, AllowHosts: []string{"127.0.0.1"}}, "http://127.0.0.1:9/", false},
-		{"https only, https", Policy{HTTPSOnly: true}, "https://8.8.8.8/", true},
+		{"host by name", AddressPolicy{AllowHosts: []string{"Hooks.corp.internal"}}, "http://hooks.corp.internal/", true},
+		{"only that host", AddressPolicy{AllowHosts: []string{"hooks.corp.internal"}}, "http://evil.example.com/", false},
+		{"not hosts below it", AddressPolicy{AllowHosts: []string{"corp.internal"}}, "http://hooks.corp.internal/", false},
+		{"network", AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "http://other.corp.example/", true},
+		{"only that network", AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "http://evil.example.com/", false},
+		{"literal in the network", AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, "http://127.0.0.1:9/", true},
+		{"mapped literal in the network", AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, "http://[::ffff:127.0.0.1]:9/", true},
+		{"literal as a host", AddressPolicy{AllowHosts: []string{"127.0.0.1"}}, "http://127.0.0.1:9/", true},
+		{"port of an internal host", AddressPolicy{AllowHosts: []string{"hooks.corp.internal"}}, "http://hooks.corp.internal:9000/", true},
+		{"http to a public address beside the network", AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "http://public.example.com:443/", false},
+		{"port of a public address beside the network", AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "https://public.example.com:25/", false},
+		{"https to a public address beside the network", AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}, "https://public.example.com/", true},
+		{"https only", AddressPolicy{HTTPSOnly: true, AllowHosts: []string{"127.0.0.1"}}, "http://127.0.0.1:9/", false},
+		{"https only, https", AddressPolicy{HTTPSOnly: true}, "https://8.8.8.8/", true},
 	} {
 		dials := &dialCount{}
 		_, err := c.policy.CheckURL(c.url)
@@ -208,8 +208,8 @@ func TestPublicReceiversNeedHTTPSAndPort443(t *testing.T) {
 		{"https://hooks.example.com:6379/in", false, false},
 		{"http://hooks.example.com:22/in", false, false},
 	} {
-		_, err := Policy{}.CheckURL(c.url)
-		_, err2 := Policy{AllowHTTP: true, Ports: []uint16{8443, 8080}}.CheckURL(c.url)
+		_, err := AddressPolicy{}.CheckURL(c.url)
+		_, err2 := AddressPolicy{AllowHTTP: true, Ports: []uint16{8443, 8080}}.CheckURL(c.url)
 		if (err == nil) != c.plain || (err2 == nil) != c.ports {
 			t.Errorf("%s: by default %v, with http and ports %v", c.url, err, err2)
 		}
@@ -222,11 +222,11 @@ func TestEmbeddedAddressesAreJudgedAsThemselves(t *testing.T) {
 		var b [4]byte
 		binary.BigEndian.PutUint32(b[:], rapid.Uint32().Draw(t, "address"))
 		v4 := netip.AddrFrom4(b)
-		plain := Policy{}.checkAddr(v4) == nil
-		mapped := Policy{}.checkAddr(netip.AddrFrom16(v4.As16())) == nil
+		plain := AddressPolicy{}.checkAddr(v4) == nil
+		mapped := AddressPolicy{}.checkAddr(netip.AddrFrom16(v4.As16())) == nil
 		embedded := nat64.Addr().As16()
 		copy(embedded[12:], b[:])
-		if through := (Policy{}).checkAddr(netip.AddrFrom16(embedded)) == nil; mapped != plain || through != plain {
+		if through := (AddressPolicy{}).checkAddr(netip.AddrFrom16(embedded)) == nil; mapped != plain || through != plain {
 			t.Fatalf("%s: plain %t, mapped %t, NAT64 %t", v4, plain, mapped, through)
 		}
 		if plain && (v4.IsPrivate() || v4.IsLoopback() || v4.IsLinkLocalUnicast() || v4.IsMulticast() || v4.IsUnspecified()) {
@@ -240,7 +240,7 @@ func FuzzCheckURL(f *testing.F) {
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
-		u, err := Policy{}.CheckURL(raw)
+		u, err := AddressPolicy{}.CheckURL(raw)
 		if err != nil {
 			return
 		}

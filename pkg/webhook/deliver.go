@@ -23,7 +23,7 @@ import (
 
 // Config of a Deliverer. The zero value works; the defaults are in withDefaults.
 type Config struct {
-	Policy       Policy
+	Policy       AddressPolicy
 	Vault        Vault         // of the secrets that sign
 	Issuer       string        // of every message; empty: a fingerprint of the public key
 	Timeout      time.Duration // of one attempt, connecting included; 15 s
@@ -55,21 +55,21 @@ type Message struct {
 	Attempt int          // 1 for the first
 }
 
-// Kind of an outcome.
-type Kind string
+// DeliveryKind of an outcome.
+type DeliveryKind string
 
 // What an attempt came to.
 const (
-	Delivered Kind = "delivered" // the receiver answered 2xx
-	Retry     Kind = "retry"     // try again after Wait; this was an attempt
-	Deferred  Kind = "deferred"  // not tried: come back after Wait; this was no attempt
-	Disabled  Kind = "disabled"  // the receiver answered 410: send it nothing more
-	Failed    Kind = "failed"    // no further attempt: they are used up, or the address is not allowed
+	Delivered DeliveryKind = "delivered" // the receiver answered 2xx
+	Retry     DeliveryKind = "retry"     // try again after Wait; this was an attempt
+	Deferred  DeliveryKind = "deferred"  // not tried: come back after Wait; this was no attempt
+	Disabled  DeliveryKind = "disabled"  // the receiver answered 410: send it nothing more
+	Failed    DeliveryKind = "failed"    // no further attempt: they are used up, or the address is not allowed
 )
 
-// Outcome of one attempt.
-type Outcome struct {
-	Kind       Kind
+// DeliveryOutcome of one attempt.
+type DeliveryOutcome struct {
+	Kind       DeliveryKind
 	Wait       time.Duration // Retry, Deferred
 	StatusCode int           // 0 when there was no answer
 	Reason     string        // one line for a person
@@ -113,16 +113,16 @@ func NewDeliverer(config Config) *Deliverer {
 }
 
 // Deliver makes one attempt. Ending ctx ends it, as Deferred.
-func (d *Deliverer) Deliver(ctx context.Context, m Message) Outcome {
+func (d *Deliverer) Deliver(ctx context.Context, m Message) DeliveryOutcome {
 	address, err := d.config.Policy.CheckURL(m.URL)
 	if err != nil {
-		return Outcome{Kind: Failed, Reason: err.Error()}
+		return DeliveryOutcome{Kind: Failed, Reason: err.Error()}
 	}
 	to := target{id: withoutQuery(address), host: origin(address)}
 	began := time.Now()
 	f, wait := d.endpoints.enter(began, to)
 	if f == nil {
-		return Outcome{
+		return DeliveryOutcome{
 			Kind: Deferred, Wait: jittered(wait),
 			Reason: "endpoint is failing or has enough deliveries in flight",
 		}
@@ -150,10 +150,10 @@ func origin(u *url.URL) string {
 func withoutQuery(u *url.URL) string { return origin(u) + u.EscapedPath() }
 
 // attempt also returns whether the endpoint counts as up.
-func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, now time.Time) (o Outcome, healthy bool) {
+func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, now time.Time) (o DeliveryOutcome, healthy bool) {
 	signed, err := sign(m.ID, now, m.Body, m.Secrets, m.Keys)
 	if err != nil {
-		return Outcome{Kind: Failed, Reason: err.Error()}, true
+		return DeliveryOutcome{Kind: Failed, Reason: err.Error()}, true
 	}
 	bounded, cancel := context.WithTimeout(ctx, d.config.Timeout)
 	defer cancel()
@@ -168,7 +168,7 @@ func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, no
 	}()
 	req, err := http.NewRequestWithContext(bounded, http.MethodPost, address.String(), bytes.NewReader(m.Body))
 	if err != nil {
-		return Outcome{Kind: Failed, Reason: "build request: " + err.Error()}, true
+		return DeliveryOutcome{Kind: Failed, Reason: "build request: " + err.Error()}, true
 	}
 	req.Header = signed
 	req.Header.Set("Content-Type", "application/json")
@@ -185,25 +185,25 @@ func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, no
 	return d.judge(m, reply, string(said), now)
 }
 
-func (d *Deliverer) broken(ctx context.Context, m Message, err error) (Outcome, bool) {
+func (d *Deliverer) broken(ctx context.Context, m Message, err error) (DeliveryOutcome, bool) {
 	switch {
 	case ctx.Err() != nil:
-		return Outcome{Kind: Deferred, Reason: "delivery was interrupted on our side"}, true
+		return DeliveryOutcome{Kind: Deferred, Reason: "delivery was interrupted on our side"}, true
 	case errors.Is(err, ErrForbiddenAddress):
-		return Outcome{Kind: Failed, Reason: oneLine(withoutURL(err).Error())}, true
+		return DeliveryOutcome{Kind: Failed, Reason: oneLine(withoutURL(err).Error())}, true
 	}
 	return d.again(m, 0, oneLine(withoutURL(err).Error())), false
 }
 
-func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time.Time) (Outcome, bool) {
+func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time.Time) (DeliveryOutcome, bool) {
 	status := reply.StatusCode
 	reason := oneLine(fmt.Sprintf("receiver answered %d %s", status, said))
-	var o Outcome
+	var o DeliveryOutcome
 	switch {
 	case status/100 == 2:
-		o = Outcome{Kind: Delivered}
+		o = DeliveryOutcome{Kind: Delivered}
 	case status == http.StatusGone:
-		o = Outcome{Kind: Disabled, Reason: goneReason}
+		o = DeliveryOutcome{Kind: Disabled, Reason: goneReason}
 	case status/100 == 3:
 		o = d.again(m, 0, "receiver answered with a redirect, which is not followed: register the final address")
 	default:
@@ -216,12 +216,12 @@ func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time
 
 // again plans the next attempt: at the time of the schedule, or later if the
 // receiver asked for it.
-func (d *Deliverer) again(m Message, asked time.Duration, reason string) Outcome {
+func (d *Deliverer) again(m Message, asked time.Duration, reason string) DeliveryOutcome {
 	wait, more := Schedule(m.Attempt+1, rand.Float64())
 	if !more {
-		return Outcome{Kind: Failed, Reason: oneLine(fmt.Sprintf("attempts used up; last: %s", reason))}
+		return DeliveryOutcome{Kind: Failed, Reason: oneLine(fmt.Sprintf("attempts used up; last: %s", reason))}
 	}
-	return Outcome{Kind: Retry, Wait: max(wait, asked), Reason: reason}
+	return DeliveryOutcome{Kind: Retry, Wait: max(wait, asked), Reason: reason}
 }
 
 func jittered(wait time.Duration) time.Duration {

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-func loopback() Policy {
-	return Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+func loopback() AddressPolicy {
+	return AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 }
 
 // receiving starts a receiver on a loopback port.
@@ -63,7 +63,7 @@ func TestWhatBecomesOfADelivery(t *testing.T) {
 		name    string
 		answer  http.HandlerFunc
 		attempt int
-		kind    Kind
+		kind    DeliveryKind
 		least   time.Duration // of Wait; the jitter adds up to a fifth
 	}{
 		{"200", answers(200), 1, Delivered, 0},
@@ -256,7 +256,7 @@ func TestSlowReceiversUnderManyNamesLeaveThreadsForPromptOnes(t *testing.T) {
 		t.Fatalf("first delivery: %s", o.Reason)
 	}
 	_, port, _ := net.SplitHostPort(strings.TrimPrefix(tarPit.URL, "http://"))
-	outcomes := make(chan Outcome, 20)
+	outcomes := make(chan DeliveryOutcome, 20)
 	for i := range 20 {
 		slow.Go(func() {
 			outcomes <- d.Deliver(t.Context(), message(fmt.Sprintf("http://tar%d.example.com:%s/%d", i, port, i), 1))

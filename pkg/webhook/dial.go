@@ -17,7 +17,7 @@ type schemeKey struct{}
 // Dialer returns a dial function that checks every address right before it
 // connects, after the name was resolved. A Control of base's own runs only for
 // addresses that passed.
-func (p Policy) Dialer(base net.Dialer) DialFunc {
+func (p AddressPolicy) Dialer(base net.Dialer) DialFunc {
 	inner, innerContext := base.Control, base.ControlContext
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, _, err := net.SplitHostPort(address)
@@ -48,7 +48,7 @@ func (p Policy) Dialer(base net.Dialer) DialFunc {
 	}
 }
 
-func (p Policy) checkResolved(ctx context.Context, network, resolved string) error {
+func (p AddressPolicy) checkResolved(ctx context.Context, network, resolved string) error {
 	if !strings.HasPrefix(network, "tcp") {
 		return forbid("%s is not TCP", network)
 	}

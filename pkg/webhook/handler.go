@@ -103,7 +103,7 @@ func (h *Handler) complain(err error) {
 	}
 }
 
-func (h *Handler) judge(ctx context.Context, address string, o Outcome) (json.RawMessage, error) {
+func (h *Handler) judge(ctx context.Context, address string, o DeliveryOutcome) (json.RawMessage, error) {
 	switch o.Kind {
 	case Delivered:
 		return json.RawMessage(fmt.Sprintf(`{"status": %d, "took_ms": %d}`, o.StatusCode, o.Took.Milliseconds())), nil

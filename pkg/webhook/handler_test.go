@@ -36,11 +36,11 @@ type fixture struct {
 	ids    []string
 }
 
-var atHome = Policy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+var atHome = AddressPolicy{AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 
 var home = NewVault("a key for tests alone", nil)
 
-func newFixture(t *testing.T, policy Policy, status ...int) *fixture {
+func newFixture(t *testing.T, policy AddressPolicy, status ...int) *fixture {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 8})
 	if err != nil {
@@ -216,7 +216,7 @@ func TestGoneReceiversFillNeitherTheAuditNorTheTable(t *testing.T) {
 		t.Errorf("%d rows after another receiver was gone, want %d", n, before)
 	}
 	// One that somebody registered is disabled however many there are.
-	_, err = Register(d.ctx, d.pool, home, Policy{}, "https://z.example/in", invalidation.By{Actor: "test", Reason: "a test"})
+	_, err = Register(d.ctx, d.pool, home, AddressPolicy{}, "https://z.example/in", invalidation.By{Actor: "test", Reason: "a test"})
 	d.must(err)
 	d.must(markGone(d.ctx, d.pool, "https://z.example/in?x=1"))
 	if e, err = FindEndpoint(d.ctx, d.pool, home, "https://z.example/in"); err != nil || !e.Disabled {
@@ -244,7 +244,7 @@ func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
 }
 
 func TestForbiddenAddressIsNeverConnectedTo(t *testing.T) {
-	d := newFixture(t, Policy{})
+	d := newFixture(t, AddressPolicy{})
 	d.finishWork(d.receiver.URL)
 	_ = d.deliver()
 	if len(d.ids) != 0 {
@@ -253,7 +253,7 @@ func TestForbiddenAddressIsNeverConnectedTo(t *testing.T) {
 	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'refused'`); n != 1 {
 		t.Error("the callback is not a failure")
 	}
-	if _, err := Register(d.ctx, d.pool, home, Policy{}, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"}); err == nil {
+	if _, err := Register(d.ctx, d.pool, home, AddressPolicy{}, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"}); err == nil {
 		t.Error("a loopback address was registered")
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Endpoint is how to deliver to an address.
-type Endpoint struct {
+// Destination is how to deliver to an address.
+type Destination struct {
 	Secrets  []Secret     // its own, or those derived for its origin; two while one replaces the other
 	Keys     []SigningKey // of the installation, likewise
 	Disabled bool
@@ -37,28 +37,28 @@ SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own
 
 // FindEndpoint returns how to deliver to an address. Messages to one that nobody registered are signed with a secret
 // derived for its origin from the root secret of the installation, which the first call of all makes.
-func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address string) (Endpoint, error) {
+func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address string) (Destination, error) {
 	bare := address
 	if u, err := url.Parse(address); err == nil {
 		bare = withoutQuery(u)
 	}
 	for range 2 {
 		var at, secret, old, rootSecret, rootOld *string
-		var e Endpoint
+		var e Destination
 		err := db.QueryRow(ctx, findEndpointSQL, address, bare).Scan(&at, &secret, &old, &rootSecret, &rootOld,
 			&e.Disabled, &e.Reason)
 		if err != nil {
-			return Endpoint{}, fmt.Errorf("find webhook endpoint: %w", err)
+			return Destination{}, fmt.Errorf("find webhook endpoint: %w", err)
 		}
 		if rootSecret == nil {
 			if err := ensureRoot(ctx, db, vault); err != nil {
-				return Endpoint{}, err
+				return Destination{}, err
 			}
 			continue
 		}
 		roots, err := vault.openAll(root, rootSecret, rootOld)
 		if err != nil {
-			return Endpoint{}, err
+			return Destination{}, err
 		}
 		for _, r := range roots {
 			e.Keys = append(e.Keys, r.signingKey())
@@ -70,13 +70,13 @@ func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address stri
 		for _, r := range roots {
 			derived, err := r.receiverSecret(address)
 			if err != nil {
-				return Endpoint{}, err
+				return Destination{}, err
 			}
 			e.Secrets = append(e.Secrets, derived)
 		}
 		return e, nil
 	}
-	return Endpoint{}, errors.New("find webhook endpoint: the root secret of the installation was removed meanwhile")
+	return Destination{}, errors.New("find webhook endpoint: the root secret of the installation was removed meanwhile")
 }
 
 func (v Vault) openAll(address string, texts ...*string) ([]Secret, error) {
@@ -120,7 +120,7 @@ SELECT secret FROM kept CROSS JOIN LATERAL penstock.audit_log($3, 'register_webh
 // Register makes an address known with a secret of its own, or enables it again, and returns the secret to be
 // shown to its owner. It also holds for the address with other parameters in its query. The error wraps
 // ErrForbiddenAddress where policy does not allow the address.
-func Register(ctx context.Context, db postgres.DB, vault Vault, policy Policy, address string,
+func Register(ctx context.Context, db postgres.DB, vault Vault, policy AddressPolicy, address string,
 	by invalidation.By,
 ) (Secret, error) {
 	_, err := policy.CheckURL(address)

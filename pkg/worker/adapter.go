@@ -19,18 +19,18 @@ type Adapter interface {
 
 	// Poll asks how an accepted run is doing. Accepted means that it still runs,
 	// Busy and NotReady mean that the worker could not be asked just now.
-	Poll(ctx context.Context, run Run) Outcome
+	Poll(ctx context.Context, run RunRef) Outcome
 
 	// Cancel asks the worker to stop an accepted run.
-	Cancel(ctx context.Context, run Run) Cancellation
+	Cancel(ctx context.Context, run RunRef) Cancellation
 
 	// Probe asks for the instance's health and load.
 	Probe(ctx context.Context) Health
 }
 
-// Run names one run of an entry on a worker. It is all that another node needs
+// RunRef names one run of an entry on a worker. It is all that another node needs
 // to re-attach to a run whose first node died.
-type Run struct {
+type RunRef struct {
 	Entry   string // entry id; also the idempotency key
 	Token   int64  // fencing token of the entry's lock
 	Attempt int    // 1 for the first
@@ -42,7 +42,7 @@ type Run struct {
 
 // Call is one entry on its way to a worker.
 type Call struct {
-	Run
+	RunRef
 	FinishBy    time.Time       // on this process's monotonic clock; zero: no deadline
 	Payload     json.RawMessage // the entry's payload
 	TraceParent string          // W3C trace context, passed on
@@ -54,7 +54,7 @@ type Call struct {
 
 // Health is what a probe found. Figures that the worker does not report are nil.
 type Health struct {
-	State    State
+	State    HealthState
 	Active   *int     // calls the worker is running
 	Capacity *int     // calls it can run at once
 	Queued   *int     // calls waiting inside the worker
@@ -71,20 +71,20 @@ func (h Health) Idle(slots int) bool {
 	return slots == 1
 }
 
-// State of an instance as its worker reports it.
-type State string
+// HealthState of an instance as its worker reports it.
+type HealthState string
 
 // The states of an instance. Unhealthy may pass; defunct needs a restart.
 const (
-	StateStarting  State = "starting"
-	StateReady     State = "ready"
-	StateBusy      State = "busy"
-	StateUnhealthy State = "unhealthy"
-	StateDefunct   State = "defunct"
+	StateStarting  HealthState = "starting"
+	StateReady     HealthState = "ready"
+	StateBusy      HealthState = "busy"
+	StateUnhealthy HealthState = "unhealthy"
+	StateDefunct   HealthState = "defunct"
 )
 
 // Serving reports whether calls may be sent to an instance in this state.
-func (s State) Serving() bool { return s == StateReady || s == StateBusy }
+func (s HealthState) Serving() bool { return s == StateReady || s == StateBusy }
 
 // Cancellation is how far a cancel got.
 type Cancellation struct {

@@ -34,7 +34,7 @@ func newAdapter(t *testing.T, model Model, endpoint string, slots int) Adapter {
 
 func testCall(payload string) Call {
 	return Call{
-		Run:         Run{Entry: "entry-17", Token: 42, Attempt: 3},
+		RunRef:      RunRef{Entry: "entry-17", Token: 42, Attempt: 3},
 		Payload:     json.RawMessage(payload),
 		TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 		TraceState:  "penstock=1",
@@ -44,7 +44,7 @@ func testCall(payload string) Call {
 
 // want is the part of an outcome that a contract is about.
 type want struct {
-	kind       Kind
+	kind       OutcomeKind
 	class      Class
 	running    bool
 	retryAfter time.Duration

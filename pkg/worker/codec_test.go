@@ -18,7 +18,7 @@ import (
 func batchOf(payloads ...string) []Call {
 	calls := make([]Call, len(payloads))
 	for i, p := range payloads {
-		calls[i] = Call{Run: Run{Entry: fmt.Sprintf("e%d", i+1), Token: int64(10 + i), Attempt: 1 + i}, Payload: json.RawMessage(p)}
+		calls[i] = Call{RunRef: RunRef{Entry: fmt.Sprintf("e%d", i+1), Token: int64(10 + i), Attempt: 1 + i}, Payload: json.RawMessage(p)}
 	}
 	return calls
 }
@@ -119,7 +119,7 @@ func TestInnocentMembersDoNotPayForABatch(t *testing.T) {
 	}
 	// Alone, an entry pays for itself; and what is nobody's fault stays as it is.
 	want{kind: Rejected, class: ClassInput}.check(t, b.Split(calls[:1], Outcome{Kind: Rejected, Class: ClassInput})[0])
-	for _, kind := range []Kind{Busy, NotReady, Unknown, Cancelled} {
+	for _, kind := range []OutcomeKind{Busy, NotReady, Unknown, Cancelled} {
 		if o := b.Split(calls, Outcome{Kind: kind})[1]; o.Kind != kind || o.Alone {
 			t.Errorf("%s became %s", kind, o.Kind)
 		}

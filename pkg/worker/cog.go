@@ -102,7 +102,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	if p.ID != "" && p.ID != call.Entry {
 		return unknown(fmt.Sprintf("worker answered for prediction %q", Clip(p.ID)))
 	}
-	o := p.outcome(call.Run, body)
+	o := p.outcome(call.RunRef, body)
 	o.StatusCode = status
 	// Only a snapshot of a run that was there already carries its input, and a
 	// sync call is answered 202 only in that case.
@@ -111,7 +111,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 }
 
 // outcome reads a prediction. raw is what its progress is judged by.
-func (p prediction) outcome(run Run, raw []byte) Outcome {
+func (p prediction) outcome(run RunRef, raw []byte) Outcome {
 	o := Outcome{Logs: p.Logs, Metrics: p.Metrics}
 	switch p.Status {
 	case "succeeded":
@@ -137,7 +137,7 @@ func (p prediction) outcome(run Run, raw []byte) Outcome {
 // Poll cannot ask for the run itself: Cog has no such route. It asks whether
 // the worker is running anything. Unknown means that it certainly is not, so
 // that the callback is on its way or lost.
-func (c *cog) Poll(ctx context.Context, run Run) Outcome {
+func (c *cog) Poll(ctx context.Context, run RunRef) Outcome {
 	h := c.Probe(ctx)
 	running := Outcome{Kind: Accepted, Remote: run.Remote}
 	switch h.State {
@@ -161,7 +161,7 @@ func (c *cog) Poll(ctx context.Context, run Run) Outcome {
 
 // Cancel delivers the request. The run has stopped only when the callback says
 // canceled. A 404 proves nothing: some versions answer it for runs in flight.
-func (c *cog) Cancel(ctx context.Context, run Run) Cancellation {
+func (c *cog) Cancel(ctx context.Context, run RunRef) Cancellation {
 	header := http.Header{}
 	setRun(header, run)
 	status, _, body, err := c.ask(ctx, c.model.Timeouts.Control.Duration(), request{
@@ -202,7 +202,7 @@ func (c *cog) Probe(ctx context.Context) Health {
 	return h
 }
 
-func cogState(status string) State {
+func cogState(status string) HealthState {
 	switch status {
 	case "READY":
 		return StateReady

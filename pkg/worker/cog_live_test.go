@@ -20,7 +20,7 @@ func ocrCall(t *testing.T, entry, text string, pages int, callback string) Call 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Call{Run: Run{Entry: entry, Token: 1, Attempt: 1}, Payload: payload, Callback: callback}
+	return Call{RunRef: RunRef{Entry: entry, Token: 1, Attempt: 1}, Payload: payload, Callback: callback}
 }
 
 var (
@@ -36,7 +36,7 @@ func reporting(t *testing.T, entry string, failing int64) (url string, reports c
 	var seen atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		o, err := ParseCogCallback(Run{Entry: entry}, body)
+		o, err := ParseCogCallback(RunRef{Entry: entry}, body)
 		if err != nil {
 			t.Errorf("callback %s: %v", body, err)
 		}
@@ -64,9 +64,9 @@ func TestLiveCogSync(t *testing.T) {
 	if h := a.Probe(t.Context()); h.State != StateReady {
 		t.Errorf("probe says %+v", h)
 	}
-	bad := Call{Run: Run{Entry: "e2"}, Payload: []byte(`{"image":"no"}`)}
+	bad := Call{RunRef: RunRef{Entry: "e2"}, Payload: []byte(`{"image":"no"}`)}
 	want{kind: Rejected, class: ClassInput}.check(t, a.Submit(t.Context(), bad))
-	broken := Call{Run: Run{Entry: "e3"}, Payload: []byte(`{"image":"data:image/png;base64,AAAA"}`)}
+	broken := Call{RunRef: RunRef{Entry: "e3"}, Payload: []byte(`{"image":"data:image/png;base64,AAAA"}`)}
 	want{kind: Failed, class: ClassTransient}.check(t, a.Submit(t.Context(), broken))
 }
 
@@ -86,7 +86,7 @@ func TestLiveCogAsync(t *testing.T) {
 		t.Errorf("probe says %+v", h)
 	}
 	call.Remote = o.Remote
-	end := NewFollower(a, ocrAsync).Follow(t.Context(), Pending{Run: call.Run, Starting: o.Starting, Reports: reports})
+	end := NewFollower(a, ocrAsync).Follow(t.Context(), Pending{RunRef: call.RunRef, Starting: o.Starting, Reports: reports})
 	if end.Kind != Done || strings.Count(string(end.Result), "HELLO") != 5 {
 		t.Errorf("got %s %s (%s)", end.Kind, end.Result, end.Reason)
 	}
@@ -101,15 +101,15 @@ func TestLiveCogCancel(t *testing.T) {
 	url, reports := reporting(t, "e1", 0)
 	call := ocrCall(t, "e1", "HELLO", 10_000, url)
 	call.Remote = a.Submit(t.Context(), call).Remote
-	c := a.Cancel(t.Context(), call.Run)
+	c := a.Cancel(t.Context(), call.RunRef)
 	if !c.Delivered || c.Confirmed {
 		t.Errorf("cancel: %+v", c)
 	}
-	want{kind: Cancelled}.check(t, NewFollower(a, ocrAsync).Follow(t.Context(), Pending{Run: call.Run, Reports: reports}))
+	want{kind: Cancelled}.check(t, NewFollower(a, ocrAsync).Follow(t.Context(), Pending{RunRef: call.RunRef, Reports: reports}))
 	if !s.Idle() {
 		t.Error("the slot is still held")
 	}
-	if c := a.Cancel(t.Context(), call.Run); c.Delivered {
+	if c := a.Cancel(t.Context(), call.RunRef); c.Delivered {
 		t.Errorf("cancel of a run that is over: %+v", c)
 	}
 }
@@ -122,7 +122,7 @@ func TestLiveCogRunLimitStopsTheWorker(t *testing.T) {
 	url, reports := reporting(t, "e1", 0)
 	call := ocrCall(t, "e1", "HELLO", 10_000, url)
 	call.Remote = a.Submit(t.Context(), call).Remote
-	o := NewFollower(a, model).Follow(t.Context(), Pending{Run: call.Run, Reports: reports})
+	o := NewFollower(a, model).Follow(t.Context(), Pending{RunRef: call.RunRef, Reports: reports})
 	// The callback that confirms it comes after the limit: until then the slot counts.
 	want{kind: Unknown, running: true, remote: "e1"}.check(t, o)
 	workertest.WaitFor(t, s.Idle)
@@ -152,7 +152,7 @@ func TestLiveCogLostCallbackEndsAsUnknown(t *testing.T) {
 	a := newAdapter(t, ocrAsync, s.URL, 1)
 	call := ocrCall(t, "e1", "HELLO", 1, nobody(t))
 	call.Remote = a.Submit(t.Context(), call).Remote
-	o := NewFollower(a, ocrAsync).Follow(t.Context(), Pending{Run: call.Run, Reports: make(chan Outcome)})
+	o := NewFollower(a, ocrAsync).Follow(t.Context(), Pending{RunRef: call.RunRef, Reports: make(chan Outcome)})
 	want{kind: Unknown}.check(t, o)
 	if n := s.Started(); n != 1 {
 		t.Errorf("%d runs, want 1: following must not submit", n)

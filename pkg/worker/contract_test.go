@@ -276,14 +276,14 @@ func TestSameRemoteIDTwiceIsNotMixedUp(t *testing.T) {
 	second.Entry = "entry-18"
 	outcomes := make(chan Outcome, 1)
 	first.Remote = a.Submit(t.Context(), first).Remote
-	go func() { outcomes <- f.Follow(t.Context(), Pending{Run: first.Run}) }()
+	go func() { outcomes <- f.Follow(t.Context(), Pending{RunRef: first.RunRef}) }()
 	workertest.WaitFor(t, func() bool { return len(s.Requests()) > 2 })
 	second.Remote = a.Submit(t.Context(), second).Remote
-	want{kind: Unknown, running: true}.check(t, f.Follow(t.Context(), Pending{Run: second.Run}))
+	want{kind: Unknown, running: true}.check(t, f.Follow(t.Context(), Pending{RunRef: second.RunRef}))
 	close(release)
 	want{kind: Done, result: `"first"`}.check(t, <-outcomes)
 	// After the first has ended the worker may use the name again.
-	want{kind: Done, result: `"first"`}.check(t, f.Follow(t.Context(), Pending{Run: second.Run}))
+	want{kind: Done, result: `"first"`}.check(t, f.Follow(t.Context(), Pending{RunRef: second.RunRef}))
 }
 
 type protocolCase struct {
@@ -345,7 +345,7 @@ func TestTraceThatIsNoneIsLeftOut(t *testing.T) {
 
 // Another model at the server may be dearer, or not be meant for whoever may push.
 func TestPayloadChoosesOnlyModelsThatItMay(t *testing.T) {
-	for name, want := range map[string]Kind{"llama": Done, "adapter-1": Done, "m": Done, "secret": Rejected} {
+	for name, want := range map[string]OutcomeKind{"llama": Done, "adapter-1": Done, "m": Done, "secret": Rejected} {
 		s := workertest.NewScript(t, workertest.Says(200, `{"choices":[]}`))
 		model := Model{Name: "m", RemoteName: "llama", Protocol: ProtocolOpenAI, RemoteNames: []string{"adapter-1"}}
 		if o := newAdapter(t, model, s.URL, 1).Submit(t.Context(), testCall(`{"model":"`+name+`"}`)); o.Kind != want {

@@ -13,7 +13,7 @@ func TestDispatcherPollContract(t *testing.T) {
 		Name: "flux", Protocol: ProtocolGeneric, Type: TypeAsync, PollPath: "/status/{id}",
 		Timeouts: Timeouts{Control: Seconds(200 * time.Millisecond)},
 	}
-	run := Run{Entry: "entry-17", Token: 42, Attempt: 1, Remote: "a/b?c"}
+	run := RunRef{Entry: "entry-17", Token: 42, Attempt: 1, Remote: "a/b?c"}
 	for _, c := range []contract{
 		{"running", workertest.Says(200, `{"status":"processing"}`), want{kind: Accepted, remote: "a/b?c"}},
 		{"word of its own", workertest.Says(200, `{"status":"denoising"}`), want{kind: Accepted, remote: "a/b?c"}},
@@ -45,7 +45,7 @@ func TestDispatcherPollContract(t *testing.T) {
 }
 
 func TestCogPollReadsHealthOnly(t *testing.T) {
-	run := Run{Entry: "e", Remote: "e"}
+	run := RunRef{Entry: "e", Remote: "e"}
 	for _, c := range []struct {
 		name   string
 		slots  int
@@ -79,7 +79,7 @@ func TestSynchronousProtocolsCannotBePolled(t *testing.T) {
 			continue
 		}
 		s := workertest.NewScript(t, workertest.Says(200, `{}`))
-		want{kind: Unknown, running: true}.check(t, newAdapter(t, c.model, s.URL, 1).Poll(t.Context(), Run{Remote: "x"}))
+		want{kind: Unknown, running: true}.check(t, newAdapter(t, c.model, s.URL, 1).Poll(t.Context(), RunRef{Remote: "x"}))
 		if len(s.Requests()) != 0 {
 			t.Errorf("%s was asked something", c.model.Protocol)
 		}
@@ -110,7 +110,7 @@ func TestCancelContract(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := workertest.NewScript(t, c.answer)
-			got := newAdapter(t, c.model, s.URL+"", 1).Cancel(t.Context(), Run{Entry: "e", Token: 7, Remote: "r/1"})
+			got := newAdapter(t, c.model, s.URL+"", 1).Cancel(t.Context(), RunRef{Entry: "e", Token: 7, Remote: "r/1"})
 			if got.Delivered != c.delivered || got.Confirmed != c.confirmed || (!got.Confirmed && got.Reason == "") {
 				t.Errorf("got %+v", got)
 			}
@@ -149,7 +149,7 @@ func TestProbeContract(t *testing.T) {
 		name    string
 		model   Model
 		answers map[string]http.HandlerFunc
-		state   State
+		state   HealthState
 		figures figures
 	}{
 		{"seed worker", dispatch, map[string]http.HandlerFunc{"/health": workertest.Says(200, `{"active_jobs":2}`)}, StateReady, figures{2, -1, -1}},
@@ -317,7 +317,7 @@ func TestParseCogCallback(t *testing.T) {
 		{`{"id":"e","status":"nirvana"}`, want{}, true},
 		{`{"id":`, want{}, true},
 	} {
-		o, err := ParseCogCallback(Run{Entry: "e"}, []byte(c.body))
+		o, err := ParseCogCallback(RunRef{Entry: "e"}, []byte(c.body))
 		if (err != nil) != c.bad {
 			t.Errorf("%s: error %v", c.body, err)
 		}
@@ -325,8 +325,8 @@ func TestParseCogCallback(t *testing.T) {
 			c.want.check(t, o)
 		}
 	}
-	early, _ := ParseCogCallback(Run{Entry: "e"}, []byte(`{"id":"e","status":"processing","logs":"1%"}`))
-	later, _ := ParseCogCallback(Run{Entry: "e"}, []byte(`{"id":"e","status":"processing","logs":"2%"}`))
+	early, _ := ParseCogCallback(RunRef{Entry: "e"}, []byte(`{"id":"e","status":"processing","logs":"1%"}`))
+	later, _ := ParseCogCallback(RunRef{Entry: "e"}, []byte(`{"id":"e","status":"processing","logs":"2%"}`))
 	if early.Progress == later.Progress {
 		t.Error("progress did not change with the logs")
 	}

@@ -23,7 +23,7 @@ func NewFollower(adapter Adapter, model Model) *Follower {
 
 // Pending is an accepted run, as stored when it was accepted.
 type Pending struct {
-	Run
+	RunRef
 	FinishBy time.Time     // zero: no deadline
 	Ran      time.Duration // charged already, by the node that followed it before
 	Starting bool          // as Submit said
@@ -40,14 +40,14 @@ type Pending struct {
 // When ctx ends, the run goes on at the worker: Follow returns Accepted, and
 // whoever follows it next re-attaches by (entry, token, remote id).
 func (f *Follower) Follow(ctx context.Context, p Pending) Outcome {
-	if other, taken := f.enter(p.Run); taken {
+	if other, taken := f.enter(p.RunRef); taken {
 		// Two entries under one id cannot be told apart: neither answer could
 		// be trusted to be this entry's.
 		o := unknown(fmt.Sprintf("worker gave the id %s, under which it is running entry %s", Clip(p.Remote), other))
 		o.Err = ErrSharedID
 		return o
 	}
-	defer f.leave(p.Run)
+	defer f.leave(p.RunRef)
 	watch := newRunLimits(f.model, p, time.Now())
 	timer := time.NewTimer(f.model.PollInterval.Duration())
 	defer timer.Stop()
@@ -64,14 +64,14 @@ func (f *Follower) Follow(ctx context.Context, p Pending) Outcome {
 			}
 			o = report
 		case <-timer.C:
-			o = f.adapter.Poll(ctx, p.Run)
+			o = f.adapter.Poll(ctx, p.RunRef)
 			timer.Reset(max(f.model.PollInterval.Duration(), min(o.RetryAfter, pollDelayMax)))
 		}
 		if ctx.Err() != nil && !o.Final() {
 			continue
 		}
 		if end, limit := watch.observe(time.Now(), o); limit != nil {
-			return f.stop(ctx, p.Run, limit)
+			return f.stop(ctx, p.RunRef, limit)
 		} else if end {
 			return o
 		}
@@ -82,7 +82,7 @@ func (f *Follower) Follow(ctx context.Context, p Pending) Outcome {
 const pollDelayMax = time.Minute
 
 // stop ends a run that reached a limit.
-func (f *Follower) stop(ctx context.Context, run Run, limit error) Outcome {
+func (f *Follower) stop(ctx context.Context, run RunRef, limit error) Outcome {
 	o := Outcome{Kind: Unknown, MaybeRunning: true, Remote: run.Remote, Err: limit, Reason: limit.Error()}
 	c := f.adapter.Cancel(ctx, run)
 	if c.Confirmed {
@@ -93,7 +93,7 @@ func (f *Follower) stop(ctx context.Context, run Run, limit error) Outcome {
 	return o
 }
 
-func (f *Follower) enter(run Run) (other string, taken bool) {
+func (f *Follower) enter(run RunRef) (other string, taken bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if other, taken = f.following[run.Remote]; taken {
@@ -103,7 +103,7 @@ func (f *Follower) enter(run Run) (other string, taken bool) {
 	return "", false
 }
 
-func (f *Follower) leave(run Run) {
+func (f *Follower) leave(run RunRef) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.following, run.Remote)

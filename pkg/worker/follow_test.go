@@ -21,14 +21,14 @@ type told struct {
 func (a *told) Submit(context.Context, Call) Outcome { return Outcome{} }
 func (a *told) Probe(context.Context) Health         { return Health{State: StateReady} }
 
-func (a *told) Poll(context.Context, Run) Outcome {
+func (a *told) Poll(context.Context, RunRef) Outcome {
 	a.pollTimes = append(a.pollTimes, time.Now())
 	o := a.answers[min(a.polls, len(a.answers)-1)]
 	a.polls++
 	return o
 }
 
-func (a *told) Cancel(context.Context, Run) Cancellation {
+func (a *told) Cancel(context.Context, RunRef) Cancellation {
 	a.cancels++
 	return Cancellation{Delivered: true, Confirmed: a.confirms}
 }
@@ -141,7 +141,7 @@ func TestFollowEndsAtTheRightMoment(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
 				f := NewFollower(c.adapter, Model{Name: "m", Timeouts: c.timeouts})
-				c.pending.Run = Run{Entry: "e", Remote: "r"}
+				c.pending.RunRef = RunRef{Entry: "e", Remote: "r"}
 				o := f.Follow(t.Context(), c.pending)
 				c.want.check(t, o)
 				if !errors.Is(o.Err, c.err) {
@@ -162,7 +162,7 @@ func TestFollowStopsAtTheEntrysDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &told{answers: []Outcome{running}, confirms: true}
 		o := NewFollower(a, Model{Name: "m"}).Follow(t.Context(), Pending{
-			Run: Run{Entry: "e", Remote: "r"}, FinishBy: time.Now().Add(30 * time.Second),
+			RunRef: RunRef{Entry: "e", Remote: "r"}, FinishBy: time.Now().Add(30 * time.Second),
 		})
 		if !errors.Is(o.Err, ErrDeadline) || a.cancels != 1 {
 			t.Errorf("got %+v, %d cancels", o, a.cancels)
@@ -177,13 +177,13 @@ func TestHandOverLeavesTheRunAlone(t *testing.T) {
 		time.AfterFunc(5*time.Second, func() { cancel(drain) })
 		a := &told{answers: []Outcome{running}}
 		f := NewFollower(a, Model{Name: "m"})
-		o := f.Follow(ctx, Pending{Run: Run{Entry: "e", Remote: "r"}})
+		o := f.Follow(ctx, Pending{RunRef: RunRef{Entry: "e", Remote: "r"}})
 		if o.Kind != Accepted || o.Remote != "r" || !errors.Is(o.Err, drain) || a.cancels != 0 {
 			t.Errorf("got %+v, %d cancels", o, a.cancels)
 		}
 		// The next node follows the same run.
 		a.answers = []Outcome{done([]byte(`1`), 200)}
-		want{kind: Done, result: `1`}.check(t, f.Follow(t.Context(), Pending{Run: Run{Entry: "e", Token: 9, Remote: "r"}}))
+		want{kind: Done, result: `1`}.check(t, f.Follow(t.Context(), Pending{RunRef: RunRef{Entry: "e", Token: 9, Remote: "r"}}))
 	})
 }
 
@@ -198,7 +198,7 @@ func TestReportEndsTheRunBeforeThePoll(t *testing.T) {
 			reports <- done([]byte(`1`), 200)
 		}()
 		a := &told{answers: []Outcome{running}}
-		o := NewFollower(a, Model{Name: "m"}).Follow(t.Context(), Pending{Run: Run{Entry: "e", Remote: "r"}, Reports: reports})
+		o := NewFollower(a, Model{Name: "m"}).Follow(t.Context(), Pending{RunRef: RunRef{Entry: "e", Remote: "r"}, Reports: reports})
 		want{kind: Done, result: `1`}.check(t, o)
 		if took := time.Since(began); took != 1500*time.Millisecond || a.polls != 0 {
 			t.Errorf("ended after %s and %d polls", took, a.polls)
@@ -212,7 +212,7 @@ func TestLateReportIsWaitedForAfterTheWorkerWentIdle(t *testing.T) {
 		reports := make(chan Outcome, 1)
 		time.AfterFunc(30*time.Second, func() { reports <- done([]byte(`1`), 200) })
 		a := &told{answers: []Outcome{running, gone}}
-		o := NewFollower(a, Model{Name: "m", Protocol: ProtocolCog}).Follow(t.Context(), Pending{Run: Run{Entry: "e", Remote: "r"}, Reports: reports})
+		o := NewFollower(a, Model{Name: "m", Protocol: ProtocolCog}).Follow(t.Context(), Pending{RunRef: RunRef{Entry: "e", Remote: "r"}, Reports: reports})
 		want{kind: Done, result: `1`}.check(t, o)
 	})
 }
@@ -222,7 +222,7 @@ func TestLostReportEndsAsUnknown(t *testing.T) {
 		began := time.Now()
 		a := &told{answers: []Outcome{running, gone}}
 		reports := make(chan Outcome)
-		o := NewFollower(a, Model{Name: "m", Protocol: ProtocolCog}).Follow(t.Context(), Pending{Run: Run{Entry: "e", Remote: "r"}, Reports: reports})
+		o := NewFollower(a, Model{Name: "m", Protocol: ProtocolCog}).Follow(t.Context(), Pending{RunRef: RunRef{Entry: "e", Remote: "r"}, Reports: reports})
 		want{kind: Unknown}.check(t, o)
 		if took := time.Since(began); took != 64*time.Second {
 			t.Errorf("gave up after %s, want 64s", took)

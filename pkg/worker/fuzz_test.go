@@ -84,7 +84,7 @@ func FuzzAnswersOfWorkers(f *testing.F) {
 		a := answering(t, models[int(which)%len(models)], s)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		run := Run{Entry: "17", Token: 42, Attempt: 1, Remote: "job"}
+		run := RunRef{Entry: "17", Token: 42, Attempt: 1, Remote: "job"}
 		call := testCall(`{"inputs":[],"input":{},"messages":[]}`)
 		for name, o := range map[string]Outcome{"submit": a.Submit(ctx, call), "poll": a.Poll(ctx, run)} {
 			switch {

@@ -41,13 +41,13 @@ func (d *generic) Submit(ctx context.Context, call Call) Outcome {
 		return request{method: http.MethodPost, url: d.base.String(), body: body, header: header}, err
 	}, func(r reply) Outcome {
 		if r.status/100 == 2 {
-			return d.judge(r.status, r.body, call.Run, "")
+			return d.judge(r.status, r.body, call.RunRef, "")
 		}
-		return d.judgeRefusal(r.status, r.header, r.body, call.Run)
+		return d.judgeRefusal(r.status, r.header, r.body, call.RunRef)
 	})
 }
 
-func (d *generic) judgeRefusal(status int, header http.Header, body []byte, run Run) Outcome {
+func (d *generic) judgeRefusal(status int, header http.Header, body []byte, run RunRef) Outcome {
 	var reply genericReply
 	isReply := json.Unmarshal(body, &reply) == nil
 	switch {
@@ -60,7 +60,7 @@ func (d *generic) judgeRefusal(status int, header http.Header, body []byte, run 
 	return classifyStatus(status, header, body, run.Request)
 }
 
-func (d *generic) Poll(ctx context.Context, run Run) Outcome {
+func (d *generic) Poll(ctx context.Context, run RunRef) Outcome {
 	if d.model.PollPath == "" {
 		return unknown("model has no poll_endpoint_template, so the run cannot be followed")
 	}
@@ -88,7 +88,7 @@ func (d *generic) Poll(ctx context.Context, run Run) Outcome {
 }
 
 // judge reads an answer of status 2xx. remote is empty for a submit.
-func (d *generic) judge(status int, body []byte, run Run, remote string) Outcome {
+func (d *generic) judge(status int, body []byte, run RunRef, remote string) Outcome {
 	var reply genericReply
 	if err := json.Unmarshal(body, &reply); err != nil {
 		if remote != "" {
@@ -131,7 +131,7 @@ func (d *generic) judge(status int, body []byte, run Run, remote string) Outcome
 }
 
 // report reads what a worker posts to a callback address: what it would answer to a poll.
-func (d *generic) report(run Run, body []byte) (Outcome, error) {
+func (d *generic) report(run RunRef, body []byte) (Outcome, error) {
 	var reply genericReply
 	if err := json.Unmarshal(body, &reply); err != nil {
 		return Outcome{}, fmt.Errorf("read report: %w", err)
@@ -145,7 +145,7 @@ func (d *generic) report(run Run, body []byte) (Outcome, error) {
 	return d.judge(http.StatusOK, body, run, cmp.Or(run.Remote, run.Entry)), nil
 }
 
-func (d *generic) failure(status int, reply genericReply, run Run) Outcome {
+func (d *generic) failure(status int, reply genericReply, run RunRef) Outcome {
 	text := textOf(reply.Error)
 	if isOneOf(text, d.model.Statuses.Cancelled) { // to a protocol with two ends, a cancel is a failure
 		return Outcome{Kind: Cancelled, StatusCode: status, Reason: "worker reports the run as cancelled"}
@@ -175,7 +175,7 @@ func (d *generic) remoteID(body []byte) string {
 	return ""
 }
 
-func (d *generic) Cancel(ctx context.Context, run Run) Cancellation {
+func (d *generic) Cancel(ctx context.Context, run RunRef) Cancellation {
 	if d.model.CancelPath == "" {
 		return Cancellation{Reason: "model has no cancel_endpoint_template"}
 	}
@@ -278,7 +278,7 @@ func (d *generic) Split(calls []Call, whole Outcome) []Outcome {
 	}
 	outcomes := make([]Outcome, len(calls))
 	for i, item := range items {
-		run := calls[i].Run
+		run := calls[i].RunRef
 		run.Request = calls[i].Payload
 		o := d.judge(whole.StatusCode, item, run, "")
 		if o.Kind == Accepted || o.Kind == Unknown {

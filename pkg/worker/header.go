@@ -21,7 +21,7 @@ const (
 )
 
 // setRun names the run on a request.
-func setRun(h http.Header, run Run) {
+func setRun(h http.Header, run RunRef) {
 	h.Set(headerEntry, run.Entry)
 	h.Set(headerIdemKey, attemptID(run))
 	h.Set(headerToken, strconv.FormatInt(run.Token, 10))
@@ -30,7 +30,7 @@ func setRun(h http.Header, run Run) {
 
 // attemptID names one attempt of an entry: under the entry's name alone a worker could take it for an
 // earlier attempt that it still knows.
-func attemptID(run Run) string { return run.Entry + "-" + strconv.FormatInt(run.Token, 10) }
+func attemptID(run RunRef) string { return run.Entry + "-" + strconv.FormatInt(run.Token, 10) }
 
 // setRemaining passes the deadline on as milliseconds left: an instant would
 // have to be read on the worker's clock.

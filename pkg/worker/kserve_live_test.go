@@ -32,7 +32,7 @@ func TestLiveOIP(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return a.Submit(t.Context(), Call{Run: Run{Entry: entry, Token: 1, Attempt: 1}, Payload: payload})
+		return a.Submit(t.Context(), Call{RunRef: RunRef{Entry: entry, Token: 1, Attempt: 1}, Payload: payload})
 	}
 	type reply struct {
 		ID      string `json:"id"`
@@ -94,7 +94,7 @@ func TestLiveDispatcher(t *testing.T) {
 		return a, kill
 	}
 	call := func(entry string, token int64, payload string) Call {
-		return Call{Run: Run{Entry: entry, Token: token, Attempt: 1}, Payload: json.RawMessage(payload)}
+		return Call{RunRef: RunRef{Entry: entry, Token: token, Attempt: 1}, Payload: json.RawMessage(payload)}
 	}
 
 	t.Run("sync", func(t *testing.T) {
@@ -123,16 +123,16 @@ func TestLiveDispatcher(t *testing.T) {
 		if stale.Kind != Busy || !errors.Is(stale.Err, ErrStaleToken) {
 			t.Errorf("older token: %s (%s)", stale.Kind, stale.Reason)
 		}
-		want{kind: Done, result: `{"a":1}`}.check(t, NewFollower(a, async).Follow(t.Context(), Pending{Run: first.Run}))
+		want{kind: Done, result: `{"a":1}`}.check(t, NewFollower(a, async).Follow(t.Context(), Pending{RunRef: first.RunRef}))
 	})
 	t.Run("cancel is confirmed", func(t *testing.T) {
 		a, _ := ready(t, async, "/echo", "--slots", "1", "--async", "echo", "--delay", "1h")
 		c := call("e1", 1, `{}`)
 		c.Remote = a.Submit(t.Context(), c).Remote
-		if got := a.Cancel(t.Context(), c.Run); !got.Confirmed {
+		if got := a.Cancel(t.Context(), c.RunRef); !got.Confirmed {
 			t.Errorf("cancel: %+v", got)
 		}
-		want{kind: Cancelled}.check(t, NewFollower(a, async).Follow(t.Context(), Pending{Run: c.Run}))
+		want{kind: Cancelled}.check(t, NewFollower(a, async).Follow(t.Context(), Pending{RunRef: c.RunRef}))
 	})
 	t.Run("run limit is enforced at the worker", func(t *testing.T) {
 		model := async
@@ -140,7 +140,7 @@ func TestLiveDispatcher(t *testing.T) {
 		a, _ := ready(t, model, "/echo", "--slots", "1", "--async", "echo", "--delay", "1h")
 		c := call("e1", 1, `{}`)
 		c.Remote = a.Submit(t.Context(), c).Remote
-		o := NewFollower(a, model).Follow(t.Context(), Pending{Run: c.Run})
+		o := NewFollower(a, model).Follow(t.Context(), Pending{RunRef: c.RunRef})
 		if o.Kind != Failed || !errors.Is(o.Err, ErrRunLimit) || o.MaybeRunning {
 			t.Errorf("got %s (%s), %v", o.Kind, o.Reason, o.Err)
 		}

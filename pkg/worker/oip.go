@@ -29,12 +29,12 @@ type oip struct {
 type synchronous struct{}
 
 // Poll never knows.
-func (synchronous) Poll(context.Context, Run) Outcome {
+func (synchronous) Poll(context.Context, RunRef) Outcome {
 	return unknown("the protocol has no asynchronous calls: a run cannot be asked for")
 }
 
 // Cancel has nothing to send: ending Submit's context closes the connection, and that is all.
-func (synchronous) Cancel(context.Context, Run) Cancellation {
+func (synchronous) Cancel(context.Context, RunRef) Cancellation {
 	return Cancellation{Reason: "the protocol has no cancel; the connection was closed"}
 }
 

@@ -111,7 +111,7 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	header := p.headers(call, finishBy)
 	// vLLM logs it, and older versions take it as the id of the run: it must not be that of an attempt
 	// which may still be there.
-	header.Set("X-Request-Id", attemptID(call.Run))
+	header.Set("X-Request-Id", attemptID(call.RunRef))
 	g.request = request{
 		method: http.MethodPost, url: p.origin(p.root()) + operationPaths[operation], body: body, header: header,
 	}

@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// Kind of an outcome.
-type Kind uint8
+// OutcomeKind of an outcome.
+type OutcomeKind uint8
 
 // Unknown is the zero value on purpose: an outcome that nobody filled in must
 // not be taken for a call that did not run.
 const (
-	Unknown   Kind = iota // it may have run
-	Done                  // it ran; Result holds the answer
-	Accepted              // the worker runs it under Remote
-	Busy                  // refused for want of capacity; nothing ran
-	NotReady              // the worker cannot serve now; nothing ran unless MaybeRunning
-	Rejected              // the worker refuses this entry for good
-	Failed                // it ran and failed
-	Cancelled             // the worker is known to have stopped it, whoever asked
+	Unknown   OutcomeKind = iota // it may have run
+	Done                         // it ran; Result holds the answer
+	Accepted                     // the worker runs it under Remote
+	Busy                         // refused for want of capacity; nothing ran
+	NotReady                     // the worker cannot serve now; nothing ran unless MaybeRunning
+	Rejected                     // the worker refuses this entry for good
+	Failed                       // it ran and failed
+	Cancelled                    // the worker is known to have stopped it, whoever asked
 )
 
 var kindNames = [...]string{"unknown", "done", "accepted", "busy", "not_ready", "rejected", "failed", "cancelled"}
 
 // String names the kind as logs and metrics show it.
-func (k Kind) String() string {
+func (k OutcomeKind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]
 	}
@@ -50,7 +50,7 @@ const (
 
 // Outcome is what one exchange with a worker came to.
 type Outcome struct {
-	Kind       Kind
+	Kind       OutcomeKind
 	Result     json.RawMessage // Done: what the model answered
 	Remote     string          // Accepted: the worker's name for the run
 	RetryAfter time.Duration   // Busy, NotReady: what the worker asked for; 0 when it did not

@@ -67,7 +67,7 @@ func TestProbesGoBelowThePathOfTheEndpoint(t *testing.T) {
 func TestServerThatDoesNotListTheModelIsNotUsed(t *testing.T) {
 	for _, c := range []struct {
 		name, list string
-		state      State
+		state      HealthState
 	}{
 		{"listed", `{"object":"list","data":[{"id":"other"},{"id":"llama"}]}`, StateReady},
 		{"listed under its tag", `{"data":[{"id":"llama:latest"}]}`, StateReady},

@@ -15,7 +15,7 @@ import (
 //
 // Answer the worker 2xx at once. When the outcome cannot be stored, answer 503:
 // Cog repeats a completed callback on 5xx, and gives up on any 4xx.
-func ParseCogCallback(run Run, body []byte) (Outcome, error) {
+func ParseCogCallback(run RunRef, body []byte) (Outcome, error) {
 	var p prediction
 	if err := json.Unmarshal(body, &p); err != nil {
 		return Outcome{}, fmt.Errorf("read cog callback: %w", err)
@@ -45,7 +45,7 @@ func CheckCallbackToken(key []byte, entry string, token int64, given string) boo
 }
 
 // ReadReport reads what a worker of the model posts about a run.
-func (m Model) ReadReport(run Run, body []byte) (Outcome, error) {
+func (m Model) ReadReport(run RunRef, body []byte) (Outcome, error) {
 	if m.Protocol == ProtocolCog {
 		return ParseCogCallback(run, body)
 	}

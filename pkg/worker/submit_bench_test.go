@@ -36,7 +36,7 @@ func BenchmarkSubmit(b *testing.B) {
 							return
 						}
 						began := time.Now()
-						o := a.Submit(b.Context(), Call{Run: Run{Entry: "entry", Token: 1, Attempt: 1}, Payload: []byte(`{"a":1}`)})
+						o := a.Submit(b.Context(), Call{RunRef: RunRef{Entry: "entry", Token: 1, Attempt: 1}, Payload: []byte(`{"a":1}`)})
 						if o.Kind != Done {
 							b.Errorf("got %s: %s", o.Kind, o.Reason)
 							return

@@ -320,7 +320,7 @@ func (w *wire) begin(ctx context.Context, call Call) (context.Context, context.C
 
 func (w *wire) headers(call Call, finishBy time.Time) http.Header {
 	h := http.Header{}
-	setRun(h, call.Run)
+	setRun(h, call.RunRef)
 	if w.model.OnUnknown == Reattach {
 		h.Set(headerIdemKey, call.Entry) // the worker knows entries by it, whoever asks
 	}

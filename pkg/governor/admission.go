@@ -13,8 +13,8 @@ type Need struct {
 	Threads     int // processing threads; 0 means 1
 }
 
-// Sample is one measurement of the node. A capacity of zero is unknown and not checked.
-type Sample struct {
+// Measurement is the state of the node at one time. A capacity of zero is unknown and not checked.
+type Measurement struct {
 	At               time.Time
 	Cores            float64 // cores the node may use: quota, or those of the machine
 	CPUUsed          float64 // fraction of Cores in use, 0 to 1
@@ -22,9 +22,9 @@ type Sample struct {
 	MemoryUsedBytes  int64 // without page cache that can be dropped at once
 }
 
-// Readings are the inputs of a verdict.
+// Readings are the inputs of an admission.
 type Readings struct {
-	Sample
+	Measurement
 	// Sampled is the sum of the needs of running entries when the sample was taken,
 	// Running the sum now. Threads are not counted here.
 	Sampled, Running Need
@@ -32,40 +32,40 @@ type Readings struct {
 	FreeThreads int
 }
 
-// State is the state of the gates between two verdicts. In the zero State they are open.
-type State struct {
-	CPU, Memory Gate
+// Gates are the gates between two decisions. The zero value has them open.
+type Gates struct {
+	CPU, Memory Hysteresis
 }
 
-// Gate is hysteresis: it closes above a high mark and opens after a calm time below a low one.
-type Gate struct {
+// Hysteresis is a gate: it closes above a high mark and opens after a calm time below a low one.
+type Hysteresis struct {
 	Closed bool
 	Since  time.Time // when it closed
 	// Below is the time since which the level has been under the low mark, zero while it is not.
 	Below time.Time
 }
 
-// Verdict says how many entries of the asking queue the node may take now.
+// Admission says how many entries of the asking queue the node may take now.
 // Reasons name every resource that kept Allow under the number of free processing threads.
-type Verdict struct {
+type Admission struct {
 	Allow   int
-	Reasons []Reason
+	Reasons []RefusalReason
 }
 
 // Decide checks one queue's need against the readings. It returns the state to pass to the next
 // call.
-func Decide(c Config, s State, r Readings, n Need, now time.Time) (Verdict, State) {
+func Decide(c Config, s Gates, r Readings, n Need, now time.Time) (Admission, Gates) {
 	s = s.Step(c, r, now)
 	threads := max(n.Threads, 1)
-	v := Verdict{Allow: max(r.FreeThreads, 0) / threads}
+	v := Admission{Allow: max(r.FreeThreads, 0) / threads}
 	if v.Allow == 0 {
-		v.refuse(Reason{Code: Threads, Have: float64(r.FreeThreads), Want: float64(threads)})
+		v.refuse(RefusalReason{Code: Threads, Have: float64(r.FreeThreads), Want: float64(threads)})
 	}
 	if age := now.Sub(r.At); age > c.StaleAfter {
 		if r.At.IsZero() {
 			age = 0
 		}
-		v.refuse(Reason{Code: Stale, Have: age.Seconds(), Limit: c.StaleAfter.Seconds()})
+		v.refuse(RefusalReason{Code: Stale, Have: age.Seconds(), Limit: c.StaleAfter.Seconds()})
 		return v, s
 	}
 	v.judgeMemory(c, s.Memory, r, n)
@@ -74,8 +74,8 @@ func Decide(c Config, s State, r Readings, n Need, now time.Time) (Verdict, Stat
 }
 
 // Step updates the gates by one reading. Decide calls it itself; the sampling loop calls it
-// as well, so that a gate opens in time on a node without verdicts meanwhile.
-func (s State) Step(c Config, r Readings, now time.Time) State {
+// as well, so that a gate opens in time on a node without decisions meanwhile.
+func (s Gates) Step(c Config, r Readings, now time.Time) Gates {
 	if now.Sub(r.At) > c.StaleAfter {
 		return s
 	}
@@ -84,10 +84,10 @@ func (s State) Step(c Config, r Readings, now time.Time) State {
 	return s
 }
 
-func (g Gate) step(level, low, high float64, calm time.Duration, now time.Time) Gate {
+func (g Hysteresis) step(level, low, high float64, calm time.Duration, now time.Time) Hysteresis {
 	switch {
 	case !g.Closed && level > high:
-		return Gate{Closed: true, Since: now}
+		return Hysteresis{Closed: true, Since: now}
 	case !g.Closed:
 		return g
 	case level >= low:
@@ -95,58 +95,58 @@ func (g Gate) step(level, low, high float64, calm time.Duration, now time.Time) 
 	case g.Below.IsZero():
 		g.Below = now
 	case now.Sub(g.Below) >= calm:
-		return Gate{}
+		return Hysteresis{}
 	}
 	return g
 }
 
-func (v *Verdict) judgeMemory(c Config, g Gate, r Readings, n Need) {
+func (v *Admission) judgeMemory(c Config, g Hysteresis, r Readings, n Need) {
 	if r.MemoryLimitBytes <= 0 {
 		return
 	}
 	limit := float64(r.MemoryLimitBytes)
 	if g.Closed {
-		v.refuse(Reason{Code: MemoryHigh, Have: r.memoryLevel(), Want: c.MemoryLow, Limit: c.MemoryHigh})
+		v.refuse(RefusalReason{Code: MemoryHigh, Have: r.memoryLevel(), Want: c.MemoryLow, Limit: c.MemoryHigh})
 	}
 	if n.MemoryBytes <= 0 {
 		return
 	}
 	want, room := float64(n.MemoryBytes), limit*c.MemoryLow
 	if want > room {
-		v.refuse(Reason{Code: MemorySize, Want: want, Limit: room})
+		v.refuse(RefusalReason{Code: MemorySize, Want: want, Limit: room})
 		return
 	}
 	undeclared := math.Max(0, float64(r.MemoryUsedBytes-r.Sampled.MemoryBytes))
 	free := math.Max(0, room-undeclared-float64(r.Running.MemoryBytes))
-	v.limit(math.Floor(free/want), Reason{Code: MemoryNeed, Have: free, Want: want, Limit: room})
+	v.limit(math.Floor(free/want), RefusalReason{Code: MemoryNeed, Have: free, Want: want, Limit: room})
 }
 
 // judgeCPU lets the last entry overlap the use by others, as CPU is shared: with two
 // cores and a tenth of one in use, two entries of one core each may run.
-func (v *Verdict) judgeCPU(c Config, g Gate, r Readings, n Need) {
+func (v *Admission) judgeCPU(c Config, g Hysteresis, r Readings, n Need) {
 	if r.Cores <= 0 {
 		return
 	}
 	if g.Closed && (n.CPU > 0 || c.RefuseUndeclared) {
-		v.refuse(Reason{Code: CPUHigh, Have: r.unexplainedCPU(), Want: c.CPULow, Limit: c.CPUHigh})
+		v.refuse(RefusalReason{Code: CPUHigh, Have: r.unexplainedCPU(), Want: c.CPULow, Limit: c.CPUHigh})
 	}
 	if n.CPU <= 0 {
 		return
 	}
 	if n.CPU > r.Cores {
-		v.refuse(Reason{Code: CPUSize, Want: n.CPU, Limit: r.Cores})
+		v.refuse(RefusalReason{Code: CPUSize, Want: n.CPU, Limit: r.Cores})
 		return
 	}
 	undeclared := math.Max(0, r.Cores-r.Running.CPU)
 	free := math.Max(0, undeclared-r.unexplainedCPU()*r.Cores)
 	fits := math.Min(floor(undeclared/n.CPU), math.Ceil(free/n.CPU))
-	v.limit(fits, Reason{Code: CPUNeed, Have: free, Want: n.CPU, Limit: r.Cores})
+	v.limit(fits, RefusalReason{Code: CPUNeed, Have: free, Want: n.CPU, Limit: r.Cores})
 }
 
 // floor tolerates the rounding of sums such as 0.1 + 0.2, so that ten tenths fit in one core.
 func floor(x float64) float64 { return math.Floor(x + 1e-9) }
 
-func (v *Verdict) limit(fits float64, why Reason) {
+func (v *Admission) limit(fits float64, why RefusalReason) {
 	if fits < float64(v.Allow) {
 		v.Allow = int(fits)
 		v.Reasons = append(v.Reasons, why)
@@ -155,7 +155,7 @@ func (v *Verdict) limit(fits float64, why Reason) {
 	}
 }
 
-func (v *Verdict) refuse(why Reason) {
+func (v *Admission) refuse(why RefusalReason) {
 	v.Allow = 0
 	v.Reasons = append(v.Reasons, why)
 }

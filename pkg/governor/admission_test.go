@@ -15,13 +15,13 @@ func defaults() Config { return Config{}.withDefaults() }
 // node is a quiet node of 4 cores and 10 GiB with 16 idle threads.
 func node(now time.Time) Readings {
 	return Readings{
-		Sample:      Sample{At: now, Cores: 4, CPUUsed: 0.05, MemoryLimitBytes: 10 * gibi, MemoryUsedBytes: gibi},
+		Measurement: Measurement{At: now, Cores: 4, CPUUsed: 0.05, MemoryLimitBytes: 10 * gibi, MemoryUsedBytes: gibi},
 		FreeThreads: 16,
 	}
 }
 
-func codes(v Verdict) []Code {
-	var list []Code
+func codes(v Admission) []RefusalCode {
+	var list []RefusalCode
 	for _, r := range v.Reasons {
 		list = append(list, r.Code)
 	}
@@ -35,34 +35,34 @@ func TestVerdictCountsEntriesThatFit(t *testing.T) {
 		need  Need
 		edit  func(*Readings)
 		allow int
-		codes []Code
+		codes []RefusalCode
 	}{
 		{"declares nothing", Need{}, nil, 16, nil},
-		{"no idle thread", Need{}, func(r *Readings) { r.FreeThreads = 0 }, 0, []Code{Threads}},
+		{"no idle thread", Need{}, func(r *Readings) { r.FreeThreads = 0 }, 0, []RefusalCode{Threads}},
 		{"four threads each", Need{Threads: 4}, nil, 4, nil},
-		{"more threads than idle", Need{Threads: 20}, nil, 0, []Code{Threads}},
+		{"more threads than idle", Need{Threads: 20}, nil, 0, []RefusalCode{Threads}},
 		// Packed to the low mark: 8 GiB, of which 1 is used.
-		{"memory for three", Need{MemoryBytes: 2 * gibi}, nil, 3, []Code{MemoryNeed}},
-		{"memory taken since the reading", Need{MemoryBytes: 2 * gibi}, func(r *Readings) { r.Running.MemoryBytes = 4 * gibi }, 1, []Code{MemoryNeed}},
+		{"memory for three", Need{MemoryBytes: 2 * gibi}, nil, 3, []RefusalCode{MemoryNeed}},
+		{"memory taken since the reading", Need{MemoryBytes: 2 * gibi}, func(r *Readings) { r.Running.MemoryBytes = 4 * gibi }, 1, []RefusalCode{MemoryNeed}},
 		{"memory released since the reading", Need{MemoryBytes: 2 * gibi}, func(r *Readings) {
 			r.MemoryUsedBytes, r.Sampled.MemoryBytes = 7*gibi, 6*gibi
-		}, 3, []Code{MemoryNeed}},
+		}, 3, []RefusalCode{MemoryNeed}},
 		{"declared memory not yet used", Need{MemoryBytes: 2 * gibi}, func(r *Readings) {
 			r.Sampled.MemoryBytes, r.Running.MemoryBytes = 7*gibi, 7*gibi
-		}, 0, []Code{MemoryNeed}},
-		{"larger than the node", Need{MemoryBytes: 9 * gibi}, nil, 0, []Code{MemorySize}},
-		{"memory above its mark", Need{}, func(r *Readings) { r.MemoryUsedBytes = 9*gibi + 1<<29 }, 0, []Code{MemoryHigh}},
-		{"one core each", Need{CPU: 1}, nil, 4, []Code{CPUNeed}},
-		{"one core each, two taken", Need{CPU: 1}, func(r *Readings) { r.Running.CPU = 2 }, 2, []Code{CPUNeed}},
-		{"others use half the CPU", Need{CPU: 1}, func(r *Readings) { r.CPUUsed = 0.5 }, 2, []Code{CPUNeed}},
-		{"busy with its own work", Need{CPU: 1}, func(r *Readings) { r.CPUUsed, r.Sampled.CPU = 1, 4 }, 4, []Code{CPUNeed}},
-		{"others use all CPU", Need{CPU: 1}, func(r *Readings) { r.CPUUsed = 1 }, 0, []Code{CPUHigh, CPUNeed}},
+		}, 0, []RefusalCode{MemoryNeed}},
+		{"larger than the node", Need{MemoryBytes: 9 * gibi}, nil, 0, []RefusalCode{MemorySize}},
+		{"memory above its mark", Need{}, func(r *Readings) { r.MemoryUsedBytes = 9*gibi + 1<<29 }, 0, []RefusalCode{MemoryHigh}},
+		{"one core each", Need{CPU: 1}, nil, 4, []RefusalCode{CPUNeed}},
+		{"one core each, two taken", Need{CPU: 1}, func(r *Readings) { r.Running.CPU = 2 }, 2, []RefusalCode{CPUNeed}},
+		{"others use half the CPU", Need{CPU: 1}, func(r *Readings) { r.CPUUsed = 0.5 }, 2, []RefusalCode{CPUNeed}},
+		{"busy with its own work", Need{CPU: 1}, func(r *Readings) { r.CPUUsed, r.Sampled.CPU = 1, 4 }, 4, []RefusalCode{CPUNeed}},
+		{"others use all CPU", Need{CPU: 1}, func(r *Readings) { r.CPUUsed = 1 }, 0, []RefusalCode{CPUHigh, CPUNeed}},
 		{"all CPU used, none declared", Need{}, func(r *Readings) { r.CPUUsed = 1 }, 16, nil},
-		{"more cores than the node", Need{CPU: 5}, nil, 0, []Code{CPUSize}},
-		{"tenths add up", Need{CPU: 0.1}, func(r *Readings) { r.CPUUsed, r.Cores, r.FreeThreads = 0, 1, 50 }, 10, []Code{CPUNeed}},
+		{"more cores than the node", Need{CPU: 5}, nil, 0, []RefusalCode{CPUSize}},
+		{"tenths add up", Need{CPU: 0.1}, func(r *Readings) { r.CPUUsed, r.Cores, r.FreeThreads = 0, 1, 50 }, 10, []RefusalCode{CPUNeed}},
 		{"nothing known", Need{CPU: 9, MemoryBytes: 99 * gibi}, func(r *Readings) { r.Cores, r.MemoryLimitBytes = 0, 0 }, 16, nil},
-		{"old readings", Need{}, func(r *Readings) { r.At = now.Add(-time.Minute) }, 0, []Code{Stale}},
-		{"no readings", Need{}, func(r *Readings) { r.Sample = Sample{} }, 0, []Code{Stale}},
+		{"old readings", Need{}, func(r *Readings) { r.At = now.Add(-time.Minute) }, 0, []RefusalCode{Stale}},
+		{"no readings", Need{}, func(r *Readings) { r.Measurement = Measurement{} }, 0, []RefusalCode{Stale}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestVerdictCountsEntriesThatFit(t *testing.T) {
 			if test.edit != nil {
 				test.edit(&r)
 			}
-			v, _ := Decide(defaults(), State{}, r, test.need, now)
+			v, _ := Decide(defaults(), Gates{}, r, test.need, now)
 			if v.Allow != test.allow || !slices.Equal(codes(v), test.codes) {
 				t.Errorf("allow %d because %v, want %d because %v", v.Allow, v.Reasons, test.allow, test.codes)
 			}
@@ -83,7 +83,7 @@ func TestRefuseUndeclaredAppliesTheCPUGateToAll(t *testing.T) {
 	c := Config{RefuseUndeclared: true}.withDefaults()
 	r := node(now)
 	r.CPUUsed = 0.95
-	if v, _ := Decide(c, State{}, r, Need{}, now); v.Allow != 0 {
+	if v, _ := Decide(c, Gates{}, r, Need{}, now); v.Allow != 0 {
 		t.Errorf("allow %d at 95%% CPU, want 0", v.Allow)
 	}
 }
@@ -91,12 +91,12 @@ func TestRefuseUndeclaredAppliesTheCPUGateToAll(t *testing.T) {
 // A level that swings between the marks neither closes an open gate nor opens a closed one.
 func TestGateOpensOnlyAfterCalm(t *testing.T) {
 	start := time.Unix(1000, 0)
-	c, s := defaults(), State{}
+	c, s := defaults(), Gates{}
 	at := func(seconds float64, level float64) bool {
 		now := start.Add(time.Duration(seconds * float64(time.Second)))
 		r := node(now)
 		r.MemoryUsedBytes = int64(level * float64(r.MemoryLimitBytes))
-		var v Verdict
+		var v Admission
 		v, s = Decide(c, s, r, Need{}, now)
 		return v.Allow > 0
 	}
@@ -130,7 +130,7 @@ func TestGateNeverFlaps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := defaults()
 		levels := rapid.SliceOfN(rapid.Float64Range(0, 1), 2, 200).Draw(t, "levels")
-		now, g := time.Unix(1000, 0), Gate{}
+		now, g := time.Unix(1000, 0), Hysteresis{}
 		var opened time.Time
 		for _, level := range levels {
 			now = now.Add(500 * time.Millisecond)
@@ -155,7 +155,7 @@ func TestGateNeverFlaps(t *testing.T) {
 func drawReadings(t *rapid.T, now time.Time) Readings {
 	limit := rapid.Int64Range(0, 64*gibi).Draw(t, "memory limit")
 	return Readings{
-		Sample: Sample{
+		Measurement: Measurement{
 			At: now, Cores: rapid.Float64Range(0, 64).Draw(t, "cores"), CPUUsed: rapid.Float64Range(0, 1).Draw(t, "cpu used"),
 			MemoryLimitBytes: limit, MemoryUsedBytes: rapid.Int64Range(0, 70*gibi).Draw(t, "memory used"),
 		},
@@ -179,7 +179,7 @@ func TestVerdictNeverPromisesMoreThanThereIs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(1000, 0)
 		c, r, n := defaults(), drawReadings(t, now), drawNeed(t, "need")
-		v, _ := Decide(c, State{}, r, n, now)
+		v, _ := Decide(c, Gates{}, r, n, now)
 		taken := float64(v.Allow)
 		if v.Allow < 0 || v.Allow*max(n.Threads, 1) > r.FreeThreads {
 			t.Fatalf("allow %d entries of %d threads with %d idle", v.Allow, n.Threads, r.FreeThreads)
@@ -210,7 +210,7 @@ func TestVerdictIsMonotone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(1000, 0)
 		c, r, n := defaults(), drawReadings(t, now), drawNeed(t, "need")
-		v, _ := Decide(c, State{}, r, n, now)
+		v, _ := Decide(c, Gates{}, r, n, now)
 		worse, larger := r, n
 		switch rapid.IntRange(0, 4).Draw(t, "what gets worse") {
 		case 0:
@@ -226,7 +226,7 @@ func TestVerdictIsMonotone(t *testing.T) {
 				larger.MemoryBytes += rapid.Int64Range(0, gibi).Draw(t, "more")
 			}
 		}
-		if w, _ := Decide(c, State{}, worse, larger, now); w.Allow > v.Allow {
+		if w, _ := Decide(c, Gates{}, worse, larger, now); w.Allow > v.Allow {
 			t.Fatalf("allow rose from %d to %d\n%+v %+v\n%+v %+v", v.Allow, w.Allow, r, n, worse, larger)
 		}
 	})
