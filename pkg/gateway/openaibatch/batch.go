@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // status is where a batch is.
@@ -96,6 +98,30 @@ type order struct {
 	Metadata                             json.RawMessage
 }
 
+// inputSQL finds an input file, and keeps it from being deleted until the batch that needs it is there.
+const inputSQL = `
+SELECT purpose
+  FROM penstock.gateway_file
+ WHERE id = $1 AND owner = $2 AND completed_at IS NOT NULL AND deleted_at IS NULL
+   AND (expires_at IS NULL OR expires_at > clock_timestamp())
+   FOR SHARE`
+
+// lockInput checks the input file of a batch.
+func lockInput(ctx context.Context, tx pgx.Tx, o order) error {
+	var purpose string
+	err := tx.QueryRow(ctx, inputSQL, o.Input, o.Owner).Scan(&purpose)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id", "there is no file %q", o.Input)
+	case err != nil:
+		return fmt.Errorf("lock input file %s: %w", o.Input, err)
+	case purpose != purposeBatch:
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id",
+			"the purpose of file %q is %s, not batch", o.Input, purpose)
+	}
+	return nil
+}
+
 const createBatchSQL = `
 INSERT INTO penstock.gateway_batch AS b
        (id, owner, flow, endpoint, input_file_id, output_file_id, error_file_id, completion_window, output_kept,
@@ -107,6 +133,9 @@ RETURNING` + batchColumns
 func createBatch(ctx context.Context, db postgres.DB, o order) (b batchRow, err error) {
 	id := newID("batch_")
 	err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
+		if err := lockInput(ctx, tx, o); err != nil {
+			return err
+		}
 		output, err := createFile(ctx, tx, o.Owner, id+"_output.jsonl", purposeOutput)
 		if err != nil {
 			return err

@@ -146,7 +146,7 @@ func listFiles(ctx context.Context, db postgres.DB, owner, purpose, after string
 	return list, nil
 }
 
-// hideFileSQL hides a file. Its chunks stay as long as an open batch reads them: sweepSQL removes them.
+// hideFileSQL hides a file. Its chunks stay as long as an open batch reads them: sweepFilesSQL removes them.
 const hideFileSQL = `
 UPDATE penstock.gateway_file SET deleted_at = clock_timestamp()
  WHERE id = $1 AND owner = $2 AND completed_at IS NOT NULL AND deleted_at IS NULL`
@@ -162,20 +162,46 @@ func hideFile(ctx context.Context, db postgres.DB, owner, id string) error {
 	return nil
 }
 
-// sweepSQL removes files that were deleted, have expired or were never completed, and that no open batch
-// needs; and batches that ended long ago.
-const sweepSQL = `
-WITH old AS (
-    DELETE FROM penstock.gateway_batch b
-     WHERE b.status NOT IN ('validating', 'in_progress', 'finalizing', 'cancelling')
-       AND coalesce(b.completed_at, b.failed_at, b.expired_at, b.cancelled_at) < clock_timestamp() - interval '90 days'
-)
-DELETE FROM penstock.gateway_file f
- WHERE (f.deleted_at IS NOT NULL OR f.expires_at <= clock_timestamp()
-        OR (f.completed_at IS NULL AND f.created_at < clock_timestamp() - interval '1 day'))
-   AND NOT EXISTS (SELECT FROM penstock.gateway_batch b
-                    WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
-                      AND f.id IN (b.input_file_id, b.output_file_id, b.error_file_id))`
+// sweepBatchesSQL removes batches that ended long ago.
+const sweepBatchesSQL = `
+DELETE FROM penstock.gateway_batch b
+ WHERE b.status NOT IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+   AND coalesce(b.completed_at, b.failed_at, b.expired_at, b.cancelled_at) < clock_timestamp() - interval '90 days'`
+
+// sweepFilesSQL removes up to $1 files that were deleted, have expired or were never completed, and that no open batch
+// needs. A file goes a minute after its end: a batch that was created of it at the last moment, in a transaction of at
+// most 10 s (statementMax), is in the snapshot of the statement.
+const sweepFilesSQL = `
+DELETE FROM penstock.gateway_file
+ WHERE id IN (
+       SELECT f.id FROM penstock.gateway_file f
+        WHERE (f.deleted_at < clock_timestamp() - interval '1 minute'
+               OR f.expires_at < clock_timestamp() - interval '1 minute'
+               OR (f.completed_at IS NULL AND f.created_at < clock_timestamp() - interval '1 day'))
+          AND NOT EXISTS (SELECT FROM penstock.gateway_batch b
+                           WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+                             AND f.id IN (b.input_file_id, b.output_file_id, b.error_file_id))
+        LIMIT $1
+          FOR UPDATE SKIP LOCKED)`
+
+// sweepAtOnce is how many files, of up to 200 MiB each, are removed in one transaction.
+const sweepAtOnce = 10
+
+// sweep removes what nobody needs any more.
+func sweep(ctx context.Context, db postgres.DB) error {
+	if _, err := db.Exec(ctx, sweepBatchesSQL); err != nil {
+		return fmt.Errorf("sweep batches: %w", err)
+	}
+	for {
+		tag, err := db.Exec(ctx, sweepFilesSQL, sweepAtOnce)
+		if err != nil {
+			return fmt.Errorf("sweep files: %w", err)
+		}
+		if tag.RowsAffected() < sweepAtOnce {
+			return nil
+		}
+	}
+}
 
 const chunkSQL = `SELECT data FROM penstock.gateway_file_chunk WHERE file_id = $1 AND no = $2`
 
@@ -185,25 +211,31 @@ type fileReader struct {
 	db   postgres.DB
 	id   string
 	no   int
+	left int64 // bytes that were not read
 	rest []byte
 }
 
-// openFile returns a reader of a file.
-func openFile(ctx context.Context, db postgres.DB, id string) *fileReader {
-	return &fileReader{ctx: ctx, db: db, id: id}
+// openFile returns a reader of a file of so many bytes.
+func openFile(ctx context.Context, db postgres.DB, id string, bytes int64) *fileReader {
+	return &fileReader{ctx: ctx, db: db, id: id, left: bytes}
 }
 
-// next returns the next chunk, io.EOF behind the last.
+// next returns the next chunk, io.EOF behind the last. A file that was removed meanwhile ends with errNoFile, so that a
+// part of it is not taken for the whole.
 func (r *fileReader) next() ([]byte, error) {
+	if r.left <= 0 {
+		return nil, io.EOF
+	}
 	r.no++
 	var data []byte
 	err := r.db.QueryRow(r.ctx, chunkSQL, r.id, r.no).Scan(&data)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return nil, io.EOF
+		return nil, fmt.Errorf("read chunk %d of file %s: %w", r.no, r.id, errNoFile)
 	case err != nil:
 		return nil, fmt.Errorf("read chunk %d of file %s: %w", r.no, r.id, err)
 	}
+	r.left -= int64(len(data))
 	return data, nil
 }
 

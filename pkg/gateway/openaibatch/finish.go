@@ -2,6 +2,7 @@ package openaibatch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -49,6 +50,18 @@ func (s *Batches) finishIfEmpty(ctx context.Context, tx pgx.Tx, b *batchRow, end
 
 const sizeSQL = `SELECT bytes FROM penstock.gateway_file WHERE id = $1`
 
+// fileSize returns the bytes of a file, also of one that was deleted and is still there.
+func fileSize(ctx context.Context, db postgres.DB, id string) (bytes int64, err error) {
+	err = db.QueryRow(ctx, sizeSQL, id).Scan(&bytes)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, errNoFile
+	case err != nil:
+		return 0, fmt.Errorf("read size of file %s: %w", id, err)
+	}
+	return bytes, nil
+}
+
 // showOutputs makes the files of a batch that has ended visible; empty ones go.
 func (s *Batches) showOutputs(ctx context.Context, tx pgx.Tx, b *batchRow) error {
 	kept := batchFileKept
@@ -56,9 +69,9 @@ func (s *Batches) showOutputs(ctx context.Context, tx pgx.Tx, b *batchRow) error
 		kept = *b.OutputKept
 	}
 	for id, name := range map[string]string{b.Output: "_output.jsonl", b.Errors: "_error.jsonl"} {
-		var bytes int64
-		if err := tx.QueryRow(ctx, sizeSQL, id).Scan(&bytes); err != nil {
-			return fmt.Errorf("read file of batch %s: %w", b.ID, err)
+		bytes, err := fileSize(ctx, tx, id)
+		if err != nil {
+			return fmt.Errorf("batch %s: %w", b.ID, err)
 		}
 		if bytes == 0 {
 			if err := dropFile(ctx, tx, id); err != nil {

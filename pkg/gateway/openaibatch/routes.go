@@ -159,17 +159,6 @@ func (s *Batches) create(w http.ResponseWriter, r *http.Request, c gateway.Reque
 		return err
 	}
 	o.Owner, o.Flow = c.Name, c.Flow
-	f, err := findFile(r.Context(), s.db, c.Name, ask.InputFileID)
-	switch {
-	case errors.Is(err, errNoFile):
-		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id", "there is no file %q",
-			ask.InputFileID)
-	case err != nil:
-		return err
-	case f.Purpose != purposeBatch:
-		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id",
-			"the purpose of file %q is %s, not batch", f.ID, f.Purpose)
-	}
 	b, err := createBatch(r.Context(), s.db, o)
 	if err != nil {
 		return err

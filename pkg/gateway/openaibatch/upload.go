@@ -249,7 +249,7 @@ func (s *Batches) content(w http.ResponseWriter, r *http.Request, c gateway.Requ
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(f.Bytes, 10))
-	if _, err := io.Copy(w, openFile(r.Context(), s.db, f.ID)); err != nil {
+	if _, err := io.Copy(w, openFile(r.Context(), s.db, f.ID, f.Bytes)); err != nil {
 		s.log.Debug("file was not sent whole", "file", f.ID, "error", err)
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	}

@@ -33,7 +33,15 @@ type validation struct {
 // of them runs.
 func (s *Batches) validate(ctx context.Context, tx pgx.Tx, b *batchRow) error {
 	v := &validation{service: s, batch: b, seen: map[[sha256.Size]byte]bool{}}
-	source := newLineReader(openFile(ctx, tx, b.Input), s.config.LineMax)
+	size, err := fileSize(ctx, tx, b.Input)
+	if errors.Is(err, errNoFile) {
+		v.flaws = append(v.flaws, fileGone())
+		return v.fail(ctx, tx)
+	}
+	if err != nil {
+		return err
+	}
+	source := newLineReader(openFile(ctx, tx, b.Input, size), s.config.LineMax)
 	for len(v.flaws) < flawsMost && !v.over {
 		line, err := source.read()
 		if errors.Is(err, io.EOF) {
@@ -41,6 +49,10 @@ func (s *Batches) validate(ctx context.Context, tx pgx.Tx, b *batchRow) error {
 		}
 		if errors.Is(err, errLongLine) {
 			v.flawed(source.number, flawOf("line_too_long", "", "the line has more than %d bytes", s.config.LineMax))
+			break
+		}
+		if errors.Is(err, errNoFile) {
+			v.flaws = append(v.flaws, fileGone())
 			break
 		}
 		if err != nil {
@@ -60,6 +72,10 @@ func (s *Batches) validate(ctx context.Context, tx pgx.Tx, b *batchRow) error {
 		return err
 	}
 	return v.begin(ctx, tx)
+}
+
+func fileGone() *flaw {
+	return flawOf("file_not_found", "input_file_id", "the file is not there any more")
 }
 
 func (v *validation) flawed(number int, f *flaw) {

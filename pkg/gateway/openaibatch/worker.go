@@ -35,7 +35,7 @@ UPDATE penstock.gateway_batch
 const (
 	// failedTurnsMost is after how many failed turns in a row a batch that is not validated has failed: about 25 min.
 	failedTurnsMost = 10
-	sweepEvery      = 10 * time.Minute
+	sweepEvery      = time.Minute
 )
 
 func (s *Batches) nudge() {
@@ -55,8 +55,8 @@ func (s *Batches) Run(ctx context.Context) error {
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
-			if _, err := s.db.Exec(ctx, sweepSQL); err != nil && ctx.Err() == nil {
-				s.log.Warn("sweep files", "error", err)
+			if err := sweep(ctx, s.db); err != nil && ctx.Err() == nil {
+				s.log.Warn("files and batches", "error", err)
 			}
 		}
 		select {

@@ -1,0 +1,80 @@
+package openaibatch
+
+import (
+	"errors"
+	"io"
+	"testing"
+	"time"
+)
+
+// A file that is removed while it is read ends with an error: a part of it is not taken for the whole.
+func TestRemovedFileIsNotReadAsAShorterOne(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	id := s.file("whole")
+	if text, err := io.ReadAll(openFile(t.Context(), s.pool, id, 5)); err != nil || string(text) != "whole" {
+		t.Errorf("got %q, %v", text, err)
+	}
+	b := s.create(id)
+	s.exec(`DELETE FROM penstock.gateway_file_chunk WHERE file_id = $1`, id)
+	if text, err := io.ReadAll(openFile(t.Context(), s.pool, id, 5)); !errors.Is(err, errNoFile) {
+		t.Errorf("got %q, %v", text, err)
+	}
+	s.step1(b)
+	if b = s.again(b); b.Status != failed {
+		t.Errorf("the batch is %s", b.Status)
+	}
+}
+
+// A file cannot be deleted between the check of a batch that needs it and the batch, and stays as long as one needs it.
+func TestInputOfABatchStays(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	id := s.file("nonsense")
+	b := s.create(id)
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lockInput(t.Context(), tx, order{Owner: "shop", Input: id}); err != nil {
+		t.Fatal(err)
+	}
+	hidden := make(chan error, 1)
+	go func() { hidden <- hideFile(t.Context(), s.pool, "shop", id) }()
+	for waits := 0; waits == 0; time.Sleep(5 * time.Millisecond) {
+		if err := s.pool.QueryRow(t.Context(),
+			`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-hidden:
+			t.Fatalf("the file was deleted: %v", err)
+		default:
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-hidden; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := createBatch(t.Context(), s.pool, order{Owner: "shop", Input: id}); err == nil {
+		t.Error("a batch was created of a deleted file")
+	}
+	s.exec(`UPDATE penstock.gateway_file SET deleted_at = clock_timestamp() - interval '1 hour' WHERE id = $1`, id)
+	for _, want := range []int64{1, 0} {
+		if err := sweep(t.Context(), s.pool); err != nil {
+			t.Fatal(err)
+		}
+		var files int64
+		if err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.gateway_file WHERE id = $1`, id).Scan(&files); err != nil {
+			t.Fatal(err)
+		}
+		if files != want {
+			t.Errorf("%d files are there, want %d: the batch is %s", files, want, s.again(b).Status)
+		}
+		if want == 1 {
+			s.step1(b) // it fails, and has no outputs
+		}
+	}
+}
