@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,17 +64,16 @@ WITH f AS (
 )
 INSERT INTO penstock.gateway_file_chunk (file_id, no, data) SELECT f.id, f.chunks, $2::bytea FROM f`
 
-// appendFile adds bytes to a file that is not complete.
+// appendFile adds bytes to a file that is not complete, in chunks of at most chunkBytes.
 func appendFile(ctx context.Context, db postgres.DB, id string, data []byte) error {
-	if len(data) == 0 {
-		return nil
-	}
-	tag, err := db.Exec(ctx, appendSQL, id, data)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = errNoFile
-	}
-	if err != nil {
-		return fmt.Errorf("append to file %s: %w", id, err)
+	for chunk := range slices.Chunk(data, chunkBytes) {
+		tag, err := db.Exec(ctx, appendSQL, id, chunk)
+		if err == nil && tag.RowsAffected() == 0 {
+			err = errNoFile
+		}
+		if err != nil {
+			return fmt.Errorf("append to file %s: %w", id, err)
+		}
 	}
 	return nil
 }

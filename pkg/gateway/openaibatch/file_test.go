@@ -3,6 +3,7 @@ package openaibatch
 import (
 	"errors"
 	"io"
+	"strings"
 	"testing"
 	"time"
 )
@@ -23,6 +24,19 @@ func TestRemovedFileIsNotReadAsAShorterOne(t *testing.T) {
 	s.step1(b)
 	if b = s.again(b); b.Status != failed {
 		t.Errorf("the batch is %s", b.Status)
+	}
+}
+
+// Files have small chunks, however much is added at once: a reader has one of them in memory.
+func TestChunksOfFilesAreSmall(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	id := s.file(strings.Repeat("x", 2*chunkBytes+1))
+	var largest, chunks int
+	err := s.pool.QueryRow(t.Context(),
+		`SELECT max(octet_length(data)), count(*) FROM penstock.gateway_file_chunk WHERE file_id = $1`, id).Scan(&largest, &chunks)
+	if err != nil || largest != chunkBytes || chunks != 3 {
+		t.Errorf("got %d chunks of up to %d bytes, %v", chunks, largest, err)
 	}
 }
 

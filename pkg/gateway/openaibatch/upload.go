@@ -22,7 +22,7 @@ const (
 	purposeOutput = "batch_output"
 	ownerBytesMax = 16 << 30
 	ownerFilesMax = 10_000
-	uploadPause   = 60 * time.Second // that a client may make while it sends a file
+	uploadPause   = 60 * time.Second // that a client may make while it sends or reads a file
 	batchFileKept = 30 * 24 * time.Hour
 	filenameMax   = 1024 // bytes
 	keptMin       = time.Hour
@@ -241,6 +241,21 @@ func (s *Batches) oneFile(w http.ResponseWriter, r *http.Request, c gateway.Requ
 	return nil
 }
 
+// copyBytes is how many bytes of a file are written at once.
+const copyBytes = 32 << 10
+
+// patient writes to a client, which may take uploadPause for each write.
+type patient struct {
+	w       io.Writer
+	control *http.ResponseController
+}
+
+// Write implements io.Writer.
+func (p patient) Write(b []byte) (int, error) {
+	_ = p.control.SetWriteDeadline(time.Now().Add(uploadPause)) // a test's writer has none
+	return p.w.Write(b)
+}
+
 // content sends a file as it was stored.
 func (s *Batches) content(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
 	f, err := findFile(r.Context(), s.db, c.Name, r.PathValue("id"))
@@ -249,7 +264,10 @@ func (s *Batches) content(w http.ResponseWriter, r *http.Request, c gateway.Requ
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(f.Bytes, 10))
-	if _, err := io.Copy(w, openFile(r.Context(), s.db, f.ID, f.Bytes)); err != nil {
+	control := http.NewResponseController(w)
+	defer func() { _ = control.SetWriteDeadline(time.Time{}) }() // the connection may serve another request
+	to := patient{w, control}
+	if _, err := io.CopyBuffer(to, openFile(r.Context(), s.db, f.ID, f.Bytes), make([]byte, copyBytes)); err != nil {
 		s.log.Debug("file was not sent whole", "file", f.ID, "error", err)
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	}
