@@ -94,10 +94,11 @@ func (m *metered) Read(p []byte) (int, error) {
 
 func (m *metered) release() { m.budget.taken.Add(-m.taken) }
 
-// readBody reads the whole body into a buffer, which is free again after release. ended must be called when
-// the request has ended, error or not.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (body []byte, release, ended func(), err error) {
-	most := g.config.BodyMax
+// readBody reads the whole body, of up to most bytes, into a buffer, which is free again after release. ended must be
+// called when the request has ended, error or not.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, most int64) (
+	body []byte, release, ended func(), err error,
+) {
 	tooLarge := bad(http.StatusRequestEntityTooLarge, "request_too_large", "", "the body is larger than %d bytes", most)
 	release, ended = func() {}, func() {}
 	switch {

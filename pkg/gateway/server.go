@@ -112,7 +112,7 @@ func (s *serving) run(read reader) (err error) {
 			s.caller.dispatched()
 		}
 	}()
-	body, release, ended, err := s.gateway.readBody(s.w, s.r)
+	body, release, ended, err := s.gateway.readBody(s.w, s.r, s.gateway.config.BodyMax)
 	defer ended()
 	s.body = body
 	// A buffer that was handed to the transport is not used again: the transport may still send from it when the answer

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -132,10 +131,10 @@ func (s *Predictions) createModel(w http.ResponseWriter, r *http.Request, c gate
 }
 
 func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.Requester, model string) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.config.BodyMax))
+	body, release, err := s.gate.ReadBody(w, r, s.config.BodyMax)
+	defer release()
 	if err != nil {
-		return gateway.BadRequest(http.StatusRequestEntityTooLarge, "too_large", "",
-			"the body broke off or has more than %d bytes", s.config.BodyMax)
+		return err
 	}
 	var ask creation
 	if err := json.Unmarshal(body, &ask); err != nil {
@@ -322,17 +321,17 @@ type listing struct {
 }
 
 func (s *Predictions) list(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
-	rows, err := page(r.Context(), s.db, c.Name, r.URL.Query().Get("cursor"), pageMost+1)
+	rows, next, err := page(r.Context(), s.db, c.Name, r.URL.Query().Get("cursor"), pageMost)
 	if err != nil {
 		return err
 	}
 	list := listing{Results: []view{}}
-	for _, p := range rows[:min(pageMost, len(rows))] {
+	for _, p := range rows {
 		list.Results = append(list.Results, p.view(s.base(r)))
 	}
-	if len(rows) > pageMost {
-		next := s.base(r) + "/v1/predictions?cursor=" + url.QueryEscape(rows[pageMost-1].ID)
-		list.Next = &next
+	if next != "" {
+		address := s.base(r) + "/v1/predictions?cursor=" + url.QueryEscape(next)
+		list.Next = &address
 	}
 	answer(w, http.StatusOK, list)
 	return nil

@@ -91,19 +91,62 @@ func one(rows pgx.Rows) (row, error) {
 	return p, nil
 }
 
-const pageSQL = rowSQL + `
+// listed is a prediction of a list that is still to be read.
+type listed struct {
+	ID     string
+	Stored int // bytes that input and result take in the database
+}
+
+const listedSQL = `
+SELECT p.id, pg_column_size(p.input) + coalesce((
+       SELECT pg_column_size(r.result) FROM penstock.result r
+        WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id), 0)
+  FROM penstock.prediction p
   LEFT JOIN penstock.prediction a ON a.id = $2 AND a.owner = $1
  WHERE p.owner = $1 AND ($2 = '' OR (p.created_at, p.id) < (a.created_at, a.id))
+   AND (EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
+        OR EXISTS (SELECT FROM penstock.result r WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id)
+        OR EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id))
  ORDER BY p.created_at DESC, p.id DESC
  LIMIT $3`
 
-// page returns up to limit predictions behind the one with the id after, the newest first.
-func page(ctx context.Context, db postgres.DB, owner, after string, limit int) ([]row, error) {
-	list, err := pgx.CollectRows(postgres.Query(ctx, db, pageSQL, owner, after, limit), pgx.RowToStructByPos[row])
-	if err != nil {
-		return nil, fmt.Errorf("list predictions: %w", err)
+const pageSQL = rowSQL + ` WHERE p.id = ANY($1) ORDER BY p.created_at DESC, p.id DESC`
+
+// pageBytesMax is how many bytes, as they are stored, the predictions of a page have, but for the first of them.
+const pageBytesMax = 4 << 20
+
+// fitting returns how many predictions are in a page.
+func fitting(list []listed) int {
+	stored := 0
+	for i, l := range list {
+		if stored += l.Stored; stored > pageBytesMax {
+			return max(i, 1)
+		}
 	}
-	return list, nil
+	return len(list)
+}
+
+// page returns up to limit predictions behind the one with the id after, the newest first. next is the id behind which
+// the next page begins; empty: this is the last.
+func page(ctx context.Context, db postgres.DB, owner, after string, limit int) (rows []row, next string, err error) {
+	found := postgres.Query(ctx, db, listedSQL, owner, after, limit+1)
+	list, err := pgx.CollectRows(found, pgx.RowToStructByPos[listed])
+	if err != nil {
+		return nil, "", fmt.Errorf("list predictions: %w", err)
+	}
+	n := min(fitting(list), limit)
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = list[i].ID
+	}
+	if n < len(list) {
+		next = ids[n-1]
+	}
+	rows, err = pgx.CollectRows(postgres.Query(ctx, db, pageSQL, ids), pgx.RowToStructByPos[row])
+	if err != nil {
+		return nil, "", fmt.Errorf("read predictions of a list: %w", err)
+	}
+	return rows, next, nil
 }
 
 // order is a prediction to be.
