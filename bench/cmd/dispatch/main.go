@@ -134,7 +134,7 @@ func (w *fakeWorker) bare(slots, n int) (perSecond float64, err error) {
 		callers.Go(func() {
 			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
 				call := worker.Call{
-					RunRef: worker.RunRef{Entry: strconv.FormatInt(-i, 10), Token: i, Attempt: 1},
+					RunRef:  worker.RunRef{Entry: strconv.FormatInt(-i, 10), Token: i, Attempt: 1},
 					Payload: json.RawMessage(`{}`),
 				}
 				if o := adapter.Submit(context.Background(), call); o.Kind != worker.Done {
