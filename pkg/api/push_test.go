@@ -235,7 +235,10 @@ func TestMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 	w := httptest.NewRecorder()
 	taken := &sink{}
 	a := &answers{w: w, rc: http.NewResponseController(w)}
-	s := &stream{allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain}
+	s := &stream{
+		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
+		spend: func(n int) (int, error) { return n, nil },
+	}
 	var before, during runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -276,7 +279,10 @@ func TestBrokenBodyIsNotTakenForItsEnd(t *testing.T) {
 	w := httptest.NewRecorder()
 	taken := &sink{}
 	a := &answers{w: w, rc: http.NewResponseController(w)}
-	s := &stream{allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain}
+	s := &stream{
+		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
+		spend: func(n int) (int, error) { return n, nil },
+	}
 	body := io.MultiReader(strings.NewReader("{\"payload\": 1}\n{\"payl"), iotest.ErrReader(io.ErrUnexpectedEOF))
 	err := a.finish(endedEarly(s.run(t.Context(), body, func() {})))
 	var broken *brokenStream
