@@ -75,7 +75,7 @@ BEGIN
 END $$;
 
 -- set_deployment makes a deployment of a model, or changes the given fields of one: backend, target,
--- policy, template, cost, fill_order, mode.
+-- policy, template, cost, fill_order, mode. One that has instances keeps its model: they serve that.
 -- Locks: the row of the deployment.
 -- Callers: psql.
 -- SQLSTATE: PS002 invalid argument, PS008 no such model.
@@ -90,6 +90,12 @@ BEGIN
     IF unknown IS NOT NULL THEN
         RAISE EXCEPTION 'a deployment has no %', unknown
             USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and mode.';
+    END IF;
+    PERFORM FROM penstock.deployment d WHERE d.name = set_deployment.name AND d.model <> set_deployment.model FOR UPDATE;
+    IF FOUND AND (EXISTS (SELECT FROM penstock.instance i WHERE i.deployment = set_deployment.name)
+                  OR EXISTS (SELECT FROM penstock.deployment_state s WHERE s.name = set_deployment.name AND s.existing > 0)) THEN
+        RAISE EXCEPTION 'deployment "%" has instances of another model', set_deployment.name
+            USING ERRCODE = 'PS002', HINT = 'Make a deployment of another name, or override this one to 0 instances first.';
     END IF;
     INSERT INTO penstock.deployment AS d (name, model, backend, target, policy, template, cost, fill_order, mode)
     VALUES (set_deployment.name, set_deployment.model, coalesce(options->>'backend', 'advise'), coalesce(options->'target', '{}'),

@@ -138,7 +138,8 @@ const registeredSQL = `
 SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
        n.draining_at IS NOT NULL AS draining, coalesce(n.drain_by = 'autoscaler', false) AS drained_by_us,
        coalesce(n.quarantined_until > clock_timestamp(), false) AS quarantined,
-       (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = n.id) AS held,
+       (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
+         WHERE x.deployment = n.deployment AND x.server = n.server) AS held,
        coalesce(n.template_hash, '') AS template_hash, n.created_at
   FROM penstock.instance n WHERE n.deployment = $1 AND n.model = $2
  ORDER BY n.server`

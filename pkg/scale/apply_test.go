@@ -314,3 +314,30 @@ func TestAnAnnouncementChangesNoInstanceThatWasRegistered(t *testing.T) {
 		t.Errorf("%d endpoints were replaced", n)
 	}
 }
+
+func TestADeploymentWithInstancesKeepsItsModel(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	do(t, db, `SELECT penstock.register_model('other', '{"protocol": "openai"}')`)
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 1)
+	for range 3 {
+		w.round()
+	}
+	if len(c.names()) != 1 {
+		t.Fatalf("%v exist", c.names())
+	}
+	_, err := db.Exec(t.Context(), `SELECT penstock.set_deployment('llama-own', 'other')`)
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) || refused.Code != "PS002" {
+		t.Errorf("its model was changed: %v", err)
+	}
+	override(t, db, 0)
+	for range 6 {
+		w.round()
+	}
+	if len(c.names()) != 0 {
+		t.Fatalf("%v exist", c.names())
+	}
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'other')`)
+}

@@ -86,6 +86,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 type record struct {
 	Name         string    `json:"name"`
 	Deployment   string    `json:"deployment"`
+	Model        string    `json:"model"`
 	TemplateHash string    `json:"template_hash,omitempty"`
 	Endpoint     string    `json:"endpoint"`
 	Slots        int       `json:"slots"`
@@ -134,7 +135,7 @@ func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.Backen
 	}
 	var found []scale.BackendInstance
 	for _, r := range records {
-		if r.Deployment != d.Name {
+		if r.Deployment != d.Name || r.Model != d.Model {
 			continue
 		}
 		i := scale.BackendInstance{
@@ -181,7 +182,7 @@ func (l *Local) Apply(ctx context.Context, o scale.Order) error {
 	live := 0
 	devices := map[string]bool{}
 	for _, r := range records {
-		own := r.Deployment == o.Name
+		own := r.Deployment == o.Name && r.Model == o.Model
 		state, all, err := l.processes(ctx, &r)
 		if err != nil {
 			return err
@@ -284,7 +285,7 @@ func (l *Local) start(ctx context.Context, d scale.BackendTarget, devices map[st
 	}
 	fill := strings.NewReplacer("${PORT}", strconv.Itoa(port), "${GPU}", device).Replace
 	r := record{
-		Name: d.Name + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), Deployment: d.Name,
+		Name: d.Name + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), Deployment: d.Name, Model: d.Model,
 		TemplateHash: d.TemplateHash, Endpoint: fill(command.Endpoint), Slots: command.Slots, Device: device,
 		Began: time.Now(),
 	}

@@ -69,7 +69,7 @@ func (m machine) apply(l *Local, o scale.Order) {
 
 func (m machine) list(l *Local) []scale.BackendInstance {
 	m.t.Helper()
-	found, err := l.List(m.t.Context(), scale.BackendTarget{Name: "own"})
+	found, err := l.List(m.t.Context(), scale.BackendTarget{Name: "own", Model: "llama"})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -99,6 +99,10 @@ func TestLocalInstancesOutliveTheirLeader(t *testing.T) {
 	if len(found) != 2 || found[0].Endpoint == found[1].Endpoint || found[0].Slots != 2 ||
 		!strings.HasPrefix(found[0].Endpoint, "http://127.0.0.1:") || !strings.HasSuffix(found[0].Endpoint, "/llama") {
 		t.Fatalf("%+v", found)
+	}
+	other, err := first.List(t.Context(), scale.BackendTarget{Name: "own", Model: "another"})
+	if err != nil || len(other) != 0 {
+		t.Errorf("another model has %+v, %v", other, err)
 	}
 	second := m.leader()
 	m.apply(second, order("waits", 2))
@@ -237,7 +241,7 @@ func TestALockedDirectoryIsWaitedForNoLongerThanTheContextLasts(t *testing.T) {
 	defer unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := l.List(ctx, scale.BackendTarget{Name: "own"}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := l.List(ctx, scale.BackendTarget{Name: "own", Model: "llama"}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
 }
