@@ -28,7 +28,7 @@ END $$;
 
 -- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its time to
 -- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
--- it ends no drain and no quarantine, and it changes no instance that register_instance or a backend made. A null ttl is none:
+-- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance or a backend made. A null ttl is none:
 -- the autoscaler registers an instance that its backend reported. began is when the start of the instance began. It returns
 -- what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it drains and no slot is held).
 -- Locks: the row of the instance, the row of inference_version, then those of fit_model_queue.
@@ -57,6 +57,9 @@ BEGIN
         UPDATE penstock.instance i
            SET endpoint = announce_instance.endpoint, slots = announce_instance.slots, labels = coalesce(announce_instance.labels, '{}'),
                expires_at = expires,
+               draining_at = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.draining_at END,
+               drain_reason = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.drain_reason END,
+               drain_by = nullif(i.drain_by, 'expired'),
                deployment = coalesce(announce_instance.deployment, i.deployment),
                template_hash = coalesce(announce_instance.template_hash, i.template_hash),
                state = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.state ELSE 'starting' END,
@@ -118,7 +121,8 @@ BEGIN
 END $$;
 
 -- expire_instances drains instances whose time to live has ended, and removes those of them of which no slot is held. It
--- returns how many were removed.
+-- returns how many were removed. The drain is not one of the autoscaler's, which would end it for the next start: drain_by is
+-- 'expired', and the next announcement of the instance ends it.
 -- Locks: the rows of the instances (FOR UPDATE SKIP LOCKED), their slots, the row of inference_version, then those of
 -- fit_model_queue.
 -- Callers: pkg/scale.
@@ -134,7 +138,10 @@ BEGIN
             PERFORM penstock.remove_instance(i.model, i.server, false, 'its time to live ended', 'autoscaler');
             n := n + 1;
         ELSIF i.draining_at IS NULL THEN
-            PERFORM penstock.drain_instance(i.model, i.server, 'its time to live ended', 'autoscaler');
+            UPDATE penstock.instance x
+               SET draining_at = clock_timestamp(), drain_by = 'expired', drain_reason = 'its time to live ended'
+             WHERE x.id = i.id;
+            PERFORM penstock.audit_log('autoscaler', 'drain_instance', i.model || '/' || i.server, 'its time to live ended');
         END IF;
     END LOOP;
     RETURN n;

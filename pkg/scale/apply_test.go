@@ -341,3 +341,59 @@ func TestADeploymentWithInstancesKeepsItsModel(t *testing.T) {
 	}
 	do(t, db, `SELECT penstock.set_deployment('llama-own', 'other')`)
 }
+
+func TestAnInstanceWhoseTimeToLiveEndedIsReplaced(t *testing.T) {
+	db := driven(t)
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "webhook"}')`)
+	hook := &hooked{}
+	w := &term{t, db, New(db, free{db}, Config{Backends: map[string]Backend{backendWebhook: hook}})}
+	announce := func() string {
+		return one[string](t, db, `SELECT penstock.announce_instance('llama', 'gpu-1', 'http://gpu-1', 2, deployment => 'llama-own')`)
+	}
+	drainedBy := func() string { return one[string](t, db, `SELECT coalesce(drain_by, '') FROM penstock.instance`) }
+	announce()
+	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+	do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id) SELECT id, 0, 1, 9 FROM penstock.instance`)
+	override(t, db, 1)
+	w.round()
+	do(t, db, `UPDATE penstock.instance SET expires_at = clock_timestamp() - interval '1 second'`)
+	do(t, db, `SELECT penstock.expire_instances()`)
+	for range 3 {
+		w.round()
+	}
+	if by := drainedBy(); by != "expired" {
+		t.Errorf("it is drained by %q: the autoscaler ended the drain", by)
+	}
+	if n := hook.last().Count; n != 2 {
+		t.Errorf("%d are to exist, want the one that drains and another", n)
+	}
+	if got := announce(); got != "serve" || drainedBy() != "" {
+		t.Errorf("announced again it is to %s, drained by %q", got, drainedBy())
+	}
+}
+
+// hooked is a backend that lists nothing, as a receiver of orders.
+type hooked struct {
+	mu     sync.Mutex
+	orders []Order
+}
+
+func (h *hooked) List(context.Context, BackendTarget) ([]BackendInstance, error) {
+	return nil, ErrUnlisted
+}
+
+func (h *hooked) Apply(_ context.Context, o Order) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.orders = append(h.orders, o)
+	return nil
+}
+
+func (h *hooked) last() Order {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.orders) == 0 {
+		return Order{}
+	}
+	return h.orders[len(h.orders)-1]
+}
