@@ -193,7 +193,7 @@ BEGIN
 END $$;
 
 -- drain_instance sends an instance no new calls; those in flight end. Register it again to end the
--- drain.
+-- drain. A drain that the autoscaler asks for leaves one that is under way as it is: that is not the autoscaler's to end.
 -- Locks: the row of the instance, then the row of inference_version.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS008 no such instance.
@@ -203,7 +203,11 @@ BEGIN
     UPDATE penstock.instance i
        SET draining_at = coalesce(i.draining_at, clock_timestamp()), drain_by = penstock.actor_name(drain_instance.actor),
            drain_reason = coalesce(drain_instance.reason, '')
-     WHERE i.id = penstock.instance_id(drain_instance.model, drain_instance.server);
+     WHERE i.id = penstock.instance_id(drain_instance.model, drain_instance.server)
+       AND NOT (i.draining_at IS NOT NULL AND drain_instance.actor IS NOT DISTINCT FROM 'autoscaler');
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
     PERFORM penstock.audit_log(drain_instance.actor, 'drain_instance',
             drain_instance.model || '/' || drain_instance.server, drain_instance.reason);
 END $$;

@@ -133,7 +133,7 @@ DECLARE
     i penstock.instance;
     n integer := 0;
 BEGIN
-    FOR i IN SELECT * FROM penstock.instance x WHERE x.expires_at < clock_timestamp() ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED LOOP
+    FOR i IN SELECT * FROM penstock.instance x WHERE x.expires_at < clock_timestamp() ORDER BY x.id LIMIT 50 FOR UPDATE SKIP LOCKED LOOP
         IF NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = i.id) THEN
             PERFORM penstock.remove_instance(i.model, i.server, false, 'its time to live ended', 'autoscaler');
             n := n + 1;

@@ -192,7 +192,12 @@ const (
 SELECT penstock.announce_instance($1, $2, $3, $4, $5, NULL, $6, nullif($7, ''), $8, 'autoscaler')`
 	drainSQL   = `SELECT penstock.drain_instance($1, $2, $3, 'autoscaler')`
 	undrainSQL = `SELECT penstock.end_scale_drain($1)`
-	forgetSQL  = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
+	// lockSQL locks the rows that a round changes before the first change, which locks the row of
+	// inference_version: a probe locks the row of its instance, and then that one.
+	lockSQL = `
+SELECT FROM penstock.instance i
+ WHERE i.deployment = $1 AND i.model = $2 AND (i.server = ANY ($3) OR i.id = ANY ($4)) ORDER BY i.id FOR UPDATE`
+	forgetSQL = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
 
 	// observedSQL writes what a round found, and the order that it is about to give.
 	observedSQL = `
@@ -243,6 +248,9 @@ func (a *applier) write(ctx context.Context, s share, todo steps) error {
 		id, count = &todo.order.ID, &todo.order.Count
 	}
 	err := a.fence.InTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, todo.servers(), todo.undrain); err != nil {
+			return fmt.Errorf("lock instances: %w", err)
+		}
 		for _, i := range todo.register {
 			slots := max(i.Slots, 1)
 			if i.Slots == 0 {
@@ -294,6 +302,15 @@ func (p steps) changes(s share, failures int, message string) bool {
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
 	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
 	return steps > 0 || old || !same || newOrder || failures != s.Failures || message != s.Error
+}
+
+// servers are the instances that a round registers, forgets or drains.
+func (p steps) servers() []string {
+	names := slices.Concat(p.forget, p.drain)
+	for _, i := range p.register {
+		names = append(names, i.Name)
+	}
+	return names
 }
 
 func (p steps) starts() []time.Time {

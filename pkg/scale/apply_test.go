@@ -397,3 +397,52 @@ func (h *hooked) last() Order {
 	}
 	return h.orders[len(h.orders)-1]
 }
+
+func TestTheAutoscalerLeavesADrainOfAnOperatorAsItIs(t *testing.T) {
+	db := fleet(t)
+	do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://gpu-1', 2)`)
+	do(t, db, `SELECT penstock.drain_instance('llama', 'gpu-1', 'repair', 'anna')`)
+	do(t, db, `SELECT penstock.drain_instance('llama', 'gpu-1', '0 desired', 'autoscaler')`)
+	if by := one[string](t, db, `SELECT drain_by || ': ' || drain_reason FROM penstock.instance`); by != "anna: repair" {
+		t.Errorf("drained by %s", by)
+	}
+}
+
+// A probe locks the row of its instance, and then that of inference_version. A round that changes several
+// instances must not hold the second while it waits for one of the first.
+func TestARoundLocksInstancesBeforeTheirVersion(t *testing.T) {
+	db := driven(t)
+	for _, server := range []string{"gpu-1", "gpu-2"} {
+		do(t, db, `SELECT penstock.announce_instance('llama', $1, 'http://' || $1, 2, ttl => NULL, deployment => 'llama-own')`, server)
+	}
+	probe, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer probe.Rollback(t.Context())
+	if _, err := probe.Exec(t.Context(), `SELECT FROM penstock.instance WHERE server = 'gpu-2' FOR NO KEY UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	a := newApplier(db, free{db}, Config{}.withDefaults())
+	done := make(chan error, 1)
+	go func() {
+		done <- a.write(t.Context(), decidedShare(), steps{drain: []string{"gpu-1", "gpu-2"}})
+	}()
+	waiting := `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
+	for one[int](t, db, waiting) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := probe.Exec(t.Context(), `UPDATE penstock.inference_version SET version = version + 1`); err != nil {
+		t.Fatalf("the probe: %v", err)
+	}
+	if err := probe.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the round: %v", err)
+	}
+}
+
+func decidedShare() share {
+	return share{Name: "llama-own", Model: "llama", Backend: backendLocal, Mode: "full"}
+}
