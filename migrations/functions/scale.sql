@@ -206,11 +206,12 @@ LANGUAGE sql STABLE AS $$
                            FROM (SELECT FROM penstock.entry e
                                   WHERE e.queue_id = q.id AND penstock.claimable(e.status, e.priority)
                                     AND e.start_by <= clock_timestamp() + seconds * interval '1 second' LIMIT 1000) bounded) n
-     WHERE q.model = wanted AND q.disabled_at IS NULL
+     WHERE q.model = wanted AND q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
 $$;
 
 -- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has a
 -- deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came since.
+-- unmanaged counts only instances that take requests or are starting: others are no part of the number that is desired.
 -- gateway_age is the age in seconds of the last sign of the gateway that was silent longest; 0 where none is missing.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
@@ -252,7 +253,8 @@ SELECT d.model, penstock.scale_running(d.model) AS running, penstock.scale_waiti
               count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining,
               count(*) FILTER (WHERE n.draining_at IS NULL AND NOT penstock.starts(n)
                                  AND (n.state = 'unhealthy' OR n.quarantined_until > clock_timestamp())) AS unhealthy,
-              count(*) FILTER (WHERE n.draining_at IS NULL AND (n.deployment IS NULL OR NOT EXISTS (
+              count(*) FILTER (WHERE (penstock.usable(n) OR penstock.starts(n) AND (n.expires_at IS NULL OR n.expires_at > clock_timestamp()))
+                                 AND (n.deployment IS NULL OR NOT EXISTS (
                                      SELECT FROM penstock.deployment y WHERE y.name = n.deployment AND y.model = d.model))) AS unmanaged
          FROM penstock.instance n WHERE n.model = d.model) i
  CROSS JOIN LATERAL (

@@ -232,3 +232,32 @@ func TestOrdersAreChecked(t *testing.T) {
 		}
 	}
 }
+
+func TestInstancesThatTakeNoRequestsAreNoPartOfTheNumber(t *testing.T) {
+	db := fleet(t)
+	for server, change := range map[string]string{
+		"good": `state = 'ready'`, "sick": `state = 'unhealthy'`, "held": `quarantined_until = clock_timestamp() + interval '1 hour'`,
+		"late": `state = 'ready', expires_at = clock_timestamp()`,
+		"dead": `state = 'starting', expires_at = clock_timestamp()`, "new": `state = 'starting'`,
+	} {
+		do(t, db, `SELECT penstock.register_instance('llama', $1, 'http://' || $1, 2)`, server)
+		do(t, db, `UPDATE penstock.instance SET `+change+` WHERE server = $1`, server)
+	}
+	if n := one[int](t, db, `SELECT unmanaged FROM penstock.scale_input WHERE model = 'llama'`); n != 2 {
+		t.Errorf("%d count, want the one that is ready and the one that starts", n)
+	}
+}
+
+func TestAPausedQueueHasNothingThatIsLate(t *testing.T) {
+	db := fleet(t)
+	push(t, db, 3)
+	do(t, db, `UPDATE penstock.entry SET start_by = clock_timestamp() + interval '1 second'`)
+	late := func() int { return one[int](t, db, `SELECT penstock.scale_late('llama', 60)`) }
+	if n := late(); n != 3 {
+		t.Errorf("%d are late, want 3", n)
+	}
+	do(t, db, `SELECT penstock.pause_queue('llama', 'test', 'test', NULL)`)
+	if n := late(); n != 0 {
+		t.Errorf("%d are late in a paused queue", n)
+	}
+}
