@@ -133,6 +133,9 @@ RETURNING` + batchColumns
 func createBatch(ctx context.Context, db postgres.DB, o order) (b batchRow, err error) {
 	id := newID("batch_")
 	err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
+		if err := lockBatchQuota(ctx, tx, o.Owner); err != nil {
+			return err
+		}
 		if err := lockInput(ctx, tx, o); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@
 //
 //	file.go      files in the database, in chunks: no file is held in memory
 //	upload.go    the routes of files
+//	quota.go     what an owner may have
 //	batch.go     batches as clients see them
 //	routes.go    the routes of batches
 //	line.go      reads the lines of an input file

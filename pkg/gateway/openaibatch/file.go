@@ -39,12 +39,6 @@ func newID(prefix string) string {
 	return prefix + hex.EncodeToString(b[:])
 }
 
-// usedSQL is what the files of an owner take, in bytes and in number.
-const usedSQL = `
-SELECT coalesce(sum(f.bytes), 0)::bigint, count(*)
-  FROM penstock.gateway_file f
- WHERE f.owner = $1 AND f.deleted_at IS NULL`
-
 const createFileSQL = `INSERT INTO penstock.gateway_file (id, owner, filename, purpose) VALUES ($1, $2, $3, $4)`
 
 func createFile(ctx context.Context, db postgres.DB, owner, filename, purpose string) (id string, err error) {

@@ -3,7 +3,6 @@ package openaibatch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
@@ -11,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
@@ -20,8 +21,6 @@ import (
 const (
 	purposeBatch  = "batch"
 	purposeOutput = "batch_output"
-	ownerBytesMax = 16 << 30
-	ownerFilesMax = 10_000
 	uploadPause   = 60 * time.Second // that a client may make while it sends or reads a file
 	batchFileKept = 30 * 24 * time.Hour
 	filenameMax   = 1024 // bytes
@@ -62,9 +61,6 @@ func (s *Batches) upload(w http.ResponseWriter, r *http.Request, c gateway.Reque
 	if err != nil {
 		return err
 	}
-	if err := s.quota(r.Context(), c.Name); err != nil {
-		return err
-	}
 	f, err := u.read(r.Context())
 	_ = u.control.SetReadDeadline(time.Time{}) // a test's writer has none
 	if err != nil && u.id != "" {
@@ -78,19 +74,6 @@ func (s *Batches) upload(w http.ResponseWriter, r *http.Request, c gateway.Reque
 		return err
 	}
 	answer(w, f.object())
-	return nil
-}
-
-func (s *Batches) quota(ctx context.Context, owner string) error {
-	var bytes, files int64
-	if err := s.db.QueryRow(ctx, usedSQL, owner).Scan(&bytes, &files); err != nil {
-		return fmt.Errorf("read use of files: %w", err)
-	}
-	if bytes >= ownerBytesMax || files >= ownerFilesMax {
-		return gateway.BadRequest(http.StatusBadRequest, "storage_limit_exceeded", "",
-			"files take %d bytes in %d files; delete some: %d bytes and %d files are allowed", bytes, files,
-			int64(ownerBytesMax), ownerFilesMax)
-	}
 	return nil
 }
 
@@ -171,10 +154,18 @@ func brokenForm(err error) error {
 
 // store writes the file in chunks of chunkBytes.
 func (u *upload) store(ctx context.Context, part io.Reader) (err error) {
-	if u.id, err = createFile(ctx, u.service.db, u.owner, clip(u.filename), purposeBatch); err != nil {
+	err = postgres.InTx(ctx, u.service.db, func(tx pgx.Tx) (err error) {
+		if err := lockQuota(ctx, tx, u.owner); err != nil {
+			return err
+		}
+		u.id, err = createFile(ctx, tx, u.owner, clip(u.filename), purposeBatch)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	chunk := make([]byte, chunkBytes)
+	checked := int64(0)
 	for total := int64(0); ; {
 		_ = u.control.SetReadDeadline(time.Now().Add(uploadPause))
 		n, err := io.ReadFull(part, chunk)
@@ -184,6 +175,12 @@ func (u *upload) store(ctx context.Context, part io.Reader) (err error) {
 		}
 		if failed := appendFile(ctx, u.service.db, u.id, chunk[:n]); failed != nil {
 			return failed
+		}
+		if total-checked >= quotaStep {
+			if over := checkQuota(ctx, u.service.db, u.owner); over != nil {
+				return over
+			}
+			checked = total
 		}
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
@@ -213,6 +210,9 @@ func (u *upload) finish(ctx context.Context) (fileRow, error) {
 	}
 	kept, err := keptFor(u.fields.Get("expires_after[anchor]"), u.fields.Get("expires_after[seconds]"))
 	if err != nil {
+		return none, err
+	}
+	if err := checkQuota(ctx, u.service.db, u.owner); err != nil {
 		return none, err
 	}
 	return completeFile(ctx, u.service.db, u.id, purposeBatch, clip(u.filename), kept)
