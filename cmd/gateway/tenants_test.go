@@ -1,0 +1,89 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// token makes a token with the scope call, limited to applications and queues if some are given. Its secret is its name.
+func (s *site) token(name, applications, queues string) {
+	s.Helper()
+	s.exec(`INSERT INTO penstock.api_token (name, hash, scopes, created_by, applications, queues)
+	        VALUES ($1, sha256(convert_to($1, 'UTF8')), '{call}', 'test', $2::text[], $3::text[])`, name, applications, queues)
+}
+
+// as sends a request with a token, and returns the status and the answer.
+func (f *front) as(t *testing.T, token, method, path, kind, body string) (status int, text string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, f.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", kind)
+	return f.do(t, request, &text), text
+}
+
+// made is what is read of the answer to a creation.
+type made struct {
+	ID   string
+	URLs struct{ Stream string }
+}
+
+func (f *front) make(t *testing.T, token, path, kind, body string) (m made) {
+	t.Helper()
+	status, text := f.as(t, token, "POST", path, kind, body)
+	if err := json.Unmarshal([]byte(text), &m); err != nil || m.ID == "" || status >= 300 {
+		t.Fatalf("%s: %d %s", path, status, text)
+	}
+	return m
+}
+
+// No route gives a client what belongs to another, or says that it is there.
+func TestClientsDoNotSeeEachOther(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	s.token("owner", "{}", "{}")
+	s.token("other", "{}", "{}")
+	f := s.startGateway(func(c *Config) { c.Gateway.Open = false })
+	const form = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n" +
+		"--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nx\r\n--x--\r\n"
+	const batch = `{"endpoint":"/v1/chat/completions","completion_window":"24h","input_file_id":"`
+	file := f.make(t, "owner", "/v1/files", "multipart/form-data; boundary=x", form).ID
+	of := f.make(t, "owner", "/v1/batches", "application/json", batch+file+`"}`).ID
+	p := f.make(t, "owner", "/v1/predictions", "application/json", `{"version":"m","input":{}}`)
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+	}{
+		{"GET", "/v1/files/" + file, "", 404},
+		{"GET", "/v1/files/" + file + "/content", "", 404},
+		{"DELETE", "/v1/files/" + file, "", 404},
+		{"GET", "/v1/files", "", 200},
+		{"GET", "/v1/files?after=" + file, "", 200},
+		{"POST", "/v1/batches", batch + file + `"}`, 400},
+		{"GET", "/v1/batches/" + of, "", 404},
+		{"POST", "/v1/batches/" + of + "/cancel", "", 404},
+		{"GET", "/v1/batches", "", 200},
+		{"GET", "/v1/batches?after=" + of, "", 200},
+		{"GET", "/v1/predictions/" + p.ID, "", 404},
+		{"POST", "/v1/predictions/" + p.ID + "/cancel", "", 404},
+		{"GET", "/v1/predictions", "", 200},
+		{"GET", "/v1/predictions?cursor=" + p.ID, "", 200},
+		{"GET", "/v1/predictions/" + p.ID + "/stream/another", "", 404},
+	} {
+		status, text := f.as(t, "other", c.method, c.path, "application/json", c.body)
+		var list struct{ Data, Results []any }
+		_ = json.Unmarshal([]byte(text), &list) // an error has neither
+		if status != c.status || len(list.Data)+len(list.Results) > 0 {
+			t.Errorf("%s %s: got %d %s, want %d", c.method, c.path, status, text, c.status)
+		}
+	}
+	for _, path := range []string{"/v1/files/" + file, "/v1/batches/" + of, "/v1/predictions/" + p.ID} {
+		if status, text := f.as(t, "owner", "GET", path, "", ""); status != 200 || strings.Contains(text, `"status":"cancel`) {
+			t.Errorf("%s: got %d %s", path, status, text)
+		}
+	}
+}
