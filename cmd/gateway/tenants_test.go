@@ -87,3 +87,30 @@ func TestClientsDoNotSeeEachOther(t *testing.T) {
 		}
 	}
 }
+
+// A token that is limited to applications or queues may use their models alone.
+func TestLimitedTokensUseTheModelsOfTheirQueues(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	name := s.queue.Name
+	s.exec(`UPDATE penstock.queue SET application = 'shop' WHERE name = $1`, name)
+	s.token("any", "{}", "{}")
+	s.token("shop", "{shop}", "{}")
+	s.token("queue", "{shop}", "{"+name+"}")
+	s.token("billing", "{billing}", "{}")
+	s.token("elsewhere", "{shop}", "{another}")
+	s.token("named", "{shop}", "{}")
+	s.exec(`INSERT INTO penstock.gateway_token (name, models) VALUES ('named', '{n}')`)
+	f := s.startGateway(func(c *Config) { c.Gateway.Open = false })
+	for token, may := range map[string]bool{
+		"any": true, "shop": true, "queue": true, "billing": false, "elsewhere": false, "named": false,
+	} {
+		if status, text := f.as(t, token, "GET", "/v1/models", "", ""); status != 200 || strings.Contains(text, `"m"`) != may {
+			t.Errorf("%s: models are %s", token, text)
+		}
+		status, text := f.as(t, token, "POST", "/v1/predictions", "application/json", `{"version":"m","input":{}}`)
+		if (status == 201) != may || (!may && status != 404) {
+			t.Errorf("%s: got %d %s", token, status, text)
+		}
+	}
+}

@@ -31,11 +31,17 @@ SELECT coalesce(c.flow, w.flow), coalesce(c.criticality, ''), coalesce(w.weight,
   FROM penstock.flow_criticality c
   FULL JOIN (SELECT flow, weight FROM penstock.flow_weight WHERE queue_id IS NULL) w ON w.flow = c.flow`
 	tokensSQL = `
-SELECT t.hash, t.name, t.flows, coalesce(g.models, '{}'), coalesce(g.criticality,
-	'critical'), coalesce(g.rate, 0)::float8,
-       coalesce(g.in_flight, 0), coalesce(g.waiting, 0), t.expires_at
+SELECT t.hash, t.name, t.flows, CASE WHEN l.limited THEN m.models ELSE coalesce(g.models, '{}') END, l.limited,
+       coalesce(g.criticality, 'critical'), coalesce(g.rate, 0)::float8, coalesce(g.in_flight, 0),
+       coalesce(g.waiting, 0), t.expires_at
   FROM penstock.api_token t
+ CROSS JOIN LATERAL (SELECT cardinality(t.queues) + cardinality(t.applications) > 0 AS limited) l
   LEFT JOIN penstock.gateway_token g ON g.name = t.name
+ CROSS JOIN LATERAL (
+       SELECT coalesce(array_agg(q.model), '{}') AS models FROM penstock.queue q
+        WHERE l.limited AND q.kind = 'inference' AND q.model IS NOT NULL
+          AND (t.queues = '{}' OR q.name = ANY(t.queues)) AND (t.applications = '{}' OR q.application = ANY(t.applications))
+          AND (coalesce(g.models, '{}') = '{}' OR q.model = ANY(g.models))) m
  WHERE t.revoked_at IS NULL AND coalesce(t.expires_at > clock_timestamp(), true) AND t.scopes && ARRAY['call', 'admin']`
 	pausesSQL = `
 SELECT q.model, coalesce(nullif(coalesce(p.reason, q.paused_reason), ''), 'by an operator')
@@ -108,7 +114,7 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 	var class string
 	var expires *time.Time
 	_, err := pgx.ForEachRow(rows, []any{
-		&hash, &t.Name, &t.Flows, &t.Models, &class, &t.Rate, &t.Flying,
+		&hash, &t.Name, &t.Flows, &t.Models, &t.Limited, &class, &t.Rate, &t.Flying,
 		&t.Waiting, &expires,
 	},
 		func() error {

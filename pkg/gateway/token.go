@@ -13,7 +13,8 @@ type TokenState struct {
 	Hash      [sha256.Size]byte `json:"hash"` // of the secret
 	Name      string            `json:"name"`
 	Flows     []string          `json:"flows"`   // that it may name; empty: its own name, and names below it
-	Models    []string          `json:"models"`  // that it may use; empty: all
+	Models    []string          `json:"models"`  // that it may use; empty: all, or none if Limited is set
+	Limited   bool              `json:"limited"` // to some queues or applications: it may use their models alone
 	Class     Criticality       `json:"class"`   // at most
 	Rate      float64           `json:"rate"`    // requests a second; 0: not limited
 	Flying    int               `json:"flying"`  // calls in flight; 0: not limited
@@ -87,7 +88,7 @@ func (t *tokenTable) named(name string) (list []*caller) {
 }
 
 func (c *caller) mayUse(model string) bool {
-	return len(c.Models) == 0 || slices.Contains(c.Models, model)
+	return (len(c.Models) == 0 && !c.Limited) || slices.Contains(c.Models, model)
 }
 
 // rateBurst is for how long a token may save up requests that it did not make.
