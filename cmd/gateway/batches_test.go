@@ -278,6 +278,17 @@ func TestFilesAreListedAndDeleted(t *testing.T) {
 	if status := f.call(t, "GET", "/v1/files/"+ids[0], nil, &failure); status != 404 || failure.Error.Message == "" {
 		t.Errorf("got %d %+v", status, failure)
 	}
+	for _, path := range []string{"/v1/files?after=%00", "/v1/files/%FF", "/v1/batches?after=%00", "/v1/batches/%FF"} {
+		if status := f.call(t, "GET", path, nil, &failure); status != 400 || failure.Error.Message == "" {
+			t.Errorf("%s: got %d %+v", path, status, failure)
+		}
+	}
+	if status := f.call(t, "POST", "/v1/batches", map[string]any{
+		"input_file_id": ids[1], "endpoint": "/v1/chat/completions", "completion_window": "24h",
+		"metadata": map[string]string{"k": "\x00"},
+	}, &failure); status != 400 {
+		t.Errorf("metadata: got %d %+v", status, failure)
+	}
 }
 
 // An upload of the largest batch takes memory for a chunk, not for the file.

@@ -113,6 +113,8 @@ func TestPredictionsThatCannotBe(t *testing.T) {
 		{`{"version":"m","input":{}}`, []string{"Prefer", "wait=61"}, 422},
 		{`{"version":"m","input":{}}`, []string{"Cancel-After", "soon"}, 422},
 		{`{`, nil, 422},
+		{`{"version":"m","input":{"a":"\u0000"}}`, nil, 422},
+		{`{"version":"m","input":{},"webhook":"https://b\u00fccher.example/"}`, nil, 422},
 	} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/predictions", strings.NewReader(c.body))
 		if err != nil {
@@ -127,6 +129,12 @@ func TestPredictionsThatCannotBe(t *testing.T) {
 		}
 		if status := f.do(t, request, &problem); status != c.status || problem.Status != c.status || problem.Detail == "" {
 			t.Errorf("%s: got %d %+v, want %d", c.body, status, problem, c.status)
+		}
+	}
+	for _, path := range []string{"/v1/predictions?cursor=%00", "/v1/predictions/%00", "/v1/predictions/%FF"} {
+		var problem struct{ Detail string }
+		if status := f.call(t, "GET", path, nil, &problem); status != 422 || problem.Detail == "" {
+			t.Errorf("%s: got %d %+v", path, status, problem)
 		}
 	}
 	if n := s.count(`SELECT count(*) FROM penstock.entry`); n != 0 {

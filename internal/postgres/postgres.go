@@ -228,6 +228,12 @@ func Unavailable(err error) bool {
 	}
 }
 
+// BadText reports whether a text of the statement cannot be one of the database: it is not UTF-8, or has NUL.
+func BadText(err error) bool {
+	code := Code(err)
+	return code == "22021" || code == "22P05" // character_not_in_repertoire, untranslatable_character
+}
+
 // Passes reports whether the same statement may succeed a moment later: the database is unavailable,
 // other transactions were in the way (class 40, lock_not_available), or the statement took too long
 // (query_canceled).

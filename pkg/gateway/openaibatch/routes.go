@@ -97,6 +97,9 @@ func (s *Batches) said(r *http.Request, err error) error {
 	if status, _ := gateway.ErrorOf(err); status != http.StatusInternalServerError {
 		return err
 	}
+	if postgres.BadText(err) {
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "", "a text of the request is not UTF-8, or has NUL")
+	}
 	s.log.Warn("files and batches", "method", r.Method, "path", r.URL.Path, "error", err)
 	if postgres.Unavailable(err) {
 		return gateway.BadRequest(http.StatusServiceUnavailable, "database_unavailable", "",

@@ -89,6 +89,8 @@ func (s *Predictions) refuse(w http.ResponseWriter, r *http.Request, err error) 
 		status, detail = http.StatusTooManyRequests, "the queue of the model is full"
 		w.Header().Set("Retry-After", "5")
 	case status != http.StatusInternalServerError:
+	case postgres.BadText(err):
+		status, detail = http.StatusUnprocessableEntity, "a text of the request is not UTF-8, or has NUL"
 	case postgres.Unavailable(err):
 		s.log.Warn("predictions", "path", r.URL.Path, "error", err)
 		status, detail = http.StatusServiceUnavailable, "predictions are not available now: send the request again"
