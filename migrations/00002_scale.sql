@@ -51,6 +51,7 @@ CREATE TABLE penstock.deployment_state (
 COMMENT ON COLUMN penstock.deployment_state.desired IS 'its share of the instances of the model';
 COMMENT ON COLUMN penstock.deployment_state.decided_at IS 'when desired was set; null: nothing is started or stopped yet';
 COMMENT ON COLUMN penstock.deployment_state.ordered IS 'instances that are to exist: those desired, and those that drain';
+COMMENT ON COLUMN penstock.deployment_state.ordered_at IS 'when ordered last grew: a start that did not come since is dated from it';
 COMMENT ON COLUMN penstock.deployment_state.existing IS 'instances that the backend reported at seen_at; null where it never did';
 COMMENT ON COLUMN penstock.deployment_state.starting IS 'when starts began that are not registered as instances yet';
 COMMENT ON COLUMN penstock.deployment_state.replace_before IS 'starts that began earlier and are not ready are stuck, and are removed';

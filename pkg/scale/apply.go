@@ -210,7 +210,8 @@ SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4, 0), coalesce($
 ON CONFLICT (name) DO UPDATE
    SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at,
        order_id = coalesce($4, s.order_id), ordered = coalesce($5, s.ordered),
-       ordered_at = coalesce(excluded.ordered_at, s.ordered_at), failures = excluded.failures,
+       ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
+                         ELSE s.ordered_at END, failures = excluded.failures,
        failed_at = coalesce(excluded.failed_at, s.failed_at), error = excluded.error,
        retry_at = CASE WHEN $6 = 0 THEN NULL WHEN $7 THEN excluded.retry_at ELSE s.retry_at END`
 

@@ -446,3 +446,32 @@ func TestARoundLocksInstancesBeforeTheirVersion(t *testing.T) {
 func decidedShare() share {
 	return share{Name: "llama-own", Model: "llama", Backend: backendLocal, Mode: "full"}
 }
+
+func TestAStartThatDoesNotComeAgesWhileItsOrderIsConfirmed(t *testing.T) {
+	db := driven(t)
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "webhook"}')`)
+	hook := &hooked{}
+	w := &term{t, db, New(db, free{db}, Config{Backends: map[string]Backend{backendWebhook: hook}})}
+	override(t, db, 2)
+	w.round()
+	w.round()
+	do(t, db, `UPDATE penstock.deployment_state
+	              SET ordered_at = ordered_at - interval '1 hour', applied_at = applied_at - interval '1 hour'`)
+	before := len(hook.orders)
+	w.round()
+	if len(hook.orders) != before+1 {
+		t.Fatalf("%d orders, want one more than %d", len(hook.orders), before)
+	}
+	shares, err := w.duty.shares(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, since := range shares["llama"][0].unregistered() {
+		if age := time.Since(since); age < 50*time.Minute {
+			t.Errorf("the start is %v old", age)
+		}
+	}
+	if n := len(shares["llama"][0].unregistered()); n != 2 {
+		t.Errorf("%d starts are under way", n)
+	}
+}

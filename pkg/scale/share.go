@@ -70,14 +70,14 @@ func (s share) managed() bool {
 func (s share) lists() bool { return s.Backend == backendLocal || s.Backend == backendKubernetes }
 
 // unregistered are the starts that have no row of an instance yet: those that the backend reported, and what
-// it was told to start and has not reported.
+// it was told to start and has not reported. These began when the order grew: confirming it begins no start.
 func (s share) unregistered() []time.Time {
 	starts := slices.Clone(s.Starting)
-	if s.AppliedAt == nil || !s.managed() {
+	if s.AppliedAt == nil || s.OrderedAt == nil || !s.managed() {
 		return starts
 	}
 	for range s.Ordered - s.Registered - s.Draining - len(s.Starting) {
-		starts = append(starts, *s.AppliedAt)
+		starts = append(starts, *s.OrderedAt)
 	}
 	return starts
 }
