@@ -475,3 +475,24 @@ func TestAStartThatDoesNotComeAgesWhileItsOrderIsConfirmed(t *testing.T) {
 		t.Errorf("%d starts are under way", n)
 	}
 }
+
+func TestAPushWakesNoModelThatCannotGrow(t *testing.T) {
+	for name, change := range map[string]string{
+		"disabled": `SELECT penstock.set_deployment('llama-own', 'llama', '{"mode": "disabled"}')`,
+		"advise":   `SELECT penstock.set_deployment('llama-own', 'llama', '{"mode": "advise"}')`,
+		"off":      `SELECT penstock.set_scale_setting('scale.off', 'true')`,
+		"override": `SELECT penstock.set_scale_override('llama-own', 0, clock_timestamp() + interval '1 hour')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := driven(t)
+			do(t, db, change)
+			w := newTerm(t, db, &cluster{})
+			w.round()
+			w.round()
+			w.duty.WakeModel("llama")
+			if len(w.duty.wake) != 0 {
+				t.Error("it woke the duty")
+			}
+		})
+	}
+}

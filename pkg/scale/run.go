@@ -89,6 +89,7 @@ func (s *Duty) Run(ctx context.Context) error {
 		ticks := time.NewTicker(s.cfg.Pause)
 		defer ticks.Stop()
 		return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
+			began := time.Now()
 			err := s.Pass(ctx)
 			if err != nil {
 				return s.cfg.Pause, err
@@ -98,12 +99,16 @@ func (s *Duty) Run(ctx context.Context) error {
 			case <-ticks.C:
 			case <-s.wake:
 				s.count(func(st *DutyStatus) { st.Woken++ })
+				return max(0, wokenPause-time.Since(began)), nil
 			}
 			return 0, nil
 		})
 	})
 	return group.Wait()
 }
+
+// wokenPause is the least time between two passes: pushes may come at any rate.
+const wokenPause = 200 * time.Millisecond
 
 // WakeQueue has the duty decide at once if the queue's model has no instance. It does not block.
 func (s *Duty) WakeQueue(queue int32) {
@@ -290,7 +295,7 @@ func (s *Duty) publish(all []*verdict) {
 			Model: v.in.Model, Metric: v.metric(), Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
 			Desired: v.d.Desired, Ready: v.in.Ready, Started: len(v.in.Starting), Limited: v.d.Desired < v.d.Raw,
 		})
-		if v.d.Desired > 0 {
+		if v.d.Desired > 0 || !v.mayGrow() {
 			continue
 		}
 		zero[v.in.Model] = true
@@ -301,6 +306,15 @@ func (s *Duty) publish(all []*verdict) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status.Models, s.sleeping, s.zero = models, sleeping, zero
+}
+
+// mayGrow says whether a request may give the model an instance: its decisions are applied, and the policy of
+// a deployment, and not an override, sets the number.
+func (v *verdict) mayGrow() bool {
+	return v.d.Apply && slices.ContainsFunc(v.shares, func(s share) bool {
+		mode := cmp.Or(Mode(s.Mode), Full)
+		return (mode == Full || mode == UpOnly) && !s.overridden(v.in.At) && s.policy.WithDefaults().Max > 0
+	})
 }
 
 func (v *verdict) metric() float64 { return float64(v.in.Running + v.in.Waiting + v.in.Urgent) }
