@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -98,12 +99,15 @@ func (a *applier) run(ctx context.Context) error {
 
 // round starts a call for each deployment that the leader drives and that has none.
 func (a *applier) round(ctx context.Context, calls *sync.WaitGroup) error {
+	a.mu.Lock()
+	changing := maps.Clone(a.busy) // what is read of these may be out of date when their calls have ended
+	a.mu.Unlock()
 	rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, sharesSQL), pgx.RowToStructByNameLax[share])
 	if err != nil {
 		return err
 	}
 	for _, s := range rows {
-		if a.cfg.Backends[s.Backend] == nil || s.read() != nil || !a.begin(s.Name) {
+		if changing[s.Name] || a.cfg.Backends[s.Backend] == nil || s.read() != nil || !a.begin(s.Name) {
 			continue
 		}
 		calls.Go(func() {
@@ -203,13 +207,13 @@ SELECT FROM penstock.instance i
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
        (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error)
-SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4, 0), coalesce($5, 0),
+SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
        CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
        CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, '')
  WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE
    SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at,
-       order_id = coalesce($4, s.order_id), ordered = coalesce($5, s.ordered),
+       order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
        ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
                          ELSE s.ordered_at END, failures = excluded.failures,
        failed_at = coalesce(excluded.failed_at, s.failed_at), error = excluded.error,

@@ -39,7 +39,7 @@ type BackendTarget struct {
 // Order is what the instances of a deployment are to be.
 type Order struct {
 	BackendTarget
-	ID      int64    // grows with each change of the order: an older one is out of date
+	ID      int64    // grows with each change of the order, also after a deployment was made again
 	Count   int      // instances that are to exist, those that drain included
 	Current int      // instances that exist as far as is known
 	Remove  []string // of those that exist: no request runs there, and none will

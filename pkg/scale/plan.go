@@ -255,7 +255,7 @@ func (p *planner) decideOrder() {
 		return
 	}
 	if count != s.Ordered || s.OrderID == 0 || len(p.remove) > 0 {
-		order.ID++
+		order.ID = max(s.OrderID+1, p.now.UnixMilli())
 		p.out.order = order
 		return
 	}

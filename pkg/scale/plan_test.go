@@ -187,6 +187,21 @@ func TestPlanStopsNothingThatRuns(t *testing.T) {
 	}
 }
 
+// A deployment that was removed and made again, or restored, begins at order 0: receivers have seen later ones.
+func TestOrdersGrowWithTheClock(t *testing.T) {
+	fresh := decided(1, 0)
+	fresh.OrderID, fresh.AppliedID = 0, 0
+	first := plan(fresh, nil, nil, true, noon).order
+	if first == nil || first.ID < noon.UnixMilli() {
+		t.Fatalf("the first order is %+v", first)
+	}
+	ahead := decided(1, 0)
+	ahead.OrderID = noon.UnixMilli() + 1000
+	if next := plan(ahead, nil, nil, true, noon).order; next == nil || next.ID != ahead.OrderID+1 {
+		t.Errorf("after order %d comes %+v", ahead.OrderID, next)
+	}
+}
+
 func TestFloorsHoldWhileTheyLast(t *testing.T) {
 	floors := []Floor{
 		{Cron: "0 8 * * MON-FRI", Zone: "Europe/Berlin", Lasts: Seconds(10 * time.Hour), Min: 3},
