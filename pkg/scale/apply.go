@@ -167,7 +167,8 @@ func (a *applier) reconcile(ctx context.Context, s share) error {
 		todo.order = nil
 	}
 	if err := a.write(ctx, s, todo); err != nil {
-		return fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
+		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
+		return errors.Join(err, a.note(ctx, s, err))
 	}
 	if todo.order == nil {
 		return nil

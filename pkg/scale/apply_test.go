@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -494,5 +495,19 @@ func TestAPushWakesNoModelThatCannotGrow(t *testing.T) {
 				t.Error("it woke the duty")
 			}
 		})
+	}
+}
+
+func TestAnInstanceThatCannotBeRegisteredIsReported(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://elsewhere', 2)`)
+	w := newTerm(t, db, c)
+	override(t, db, 2)
+	for range 4 {
+		w.round()
+	}
+	text := one[string](t, db, `SELECT coalesce(error, '') FROM penstock.deployment_state`)
+	if !strings.Contains(text, "was not announced") {
+		t.Errorf("the error is %q", text)
 	}
 }

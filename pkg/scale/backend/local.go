@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,12 +58,19 @@ func ReadLocalCommands(path string) (map[string]LocalCommand, error) {
 		return nil, fmt.Errorf("read local commands: %w", err)
 	}
 	var commands map[string]LocalCommand
-	if err := json.Unmarshal(text, &commands); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&commands); err != nil {
 		return nil, fmt.Errorf("read local commands %s: %w", path, err)
 	}
 	for name, c := range commands {
 		if len(c.Command) == 0 || c.Endpoint == "" {
 			return nil, fmt.Errorf("read local commands %s: %q needs command and endpoint", path, name)
+		}
+		address, err := url.Parse(strings.NewReplacer("${PORT}", "1", "${GPU}", "0").Replace(c.Endpoint))
+		if err != nil || address.Scheme != "http" && address.Scheme != "https" || address.Host == "" || address.User != nil {
+			return nil, fmt.Errorf("read local commands %s: endpoint of %q is no address such as http://127.0.0.1:${PORT}",
+				path, name)
 		}
 	}
 	return commands, nil
@@ -383,12 +392,16 @@ func (l *Local) write(r record) error {
 }
 
 func (l *Local) records() ([]record, error) {
-	paths, err := filepath.Glob(filepath.Join(l.cfg.Dir, "*.json"))
+	entries, err := os.ReadDir(l.cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("list records of local instances: %w", err)
 	}
 	var all []record
-	for _, path := range paths {
+	for _, entry := range entries {
+		if filepath.Ext(entry.Name()) != ".json" {
+			continue
+		}
+		path := filepath.Join(l.cfg.Dir, entry.Name())
 		text, err := os.ReadFile(path) //nolint:gosec // a record of ours
 		if err != nil {
 			return nil, fmt.Errorf("read the record of a local instance: %w", err)

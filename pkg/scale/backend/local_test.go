@@ -263,3 +263,34 @@ func TestAnInstanceGetsNoSecretsOfTheLeader(t *testing.T) {
 		}
 	}
 }
+
+func TestCommandsAreCheckedWhenTheyAreRead(t *testing.T) {
+	for text, good := range map[string]bool{
+		`{"a": {"command": ["x"], "endpoint": "http://127.0.0.1:${PORT}/v1", "slots": 2}}`: true,
+		`{"a": {"command": ["x"], "endpoint": "127.0.0.1:${PORT}"}}`:                       false,
+		`{"a": {"command": ["x"], "endpoint": "http://user:pass@127.0.0.1:${PORT}"}}`:      false,
+		`{"a": {"command": ["x"], "endpoint": "http://127.0.0.1", "gpus": ["0"]}}`:         false,
+		`{"a": {"command": [], "endpoint": "http://127.0.0.1"}}`:                           false,
+	} {
+		path := filepath.Join(t.TempDir(), "commands.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadLocalCommands(path); (err == nil) != good {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func TestADirectoryMayHaveAnyName(t *testing.T) {
+	m := newMachine(t)
+	m.dir = filepath.Join(m.dir, "gpu[0]*")
+	l := m.leader()
+	m.apply(l, order("waits", 1))
+	if found := m.list(l); len(found) != 1 {
+		t.Errorf("%+v", found)
+	}
+	if err := l.StopAll(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
