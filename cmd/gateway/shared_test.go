@@ -265,7 +265,7 @@ func (s *site) startGateway(change func(*Config)) *front {
 
 func (s *site) eventually(what string, condition func() bool) {
 	s.Helper()
-	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.Fatalf("waited in vain until %s", what)
 		}
