@@ -74,8 +74,8 @@ TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election .
 
 # Tests of one goroutine: simulations, and statements whose cost the server counts. The race detector has nothing to find
 # there, and slows them three to ten times. `make check` runs them without it.
-SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog
-SERIAL_IN := ./pkg/fairness ./pkg/invalidation ./pkg/operator
+SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress|TestMillionLinesTakeNoMoreMemoryThanAThousand
+SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator
 # These packages have SQL or pure functions alone: all their tests run without the detector.
 PLAIN     := . ./migrations ./pkg/scale/simulate
 
