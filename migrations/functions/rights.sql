@@ -71,7 +71,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader gateway operator read', 'gateway_token', 'SELECT', NULL),
         ('gateway', 'node slot slot_demand usage usage_hour gateway_fold preemption', 'INSERT UPDATE DELETE', NULL),
         ('gateway', 'token_seq', 'USAGE', NULL),
-        ('gateway', 'instance', 'UPDATE', '{next_check_at}'),
+        ('leader gateway', 'instance', 'UPDATE', '{next_check_at}'),
         ('gateway', 'cancel_request', 'UPDATE', '{delivered_at}'),
         ('node', 'preemption', 'UPDATE', NULL),
         ('leader gateway operator read', 'gateway_batch', 'SELECT', NULL),
