@@ -133,7 +133,7 @@ func TestKilledGatewaysNeverExceedTheSlots(t *testing.T) {
 	}
 	before := served.Load()
 	eventually(t, 30*time.Second, "online requests are served after the last kill", func() bool { return served.Load() > before+20 })
-	eventually(t, 60*time.Second, "every entry is done", func() bool {
+	eventually(t, 3*time.Minute, "every entry is done", func() bool {
 		return p.query(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, p.queue.ID) == entries
 	})
 	stop()
