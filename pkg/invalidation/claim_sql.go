@@ -42,9 +42,9 @@ type claimOptions struct {
 // oneLaneSQL is the claim that is usual: of one lane of a queue without limits, in which no key and no pusher
 // is in the way. It is the claim that deletes first with everything left out that tells why nothing was claimed, and
 // half as dear, which is what a lone entry waits for. Parameters $1 to $7, with a flow and a position for the
-// arrays. It answers with rows only: the state of the lane follows from them (see oneLane). Where it claims
-// nothing, the report is that another claimer is in the lane, or null: then deleteFirst claims, or reports the
-// reason.
+// arrays. It reports on the lane only where another claimer is in it, or where one left it since the snapshot: then
+// rows that were scanned are gone, and the lane has more behind them. Else the rows tell its state (see oneLane).
+// Where it claims nothing and reports nothing, deleteFirst claims, or reports the reason.
 const oneLaneSQL = `
 WITH lane AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true),
@@ -53,10 +53,11 @@ WITH lane AS MATERIALIZED (
      WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
        AND NOT EXISTS (SELECT FROM penstock.throttles($1, $3))
 ), head AS MATERIALIZED (
-    SELECT array_agg(r.row) AS rows, bool_and(r.entry_id IS NOT NULL) AS solo
+    SELECT array_agg(r.row) AS rows, bool_and(r.entry_id IS NOT NULL) AS solo, count(*) AS scanned,
+           max(r.pos) AS position
       FROM lane
      CROSS JOIN LATERAL (
-           SELECT ctid AS row, entry_id
+           SELECT ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE lane.exclusive AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
               AND penstock.ready_now(not_before)
@@ -87,8 +88,14 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
   FROM solo
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM locked),
-       (SELECT json '[{"exclusive": false, "headroom": 1}]' FROM lane WHERE NOT exclusive)`
+       (SELECT array_agg(row) FROM locked), (
+       SELECT CASE
+              WHEN NOT lane.exclusive THEN json '[{"exclusive": false, "headroom": 1}]'
+              WHEN head.solo AND head.scanned > (SELECT count(*) FROM mine) THEN
+                   json_build_array(json_build_object('exclusive', true, 'position', head.position,
+                                                      'scanned', head.scanned, 'headroom', $5::int, 'shared', $5::int))
+              END
+         FROM lane, head)`
 
 // deleteFirstTemplate is the claim of lanes that have no keys and where no pusher has a ready row locked, as
 // is usual. It deletes the ready rows without locking them first, which saves a WAL record each. Where it

@@ -284,3 +284,20 @@ func TestAClaimPassesByAReadyRowThatSomebodyHasLocked(t *testing.T) {
 	}
 	b.commit(holder)
 }
+
+// A claim whose snapshot is older than the end of another one scans rows that are gone; a trigger stands for that here.
+// Behind them are rows still to be claimed, and from a lane that is called drained nothing is claimed before the next hint.
+func TestALaneOfWhichScannedRowsAreGoneIsNotDrained(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "", "", "", "", "", "")
+	b.exec(b.pool, `CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`)
+	b.exec(b.pool, `CREATE TRIGGER keep BEFORE DELETE ON penstock.ready FOR EACH ROW
+	                  WHEN (OLD.pos = `+fmt.Sprint(b.count(`SELECT min(pos) FROM penstock.ready`))+`) EXECUTE FUNCTION public.keep()`)
+	c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 5})
+	if len(c.Locks) != 4 || c.Scanned != 5 || c.Drained || c.Contended {
+		t.Errorf("%d locks, %d rows scanned, drained %v, contended %v; want 4, 5, false, false",
+			len(c.Locks), c.Scanned, c.Drained, c.Contended)
+	}
+	b.exec(b.pool, `DROP TRIGGER keep ON penstock.ready`)
+	b.want(len(b.claim(5)), 3)
+}

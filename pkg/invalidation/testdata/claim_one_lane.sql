@@ -5,10 +5,11 @@ WITH lane AS MATERIALIZED (
      WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
        AND NOT EXISTS (SELECT FROM penstock.throttles($1, $3))
 ), head AS MATERIALIZED (
-    SELECT array_agg(r.row) AS rows, bool_and(r.entry_id IS NOT NULL) AS solo
+    SELECT array_agg(r.row) AS rows, bool_and(r.entry_id IS NOT NULL) AS solo, count(*) AS scanned,
+           max(r.pos) AS position
       FROM lane
      CROSS JOIN LATERAL (
-           SELECT ctid AS row, entry_id
+           SELECT ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE lane.exclusive AND queue_id = $1 AND priority = $2 AND flow = $3 AND pos >= $4::bigint
               AND penstock.ready_now(not_before)
@@ -39,5 +40,11 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
   FROM solo
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM locked),
-       (SELECT json '[{"exclusive": false, "headroom": 1}]' FROM lane WHERE NOT exclusive)
+       (SELECT array_agg(row) FROM locked), (
+       SELECT CASE
+              WHEN NOT lane.exclusive THEN json '[{"exclusive": false, "headroom": 1}]'
+              WHEN head.solo AND head.scanned > (SELECT count(*) FROM mine) THEN
+                   json_build_array(json_build_object('exclusive', true, 'position', head.position,
+                                                      'scanned', head.scanned, 'headroom', $5::int, 'shared', $5::int))
+              END
+         FROM lane, head)
