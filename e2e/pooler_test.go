@@ -75,7 +75,7 @@ func TestProgramsWorkBehindATransactionPooler(t *testing.T) {
 	s.exec(`CREATE TABLE public.effect (entry jsonb)`)
 	s.exec(`SELECT penstock.set_statements('work', '{"run": "INSERT INTO public.effect VALUES ($1)"}')`)
 	s.exec(`SELECT penstock.alter_queue('work', '{"capacity": 100000}')`)
-	start(t, "leader", "leader", "--listen", "127.0.0.1:0", "--open", "--database-url", dsn, "--database-pooled").says("elected", 20*time.Second)
+	start(t, "leader", "leader", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", dsn, "--database-pooled").says("elected", 20*time.Second)
 	node := func(name string) *program {
 		n := start(t, "tasknode", name, "--name", name, "--listen", "127.0.0.1:0", "--database-url", dsn, "--database-pooled",
 			"--lease", nodeLease.String(), "--beat", "500ms", "--governor=false")
@@ -93,9 +93,11 @@ func TestProgramsWorkBehindATransactionPooler(t *testing.T) {
 	if n := s.query(`SELECT count(DISTINCT entry) FROM public.effect`); n != 600 || s.query(`SELECT count(*) FROM public.effect`) != 600 {
 		t.Errorf("%d entries had their effect, want each of 600 once", n)
 	}
-	if n := s.query(`SELECT count(*) FROM penstock.check_invariants()`); n != 0 {
-		t.Errorf("%d invariants are broken", n)
-	}
+	// A claim that came too late for an entry holds a lock for a moment.
+	eventually(t, 10*time.Second, "no lock is without entries", func() bool {
+		return s.query(`SELECT count(*) FROM penstock.check_invariants() WHERE invariant = 'a lock has entries'`) == 0
+	})
+	(&plant{site: s}).consistent()
 }
 
 // Under a fixed snapshot a finish would not see what was pushed meanwhile, and leave it behind.
