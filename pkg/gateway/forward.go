@@ -99,7 +99,7 @@ func (c *call) attempt(ctx context.Context) result {
 
 // upstream builds the request to the worker.
 func (c *call) upstream(ctx context.Context) (*http.Request, error) {
-	target, err := c.route.target(c.ticket.instance.address, c.path)
+	target, err := c.route.target(c.ticket.address, c.path)
 	if err != nil {
 		return nil, err
 	}

@@ -35,6 +35,8 @@ type Request struct {
 	restarted  bool
 	slot       SlotKey
 	instance   *instance
+	server     string // name and address of the instance when the slot was granted: a later catalog may change them
+	address    string
 	began      time.Time
 	trace      Trace
 }
@@ -258,6 +260,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 		p.unqueue(r)
 	}
 	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateFlying, now
+	r.server, r.address = i.server, i.address
 	i.limit.grow(now, i.flying)
 	p.fleet.affinity.note(r, i.id)
 	if r.Adapter != "" {

@@ -334,7 +334,7 @@ func (s *serving) once(ctx context.Context, c *call) (r result) {
 		s.settle(r)
 	}()
 	s.entry.Attempts++
-	s.entry.Server = s.ticket.instance.server
+	s.entry.Server = s.ticket.server
 	return c.attempt(ctx)
 }
 
