@@ -34,6 +34,7 @@ type gpu struct {
 	running int
 	most    int
 	begun   int
+	broken  int           // calls whose client went away; they count as running until the server notices
 	release chan struct{} // closed: calls with "hold" end
 }
 
@@ -73,6 +74,9 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		g.mu.Lock()
 		g.running--
+		if r.Context().Err() != nil {
+			g.broken++
+		}
 		g.mu.Unlock()
 	}()
 	if ask.Fail {
@@ -349,8 +353,11 @@ func TestOnlineAndDurableCallsShareTheSlots(t *testing.T) {
 	s.eventually("the queue is empty", func() bool {
 		return s.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, s.queue.ID) == len(ids)
 	})
-	if _, most, _ := s.gpu.counts(); most > 10 {
-		t.Errorf("%d calls at once on 10 slots", most)
+	// The slot of a run that was broken off is free before its server has noticed that the connection is closed.
+	s.gpu.mu.Lock()
+	defer s.gpu.mu.Unlock()
+	if s.gpu.most > 10+s.gpu.broken {
+		t.Errorf("%d calls at once on 10 slots, %d were broken off", s.gpu.most, s.gpu.broken)
 	}
 }
 
