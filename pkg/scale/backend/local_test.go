@@ -31,7 +31,7 @@ func (m machine) leader() *Local {
 		"waits":   {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}/llama", Slots: 2},
 		"devices": {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0", "1"}},
 		"fails":   {Command: []string{"sh", "-c", "exit 3"}, Endpoint: "http://127.0.0.1:${PORT}"},
-		"forks":   {Command: []string{"sh", "-c", "trap '' TERM; sleep 1000 & exit 3"}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0"}},
+		"forks":   {Command: []string{"sh", "-c", "trap '' TERM; sleep 1000 & sleep 1; exit 3"}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0"}},
 		"absent":  {Command: []string{"/no/such/program"}, Endpoint: "http://127.0.0.1:${PORT}"},
 	}})
 	if err != nil {
