@@ -74,14 +74,11 @@ TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election .
 
 # Tests of one goroutine: simulations, and statements whose cost the server counts. The race detector has nothing to find
 # there, and slows them three to ten times. `make check` runs them without it.
-SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress|TestMillionLinesTakeNoMoreMemoryThanAThousand
+SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress
 SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator
-# These packages have SQL or pure functions alone: all their tests run without the detector.
-PLAIN     := . ./migrations ./pkg/scale/simulate
 
 # PACKAGES are those of TESTS. e2e has a target of its own.
 PACKAGES = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
-RACED    = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -vxE "$$(go list ./e2e $(PLAIN) | paste -sd'|')"),$(TESTS))
 
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
 	go test -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
@@ -97,11 +94,10 @@ race: ## Test the product under the race detector, where the machine has a C com
 	else \
 		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
 	fi; \
-	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(RACED)
+	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
-	go test -timeout $(TIMEOUT) $(PLAIN)
 
 # The versions that are tested beside each other; those that the machine does not have come from npm.
 POSTGRES ?= 15 16 17 18
