@@ -1,5 +1,5 @@
 /*
- * A concurrency limit and the tokens of locks (docs/adr/0012-tokens-are-tickets.md): claims count locks only near the limit.
+ * A concurrency limit and the tokens of locks (docs/adr/0012-distant-limits-are-not-counted.md): claims count locks only near the limit.
  *
  * The model follows claim_headroom, the insert of lock records and charge_lanes. Every lock takes the next token of one sequence.
  * A claim shares the advisory lock of the limit until it has committed, and is undone if it drew a token beyond uncounted_to; one
