@@ -42,11 +42,13 @@ const (
 	keepMore   = 2
 	keepPart   = 0.25 // of what is beyond goes back each second
 	peakFalls  = 0.9  // of the recent peak stays after a second
+	peakNone   = 0.05 // a peak below has been over for half a minute or longer: nothing is kept
 )
 
 // surplus takes the idle slots that are not needed out of a pool: a quarter of those beyond 1.25 x the
 // recent peak + 2, and, while other nodes go without, all beyond what is in flight now and what waits,
-// or beyond the gateway's share.
+// or beyond the gateway's share. A pool that has not been called of late keeps none: the autoscaler takes slots that a
+// gateway holds for calls that run, and would never remove the last instance.
 func (l *Leases) surplus(g *gate, share int, contended bool) (out []SlotKey) {
 	s := l.supplyOf(g.model)
 	g.do(func(now time.Time, p *Pool) {
@@ -61,7 +63,11 @@ func (l *Leases) surplus(g *gate, share int, contended bool) (out []SlotKey) {
 
 // surplusOf is how many idle slots go back now.
 func surplusOf(held, idle, need int, peak float64, share int, contended bool) int {
-	n := int(math.Ceil(keepPart * (float64(held) - (keepFactor*peak + keepMore))))
+	keep := keepFactor*peak + keepMore
+	if peak < peakNone {
+		keep = 0
+	}
+	n := int(math.Ceil(keepPart * (float64(held) - keep)))
 	if contended {
 		n = max(n, held-need-int(0.25*float64(need)), held-share)
 	}

@@ -22,3 +22,21 @@ func TestAlignGrantsNoSlotInDoubt(t *testing.T) {
 		t.Errorf("%d slots are held, want the 3 that are not in doubt", held)
 	}
 }
+
+// A gateway keeps idle slots for what it was called for of late, and none once it has not been called for a while: slots
+// that it holds count as calls that run, and would keep the last instance of the model.
+func TestSlotsOfAPoolThatIsNotCalledAreAllGivenBack(t *testing.T) {
+	t.Parallel()
+	held, peak := 64, 40.0
+	for second := range 180 {
+		n := surplusOf(held, held, 0, peak, 0, false)
+		if kept := held - n; second < 3 && kept < 40 {
+			t.Errorf("%d slots are kept %d s after 40 calls", kept, second)
+		}
+		held -= n
+		peak *= peakFalls
+	}
+	if held != 0 {
+		t.Errorf("%d slots are kept after three minutes without a call", held)
+	}
+}
