@@ -15,6 +15,7 @@ type catalog struct {
 	mu       sync.Mutex
 	settings gateway.Settings
 	started  time.Time
+	ready    chan struct{} // holds one: an instance may have become ready for requests that wait
 }
 
 // settingsEvery is the time between two readings of the settings.
@@ -22,6 +23,17 @@ const settingsEvery = time.Second
 
 // snapshotEvery is the time between two writings of the snapshot.
 const snapshotEvery = 30 * time.Second
+
+// noticed is called when slots of a model were asked for, or an instance of it became ready. It does not block.
+func (c *catalog) noticed(model string) {
+	if !c.gateway.Cold(model) {
+		return
+	}
+	select {
+	case c.ready <- struct{}{}:
+	default:
+	}
+}
 
 // Run reads the settings until ctx ends.
 func (c *catalog) Run(ctx context.Context) error {
@@ -32,6 +44,9 @@ func (c *catalog) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-c.ready:
+			c.refresh(ctx)
+			continue
 		case <-ticks.C:
 		}
 		if err := c.readSettings(ctx); err != nil {
@@ -47,6 +62,13 @@ func (c *catalog) Run(ctx context.Context) error {
 				c.log.Warn("snapshot", "error", err)
 			}
 		}
+	}
+}
+
+// refresh reads the instances before the registry's own turn. It publishes what has changed.
+func (c *catalog) refresh(ctx context.Context) {
+	if err := c.registry.Refresh(ctx); err != nil && ctx.Err() == nil {
+		c.log.Warn("instances stay as they are", "error", err)
 	}
 }
 
@@ -107,6 +129,7 @@ func (c *catalog) models() []gateway.ModelState {
 			Operation: m.Operation, Adapters: m.RemoteNames,
 			Version: m.Version, Headers: m.Headers, AbortStops: m.AbortStops != nil && *m.AbortStops,
 			RunMax: m.Timeouts.Run.Duration(), Policy: policy, Paused: c.settings.Paused[name], Created: c.started,
+			Starts: c.settings.Starts[name],
 		}
 		for _, e := range c.registry.Endpoints(name) {
 			state.Instances = append(state.Instances, c.instance(e, now))

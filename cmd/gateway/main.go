@@ -167,7 +167,7 @@ func (s *server) assemble() error {
 	}
 	s.leases = gateway.NewLeases(gateway.LeasesConfig{Log: s.log}, s.gateway, s.pool, s.member.ID)
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
-	s.catalog = &catalog{server: s}
+	s.catalog = &catalog{server: s, ready: make(chan struct{}, 1)}
 	s.registry.OnChange(s.catalog.publish)
 	conn, err := s.cfg.Database.Listen()
 	if err != nil {
@@ -179,7 +179,7 @@ func (s *server) assemble() error {
 		return nil
 	}
 	s.listener = invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Log: s.log, Granted: s.leases.Granted,
+		Conn: conn, Log: s.log, Granted: s.leases.Granted, Slots: s.catalog.noticed,
 		Wake: func(int32, *invalidation.Lane) {}, // it claims no entries
 	})
 	return nil

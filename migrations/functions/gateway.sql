@@ -217,14 +217,16 @@ $$;
 
 -- fold_online_use adds what online calls took to penstock.usage_hour, and, where shared is true, the
 -- slot-seconds to the use of the flow by which durable entries are ordered: at the queue's usual
--- priority, and at every other one at which the flow has used something. A gateway numbers its folds: one
--- that has been applied changes nothing. It returns whether the fold was applied.
+-- priority, and at every other one at which the flow has used something. refused counts, by model, the requests that were
+-- refused for want of room when they arrived. A gateway numbers its folds: one that has been applied changes nothing. It
+-- returns whether the fold was applied.
 -- Locks: the row of gateway_fold of the gateway, then the rows of usage_hour, model_online and usage, each in the order
 -- of their keys.
 -- Callers: pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.fold_online_use(gateway bigint, fold bigint, hours timestamptz[], queues text[], models text[], flows text[],
                                                     calls bigint[], busy_ms bigint[], wasted_ms bigint[], tokens_in bigint[], tokens_out bigint[],
-                                                    shared boolean[]) RETURNS boolean
+                                                    shared boolean[], refused_models text[] DEFAULT '{}', refused bigint[] DEFAULT '{}')
+RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO penstock.gateway_fold AS f (node_id, seq) VALUES (gateway, fold)
@@ -242,9 +244,13 @@ BEGIN
     ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
        SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms, wasted_ms = u.wasted_ms + excluded.wasted_ms,
            tokens_in = u.tokens_in + excluded.tokens_in, tokens_out = u.tokens_out + excluded.tokens_out;
-    INSERT INTO penstock.model_online AS o (model, calls)
-    SELECT k.model, sum(k.calls) FROM unnest(models, calls) k(model, calls) GROUP BY k.model ORDER BY k.model COLLATE "C"
-    ON CONFLICT (model) DO UPDATE SET calls = o.calls + excluded.calls;
+    INSERT INTO penstock.model_online AS o (model, calls, refused)
+    SELECT k.model, sum(k.calls), sum(k.refused)
+      FROM (SELECT c.model, c.calls, 0 AS refused FROM unnest(models, calls) c(model, calls)
+             UNION ALL
+            SELECT r.model, 0, r.refused FROM unnest(refused_models, refused) r(model, refused)) k
+     GROUP BY k.model ORDER BY k.model COLLATE "C"
+    ON CONFLICT (model) DO UPDATE SET calls = o.calls + excluded.calls, refused = o.refused + excluded.refused;
     INSERT INTO penstock.usage AS u (queue_id, priority, whole, flow, service, lift, at)
     SELECT x.id, x.priority, false, x.flow, x.service, 0, clock_timestamp()
       FROM (SELECT q.id, p.priority, k.flow, sum(k.busy_ms) / 1000.0 AS service

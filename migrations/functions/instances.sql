@@ -94,7 +94,8 @@ EXCEPTION
         RAISE EXCEPTION 'instance "%" of model "%" is not valid: %', server, model, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took.
+-- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took. It tells
+-- gateways by NOTIFY: requests may wait for the instance.
 -- Locks: a new row of cold_start.
 -- Callers: triggers instance_ready.
 CREATE OR REPLACE FUNCTION penstock.note_ready() RETURNS trigger
@@ -103,6 +104,7 @@ BEGIN
     NEW.ready_at := clock_timestamp();
     INSERT INTO penstock.cold_start (model, server, seconds)
     VALUES (NEW.model, NEW.server, extract(epoch FROM NEW.ready_at - NEW.created_at));
+    PERFORM pg_notify('penstock', 'slots ' || NEW.model);
     RETURN NEW;
 END $$;
 

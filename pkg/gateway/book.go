@@ -27,7 +27,8 @@ type UsageBook struct {
 
 	mu      sync.Mutex
 	rows    map[useKey]use
-	sending *fold // not answered yet
+	refused map[string]int64 // requests, by model
+	sending *fold            // not answered yet
 	seq     int64
 }
 
@@ -47,12 +48,15 @@ type fold struct {
 	node invalidation.NodeID
 	seq  int64
 	rows map[useKey]use
+
+	refused map[string]int64
 }
 
 // NewUsageBook returns an empty book; every is the time between folds, 0 for 1 s.
 func NewUsageBook(db postgres.DB, node func() invalidation.NodeID, every time.Duration, log *slog.Logger) *UsageBook {
 	return &UsageBook{
 		db: db, node: node, every: cmp.Or(every, time.Second), log: cmp.Or(log, slog.Default()), rows: map[useKey]use{},
+		refused: map[string]int64{},
 	}
 }
 
@@ -72,6 +76,13 @@ func (b *UsageBook) Charge(c Charge) {
 	u.in += c.TokensIn
 	u.out += c.TokensOut
 	b.rows[key] = u
+}
+
+// Refuse implements Charger.
+func (b *UsageBook) Refuse(model string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refused[model]++
 }
 
 // Run folds until ctx ends, and once more then.
@@ -111,7 +122,7 @@ func (b *UsageBook) Fold(ctx context.Context) error {
 		}
 		b.mu.Lock()
 		b.sending = nil
-		more := len(b.rows) > 0
+		more := b.pending()
 		b.mu.Unlock()
 		if !more {
 			return nil
@@ -119,14 +130,17 @@ func (b *UsageBook) Fold(ctx context.Context) error {
 	}
 }
 
+// pending says whether there is something to fold; called with mu held.
+func (b *UsageBook) pending() bool { return len(b.rows) > 0 || len(b.refused) > 0 }
+
 // next is the fold to send: the one without an answer, else what has come since.
 func (b *UsageBook) next() *fold {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.sending == nil && len(b.rows) > 0 {
+	if b.sending == nil && b.pending() {
 		b.seq++
-		b.sending = &fold{node: b.node(), seq: b.seq, rows: b.rows}
-		b.rows = map[useKey]use{}
+		b.sending = &fold{node: b.node(), seq: b.seq, rows: b.rows, refused: b.refused}
+		b.rows, b.refused = map[useKey]use{}, map[string]int64{}
 	}
 	return b.sending
 }
@@ -139,8 +153,13 @@ func (b *UsageBook) send(ctx context.Context, f *fold) error {
 	for _, k := range keys {
 		c.append(k, f.rows[k])
 	}
+	models := slices.Sorted(maps.Keys(f.refused))
+	counts := make([]int64, len(models))
+	for i, model := range models {
+		counts[i] = f.refused[model]
+	}
 	_, err := b.db.Exec(ctx, foldSQL, f.node, f.seq, c.hours, c.queues, c.models, c.flows, c.calls, c.busy, c.wasted,
-		c.in, c.out, c.shared)
+		c.in, c.out, c.shared, models, counts)
 	if err != nil {
 		return fmt.Errorf("fold use of %d flows: %w", len(f.rows), err)
 	}

@@ -27,6 +27,7 @@ type ModelState struct {
 	Policy     PoolPolicy
 	Paused     string // the reason why no call may begin; empty: calls may
 	Created    time.Time
+	Starts     Starts
 	Instances  []InstanceState
 
 	headers http.Header // with the secrets in place
@@ -69,6 +70,7 @@ func (m *models) set(list []ModelState, log *slog.Logger, open func(name string,
 		seen[s.Name] = true
 		g.do(func(now time.Time, p *Pool) {
 			p.SetPolicy(now, s.Policy)
+			p.SetStarts(now, s.Starts)
 			p.SetInstances(now, s.Instances)
 		})
 		headers, err := worker.ResolveHeaders(s.Headers)

@@ -100,7 +100,13 @@ const (
 	retryMax = time.Minute
 )
 
+// coldRetry is what callers are told to wait for a cold start while none has been measured.
+const coldRetry = 30 * time.Second
+
 func (p *Pool) retryAfter(r *Request) time.Duration {
+	if p.fleet.usable() == 0 {
+		return min(max(cmp.Or(p.starts.P95, coldRetry), retryMin), retryMax)
+	}
 	return min(max(p.expectedWait(r), retryMin), retryMax)
 }
 

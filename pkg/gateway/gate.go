@@ -119,6 +119,13 @@ func (g *gate) ring() {
 	g.settle()
 }
 
+// cold says whether requests wait for an instance to start.
+func (g *gate) cold() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.pool.mode == ModeCold && g.pool.waiting > 0
+}
+
 // view returns the state of the pool.
 func (g *gate) view() PoolState {
 	g.mu.Lock()

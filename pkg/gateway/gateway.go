@@ -42,9 +42,11 @@ type Durable struct {
 	Token              string // name of the token
 }
 
-// Charger keeps the book of what calls took.
+// Charger keeps the book of what calls took, and of the demand that found no room.
 type Charger interface {
 	Charge(c Charge)
+	// Refuse counts a request of a model that was refused for want of room when it arrived.
+	Refuse(model string)
 }
 
 // Charge is what one call took.
@@ -114,6 +116,15 @@ func (g *Gateway) SetModels(list []ModelState) {
 		return newGate(name, policy, &g.budget, g.need)
 	})
 	g.ready.Store(true)
+	if g.leases != nil {
+		g.leases.nudge() // requests may have waited for a new instance
+	}
+}
+
+// Cold says whether requests of a model wait for an instance to start.
+func (g *Gateway) Cold(model string) bool {
+	r := g.models.route(model)
+	return r != nil && r.gate.cold()
 }
 
 // SetTokens replaces the tokens that may call models.

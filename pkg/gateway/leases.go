@@ -38,6 +38,7 @@ type LeasesConfig struct {
 	Every   time.Duration // between give-backs and comparisons: 1 s
 	GapMin  time.Duration // between two leases of a pool: 5 ms
 	GapMax  time.Duration // after leases that brought nothing: 250 ms
+	GapCold time.Duration // between two while no instance is there, which keep the demand known: 1 s
 	AwayMax time.Duration // slots held count that long while the database is away: 15 min
 	Timeout time.Duration // of a statement: 2 s
 	Log     *slog.Logger
@@ -59,6 +60,7 @@ type doubtful struct {
 type supply struct {
 	next    time.Time // no lease before
 	gap     time.Duration
+	cold    bool      // the pool had no instance at the last lease
 	preempt time.Time // no preemption before
 	peak    float64   // of calls in flight, of late
 }
@@ -68,6 +70,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	config.Every = cmp.Or(config.Every, time.Second)
 	config.GapMin = cmp.Or(config.GapMin, 5*time.Millisecond)
 	config.GapMax = cmp.Or(config.GapMax, 250*time.Millisecond)
+	config.GapCold = cmp.Or(config.GapCold, time.Second)
 	config.AwayMax = cmp.Or(config.AwayMax, 15*time.Minute)
 	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
 	l := &Leases{
@@ -177,7 +180,8 @@ func (l *Leases) pass(ctx context.Context) <-chan time.Time {
 	return time.After(max(time.Until(next), time.Millisecond))
 }
 
-// feed leases for one pool whose requests wait. It returns when to try again, zero if nobody waits.
+// feed leases for one pool whose requests wait. It returns when to try again, zero if nobody waits. A pool without
+// instances gets none: the statement records its demand, and wakes the autoscaler.
 func (l *Leases) feed(ctx context.Context, model string) time.Time {
 	g := l.gate(model)
 	if g == nil {
@@ -195,15 +199,19 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 		return time.Time{}
 	}
 	s := l.supplyOf(model)
+	most := l.config.GapMax
 	if mode == ModeCold {
-		return now.Add(l.config.GapMax)
+		most = l.config.GapCold
+		s.cold = true
+	} else if s.cold {
+		s.cold, s.gap, s.next = false, 0, time.Time{} // an instance has come up
 	}
 	if !now.Before(s.next) {
 		if got := l.lease(ctx, g, want); got > 0 {
 			want -= got
 			s.gap = 0
 		}
-		s.gap = min(max(2*s.gap, l.config.GapMin), l.config.GapMax)
+		s.gap = min(max(2*s.gap, l.config.GapMin), most)
 		s.next = time.Now().Add(s.gap)
 	}
 	next := s.next

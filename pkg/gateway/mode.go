@@ -34,7 +34,7 @@ func (p *Pool) settleMode(now time.Time) {
 	lower, upper := p.bounds()
 	load := float64(p.stock + p.waiting)
 	switch {
-	case p.fleet.usable() == 0 && p.policy.MayStart:
+	case p.fleet.usable() == 0 && p.mayStart():
 		p.mode = ModeCold
 	case load > upper:
 		p.mode = ModeQueue

@@ -31,8 +31,9 @@ type PoolPolicy struct {
 	// the slots idle under load, and exists for comparison.
 	StrictBand bool `json:"strict_band"`
 
-	MayStart bool           `json:"may_start"` // an instance may be started while there is none
-	ColdTTL  worker.Seconds `json:"cold_ttl"`  // longest wait for that; 0: 3 x p95 of cold starts, 300 s while unknown
+	// MayStart says whether requests wait for an instance while there is none. Nil: if the autoscaler may start one.
+	MayStart *bool          `json:"may_start,omitempty"`
+	ColdTTL  worker.Seconds `json:"cold_ttl"` // longest wait for that; 0: 3 x p95 of cold starts, 300 s while unknown
 
 	Reserved      float64 `json:"reserved"`       // part of the slots for online calls alone
 	BatchReserved float64 `json:"batch_reserved"` // part of the slots for durable entries alone

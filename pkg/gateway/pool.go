@@ -102,7 +102,7 @@ type Pool struct {
 	mode                  PoolMode
 	modeSince             time.Time
 	draining              bool
-	coldTTL               time.Duration // measured: 3 x p95 of cold starts; 0: not known
+	starts                Starts
 	served                service
 	cost                  costModel
 	durations             durations
@@ -144,6 +144,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejectio
 	r.arrived, r.estimate = now, p.estimate(r)
 	r.trace = Trace{Mode: p.mode.String(), Arrived: now, Ahead: p.waiting, Estimate: r.estimate}
 	if refused := p.admissible(now, r); refused != nil {
+		refused.noRoom = refused.Reason == DropNoEndpoints
 		return false, p.refuse(now, r, refused)
 	}
 	if p.bypasses(r) && p.launch(now, r) {
@@ -153,6 +154,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejectio
 		return true, nil
 	}
 	if refused := p.makeRoom(now, r); refused != nil {
+		refused.noRoom = true
 		return false, p.refuse(now, r, refused)
 	}
 	p.enqueue(now, r)
@@ -169,7 +171,7 @@ func (p *Pool) admissible(now time.Time, r *Request) *Rejection {
 	switch {
 	case p.draining:
 		return &Rejection{Reason: DropShutdown, RetryAfter: time.Second, Detail: "this gateway drains"}
-	case p.fleet.usable() == 0 && !p.policy.MayStart:
+	case p.fleet.usable() == 0 && !p.mayStart():
 		return &Rejection{
 			Reason: DropNoEndpoints, RetryAfter: 30 * time.Second,
 			Detail: "the model has no usable instance, and none may be started",
@@ -226,16 +228,28 @@ func (p *Pool) ttl(r *Request) time.Duration {
 	return p.policy.QueueTTL.Duration()
 }
 
-const coldUnknown = 300 * time.Second
+// Waits for a cold start that the policy does not set.
+const (
+	coldUnknown = 300 * time.Second // while no start has been measured
+	coldFactor  = 3                 // x p95 of the starts
+)
 
 func (p *Pool) coldLimit() time.Duration {
 	switch {
 	case p.policy.ColdTTL > 0:
 		return p.policy.ColdTTL.Duration()
-	case p.coldTTL > 0:
-		return p.coldTTL
+	case p.starts.P95 > 0:
+		return coldFactor * p.starts.P95
 	}
 	return coldUnknown
+}
+
+// mayStart says whether an instance may come up while there is none: by the policy, else by the autoscaler.
+func (p *Pool) mayStart() bool {
+	if p.policy.MayStart != nil {
+		return *p.policy.MayStart
+	}
+	return p.starts.May
 }
 
 // watch puts the earlier end of a waiting request into the heap of ends.

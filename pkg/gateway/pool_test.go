@@ -46,7 +46,7 @@ type twin struct {
 
 func newTwin(t *testing.T, seed uint64) *twin {
 	policy := DefaultPolicy()
-	policy.MayStart, policy.ColdTTL = true, worker.Seconds(20*time.Second)
+	policy.MayStart, policy.ColdTTL = new(true), worker.Seconds(20*time.Second)
 	policy.Total, policy.FlowTotal, policy.QueueTTL = 30, 12, worker.Seconds(8*time.Second)
 	x := &twin{
 		t: t, pool: NewPool(policy, nil), rand: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_700_000_000, 0),

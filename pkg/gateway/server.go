@@ -72,6 +72,7 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 			var refusal *Rejection
 			if errors.As(err, &refusal) {
 				dropped = refusal.Reason
+				s.refused(refusal)
 			}
 			s.entry.Error = err.Error()
 			s.entry.Status = answerError(w, err, s.full)
@@ -352,6 +353,13 @@ func (s *serving) settle(r result) {
 			Took: r.usage.Took, Wasted: r.usage.Failed, TokensIn: r.usage.TokensIn, TokensOut: r.usage.TokensOut,
 			Instance: s.ticket.slot.Instance, Separate: s.route.model.Policy.FairScope == FairSeparate,
 		})
+	}
+}
+
+// refused counts a request that found no room, as demand.
+func (s *serving) refused(r *Rejection) {
+	if charger := s.gateway.config.Charge; charger != nil && r.noRoom && s.route != nil {
+		charger.Refuse(s.route.model.Name)
 	}
 }
 

@@ -19,11 +19,11 @@ type Settings struct {
 	Flows    map[string]FlowState    `json:"flows"`
 	Tokens   []TokenState            `json:"tokens"`
 	Paused   map[string]string       `json:"paused"` // models that may not be called, and why
+	Starts   map[string]Starts       `json:"starts"` // by model; none: no instance may start
 	Readings map[int32]InstanceState `json:"-"`      // latest probes, by instance
 }
 
-// policiesSQL, flowsSQL, tokensSQL and pausesSQL read the settings. They are small tables; the queries go in
-// one round trip.
+// These read the settings. They are small tables; the queries go in one round trip.
 const (
 	policiesSQL = `SELECT model, config FROM penstock.gateway_policy`
 	flowsSQL    = `
@@ -55,13 +55,20 @@ SELECT value, coalesce(nullif(reason, ''), 'by an operator')
 	readingsSQL = `
 SELECT id, extract(epoch FROM clock_timestamp() - checked_at)::float8, queued, kv_usage::float8
   FROM penstock.instance WHERE checked_at IS NOT NULL`
+	startsSQL = `
+SELECT d.model, coalesce((SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds)
+                            FROM (SELECT c.seconds FROM penstock.cold_start c WHERE c.model = d.model
+                                   ORDER BY c.at DESC LIMIT 50) x), 0)
+  FROM (SELECT DISTINCT y.model FROM penstock.deployment y
+         WHERE y.mode IN ('up-only', 'full') AND coalesce((y.policy->>'max')::integer, 10) > 0) d
+ WHERE NOT EXISTS (SELECT FROM penstock.setting s WHERE s.name = 'scale.off' AND s.value = 'true')`
 )
 
 // ReadSettings reads all of them. A policy that is not valid keeps the one before, if old has it.
 func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, []error, error) {
 	s := Settings{
 		Policies: map[string]PoolPolicy{}, Flows: map[string]FlowState{}, Paused: map[string]string{},
-		Readings: map[int32]InstanceState{},
+		Starts: map[string]Starts{}, Readings: map[int32]InstanceState{},
 	}
 	var wrong []error
 	b := &pgx.Batch{}
@@ -71,6 +78,7 @@ func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, 
 	b.Queue(tokensSQL).Query(s.readTokens)
 	b.Queue(pausesSQL).Query(s.readPauses)
 	b.Queue(readingsSQL).Query(s.readReadings)
+	b.Queue(startsSQL).Query(s.readStarts)
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
 		return old, nil, fmt.Errorf("read settings of the gateway: %w", err)
 	}
@@ -160,6 +168,16 @@ func (s *Settings) readReadings(rows pgx.Rows) error {
 		r.At = now.Add(-time.Duration(age * float64(time.Second)))
 		s.Readings[r.ID] = r
 		r.Queued, r.KV = nil, nil
+		return nil
+	})
+	return err
+}
+
+func (s *Settings) readStarts(rows pgx.Rows) error {
+	var model string
+	var seconds float64
+	_, err := pgx.ForEachRow(rows, []any{&model, &seconds}, func() error {
+		s.Starts[model] = Starts{May: true, P95: time.Duration(seconds * float64(time.Second))}
 		return nil
 	})
 	return err

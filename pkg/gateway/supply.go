@@ -8,6 +8,18 @@ func (p *Pool) SetPolicy(now time.Time, policy PoolPolicy) {
 	p.dispatch(now)
 }
 
+// Starts is what the autoscaler says about new instances of a model.
+type Starts struct {
+	May bool          `json:"may"`           // a deployment of the model may start one
+	P95 time.Duration `json:"p95,omitempty"` // how long starts took; 0: not known
+}
+
+// SetStarts replaces what is known about new instances.
+func (p *Pool) SetStarts(now time.Time, s Starts) {
+	p.starts = s
+	p.settleMode(now)
+}
+
 // SetInstances replaces the instances by what the registry says, with their latest readings.
 func (p *Pool) SetInstances(now time.Time, list []InstanceState) {
 	p.fleet.set(now, list)

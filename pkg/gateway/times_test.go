@@ -88,7 +88,7 @@ func TestASlotIsHandedOverInTheSameMoment(t *testing.T) {
 func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := DefaultPolicy()
-		policy.MayStart, policy.ColdTTL, policy.QueueTTL = true, worker.Seconds(time.Minute), worker.Seconds(5*time.Second)
+		policy.MayStart, policy.ColdTTL, policy.QueueTTL = new(true), worker.Seconds(time.Minute), worker.Seconds(5*time.Second)
 		g := newGate("m", policy, nil, nil)
 		start := time.Now()
 		var group sync.WaitGroup

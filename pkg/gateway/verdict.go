@@ -29,6 +29,8 @@ type Rejection struct {
 	Reason     Dropped
 	RetryAfter time.Duration // when another attempt makes sense; 0: not known
 	Detail     string        // one line for a person
+
+	noRoom bool // it was refused when it arrived, for want of capacity
 }
 
 // Error implements error.
