@@ -284,12 +284,20 @@ END $$;
 -- Slots --------------------------------------------------------------------------------------------------------------
 
 -- usable returns whether calls may be sent to an instance.
--- Callers: slot_reserves, lease_slots, instance_status.
+-- Callers: slot_reserves, lease_slots, unpressed_room, instance_status.
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
        AND (i.expires_at IS NULL OR i.expires_at > clock_timestamp())
        AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
+$$;
+
+-- pressed returns whether calls wait inside an instance's worker, or its cache is nearly full: a server such
+-- as vLLM then preempts calls and computes them again. It gets calls only where no other instance has room.
+-- Callers: lease_slots, unpressed_room; pkg/inference.
+CREATE OR REPLACE FUNCTION penstock.pressed(i penstock.instance) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((i.queued > 0 OR i.kv_usage > 0.9) AND i.checked_at > clock_timestamp() - interval '1 minute', false)
 $$;
 
 -- hungry_nodes lists the live nodes that requested slots of a model within the last 3 seconds and
@@ -329,7 +337,7 @@ END $$;
 
 -- slot_room returns how many more slots of an instance may be held: of its own, and of its device
 -- group's.
--- Callers: lease_slots.
+-- Callers: lease_slots, unpressed_room.
 CREATE OR REPLACE FUNCTION penstock.slot_room(i penstock.instance) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, least(
@@ -338,6 +346,15 @@ LANGUAGE sql STABLE AS $$
              penstock.device_slots(i.device_group)
              - (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
                  WHERE x.device_group = i.device_group) END))::integer
+$$;
+
+-- unpressed_room returns how many free slots the usable instances of a model have that are not pressed.
+-- Callers: pkg/inference.
+CREATE OR REPLACE FUNCTION penstock.unpressed_room(wanted text) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(penstock.slot_room(x)), 0)::integer
+      FROM penstock.instance x
+     WHERE x.model = wanted AND penstock.usable(x) AND NOT penstock.pressed(x)
 $$;
 
 -- device_slots returns how many slots the instances of a device group hold together.
@@ -389,7 +406,9 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- lease_slots gives a node up to `want` free slots of a model, spread over its instances, least
--- held first, and no more of a device group than it has. While other nodes go without it leaves one for each of those whose turn is before
+-- held first, and no more of a device group than it has. Pressed instances come after all others, unless
+-- entries choose their instance by labels: one that only a pressed instance can take would wait until all
+-- others are leased. While other nodes go without it leaves one for each of those whose turn is before
 -- this node's. Locking the instance before counting keeps the sum within slots: where an
 -- instance shrank, the numbers alone would not. No slot is freed before its node's lease has
 -- lapsed: the node may use its slots for valid_ms from when it requested them. A node that gets
@@ -438,11 +457,15 @@ BEGIN
     END IF;
     left_ := greatest(left_, 0);
     allowed := left_;
-    FOR i IN SELECT x.id, x.device_group, count(*) OVER () - row_number() OVER (ORDER BY h.held::real / x.slots, x.id) + 1 AS behind
+    FOR i IN SELECT x.id, x.device_group, count(*) OVER late - row_number() OVER by_load + 1 AS behind
                FROM penstock.instance x
+               JOIN penstock.model m ON m.name = x.model
               CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.slot s WHERE s.instance_id = x.id) h
+              CROSS JOIN LATERAL (SELECT penstock.pressed(x)
+                                         AND coalesce((m.config || coalesce(m.override, '{}'))->>'labels_field', '') = '' AS late) p
               WHERE x.model = wanted AND penstock.usable(x) AND h.held < x.slots
-              ORDER BY h.held::real / x.slots, x.id
+             WINDOW late AS (PARTITION BY p.late), by_load AS (PARTITION BY p.late ORDER BY h.held::real / x.slots, x.id)
+              ORDER BY p.late, h.held::real / x.slots, x.id
     LOOP
         EXIT WHEN left_ <= 0;
         SELECT x.slots INTO most FROM penstock.instance x

@@ -112,6 +112,7 @@ func (h *slotRef) release() {
 	owed := l.share >= 0 && len(l.held) > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
 	wanted := owed && now.Before(p.stateOf(h.model).wanted) && l.held[h.slot.slotKey] == h.slot
+	leaving := len(l.leaving) > 0
 	if wanted {
 		l.lose(h.slot) // the permit of the run that has ended goes back without it
 	}
@@ -120,7 +121,7 @@ func (h *slotRef) release() {
 		p.sendOver(h.model, []*heldSlot{h.slot})
 		return
 	}
-	if owed {
+	if owed || leaving {
 		select {
 		case p.kick <- struct{}{}:
 		default:

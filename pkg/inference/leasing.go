@@ -206,6 +206,39 @@ func (p *SlotPool) readShares(ctx context.Context) error {
 	return nil
 }
 
+const reliefSQL = `SELECT name, penstock.unpressed_room(name) FROM unnest($1::text[]) m(name)`
+
+// readRelief learns how many slots of pressed instances may be exchanged for slots of others. Where entries
+// choose their instance by labels there is no exchange: the others may not be for them.
+func (p *SlotPool) readRelief(ctx context.Context) error {
+	pressed := p.registry.Pressed()
+	var names []string
+	p.mu.Lock()
+	for name, a := range p.models {
+		a.ledger.pressed, a.ledger.relief = pressed, 0
+		model, known := p.registry.Model(name)
+		if known && model.LabelsField == "" && a.ledger.holdsPressed() {
+			names = append(names, name)
+		}
+	}
+	p.mu.Unlock()
+	if len(names) == 0 {
+		return nil
+	}
+	var name string
+	var room int
+	_, err := pgx.ForEachRow(postgres.Query(ctx, p.db, reliefSQL, names), []any{&name, &room}, func() error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.stateOf(name).ledger.relief = room
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("count free slots of instances that are not pressed: %w", err)
+	}
+	return nil
+}
+
 const heldSlotsSQL = `SELECT instance, slot_number, slot_token, in_doubt, valid_ms FROM penstock.held_slots($1)`
 
 type heldRow struct {

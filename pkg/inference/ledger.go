@@ -26,6 +26,9 @@ type slotLedger struct {
 	waiting    int         // of these, the ones that wait for a busy slot and leave the idle ones to others
 	share      int         // how many slots this node may hold while others go without; -1: nobody does
 	leaving    []*heldSlot // not to be used again, and to be given back
+
+	pressed map[int32]bool // instances that had better get no more calls while others have free slots
+	relief  int            // free slots of the others, when last counted
 }
 
 type slotKey struct{ instance, number int32 }
@@ -194,6 +197,7 @@ func (l *slotLedger) leave(h *heldSlot) {
 
 // finish ends the call of a slot: it is idle again, or in doubt.
 func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
+	others := l.unassigned // permits that need an idle slot; those of h itself are about to be given back
 	l.unassigned += h.permits
 	h.permits = 0
 	if l.held[h.slotKey] != h {
@@ -205,7 +209,40 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	if !doubt {
 		s.idle = append(s.idle, h)
 		l.retire(s)
+		l.relieve(h, others)
 	}
+}
+
+// relieve lets the idle slot of a pressed instance go where another instance has a free one, which is leased
+// in its place. Without it a node that is busy all the time would use the slots that it leased first for ever.
+// A slot stays whose instance has loaded what entries need, as does one that one of so many other permits needs.
+func (l *slotLedger) relieve(h *heldSlot, permits int) {
+	if l.held[h.slotKey] != h || !l.relievable(h.instance) {
+		return
+	}
+	idle := 0
+	for _, s := range l.instances {
+		idle += len(s.idle)
+	}
+	if (idle-1)*l.perSlot < permits {
+		return
+	}
+	l.relief--
+	l.lose(h)
+	l.leaving = append(l.leaving, h)
+}
+
+func (l *slotLedger) holdsPressed() bool {
+	for key := range l.held {
+		if l.pressed[key.instance] {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *slotLedger) relievable(instance int32) bool {
+	return l.relief > 0 && l.pressed[instance] && l.instances[instance].hint == ""
 }
 
 // setLimit says how many slots an instance has. Those beyond are not used again.
@@ -229,8 +266,8 @@ func (l *slotLedger) retire(s *instanceSlots) {
 }
 
 // surplus removes from the ledger and returns the idle slots that the node has no use for: idle for
-// long, on an instance that is not usable, or beyond its share while others go without. Permits
-// that are out keep theirs.
+// long, on an instance that is not usable, on a pressed one where another has a free slot, or beyond its
+// share while others go without. Permits that are out keep theirs.
 func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []*heldSlot {
 	out := l.leaving
 	l.leaving = nil
@@ -249,10 +286,13 @@ func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(i
 		good := usable(id)
 		for _, h := range slices.Clone(s.idle) {
 			leave := !good
-			if good && spare > 0 && (now.Sub(h.since) >= idleMax || beyond > 0) {
+			if good && spare > 0 && (now.Sub(h.since) >= idleMax || beyond > 0 || l.relievable(id)) {
 				leave = true
 				spare--
 				beyond--
+				if l.relievable(id) {
+					l.relief--
+				}
 			}
 			if leave {
 				l.lose(h)

@@ -126,12 +126,7 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// pressedSQL lists the instances on which calls wait inside the worker, or whose cache is nearly full: a
-// server such as vLLM then preempts calls and computes them again.
-const pressedSQL = `
-SELECT id
-  FROM penstock.instance
- WHERE (queued > 0 OR kv_usage > 0.9) AND checked_at > clock_timestamp() - interval '1 minute'`
+const pressedSQL = `SELECT i.id FROM penstock.instance i WHERE penstock.pressed(i)`
 
 func (r *Registry) readPressed(ctx context.Context) error {
 	ids, err := pgx.CollectRows(postgres.Query(ctx, r.db, pressedSQL), pgx.RowTo[int32])

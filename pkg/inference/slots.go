@@ -308,6 +308,9 @@ func (p *SlotPool) Renew(ctx context.Context) error {
 	if err := p.takePreemptions(ctx); err != nil {
 		return err
 	}
+	if err := p.readRelief(ctx); err != nil {
+		return err
+	}
 	if err := p.giveBack(ctx, p.config.IdleMax); err != nil {
 		return err
 	}
