@@ -27,6 +27,20 @@ CREATE INDEX deployment_model ON penstock.deployment (model, fill_order, cost, n
 COMMENT ON COLUMN penstock.deployment.cost IS 'of an instance an hour, in any unit';
 COMMENT ON COLUMN penstock.deployment.fill_order IS 'deployments of a model are filled in this order, then by cost';
 
+-- What the first request of a model without a deployment makes one from.
+CREATE TABLE penstock.deployment_template (
+    model      text COLLATE "C" PRIMARY KEY REFERENCES penstock.model ON DELETE CASCADE,
+    backend    text NOT NULL CHECK (backend IN ('advise', 'keda', 'local', 'webhook', 'kubernetes')),
+    target     jsonb NOT NULL CHECK (jsonb_typeof(target) = 'object'),
+    policy     jsonb NOT NULL CHECK (jsonb_typeof(policy) = 'object'),
+    template   jsonb CHECK (jsonb_typeof(template) = 'object'),
+    cost       double precision NOT NULL CHECK (cost >= 0),
+    fill_order integer NOT NULL,
+    idle       interval NOT NULL CHECK (idle BETWEEN interval '1 minute' AND interval '1 year'),
+    changed_at timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON COLUMN penstock.deployment_template.idle IS 'a deployment that was made from it goes when it has no instance and the last request is older';
+
 -- What the backend of a deployment was told, and what it answered. An order is written before the backend gets it: a new leader
 -- gives the same order again.
 CREATE TABLE penstock.deployment_state (
@@ -46,6 +60,8 @@ CREATE TABLE penstock.deployment_state (
     failed_at      timestamptz,
     retry_at       timestamptz,
     error          text,
+    no_room_at     timestamptz,
+    place          text,
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
 COMMENT ON COLUMN penstock.deployment_state.desired IS 'its share of the instances of the model';
@@ -56,6 +72,8 @@ COMMENT ON COLUMN penstock.deployment_state.existing IS 'instances that the back
 COMMENT ON COLUMN penstock.deployment_state.starting IS 'when starts began that are not registered as instances yet';
 COMMENT ON COLUMN penstock.deployment_state.replace_before IS 'starts that began earlier and are not ready are stuck, and are removed';
 COMMENT ON COLUMN penstock.deployment_state.failures IS 'starts or orders in a row that failed; 3 block the deployment until retry_at';
+COMMENT ON COLUMN penstock.deployment_state.no_room_at IS 'when its backend last had no room for one more instance';
+COMMENT ON COLUMN penstock.deployment_state.place IS 'machine and directory of the instances, where its backend is bound to one';
 
 -- Instances that register themselves, or that a backend has started.
 ALTER TABLE penstock.instance

@@ -13,7 +13,7 @@ import (
 
 func scaleCommand(a *app) *cobra.Command {
 	return noun("scale", "Autoscaling: how many instances each model has, and why",
-		scaleStatus(a), scaleExplain(a), scaleHistory(a), scaleSet(a), scaleOverride(a), scaleDisable(a),
+		scaleStatus(a), scaleExplain(a), scaleHistory(a), scaleSet(a), scaleTemplate(a), scaleOverride(a), scaleDisable(a),
 		scaleSimulate(a))
 }
 

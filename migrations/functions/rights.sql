@@ -33,11 +33,11 @@ LANGUAGE sql IMMUTABLE AS $$
          'batch batch_part bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
           failure flow_weight idempotency inference_version instance leader limit limit_use lock model node
           operation output pause progress push_back queue ready remote_run result retained sample sample_minute
-          deployment deployment_state scale_state scale_decision setting model_minute model_online cold_start callback_sent
+          deployment deployment_state deployment_template scale_state scale_decision setting model_minute model_online cold_start callback_sent
           schema_object schema_version slot slot_demand uniqueness usage usage_hour watch', 'SELECT', NULL::text[]),
         ('leader node gateway operator read',
          'application_status batch_status cron_status dead_slots entry_status instance_status lock_status node_status
-          scale_input scale_share old_partitions queue_status retention server_status slot_contention stuck usage_hours usage_status',
+          scale_input scale_share scale_wanted old_partitions queue_status retention server_status slot_contention stuck usage_hours usage_status',
          'SELECT', NULL),
         ('leader node gateway operator read', 'entry_id_seq token_seq term_seq', 'SELECT', NULL),
         ('leader operator read', 'audit', 'SELECT', NULL),
@@ -123,14 +123,15 @@ LANGUAGE sql IMMUTABLE AS $$
           drop_cron_job drop_queue enable_entries enable_entry enable_queue free_dead_slots pause pause_batch
           pause_cron_job pause_queue register_instance register_model remove_instance remove_model resume resume_batch
           resume_cron_job resume_queue retry_batch retry_failure run_cron_job_now set_device_group set_flow_weight set_limit
-          announce_instance set_deployment remove_deployment set_scale_override set_scale_setting
+          announce_instance set_deployment set_deployment_template remove_deployment set_scale_override set_scale_setting
           set_flow_criticality set_gateway_policy set_gateway_token
           set_model_override set_quota start_operation step_operation use_limit'),
         ('gateway', 'cancel_batch_lines'),
         ('leader node operator', 'push_back lift_push_back'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),
         ('owner', 'bump_inference_version note_ready'), -- triggers
-        ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances prune_audit')) v(duties, names)
+        ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances make_wanted_deployments prune_audit
+          prune_deployments')) v(duties, names)
      CROSS JOIN LATERAL regexp_split_to_table(v.names, '\s+') n(name)
 $$;
 

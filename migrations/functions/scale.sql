@@ -182,17 +182,39 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.queue q WHERE q.model = wanted
 $$;
 
+-- scale_bounded counts the entries of the queues of a model that meet a condition, at most 1,000 a queue. Queues that are
+-- disabled or paused are left out. It names the table of each queue: through penstock.entry each call would be
+-- planned over, and would lock, the tables of all queues.
+-- Callers: scale_due, scale_late.
+CREATE OR REPLACE FUNCTION penstock.scale_bounded(wanted text, condition text, before timestamptz) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    q     record;
+    n     bigint;
+    total bigint := 0;
+BEGIN
+    FOR q IN SELECT x.id, x.name FROM penstock.queue x
+              WHERE x.model = wanted AND x.disabled_at IS NULL
+                AND NOT (x.paused_at IS NOT NULL AND penstock.paused_until(x.paused_until))
+                AND to_regclass(format('penstock.%I', 'entry_' || x.name)) IS NOT NULL
+    LOOP
+        BEGIN
+            EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I e WHERE e.queue_id = $1 AND %s LIMIT 1000) bounded',
+                           'entry_' || q.name, condition) INTO n USING q.id, before;
+            total := total + n;
+        EXCEPTION WHEN undefined_table THEN
+            NULL; -- the queue was dropped meanwhile
+        END;
+    END LOOP;
+    RETURN total;
+END $$;
+
 -- scale_due returns how many entries of a model become ready within so many seconds, at most 1,000 a queue.
--- Callers: scale_input.
+-- Callers: scale_input, scale_wanted.
 CREATE OR REPLACE FUNCTION penstock.scale_due(wanted text, seconds double precision) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(n.due), 0)::bigint
-      FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT count(*) AS due
-                           FROM (SELECT FROM penstock.entry e
-                                  WHERE e.queue_id = q.id AND e.status = 'initial'
-                                    AND e.due_at <= clock_timestamp() + seconds * interval '1 second' LIMIT 1000) bounded) n
-     WHERE q.model = wanted AND q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
+    SELECT penstock.scale_bounded(wanted, 'e.status = ''initial'' AND e.due_at <= $2',
+                                  clock_timestamp() + seconds * interval '1 second')
 $$;
 
 -- scale_late returns how many pending entries of a model have to start within so many seconds, at most 1,000 a queue: an
@@ -200,13 +222,8 @@ $$;
 -- Callers: scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_late(wanted text, seconds double precision) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(n.late), 0)::bigint
-      FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT count(*) AS late
-                           FROM (SELECT FROM penstock.entry e
-                                  WHERE e.queue_id = q.id AND penstock.claimable(e.status, e.priority)
-                                    AND e.start_by <= clock_timestamp() + seconds * interval '1 second' LIMIT 1000) bounded) n
-     WHERE q.model = wanted AND q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
+    SELECT penstock.scale_bounded(wanted, 'penstock.claimable(e.status, e.priority) AND e.start_by <= $2',
+                                  clock_timestamp() + seconds * interval '1 second')
 $$;
 
 -- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has a
@@ -273,6 +290,15 @@ SELECT d.model, penstock.scale_running(d.model) AS running, penstock.scale_waiti
               coalesce(max(x.value::float8) FILTER (WHERE x.name = 'scale.budget'), 0) AS budget
          FROM penstock.setting x WHERE x.name LIKE 'scale.%') v;
 
+-- scale_wanted has the models with a template and without a deployment, and whether something waits for an instance of theirs.
+-- Callers: make_wanted_deployments; pkg/scale.
+CREATE OR REPLACE VIEW penstock.scale_wanted AS
+SELECT t.model, coalesce((SELECT array_agg(q.id) FROM penstock.queue q WHERE q.model = t.model), '{}') AS queues,
+       penstock.scale_waiting(t.model, 1) > 0 OR penstock.scale_online_waiting(t.model) > 0
+       OR penstock.scale_due(t.model, 60) > 0 AS wanted
+  FROM penstock.deployment_template t
+ WHERE NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.model = t.model);
+
 -- scale_share has a row for each deployment: its settings, what its backend was told and answered, and its instances.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_share AS
@@ -281,7 +307,7 @@ SELECT d.name, d.model, d.backend, d.target, d.policy, d.template, coalesce(d.te
        coalesce(s.desired, 0) AS desired, s.decided_at, coalesce(s.order_id, 0) AS order_id, coalesce(s.ordered, 0) AS ordered, s.ordered_at,
        coalesce(s.applied_id, 0) AS applied_id, s.applied_at, s.existing,
        coalesce(s.starting, '{}') AS starting, s.seen_at, s.replace_before, coalesce(s.failures, 0) AS failures, s.failed_at, s.retry_at,
-       coalesce(s.error, '') AS error, i.ready, i.registered, i.draining
+       coalesce(s.error, '') AS error, s.no_room_at, coalesce(s.place, '') AS place, i.ready, i.registered, i.draining
   FROM penstock.deployment d
   LEFT JOIN penstock.deployment_state s ON s.name = d.name
  CROSS JOIN LATERAL (

@@ -33,6 +33,7 @@ type applier struct {
 // OrderStatus is the counters of orders to backends since the start of the term.
 type OrderStatus struct {
 	Applied, Failed, Drained, Undrained, Registered, Forgotten, Expired int64
+	Made, Pruned                                                        int64 // deployments on demand
 }
 
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
@@ -65,6 +66,7 @@ func (a *applier) count(change func(*OrderStatus)) {
 const (
 	roundMax    = 30 * time.Second
 	expireEvery = 2 * time.Second
+	pruneEvery  = time.Minute
 	trimEvery   = time.Hour
 	backoffMax  = 5 * time.Minute
 )
@@ -75,7 +77,7 @@ func (a *applier) run(ctx context.Context) error {
 	defer calls.Wait()
 	ticks := time.NewTicker(a.cfg.Pause)
 	defer ticks.Stop()
-	var expired, trimmed time.Time
+	var expired, pruned, trimmed time.Time
 	for {
 		if err := a.round(ctx, &calls); err != nil && ctx.Err() == nil {
 			a.cfg.Log.WarnContext(ctx, "cannot read deployments", "error", err)
@@ -83,6 +85,10 @@ func (a *applier) run(ctx context.Context) error {
 		if now := time.Now(); now.Sub(expired) >= expireEvery {
 			expired = now
 			a.expire(ctx)
+			if now.Sub(pruned) >= pruneEvery {
+				pruned = now
+				a.prune(ctx)
+			}
 			if now.Sub(trimmed) >= trimEvery {
 				trimmed = now
 				a.trim(ctx)
@@ -106,8 +112,10 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
+	rows = readable(rows)
+	bounded(rows)
 	for _, s := range rows {
-		if changing[s.Name] || a.cfg.Backends[s.Backend] == nil || s.read() != nil || !a.begin(s.Name) {
+		if changing[s.Name] || a.cfg.Backends[s.Backend] == nil || !a.begin(s.Name) {
 			continue
 		}
 		calls.Go(func() {
@@ -120,6 +128,17 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup) error {
 		})
 	}
 	return nil
+}
+
+// readable are the deployments whose policy can be read. The pass of decisions reports the others.
+func readable(rows []share) []share {
+	kept := rows[:0]
+	for _, s := range rows {
+		if s.read() == nil {
+			kept = append(kept, s)
+		}
+	}
+	return kept
 }
 
 func (a *applier) begin(name string) bool {
@@ -152,6 +171,10 @@ SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NO
 // and gives the order.
 func (a *applier) reconcile(ctx context.Context, s share) error {
 	backend := a.cfg.Backends[s.Backend]
+	place, err := placeOf(backend, s)
+	if err != nil {
+		return errors.Join(err, a.note(ctx, s, err))
+	}
 	found, err := backend.List(ctx, s.deployment())
 	listed := err == nil
 	if err != nil && !errors.Is(err, ErrUnlisted) {
@@ -166,7 +189,7 @@ func (a *applier) reconcile(ctx context.Context, s share) error {
 	if !listed && todo.order != nil && !a.isNews(s, todo.order) {
 		todo.order = nil
 	}
-	if err := a.write(ctx, s, todo); err != nil {
+	if err := a.write(ctx, s, place, todo); err != nil {
 		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
 		return errors.Join(err, a.note(ctx, s, err))
 	}
@@ -174,6 +197,12 @@ func (a *applier) reconcile(ctx context.Context, s share) error {
 		return nil
 	}
 	if err := backend.Apply(ctx, *todo.order); err != nil {
+		if errors.Is(err, ErrNoRoom) {
+			err = errors.Join(err, a.exec(ctx, noRoomSQL, s.Name))
+			if todo.rolls { // for one more than desired: the next round drains one first
+				return nil
+			}
+		}
 		a.count(func(st *OrderStatus) { st.Failed++ })
 		return errors.Join(err, a.fail(ctx, s, err))
 	}
@@ -182,6 +211,25 @@ func (a *applier) reconcile(ctx context.Context, s share) error {
 	a.removed[s.Name] = strings.Join(todo.order.Remove, " ")
 	a.mu.Unlock()
 	return a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed)
+}
+
+// placeOf is where the instances of a deployment are that a backend starts; empty where it is bound to no place. It
+// returns an error wrapping ErrElsewhere where there are some in another one: here they would count as gone.
+func placeOf(backend Backend, s share) (string, error) {
+	placed, bound := backend.(Placed)
+	if !bound {
+		return "", nil
+	}
+	place, err := placed.Place()
+	if err != nil {
+		return "", fmt.Errorf("place of the instances of deployment %q: %w", s.Name, err)
+	}
+	has := s.Registered+s.Draining+s.Ordered > 0 || s.Existing != nil && *s.Existing > 0
+	if s.Place != "" && s.Place != place && has {
+		return "", fmt.Errorf("deployment %q: %w: %s, this leader has %s; elect a leader there, or remove the deployment "+
+			"and make it again", s.Name, ErrElsewhere, s.Place, place)
+	}
+	return place, nil
 }
 
 // isNews says whether an order to a backend that lists nothing differs from the one that it confirmed.
@@ -207,13 +255,14 @@ SELECT FROM penstock.instance i
 	// observedSQL writes what a round found, and the order that it is about to give.
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
-       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error)
+       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place)
 SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
        CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
-       CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, '')
+       CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, ''),
+       nullif($10, '')
  WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE
-   SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at,
+   SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
        order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
        ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
                          ELSE s.ordered_at END, failures = excluded.failures,
@@ -231,21 +280,22 @@ UPDATE penstock.deployment_state
    SET failures = failures + 1, failed_at = clock_timestamp(), error = $2,
        retry_at = clock_timestamp() + $3::interval
  WHERE name = $1`
-	noteSQL = `
+	noRoomSQL = `UPDATE penstock.deployment_state SET no_room_at = clock_timestamp() WHERE name = $1`
+	noteSQL   = `
 INSERT INTO penstock.deployment_state AS s (name, error)
 SELECT $1, $2 WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE SET error = excluded.error`
 )
 
 // write writes the steps within the term. Nothing is written where a round found nothing new.
-func (a *applier) write(ctx context.Context, s share, todo steps) error {
+func (a *applier) write(ctx context.Context, s share, place string, todo steps) error {
 	failures, message := s.Failures, s.Error
 	if todo.failed > 0 {
 		failures, message = failures+1, todo.message
 	} else if todo.healthy || failures == 0 {
 		failures, message = 0, ""
 	}
-	if !todo.changes(s, failures, message) {
+	if !todo.changes(s, failures, message) && s.Place == place {
 		return nil
 	}
 	var id *int64
@@ -287,7 +337,7 @@ func (a *applier) write(ctx context.Context, s share, todo steps) error {
 			}
 		}
 		_, err := tx.Exec(ctx, observedSQL, s.Name, todo.existing, todo.starts(), id, count, failures, todo.failed > 0,
-			backoff(failures), message)
+			backoff(failures), message, place)
 		return err
 	})
 	if err == nil {

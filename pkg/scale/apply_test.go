@@ -25,6 +25,7 @@ type cluster struct {
 	before    error
 	after     error
 	away      error
+	room      int // instances at most; 0 for no limit
 }
 
 func (c *cluster) List(context.Context, BackendTarget) ([]BackendInstance, error) {
@@ -42,10 +43,13 @@ func (c *cluster) Apply(_ context.Context, o Order) error {
 	}
 	c.instances = slices.DeleteFunc(c.instances, func(i BackendInstance) bool { return slices.Contains(o.Remove, i.Name) })
 	for len(c.instances) < o.Count {
+		if c.room > 0 && len(c.instances) >= c.room {
+			return fmt.Errorf("all %d devices are in use: %w", c.room, ErrNoRoom)
+		}
 		c.started++
 		name := fmt.Sprintf("gpu-%d", c.started)
 		c.instances = append(c.instances, BackendInstance{
-			Name: name, Endpoint: "http://" + name, Began: time.Now(), State: InstanceRunning,
+			Name: name, Endpoint: "http://" + name, Began: time.Now(), State: InstanceRunning, TemplateHash: o.TemplateHash,
 		})
 	}
 	return c.after
@@ -427,7 +431,7 @@ func TestARoundLocksInstancesBeforeTheirVersion(t *testing.T) {
 	a := newApplier(db, free{db}, Config{}.withDefaults())
 	done := make(chan error, 1)
 	go func() {
-		done <- a.write(t.Context(), decidedShare(), steps{drain: []string{"gpu-1", "gpu-2"}})
+		done <- a.write(t.Context(), decidedShare(), "", steps{drain: []string{"gpu-1", "gpu-2"}})
 	}()
 	waiting := `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
 	for one[int](t, db, waiting) == 0 {

@@ -23,6 +23,19 @@ type Backend interface {
 // ErrUnlisted is returned by a backend that cannot list instances: they register themselves.
 var ErrUnlisted = errors.New("the backend does not list instances")
 
+// ErrNoRoom is returned by Apply where all devices or places for instances are in use. A template change then
+// replaces instances without one more.
+var ErrNoRoom = errors.New("there is no room for one more instance")
+
+// Placed is a backend whose instances exist in one place, such as the processes of a machine.
+type Placed interface {
+	// Place names where this leader's instances are. A leader of another place finds none of them.
+	Place() (string, error)
+}
+
+// ErrElsewhere is noted where the instances of a deployment are in another place than this leader.
+var ErrElsewhere = errors.New("its instances are in another place")
+
 // ErrNotOwned is returned where something else changes the number of the target: an autoscaler of the
 // cluster, or another deployment.
 var ErrNotOwned = errors.New("the target belongs to another autoscaler")

@@ -41,6 +41,7 @@ type steps struct {
 	existing int
 	starting []time.Time // not registered yet
 	failed   int         // starts that failed
+	rolls    bool        // the order asks for one more than desired, to replace one
 	healthy  bool        // an instance is ready that was started after the last failure
 	message  string      // of a failure
 }
@@ -69,8 +70,10 @@ type planner struct {
 	remove  []string
 	starts  int // that are to begin
 
-	// replaced are stuck starts that begin to drain; others are started when they are removed.
+	// replaced are instances that go first and are replaced when they are gone: stuck starts that begin to drain, and
+	// those of another template where there is no room for one more.
 	replaced int
+	leaving  int // of another template, that end
 }
 
 // startFailed begins the message of an instance that ended; others are errors of orders.
@@ -120,6 +123,11 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		failedAt := p.s.FailedAt
 		p.out.healthy = p.out.healthy || m.Ready && (failedAt == nil || m.began.After(*failedAt))
 	}
+	for _, m := range p.members {
+		if m.ending && p.isOutdated(m) {
+			p.leaving++
+		}
+	}
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending })
 	sortTimes(p.out.starting)
 }
@@ -152,6 +160,9 @@ func (p *planner) reduce() {
 		switch {
 		case gone:
 			p.remove = append(p.remove, m.Server)
+			if drained && p.isOutdated(m) {
+				p.leaving++
+			}
 		case stuck && m.Held == 0 && !m.Draining:
 			m.Draining = true
 			p.replaced++
@@ -181,58 +192,87 @@ func (p *planner) drop(from []*member, n int) {
 	}
 	for _, name := range Victims(candidates, n) {
 		m := byName[name]
-		m.Draining = true
+		m.Draining, m.DrainedByUs = true, true
 		if p.isRegistered(m) {
 			p.out.drain = append(p.out.drain, name)
 			continue
 		}
 		p.remove = append(p.remove, name)
+		if p.isOutdated(m) {
+			p.leaving++
+		}
 		p.members = slices.DeleteFunc(p.members, func(x *member) bool { return x == m })
 	}
+}
+
+// isOutdated says whether a member was started with another template.
+func (p *planner) isOutdated(m *member) bool {
+	return p.s.TemplateHash != "" && m.TemplateHash != "" && m.TemplateHash != p.s.TemplateHash
 }
 
 // outdated are the members that were started with another template.
 func (p *planner) outdated(active []*member) []*member {
 	var old []*member
 	for _, m := range active {
-		if p.s.TemplateHash != "" && m.TemplateHash != "" && m.TemplateHash != p.s.TemplateHash {
+		if p.isOutdated(m) {
 			old = append(old, m)
 		}
 	}
 	return old
 }
 
-// roll replaces members of an older template one by one: one more is started, and when all of the new
-// template are ready, one of the old ones is drained.
+// roll replaces members of an older template one by one: one more is started, and when all of the new template are
+// ready, one of the old ones is drained. Where there is no room for one more the old one goes first, and the new one is
+// started when it is gone.
 func (p *planner) roll(active, old []*member, excess int) {
-	if excess < 1 {
-		p.starts = 1
-		return
-	}
 	for _, m := range active {
 		if !m.Ready && !slices.Contains(old, m) {
 			return
 		}
 	}
-	p.drop(old, 1)
+	full := p.s.full || p.s.noRoom(p.now)
+	switch {
+	case excess >= 1:
+		p.drop(old, 1)
+	case !full:
+		p.starts, p.out.rolls = 1, excess == 0
+	case p.leavers() == 0 && (excess == 0 || p.s.noRoom(p.now) && p.backsOff()):
+		p.drop(old, 1)
+	}
 }
+
+// leavers are instances of another template that drain or end: they have their room until they are gone.
+func (p *planner) leavers() int {
+	n := p.leaving
+	for _, m := range p.members {
+		if m.Draining && m.DrainedByUs && p.isOutdated(m) {
+			n++
+		}
+	}
+	return n
+}
+
+// backsOff says whether starts failed lately, and are not tried again now.
+func (p *planner) backsOff() bool { return p.s.RetryAt != nil && p.now.Before(*p.s.RetryAt) }
 
 // grow ends drains before it asks for new instances, and asks for none while starts fail.
 func (p *planner) grow() {
+	if p.s.full || p.s.noRoom(p.now) {
+		p.replaced += p.leavers()
+	}
 	missing := p.s.Desired - len(p.active()) - p.replaced
 	for _, m := range p.members {
 		if missing <= 0 {
 			break
 		}
-		current := p.s.TemplateHash == "" || m.TemplateHash == "" || m.TemplateHash == p.s.TemplateHash
-		if m.Draining && m.DrainedByUs && m.registered && current {
+		if m.Draining && m.DrainedByUs && m.registered && !p.isOutdated(m) {
 			m.Draining = false
 			p.out.undrain = append(p.out.undrain, m.ID)
 			missing--
 		}
 	}
 	p.starts = max(p.starts+min(0, missing), missing, 0)
-	if p.out.failed > 0 || p.s.RetryAt != nil && p.now.Before(*p.s.RetryAt) {
+	if p.out.failed > 0 || p.backsOff() {
 		p.starts = 0
 	}
 }
@@ -250,8 +290,7 @@ func (p *planner) decideOrder() {
 		BackendTarget: s.deployment(), ID: s.OrderID, Count: count, Current: p.out.existing, Remove: p.remove,
 		Reason: fmt.Sprintf("%d desired, %d exist, %d are removed", s.Desired, p.out.existing, len(p.remove)),
 	}
-	backsOff := s.RetryAt != nil && p.now.Before(*s.RetryAt)
-	if backsOff && len(p.remove) == 0 {
+	if p.backsOff() && len(p.remove) == 0 {
 		return
 	}
 	if count != s.Ordered || s.OrderID == 0 || len(p.remove) > 0 {

@@ -17,6 +17,11 @@ func ready(id int32, held int) registration {
 	}
 }
 
+func withHeld(r registration, held int) registration {
+	r.Held = held
+	return r
+}
+
 func drains(r registration) registration {
 	r.Ready, r.Draining, r.DrainedByUs = false, true, true
 	return r
@@ -53,6 +58,12 @@ func TestPlan(t *testing.T) {
 	stuck.ReplaceBefore = &replace
 	disabled, undecided, anywhere := decided(0, 2), decided(0, 2), decided(0, 2)
 	disabled.Mode, undecided.DecidedAt, anywhere.Off = "disabled", nil, true
+	full, ending0 := decided(1, 1), in(outdated)
+	ending0[0].State = InstanceEnding
+	recent := began(time.Minute)
+	full.NoRoomAt = &recent
+	bounded, retried := decided(1, 1), decided(2, 1)
+	bounded.full, retried.NoRoomAt, retried.RetryAt = true, &recent, &soon
 	failed := in(ready(1, 0))
 	failed[0].State, failed[0].Message = InstanceFailed, "exit status 1"
 	ending := in(ready(1, 0))
@@ -96,6 +107,13 @@ func TestPlan(t *testing.T) {
 		{name: "one that failed with a slot held stays until its slots are free", s: decided(1, 1), registered: []registration{ready(1, 1)}, found: failed, count: -1, drain: []string{"a"}, existing: 1, fails: 1},
 		{name: "another template: one more first", s: decided(1, 1), registered: []registration{outdated}, found: in(outdated), count: 2, existing: 1},
 		{name: "another template: the old one drains when the new one is ready", s: decided(1, 2), registered: []registration{outdated, ready(2, 0)}, found: in(outdated, ready(2, 0)), count: -1, drain: []string{"a"}, existing: 2},
+		{name: "another template and no room: the old one drains first", s: full, registered: []registration{outdated}, found: in(outdated), count: -1, drain: []string{"a"}, existing: 1},
+		{name: "another template and no room: none is started while it drains", s: full, registered: []registration{drains(withHeld(outdated, 1))}, found: in(outdated), count: -1, existing: 1},
+		{name: "another template and no room: none is started in the order that removes it", s: full, registered: []registration{drains(outdated)}, found: in(outdated), count: 0, remove: []string{"a"}, existing: 1},
+		{name: "another template and no room: none is started while it ends", s: full, found: ending0, count: 0, existing: 0},
+		{name: "another template and no room: the new one is started when it is gone", s: full, count: 1, existing: 0},
+		{name: "another template at the maximum: the old one drains first", s: bounded, registered: []registration{outdated}, found: in(outdated), count: -1, drain: []string{"a"}, existing: 1},
+		{name: "another template, no room for growth either: an old one drains", s: retried, registered: []registration{outdated}, found: in(outdated), count: -1, drain: []string{"a"}, existing: 1},
 		{name: "disabled", s: disabled, registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
 		{name: "not decided yet", s: undecided, registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
 		{name: "off everywhere", s: anywhere, registered: []registration{ready(1, 0), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},

@@ -156,6 +156,10 @@ func (s *Duty) count(change func(*DutyStatus)) {
 // Pass reads the inputs of all models, decides, and stores what changed within the term.
 func (s *Duty) Pass(ctx context.Context) error {
 	began := time.Now()
+	idle, err := s.makeWanted(ctx)
+	if err != nil {
+		return err
+	}
 	shares, err := s.shares(ctx)
 	if err != nil {
 		return err
@@ -179,7 +183,7 @@ func (s *Duty) Pass(ctx context.Context) error {
 	for _, v := range all {
 		s.past[v.in.Model] = past{state: v.next, arrived: v.in.Arrived, counters: v.in.counters()}
 	}
-	s.publish(all)
+	s.publish(all, idle)
 	if err := s.store(ctx, all); err != nil {
 		return err
 	}
@@ -287,9 +291,15 @@ func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
 }
 
 // publish keeps the figures of a pass for metrics, and which models sleep.
-func (s *Duty) publish(all []*verdict) {
+func (s *Duty) publish(all []*verdict, idle []wanted) {
 	models := make([]ModelStatus, 0, len(all))
 	sleeping, zero := map[int32]bool{}, map[string]bool{}
+	for _, w := range idle {
+		zero[w.Model] = true
+		for _, q := range w.Queues {
+			sleeping[q] = true
+		}
+	}
 	for _, v := range all {
 		models = append(models, ModelStatus{
 			Model: v.in.Model, Metric: v.metric(), Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,

@@ -11,8 +11,11 @@ import (
 const sharesSQL = `
 SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override, override_until,
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
-       seen_at, replace_before, failures, failed_at, retry_at, error, ready, registered, draining, created_at,
-       EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off
+       seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
+       created_at,
+       EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off,
+       (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.max_all') AS max_all,
+       (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
   FROM penstock.scale_share ORDER BY model, fill_order, cost, name`
 
 // share is a row of penstock.scale_share: a deployment, and how far its backend is.
@@ -45,13 +48,18 @@ type share struct {
 	FailedAt      *time.Time
 	RetryAt       *time.Time
 	Error         string
+	NoRoomAt      *time.Time // its backend had no room for one more
+	Place         string     // of the instances of a backend that is bound to one, see Placed
 	Ready         int
 	Registered    int // instances that do not drain
 	Draining      int
 	CreatedAt     time.Time
 	Off           bool // scaling is off everywhere
+	MaxAll        float64
+	Budget        float64 // of all deployments, in cost an hour; 0 for none
 
 	policy Policy // read from Policy
+	full   bool   // bounds and the budget have no room for one instance more than desired
 }
 
 // The backends that the leader drives. The others publish a number.
@@ -116,6 +124,30 @@ func (s *share) read() error {
 		return fmt.Errorf("deployment %q: %w", s.Name, err)
 	}
 	return nil
+}
+
+// bounded notes which deployments may not have one instance more than desired, not even while they replace one.
+func bounded(shares []share) {
+	cost := 0.0
+	for _, s := range shares {
+		cost += float64(s.Desired) * s.Cost
+	}
+	for i := range shares {
+		s := &shares[i]
+		p := s.policy.WithDefaults()
+		s.full = s.Budget > 0 && cost+s.Cost > s.Budget
+		for _, most := range []int{p.Max, p.EmergencyMax, int(s.MaxAll)} {
+			s.full = s.full || most > 0 && s.Desired >= most
+		}
+	}
+}
+
+// noRoomFor is how long a backend that had no room is not asked for one more instance than desired.
+const noRoomFor = 10 * time.Minute
+
+// noRoom says whether the backend had no room for one more lately.
+func (s share) noRoom(now time.Time) bool {
+	return s.NoRoomAt != nil && now.Sub(*s.NoRoomAt) < noRoomFor
 }
 
 // policyOf is the policy of a model: that of the deployment that is filled first, with the bounds of all.

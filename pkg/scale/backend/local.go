@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -113,6 +114,9 @@ const (
 	envDir      = "PENSTOCK_INSTANCE_DIR"
 )
 
+// envTemplate has the template of the deployment, as JSON, for what differs from one version of a model to the next.
+const envTemplate = "PENSTOCK_TEMPLATE"
+
 // inherited is what an instance gets of the leader's environment: paths, language and the settings of devices. The
 // rest may be secrets, of the leader's database among them. What else a command needs is in its env.
 func inherited() []string {
@@ -129,6 +133,38 @@ func inherited() []string {
 		}
 		return true
 	})
+}
+
+// Place implements scale.Placed: processes are found on their machine only, and by the records of one directory. The
+// machine is its host name, and the directory has an id of its own.
+func (l *Local) Place() (string, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("name of this machine: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	path := filepath.Join(l.cfg.Dir, "id")
+	id, err := os.ReadFile(path) //nolint:gosec // a file of ours
+	if errors.Is(err, os.ErrNotExist) {
+		id = []byte(rand.Text())
+		fresh := path + "." + string(id)
+		if err := os.WriteFile(fresh, id, 0o600); err != nil {
+			return "", fmt.Errorf("write the id of the directory: %w", err)
+		}
+		defer os.Remove(fresh)
+		// Unlike a rename it replaces nothing: of two leaders that begin at once the first one names the directory.
+		if err := os.Link(fresh, path); err != nil && !errors.Is(err, os.ErrExist) {
+			return "", fmt.Errorf("write the id of the directory: %w", err)
+		}
+		id, err = os.ReadFile(path) //nolint:gosec // a file of ours
+		if err != nil {
+			return "", fmt.Errorf("read the id of the directory: %w", err)
+		}
+	} else if err != nil {
+		return "", fmt.Errorf("read the id of the directory: %w", err)
+	}
+	return host + " " + string(id), nil
 }
 
 // List implements scale.Backend.
@@ -304,10 +340,12 @@ func (l *Local) start(ctx context.Context, d scale.BackendTarget, devices map[st
 	if device != "" {
 		devices[device] = true
 	}
-	return l.spawn(ctx, command, fill, r)
+	return l.spawn(ctx, command, d.Template, fill, r)
 }
 
-func (l *Local) spawn(ctx context.Context, command LocalCommand, fill func(string) string, r record) error {
+func (l *Local) spawn(
+	ctx context.Context, command LocalCommand, template json.RawMessage, fill func(string) string, r record,
+) error {
 	log, err := os.OpenFile(filepath.Join(l.cfg.Dir, r.Deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("open the log of %s: %w", r.Name, err)
@@ -319,6 +357,9 @@ func (l *Local) spawn(ctx context.Context, command LocalCommand, fill func(strin
 	}
 	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec,noctx // configured here; it outlives this program
 	cmd.Env = append(inherited(), envInstance+"="+r.Name, envDir+"="+l.cfg.Dir)
+	if template != nil {
+		cmd.Env = append(cmd.Env, envTemplate+"="+string(template))
+	}
 	for name, value := range command.Env {
 		cmd.Env = append(cmd.Env, name+"="+fill(value))
 	}
@@ -425,7 +466,7 @@ func freeDevice(devices []string, used map[string]bool) (string, error) {
 			return device, nil
 		}
 	}
-	return "", fmt.Errorf("all %d devices are in use", len(devices))
+	return "", fmt.Errorf("all %d devices are in use: %w", len(devices), scale.ErrNoRoom)
 }
 
 // freePort is a port that is free now. Where another program takes it first, the process ends and is replaced.

@@ -1,0 +1,64 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// wanted is a model that has a template and no deployment: its first request makes one.
+type wanted struct {
+	Model  string
+	Queues []int32
+	Wanted bool // something waits
+}
+
+const (
+	wantedSQL = `SELECT model, queues, wanted FROM penstock.scale_wanted`
+	makeSQL   = `SELECT penstock.make_wanted_deployments()`
+	pruneSQL  = `SELECT penstock.prune_deployments($1)`
+)
+
+// pruneMax bounds the deployments that a pass removes.
+const pruneMax = 100
+
+// makeWanted makes the deployments of models for which something waits, and returns the models that still have none.
+func (s *Duty) makeWanted(ctx context.Context) ([]wanted, error) {
+	all, err := pgx.CollectRows(postgres.Query(ctx, s.db, wantedSQL), pgx.RowToStructByName[wanted])
+	if err != nil {
+		return nil, fmt.Errorf("read models without a deployment: %w", err)
+	}
+	if !slices.ContainsFunc(all, func(w wanted) bool { return w.Wanted }) {
+		return all, nil
+	}
+	var made []string
+	err = s.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, makeSQL).Scan(&made) })
+	if err != nil {
+		return nil, fmt.Errorf("make deployments on demand: %w", err)
+	}
+	for _, name := range made {
+		s.cfg.Log.InfoContext(ctx, "made a deployment on demand", "deployment", name)
+	}
+	s.applier.count(func(st *OrderStatus) { st.Made += int64(len(made)) })
+	return slices.DeleteFunc(all, func(w wanted) bool { return w.Wanted }), nil
+}
+
+// prune removes deployments that were made on demand and have not been used for the idle time of their template.
+func (a *applier) prune(ctx context.Context) {
+	var names []string
+	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, pruneSQL, pruneMax).Scan(&names) })
+	if err != nil {
+		if ctx.Err() == nil {
+			a.cfg.Log.WarnContext(ctx, "cannot remove idle deployments", "error", err)
+		}
+		return
+	}
+	for _, name := range names {
+		a.cfg.Log.InfoContext(ctx, "removed a deployment that was made on demand", "deployment", name)
+	}
+	a.count(func(st *OrderStatus) { st.Pruned += int64(len(names)) })
+}
