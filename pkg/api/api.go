@@ -66,6 +66,8 @@ func New(db postgres.DB, cfg Config) *API {
 	a.slotRoutes()
 	a.scaleRoutes()
 	a.scaleRecordRoutes()
+	a.scaleTemplateRoutes()
+	a.scaleCompatRoutes()
 	a.limitRoutes()
 	a.pauseRoutes()
 	a.operationRoutes()
