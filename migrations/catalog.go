@@ -113,7 +113,7 @@ func objects(ctx context.Context, tx pgx.Tx, sql string) (map[string]string, err
 }
 
 // changes are objects that differ between the record and the catalog: with what each is in the one and in the other.
-// A definition that is empty stands for an object that is not there.
+// An empty definition means a missing object.
 type changes map[string]struct{ recorded, found string }
 
 func differences(recorded, found map[string]string) changes {
@@ -219,7 +219,7 @@ SELECT format('index %s is not valid', c.relname) FROM pg_index i JOIN pg_class 
 
 // Drift compares the schema of a database with the one that was recorded when migrations and functions were
 // applied last, and returns a line for each difference, in order. Indexes beyond those of the migrations are
-// nobody's fault, and rights are not compared. Invalid indexes and queues without their table are named as
+// expected, and rights are not compared. Invalid indexes and queues without their table are named as
 // well.
 func Drift(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)

@@ -21,7 +21,7 @@ const (
 	Unknown = "unknown"
 )
 
-// FunctionsName is what stands for the files of functions where migrations are listed.
+// FunctionsName is the name of the files of functions in lists of migrations.
 const FunctionsName = "functions"
 
 // Status is one step of the schema's history, as this program or the database knows it.
@@ -153,7 +153,7 @@ func Names() ([]Status, error) {
 	return list, nil
 }
 
-// SQL returns the text of one migration, or of all functions, for people who apply them with a tool of their own: the
+// SQL returns the text of one migration, or of all functions, to be applied with other tools: the
 // functions in one transaction, which also records that they were applied.
 func SQL(name string) (string, error) {
 	if name == FunctionsName {

@@ -8,7 +8,7 @@ import (
 
 const auditPerPage = 50
 
-// auditView is who changed what and why.
+// auditView is the list of changes with their actors and reasons.
 type auditView struct {
 	Actor, Verb, Object string
 	Rows                []auditRow

@@ -12,7 +12,7 @@ import (
 // lasts is the field for the end of a pause.
 var lasts = field{
 	Name: "for", Label: "For", Kind: "text",
-	Hint: "30m, 2h or 1h30m, after which it ends by itself; empty: until somebody resumes it",
+	Hint: "30m, 2h or 1h30m, after which it ends by itself; empty: until it is resumed",
 }
 
 // endOf returns the end of a pause that a form asks for; zero: it has none.

@@ -87,7 +87,7 @@ type seenVisitor struct {
 	at time.Time
 }
 
-// visitor returns the visitor of a secret. While the database does not answer, one who was found in
+// visitor returns the visitor of a secret. While the database does not answer, a visitor found in
 // the last minutes is let in to what the pages still display.
 func (s *sessions) visitor(ctx context.Context, secret string) (visitor, error) {
 	key := sha256.Sum256([]byte(secret))

@@ -149,7 +149,7 @@ func (d *Dashboard) limitVerbs() {
 func (d *Dashboard) tokenVerbs() {
 	d.verb(verb{
 		name: "create_token", title: "Create token", role: administrator, reveals: "token",
-		effect: "The secret is displayed once. Who has it may do what its scopes allow until it ends.",
+		effect: "The secret is displayed once. It allows what its scopes allow until it expires.",
 		fields: []field{
 			{
 				Name: "name", Label: "Name", Kind: "text", Required: true,

@@ -175,7 +175,7 @@ func (d *Dashboard) link(path string, pairs ...any) (string, error) {
 	return address, nil
 }
 
-// offer writes the button of a verb for visitors who may use it, and nothing for others: name of
+// offer writes the button of a verb for visitors with the role for it, and nothing for others: name of
 // the verb, label, and pairs of parameter and value that name its object.
 func (d *Dashboard) offer(v view, name, label string, pairs ...any) (template.HTML, error) {
 	do, found := d.verbs[name]

@@ -32,7 +32,7 @@ var conditions = []struct {
 	{"the entry is enabled", []string{"disabled"}},
 	{"it is due", []string{"not_due", "promotion_late", "cron_paused"}},
 	{"its deadlines have not passed", []string{"expired"}},
-	{"nobody asked to cancel it", []string{"cancel_requested"}},
+	{"no cancel was requested", []string{"cancel_requested"}},
 	{"the queue is in service and not paused", []string{"paused", "queue_disabled"}},
 	{"a live node serves the queue", []string{"nobody_serves", "nodes_paused"}},
 	{"nothing holds the queue or the flow back", []string{"pushed_back"}},

@@ -67,7 +67,7 @@ type Callback struct {
 
 // Reports is the section for reports of asynchronous workers.
 type Reports struct {
-	CallbackKey string `koanf:"callback_key" help:"what keeps others from reporting in a worker's name at /tasks/callback, the same as tasknode.inference.callback_key: env:NAME or file:/path; without it nobody may report here"`
+	CallbackKey string `koanf:"callback_key" help:"signs the addresses at which workers report (/tasks/callback), the same as tasknode.inference.callback_key: env:NAME or file:/path; without it reports are refused"`
 }
 
 // Election is the section for the election.

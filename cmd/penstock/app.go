@@ -70,7 +70,7 @@ func (a *app) check() error {
 		a.databaseURL, a.server = a.env("PENSTOCK_DATABASE_URL"), a.env("PENSTOCK_SERVER")
 	}
 	if a.server != "" && a.actor != "" {
-		return usagef("--actor goes with --database-url: through the API the token says who acts")
+		return usagef("--actor goes with --database-url: through the API the actor is that of the token")
 	}
 	if a.actor == "" {
 		a.actor = whoami()

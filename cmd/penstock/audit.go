@@ -10,7 +10,9 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-func auditCommand(a *app) *cobra.Command { return noun("audit", "Who did what and why", auditList(a)) }
+func auditCommand(a *app) *cobra.Command {
+	return noun("audit", "Changes with their actors and reasons", auditList(a))
+}
 
 func auditList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "What was done, newest first", Args: cobra.NoArgs}

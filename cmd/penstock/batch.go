@@ -15,7 +15,7 @@ import (
 func batchCommand(a *app) *cobra.Command {
 	return noun("batch", "Batches: a set, worked through in parts",
 		batchList(a), batchShow(a), batchCreate(a),
-		batchVerb(a, operator.PauseBatch, "pause", "Take the parts that nobody runs out of the queue"),
+		batchVerb(a, operator.PauseBatch, "pause", "Take the parts that do not run out of the queue"),
 		batchVerb(a, operator.ResumeBatch, "resume", "End a pause"),
 		batchVerb(a, operator.CancelBatch, "cancel", "End a batch; parts that run are asked to end"),
 		batchVerb(a, operator.RetryBatch, "retry", "Run the parts again that did not end done"),

@@ -197,7 +197,7 @@ func step(ctx context.Context, api conn, id int64) (time.Duration, error) {
 // bar shows progress on a terminal, and nothing elsewhere.
 type bar struct{ bar *progressbar.ProgressBar }
 
-// progress begins a bar on the error stream; total is -1 if nobody knows.
+// progress begins a bar on the error stream; total is -1 if unknown.
 func (a *app) progress(total int64, what string) *bar {
 	if !terminal(a.err) {
 		return &bar{}

@@ -222,7 +222,7 @@ func simple(does, detail string, risky bool, do func(ctx context.Context, by inv
 	}, nil
 }
 
-// doing makes c a command of a verb on the thing that find finds by the argument; detail is how that stands.
+// doing makes c a command of a verb on the object that find returns for the argument; detail prints its state.
 func doing(a *app, c *cobra.Command, v operator.Verb, risky bool,
 	find func(ctx context.Context, api conn, arg string) (thing any, detail string, err error),
 ) *cobra.Command {

@@ -19,7 +19,7 @@ import (
 // process that works on the database (local.go). Commands name the routes they call; the functions below call them.
 type conn struct{ api *client.Client }
 
-// refused is a problem document that the API answered. It wraps the error of the queue that the code stands for.
+// refused is a problem document that the API answered. It wraps the error of the queue with that code.
 type refused struct{ answer *client.Error }
 
 func (r refused) Error() string { return r.answer.Detail }

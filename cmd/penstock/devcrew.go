@@ -130,7 +130,7 @@ func (m *member) record(r *os.File, sign string, said chan<- string) {
 	}
 }
 
-// keep waits for the process, and starts it again whenever it ends although nobody stopped it.
+// keep waits for the process, and starts it again whenever it ends without having been stopped.
 func (c *crew) keep(m *member, cmd *exec.Cmd, sign string) {
 	defer close(m.gone)
 	for {

@@ -89,10 +89,10 @@ var kinds = []struct {
 	},
 	{
 		is(invalidation.ErrIdempotencyConflict), exitState,
-		"an idempotency key stands for one payload: use another key for another payload",
+		"an idempotency key belongs to one payload: use another key for another payload",
 	},
 	{is(invalidation.ErrInvalid), exitUsage, "--help says what can be written"},
-	{is(invalidation.ErrState), exitState, "the verbs show and explain say how it stands"},
+	{is(invalidation.ErrState), exitState, "the verbs show and explain print its state"},
 	{
 		code("3F000", "42P01", "42883", "42703"), exitState,
 		"the schema is missing or not of this version: penstock migrate status, then penstock migrate up",

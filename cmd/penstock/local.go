@@ -49,7 +49,7 @@ func (a *app) poolConfig() postgres.Config {
 	return api.Pool(postgres.Config{DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout})
 }
 
-// localError is an error of the handler in this process, which is reported in place of the API's answer: a person who
+// localError is an error of the handler in this process, which is reported in place of the API's answer: a user who
 // has the address of the database may read the database's own words.
 type localError struct{ err error }
 

@@ -113,8 +113,8 @@ func migrateUp(a *app) *cobra.Command {
 
 func migrateSQL(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "sql [NAME...]", Short: "Print migrations and functions as SQL, all by default, for those who apply " +
-			"them with a tool of their own",
+		Use: "sql [NAME...]", Short: "Print migrations and functions as SQL, all by default, for use with " +
+			"other migration tools",
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			known, err := migrations.Names()
 			var names []string

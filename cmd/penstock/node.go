@@ -13,7 +13,7 @@ import (
 )
 
 func nodeCommand(a *app) *cobra.Command {
-	return noun("node", "Task nodes: who works, drain", nodeList(a), nodeDrain(a))
+	return noun("node", "Task nodes: list, drain", nodeList(a), nodeDrain(a))
 }
 
 func (a *app) nodeColumns() []column[operator.Node] {
@@ -50,7 +50,7 @@ func (c conn) Nodes(ctx context.Context, limit int) ([]operator.Node, error) {
 	return list[operator.Node](ctx, c, "/v1/nodes", limit, "")
 }
 
-// drainPoll is how often a drain is looked at that somebody waits for.
+// drainPoll is the interval at which a drain is polled by a client that waits for it.
 const drainPoll = 500 * time.Millisecond
 
 func nodeDrain(a *app) *cobra.Command {

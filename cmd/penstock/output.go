@@ -280,7 +280,7 @@ func stamp(t *time.Time) string {
 
 func short(s string, width int) string { return ansi.Truncate(oneLine(s), width, "…") }
 
-// number writes n, nothing for zero, so that what is there stands out.
+// number writes n, nothing for zero, so that other values are easy to find.
 func number[N int | int16 | int32 | int64](n N) string {
 	if n == 0 {
 		return "-"

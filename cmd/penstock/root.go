@@ -53,7 +53,7 @@ func newRoot(a *app) *cobra.Command {
 	flags.StringVarP(&a.format, "output", "o", "table", "table, wide, json, jsonl or yaml")
 	flags.BoolVar(&a.noColor, "no-color", false,
 		"no colours (NO_COLOR); there are none where the output is not a terminal")
-	flags.StringVar(&a.actor, "actor", "", "who does it, for the audit; by default user@host, through the API "+
+	flags.StringVar(&a.actor, "actor", "", "the actor, for the audit; by default user@host, through the API "+
 		"always the token")
 	must(root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)))
 	for _, name := range []string{"database-url", "server", "token"} {

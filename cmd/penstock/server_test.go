@@ -281,7 +281,7 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 		"two ways":                    {nil, "queue list --server http://x --database-url postgres://x", exitUsage, "--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given"},
 		"two ways in the environment": {env{"PENSTOCK_SERVER": "http://x", "PENSTOCK_DATABASE_URL": "postgres://x"}, "queue list", exitUsage, "both given"},
 		"no way":                      {nil, "queue list", exitUsage, "Give --server (PENSTOCK_SERVER) to go through its API, or --database-url"},
-		"an actor":                    {nil, "queue list --actor ada --server http://x", exitUsage, "the token says who acts"},
+		"an actor":                    {nil, "queue list --actor ada --server http://x", exitUsage, "the actor is that of the token"},
 		"doctor":                      {nil, "doctor --deep --server http://x", exitUsage, "it works only on the database"},
 		"migrate":                     {nil, "migrate up --server http://x", exitUsage, "penstock migrate up works only on the database: use --database-url"},
 		"bench":                       {nil, "bench --yes --server http://x", exitUsage, "penstock bench works only on the database: use --database-url"},

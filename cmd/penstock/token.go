@@ -14,7 +14,7 @@ import (
 )
 
 func tokenCommand(a *app) *cobra.Command {
-	return noun("token", "Tokens of the HTTP API: who may do what", tokenList(a), tokenCreate(a), tokenRotate(a),
+	return noun("token", "Tokens of the HTTP API and their rights", tokenList(a), tokenCreate(a), tokenRotate(a),
 		tokenRevoke(a))
 }
 

@@ -125,7 +125,7 @@ const rateSpan = 5 * time.Second
 // Init reads the first snapshot.
 func (t *top) Init() tea.Cmd { return t.next() }
 
-// next takes at most ten seconds: a view that stands still must say why.
+// next takes at most ten seconds: a view that does not change must say why.
 func (t *top) next() tea.Cmd {
 	var earlier *operator.Snapshot
 	if len(t.past) > 0 {

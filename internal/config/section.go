@@ -114,7 +114,7 @@ const keyBytesMin = 16
 // CheckKey refuses a key that is too short to keep others from computing what it signs; option names it.
 func CheckKey(option, key string) error {
 	if len(key) < keyBytesMin {
-		return fmt.Errorf("%s has %d bytes: want %d or more that nobody can guess, such as those of `openssl rand "+
+		return fmt.Errorf("%s has %d bytes: want %d or more random ones, such as those of `openssl rand "+
 			"-base64 32`", option, len(key), keyBytesMin)
 	}
 	return nil

@@ -67,7 +67,7 @@ func initdb(ctx context.Context, cfg Config, acct account, bin binaries, dir *di
 	return os.WriteFile(filepath.Join(work, "pg_hba.conf"), []byte(accessRules), 0o600)
 }
 
-// accessRules: the socket stands in a directory that only the owner may enter; TCP is open to every local user.
+// accessRules: the socket is in a directory that only the owner may enter; TCP is open to every local user.
 const accessRules = `local all all trust
 local replication all trust
 host all all 127.0.0.1/32 scram-sha-256

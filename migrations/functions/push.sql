@@ -164,7 +164,7 @@ BEGIN
     END IF;
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs);
-    PERFORM pg_current_xact_id(); -- before penstock.disabled is read: step_operation waits for who has an id
+    PERFORM pg_current_xact_id(); -- before penstock.disabled is read: step_operation waits for transactions with an id
     ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
     IF cardinality(idempotency_keys) > 0 THEN
         SELECT r.ids, r.verdicts INTO ids, verdicts
@@ -339,7 +339,7 @@ BEGIN
      WHERE u.length > n LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% has % elements, and there are % payloads', bad.name, bad.length, n
-            USING ERRCODE = 'PS002', HINT = 'Arrays of options are as long as that of the payloads; null stands for an option left out.';
+            USING ERRCODE = 'PS002', HINT = 'Arrays of options are as long as that of the payloads; null means an option left out.';
     END IF;
     SELECT u.i, CASE WHEN jsonb_typeof(u.c) <> 'object' THEN 'callback is not an object with url and, if wanted, context and format'
                      WHEN u.c->>'format' <> 'job' THEN 'callback.format is not "job"; leave it out for the body of Standard Webhooks'
@@ -369,7 +369,7 @@ BEGIN
     SELECT i, problem INTO bad FROM (
         SELECT i, CASE
             WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) LIKE '#%'
-                 THEN 'lock_key begins with "#", which stands for solo entries'
+                 THEN 'lock_key begins with "#", which is kept for solo entries'
             WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) = '' THEN 'lock_key is empty; leave it out for a solo entry'
             WHEN octet_length(coalesce(lock_key, penstock.lock_key_of(payload, q.grouping))) > 512 THEN 'lock_key is longer than 512 bytes'
             WHEN octet_length(flow) > 256 THEN 'flow is longer than 256 bytes'

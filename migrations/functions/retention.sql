@@ -27,7 +27,7 @@ BEGIN
                                kind.parent, child, day, day + 1);
                 made := made + 1;
             EXCEPTION
-                -- Somebody else makes it, the default partition has rows of the day, or a long query is in the way:
+                -- Another session makes it, the default partition has rows of the day, or a long query is in the way:
                 -- the next call tries again.
                 WHEN duplicate_table OR unique_violation OR check_violation OR lock_not_available OR deadlock_detected THEN
                     NULL;

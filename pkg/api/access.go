@@ -38,7 +38,7 @@ var included = map[string][]scope{
 type object string
 
 const (
-	ofNobody    object = ""          // anybody with the scope: about the caller, or filtered by allows
+	ofNobody    object = ""          // every caller with the scope: about the caller, or filtered by allows
 	ofPlatform  object = "platform"  // only tokens that are limited to nothing
 	ofQueue     object = "queue"     // {queue}, or the query parameter of that name; a limited token must give it
 	ofEntry     object = "entry"     // {id}
@@ -70,7 +70,7 @@ var (
 		"is within them", errForbidden)
 )
 
-// caller is who sends a request.
+// caller is the sender of a request.
 type caller struct {
 	operator.APIToken
 	secret string // empty where no token is needed
@@ -91,7 +91,7 @@ func (c caller) may(s scope) bool {
 // limited says whether the caller is let in to some queues or applications only.
 func (c caller) limited() bool { return len(c.Queues)+len(c.Applications) > 0 }
 
-// allows says whether the caller's limits include a queue. One without a name stands for what is of an application.
+// allows says whether the caller's limits include a queue. An empty queue means objects of the application.
 func (c caller) allows(queue, application string) bool {
 	return (len(c.Queues) == 0 || slices.Contains(c.Queues, queue)) &&
 		(len(c.Applications) == 0 || slices.Contains(c.Applications, application))
@@ -112,7 +112,7 @@ func (c caller) grants(p *invalidation.Push) error {
 	return nil
 }
 
-// admit finds out who sends a request and whether they may.
+// admit finds the sender of a request and whether the request is allowed.
 func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller, error) {
 	if r.scope == "" {
 		return caller{}, nil
@@ -167,7 +167,7 @@ func (a *API) owns(ctx context.Context, request huma.Context) (own bool, err err
 	given := request.Header("Idempotency-Key")
 	id, err := strconv.ParseInt(request.Param("id"), 10, 64)
 	if given == "" || err != nil {
-		return false, nil //nolint:nilerr // what is no id nobody owns
+		return false, nil //nolint:nilerr // a malformed id belongs to no application
 	}
 	key, err := idempotencyKey(http.Header{"Idempotency-Key": {given}})
 	if err != nil {

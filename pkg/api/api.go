@@ -23,7 +23,7 @@ type API struct {
 	db       postgres.DB
 	operator *operator.Database
 	mux      *http.ServeMux
-	handler  http.Handler // mux, and what stands before it
+	handler  http.Handler // mux, with the handlers around it
 	huma     huma.API
 	routes   []route
 	tokens   tokens

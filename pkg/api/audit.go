@@ -9,7 +9,7 @@ import (
 
 func (a *API) auditRoutes() {
 	add(a, route{
-		method: "GET", path: "/v1/audit", id: "list-audit", summary: "Who did what and why, newest first",
+		method: "GET", path: "/v1/audit", id: "list-audit", summary: "Changes with their actors and reasons, newest first",
 		scope: read, of: ofPlatform,
 	}, a.listAudit)
 	add(a, route{

@@ -32,7 +32,7 @@ func (a *API) batchRoutes() {
 		return &answer[operator.Batch]{found}, err
 	})
 	verb[idPause](a, operator.PauseBatch, route{
-		path: one + "/pause", id: "pause-batch", summary: "Take the parts that nobody runs out of the queue",
+		path: one + "/pause", id: "pause-batch", summary: "Take the parts that do not run out of the queue",
 		scope: operate, of: ofBatch,
 	})
 	verb[idVerb](a, operator.ResumeBatch, route{
@@ -108,7 +108,7 @@ func (a *API) describeBatch(op *huma.Operation) {
 	op.Responses["201"] = &huma.Response{Description: "Created", Content: jsonOf(a.schema(created{}))}
 }
 
-// createBatch accepts a query from admins alone, since it is SQL, and a completion queue only from who may push to it.
+// createBatch accepts a query from admins alone, since it is SQL, and a completion queue from callers that may push to it.
 func (a *API) createBatch(w http.ResponseWriter, r *http.Request) error {
 	var in batchCreation
 	var text json.RawMessage

@@ -27,7 +27,7 @@ const (
 	inflateFree  = 1 << 20 // bytes
 )
 
-// inflated returns the body of a request as it was before compression, for whoever bounds how much of it is read.
+// inflated returns the decompressed body of a request; the caller bounds how much of it is read.
 func inflated(r *http.Request) (io.Reader, error) {
 	switch strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding"))) {
 	case "", "identity":
@@ -158,7 +158,7 @@ func (p *patient) extend() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended == nil {
-		p.rc.SetReadDeadline(time.Now().Add(p.idle)) //nolint:errcheck // where it cannot be set, the server's own stands
+		p.rc.SetReadDeadline(time.Now().Add(p.idle)) //nolint:errcheck // where it cannot be set, the server's own holds
 	}
 	return p.ended
 }

@@ -24,7 +24,7 @@ type Reports interface {
 var errNotYet = errors.New("the run is not known here yet; report again")
 
 // callbackRoute is where workers report, by the address that came with the call: its key, bound to the lock
-// of one entry, stands for a token.
+// of one entry, replaces a token.
 func (a *API) callbackRoute() {
 	a.raw(route{
 		method: "POST", path: "/tasks/callback/{id}", id: "report-task",

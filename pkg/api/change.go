@@ -32,7 +32,7 @@ type Because struct {
 	Reason string `json:"reason" minLength:"1" maxLength:"1000" doc:"Why; it goes into the audit."`
 }
 
-// by says for the audit who does something, and why.
+// by returns the actor and the reason of a change, for the audit.
 func (b Because) by(ctx context.Context) invalidation.By {
 	return invalidation.By{Actor: callerOf(ctx).Name, Reason: b.Reason}
 }
@@ -123,7 +123,7 @@ type settingsBody struct {
 }
 
 var (
-	errUnconditional = errors.New("send If-Match with the ETag that was read, so that nobody's change is lost")
+	errUnconditional = errors.New("send If-Match with the ETag that was read, so that no change is lost")
 	errChanged       = errors.New("it has changed since; read it again")
 )
 
@@ -160,7 +160,7 @@ func (c Conditional) check(current string) error {
 	return errChanged
 }
 
-// alter makes a change of configuration that depends on what is there. Whoever else changes the same waits: lockSQL
+// alter makes a change of configuration that depends on the present one. Other changes of the same wait: lockSQL
 // locks the row of key $1. Where there is none yet, nothing has to match.
 func (a *API) alter(ctx context.Context, c Conditional, lockSQL, key string,
 	current func(*operator.Database) (string, error), do func(*operator.Database) error,

@@ -13,8 +13,8 @@ import (
 
 // Config says what a server accepts. Its zero value means the defaults.
 type Config struct {
-	// Open lets in who has no token, with every right. It is for development: requests must be addressed to this
-	// machine, and whoever serves the API must listen on a loopback address.
+	// Open admits requests without a token, with every right. It is for development: requests must be addressed to this
+	// machine, and the server must listen on a loopback address.
 	Open bool
 	// Actor, if not empty, is the name under which every request acts, with every right and without a token.
 	// It is for a program that calls the handler itself instead of serving it.
@@ -35,7 +35,7 @@ type Config struct {
 	ReadModel func(name string, config, override []byte) ([]byte, error)
 	// Webhooks keeps the receivers of callbacks; nil: they cannot be listed or changed here.
 	Webhooks Webhooks
-	// Reports takes in what workers report; nil: nobody may.
+	// Reports accepts the reports of workers; nil: they are refused.
 	Reports Reports
 	// Timeout bounds the work for one request. Default 10 s.
 	Timeout time.Duration

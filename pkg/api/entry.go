@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// entryRead is what can be known of an entry: where it stands, or how it ended.
+// entryRead is the known state of an entry: its place in the queue, or its outcome.
 type entryRead struct {
 	ID    invalidation.EntryID `json:"id"`
 	Queue string               `json:"queue"`
@@ -124,7 +124,7 @@ type inEntry struct {
 	Flow string `query:"flow" doc:"Of that push, if it had one."`
 }
 
-// entry tells how an entry stands, if wanted as soon as it has ended.
+// entry answers with the state of an entry, if requested as soon as it has ended.
 func (a *API) entry(ctx context.Context, in *inEntry) (*answer[entryRead], error) {
 	wait, err := waitOf(in.Wait)
 	if err != nil {

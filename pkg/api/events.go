@@ -21,7 +21,7 @@ const (
 	// between signs of life to a client, so that nothing in between closes the connection
 	eventsAlive = 15 * time.Second
 	eventsWrite = 10 * time.Second // for a client to take an event
-	eventsMax   = time.Hour        // then the client comes again, with where it stands
+	eventsMax   = time.Hour        // then the client connects again, with its last event id
 )
 
 // place is how far a client has read: the last progress in microseconds since 1970, and the last piece of
@@ -37,7 +37,7 @@ func (p place) String() string {
 		strconv.FormatInt(int64(p.seq), 36)
 }
 
-// endedID is the id of the last event. Who sends it has seen everything. No place is written so.
+// endedID is the id of the last event. A client that sends it has seen everything. No position is written so.
 const endedID = "-"
 
 // readPlace reads a Last-Event-ID. One that is not ours is no error: the client gets everything.
@@ -54,7 +54,7 @@ func readPlace(id string) (p place, ended bool) {
 }
 
 // events follows one entry in server-sent events (WHATWG HTML, 9.2): state, progress, output, and at last
-// ended with what GET on the entry says. Who has seen the end is told with 204 not to come again.
+// ended with what GET on the entry says. A client that has seen the end is told with 204 not to connect again.
 func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	number, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil {
@@ -113,7 +113,7 @@ type follower struct {
 	out   *eventWriter
 }
 
-// follow passes on what changes until the entry has ended. False: there is nobody to tell it to any more.
+// follow passes on what changes until the entry has ended. False: the client has gone.
 func (f *follower) follow(ctx context.Context, c *waiter) bool {
 	ctx, cancel := context.WithTimeout(ctx, eventsMax)
 	defer cancel()
@@ -227,7 +227,7 @@ func (e *eventWriter) write(text string) {
 	if e.err != nil {
 		return
 	}
-	e.rc.SetWriteDeadline(time.Now().Add(eventsWrite)) //nolint:errcheck // where it cannot be set, the server's own stands
+	e.rc.SetWriteDeadline(time.Now().Add(eventsWrite)) //nolint:errcheck // where it cannot be set, the server's own holds
 	if _, e.err = e.w.Write([]byte(text)); e.err == nil {
 		e.err = e.rc.Flush()
 	}

@@ -9,7 +9,7 @@ import (
 func (a *API) groupRoutes() {
 	add(a, route{
 		method: "GET", path: "/v1/groups", id: "list-groups",
-		summary: "Lock keys of a queue with entries in line, and who holds them",
+		summary: "Lock keys of a queue with waiting entries, and their holders",
 		scope:   read, of: ofQueue,
 	}, a.listGroups)
 	add(a, route{

@@ -105,7 +105,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.pair, nil // while both files are being replaced, the old one
 }
 
-// NewDebug returns what is for those who operate the process, metrics and profiles. Profiles tell what is in memory and
+// NewDebug returns the handler for operators of the process: metrics and profiles. Profiles contain memory and
 // cost CPU time: it belongs on a loopback address, behind LocalNames. The command line, which may hold a password, is
 // never served.
 func NewDebug(metrics http.Handler) http.Handler {

@@ -8,7 +8,7 @@ import (
 
 func (a *API) lockRoutes() {
 	add(a, route{
-		method: "GET", path: "/v1/locks", id: "list-locks", summary: "Who computes what, oldest first",
+		method: "GET", path: "/v1/locks", id: "list-locks", summary: "Lock records with their nodes and entries, oldest first",
 		scope: read, of: ofQueue,
 	}, a.listLocks)
 	add(a, route{

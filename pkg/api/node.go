@@ -27,7 +27,7 @@ func (a *API) nodeRoutes() {
 	})
 }
 
-// listNodes shows a caller who is limited to applications the nodes of those, and one who is limited to queues none.
+// listNodes lists for a caller limited to applications the nodes of those, and for one limited to queues none.
 func (a *API) listNodes(ctx context.Context, in *Paging) (*answer[list[operator.Node]], error) {
 	found, err := a.operator.Nodes(ctx, operator.PageMax)
 	found = slices.DeleteFunc(found, func(n operator.Node) bool { return !callerOf(ctx).allows("", n.Application) })

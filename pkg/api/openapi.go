@@ -11,7 +11,7 @@ import (
 // OpenAPI returns the description of the API (OpenAPI 3.1, YAML), as it is committed in docs/openapi.yaml.
 func (a *API) OpenAPI() ([]byte, error) {
 	doc := a.huma.OpenAPI()
-	// The library's own model of errors, in whose place Problem stands.
+	// The library's own model of errors, which Problem replaces.
 	for _, name := range []string{"ErrorModel", "ErrorDetail"} {
 		delete(doc.Components.Schemas.Map(), name)
 	}

@@ -29,7 +29,7 @@ func (a *API) probes() {
 	}
 }
 
-// livez answers as long as the process can answer. It asks nobody: a database that is away is no reason to restart.
+// livez answers as long as the process can answer. It needs no database: one that is away is no reason to restart.
 func (a *API) livez(w http.ResponseWriter, _ *http.Request) error {
 	writeJSON(w, "application/json", http.StatusOK, map[string]string{"status": "live"})
 	return nil

@@ -14,12 +14,12 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 )
 
-// route is an address, who may call it, and what bounds a call.
+// route is an address, the scope that it needs, and the bounds of a call.
 type route struct {
 	method, path string // as http.ServeMux writes them
 	id           string // verb and noun, stable: generated clients name their functions by it
 	summary      string
-	scope        scope // that a token needs; empty: anybody may call
+	scope        scope // that a token needs; empty: no token is needed
 	// lets in a token of scope push, too, that sends the Idempotency-Key under which it pushed the entry
 	own      bool
 	of       object        // whose queue and application a limited token must be good for
@@ -105,7 +105,7 @@ func (a *API) schema(of any) *huma.Schema {
 	return a.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeOf(of), true, "")
 }
 
-// guard stands before every address: it bounds the time, finds out who calls, and whether they may.
+// guard runs before every handler: it bounds the time, finds the caller, and checks its rights.
 func (a *API) guard(ctx huma.Context, next func(huma.Context)) {
 	r, _ := ctx.Operation().Metadata[routeKey].(route) // operation puts it there
 	request, w := humago.Unwrap(ctx)

@@ -102,7 +102,7 @@ func (a *answers) send() error {
 		a.w.Header().Set("X-Accel-Buffering", "no")
 		a.w.WriteHeader(http.StatusOK)
 	}
-	a.rc.SetWriteDeadline(time.Now().Add(streamIdle)) //nolint:errcheck // where it cannot be set, the server's own stands
+	a.rc.SetWriteDeadline(time.Now().Add(streamIdle)) //nolint:errcheck // where it cannot be set, the server's own holds
 	if _, err := a.w.Write(a.buf); err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (a *answers) finish(err error) error {
 		return err
 	}
 	a.buf = append(text, '\n')
-	_ = a.send() // nobody is left to tell
+	_ = a.send() // the client has gone
 	return nil
 }
 

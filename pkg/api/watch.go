@@ -28,7 +28,7 @@ const (
 	lookTimeout  = 5 * time.Second
 )
 
-// watch looks after entries for all clients that wait for them: one goroutine, which lives while somebody waits.
+// watch polls entries for all clients that wait for them: one goroutine, which lives while there are clients.
 type watch struct {
 	db  postgres.DB
 	max int // clients
@@ -48,7 +48,7 @@ type watched struct {
 	last  sighting
 }
 
-// sighting is what a look found. It is shared by all who wait for the entry.
+// sighting is the result of a poll. It is shared by all clients that wait for the entry.
 type sighting struct {
 	ended bool // or vanished
 	state string
@@ -111,7 +111,7 @@ func (c *waiter) leave() {
 	}
 }
 
-// look looks at all watched entries again and again until nobody waits.
+// look polls all watched entries until no client waits.
 func (w *watch) look() {
 	for {
 		queues, ids := w.all()
@@ -191,7 +191,7 @@ func (w *watch) tell(ids []invalidation.EntryID, living map[invalidation.EntryID
 		if !lives {
 			s = e.last
 			s.ended = true
-			delete(w.entries, id) // whoever comes now finds the end without waiting, or a new life
+			delete(w.entries, id) // the next client finds the end without waiting, or a new life
 		}
 		if s == e.last {
 			continue

@@ -39,7 +39,7 @@ func (s EntryState) Ended() bool {
 
 func entryPath(id int64) string { return "/v1/entries/" + strconv.FormatInt(id, 10) }
 
-// Entry says how an entry stands. EntryNotFound also means that its outcome is not kept any more.
+// Entry returns the state of an entry. EntryNotFound also means that its outcome is not kept any more.
 func (c *Client) Entry(ctx context.Context, id int64) (EntryState, error) {
 	var s EntryState
 	err := c.Do(ctx, RawRequest{Method: "GET", Path: entryPath(id)}, &s)
@@ -125,7 +125,7 @@ func (c *Client) Queues(ctx context.Context) ([]Queue, error) {
 	return all[Queue](ctx, c, "/v1/queues", url.Values{})
 }
 
-// Pause keeps the queue from being claimed from, until somebody resumes it or until is reached (zero: never).
+// Pause stops claims of the queue, until it is resumed or until is reached (zero: never).
 func (c *Client) Pause(ctx context.Context, queue, reason string, until time.Time) error {
 	body := because(reason)
 	if !until.IsZero() {

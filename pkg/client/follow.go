@@ -62,7 +62,7 @@ func (c *Client) Follow(ctx context.Context, id int64, after string) iter.Seq2[E
 	}
 }
 
-// errEnough says that there is nothing more to come, or nobody wants it.
+// errEnough says that the stream is complete, or its reader has stopped.
 var errEnough = errors.New("followed to the end")
 
 // events reads one answer, and returns why it ended.

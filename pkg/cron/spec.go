@@ -117,7 +117,7 @@ func (f field) check(part string) error {
 		case strings.IndexFunc(element, strange) >= 0:
 			return f.complain(part, "L, W, # and other signs are not supported")
 		case star && len(element) > 1 && element[1] != '/':
-			return f.complain(part, "a star stands alone or before a step")
+			return f.complain(part, "write a star alone or before a step")
 		}
 	}
 	if _, err := robfig.NewParser(f.option).Parse(part); err != nil {

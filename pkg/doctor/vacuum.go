@@ -52,7 +52,7 @@ SELECT line || ': ' || advice, level = 2 FROM (
 func checkHorizon(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, horizonSQL, "nothing keeps vacuum from cleaning",
 		"dead rows cannot be removed, and tables grow; what holds the horizon: %d",
-		"End what is named here, and set idle_in_transaction_session_timeout for whoever left it open.")
+		"End the sessions named here, and set idle_in_transaction_session_timeout for their roles.")
 }
 
 func checkWraparound(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {

@@ -46,7 +46,7 @@
 // along, without the estimates of what they run: as the start tag of what is in service is
 // the virtual time of start-time fair queueing. A group of entries is charged whole when it
 // is claimed, and gives most of that back when it yields; a floor with the charge in it
-// would put one that returns behind service that nobody got. Between two snapshots the floor
+// would put one that returns behind service that no flow got. Between two snapshots the floor
 // only rises. A member that was away and returns below the
 // floor is lifted to it: L grows by w(floor - V). It has saved nothing up, and being among
 // the least it is served within a round. One that returns above the floor is there for

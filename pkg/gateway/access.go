@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// Requester is who makes a request, as its token says. The zero value is that of an open gateway.
+// Requester is the sender of a request, by its token. The zero value is that of an open gateway.
 type Requester struct {
 	Name   string // of the token
 	Flow   string // of what it pushes
@@ -47,7 +47,7 @@ type Offer struct {
 	Version  string
 }
 
-// Offered returns the model that a name stands for. ok is false where there is none, or none for this client.
+// Offered returns the model of a name. ok is false where there is none, or none for this client.
 func (g *Gateway) Offered(c Requester, name string) (o Offer, ok bool) {
 	r := g.models.route(name)
 	if r == nil || (c.caller != nil && !c.caller.mayUse(r.model.Name)) {
@@ -57,7 +57,7 @@ func (g *Gateway) Offered(c Requester, name string) (o Offer, ok bool) {
 	return Offer{Model: m.Name, Queue: m.Queue, Protocol: m.Protocol, Version: m.Version}, true
 }
 
-// OfferedTo returns the model that a name stands for, for the client that a token of that name belongs to, as
+// OfferedTo returns the model of a name, for the client that a token of that name belongs to, as
 // work that goes on after its request needs it.
 func (g *Gateway) OfferedTo(token, name string) (o Offer, ok bool) {
 	if g.config.Open {

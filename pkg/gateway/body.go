@@ -17,7 +17,7 @@ import (
 // admitted returns the caller of a request; nil in an open gateway.
 func (g *Gateway) admitted(r *http.Request) (*caller, error) {
 	if g.config.Open {
-		return nil, nil //nolint:nilnil // nobody in particular
+		return nil, nil //nolint:nilnil // no session
 	}
 	kind, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(kind, "bearer") {

@@ -22,7 +22,7 @@ var durableOperations = map[string]string{
 	"images/generations": worker.OperationImages,
 }
 
-// Operation returns the operation of the worker that a path of the OpenAI API stands for. ok is false where
+// Operation returns the operation of the worker for a path of the OpenAI API. ok is false where
 // requests cannot become entries.
 func Operation(path string) (operation string, ok bool) {
 	below, is := strings.CutPrefix(path, "/v1/")

@@ -166,7 +166,7 @@ func (d *durations) median() time.Duration {
 	return d.mid
 }
 
-// jitter lengthens what a caller is told to wait by up to a quarter, so that those who were refused
+// jitter lengthens the wait in an answer by up to a quarter, so that refused clients
 // together do not come back together. part is from 0 to 1.
 func jitter(d time.Duration, part float64) time.Duration {
 	return min(d+time.Duration(part*float64(d)/4), retryMax)

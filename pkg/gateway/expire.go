@@ -75,7 +75,7 @@ func (p *Pool) expiryReason(r *Request) Dropped {
 	return DropTimeout
 }
 
-// Next is when Expire has something to do; zero: nobody waits.
+// Next is when Expire has something to do; zero: no request waits.
 func (p *Pool) Next() time.Time {
 	for len(p.timeouts) > 0 && p.timeouts[0].stale() {
 		heap.Pop(&p.timeouts)

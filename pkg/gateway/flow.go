@@ -84,7 +84,7 @@ func (l *line) enqueue(r *Request) {
 	}
 }
 
-// next returns the request that fair queueing serves next, nil if nobody waits.
+// next returns the request that fair queueing serves next, nil if none waits.
 func (l *line) next() *Request {
 	if len(l.heap) == 0 {
 		return nil
@@ -141,7 +141,7 @@ func (l *line) settle(r *Request, actual float64) {
 		heap.Fix(&l.heap, f.place)
 	}
 	if l.flying == 0 && l.waiting == 0 {
-		l.virtual = max(l.virtual, l.last) // the busy period is over: nobody owes anything
+		l.virtual = max(l.virtual, l.last) // the busy period is over: past service no longer counts
 	}
 	l.forget(f)
 }

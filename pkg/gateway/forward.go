@@ -320,7 +320,7 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 		r.usage.Doubt = !c.route.model.AbortStops
 	}
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {
-		return r // nobody reads any more
+		return r // the client has gone
 	}
 	if p.events {
 		p.breakOff(r.err)

@@ -92,7 +92,7 @@ func (g *gate) do(change func(now time.Time, p *Pool)) {
 }
 
 // settle follows every change of the pool: the timer is set to what is due next, and where requests wait
-// for slots somebody is told. Called with mu held.
+// for slots the feeder is woken. Called with mu held.
 func (g *gate) settle() {
 	g.peak = max(g.peak, g.pool.stock)
 	now := time.Now()

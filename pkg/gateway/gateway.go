@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// Config of a Gateway. The zero value works, and lets nobody in before tokens are set.
+// Config of a Gateway. The zero value works, and refuses all requests before tokens are set.
 type Config struct {
 	Open       bool  // requests need no token
 	BodyMax    int64 // bytes of a request: 32 MiB
@@ -22,8 +22,8 @@ type Config struct {
 	Log        *slog.Logger
 
 	Push     Pusher          // for requests that prefer respond-async; nil: they are refused
-	Charge   Charger         // for what calls took; nil: nobody is told
-	Observer RequestObserver // nil: nobody watches
+	Charge   Charger         // for what calls took; may be nil
+	Observer RequestObserver // may be nil
 }
 
 // Pusher makes a request a durable entry.

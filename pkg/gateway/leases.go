@@ -92,7 +92,7 @@ func (l *Leases) need(model string) {
 	}
 }
 
-// doubt notes that the call on a slot may still run although nobody waits for it.
+// doubt notes that the call on a slot may still run although no client waits for it.
 func (l *Leases) doubt(s SlotKey, reason string) {
 	l.mu.Lock()
 	l.doubts = append(l.doubts, doubtful{s, reason})
@@ -180,7 +180,7 @@ func (l *Leases) pass(ctx context.Context) <-chan time.Time {
 	return time.After(max(time.Until(next), time.Millisecond))
 }
 
-// feed leases for one pool whose requests wait. It returns when to try again, zero if nobody waits. A pool without
+// feed leases for one pool whose requests wait. It returns when to try again, zero if no request waits. A pool without
 // instances gets none: the statement records its demand, and wakes the autoscaler.
 func (l *Leases) feed(ctx context.Context, model string) time.Time {
 	g := l.gate(model)
@@ -244,7 +244,7 @@ func (l *Leases) sated(model string) {
 	l.mu.Lock()
 	delete(l.hungry, model)
 	l.mu.Unlock()
-	// A request that came in between has found the entry, and told nobody.
+	// A request that came in between has found the entry, and woken no feeder.
 	if g := l.gate(model); g != nil {
 		g.do(func(time.Time, *Pool) {})
 	}

@@ -158,7 +158,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejectio
 		return false, p.refuse(now, r, refused)
 	}
 	p.enqueue(now, r)
-	// An idle slot waits for nobody: the request may be the next of its class, and leave at once.
+	// With an idle slot the request may be the next of its class, and leave at once.
 	leave := r.Leave
 	r.Leave = nil
 	p.dispatch(now)
@@ -340,7 +340,7 @@ func (p *Pool) dispatchOne(now time.Time) bool {
 }
 
 // order lists the classes as they are served: critical, default, sheddable, but first those that got
-// less than their floor although somebody of them waits.
+// less than their floor although requests of theirs wait.
 func (p *Pool) order() [classCount]Criticality {
 	var order [classCount]Criticality
 	n := 0

@@ -103,7 +103,7 @@ func (m *Registration) beat(ctx context.Context) error {
 	return nil
 }
 
-// Leave removes the gateway's row once its slots are given back, so that nobody waits for its lease.
+// Leave removes the gateway's row once its slots are given back, so that others need not wait for its lease to lapse.
 func (m *Registration) Leave(ctx context.Context) error {
 	_, err := invalidation.RemoveNode(ctx, m.db, m.ID())
 	return err

@@ -126,7 +126,7 @@ func (s *scanned) rewrite(body []byte, remote string, addUsage bool) [][]byte {
 type partsReader struct {
 	parts [][]byte
 	at    int
-	begun *atomic.Bool // set by the first Read; nil: nobody asks
+	begun *atomic.Bool // set by the first Read; may be nil
 }
 
 // Read implements io.Reader.

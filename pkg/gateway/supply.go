@@ -83,7 +83,7 @@ func (p *Pool) idlest() (best *instance) {
 	return best
 }
 
-// Trust lets slots be used until then: it is moved on by whoever compares them with the database. A
+// Trust lets slots be used until then: each comparison with the database moves it on. A
 // process that was stopped for a while must not use what others have by now.
 func (p *Pool) Trust(now, until time.Time) {
 	p.fleet.until = until

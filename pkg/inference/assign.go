@@ -138,7 +138,7 @@ func (h *slotRef) leave() {
 }
 
 // doubt ends the caller's part of a call that may still run at the worker. The slot stays counted
-// until a probe says otherwise, and whoever follows the run on can adopt it.
+// until a probe says otherwise, and the next follower of the run can adopt it.
 func (h *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) {
 	p := h.pool
 	p.mu.Lock()

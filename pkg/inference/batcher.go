@@ -12,7 +12,7 @@ import (
 // time. Members of a shape keep their order.
 //
 // A batch leaves when a slot is there for it, and it is full, or its oldest member has waited for
-// Wait. It leaves earlier once nobody has joined it for a tenth of Wait: the slot idles, and nobody
+// Wait. It leaves earlier once no entry has joined it for a tenth of Wait: the slot idles, and no entry
 // seems to be coming. What finds no slot stays and grows.
 type batcher struct {
 	limits worker.BatchLimits

@@ -44,7 +44,7 @@ type subscriber struct {
 	reports chan worker.Outcome // takes one
 }
 
-// NewCallbacks returns callbacks under base, a URL, whose addresses nobody can guess who does not
+// NewCallbacks returns callbacks under base, a URL, whose addresses cannot be guessed by clients that do not
 // have key. All processes of an installation share the key. Base may be empty where reports are
 // taken and no runs are started.
 func NewCallbacks(base string, key []byte, db postgres.DB, log *slog.Logger) *Callbacks {
@@ -66,7 +66,7 @@ func (c *Callbacks) Known(entry, token int64, key string) bool {
 	return worker.CheckCallbackToken(c.key, strconv.FormatInt(entry, 10), token, key)
 }
 
-// reportedSQL finds what is known of entry $1: whether it has ended, who holds its lock, which run
+// reportedSQL reads the state of entry $1: whether it has ended, the holder of its lock, which run
 // of it is stored.
 const reportedSQL = `
 SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 0), coalesce(r.remote_id, ''), coalesce(m.name, ''), m.config, m.override

@@ -136,7 +136,7 @@ func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
 
 // result hands the answer on, through the object store if it is large. While the store is away the
 // answer is kept, and the slot is free already: the GPU's work is not done again for that. When it
-// stays away the answer stands in its row if it is not too large for that.
+// stays away the answer is stored in its row if it is not too large for that.
 func (a *attempt) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
 	putting := time.Now()
@@ -204,7 +204,7 @@ func isLimit(err error) bool {
 		errors.Is(err, worker.ErrStartLimit)
 }
 
-// unsettled is for a run of which nobody knows whether it ended.
+// unsettled is for a run of which it is unknown whether it ended.
 func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
 	if cause := context.Cause(ctx); cause != nil {
 		if a.model.OnUnknown == worker.AtMostOnce && o.MaybeRunning && a.saved == nil &&
@@ -226,7 +226,7 @@ func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
 
 func (a *attempt) unknownOutcome(reason string) error {
 	return invalidation.Permanent(invalidation.WithClass(classUnknown,
-		fmt.Errorf("nobody knows whether this entry ran, and it must not run twice: %s", reason)))
+		fmt.Errorf("it is unknown whether this entry ran, and it must not run twice: %s", reason)))
 }
 
 // meta is what is kept beside the outcome.

@@ -27,7 +27,7 @@
 //
 // # Files
 //
-//	register.go, registry.go   models and instances: changed by anybody, read by every process
+//	register.go, registry.go   models and instances: changed and read by every process
 //	slots.go, leasing.go       the slots that the node holds: leased, renewed, given back
 //	ledger.go, affinity.go     permits, and which slot an entry gets; pure
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it

@@ -123,7 +123,7 @@ func (p *SlotPool) sendOver(model string, out []*heldSlot) {
 	}()
 }
 
-// yield removes from the ledger and returns the idle slots that no permit stands for.
+// yield removes from the ledger and returns the idle slots without a permit.
 func (l *slotLedger) yield() (out []*heldSlot) {
 	spare := -(max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
 	for _, s := range l.instances {

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Prober is the duty that asks every instance how it is, and frees slots that nobody answers for
+// Prober is the duty that probes every instance, and frees slots that no node answers for
 // any more. Any number of processes may run it: each probe of an instance is claimed by moving the
 // time of its next one.
 type Prober struct {
@@ -102,7 +102,7 @@ func (p *Prober) Run(ctx context.Context) error {
 }
 
 // claimDueSQL claims up to $2 probes that are due, and that of an instance at once whose slots a node
-// has left behind. The next one is due after $1 unless the claim is renewed: whoever has it may die.
+// has left behind. The next one is due after $1 unless the claim is renewed: its holder may die.
 // Two at once do no harm, as slots are freed by their tokens.
 const claimDueSQL = `
 WITH due AS (
@@ -293,7 +293,7 @@ func running(h worker.Health, e *Endpoint) *int {
 	none := 0
 	switch {
 	case h.State == worker.StateUnhealthy || h.State == worker.StateDefunct || h.State == worker.StateStarting:
-		return &none // nobody is there to run anything, or it has only just come up
+		return &none // the server is down, or has only just come up
 	case h.Active == nil && e.Model.Protocol == worker.ProtocolCog && h.State == worker.StateReady && h.Idle(e.Slots):
 		return &none
 	case h.Active == nil || h.Queued == nil:

@@ -12,7 +12,7 @@ import (
 
 const leaseSlotsSQL = `SELECT instance, slot_number, slot_token, valid_ms FROM penstock.lease_slots($1, $2, $3)`
 
-// abandonedSQL counts the runs of a model that nobody follows, and whose entries can be claimed.
+// abandonedSQL counts the runs of a model that no node follows, and whose entries can be claimed.
 const abandonedSQL = `
 SELECT count(*)
   FROM penstock.remote_run r
@@ -41,7 +41,7 @@ type leasedSlot struct {
 // lease asks for slots for so many permits. It says whether there are any new ones.
 func (p *SlotPool) lease(model string, want int) bool {
 	if !p.talk.TryLock() {
-		return false // somebody else is at it
+		return false // another goroutine leases
 	}
 	defer p.talk.Unlock()
 	start := time.Now()

@@ -8,9 +8,9 @@ import (
 // slotLedger is the arithmetic of the slots that a node holds of one model. It is pure: callers
 // serialise, and pass the time.
 //
-// A permit is acquired before an entry is claimed, and stands for one slot of some instance. When
+// A permit is acquired before an entry is claimed, and is backed by one slot of some instance. When
 // the entry is about to run, the permit is assigned: a slot of a certain instance is busy with it.
-// When the call has ended, the slot is idle again and the permit unassigned, until whoever acquired
+// When the call has ended, the slot is idle again and the permit unassigned, until the thread that acquired
 // it gives it back. A permit whose call may still run at the worker is detached: its slot is in
 // doubt, and is not the node's to give any more.
 //
@@ -21,10 +21,10 @@ import (
 type slotLedger struct {
 	held       map[slotKey]*heldSlot
 	instances  map[int32]*instanceSlots
-	perSlot    int         // permits that a slot stands for
+	perSlot    int         // permits that one slot backs
 	unassigned int         // permits acquired and not assigned to a slot
 	waiting    int         // of these, the ones that wait for a busy slot and leave the idle ones to others
-	share      int         // how many slots this node may hold while others go without; -1: nobody does
+	share      int         // how many slots this node may hold while others go without; -1: no other node does
 	leaving    []*heldSlot // not to be used again, and to be given back
 
 	pressed map[int32]bool // instances that had better get no more calls while others have free slots
@@ -172,7 +172,7 @@ func (l *slotLedger) await(instance int32, permits int) {
 	l.waiting += permits
 }
 
-// unawait ends all such waits: whoever still waits says so again.
+// unawait ends all such waits: a caller that still waits calls await again.
 func (l *slotLedger) unawait() {
 	l.waiting = 0
 	for _, s := range l.instances {

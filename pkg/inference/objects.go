@@ -18,7 +18,7 @@ type ObjectStore interface {
 	Put(ctx context.Context, key string, data []byte) (address string, err error)
 }
 
-// ObjectRef stands in a result row for a result that is kept elsewhere: {"$object": {...}}.
+// ObjectRef is stored in a result row in place of a result that is kept elsewhere: {"$object": {...}}.
 type ObjectRef struct {
 	URL    string `json:"url"`
 	Size   int    `json:"size"`   // bytes

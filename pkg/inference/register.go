@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// By says who changes something and why, for the audit.
+// By is the actor of a change and its reason, for the audit.
 type By = invalidation.By
 
 // RegisterModel makes a model known, or replaces what was registered under its name, and returns

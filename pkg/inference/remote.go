@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// remoteRun is a run that a worker has accepted, as stored: whoever claims its entry next follows
+// remoteRun is a run that a worker has accepted, as stored: the next claimer of its entry follows
 // it on.
 type remoteRun struct {
 	Queue      int32
@@ -107,7 +107,7 @@ const reportSQL = `
 UPDATE penstock.remote_run SET report = coalesce(report, $4)
  WHERE queue_id = $1 AND entry_id = $2 AND token = $3`
 
-// saveReport keeps what a worker reported for whoever follows the run. False: there is no such run
+// saveReport keeps the report of a worker for the follower of the run. False: there is no such run
 // any more.
 func saveReport(ctx context.Context, db postgres.DB, r remoteRun, body json.RawMessage) (bool, error) {
 	tag, err := db.Exec(ctx, reportSQL, r.Queue, r.Entry, r.Token, body)

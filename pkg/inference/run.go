@@ -44,13 +44,13 @@ type Dispatcher struct {
 type DispatchConfig struct {
 	Instances   int           // tried for one claim before the entry is handed back: 3
 	BusyWait    time.Duration // before an entry comes back that found no room: 500 ms
-	ReadyWait   time.Duration // before an entry comes back that found nobody ready: 2 s
+	ReadyWait   time.Duration // before an entry comes back that found no instance ready: 2 s
 	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
 	InlineBytes int           // of results that stand in their row: 64 KiB
 	Objects     ObjectStore   // for larger ones; nil: all stand in their row
 	UsageEvery  time.Duration // between folds of what calls used into penstock.usage_hour: 10 s
 	AbortWait   time.Duration // for an instance that gave a generation up to be seen going away: 30 s
-	StoreWait   time.Duration // for an object store that is away, before a result stands in its row: 15 min
+	StoreWait   time.Duration // for an object store that is away, before a result is stored in its row: 15 min
 	// where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
 	Callbacks *Callbacks
 }
@@ -199,14 +199,14 @@ func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 	return nil, a.noRoom(last)
 }
 
-// noRoom hands the entry back unspent: nobody took it, or there was no slot.
+// noRoom hands the entry back unspent: no instance took it, or there was no slot.
 func (a *attempt) noRoom(last worker.Outcome) error {
 	wait := a.config.BusyWait
 	switch {
 	case last.Kind == worker.NotReady:
 		wait = a.config.ReadyWait
 	case a.tries == 0 && !a.pool.idle(a.model.Name):
-		wait = 0 // it was claimed on a permit for another run or another kind of entry: it stands where it stood
+		wait = 0 // it was claimed on a permit for another run or another kind of entry: it keeps its position
 	}
 	last.Reason = cmp.Or(last.Reason, "no free slot")
 	return invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
@@ -317,7 +317,7 @@ func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
 	}
 }
 
-// elsewhere says whether another instance should be tried: nothing ran here, and nobody has ended
+// elsewhere says whether another instance should be tried: nothing ran here, and nothing has ended
 // the run.
 func (a *attempt) elsewhere(ctx context.Context, o worker.Outcome) bool {
 	return o.FreeOfCharge() && !o.MaybeRunning && !o.Alone && ctx.Err() == nil &&
@@ -347,7 +347,7 @@ func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage
 	run := a.call.RunRef
 	run.Remote = old.Remote
 	reported, err := a.model.ReadReport(run, old.Report)
-	known := err == nil && reported.Final() // it was reported while nobody followed
+	known := err == nil && reported.Final() // it was reported while no node followed
 	endpoint := a.registry.Endpoint(old.Instance)
 	if endpoint == nil {
 		a.forget(ctx, old)

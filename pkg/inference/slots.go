@@ -48,7 +48,7 @@ type modelState struct {
 	ledger    *slotLedger
 	nextLease time.Time // no room at all was left: ask again then
 	doubts    []doubtful
-	abandoned int       // runs that nobody follows, at the last look
+	abandoned int       // runs that no node follows, at the last poll
 	wanted    time.Time // by gateways, until then: slots that come idle are handed over
 	tally     Tally
 }

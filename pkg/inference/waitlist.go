@@ -74,7 +74,7 @@ func (d *Dispatcher) waitlistOf(model string) *waitlist {
 	return l
 }
 
-// slotIdled is called by the pool: somebody may wait for the slot.
+// slotIdled is called by the pool: an entry may wait for the slot.
 func (d *Dispatcher) slotIdled(model string) {
 	d.mu.Lock()
 	l := d.waitlists[model]
@@ -149,7 +149,7 @@ func (l *waitlist) wait(ctx context.Context, r *waiter) grant {
 }
 
 // leave ends the wait of an entry whose run was ended. If its call has begun, that goes on for the
-// others: nobody knows then whether this one ran. A cancelled entry with a lock key waits for the end
+// others: it is unknown then whether this one ran. A cancelled entry with a lock key waits for the end
 // all the same: the next entry of the key must not start beside it. The last to leave ends the call,
 // unless the worker is not known to notice and a key depends on it.
 func (l *waitlist) leave(r *waiter, cause error) grant {
@@ -192,7 +192,7 @@ func (l *waitlist) leave(r *waiter, cause error) grant {
 // cancelledMember is what becomes of a cancelled entry when the call that carried it is over.
 func cancelledMember(g grant, cause error) grant {
 	if g.outcome.MaybeRunning {
-		return g // nobody knows whether it is over: its slot is in doubt
+		return g // it is unknown whether it is over: its slot is in doubt
 	}
 	g.outcome = &worker.Outcome{
 		Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel: " + g.outcome.Kind.String(),
@@ -235,7 +235,7 @@ func (l *waitlist) dispatch() {
 	}
 }
 
-// sendBack ends the wait of those who found no slot. Entries that must be alone stay: in line they
+// sendBack ends the wait of entries that found no slot. Entries that must be alone stay: in the queue they
 // would be joined again.
 func (l *waitlist) sendBack(now time.Time) {
 	for id, r := range l.waiters {
@@ -247,7 +247,7 @@ func (l *waitlist) sendBack(now time.Time) {
 	}
 }
 
-// start sends a batch on its way. An entry by itself makes its call as if nobody ever joined;
+// start sends a batch on its way. An entry by itself makes its call as without batching;
 // called with mu held.
 func (l *waitlist) start(batch batch, held *slotRef) {
 	waiters := make([]*waiter, len(batch))

@@ -54,7 +54,7 @@
 //
 // # Transitions
 //
-//	transition                        file         who calls it
+//	transition                        file         caller
 //	push      → initial, ready        push.go      any client, in its own transaction
 //	promote   initial → ready         promote.go   elected leader
 //	claim     ready → locked          claim.go     scheduling threads

@@ -20,11 +20,11 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 // finishSoloSQL ends solo entries $2 under tokens $3: lock record and entry go, and results $4 are kept if $6
 // says so. No entry can be behind a solo key, so nothing is looked for again. It goes to where the claim saw
 // the rows, lock records at $9 and entries at $10, not through their indexes (ADR 14). Neither row moves
-// while the lock is held, unless somebody changes the entry or rewrites the table (VACUUM FULL), and then
+// while the lock is held, unless the entry is changed or the table rewritten (VACUUM FULL), and then
 // another may stand there: token and id decide, and both, for a server that came back without its last
 // commits hands tokens out twice. A lock that is not found may have moved, or is not ours any more. An entry
 // that is not found under a lock of ours takes the statement back with entryChanged. In both cases Settle
-// goes the long way, by keys. Rows are deleted in the order of the disk, whoever deletes them, so that two
+// goes the long way, by keys. Every statement deletes rows in the order of the disk, so that two
 // settlers never wait for each other in a ring.
 const finishSoloSQL = `
 WITH held AS MATERIALIZED (
@@ -76,7 +76,7 @@ func (q *Queue) results(c columns) []json.RawMessage {
 	return each(c, func(e *Ending) json.RawMessage { return e.result })
 }
 
-// metas are the notes on the results to be kept; an empty array stands for none at all.
+// metas are the notes on the results to be kept; an empty array means none.
 func (q *Queue) metas(c columns) []json.RawMessage {
 	noted := func(e *Ending) bool { return e.meta != nil }
 	if !q.keepsResults() || !slices.ContainsFunc(c.endings, noted) {

@@ -90,7 +90,7 @@ func newHinter(every time.Duration, notify func(context.Context, []string) error
 // Hint says that a push to the queue has committed. It returns at once. A nil Hinter does nothing.
 func (h *Hinter) Hint(queue int32) { h.hint(queue, nil) }
 
-// hint is Hint for who knows all lanes to which was pushed.
+// hint is Hint for callers that know all lanes of the push.
 func (h *Hinter) hint(queue int32, lanes []Lane) {
 	if h == nil {
 		return
@@ -267,7 +267,7 @@ func (h *Hinter) send(ctx context.Context, hints []string) {
 	h.Sent.Add(int64(len(hints)))
 }
 
-// Hinting returns the same queue, whose pushes outside a transaction hint at themselves. Who pushes inside one calls
+// Hinting returns the same queue, whose pushes outside a transaction send their hints. A caller that pushes inside one calls
 // Hint after the commit.
 func (q *Queue) Hinting(h *Hinter) *Queue {
 	other := *q

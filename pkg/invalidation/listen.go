@@ -178,7 +178,7 @@ func (l *Listener) hear(ctx context.Context, conn *pgx.Conn, d time.Duration, un
 	}
 }
 
-// pass wakes whoever serves the queue, or runs the entry that is to be cancelled.
+// pass wakes the node that serves the queue, or that runs the entry to be cancelled.
 func (l *Listener) pass(payload string) {
 	if node, ok := parseCancelHint(payload); ok {
 		if l.cfg.Cancelled != nil {

@@ -25,7 +25,7 @@ SELECT FROM mine`
 // OutputBytesMax bounds a piece of output.
 const OutputBytesMax = 1 << 20
 
-// AppendOutput adds a piece to what the run has put out, for whoever reads along; pieces are numbered from 1
+// AppendOutput adds a piece to the output of the run, for its readers; pieces are numbered from 1
 // without gaps, and one that is added again changes nothing. It returns ErrLockLost if the entry is not this
 // run's any more, and ErrPayloadTooLarge for more than OutputBytesMax. It is a write to the database: put out
 // larger pieces ten times a second rather than each word.

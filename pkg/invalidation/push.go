@@ -39,7 +39,7 @@ type Push struct {
 	Callback json.RawMessage // where to report the outcome
 }
 
-// UniquePolicy says for how long an entry stands for its unique key.
+// UniquePolicy says for how long an entry occupies its unique key.
 type UniquePolicy string
 
 // The uniqueness policies.
@@ -115,7 +115,7 @@ func (q *Queue) inside() bool {
 
 const undefinedTable = "42P01"
 
-// pushAlone pushes in a statement that is nobody else's. lone says that no other push of the queue is under way in this
+// pushAlone pushes in a statement of its own. lone says that no other push of the queue is under way in this
 // process. Its errors are those of the database.
 func (q *Queue) pushAlone(ctx context.Context, pushes []Push, lone bool) ([]Pushed, error) {
 	run := q.hinted(pushes, lone)
@@ -304,7 +304,7 @@ func answers(ids []EntryID, verdicts []Verdict) []Pushed {
 	return pushed
 }
 
-// pushColumns lays the pushes out as one array an option; an option that nobody uses stays an empty array.
+// pushColumns lays the pushes out as one array an option; an option that no push uses stays an empty array.
 func pushColumns(queue string, pushes []Push) []any {
 	return []any{
 		queue, payloads(pushes),

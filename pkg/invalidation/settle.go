@@ -118,7 +118,7 @@ func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, b
 	return s, q.countRemoved(ctx, endings)
 }
 
-// soloDone says that all endings are finishes of solo entries that nobody is called back for: they go the short way.
+// soloDone reports whether all endings are finishes of solo entries without callback, which have a shorter statement.
 func (q *Queue) soloDone(endings []Ending) bool {
 	return !slices.ContainsFunc(endings, func(e Ending) bool {
 		return e.verb != verbDone || !e.Last || !e.Lock.Solo() || e.Lock.callback(e.Entry) != nil

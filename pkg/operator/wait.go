@@ -24,9 +24,9 @@ func (d *Database) waited(ctx context.Context, does, queue string, err error) er
 	if code := postgres.Code(err); code != "55P03" && code != "57014" {
 		return err
 	}
-	who := "a transaction that has the queue open, a push or a backup perhaps; penstock doctor names those that last"
+	holder := "a transaction that has the queue open, a push or a backup perhaps; penstock doctor names those that last"
 	// On a transaction, which has failed by now, no query can run.
-	_ = d.db.QueryRow(ctx, holdersSQL, queue, who).Scan(&who)
+	_ = d.db.QueryRow(ctx, holdersSQL, queue, holder).Scan(&holder)
 	return fmt.Errorf("%s queue %q: nothing was changed: the wait for %s timed out; try again later: %w", does, queue,
-		who, invalidation.ErrState)
+		holder, invalidation.ErrState)
 }

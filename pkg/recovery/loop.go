@@ -24,7 +24,7 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 }
 
 // answerMax bounds the wait for what a duty reads, and for the locks that it frees. A connection may
-// freeze without an error while the one that keeps the term works: without the bound nobody would
+// freeze without an error while the one that keeps the term works: without the bound no leader would
 // recover locks until TCP gives up, which takes a quarter of an hour.
 const answerMax = 5 * time.Second
 

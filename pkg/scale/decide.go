@@ -139,7 +139,7 @@ const (
 	recentSeconds = 1800 // of the hazard of another request
 )
 
-// arrived counts refused requests too, at most twice the served: who is turned away asks again.
+// arrived counts refused requests too, at most twice the served: refused clients repeat their requests.
 func (t *turn) arrived() float64 {
 	refused := min(t.o.Refused, max(2*t.o.Arrived, 1))
 	return t.o.Arrived + refused

@@ -57,7 +57,7 @@ func outdone(lanes []choice, l *choice, like func(*choice) bool) bool {
 	return false
 }
 
-// passOver returns the lanes that are not to be claimed from for the sake of others; those that somebody is in count,
+// passOver returns the lanes that are not to be claimed from for the sake of others; leased ones count,
 // those that rest because they were refused do not.
 func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	if affinity == nil {

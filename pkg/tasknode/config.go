@@ -31,13 +31,13 @@ type Config struct {
 	Gates []Gate
 	// Ranker orders the lanes that have work. If nil, the node makes and runs a fairness.Ranker of its own.
 	Ranker Ranker
-	// Observer is told of claims and runs as they happen; nil for nobody.
+	// Observer is told of claims and runs as they happen; may be nil.
 	Observer Observer
 	// Tracer makes a span of each claim, run and ending; nil: none.
 	Tracer trace.Tracer
 	// Affinity says which lanes are preferred; nil: none.
 	Affinity Affinity
-	// Queues is called with the queues that the node serves, each time when it has read them; nil: nobody asks.
+	// Queues is called with the queues that the node serves, each time when it has read them; may be nil.
 	Queues func([]*invalidation.Queue)
 	// Status returns more that the node reports with each heartbeat, for people to read; nil: nothing.
 	Status func() map[string]any
@@ -64,11 +64,11 @@ type Observer interface {
 	Ran(queue string, waited, ran time.Duration, err error)
 }
 
-type nobody struct{}
+type noObserver struct{}
 
-func (nobody) Claimed(string, int, time.Duration, bool)        {}
-func (nobody) Refused(string, string)                          {}
-func (nobody) Ran(string, time.Duration, time.Duration, error) {}
+func (noObserver) Claimed(string, int, time.Duration, bool)        {}
+func (noObserver) Refused(string, string)                          {}
+func (noObserver) Ran(string, time.Duration, time.Duration, error) {}
 
 func (c Config) withDefaults() Config {
 	defaulted := func(v *int, d int) {
@@ -95,7 +95,7 @@ func (c Config) withDefaults() Config {
 		c.Log = slog.Default()
 	}
 	if c.Observer == nil {
-		c.Observer = nobody{}
+		c.Observer = noObserver{}
 	}
 	return c
 }

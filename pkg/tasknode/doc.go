@@ -31,7 +31,7 @@
 //
 // # What bounds the node
 //
-// A permit stands for one lock that the node holds, from before the claim until its ending is recorded. There are
+// A permit is needed for each lock that the node holds, from before the claim until its ending is recorded. There are
 // as many permits as processing threads, and some more for queues whose runs are short: enough that threads do not
 // run dry while the next claim is on its way. So memory is bounded by permits, never by the backlog, and a database
 // that cannot be written to stops the claims by itself: endings are kept, and hold their permits.

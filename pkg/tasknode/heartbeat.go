@@ -9,7 +9,7 @@ import (
 )
 
 // heartbeat renews the node's lease on connections of its own, and passes on the orders that come back. It goes
-// on while the node drains, until ctx ends: whoever still runs something must keep its lease.
+// on while the node drains, until ctx ends: a node with running entries must keep its lease.
 func (n *Node) heartbeat(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -152,7 +152,7 @@ func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
 
 // loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
 // renewed. Where runThrough is set, runs that have begun go on if their queues say so: while no statement reaches the
-// database nobody can be given their locks, and if only this node is cut off their tokens keep it from recording them.
+// database no other node can be given their locks, and if only this node is cut off their tokens keep it from recording them.
 func (n *Node) loseLease(runThrough bool) {
 	n.leaseOver.Store(true)
 	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it

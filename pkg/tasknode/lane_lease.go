@@ -53,7 +53,7 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 		v.lane.passed = time.Time{}
 	}
 	switch {
-	case c.Scanned == 0, v.lane.mark < v.mark: // a row stands before it since
+	case c.Scanned == 0, v.lane.mark < v.mark: // a row has come before it since
 	case len(c.Locks) == 0:
 		// What is left there (a key whose row a transaction holds) is met again when the lane is scanned from its head.
 		v.lane.mark, v.lane.stuck = c.LowWater+1, c.LowWater+1

@@ -24,7 +24,7 @@ type Node struct {
 	incarnation atomic.Int64
 	claims      atomic.Int32
 	registry    atomic.Int64
-	ownRanker   *fairness.Ranker // nil: the ranker is the caller's, who runs it
+	ownRanker   *fairness.Ranker // nil: the ranker is the caller's, which runs it
 	lanes       *laneTable
 	poll        lanePoll
 	beyond      map[int32]invalidation.Lane // where the last further poll ended; guarded by poll
@@ -42,7 +42,7 @@ type Node struct {
 	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
 	drainOrdered chan struct{}
 	draining     atomic.Bool // claim nothing more
-	paused       atomic.Bool // claim nothing until somebody resumes this node
+	paused       atomic.Bool // claim nothing until this node is resumed
 	handingBack  atomic.Bool // start nothing more
 	leaseOver    atomic.Bool
 	suspectRuns  atomic.Bool // an entry runs that one more crash makes poison

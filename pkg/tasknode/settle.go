@@ -233,7 +233,7 @@ func (n *Node) leave(p pile, err error) {
 	n.free(p)
 }
 
-// recorded frees what the endings held. Endings whose token was not ours any more changed nothing; somebody else
+// recorded frees what the endings held. Endings whose token was not ours any more changed nothing; another node
 // has the entry.
 func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 	refused := 0

@@ -6,7 +6,7 @@
 // which changes its mind in between reaches nothing. No redirect is followed.
 //
 // Deliver makes one attempt. When to make the next is arithmetic (Schedule):
-// whoever keeps the deliveries, one entry each in a webhook queue, stores the
+// the keeper of the deliveries, one entry each in a webhook queue, stores the
 // outcome and asks again later. A receiver that is down or slow costs the
 // others nothing: its breaker opens, its share of calls in flight is bounded,
 // and both are answered Deferred, which is not an attempt.

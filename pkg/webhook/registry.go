@@ -35,7 +35,7 @@ SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own
   LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e WHERE e.url IN ($1, $2) AND e.disabled_at IS NOT NULL LIMIT 1) off ON true
   LEFT JOIN penstock.webhook_endpoint root ON root.url = ''`
 
-// FindEndpoint returns how to deliver to an address. Messages to one that nobody registered are signed with a secret
+// FindEndpoint returns how to deliver to an address. Messages to an unregistered address are signed with a secret
 // derived for its origin from the root secret of the installation, which the first call of all makes.
 func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address string) (Destination, error) {
 	bare := address
@@ -147,7 +147,7 @@ WITH turned AS (
 SELECT url FROM turned CROSS JOIN LATERAL penstock.audit_log($4, 'rotate_webhook_secret', turned.url, $5)`
 
 // Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The
-// address "" stands for the root secret: all derived secrets and the signing key change with it, and nobody
+// address "" means the root secret: all derived secrets and the signing key change with it, and no receiver
 // needs the one that is returned. invalidation.ErrNotFound: the address has no secret of its own.
 func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, overlap time.Duration,
 	by invalidation.By,
@@ -193,7 +193,7 @@ func DisableEndpoint(ctx context.Context, db postgres.DB, address string, by inv
 	return nil
 }
 
-// goneMax is how many addresses that nobody registered are kept as gone. Whoever may push can name any number of them.
+// goneMax is how many unregistered addresses are kept as gone. Every client that may push can name any number of them.
 const goneMax = 10_000
 
 // goneSQL disables an address that answered 410. The audit has no line of it: receivers do not operate the

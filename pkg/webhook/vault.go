@@ -12,10 +12,10 @@ import (
 	"sync"
 )
 
-// Vault seals and opens the secrets of receivers, so that nobody who can only read the database can sign as the
+// Vault seals and opens the secrets of receivers, so that read access to the database does not suffice to sign as the
 // installation. Secrets may also be references, which it reads.
 type Vault struct {
-	// Key of the installation, the same in all its processes: 16 bytes or more that nobody can guess, such as
+	// Key of the installation, the same in all its processes: 16 random bytes or more, such as
 	// the output of `openssl rand -base64 32`. Without one no new secret can be made.
 	Key string
 	// Read returns the secret that env:NAME or file:/path refers to; nil: references are errors.

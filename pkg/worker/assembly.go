@@ -221,7 +221,7 @@ func mergeMember(into map[string]*merged, name string, piece json.RawMessage) er
 
 func emptyList(raw json.RawMessage) bool { return len(bytes.TrimSpace(raw[1:len(raw)-1])) == 0 }
 
-// MarshalJSON writes the member as it stands.
+// MarshalJSON writes the member unchanged.
 func (m *merged) MarshalJSON() ([]byte, error) {
 	if m.members != nil {
 		return json.Marshal(m.members)
@@ -294,7 +294,7 @@ func (w *assembly) list() []map[string]any {
 	return list
 }
 
-// emptyText stands for a text of which no piece was streamed.
+// emptyText is a text of which no piece was streamed.
 var emptyText = &merged{raw: json.RawMessage(`""`)}
 
 func (c *choice) wholeMessage() map[string]any {

@@ -15,7 +15,7 @@ type Chunk struct {
 }
 
 // Sink stores output. Append is called by one goroutine at a time for a call,
-// in order. A slow sink delays nobody: what arrives meanwhile is put into
+// in order. A slow sink delays no stream: pieces that arrive meanwhile are put into
 // larger chunks.
 type Sink interface {
 	Append(ctx context.Context, chunk Chunk) error
@@ -34,7 +34,7 @@ const (
 // ChunkBytesMax bounds a chunk, so that a sink which stores one chunk as one row need not split it.
 const ChunkBytesMax = 1 << 20
 
-// chunker stands between the stream, which must not wait, and the sink.
+// chunker is a buffer between the stream, which must not wait, and the sink.
 type chunker struct {
 	ctx     context.Context
 	cancel  context.CancelFunc

@@ -35,7 +35,7 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 		// A proxy speaks: the worker behind it may have begun.
 		o.Kind, o.Class, o.MaybeRunning = NotReady, class, true
 	case status >= 300 && status < 400:
-		// Following would carry our secrets to an address nobody registered.
+		// Following would send our secrets to an unregistered address.
 		o.Kind = NotReady
 		o.Reason = Clip("worker answered with a redirect, which is not followed: register the final address")
 	case blamesPlatform(status):
@@ -48,7 +48,7 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 		o.Kind, o.Class = Rejected, ClassInput
 	case class == ClassBusy:
 		o.Kind, o.Class = Busy, ClassBusy
-	default: // 499 among them: that somebody cancelled is for those to say who did
+	default: // 499 among them: only the canceller can say that it cancelled
 		o.Kind, o.Class = Failed, class.OrTransient()
 	}
 	return o

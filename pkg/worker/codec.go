@@ -69,7 +69,7 @@ type Member struct {
 	Tokens int64
 	Bytes  int64
 	At     time.Time // when it began to wait here
-	Alone  bool      // it has a shape of its own, and waits for nobody
+	Alone  bool      // it has a shape of its own, and waits for no others
 }
 
 // joined describes the batch as a whole. Its id depends on its members and

@@ -1,5 +1,5 @@
 // Package worker speaks the protocols of inference servers over HTTP. It knows
-// neither a database nor a queue: whoever has a Call and an Instance can use it.
+// neither a database nor a queue: a Call and an Instance are all that it needs.
 //
 // The life of a call:
 //

@@ -38,7 +38,7 @@ type Pending struct {
 // confirmed, and Unknown, still running, if it did not.
 //
 // When ctx ends, the run goes on at the worker: Follow returns Accepted, and
-// whoever follows it next re-attaches by (entry, token, remote id).
+// the next follower re-attaches by (entry, token, remote id).
 func (f *Follower) Follow(ctx context.Context, p Pending) Outcome {
 	if other, taken := f.enter(p.RunRef); taken {
 		// Two entries under one id cannot be told apart: neither answer could

@@ -70,7 +70,7 @@ var (
 )
 
 // checkHeaders refuses headers that belong to the protocol, and secrets
-// written out: the registry is readable by everybody who may look at a queue.
+// written out: the registry is readable by every client with access to a queue.
 func checkHeaders(m Model) error {
 	for name, value := range m.Headers {
 		field := "headers." + name

@@ -47,7 +47,7 @@ type Model struct {
 	Operation string `json:"operation,omitempty"`
 	Stream    bool   `json:"stream,omitempty"`
 
-	// Paths at the instance; {id} stands for the remote id. LoadPort is for
+	// Paths at the instance; {id} is replaced by the remote id. LoadPort is for
 	// servers that report load on another port, as Triton does on 8002.
 	PollPath   string `json:"poll_endpoint_template,omitempty"`
 	CancelPath string `json:"cancel_endpoint_template,omitempty"`
@@ -80,7 +80,7 @@ type Model struct {
 	// the run: the result holds all of it.
 	KeepOutput bool `json:"keep_output,omitempty"`
 
-	// OnUnknown says what follows when nobody can tell whether a call ran:
+	// OnUnknown says what follows when it is unknown whether a call ran:
 	// "at_least_once" runs it again, "at_most_once" ends the entry as failed with
 	// class unknown, "reattach" asks the same instance again, under the same
 	// entry id, and is for workers that know it by that.
@@ -88,7 +88,7 @@ type Model struct {
 
 	// AffinityField is a field of the payload, by dotted path, that says what a
 	// worker has to load for an entry: an adapter, a variant. Entries go by
-	// preference to the instance that ran the same last. "$flow" stands for the
+	// preference to the instance that ran the same last. "$flow" means the
 	// flow of the entry: then nodes go on with the flow that they have loaded.
 	// AffinityWait bounds how long an entry waits for that, or is waited for.
 	AffinityField string  `json:"affinity_field,omitempty"`

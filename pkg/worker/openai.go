@@ -148,7 +148,7 @@ func (p *openAI) root() string {
 }
 
 // setModel fills in the model's name at the server. One that the payload chooses must be on the
-// model's list: others may be dearer, or not be meant for whoever may push.
+// model's list: others may be dearer, or not be meant for every client that may push.
 func (p *openAI) setModel(fields map[string]json.RawMessage) error {
 	var chosen string
 	if raw := fields["model"]; isSet(raw) && json.Unmarshal(raw, &chosen) != nil {

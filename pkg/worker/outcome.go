@@ -10,7 +10,7 @@ import (
 // OutcomeKind of an outcome.
 type OutcomeKind uint8
 
-// Unknown is the zero value on purpose: an outcome that nobody filled in must
+// Unknown is the zero value on purpose: an outcome that was never filled in must
 // not be taken for a call that did not run.
 const (
 	Unknown   OutcomeKind = iota // it may have run
@@ -20,7 +20,7 @@ const (
 	NotReady                     // the worker cannot serve now; nothing ran unless MaybeRunning
 	Rejected                     // the worker refuses this entry for good
 	Failed                       // it ran and failed
-	Cancelled                    // the worker is known to have stopped it, whoever asked
+	Cancelled                    // the worker is known to have stopped it, at any client's request
 )
 
 var kindNames = [...]string{"unknown", "done", "accepted", "busy", "not_ready", "rejected", "failed", "cancelled"}

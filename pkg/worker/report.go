@@ -30,8 +30,8 @@ func ParseCogCallback(run RunRef, body []byte) (Outcome, error) {
 	return Outcome{}, fmt.Errorf("read cog callback: unknown status %q", Clip(p.Status))
 }
 
-// CallbackToken returns the part of a callback address that nobody can guess:
-// it binds the address to one lock of one entry. Whoever holds key can check it
+// CallbackToken returns the unguessable part of a callback address:
+// it binds the address to one lock of one entry. A holder of key can check it
 // without asking the database.
 func CallbackToken(key []byte, entry string, token int64) string {
 	mac := hmac.New(sha256.New, key)

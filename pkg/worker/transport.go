@@ -322,7 +322,7 @@ func (w *wire) headers(call Call, finishBy time.Time) http.Header {
 	h := http.Header{}
 	setRun(h, call.RunRef)
 	if w.model.OnUnknown == Reattach {
-		h.Set(headerIdemKey, call.Entry) // the worker knows entries by it, whoever asks
+		h.Set(headerIdemKey, call.Entry) // the worker knows entries by it, whichever node calls
 	}
 	setRemaining(h, finishBy)
 	setTrace(h, call)

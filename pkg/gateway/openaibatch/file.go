@@ -32,7 +32,7 @@ type fileRow struct {
 // errNoFile says that a file does not exist, is not complete, or belongs to another client.
 var errNoFile = errors.New("no such file")
 
-// newID returns an id that nobody can guess.
+// newID returns an unguessable id.
 func newID(prefix string) string {
 	var b [12]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -181,7 +181,7 @@ DELETE FROM penstock.gateway_file
 // sweepAtOnce is how many files, of up to 200 MiB each, are removed in one transaction.
 const sweepAtOnce = 10
 
-// sweep removes what nobody needs any more.
+// sweep removes expired files.
 func sweep(ctx context.Context, db postgres.DB) error {
 	if _, err := db.Exec(ctx, sweepBatchesSQL); err != nil {
 		return fmt.Errorf("sweep batches: %w", err)

@@ -278,7 +278,7 @@ func (s *Predictions) waited(ctx context.Context, p row, d time.Duration) (row, 
 	return find(ctx, s.db, p.Owner, p.ID)
 }
 
-// base is the address below which the routes are for whoever makes the request.
+// base is the address of the routes as the client of the request sees it.
 func (s *Predictions) base(r *http.Request) string {
 	if s.config.Base != "" {
 		return s.config.Base

@@ -205,7 +205,7 @@ func insert(ctx context.Context, db postgres.DB, o order) (id string, err error)
 	return id, err
 }
 
-// secret returns 160 bits that nobody can guess, as 32 characters.
+// secret returns 160 random bits as 32 characters.
 func secret() string {
 	var b [20]byte
 	_, _ = rand.Read(b[:]) // never fails

@@ -112,7 +112,7 @@ func checkWebhook(address string) error {
 	return nil
 }
 
-// dueSQL locks the oldest prediction that has ended, of whose end nobody was told, and that is none of $1.
+// dueSQL locks the oldest prediction that has ended, whose end was not yet reported, and that is none of $1.
 const dueSQL = `
 SELECT p.id, p.owner
   FROM penstock.prediction p
