@@ -44,7 +44,8 @@ type Config struct {
 // scan or nested loops when it is full, and planning anew would cost more than running. So there is
 // one generic plan, and the statements leave the planner no choice under any statistics: a table is
 // read only by LATERAL (... OFFSET 0) lookups through an index, or by the ctids that such a lookup
-// found; sets are combined by hashed IN (...), never by joins.
+// found; sets are combined by hashed IN (...), never by joins. A scan that is priced out makes plans with
+// parallel workers look cheap, and starting two processes takes longer than any of these statements.
 var session = map[string]string{
 	"application_name":                    "penstock",
 	"plan_cache_mode":                     "force_generic_plan",
@@ -52,6 +53,7 @@ var session = map[string]string{
 	"enable_hashjoin":                     "off",
 	"enable_mergejoin":                    "off",
 	"jit":                                 "off",
+	"max_parallel_workers_per_gather":     "0",
 	"idle_in_transaction_session_timeout": "60s",
 	// Unqualified names in statements are Postgres's own, even if public has objects of the same
 	// names.
@@ -134,7 +136,7 @@ SELECT current_setting('default_transaction_isolation'), format('ALTER ROLE %I I
 // ErrIsolation for an isolation level that would make results wrong.
 func Check(ctx context.Context, db DB) (advice []string, err error) {
 	var isolation, alter string
-	names := []string{"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"}
+	names := []string{"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit", "max_parallel_workers_per_gather"}
 	values := make([]string, len(names))
 	for i, name := range names {
 		values[i] = session[name]

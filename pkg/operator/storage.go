@@ -126,15 +126,18 @@ type Partition struct {
 	Kept    *float64 `json:"kept_seconds,omitempty"` // the retention of the table
 }
 
-// partitionsSQL reads the catalog and the cumulative statistics; it opens no partition.
+// partitionsSQL reads the catalog and the cumulative statistics; it opens no partition. The retentions, which are
+// counted over all queues, are read once and not for each partition.
 const partitionsSQL = `
-SELECT parent.relname::text AS "table", c.relname::text AS name, pg_get_expr(c.relpartbound, c.oid) AS bound,
-       pg_total_relation_size(c.oid) AS bytes, coalesce(pg_stat_get_live_tuples(c.oid), 0) AS rows,
-       pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT' AS "default", extract(epoch FROM r.kept)::float8 AS kept
+WITH kept AS MATERIALIZED (SELECT parent, kept FROM penstock.retention)
+SELECT parent.relname::text AS "table", c.relname::text AS name, b.bound, pg_total_relation_size(c.oid) AS bytes,
+       coalesce(pg_stat_get_live_tuples(c.oid), 0) AS rows, b.bound = 'DEFAULT' AS "default",
+       extract(epoch FROM k.kept)::float8 AS kept
   FROM pg_class parent
   JOIN pg_inherits i ON i.inhparent = parent.oid
   JOIN pg_class c ON c.oid = i.inhrelid
-  LEFT JOIN penstock.retention r ON r.parent = parent.relname
+ CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid) AS bound OFFSET 0) b
+  LEFT JOIN kept k ON k.parent = parent.relname
  WHERE parent.relnamespace = 'penstock'::regnamespace AND parent.relkind = 'p' AND parent.relname <> 'entry'
  ORDER BY parent.relname, c.relname
  LIMIT $1`
