@@ -215,7 +215,7 @@ CREATE TABLE penstock.failure (
 ) PARTITION BY RANGE (failed_at);
 CREATE INDEX failure_entry ON penstock.failure (queue_id, entry_id);
 CREATE INDEX failure_failed_at ON penstock.failure USING brin (failed_at) WITH (autosummarize = on, pages_per_range = 32);
-CREATE INDEX failure_fingerprint ON penstock.failure (queue_id, fingerprint);
+CREATE INDEX failure_fingerprint ON penstock.failure (queue_id, fingerprint, entry_id);
 
 CREATE TABLE penstock.failure_default PARTITION OF penstock.failure DEFAULT;
 COMMENT ON COLUMN penstock.failure.fingerprint IS 'the error with numbers and quoted texts left out: equal for errors of one cause';

@@ -78,7 +78,9 @@ func (d *Database) Failures(ctx context.Context, f FailureFilter) ([]Failure, er
 // Failure returns one failure, or invalidation.ErrEntryNotFound.
 func (d *Database) Failure(ctx context.Context, id int64) (FailureDetail, error) {
 	const sql = failureColumns + `, f.payload, f.history, coalesce(f.trace, '') AS trace
-  FROM penstock.queue q JOIN penstock.failure f ON f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)`
+  FROM penstock.queue q CROSS JOIN LATERAL (
+       SELECT * FROM penstock.failure WHERE queue_id = q.id AND entry_id = $1 OFFSET 0) f
+ WHERE penstock.kept(f.failed_at, q.failure_retention)`
 	absent := fmt.Errorf("no failure of that id is kept; penstock entry show %d says what became of the entry: %w", id,
 		invalidation.ErrEntryNotFound)
 	return show[FailureDetail](ctx, d.db, fmt.Sprintf("failure %d", id), absent, sql, id)
