@@ -115,8 +115,9 @@ func TestPagesOverManyRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	paths := []string{
-		"", "queues", "queues/work", "entries?queue=work", "entries?queue=work&state=computing", fmt.Sprintf("entries/%d", pending), "failures",
-		"failures?queue=work", "locks", "locks?queue=work", "nodes", "models", "fairness", "cron", "operations", "database", "audit", "gateways", "autoscaler",
+		"", "queues", "queues/work", "entries?queue=work", "entries?queue=work&state=computing", "entries?queue=work&flow=flow-7",
+		fmt.Sprintf("entries/%d", pending), "entries/50000005", "entries/70000005", "failures", "failures?queue=work",
+		"failures?queue=work&class=permanent&fingerprint=cause+7", "locks", "locks?queue=work", "nodes", "models", "fairness", "cron", "operations", "database", "audit", "gateways", "autoscaler",
 	}
 	scans := s.scans()
 	t.Logf("| page | p50 | p95 | statements | KiB |")
