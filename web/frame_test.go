@@ -286,6 +286,44 @@ func TestAFirstVisitInAnOutageSaysSo(t *testing.T) {
 	}
 }
 
+// A page whose statement takes longer than it may says how to narrow it, at a first visit and later, keeps what it had, and
+// goes on when the statement is fast again.
+func TestASlowPageSaysHowToNarrowIt(t *testing.T) {
+	s := newSite(t)
+	s.fill()
+	b := s.as(viewer)
+	if got := b.get("failures?queue=work"); got.status != http.StatusOK || strings.Contains(got.text, slowText) {
+		t.Fatalf("got %d: %s", got.status, got.text)
+	}
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // it has ended unless the test failed
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE penstock.failure IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	s.web.reads.expire()
+	if got := b.get("failures?queue=work"); got.status != http.StatusOK || !strings.Contains(got.text, slowText) ||
+		!strings.Contains(got.text, slowAdvice) || !strings.Contains(got.text, "is not a picture") {
+		t.Errorf("the page that was displayed before: %d: %s", got.status, got.text)
+	}
+	if got := b.get("failures?queue=work&class=permanent&fingerprint=a"); got.status != http.StatusServiceUnavailable ||
+		!strings.Contains(got.text, slowText) || !strings.Contains(got.text, slowAdvice) {
+		t.Errorf("a first visit: %d: %s", got.status, got.text)
+	}
+	if got := b.get("pauses"); got.status != http.StatusOK || strings.Contains(got.text, slowText) {
+		t.Errorf("a page that does not read the table: %d: %s", got.status, got.text)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.web.reads.expire()
+	if got := b.get("failures?queue=work"); strings.Contains(got.text, slowText) {
+		t.Errorf("after the wait: %s", got.text)
+	}
+}
+
 func TestPathsOfDashboards(t *testing.T) {
 	for path, valid := range map[string]bool{
 		"/ui/": true, "/ops/penstock/": true, "/": false, "": false, "/ui": false, "ui/": false, "/v1/": false, "/queue/x/": false,
