@@ -535,17 +535,14 @@ func TestFullPoolRefusesAndTellsWhen(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
 	p := startPlant(t, func(_ *Config, m *ModelState) {
-		m.Policy.Total, m.Policy.QueueTTL = 2, worker.Seconds(100*time.Millisecond)
+		m.Policy.Total, m.Policy.QueueTTL = 2, worker.Seconds(time.Hour)
 		m.Instances[0].Slots = 1
-	}, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		<-release
-		_, _ = io.WriteString(w, "{}")
-	})
+	}, held(release))
+	end := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(end)
 	answers := make(chan reply, 3)
-	var started sync.WaitGroup
 	for range 3 {
-		started.Go(func() { answers <- p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a") })
+		go func() { answers <- p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a") }()
 	}
 	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 1 && s.Waiting["default"] == 2 })
 	full := p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a")
@@ -553,15 +550,42 @@ func TestFullPoolRefusesAndTellsWhen(t *testing.T) {
 		t.Error("Retry-After is missing")
 	}
 	refusedWith(t, full, 429, "overloaded", "overloaded")
-	for range 2 { // the others time out
-		refusedWith(t, <-answers, 429, "queue_timeout", "queue_timeout")
-	}
-	close(release)
-	if a := <-answers; a.StatusCode != 200 {
-		t.Errorf("got %d", a.StatusCode)
+	end()
+	for range 3 {
+		if a := <-answers; a.StatusCode != 200 {
+			t.Errorf("got %d", a.StatusCode)
+		}
 	}
 	p.gateway.Drain()
 	refusedWith(t, p.post(chat, `{"model":"m"}`), 503, "shutting_down", "shutting_down")
+}
+
+// held answers calls once release is closed.
+func held(release <-chan struct{}) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-release
+		_, _ = io.WriteString(w, "{}")
+	}
+}
+
+func TestWaitForASlotEnds(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	p := startPlant(t, func(_ *Config, m *ModelState) {
+		m.Policy.QueueTTL = worker.Seconds(100 * time.Millisecond)
+		m.Instances[0].Slots = 1
+	}, held(release))
+	end := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(end)
+	first := make(chan reply, 1)
+	go func() { first <- p.post(chat, `{"model":"m"}`) }()
+	workertest.WaitFor(t, func() bool { return p.state().Stock == 1 })
+	refusedWith(t, p.post(chat, `{"model":"m"}`), 429, "queue_timeout", "queue_timeout")
+	end()
+	if a := <-first; a.StatusCode != 200 {
+		t.Errorf("got %d", a.StatusCode)
+	}
 }
 
 type pushes struct {
