@@ -156,21 +156,23 @@ func TestTrustEndsBeforeTheNextTermBegins(t *testing.T) {
 	all := []*candidate{candidacy(t, dsn, cfg), candidacy(t, dsn, cfg), candidacy(t, dsn, cfg)}
 	var last election.Term
 	for len(all) > 0 {
-		now, term := elected(t, 10*time.Second, all...)
+		now, term := elected(t, time.Minute, all...)
 		if term <= last {
 			t.Errorf("term %d after term %d", term, last)
 		}
 		last = term
 		all = others(all, now)
 		for _, c := range all {
-			if s := c.Status(); s.Leading {
+			// On a machine that stood still a lease may be over, and a later term have begun.
+			s := c.Status()
+			if s.Leading && (s.Term < term || now.Status().Leading) {
 				t.Errorf("two lead: terms %d and %d", term, s.Term)
 			}
 		}
 		// From now on it neither renews nor resigns.
 		now.pool.Close()
 		if len(all) > 0 {
-			heir, next := elected(t, 10*time.Second, all...)
+			heir, next := elected(t, time.Minute, all...)
 			if now.Status().Leading {
 				t.Errorf("term %d is still trusted when term %d begins", term, next)
 			}
@@ -183,16 +185,16 @@ func TestLeaderWhoseConnectionsFreezeStopsBeforeTheNextTerm(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	var frozen atomic.Bool
 	first := standOn(t, deafConfig(t, dsn, &frozen), election.Config{})
-	_, term := elected(t, 5*time.Second, first)
+	_, term := elected(t, time.Minute, first)
 	heir := candidacy(t, dsn, election.Config{})
 	frozen.Store(true)
-	_, next := elected(t, 6*time.Second, heir)
+	_, next := elected(t, time.Minute, heir)
 	if first.Status().Leading || next <= term {
 		t.Errorf("term %d began while term %d was trusted", next, term)
 	}
 	frozen.Store(false)
 	heir.stop()
-	if _, again := elected(t, 6*time.Second, first); again <= next {
+	if _, again := elected(t, time.Minute, first); again <= next {
 		t.Errorf("term %d after %d: whose network was broken cannot be elected again", again, next)
 	}
 }
@@ -302,7 +304,7 @@ func TestTakeOverWaitsForWritesOfTheOldTerm(t *testing.T) {
 	case <-time.After(time.Second):
 	}
 	close(goOn)
-	elected(t, 5*time.Second, heir)
+	elected(t, time.Minute, heir)
 	wg.Wait()
 	if committed.IsZero() {
 		t.Error("the write of the old term never ended")
@@ -323,7 +325,7 @@ func TestSilentTransactionOfALeaderIsEnded(t *testing.T) {
 	began := time.Now()
 	err = old.On(pool).InTx(ctx, func(tx pgx.Tx) error {
 		exec(t, pool, `UPDATE penstock.leader SET renewed_at = '-infinity'`)
-		elected(t, 5*time.Second, heir)
+		elected(t, time.Minute, heir)
 		_, err := tx.Exec(ctx, `CREATE TABLE too_late ()`)
 		return err
 	})
@@ -348,10 +350,19 @@ func TestClockThatJumpsBackDoesNotProlongATerm(t *testing.T) {
 	defer pool.Close()
 	old := takeTerm(t, pool)
 	exec(t, pool, `UPDATE penstock.leader SET renewed_at = clock_timestamp() + interval '1 hour'`)
-	_, next := elected(t, 3*time.Second, candidacy(t, dsn, election.Config{}))
+	_, next := elected(t, time.Minute, candidacy(t, dsn, election.Config{}))
 	if next <= old {
 		t.Errorf("term %d after %d", next, old)
 	}
+}
+
+// renewedAt is when the present leader renewed its lease last.
+func renewedAt(t *testing.T, pool *pgxpool.Pool) (at time.Time) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `SELECT renewed_at FROM penstock.leader`).Scan(&at); err != nil {
+		t.Error(err)
+	}
+	return at
 }
 
 // Statements must not lean on what a connection remembers: behind a pooler the next one goes to another server process.
@@ -363,13 +374,16 @@ func TestElectionWorksWithoutPreparedStatements(t *testing.T) {
 	}
 	defer pool.Close()
 	ctx, stop := context.WithCancel(t.Context())
-	e := election.New(pool, election.Config{Lease: time.Second})
+	e := election.New(pool, election.Config{Lease: 3 * time.Second})
 	err = e.Run(ctx, func(ctx context.Context, term election.Term) error {
 		defer stop()
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(2 * time.Second): // longer than a lease: renewals work
+		began := renewedAt(t, pool)
+		for renewedAt(t, pool).Equal(began) { // the test's own timeout ends it
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(20 * time.Millisecond):
+			}
 		}
 		return term.On(pool).InTx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `CREATE TABLE written ()`)
