@@ -74,7 +74,7 @@ func (c *joinBed) call(ctx context.Context, pushes ...Push) {
 		select {
 		case a := <-answered:
 			return a, nil
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			return told{}, errors.New("the push never came back")
 		}
 	})
@@ -399,7 +399,9 @@ func TestAnswersToJoinedPushesAreTrueWhateverHappens(t *testing.T) {
 	var chaos, all sync.WaitGroup
 	chaos.Go(func() {
 		for n := 0; ctx.Err() == nil; n++ {
-			_, _ = b.pool.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%entry_work%' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1`)
+			_, _ = b.pool.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			                          WHERE datname = current_database() AND query LIKE '%entry_work%' AND pid <> pg_backend_pid()
+			                          ORDER BY random() LIMIT 1`)
 			time.Sleep(5 * time.Millisecond)
 		}
 	})
