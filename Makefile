@@ -77,11 +77,16 @@ TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election .
 SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress
 SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator
 
-# PACKAGES are those of TESTS. e2e has a target of its own.
-PACKAGES = $(if $(filter ./...,$(TESTS)),$$(go list ./... | grep -v /e2e$$),$(TESTS))
+# PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
+# target of its own.
+LONGEST  := ./pkg/invalidation ./pkg/inference ./cmd/penstock ./pkg/api
+PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
+
+# Packages that are tested at once. Tests wait for leases and beats half of their time, so more than there are cores in CI.
+AT_ONCE  ?= 4
 
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
-	go test -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
+	go test -p $(AT_ONCE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
 	@echo "not run: what is timed (make timed), the real programs (make e2e), the race detector (make race)"
 
 # The tests of `make check` run on two versions of Postgres: these on the newest one, which npm delivers, the others on that
@@ -94,7 +99,7 @@ race: ## Test the product under the race detector, where the machine has a C com
 	else \
 		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
 	fi; \
-	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	go test $(RACE) -p $(AT_ONCE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
@@ -205,9 +210,10 @@ check-clients: ## npm's clients of OpenAI and Replicate against a gateway; needs
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
 
-# e2e waits for leases most of the time: it runs beside the models and the other modules. The tests of the product are last,
-# so that their lines close the output.
-STEPS := fmt-check build vet lint e2e& models-short check-modules check-deploy wait chaos-short timed serial race
+# e2e waits for leases most of the time: it runs beside the models and the other modules. The faults of chaos-short take
+# their time, and what is judged are recorded times: it runs beside the tests of one goroutine, which no time is held
+# against. What is timed is alone. The tests of the product are last, so that their lines close the output.
+STEPS := fmt-check build vet lint e2e& models-short check-modules check-deploy wait timed chaos-short& serial wait race
 
 check: ## What CI runs: format, build, vet, linters, all tests
 	@.ci/steps $(foreach step,$(STEPS),'$(step)')
