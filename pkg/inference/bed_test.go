@@ -40,7 +40,15 @@ type bed struct {
 
 var quiet = slog.New(slog.DiscardHandler)
 
+// newBed returns a bed for a test that runs beside others: most of them wait for leases, beats and probes.
 func newBed(t *testing.T, model worker.Model) *bed {
+	t.Helper()
+	t.Parallel()
+	return newSerialBed(t, model)
+}
+
+// newSerialBed returns a bed for a test that shares a server with others.
+func newSerialBed(t *testing.T, model worker.Model) *bed {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 30})
 	if err != nil {

@@ -66,7 +66,7 @@ func TestLiveOpenAIBehindTheQueue(t *testing.T) {
 	start := func(t *testing.T, model worker.Model, slots int) *bed {
 		t.Helper()
 		model.Name, model.Protocol, model.LoadPath = "words", worker.ProtocolOpenAI, "/load"
-		b := newBed(t, model)
+		b := newSerialBed(t, model)
 		b.instance("cpu-1", url, slots)
 		a, err := worker.New(model, worker.Instance{Endpoint: url, Slots: slots}, worker.Config{})
 		b.must(err)

@@ -140,12 +140,10 @@ func (h *harms) pretender() http.HandlerFunc {
 // Whatever the workers do, and while nodes die: nothing is lost, and no entry pays for what it did not suffer itself.
 func TestSoakWithHostileWorkers(t *testing.T) {
 	t.Run("answers at once", func(t *testing.T) {
-		t.Parallel()
 		h := newHarms()
 		soak(t, worker.Model{Timeouts: worker.Timeouts{Run: worker.Seconds(3 * time.Second)}}, h, h.hostile)
 	})
 	t.Run("polled", func(t *testing.T) {
-		t.Parallel()
 		h := newHarms()
 		m := asyncModel()
 		m.MaxPollTime, m.Timeouts.Silence = worker.Seconds(3*time.Second), worker.Seconds(time.Second)
