@@ -116,7 +116,7 @@ func (b *browser) post(path string, form url.Values, headers ...string) answer {
 
 func (b *browser) do(method, path string, form url.Values, headers ...string) answer {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, b.server.URL+"/ui/"+path, strings.NewReader(form.Encode()))
 	if err != nil {

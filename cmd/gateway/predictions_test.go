@@ -214,7 +214,7 @@ func TestPredictionCallsBackWithTheSecretOfItsClient(t *testing.T) {
 				t.Error(err)
 			}
 			statuses[told.Status]++
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("deliveries: %v", statuses)
 		}
 	}

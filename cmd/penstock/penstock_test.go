@@ -139,7 +139,7 @@ func command(t *testing.T, api http.Handler, args ...string) (out, errs string, 
 	var o, e bytes.Buffer
 	a := newApp(strings.NewReader(""), &o, &e, func(string) string { return "" })
 	a.handler, a.now, a.completionMax = api, func() time.Time { return noon }, 30*time.Second
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	code = run(ctx, a, args)
 	return o.String(), e.String(), code

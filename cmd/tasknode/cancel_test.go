@@ -124,7 +124,7 @@ func TestTheWorkerIsToldOfACancelAtOnce(t *testing.T) {
 
 func awaitCount(t *testing.T, contract string, want int, count func() int) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); count() != want; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); count() != want; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: %d of %d", contract, count(), want)
 		}

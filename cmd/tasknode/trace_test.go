@@ -63,7 +63,7 @@ func (s spans) told(parents chan string) string {
 	select {
 	case parent := <-parents:
 		return parent
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		for _, one := range s.exporter.GetSpans() {
 			s.Logf("%-16s %v %s", one.Name, one.Status, attribute(one, "messaging.operation.name"))
 		}

@@ -76,7 +76,7 @@ func (p *process) do(method, path, body string) (int, string) {
 
 func (p *process) until(what string, ok func() bool) {
 	p.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			p.Fatalf("not %s within 20 s", what)
 		}

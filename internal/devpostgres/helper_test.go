@@ -110,7 +110,7 @@ func start(t testing.TB, cfg Config) *Server {
 func stopAfter(t testing.TB, server *Server) {
 	t.Helper()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := server.Stop(ctx); err != nil {
 			t.Errorf("stop server: %v", err)

@@ -111,7 +111,7 @@ func TestPostgresItselfRefusesPidFileOfZombie(t *testing.T) {
 		t.Fatal(err)
 	}
 	replacePid(t, filepath.Join(dir, clusterData, "postmaster.pid"), zombieProcess(t))
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, server.cluster.bin.program("postgres"), "-D", filepath.Join(dir, clusterData))
 	cmd.SysProcAttr = mustAccount(t).attributes()
@@ -361,7 +361,7 @@ func TestServerStoppedAsSoonAsItIsStartedGoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		if err := run.stop(ctx); err != nil {
 			t.Errorf("%v: %s", err, c.logTail())
 		}

@@ -187,7 +187,7 @@ func TestEventsOfAQueueThatWasMadeAnewHaveItsOutput(t *testing.T) {
 	if err := run.AppendOutput(t.Context(), 1, []byte("one")); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/v1/entries/%d/events", s.URL, run.Entry.ID), nil)
 	answer, err := s.Client().Do(r)
@@ -211,7 +211,7 @@ func TestWaitingEndsWhenTheServerDoes(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("it goes on")
 	}
 }

@@ -276,7 +276,7 @@ func TestAClaimPassesByAReadyRowThatSomebodyHasLocked(t *testing.T) {
 	if _, err := holder.Exec(b.ctx, `SELECT FROM penstock.ready WHERE entry_id = $1 FOR UPDATE`, ids[0]); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
 	defer cancel()
 	claimed, err := b.q.Claim(ctx, ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 10})
 	if err != nil || len(claimed.Locks) != 2 || claimed.Locks[0].Entries[0].ID != ids[1] {

@@ -39,7 +39,7 @@ func (b *bed) wantInvariants() {
 
 func (b *bed) violations() []string {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	rows, err := b.pool.Query(ctx, `SELECT invariant || ': ' || detail FROM penstock.check_invariants()`)
 	if err != nil {

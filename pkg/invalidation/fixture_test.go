@@ -67,7 +67,7 @@ func openPool(t testing.TB) *pgxpool.Pool {
 // checkInvariants asks the schema, in a context that outlives the test's.
 func (b *bed) checkInvariants() {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	rows, err := b.pool.Query(ctx, `SELECT invariant || ': ' || detail FROM penstock.check_invariants()`)
 	if err != nil {
@@ -280,7 +280,7 @@ func later[T any](b *bed, fn func() (T, error)) func() T {
 				b.Fatal(a.err)
 			}
 			return a.value
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			b.Fatal("the other side never came back")
 			panic("unreachable")
 		}

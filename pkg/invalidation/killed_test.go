@@ -71,7 +71,7 @@ func TestASlowSettlerHoldsUpNobody(t *testing.T) {
 	slow := b.begin()
 	b.settleOn(slow, doneAll(locks...)...)
 
-	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
 	defer cancel()
 	quick := *b
 	quick.ctx = ctx

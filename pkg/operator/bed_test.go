@@ -82,7 +82,7 @@ func openPool(t testing.TB) *pgxpool.Pool {
 
 func (b *queueBed) checkInvariants() {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	rows, err := b.pool.Query(ctx, `SELECT invariant || ': ' || detail FROM penstock.check_invariants()`)
 	if err != nil {

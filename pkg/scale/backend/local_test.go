@@ -79,7 +79,7 @@ func (m machine) list(l *Local) []scale.BackendInstance {
 // until lists until the condition holds: processes end by themselves.
 func (m machine) until(l *Local, holds func([]scale.BackendInstance) bool) []scale.BackendInstance {
 	m.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		found := m.list(l)
 		if holds(found) {
 			return found
