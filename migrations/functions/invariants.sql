@@ -49,9 +49,10 @@ LANGUAGE sql STABLE AS $$
     SELECT 'a token was handed out by the sequence', format('token %s of key %s', l.token, l.lock_key)
       FROM penstock.lock l WHERE l.token > (SELECT coalesce(pg_sequence_last_value('penstock.token_seq'), 0))
     UNION ALL
-    -- A later run of an entry has the larger token: its result cannot name a token above that of an existing lock.
+    -- A later run of an entry has the larger token: its result cannot name a token above that of an existing lock. It names
+    -- the same one between the transaction in which a handler finishes the entry and its node's next settlement.
     SELECT 'tokens of a key grow', format('entry %s ended under token %s, its lock has %s', r.entry_id, r.token, l.token)
-      FROM penstock.lock l JOIN penstock.result r ON r.queue_id = l.queue_id AND l.lock_key = '#' || r.entry_id AND r.token >= l.token
+      FROM penstock.lock l JOIN penstock.result r ON r.queue_id = l.queue_id AND l.lock_key = '#' || r.entry_id AND r.token > l.token
     UNION ALL
     SELECT 'an entry is in one place', format('entry %s of queue %s is in %s', w.id, w.queue_id, string_agg(w.place, ', ' ORDER BY w.place))
       FROM (SELECT queue_id, id, 'entry' AS place FROM penstock.entry

@@ -82,6 +82,30 @@ func TestARetryThatIsSettledAgainSpendsOneAttempt(t *testing.T) {
 	b.settle(last(Done(l, ids[1], nil, 0)))
 }
 
+// Between the transaction that finishes a solo entry and its node's next settlement the lock is there and the entry is
+// not: no violation, until the lock is older than the grace.
+func TestInvariantsHoldBetweenAFinishAndTheEndOfItsLock(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.push("")
+	l := b.claimOne()
+	tx := b.begin()
+	if err := b.q.FinishTx(b.ctx, tx, here, Done(l, ids[0], nil, 0)); err != nil {
+		t.Fatal(err)
+	}
+	b.commit(tx)
+	check := func(grace string) (found string) {
+		const sql = `SELECT coalesce(string_agg(invariant, ', '), '') FROM penstock.check_invariants($1::text::interval)`
+		b.must(b.pool.QueryRow(b.ctx, sql, grace).Scan(&found))
+		return found
+	}
+	b.want(check("1 hour"), "")
+	b.want(check("0"), "a lock has entries")
+	b.exec(b.pool, `UPDATE penstock.result SET token = token + 1`)
+	b.want(check("1 hour"), "tokens of a key grow")
+	b.exec(b.pool, `UPDATE penstock.result SET token = token - 1`)
+	b.settle(last(Done(l, ids[0], nil, 0)))
+}
+
 // The same for a cancelled entry, whose rate is given back once.
 func TestACancelThatIsSettledAgainIsRefundedOnce(t *testing.T) {
 	b := newBed(t, Config{})
