@@ -12,11 +12,22 @@ func (w *world) judge() (violations []string) {
 	bad := func(format string, args ...any) { violations = append(violations, fmt.Sprintf(format, args...)) }
 	t := w.store.tables
 	ends, tokens, granted := map[int64]int{}, map[lockKey]int64{}, map[int64]bool{}
+	ran := map[[2]int64]*run{} // by entry and token
+	for _, r := range w.runs {
+		ran[[2]int64{r.entry, r.token}] = r
+	}
 	for _, e := range t.events {
 		switch e.what {
 		case "ended":
 			if ends[e.entry]++; ends[e.entry] > 1 {
 				bad("entry %d ended twice", e.entry)
+			}
+			switch r := ran[[2]int64{e.entry, e.token}]; {
+			case e.token == 0: // ended by recovery, as one that kills its nodes
+			case r == nil:
+				bad("entry %d is %s under token %d, and did not run under it", e.entry, e.how, e.token)
+			case r.well != (e.how == "done"):
+				bad("entry %d is %s under token %d, and its run ended well: %v", e.entry, e.how, e.token, r.well)
 			}
 		case "granted":
 			k := lockKey{e.queue, e.key}
@@ -38,6 +49,9 @@ func (w *world) judge() (violations []string) {
 		if !granted[r.token] {
 			bad("entry %d ran under token %d, which was never committed", r.entry, r.token)
 		}
+	}
+	if !w.drained {
+		bad("%d entries are left %v after the faults", len(t.entries), calmMax)
 	}
 	w.judgeOverlaps(bad)
 	w.judgeOrder(bad)

@@ -32,6 +32,7 @@ type schedule struct {
 	waiting []*call
 	calm    bool // no faults any more
 	steps   []string
+	faults  map[string]int // that happened, by kind
 }
 
 func newSchedule(seed uint64) *schedule {
@@ -42,6 +43,7 @@ func newSchedule(seed uint64) *schedule {
 		began:   time.Now(),
 		arrived: make(chan struct{}, 1),
 		over:    make(chan struct{}),
+		faults:  map[string]int{},
 	}
 }
 
@@ -50,6 +52,13 @@ func (s *schedule) say(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.steps = append(s.steps, fmt.Sprintf("%8.3f ", time.Since(s.began).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// count notes a fault that happened.
+func (s *schedule) count(fault string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults[fault]++
 }
 
 // process is a program of the simulation. It is the gate of its own connections.
@@ -183,6 +192,9 @@ func (s *schedule) decide(c *call) {
 		f = swallow
 	case roll < cutShare+swallowShare+lateShare:
 		f, c.wait = late, wait
+	}
+	if f != pass && !dead(c) {
+		s.count(map[fate]string{cut: "connection cut", swallow: "answer lost", late: "answer late"}[f])
 	}
 	s.say("%-8s %s%s", c.process.name, c.what, map[fate]string{
 		cut:     ": connection cut before",

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,6 +40,7 @@ type run struct {
 	key          string
 	process      *process
 	began, ended time.Time
+	well         bool // it ended without an error
 }
 
 // world is everything of one simulation.
@@ -48,19 +50,26 @@ type world struct {
 	store *store
 	log   *slog.Logger
 
-	mu    sync.Mutex
-	nodes []*process
-	runs  []*run
-	told  map[int64]bool // entries whose acceptance the client was told of
-	left  int            // entries that the client has not pushed yet
-	next  int            // number of the next incarnation
-	ended bool           // nothing is started any more
-	tasks sync.WaitGroup
+	mu      sync.Mutex
+	nodes   []*process
+	runs    []*run
+	told    map[int64]bool // entries whose acceptance the client was told of
+	left    int            // entries that the client has not pushed yet
+	next    int            // number of the next incarnation
+	drained bool           // all entries ended after the faults
+	ended   bool           // nothing is started any more
+	tasks   sync.WaitGroup
 }
 
 // Simulate runs one seed and returns what was violated, and the steps that led there.
 // It is called within a bubble.
 func Simulate(seed uint64) (violations, steps []string) {
+	w := play(seed)
+	return w.judge(), w.steps
+}
+
+// play runs one seed to its end.
+func play(seed uint64) *world {
 	w := &world{
 		schedule: newSchedule(
 			seed,
@@ -83,19 +92,12 @@ func Simulate(seed uint64) (violations, steps []string) {
 	}()
 	time.Sleep(faulty)
 	w.heal()
-	drained := w.drain()
+	w.drained = w.drain()
 	w.stop()
 	close(w.over)
 	w.tasks.Wait()
 	<-scheduled
-	violations = w.judge()
-	if !drained {
-		violations = append(
-			violations,
-			fmt.Sprintf("%d entries are left %v after the faults", len(w.store.tables.entries), calmMax),
-		)
-	}
-	return violations, w.steps
+	return w
 }
 
 func (w *world) startNode() {
@@ -168,11 +170,12 @@ func (w *world) work(ctx context.Context, p *process, r *invalidation.Run) (json
 	}
 	w.mu.Lock()
 	one.ended = time.Now()
+	one.well = ctx.Err() == nil && roll/65536%6 != 0
 	w.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case roll/65536%6 == 0:
+	case !one.well:
 		return nil, errScripted
 	}
 	return nil, nil
@@ -278,6 +281,7 @@ func (w *world) disturb() {
 	case victim == nil:
 	case roll < crashShare:
 		w.say("%s crashes", victim.name)
+		w.count("crash of a " + strings.TrimRight(victim.name, "0123456789"))
 		victim.crash()
 		if victim.name[0] == 'l' {
 			w.elect()
@@ -289,10 +293,12 @@ func (w *world) disturb() {
 		}
 	case roll < crashShare+partitionShare:
 		w.say("%s is cut off for %v", victim.name, lasts)
+		w.count("partition")
 		victim.mu.Lock()
 		victim.cutUntil = time.Now().Add(lasts)
 		victim.mu.Unlock()
 	case roll < crashShare+partitionShare+electShare:
+		w.count("election beside a leader")
 		w.elect()
 	}
 }
