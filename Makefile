@@ -164,6 +164,13 @@ chaos: ## Try to break every promise for ten minutes: real programs, a proxy, fa
 chaos-short:
 	$(MAKE) --no-print-directory chaos CHAOS=4m ARGS='-seed 18 -ops 900 -lease 6s -drain 4m'
 
+.PHONY: chaos-failpoints
+chaos-failpoints: ## Run the fault harness on programs that end themselves before and after commits, by kind of transaction
+	@mkdir -p bin/failpoints
+	go build -tags failpoints -o bin/failpoints/ ./cmd/leader ./cmd/tasknode
+	go -C chaos build -o ../bin/chaos .
+	bin/chaos -bin bin/failpoints -failpoints -for $(CHAOS) $(ARGS)
+
 chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint'
 	go -C chaos build -o ../bin/chaos .
 	cd chaos && ../bin/chaos -mutants -seed 1 $(ARGS)
@@ -209,6 +216,8 @@ check-clients: ## npm's clients of OpenAI and Replicate against a gateway; needs
 
 check-modules:
 	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
+	go vet -tags failpoints ./internal/postgres
+	go test -tags failpoints -count=1 -run TestFailpoints ./internal/postgres
 
 # e2e waits for leases most of the time: it runs beside the models and the other modules. The faults of chaos-short take
 # their time, and what is judged are recorded times: it runs beside the tests of one goroutine, which no time is held

@@ -93,6 +93,12 @@ func (c *config) flags(keep *bool) {
 	)
 	flag.StringVar(&c.binaries, "bin", "../bin", "directory with the programs leader and tasknode")
 	flag.BoolVar(
+	flag.BoolVar(
+		&c.failpoints,
+		"failpoints",
+		false,
+		"let the programs end themselves before and after commits; needs programs built with the tag failpoints",
+	)
 		&c.clock,
 		"clock",
 		false,
@@ -194,6 +200,7 @@ func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 		s.policy.begin()
 		duties = append(duties, p.run)
 	}
+		s.beginFailpoints()
 	for _, duty := range duties {
 		go func() {
 			duty(ctx)

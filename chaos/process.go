@@ -30,9 +30,11 @@ type process struct {
 	ended       chan struct{}
 	deaths      []judge.Death
 	starts      int
-	otherPath   string // the same program of another build; empty: there is none
-	other       bool   // starts are of the other build
-	others      int    // starts of the other build
+	otherPath   string          // the same program of another build; empty: there is none
+	other       bool            // starts are of the other build
+	others      int             // starts of the other build
+	failpoints  func() string   // the plan that an incarnation starts with; nil: none
+	atFailpoint func(at string) // is told where an incarnation ended itself
 }
 
 // database is the address of the process's own way through the proxy.
@@ -64,6 +66,9 @@ func (p *process) start() error {
 	}
 	p.cmd = exec.CommandContext(context.Background(), path, p.args(name, p.database())...)
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.logs}
+	if p.failpoints != nil {
+		p.cmd.Env = append(p.cmd.Env, "FAILPOINTS="+p.failpoints())
+	}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	// The programs end with the harness, whatever ends it: children is a thread that lives as long.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -75,7 +80,11 @@ func (p *process) start() error {
 	}
 	go func() {
 		_ = cmd.Wait() // how it ended is in ProcessState
+		at := p.endedAt(name, log.Name())
 		close(ended)
+		if at != "" {
+			p.atFailpoint(at)
+		}
 	}()
 	return nil
 }

@@ -127,6 +127,9 @@ func (s *site) reportCommits(w io.Writer) {
 
 // reportErrors prints how many pairs of a call site and an SQLSTATE were tried.
 func (s *site) reportErrors(w io.Writer) {
+	for _, at := range slices.Sorted(maps.Keys(s.points)) {
+		fmt.Fprintf(w, "failpoint: kill -9 %s\t%d\n", at, s.points[at])
+	}
 	s.policy.mu.Lock()
 	defer s.policy.mu.Unlock()
 	pairs, injected, whole := 0, 0, 0

@@ -27,6 +27,7 @@ type config struct {
 	before         string // directory with the programs of another build; empty: none
 	clock, faults  bool
 	disk, snapshot bool
+	failpoints     bool // the programs end themselves around commits
 	standby        string // sync, async or empty: none
 }
 
@@ -52,11 +53,14 @@ type site struct {
 	tables   map[string]*judge.Table
 	restarts []time.Time
 	disturbs []judge.Disturbance
-	lateness time.Duration // the longest time for which the harness itself was not run when it should have been
+	points   map[string]int // failpoints that were met
+	plan     string         // of failpoints; empty while there are no faults
+	paused   time.Time      // when the schedules were paused, after the faults
+	lateness time.Duration  // the longest time for which the harness itself was not run when it should have been
 }
 
 func openSite(ctx context.Context, cfg config) (s *site, err error) {
-	s = &site{cfg: cfg, policy: newPolicy(cfg.seed), tables: map[string]*judge.Table{}}
+	s = &site{cfg: cfg, policy: newPolicy(cfg.seed, cfg.rare), tables: map[string]*judge.Table{}, points: map[string]int{}}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -173,6 +177,15 @@ func (s *site) add(
 		logs: s.cfg.logs,
 	}
 	if s.cfg.before != "" {
+	if s.cfg.failpoints {
+		p.failpoints = s.failpoints
+		p.atFailpoint = func(at string) {
+			s.mu.Lock()
+			s.points[at]++
+			s.mu.Unlock()
+			s.startLater(p, 300*time.Millisecond)
+		}
+	}
 		p.otherPath = filepath.Join(s.cfg.before, kind)
 	}
 	return p, p.start()
@@ -311,6 +324,7 @@ func (s *site) watch(ctx context.Context) {
 func (s *site) heal(ctx context.Context) error {
 	s.policy.disarm()
 	if s.db.clock != nil {
+	s.endFailpoints()
 		// Due times were set by the clock as it was: it stays at the furthest, where all of them have come.
 		if err := s.db.clock.jump(s.furthest); err != nil {
 			return err

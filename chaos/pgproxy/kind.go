@@ -40,6 +40,22 @@ var signs = []struct {
 	{Push, regexp.MustCompile(`penstock\.push(_many|_json)?\(|INSERT INTO penstock\.entry_`)},
 }
 
+// Sign is a kind of transactions and the regular expression that the text of one of its statements matches. The
+// first sign that matches counts.
+type Sign struct {
+	Kind Kind
+	Text string
+}
+
+// Signs returns how kinds are told apart, for failpoints within the programs.
+func Signs() []Sign {
+	list := make([]Sign, len(signs))
+	for i, s := range signs {
+		list[i] = Sign{s.kind, s.text.String()}
+	}
+	return list
+}
+
 var tableOfQueue = regexp.MustCompile(`"?entry_[a-z0-9_]+"?`)
 
 // siteOf names the place in the product's code that a statement comes from. The texts of the product

@@ -95,6 +95,7 @@ func ConnConfig(cfg Config) (*pgx.ConnConfig, error) {
 func (c Config) prepare(cc *pgx.ConnConfig) {
 	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, connectTimeout)
 	cc.DialFunc = closingSoon(cc.DialFunc)
+	failpoints(cc)
 	// A connection to a server that shuts down or has become a standby is closed: the next one may
 	// reach the new primary.
 	cc.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
