@@ -22,6 +22,9 @@ func (s *site) probe(ctx context.Context) ([]judge.Unhinted, error) {
 			return nil, fmt.Errorf("pause schedule: %w", err)
 		}
 	}
+	if s.db.clock == nil {
+		s.paused = time.Now()
+	}
 	time.Sleep(s.cfg.lease / 2) // hints of what was fired before
 	for _, p := range s.all() {
 		p.link.Deaf(true)

@@ -127,8 +127,10 @@ func (s *site) watchItself(ctx context.Context) {
 func (s *site) history(ctx context.Context) (*judge.History, error) {
 	h := &judge.History{
 		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: cronStep, DrainMax: s.cfg.drainMax,
+		Jobs: cronJobs, Served: models, LocksMax: map[string]int{"limited": limitedLocks},
 		Effects: map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
+	h.CronUntil = s.paused
 	for _, t := range s.tables {
 		h.Tables = append(h.Tables, *t)
 	}
@@ -161,7 +163,9 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		h.Forked = s.standby.forked
 	}
 	for _, p := range s.all() {
+		p.mu.Lock()
 		h.Deaths = append(h.Deaths, p.deaths...)
+		p.mu.Unlock()
 	}
 	return h, s.readDatabase(ctx, h)
 }
@@ -199,13 +203,18 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 	if err != nil {
 		return fmt.Errorf("read the recorder of the database: %w", err)
 	}
-	processes, gone, keys, freed := map[int64]string{}, map[int64]event{}, map[int64]string{}, map[int64]time.Time{}
+	processes, gone, keys, freed := map[int64]string{}, map[int64]event{}, map[int64]string{}, map[int64]event{}
 	for _, e := range events {
 		switch e.What {
 		case "node":
 			processes[e.Node] = e.Key
 		case "free":
-			freed[e.Token] = e.At
+			freed[e.Token] = e
+		case "term":
+			h.Terms = append(h.Terms, judge.Term{
+				Number: e.Token, At: e.At, Lease: time.Duration(e.Last) * time.Millisecond,
+				Resigned: e.Class == "resigned",
+			})
 		case "gone":
 			gone[e.Entry] = e
 		case "entry":
@@ -221,7 +230,7 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 		case "grant":
 			h.Grants = append(h.Grants, judge.Grant{
 				Seq: e.Seq, Queue: e.Queue, Key: e.Key, Token: e.Token, Last: e.Last, Node: e.Node,
-				Process: processes[e.Node], At: e.At, Freed: freed[e.Token],
+				Process: processes[e.Node], At: e.At, Freed: freed[e.Token].At, FreedSeq: freed[e.Token].Seq,
 			})
 		case "end":
 			h.Endings = append(h.Endings, judge.Ending{

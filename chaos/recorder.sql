@@ -62,6 +62,14 @@ BEGIN
     INSERT INTO judge.event (what, node, key) VALUES ('node', NEW.id, NEW.name);
     RETURN NULL;
 END $$;
+CREATE FUNCTION judge.on_leader() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO judge.event (what, token, last, class)
+    VALUES ('term', NEW.term, extract(epoch FROM NEW.lease) * 1000,
+            CASE WHEN NEW.renewed_at IS NULL THEN 'resigned' ELSE 'renewed' END);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER judge AFTER UPDATE ON penstock.leader FOR EACH ROW EXECUTE FUNCTION judge.on_leader();
 CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.entry FOR EACH ROW EXECUTE FUNCTION judge.on_entry();
 CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_lock();
 CREATE TRIGGER judge AFTER INSERT ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_result();

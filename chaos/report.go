@@ -68,11 +68,42 @@ func (s *site) report(
 			fmt.Fprintf(out, "BROKEN  %s: %s\n", f.Name, e)
 		}
 	}
+	for _, missing := range s.missing(h, findings, took) {
+		fmt.Fprintf(out, "PROBLEM %s\n", missing)
+		broken++
+	}
 	for _, problem := range s.problems {
 		fmt.Fprintf(out, "PROBLEM %v\n", problem)
 		broken++
 	}
 	return broken
+}
+
+// longRun is how long a run lasts at least that must have a case of each promise and of each kind of fault.
+const longRun = 5 * time.Minute
+
+// missing names the promises that had no case, and the faults at transactions that never took effect: a run
+// without them shows nothing about either.
+func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Duration) (list []string) {
+	if took < longRun || !s.cfg.faults || s.cfg.rate < 10 {
+		return nil
+	}
+	for _, f := range findings {
+		if f.Checked == 0 && !(s.cfg.clock && f.Name == "nothing runs before it is due") {
+			list = append(list, "no case of the promise: "+f.Name)
+		}
+	}
+	if !slices.ContainsFunc(h.Deaths, func(d judge.Death) bool { return d.Killed }) {
+		list = append(list, "no program was killed")
+	}
+	s.policy.mu.Lock()
+	defer s.policy.mu.Unlock()
+	for _, kind := range pgproxy.Kinds {
+		if s.policy.happens[faultKey{kind, pgproxy.Swallow.String()}] == 0 {
+			list = append(list, fmt.Sprintf("no answer to a %s was swallowed", kind))
+		}
+	}
+	return list
 }
 
 func (s *site) reportFaults(w io.Writer, p *plan) {

@@ -21,14 +21,17 @@ const (
 	runMax       = 8 * time.Second
 )
 
-var cronJobs = []string{"tick_a", "tick_b", "tick_c"}
+var (
+	cronJobs = []string{"tick_a", "tick_b", "tick_c"}
+	models   = []string{"solo", "keyed", "limited"} // queues whose entries workers run
+)
 
 // setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
 // has migrated.
 func setUp(ctx context.Context, db *database, w *recorder) error {
 	patience := fmt.Sprintf(`"retry": {"base": 0.2, "cap": 1, "max_attempts": %d}, "crash_limit": %d`,
 		attemptsMax, crashesMax)
-	for _, model := range []string{"solo", "keyed", "limited"} {
+	for _, model := range models {
 		config := fmt.Sprintf(`{"protocol": "dispatcher", "max_retries": 60,
 		    "timeouts": {"connect": 1, "run": %v, "control": 2, "probe": 2}}`, runMax.Seconds())
 		if err := db.exec(ctx, `SELECT penstock.register_model($1, $2)`, model, config); err != nil {

@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"time"
@@ -33,6 +34,7 @@ func attemptsAreErrors(x *index, r *report) {
 // crashesAreDeaths counts, for each entry, the grants that covered it and were freed when their node
 // had been silent for a lease.
 func crashesAreDeaths(x *index, r *report) {
+	struck := map[[2]string]int{}
 	for i := range x.Endings {
 		e := &x.Endings[i]
 		if e.Crashes == 0 {
@@ -43,12 +45,7 @@ func crashesAreDeaths(x *index, r *report) {
 		if key == "" {
 			key = "#" + strconv.FormatInt(e.Entry, 10)
 		}
-		deaths := 0
-		for _, g := range x.byKey[[2]string{e.Queue, key}] {
-			if g.Last >= e.Entry && !g.Freed.IsZero() && x.silent(g.Process, g.Freed) >= x.Lease-x.Tolerance {
-				deaths++
-			}
-		}
+		deaths := x.deathsOf([2]string{e.Queue, key}, e.Entry)
 		if e.Crashes > deaths {
 			r.bad(
 				"entry %d has %d crashes, and was taken from %d nodes that were silent for a lease",
@@ -57,7 +54,25 @@ func crashesAreDeaths(x *index, r *report) {
 				deaths,
 			)
 		}
+		struck[[2]string{e.Queue, key}] += e.Crashes
 	}
+	for key, crashes := range struck {
+		if deaths := x.deathsOf(key, 0); crashes > deaths {
+			r.bad("entries of key %s of %s have %d crashes, and its locks were taken from %d nodes that were silent "+
+				"for a lease: a lock runs one entry at a time", key[1], key[0], crashes, deaths)
+		}
+	}
+}
+
+// deathsOf counts the locks of a key that were taken from nodes which were silent for a lease, and that
+// covered an entry.
+func (x *index) deathsOf(key [2]string, entry int64) (deaths int) {
+	for _, g := range x.byKey[key] {
+		if g.Last >= entry && !g.Freed.IsZero() && x.silent(g.Process, g.Freed) >= x.Lease-x.Tolerance {
+			deaths++
+		}
+	}
+	return deaths
 }
 
 func failuresHaveCauses(x *index, r *report) {
@@ -89,7 +104,35 @@ func failuresHaveCauses(x *index, r *report) {
 	}
 }
 
+// limitsHold goes by samples, and by the order in which locks were granted and freed: a grant under a limit sees
+// every lock that was freed before it, so that the count is right at each grant.
 func limitsHold(x *index, r *report) {
+	for queue, most := range x.LocksMax {
+		type change struct {
+			seq   int64
+			by    int
+			token int64
+		}
+		var changes []change
+		for i := range x.Grants {
+			if g := &x.Grants[i]; g.Queue == queue {
+				changes = append(changes, change{g.Seq, 1, g.Token})
+				if g.FreedSeq > 0 {
+					changes = append(changes, change{g.FreedSeq, -1, g.Token})
+				}
+			}
+		}
+		slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.seq, b.seq) })
+		held := 0
+		for _, c := range changes {
+			if held += c.by; c.by > 0 {
+				r.checked++
+				if held > most {
+					r.bad("%s had %d locks when token %d was granted, at most %d are allowed", queue, held, c.token, most)
+				}
+			}
+		}
+	}
 	for _, s := range x.Samples {
 		r.checked++
 		if s.Locks > s.Max {
@@ -104,13 +147,24 @@ func limitsHold(x *index, r *report) {
 	}
 }
 
+// cronLate is how late a schedule may fire, and its entry end, once the faults are over.
+const cronLate = 30 * time.Second
+
 func slotsOnce(x *index, r *report) {
 	byJob := map[string][]Firing{}
 	for _, f := range x.Firings {
 		byJob[f.Job] = append(byJob[f.Job], f)
 	}
-	for job, firings := range byJob {
+	for _, job := range x.Jobs {
+		firings := byJob[job]
 		slices.SortFunc(firings, func(a, b Firing) int { return a.Nominal.Compare(b.Nominal) })
+		switch {
+		case len(firings) == 0:
+			r.bad("%s never fired", job)
+		case !x.CronUntil.IsZero() && firings[len(firings)-1].Nominal.Before(x.CronUntil.Add(-cronLate-x.CronStep)):
+			r.bad("%s fired at %s for the last time, and was paused at %s", job,
+				firings[len(firings)-1].Nominal.Format(time.TimeOnly), x.CronUntil.Format(time.TimeOnly))
+		}
 		for i, f := range firings {
 			r.checked++
 			if n := len(x.endings[f.Entry]); n != 1 {

@@ -41,6 +41,12 @@ type History struct {
 	Rows       map[int64]bool // operations whose own transaction committed another row with the push
 
 	Disturbances []Disturbance
+	Terms        []Term // elections, renewals and resignations in the order of their sequence numbers
+
+	Served   []string       // queues whose entries workers run
+	Jobs     []string       // schedules
+	LocksMax map[string]int // how many locks a queue may have at once
+
 	// Forked is when two primaries took writes of which only those of one were kept: what was told
 	// between these times may be lost. Both are zero where the standby was synchronous or none was promoted.
 	Forked [2]time.Time
@@ -48,6 +54,7 @@ type History struct {
 	Unhinted []Unhinted
 
 	CronStep   time.Duration // between nominal times of each job
+	CronUntil  time.Time     // when the schedules were paused, by the server's clock; zero: it jumped
 	Unfinished []string      // entries, locks and other state that is left after the drain
 	Drained    time.Duration // from the end of the faults until nothing was left
 	DrainMax   time.Duration
@@ -99,6 +106,7 @@ type Grant struct {
 	Process     string // name of the process's incarnation
 	At          time.Time
 	Freed       time.Time // zero: not yet
+	FreedSeq    int64
 }
 
 // Insertion is an entry that was committed.
@@ -131,6 +139,14 @@ type Death struct {
 	At      time.Time
 	Killed  bool
 	Until   time.Time // the end of a stop; zero: none
+}
+
+// Term is a sign of life of a term of the leaders.
+type Term struct {
+	Number   int64
+	At       time.Time
+	Lease    time.Duration // from then on; none if it resigned
+	Resigned bool
 }
 
 // Disturbance is something that keeps recovery from freeing locks, by intent (it suspends itself) or
@@ -242,11 +258,12 @@ func newIndex(h *History) *index {
 }
 
 // missedInStop says that the node which made a call was stopped while it was answered, and went on when
-// it had waited for RunMax: for the node, the worker did not answer in time.
+// it had waited for RunMax: for the node, the worker did not answer in time. The node's clock of the call runs
+// since before the worker saw it.
 func (x *index) missedInStop(c *Call) bool {
 	g := x.grants[c.Token]
 	return g != nil && slices.ContainsFunc(x.stops[g.Process], func(d Death) bool {
-		return d.At.Before(c.Closed) && d.Until.Sub(c.Begin) >= x.RunMax
+		return d.At.Before(c.Closed) && d.Until.Sub(c.Begin) >= x.RunMax-x.Tolerance
 	})
 }
 

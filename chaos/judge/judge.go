@@ -306,7 +306,8 @@ func newestToken(x *index, r *report) {
 func resultsAreAnswers(x *index, r *report) {
 	for i := range x.Endings {
 		e := &x.Endings[i]
-		if e.Nonce == "" {
+		ran := e.Outcome == "done" && slices.Contains(x.Served, e.Queue)
+		if e.Nonce == "" && !ran {
 			continue
 		}
 		r.checked++

@@ -20,7 +20,8 @@ func at(ms int) time.Time { return epoch.Add(time.Duration(ms) * time.Millisecon
 func good() *History {
 	h := &History{
 		Lease: 3 * time.Second, Tolerance: 100 * time.Millisecond, CronStep: 2 * time.Second, DrainMax: time.Minute,
-		Effects: map[int64]int{5: 1}, Rows: map[int64]bool{6: true},
+		Effects: map[int64]int{5: 1}, Rows: map[int64]bool{6: true}, Served: []string{"solo", "keyed"},
+		Jobs: []string{"job"}, CronUntil: at(5000), LocksMax: map[string]int{"work": 1},
 		Pushes: []Push{
 			{Op: 1, Queue: "keyed", Key: "k", Called: at(0), Returned: at(5), Told: true, Entry: 11},
 			{Op: 2, Queue: "keyed", Key: "k", Called: at(10), Returned: at(15), Told: true, Entry: 12},
@@ -76,13 +77,13 @@ func good() *History {
 		h.Endings = append(h.Endings, e)
 	}
 	h.Grants = []Grant{
-		{1, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}},
-		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}},
-		{3, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}},
-		{4, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980)},
-		{5, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}},
-		{6, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}},
-		{7, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}},
+		{1, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}, 0},
+		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}, 0},
+		{3, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}, 0},
+		{4, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980), 0},
+		{5, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0},
+		{6, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0},
+		{7, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0},
 	}
 	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16} {
 		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
@@ -155,6 +156,40 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 }
 
 // A node that is stopped while a worker answers takes it for a timeout, and only then.
+// Each of these once passed a judge.
+func TestWhatJudgesDidNotSee(t *testing.T) {
+	cases := []struct {
+		fault, invariant string
+		spoil            func(h *History)
+	}{
+		{"done without a run or a result", "a result is what its own call answered", func(h *History) {
+			h.Endings[0].Nonce, h.Calls = "", h.Calls[1:]
+		}},
+		{"a schedule that stopped", "each nominal time of a schedule fires once", func(h *History) {
+			h.CronUntil = at(60_000)
+		}},
+		{"a schedule that never fired", "each nominal time of a schedule fires once", func(h *History) {
+			h.Jobs = append(h.Jobs, "other")
+		}},
+		{"a limit exceeded between two samples", "limits are never exceeded", func(h *History) {
+			h.Grants = append(h.Grants, Grant{8, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 9})
+		}},
+		{"two entries of a key struck by one death", "crashes are deaths of nodes that had it", func(h *History) {
+			h.Endings[0].Crashes, h.Endings[1].Crashes = 1, 1
+			h.Grants[1].Last, h.Grants[1].Freed = 12, at(4980)
+			h.Grants[0].Last = 10
+			h.Endings[0].Entry = 12
+		}},
+	}
+	for _, c := range cases {
+		h := good()
+		c.spoil(h)
+		if broken(h)[c.invariant] == 0 {
+			t.Errorf("%s: %q reports nothing", c.fault, c.invariant)
+		}
+	}
+}
+
 func TestAnAnswerDuringAStopIsAnErrorOnlyBeyondTheTimeout(t *testing.T) {
 	h := good()
 	h.Endings[0].Attempt = 1
@@ -162,6 +197,10 @@ func TestAnAnswerDuringAStopIsAnErrorOnlyBeyondTheTimeout(t *testing.T) {
 	h.Deaths = append(h.Deaths, stop)
 	if found := broken(h); found["attempts are errors"] != 0 {
 		t.Error("a timeout of the stopped node is reported")
+	}
+	h.Deaths[len(h.Deaths)-1].Until = at(30 + 8000 - 50) // the node began to wait before the worker was called
+	if found := broken(h); found["attempts are errors"] != 0 {
+		t.Error("a timeout of the stopped node is reported: it went on 50 ms before the harness's own count of it")
 	}
 	h.Deaths[len(h.Deaths)-1].Until = at(7000)
 	if found := broken(h); found["attempts are errors"] == 0 {
