@@ -107,7 +107,7 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 			"-for",
 			huntRun.String(),
 			"-drain",
-			"25s",
+			"60s",
 			"-seed",
 			fmt.Sprint(seed+uint64(h.runs)),
 		)

@@ -85,20 +85,22 @@ func (c *config) flags(keep *bool) {
 	flag.IntVar(&c.nodes, "nodes", 3, "task nodes")
 	flag.IntVar(&c.leaders, "leaders", 2, "leaders")
 	flag.DurationVar(&c.lease, "lease", 3*time.Second, "of task nodes")
+	flag.DurationVar(&c.term, "election-lease", 4*time.Second, "of leaders")
+	flag.BoolVar(&c.rare, "rare", false, "let recoveries, schedules, elections and heartbeats meet more faults than usual")
 	flag.DurationVar(
 		&c.drainMax,
 		"drain",
 		time.Minute,
 		"how long after the faults everything may take to end",
 	)
-	flag.StringVar(&c.binaries, "bin", "../bin", "directory with the programs leader and tasknode")
-	flag.BoolVar(
 	flag.BoolVar(
 		&c.failpoints,
 		"failpoints",
 		false,
 		"let the programs end themselves before and after commits; needs programs built with the tag failpoints",
 	)
+	flag.StringVar(&c.binaries, "bin", "../bin", "directory with the programs leader and tasknode")
+	flag.BoolVar(
 		&c.clock,
 		"clock",
 		false,
@@ -198,9 +200,9 @@ func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 	}
 	if s.cfg.faults {
 		s.policy.begin()
+		s.beginFailpoints()
 		duties = append(duties, p.run)
 	}
-		s.beginFailpoints()
 	for _, duty := range duties {
 		go func() {
 			duty(ctx)

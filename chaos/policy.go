@@ -52,6 +52,7 @@ type policy struct {
 	named   func(link string) string  // current incarnation of the process of a link
 	working map[string]time.Time      // since when an incarnation does more than start
 	base    bool                      // transactions meet faults without a rule, by chance
+	chance  map[pgproxy.Kind]float64  // that they do
 	tried   map[string]map[string]int // SQLSTATEs injected, by call site and code
 	seen    map[string]int            // groups of messages, by call site
 	delayed []judge.Disturbance       // answers of elections and recoveries that were lost or came late
@@ -64,14 +65,25 @@ var baseChance = map[pgproxy.Kind]float64{
 	pgproxy.Elect: 0.1, pgproxy.Beat: 0.03,
 }
 
+// rareChance stands in for baseChance where a run is to lose many answers of the kinds that are rare.
+var rareChance = map[pgproxy.Kind]float64{
+	pgproxy.Push: 0.06, pgproxy.Claim: 0.06, pgproxy.Finish: 0.04, pgproxy.Recover: 0.5, pgproxy.Cron: 0.5,
+	pgproxy.Elect: 0.25, pgproxy.Beat: 0.12,
+}
+
 // baseFaults are those faults; one of them is drawn.
 var baseFaults = append(
 	slices.Repeat([]pgproxy.Fault{pgproxy.Swallow}, 10),
 	pgproxy.Late, pgproxy.Late, pgproxy.Mute, pgproxy.Unsent, pgproxy.Unsent, pgproxy.CutBefore,
 )
 
-func newPolicy(seed uint64) *policy {
+func newPolicy(seed uint64, rare bool) *policy {
+	chance := baseChance
+	if rare {
+		chance = rareChance
+	}
 	return &policy{
+		chance: chance,
 		random: rand.New(rand.NewPCG(seed, 2)), happens: map[faultKey]int{}, commits: map[pgproxy.Kind]int{},
 		named: func(link string) string { return link }, killer: func(string) {},
 		working: map[string]time.Time{},
@@ -150,7 +162,7 @@ func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decisio
 			return pgproxy.Decision{Fault: pgproxy.Refuse, SQLSTATE: code}
 		}
 	}
-	if p.base && commits && p.random.Float64() < baseChance[kind] {
+	if p.base && commits && p.random.Float64() < p.chance[kind] {
 		delay := time.Duration(p.random.Int64N(int64(2 * time.Second)))
 		return pgproxy.Decision{Fault: baseFaults[p.random.IntN(len(baseFaults))], Delay: delay}
 	}

@@ -54,7 +54,7 @@ func (s *site) report(
 	s.reportFaults(w, p)
 	s.reportCommits(w)
 	s.reportErrors(w)
-	reportRecovery(w, h)
+	s.reportRecovery(w, h)
 	fmt.Fprintln(w, "promise\tchecked\tbroken")
 	for _, f := range findings {
 		fmt.Fprintf(w, "%s\t%d\t%d\n", f.Name, f.Checked, f.Broken)
@@ -127,6 +127,9 @@ func (s *site) reportFaults(w io.Writer, p *plan) {
 		starts, others = starts+one.starts, others+one.others
 		dropped += one.link.Dropped()
 	}
+	for _, at := range slices.Sorted(maps.Keys(s.points)) {
+		fmt.Fprintf(w, "failpoint: kill -9 %s\t%d\n", at, s.points[at])
+	}
 	fmt.Fprintf(w, "all deaths, stops and cuts beyond half a lease\t%d\nof these by SIGKILL\t%d\n", deaths, kills)
 	fmt.Fprintf(w, "starts of programs\t%d\nof these of the other build\t%d\n", starts, others)
 	fmt.Fprintf(w, "notifications dropped\t%d\nthe harness itself was late by up to\t%v\n\n", dropped,
@@ -158,9 +161,6 @@ func (s *site) reportCommits(w io.Writer) {
 
 // reportErrors prints how many pairs of a call site and an SQLSTATE were tried.
 func (s *site) reportErrors(w io.Writer) {
-	for _, at := range slices.Sorted(maps.Keys(s.points)) {
-		fmt.Fprintf(w, "failpoint: kill -9 %s\t%d\n", at, s.points[at])
-	}
 	s.policy.mu.Lock()
 	defer s.policy.mu.Unlock()
 	pairs, injected, whole := 0, 0, 0
@@ -184,71 +184,4 @@ func (s *site) reportErrors(w io.Writer) {
 		len(sqlstates),
 		whole,
 	)
-}
-
-// reportRecovery prints how long the locks of killed nodes were held after their deaths, and after the
-// last disturbance of recovery, until they were freed; and what disturbed the longest ones.
-func reportRecovery(w io.Writer, h *judge.History) {
-	killed := map[string]time.Time{}
-	for _, d := range h.Deaths {
-		if d.Killed {
-			killed[d.Process] = d.At
-		}
-	}
-	var whole, calm []time.Duration
-	causes := map[string]int{}
-	for i := range h.Grants {
-		g := &h.Grants[i]
-		died, dead := killed[g.Process]
-		if !dead || !g.At.Before(died) || !g.Freed.After(died) {
-			continue
-		}
-		whole = append(whole, g.Freed.Sub(died))
-		last, met := died, map[string]bool{}
-		for _, d := range h.Disturbances {
-			if d.From.Before(g.Freed) && d.To.After(died) {
-				met[d.What] = true
-				last = later(last, earlier(d.To, g.Freed))
-			}
-		}
-		calm = append(calm, g.Freed.Sub(last))
-		if g.Freed.Sub(died) > h.Lease+2*time.Second {
-			for what := range met {
-				causes[what]++
-			}
-		}
-	}
-	if len(whole) == 0 {
-		return
-	}
-	fmt.Fprintf(w, "locks of killed nodes that were freed: %d\n", len(whole))
-	for _, row := range []struct {
-		name  string
-		waits []time.Duration
-	}{{"after the death", whole}, {"after the last disturbance of recovery", calm}} {
-		slices.Sort(row.waits)
-		at := func(percent int) time.Duration {
-			return row.waits[len(row.waits)*percent/100].Round(time.Millisecond)
-		}
-		fmt.Fprintf(w, "%s\tp50 %v\tp99 %v\tlongest %v\n", row.name, at(50), at(99),
-			row.waits[len(row.waits)-1].Round(time.Millisecond))
-	}
-	for _, what := range slices.Sorted(maps.Keys(causes)) {
-		fmt.Fprintf(w, "beyond the lease and 2 s, beside: %s\t%d\n", what, causes[what])
-	}
-	fmt.Fprintln(w)
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }

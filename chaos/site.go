@@ -22,12 +22,13 @@ type config struct {
 	seed           uint64
 	rate           float64
 	nodes, leaders int
-	lease          time.Duration
+	lease, term    time.Duration // of task nodes, of leaders
+	rare           bool          // rare kinds of transactions meet more faults
 	binaries, logs string
 	before         string // directory with the programs of another build; empty: none
 	clock, faults  bool
-	disk, snapshot bool
 	failpoints     bool // the programs end themselves around commits
+	disk, snapshot bool
 	standby        string // sync, async or empty: none
 }
 
@@ -120,7 +121,7 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 		l, err := s.add(ctx, "leader", fmt.Sprintf("l%d", i+1), func(_, database string) []string {
 			return []string{
 				"--listen", listen, "--debug-listen", "127.0.0.1:0", "--open", "--database-url", database,
-				"--election-lease", "2s", "--callback-allow-networks", "127.0.0.0/8", "--http-timeout", "8s",
+				"--election-lease", s.cfg.term.String(), "--callback-allow-networks", "127.0.0.0/8", "--http-timeout", "8s",
 			}
 		})
 		if err != nil {
@@ -176,7 +177,6 @@ func (s *site) add(
 		link: link,
 		logs: s.cfg.logs,
 	}
-	if s.cfg.before != "" {
 	if s.cfg.failpoints {
 		p.failpoints = s.failpoints
 		p.atFailpoint = func(at string) {
@@ -186,6 +186,7 @@ func (s *site) add(
 			s.startLater(p, 300*time.Millisecond)
 		}
 	}
+	if s.cfg.before != "" {
 		p.otherPath = filepath.Join(s.cfg.before, kind)
 	}
 	return p, p.start()
@@ -323,8 +324,8 @@ func (s *site) watch(ctx context.Context) {
 // heal ends every fault and brings all programs up.
 func (s *site) heal(ctx context.Context) error {
 	s.policy.disarm()
-	if s.db.clock != nil {
 	s.endFailpoints()
+	if s.db.clock != nil {
 		// Due times were set by the clock as it was: it stays at the furthest, where all of them have come.
 		if err := s.db.clock.jump(s.furthest); err != nil {
 			return err
