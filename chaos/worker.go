@@ -26,10 +26,11 @@ const (
 	busy    mode = "says busy while idle"        // refuses with 503
 	dying   mode = "dies in mid-stream"          // breaks the connection within the answer
 	late    mode = "works on after the node"     // ends its work although the connection has ended
+	aborts  mode = "aborts before an answer"     // resets the connection, as the end of its process does
 	lying   mode = "reports no call in its load" // its health says that nothing runs
 )
 
-var modes = []mode{hanging, busy, dying, late, lying}
+var modes = []mode{hanging, busy, dying, aborts, late, lying}
 
 // payload is what the harness pushes: how long the run takes, how many calls fail first.
 type payload struct {
@@ -133,6 +134,10 @@ func (w *recorder) answer(
 		}
 		w.closed(c, "none", "")
 		return
+	case aborts:
+		w.closed(c, "died", "")
+		reset(rw)
+		return
 	case dying:
 		w.closed(c, "died", "")
 		rw.Header().Set("Content-Length", "1000")
@@ -159,6 +164,22 @@ func (w *recorder) answer(
 	nonce := strconv.FormatUint(rand.Uint64(), 36)
 	w.closed(c, "ok", nonce)
 	fmt.Fprintf(rw, `{"status": "success", "result": {"nonce": %q}}`, nonce)
+}
+
+// reset ends the connection of a call by a TCP reset, without a byte of an answer.
+func reset(rw http.ResponseWriter) {
+	hijacker, able := rw.(http.Hijacker)
+	if !able {
+		panic(http.ErrAbortHandler)
+	}
+	conn, _, err := hijacker.Hijack()
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	conn.Close()
 }
 
 // closed notes how a call ended, before the answer is sent.
