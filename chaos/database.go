@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +29,10 @@ type database struct {
 	socket string // of the server that was started first
 	pool   *pgxpool.Pool
 	clock  *clock // nil: libfaketime is not installed
+	log    string // file of the server's log, which each start begins anew
+	keep   string // directory for logs that tell of deadlocks
+
+	met []string // deadlocks before the last restart
 
 	mu   sync.Mutex
 	host string // directory of the socket of the primary
@@ -67,8 +73,32 @@ func startDatabase(ctx context.Context, clock *clock) (*database, error) {
 		cc.Host, cc.Port = d.address()
 		return nil
 	}
-	d.pool, err = pgxpool.NewWithConfig(ctx, pc)
+	if d.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
+		return nil, err
+	}
+	var data string
+	err = d.pool.QueryRow(ctx, `SHOW data_directory`).Scan(&data)
+	d.log = filepath.Join(filepath.Dir(data), "postgres.log")
 	return d, err
+}
+
+// deadlocks returns what the server's log tells of deadlocks, a line for each, and keeps a log that does: the
+// statement that met one may be the harness's own, and the log names both.
+func (d *database) deadlocks() (lines []string) {
+	text, err := os.ReadFile(d.log)
+	if err != nil || !bytes.Contains(text, []byte("deadlock detected")) {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "deadlock detected") {
+			lines = append(lines, "the server: "+strings.TrimSpace(line))
+		}
+	}
+	name := filepath.Join(d.keep, fmt.Sprintf("postgres-%d.log", time.Now().UnixNano()))
+	if err := os.WriteFile(name, text, 0o600); err != nil {
+		lines = append(lines, err.Error())
+	}
+	return lines
 }
 
 // dsn is the address of the primary past the proxy.
@@ -115,6 +145,7 @@ func (d *database) restart(ctx context.Context, how devpostgres.Signal, down tim
 	if err := d.server.Halt(ctx, how); err != nil {
 		return err
 	}
+	d.met = append(d.met, d.deadlocks()...)
 	time.Sleep(down)
 	if d.clock != nil {
 		d.clock.enter()

@@ -184,9 +184,9 @@ func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
 	// First: schedules go on, and what fires after the events were read has no end in them.
 	var f judge.Firing
 	const firingsSQL = `
-SELECT j.name, f.nominal_at, f.entry_id FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
+SELECT j.name, f.nominal_at, f.fired_at, f.entry_id FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
  WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = f.entry_id)`
-	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Entry}, func() { h.Firings = append(h.Firings, f) })
+	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Fired, &f.Entry}, func() { h.Firings = append(h.Firings, f) })
 	if err != nil {
 		return err
 	}
@@ -295,10 +295,11 @@ func (s *site) each(ctx context.Context, sql string, into []any, do func()) erro
 
 // deadlocks are the lines in the logs of the programs that tell of one.
 func (s *site) deadlocks() (lines []string, err error) {
-	logs, err := filepath.Glob(filepath.Join(s.cfg.logs, "*.log"))
+	logs, err := filepath.Glob(filepath.Join(s.cfg.logs, "[ln]*.log"))
 	if err != nil {
 		return nil, err
 	}
+	lines = append(s.db.met, s.db.deadlocks()...)
 	for _, name := range logs {
 		text, err := os.ReadFile(name)
 		if err != nil {

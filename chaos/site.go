@@ -97,8 +97,9 @@ func openSite(ctx context.Context, cfg config) (s *site, err error) {
 	if err := s.startPrograms(ctx, key); err != nil {
 		return s, err
 	}
+	s.db.keep = cfg.logs
 	if err := setUp(ctx, s.db, s.recorder); err != nil {
-		return s, err
+		return s, errors.Join(append([]error{err}, asErrors(s.db.deadlocks())...)...)
 	}
 	s.policy.killer = s.killLink
 	s.policy.named = s.incarnationOf
@@ -108,6 +109,13 @@ func openSite(ctx context.Context, cfg config) (s *site, err error) {
 		}
 	}
 	return s, nil
+}
+
+func asErrors(lines []string) (list []error) {
+	for _, line := range lines {
+		list = append(list, errors.New(line))
+	}
+	return list
 }
 
 func (s *site) startPrograms(ctx context.Context, key string) error {
@@ -180,6 +188,9 @@ func (s *site) add(
 	if s.cfg.failpoints {
 		p.failpoints = s.failpoints
 		p.atFailpoint = func(at string) {
+			if p.kind == "leader" {
+				s.disturbed("failpoint of a leader", time.Now(), 300*time.Millisecond)
+			}
 			s.mu.Lock()
 			s.points[at]++
 			s.mu.Unlock()

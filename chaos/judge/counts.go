@@ -147,8 +147,19 @@ func limitsHold(x *index, r *report) {
 	}
 }
 
-// cronLate is how late a schedule may fire, and its entry end, once the faults are over.
+// cronLate is how long before the schedules are paused the last firing of each may have been whose entry has ended.
+// A schedule that lags behind fires one nominal time after the end of the one before.
 const cronLate = 30 * time.Second
+
+// lastFired is when the newest of the firings was made.
+func lastFired(firings []Firing) (last time.Time) {
+	for _, f := range firings {
+		if f.Fired.After(last) {
+			last = f.Fired
+		}
+	}
+	return last
+}
 
 func slotsOnce(x *index, r *report) {
 	byJob := map[string][]Firing{}
@@ -161,9 +172,9 @@ func slotsOnce(x *index, r *report) {
 		switch {
 		case len(firings) == 0:
 			r.bad("%s never fired", job)
-		case !x.CronUntil.IsZero() && firings[len(firings)-1].Nominal.Before(x.CronUntil.Add(-cronLate-x.CronStep)):
+		case !x.CronUntil.IsZero() && lastFired(firings).Before(x.CronUntil.Add(-cronLate)):
 			r.bad("%s fired at %s for the last time, and was paused at %s", job,
-				firings[len(firings)-1].Nominal.Format(time.TimeOnly), x.CronUntil.Format(time.TimeOnly))
+				lastFired(firings).Format(time.TimeOnly), x.CronUntil.Format(time.TimeOnly))
 		}
 		for i, f := range firings {
 			r.checked++

@@ -173,9 +173,9 @@ type Sample struct {
 
 // Firing is a nominal time of a schedule that was fired.
 type Firing struct {
-	Job     string
-	Nominal time.Time
-	Entry   int64
+	Job            string
+	Nominal, Fired time.Time
+	Entry          int64
 }
 
 // Delivery is a webhook that the receiver got.

@@ -57,7 +57,7 @@ func good() *History {
 		RunMax:     8 * time.Second,
 		Unhinted:   []Unhinted{{"solo", 31, time.Second, 30 * time.Second}},
 		Samples:    []Sample{{"limited", 3, 3, at(0)}},
-		Firings:    []Firing{{"job", at(2000), 21}, {"job", at(4000), 22}},
+		Firings:    []Firing{{"job", at(2000), at(2010), 21}, {"job", at(4000), at(4010), 22}},
 		Deliveries: []Delivery{{"id", 14, "cancelled"}, {"id", 14, "cancelled"}},
 		Told:       []Told{{11, "done"}},
 		BatchParts: []BatchPart{{1, 1, 1, "done"}},
