@@ -86,7 +86,8 @@ func (c *config) flags(keep *bool) {
 	flag.IntVar(&c.leaders, "leaders", 2, "leaders")
 	flag.DurationVar(&c.lease, "lease", 3*time.Second, "of task nodes")
 	flag.DurationVar(&c.term, "election-lease", 4*time.Second, "of leaders")
-	flag.BoolVar(&c.rare, "rare", false, "let recoveries, schedules, elections and heartbeats meet more faults than usual")
+	flag.BoolVar(&c.rare, "rare", false,
+		"let recoveries, schedules, elections and heartbeats meet more faults than usual")
 	flag.DurationVar(
 		&c.drainMax,
 		"drain",

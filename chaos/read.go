@@ -184,9 +184,11 @@ func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
 	// First: schedules go on, and what fires after the events were read has no end in them.
 	var f judge.Firing
 	const firingsSQL = `
-SELECT j.name, f.nominal_at, f.fired_at, f.entry_id FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
+SELECT j.name, f.nominal_at, f.fired_at, f.entry_id
+  FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
  WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = f.entry_id)`
-	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Fired, &f.Entry}, func() { h.Firings = append(h.Firings, f) })
+	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Fired, &f.Entry},
+		func() { h.Firings = append(h.Firings, f) })
 	if err != nil {
 		return err
 	}

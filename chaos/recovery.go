@@ -205,10 +205,10 @@ func (s *site) reportRecovery(w io.Writer, h *judge.History) {
 	}
 	fmt.Fprintf(w, "locks of killed nodes that were freed: %d\n", len(list))
 	rows := map[string]func(r recovered) time.Duration{
-		"from the death until freed":                 func(r recovered) time.Duration { return r.freed.Sub(r.died) },
-		"from the last fault that concerns it":       func(r recovered) time.Duration { return r.calm },
-		"from the death until granted again":         func(r recovered) time.Duration { return r.elsewhere },
-		"lease and recovery itself, faults left out": func(r recovered) time.Duration { return r.waits[0] + r.waits[5] },
+		"from the death until freed":                func(r recovered) time.Duration { return r.freed.Sub(r.died) },
+		"from the last fault that concerns it":      func(r recovered) time.Duration { return r.calm },
+		"from the death until granted again":        func(r recovered) time.Duration { return r.elsewhere },
+		"lease and recovery itself, without faults": func(r recovered) time.Duration { return r.waits[0] + r.waits[5] },
 	}
 	for _, name := range slices.Sorted(maps.Keys(rows)) {
 		printWaits(w, name, list, rows[name])

@@ -61,7 +61,9 @@ type site struct {
 }
 
 func openSite(ctx context.Context, cfg config) (s *site, err error) {
-	s = &site{cfg: cfg, policy: newPolicy(cfg.seed, cfg.rare), tables: map[string]*judge.Table{}, points: map[string]int{}}
+	s = &site{
+		cfg: cfg, policy: newPolicy(cfg.seed, cfg.rare), tables: map[string]*judge.Table{}, points: map[string]int{},
+	}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -129,7 +131,8 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 		l, err := s.add(ctx, "leader", fmt.Sprintf("l%d", i+1), func(_, database string) []string {
 			return []string{
 				"--listen", listen, "--debug-listen", "127.0.0.1:0", "--open", "--database-url", database,
-				"--election-lease", s.cfg.term.String(), "--callback-allow-networks", "127.0.0.0/8", "--http-timeout", "8s",
+				"--election-lease", s.cfg.term.String(), "--callback-allow-networks", "127.0.0.0/8",
+				"--http-timeout", "8s",
 			}
 		})
 		if err != nil {

@@ -128,7 +128,8 @@ func limitsHold(x *index, r *report) {
 			if held += c.by; c.by > 0 {
 				r.checked++
 				if held > most {
-					r.bad("%s had %d locks when token %d was granted, at most %d are allowed", queue, held, c.token, most)
+					r.bad("%s had %d locks when token %d was granted, at most %d are allowed",
+						queue, held, c.token, most)
 				}
 			}
 		}

@@ -153,7 +153,9 @@ func (t *failpointTracer) meet(point int, when string) {
 type failpointKey struct{}
 
 // TraceQueryStart implements pgx.QueryTracer.
-func (t *failpointTracer) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+func (t *failpointTracer) TraceQueryStart(
+	ctx context.Context, conn *pgx.Conn, q pgx.TraceQueryStartData,
+) context.Context {
 	point := t.begin(conn, q.SQL)
 	t.meet(point, "before")
 	return context.WithValue(ctx, failpointKey{}, point)
@@ -165,7 +167,9 @@ func (t *failpointTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, q pgx.
 }
 
 // TraceBatchStart implements pgx.BatchTracer.
-func (t *failpointTracer) TraceBatchStart(ctx context.Context, conn *pgx.Conn, b pgx.TraceBatchStartData) context.Context {
+func (t *failpointTracer) TraceBatchStart(
+	ctx context.Context, conn *pgx.Conn, b pgx.TraceBatchStartData,
+) context.Context {
 	statements := []string{""}
 	for _, q := range b.Batch.QueuedQueries {
 		statements = append(statements, q.SQL)
