@@ -59,6 +59,7 @@ CREATE TABLE penstock.queue (
     run_timeout             interval CHECK (run_timeout > '0'),
     start_within            interval CHECK (start_within > '0'),
     finish_within           interval CHECK (finish_within > '0'),
+    on_failure              text NOT NULL DEFAULT 'continue' CHECK (on_failure IN ('continue', 'block_key')),
     quantum_count           integer NOT NULL DEFAULT 100 CHECK (quantum_count BETWEEN 1 AND 10000),
     quantum_time            interval NOT NULL DEFAULT '10 seconds' CHECK (quantum_time > '0'),
     payload_limit           integer NOT NULL DEFAULT 262144 CHECK (payload_limit BETWEEN 1 AND 16777216),
@@ -81,6 +82,7 @@ CREATE TABLE penstock.queue (
 COMMENT ON COLUMN penstock.queue.priority IS 'weight between queues: a queue of weight 2 is served twice as much as one of weight 1';
 COMMENT ON COLUMN penstock.queue.entry_priority IS 'priority of entries that name none, 0 to 9; higher is served first';
 COMMENT ON COLUMN penstock.queue.grouping IS 'where the lock key is in the payload: a field, a path with dots, or a jsonpath that starts with $';
+COMMENT ON COLUMN penstock.queue.on_failure IS 'when an entry with a lock key fails for good: continue with the next of the key, or block_key until unblock_key';
 COMMENT ON COLUMN penstock.queue.lapse IS 'what becomes of running entries while their node cannot renew its lease: end, or run_through; null: run_through with a model, else end';
 COMMENT ON COLUMN penstock.queue.needs IS 'use of the node by one entry while it runs, {"cpu": cores, "memory_mib": MiB}: nodes run no more entries than fit';
 COMMENT ON COLUMN penstock.queue.version IS 'grows with every change, so that nodes see from one number that they must read again';
@@ -276,6 +278,19 @@ CREATE TABLE penstock.disabled (
     created_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (queue_id, scope, value)
 );
+
+-- Lock keys whose entries do not run since one of them failed (on_failure of the queue). A claim reads the entries of a
+-- group behind its own commit, and this table with them; see functions/blocked_keys.sql.
+CREATE TABLE penstock.blocked_key (
+    entry_id   bigint NOT NULL,
+    blocked_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    queue_id   integer NOT NULL,
+    lock_key   text COLLATE "C" NOT NULL,
+    class      text NOT NULL,
+    error      text NOT NULL,
+    PRIMARY KEY (queue_id, lock_key)
+);
+COMMENT ON COLUMN penstock.blocked_key.entry_id IS 'the entry whose failure blocks the key; class and error are those of the failure, which may be gone';
 
 -- The depth of queues with a capacity: counted at some moment, with the counters of that moment. The counters
 -- are sequences (accepted_<id>, removed_<id>), on which producers do not wait for one another.

@@ -235,6 +235,7 @@ var alterable = []struct{ name, kind, hint string }{
 	{"run_timeout", "text", "such as 5 minutes"},
 	{"start_within", "text", "such as 1 hour: entries that have not started by then expire"},
 	{"finish_within", "text", "such as 2 hours: entries that have not finished by then expire"},
+	{"on_failure", "text", "continue, or block_key: later entries of a lock key wait until it is unblocked"},
 	{"crash_limit", "number", "crashes of nodes after which an entry fails"},
 	{"result_retention", "text", "such as 1 day"},
 	{"failure_retention", "text", "such as 30 days"},

@@ -98,6 +98,7 @@ func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 			jsonText(`{"base": 0.1, "cap": 0.5, "max_attempts": 50}`),
 			int32(1000),
 			time.Duration(0), time.Duration(0), time.Duration(0),
+			"continue",
 			int32(quantum),
 			10 * time.Second,
 			int32(1 << 20),

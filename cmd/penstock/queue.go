@@ -220,8 +220,8 @@ func laneColumns() []column[operator.Lane] {
 // settings are the options of create and alter, for completion; the database knows what each takes.
 var settings = []string{
 	"algorithm", "application", "capacity", "crash_limit", "entry_priority", "failure_retention", "finish_within", "grouping", "kind",
-	"lapse", "max_concurrent", "max_concurrent_per_node", "merge", "mergeable", "model", "needs", "payload_limit",
-	"priority",
+	"lapse", "max_concurrent", "max_concurrent_per_node", "merge", "mergeable", "model", "needs", "on_failure",
+	"payload_limit", "priority",
 	"quantum_count", "quantum_time", "result_retention", "retry", "run_timeout", "start_within",
 }
 

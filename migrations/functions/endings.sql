@@ -249,12 +249,20 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- add_failure makes the failure of an entry that its caller has deleted from its queue, and returns
--- the id. For a disabled entry the failure keeps the priority that it had before.
--- Locks: none but those of an insert.
+-- the id. For a disabled entry the failure keeps the priority that it had before. In a queue with on_failure =
+-- block_key it blocks the lock key of the entry, unless another failure does.
+-- Locks: the row of blocked_key, which is new: it waits for a session that unblocks the key.
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.add_failure(e penstock.entry, attempt smallint, class text, error text, fingerprint text,
                                                 history jsonb) RETURNS bigint
 LANGUAGE sql AS $$
+    WITH blocked AS (
+        INSERT INTO penstock.blocked_key (queue_id, lock_key, entry_id, class, error)
+        SELECT e.queue_id, e.lock_key, e.id, $3, $4
+          FROM penstock.queue q
+         WHERE q.id = e.queue_id AND q.on_failure = 'block_key' AND e.lock_key IS NOT NULL
+        ON CONFLICT DO NOTHING
+    )
     INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
                                   lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
     VALUES (e.queue_id, e.id, e.created_at, e.start_by, e.finish_by, e.cost,
@@ -417,24 +425,29 @@ $$;
 -- Failures -----------------------------------------------------------------------------------------------------------
 
 -- is_off returns whether the entries of a name or lock key are disabled.
--- Callers: return_failure, operation_filter.
+-- Callers: return_failure_at, operation_filter.
 CREATE OR REPLACE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.disabled d
                     WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
 $$;
 
--- return_failure requeues a failed entry at the back of its lane: the same id, history and depth,
+-- return_failure requeues a failed entry at the back of its lane, as return_failure_at.
+-- Locks: those of return_failure_at.
+-- Callers: retry_failure, apply_operation.
+CREATE OR REPLACE FUNCTION penstock.return_failure(queue integer, wanted bigint) RETURNS boolean
+LANGUAGE sql AS $$ SELECT penstock.return_failure_at($1, $2, nextval('penstock.entry_id_seq')) $$;
+
+-- return_failure_at requeues a failed entry at a position of its lane: the same id, history and depth,
 -- no attempts used (in its group, the id still is its position). Deadlines that have passed are
 -- dropped, or it would expire at once. False: there is no such failure.
 -- Locks: the row of failure, which is deleted, then the row of cancel_request.
--- Callers: retry_failure, apply_operation.
-CREATE OR REPLACE FUNCTION penstock.return_failure(queue integer, wanted bigint) RETURNS boolean
+-- Callers: return_failure, unblock_one.
+CREATE OR REPLACE FUNCTION penstock.return_failure_at(queue integer, wanted bigint, at_pos bigint) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
 DECLARE
     f     penstock.failure;
-    position bigint;
     off   boolean;
 BEGIN
     DELETE FROM penstock.failure WHERE queue_id = queue AND entry_id = wanted RETURNING * INTO f;
@@ -442,17 +455,18 @@ BEGIN
         RETURN false;
     END IF;
     DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
-    position := nextval('penstock.entry_id_seq');
     off := penstock.is_off(queue, f.name, f.lock_key);
     INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, priority, enabled_priority, pos,
                                 flow, lock_key, name, trace, callback, history, payload, depth)
     VALUES (wanted, queue, f.created_at, 'pending', CASE WHEN f.start_by > clock_timestamp() THEN f.start_by END,
             CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost,
-            CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, position,
+            CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, at_pos,
             f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload, f.depth);
     IF NOT off THEN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
-        VALUES (queue, f.priority, f.flow, position, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key);
+        VALUES (queue, f.priority, f.flow, at_pos, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key)
+        -- A row of the same key, which was locked under another one. Written anew: see enable_one.
+        ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
     END IF;
     PERFORM penstock.count(d.queue_id, 'accepted', 1) FROM penstock.depth d WHERE d.queue_id = queue;
     RETURN true;

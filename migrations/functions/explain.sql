@@ -108,6 +108,12 @@ LANGUAGE sql STABLE AS $$
       LEFT JOIN LATERAL (SELECT * FROM penstock.audit x WHERE x.verb = 'disable_entry' AND x.object = 'entry ' || e.id ORDER BY x.id DESC LIMIT 1) a ON true
      WHERE e.priority < 0
     UNION ALL
+    SELECT penstock.because('key_blocked', format('lock key %s is blocked since entry %s failed %s ago: %s', b.lock_key, b.entry_id,
+               penstock.ago(clock_timestamp() - b.blocked_at), b.error),
+               jsonb_build_object('lock_key', b.lock_key, 'entry_id', b.entry_id, 'class', b.class, 'error', b.error, 'since', b.blocked_at))
+      FROM penstock.blocked_key b
+     WHERE b.queue_id = e.queue_id AND b.lock_key = e.lock_key AND NOT penstock.runs(e)
+    UNION ALL
     SELECT penstock.because('not_due', format('it is not due for %s%s', penstock.ago(e.due_at - clock_timestamp()),
                CASE WHEN e.attempt > 0 THEN format(', after %s attempts that ended in an error', e.attempt) ELSE '' END),
                jsonb_build_object('due_at', e.due_at, 'seconds', round(extract(epoch FROM e.due_at - clock_timestamp()), 1), 'attempt', e.attempt))

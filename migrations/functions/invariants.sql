@@ -7,11 +7,12 @@
 -- Callers: pkg/doctor; psql.
 CREATE OR REPLACE FUNCTION penstock.check_invariants(grace interval DEFAULT '0') RETURNS TABLE (invariant text, detail text)
 LANGUAGE sql STABLE AS $$
-    SELECT 'a pending entry has a ready row or a lock', format('entry %s of queue %s', e.id, e.queue_id)
+    SELECT 'a pending entry has a ready row or a lock, or its key is blocked', format('entry %s of queue %s', e.id, e.queue_id)
       FROM penstock.entry e
      WHERE penstock.claimable(e.status, e.priority)
        AND NOT EXISTS (SELECT FROM penstock.lock l
                         WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))
+       AND NOT EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = e.queue_id AND b.lock_key = e.lock_key)
        AND NOT CASE WHEN e.lock_key IS NOT NULL
                     THEN EXISTS (SELECT FROM penstock.ready r WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key)
                     ELSE penstock.in_line(e) END

@@ -85,7 +85,7 @@ $$;
 
 -- count moves a counter of a queue with a capacity by n. The change is not undone by a rollback.
 -- Locks: none: sequences only.
--- Callers: replace_merged, end_entry, return_failure, admit; pkg/invalidation.
+-- Callers: replace_merged, end_entry, return_failure_at, admit; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.count(queue_id integer, what text, n bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -69,7 +69,7 @@ BEGIN
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
                      'max_concurrent', 'max_concurrent_per_node', 'capacity', 'retry', 'crash_limit', 'run_timeout',
-                     'start_within', 'finish_within',
+                     'start_within', 'finish_within', 'on_failure',
                      'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse', 'needs');
     IF FOUND THEN
         RAISE EXCEPTION 'queue option "%" does not exist', unknown
@@ -81,7 +81,7 @@ BEGIN
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node, capacity = q.capacity,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout,
-        start_within = q.start_within, finish_within = q.finish_within, quantum_count = q.quantum_count,
+        start_within = q.start_within, finish_within = q.finish_within, on_failure = q.on_failure, quantum_count = q.quantum_count,
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
         failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
      WHERE id = q.id;
@@ -135,6 +135,7 @@ BEGIN
     DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
     DELETE FROM penstock.progress WHERE queue_id = q.id;
     DELETE FROM penstock.cancel_request WHERE queue_id = q.id;
+    DELETE FROM penstock.blocked_key WHERE queue_id = q.id;
     DELETE FROM penstock.result WHERE queue_id = q.id;
     DELETE FROM penstock.failure WHERE queue_id = q.id;
     DELETE FROM penstock.queue WHERE id = q.id;
@@ -173,6 +174,7 @@ BEGIN
             (NEW.entry_priority BETWEEN 0 AND 9, 'entry_priority is not from 0 to 9'),
             (NEW.algorithm IN ('fair', 'fifo'), 'algorithm is not fair or fifo'),
             (NEW.merge IN ('first', 'last', 'object', 'array'), 'merge is not first, last, object or array'),
+            (NEW.on_failure IN ('continue', 'block_key'), 'on_failure is not continue or block_key'),
             (NEW.lapse IN ('end', 'run_through'), 'lapse is not end or run_through; leave it out for run_through with a model and end without'),
             (NEW.grouping <> '', 'grouping is empty; leave it out for entries without a key'),
             (NEW.application <> '', 'application is empty'),

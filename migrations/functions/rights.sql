@@ -30,13 +30,13 @@ LANGUAGE sql IMMUTABLE AS $$
       FROM (VALUES
         -- Everything but secrets is read by every duty except push.
         ('leader node gateway operator read',
-         'batch batch_part bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
+         'batch batch_part blocked_key bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
           failure flow_weight idempotency inference_version instance leader limit limit_use lock model node
           operation output pause progress push_back queue ready remote_run result retained sample sample_minute
           deployment deployment_state deployment_template scale_state scale_decision setting model_minute model_online cold_start callback_sent
           schema_object schema_version slot slot_demand uniqueness usage usage_hour watch', 'SELECT', NULL::text[]),
         ('leader node gateway operator read',
-         'application_status batch_status cron_status dead_slots entry_status instance_status lock_status node_status
+         'application_status batch_status blocked_key_status cron_status dead_slots entry_status instance_status lock_status node_status
           scale_input scale_share scale_wanted old_partitions queue_status retention server_status slot_contention stuck usage_hours usage_status',
          'SELECT', NULL),
         ('leader node gateway operator read', 'entry_id_seq token_seq term_seq', 'SELECT', NULL),
@@ -50,7 +50,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node gateway operator', 'entry ready', 'INSERT', NULL),
         ('leader node', 'token_seq', 'USAGE', NULL),
         ('leader node', 'entry ready lock cancel_request idempotency uniqueness progress bucket push_back', 'UPDATE DELETE', NULL),
-        ('leader node', 'lock progress bucket result failure cancel_request', 'INSERT', NULL),
+        ('leader node', 'lock progress bucket result failure cancel_request blocked_key', 'INSERT', NULL),
         ('leader node operator', 'callback_sent', 'INSERT', NULL),
         ('leader node', 'usage', 'INSERT UPDATE DELETE', NULL),
         ('leader node', 'node', 'INSERT UPDATE DELETE', NULL),
@@ -125,7 +125,7 @@ LANGUAGE sql IMMUTABLE AS $$
           resume_cron_job resume_queue retry_batch retry_failure run_cron_job_now set_device_group set_flow_weight set_limit
           announce_instance set_deployment set_deployment_template remove_deployment set_scale_override set_scale_setting
           set_flow_criticality set_gateway_policy set_gateway_token
-          set_model_override set_quota start_operation step_operation use_limit'),
+          set_model_override set_quota start_operation step_operation unblock_key unblock_keys use_limit'),
         ('gateway', 'cancel_batch_lines'),
         ('leader node operator', 'push_back lift_push_back'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),

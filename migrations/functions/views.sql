@@ -35,6 +35,19 @@ SELECT q.name AS queue, l.lock_key, l.flow, l.priority, l.entry_count AS entries
   JOIN penstock.queue q ON q.id = l.queue_id
   LEFT JOIN penstock.node n ON n.id = l.node_id;
 
+-- blocked_key_status shows the lock keys that are blocked, with the failure that blocks each and the number of
+-- entries of the key that wait, counted up to 1,000.
+-- Callers: pkg/doctor, pkg/operator; psql.
+CREATE OR REPLACE VIEW penstock.blocked_key_status AS
+SELECT q.name AS queue, b.lock_key, b.entry_id, b.class, b.error, b.blocked_at,
+       clock_timestamp() - b.blocked_at AS age,
+       (SELECT count(*) FROM (SELECT FROM penstock.entry e
+                               WHERE e.queue_id = b.queue_id AND e.lock_key = b.lock_key AND penstock.claimable(e.status, e.priority)
+                               LIMIT 1000) w) AS waiting,
+       b.queue_id
+  FROM penstock.blocked_key b
+  JOIN penstock.queue q ON q.id = b.queue_id;
+
 -- stuck shows locks of dead or unknown nodes: recovery takes them within a lease and two seconds. A
 -- lock whose token is missing from the list of a live node needs two heartbeats to be seen, and is
 -- found by pkg/recovery only.

@@ -62,6 +62,8 @@ var needs = map[string]scope{
 	"POST /v1/queues/{queue}/entries":                       push,
 	"GET /v1/groups":                                        read,
 	"POST /v1/queues/{queue}/compact":                       operate,
+	"GET /v1/blocked-keys":                                  read,
+	"POST /v1/queues/{queue}/blocked-keys/unblock":          operate,
 	"GET /v1/failures":                                      read,
 	"GET /v1/queues/{queue}/causes":                         read,
 	"GET /v1/failures/{id}":                                 read,

@@ -56,6 +56,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.dispatcherRoutes()
 	a.callbackRoute()
 	a.groupRoutes()
+	a.blockedKeyRoutes()
 	a.failureRoutes()
 	a.lockRoutes()
 	a.nodeRoutes()

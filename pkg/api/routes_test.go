@@ -109,6 +109,9 @@ func story() []step {
 		{method: "GET", path: "/v1/queues/work/lanes", status: ok, want: "queue=work"},
 		{method: "GET", path: "/v1/queues/work/samples?minutes=90", status: ok},
 		{method: "POST", path: "/v1/queues/work/compact", body: why, status: ok, want: "replaced=1"},
+		{before: (*world).blockKeys, method: "GET", path: "/v1/blocked-keys?queue=work", status: ok, want: "lock_key=gone"},
+		{method: "POST", path: "/v1/queues/work/blocked-keys/unblock", body: `{"lock_key": "gone", ` + reason + `}`, status: ok, want: "unblocked=1"},
+		{method: "POST", path: "/v1/queues/work/blocked-keys/unblock", body: `{"all": true, "retry": true, ` + reason + `}`, status: ok, want: "more=false"},
 		{method: "POST", path: "/v1/queues/work/entries", body: `{"payload": {"k": "b"}, "name": "n"}`, status: made, name: "three", take: "id"},
 		{method: "POST", path: "/v1/entries/{three}/disable", body: why, status: none},
 		{method: "POST", path: "/v1/entries/{three}/enable", body: why, status: none},
@@ -259,6 +262,12 @@ func story() []step {
 		{method: "POST", path: "/v1/tokens/ci/revoke", body: why, status: none},
 		{method: "DELETE", path: "/v1/queues/work?force=true&reason=test", status: none},
 	}
+}
+
+// blockKeys blocks two lock keys of the queue work, as failures do where the queue says so.
+func (w *world) blockKeys() {
+	w.exec(`INSERT INTO penstock.blocked_key (queue_id, lock_key, entry_id, class, error)
+	        SELECT id, k, 1, 'input', 'wrong' FROM penstock.queue, unnest('{gone,more}'::text[]) k WHERE name = 'work'`)
 }
 
 // failAndRun makes two failures, and a lock that a node holds.

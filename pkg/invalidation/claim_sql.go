@@ -373,7 +373,8 @@ var claimTexts = claimStatements{
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3, at most $4
 // entries of each and no more than the claim counted and charged, though others may have been committed since
 // with lower ids. A group without entries has one row without an entry: those that the claim counted had
-// ended.
+// ended, or the key is blocked. A claim may take a blocked key, for its snapshot or a later push may show a ready
+// row; none is left when the lock has been handed back.
 const claimGroupsSQL = `
 SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, coalesce(e.cost, 0) AS cost, e.name, e.trace, e.callback, e.payload,
        date_part('epoch', clock_timestamp() - e.created_at) AS waited, date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
@@ -384,4 +385,6 @@ SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, coalesce(e.cost, 0) AS c
   LEFT JOIN LATERAL (
        SELECT ctid AS row, * FROM penstock.entry_X
         WHERE lock_key = l.lock_key AND penstock.claimable(status, priority) AND id <= l.last_entry_id
+          AND (SELECT b.entry_id FROM penstock.blocked_key b
+                WHERE b.queue_id = $1 AND b.lock_key = l.lock_key) IS NULL
         ORDER BY id LIMIT least($4::int, l.entry_count)) e ON true`

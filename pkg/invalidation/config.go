@@ -36,6 +36,17 @@ const (
 	LapseRunThrough Lapse = "run_through"
 )
 
+// OnFailure is what becomes of a lock key when one of its entries fails for good.
+type OnFailure string
+
+// The policies for a failure within a key.
+const (
+	// OnFailureContinue runs the next entry of the key.
+	OnFailureContinue OnFailure = "continue"
+	// OnFailureBlockKey keeps later entries of the key from running until an operator unblocks it.
+	OnFailureBlockKey OnFailure = "block_key"
+)
+
 // Config is the settings of a queue. A zero field means its default.
 type Config struct {
 	Kind        Kind    // task
@@ -58,6 +69,7 @@ type Config struct {
 	// StartWithin and FinishWithin give entries without a deadline of their own one, counted from the push or
 	// the due time; 0 for none.
 	StartWithin, FinishWithin time.Duration
+	OnFailure                 OnFailure     // of an entry with a lock key: continue
 	QuantumCount              int           // entries of one key under one lock: 100
 	QuantumTime               time.Duration // how long one key keeps its lock while others wait: 10 s
 	PayloadLimit              int           // bytes as stored: 256 KiB
@@ -114,6 +126,7 @@ func (c Config) options() (map[string]any, error) {
 	put("run_timeout", c.RunTimeout != 0, seconds(c.RunTimeout))
 	put("start_within", c.StartWithin != 0, seconds(c.StartWithin))
 	put("finish_within", c.FinishWithin != 0, seconds(c.FinishWithin))
+	put("on_failure", c.OnFailure != "", c.OnFailure)
 	put("quantum_count", c.QuantumCount != 0, c.QuantumCount)
 	put("quantum_time", c.QuantumTime != 0, seconds(c.QuantumTime))
 	put("payload_limit", c.PayloadLimit != 0, c.PayloadLimit)
@@ -136,7 +149,8 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.M
 
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0), retry, crash_limit,
-       coalesce(run_timeout, '0'), coalesce(start_within, '0'), coalesce(finish_within, '0'), quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
+       coalesce(run_timeout, '0'), coalesce(start_within, '0'), coalesce(finish_within, '0'), on_failure,
+       quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
        coalesce(model, ''), coalesce(lapse, CASE WHEN model IS NULL THEN 'end' ELSE 'run_through' END),
        coalesce((needs->>'cpu')::float8, 0), coalesce((needs->>'memory_mib')::float8, 0),
        paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
@@ -155,7 +169,8 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
-		&c.RunTimeout, &c.StartWithin, &c.FinishWithin, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit, &c.ResultRetention, &c.FailureRetention,
+		&c.RunTimeout, &c.StartWithin, &c.FinishWithin, &c.OnFailure, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit,
+		&c.ResultRetention, &c.FailureRetention,
 		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason,
 		&disabled, &off.Actor, &off.Reason,
 		&c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)

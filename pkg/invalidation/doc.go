@@ -20,6 +20,7 @@
 //	contended    another claimer is in the lane, or holds a limit exclusively
 //	headroom     the locks that the limits of a queue leave; queue-wide if all lanes share the limit
 //	rate kind    the strongest token bucket among the limits of a queue: none, shared, or one for each key
+//	blocked      a lock key whose entries do not run since one of them failed (Config.OnFailure), until it is unblocked
 //	low water    the position from which the next claim of a lane may begin
 //	sweep        deletes ready rows of keys that are locked
 //	held back    a ready row that may not be claimed before a time (not_before): its entry was released with a delay

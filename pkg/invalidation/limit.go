@@ -54,7 +54,8 @@ func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
 	var under []Token // of cancelled
 	var rest []bool
 	for _, e := range endings {
-		unrun := e.Last && (e.verb == verbYield || e.verb == verbRelease && e.reason == "")
+		unrun := e.Last && (e.verb == verbYield || e.verb == verbRelease && e.reason == "" ||
+			e.verb == verbFail && q.EndsLock(&e) && !e.Lock.Solo())
 		if e.verb != verbCancel && !unrun {
 			continue
 		}

@@ -162,8 +162,8 @@ func locksOf(endings []Ending) (keys []string, tokens []Token) {
 	return keys, tokens
 }
 
-// unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries. $4 is the
-// position: the one that the key had ("front"), behind all others ("back", also for a key that used up its
+// unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries that are not blocked. $4
+// is the position: the one that the key had ("front"), behind all others ("back", also for a key that used up its
 // quantum of $5 entries), or that of its oldest entry ("oldest"). $6 is for how long (ms) it may not be
 // claimed; 0 for at once. The statement returns the keys that have a new position, or may not be claimed at
 // once, and their lanes and positions, also where a concurrent push had inserted a ready row: claimers may
@@ -199,6 +199,7 @@ WITH freed AS (
                     WHERE lock_key = f.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT $5::int) e) n
      WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
+       AND (SELECT b.entry_id FROM penstock.blocked_key b WHERE b.queue_id = $1 AND b.lock_key = f.lock_key) IS NULL
 ), again AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key, not_before)
     SELECT $1, priority, flow, pos, lock_key, not_before FROM more
@@ -242,6 +243,12 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 		})
 		return err
 	})
+}
+
+// EndsLock reports whether nothing more of the lock may run after the ending: an entry that is handed back takes
+// those behind it along, or they would overtake it, and a failure blocks the key where the queue says so.
+func (q *Queue) EndsLock(e *Ending) bool {
+	return e.verb == verbRelease || e.verb == verbFail && q.Config.OnFailure == OnFailureBlockKey
 }
 
 // Failed says that the ending moves the entry to the failures.

@@ -55,7 +55,7 @@ func (n *Node) processApart(j *job, h invalidation.BatchHandler) {
 			return
 		}
 		ending := n.runApart(j, h, &entries[i])
-		ending.Last = i == len(entries)-1 || ending.Verb() == "release"
+		ending.Last = i == len(entries)-1 || j.queue.EndsLock(&ending)
 		if ending.Last {
 			n.endLast(j, ending)
 			return

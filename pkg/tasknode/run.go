@@ -48,8 +48,7 @@ func (n *Node) process(j *job) {
 			n.chargeNext(j, &entries[i])
 		}
 		ending := n.runOne(j, &entries[i])
-		// An entry that is handed back takes those behind it along, or they would overtake it.
-		ending.Last = i == len(entries)-1 || ending.Verb() == "release"
+		ending.Last = i == len(entries)-1 || j.queue.EndsLock(&ending)
 		if ending.Last {
 			n.endLast(j, ending)
 			return

@@ -110,10 +110,13 @@ func (r *runner) run(l *invalidation.Lock, alone bool) []Ran {
 		start := time.Now()
 		result, err := r.handle(run)
 		ending := invalidation.Judge(run, result, err, time.Since(start), 0)
-		ending.Last = i == len(l.Entries)-1
+		ending.Last = i == len(l.Entries)-1 || r.q.EndsLock(&ending)
 		r.settle(ending)
 		ran = append(ran, Ran{e, l.Key, result, err})
 		r.stopped[e.ID] = err != nil
+		if ending.Last {
+			break
+		}
 	}
 	return ran
 }

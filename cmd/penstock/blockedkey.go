@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+func groupBlocked(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "blocked", Short: "Lock keys that a failure blocks, with the failure and since when", Args: cobra.NoArgs,
+		Long: "Lock keys that are blocked: one of their entries failed for good in a queue with\n" +
+			"on_failure=block_key. Their other entries wait until penstock group unblock.",
+	}
+	var queue string
+	var limit int
+	a.queueFlag(c, &queue, "of this queue")
+	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	return listing(a, c, []column[operator.BlockedKey]{
+		{title: "QUEUE", text: func(k operator.BlockedKey) string { return k.Queue }},
+		{title: "LOCK KEY", text: func(k operator.BlockedKey) string { return short(k.LockKey, 40) }},
+		{title: "BLOCKED", right: true, text: func(k operator.BlockedKey) string { return a.since(k.BlockedAt) }},
+		{title: "WAITING", right: true, text: func(k operator.BlockedKey) string {
+			if k.Waiting >= 1000 {
+				return "1000+"
+			}
+			return fmt.Sprint(k.Waiting)
+		}},
+		{title: "FAILURE", right: true, text: func(k operator.BlockedKey) string { return fmt.Sprint(k.EntryID) }},
+		{title: "CLASS", text: func(k operator.BlockedKey) string { return k.Class }},
+		{title: "ERROR", text: func(k operator.BlockedKey) string { return short(k.Error, 80) }},
+	}, func(ctx context.Context, api conn, _ []string) ([]operator.BlockedKey, error) {
+		return list[operator.BlockedKey](ctx, api, "/v1/blocked-keys", limit, "", "queue", queue)
+	})
+}
+
+func groupUnblock(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "unblock QUEUE", Short: "Let the entries of blocked lock keys run again", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeQueues,
+		Long: "Let the entries of a blocked lock key run again, in their order. With --retry the failed entry\n" +
+			"goes back first, at the position that it had; without it the key goes on with the entry behind it.",
+		Example: "  penstock group unblock orders --lock-key 4711 --retry --reason 'address mended'\n" +
+			"  penstock group unblock orders --all --reason 'failures were looked at'",
+	}
+	var key string
+	var all, retry bool
+	c.Flags().StringVar(&key, "lock-key", "", "this key")
+	c.Flags().BoolVar(&all, "all", false, "all blocked keys of the queue")
+	c.Flags().BoolVar(&retry, "retry", false, "put the failed entry back first")
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		if all == (key != "") {
+			return change{}, usagef("give either --lock-key or --all")
+		}
+		if _, err := findQueue(ctx, api, args[0]); err != nil {
+			return change{}, err
+		}
+		does := fmt.Sprintf("unblock key %q of queue %s", key, args[0])
+		if all {
+			does = "unblock all keys of queue " + args[0]
+		}
+		return change{
+			does: does, risky: all,
+			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				return unblock(ctx, api, args[0], body(by, "lock_key", key, "all", all, "retry", retry))
+			},
+		}, nil
+	})
+}
+
+// unblock repeats the request while keys are left and some of them were not busy.
+func unblock(ctx context.Context, api conn, queue string, request any) (string, error) {
+	for total := 0; ; {
+		var part struct {
+			Unblocked int  `json:"unblocked"`
+			More      bool `json:"more"`
+		}
+		err := api.post(ctx, at("/v1/queues/%v/blocked-keys/unblock", queue), request, &part)
+		total += part.Unblocked
+		if err != nil || !part.More || part.Unblocked == 0 {
+			said := many(total, "key was", "keys were") + " unblocked"
+			if part.More {
+				said += "; others are held by other transactions, try again"
+			}
+			return said, err
+		}
+	}
+}
