@@ -54,6 +54,8 @@ CREATE TABLE penstock.queue (
     max_concurrent          integer CHECK (max_concurrent > 0),
     max_concurrent_per_node integer CHECK (max_concurrent_per_node > 0),
     capacity                bigint CHECK (capacity > 0),
+    capacity_per_flow       bigint CHECK (capacity_per_flow > 0),
+    capacity_per_slot       real CHECK (capacity_per_slot > 0),
     retry                   jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(retry) = 'object'),
     crash_limit             smallint NOT NULL DEFAULT 3 CHECK (crash_limit > 0),
     run_timeout             interval CHECK (run_timeout > '0'),
@@ -66,6 +68,8 @@ CREATE TABLE penstock.queue (
     result_retention        interval NOT NULL DEFAULT '1 day' CHECK (result_retention >= '0'),
     failure_retention       interval NOT NULL DEFAULT '30 days' CHECK (failure_retention >= '1 day'),
     model                   text,
+    on_no_instance          text NOT NULL DEFAULT 'wait' CHECK (on_no_instance IN ('wait', 'fail')),
+    no_instance_timeout     interval NOT NULL DEFAULT '1 minute' CHECK (no_instance_timeout >= '0'),
     lapse                   text CHECK (lapse IN ('end', 'run_through')),
     paused_at               timestamptz,
     paused_by               text,
@@ -82,6 +86,9 @@ CREATE TABLE penstock.queue (
 COMMENT ON COLUMN penstock.queue.priority IS 'weight between queues: a queue of weight 2 is served twice as much as one of weight 1';
 COMMENT ON COLUMN penstock.queue.entry_priority IS 'priority of entries that name none, 0 to 9; higher is served first';
 COMMENT ON COLUMN penstock.queue.grouping IS 'where the lock key is in the payload: a field, a path with dots, or a jsonpath that starts with $';
+COMMENT ON COLUMN penstock.queue.capacity_per_flow IS 'entries of one flow that have not ended; more pushes of the flow are refused';
+COMMENT ON COLUMN penstock.queue.capacity_per_slot IS 'entries for each slot of the usable instances of the model: a capacity that follows them, of one slot at least';
+COMMENT ON COLUMN penstock.queue.on_no_instance IS 'entries of a model without a usable instance: wait, or fail; pushes are refused then, and after no_instance_timeout waiting entries fail';
 COMMENT ON COLUMN penstock.queue.on_failure IS 'when an entry with a lock key fails for good: continue with the next of the key, or block_key until unblock_key';
 COMMENT ON COLUMN penstock.queue.lapse IS 'what becomes of running entries while their node cannot renew its lease: end, or run_through; null: run_through with a model, else end';
 COMMENT ON COLUMN penstock.queue.needs IS 'use of the node by one entry while it runs, {"cpu": cores, "memory_mib": MiB}: nodes run no more entries than fit';
@@ -303,6 +310,13 @@ CREATE TABLE penstock.depth (
     counted_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 COMMENT ON COLUMN penstock.depth.drain_rate IS 'entries a second that left the queue between the last two counts';
+
+-- Since when a model has had no usable instance, for models of queues with on_no_instance = fail. The elected leader
+-- writes it.
+CREATE TABLE penstock.model_outage (
+    model text COLLATE "C" PRIMARY KEY,
+    since timestamptz NOT NULL DEFAULT clock_timestamp()
+);
 
 -- Bulk operations on many entries or failures. Durable: the row has the progress. Throttled: a step changes no more than
 -- per_second allows since the step before. Cancellable between steps. A step reads 10,000 entries and changes 500 at

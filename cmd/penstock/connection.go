@@ -37,6 +37,7 @@ var sentinels = map[client.Code]error{
 	client.EntryNotFound:       invalidation.ErrEntryNotFound,
 	"not_found":                invalidation.ErrNotFound,
 	client.QueueFull:           invalidation.ErrQueueFull,
+	client.NoInstance:          invalidation.ErrNoInstance,
 	client.PayloadTooLarge:     invalidation.ErrPayloadTooLarge,
 	"too_many_entries":         invalidation.ErrPayloadTooLarge,
 	client.Invalid:             invalidation.ErrInvalid,

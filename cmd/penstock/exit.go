@@ -84,6 +84,11 @@ var kinds = []struct {
 		"push again later, or raise the capacity: penstock queue alter NAME --set capacity=N",
 	},
 	{
+		is(invalidation.ErrNoInstance), exitFull,
+		"push again when penstock model list shows a ready instance, or: " +
+			"penstock queue alter NAME --set on_no_instance=wait",
+	},
+	{
 		is(invalidation.ErrPayloadTooLarge), exitUsage,
 		"store the data elsewhere and push a reference, or raise payload_limit",
 	},

@@ -219,8 +219,10 @@ func laneColumns() []column[operator.Lane] {
 
 // settings are the options of create and alter, for completion; the database knows what each takes.
 var settings = []string{
-	"algorithm", "application", "capacity", "crash_limit", "entry_priority", "failure_retention", "finish_within", "grouping", "kind",
-	"lapse", "max_concurrent", "max_concurrent_per_node", "merge", "mergeable", "model", "needs", "on_failure",
+	"algorithm", "application", "capacity", "capacity_per_flow", "capacity_per_slot", "crash_limit",
+	"entry_priority", "failure_retention", "finish_within", "grouping", "kind",
+	"lapse", "max_concurrent", "max_concurrent_per_node", "merge", "mergeable", "model", "needs",
+	"no_instance_timeout", "on_failure", "on_no_instance",
 	"payload_limit", "priority",
 	"quantum_count", "quantum_time", "result_retention", "retry", "run_timeout", "start_within",
 }

@@ -72,7 +72,7 @@ $$;
 -- (try), then the entry (FOR UPDATE SKIP LOCKED). It waits for none; a running entry is left alone
 -- before anything is locked, so that its settler never waits either.
 -- Callers: withdraw_batch, withdraw_cron_entry, cancel_one, settle_cancel_requests, expire_entries,
--- apply_operation, fail_unreadable.
+-- apply_operation, fail_unreadable, fail_without_instance.
 CREATE OR REPLACE FUNCTION penstock.take_entry(queue integer, wanted bigint) RETURNS penstock.entry
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -157,7 +157,7 @@ END $$;
 -- fail_entry moves an entry that take_entry has locked to the failures: failure, callback, counters,
 -- ready rows of its key. A callback that cannot be made is left out.
 -- Locks: those of push_many for a callback, then those of tidy_key.
--- Callers: fail_unreadable.
+-- Callers: fail_unreadable, fail_without_instance.
 CREATE OR REPLACE FUNCTION penstock.fail_entry(e penstock.entry, class text, error text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -19,7 +19,7 @@ $$;
 -- Reasons -------------------------------------------------------------------------------------------------------------
 
 -- ago writes a duration for people: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.
--- Callers: model_slots, degraded_models, degraded_queues, queue_reasons, entry_reasons,
+-- Callers: fail_without_instance, model_slots, degraded_models, degraded_queues, queue_reasons, entry_reasons,
 -- position_reasons, push_back_reasons, limit_reasons, pause_reasons, explain_entry; pkg/doctor,
 -- pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text
@@ -214,8 +214,11 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
     HAVING count(*) > 0 AND bool_and(n.threads > 0 AND (SELECT count(*) FROM penstock.lock l WHERE l.node_id = n.id) >= n.threads)
     UNION ALL
     SELECT CASE WHEN i.usable = 0 THEN
-               penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s', i.n, q.model, coalesce(': ' || i.why, '')),
-                                jsonb_build_object('model', q.model, 'instances', i.n))
+               penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s%s', i.n, q.model, coalesce(': ' || i.why, ''),
+                                CASE WHEN q.on_no_instance = 'fail' THEN format('; the entry fails when that has lasted %s', penstock.ago(q.no_instance_timeout))
+                                     ELSE '' END),
+                                jsonb_build_object('model', q.model, 'instances', i.n, 'since', (SELECT o.since FROM penstock.model_outage o WHERE o.model = q.model),
+                                'on_no_instance', q.on_no_instance))
            ELSE penstock.because('no_slot', format('%s of %s slots of model %s are held%s', i.held, i.slots, q.model,
                                                    coalesce(', ' || nullif(i.dead, 0) || ' of them by calls of dead nodes', '')),
                                 jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots, 'dead', nullif(i.dead, 0))) END

@@ -284,7 +284,7 @@ END $$;
 -- Slots --------------------------------------------------------------------------------------------------------------
 
 -- usable returns whether calls may be sent to an instance.
--- Callers: slot_reserves, lease_slots, unpressed_room, instance_status.
+-- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_slots, unpressed_room, instance_status.
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')

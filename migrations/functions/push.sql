@@ -6,7 +6,7 @@
 --   PS004 idempotency conflict    PS005 queue is full         PS006 not allowed in this state
 --   PS007 no such entry           PS008 no such node, operation, model or instance
 --   PS010 no such cron job        PS011 entries push one another without end
---   PS012 no such batch           40001 a concurrent change: retry the statement
+--   PS012 no such batch           PS013 no usable instance     40001 a concurrent change: retry the statement
 -- Callers: every function that takes the name of a queue; pkg/invalidation.
 -- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.queue_row(queue_name text) RETURNS penstock.queue
@@ -32,6 +32,16 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
                 ELSE payload ->> path END
 $$;
 
+-- queue_capacity returns how many entries that have not ended a queue takes, null for no bound: its capacity, or what the
+-- slots of the usable instances of its model allow (capacity_per_slot), whichever is less. A model without slots counts
+-- as one slot, so that an entry can wait for its first instance.
+-- Callers: admit.
+CREATE OR REPLACE FUNCTION penstock.queue_capacity(q penstock.queue) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT least(q.capacity, ceil(q.capacity_per_slot::float8 * CASE WHEN q.capacity_per_slot IS NOT NULL THEN greatest(1, (
+           SELECT sum(i.slots) FROM penstock.instance i WHERE i.model = q.model AND penstock.usable(i))) END)::bigint)
+$$;
+
 -- admit refuses n entries where the queue's capacity has no headroom for them. The depth is the
 -- last count plus the difference of two sequences since, so that producers never meet on a row; a
 -- push that rolled back is counted until the next count_depth. A push counts its entries before it
@@ -45,6 +55,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     d        penstock.depth;
     depth    bigint;
+    most     bigint := penstock.queue_capacity(q);
     wait     real;
 BEGIN
     SELECT * INTO d FROM penstock.depth WHERE queue_id = q.id;
@@ -52,21 +63,102 @@ BEGIN
         RETURN;
     END IF;
     depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed);
-    IF depth + n <= q.capacity THEN
+    IF depth + n <= most THEN
         PERFORM pg_try_advisory_xact_lock_shared(penstock.open_pushes_key(q.id), n);
         PERFORM penstock.count(q.id, 'accepted', n);
         depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed) - n;
-        IF depth + n <= q.capacity THEN
+        IF depth + n <= most THEN
             RETURN;
         END IF;
         PERFORM penstock.count(q.id, 'removed', n);
     END IF;
-    wait := CASE WHEN d.drain_rate > 0 THEN (depth + n - q.capacity) / d.drain_rate END;
-    RAISE EXCEPTION 'queue "%" is full: % entries of at most %', q.name, depth, q.capacity
+    wait := CASE WHEN d.drain_rate > 0 THEN (depth + n - most) / d.drain_rate END;
+    RAISE EXCEPTION 'queue "%" is full: % entries of at most %', q.name, depth, most
         USING ERRCODE = 'PS005',
-              DETAIL = jsonb_build_object('depth', depth, 'capacity', q.capacity, 'drain_rate', d.drain_rate,
+              DETAIL = jsonb_build_object('depth', depth, 'capacity', most, 'drain_rate', d.drain_rate,
                                           'retry_after_ms', ceil(wait * 1000))::text,
               HINT = 'Push again after retry_after_ms, or raise the capacity of the queue.';
+END $$;
+
+-- admit_flows refuses the entries that are kept (keep is not false) of n where their flow has no headroom under
+-- capacity_per_flow; a flow has the entries that have not ended, wherever they are. It counts up to the bound by the
+-- index of flows. Entries of open pushes are not visible: each push tells of its own by an advisory lock before it
+-- reads those of others and then counts, in this order, so that a push that commits meanwhile is counted twice at worst
+-- and of several that meet at the bound none exceeds it. The locks are kept by 1,024 hashes of flows, for there may be
+-- more flows in a push than places for locks: an open push of another flow of the same hash may be counted.
+-- Locks: an advisory lock (shared) for each hash of a flow.
+-- Callers: push_many.
+-- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth and capacity.
+CREATE OR REPLACE FUNCTION penstock.admit_flows(q penstock.queue, flows text[], keep boolean[], n integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    f      record;
+    depth  bigint;
+    hashes integer[];
+    counts integer[]; -- of the entries of this push
+    mine   bigint[];  -- locks that this transaction has
+    open   bigint[];  -- entries of open pushes of others
+BEGIN
+    SELECT array_agg(h.hash ORDER BY h.hash), array_agg(h.n ORDER BY h.hash) INTO hashes, counts
+      FROM (SELECT hashtext(coalesce(flows[i], '')) & 1023 AS hash, least(count(*), 1048575)::integer AS n
+              FROM generate_series(1, n) i WHERE keep[i] IS NOT FALSE GROUP BY 1) h;
+    -- The second key has the number of entries and, since a transaction that takes a lock twice shows one, that of its locks.
+    WITH o AS MATERIALIZED (SELECT * FROM penstock.open_flows())
+    SELECT array_agg(c.locks ORDER BY h.i) INTO mine
+      FROM unnest(hashes) WITH ORDINALITY h(hash, i)
+     CROSS JOIN LATERAL (SELECT count(*) AS locks FROM o
+                          WHERE o.mine AND o.key = penstock.open_flow_key(q.id, h.hash)::oid) c;
+    PERFORM pg_advisory_xact_lock_shared(penstock.open_flow_key(q.id, h.hash), ((h.locks % 2048)::integer << 20) | h.n)
+       FROM unnest(hashes, counts, mine) h(hash, n, locks);
+    WITH o AS MATERIALIZED (SELECT * FROM penstock.open_flows())
+    SELECT array_agg(c.entries ORDER BY h.i) INTO open
+      FROM unnest(hashes) WITH ORDINALITY h(hash, i)
+     CROSS JOIN LATERAL (SELECT coalesce(sum(o.entries), 0) AS entries FROM o
+                          WHERE NOT o.mine AND o.key = penstock.open_flow_key(q.id, h.hash)::oid) c;
+    FOR f IN SELECT u.flow, open[array_position(hashes, hashtext(u.flow) & 1023)] AS open, count(*) AS n
+               FROM (SELECT coalesce(flows[i], '') AS flow FROM generate_series(1, n) i WHERE keep[i] IS NOT FALSE) u GROUP BY 1, 2 ORDER BY 1
+    LOOP
+        SELECT count(*) INTO depth
+          FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = f.flow LIMIT q.capacity_per_flow) e;
+        depth := depth + f.open;
+        IF depth + f.n > q.capacity_per_flow THEN
+            RAISE EXCEPTION 'flow "%" of queue "%" is full: % entries of at most %', f.flow, q.name, depth, q.capacity_per_flow
+                USING ERRCODE = 'PS005',
+                      DETAIL = jsonb_build_object('flow', f.flow, 'depth', depth, 'capacity', q.capacity_per_flow)::text,
+                      HINT = 'Push again when entries of the flow have ended, or raise capacity_per_flow of the queue.';
+        END IF;
+    END LOOP;
+END $$;
+
+-- open_flows lists the advisory locks with two keys of this database: the first key, the number of entries in the
+-- second (see admit_flows), and whether this session has it.
+-- Callers: admit_flows.
+CREATE OR REPLACE FUNCTION penstock.open_flows() RETURNS TABLE (key oid, entries bigint, mine boolean)
+LANGUAGE plpgsql VOLATILE ROWS 10 AS $$
+BEGIN
+    RETURN QUERY SELECT l.classid, l.objid::bigint & 1048575, l.pid = pg_backend_pid()
+                   FROM pg_locks l
+                  WHERE l.locktype = 'advisory' AND l.objsubid = 2
+                    AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+END $$;
+
+-- open_flow_key is the first key of the advisory locks of pushes to a queue with capacity_per_flow, by a hash of the
+-- flow; the second has the number of their entries.
+-- Callers: admit_flows.
+CREATE OR REPLACE FUNCTION penstock.open_flow_key(queue_id integer, hash integer) RETURNS integer LANGUAGE sql IMMUTABLE
+    AS $$ SELECT hashtext('penstock open flow ' || $1 || ' ' || $2) $$;
+
+-- admit_model refuses a push to a queue whose model has no instance that takes calls, where on_no_instance is fail.
+-- Callers: push_many.
+-- SQLSTATE: PS013 no instance of the model takes calls; DETAIL is JSON with model.
+CREATE OR REPLACE FUNCTION penstock.admit_model(q penstock.queue) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM penstock.instance i WHERE i.model = q.model AND penstock.usable(i)) THEN
+        RAISE EXCEPTION 'no instance of model "%" takes calls, and queue "%" accepts no entries without one', q.model, q.name
+            USING ERRCODE = 'PS013', DETAIL = jsonb_build_object('model', q.model)::text,
+                  HINT = 'Push again when an instance is there, or set on_no_instance of the queue to wait.';
+    END IF;
 END $$;
 
 -- open_pushes_key is the first key of the advisory locks of pushes to a queue with a capacity; the
@@ -111,7 +203,7 @@ END $$;
 -- pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 an option is not valid or the queue takes entries from
 -- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the
--- queue is full, PS011 entries push one another without end.
+-- queue or a flow of it is full, PS011 entries push one another without end, PS013 no usable instance.
 CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], inside boolean DEFAULT false, OUT ids bigint[], OUT verdicts text[]) RETURNS record
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
@@ -136,7 +228,8 @@ BEGIN
                                             ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
-    IF q.grouping IS NULL AND q.capacity IS NULL AND q.start_within IS NULL AND q.finish_within IS NULL AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
+    IF q.grouping IS NULL AND q.capacity IS NULL AND q.start_within IS NULL AND q.finish_within IS NULL AND q.capacity_per_flow IS NULL
+       AND q.capacity_per_slot IS NULL AND q.on_no_instance = 'wait' AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
        + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
        + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
        + cardinality(callbacks) = 0 THEN
@@ -186,7 +279,13 @@ BEGIN
     IF cardinality(start_bys) + cardinality(finish_bys) > 0 THEN
         PERFORM penstock.check_deadlines(start_bys, finish_bys, keep);
     END IF;
-    IF q.capacity IS NOT NULL AND n > 0 THEN
+    IF q.on_no_instance = 'fail' AND n > 0 THEN
+        PERFORM penstock.admit_model(q);
+    END IF;
+    IF q.capacity_per_flow IS NOT NULL AND n > 0 THEN
+        PERFORM penstock.admit_flows(q, flows, keep, cardinality(payloads));
+    END IF;
+    IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL AND n > 0 THEN
         PERFORM penstock.admit(q, n);
     END IF;
 

@@ -49,7 +49,8 @@ END $_$;
 -- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown
 -- names are refused. Nodes read the settings again by the queue's version.
 -- Locks: those of lock_all_limits, the row of the queue (FOR NO KEY UPDATE), then those of the triggers
--- for max_concurrent and application (await_claims, count_again).
+-- for max_concurrent and application (await_claims, count_again). A change of capacity_per_flow makes or drops an
+-- index: pushes and endings of the queue wait meanwhile (SHARE or ACCESS EXCLUSIVE on its table).
 -- Callers: fit_model_queue, create_queue, drop_queue; pkg/invalidation, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 an option does not exist or is not valid, PS006 the kind is
 -- needed by cron jobs, watches or batches, or a claim took longer than 3 seconds.
@@ -68,7 +69,8 @@ BEGIN
     PERFORM FROM penstock.queue WHERE id = q.id FOR NO KEY UPDATE;
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
-                     'max_concurrent', 'max_concurrent_per_node', 'capacity', 'retry', 'crash_limit', 'run_timeout',
+                     'max_concurrent', 'max_concurrent_per_node', 'capacity', 'capacity_per_flow', 'capacity_per_slot', 'on_no_instance',
+                     'no_instance_timeout', 'retry', 'crash_limit', 'run_timeout',
                      'start_within', 'finish_within', 'on_failure',
                      'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse', 'needs');
     IF FOUND THEN
@@ -80,18 +82,26 @@ BEGIN
         kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node, capacity = q.capacity,
+        capacity_per_flow = q.capacity_per_flow, capacity_per_slot = q.capacity_per_slot, on_no_instance = q.on_no_instance,
+        no_instance_timeout = q.no_instance_timeout,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout,
         start_within = q.start_within, finish_within = q.finish_within, on_failure = q.on_failure, quantum_count = q.quantum_count,
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
         failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
      WHERE id = q.id;
-    IF q.capacity IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+    -- admit_flows counts by an index of flows.
+    IF q.capacity_per_flow IS NOT NULL AND to_regclass(format('penstock.%I', 'entry_' || queue_name || '_flow')) IS NULL THEN
+        EXECUTE format('CREATE INDEX %I ON penstock.%I (flow)', 'entry_' || queue_name || '_flow', 'entry_' || queue_name);
+    ELSIF q.capacity_per_flow IS NULL AND to_regclass(format('penstock.%I', 'entry_' || queue_name || '_flow')) IS NOT NULL THEN
+        EXECUTE format('DROP INDEX penstock.%I', 'entry_' || queue_name || '_flow');
+    END IF;
+    IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'removed_' || q.id);
         PERFORM penstock.copy_rights(c || '_' || q.id, 'entry_id_seq') FROM unnest(ARRAY['accepted', 'removed']) c;
         INSERT INTO penstock.depth (queue_id, counted, accepted, removed) VALUES (q.id, 0, 0, 0);
         PERFORM penstock.count_depth(q.id);
-    ELSIF q.capacity IS NULL AND EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+    ELSIF coalesce(q.capacity, q.capacity_per_slot) IS NULL AND EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         DELETE FROM penstock.depth WHERE queue_id = q.id;
         EXECUTE format('DROP SEQUENCE penstock.%I, penstock.%I', 'accepted_' || q.id, 'removed_' || q.id);
     END IF;
@@ -126,7 +136,7 @@ BEGIN
         RAISE EXCEPTION 'queue "%" still has % entries', queue_name, n
             USING ERRCODE = 'PS006', HINT = 'Wait until it is empty, cancel them, or drop with force => true.';
     END IF;
-    PERFORM penstock.alter_queue(queue_name, '{"capacity": null}');
+    PERFORM penstock.alter_queue(queue_name, '{"capacity": null, "capacity_per_slot": null}');
     EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
     EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
     DELETE FROM penstock.ready WHERE queue_id = q.id;
@@ -181,6 +191,12 @@ BEGIN
             (NEW.max_concurrent > 0, 'max_concurrent is not at least 1; leave it out for no bound, pause the queue to stop it'),
             (NEW.max_concurrent_per_node > 0, 'max_concurrent_per_node is not at least 1; leave it out for no bound'),
             (NEW.capacity > 0, 'capacity is not at least 1; leave it out for no bound'),
+            (NEW.capacity_per_flow > 0, 'capacity_per_flow is not at least 1; leave it out for no bound'),
+            (NEW.capacity_per_slot > 0 AND NEW.capacity_per_slot <= 1e9, 'capacity_per_slot is not above 0 and at most 1000000000; leave it out for no bound'),
+            (NEW.capacity_per_slot IS NULL OR NEW.model IS NOT NULL, 'capacity_per_slot is given for a queue without a model'),
+            (NEW.on_no_instance IN ('wait', 'fail'), 'on_no_instance is not wait or fail'),
+            (NEW.on_no_instance = 'wait' OR NEW.model IS NOT NULL, 'on_no_instance is fail for a queue without a model'),
+            (NEW.no_instance_timeout >= '0' AND NEW.no_instance_timeout <= '10 years', 'no_instance_timeout is not from 0 to 10 years'),
             (NEW.crash_limit > 0, 'crash_limit is not at least 1'),
             (NEW.quantum_count BETWEEN 1 AND 10000, 'quantum_count is not from 1 to 10000'),
             (NEW.quantum_time > '0' AND NEW.quantum_time <= '1 day', 'quantum_time is not above 0 and at most 1 day'),

@@ -31,7 +31,7 @@ LANGUAGE sql IMMUTABLE AS $$
         -- Everything but secrets is read by every duty except push.
         ('leader node gateway operator read',
          'batch batch_part blocked_key bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
-          failure flow_weight idempotency inference_version instance leader limit limit_use lock model node
+          failure flow_weight idempotency inference_version instance leader limit limit_use lock model model_outage node
           operation output pause progress push_back queue ready remote_run result retained sample sample_minute
           deployment deployment_state deployment_template scale_state scale_decision setting model_minute model_online cold_start callback_sent
           schema_object schema_version slot slot_demand uniqueness usage usage_hour watch', 'SELECT', NULL::text[]),
@@ -81,7 +81,7 @@ LANGUAGE sql IMMUTABLE AS $$
 
         -- Duties of the elected leader.
         ('leader', 'term_seq', 'USAGE', NULL),
-        ('leader', 'leader retained sample sample_minute cron_firing scale_state model_minute', 'INSERT UPDATE DELETE', NULL),
+        ('leader', 'leader retained sample sample_minute cron_firing scale_state model_minute model_outage', 'INSERT UPDATE DELETE', NULL),
         ('leader', 'scale_decision', 'INSERT', NULL),
         ('leader', 'deployment_state', 'INSERT UPDATE', NULL),
         ('leader', 'cold_start deployment', 'DELETE', NULL),

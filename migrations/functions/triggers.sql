@@ -69,11 +69,11 @@ CREATE OR REPLACE TRIGGER drop_firings AFTER DELETE ON penstock.cron_job REFEREN
 -- check_queue refuses settings of a queue that are out of range.
 CREATE OR REPLACE TRIGGER check_queue BEFORE INSERT OR UPDATE OF priority, entry_priority, algorithm, merge, "grouping", application, max_concurrent,
     max_concurrent_per_node, capacity, crash_limit, quantum_count, quantum_time, run_timeout, start_within, finish_within, payload_limit, result_retention, failure_retention, retry,
-    lapse, needs, on_failure
+    lapse, needs, on_failure, capacity_per_flow, capacity_per_slot, on_no_instance, no_instance_timeout, model
     ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.check_queue();
 
 -- keep_webhook_queue refuses settings with which the queue of callbacks would not take every callback.
-CREATE OR REPLACE TRIGGER keep_webhook_queue BEFORE UPDATE OF kind, capacity, "grouping", payload_limit ON penstock.queue
+CREATE OR REPLACE TRIGGER keep_webhook_queue BEFORE UPDATE OF kind, capacity, capacity_per_flow, "grouping", payload_limit, model ON penstock.queue
     FOR EACH ROW WHEN (OLD.name = 'webhook' AND OLD.kind = 'webhook') EXECUTE FUNCTION penstock.keep_webhook_queue();
 
 -- keep_webhook_queue_there refuses to drop the queue of callbacks.

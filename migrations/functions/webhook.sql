@@ -42,8 +42,8 @@ BEGIN
     IF TG_OP = 'DELETE' THEN
         RAISE EXCEPTION 'queue "webhook" belongs to Penstock: entries with a callback could not end without it'
             USING ERRCODE = 'PS006', HINT = 'Pause it, or cancel its entries.';
-    ELSIF NEW.kind <> 'webhook' OR NEW.capacity IS NOT NULL OR NEW."grouping" IS NOT NULL OR NEW.payload_limit < 1048576 THEN
-        RAISE EXCEPTION 'kind, capacity, grouping and a payload_limit below 1048576 cannot be set for queue "webhook": entries with a callback could not end'
+    ELSIF NEW.kind <> 'webhook' OR num_nonnulls(NEW.capacity, NEW.capacity_per_flow, NEW.model) > 0 OR NEW."grouping" IS NOT NULL OR NEW.payload_limit < 1048576 THEN
+        RAISE EXCEPTION 'kind, capacity, capacity_per_flow, model, grouping and a payload_limit below 1048576 cannot be set for queue "webhook": entries with a callback could not end'
             USING ERRCODE = 'PS002', HINT = 'Pause it to stop deliveries.';
     END IF;
     RETURN NEW;

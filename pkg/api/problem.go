@@ -72,6 +72,7 @@ var statuses = []struct {
 	{invalidation.ErrPayloadTooLarge, http.StatusRequestEntityTooLarge, "payload_too_large"},
 	{invalidation.ErrIdempotencyConflict, http.StatusUnprocessableEntity, "idempotency_conflict"},
 	{invalidation.ErrQueueFull, http.StatusTooManyRequests, "queue_full"},
+	{invalidation.ErrNoInstance, http.StatusServiceUnavailable, "no_instance"},
 	{invalidation.ErrState, http.StatusConflict, "state_conflict"},
 	{invalidation.ErrLockLost, http.StatusConflict, "lock_lost"},
 	{errNotYet, http.StatusServiceUnavailable, "not_yet"},
@@ -86,7 +87,7 @@ var sqlstates = map[string]error{
 	"PS004": invalidation.ErrIdempotencyConflict, "PS005": invalidation.ErrQueueFull, "PS006": invalidation.ErrState,
 	"PS007": invalidation.ErrEntryNotFound,
 	"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS011": errLoop,
-	"PS012": invalidation.ErrNotFound,
+	"PS012": invalidation.ErrNotFound, "PS013": invalidation.ErrNoInstance,
 	"57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errHeld,
 }
 
@@ -100,9 +101,10 @@ type Problem struct {
 	Errors []Flaw `json:"errors,omitempty" nullable:"false" doc:"What is wrong with the request, and where."`
 
 	// Of a full queue; retry_after_ms also of a token that pushes too fast.
-	Depth        *int64 `json:"depth,omitempty" doc:"Entries in the full queue."`
-	Capacity     *int64 `json:"capacity,omitempty" doc:"Entries that it takes."`
-	RetryAfterMS *int64 `json:"retry_after_ms,omitempty" doc:"When room can be expected; absent if nothing drains."`
+	Flow         *string `json:"flow,omitempty" doc:"That is full; absent: the queue is."`
+	Depth        *int64  `json:"depth,omitempty" doc:"Entries in the full queue, or of the full flow."`
+	Capacity     *int64  `json:"capacity,omitempty" doc:"Entries that it takes."`
+	RetryAfterMS *int64  `json:"retry_after_ms,omitempty" doc:"When room can be expected; absent if nothing drains."`
 
 	Summary *Streamed `json:"summary,omitempty" doc:"How far a stream came before the problem."`
 }
@@ -146,7 +148,7 @@ func problem(err error) *Problem {
 			}
 			var full *invalidation.FullError
 			if errors.As(err, &full) {
-				p.Depth, p.Capacity = &full.Depth, &full.Capacity
+				p.Flow, p.Depth, p.Capacity = full.Flow, &full.Depth, &full.Capacity
 				if ms := full.RetryAfter.Milliseconds(); ms > 0 {
 					p.RetryAfterMS = &ms
 				}
@@ -211,8 +213,8 @@ func (a *API) told(ctx context.Context, err error) *Problem {
 	if p.Code == "unavailable" {
 		a.ready.forget()
 	}
-	if refused := p.Code == "busy" || p.Code == "too_many_waiters" || p.Code == "not_yet"; p.Status >= 500 &&
-		ctx.Err() == nil && !refused {
+	refused := p.Code == "busy" || p.Code == "too_many_waiters" || p.Code == "not_yet" || p.Code == "no_instance"
+	if p.Status >= 500 && ctx.Err() == nil && !refused {
 		a.cfg.Log.ErrorContext(ctx, "request went wrong", "code", p.Code, "error", err)
 	}
 	return p

@@ -107,7 +107,7 @@ type queueAlteration struct {
 var tenantSettings = []string{
 	"entry_priority", "algorithm", "mergeable", "merge", "retry", "crash_limit", "run_timeout", "start_within",
 	"finish_within", "quantum_count", "quantum_time",
-	"result_retention", "failure_retention", "lapse", "on_failure",
+	"result_retention", "failure_retention", "lapse", "on_failure", "on_no_instance", "no_instance_timeout",
 }
 
 func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {

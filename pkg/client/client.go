@@ -57,6 +57,7 @@ const (
 	QueueNotFound       Code = "queue_not_found"
 	EntryNotFound       Code = "entry_not_found"
 	QueueFull           Code = "queue_full"
+	NoInstance          Code = "no_instance"
 	Invalid             Code = "invalid"
 	PayloadTooLarge     Code = "payload_too_large"
 	IdempotencyConflict Code = "idempotency_conflict"

@@ -47,6 +47,16 @@ const (
 	OnFailureBlockKey OnFailure = "block_key"
 )
 
+// OnNoInstance is what becomes of entries while no instance of the queue's model takes calls.
+type OnNoInstance string
+
+// The policies for a model without a usable instance.
+const (
+	OnNoInstanceWait OnNoInstance = "wait" // for an instance
+	// OnNoInstanceFail refuses pushes with ErrNoInstance.
+	OnNoInstanceFail OnNoInstance = "fail"
+)
+
 // Config is the settings of a queue. A zero field means its default.
 type Config struct {
 	Kind        Kind    // task
@@ -63,9 +73,17 @@ type Config struct {
 	MaxConcurrent        int    // locks at once over all nodes; 0 for no limit
 	MaxConcurrentPerNode int    // locks at once on one node; 0 for no limit
 	Capacity             int64  // entries; 0 for no bound
-	Retry                RetryPolicy
-	CrashLimit           int           // deaths of nodes under one entry before it is dead-lettered as poison: 3
-	RunTimeout           time.Duration // of one run; 0 for none
+	CapacityPerFlow      int64  // entries of one flow; 0 for no bound
+	// CapacityPerSlot is entries for each slot of the usable instances of the model, of one slot at least; 0 for
+	// no bound.
+	CapacityPerSlot float64
+	// OnNoInstance is what becomes of entries while no instance of the model takes calls: wait. With
+	// OnNoInstanceFail entries that have waited fail when that has lasted NoInstanceTimeout: 1 minute.
+	OnNoInstance      OnNoInstance
+	NoInstanceTimeout time.Duration
+	Retry             RetryPolicy
+	CrashLimit        int           // deaths of nodes under one entry before it is dead-lettered as poison: 3
+	RunTimeout        time.Duration // of one run; 0 for none
 	// StartWithin and FinishWithin give entries without a deadline of their own one, counted from the push or
 	// the due time; 0 for none.
 	StartWithin, FinishWithin time.Duration
@@ -103,6 +121,9 @@ type Control struct {
 	Reason string
 }
 
+// CountsDepth reports whether the depth of the queue is counted: it has a bound that is not that of a flow.
+func (c *Config) CountsDepth() bool { return c.Capacity != 0 || c.CapacityPerSlot != 0 }
+
 // options are the settings that differ from their zero value, as penstock.alter_queue takes them.
 func (c Config) options() (map[string]any, error) {
 	set := map[string]any{}
@@ -122,6 +143,10 @@ func (c Config) options() (map[string]any, error) {
 	put("max_concurrent", c.MaxConcurrent != 0, c.MaxConcurrent)
 	put("max_concurrent_per_node", c.MaxConcurrentPerNode != 0, c.MaxConcurrentPerNode)
 	put("capacity", c.Capacity != 0, c.Capacity)
+	put("capacity_per_flow", c.CapacityPerFlow != 0, c.CapacityPerFlow)
+	put("capacity_per_slot", c.CapacityPerSlot != 0, c.CapacityPerSlot)
+	put("on_no_instance", c.OnNoInstance != "", c.OnNoInstance)
+	put("no_instance_timeout", c.NoInstanceTimeout != 0, seconds(c.NoInstanceTimeout))
 	put("crash_limit", c.CrashLimit != 0, c.CrashLimit)
 	put("run_timeout", c.RunTimeout != 0, seconds(c.RunTimeout))
 	put("start_within", c.StartWithin != 0, seconds(c.StartWithin))
@@ -148,7 +173,9 @@ func (c Config) options() (map[string]any, error) {
 func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
 
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
-       coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0), retry, crash_limit,
+       coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0),
+       coalesce(capacity_per_flow, 0), coalesce(capacity_per_slot, 0)::float8,
+       on_no_instance, no_instance_timeout, retry, crash_limit,
        coalesce(run_timeout, '0'), coalesce(start_within, '0'), coalesce(finish_within, '0'), on_failure,
        quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
        coalesce(model, ''), coalesce(lapse, CASE WHEN model IS NULL THEN 'end' ELSE 'run_through' END),
@@ -168,7 +195,8 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 		paused, off                     Control
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
-		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &retry, &c.CrashLimit,
+		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &c.CapacityPerFlow,
+		&c.CapacityPerSlot, &c.OnNoInstance, &c.NoInstanceTimeout, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.StartWithin, &c.FinishWithin, &c.OnFailure, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit,
 		&c.ResultRetention, &c.FailureRetention,
 		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason,

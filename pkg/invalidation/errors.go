@@ -19,7 +19,9 @@ var (
 	ErrPayloadTooLarge     = errors.New("payload too large")
 	ErrIdempotencyConflict = errors.New("idempotency key used with another body")
 	ErrQueueFull           = errors.New("queue is full")
-	ErrState               = errors.New("state does not allow it")
+	// ErrNoInstance is returned for a push to a queue with OnNoInstanceFail while no instance of its model takes calls.
+	ErrNoInstance = errors.New("no instance of the model takes calls")
+	ErrState      = errors.New("state does not allow it")
 	// ErrLockLost is returned if the lock record no longer carries the token: the entry was given
 	// to another run, and writes of this one are refused.
 	ErrLockLost = errors.New("lock lost")
@@ -34,9 +36,10 @@ var (
 	ErrDefinitionConflict = errors.New("queue definition conflicts with the registry")
 )
 
-// FullError has the depth of a full queue and the time after which to push again. It matches
-// ErrQueueFull.
+// FullError has the depth of a full queue, or of a full flow in it, and the time after which to push again. It
+// matches ErrQueueFull.
 type FullError struct {
+	Flow       *string `json:"flow"`       // that is full; nil: the queue is
 	Depth      int64   `json:"depth"`      // entries
 	Capacity   int64   `json:"capacity"`   // entries
 	DrainRate  float64 `json:"drain_rate"` // entries a second, as last measured; 0 if unknown
@@ -56,6 +59,7 @@ var sentinels = map[string]error{
 	"PS006": ErrState,
 	"PS007": ErrEntryNotFound,
 	"PS008": ErrNotFound,
+	"PS013": ErrNoInstance,
 }
 
 // translate turns an error of the schema's functions into one of this package's; others pass through.

@@ -83,6 +83,7 @@ WITH fresh AS (
       FROM (SELECT entry_priority, unnest($2::jsonb[]) AS payload
               FROM penstock.queue
              WHERE id = $1 AND grouping IS NULL AND capacity IS NULL AND start_within IS NULL AND finish_within IS NULL
+               AND capacity_per_flow IS NULL AND capacity_per_slot IS NULL AND on_no_instance = 'wait'
                AND payload_limit >= $3::integer OFFSET 0) q
     RETURNING id, priority
 )
@@ -184,7 +185,8 @@ const notificationsFull = "54000"
 
 // takesPlain says that the queue asks for nothing that the plain push leaves out.
 func (c *Config) takesPlain() bool {
-	return c.Grouping == "" && c.Capacity == 0 && c.StartWithin == 0 && c.FinishWithin == 0 && !c.Kind.ours()
+	return c.Grouping == "" && !c.CountsDepth() && c.CapacityPerFlow == 0 && c.OnNoInstance != OnNoInstanceFail &&
+		c.StartWithin == 0 && c.FinishWithin == 0 && !c.Kind.ours()
 }
 
 // pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.

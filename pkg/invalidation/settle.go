@@ -269,7 +269,7 @@ func (e *Ending) requeue() string {
 // countRemoved tells the depth counter of a queue with a capacity what has left it. It is an estimate that the
 // next count mends, so it stays outside the transaction.
 func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
-	if q.Config.Capacity == 0 {
+	if !q.Config.CountsDepth() {
 		return nil
 	}
 	n := 0

@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,7 +15,8 @@ import (
 
 // Deadlines is the duty that promotes entries when they are due, expires entries past their
 // deadline, and cancels entries whose cancel was requested while they ran and which were then
-// released or retried.
+// released or retried. It also fails entries that wait for an instance of a model that has had none for as long as
+// their queue allows (invalidation.OnNoInstanceFail).
 type Deadlines struct {
 	cfg   Config
 	db    postgres.DB
@@ -33,6 +35,7 @@ type DeadlinesStatus struct {
 	Promoted int64         // entries
 	Expired  int64         // entries
 	Ended    int64         // entries, by a requested cancel
+	Failed   int64         // entries, for want of an instance of their model
 	Late     time.Duration // greatest lateness of the work in the last pass
 	Errors   int64         // failed batches; each one was logged
 	Overrun  int           // entries that still run long after their finish_by
@@ -52,8 +55,8 @@ func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
 // horizon holds the times of a queue's next work of each kind, in seconds from the peek; negative:
 // overdue, nil: never.
 type horizon struct {
-	queue                 *invalidation.Queue
-	due, deadline, cancel *float64
+	queue                         *invalidation.Queue
+	due, deadline, cancel, outage *float64
 }
 
 // pass serves the queues that have something to promote or to expire, and asks to be called again when the next
@@ -84,6 +87,14 @@ func (d *Deadlines) horizons(ctx context.Context) ([]horizon, error) {
 	queues, err := invalidation.List(ctx, d.db)
 	if err != nil {
 		return nil, err
+	}
+	if slices.ContainsFunc(queues, func(q *invalidation.Queue) bool {
+		return q.Config.OnNoInstance == invalidation.OnNoInstanceFail
+	}) {
+		err := d.fence.InTx(ctx, func(tx pgx.Tx) error { return invalidation.NoteOutages(ctx, tx) })
+		if err != nil {
+			return nil, err
+		}
 	}
 	return d.peek(ctx, queues)
 }
@@ -127,7 +138,8 @@ func value[T int64 | float64](v *T) T {
 }
 
 // peekSQL reads the first entries of three partial indexes, the first key that waits for a token
-// bucket (penstock.throttle_key), and whether a cancel is requested. Deadlines and requested cancels of
+// bucket (penstock.throttle_key), whether a cancel is requested, and where $2 says so the end of the time for which
+// entries wait for an instance. Deadlines and requested cancels of
 // running entries stay there until their node ends the runs; such a queue is read in each pass
 // without effect.
 const peekSQL = `
@@ -136,7 +148,10 @@ SELECT extract(epoch FROM least((SELECT min(due_at) FROM penstock.entry_X WHERE 
                                   ORDER BY pos LIMIT 1)) - clock_timestamp())::float8,
        extract(epoch FROM least((SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
                                 (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
-       (SELECT 0 FROM penstock.cancel_request WHERE queue_id = $1 LIMIT 1)::float8`
+       (SELECT 0 FROM penstock.cancel_request WHERE queue_id = $1 LIMIT 1)::float8,
+       CASE WHEN $2::boolean THEN (
+       SELECT extract(epoch FROM o.since + q.no_instance_timeout - clock_timestamp())
+         FROM penstock.queue q JOIN penstock.model_outage o ON o.model = q.model WHERE q.id = $1) END::float8`
 
 // peek reads all queues in one round trip, and if that fails one by one: a queue that cannot be
 // read is reported and does not delay others.
@@ -164,9 +179,10 @@ func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([
 	var horizons []horizon
 	batch := &pgx.Batch{}
 	for _, q := range queues {
-		batch.Queue(onTable(peekSQL, q), q.ID).QueryRow(func(row pgx.Row) error {
+		fails := q.Config.OnNoInstance == invalidation.OnNoInstanceFail
+		batch.Queue(onTable(peekSQL, q), q.ID, fails).QueryRow(func(row pgx.Row) error {
 			h := horizon{queue: q}
-			if err := row.Scan(&h.due, &h.deadline, &h.cancel); err != nil {
+			if err := row.Scan(&h.due, &h.deadline, &h.cancel, &h.outage); err != nil {
 				return err
 			}
 			horizons = append(horizons, h)
@@ -194,6 +210,10 @@ func (h horizon) verbs() []verb {
 		{
 			"cancel", h.cancel, (*invalidation.Queue).SettleCancelRequests,
 			func(s *DeadlinesStatus) *int64 { return &s.Ended },
+		},
+		{
+			"fail", h.outage, (*invalidation.Queue).FailWithoutInstance,
+			func(s *DeadlinesStatus) *int64 { return &s.Failed },
 		},
 	}
 }

@@ -49,7 +49,7 @@ func (s *Statistics) pass(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	for _, q := range queues {
-		if q.Config.Capacity == 0 || time.Now().Before(s.notBefore[q.ID]) {
+		if !q.Config.CountsDepth() || time.Now().Before(s.notBefore[q.ID]) {
 			continue
 		}
 		start := time.Now()

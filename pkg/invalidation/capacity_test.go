@@ -1,0 +1,139 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"errors"
+	"sync"
+	"testing"
+)
+
+// pushFlow pushes one entry of a flow for each payload and returns the error.
+func (b *bed) pushFlow(flow string, n int) error {
+	b.Helper()
+	pushes := make([]Push, n)
+	for i := range pushes {
+		pushes[i] = Push{Payload: json.RawMessage(`{}`), Flow: flow}
+	}
+	_, err := b.q.Push(b.ctx, pushes...)
+	return err
+}
+
+func (b *bed) fullFlow(err error) FullError {
+	b.Helper()
+	var full *FullError
+	if !errors.Is(err, ErrQueueFull) || !errors.As(err, &full) || full.Flow == nil {
+		b.Fatalf("the push answered %v, want a full flow", err)
+	}
+	return *full
+}
+
+func TestAFlowCannotFillTheQueue(t *testing.T) {
+	b := newBed(t, Config{CapacityPerFlow: 3})
+	if err := b.pushFlow("a", 3); err != nil {
+		t.Fatal(err)
+	}
+	full := b.fullFlow(b.pushFlow("a", 1))
+	if *full.Flow != "a" || full.Depth != 3 || full.Capacity != 3 {
+		t.Errorf("full is %+v of flow %q, want 3 of 3 of a", full, *full.Flow)
+	}
+	if err := b.pushFlow("b", 3); err != nil {
+		t.Errorf("another flow was refused: %v", err)
+	}
+	b.fullFlow(b.pushFlow("", 4))
+	b.settle(doneAll(b.claimAs(ClaimRequest{Node: here, Lane: Lane{Priority: 1, Flow: "a"}, Limit: 1}).Locks...)...)
+	if err := b.pushFlow("a", 1); err != nil {
+		t.Errorf("refused after an entry of the flow had ended: %v", err)
+	}
+}
+
+// Entries of transactions that are open are counted, also of those that push several times.
+func TestOpenPushesOfAFlowCountAgainstItsCapacity(t *testing.T) {
+	b := newBed(t, Config{CapacityPerFlow: 4})
+	tx := b.begin()
+	for range 3 {
+		b.pushAll(tx, Push{Flow: "a"})
+	}
+	if full := b.fullFlow(b.pushFlow("a", 2)); full.Depth != 3 {
+		t.Errorf("depth is %d beside an open push of 3", full.Depth)
+	}
+	if err := b.pushFlow("a", 1); err != nil {
+		t.Errorf("the last place was refused: %v", err)
+	}
+	b.commit(tx)
+	b.fullFlow(b.pushFlow("a", 1))
+}
+
+func TestPushesThatMeetAtTheCapacityOfAFlowDoNotExceedIt(t *testing.T) {
+	b := newBed(t, Config{CapacityPerFlow: 20})
+	var work sync.WaitGroup
+	for range 8 {
+		work.Go(func() {
+			for range 10 {
+				_, err := b.q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`), Flow: "a"})
+				if err != nil && !errors.Is(err, ErrQueueFull) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	work.Wait()
+	for b.pushFlow("a", 1) == nil { // those that met may have refused each other
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry`); n != 20 {
+		t.Errorf("%d entries were accepted, want 20", n)
+	}
+}
+
+func TestCapacityFollowsTheSlotsOfTheModel(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.register_model('flux', '{"protocol": "cog"}')`)
+	q, err := Alter(b.ctx, b.pool, "flux", map[string]any{"capacity_per_slot": 1.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := func() (n int) {
+		for {
+			_, err := q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})
+			if errors.Is(err, ErrQueueFull) {
+				return b.count(`SELECT count(*) FROM penstock.entry`)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := accepted(); n != 2 {
+		t.Errorf("%d entries accepted without an instance, want those of one slot: 2", n)
+	}
+	b.exec(b.pool, `SELECT penstock.register_instance('flux', 'a', 'http://127.0.0.1:9/', 4)`)
+	if n := accepted(); n != 6 {
+		t.Errorf("%d entries accepted with 4 slots, want 6", n)
+	}
+	if _, err := Alter(b.ctx, b.pool, "work", map[string]any{"capacity_per_slot": 1}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("capacity_per_slot of a queue without a model: %v, want ErrInvalid", err)
+	}
+}
+
+func TestAPushIsRefusedWhileTheModelHasNoInstance(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.register_model('flux', '{"protocol": "cog"}')`)
+	q, err := Alter(b.ctx, b.pool, "flux", map[string]any{"on_no_instance": "fail"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	push := func() error {
+		_, err := q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`), IdempotencyKey: "once"})
+		return err
+	}
+	if err := push(); !errors.Is(err, ErrNoInstance) {
+		t.Errorf("push without an instance: %v, want ErrNoInstance", err)
+	}
+	b.exec(b.pool, `SELECT penstock.register_instance('flux', 'a', 'http://127.0.0.1:9/', 4)`)
+	if err := push(); err != nil {
+		t.Errorf("push with an instance: %v", err)
+	}
+	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
+	if err := push(); err != nil {
+		t.Errorf("a push that is repeated was refused: %v", err)
+	}
+}
