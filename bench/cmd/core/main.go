@@ -31,10 +31,12 @@ func main() {
 	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in "+
 		"turns, at 1, 100 and 100,000 lock keys")
 	flows := flag.Int("flows", 0, "instead: drains of so many flows of two entries, lane by lane and many lanes at a time")
-	rounds := flag.Int("rounds", 5, "of -limits and -flows")
+	shards := flag.Int("shards", 0,
+		"instead: pushes to and drains by several nodes from one lane, and from so many lanes")
+	rounds := flag.Int("rounds", 5, "of -limits, -flows and -shards")
 	only := flag.String("only", "", "the one kind of -limits to measure, as it is printed; all if empty")
 	flag.Parse()
-	b := &bench{n: *n, rounds: *rounds, only: *only}
+	b := &bench{n: *n, rounds: *rounds, only: *only, shards: *shards}
 	if err := b.run(context.Background(), *dsn, *batch, *backlog, *keep, *limits, *flows); err != nil {
 		log.Fatal(err)
 	}
@@ -45,6 +47,7 @@ type bench struct {
 	meter  *meter.Meter // of -limits
 	n      int
 	rounds int
+	shards int
 	only   string
 }
 
@@ -78,6 +81,9 @@ func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, l
 	}
 	if limits {
 		return b.compareLimits(ctx, batch)
+	}
+	if b.shards > 0 {
+		return b.compareShards(ctx, b.shards)
 	}
 	if flows > 0 {
 		return b.compareLanes(ctx, flows)
