@@ -227,6 +227,34 @@ func TestFullQueueSaysHowFullItIs(t *testing.T) {
 	}
 }
 
+func TestFullFlowSaysHowFullItIs(t *testing.T) {
+	s := newServer(t, api.Config{}, invalidation.Config{CapacityPerFlow: 2})
+	s.do("POST", entries, `[{"payload": 1, "flow": "acme"}, {"payload": 2, "flow": "acme"}]`)
+	status, problem, _ := s.do("POST", entries, `{"payload": 3, "flow": "acme"}`)
+	if status != 429 || problem["code"] != "queue_full" || problem["flow"] != "acme" || problem["capacity"] != 2.0 || problem["depth"] != 2.0 {
+		t.Errorf("got %d %v", status, problem)
+	}
+	if status, answer, _ := s.do("POST", entries, `{"payload": 3, "flow": "other"}`); status != 201 {
+		t.Errorf("another flow was refused: %d %v", status, answer)
+	}
+}
+
+func TestPushWithoutAnInstanceIsRefused(t *testing.T) {
+	s := newServer(t, api.Config{}, invalidation.Config{})
+	for _, sql := range []string{
+		`SELECT penstock.register_model('flux', '{"protocol": "cog"}')`,
+		`SELECT penstock.alter_queue('flux', '{"on_no_instance": "fail"}')`,
+	} {
+		if _, err := s.pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status, problem, header := s.do("POST", "/v1/queues/flux/entries", `{"payload": {"prompt": "a boat"}}`)
+	if status != 503 || problem["code"] != "no_instance" || header.Get("Retry-After") == "" {
+		t.Errorf("got %d %v", status, problem)
+	}
+}
+
 func TestEntryCanBeReadWhileItLivesAndAfterItsEnd(t *testing.T) {
 	s := newServer(t, api.Config{}, invalidation.Config{})
 	ctx := t.Context()
