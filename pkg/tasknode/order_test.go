@@ -83,6 +83,8 @@ func TestAFailureKeepsTheRestOfItsGroupFromRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, pool, "all done", emptySQL)
+	mu.Lock()
+	defer mu.Unlock()
 	if want := []string{`1`, `"other"`, `1`, `2`, `3`, `4`}; !slices.Equal(calls, want) {
 		t.Errorf("calls were %v, want %v", calls, want)
 	}
