@@ -2,7 +2,7 @@
 
 -- note_outages records since when models have had no usable instance, and forgets those that have one again.
 -- Locks: rows of model_outage.
--- Callers: pkg/recovery.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.note_outages() RETURNS void
 LANGUAGE sql AS $$
     DELETE FROM penstock.model_outage o

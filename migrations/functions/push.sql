@@ -132,6 +132,7 @@ END $$;
 
 -- open_flows lists the advisory locks with two keys of this database: the first key, the number of entries in the
 -- second (see admit_flows), and whether this session has it.
+-- Locks: none.
 -- Callers: admit_flows.
 CREATE OR REPLACE FUNCTION penstock.open_flows() RETURNS TABLE (key oid, entries bigint, mine boolean)
 LANGUAGE plpgsql VOLATILE ROWS 10 AS $$

@@ -37,7 +37,7 @@ SELECT q.name AS queue, l.lock_key, l.flow, l.priority, l.entry_count AS entries
 
 -- blocked_key_status shows the lock keys that are blocked, with the failure that blocks each and the number of
 -- entries of the key that wait, counted up to 1,000.
--- Callers: pkg/doctor, pkg/operator; psql.
+-- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.blocked_key_status AS
 SELECT q.name AS queue, b.lock_key, b.entry_id, b.class, b.error, b.blocked_at,
        clock_timestamp() - b.blocked_at AS age,
