@@ -34,16 +34,35 @@ type gpu struct {
 	running int
 	most    int
 	begun   int
-	broken  int           // calls whose client went away; they count as running until the server notices
+	holding int           // calls with "hold_online" that run
+	slots   int           // 0: not known
 	release chan struct{} // closed: calls with "hold" end
+	online  chan struct{} // closed: calls with "hold_online" end
 }
 
 func startGPU(t *testing.T) *gpu {
 	t.Helper()
-	g := &gpu{release: make(chan struct{})}
+	g := &gpu{release: make(chan struct{}), online: make(chan struct{})}
 	g.Server = httptest.NewServer(g)
 	t.Cleanup(g.Close)
 	return g
+}
+
+// exclude counts the calls that run at once. The slot of a run that was broken off is free before the server has
+// noticed that its connection is closed: while more calls run than there are slots, none goes on but those whose
+// client is gone. If there is none, the call too many is real.
+func (g *gpu) exclude(ctx context.Context) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		g.mu.Lock()
+		waits := g.slots > 0 && g.running > g.slots && g.most <= g.slots && ctx.Err() == nil && time.Now().Before(end)
+		if !waits && ctx.Err() == nil {
+			g.most = max(g.most, g.running)
+		}
+		g.mu.Unlock()
+		if !waits {
+			return
+		}
+	}
 }
 
 // ServeHTTP runs a call: for as long as "ms" says, or, with "hold", until the test releases it.
@@ -53,9 +72,10 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return // the probe
 	}
 	var ask struct {
-		Hold bool `json:"hold"`
-		MS   int  `json:"ms"`
-		Fail bool `json:"fail"`
+		Hold   bool `json:"hold"`
+		Online bool `json:"hold_online"`
+		MS     int  `json:"ms"`
+		Fail   bool `json:"fail"`
 
 		Chunks int  `json:"chunks"`
 		Stream bool `json:"stream"`
@@ -69,14 +89,12 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.mu.Lock()
 	g.running++
 	g.begun++
-	g.most = max(g.most, g.running)
 	g.mu.Unlock()
+	g.exclude(r.Context())
 	defer func() {
+		g.exclude(r.Context())
 		g.mu.Lock()
 		g.running--
-		if r.Context().Err() != nil {
-			g.broken++
-		}
 		g.mu.Unlock()
 	}()
 	if ask.Fail {
@@ -86,6 +104,16 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if ask.Hold {
 		select {
 		case <-g.release:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	if ask.Online {
+		g.mu.Lock()
+		g.holding++
+		g.mu.Unlock()
+		select {
+		case <-g.online:
 		case <-r.Context().Done():
 			return
 		}
@@ -160,6 +188,7 @@ func newSite(t *testing.T, slots int) *site {
 	}
 	t.Cleanup(pool.Close)
 	s := &site{T: t, pool: pool, dsn: dsn, gpu: startGPU(t)}
+	s.gpu.slots = slots
 	name, err := inference.RegisterModel(t.Context(), pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
 	if err != nil {
 		t.Fatal(err)
@@ -353,11 +382,8 @@ func TestOnlineAndDurableCallsShareTheSlots(t *testing.T) {
 	s.eventually("the queue is empty", func() bool {
 		return s.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, s.queue.ID) == len(ids)
 	})
-	// The slot of a run that was broken off is free before its server has noticed that the connection is closed.
-	s.gpu.mu.Lock()
-	defer s.gpu.mu.Unlock()
-	if s.gpu.most > 10+s.gpu.broken {
-		t.Errorf("%d calls at once on 10 slots, %d were broken off", s.gpu.most, s.gpu.broken)
+	if _, most, _ := s.gpu.counts(); most > 10 {
+		t.Errorf("%d calls at once on 10 slots", most)
 	}
 }
 
@@ -394,11 +420,17 @@ func TestPreemptedEntriesGoBackToTheirPlace(t *testing.T) {
 	ids := s.push(80, hold, "batch")
 	s.eventually("64 durable calls run", func() bool { running, _, _ := s.gpu.counts(); return running == 64 })
 	before := s.positions(ids)
-	waits := f.burst(t, 32, `{"model":"m","messages":[],"ms":1500}`) // all 32 run at once, or some wait for others
+	done := make(chan []time.Duration)
+	go func() { done <- f.burst(t, 32, `{"model":"m","messages":[],"hold_online":true}`) }()
+	// 16 slots were kept for them, and 16 are taken from runs that would go on.
+	s.eventually("all 32 online calls run at once", func() bool {
+		s.gpu.mu.Lock()
+		defer s.gpu.mu.Unlock()
+		return s.gpu.holding == 32
+	})
+	close(s.gpu.online)
+	waits := <-done
 	t.Logf("waits of the burst: p50 %s, p99 %s", waits[len(waits)/2], waits[len(waits)-1])
-	if worst := waits[len(waits)-1]; worst > 2*time.Second { // the target of 150 ms is for a machine of its own
-		t.Errorf("the longest wait was %s", worst)
-	}
 	if n := s.count(`SELECT count(*) FROM penstock.preemption`); n == 0 || n > 16 {
 		t.Errorf("%d entries were preempted, want some, 16 at most", n)
 	}

@@ -90,11 +90,11 @@ func TestAPassThatLeavesLocksOverIsFollowedByTheNextAtOnce(t *testing.T) {
 		claimed += n
 	}
 	f.lapse(dead, time.Minute)
-	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Second, PassLocksMax: 50, BatchLocksMax: 20})
+	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, recovery.Config{Pause: 3 * time.Second, PassLocksMax: 50, BatchLocksMax: 20})
 	began := time.Now()
 	run(t, duty)
 	eventually(t, "all locks are freed", func() bool { return f.locks() == 0 })
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > 20*time.Second { // nine pauses of 2.4 s at least
 		t.Errorf("ten passes took %s: there was a pause after each", took)
 	}
 }
