@@ -113,7 +113,8 @@ func (b *bed) count(sql string, args ...any) (n int) {
 // await returns when the query counts as wanted.
 func (b *bed) await(want int, sql string, args ...any) {
 	b.Helper()
-	deadline := time.Now().Add(time.Minute)
+	// Under the race detector, on cores shared by many, an answer of 8 MB alone is read for more than a minute.
+	deadline := time.Now().Add(5 * time.Minute)
 	for got := b.count(sql, args...); got != want; got = b.count(sql, args...) {
 		if time.Now().After(deadline) {
 			b.Fatalf("%s: got %d, want %d", sql, got, want)
