@@ -20,7 +20,7 @@ type sharedName struct {
 // oneMeaning lists names that mean the same thing in each package that declares them.
 var oneMeaning = map[string]sharedName{
 	"Config": {
-		"api batch client cron doctor election fairness gateway gateway/openaibatch gateway/prediction governor invalidation recovery scale tasknode webhook worker",
+		"api batch client cron doctor election fairness gateway gateway/openaibatch gateway/prediction governor invalidation recovery scale scale/keda tasknode webhook worker",
 		"the options of the package, as everywhere in Go",
 	},
 	"ListenConfig": {"api invalidation", "where to listen; the package says for what"},

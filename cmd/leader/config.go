@@ -147,6 +147,8 @@ func (c Config) validate() error {
 	check(l.Dashboard.Session > 0, "dashboard.session", l.Dashboard.Session, "more than 0")
 	check((l.Scale.LocalDir == "") == (l.Scale.LocalCommands == ""), "scale.local_dir", l.Scale.LocalDir,
 		"it together with leader.scale.local_commands")
+	check(l.Scale.KEDA == "" || l.TLS.Cert != "" || l.Insecure || config.Loopback(l.Scale.KEDA), "scale.keda_listen",
+		l.Scale.KEDA, "leader.tls as well, or leader.insecure_listen where a mesh encrypts")
 	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
 	return errors.Join(append(errs, c.Trace.Validate())...)
 }

@@ -61,6 +61,10 @@ func run(cfg Config, log *slog.Logger) error {
 	}
 	defer listener.Close()
 	defer debug.Close()
+	forKEDA, err := listenKEDA(ctx, cfg.Leader)
+	if err != nil {
+		return err
+	}
 	if err := prepare(ctx, cfg, pools, log); err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -101,6 +105,9 @@ func run(cfg Config, log *slog.Logger) error {
 		return api.Serve(ctx, debug, cfg.Leader.debug(promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})), log)
 	})
 	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
+	if forKEDA != nil {
+		group.Go(func() error { return l.serveKEDA(ctx, forKEDA) })
+	}
 	if l.hinter != nil {
 		group.Go(func() error { return l.hinter.Run(ctx) })
 	}

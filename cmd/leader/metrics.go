@@ -180,6 +180,8 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("scale_woken_total", float64(s.Woken))
 	out <- l.metrics.Value("scale_orders_total", float64(s.Orders.Applied), "applied")
 	out <- l.metrics.Value("scale_orders_total", float64(s.Orders.Failed), "failed")
+	out <- l.metrics.Value("scale_on_demand_total", float64(s.Orders.Made), "made")
+	out <- l.metrics.Value("scale_on_demand_total", float64(s.Orders.Pruned), "removed")
 	out <- l.metrics.Value("scale_drained_total", float64(s.Orders.Drained))
 	out <- l.metrics.Value("scale_expired_total", float64(s.Orders.Expired))
 }

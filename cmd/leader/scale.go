@@ -8,10 +8,14 @@ import (
 	"net/http"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/scale"
 	"github.com/penstock/penstock/pkg/scale/backend"
+	"github.com/penstock/penstock/pkg/scale/keda"
 	"github.com/penstock/penstock/pkg/webhook"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -22,6 +26,7 @@ type Scale struct {
 	LocalCommands string `koanf:"local_commands" help:"file of the commands that backend local may run, by the names that deployments use"`
 	WebhookKey    string `koanf:"webhook_key" help:"signs orders of backend webhook: env:NAME or file:/path of a whsec_ secret; without it backend webhook has no effect"`
 	Kubernetes    bool   `koanf:"kubernetes" help:"the leader runs in a pod and scales objects of its cluster with the pod's token: backend kubernetes"`
+	KEDA          string `koanf:"keda_listen" help:"address of the external scaler for KEDA, by gRPC: backend keda; with leader.tls its certificate; beyond this machine it needs that, or leader.insecure_listen"`
 }
 
 // backends are those that the configuration allows, by the names that deployments use.
@@ -53,6 +58,34 @@ func backends(cfg Leader) (map[string]scale.Backend, error) {
 		all["kubernetes"] = backend.NewKubernetes(cluster)
 	}
 	return all, nil
+}
+
+// listenKEDA opens the address for KEDA; nil where none is configured.
+func listenKEDA(ctx context.Context, cfg Leader) (net.Listener, error) {
+	if cfg.Scale.KEDA == "" {
+		return nil, nil //nolint:nilnil // as said
+	}
+	listener, err := api.Listen(ctx, api.ListenConfig{
+		Address: cfg.Scale.KEDA, ConnsMax: 256,
+		CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w; see leader.scale.keda_listen", err)
+	}
+	return listener, nil
+}
+
+// serveKEDA answers KEDA until ctx ends. Every leader does, also one that is not elected: the numbers are rows.
+func (l *leader) serveKEDA(ctx context.Context, listener net.Listener) error {
+	server := grpc.NewServer()
+	keda.New(keda.Config{DB: l.pools.api, Log: l.log}).Register(server)
+	stop := context.AfterFunc(ctx, server.Stop)
+	defer stop()
+	l.log.InfoContext(ctx, "answers KEDA", "listen", listener.Addr().String())
+	if err := server.Serve(listener); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serve KEDA: %w", err)
+	}
+	return nil
 }
 
 // webhookBackend calls only addresses that callbacks may have, and signs as callbacks are signed.

@@ -16,11 +16,13 @@ var templateSettings = []string{"backend", "target", "policy", "template", "cost
 func scaleTemplate(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "template MODEL", Short: "Set what the first request of a model makes a deployment from, or --clear it",
-		Long: "Set what the first request of a model makes a deployment from, while the model has none. What is not given\n" +
-			"takes its default. A deployment that was made from it follows: where its template changed, its instances are\n" +
-			"replaced one by one. It goes when it has no instance and its last request is older than idle_seconds.",
+		Long: "Set what the first request of a model makes a deployment from, while the model has none. What is\n" +
+			"not given takes its default. A deployment that was made from it follows: where its template changed,\n" +
+			"its instances are replaced one by one. It goes when it has no instance and its last request is older\n" +
+			"than idle_seconds.",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeModels,
-		Example: "  penstock scale template llama --set backend=local --set 'target={\"command\": \"llama\"}' --reason new",
+		Example: "  penstock scale template llama --set backend=local \\\n" +
+			"    --set 'target={\"command\": \"llama\"}' --reason new",
 	}
 	var set []string
 	var remove bool

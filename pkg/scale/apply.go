@@ -23,6 +23,7 @@ type applier struct {
 	db    postgres.DB
 	fence duty.Fence
 	wake  chan struct{} // holds one
+	seen  func()        // called when a backend reported for the first time
 
 	mu      sync.Mutex
 	busy    map[string]bool
@@ -39,7 +40,7 @@ type OrderStatus struct {
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), busy: map[string]bool{},
-		removed: map[string]string{},
+		removed: map[string]string{}, seen: func() {},
 	}
 }
 
@@ -193,6 +194,9 @@ func (a *applier) reconcile(ctx context.Context, s share) error {
 		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
 		return errors.Join(err, a.note(ctx, s, err))
 	}
+	if s.SeenAt == nil {
+		a.seen()
+	}
 	if todo.order == nil {
 		return nil
 	}
@@ -226,8 +230,8 @@ func placeOf(backend Backend, s share) (string, error) {
 	}
 	has := s.Registered+s.Draining+s.Ordered > 0 || s.Existing != nil && *s.Existing > 0
 	if s.Place != "" && s.Place != place && has {
-		return "", fmt.Errorf("deployment %q: %w: %s, this leader has %s; elect a leader there, or remove the deployment "+
-			"and make it again", s.Name, ErrElsewhere, s.Place, place)
+		return "", fmt.Errorf("deployment %q: %w: %s, this leader has %s; elect a leader there, or remove the "+
+			"deployment and make it again", s.Name, ErrElsewhere, s.Place, place)
 	}
 	return place, nil
 }

@@ -43,6 +43,7 @@ func (s *Duty) makeWanted(ctx context.Context) ([]wanted, error) {
 	for _, name := range made {
 		s.cfg.Log.InfoContext(ctx, "made a deployment on demand", "deployment", name)
 	}
+	s.applier.nudge() // its backend is asked at once what exists
 	s.applier.count(func(st *OrderStatus) { st.Made += int64(len(made)) })
 	return slices.DeleteFunc(all, func(w wanted) bool { return w.Wanted }), nil
 }

@@ -82,6 +82,13 @@ func New(db postgres.DB, fence duty.Fence, cfg Config) *Duty {
 
 // Run decides until ctx ends. It returns an error when passes go on failing, see duty.Loop.
 func (s *Duty) Run(ctx context.Context) error {
+	reported := make(chan struct{}, 1) // decisions wait for the first report of a backend
+	s.applier.seen = func() {
+		select {
+		case reported <- struct{}{}:
+		default:
+		}
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.applier.run(ctx) })
 	group.Go(func() error {
@@ -97,6 +104,8 @@ func (s *Duty) Run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 			case <-ticks.C:
+			case <-reported:
+				return max(0, wokenPause-time.Since(began)), nil
 			case <-s.wake:
 				s.count(func(st *DutyStatus) { st.Woken++ })
 				return max(0, wokenPause-time.Since(began)), nil

@@ -67,12 +67,16 @@ const (
 	backendLocal      = "local"
 	backendWebhook    = "webhook"
 	backendKubernetes = "kubernetes"
+	backendKEDA       = "keda"
 )
 
 // managed says whether the leader starts and stops the instances.
 func (s share) managed() bool {
 	return s.Backend == backendLocal || s.Backend == backendWebhook || s.Backend == backendKubernetes
 }
+
+// told says whether something asks for the number of the deployment: its backend, or KEDA.
+func (s share) told() bool { return s.managed() || s.Backend == backendKEDA }
 
 // lists says whether the backend reports its instances.
 func (s share) lists() bool { return s.Backend == backendLocal || s.Backend == backendKubernetes }

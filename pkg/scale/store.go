@@ -202,7 +202,7 @@ func (s *Duty) collect(v *verdict, rows *outcome) error {
 			before := at.Add(-stuckAfterOf(sh.policy.WithDefaults(), v.in.ColdStartP95))
 			row.ReplaceBefore = &before
 		}
-		if decided && sh.managed() && (n != sh.Desired || sh.DecidedAt == nil || row.ReplaceBefore != nil) {
+		if decided && sh.told() && (n != sh.Desired || sh.DecidedAt == nil || row.ReplaceBefore != nil) {
 			rows.shares = append(rows.shares, row)
 		}
 	}

@@ -69,9 +69,10 @@ func ReadLocalCommands(path string) (map[string]LocalCommand, error) {
 			return nil, fmt.Errorf("read local commands %s: %q needs command and endpoint", path, name)
 		}
 		address, err := url.Parse(strings.NewReplacer("${PORT}", "1", "${GPU}", "0").Replace(c.Endpoint))
-		if err != nil || address.Scheme != "http" && address.Scheme != "https" || address.Host == "" || address.User != nil {
-			return nil, fmt.Errorf("read local commands %s: endpoint of %q is no address such as http://127.0.0.1:${PORT}",
-				path, name)
+		if err != nil || !slices.Contains([]string{"http", "https"}, address.Scheme) || address.Host == "" ||
+			address.User != nil {
+			return nil, fmt.Errorf("read local commands %s: endpoint of %q is no address such as "+
+				"http://127.0.0.1:${PORT}", path, name)
 		}
 	}
 	return commands, nil
