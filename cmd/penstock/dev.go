@@ -83,9 +83,17 @@ func dev(ctx context.Context, out io.Writer, o devOptions) (err error) {
 	}
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	p := &platform{out: out, source: server.Source()}
-	if p.logs, err = os.MkdirTemp("", "penstock-dev-"); err != nil {
+	if err := endLeftovers(ctx, os.TempDir(), out); err != nil {
+		return err
+	}
+	if p.logs, err = os.MkdirTemp("", devPrefix); err != nil {
 		return fmt.Errorf("make directory for logs: %w", err)
 	}
+	owner, err := holdDir(p.logs)
+	if err != nil {
+		return err
+	}
+	defer owner.Close()
 	if _, err := migrations.Up(ctx, server.Config()); err != nil {
 		return err
 	}
