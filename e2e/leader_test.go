@@ -60,7 +60,7 @@ func newSite(t *testing.T, leaders int) *site {
 	return s
 }
 
-func (s *site) startLeader(role string) *leader {
+func (s *site) startLeader(role string, args ...string) *leader {
 	s.t.Helper()
 	s.login(role, "leader")
 	u, err := url.Parse(s.dsn)
@@ -68,7 +68,10 @@ func (s *site) startLeader(role string) *leader {
 		s.t.Fatal(err)
 	}
 	u.User = url.User(role)
-	l := &leader{program: start(s.t, "leader", role, "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", u.String())}
+	args = append([]string{
+		"--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", u.String(),
+	}, args...)
+	l := &leader{program: start(s.t, "leader", role, args...)}
 	started := l.says("leader started", 20*time.Second)
 	l.address, l.debug = "http://"+value(started, "listen"), "http://"+value(started, "debug")
 	return l

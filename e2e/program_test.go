@@ -36,6 +36,10 @@ var binaries = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	if address := os.Getenv(envWorker); address != "" { // started by a leader, see scale_test.go
+		fmt.Fprintln(os.Stderr, serveWorker(address))
+		os.Exit(1)
+	}
 	code := m.Run()
 	if dir, err := binaries(); err == nil {
 		os.RemoveAll(dir)

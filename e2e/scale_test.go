@@ -1,0 +1,124 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/scale/backend"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Environment of a worker that the leader starts: the binary of this test serves, after a cold start.
+const (
+	envWorker = "PENSTOCK_E2E_WORKER"
+	coldStart = time.Second
+)
+
+// serveWorker is a model that answers each request after a while. It ends with its process.
+func serveWorker(address string) error {
+	time.Sleep(coldStart)
+	server := http.Server{Addr: address, ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			return // the probe
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(50 * time.Millisecond)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
+	})}
+	return server.ListenAndServe()
+}
+
+// scaled is a site whose leader may start workers of the model m, which has a template and no deployment.
+func scaled(t *testing.T, most int) *plant {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	commands, err := json.Marshal(map[string]any{"m": map[string]any{
+		"command": []string{self, "-test.run=^$"}, "endpoint": "http://127.0.0.1:${PORT}", "slots": 4,
+		"env": map[string]string{envWorker: "127.0.0.1:${PORT}"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "commands.json")
+	if err := os.WriteFile(file, commands, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &plant{site: newSite(t, 0)}
+	_, err = inference.RegisterModel(t.Context(), p.pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
+	p.must(err)
+	p.exec(`SELECT penstock.set_gateway_policy('m', '{"may_start": true}', 'test', 'test')`)
+	p.exec(fmt.Sprintf(`SELECT penstock.set_deployment_template('m', '{"backend": "local", "target": {"command": "m"},
+	         "policy": {"slots": 4, "max": %d, "hold_seconds": 1, "idle_min_seconds": 1, "idle_max_seconds": 2, "online_slo_seconds": 1,
+	                    "drain_seconds": 1}}', 'test', 'test')`, most))
+	instances := filepath.Join(dir, "instances")
+	t.Cleanup(func() { // after the end of the leader, which its workers outlive
+		local, err := backend.NewLocal(backend.LocalConfig{Dir: instances, Grace: 5 * time.Second})
+		p.must(err)
+		p.must(local.StopAll(context.WithoutCancel(t.Context())))
+	})
+	p.leaders = append(p.leaders, p.startLeader("leader_a", "--scale-local-dir", instances, "--scale-local-commands", file))
+	p.elected(0)
+	p.startNode("n1") // probes the instances
+	return p
+}
+
+// A model with a template and no deployment, and one request at a gateway: a deployment is made, an instance is
+// started, the request is answered, and all of it goes again. The leader has the rights of its role and no more.
+func TestARequestStartsAModelAtZeroAndItGoesBackToZero(t *testing.T) {
+	p := scaled(t, 3)
+	g := p.startGateway("g1")
+	asked := time.Now()
+	p.exec(`CREATE TABLE public.asked AS SELECT clock_timestamp() AS at`)
+	if status := askModel(t.Context(), g.url); status != http.StatusOK {
+		t.Fatalf("the request is answered with %d", status)
+	}
+	decided := p.query(`SELECT extract(epoch FROM min(d.at) - min(a.at)) * 1000 FROM penstock.scale_decision d, public.asked a WHERE d.desired > 0`)
+	t.Logf("decided after %d ms, answered after %v with a cold start of %v", decided, time.Since(asked).Round(time.Millisecond), coldStart)
+	if n := p.query(`SELECT count(*) FROM penstock.deployment WHERE model = 'm' AND on_demand`); n != 1 {
+		t.Errorf("%d deployments were made", n)
+	}
+	eventually(t, 3*time.Minute, "the model is at zero again", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.instance`) == 0 &&
+			p.query(`SELECT count(*) FROM penstock.deployment_state WHERE existing = 0 AND ordered = 0`) == 1
+	})
+}
+
+// Many requests at once at zero start as many instances as they need, in one wave, and each is answered.
+func TestABurstAtZeroStartsOneWave(t *testing.T) {
+	const most, requests = 3, 80
+	p := scaled(t, most)
+	g := p.startGateway("g1")
+	var answered atomic.Int64
+	var clients sync.WaitGroup
+	for range requests {
+		clients.Go(func() {
+			if askModel(t.Context(), g.url) == http.StatusOK {
+				answered.Add(1)
+			}
+		})
+	}
+	clients.Wait()
+	if n := answered.Load(); n != requests {
+		t.Errorf("%d of %d requests were answered", n, requests)
+	}
+	started := p.query(`SELECT count(*) FROM penstock.audit WHERE verb = 'announce_instance'`)
+	t.Logf("%d instances were started for %d requests at once", started, requests)
+	if started < 1 || started > most {
+		t.Errorf("%d instances were started, want at most %d", started, most)
+	}
+}
