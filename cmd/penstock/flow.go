@@ -15,7 +15,8 @@ import (
 )
 
 func flowCommand(a *app) *cobra.Command {
-	return noun("flow", "Flows: what each uses, and its share beside others", flowList(a), flowUsage(a), flowWeight(a))
+	return noun("flow", "Flows: what each uses, and its share beside others", flowList(a), flowUsage(a), flowWeight(a),
+		flowClass(a))
 }
 
 func flowList(a *app) *cobra.Command {

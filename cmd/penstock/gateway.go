@@ -23,7 +23,8 @@ type gatewayStatus struct {
 }
 
 func gatewayCommand(a *app) *cobra.Command {
-	c := noun("gateway", "Online gateways: pools, and what happened to a request", gatewayPools(a), gatewayExplain(a))
+	c := noun("gateway", "Online gateways: pools, and what happened to a request", gatewayPools(a), gatewayExplain(a),
+		gatewayPolicies(a), gatewaySet(a))
 	c.PersistentFlags().String("gateway", "http://127.0.0.1:8431", "address of a gateway's debug listener")
 	return c
 }

@@ -70,6 +70,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a.scaleTemplateRoutes()
 	a.scaleCompatRoutes()
 	a.limitRoutes()
+	a.gatewayRoutes()
 	a.pauseRoutes()
 	a.operationRoutes()
 	a.auditRoutes()

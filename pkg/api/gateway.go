@@ -1,0 +1,64 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// gatewayRoutes are the settings of online gateways: of each model's pool, and the classes of flows.
+func (a *API) gatewayRoutes() {
+	add(a, route{
+		method: "GET", path: "/v1/gateway/pools", id: "list-pools",
+		summary: "Pools of models by name: slots, the parts kept for online calls and entries, and settings",
+		scope:   read, of: ofPlatform,
+	}, func(ctx context.Context, in *Paging) (*answer[list[operator.PoolShare]], error) {
+		found, err := a.operator.Pools(ctx, operator.PageMax)
+		return pageFrom(found, err, *in, func(p operator.PoolShare) string { return p.Model })
+	})
+	change(a, route{
+		method: "PUT", path: "/v1/gateway/pools/{model}", id: "set-pool",
+		summary: "Replace the settings of a model's pool", scope: admin, of: ofPlatform,
+	}, a.setPool)
+	add(a, route{
+		method: "GET", path: "/v1/gateway/flows", id: "list-flow-classes",
+		summary: "Flows that have a class of their own for online requests", scope: read, of: ofPlatform,
+	}, func(ctx context.Context, in *Paging) (*answer[list[operator.FlowClass]], error) {
+		found, err := a.operator.FlowClasses(ctx, operator.PageMax)
+		return pageFrom(found, err, *in, func(f operator.FlowClass) string { return f.Flow })
+	})
+	change(a, route{
+		path: "/v1/gateway/flows", id: "set-flow-class",
+		summary: "Set the class of a flow's online requests that name none, and the highest that they may name",
+		scope:   admin, of: ofPlatform,
+	}, func(ctx context.Context, in *struct {
+		Body struct {
+			Because
+			Flow  string `json:"flow" minLength:"1" maxLength:"200"`
+			Class string `json:"class,omitempty" enum:"critical,default,sheddable" doc:"None: the flow has no class of its own."`
+		}
+	},
+	) error {
+		return a.operator.SetFlowClass(ctx, in.Body.Flow, in.Body.Class, in.Body.by(ctx))
+	})
+}
+
+type poolSetting struct {
+	InModel
+	Body struct {
+		Because
+		Settings map[string]any `json:"settings,omitempty" doc:"Laid over the defaults; none: the defaults alone."`
+	}
+}
+
+func (a *API) setPool(ctx context.Context, in *poolSetting) error {
+	var config []byte
+	if in.Body.Settings != nil {
+		var err error
+		if config, err = json.Marshal(in.Body.Settings); err != nil {
+			return err
+		}
+	}
+	return a.operator.SetGatewayPolicy(ctx, in.Model, config, in.Body.by(ctx))
+}
