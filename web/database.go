@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,15 @@ type databaseView struct {
 	Examining   bool
 	Problem     string
 }
+
+// Release is the version of the server without the name of its package: 15.18.
+func (v databaseView) Release() string {
+	release, _, _ := strings.Cut(v.Server.Version, " ")
+	return release
+}
+
+// Schema is the first digits of the hash of the schema's functions.
+func (v databaseView) Schema() string { return v.Server.Functions[:min(len(v.Server.Functions), 7)] }
 
 const (
 	examineEvery = time.Minute

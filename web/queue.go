@@ -8,6 +8,7 @@ import (
 	"html/template"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -250,6 +251,9 @@ func settingsOf(text json.RawMessage) []fact {
 		written := strings.Trim(string(value), `"`)
 		if written == "null" || written == "{}" {
 			continue
+		}
+		if n, err := strconv.ParseInt(string(value), 10, 64); err == nil {
+			written = format.Count(n)
 		}
 		facts = append(facts, fact{strings.ReplaceAll(name, "_", " "), format.Label(written, 300)})
 	}
