@@ -316,8 +316,11 @@ func TestScreenshots(t *testing.T) {
 	}
 	s := newStage(t, true)
 	tab := s.open()
+	tab.visit("database")
+	tab.reads("isolation") // the examination has ended
 	take := func(name, path string, width, height int64, scale float64) {
 		t.Helper()
+		s.age()
 		tab.do(emulation.SetDeviceMetricsOverride(width, height, scale, width < 600))
 		tab.visit(s.path(path))
 		tab.until(`document.querySelector('h1') !== null && (!document.querySelector('[data-chart]') || document.querySelector('[data-chart] canvas') !== null)`)

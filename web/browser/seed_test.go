@@ -91,7 +91,7 @@ func (s *stage) queue(name string, entries, seed int) {
 	s.must(err)
 	s.exec(`INSERT INTO penstock.sample (queue_id, at, initial, pending, disabled, computing, failed, estimated, serving, head_age,
 	                accepted, gone, dead_tuples, in_per_second, out_per_second)
-	        SELECT $1, clock_timestamp() - n * interval '5 s', $2 / 9, $2 + (sin(n / 30.0) * $2 / 3)::int, 0, 8 + n % 5, 6, false, 2,
+	        SELECT $1, clock_timestamp() - n * interval '5 s', $2 / 9, $2 + (sin(n / 30.0) * $2 / 3)::int, 0, 8 + n % 5, 18, false, 2,
 	               4 + 3 * sin(n / 40.0), 1000 - n, 900, 17, 12 + 5 * sin(n / 25.0 + $3) + n % 3, 11 + 4 * sin(n / 31.0 + $3)
 	          FROM generate_series(0, 700) n`, q.ID, entries, seed)
 	s.exec(`INSERT INTO penstock.result (entry_id, created_at, finished_at, queue_id, node_id, token, run_ms, attempt, outcome, result, meta)
@@ -154,6 +154,14 @@ func (s *stage) nodes() {
 		s.must(err)
 	}
 	s.exec(`UPDATE penstock.node SET threads = 32, started_at = now() - interval '26 h'`)
-	s.exec(`UPDATE penstock.lock SET claimed_at = now() - (abs(sin(token * 12.9898)) * 7) * interval '1 s'`)
+	s.age()
 	s.exec(`INSERT INTO penstock.node (id, name, application, threads, beat_at, lease) VALUES (7009, 'node-c', 'default', 32, now() - interval '40 s', '10 s')`)
+}
+
+// age makes samples and heartbeats recent and locks a few seconds old, as those of runs at work.
+func (s *stage) age() {
+	s.Helper()
+	s.exec(`UPDATE penstock.lock SET claimed_at = now() - (abs(sin(token * 12.9898)) * 7) * interval '1 s'`)
+	s.exec(`UPDATE penstock.sample SET at = at + (SELECT clock_timestamp() - max(at) FROM penstock.sample)`)
+	s.exec(`UPDATE penstock.node SET beat_at = now() - interval '1 s' WHERE lease > interval '1 min'`)
 }
