@@ -179,8 +179,10 @@ screenshots: ## Write docs/images from seeded data, by chromium
 	mkdir -p docs/images
 	go -C web/browser test -count=1 -run TestScreenshots . -screenshots $(CURDIR)/docs/images
 
-bench-dashboard: ## Time each page over 10 million rows and count statements of 50 tabs; ROWS=3000000 for the short form
+bench-dashboard: ## Time each page over 10 million rows, in chromium too, and count statements of 50 tabs; ROWS=3000000 for the short form
 	PENSTOCK_DASHBOARD_ROWS=$${ROWS:-10000000} go test -count=1 -timeout 60m -run 'TestPagesOverManyRows|TestFiftyTabs' -v ./web
+	PENSTOCK_TIMED=1 PENSTOCK_DASHBOARD_ROWS=$${ROWS:-10000000} go -C web/browser test -count=1 -timeout 60m \
+		-run 'TestAFirstVisitLoads|TestAPushIsDisplayed' -v .
 
 soak: ## Ten minutes of inference on hostile workers while nodes die; SOAK=1m shortens it
 	PENSTOCK_SOAK=$(SOAK) go test -count=1 -timeout 60m -run TestSoak -v ./pkg/inference
