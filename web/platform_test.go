@@ -44,6 +44,7 @@ func (s *site) fillPlatform() {
 	if err := s.change.SetDeployment(ctx, "llama-own", "llama", policy, tester); err != nil {
 		s.Fatal(err)
 	}
+	s.exec(`UPDATE penstock.deployment SET on_demand = true WHERE name = 'llama-own'`)
 	s.exec(`INSERT INTO penstock.scale_state (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
 	        SELECT 'llama', '{}', 0, 3, 2, 5, 4, 2, 11.5, '3 for 41 waiting', clock_timestamp()`)
 	s.exec(`INSERT INTO penstock.model_minute (minute, model, arrived, online, calls, busy_seconds, refused, starts, cold_seconds,
@@ -65,7 +66,7 @@ func TestPagesOfThePlatform(t *testing.T) {
 			"more is wanted than fits", "total", "kept for online", "critical", "waited as long as it may",
 		},
 		"autoscaler": {
-			"llama-own", "3 for 41 waiting", "level 3 is kept for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
+			"llama-own", "on demand", "3 for 41 waiting", "level 3 is kept for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
 		},
 		"autoscaler?model=llama&over=6h&whatif=1&past=1h&max=2&slots=4": {
 			"present policy", "other policy", "GPU hours", "there were 2 instance-hours",
