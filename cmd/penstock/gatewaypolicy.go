@@ -17,9 +17,10 @@ var flowClasses = []string{"critical", "default", "sheddable"}
 
 func gatewayPolicies(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "policies", Short: "How the slots of each model are divided, and the settings of its pool", Args: cobra.NoArgs,
-		Long: "How the slots of each model are divided between online calls and entries, and the settings of its pool.\n" +
-			"ONLINE and DURABLE are the slots that are kept for each; both may use the others.",
+		Use: "policies", Short: "How the slots of each model are divided, and the settings of its pool",
+		Args: cobra.NoArgs,
+		Long: "How the slots of each model are divided between online calls and entries, and the settings of its\n" +
+			"pool. ONLINE and DURABLE are the slots that are kept for each; both may use the others.",
 	}
 	count := func(of func(operator.PoolShare) int32) func(operator.PoolShare) string {
 		return func(p operator.PoolShare) string { return fmt.Sprint(of(p)) }

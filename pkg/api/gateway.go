@@ -36,7 +36,7 @@ func (a *API) gatewayRoutes() {
 		Body struct {
 			Because
 			Flow  string `json:"flow" minLength:"1" maxLength:"200"`
-			Class string `json:"class,omitempty" enum:"critical,default,sheddable" doc:"None: the flow has no class of its own."`
+			Class string `json:"class,omitempty" enum:"critical,default,sheddable" doc:"None: no class of its own."`
 		}
 	},
 	) error {
