@@ -33,9 +33,10 @@ func (b *queueBed) blocked() []operator.BlockedKey {
 	return found
 }
 
-func (b *queueBed) unblock(key string, retry bool) {
+// unblock unblocks the key K.
+func (b *queueBed) unblock(retry bool) {
 	b.Helper()
-	_, _, err := b.d.UnblockKeys(b.ctx, operator.Unblock{Queue: "work", LockKey: key, Retry: retry, By: ann})
+	_, _, err := b.d.UnblockKeys(b.ctx, operator.Unblock{Queue: "work", LockKey: "K", Retry: retry, By: ann})
 	b.must(err)
 }
 
@@ -67,7 +68,7 @@ func TestAFailureBlocksItsKeyUntilItIsUnblocked(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.ready`), 0)
 	b.checkInvariants()
 
-	b.unblock("K", false)
+	b.unblock(false)
 	b.want(b.blocked(), []operator.BlockedKey{})
 	l := b.claimOne()
 	b.want(entryIDs(l), []EntryID{ids[1], later})
@@ -80,7 +81,7 @@ func TestUnblockWithRetryPutsTheFailedEntryBackAtItsPlace(t *testing.T) {
 	b := newBlockingBed(t)
 	ids := b.push("K", "K", "L", "M")
 	failed := b.failHead()
-	b.unblock("K", true)
+	b.unblock(true)
 	locks := b.claim(10)
 	b.want(entryIDs(locks...), []EntryID{failed, ids[1], ids[2], ids[3]})
 	b.settle(doneAll(locks...)...)
@@ -150,7 +151,7 @@ func TestAClaimOfABlockedKeyHandsItBackWithoutAnEntry(t *testing.T) {
 	c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10})
 	b.want(len(c.Locks), 0)
 	b.want(b.count(`SELECT (SELECT count(*) FROM penstock.ready) + (SELECT count(*) FROM penstock.lock)`), 0)
-	b.unblock("K", false)
+	b.unblock(false)
 	b.want(entryIDs(b.claim(10)...), []EntryID{ids[1]})
 }
 
@@ -164,7 +165,7 @@ func TestBlockedKeysStayBlockedWhenTheSettingIsChangedBack(t *testing.T) {
 	b.must(err)
 	b.push("K")
 	b.want(len(b.claim(10)), 0)
-	b.unblock("K", false)
+	b.unblock(false)
 	b.want(len(entryIDs(b.claim(10)...)), 2)
 }
 
