@@ -4,10 +4,12 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -48,21 +50,27 @@ func TestEntriesCostNoMoreThanTheyDid(t *testing.T) {
 		name    string
 		entries int
 		run     func(n int)
+		unknown bool // the queue was opened just now: what claims have learned of its lanes is forgotten
 	}{
 		{name: "push single", entries: 1000, run: b.pushSingle},
 		{name: "push bulk", entries: 9000, run: func(n int) { b.pushBulk(n, 0) }},
 		{name: "solo drain", entries: 10_000, run: func(n int) { b.drain(solo, n) }},
 		{name: "push groups", entries: 10_000, run: func(n int) { b.pushBulk(n, 50) }},
-		{name: "groups of 50", entries: 10_000, run: func(n int) { b.drain(grouped, n) }},
+		// A lane in which a claim met keys is claimed from by another statement for 10 s, of which any part may be over.
+		{name: "groups of 50", entries: 10_000, run: func(n int) { b.drain(grouped, n) }, unknown: true},
 	} {
+		if path.unknown {
+			b.openQueue()
+		}
 		took[path.name] = b.measure(path.entries, path.run)
 	}
 	b.pushBulk(10_000, 0)
 	took["node drain"] = b.measure(10_000, func(n int) { b.serve(tasknode.Config{}, func() { b.await(n) }) })
-	// Polls and heartbeats, whose number depends on time, are left out of the lone entry's way.
+	// Polls, heartbeats, exchanges of usage and scans of a lane from its head come with time and not with entries. Those
+	// that cannot be put off fall into few of the short stretches, and the median one has none.
 	b.serve(tasknode.Config{Poll: time.Hour, Beat: 10 * time.Minute, Lease: time.Hour}, func() {
 		b.pushLone(10)
-		took["lone pick-up"] = b.measure(100, b.pushLone)
+		took["lone pick-up"] = b.measureMedian(21, 5, b.pushLone)
 	})
 
 	for _, bound := range bounds {
@@ -95,6 +103,13 @@ func TestACostAboveItsBoundIsNamed(t *testing.T) {
 	dear.WAL, dear.Commits = 111, 2
 	if names := dear.over(bound, 1.1); len(names) != 2 || names[0] != "WAL" || names[1] != "Commits" {
 		t.Errorf("111 B of WAL for 100 and 2 commits for 1 are named %v", names)
+	}
+}
+
+func TestTheMedianIsThatOfEachFigure(t *testing.T) {
+	m := median([]cost{{WAL: 1, Allocs: 9}, {WAL: 2, Allocs: 1}, {WAL: 50, Allocs: 2}})
+	if m.WAL != 2 || m.Allocs != 2 {
+		t.Errorf("median of 1, 2, 50 and 9, 1, 2 is %v and %v", m.WAL, m.Allocs)
 	}
 }
 
@@ -138,6 +153,13 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
+// openQueue opens the queue anew.
+func (b *bed) openQueue() {
+	var err error
+	b.queue, err = invalidation.Open(b.ctx, b.pool, "bench")
+	b.must(err)
+}
+
 func (b *bed) must(err error) {
 	b.Helper()
 	if err != nil {
@@ -168,6 +190,27 @@ func (b *bed) measure(n int, run func(n int)) cost {
 	spent := b.read().Since(before)
 	each := func(v float64) float64 { return v / float64(n) }
 	return cost{each(float64(spent.WALBytes)), each(float64(spent.Buffers)), each(float64(statements)), each(float64(spent.Commits)), each(float64(allocs))}
+}
+
+// measureMedian measures a path in stretches of n entries, and returns the median of each figure.
+func (b *bed) measureMedian(stretches, n int, run func(n int)) cost {
+	b.Helper()
+	costs := make([]cost, stretches)
+	for i := range costs {
+		costs[i] = b.measure(n, run)
+	}
+	return median(costs)
+}
+
+// median is the median of each figure.
+func median(costs []cost) (m cost) {
+	for i := range reflect.TypeFor[cost]().NumField() {
+		slices.SortFunc(costs, func(x, y cost) int {
+			return cmp.Compare(reflect.ValueOf(x).Field(i).Float(), reflect.ValueOf(y).Field(i).Float())
+		})
+		reflect.ValueOf(&m).Elem().Field(i).Set(reflect.ValueOf(costs[len(costs)/2]).Field(i))
+	}
+	return m
 }
 
 // read takes the server's counters when every connection has reported its own.
