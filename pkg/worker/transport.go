@@ -128,33 +128,45 @@ func (w *wire) do(ctx context.Context, r request) answer {
 		header[name] = values
 	}
 	header.Set("Accept", cmp.Or(r.accept, "application/json"))
-	body := &countedBody{data: bytes.NewReader(r.body)}
 	var trace sendTrace
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GetConn: func(string) { trace.dialled.Store(true) }, WroteRequest: trace.wroteRequest,
+		GetConn: func(string) { trace.dialled.Store(true) }, WroteHeaders: func() { trace.wroteHeaders.Store(true) },
+		WroteRequest: trace.wroteRequest,
 	})
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, nil)
 	if err != nil {
 		return answer{err: fmt.Errorf("build request: %w", err), unsent: true}
 	}
 	req.Header = header
+	handedOver := func() bool { return true } // every byte of the body, to the transport
 	if r.body != nil {
 		header.Set("Content-Type", "application/json")
 		// GetBody stays nil: net/http would otherwise send a request with an
 		// Idempotency-Key a second time by itself when a reused connection breaks.
-		req.Body, req.ContentLength = io.NopCloser(body), int64(len(r.body))
+		req.ContentLength = int64(len(r.body))
+		if len(r.body) <= shortBody {
+			req.Body, handedOver = io.NopCloser(bytes.NewReader(r.body)), trace.wroteHeaders.Load
+		} else {
+			body := &countedBody{data: bytes.NewReader(r.body)}
+			req.Body, handedOver = io.NopCloser(body), body.drained
+		}
 	}
 	reply, err := w.client.Do(req) //nolint:bodyclose // the caller closes it, as it says above
 	a := answer{reply: reply, err: err, sentAt: trace.at(), unsent: err != nil && !trace.dialled.Load()}
 	// A body of which the transport took every byte may have arrived, unless
 	// the final write itself was refused.
-	a.sent = (r.body == nil || body.drained()) && !trace.refused.Load()
+	a.sent = handedOver() && !trace.refused.Load()
 	var dial *net.OpError
 	if errors.As(err, &dial) && dial.Op == "dial" {
 		a.sent = false
 	}
 	return a
 }
+
+// shortBody is how many bytes of a body are sent in one write with the headers: net/http does so with readers of
+// package bytes, whose data is there at once, and flushes the headers before it reads from any other. They fit
+// into its buffer of 4 KiB with usual headers; the transport has taken them when it has written the headers.
+const shortBody = 2 << 10
 
 // countedBody knows whether all of it was handed to the transport. net/http
 // reads it in a goroutine of its own that may outlive Do.
@@ -177,6 +189,8 @@ type sendTrace struct {
 	wrote   atomic.Pointer[time.Time]
 	refused atomic.Bool
 	dialled atomic.Bool // a connection was asked for: the request itself is in order
+	// the headers are written or in the transport's buffer, and the body follows without a pause
+	wroteHeaders atomic.Bool
 }
 
 func (t *sendTrace) wroteRequest(info httptrace.WroteRequestInfo) {
