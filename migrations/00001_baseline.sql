@@ -137,7 +137,7 @@ COMMENT ON COLUMN penstock.entry.depth IS 'entries that lie between this one and
 -- A ready row: this lock key has claimable entries. The claim scans no other table.
 -- Solo entries: entry_id is set and lock_key is null. Groups: the other way round.
 -- A row that was released with a delay keeps its position and may not be claimed before not_before.
--- Priority -2 is a throttled lock key: pos is the time at which it may go on, in microseconds since 1970.
+-- A throttled lock key has the priority that penstock.throttled_priority returns, and a time for its position.
 CREATE TABLE penstock.ready (
     pos        bigint NOT NULL,
     entry_id   bigint,
@@ -394,16 +394,17 @@ COMMENT ON COLUMN penstock.node.running IS 'those of them under which an entry h
 COMMENT ON COLUMN penstock.node.crashed_entries IS 'entries that count a crash since its lease lapsed, of the queues beside; taken back if it is heard again';
 COMMENT ON COLUMN penstock.node.beat IS 'heartbeats so far; recovery compares the token lists of two of them';
 
--- A queue (whole) or one flow of it is throttled for a time, because a service downstream asked for it, with a 429 for
--- example. Claims read this table, so that every node stops at once.
-CREATE TABLE penstock.push_back (
-    until    timestamptz NOT NULL,
-    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    queue_id integer NOT NULL REFERENCES penstock.queue ON DELETE CASCADE,
-    whole    boolean NOT NULL,
-    flow     text COLLATE "C" NOT NULL CHECK (flow = '' OR NOT whole),
-    reason   text NOT NULL,
-    PRIMARY KEY (queue_id, whole, flow)
+-- A queue (queue_wide) or one flow of it is throttled for a time, because a service downstream asked for it, with a 429
+-- for example. Claims read this table, so that every node stops at once. The flow comes before queue_wide in the key, so
+-- that one index scan finds both throttles of a lane.
+CREATE TABLE penstock.throttle (
+    until      timestamptz NOT NULL,
+    at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+    queue_id   integer NOT NULL REFERENCES penstock.queue ON DELETE CASCADE,
+    queue_wide boolean NOT NULL,
+    flow       text COLLATE "C" NOT NULL CHECK (flow = '' OR NOT queue_wide),
+    reason     text NOT NULL,
+    PRIMARY KEY (queue_id, flow, queue_wide)
 );
 
 -- Leaders. Rules and their reasons: pkg/election/doc.go.

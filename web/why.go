@@ -34,8 +34,8 @@ var conditions = []struct {
 	{"its deadlines have not passed", []string{"expired"}},
 	{"no cancel was requested", []string{"cancel_requested"}},
 	{"the queue is in service and not paused", []string{"paused", "queue_disabled"}},
-	{"a live node serves the queue", []string{"nobody_serves", "nodes_paused"}},
-	{"nothing holds the queue or the flow back", []string{"pushed_back"}},
+	{"a live node serves the queue", []string{"no_node", "nodes_paused"}},
+	{"neither the queue nor the flow is throttled", []string{"throttled"}},
 	{"the queue's locks are below its limits", []string{"limit", "node_limit"}},
 	{"its rate allows the next", []string{"rate"}},
 	{"a processing thread is free", []string{"no_thread"}},
@@ -102,11 +102,11 @@ func lineOf(e operator.Entry, r operator.Reason) reasonLine {
 		}
 	case "queue_disabled", "node_limit":
 		line.Label, line.Address = "queue", "queues/"+e.Queue
-	case "disabled", "pushed_back":
+	case "disabled", "throttled":
 		line.Label, line.Address = "queue", "queues/"+e.Queue
 	case "limit", "rate":
 		line.Label, line.Address = "limits", "limits"
-	case "nobody_serves", "no_thread", "nodes_paused":
+	case "no_node", "no_thread", "nodes_paused":
 		line.Label, line.Address = "nodes", "nodes"
 	case "no_instance", "no_slot":
 		line.Label, line.Address = "models", "models"

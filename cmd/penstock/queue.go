@@ -202,7 +202,12 @@ func (a *app) writeQueue(w io.Writer, q operator.QueueDetail) {
 func laneColumns() []column[operator.Lane] {
 	return []column[operator.Lane]{
 		{title: "QUEUE", text: func(l operator.Lane) string { return l.Queue }},
-		{title: "PRIORITY", right: true, text: func(l operator.Lane) string { return fmt.Sprint(l.Priority) }},
+		{title: "PRIORITY", right: true, text: func(l operator.Lane) string {
+			if l.Throttled {
+				return "throttled"
+			}
+			return fmt.Sprint(l.Priority)
+		}},
 		{title: "FLOW", text: func(l operator.Lane) string { return before(l.Flow, "-") }},
 		{title: "KEYS", right: true, text: func(l operator.Lane) string {
 			if l.Keys >= 1000 {

@@ -11,22 +11,31 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 
 -- ready_now is the part of the claim condition that concerns the ready row: one that was released with
--- a delay is held back until its time.
+-- a delay may not be claimed before its time.
 -- Callers: explain, samples; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.ready_now(not_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT $1 IS NULL OR $1 <= statement_timestamp()
 $$;
 
+-- throttled_priority is the priority of the ready rows of lock keys that wait for a token bucket. No
+-- claim reads a lane of negative priority, so that a claim meets such a key once, not each time. In
+-- this lane pos is the time at which the key may go on, in microseconds since 1970: those whose time
+-- has come are one range of the primary key.
+-- Callers: throttle_key, requeue_throttled; pkg/invalidation, pkg/recovery, pkg/operator.
+CREATE OR REPLACE FUNCTION penstock.throttled_priority() RETURNS smallint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT -2::smallint
+$$;
+
 -- throttles is the part of the claim condition that concerns the lane: the throttles in force of its
 -- queue and of its flow. No row: a claim may begin. Without a flow it is about the queue alone. Claims
 -- call it in FROM, where Postgres inlines it and plans it with them.
 -- Callers: explain, samples; pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.throttles(queue integer, flow text) RETURNS SETOF penstock.push_back
+CREATE OR REPLACE FUNCTION penstock.throttles(queue integer, flow text) RETURNS SETOF penstock.throttle
 LANGUAGE sql STABLE AS $$
-    SELECT p.* FROM penstock.push_back p WHERE p.queue_id = $1 AND p.whole = true AND p.flow = '' AND p.until > clock_timestamp()
-    UNION ALL
-    SELECT p.* FROM penstock.push_back p WHERE p.queue_id = $1 AND p.whole = false AND p.flow = $2 AND p.until > clock_timestamp()
+    SELECT t.* FROM penstock.throttle t
+     WHERE t.queue_id = $1 AND t.flow = ANY (ARRAY['', $2]) AND (t.queue_wide OR t.flow = $2) AND t.until > clock_timestamp()
 $$;
 
 -- all_ended undoes a statement that ended fewer entries than locks, because another session was
@@ -42,13 +51,13 @@ BEGIN
     RETURN true;
 END $$;
 
--- push_back throttles a queue, or one flow of it, for a time. A longer throttle that is in force is
+-- throttle keeps claims off a queue, or one flow of it, for a time. A longer throttle that is in force is
 -- left alone. Handlers call it as well, many at once when a service downstream is overloaded: a
 -- call that would move the end by little does not touch the row.
--- Locks: the row of push_back of that queue and flow.
+-- Locks: the row of table throttle for that queue and flow.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS002 wait is out of range.
-CREATE OR REPLACE FUNCTION penstock.push_back(queue text, wait interval, flow text DEFAULT NULL, reason text DEFAULT '') RETURNS void
+CREATE OR REPLACE FUNCTION penstock.throttle(queue text, wait interval, flow text DEFAULT NULL, reason text DEFAULT '') RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -57,24 +66,24 @@ BEGIN
         RAISE EXCEPTION 'wait is not between 0 and 1 day' USING ERRCODE = 'PS002',
             HINT = 'Pause the queue to stop it for longer.';
     END IF;
-    INSERT INTO penstock.push_back AS p (queue_id, whole, flow, until, reason)
-    VALUES (q.id, push_back.flow IS NULL, coalesce(push_back.flow, ''), clock_timestamp() + wait, push_back.reason)
-    ON CONFLICT ON CONSTRAINT push_back_pkey DO UPDATE
+    INSERT INTO penstock.throttle AS p (queue_id, queue_wide, flow, until, reason)
+    VALUES (q.id, throttle.flow IS NULL, coalesce(throttle.flow, ''), clock_timestamp() + wait, throttle.reason)
+    ON CONFLICT ON CONSTRAINT throttle_pkey DO UPDATE
        SET until = excluded.until, at = excluded.at, reason = excluded.reason
      WHERE excluded.until - p.until > least(interval '100 ms', wait / 4);
 END $$;
 
--- lift_push_back ends a throttle of push_back before its time, and returns whether there was one.
--- Locks: the row of push_back of that queue and flow.
+-- lift_throttle ends a throttle before its time, and returns whether there was one.
+-- Locks: the row of table throttle for that queue and flow.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue.
-CREATE OR REPLACE FUNCTION penstock.lift_push_back(queue text, flow text DEFAULT NULL) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.lift_throttle(queue text, flow text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
 BEGIN
-    DELETE FROM penstock.push_back p
-     WHERE p.queue_id = q.id AND p.whole = (lift_push_back.flow IS NULL) AND p.flow = coalesce(lift_push_back.flow, '')
+    DELETE FROM penstock.throttle p
+     WHERE p.queue_id = q.id AND p.queue_wide = (lift_throttle.flow IS NULL) AND p.flow = coalesce(lift_throttle.flow, '')
        AND p.until > clock_timestamp();
     RETURN FOUND;
 END $$;

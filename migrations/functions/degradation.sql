@@ -89,7 +89,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT string_agg(r->>'text', '; '),
-           bool_or(r->>'code' IN ('paused', 'nodes_paused', 'queue_disabled', 'disabled', 'limit', 'node_limit', 'rate', 'pushed_back', 'not_due'))
+           bool_or(r->>'code' IN ('paused', 'nodes_paused', 'queue_disabled', 'disabled', 'limit', 'node_limit', 'rate', 'throttled', 'not_due'))
       INTO why, meant
       FROM jsonb_array_elements(penstock.explain_entry(head)->'reasons') r
      WHERE r->>'code' NOT IN ('ahead_in_lane', 'ahead_in_key');

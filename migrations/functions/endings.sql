@@ -39,7 +39,7 @@ END $$;
 -- runs returns whether a lock record covers the entry. One that came due or was retried while its
 -- key was locked counts as running until the key is unlocked, although the node does not know it:
 -- the record cannot tell the two apart.
--- Callers: enable_one, take_entry, overdue, entry_reasons, position_reasons, push_back_reasons,
+-- Callers: enable_one, take_entry, overdue, entry_reasons, position_reasons, throttle_reasons,
 -- explain_entry; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$

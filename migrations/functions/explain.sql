@@ -20,7 +20,7 @@ $$;
 
 -- ago writes a duration for people: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.
 -- Callers: fail_without_instance, model_slots, degraded_models, degraded_queues, queue_reasons, entry_reasons,
--- position_reasons, push_back_reasons, limit_reasons, pause_reasons, explain_entry; pkg/doctor,
+-- position_reasons, throttle_reasons, limit_reasons, pause_reasons, explain_entry; pkg/doctor,
 -- pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
@@ -30,7 +30,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- because makes one reason: a code for programs, a sentence for people, and the numbers in it.
--- Callers: queue_reasons, entry_reasons, position_reasons, push_back_reasons, limit_reasons,
+-- Callers: queue_reasons, entry_reasons, position_reasons, throttle_reasons, limit_reasons,
 -- pause_reasons, explain_entry.
 CREATE OR REPLACE FUNCTION penstock.because(code text, sentence text, numbers jsonb DEFAULT '{}') RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
@@ -82,7 +82,7 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.serving(q.id) s
     HAVING count(*) > 0 AND bool_and((SELECT count(*) FROM penstock.lock l WHERE l.queue_id = q.id AND l.node_id = s.id) >= q.max_concurrent_per_node)
     UNION ALL
-    SELECT penstock.because('nobody_serves', CASE
+    SELECT penstock.because('no_node', CASE
                WHEN d.live IS NULL THEN format('no live node serves the queue (application %s)', q.application)
                ELSE format('no live node serves the queue: %s of application %s live and have no handler for it, since a queue of kind %s needs '
                            || 'statements (penstock.set_statements) or a program with a handler', d.live, q.application, q.kind) END
@@ -152,7 +152,7 @@ LANGUAGE sql STABLE AS $$
                             AND penstock.claimable(x.status, x.priority) ORDER BY x.id LIMIT 1) h ON true
      WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND e.status = 'pending'
     UNION ALL
-    SELECT penstock.because('held_back', format('it was handed back and may be claimed in %s s', round(extract(epoch FROM r.not_before - clock_timestamp()), 1)),
+    SELECT penstock.because('delayed', format('it was handed back and may be claimed in %s s', round(extract(epoch FROM r.not_before - clock_timestamp()), 1)),
                jsonb_build_object('not_before', r.not_before, 'seconds', round(extract(epoch FROM r.not_before - clock_timestamp()), 1)))
       FROM penstock.position_of(e) p
       JOIN penstock.ready r ON r.queue_id = e.queue_id AND r.priority = p.priority AND r.flow = p.flow AND r.pos = p.pos
@@ -172,12 +172,12 @@ LANGUAGE sql STABLE AS $$
      WHERE a.n > 0 AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
 $$;
 
--- push_back_reasons returns the throttles of push_back that keep an entry from being claimed.
+-- throttle_reasons returns the throttles that keep an entry from being claimed.
 -- Callers: explain_entry.
-CREATE OR REPLACE FUNCTION penstock.push_back_reasons(e penstock.entry) RETURNS SETOF jsonb
+CREATE OR REPLACE FUNCTION penstock.throttle_reasons(e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
-    SELECT penstock.because('pushed_back', format('%s is held back for %s more%s',
-               CASE WHEN p.whole THEN 'the queue' ELSE format('flow "%s"', p.flow) END,
+    SELECT penstock.because('throttled', format('%s is throttled for %s more%s',
+               CASE WHEN p.queue_wide THEN 'the queue' ELSE format('flow "%s"', p.flow) END,
                penstock.ago(p.until - clock_timestamp()), coalesce(': ' || nullif(p.reason, ''), '')),
                jsonb_build_object('until', p.until, 'reason', p.reason, 'seconds', round(extract(epoch FROM p.until - clock_timestamp()), 1)))
       FROM penstock.throttles(e.queue_id, e.flow) p
@@ -283,7 +283,7 @@ BEGIN
     SELECT jsonb_agg(r) INTO reasons FROM (
         SELECT r FROM penstock.entry_reasons(e) r
         UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE NOT penstock.runs(e)
-        UNION ALL SELECT r FROM penstock.push_back_reasons(e) r
+        UNION ALL SELECT r FROM penstock.throttle_reasons(e) r
         UNION ALL SELECT r FROM penstock.block_reasons(q, e) r WHERE NOT penstock.runs(e)
         UNION ALL SELECT r FROM penstock.position_reasons(e) r) all_reasons;
     RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));

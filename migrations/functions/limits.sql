@@ -275,9 +275,7 @@ BEGIN
 END $$;
 
 -- throttle_key throttles a lock key whose token bucket is empty, for `wait` seconds, unless it is throttled
--- already: a ready row in a lane that no claim reads (priority -2), whose pos is the time
--- (microseconds since 1970) at which the key may go on. So a claim meets such a key once, not each
--- time. The ready row that it finds stays until this commits, as that of a pusher does: a session
+-- already: a ready row of throttled_priority. The ready row that it finds stays until this commits, as that of a pusher does: a session
 -- that deletes it later sees the new entries. False: another key has that microsecond, and the next
 -- claim throttles this one.
 -- Locks: the throttled ready row of the key (FOR UPDATE SKIP LOCKED).
@@ -285,17 +283,17 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.throttle_key(queue integer, key text, wait double precision) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue AND r.priority = -2 LIMIT 1 FOR UPDATE SKIP LOCKED;
+    PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue AND r.priority = penstock.throttled_priority() LIMIT 1 FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
-        VALUES (queue, -2, '', (extract(epoch FROM clock_timestamp()) + wait) * 1000000, key) ON CONFLICT DO NOTHING;
+        VALUES (queue, penstock.throttled_priority(), '', (extract(epoch FROM clock_timestamp()) + wait) * 1000000, key) ON CONFLICT DO NOTHING;
     END IF;
-    RETURN FOUND; -- false where another key has that microsecond: the next claim parks this one
+    RETURN FOUND; -- false where another key has that microsecond: the next claim throttles this one
 END $$;
 
 -- requeue_throttled requeues throttled keys whose time has come, at the position of their oldest entry, and
 -- returns how many.
--- Locks: ready rows of priority -2 in order of pos (FOR UPDATE SKIP LOCKED).
+-- Locks: ready rows of throttled_priority in order of pos (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.requeue_throttled(queue integer, most integer) RETURNS integer
 LANGUAGE plpgsql
@@ -306,7 +304,8 @@ DECLARE
     due    tid[];
     keys   text[];
 BEGIN
-    due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = -2 AND flow = '' AND pos <= now_us
+    due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
+                     AND pos <= now_us
                   ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
     IF cardinality(due) = 0 THEN
         RETURN 0;

@@ -32,7 +32,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node gateway operator read',
          'batch batch_part blocked_key bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
           failure flow_weight idempotency inference_version instance leader limit limit_use lock model model_outage node
-          operation output pause progress push_back queue ready remote_run result retained sample sample_minute
+          operation output pause progress throttle queue ready remote_run result retained sample sample_minute
           deployment deployment_state deployment_template scale_state scale_decision setting model_minute model_online cold_start callback_sent
           schema_object schema_version slot slot_demand uniqueness usage usage_hour watch', 'SELECT', NULL::text[]),
         ('leader node gateway operator read',
@@ -49,7 +49,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node gateway operator', 'entry_id_seq', 'USAGE', NULL),
         ('leader node gateway operator', 'entry ready', 'INSERT', NULL),
         ('leader node', 'token_seq', 'USAGE', NULL),
-        ('leader node', 'entry ready lock cancel_request idempotency uniqueness progress bucket push_back', 'UPDATE DELETE', NULL),
+        ('leader node', 'entry ready lock cancel_request idempotency uniqueness progress bucket throttle', 'UPDATE DELETE', NULL),
         ('leader node', 'lock progress bucket result failure cancel_request blocked_key', 'INSERT', NULL),
         ('leader node operator', 'callback_sent', 'INSERT', NULL),
         ('leader node', 'usage', 'INSERT UPDATE DELETE', NULL),
@@ -127,7 +127,7 @@ LANGUAGE sql IMMUTABLE AS $$
           set_flow_criticality set_gateway_policy set_gateway_token
           set_model_override set_quota start_operation step_operation unblock_key unblock_keys use_limit'),
         ('gateway', 'cancel_batch_lines'),
-        ('leader node operator', 'push_back lift_push_back'),
+        ('leader node operator', 'throttle lift_throttle'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),
         ('owner', 'bump_inference_version note_ready'), -- triggers
         ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances make_wanted_deployments prune_audit

@@ -97,7 +97,7 @@ $$;
 
 -- head_age is the age in seconds of the oldest entry that a node would claim first, null if there
 -- is none: in the first 100 lanes that are not paused, a lane's first key without a lock record,
--- among its first 20 ready rows that are not held back. The age is counted from the push, or from the due time. Entries of
+-- among its first 20 ready rows that are not delayed. The age is counted from the push, or from the due time. Entries of
 -- a queue that is paused or disabled do not count, nor do throttled keys (see throttle_key).
 -- Callers: measure.
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
@@ -167,7 +167,7 @@ BEGIN
                     (SELECT p.scope || '_paused' FROM penstock.pause p
                       WHERE penstock.paused_until(p.until)
                         AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
-                    (SELECT 'pushed_back' FROM penstock.throttles(q.id, NULL) LIMIT 1)),
+                    (SELECT 'throttled' FROM penstock.throttles(q.id, NULL) LIMIT 1)),
            coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
            coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL
       INTO s

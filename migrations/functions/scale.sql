@@ -21,7 +21,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the
--- rows that a claim could take. What is paused, disabled, throttled, held back or pushed back creates no
+-- rows that a claim could take. What is paused, disabled, throttled or delayed creates no
 -- demand, nor does what the concurrency of its queue has no room for.
 -- Callers: scale_metric, scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFAULT 10000) RETURNS bigint
@@ -38,8 +38,8 @@ LANGUAGE sql STABLE AS $$
                                        WHERE penstock.paused_until(p.until) AND coalesce(p.queue_id, q.id) = q.id
                                          AND ((p.scope = 'flow' AND p.value = y.flow)
                                               OR (p.scope = 'lock_key' AND p.value = y.lock_key)))
-                      AND NOT EXISTS (SELECT FROM penstock.push_back b
-                                       WHERE b.queue_id = q.id AND b.until > clock_timestamp() AND (b.whole OR b.flow = y.flow))
+                      AND NOT EXISTS (SELECT FROM penstock.throttle t
+                                       WHERE t.queue_id = q.id AND t.until > clock_timestamp() AND (t.queue_wide OR t.flow = y.flow))
                     LIMIT greatest(most, 0)) bounded) r
      WHERE q.model = wanted AND q.disabled_at IS NULL
        AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))

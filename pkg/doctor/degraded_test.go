@@ -163,10 +163,10 @@ func TestAQueueThatStandsStillIsNamedWithTheReason(t *testing.T) {
 	want(t, find(t, s.pool, "standstills", Config{}), Fine)
 	exec(t, s.pool, `SELECT penstock.resume_queue($1, 'a test', 'ada')`, name)
 
-	exec(t, s.pool, `SELECT penstock.push_back($1, '1 minute', reason => '429')`, name)
+	exec(t, s.pool, `SELECT penstock.throttle($1, '1 minute', reason => '429')`, name)
 	s.sampled(0)
 	want(t, find(t, s.pool, "standstills", Config{}), Fine)
-	exec(t, s.pool, `DELETE FROM penstock.push_back`)
+	exec(t, s.pool, `DELETE FROM penstock.throttle`)
 
 	// A run that lasts is no standstill.
 	lock := `INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, flow, priority, entry_count, last_entry_id, claimed_at, pos, cost)

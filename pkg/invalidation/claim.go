@@ -27,7 +27,7 @@ type Claimed struct {
 	Locks     []*Lock
 	Contended bool // another claimer was in the lane, or holds a limit of the queue exclusively: try the next lane
 	// Limited reports that the limits of the queue leave no headroom in the lane, or that the queue or the
-	// flow is throttled (see PushBackQueue). Wait is how long a token bucket needs or the throttling lasts; 0
+	// flow is throttled (see ThrottleQueue). Wait is how long a token bucket needs or the throttling lasts; 0
 	// if a lock must end first.
 	Limited bool
 	Wait    time.Duration
@@ -38,7 +38,7 @@ type Claimed struct {
 	LowWater int64
 	Scanned  int // ready rows
 	Skipped  int // ready rows that could not be claimed, since their keys are locked: Sweep deletes them
-	// DueIn is how long the ready rows of the lane are held back, where all of them are; 0 if none is. See NoCapacity.
+	// DueIn is how long the ready rows of the lane are delayed, where all of them are; 0 if none is. See NoCapacity.
 	DueIn time.Duration
 	// Drained reports that there was no ready row behind the scanned ones, and that all of them were claimed.
 	Drained bool

@@ -148,7 +148,7 @@ func TestAKeyThatStandsInTwoLanesIsClaimedOnce(t *testing.T) {
 func TestLanesOfAFlowThatIsPushedBackArePassedBy(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "b")
-	b.exec(b.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES ($1, false, 'a', now() + interval '1 minute', 'test')`, b.q.ID)
+	b.exec(b.pool, `INSERT INTO penstock.throttle (queue_id, queue_wide, flow, until, reason) VALUES ($1, false, 'a', now() + interval '1 minute', 'test')`, b.q.ID)
 	claimed := b.claimLanes(100, flowLanes("a", "b")...)
 	if c := claimed[0]; !c.Limited || c.Wait == 0 || c.Drained || len(c.Locks) > 0 {
 		t.Errorf("the lane is found %+v, want to hear how long to wait", c)

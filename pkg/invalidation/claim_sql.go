@@ -329,7 +329,7 @@ const throttledTemplate = `{{define "throttled"}}(
            SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
              FROM penstock.throttles($1, l.flow)){{end}}`
 
-// dueTemplate is for how long the rows of a lane in which nothing was found are held back (s): the least of
+// dueTemplate is for how long the rows of a lane in which nothing was found are delayed (s): the least of
 // the first hundred, null if there is none.
 const dueTemplate = `{{define "due"}}
                       CASE WHEN h.scanned = 0 AND h.exclusive THEN (

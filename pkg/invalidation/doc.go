@@ -23,8 +23,8 @@
 //	blocked      a lock key whose entries do not run since one of them failed (Config.OnFailure), until it is unblocked
 //	low water    the position from which the next claim of a lane may begin
 //	sweep        deletes ready rows of keys that are locked
-//	held back    a ready row that may not be claimed before a time (not_before): its entry was released with a delay
-//	throttled    a queue or flow from which no node claims for a while, by order of a handler (PushBackQueue)
+//	delayed      a ready row that may not be claimed before a time (not_before): its entry was released with a delay
+//	throttled    a queue or flow from which no node claims for a while, by order of a handler (ThrottleQueue)
 //	quantum      how many entries, and how long, a lock may cover before its key goes to the end of the lane
 //	ending       the end of one run of an entry: done, retry, fail, release, postpone, yield, expire or cancel
 //	outcome      the end of an entry: done, failed, expired or cancelled
@@ -73,7 +73,7 @@
 //	compact   ready entries of a key → one  compact.go  push, operators
 //
 // Around them: define.go (typed queues, synced with the registry), handler.go (what a handler's
-// error asks for), progress.go (progress and checkpoints under the same fence), pushback.go
+// error asks for), progress.go (progress and checkpoints under the same fence), throttle.go
 // (throttle a queue or a flow), hint.go and listen.go (wake-ups after commits), pause.go and
 // weight.go (the settings that nodes apply), limit.go (refunds), outcome.go (the outcome of an
 // entry), retention.go (partitions, and rows without a purpose). The functions of operators

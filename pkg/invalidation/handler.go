@@ -82,7 +82,7 @@ type answer struct {
 	permanent bool
 	release   bool // spends no attempt
 	postpone  bool // of release: the entry waits, and not its key
-	back      pushBack
+	throttle  throttleOrder
 }
 
 func (a *answer) Error() string { return a.err.Error() }
@@ -111,16 +111,16 @@ func Snooze(d time.Duration) error {
 // ready. The entry keeps its position, and no later entry of its key starts before it.
 func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
 
-// PushBackQueue releases the entry without spending an attempt, and throttles the queue for d: no
+// ThrottleQueue releases the entry without spending an attempt, and throttles the queue for d: no
 // node claims from it. It is for a downstream that answered 429 with Retry-After. d is at most a
 // day.
-func PushBackQueue(d time.Duration, err error) error {
-	return &answer{err: err, release: true, back: pushBack{wait: d}}
+func ThrottleQueue(d time.Duration, err error) error {
+	return &answer{err: err, release: true, throttle: throttleOrder{wait: d}}
 }
 
-// PushBackFlow is PushBackQueue for the flow of the entry alone.
-func PushBackFlow(d time.Duration, err error) error {
-	return &answer{err: err, release: true, back: pushBack{wait: d, flow: true}}
+// ThrottleFlow is ThrottleQueue for the flow of the entry alone.
+func ThrottleFlow(d time.Duration, err error) error {
+	return &answer{err: err, release: true, throttle: throttleOrder{wait: d, flow: true}}
 }
 
 // Judge turns the result and error of a handler into an ending. random is a number in [0, 1) for
@@ -143,14 +143,14 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	}
 	var a answer
 	if a.collect(err); errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
-		a.release, a.back = true, pushBack{wait: time.Second} // no error of the handler: the database is away
+		a.release, a.throttle = true, throttleOrder{wait: time.Second} // no error of the handler: the database is away
 	}
 	if a.release {
 		e := Release(l, id, a.delay)
 		if a.postpone && a.delay > 0 {
 			e = Postpone(l, id, a.delay)
 		}
-		e.back, e.reason = a.back, err.Error()
+		e.throttle, e.reason = a.throttle, err.Error()
 		return e
 	}
 	switch {
@@ -214,8 +214,8 @@ func (a *answer) merge(b *answer) {
 	a.permanent = a.permanent || b.permanent
 	a.release = a.release || b.release
 	a.postpone = a.postpone || b.postpone
-	if a.back.wait == 0 {
-		a.back = b.back
+	if a.throttle.wait == 0 {
+		a.throttle = b.throttle
 	}
 }
 

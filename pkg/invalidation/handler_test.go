@@ -28,15 +28,15 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"timeout":               {ErrRunTimeout, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "timeout"}}},
 		"snooze":                {Snooze(time.Minute), Ending{verb: verbPostpone, delay: time.Minute}},
 		"no capacity":           {NoCapacity(0, boom), Ending{verb: verbRelease}},
-		"push back":             {PushBackQueue(time.Minute, boom), Ending{verb: verbRelease, back: pushBack{wait: time.Minute}}},
-		"push back a flow":      {fmt.Errorf("x: %w", PushBackFlow(time.Minute, boom)), Ending{verb: verbRelease, back: pushBack{time.Minute, true}}},
+		"throttle":              {ThrottleQueue(time.Minute, boom), Ending{verb: verbRelease, throttle: throttleOrder{wait: time.Minute}}},
+		"throttle a flow":       {fmt.Errorf("x: %w", ThrottleFlow(time.Minute, boom)), Ending{verb: verbRelease, throttle: throttleOrder{time.Minute, true}}},
 		"cancelled":             {fmt.Errorf("x: %w", ErrCancelled), Ending{verb: verbCancel}},
 		"late":                  {ErrFinishBy, Ending{verb: verbExpire}},
 		"drained":               {fmt.Errorf("%w: %w", ErrDraining, Permanent(boom)), Ending{verb: verbRelease}},
 		"panic":                 {&PanicError{Value: 1}, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "panic"}}},
 	} {
 		got := Judge(r, nil, c.err, 0, 0)
-		if got.verb != c.want.verb || got.delay != c.want.delay || got.back != c.want.back || got.failure.Class != c.want.failure.Class {
+		if got.verb != c.want.verb || got.delay != c.want.delay || got.throttle != c.want.throttle || got.failure.Class != c.want.failure.Class {
 			t.Errorf("%s: judged %+v, want %+v", name, got, c.want)
 		}
 	}
@@ -49,7 +49,7 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 	}
 }
 
-func TestAPushBackKeepsEveryNodeOff(t *testing.T) {
+func TestAThrottleKeepsEveryNodeOff(t *testing.T) {
 	b := newBed(t, Config{})
 	b.pushAll(b.pool, Push{}, Push{}, Push{Flow: "x"}, Push{Flow: "x"})
 	x := Lane{Priority: 1, Flow: "x"}
@@ -67,20 +67,20 @@ func TestAPushBackKeepsEveryNodeOff(t *testing.T) {
 		}
 		return c.Limited
 	}
-	first := end(x, PushBackFlow(time.Minute, errors.New("429 of x")))
+	first := end(x, ThrottleFlow(time.Minute, errors.New("429 of x")))
 	if !limited(x) || limited(usual) {
-		t.Error("a flow that is pushed back should hold off, and no other")
+		t.Error("a flow that is throttled should not be claimed from, and no other")
 	}
-	end(usual, PushBackQueue(time.Minute, errors.New("429 of all")))
+	end(usual, ThrottleQueue(time.Minute, errors.New("429 of all")))
 	if !limited(usual) || !limited(x) {
-		t.Error("a queue that is pushed back should hold off in every flow")
+		t.Error("a queue that is throttled should not be claimed from in every flow")
 	}
 	e, err := explain(b.ctx, b.pool, first)
 	if err != nil || len(e.Reasons) < 2 {
-		t.Errorf("explained %+v (%v), want both push-backs", e, err)
+		t.Errorf("explained %+v (%v), want both throttles", e, err)
 	}
 	for _, flow := range []*string{nil, &x.Flow} {
-		if stood, err := LiftPushBack(b.ctx, b.pool, "work", flow); !stood || err != nil {
+		if stood, err := LiftThrottle(b.ctx, b.pool, "work", flow); !stood || err != nil {
 			t.Fatalf("lifted: %t, %v", stood, err)
 		}
 	}
@@ -89,31 +89,31 @@ func TestAPushBackKeepsEveryNodeOff(t *testing.T) {
 	}
 }
 
-func TestAStalePushBackIsRefused(t *testing.T) {
+func TestAStaleThrottleIsRefused(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("")
 	old := b.claimOne()
 	b.settle(releaseAll(old)...)
 	fresh := b.claimOne()
 	run := &Run{Queue: b.q, Entry: old.Entries[0], Lock: old, Node: here}
-	b.settleOn(b.pool, last(Judge(run, nil, PushBackQueue(time.Minute, errors.New("429")), 0, 0)))
-	if n := b.count(`SELECT count(*) FROM penstock.push_back`); n != 0 {
+	b.settleOn(b.pool, last(Judge(run, nil, ThrottleQueue(time.Minute, errors.New("429")), 0, 0)))
+	if n := b.count(`SELECT count(*) FROM penstock.throttle`); n != 0 {
 		t.Error("a run that lost its lock pushed the queue back")
 	}
 	b.settle(doneAll(fresh)...)
 }
 
-func TestPushBacksOfManyRunsKeepTheLongest(t *testing.T) {
+func TestThrottlesOfManyRunsKeepTheLongest(t *testing.T) {
 	b := newBed(t, Config{})
 	for _, d := range []time.Duration{time.Minute, time.Second, time.Hour, time.Minute} {
-		if err := PushBack(b.ctx, b.pool, "work", nil, d, ""); err != nil {
+		if err := Throttle(b.ctx, b.pool, "work", nil, d, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := b.count(`SELECT count(*) FROM penstock.push_back WHERE until > now() + interval '59 minutes'`); n != 1 {
+	if n := b.count(`SELECT count(*) FROM penstock.throttle WHERE until > now() + interval '59 minutes'`); n != 1 {
 		t.Error("the longest order does not stand")
 	}
-	if err := PushBack(b.ctx, b.pool, "work", nil, 48*time.Hour, ""); !errors.Is(err, ErrInvalid) {
+	if err := Throttle(b.ctx, b.pool, "work", nil, 48*time.Hour, ""); !errors.Is(err, ErrInvalid) {
 		t.Errorf("two days: %v, want ErrInvalid", err)
 	}
 }

@@ -148,10 +148,10 @@ func TestTheWholeLife(t *testing.T) {
 
 	// The mill asks for quiet: nobody claims for a while, on any node, and nothing is lost by it.
 	lock = stove.claim()
-	stove.end(stove.run(lock), nil, PushBackQueue(time.Minute, errors.New("429 from the mill")))
+	stove.end(stove.run(lock), nil, ThrottleQueue(time.Minute, errors.New("429 from the mill")))
 	s.nothingToClaim()
-	s.because(eve, "pushed_back")
-	_, err = LiftPushBack(s.ctx, s.db, "orders", nil)
+	s.because(eve, "throttled")
+	_, err = LiftThrottle(s.ctx, s.db, "orders", nil)
 	s.must(err)
 	lock = stove.claim()
 	stove.end(stove.run(lock), nil, nil)

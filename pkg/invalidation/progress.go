@@ -107,7 +107,7 @@ func (r *Run) FinishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) e
 	// Not the last ending of the lock: the node that called the handler gives the lock back when Handle returns.
 	err := r.Queue.FinishTx(ctx, tx, r.Node, Done(r.Lock, r.Entry.ID, result, ran))
 	if postgres.Code(err) != "" && postgres.Unavailable(err) { // a full disk, say: what the handler did was right
-		return PushBackQueue(time.Second, err)
+		return ThrottleQueue(time.Second, err)
 	}
 	return err
 }

@@ -82,12 +82,12 @@ WITH old AS (
 )
 SELECT count(*) FROM old`
 
-// tidyPushBackSQL deletes throttles that ended an hour ago.
-const tidyPushBackSQL = `
+// tidyThrottlesSQL deletes throttles that ended an hour ago.
+const tidyThrottlesSQL = `
 WITH old AS (
-    DELETE FROM penstock.push_back
+    DELETE FROM penstock.throttle
      WHERE ctid = ANY (ARRAY(
-           SELECT p.ctid FROM penstock.push_back p WHERE p.until < clock_timestamp() - interval '1 hour'
+           SELECT p.ctid FROM penstock.throttle p WHERE p.until < clock_timestamp() - interval '1 hour'
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )
@@ -107,12 +107,12 @@ SELECT count(*) FROM old`
 
 // Tidied counts the rows that a pass deleted.
 type Tidied struct {
-	Results, Failures, IdempotencyKeys, UniqueKeys, Progress, PushBacks, Buckets int
+	Results, Failures, IdempotencyKeys, UniqueKeys, Progress, Throttles, Buckets int
 }
 
 // Total is how many rows were deleted.
 func (t Tidied) Total() int {
-	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.PushBacks + t.Buckets
+	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.Throttles + t.Buckets
 }
 
 // Tidy deletes up to limit rows of each kind that have no purpose any more, each kind in a short transaction of
@@ -128,7 +128,7 @@ func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
 		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys},
 		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys},
 		{"progress", tidyProgressSQL, &t.Progress},
-		{"push-backs", tidyPushBackSQL, &t.PushBacks},
+		{"throttles", tidyThrottlesSQL, &t.Throttles},
 		{"token buckets", tidyBucketSQL, &t.Buckets},
 	} {
 		if err := db.QueryRow(ctx, step.sql, limit).Scan(step.n); err != nil {

@@ -145,7 +145,7 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	    VALUES ($1, 99991, now(), now() - interval '40 days', 0, 'done')`, b.q.ID)
 	b.exec(b.pool, `INSERT INTO penstock.failure_default (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
 	    VALUES ($1, 99992, now(), now() - interval '40 days', 1, 1, 0, '', 'x', 'x', 'x', '{}')`, b.q.ID)
-	b.exec(b.pool, `INSERT INTO penstock.push_back (queue_id, whole, flow, until, reason) VALUES
+	b.exec(b.pool, `INSERT INTO penstock.throttle (queue_id, queue_wide, flow, until, reason) VALUES
 	    ($1, true, '', now() - interval '2 hours', ''), ($1, false, 'x', now() + interval '2 hours', '')`, b.q.ID)
 	b.must(setLimit(b.ctx, b.pool, "rate", limitOptions{Rate: 1, Burst: 10}))
 	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '6 s'), ('filling', '1 s')) v(f, a)`)
@@ -157,7 +157,7 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	if again, err := Tidy(b.ctx, b.pool, 100); again.Total() != 0 || err != nil {
 		t.Errorf("tidied %+v more (%v)", again, err)
 	}
-	for table, want := range map[string]int{"idempotency": 2, "uniqueness": 1, "progress": 1, "result": 1, "failure": 0, "push_back": 1, "bucket": 1} {
+	for table, want := range map[string]int{"idempotency": 2, "uniqueness": 1, "progress": 1, "result": 1, "failure": 0, "throttle": 1, "bucket": 1} {
 		if n := b.count(`SELECT count(*) FROM penstock.` + table); n != want {
 			t.Errorf("%d rows in %s, want %d", n, table, want)
 		}

@@ -20,14 +20,14 @@ type Ending struct {
 	// Entries of the key that are left (or came meanwhile) get a ready row.
 	Last bool
 
-	verb    verb
-	result  json.RawMessage
-	failure Failure
-	delay   time.Duration
-	reason  string
-	back    pushBack
-	ran     time.Duration
-	meta    json.RawMessage // see Run.Note
+	verb     verb
+	result   json.RawMessage
+	failure  Failure
+	delay    time.Duration
+	reason   string
+	throttle throttleOrder
+	ran      time.Duration
+	meta     json.RawMessage // see Run.Note
 }
 
 type verb int
@@ -110,7 +110,7 @@ func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, b
 	q.queueFail(batch, node, endings)
 	q.queueRefund(batch, endings) // while cancelled entries are still there: once for each
 	q.queueRemove(batch, node, endings)
-	q.queuePushBack(batch, endings)
+	q.queueThrottles(batch, endings)
 	q.queueUnlock(batch, endings)
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return settled{}, q.errorf("settle entries of", err)

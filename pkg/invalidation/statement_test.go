@@ -101,8 +101,8 @@ func TestStatementWithoutADatabaseSpendsNoAttemptAndKeepsItsPlace(t *testing.T) 
 	_, err = StatementHandler(gone, q).Handle(b.ctx, r)
 	b.settle(last(Judge(r, nil, err, time.Millisecond, 0)))
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE attempt = 0 AND status = 'pending'`), 2)
-	b.want(b.count(`SELECT count(*) FROM penstock.push_back WHERE whole AND until > clock_timestamp()`), 1)
-	b.exec(b.pool, `DELETE FROM penstock.push_back`)
+	b.want(b.count(`SELECT count(*) FROM penstock.throttle WHERE queue_wide AND until > clock_timestamp()`), 1)
+	b.exec(b.pool, `DELETE FROM penstock.throttle`)
 	b.want(b.claimOne().Entries[0].ID, ids[0])
 }
 

@@ -11,32 +11,32 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// pushBack is a throttle that a handler ordered; none if wait is zero.
-type pushBack struct {
+// throttleOrder is a throttle that a handler ordered; none if wait is zero.
+type throttleOrder struct {
 	wait time.Duration
 	flow bool // only the flow of the lock's lane
 }
 
-// pushBackSQL writes the throttles of endings whose tokens are still valid, one for each flow, in
+// throttleSQL writes the throttles of endings whose tokens are still valid, one for each flow, in
 // sorted order. It is in the transaction that releases the entries, so that no claim can take them
 // in between.
-const pushBackSQL = `
-SELECT penstock.push_back($4, max(k.wait_ms) * interval '1 millisecond', k.flow, max(k.reason))
+const throttleSQL = `
+SELECT penstock.throttle($4, max(k.wait_ms) * interval '1 millisecond', k.flow, max(k.reason))
   FROM unnest($2::text[], $3::bigint[], $5::bigint[], $6::text[], $7::text[]) k(lock_key, token, wait_ms, flow, reason)
  CROSS JOIN LATERAL (
        SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
  GROUP BY k.flow
  ORDER BY k.flow NULLS FIRST`
 
-func (q *Queue) queuePushBack(batch *pgx.Batch, endings []Ending) {
-	if !slices.ContainsFunc(endings, func(e Ending) bool { return e.back.wait != 0 }) {
+func (q *Queue) queueThrottles(batch *pgx.Batch, endings []Ending) {
+	if !slices.ContainsFunc(endings, func(e Ending) bool { return e.throttle.wait != 0 }) {
 		return
 	}
-	c := pick(slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return e.back.wait == 0 }), verbRelease)
-	batch.Queue(pushBackSQL, q.ID, c.keys, c.tokens, q.Name,
-		each(c, func(e *Ending) int64 { return min(max(e.back.wait, time.Millisecond), 24*time.Hour).Milliseconds() }),
+	c := pick(slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return e.throttle.wait == 0 }), verbRelease)
+	batch.Queue(throttleSQL, q.ID, c.keys, c.tokens, q.Name,
+		each(c, func(e *Ending) int64 { return min(max(e.throttle.wait, time.Millisecond), 24*time.Hour).Milliseconds() }),
 		each(c, func(e *Ending) *string {
-			if !e.back.flow {
+			if !e.throttle.flow {
 				return nil
 			}
 			return &e.Lock.Lane.Flow
@@ -44,23 +44,23 @@ func (q *Queue) queuePushBack(batch *pgx.Batch, endings []Ending) {
 		each(c, func(e *Ending) string { return tidy(e.reason) }))
 }
 
-// PushBack throttles a queue, or one flow of it (nil for all), for at most a day: no node claims
+// Throttle throttles a queue, or one flow of it (nil for all), for at most a day: no node claims
 // from it. It does not shorten a longer throttle.
-func PushBack(ctx context.Context, db postgres.DB, queue string, flow *string, wait time.Duration,
+func Throttle(ctx context.Context, db postgres.DB, queue string, flow *string, wait time.Duration,
 	reason string,
 ) error {
-	_, err := db.Exec(ctx, `SELECT penstock.push_back($1, $2, $3, $4)`, queue, wait, flow, reason)
+	_, err := db.Exec(ctx, `SELECT penstock.throttle($1, $2, $3, $4)`, queue, wait, flow, reason)
 	if err != nil {
-		return fmt.Errorf("push back queue %q: %w", queue, translate(err))
+		return fmt.Errorf("throttle queue %q: %w", queue, translate(err))
 	}
 	return nil
 }
 
-// LiftPushBack ends a throttle before its time, and reports whether there was one.
-func LiftPushBack(ctx context.Context, db postgres.DB, queue string, flow *string) (bool, error) {
+// LiftThrottle ends a throttle before its time, and reports whether there was one.
+func LiftThrottle(ctx context.Context, db postgres.DB, queue string, flow *string) (bool, error) {
 	var stood bool
-	if err := db.QueryRow(ctx, `SELECT penstock.lift_push_back($1, $2)`, queue, flow).Scan(&stood); err != nil {
-		return false, fmt.Errorf("lift push-back of queue %q: %w", queue, translate(err))
+	if err := db.QueryRow(ctx, `SELECT penstock.lift_throttle($1, $2)`, queue, flow).Scan(&stood); err != nil {
+		return false, fmt.Errorf("lift throttle of queue %q: %w", queue, translate(err))
 	}
 	return stood, nil
 }

@@ -17,8 +17,8 @@ type Explanation struct {
 
 // Reason is one condition of the claim that does not hold, or the entries before it.
 type Reason struct {
-	// Code is one of paused, queue_disabled, limit, node_limit, nobody_serves, disabled, not_due,
-	// promotion_late, expired, cancel_requested, pushed_back, held_back, rate, no_thread, no_instance,
+	// Code is one of paused, queue_disabled, limit, node_limit, no_node, disabled, not_due,
+	// promotion_late, expired, cancel_requested, throttled, delayed, rate, no_thread, no_instance,
 	// no_slot, running, key_held, ahead_in_key, ahead_in_lane, ended.
 	Code    string         `json:"code"`
 	Text    string         `json:"text"`    // a sentence for operators

@@ -32,7 +32,7 @@ func TestExplainNamesEachConditionOfTheClaim(t *testing.T) {
 	b.must(b.d.Do(b.ctx, operator.PauseQueue, "work", ann, time.Now().Add(time.Hour)))
 	b.must(b.do(operator.DisableQueue, "work", ann))
 	b.exec(b.pool, `UPDATE penstock.node SET draining_at = now()`)
-	b.want(b.reasons(first[2]), []string{"nobody_serves", "paused", "queue_disabled"})
+	b.want(b.reasons(first[2]), []string{"no_node", "paused", "queue_disabled"})
 }
 
 func TestExplainSaysWhoHoldsTheKeyAndForHowLong(t *testing.T) {
@@ -59,7 +59,7 @@ func TestExplainSaysWhatNodesOfTheQueueDo(t *testing.T) {
 	id := b.push("")[0]
 	b.want(b.reasons(id), []string{"node_limit"})
 	b.exec(b.pool, `UPDATE penstock.node SET beat_at = now() - interval '2 hours'`)
-	b.want(b.reasons(id), []string{"nobody_serves"})
+	b.want(b.reasons(id), []string{"no_node"})
 	if e, err := b.d.Explain(b.ctx, int64(id)); err != nil || !strings.Contains(e.Reasons[0].Text, "2 that did fell silent") {
 		t.Errorf("explanation is %+v (%v)", e, err)
 	}
@@ -73,7 +73,7 @@ func TestExplainSaysWhatAQueueWithoutAHandlerNeeds(t *testing.T) {
 	e, err := b.d.Explain(b.ctx, int64(id))
 	b.must(err)
 	want := "2 of application default live and have no handler for it, since a queue of kind task needs statements"
-	if len(e.Reasons) != 1 || e.Reasons[0].Code != "nobody_serves" || !strings.Contains(e.Reasons[0].Text, want) {
+	if len(e.Reasons) != 1 || e.Reasons[0].Code != "no_node" || !strings.Contains(e.Reasons[0].Text, want) {
 		t.Errorf("explained %+v, want that %s", e.Reasons, want)
 	}
 	b.exec(b.pool, `UPDATE penstock.node SET application = 'other'`)
@@ -113,8 +113,8 @@ func TestExplainNamesWhatIsShared(t *testing.T) {
 	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at)
 	                SELECT id, '', 0, clock_timestamp() FROM penstock."limit" WHERE name = 'disk'`)
 	b.want(b.reasons(id), []string{"rate"})
-	b.exec(b.pool, `SELECT penstock.push_back('work', '1 minute', reason => '429')`)
-	b.want(b.reasons(id), []string{"pushed_back", "rate"})
+	b.exec(b.pool, `SELECT penstock.throttle('work', '1 minute', reason => '429')`)
+	b.want(b.reasons(id), []string{"rate", "throttled"})
 }
 
 func TestExplainNamesUntilWhenAnEntryIsHeldBack(t *testing.T) {
@@ -122,7 +122,7 @@ func TestExplainNamesUntilWhenAnEntryIsHeldBack(t *testing.T) {
 	ids := b.pushAll(b.pool, Push{}, Push{LockKey: "K", Flow: "f"})
 	b.exec(b.pool, `UPDATE penstock.ready SET not_before = now() + interval '1 minute'`)
 	for _, id := range ids {
-		b.want(b.reasons(id), []string{"held_back"})
+		b.want(b.reasons(id), []string{"delayed"})
 	}
 	b.exec(b.pool, `UPDATE penstock.ready SET not_before = now() - interval '1 minute'`)
 	for _, id := range ids {

@@ -144,9 +144,11 @@ func (d *Database) QueueSettings(ctx context.Context, name string) (settings, li
 // Lane is a lane that has ready rows. Keys counts them up to 1,000.
 type Lane struct {
 	Queue    string `json:"queue"`
-	Priority int16  `json:"priority"` // -2: keys that wait for their rate
+	Priority int16  `json:"priority"` // negative if Throttled
 	Flow     string `json:"flow"`
 	Keys     int64  `json:"keys"`
+	// Throttled is set for the keys of a queue that wait for a token bucket: they are in a lane of their own.
+	Throttled bool `json:"throttled,omitempty"`
 	// HeadAgeSeconds is how long the first entry of the lane has waited.
 	HeadAgeSeconds *float64 `json:"head_age_seconds"`
 }
@@ -164,7 +166,7 @@ WITH RECURSIVE lane AS (
             WHERE r.queue_id = lane.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
             ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
 )
-SELECT few.name AS queue, few.priority, few.flow, c.keys, extract(epoch
+SELECT few.name AS queue, few.priority, few.flow, c.keys, few.priority = penstock.throttled_priority() AS throttled, extract(epoch
        FROM clock_timestamp() - e.since)::float8 AS head_age_seconds
   FROM (SELECT * FROM lane LIMIT $2) few
  CROSS JOIN LATERAL (SELECT count(*) AS keys FROM (

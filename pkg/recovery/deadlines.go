@@ -144,8 +144,8 @@ func value[T int64 | float64](v *T) T {
 // without effect.
 const peekSQL = `
 SELECT extract(epoch FROM least((SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial'),
-                                (SELECT to_timestamp(pos / 1e6) FROM penstock.ready WHERE queue_id = $1 AND priority = -2 AND flow = ''
-                                  ORDER BY pos LIMIT 1)) - clock_timestamp())::float8,
+                                (SELECT to_timestamp(pos / 1e6) FROM penstock.ready 
+                                  WHERE queue_id = $1 AND priority = penstock.throttled_priority() AND flow = '' ORDER BY pos LIMIT 1)) - clock_timestamp())::float8,
        extract(epoch FROM least((SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
                                 (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
        (SELECT 0 FROM penstock.cancel_request WHERE queue_id = $1 LIMIT 1)::float8,
