@@ -23,8 +23,9 @@ func (a *app) inProcess(ctx context.Context) (conn, error) {
 		if err != nil {
 			return conn{}, err
 		}
+		a.keeper.DB = pool
 		a.handler = api.New(pool, api.Config{
-			Actor: a.actor, Timeout: a.timeout, ReadModel: readModel, OnError: keepError,
+			Actor: a.actor, Timeout: a.timeout, ReadModel: readModel, OnError: keepError, Webhooks: &a.keeper,
 		})
 	}
 	transport := handlerTransport{a.handler}
@@ -46,7 +47,10 @@ func readModel(name string, config, override []byte) ([]byte, error) {
 
 // poolConfig is that of a program that serves the API in its own process.
 func (a *app) poolConfig() postgres.Config {
-	return api.Pool(postgres.Config{DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout})
+	return api.Pool(postgres.Config{
+		DSN: a.databaseURL, Pooled: a.pooled, StatementTimeout: a.timeout,
+		LateAnswers: true, // doctor --deep
+	})
 }
 
 // localError is an error of the handler in this process, which is reported in place of the API's answer: a user who

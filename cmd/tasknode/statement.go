@@ -33,12 +33,14 @@ func newStatements(cfg config.Database) (*statements, error) {
 // handler is what runs the entries of q.
 func (s *statements) handler(q *invalidation.Queue) invalidation.Handler {
 	s.add(q.Name)
+	var handler invalidation.Handler
 	switch q.Config.Kind {
 	case invalidation.KindBatch:
-		return batch.StatementHandler(s.pool)
+		handler = batch.StatementHandler(s.pool)
 	case invalidation.KindChangeLog:
-		return changelog.StatementHandler(s.pool)
+		handler = changelog.StatementHandler(s.pool)
 	default:
-		return invalidation.StatementHandler(s.pool, q)
+		handler = invalidation.StatementHandler(s.pool, q)
 	}
+	return invalidation.FreeInterruptions(handler)
 }

@@ -23,7 +23,7 @@ func TestConnectionsEndWhenTheOtherEndIsSilent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	wrapped, ok := conn.(closesSoon)
+	wrapped, ok := conn.(*closesSoon)
 	if !ok {
 		t.Fatalf("connection is %T", conn)
 	}

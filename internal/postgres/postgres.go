@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"time"
 
@@ -31,8 +33,11 @@ type Config struct {
 	// Pooled is for a pooler in transaction mode before Postgres: no named statements, no session
 	// settings.
 	Pooled bool
-	// StatementTimeout bounds every statement of the pool; none if zero.
+	// StatementTimeout bounds every statement of the pool; none if zero. An answer that has not come 5 seconds after it
+	// ends the connection.
 	StatementTimeout time.Duration
+	// LateAnswers says that transactions of the pool set a statement_timeout beyond StatementTimeout.
+	LateAnswers bool
 	// LockTimeout bounds how long a statement waits for another transaction; it does not if zero.
 	LockTimeout time.Duration
 	// ReadOnly makes every transaction of the pool read only, but not behind a pooler.
@@ -94,7 +99,11 @@ func ConnConfig(cfg Config) (*pgx.ConnConfig, error) {
 // prepare sets the timeouts of a connection, and the session settings on which the statements rely.
 func (c Config) prepare(cc *pgx.ConnConfig) {
 	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, connectTimeout)
-	cc.DialFunc = closingSoon(cc.DialFunc)
+	var answer time.Duration
+	if c.StatementTimeout > 0 && !c.LateAnswers {
+		answer = c.StatementTimeout + answerGrace
+	}
+	cc.DialFunc = closingSoon(cc.DialFunc, answer)
 	failpoints(cc)
 	// A connection to a server that shuts down or has become a standby is closed: the next one may
 	// reach the new primary.
@@ -182,10 +191,12 @@ var ErrNotBegun = errors.New("begin")
 // transaction has done its work by then, whatever that took.
 const commitWithin = 30 * time.Second
 
-// InTx runs fn in a transaction of db: commit if it returns nil, else roll back. An error of COMMIT, which has 30
-// seconds, leaves open whether the transaction was committed.
+// InTx runs fn in a transaction of db: commit if it returns nil, else roll back. BEGIN and COMMIT have 30 seconds each.
+// An error of COMMIT leaves open whether the transaction was committed.
 func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
-	tx, err := db.Begin(ctx)
+	begin, stop := Bounded(ctx)
+	tx, err := db.Begin(begin)
+	stop()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBegun, err)
 	}
@@ -229,6 +240,14 @@ func Unavailable(err error) bool {
 	default:
 		return code[:2] == "08"
 	}
+}
+
+// Disconnected reports whether err is the loss of a connection, or an answer that did not come in time, and not an error
+// of the server.
+func Disconnected(err error) bool {
+	var network net.Error
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)
 }
 
 // BadText reports whether a text of the statement cannot be one of the database: it is not UTF-8, or has NUL.

@@ -87,6 +87,8 @@ SELECT EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND queue_id = $2 AND sp
 // row names this entry.
 func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
 	var splits, completes bool
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes)
 	switch {
 	case err != nil:
@@ -103,8 +105,15 @@ func (h *handler) split(ctx context.Context, t task, r *invalidation.Run) error 
 		return err
 	}
 	err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT penstock.split_batch($1)`, t.Batch)
-		return translate(err)
+		pid, err := postgres.Backend(ctx, tx)
+		if err != nil {
+			return err
+		}
+		// The query of the batch is the user's, and takes any time.
+		return postgres.Attend(ctx, tx, pid, func(ctx context.Context) error {
+			_, err := tx.Exec(ctx, `SELECT penstock.split_batch($1)`, t.Batch)
+			return translate(err)
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("split batch %d: %w", t.Batch, err)
@@ -124,6 +133,8 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	p := Part{Batch: t.Batch, No: t.Part, Detail: r.Entry.Payload, Run: r}
 	var ended bool
 	err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+		ctx, cancel := postgres.Bounded(ctx)
+		defer cancel()
 		return tx.QueryRow(ctx, partSQL, t.Batch, t.Part, r.Queue.ID, r.Entry.ID).Scan(&p.Items, &ended)
 	})
 	switch {
@@ -205,6 +216,8 @@ func (h *handler) record(ctx context.Context, db postgres.DB, t task, r *invalid
 		}
 	}
 	args = append(args, result)
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	var ours bool
 	if err := db.QueryRow(ctx, sql, args...).Scan(&ours); err != nil {
 		return fmt.Errorf("record result of %s of batch %d: %w", t.Step, t.Batch, err)
@@ -233,7 +246,9 @@ func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.Ra
 	return func(yield func(json.RawMessage, error) bool) {
 		last := 0
 		for {
-			page, err := pgx.CollectRows(postgres.Query(ctx, db, resultsSQL, batch, last), pgx.RowToStructByPos[part])
+			bounded, cancel := postgres.Bounded(ctx)
+			page, err := pgx.CollectRows(postgres.Query(bounded, db, resultsSQL, batch, last), pgx.RowToStructByPos[part])
+			cancel()
 			if err != nil {
 				yield(nil, fmt.Errorf("read results of batch %d: %w", batch, err))
 				return

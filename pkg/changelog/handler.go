@@ -124,6 +124,8 @@ func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
 	if len(order) == 0 {
 		return nil
 	}
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	return postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
 		if err := Descend(ctx, tx, runs...); err != nil {
 			return err

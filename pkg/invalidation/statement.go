@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -23,10 +24,10 @@ func SetStatements(ctx context.Context, db postgres.DB, queue string, statements
 }
 
 // beginStatementSQL says for what the transaction works, and gives the planner the choices back that sessions of ours
-// may lack: the statement is not one of ours.
+// may lack: the statement is not one of ours. It returns the server's process, which is watched meanwhile.
 const beginStatementSQL = `
-SELECT penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
-       set_config('enable_mergejoin', 'on', true)`
+SELECT pg_backend_pid(), penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true),
+       set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true)`
 
 // Statement runs a statement of the queue of these runs in tx, and returns the first column of its rows (for
 // "impact" each whole row) as JSON: a value that is none becomes a text, a null becomes nil. What it pushes
@@ -43,17 +44,22 @@ func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run,
 	for i, r := range runs {
 		ids[i] = r.Entry.ID
 	}
-	if _, err := tx.Exec(ctx, beginStatementSQL, q.ID, ids); err != nil {
-		return nil, q.errorf("run statement of", err)
+	pid, err := beginStatement(ctx, tx, q, ids)
+	if err != nil {
+		return nil, err
 	}
 	// The types go with the arguments: `$1 -> 'field'` alone does not say what $1 is.
 	values, types := make([][]byte, len(args)), make([]uint32, len(args))
 	for i, a := range args {
 		values[i], types[i] = a, pgtype.JSONBOID
 	}
-	result := tx.Conn().PgConn().ExecParams(ctx, text, values, types, nil, nil).Read()
-	if result.Err != nil {
-		return nil, fmt.Errorf("run statement %q: %w", name, result.Err)
+	var result *pgconn.Result
+	err = postgres.Attend(ctx, tx, pid, func(ctx context.Context) error {
+		result = tx.Conn().PgConn().ExecParams(ctx, text, values, types, nil, nil).Read()
+		return result.Err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("run statement %q: %w", name, err)
 	}
 	column := make([]json.RawMessage, len(result.Rows))
 	for i, row := range result.Rows {
@@ -66,6 +72,16 @@ func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run,
 		}
 	}
 	return column, nil
+}
+
+// beginStatement prepares the session for a statement of queue q that works for these entries.
+func beginStatement(ctx context.Context, tx pgx.Tx, q *Queue, ids []EntryID) (pid int32, err error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
+	if err := tx.QueryRow(ctx, beginStatementSQL, q.ID, ids).Scan(&pid, nil, nil, nil, nil); err != nil {
+		return 0, q.errorf("run statement of", err)
+	}
+	return pid, nil
 }
 
 // StatementHandler runs the entries of q by its statement "run". What that changes and the end of the entry
@@ -98,16 +114,15 @@ func (m mergedStatement) HandleBatch(ctx context.Context, runs []*Run) []BatchAn
 }
 
 func runStatement(ctx context.Context, db postgres.DB, runs []*Run) error {
-	return postgres.InTx(ctx, db, func(tx pgx.Tx) error {
+	return postgres.InTx(ctx, db, func(tx pgx.Tx) (err error) {
 		payload := runs[0].Entry.Payload
 		if len(runs) > 1 {
 			payloads := make([]json.RawMessage, len(runs))
 			for i, r := range runs {
 				payloads[i] = r.Entry.Payload
 			}
-			const sql = `SELECT penstock.merge_payloads($1, $2)`
-			if err := tx.QueryRow(ctx, sql, runs[0].Queue.Config.Merge, payloads).Scan(&payload); err != nil {
-				return fmt.Errorf("merge %d entries: %w", len(runs), err)
+			if payload, err = mergePayloads(ctx, tx, runs[0].Queue, payloads); err != nil {
+				return err
 			}
 		}
 		rows, err := Statement(ctx, tx, "run", runs, payload)
@@ -118,6 +133,8 @@ func runStatement(ctx context.Context, db postgres.DB, runs []*Run) error {
 		if len(rows) > 0 {
 			result = rows[0]
 		}
+		ctx, cancel := postgres.Bounded(ctx)
+		defer cancel()
 		for _, r := range runs {
 			if err := r.FinishTx(ctx, tx, result); err != nil {
 				return err
@@ -125,4 +142,16 @@ func runStatement(ctx context.Context, db postgres.DB, runs []*Run) error {
 		}
 		return nil
 	})
+}
+
+// mergePayloads merges payloads by the rule of queue q.
+func mergePayloads(ctx context.Context, tx pgx.Tx, q *Queue, payloads []json.RawMessage) (json.RawMessage, error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
+	const sql = `SELECT penstock.merge_payloads($1, $2)`
+	var merged json.RawMessage
+	if err := tx.QueryRow(ctx, sql, q.Config.Merge, payloads).Scan(&merged); err != nil {
+		return nil, fmt.Errorf("merge %d entries: %w", len(payloads), err)
+	}
+	return merged, nil
 }
