@@ -41,6 +41,7 @@ type app struct {
 	handler http.Handler // of the API in this process; given by tests, else made when it is first needed
 	pool    *pgxpool.Pool
 	now     func() time.Time
+	keeper  receivers // of callbacks, for the handler in this process
 
 	completionMax time.Duration // a person waits at the prompt for no longer
 }

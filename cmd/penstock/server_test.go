@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/pkg/webhook"
 )
 
 // onlyOnTheDatabase are the commands that the API has not.
@@ -68,7 +69,10 @@ func (s *session) serve() *httptest.Server {
 	if err != nil {
 		s.Fatal(err)
 	}
-	served, looked := api.New(db, api.Config{}), regexp.MustCompile(`^/v1/operations/(\d+)$`)
+	keeper := &receivers{webhook.Keeper{DB: db, Open: func() (webhook.Vault, error) {
+		return webhook.Vault{Key: "a key that nobody can guess"}, nil
+	}}}
+	served, looked := api.New(db, api.Config{Webhooks: keeper}), regexp.MustCompile(`^/v1/operations/(\d+)$`)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		served.ServeHTTP(w, r)
 		if m := looked.FindStringSubmatch(r.URL.Path); m != nil {

@@ -10,17 +10,30 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/pkg/webhook"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// The commands about receivers need the key of the installation, which no leader has: they work on the database alone.
+// Secrets of receivers are sealed with the key of the installation: the leader's with --server, else that of --key.
 func webhookCommand(a *app) *cobra.Command {
 	return noun("webhook", "Webhooks: receivers of callbacks and their secrets",
 		webhookList(a), webhookRegister(a), webhookSecret(a), webhookKey(a), webhookRotate(a), webhookDisable(a))
+}
+
+// receivers keeps the receivers of callbacks for the handler in this process.
+type receivers struct{ webhook.Keeper }
+
+// List implements api.Webhooks.
+func (r *receivers) List(ctx context.Context, after string, limit int) ([]api.Receiver, error) {
+	found, err := webhook.List(ctx, r.DB, after, limit)
+	rows := make([]api.Receiver, len(found))
+	for i, row := range found {
+		rows[i] = api.Receiver(row)
+	}
+	return rows, err
 }
 
 func webhookList(a *app) *cobra.Command {
@@ -32,51 +45,61 @@ func webhookList(a *app) *cobra.Command {
 	limit := operator.PageDefault
 	c.Flags().StringVar(&from, "after", "", "addresses behind this one: the last of the page before")
 	c.Flags().IntVar(&limit, "limit", limit, "at most so many")
-	return paging(a, c, &limit, []column[webhook.Registered]{
-		{title: "URL", text: func(r webhook.Registered) string { return before(r.URL, "(all others)") }},
-		{title: "STATE", text: func(r webhook.Registered) string {
+	return paging(a, c, &limit, []column[api.Receiver]{
+		{title: "URL", text: func(r api.Receiver) string { return before(r.URL, "(all others)") }},
+		{title: "STATE", text: func(r api.Receiver) string {
 			if r.Disabled != nil {
 				return "disabled"
 			}
 			return "serving"
 		}},
-		{title: "SECRET", text: func(r webhook.Registered) string {
+		{title: "SECRET", text: func(r api.Receiver) string {
 			if r.Own {
 				return "own"
 			}
 			return "-"
 		}},
-		{title: "OLD UNTIL", text: func(r webhook.Registered) string { return before(stamp(r.OldUntil), "-") }},
-		{title: "WHY", text: func(r webhook.Registered) string { return short(r.Reason, 60) }},
-	}, func(ctx context.Context, _ conn, _ []string) ([]webhook.Registered, error) {
-		db, err := a.database(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return webhook.List(ctx, db, from, limit)
-	}, func(last webhook.Registered) string { return "--after " + last.URL })
+		{title: "OLD UNTIL", text: func(r api.Receiver) string { return before(stamp(r.OldUntil), "-") }},
+		{title: "WHY", text: func(r api.Receiver) string { return short(r.Reason, 60) }},
+	}, func(ctx context.Context, c conn, _ []string) ([]api.Receiver, error) {
+		return list[api.Receiver](ctx, c, "/v1/webhooks", limit, from)
+	}, func(last api.Receiver) string { return "--after " + last.URL })
 }
 
-// keyFlag adds --key, and returns what opens the vault.
-func (a *app) keyFlag(c *cobra.Command) func() (webhook.Vault, error) {
+// keyFlag adds --key, and returns what gives the handler in this process its vault. With --server the leader has the key.
+func (a *app) keyFlag(c *cobra.Command) func() error {
 	var key string
 	c.Flags().StringVar(&key, "key", "", "what seals secrets, as tasknode.webhook.key: env:NAME or file:/path "+
-		"(PENSTOCK_TASKNODE_WEBHOOK_KEY)")
-	return func() (webhook.Vault, error) {
-		v := webhook.Vault{Read: worker.SecretStore{}.Read}
+		"(PENSTOCK_TASKNODE_WEBHOOK_KEY); with --server the leader's own (leader.webhook.key)")
+	return func() error {
+		if a.server != "" {
+			if key != "" {
+				return usagef("--key goes with --database-url: with --server the key is the leader's own " +
+					"(leader.webhook.key)")
+			}
+			return nil
+		}
 		ref := cmp.Or(key, a.env("PENSTOCK_TASKNODE_WEBHOOK_KEY"))
 		if ref == "" {
-			return v, usagef("give --key as the task nodes have it: env:NAME or file:/path")
+			return usagef("give --key as the task nodes have it: env:NAME or file:/path")
 		}
+		v := webhook.Vault{Read: worker.SecretStore{}.Read}
 		var err error
 		if v.Key, err = worker.ReadSecret(ref); err == nil {
 			err = v.Check()
 		}
 		if err != nil {
-			return v, usagef("--key: %w", err)
+			return usagef("--key: %w", err)
 		}
-		return v, nil
+		a.keeper.Open = func() (webhook.Vault, error) { return v, nil }
+		return nil
 	}
+}
+
+// secretMade is the answer to what makes a secret.
+type secretMade struct {
+	Secret string `json:"secret"`
+	Key    string `json:"key"`
 }
 
 func webhookRegister(a *app) *cobra.Command {
@@ -86,23 +109,35 @@ func webhookRegister(a *app) *cobra.Command {
 		Example: "  penstock webhook register https://acme.example/hooks --key file:/etc/penstock/webhook.key " +
 			"--reason 'their contract'",
 	}
-	vault := a.keyFlag(c)
+	open := a.keyFlag(c)
 	var internal bool
 	c.Flags().BoolVar(&internal, "internal", false,
-		"although it is in a private network; task nodes go by tasknode.webhook.allow_hosts and allow_networks")
-	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
-		var policy webhook.AddressPolicy
-		if at, err := url.Parse(args[0]); err == nil && internal {
-			policy.AllowHosts = []string{at.Hostname()}
+		"although it is in a private network; task nodes go by tasknode.webhook.allow_hosts and allow_networks. "+
+			"With --server the leader's settings of the same names decide")
+	return changing(a, c, func(_ context.Context, server conn, args []string) (change, error) {
+		if err := a.checkReceiver(args[0], internal); err != nil {
+			return change{}, err
 		}
-		if _, err := policy.CheckURL(args[0]); err != nil {
-			return change{}, usageError{err}
-		}
-		return a.sealing(ctx, "register webhook "+args[0], vault,
-			func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
-				return webhook.Register(ctx, a.pool, v, policy, args[0], by)
-			})
+		return a.sealing(server, "register webhook "+args[0], "/v1/webhooks", open, "url", args[0])
 	})
+}
+
+// checkReceiver checks an address before anything is changed. With --server the leader does.
+func (a *app) checkReceiver(address string, internal bool) error {
+	if a.server != "" {
+		if internal {
+			return usagef("--internal goes with --database-url: with --server the leader goes by allow_hosts and " +
+				"allow_networks")
+		}
+		return nil
+	}
+	if at, err := url.Parse(address); err == nil && internal {
+		a.keeper.Policy.AllowHosts = []string{at.Hostname()}
+	}
+	if _, err := a.keeper.Policy.CheckURL(address); err != nil {
+		return usageError{err}
+	}
+	return nil
 }
 
 func webhookSecret(a *app) *cobra.Command {
@@ -111,16 +146,14 @@ func webhookSecret(a *app) *cobra.Command {
 			"and port",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	vault := a.keyFlag(c)
+	open := a.keyFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.revealing(c, vault, func(ctx context.Context, db postgres.DB, v webhook.Vault) ([]string, error) {
-			secrets, err := webhook.SecretsOf(ctx, db, v, args[0])
-			var texts []string
-			for _, s := range secrets {
-				texts = append(texts, s.Reveal())
-			}
-			return texts, err
-		})
+		found, err := revealed[struct{ Secrets []string }](c, a, open, "/v1/webhooks/secrets?"+query("url", args[0]))
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(c.OutOrStdout(), strings.Join(found.Secrets, "\n"))
+		return err
 	}
 	return c
 }
@@ -130,38 +163,28 @@ func webhookKey(a *app) *cobra.Command {
 		Use: "key", Short: "Print the public key with which every receiver can verify signatures of version v1a",
 		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	vault := a.keyFlag(c)
+	open := a.keyFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.revealing(c, vault, func(ctx context.Context, db postgres.DB, v webhook.Vault) ([]string, error) {
-			keys, err := webhook.PublicKeys(ctx, db, v)
-			var texts []string
-			for _, k := range keys {
-				texts = append(texts, k.String())
-			}
-			return texts, err
-		})
+		found, err := revealed[struct{ Keys []string }](c, a, open, "/v1/webhooks/keys")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(c.OutOrStdout(), strings.Join(found.Keys, "\n"))
+		return err
 	}
 	return c
 }
 
-// revealing prints what read returns, a line each, the newest first.
-func (a *app) revealing(c *cobra.Command, vault func() (webhook.Vault, error),
-	read func(context.Context, postgres.DB, webhook.Vault) ([]string, error),
-) error {
-	v, err := vault()
-	if err != nil {
-		return err
+// revealed reads what opens secrets.
+func revealed[T any](c *cobra.Command, a *app, open func() error, path string) (found T, err error) {
+	server, err := a.connect(c.Context())
+	if err == nil {
+		err = open()
 	}
-	db, err := a.database(c.Context())
 	if err != nil {
-		return err
+		return found, err
 	}
-	lines, err := read(c.Context(), db, v)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(c.OutOrStdout(), strings.Join(lines, "\n"))
-	return err
+	return get[T](c.Context(), server, path)
 }
 
 func webhookRotate(a *app) *cobra.Command {
@@ -170,51 +193,26 @@ func webhookRotate(a *app) *cobra.Command {
 			"which those of all others and the key come. The old one signs, too, during --overlap",
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	vault := a.keyFlag(c)
+	open := a.keyFlag(c)
 	var overlap time.Duration
 	c.Flags().DurationVar(&overlap, "overlap", 24*time.Hour, "how long both sign")
-	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
+	return changing(a, c, func(_ context.Context, server conn, args []string) (change, error) {
+		does, address := "renew the root secret of webhooks", ""
 		if len(args) > 0 {
-			return a.sealing(ctx, "rotate secret of webhook "+args[0], vault,
-				func(ctx context.Context, v webhook.Vault, by invalidation.By) (webhook.Secret, error) {
-					return webhook.Rotate(ctx, a.pool, v, args[0], overlap, by)
-				})
+			does, address = "rotate secret of webhook "+args[0], args[0]
 		}
-		v, err := vault()
-		if err == nil {
-			_, err = a.database(ctx)
-		}
-		return change{
-			does: "renew the root secret of webhooks",
-			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				if _, err := webhook.Rotate(ctx, a.pool, v, "", overlap, by); err != nil {
-					return "", err
-				}
-				keys, err := webhook.PublicKeys(ctx, a.pool, v)
-				if err != nil {
-					return "", err
-				}
-				return keys[0].String(), nil
-			},
-		}, err
+		return a.sealing(server, does, "/v1/webhooks/rotate", open, "url", address,
+			"overlap_seconds", overlap.Seconds())
 	})
 }
 
-// sealing plans a change that seals a secret and prints it.
-func (a *app) sealing(ctx context.Context, does string, vault func() (webhook.Vault, error),
-	do func(context.Context, webhook.Vault, invalidation.By) (webhook.Secret, error),
-) (change, error) {
-	v, err := vault()
-	if err == nil {
-		_, err = a.database(ctx)
-	}
+// sealing plans a change that seals a secret and prints it, or the public key that comes from it.
+func (a *app) sealing(server conn, does, path string, open func() error, fields ...any) (change, error) {
 	return change{does: does, do: func(ctx context.Context, by invalidation.By) (string, error) {
-		secret, err := do(ctx, v, by)
-		if err != nil {
-			return "", err
-		}
-		return secret.Reveal(), nil
-	}}, err
+		var made secretMade
+		err := server.post(ctx, path, body(by, fields...), &made)
+		return cmp.Or(made.Secret, made.Key), err
+	}}, open()
 }
 
 func webhookDisable(a *app) *cobra.Command {
@@ -222,13 +220,9 @@ func webhookDisable(a *app) *cobra.Command {
 		Use: "disable URL", Short: "Send a receiver nothing more until it is registered again",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	return changing(a, c, func(ctx context.Context, _ conn, args []string) (change, error) {
-		db, err := a.database(ctx)
-		if err != nil {
-			return change{}, err
-		}
+	return changing(a, c, func(_ context.Context, server conn, args []string) (change, error) {
 		return simple("disable webhook "+args[0], "", true, func(ctx context.Context, by invalidation.By) error {
-			return webhook.DisableEndpoint(ctx, db, args[0], by)
+			return server.post(ctx, "/v1/webhooks/disable", body(by, "url", args[0]), nil)
 		})
 	})
 }

@@ -63,7 +63,19 @@ func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
 		}
 	}
 	s.serve()
-	if got := s.penstock("webhook list"); !strings.Contains(got, "works only on the database") {
-		t.Errorf("through the API it says %s", got)
+	for line, want := range map[string]string{
+		"webhook list":           hook,
+		"webhook secret " + hook: "whsec_",
+		"webhook key":            "whpk_",
+		"webhook key --key x":    "--key goes with --database-url",
+		"webhook register " + hook + " --internal --reason r":     "--internal goes with --database-url",
+		"webhook register https://new.example/in --reason r":      "whsec_",
+		"webhook rotate https://new.example/in --reason leaked":   "whsec_",
+		"webhook rotate --reason yearly":                          "whpk_",
+		"webhook disable https://new.example/in --yes --reason r": "done",
+	} {
+		if got := s.penstock(line); !strings.Contains(got, want) {
+			t.Errorf("through the API %s says %s, not %q", line, got, want)
+		}
 	}
 }

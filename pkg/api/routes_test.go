@@ -261,6 +261,7 @@ func story() []step {
 		{method: "POST", path: "/v1/webhooks/disable", body: `{"url": "https://example.com/hook", ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/webhooks", status: ok, want: "url=https://example.com/hook"},
 		{method: "GET", path: "/v1/webhooks/keys", status: ok},
+		{method: "GET", path: "/v1/webhooks/secrets?url=https://example.com/hook", status: ok},
 
 		{method: "POST", path: "/v1/tokens", body: `{"name": "ci", "scopes": ["push"], "queues": ["work"], ` + reason + `}`, status: made, name: "secret", take: "secret"},
 		{method: "GET", path: "/v1/tokens", status: ok, want: "name=ci"},

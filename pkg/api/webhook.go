@@ -15,12 +15,15 @@ import (
 type Webhooks interface {
 	// Register makes a receiver known, or enables it again, and returns its secret.
 	Register(ctx context.Context, url string, by invalidation.By) (secret string, err error)
-	// Rotate gives a receiver a new secret and returns it; the old one signs as well during overlap.
+	// Rotate gives a receiver a new secret and returns it; the old one signs as well during overlap. Without url it
+	// renews the root secret and returns the public key that comes from it.
 	Rotate(ctx context.Context, url string, overlap time.Duration, by invalidation.By) (secret string, err error)
 	// Disable ends deliveries to a receiver until it is registered again.
 	Disable(ctx context.Context, url string, by invalidation.By) error
 	// List returns receivers behind an address, in the order of addresses, without their secrets.
 	List(ctx context.Context, after string, limit int) ([]Receiver, error)
+	// Secrets returns the secrets that sign for a receiver, the newest first.
+	Secrets(ctx context.Context, url string) ([]string, error)
 	// Keys returns the public keys with which every receiver can verify, the newest first.
 	Keys(ctx context.Context) ([]string, error)
 }
@@ -45,9 +48,13 @@ type webhookChange struct {
 type webhookRotation struct {
 	Body struct {
 		Because
-		URL            string  `json:"url" minLength:"1" maxLength:"2048"`
-		OverlapSeconds float64 `json:"overlap_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"How long the old secret signs as well; a day if absent."`
+		URL            string   `json:"url,omitempty" maxLength:"2048" doc:"Absent: the root secret, from which those of all other receivers and the public key come."`
+		OverlapSeconds *float64 `json:"overlap_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"How long the old secret signs as well; a day if absent."`
 	}
+}
+
+type webhookSecrets struct {
+	Secrets []string `json:"secrets" nullable:"false" doc:"whsec_ and base64, for the receiver alone; the newest first."`
 }
 
 type webhookKeys struct {
@@ -80,26 +87,35 @@ func (a *API) webhookRoutes() {
 		return &answer[webhookKeys]{webhookKeys{keys}}, err
 	})
 	add(a, route{
+		method: "GET", path: all + "/secrets", id: "list-webhook-secrets", scope: admin, of: ofPlatform,
+		summary: "Secrets that sign for a receiver: its own, or those derived for its scheme, host and port",
+	}, func(ctx context.Context, in *struct {
+		URL string `query:"url" required:"true" minLength:"1" maxLength:"2048"`
+	},
+	) (*answer[webhookSecrets], error) {
+		keeper, err := a.webhooks()
+		if err != nil {
+			return nil, err
+		}
+		secrets, err := keeper.Secrets(ctx, in.URL)
+		return &answer[webhookSecrets]{webhookSecrets{secrets}}, err
+	})
+	add(a, route{
 		method: "POST", path: all, id: "register-webhook", scope: admin, of: ofPlatform, status: http.StatusCreated,
 		summary: "Give a receiver a secret of its own, or enable it again; the answer has its secret",
 	}, func(ctx context.Context, in *webhookChange) (*answer[webhookSecret], error) {
-		return a.sealed(func(keeper Webhooks) (string, error) {
-			return keeper.Register(ctx, in.Body.URL, in.Body.by(ctx))
-		})
+		keeper, err := a.webhooks()
+		if err != nil {
+			return nil, err
+		}
+		secret, err := keeper.Register(ctx, in.Body.URL, in.Body.by(ctx))
+		return &answer[webhookSecret]{webhookSecret{Secret: secret}}, err
 	})
 	add(a, route{
 		method: "POST", path: all + "/rotate", id: "rotate-webhook", scope: admin, of: ofPlatform,
 		status:  http.StatusCreated,
 		summary: "Give a receiver a new secret; the old one signs as well during the overlap",
-	}, func(ctx context.Context, in *webhookRotation) (*answer[webhookSecret], error) {
-		overlap := 24 * time.Hour
-		if in.Body.OverlapSeconds > 0 {
-			overlap = time.Duration(in.Body.OverlapSeconds * float64(time.Second))
-		}
-		return a.sealed(func(keeper Webhooks) (string, error) {
-			return keeper.Rotate(ctx, in.Body.URL, overlap, in.Body.by(ctx))
-		})
-	})
+	}, a.rotateWebhook)
 	change(a, route{
 		path: all + "/disable", id: "disable-webhook", scope: admin, of: ofPlatform,
 		summary: "Send a receiver nothing more until it is registered again",
@@ -113,16 +129,24 @@ func (a *API) webhookRoutes() {
 }
 
 type webhookSecret struct {
-	Secret string `json:"secret" doc:"whsec_ and base64, for the receiver alone."`
+	Secret string `json:"secret,omitempty" doc:"whsec_ and base64, for the receiver alone."`
+	Key    string `json:"key,omitempty" doc:"Of the root secret: the public key, whpk_ and base64."`
 }
 
-func (a *API) sealed(do func(Webhooks) (string, error)) (*answer[webhookSecret], error) {
+func (a *API) rotateWebhook(ctx context.Context, in *webhookRotation) (*answer[webhookSecret], error) {
+	overlap := 24 * time.Hour
+	if given := in.Body.OverlapSeconds; given != nil {
+		overlap = time.Duration(*given * float64(time.Second))
+	}
 	keeper, err := a.webhooks()
 	if err != nil {
 		return nil, err
 	}
-	text, err := do(keeper)
-	return &answer[webhookSecret]{webhookSecret{text}}, err
+	text, err := keeper.Rotate(ctx, in.Body.URL, overlap, in.Body.by(ctx))
+	if in.Body.URL == "" {
+		return &answer[webhookSecret]{webhookSecret{Key: text}}, err
+	}
+	return &answer[webhookSecret]{webhookSecret{Secret: text}}, err
 }
 
 func (a *API) webhooks() (Webhooks, error) {

@@ -27,6 +27,8 @@ func (receivers) List(context.Context, string, int) ([]Receiver, error) {
 	return []Receiver{{URL: "https://example.com/hook"}}, nil
 }
 
+func (receivers) Secrets(context.Context, string) ([]string, error) { return []string{"whsec_"}, nil }
+
 func (receivers) Keys(context.Context) ([]string, error) { return []string{"whpk_"}, nil }
 
 func TestAServerWithoutReceiversSaysSo(t *testing.T) {
