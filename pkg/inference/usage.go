@@ -24,8 +24,10 @@ type usageKey struct {
 
 // Used is what calls took of workers.
 type Used struct {
-	Calls  int64
-	GPU    time.Duration // that slots were busy with them, times the GPUs of the instance; a batch's is divided
+	Calls int64
+	// GPU is how long slots were busy with them, times the GPUs of the instance and the sequences that a generation asked
+	// for (n, best_of); a batch's is divided.
+	GPU    time.Duration
 	Wasted time.Duration // of that, for runs whose answer was not kept
 	Tokens worker.Tokens
 }
@@ -148,6 +150,9 @@ func (a *attempt) use(o worker.Outcome, members int) {
 	}
 	used := Used{Calls: 1, GPU: time.Since(a.began) * time.Duration(gpusOf(a.held.endpoint)), Tokens: o.Tokens}
 	used.GPU /= time.Duration(max(members, 1))
+	if a.model.Protocol == worker.ProtocolOpenAI {
+		used.GPU *= time.Duration(worker.Choices(a.run.Entry.Payload))
+	}
 	if o.Kind != worker.Done {
 		used.Wasted = used.GPU
 	}

@@ -76,6 +76,10 @@ type Model struct {
 	Batch            BatchLimits `json:"batch,omitzero"`
 	MaxResponseBytes int64       `json:"max_response_bytes,omitempty"`
 
+	// ChoicesMax bounds n and best_of of a generation: each is a sequence that the server computes beside the others of
+	// its call, which holds one slot. 0: any.
+	ChoicesMax int `json:"choices_max,omitempty"`
+
 	// KeepOutput keeps what runs stream as long as their results. Otherwise it goes about an hour after
 	// the run: the result holds all of it.
 	KeepOutput bool `json:"keep_output,omitempty"`
@@ -271,8 +275,9 @@ func checkProtocol(m Model) error {
 	if m.OnUnknown != AtLeastOnce && m.OnUnknown != AtMostOnce && m.OnUnknown != Reattach {
 		return fieldError("on_unknown", "must be at_least_once, at_most_once or reattach, not %q", m.OnUnknown)
 	}
-	if m.Stream && m.Protocol != ProtocolOpenAI {
-		return fieldError("stream", "is for protocol openai only")
+	if generates := m.Protocol == ProtocolOIP && m.Operation == OperationGenerate; m.Stream && !generates &&
+		m.Protocol != ProtocolOpenAI {
+		return fieldError("stream", "is for protocol openai, and for protocol oip with operation generate")
 	}
 	if m.Protocol == ProtocolOpenAI && operationPaths[m.Operation] == "" {
 		return fieldError("operation", "must be %s, not %q", operationList, m.Operation)
@@ -335,6 +340,8 @@ func checkTimes(m Model) error {
 		return fieldError("timeouts.no_progress", "must not be negative")
 	case m.MaxRetries != nil && *m.MaxRetries < 0:
 		return fieldError("max_retries", "must not be negative")
+	case m.ChoicesMax < 0:
+		return fieldError("choices_max", "must not be negative")
 	case m.MaxResponseBytes <= 0:
 		return fieldError("max_response_bytes", "must be positive")
 	}

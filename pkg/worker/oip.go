@@ -39,21 +39,19 @@ func (synchronous) Cancel(context.Context, RunRef) Cancellation {
 }
 
 func (p *oip) Submit(ctx context.Context, call Call) Outcome {
+	if p.model.Operation == OperationGenerate {
+		return p.generate(ctx, call)
+	}
 	return p.submit(ctx, call, func(finishBy time.Time) (request, error) {
-		if p.model.Operation == OperationGenerate {
-			body, err := p.body(call, finishBy)
-			return request{method: http.MethodPost, url: p.at(p.modelPath() + "/generate"), body: body}, err
-		}
 		body, err := p.inferBody(call, finishBy)
 		return request{method: http.MethodPost, url: p.at(p.modelPath() + "/infer"), body: body}, err
 	}, func(r reply) Outcome {
 		switch {
 		case r.status/100 != 2:
 			return classifyStatus(r.status, r.header, r.body, call.Payload)
-		case p.model.Operation == OperationGenerate && json.Valid(r.body):
-			return done(r.body, r.status)
-		case p.model.Operation == OperationGenerate:
-			return failed(ClassTransient, "worker answered with something that is not JSON")
+		case r.header.Get("Inference-Header-Content-Length") != "":
+			return failed(ClassInput, "worker answered with tensors in binary form, which no JSON result can hold: "+
+				"let it answer in JSON")
 		case !hasMember(r.body, "outputs"):
 			return failed(ClassTransient, "worker answered without outputs")
 		}
@@ -67,6 +65,10 @@ func (p *oip) inferBody(call Call, finishBy time.Time) (json.RawMessage, error) 
 	expanded, err := p.body(call, finishBy)
 	if err != nil {
 		return nil, err
+	}
+	if field := binaryField(expanded); field != "" {
+		return nil, fieldError(field, "asks for tensors in binary form, which a JSON payload cannot carry: "+
+			"give and ask for data")
 	}
 	var body map[string]json.RawMessage
 	if json.Unmarshal(expanded, &body) != nil || body["inputs"] == nil {

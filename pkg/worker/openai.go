@@ -98,6 +98,9 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	if err := p.setModel(fields); err != nil {
 		return generation{}, err
 	}
+	if err := p.model.checkChoices(fields); err != nil && generates(operation) {
+		return generation{}, err
+	}
 	streaming, err := p.setStream(fields, operation)
 	if err != nil {
 		return generation{}, err

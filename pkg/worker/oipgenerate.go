@@ -1,0 +1,183 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// generate asks for a generation whole, or with model.Stream by generate_stream: server-sent events, each a JSON object
+// whose text_output continues the one before, until the connection ends.
+func (p *oip) generate(ctx context.Context, call Call) Outcome {
+	if !p.model.Stream {
+		return p.submit(ctx, call, func(finishBy time.Time) (request, error) {
+			body, err := p.body(call, finishBy)
+			return request{method: http.MethodPost, url: p.at(p.modelPath() + "/generate"), body: body}, err
+		}, func(r reply) Outcome { return judgeGenerate(r, call) })
+	}
+	ctx, cancel, finishBy := p.begin(ctx, call)
+	defer cancel()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	body, err := p.body(call, finishBy)
+	if err != nil {
+		return BadPayload(err)
+	}
+	a := p.do(ctx, request{
+		method: http.MethodPost, url: p.at(p.modelPath() + "/generate_stream"), body: body,
+		header: p.headers(call, finishBy), accept: "text/event-stream, application/json",
+	})
+	switch {
+	case a.err != nil:
+		return p.broken(ctx, a, a.err)
+	case a.reply.StatusCode/100 == 2 && isEventStream(a.reply):
+		return p.consume(ctx, stop, a, call)
+	}
+	return p.judged(ctx, a, func(r reply) Outcome { return judgeGenerate(r, call) })
+}
+
+func judgeGenerate(r reply, call Call) Outcome {
+	switch {
+	case r.status/100 != 2:
+		return classifyStatus(r.status, r.header, r.body, call.Payload)
+	case !json.Valid(r.body):
+		return failed(ClassTransient, "worker answered with something that is not JSON")
+	}
+	return done(r.body, r.status)
+}
+
+// consume reads a stream to the end of its connection, which is that of the generation: the protocol has no other mark.
+// A connection that breaks ends in an error of the transport.
+func (p *oip) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call) Outcome {
+	defer a.reply.Body.Close()
+	body := io.Reader(a.reply.Body)
+	if limit := p.model.Timeouts.NoProgress.Duration(); limit > 0 {
+		watched := watchProgress(body, max(limit, p.model.Timeouts.Start.Duration()), limit, stop)
+		defer watched.Stop()
+		body = watched
+	}
+	out := newChunker(ctx, call.Output)
+	o := p.follow(newEvents(body, p.model.MaxResponseBytes), out, call.Payload,
+		func(err error) Outcome { return p.broken(ctx, a, err) })
+	if err := out.Close(); err != nil && o.Kind == Done {
+		o.Err = fmt.Errorf("write output: %w", err)
+	}
+	o.SentAt, o.StatusCode = a.sentAt, a.reply.StatusCode
+	return o
+}
+
+// follow reads events until the stream ends or has an error event.
+func (p *oip) follow(events *events, out *chunker, request []byte, broken func(error) Outcome) Outcome {
+	var whole generated
+	for {
+		event, err := events.next()
+		switch {
+		case errors.Is(err, io.EOF) && whole.fields != nil:
+			return whole.outcome()
+		case errors.Is(err, io.EOF):
+			return broken(io.ErrUnexpectedEOF)
+		case err != nil:
+			return broken(err)
+		case hasMember(event.data, "error"), event.name == "error":
+			return errorAfterOK(event.data, request, whole.fields != nil)
+		}
+		if err := whole.add(event.data); err != nil {
+			return failed(ClassTransient, "worker streamed something that is not JSON")
+		}
+		if whole.bytes > p.model.MaxResponseBytes {
+			return broken(&TooLargeError{LimitBytes: p.model.MaxResponseBytes})
+		}
+		out.Write(event.frame())
+	}
+}
+
+// generated is a generation put together from its events, as one answer of generate has it.
+type generated struct {
+	fields map[string]json.RawMessage // of the last event that has each
+	text   []byte                     // text_output of all of them
+	bytes  int64
+}
+
+func (g *generated) add(data []byte) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return fmt.Errorf("read event: %w", err)
+	}
+	if g.fields == nil {
+		g.fields = map[string]json.RawMessage{}
+	}
+	var text string
+	if json.Unmarshal(fields["text_output"], &text) == nil { // absent, or a list: the last one counts
+		g.text = append(g.text, text...)
+		g.bytes += int64(len(text))
+	}
+	size := 0
+	for name, value := range fields {
+		g.fields[name] = value
+	}
+	for name, value := range g.fields {
+		size += len(name) + len(value)
+	}
+	g.bytes = int64(len(g.text) + size)
+	return nil
+}
+
+func (g *generated) outcome() Outcome {
+	var one string
+	if json.Unmarshal(g.fields["text_output"], &one) == nil {
+		text, err := json.Marshal(string(g.text))
+		if err != nil {
+			return failed(ClassTransient, "worker streamed text that is not JSON")
+		}
+		g.fields["text_output"] = text
+	}
+	answer, err := json.Marshal(g.fields)
+	if err != nil {
+		return failed(ClassTransient, "worker streamed something that is not JSON")
+	}
+	return done(answer, http.StatusOK)
+}
+
+// The binary extension of the protocol puts tensors behind the JSON of a body, in bytes that no JSON value can hold.
+// Payloads and results are JSON, so that tensors go as data, in both directions.
+
+// binaryField returns the name of the member with which an infer payload gives or asks for tensors in binary form, empty
+// if it does neither.
+func binaryField(payload json.RawMessage) string {
+	var r struct {
+		Parameters struct {
+			All json.RawMessage `json:"binary_data_output"`
+		} `json:"parameters"`
+		Inputs []struct {
+			Parameters struct {
+				Size json.RawMessage `json:"binary_data_size"`
+			} `json:"parameters"`
+		} `json:"inputs"`
+		Outputs []struct {
+			Parameters struct {
+				Binary json.RawMessage `json:"binary_data"`
+			} `json:"parameters"`
+		} `json:"outputs"`
+	}
+	if json.Unmarshal(payload, &r) != nil {
+		return "" // of another shape: the server says what it lacks
+	}
+	if string(r.Parameters.All) == "true" {
+		return "parameters.binary_data_output"
+	}
+	for i, in := range r.Inputs {
+		if isSet(in.Parameters.Size) {
+			return fmt.Sprintf("inputs[%d].parameters.binary_data_size", i)
+		}
+	}
+	for i, out := range r.Outputs {
+		if string(out.Parameters.Binary) == "true" {
+			return fmt.Sprintf("outputs[%d].parameters.binary_data", i)
+		}
+	}
+	return ""
+}
