@@ -32,6 +32,7 @@ type Leader struct {
 	Webhook  Webhook    `koanf:"webhook"`
 	Election Election   `koanf:"election"`
 	Recovery Recovery   `koanf:"recovery"`
+	Brake    Brake      `koanf:"brake"`
 
 	Dashboard Dashboard `koanf:"dashboard"`
 	Scale     Scale     `koanf:"scale"`
@@ -110,6 +111,7 @@ func defaults() Config {
 				Pause: 500 * time.Millisecond, Locks: 10_000, SuspendShare: 0.3, SuspendNodes: 3,
 				NodeRetention: 10 * time.Minute, AuditRetention: 400 * 24 * time.Hour,
 			},
+			Brake: Brake{At: 0.95, QueueEntries: 20_000_000},
 		},
 	}
 }
@@ -138,6 +140,9 @@ func (c Config) validate() error {
 		l.Recovery.SuspendShare, "more than 0 and at most 1")
 	check(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
 	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
+	check(l.Brake.At > 0.1 && l.Brake.At <= 1, "brake.at", l.Brake.At, "more than 0.1 and at most 1")
+	check(l.Brake.DatabaseBytes >= 0, "brake.database_bytes_max", l.Brake.DatabaseBytes, "0 or more")
+	check(l.Brake.QueueEntries >= 0, "brake.queue_entries_max", l.Brake.QueueEntries, "0 or more")
 	keep := l.Recovery.AuditRetention
 	check(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
 	check(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path,

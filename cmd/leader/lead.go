@@ -73,6 +73,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		SuspendNodesMin: l.cfg.Leader.Recovery.SuspendNodes,
 		NodeRetention:   l.cfg.Leader.Recovery.NodeRetention,
 		AuditRetention:  l.cfg.Leader.Recovery.AuditRetention,
+		Brake:           l.cfg.Leader.Brake.config(),
 		Hint:            l.hinter.Hint,
 		Log:             l.log.With("term", term),
 	}

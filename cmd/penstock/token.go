@@ -82,9 +82,11 @@ func tokenCreate(a *app) *cobra.Command {
 	var highest int16
 	var rate float64
 	var burst int32
+	var gpuMS int64
+	var gpuPeriod string
 	f := c.Flags()
 	f.StringSliceVar(&g.Scopes, "scope", nil,
-		"push, read, operate (and read), admin (everything), call (models, at gateways)")
+		"push, read, operate (and read), admin (everything), call (models, at gateways), announce (instances)")
 	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
 	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
 	f.StringSliceVar(&g.Flows, "flow", nil, "limit its pushes to these flows; with scopes push and read alone")
@@ -93,12 +95,15 @@ func tokenCreate(a *app) *cobra.Command {
 	f.Float64Var(&rate, "rate", 0,
 		"limit its pushes to so many entries a second at each leader; with scopes push and read alone")
 	f.Int32Var(&burst, "burst", 0, "with --rate: so many entries at once; by default those of a second")
+	f.Int64Var(&gpuMS, "gpu-ms", 0, "refuse its pushes when the calls of its --flow have taken so many milliseconds "+
+		"of GPU in a --gpu-period")
+	f.StringVar(&gpuPeriod, "gpu-period", "hour", "of --gpu-ms: hour or day")
 	f.StringVar(&expires, "expires", "", "a time, a duration from now, or never; by default the server's lifetime "+
 		"of tokens, a year unless configured")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		var err error
 		if len(g.Scopes) == 0 {
-			return change{}, usagef("a token needs --scope: push, read, operate, admin or call")
+			return change{}, usagef("a token needs --scope: push, read, operate, admin, call or announce")
 		}
 		never := expires == "never"
 		if !never {
@@ -115,6 +120,9 @@ func tokenCreate(a *app) *cobra.Command {
 		if c.Flags().Changed("burst") {
 			g.Burst = &burst
 		}
+		if c.Flags().Changed("gpu-ms") {
+			g.GPUMS, g.GPUPeriod = &gpuMS, &gpuPeriod
+		}
 		g.Name = args[0]
 		return change{
 			does: "create token " + g.Name,
@@ -122,6 +130,7 @@ func tokenCreate(a *app) *cobra.Command {
 				var made issued
 				in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
 					"flows", g.Flows, "priority_max", g.PriorityMax, "rate", g.Rate, "burst", g.Burst,
+					"gpu_ms", g.GPUMS, "gpu_period", g.GPUPeriod,
 					"expires_at", g.ExpiresAt, "never_expires", never)
 				err := api.post(ctx, "/v1/tokens", in, &made)
 				return made.Secret, err

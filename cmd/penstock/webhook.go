@@ -66,7 +66,8 @@ func webhookList(a *app) *cobra.Command {
 	}, func(last api.Receiver) string { return "--after " + last.URL })
 }
 
-// keyFlag adds --key, and returns what gives the handler in this process its vault. With --server the leader has the key.
+// keyFlag adds --key, and returns what gives the handler in this process its vault. With --server the leader has the
+// key.
 func (a *app) keyFlag(c *cobra.Command) func() error {
 	var key string
 	c.Flags().StringVar(&key, "key", "", "what seals secrets, as tasknode.webhook.key: env:NAME or file:/path "+

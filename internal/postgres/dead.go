@@ -20,8 +20,8 @@ const (
 	// silentTimeout is for how long the other end may acknowledge nothing, neither what was sent nor probes. A server
 	// that works on a statement acknowledges. pgconn's own is 5 minutes and more, and a quarter of an hour after a send.
 	silentTimeout = 15 * time.Second
-	// answerGrace is how long after its statement_timeout an answer is waited for: the server has ended the statement by
-	// then, so that what has not come by then was lost on a connection that stays open, or is held up behind a pooler.
+	// answerGrace is how long after its statement_timeout an answer is waited for: the server has ended the statement
+	// by then, so that the answer was lost on a connection that stays open, or is held up behind a pooler.
 	answerGrace = 5 * time.Second
 )
 
@@ -75,7 +75,7 @@ func (c *closesSoon) expect() error {
 }
 
 // SetDeadline implements net.Conn. It caps deadlines in the future: pgconn sets none but the one of a close after a
-// cancelled statement. The deadline of a statement is a context of its own, at whose end pgconn sets one that has passed.
+// cancelled statement. The deadline of a statement is a context of its own, at whose end pgconn sets one in the past.
 func (c *closesSoon) SetDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -242,8 +242,8 @@ func Unavailable(err error) bool {
 	}
 }
 
-// Disconnected reports whether err is the loss of a connection, or an answer that did not come in time, and not an error
-// of the server.
+// Disconnected reports whether err is the loss of a connection, or an answer that did not come in time, and not an
+// error of the server.
 func Disconnected(err error) bool {
 	var network net.Error
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||

@@ -57,6 +57,8 @@ BEGIN
     IF q.kind NOT IN ('batch', 'task') THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not batch', q.name, q.kind
             USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''name'', ''{"kind": "batch"}'').';
+    ELSIF q.refusal IS NOT NULL THEN
+        PERFORM penstock.refuse_push(q); -- raises
     ELSIF jsonb_typeof(options) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'options of a batch are not a JSON object' USING ERRCODE = 'PS002';
     ELSIF penstock.has_wild_number(options) THEN

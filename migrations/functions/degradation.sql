@@ -130,6 +130,6 @@ CREATE OR REPLACE FUNCTION penstock.degradations()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
     SELECT d.* FROM (SELECT * FROM penstock.degraded_models() UNION ALL SELECT * FROM penstock.degraded_hints()
-                     UNION ALL SELECT * FROM penstock.degraded_queues()) d
+                     UNION ALL SELECT * FROM penstock.degraded_queues() UNION ALL SELECT * FROM penstock.degraded_pushes()) d
      ORDER BY d.critical DESC, d.code, d.object
 $$;

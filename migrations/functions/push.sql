@@ -227,6 +227,8 @@ BEGIN
         RAISE EXCEPTION 'queue "%" of kind % takes entries from Penstock alone', q.name, q.kind
             USING ERRCODE = 'PS002', HINT = CASE q.kind WHEN 'webhook' THEN 'Push to another queue, with a callback.'
                                             ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
+    ELSIF q.refusal IS NOT NULL AND NOT inside THEN
+        PERFORM penstock.refuse_push(q); -- raises
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
     IF q.grouping IS NULL AND q.capacity IS NULL AND q.start_within IS NULL AND q.finish_within IS NULL AND q.capacity_per_flow IS NULL

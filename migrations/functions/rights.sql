@@ -42,7 +42,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node gateway operator read', 'entry_id_seq token_seq term_seq', 'SELECT', NULL),
         ('leader operator read', 'audit', 'SELECT', NULL),
         ('read', 'api_token', 'SELECT',
-         '{id,name,scopes,applications,queues,flows,priority_max,rate,burst,created_at,created_by,expires_at,revoked_at,used_at}'),
+         '{id,name,scopes,applications,queues,flows,priority_max,rate,burst,gpu_ms,gpu_period,created_at,created_by,expires_at,revoked_at,used_at}'),
         ('read', 'webhook_endpoint', 'SELECT', '{url,old_until,disabled_at,disabled_reason,created_at}'),
 
         -- Working tables: entries and what belongs to their runs.
@@ -97,6 +97,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader operator', 'batch', 'INSERT', NULL),
         ('operator', 'batch', 'UPDATE', '{status,items,split_entry_id}'),
         ('leader operator', 'queue', 'UPDATE', '{statements,version}'),
+        ('leader', 'queue', 'UPDATE', '{refusal}'),
         ('operator', 'limit', 'UPDATE', '{uncounted_to}'),
         ('leader operator', 'model', 'UPDATE', '{version}'),
         ('leader operator', 'deployment', 'UPDATE', '{changed_at}'),

@@ -27,11 +27,15 @@ const (
 	read    scope = "read"    // see everything
 	operate scope = "operate" // pause, resume, retry, cancel, drain
 	admin   scope = "admin"   // settings, and tokens themselves
+
+	announce scope = "announce" // instances of models, for a time, by themselves
 )
 
 // included lists what each scope of a token is good for.
 var included = map[string][]scope{
-	"push": {push}, "read": {read}, "operate": {operate, read}, "admin": {admin, operate, read, push},
+	"push": {push}, "read": {read}, "operate": {operate, read},
+	"admin":    {admin, operate, read, push, announce},
+	"announce": {announce},
 }
 
 // object says how to find the queue and the application that an address is about.

@@ -121,7 +121,7 @@ var needs = map[string]scope{
 	"POST /models/schedule_externally_on_specific_provider": operate,
 	"GET /v1/scale/minutes":                                 read,
 	"POST /v1/scale/simulate":                               read,
-	"POST /v1/instances/{model}/{server}/announce":          admin,
+	"POST /v1/instances/{model}/{server}/announce":          announce,
 	"PUT /v1/scale/override":                                operate,
 	"DELETE /v1/scale/override":                             operate,
 	"GET /v1/scale/settings":                                read,
@@ -158,19 +158,23 @@ var needs = map[string]scope{
 	"POST /v1/tokens/{name}/revoke":                         admin,
 	"GET /v1/webhooks":                                      read,
 	"GET /v1/webhooks/keys":                                 read,
+	"GET /v1/webhooks/secrets":                              admin,
 	"POST /v1/webhooks":                                     admin,
 	"POST /v1/webhooks/rotate":                              admin,
 	"POST /v1/webhooks/disable":                             admin,
 }
 
 // lets says which scopes of a token are good for what an address needs.
-var lets = map[scope]string{"": "none push read operate admin", push: "push admin", read: "read operate admin", operate: "operate admin", admin: "admin"}
+var lets = map[scope]string{
+	"": "none push read operate admin announce", push: "push admin", read: "read operate admin", operate: "operate admin",
+	admin: "admin", announce: "announce admin",
+}
 
 func TestEachAddressLetsInExactlyTheRolesThatItShould(t *testing.T) {
 	pool := pgtest.New(t)
 	a := New(pool, Config{})
 	secrets := map[string]string{"none": ""}
-	for _, role := range []string{"push", "read", "operate", "admin"} {
+	for _, role := range []string{"push", "read", "operate", "admin", "announce"} {
 		secrets[role] = newToken(t, pool, operator.Grant{Name: role, Scopes: []string{role}})
 	}
 	secrets["expired"] = newToken(t, pool, operator.Grant{Name: "expired", Scopes: []string{"admin"}, ExpiresAt: time.Now().Add(-time.Hour)})

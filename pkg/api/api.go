@@ -35,6 +35,7 @@ type API struct {
 	degraded        degraded
 	refusals        refusals
 	rates           rates
+	budgets         budgets
 	watch           *watch
 	examining       sync.Mutex
 	// draining ends when Drain is called.

@@ -158,7 +158,7 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.rates.take(callerOf(r.Context()), 1); err != nil {
+	if err := a.afford(r.Context(), 1); err != nil {
 		return err
 	}
 	pushed, err := queue.Push(r.Context(), p)

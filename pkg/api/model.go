@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -78,7 +79,7 @@ func (a *API) instanceRoutes() {
 	add(a, route{
 		method: "POST", path: instance + "/announce", id: "announce-instance", status: 200,
 		summary: "Register an endpoint for a time, or renew that; the answer tells it to serve, to drain or to stop",
-		scope:   admin, of: ofPlatform,
+		scope:   announce, of: ofModel,
 	}, a.announceInstance)
 	change(a, route{
 		path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end",
@@ -247,6 +248,10 @@ type announced struct {
 }
 
 func (a *API) announceInstance(ctx context.Context, in *announcement) (*answer[announced], error) {
+	// The endpoint gets prompts, and the secret headers of the model: an admin who is limited may not name one.
+	if c := callerOf(ctx); c.limited() && !slices.Contains(c.Scopes, string(announce)) {
+		return nil, fmt.Errorf("%w: a limited token needs scope announce", errForbidden)
+	}
 	labels, err := json.Marshal(in.Body.Labels)
 	if err != nil {
 		return nil, err

@@ -98,7 +98,7 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.rates.take(callerOf(ctx), len(pushes)); err != nil {
+	if err := a.afford(ctx, len(pushes)); err != nil {
 		return err
 	}
 	pushed, err := queue.Push(ctx, pushes...)

@@ -49,14 +49,14 @@ func TestEachRoleDoesWhatItMayAndNothingElse(t *testing.T) {
 	w := newWorld(t)
 	w.api = New(w.pool, Config{Reports: reports{}, Webhooks: receivers{}})
 	secrets := map[string]string{"none": "", "unknown": operator.NewSecret()}
-	for _, role := range []string{"push", "read", "operate", "admin"} {
+	for _, role := range []string{"push", "read", "operate", "admin", "announce"} {
 		secrets[role] = newToken(t, w.pool, operator.Grant{Name: role, Scopes: []string{role}})
 	}
 	// All scopes, but for an application that has nothing here.
 	secrets["elsewhere"] = newToken(t, w.pool, operator.Grant{
 		Name: "elsewhere", Scopes: []string{"push", "read", "operate", "admin"}, Applications: []string{"other"},
 	})
-	least := map[scope]string{"": "none", push: "push", read: "read", operate: "operate", admin: "admin"}
+	least := map[scope]string{"": "none", push: "push", read: "read", operate: "operate", admin: "admin", announce: "announce"}
 	for _, s := range story() {
 		if s.before != nil {
 			s.before(w)

@@ -66,7 +66,12 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	trace := r.Header.Get("Traceparent")
 	s := &stream{
 		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid,
-		spend: func(n int) (int, error) { return a.rates.some(callerOf(r.Context()), n) },
+		spend: func(n int) (int, error) {
+			if err := a.budgets.check(r.Context(), a.db, callerOf(r.Context())); err != nil {
+				return 0, err
+			}
+			return a.rates.some(callerOf(r.Context()), n)
+		},
 		pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 			return a.pushOf(callerOf(r.Context()), e, key, trace, number)
 		},

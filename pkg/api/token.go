@@ -44,13 +44,15 @@ type tokenCreation struct {
 	Body struct {
 		Because
 		Name         string    `json:"name" minLength:"1" maxLength:"63"`
-		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin,call"`
+		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin,call,announce"`
 		Applications []string  `json:"applications,omitempty" nullable:"false" doc:"To limit it to these."`
 		Queues       []string  `json:"queues,omitempty" nullable:"false" doc:"To limit it to these."`
 		Flows        []string  `json:"flows,omitempty" nullable:"false" doc:"To limit its pushes to these flows. A push without a flow gets the only one. With scopes push and read alone."`
 		PriorityMax  *int16    `json:"priority_max,omitempty" minimum:"0" maximum:"9" doc:"The highest priority that its pushes may ask for. With scopes push and read alone."`
 		Rate         *float64  `json:"rate,omitempty" exclusiveMinimum:"0" maximum:"1e9" doc:"Entries a second, at each leader. With scopes push and read alone."`
 		Burst        *int32    `json:"burst,omitempty" minimum:"1" doc:"Entries at once, with rate; absent: those of a second."`
+		GPUMS        *int64    `json:"gpu_ms,omitempty" minimum:"1" doc:"GPU milliseconds of its flows in a period."`
+		GPUPeriod    *string   `json:"gpu_period,omitempty" enum:"hour,day" doc:"Of gpu_ms, by UTC."`
 		ExpiresAt    time.Time `json:"expires_at,omitzero" doc:"Absent: after the server's default lifetime of tokens, a year unless it is configured."`
 		NeverExpires bool      `json:"never_expires,omitempty" doc:"In place of expires_at."`
 	}
@@ -64,7 +66,8 @@ func (a *API) createToken(ctx context.Context, in *tokenCreation) (*answer[secre
 	b := in.Body
 	g := operator.Grant{
 		Name: b.Name, Scopes: b.Scopes, Applications: b.Applications, Queues: b.Queues,
-		Flows: b.Flows, PriorityMax: b.PriorityMax, Rate: b.Rate, Burst: b.Burst, ExpiresAt: b.ExpiresAt,
+		Flows: b.Flows, PriorityMax: b.PriorityMax, Rate: b.Rate, Burst: b.Burst, GPUMS: b.GPUMS,
+		GPUPeriod: b.GPUPeriod, ExpiresAt: b.ExpiresAt,
 	}
 	switch {
 	case b.NeverExpires && !b.ExpiresAt.IsZero():

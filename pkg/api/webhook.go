@@ -48,13 +48,13 @@ type webhookChange struct {
 type webhookRotation struct {
 	Body struct {
 		Because
-		URL            string   `json:"url,omitempty" maxLength:"2048" doc:"Absent: the root secret, from which those of all other receivers and the public key come."`
+		URL            string   `json:"url,omitempty" maxLength:"2048" doc:"Absent: the root secret."`
 		OverlapSeconds *float64 `json:"overlap_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"How long the old secret signs as well; a day if absent."`
 	}
 }
 
 type webhookSecrets struct {
-	Secrets []string `json:"secrets" nullable:"false" doc:"whsec_ and base64, for the receiver alone; the newest first."`
+	Secrets []string `json:"secrets" nullable:"false" doc:"whsec_ and base64; the newest first."`
 }
 
 type webhookKeys struct {

@@ -247,7 +247,8 @@ func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.Ra
 		last := 0
 		for {
 			bounded, cancel := postgres.Bounded(ctx)
-			page, err := pgx.CollectRows(postgres.Query(bounded, db, resultsSQL, batch, last), pgx.RowToStructByPos[part])
+			rows := postgres.Query(bounded, db, resultsSQL, batch, last)
+			page, err := pgx.CollectRows(rows, pgx.RowToStructByPos[part])
 			cancel()
 			if err != nil {
 				yield(nil, fmt.Errorf("read results of batch %d: %w", batch, err))

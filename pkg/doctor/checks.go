@@ -37,6 +37,7 @@ var checks = []check{
 	{"dead slots", checkDeadSlots},
 	{"instances", checkInstances},
 	{"hints", checkHints},
+	{"room", checkRoom},
 	{"pauses", checkPaused},
 	{"invariants", checkInvariants},
 }

@@ -34,6 +34,13 @@ func checkHints(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		[]string{"no_hints"})
 }
 
+func checkRoom(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, degradedSQL, "pushes are taken", "pushes are refused for want of room: %d",
+		"Entries that wait are run, and pushes are taken again when there is room: add disk, keep results, failures "+
+			"for less long, start nodes, or raise leader.brake. A queue with a capacity of its own goes by that.",
+		[]string{"storage_full", "queue_full"})
+}
+
 func checkStandstills(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, degradedSQL, "no queue with work and nodes is at a standstill", "queues at a standstill: %d",
 		"The causes are named behind each queue; where there is none, the nodes' logs say why they claim nothing. "+

@@ -25,8 +25,8 @@ type usageKey struct {
 // Used is what calls took of workers.
 type Used struct {
 	Calls int64
-	// GPU is how long slots were busy with them, times the GPUs of the instance and the sequences that a generation asked
-	// for (n, best_of); a batch's is divided.
+	// GPU is how long slots were busy with them, times the GPUs of the instance and the sequences that a generation
+	// asked for (n, best_of); a batch's is divided.
 	GPU    time.Duration
 	Wasted time.Duration // of that, for runs whose answer was not kept
 	Tokens worker.Tokens

@@ -84,6 +84,7 @@ WITH fresh AS (
               FROM penstock.queue
              WHERE id = $1 AND grouping IS NULL AND capacity IS NULL AND start_within IS NULL AND finish_within IS NULL
                AND capacity_per_flow IS NULL AND capacity_per_slot IS NULL AND on_no_instance = 'wait'
+               AND refusal IS NULL
                AND payload_limit >= $3::integer OFFSET 0) q
     RETURNING id, priority
 )

@@ -98,7 +98,7 @@ type Off struct {
 }
 
 const settingsSQL = `
-SELECT to_jsonb(q) - ARRAY['id', 'name', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'disabled_at',
+SELECT to_jsonb(q) - ARRAY['id', 'name', 'refusal', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'disabled_at',
        'disabled_by',
                            'disabled_reason', 'version', 'created_at'] AS settings,
        coalesce((SELECT jsonb_object_agg(l.name, u.units) FROM penstock.limit_use u

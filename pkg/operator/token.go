@@ -23,13 +23,15 @@ import (
 type APIToken struct {
 	ID           int64      `json:"id"`
 	Name         string     `json:"name"`                   // the actor in the audit
-	Scopes       []string   `json:"scopes"`                 // of push, read, operate, admin
+	Scopes       []string   `json:"scopes"`                 // of push, read, operate, admin, call, announce
 	Applications []string   `json:"applications"`           // to which it is limited; empty: to none
 	Queues       []string   `json:"queues"`                 // to which it is limited; empty: to none
 	Flows        []string   `json:"flows"`                  // of the entries that it may push; empty: any
 	PriorityMax  *int16     `json:"priority_max,omitempty"` // that a push may ask for; absent: any
 	Rate         *float64   `json:"rate,omitempty"`         // entries a second that it may push, at each leader
 	Burst        *int32     `json:"burst,omitempty"`        // entries at once; absent: those of a second
+	GPUMS        *int64     `json:"gpu_ms,omitempty"`       // milliseconds that calls of its flows may take in a period
+	GPUPeriod    *string    `json:"gpu_period,omitempty"`   // hour or day of UTC
 	CreatedAt    time.Time  `json:"created_at"`
 	CreatedBy    string     `json:"created_by"`
 	ExpiresAt    *time.Time `json:"expires_at,omitempty"`
@@ -47,8 +49,12 @@ type Grant struct {
 	PriorityMax *int16 // that a push may ask for, 0 to 9; nil: any; only with scopes push and read
 	// Rate is how many entries a second it may push through each leader, nil for any; Burst how many at once, nil for
 	// those of a second, at least one. Only with scopes push and read.
-	Rate      *float64
-	Burst     *int32
+	Rate  *float64
+	Burst *int32
+	// GPUMS is how many milliseconds of GPU the calls of Flows, which must not be empty then, may take in a GPUPeriod,
+	// hour or day; nil: any.
+	GPUMS     *int64
+	GPUPeriod *string
 	ExpiresAt time.Time // zero: never
 }
 
@@ -76,7 +82,7 @@ func WellFormed(secret string) bool {
 }
 
 const tokenColumns = `
-SELECT id, name, scopes, applications, queues, flows, priority_max, rate, burst,
+SELECT id, name, scopes, applications, queues, flows, priority_max, rate, burst, gpu_ms, gpu_period,
        created_at, created_by, expires_at, revoked_at, used_at,
        revoked_at IS NULL AND coalesce(expires_at > clock_timestamp(), true) AS live
   FROM penstock.api_token`
@@ -126,7 +132,7 @@ func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By)
 			map[string]any{
 				"scopes": g.Scopes, "applications": g.Applications, "queues": g.Queues,
 				"flows": g.Flows, "priority_max": g.PriorityMax, "rate": g.Rate, "burst": g.Burst,
-				"expires_at": given(g.ExpiresAt),
+				"gpu_ms": g.GPUMS, "gpu_period": g.GPUPeriod, "expires_at": given(g.ExpiresAt),
 			})
 	})
 	return secret, err
@@ -147,20 +153,25 @@ func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (s
 	hash := sha256.Sum256([]byte(secret))
 	const sql = `
 INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by, flows,
-                                priority_max, rate, burst)
+                                priority_max, rate, burst, gpu_ms, gpu_period)
 VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user),
-        coalesce($8::text[], '{}'), $9, $10, $11)`
+        coalesce($8::text[], '{}'), $9, $10, $11, $12, $13)`
 	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
-		given(by.Actor), g.Flows, g.PriorityMax, g.Rate, g.Burst)
+		given(by.Actor), g.Flows, g.PriorityMax, g.Rate, g.Burst, g.GPUMS, g.GPUPeriod)
 	var violated *pgconn.PgError
 	if errors.As(err, &violated) && violated.ConstraintName == "api_token_push_limits" {
 		return "", fmt.Errorf("create token %q: flows, priority_max and rate limit pushes alone, and go with no scope "+
-			"but push and read: %w",
+			"but push, read, call and announce: %w",
 			g.Name, invalidation.ErrInvalid)
 	}
+	if violated != nil && violated.ConstraintName == "api_token_budget" {
+		return "", fmt.Errorf("create token %q: gpu_ms goes with gpu_period, hour or day, and with flows, whose use "+
+			"it bounds: %w", g.Name, invalidation.ErrInvalid)
+	}
 	if code := postgres.Code(err); code == "23514" || code == "23502" {
-		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate and admin, "+
-			"at least one, priority_max is 0 to 9, rate is above 0, and burst, at least 1, goes with rate: %w", invalidation.ErrInvalid)
+		err = fmt.Errorf("a name has letters, digits and . _ @ -, and scopes are of push, read, operate, admin, "+
+			"call and announce, at least one, priority_max is 0 to 9, rate and gpu_ms are above 0, gpu_period is hour "+
+			"or day, and burst, at least 1, goes with rate: %w", invalidation.ErrInvalid)
 	}
 	if err != nil {
 		return "", fmt.Errorf("create token %q: %w", g.Name, err)
@@ -196,7 +207,8 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 		}
 		secret, err = insertToken(ctx, tx, Grant{
 			Name: name, Scopes: was.Scopes, Applications: was.Applications, Queues: was.Queues,
-			Flows: was.Flows, PriorityMax: was.PriorityMax, Rate: was.Rate, Burst: was.Burst, ExpiresAt: expires,
+			Flows: was.Flows, PriorityMax: was.PriorityMax, Rate: was.Rate, Burst: was.Burst, GPUMS: was.GPUMS,
+			GPUPeriod: was.GPUPeriod, ExpiresAt: expires,
 		}, by)
 		if err != nil {
 			return err

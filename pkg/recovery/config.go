@@ -69,6 +69,8 @@ type Config struct {
 	AuditRetention time.Duration
 	// RetentionPause is the time between two passes of Retention. Default 1 minute.
 	RetentionPause time.Duration
+	// Brake says when pushes are refused because there is nearly no room. Samples applies it.
+	Brake BrakeConfig
 	// CountPause is the shortest time between two counts of a bounded queue. Default 1 s.
 	CountPause time.Duration
 	// SamplePause is the shortest time between two samples of the queues. Default 5 s.

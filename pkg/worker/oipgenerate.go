@@ -145,8 +145,8 @@ func (g *generated) outcome() Outcome {
 // The binary extension of the protocol puts tensors behind the JSON of a body, in bytes that no JSON value can hold.
 // Payloads and results are JSON, so that tensors go as data, in both directions.
 
-// binaryField returns the name of the member with which an infer payload gives or asks for tensors in binary form, empty
-// if it does neither.
+// binaryField returns the name of the member with which an infer payload gives or asks for tensors in binary form,
+// empty if it does neither.
 func binaryField(payload json.RawMessage) string {
 	var r struct {
 		Parameters struct {

@@ -1,0 +1,84 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// afford refuses n entries that the caller's token may not push now: its rate or its budget of GPU time is spent.
+func (a *API) afford(ctx context.Context, n int) error {
+	c := callerOf(ctx)
+	if err := a.budgets.check(ctx, a.db, c); err != nil {
+		return err
+	}
+	return a.rates.take(c, n)
+}
+
+// budgets bounds the GPU time that the calls of a token's flows take in an hour or a day. Nodes and gateways record it
+// every few seconds: what runs and waits when the budget is spent goes beyond it.
+type budgets struct {
+	mu sync.Mutex
+	of map[string]spending // by the name of the token
+}
+
+// spending is what the flows of a token had taken at a time.
+type spending struct {
+	at   time.Time
+	ms   int64
+	ends time.Time // of the period, by this process's clock
+}
+
+// spendingKept is for how long a spending that is within its budget is not read again.
+const spendingKept = 2 * time.Second
+
+// spentSQL reads what flows $1 have taken in this hour or day ($2) of UTC, and the seconds until the next one.
+const spentSQL = `
+SELECT (SELECT coalesce(sum(u.gpu_ms), 0)::bigint
+          FROM penstock.usage_hour u WHERE u.hour >= p.begins AND u.flow = ANY ($1)),
+       extract(epoch FROM p.begins + ('1 ' || $2)::interval - p.now)::float8
+  FROM (SELECT n.now, date_trunc($2, n.now, 'UTC') AS begins FROM (SELECT clock_timestamp() AS now) n) p`
+
+// check returns an error with the time until the next period if the budget of the caller's token is spent.
+func (b *budgets) check(ctx context.Context, db postgres.DB, c caller) error {
+	if c.GPUMS == nil || c.GPUPeriod == nil {
+		return nil
+	}
+	s, err := b.spent(ctx, db, c)
+	if err != nil {
+		return err
+	}
+	if s.ms < *c.GPUMS {
+		return nil
+	}
+	return &rateError{
+		text: fmt.Sprintf("the calls of its flows have taken %d of %d GPU milliseconds of this %s; try again in the "+
+			"next one", s.ms, *c.GPUMS, *c.GPUPeriod),
+		wait: max(time.Second, time.Until(s.ends)),
+	}
+}
+
+func (b *budgets) spent(ctx context.Context, db postgres.DB, c caller) (spending, error) {
+	b.mu.Lock()
+	s, found := b.of[c.Name]
+	b.mu.Unlock()
+	now := time.Now()
+	if found && now.Before(s.ends) && now.Sub(s.at) < spendingKept {
+		return s, nil
+	}
+	var seconds float64
+	if err := db.QueryRow(ctx, spentSQL, c.Flows, *c.GPUPeriod).Scan(&s.ms, &seconds); err != nil {
+		return s, fmt.Errorf("read the GPU time of token %q: %w", c.Name, err)
+	}
+	s.at, s.ends = now, now.Add(time.Duration(seconds*float64(time.Second)))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.of == nil || len(b.of) >= bucketsMax {
+		b.of = map[string]spending{}
+	}
+	b.of[c.Name] = s
+	return s, nil
+}

@@ -1,0 +1,132 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// token makes a token and returns its secret.
+func (w *world) token(fields string) string {
+	w.t.Helper()
+	status, answer := w.send("POST", "/v1/tokens", `{`+fields+`, `+reason+`}`)
+	secret, _ := answer["secret"].(string)
+	if status != http.StatusCreated {
+		w.t.Fatalf("create token: %d %v", status, answer)
+	}
+	return secret
+}
+
+func TestATokenBeyondItsGPUTimeIsRefusedUntilTheNextPeriod(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('work')`)
+	for fields, want := range map[string]string{
+		`"gpu_ms": 1000, "gpu_period": "hour"`:                  "with flows",
+		`"gpu_ms": 1000, "flows": ["acme"]`:                     "gpu_period",
+		`"gpu_ms": 0, "gpu_period": "hour", "flows": ["acme"]`:  "gpu_ms",
+		`"gpu_ms": 10, "gpu_period": "year", "flows": ["acme"]`: "gpu_period",
+	} {
+		status, answer := w.send("POST", "/v1/tokens", `{"name": "bad", "scopes": ["push"], `+fields+`, `+reason+`}`)
+		if status != http.StatusUnprocessableEntity || !strings.Contains(fmt.Sprint(answer), want) {
+			t.Errorf("%s: %d %v, want 422 that names %s", fields, status, answer, want)
+		}
+	}
+	secret := w.token(`"name": "acme", "scopes": ["push"], "flows": ["acme"], "gpu_ms": 1000, "gpu_period": "hour"`)
+	used := func(hour, flow string, ms int) {
+		w.exec(fmt.Sprintf(`
+INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+SELECT date_trunc('hour', now(), 'UTC') - interval '%s', id, 'm', '%s', 1, %d, 0, 0, 0, 0 FROM penstock.queue WHERE name = 'work'`,
+			hour, flow, ms))
+	}
+	used("1 hour", "acme", 5000) // of the hour before
+	used("0", "other", 5000)
+	w.api = New(w.pool, Config{})
+	push := func(path, body string, header ...string) (status int, after, said string) {
+		answered := w.ask(secret, "POST", path, body, header...)
+		return answered.Code, answered.Header().Get("Retry-After"), answered.Body.String()
+	}
+	const entries = "/v1/queues/work/entries"
+	if status, _, said := push(entries, `{"payload": 1}`); status != http.StatusCreated {
+		t.Fatalf("within the budget: %d %s", status, said)
+	}
+	used("0", "acme", 1000)
+	w.api = New(w.pool, Config{}) // what it read of the budget is kept for two seconds
+	left := time.Until(time.Now().UTC().Truncate(time.Hour).Add(time.Hour)).Seconds()
+	for name, try := range map[string]func() (int, string, string){
+		"an entry": func() (int, string, string) { return push(entries, `{"payload": 1}`) },
+		"a stream": func() (int, string, string) {
+			return push(entries, `{"payload": 1}`+"\n", "Content-Type", "application/x-ndjson")
+		},
+	} {
+		status, after, said := try()
+		seconds, err := strconv.ParseFloat(after, 64)
+		if status != http.StatusTooManyRequests || !strings.Contains(said, "1000 of 1000 GPU milliseconds of this hour") {
+			t.Errorf("%s beyond the budget: %d %s", name, status, said)
+		}
+		if err != nil || seconds < left-30 || seconds > left+30 {
+			t.Errorf("%s: Retry-After is %s, and the hour ends in %.0f s", name, after, left)
+		}
+	}
+}
+
+func TestAnnouncementsNeedTheirScopeAndStayWithinTheLimitsOfTheirToken(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.register_model('flux', '{"protocol": "cog"}'), penstock.register_model('llama', '{"protocol": "openai"}')`)
+	w.exec(`UPDATE penstock.queue SET application = 'art' WHERE model = 'flux'`)
+	tokens := map[string]string{
+		"announce":  w.token(`"name": "a", "scopes": ["announce"], "queues": ["flux"]`),
+		"any":       w.token(`"name": "b", "scopes": ["announce"]`),
+		"push":      w.token(`"name": "c", "scopes": ["push", "read"]`),
+		"operate":   w.token(`"name": "d", "scopes": ["operate"]`),
+		"admin":     w.token(`"name": "e", "scopes": ["admin"]`),
+		"art admin": w.token(`"name": "f", "scopes": ["admin"], "applications": ["art"]`),
+	}
+	w.api = New(w.pool, Config{})
+	for who, want := range map[string][2]int{
+		"announce": {200, 403}, "any": {200, 200}, "push": {403, 403}, "operate": {403, 403}, "admin": {200, 200}, "art admin": {403, 403},
+	} {
+		for i, model := range []string{"flux", "llama"} {
+			answered := w.ask(tokens[who], "POST", "/v1/instances/"+model+"/gpu-1/announce", `{"endpoint": "http://gpu-1:8000", "slots": 2}`)
+			if answered.Code != want[i] {
+				t.Errorf("%s announces an instance of %s: %d %s, want %d", who, model, answered.Code, answered.Body, want[i])
+			}
+		}
+	}
+	for _, path := range []string{"/v1/queues", "/v1/instances", "/v1/tokens"} {
+		if answered := w.ask(tokens["any"], "GET", path, ""); answered.Code != http.StatusForbidden {
+			t.Errorf("scope announce reads %s: %d", path, answered.Code)
+		}
+	}
+}
+
+// A push to a full queue is told a time after which it is accepted: not later than that, and not long before.
+func TestRetryAfterOfAFullQueueIsTrue(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('work', '{"capacity": 200}')`)
+	w.exec(`SELECT penstock.push_many('work', array_fill('1'::jsonb, ARRAY[200]))`)
+	drain := func(n int) { // as ends of entries do
+		w.exec(fmt.Sprintf(`
+WITH gone AS (DELETE FROM penstock.entry WHERE id IN (SELECT id FROM penstock.entry ORDER BY id LIMIT %d) RETURNING queue_id, id),
+     ready AS (DELETE FROM penstock.ready r USING gone g WHERE r.queue_id = g.queue_id AND r.entry_id = g.id)
+SELECT penstock.count(queue_id, 'removed', count(*)) FROM gone GROUP BY queue_id`, n))
+	}
+	w.exec(`UPDATE penstock.depth SET drain_rate = 10`)
+	entries := func(n int) string { return "[" + strings.TrimSuffix(strings.Repeat(`{"payload": 1},`, n), ",") + "]" }
+	const path = "/v1/queues/work/entries"
+	status, answer := w.send("POST", path, entries(50))
+	ms, _ := answer["retry_after_ms"].(float64)
+	if status != http.StatusTooManyRequests || ms != 5000 {
+		t.Fatalf("%d %v, want 429 and 5 s: 50 entries at 10 a second", status, answer)
+	}
+	drain(int(ms/1000*10) - 5) // half a second before
+	if status, answer := w.send("POST", path, entries(50)); status != http.StatusTooManyRequests || answer["retry_after_ms"] != 500. {
+		t.Errorf("before the time: %d %v, want 429 and the half second that is left", status, answer)
+	}
+	drain(5)
+	if status, answer := w.send("POST", path, entries(50)); status != http.StatusCreated {
+		t.Errorf("at the time: %d %v", status, answer)
+	}
+}
