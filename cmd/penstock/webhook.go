@@ -149,7 +149,7 @@ func webhookSecret(a *app) *cobra.Command {
 	}
 	open := a.keyFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		found, err := revealed[struct{ Secrets []string }](c, a, open, "/v1/webhooks/secrets?"+query("url", args[0]))
+		found, err := revealed[struct{ Secrets []string }](c, a, open, "/v1/webhooks/secrets"+query("url", args[0]))
 		if err != nil {
 			return err
 		}
