@@ -209,7 +209,7 @@ func (s *Predictions) order(c gateway.Requester, ask creation, model string, h h
 		if err != nil || d < 5*time.Second || d > 24*time.Hour {
 			return o, invalid("Cancel-After", "Cancel-After is %q: want 5s to 24h", after)
 		}
-		o.Deadline = time.Now().Add(d)
+		o.CancelAfter = d
 	}
 	return o, nil
 }

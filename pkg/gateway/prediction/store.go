@@ -156,7 +156,7 @@ type order struct {
 	Payload                            json.RawMessage
 	Webhook                            string
 	Events                             []string
-	Deadline                           time.Time
+	CancelAfter                        time.Duration // 0: never
 	Streams                            bool
 	base                               string // of addresses
 }
@@ -167,6 +167,9 @@ INSERT INTO penstock.prediction
 SELECT $1, $2, $3, q.id, $4, $5, $6, $7, $8, $9, $10, CASE WHEN $11 THEN NULL ELSE clock_timestamp() END
   FROM penstock.queue q WHERE q.name = $12`
 
+// deadlineSQL is a deadline by the clock by which entries expire.
+const deadlineSQL = `SELECT clock_timestamp() + $1::interval`
+
 // insert makes the prediction and its entry in one transaction, and returns the id of the prediction.
 func insert(ctx context.Context, db postgres.DB, o order) (id string, err error) {
 	id = strings.ToLower(secret()[:26])
@@ -175,9 +178,13 @@ func insert(ctx context.Context, db postgres.DB, o order) (id string, err error)
 		if err != nil {
 			return err
 		}
-		pushed, err := q.On(tx).Push(ctx, invalidation.Push{
-			Payload: o.Payload, Flow: o.Flow, FinishBy: o.Deadline, Name: "prediction",
-		})
+		ask := invalidation.Push{Payload: o.Payload, Flow: o.Flow, Name: "prediction"}
+		if o.CancelAfter > 0 {
+			if err := tx.QueryRow(ctx, deadlineSQL, o.CancelAfter).Scan(&ask.FinishBy); err != nil {
+				return fmt.Errorf("read deadline of prediction: %w", err)
+			}
+		}
+		pushed, err := q.On(tx).Push(ctx, ask)
 		if err != nil {
 			return err
 		}
@@ -185,8 +192,8 @@ func insert(ctx context.Context, db postgres.DB, o order) (id string, err error)
 		if o.Streams {
 			key = secret()
 		}
-		if !o.Deadline.IsZero() {
-			deadline = o.Deadline
+		if o.CancelAfter > 0 {
+			deadline = ask.FinishBy
 		}
 		_, err = tx.Exec(ctx, insertSQL, id, o.Owner, int64(pushed[0].ID), o.Model, o.Version, o.Input, key,
 			postgres.Given(o.Webhook), o.Events, deadline, notifies(o.Events, eventCompleted), o.Queue)
