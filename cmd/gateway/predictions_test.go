@@ -153,8 +153,7 @@ func TestPredictionStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text string
-	if status := f.do(t, request, &text); status != 200 ||
-		text != "event: output\nid: 1\ndata: t0\n\nevent: output\nid: 2\ndata: t1\n\nevent: output\nid: 3\ndata: t2\n\nevent: done\nid: 4\ndata: {}\n\n" {
+	if status := f.do(t, request, &text); status != 200 || eventsOf(text) != "output:t0 output:t1 output:t2 done:{}" {
 		t.Errorf("got %d %q", status, text)
 	}
 }
@@ -258,5 +257,27 @@ func TestDeliveryThatIsRefusedDoesNotStopTheOthers(t *testing.T) {
 	if s.count(removed, large.ID, true) != 1 || s.count(removed, odd.ID, false) != 1 || s.count(removed, usual.ID, false) != 1 {
 		t.Errorf("got %d, %d, %d deliveries", s.count(removed, large.ID, true), s.count(removed, odd.ID, false),
 			s.count(removed, usual.ID, false))
+	}
+}
+
+// Cancel-After counts by the clock of the database, by which the entry expires.
+func TestCancelAfterIsADeadlineByTheClockOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	before := s.count(`SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint`)
+	status, p := f.predict(t, "/v1/predictions", wanted, "Cancel-After", "1m 30s")
+	after := s.count(`SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint`)
+	if status != http.StatusCreated {
+		t.Fatalf("got %d", status)
+	}
+	const left = 90_000
+	for _, source := range []string{
+		`SELECT (extract(epoch FROM deadline) * 1000)::bigint FROM penstock.prediction WHERE id = $1`,
+		`SELECT (extract(epoch FROM e.finish_by) * 1000)::bigint FROM penstock.entry e JOIN penstock.prediction p ON p.entry_id = e.id WHERE p.id = $1`,
+	} {
+		if at := s.count(source, p.ID); at < before+left || at > after+left {
+			t.Errorf("the deadline is %d ms from the request: %s", at-before, source)
+		}
 	}
 }

@@ -39,6 +39,27 @@ func (g *Gateway) Enter(r *http.Request) (c Requester, leave func(), err error) 
 	return Requester{Name: who.Name, Flow: flow, caller: who}, who.leave, nil
 }
 
+// EnterAs counts a request in the limits of the client that a token of that name belongs to, where something else than
+// the token lets it in: an address with a key of its own. It is refused once the client has no valid token that may use
+// the model. leave must be called when the request has ended, error or not.
+func (g *Gateway) EnterAs(token, model string) (leave func(), err error) {
+	leave = func() {}
+	if g.config.Open || token == "" {
+		return leave, nil
+	}
+	for _, c := range g.tokens.named(token) {
+		if !c.mayUse(model) {
+			continue
+		}
+		if refused := c.begin(time.Now()); refused != nil {
+			return leave, refused
+		}
+		c.dispatched()
+		return c.leave, nil
+	}
+	return leave, bad(http.StatusForbidden, "permission_denied", "", "the client has no token that may read this any more")
+}
+
 // Offer is a model that a client may use.
 type Offer struct {
 	Model    string // its name, also where an adapter was asked for

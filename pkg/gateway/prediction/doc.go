@@ -9,7 +9,9 @@
 //	view.go      a prediction as clients see it
 //	payload.go   input to payload and result to output, for each protocol of workers
 //	wait.go      one statement for all requests that wait
-//	stream.go    output as server-sent events
+//	stream.go    output as server-sent events, for one client
+//	follow.go    pieces of output to events, from any event on
+//	beat.go      one statement for the output of all streams
 //	webhook.go   deliveries, pushed once for each prediction that has ended
 //
 // A prediction is known as long as the queue of its model keeps the outcome.

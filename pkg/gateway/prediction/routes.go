@@ -35,6 +35,7 @@ type Predictions struct {
 	gate   *gateway.Gateway
 	log    *slog.Logger
 	waits  waits
+	beat   beat
 }
 
 // New returns the predictions on a database, for the models and tokens of a gateway.

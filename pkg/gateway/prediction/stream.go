@@ -9,33 +9,66 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// streamEvery is the time between two looks for output.
-const streamEvery = 100 * time.Millisecond
+// Bounds of one connection that reads a stream.
+const (
+	streamMax   = 30 * time.Minute
+	streamQuiet = 15 * time.Second // then a comment keeps the connection open
+	streamStall = 30 * time.Second // for a client that does not read
+)
 
-// streamMax is how long one connection reads a stream.
-const streamMax = 30 * time.Minute
+// stream sends the output of a prediction as it comes, and done at its end. It counts as a request in flight of the
+// client whose prediction it is. With Last-Event-ID it goes on behind that event.
+func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
+	p, err := findStream(r.Context(), s.db, r.PathValue("id"), r.PathValue("key"))
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	leave, err := s.gate.EnterAs(p.Owner, p.Model)
+	defer leave()
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	last := readPlace(r.Header.Get("Last-Event-ID"))
+	if last.seq == endSeq && last.event == endDone {
+		w.WriteHeader(http.StatusNoContent) // there is no more: do not connect again
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Accel-Buffering", "no") // of proxies
+	ctx, cancel := context.WithTimeout(r.Context(), streamMax)
+	defer cancel()
+	reader := &reading{
+		service: s, p: p, follower: newFollower(last), events: &events{w: w, control: http.NewResponseController(w)},
+	}
+	if err := reader.run(ctx); err != nil && ctx.Err() == nil {
+		s.log.Debug("stream of prediction", "prediction", p.ID, "error", err)
+	}
+}
 
 // events writes server-sent events.
 type events struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
-	n       int
 }
 
-func (e *events) send(name, data string) error {
-	e.n++
+func (e *events) send(name, data string, at place) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "event: %s\nid: %d\n", name, e.n)
+	fmt.Fprintf(&text, "event: %s\nid: %s\n", name, at)
 	for line := range strings.SplitSeq(data, "\n") {
 		text.WriteString("data: " + line + "\n")
 	}
 	text.WriteByte('\n')
-	_ = e.control.SetWriteDeadline(time.Now().Add(30 * time.Second)) // a test's writer has none
-	if _, err := io.WriteString(e.w, text.String()); err != nil {
+	return e.write(text.String())
+}
+
+func (e *events) write(text string) error {
+	_ = e.control.SetWriteDeadline(time.Now().Add(streamStall)) // a test's writer has none
+	if _, err := io.WriteString(e.w, text); err != nil {
 		return err
 	}
 	return e.control.Flush()
@@ -43,157 +76,96 @@ func (e *events) send(name, data string) error {
 
 // reading is one client that reads the stream of a prediction.
 type reading struct {
-	service *Predictions
-	queue   *invalidation.Queue
-	p       row
-	token   invalidation.Token
-	seq     int
-	rest    string // of a server-sent event that is not whole
-	wrote   bool
-	events  *events
-}
-
-// stream sends the output of a prediction as it comes, and done at its end.
-func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
-	p, err := findStream(r.Context(), s.db, r.PathValue("id"), r.PathValue("key"))
-	if err != nil {
-		s.refuse(w, r, err)
-		return
-	}
-	q, err := invalidation.Open(r.Context(), s.db, p.QueueName)
-	if err != nil {
-		s.refuse(w, r, err)
-		return
-	}
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Cache-Control", "no-store")
-	e := &events{w: w, control: http.NewResponseController(w)}
-	ctx, cancel := context.WithTimeout(r.Context(), streamMax)
-	defer cancel()
-	reader := &reading{service: s, queue: q, p: p, events: e}
-	if err := reader.run(ctx); err != nil && ctx.Err() == nil {
-		s.log.Debug("stream of prediction", "prediction", p.ID, "error", err)
-	}
+	service  *Predictions
+	p        row
+	follower *follower
+	events   *events
 }
 
 func (r *reading) run(ctx context.Context) error {
-	ticks := time.NewTicker(streamEvery)
-	defer ticks.Stop()
+	if err := r.events.write(": connected\n\n"); err != nil { // the head, before there is output
+		return err
+	}
+	beat := &r.service.beat
+	tap := beat.join(r.p)
+	defer beat.leave(tap)
+	quiet := time.NewTicker(streamQuiet)
+	defer quiet.Stop()
+	token, seq := r.follower.cursor()
+	beat.want(tap, token, seq)
 	for {
-		// The state is read before the output: of a run that has ended nothing comes behind it.
-		p, err := findStream(ctx, r.service.db, r.p.ID, *r.p.StreamKey)
-		if err != nil {
-			return err
-		}
-		if err := r.pieces(ctx); err != nil {
-			return err
-		}
-		if p.ended() {
-			return r.end(p)
-		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-ticks.C:
-		}
-	}
-}
-
-// piecesMost is how many pieces of output are read at once.
-const piecesMost = 100
-
-var errBegunAnew = errors.New("the run was broken off and begins anew: read the prediction")
-
-// pieces sends what has come since. A second run cannot take back what the first has put out.
-func (r *reading) pieces(ctx context.Context) error {
-	for {
-		list, err := r.queue.Output(ctx, invalidation.EntryID(r.p.Entry), r.token, r.seq, piecesMost)
-		if err != nil {
-			return err
-		}
-		for _, piece := range list {
-			if r.wrote && piece.Token != r.token {
-				return errors.Join(r.fail(errBegunAnew.Error()), errBegunAnew)
-			}
-			r.token, r.seq = piece.Token, piece.Seq
-			if err := r.text(string(piece.Data)); err != nil {
+		case <-quiet.C:
+			if err := r.events.write(": waiting\n\n"); err != nil {
 				return err
 			}
-		}
-		if len(list) < piecesMost {
-			return nil
-		}
-	}
-}
-
-// text sends the texts of the chunks of a piece: whole server-sent events of the worker.
-func (r *reading) text(piece string) error {
-	r.rest += piece
-	for {
-		event, rest, whole := strings.Cut(r.rest, "\n\n")
-		if !whole {
-			return nil
-		}
-		r.rest = rest
-		if delta := deltaOf(event); delta != "" {
-			r.wrote = true
-			if err := r.events.send("output", delta); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// deltaOf reads the text of a chunk of a chat or a completion.
-func deltaOf(event string) (text string) {
-	for line := range strings.SplitSeq(event, "\n") {
-		data, is := strings.CutPrefix(line, "data:")
-		if !is {
 			continue
+		case n := <-tap.news:
+			if over, err := r.tell(ctx, n); over || err != nil {
+				return err
+			}
 		}
-		var chunk struct {
-			Choices []struct {
-				Delta struct {
-					Content string `json:"content"`
-				} `json:"delta"`
-				Text string `json:"text"`
-			} `json:"choices"`
-		}
-		if json.Unmarshal([]byte(data), &chunk) != nil {
-			continue // [DONE]
-		}
-		for _, c := range chunk.Choices {
-			text += c.Delta.Content + c.Text
-		}
+		quiet.Reset(streamQuiet)
+		token, seq = r.follower.cursor()
+		beat.want(tap, token, seq)
 	}
-	return text
 }
 
-func (r *reading) fail(reason string) error {
+// tell sends news. over: the stream has ended.
+func (r *reading) tell(ctx context.Context, n news) (over bool, err error) {
+	list, broken := r.follower.take(n.pieces)
+	for _, d := range list {
+		if err := r.events.send("output", d.text, d.at); err != nil {
+			return true, err
+		}
+	}
+	if broken != nil {
+		return true, errors.Join(broken, r.fail(broken.Error(), r.follower.at))
+	}
+	if !n.ended {
+		return false, nil
+	}
+	p, err := findStream(ctx, r.service.db, r.p.ID, *r.p.StreamKey)
+	if err != nil {
+		return true, errors.Join(err, r.fail(errGone.Error(), r.atEnd(endDone)))
+	}
+	return true, r.end(p)
+}
+
+// atEnd is the place of an event behind all output of the run.
+func (r *reading) atEnd(event int) place { return place{r.follower.at.token, endSeq, event} }
+
+// fail ends the stream with an error. A client that connects again goes on behind at.
+func (r *reading) fail(reason string, at place) error {
 	text, err := json.Marshal(map[string]string{"detail": reason})
 	if err != nil {
 		return err
 	}
-	if err := r.events.send("error", string(text)); err != nil {
+	if err := r.events.send("error", string(text), at); err != nil {
 		return err
 	}
-	return r.events.send("done", `{"reason":"error"}`)
+	return r.events.send("done", `{"reason":"error"}`, at)
 }
 
 // end sends what a prediction came to. Output that was not streamed is sent whole.
 func (r *reading) end(p row) error {
 	v := p.view("")
+	flaw := r.follower.check(textsOf(p.Result))
 	switch {
 	case v.Status == failed:
-		return r.fail(*v.Error)
+		return r.fail(*v.Error, r.atEnd(endDone))
 	case v.Status == canceled:
-		return r.events.send("done", `{"reason":"canceled"}`)
-	case !r.wrote:
-		if err := r.events.send("output", whole(v.Output)); err != nil {
+		return r.events.send("done", `{"reason":"canceled"}`, r.atEnd(endDone))
+	case flaw != nil:
+		return errors.Join(flaw, r.fail(flaw.Error(), r.atEnd(endDone)))
+	case !r.follower.wrote():
+		if err := r.events.send("output", whole(v.Output), r.atEnd(endOutput)); err != nil {
 			return err
 		}
 	}
-	return r.events.send("done", "{}")
+	return r.events.send("done", "{}", r.atEnd(endDone))
 }
 
 // whole is an output as the text of one event: texts without their quotes.

@@ -82,8 +82,12 @@ const (
 	sweepEvery  = 10 * time.Minute
 )
 
-// Run tells requests about the end of their predictions, and pushes deliveries of webhooks, until ctx ends.
+// Run tells requests about the end of their predictions, reads output for streams, and pushes deliveries of webhooks,
+// until ctx ends.
 func (s *Predictions) Run(ctx context.Context) error {
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { s.beats(ctx) })
 	ticks := time.NewTicker(pollEvery)
 	defer ticks.Stop()
 	var noticed time.Time

@@ -1,0 +1,173 @@
+package prediction
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Bounds of the reading of output for streams.
+const (
+	beatEvery   = 100 * time.Millisecond
+	beatStreams = 100     // read by one statement
+	piecesMost  = 16      // of one stream in a statement
+	piecesBytes = 1 << 20 // of them, but for the first
+)
+
+// beat reads output for all streams of the gateway: every 100 ms one statement for up to a hundred of them, which
+// returns what has come since for each. A stream whose client has not taken its last pieces is left out.
+type beat struct {
+	mu   sync.Mutex
+	open map[*tap]bool
+}
+
+// tap is one stream at the beat.
+type tap struct {
+	queue int32
+	entry int64
+	news  chan news // holds one
+
+	// The beat reads them while wants is set, and the stream sets them while it is not; guarded by beat.mu.
+	wants bool
+	token int64
+	seq   int
+}
+
+// news is what has come of one prediction.
+type news struct {
+	pieces []piece
+	ended  bool // the entry has ended, and there is no piece behind these
+}
+
+// join adds a stream.
+func (b *beat) join(p row) *tap {
+	t := &tap{queue: p.Queue, entry: p.Entry, news: make(chan news, 1)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open == nil {
+		b.open = map[*tap]bool{}
+	}
+	b.open[t] = true
+	return t
+}
+
+func (b *beat) leave(t *tap) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.open, t)
+}
+
+// want has the beat read what is behind a piece, once.
+func (b *beat) want(t *tap, token int64, seq int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t.wants, t.token, t.seq = true, token, seq
+}
+
+// wanting lists the streams that wait for news.
+func (b *beat) wanting() (list []*tap) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for t := range b.open {
+		if t.wants {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+// tell hands news to a stream that waits for them.
+func (b *beat) tell(t *tap, n news) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t.wants = false
+	t.news <- n // it is empty: the stream has taken the last one before it wanted more
+}
+
+// outputSQL reads what has come of each stream: pieces of its newest run behind the one that it knows, and whether its
+// entry has ended, which is so in the moment of the last pieces: a run adds none once it does not hold the lock.
+const outputSQL = `
+SELECT k.n, e.id IS NULL, coalesce(r.token, 0), coalesce(o.seq, 0), coalesce(o.data, '')
+  FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::int[]) WITH ORDINALITY k(queue_id, entry_id, token, seq, n)
+  LEFT JOIN penstock.entry e ON e.queue_id = k.queue_id AND e.id = k.entry_id
+ CROSS JOIN LATERAL (
+       SELECT max(x.token) AS token FROM penstock.output x WHERE x.queue_id = k.queue_id AND x.entry_id = k.entry_id) r
+  LEFT JOIN LATERAL (
+       SELECT x.seq, x.data, sum(octet_length(x.data)) OVER (ORDER BY x.seq, x.at) - octet_length(x.data) AS before
+         FROM penstock.output x
+        WHERE x.queue_id = k.queue_id AND x.entry_id = k.entry_id AND x.token = r.token
+          AND x.seq > CASE WHEN r.token = k.token THEN k.seq ELSE 0 END
+        ORDER BY x.seq, x.at
+        LIMIT $5) o ON o.before < $6
+ WHERE o.seq IS NOT NULL OR e.id IS NULL
+ ORDER BY k.n, o.seq`
+
+// read makes one beat.
+func (b *beat) read(ctx context.Context, db postgres.DB) error {
+	for group := range slices.Chunk(b.wanting(), beatStreams) {
+		if err := b.readGroup(ctx, db, group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) error {
+	queues, entries := make([]int32, len(group)), make([]int64, len(group))
+	tokens, seqs := make([]int64, len(group)), make([]int, len(group))
+	b.mu.Lock()
+	for i, t := range group {
+		queues[i], entries[i], tokens[i], seqs[i] = t.queue, t.entry, t.token, t.seq
+	}
+	b.mu.Unlock()
+	found := make([]news, len(group))
+	var n int
+	var ended bool
+	var p piece
+	var data []byte
+	rows := postgres.Query(ctx, db, outputSQL, queues, entries, tokens, seqs, piecesMost, piecesBytes)
+	_, err := pgx.ForEachRow(rows, []any{&n, &ended, &p.token, &p.seq, &data}, func() error {
+		one := &found[n-1]
+		one.ended = ended
+		if p.data = string(data); p.seq > 0 {
+			one.pieces = append(one.pieces, p)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read output of %d streams: %w", len(group), err)
+	}
+	for i, one := range found {
+		if len(one.pieces) > 0 {
+			one.ended = false // there may be more: the next beat says so
+		}
+		if one.ended || len(one.pieces) > 0 {
+			b.tell(group[i], one)
+		}
+	}
+	return nil
+}
+
+// beats reads until ctx ends. While the database is away streams wait for it.
+func (s *Predictions) beats(ctx context.Context) {
+	ticks := time.NewTicker(beatEvery)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		}
+		if s.did(ctx, "read output for streams", s.beat.read(ctx, s.db)) {
+			ticks.Reset(time.Second)
+		} else {
+			ticks.Reset(beatEvery)
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package prediction
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// place is where in the output of a prediction an event of its stream comes from. It is the id of the event, which
+// clients send back as Last-Event-ID.
+type place struct {
+	token int64 // of the run: a later run begins its output anew
+	seq   int   // of the piece of output; endSeq for what follows all pieces
+	event int   // of the events that the piece gave, from 1; 0: before the first
+}
+
+// endSeq is the number of the piece that stands for the end of a stream.
+const endSeq = 1 << 30
+
+// Events of the end of a stream, by their number.
+const (
+	endOutput = 1 // an output that was not streamed
+	endDone   = 2
+)
+
+// String returns the place as the id of an event.
+func (p place) String() string { return fmt.Sprintf("%d-%d-%d", p.token, p.seq, p.event) }
+
+// readPlace reads an id that String has made. Anything else is the beginning of the stream.
+func readPlace(id string) place {
+	parts := strings.Split(id, "-")
+	if len(parts) != 3 {
+		return place{}
+	}
+	token, err1 := strconv.ParseInt(parts[0], 10, 64)
+	seq, err2 := strconv.ParseUint(parts[1], 10, 31)
+	event, err3 := strconv.ParseUint(parts[2], 10, 31)
+	if errors.Join(err1, err2, err3) != nil || token < 0 {
+		return place{}
+	}
+	return place{token, int(seq), int(event)} //nolint:gosec // 31 bits
+}
+
+// piece is a piece of output of a run: whole server-sent events of the worker.
+type piece struct {
+	token int64
+	seq   int
+	data  string
+}
+
+// Errors of a stream that cannot go on.
+var (
+	errAnew = errors.New("the run was broken off and began anew, and its output with it: connect again")
+	errGone = errors.New("the output of the run is not kept any more: read the prediction")
+	errGap  = errors.New("the output of the run was not kept whole: read the prediction")
+)
+
+// follower turns pieces of output into the events of one client's stream. It is pure.
+type follower struct {
+	at      place // of the last event that the client has
+	whole   bool  // the client has all events of the piece at.seq
+	resumed bool  // the client has had events of an earlier connection
+	bytes   int   // of the texts that it got from this one
+}
+
+// newFollower returns one that goes on behind an event that the client has; the zero place: from the beginning.
+func newFollower(last place) *follower { return &follower{at: last, resumed: last != place{}} }
+
+// cursor is the run and the piece behind which pieces are wanted.
+func (f *follower) cursor() (token int64, seq int) {
+	if f.whole || f.at.seq == 0 {
+		return f.at.token, f.at.seq
+	}
+	return f.at.token, f.at.seq - 1 // the rest of a piece that the client has in part
+}
+
+// wrote says whether the client has output of the run.
+func (f *follower) wrote() bool { return f.at.seq > 0 }
+
+// delta is an event of output.
+type delta struct {
+	at   place
+	text string
+}
+
+// take reads pieces of one run, in their order. The output of a run that follows another is not added to what the client
+// has of that: the error is errAnew, and the place is the beginning of the new output.
+func (f *follower) take(pieces []piece) (list []delta, err error) {
+	for _, p := range pieces {
+		if p.token != f.at.token {
+			had := f.wrote()
+			f.at, f.whole = place{token: p.token}, true
+			if had {
+				return list, errAnew
+			}
+		}
+		_, behind := f.cursor()
+		switch {
+		case p.seq <= behind:
+			continue // a piece that was added twice
+		case p.seq > behind+1:
+			return list, errGone
+		}
+		list = f.read(list, p)
+	}
+	return list, nil
+}
+
+// check says why the stream of a run that has succeeded is not the text of its result; nil: it is, or that cannot be told.
+func (f *follower) check(texts []string) error {
+	if f.wrote() && !f.whole && f.at.seq != endSeq {
+		return errGone // the piece that the client has in part
+	}
+	want := 0
+	for _, text := range texts {
+		want += len(text)
+	}
+	if f.wrote() && !f.resumed && texts != nil && f.bytes != want {
+		return errGap
+	}
+	return nil
+}
+
+// read appends the events of a piece that the client does not have.
+func (f *follower) read(list []delta, p piece) []delta {
+	had := 0
+	if p.seq == f.at.seq {
+		had = f.at.event
+	}
+	n := 0
+	for event := range strings.SplitSeq(p.data, "\n\n") {
+		text := deltaOf(event)
+		if text == "" {
+			continue
+		}
+		if n++; n > had {
+			list = append(list, delta{place{p.token, p.seq, n}, text})
+			f.bytes += len(text)
+		}
+	}
+	f.at, f.whole = place{p.token, p.seq, max(n, had)}, true
+	return list
+}
+
+// deltaOf reads the text of a chunk of a chat or a completion.
+func deltaOf(event string) (text string) {
+	for line := range strings.SplitSeq(event, "\n") {
+		data, is := strings.CutPrefix(line, "data:")
+		if !is {
+			continue
+		}
+		var chunk struct {
+			Choices []struct {
+				Delta struct {
+					Content string `json:"content"`
+				} `json:"delta"`
+				Text string `json:"text"`
+			} `json:"choices"`
+		}
+		if json.Unmarshal([]byte(data), &chunk) != nil {
+			continue // [DONE]
+		}
+		for _, c := range chunk.Choices {
+			text += c.Delta.Content + c.Text
+		}
+	}
+	return text
+}
