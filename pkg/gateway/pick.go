@@ -176,6 +176,17 @@ func (a *affinity) find(r *Request) (int32, bool) {
 	return 0, false
 }
 
+// remember notes where a request went, for those that are to follow it. A request that went elsewhere because its
+// instance had no room for a moment leaves the memory as it is: the next one finds its prefix there.
+func (f *fleet) remember(r *Request, instance int32) {
+	if id, known := f.affinity.find(r); known && id != instance {
+		if i := f.find(id); i != nil && i.usable {
+			return
+		}
+	}
+	f.affinity.note(r, instance)
+}
+
 // note remembers where a request went.
 func (a *affinity) note(r *Request, instance int32) {
 	if r.Session != 0 {

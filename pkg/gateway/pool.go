@@ -276,7 +276,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateFlying, now
 	r.server, r.address = i.server, i.address
 	i.limit.grow(now, i.flying)
-	p.fleet.affinity.note(r, i.id)
+	p.fleet.remember(r, i.id)
 	if r.Adapter != "" {
 		i.adapters[r.Adapter] = now
 	}
