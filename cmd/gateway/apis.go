@@ -32,5 +32,6 @@ func (s *server) mount() error {
 	}
 	s.predicts = prediction.New(c, s.gateway, s.pool)
 	s.predicts.Mount()
+	s.queues.wait = s.predicts.Await
 	return nil
 }

@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
@@ -15,6 +18,7 @@ import (
 type pusher struct {
 	db   postgres.DB
 	base string
+	wait func(ctx context.Context, queue int32, entry int64) // until the entry has ended, or ctx has
 
 	mu   sync.Mutex
 	open map[string]*invalidation.Queue
@@ -45,6 +49,37 @@ func (p *pusher) Push(ctx context.Context, d gateway.Durable) (id, location stri
 	}
 	id = strconv.FormatInt(int64(pushed[0].ID), 10)
 	return id, p.base + "/v1/entries/" + id, nil
+}
+
+// outcomeSQL reads what came of an entry. There is no row while it has not ended, or once its outcome is not kept.
+const outcomeSQL = `
+SELECT r.outcome::text AS outcome, r.result, coalesce(r.reason, '') AS reason
+  FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = $2
+ UNION ALL
+SELECT 'failed', NULL, f.error FROM penstock.failure f WHERE f.queue_id = $1 AND f.entry_id = $2
+ LIMIT 1`
+
+// Await implements gateway.Pusher.
+func (p *pusher) Await(ctx context.Context, queue, id string) (o gateway.DurableOutcome, ended bool, err error) {
+	q, err := p.queue(ctx, queue)
+	if err != nil {
+		return o, false, err
+	}
+	entry, err := strconv.ParseInt(id, 10, 64)
+	if err != nil {
+		return o, false, err
+	}
+	if p.wait(ctx, q.ID, entry); ctx.Err() != nil {
+		return o, false, nil
+	}
+	err = p.db.QueryRow(ctx, outcomeSQL, q.ID, entry).Scan(&o.Outcome, &o.Result, &o.Reason)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return o, false, nil // its queue keeps no results
+	}
+	if err != nil {
+		return o, false, fmt.Errorf("read outcome of entry %s: %w", id, err)
+	}
+	return o, true, nil
 }
 
 func (p *pusher) queue(ctx context.Context, name string) (*invalidation.Queue, error) {

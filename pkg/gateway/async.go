@@ -5,32 +5,46 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
+	"time"
 )
 
-// prefers reads the header Prefer (RFC 7240): respond-async, and with it a wait.
-func prefers(h http.Header) (async, waits bool) {
+// waitMost bounds how long a client may wait for an entry on its connection.
+const waitMost = 10 * time.Minute
+
+// prefers reads the header Prefer (RFC 7240): respond-async, and with it how long the client waits for the answer; 0: it
+// does not. A wait that is no number of seconds is left out, as unknown preferences are.
+func prefers(h http.Header) (async bool, wait time.Duration) {
 	for _, value := range h.Values("Prefer") {
 		for part := range strings.SplitSeq(value, ",") {
-			name, _, _ := strings.Cut(strings.TrimSpace(part), "=")
+			name, value, _ := strings.Cut(strings.TrimSpace(part), "=")
 			switch strings.ToLower(strings.TrimSpace(name)) {
 			case "respond-async":
 				async = true
 			case "wait":
-				waits = true
+				if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil && n > 0 {
+					wait = min(time.Duration(min(n, 86_400))*time.Second, waitMost)
+				}
 			}
 		}
 	}
-	return async, waits
+	return async, wait
 }
 
 // asynchronous makes the request a durable entry at once, if its client wants no more than that.
 func (s *serving) asynchronous(ctx context.Context) (done bool, err error) {
-	async, waits := prefers(s.r.Header)
-	if !async || waits {
+	async, wait := prefers(s.r.Header)
+	if !async {
 		return false, nil
 	}
-	return true, s.push(ctx)
+	if wait == 0 {
+		return true, s.push(ctx, 0)
+	}
+	if s.route.model.Policy.OnFull == OnFullPush && (s.ticket.TTL == 0 || s.ticket.TTL > wait) {
+		s.ticket.TTL = wait // it becomes an entry then
+	}
+	return false, nil
 }
 
 // pushInstead turns a refusal for want of room into a durable entry, where policy and client agree.
@@ -39,11 +53,11 @@ func (s *serving) pushInstead(ctx context.Context, err error) error {
 	if !errors.As(err, &r) || s.route.model.Policy.OnFull != OnFullPush {
 		return err
 	}
-	async, _ := prefers(s.r.Header)
+	async, wait := prefers(s.r.Header)
 	switch r.Reason {
 	case DropFlowFull, DropOverloaded, DropEvicted, DropTimeout, DropNoEndpoints, DropCold:
 		if async && s.r.Context().Err() == nil {
-			return s.push(ctx)
+			return s.push(ctx, max(0, wait-time.Since(s.began)))
 		}
 	}
 	return err
@@ -57,7 +71,9 @@ type accepted struct {
 	Model  string `json:"model"`
 }
 
-func (s *serving) push(ctx context.Context) error {
+// push makes the request an entry, and waits so long for its end. The answer is the entry's, or, without one, where the
+// entry is to be found.
+func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	if s.gateway.config.Push == nil {
 		return bad(http.StatusServiceUnavailable, "async_unavailable", "",
 			"this gateway has no queue to put the request into")
@@ -82,6 +98,11 @@ func (s *serving) push(ctx context.Context) error {
 		return bad(http.StatusServiceUnavailable, "async_unavailable", "",
 			"the queue does not take the request now: send it again, or without Prefer: respond-async")
 	}
+	if wait > 0 {
+		if done, err := s.awaited(ctx, wait, id, location); done || err != nil {
+			return err
+		}
+	}
 	h := s.w.Header()
 	h["Location"] = []string{location}
 	h["Preference-Applied"] = []string{"respond-async"}
@@ -94,4 +115,33 @@ func (s *serving) push(ctx context.Context) error {
 	})
 	s.entry.Status = http.StatusAccepted
 	return nil
+}
+
+// awaited answers with the outcome of the entry that the request became, if it ends within wait. A request for a stream
+// does not wait: its answer comes whole.
+func (s *serving) awaited(ctx context.Context, wait time.Duration, id, location string) (done bool, err error) {
+	if s.streams {
+		return false, nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	o, ended, err := s.gateway.config.Push.Await(bounded, s.route.model.Queue, id)
+	switch {
+	case err != nil: // it is an entry all the same
+		s.gateway.log.Warn("wait for entry", "entry", id, "error", err)
+		return false, nil
+	case !ended:
+		return false, nil
+	}
+	s.w.Header()["Content-Location"] = []string{location}
+	switch o.Outcome {
+	case "done":
+		s.w.Header()["Content-Type"] = []string{"application/json"}
+		s.entry.Status = http.StatusOK
+		_, _ = s.w.Write(o.Result) // the client may be gone
+		return true, nil
+	case "expired":
+		return true, &Rejection{Reason: DropDeadline, Detail: "entry " + id + " expired in the queue"}
+	}
+	return true, &Rejection{Reason: DropUpstream, Detail: "entry " + id + " " + o.Outcome + ": " + o.Reason}
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -31,6 +32,15 @@ type Pusher interface {
 	// Push puts the body into the queue of a model, with a priority by class, and returns the id of the
 	// entry and the address of its state.
 	Push(ctx context.Context, d Durable) (id, location string, err error)
+	// Await returns what came of an entry of a queue once it has ended. ended is false if ctx ended first.
+	Await(ctx context.Context, queue, id string) (o DurableOutcome, ended bool, err error)
+}
+
+// DurableOutcome is what came of an entry that has ended.
+type DurableOutcome struct {
+	Outcome string          // done, failed, expired, cancelled or another word for an end without a result
+	Result  json.RawMessage // of one that is done
+	Reason  string          // of any other
 }
 
 // Durable is a request on its way into a queue.

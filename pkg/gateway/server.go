@@ -90,6 +90,7 @@ type serving struct {
 	caller  *caller
 	route   *route
 	body    []byte
+	streams bool // the answer is to come as it is made
 	ticket  *Request
 	entry   RequestRecord
 	queued  time.Duration
@@ -211,6 +212,7 @@ func (s *serving) admission(a asked) (context.Context, context.CancelFunc, error
 		ctx, cancel = context.WithDeadline(ctx, s.ticket.Deadline)
 	}
 	s.affine(a)
+	s.streams = a.scanned.stream
 	s.entry.Flow, s.entry.Class = flow, class.String()
 	return ctx, cancel, nil
 }

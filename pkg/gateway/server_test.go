@@ -592,6 +592,13 @@ type pushes struct {
 	mu   sync.Mutex
 	list []Durable
 	err  error
+
+	outcome DurableOutcome
+	ended   bool
+}
+
+func (p *pushes) Await(context.Context, string, string) (DurableOutcome, bool, error) {
+	return p.outcome, p.ended, nil
 }
 
 func (p *pushes) Push(_ context.Context, d Durable) (id, location string, err error) {
@@ -628,6 +635,15 @@ func TestOnFullPushesForThoseWhoAgree(t *testing.T) {
 		t.Errorf("got %d", a.StatusCode)
 	}
 	refusedWith(t, p.post(chat, `{"model":"m"}`), 503, "no_endpoints", "no_endpoints")
+	queue.outcome, queue.ended = DurableOutcome{Outcome: "done", Result: []byte(`{"n":1}`)}, true
+	if a := p.post(chat, `{"model":"m"}`, "Prefer", "respond-async, wait=5"); a.StatusCode != 200 || a.body != `{"n":1}` {
+		t.Errorf("got %d %s", a.StatusCode, a.body)
+	}
+	if a := p.post(chat, `{"model":"m","stream":true}`, "Prefer", "respond-async, wait=5"); a.StatusCode != 202 {
+		t.Errorf("a stream: got %d", a.StatusCode)
+	}
+	queue.outcome = DurableOutcome{Outcome: "expired"}
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "Prefer", "respond-async, wait=5"), 504, "deadline_exceeded", "deadline_exceeded")
 }
 
 func TestModelsAreThoseOfTheCaller(t *testing.T) {

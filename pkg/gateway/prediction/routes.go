@@ -275,7 +275,7 @@ func waitOf(h http.Header) (time.Duration, error) {
 func (s *Predictions) waited(ctx context.Context, p row, d time.Duration) (row, error) {
 	bounded, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	s.await(bounded, p)
+	s.Await(bounded, p.Queue, p.Entry)
 	return find(ctx, s.db, p.Owner, p.ID)
 }
 

@@ -22,8 +22,8 @@ type wait struct {
 	ended chan struct{}
 }
 
-func (w *waits) add(p row) *wait {
-	one := &wait{queue: p.Queue, entry: p.Entry, ended: make(chan struct{})}
+func (w *waits) add(queue int32, entry int64) *wait {
+	one := &wait{queue: queue, entry: entry, ended: make(chan struct{})}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.open == nil {
@@ -124,9 +124,9 @@ func (s *Predictions) did(ctx context.Context, duty string, err error) (failed b
 	return err != nil
 }
 
-// await returns when the entry of a prediction has ended, or ctx has.
-func (s *Predictions) await(ctx context.Context, p row) {
-	one := s.waits.add(p)
+// Await returns when an entry has ended, or ctx has. One statement each 50 ms serves all that wait.
+func (s *Predictions) Await(ctx context.Context, queue int32, entry int64) {
+	one := s.waits.add(queue, entry)
 	defer s.waits.remove(one)
 	select {
 	case <-one.ended:
