@@ -57,7 +57,8 @@ func (g *Gateway) EnterAs(token, model string) (leave func(), err error) {
 		c.dispatched()
 		return c.leave, nil
 	}
-	return leave, bad(http.StatusForbidden, "permission_denied", "", "the client has no token that may read this any more")
+	return leave, bad(http.StatusForbidden, "permission_denied", "",
+		"the client has no token that may read this any more")
 }
 
 // Offer is a model that a client may use.
@@ -95,7 +96,9 @@ func (g *Gateway) OfferedTo(token, name string) (o Offer, ok bool) {
 // ReadBody reads the whole body of a request of a mounted route, of up to most bytes, as those of the gateway's own
 // routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the
 // request has ended, error or not; the body is not valid behind it. An error is one for AnswerError.
-func (g *Gateway) ReadBody(w http.ResponseWriter, r *http.Request, most int64) (body []byte, release func(), err error) {
+func (g *Gateway) ReadBody(w http.ResponseWriter, r *http.Request, most int64) (
+	body []byte, release func(), err error,
+) {
 	body, reuse, ended, err := g.readBody(w, r, most)
 	return body, func() { reuse(); ended() }, err
 }

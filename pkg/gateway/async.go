@@ -13,8 +13,8 @@ import (
 // waitMost bounds how long a client may wait for an entry on its connection.
 const waitMost = 10 * time.Minute
 
-// prefers reads the header Prefer (RFC 7240): respond-async, and with it how long the client waits for the answer; 0: it
-// does not. A wait that is no number of seconds is left out, as unknown preferences are.
+// prefers reads the header Prefer (RFC 7240): respond-async, and with it how long the client waits for the
+// answer; 0: it does not. A wait that is no number of seconds is left out, as unknown preferences are.
 func prefers(h http.Header) (async bool, wait time.Duration) {
 	for _, value := range h.Values("Prefer") {
 		for part := range strings.SplitSeq(value, ",") {

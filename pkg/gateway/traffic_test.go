@@ -32,7 +32,7 @@ type moments []moment
 func (m moments) Len() int           { return len(m) }
 func (m moments) Less(i, j int) bool { return m[i].at.Before(m[j].at) }
 func (m moments) Swap(i, j int)      { m[i], m[j] = m[j], m[i] }
-func (m *moments) Push(x any)        { *m = append(*m, x.(moment)) }
+func (m *moments) Push(x any)        { *m = append(*m, x.(moment)) } //nolint:errcheck,forcetypeassert // only moments
 func (m *moments) Pop() any {
 	old := *m
 	last := old[len(old)-1]
@@ -139,6 +139,6 @@ func (x *traffic) run(d time.Duration) {
 			x.pools[ends].Tick(x.now)
 			continue
 		}
-		heap.Pop(&x.queue).(moment).do()
+		heap.Pop(&x.queue).(moment).do() //nolint:errcheck,forcetypeassert // only moments
 	}
 }

@@ -85,8 +85,8 @@ type delta struct {
 	text string
 }
 
-// take reads pieces of one run, in their order. The output of a run that follows another is not added to what the client
-// has of that: the error is errAnew, and the place is the beginning of the new output.
+// take reads pieces of one run, in their order. The output of a run that follows another is not added to what
+// the client has of that: the error is errAnew, and the place is the beginning of the new output.
 func (f *follower) take(pieces []piece) (list []delta, err error) {
 	for _, p := range pieces {
 		if p.token != f.at.token {
@@ -108,7 +108,8 @@ func (f *follower) take(pieces []piece) (list []delta, err error) {
 	return list, nil
 }
 
-// check says why the stream of a run that has succeeded is not the text of its result; nil: it is, or that cannot be told.
+// check says why the stream of a run that has succeeded is not the text of its result; nil: it is, or that
+// cannot be told.
 func (f *follower) check(texts []string) error {
 	if f.wrote() && !f.whole && f.at.seq != endSeq {
 		return errGone // the piece that the client has in part
