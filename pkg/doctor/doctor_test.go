@@ -224,7 +224,7 @@ func TestABrokenInvariantIsCriticalAndManyRowsAreLeftForADeepExamination(t *test
 	}
 	want(t, find(t, pool, "invariants", Config{}), Fine)
 	exec(t, pool, `DELETE FROM penstock.ready`)
-	want(t, find(t, pool, "invariants", Config{}), Critical, "a pending entry has a ready row or a lock: entry")
+	want(t, find(t, pool, "invariants", Config{}), Critical, "a pending entry has a ready row or a lock, or its key is blocked: entry")
 
 	exec(t, pool, `SELECT pg_stat_force_next_flush()`)
 	exec(t, pool, `ANALYZE penstock.entry_work`)
