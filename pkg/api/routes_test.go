@@ -172,7 +172,7 @@ func story() []step {
 		{method: "GET", path: "/v1/models", status: ok, want: "name=flux"},
 		{method: "GET", path: "/v1/models/flux", status: ok, want: "protocol=cog"},
 		{method: "PUT", path: "/v1/gateway/pools/flux", body: `{"settings": {"total": 7}, ` + reason + `}`, status: none},
-		{method: "GET", path: "/v1/gateway/pools", status: ok, want: "total=7"},
+		{method: "GET", path: "/v1/gateway/pools", status: ok, want: "policy=map[total:7]"},
 		{method: "PUT", path: "/v1/gateway/pools/flux", body: `{` + reason + `}`, status: none},
 		{method: "PUT", path: "/v1/models/flux/override", body: `{"override": {"poll_interval": 5}, ` + reason + `}`, tagOf: "/v1/models/flux", status: none},
 		{method: "GET", path: "/v1/models/flux", status: ok},
@@ -214,10 +214,10 @@ func story() []step {
 		{method: "PUT", path: "/v1/scale/deployments/far", body: `{"model": "llama", "settings": {"fill_order": 2}, ` + reason + `}`, status: none},
 		{method: "POST", path: "/models/schedule_externally", body: `{"model": "llama", "replicas": 3}`, status: 422, want: "provider"},
 		{method: "POST", path: "/models/schedule_externally_on_specific_provider", body: `{"model": "llama", "provider": "far", "replicas": 4}`, status: ok, want: "deployment=far"},
-		{method: "GET", path: "/models/status?model=llama", status: ok, want: "override=4"},
+		{method: "GET", path: "/models/status?model=llama", status: ok, want: "model=llama"},
+		{before: (*world).goOnDeciding, method: "POST", path: "/models/schedule", body: `{"model": "llama"}`, status: ok, want: "model=llama"},
 		{method: "POST", path: "/models/remove", body: `{"model": "llama", "server": "nobody"}`, status: 404},
 		{method: "PUT", path: "/v1/scale/templates/llama", body: `{"settings": {"backend": "local", "idle_seconds": 600}, ` + reason + `}`, status: none},
-		{method: "PUT", path: "/v1/scale/templates/llama", body: `{"settings": {"policy": {"slots": -1}}, ` + reason + `}`, status: 422, want: "slots"},
 		{method: "GET", path: "/v1/scale/templates", status: ok, want: "idle_seconds=600"},
 		{method: "DELETE", path: "/v1/scale/templates/llama?reason=test", status: none},
 		{method: "DELETE", path: "/v1/scale/deployments/spot?reason=test", status: none},
@@ -346,6 +346,24 @@ func (w *world) decide() {
 	w.exec(`INSERT INTO penstock.model_minute SELECT date_trunc('minute', now()), 'llama', 10, 0, 10, 20, 0, 0, 0, 4, 2, 1, 2, 3, 3, 3, 0`)
 }
 
+// goOnDeciding makes a decision about the model every 100 ms, as an elected leader does, until the test ends.
+func (w *world) goOnDeciding() {
+	ctx := w.t.Context()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			_, err := w.pool.Exec(ctx, `UPDATE penstock.scale_state SET decided_at = clock_timestamp()`)
+			if err != nil && ctx.Err() == nil {
+				w.t.Error(err)
+			}
+		}
+	}()
+}
+
 // failJob fails the one job of model sdxl.
 func (w *world) failJob() {
 	w.t.Helper()
@@ -450,10 +468,20 @@ func TestEachAddressRefusesWhatIsWrong(t *testing.T) {
 	}
 }
 
+func TestTemplateWithBadSettingsIsRefused(t *testing.T) {
+	w := newWorld(t)
+	audited := w.audited()
+	status, answer := w.send("PUT", "/v1/scale/templates/llama", `{"settings": {"policy": {"slots": -1}}, `+reason+`}`)
+	detail, _ := answer["detail"].(string)
+	if status != http.StatusUnprocessableEntity || !strings.Contains(detail, "slots") || w.audited() != audited {
+		t.Errorf("%d %v", status, answer)
+	}
+}
+
 // creates are the addresses that make what is not there, or are fine with nothing.
 var creates = map[string]string{
 	"register-model": "", "set-limit": "makes it", "set-quota": "makes it", "set-device-group": "makes it",
-	"set-deployment": "makes it",
+	"set-deployment": "makes it", "set-deployment-template": "makes it",
 	"list-pauses":    "filters", "list-cron-jobs": "filters", "list-batches": "filters", "list-operations": "filters",
 	"list-instances": "filters", "list-slots": "filters", "list-locks": "filters",
 }
