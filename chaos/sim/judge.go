@@ -76,6 +76,18 @@ func (w *world) silence(token int64, at time.Time) time.Duration {
 	return at.Sub(last)
 }
 
+// handedOn is when the key of a run was first granted under a newer token, before another run began at a time. The
+// silence of the run's node counts at that moment: it may hear of its loss later, and its handler may take a while
+// to end.
+func (w *world) handedOn(r *run, began time.Time) time.Time {
+	for _, e := range w.store.tables.events {
+		if e.what == "granted" && e.key == r.key && e.token > r.token {
+			return e.at
+		}
+	}
+	return began
+}
+
 // judgeOverlaps finds runs of a key beside each other: only a node that was silent for a lease may go
 // on with what another one was given.
 func (w *world) judgeOverlaps(bad func(string, ...any)) {
@@ -88,7 +100,7 @@ func (w *world) judgeOverlaps(bad func(string, ...any)) {
 			if earlier.key != later.key || !ended.IsZero() && !ended.After(later.began) {
 				continue
 			}
-			if silent := w.silence(earlier.token, later.began); silent < lease || earlier.token == later.token {
+			if silent := w.silence(earlier.token, w.handedOn(earlier, later.began)); silent < lease || earlier.token == later.token {
 				bad(
 					"key %s: entry %d ran under token %d beside entry %d under token %d, whose node was silent for %v",
 					later.key,
