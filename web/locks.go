@@ -33,8 +33,11 @@ type locksView struct {
 	Capped   bool // there are more than locksMax
 	Oldest   []lockRow
 	Suspects []operator.Suspect
+	Blocked  []blockedKey
 	Groups   []groupRow
 	After    string // the last key of Groups, if there may be more
+
+	MoreBlocked bool // there are more than blockedRows
 }
 
 // lockNode is a node with the picture of its locks.
@@ -79,6 +82,7 @@ func (d *Dashboard) lockPages() {
 			"same by itself within seconds when a node dies: a lock that it leaves alone is listed by a node that lives.",
 		preview: d.unlockPreview, do: d.forceUnlock,
 	})
+	d.blockedKeyVerbs()
 }
 
 func (d *Dashboard) unlockPreview(ctx context.Context, in form) (preview, error) {
@@ -136,6 +140,9 @@ func (d *Dashboard) locks(ctx context.Context, q query) (any, error) {
 		func(ctx context.Context) ([]operator.Suspect, error) {
 			return d.db.VerifyLocks(ctx, suspectMax)
 		}); err != nil {
+		return nil, err
+	}
+	if err := v.listBlocked(ctx, d); err != nil {
 		return nil, err
 	}
 	times, err := d.runTimes(ctx, locks)

@@ -67,9 +67,12 @@ func fleetReadings(text string) map[string]any {
 	locks = append(locks, operator.Lock{Queue: text, LockKey: "#4711", Token: 200, NodeID: 9, ClaimedAt: now})
 	return map[string]any{
 		"sampled queues": []operator.Queue{{Name: text, Kind: "task"}}, "nodes": nodes, "pauses": []operator.Pause{}, "leader": &operator.Leader{Holder: text, Live: true},
-		"degradations":                     []operator.Degradation{},
-		keyOf("locks", ""):                 locks,
-		"suspects":                         []operator.Suspect{{Queue: text, LockKey: text, Token: 101, Node: text, Problem: text}},
+		"degradations":     []operator.Degradation{},
+		keyOf("locks", ""): locks,
+		"suspects":         []operator.Suspect{{Queue: text, LockKey: text, Token: 101, Node: text, Problem: text}},
+		keyOf("blocked keys", ""): []operator.BlockedKey{
+			{Queue: text, LockKey: text, EntryID: 4711, Class: text, Error: text, BlockedAt: now, Waiting: 3},
+		},
 		keyOf("run times", []string{text}): []operator.RunTimes{{Queue: text, Runs: 500, P99: &p99}},
 		"models":                           []operator.Model{{Name: text, Protocol: text, Queue: text, Override: []byte(`{}`), Instances: 2, Usable: 1, Slots: 8, Held: 3}},
 		"instances": []operator.Instance{

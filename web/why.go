@@ -41,6 +41,7 @@ var conditions = []struct {
 	{"a processing thread is free", []string{"no_thread"}},
 	{"its model has an instance and a free slot", []string{"no_instance", "no_slot"}},
 	{"its lock key is free", []string{"key_held"}},
+	{"its lock key is not blocked by a failure", []string{"key_blocked"}},
 	{"it is the first of its key", []string{"ahead_in_key"}},
 	{"it is the first in its lane", []string{"ahead_in_lane"}},
 }
@@ -115,6 +116,8 @@ func lineOf(e operator.Entry, r operator.Reason) reasonLine {
 		if id := text("entry_id"); id != "" {
 			line.Label, line.Address = "entry "+id, "entries/"+id
 		}
+	case "key_blocked":
+		line.Label, line.Address = "blocked keys", "locks?"+parameters("queue", e.Queue)
 	case "ahead_in_key":
 		line.Label, line.Address = "entries of the key", "entries?"+parameters("queue", e.Queue, "lock_key",
 			e.LockKey)

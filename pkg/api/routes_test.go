@@ -482,7 +482,7 @@ func TestTemplateWithBadSettingsIsRefused(t *testing.T) {
 var creates = map[string]string{
 	"register-model": "", "set-limit": "makes it", "set-quota": "makes it", "set-device-group": "makes it",
 	"set-deployment": "makes it", "set-deployment-template": "makes it",
-	"list-pauses":    "filters", "list-cron-jobs": "filters", "list-batches": "filters", "list-operations": "filters",
+	"list-pauses": "filters", "list-cron-jobs": "filters", "list-batches": "filters", "list-operations": "filters",
 	"list-instances": "filters", "list-slots": "filters", "list-locks": "filters",
 }
 
