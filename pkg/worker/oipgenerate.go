@@ -76,7 +76,7 @@ func (p *oip) follow(events *events, out *chunker, request []byte, broken func(e
 	for {
 		event, err := events.next()
 		switch {
-		case errors.Is(err, io.EOF) && whole.fields != nil:
+		case errors.Is(err, io.EOF) && whole.fields != nil && !events.cut:
 			return whole.outcome()
 		case errors.Is(err, io.EOF):
 			return broken(io.ErrUnexpectedEOF)

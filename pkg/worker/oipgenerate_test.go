@@ -45,6 +45,7 @@ func TestAGeneratedStreamThatFailsIsAFailure(t *testing.T) {
 	const token = `data: {"text_output":"The"}` + "\n\n"
 	for _, c := range []contract{
 		{"error after output", streams(token, `data: {"error":"CUDA out of memory"}`+"\n\n"), want{kind: Failed, class: ClassOOM}},
+		{"cut within an event", streams(token, `data: {"text_out`), want{kind: Unknown, running: true}},
 		{"nothing at all", streams(), want{kind: Unknown, running: true}},
 		{"no JSON", streams("data: hello\n\n"), want{kind: Failed, class: ClassTransient}},
 		{"not a stream", workertest.Says(200, `{"text_output":"whole"}`), want{kind: Done, result: `{"text_output":"whole"}`}},
@@ -110,6 +111,12 @@ func TestChoicesAreCountedAndBounded(t *testing.T) {
 		o := newAdapter(t, m, s.URL, 1).Submit(t.Context(), testCall(payload))
 		if o.Kind != Rejected || o.Class != ClassInput || !strings.Contains(o.Reason, field) || !strings.Contains(o.Reason, "at most 2") {
 			t.Errorf("%s: %s %s %q", payload, o.Kind, o.Class, o.Reason)
+		}
+	}
+	for _, payload := range []string{`{"messages":[],"n":"64"}`, `{"messages":[],"best_of":64.5}`, `{"messages":[],"n":6.4e1}`} {
+		o := newAdapter(t, m, s.URL, 1).Submit(t.Context(), testCall(payload))
+		if o.Kind != Rejected || !strings.Contains(o.Reason, "whole number") {
+			t.Errorf("%s: %s %q", payload, o.Kind, o.Reason)
 		}
 	}
 	if o := newAdapter(t, m, s.URL, 1).Submit(t.Context(), testCall(`{"messages":[],"n":2}`)); o.Kind != Done {

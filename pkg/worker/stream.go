@@ -86,6 +86,7 @@ type events struct {
 	lines *bufio.Reader
 	left  int64
 	limit int64
+	cut   bool // the stream ended within an event
 }
 
 func newEvents(r io.Reader, limit int64) *events {
@@ -99,6 +100,7 @@ func (e *events) next() (event, error) {
 	for {
 		line, err := e.line()
 		if err != nil {
+			e.cut = hasData || len(line) > 0
 			return event{}, err // an event without its empty line is not complete
 		}
 		if len(line) == 0 {
@@ -122,7 +124,7 @@ func (e *events) next() (event, error) {
 	}
 }
 
-// line reads one line without its end. Its length is bounded by what is left
+// line reads one line without its end; with an error, the part of it that came. Its length is bounded by what is left
 // of the event's limit.
 func (e *events) line() ([]byte, error) {
 	var line []byte
@@ -137,7 +139,7 @@ func (e *events) line() ([]byte, error) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return line, err
 		}
 		return bytes.TrimRight(line, "\r\n"), nil
 	}
