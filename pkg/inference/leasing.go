@@ -287,6 +287,9 @@ func (p *SlotPool) reconcile(held []heldRow, start time.Time) (came bool) {
 	for key, token := range ours {
 		if e := p.registry.Endpoint(key.instance); e != nil {
 			a := p.stateOf(e.Model.Name)
+			if a.ledger.isLeaving(key, token) {
+				continue // its row exists until it is given back
+			}
 			a.ledger.add(key, token, time.Now())
 			p.limit(e.Model.Name, a)
 			came = true

@@ -213,6 +213,11 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	}
 }
 
+// isLeaving says whether a slot is about to be given back.
+func (l *slotLedger) isLeaving(key slotKey, token int64) bool {
+	return slices.ContainsFunc(l.leaving, func(h *heldSlot) bool { return h.slotKey == key && h.token == token })
+}
+
 // relieve lets the idle slot of a pressed instance go where another instance has a free one, which is leased
 // in its place. Without it a node that is busy all the time would use the slots that it leased first for ever.
 // A slot stays whose instance has loaded what entries need, as does one that one of so many other permits needs.

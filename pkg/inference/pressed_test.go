@@ -116,6 +116,10 @@ func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 			if l.relief != c.relief-c.leaving {
 				t.Errorf("%d more may be exchanged, want %d", l.relief, c.relief-c.leaving)
 			}
+			// Its row exists until it is given back: it must not be taken for a slot that came in.
+			if l.isLeaving(h.slotKey, h.token) != (c.leaving > 0) || l.isLeaving(h.slotKey, h.token+1) {
+				t.Error("the ledger is wrong about which slots leave")
+			}
 		})
 	}
 }
