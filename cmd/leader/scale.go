@@ -75,9 +75,12 @@ func listenKEDA(ctx context.Context, cfg Leader) (net.Listener, error) {
 	return listener, nil
 }
 
+// kedaStreamsMax bounds the requests and streams of one connection at once.
+const kedaStreamsMax = 100
+
 // serveKEDA answers KEDA until ctx ends. Every leader does, also one that is not elected: the numbers are rows.
 func (l *leader) serveKEDA(ctx context.Context, listener net.Listener) error {
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.MaxConcurrentStreams(kedaStreamsMax))
 	keda.New(keda.Config{DB: l.pools.api, Log: l.log}).Register(server)
 	stop := context.AfterFunc(ctx, server.Stop)
 	defer stop()

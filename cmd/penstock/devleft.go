@@ -49,6 +49,9 @@ func endLeftovers(ctx context.Context, in string, out io.Writer) error {
 		if _, err := os.Stat(instances); err != nil {
 			continue
 		}
+		if _, err := os.Stat(filepath.Join(dir, devOwner)); err != nil {
+			continue // of a program that does not hold its directory: it may be alive
+		}
 		owner, err := holdDir(dir)
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			continue

@@ -130,7 +130,7 @@ func (s *serving) awaited(ctx context.Context, wait time.Duration, id, location 
 	case err != nil: // it is an entry all the same
 		s.gateway.log.Warn("wait for entry", "entry", id, "error", err)
 		return false, nil
-	case !ended:
+	case !ended, o.Outcome == "done" && keptElsewhere(o.Result):
 		return false, nil
 	}
 	s.w.Header()["Content-Location"] = []string{location}
@@ -144,4 +144,12 @@ func (s *serving) awaited(ctx context.Context, wait time.Duration, id, location 
 		return true, &Rejection{Reason: DropDeadline, Detail: "entry " + id + " expired in the queue"}
 	}
 	return true, &Rejection{Reason: DropUpstream, Detail: "entry " + id + " " + o.Outcome + ": " + o.Reason}
+}
+
+// keptElsewhere says whether a result is a reference to the object store, which is no answer to the client's request.
+func keptElsewhere(result json.RawMessage) bool {
+	var stored struct {
+		Object json.RawMessage `json:"$object"`
+	}
+	return json.Unmarshal(result, &stored) == nil && stored.Object != nil
 }

@@ -128,8 +128,11 @@ func (r *reading) tell(ctx context.Context, n news) (over bool, err error) {
 		return false, nil
 	}
 	p, err := findStream(ctx, r.service.db, r.p.ID, *r.p.StreamKey)
-	if err != nil {
+	switch {
+	case errors.Is(err, errNone):
 		return true, errors.Join(err, r.fail(errGone.Error(), r.atEnd(endDone)))
+	case err != nil: // the client may come again for the end
+		return true, errors.Join(err, r.fail("the end of the prediction cannot be read now", r.follower.at))
 	}
 	return true, r.end(p)
 }

@@ -116,6 +116,7 @@ func (s *External) current(ctx context.Context, ref *externalscaler.ScaledObject
 	case err == nil:
 		s.keep(deployment, n)
 	case errors.Is(err, errHeld), errors.Is(err, errUndecided):
+		s.forget(deployment)
 		return 0, status.Errorf(codes.Unavailable, "deployment %q: %v", deployment, err)
 	case status.Code(err) != codes.Unknown: // it has a status of its own
 		s.forget(deployment)
