@@ -9,11 +9,12 @@
 package externalscaler
 
 import (
-	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
-	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
+
+	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
+	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 )
 
 const (
@@ -444,17 +445,20 @@ func file_externalscaler_proto_rawDescGZIP() []byte {
 	return file_externalscaler_proto_rawDescData
 }
 
-var file_externalscaler_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
-var file_externalscaler_proto_goTypes = []any{
-	(*ScaledObjectRef)(nil),       // 0: externalscaler.ScaledObjectRef
-	(*IsActiveResponse)(nil),      // 1: externalscaler.IsActiveResponse
-	(*GetMetricSpecResponse)(nil), // 2: externalscaler.GetMetricSpecResponse
-	(*MetricSpec)(nil),            // 3: externalscaler.MetricSpec
-	(*GetMetricsRequest)(nil),     // 4: externalscaler.GetMetricsRequest
-	(*GetMetricsResponse)(nil),    // 5: externalscaler.GetMetricsResponse
-	(*MetricValue)(nil),           // 6: externalscaler.MetricValue
-	nil,                           // 7: externalscaler.ScaledObjectRef.ScalerMetadataEntry
-}
+var (
+	file_externalscaler_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+	file_externalscaler_proto_goTypes  = []any{
+		(*ScaledObjectRef)(nil),       // 0: externalscaler.ScaledObjectRef
+		(*IsActiveResponse)(nil),      // 1: externalscaler.IsActiveResponse
+		(*GetMetricSpecResponse)(nil), // 2: externalscaler.GetMetricSpecResponse
+		(*MetricSpec)(nil),            // 3: externalscaler.MetricSpec
+		(*GetMetricsRequest)(nil),     // 4: externalscaler.GetMetricsRequest
+		(*GetMetricsResponse)(nil),    // 5: externalscaler.GetMetricsResponse
+		(*MetricValue)(nil),           // 6: externalscaler.MetricValue
+		nil,                           // 7: externalscaler.ScaledObjectRef.ScalerMetadataEntry
+	}
+)
+
 var file_externalscaler_proto_depIdxs = []int32{
 	7, // 0: externalscaler.ScaledObjectRef.scalerMetadata:type_name -> externalscaler.ScaledObjectRef.ScalerMetadataEntry
 	3, // 1: externalscaler.GetMetricSpecResponse.metricSpecs:type_name -> externalscaler.MetricSpec

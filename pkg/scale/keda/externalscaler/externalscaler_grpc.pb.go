@@ -10,6 +10,7 @@ package externalscaler
 
 import (
 	context "context"
+
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -115,12 +116,15 @@ type UnimplementedExternalScalerServer struct{}
 func (UnimplementedExternalScalerServer) IsActive(context.Context, *ScaledObjectRef) (*IsActiveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method IsActive not implemented")
 }
+
 func (UnimplementedExternalScalerServer) StreamIsActive(*ScaledObjectRef, grpc.ServerStreamingServer[IsActiveResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamIsActive not implemented")
 }
+
 func (UnimplementedExternalScalerServer) GetMetricSpec(context.Context, *ScaledObjectRef) (*GetMetricSpecResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetMetricSpec not implemented")
 }
+
 func (UnimplementedExternalScalerServer) GetMetrics(context.Context, *GetMetricsRequest) (*GetMetricsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetMetrics not implemented")
 }
