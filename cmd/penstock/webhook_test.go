@@ -63,19 +63,19 @@ func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
 		}
 	}
 	s.serve()
-	for line, want := range map[string]string{
-		"webhook list":           hook,
-		"webhook secret " + hook: "whsec_",
-		"webhook key":            "whpk_",
-		"webhook key --key x":    "--key goes with --database-url",
-		"webhook register " + hook + " --internal --reason r":     "--internal goes with --database-url",
-		"webhook register https://new.example/in --reason r":      "whsec_",
-		"webhook rotate https://new.example/in --reason leaked":   "whsec_",
-		"webhook rotate --reason yearly":                          "whpk_",
-		"webhook disable https://new.example/in --yes --reason r": "done",
+	for _, c := range []struct{ line, want string }{
+		{"webhook list", hook},
+		{"webhook secret " + hook, "whsec_"},
+		{"webhook key", "whpk_"},
+		{"webhook key --key x", "--key goes with --database-url"},
+		{"webhook register " + hook + " --internal --reason r", "--internal goes with --database-url"},
+		{"webhook register https://new.example/in --reason r", "whsec_"},
+		{"webhook rotate https://new.example/in --reason leaked", "whsec_"},
+		{"webhook rotate --reason yearly", "whpk_"},
+		{"webhook disable https://new.example/in --yes --reason r", "done"},
 	} {
-		if got := s.penstock(line); !strings.Contains(got, want) {
-			t.Errorf("through the API %s says %s, not %q", line, got, want)
+		if got := s.penstock(c.line); !strings.Contains(got, c.want) {
+			t.Errorf("through the API %s says %s, not %q", c.line, got, c.want)
 		}
 	}
 }

@@ -420,7 +420,8 @@ func TestCalculatedFieldsGroupedAndCompacted(t *testing.T) {
 func TestStatementsOfTheDocumentWork(t *testing.T) {
 	b := newBed(t)
 	b.exec(`SELECT penstock.drop_queue('changes')`)
-	b.exec(`SELECT penstock.create_queue(name) FROM unnest('{mail,render,thumbs}'::text[]) name`)
+	b.exec(`SELECT penstock.create_queue(name) FROM unnest('{mail,render,thumbs,orders}'::text[]) name`)
+	b.exec(`SELECT penstock.register_model('flux', '{"protocol": "dispatcher"}', 'test')`)
 	b.exec(`CREATE TABLE photo (id int PRIMARY KEY, path text, year int, thumbnail text)`)
 	b.exec(`CREATE TABLE orders (id int PRIMARY KEY, total int)`)
 	b.exec(`CREATE TABLE order_line (id int PRIMARY KEY, order_id int, price int, amount int)`)
