@@ -208,8 +208,8 @@ BEGIN
     RETURN n;
 END $$;
 
--- feed_batch pushes the next parts of a batch, as many as the headroom of its window and of its
--- queue's capacity: more than the capacity at once would be refused for ever.
+-- feed_batch pushes the next parts of a batch, as many as the headroom of its window and of the
+-- capacities of its queue and flow: more than a capacity at once would be refused for ever.
 -- Locks: those of push_many, then the rows of the parts. The caller has the row of the batch.
 -- Callers: step_batch.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
@@ -222,8 +222,14 @@ DECLARE
     next integer[];
     made bigint[];
 BEGIN
-    headroom := least(headroom, (SELECT q.capacity - (d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed))
+    headroom := least(headroom, (SELECT penstock.queue_capacity(q) - (d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed))
                            FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
+    headroom := least(headroom, (SELECT q.capacity_per_flow - f.entries
+                           FROM penstock.queue q
+                          CROSS JOIN LATERAL (SELECT count(*) AS entries
+                                                FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = coalesce(b.flow, '')
+                                                       LIMIT q.capacity_per_flow) e) f
+                          WHERE q.id = b.queue_id AND q.capacity_per_flow IS NOT NULL));
     next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL
                    ORDER BY p.no LIMIT greatest(headroom, 0));
     IF cardinality(next) = 0 THEN

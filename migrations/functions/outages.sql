@@ -38,9 +38,13 @@ BEGIN
     IF NOT FOUND OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = q.model AND penstock.usable(i)) THEN
         RETURN 0;
     END IF;
-    FOR waited IN SELECT x.id FROM penstock.entry x
-                   WHERE x.queue_id = queue AND penstock.claimable(x.status, x.priority) AND NOT penstock.runs(x) ORDER BY x.id LIMIT most
+    FOR waited IN SELECT x.id, x.lock_key FROM penstock.entry x
+                   WHERE x.queue_id = queue AND penstock.claimable(x.status, x.priority) AND NOT penstock.runs(x)
+                     AND NOT EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = x.lock_key)
+                   ORDER BY x.id LIMIT most
     LOOP
+        -- The first failure of a key may have blocked it: later entries wait for unblock_key.
+        CONTINUE WHEN EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = waited.lock_key);
         e := penstock.take_entry(queue, waited.id);
         IF e.id IS NOT NULL THEN
             PERFORM penstock.fail_entry(e, 'no_instance', format('model %s has had no instance that takes calls for %s', q.model,

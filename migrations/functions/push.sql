@@ -35,7 +35,7 @@ $$;
 -- queue_capacity returns how many entries that have not ended a queue takes, null for no bound: its capacity, or what the
 -- slots of the usable instances of its model allow (capacity_per_slot), whichever is less. A model without slots counts
 -- as one slot, so that an entry can wait for its first instance.
--- Callers: admit.
+-- Callers: admit, feed_batch.
 CREATE OR REPLACE FUNCTION penstock.queue_capacity(q penstock.queue) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT least(q.capacity, ceil(q.capacity_per_slot::float8 * CASE WHEN q.capacity_per_slot IS NOT NULL THEN greatest(1, (

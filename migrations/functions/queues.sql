@@ -89,11 +89,11 @@ BEGIN
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
         failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
      WHERE id = q.id;
-    -- admit_flows counts by an index of flows.
-    IF q.capacity_per_flow IS NOT NULL AND to_regclass(format('penstock.%I', 'entry_' || queue_name || '_flow')) IS NULL THEN
-        EXECUTE format('CREATE INDEX %I ON penstock.%I (flow)', 'entry_' || queue_name || '_flow', 'entry_' || queue_name);
-    ELSIF q.capacity_per_flow IS NULL AND to_regclass(format('penstock.%I', 'entry_' || queue_name || '_flow')) IS NOT NULL THEN
-        EXECUTE format('DROP INDEX penstock.%I', 'entry_' || queue_name || '_flow');
+    -- admit_flows counts by an index of flows. Its name has the id: names of queues are parts of names of tables.
+    IF q.capacity_per_flow IS NOT NULL AND to_regclass('penstock.flow_' || q.id) IS NULL THEN
+        EXECUTE format('CREATE INDEX %I ON penstock.%I (flow)', 'flow_' || q.id, 'entry_' || queue_name);
+    ELSIF q.capacity_per_flow IS NULL AND to_regclass('penstock.flow_' || q.id) IS NOT NULL THEN
+        EXECUTE format('DROP INDEX penstock.%I', 'flow_' || q.id);
     END IF;
     IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
@@ -185,6 +185,8 @@ BEGIN
             (NEW.algorithm IN ('fair', 'fifo'), 'algorithm is not fair or fifo'),
             (NEW.merge IN ('first', 'last', 'object', 'array'), 'merge is not first, last, object or array'),
             (NEW.on_failure IN ('continue', 'block_key'), 'on_failure is not continue or block_key'),
+            (NEW.on_failure <> 'block_key' OR NEW.mergeable IS NOT TRUE,
+             'on_failure block_key does not go with mergeable: merged entries fail together'),
             (NEW.lapse IN ('end', 'run_through'), 'lapse is not end or run_through; leave it out for run_through with a model and end without'),
             (NEW.grouping <> '', 'grouping is empty; leave it out for entries without a key'),
             (NEW.application <> '', 'application is empty'),

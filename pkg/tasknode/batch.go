@@ -10,14 +10,16 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// processBatch gives all entries of a lock to the handler at once; or one after the other, if one of them is a suspect.
+// processBatch gives all entries of a lock to the handler at once; or one after the other, if one of them is a suspect or
+// a failure blocks the key, so that no later entry runs beside the one that fails.
 func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	entries := j.lock.Entries
 	if n.leaseLost(j) || n.handingBack.Load() {
 		n.endLast(j, last(invalidation.Release(j.lock, entries[0].ID, 0)))
 		return
 	}
-	if slices.ContainsFunc(entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) }) {
+	if j.queue.Config.OnFailure == invalidation.OnFailureBlockKey ||
+		slices.ContainsFunc(entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) }) {
 		n.processApart(j, h)
 		return
 	}
