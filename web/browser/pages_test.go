@@ -135,6 +135,34 @@ func TestAPushIsDisplayedWithoutAReload(t *testing.T) {
 	}
 }
 
+// Numbers that change move nothing: the browser's own measure of layout shifts (the sum of the parts of the view that
+// moved times how far) stays below a hundredth, a tenth of the bound that it calls good.
+func TestAnUpdateShiftsNothing(t *testing.T) {
+	s := newStage(t, true)
+	s.exec(`SELECT penstock.create_queue('fresh')`)
+	q, err := invalidation.Open(t.Context(), s.pool, "fresh")
+	s.must(err)
+	pushes := make([]invalidation.Push, 40) // a number of two digits in place of one of one
+	for i := range pushes {
+		pushes[i].Payload = json.RawMessage(`{}`)
+	}
+	for _, page := range []string{"queues", "queues/fresh"} {
+		tab := s.open()
+		tab.visit(page)
+		tab.until(`document.querySelector('#stream')?.dataset.state === 'live'`)
+		eval[bool](tab, `(window.shift = 0, window.text = document.querySelector('main').innerText,
+			new PerformanceObserver(l => l.getEntries().forEach(e => { window.shift += e.value })).observe({type: 'layout-shift'}), true)`)
+		_, err = q.Push(t.Context(), pushes...)
+		s.must(err)
+		tab.until(`document.querySelector('main').innerText !== window.text && /\b(4|8)0\b/.test(document.querySelector('main').innerText)`)
+		if shift := eval[float64](tab, `window.shift`); shift > 0.01 {
+			t.Errorf("%s: an update moved parts of the page: layout shift %.4f", page, shift)
+		} else {
+			t.Logf("%s: layout shift %.4f", page, shift)
+		}
+	}
+}
+
 func TestAQueueIsPausedByItsDialog(t *testing.T) {
 	s := newStage(t, true)
 	tab := s.open()
