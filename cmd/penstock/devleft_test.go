@@ -40,6 +40,11 @@ func TestWorkersOfAKilledPlatformAreEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if dead, err := holdDir(filepath.Join(temp, devPrefix+"killed")); err != nil {
+		t.Fatal(err)
+	} else {
+		dead.Close() // as the end of its process does
+	}
 	if err := os.Mkdir(filepath.Join(temp, "other"), 0o700); err != nil {
 		t.Fatal(err)
 	}
