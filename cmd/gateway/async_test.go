@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -24,15 +23,7 @@ func (f *front) prefer(t *testing.T, prefer, body string) asyncAnswer {
 		t.Fatal(err)
 	}
 	request.Header.Set("Prefer", prefer)
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer, text := send(t, request)
 	return asyncAnswer{answer.StatusCode, answer.Header, string(text)}
 }
 

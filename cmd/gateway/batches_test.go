@@ -28,17 +28,23 @@ func (f *front) call(t *testing.T, method, path string, body, into any) int {
 	return f.do(t, request, into)
 }
 
-func (f *front) do(t *testing.T, request *http.Request, into any) int {
+// send makes a request and reads its whole answer.
+func send(t *testing.T, request *http.Request) (answer *http.Response, text []byte) {
 	t.Helper()
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil {
+	if text, err = io.ReadAll(answer.Body); err != nil {
 		t.Fatal(err)
 	}
+	return answer, text
+}
+
+func (f *front) do(t *testing.T, request *http.Request, into any) int {
+	t.Helper()
+	answer, text := send(t, request)
 	if raw, is := into.(*string); is {
 		*raw = string(text)
 	} else if err := json.Unmarshal(text, into); err != nil {
