@@ -82,11 +82,8 @@ SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator
 LONGEST  := ./pkg/invalidation ./pkg/inference ./cmd/penstock ./pkg/api
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
-# Packages that are tested at once. Four are faster by a minute on two cores; with them a test whose time was bounded missed it.
-AT_ONCE  ?= 2
-
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
-	go test -p $(AT_ONCE) -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
+	go test -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
 	@echo "not run: what is timed (make timed), the real programs (make e2e), the race detector (make race)"
 
 # The tests of `make check` run on two versions of Postgres: these on the newest one, which npm delivers, the others on that
@@ -99,7 +96,7 @@ race: ## Test the product under the race detector, where the machine has a C com
 	else \
 		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
 	fi; \
-	go test $(RACE) -p $(AT_ONCE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
