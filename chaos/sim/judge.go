@@ -76,12 +76,12 @@ func (w *world) silence(token int64, at time.Time) time.Duration {
 	return at.Sub(last)
 }
 
-// handedOn is when the key of a run was first granted under a newer token, before another run began at a time. The
-// silence of the run's node counts at that moment: it may hear of its loss later, and its handler may take a while
-// to end.
-func (w *world) handedOn(r *run, began time.Time) time.Time {
+// lost is when the lock under which a run began was freed, or otherwise when another run began at a time. The silence
+// of the run's node counts at that moment. The next grant of the key may come much later, after the node was heard
+// again, and the node hears of its loss later still; its handler may then take a while to end.
+func (w *world) lost(r *run, began time.Time) time.Time {
 	for _, e := range w.store.tables.events {
-		if e.what == "granted" && e.key == r.key && e.token > r.token {
+		if e.what == "freed" && e.key == r.key && e.token == r.token && !e.at.After(began) {
 			return e.at
 		}
 	}
@@ -100,7 +100,7 @@ func (w *world) judgeOverlaps(bad func(string, ...any)) {
 			if earlier.key != later.key || !ended.IsZero() && !ended.After(later.began) {
 				continue
 			}
-			if silent := w.silence(earlier.token, w.handedOn(earlier, later.began)); silent < lease || earlier.token == later.token {
+			if silent := w.silence(earlier.token, w.lost(earlier, later.began)); silent < lease || earlier.token == later.token {
 				bad(
 					"key %s: entry %d ran under token %d beside entry %d under token %d, whose node was silent for %v",
 					later.key,

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 var (
@@ -120,6 +121,15 @@ func TestJudgeSeesWhatIsWrong(t *testing.T) {
 		"beside entry": func(w *world) {
 			twice := *w.runs[0]
 			w.runs = slices.Insert(w.runs, 1, &twice)
+		},
+		"whose node was silent for": func(w *world) {
+			for i, earlier := range w.runs {
+				for _, later := range w.runs[i+1:] {
+					if later.key == earlier.key && later.token != earlier.token && earlier.ended.Before(later.began) {
+						earlier.ended = later.began.Add(time.Millisecond)
+					}
+				}
+			}
 		},
 		"accepted later": func(w *world) {
 			w.runs = slices.Insert(w.runs, 0, &run{entry: 1 << 40, key: "k1", process: w.runs[0].process})
