@@ -23,6 +23,8 @@ type Loop struct {
 	Pause  time.Duration // minimum after a failed pass
 	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try; 30 s if zero
 	Log    *slog.Logger
+	// Random returns a number in [0, 1) for the pause before the first pass; math/rand if nil.
+	Random func() float64
 }
 
 const startMax = 500 * time.Millisecond
@@ -31,7 +33,11 @@ const startMax = 500 * time.Millisecond
 // failed for longer than GiveUp without one that did not.
 func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration, error)) error {
 	var failingSince time.Time
-	pause := rand.N(min(l.Pause, startMax)) // spreads duties that start together
+	random := l.Random
+	if random == nil {
+		random = rand.Float64
+	}
+	pause := time.Duration(random() * float64(min(l.Pause, startMax))) // spreads duties that start together
 	for {
 		select {
 		case <-ctx.Done():

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -86,6 +87,8 @@ type Config struct {
 	Hint func(queue int32)
 	// Log receives warnings and errors. Default: discarded.
 	Log *slog.Logger
+	// Random returns a number in [0, 1) for jitter. Default: math/rand.
+	Random func() float64
 }
 
 func (c Config) withDefaults() Config {
@@ -104,6 +107,9 @@ func (c Config) withDefaults() Config {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
+	}
+	if c.Random == nil {
+		c.Random = rand.Float64
 	}
 	return c
 }

@@ -2,7 +2,6 @@ package recovery
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 
 	"github.com/penstock/penstock/internal/duty"
@@ -12,12 +11,12 @@ import (
 // if it is shorter than the usual one, and else with a jitter of a fifth. A pause is at least as
 // long as the pass took, so that a duty uses a slow database at most half of the time.
 func loop(ctx context.Context, cfg Config, name string, pass func(context.Context) (time.Duration, error)) error {
-	l := duty.Loop{Name: name, Pause: cfg.Pause, GiveUp: cfg.GiveUp, Log: cfg.Log}
+	l := duty.Loop{Name: name, Pause: cfg.Pause, GiveUp: cfg.GiveUp, Log: cfg.Log, Random: cfg.Random}
 	return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		start := time.Now()
 		next, err := pass(ctx)
 		if next >= cfg.Pause {
-			next = jitter(next)
+			next = jitter(next, cfg.Random())
 		}
 		return max(next, time.Since(start)), err
 	})
@@ -28,7 +27,7 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 // recover locks until TCP gives up, which takes a quarter of an hour.
 const answerMax = 5 * time.Second
 
-// jitter moves a pause by up to a fifth either way.
-func jitter(pause time.Duration) time.Duration {
-	return pause - pause/5 + rand.N(2*pause/5+1)
+// jitter moves a pause by up to a fifth either way; random is in [0, 1).
+func jitter(pause time.Duration, random float64) time.Duration {
+	return pause - pause/5 + time.Duration(random*float64(2*pause/5))
 }
