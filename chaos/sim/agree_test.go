@@ -134,7 +134,9 @@ SELECT format('ended: %s failed', entry_id) FROM penstock.failure`
 // unhindered is a gate that lets everything pass at once.
 type unhindered struct{}
 
-func (unhindered) enter(context.Context, string) (fate, time.Duration, error) { return pass, 0, nil }
+func (unhindered) enter(context.Context, string, func() string) (fate, time.Duration, error) {
+	return pass, 0, nil
+}
 
 func inMemory(t *testing.T) *side {
 	store := newStore(queueNames...)

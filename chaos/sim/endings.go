@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -159,7 +161,8 @@ func readLocks(t *tables, now time.Time, _ arguments) (reply, error) {
 
 func readNodes(t *tables, now time.Time, _ arguments) (reply, error) {
 	var r reply
-	for _, n := range t.nodes {
+	byStart := slices.SortedFunc(maps.Values(t.nodes), func(a, b *node) int { return cmp.Compare(a.number, b.number) })
+	for _, n := range byStart {
 		r.rows = append(r.rows, []any{
 			n.id,
 			n.name,
@@ -173,11 +176,6 @@ func readNodes(t *tables, now time.Time, _ arguments) (reply, error) {
 			false,
 		})
 	}
-	slices.SortFunc(r.rows, func(a, b []any) int {
-		one, _ := a[0].(int64)
-		other, _ := b[0].(int64)
-		return int(one - other)
-	})
 	return r, nil
 }
 

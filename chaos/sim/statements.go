@@ -135,7 +135,9 @@ func register(t *tables, now time.Time, a arguments) (reply, error) {
 	}
 	lease, _ := a[3].(time.Duration)
 	name, _ := a[1].(string)
-	t.nodes[id] = &node{id: id, name: name, lease: lease, threads: int32(a.number(4)), beatAt: now}
+	t.nodes[id] = &node{
+		id: id, number: t.nextNode(), name: name, lease: lease, threads: int32(a.number(4)), beatAt: now,
+	}
 	t.note(event{at: now, what: "beat", node: id})
 	return affected("INSERT 0", 1), nil
 }

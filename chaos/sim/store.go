@@ -56,9 +56,10 @@ const (
 	late         // the answer comes later
 )
 
-// gate decides when a call goes on and what becomes of it.
+// gate decides when a call goes on and what becomes of it. detail tells calls of one process apart that do the same;
+// it is called while the call waits.
 type gate interface {
-	enter(ctx context.Context, what string) (fate, time.Duration, error)
+	enter(ctx context.Context, what string, detail func() string) (fate, time.Duration, error)
 }
 
 var errCut = errors.New("connection: " + io.ErrUnexpectedEOF.Error())
@@ -77,8 +78,10 @@ func connect(s *store, g gate) *connection {
 }
 
 // call passes the gate and runs do as one transaction.
-func (c *connection) call(ctx context.Context, what string, do func(t *tables, now time.Time) error) error {
-	f, wait, err := c.gate.enter(ctx, what)
+func (c *connection) call(
+	ctx context.Context, what string, detail func() string, do func(t *tables, now time.Time) error,
+) error {
+	f, wait, err := c.gate.enter(ctx, what, detail)
 	if err != nil {
 		return err
 	}
@@ -103,7 +106,7 @@ func (c *connection) call(ctx context.Context, what string, do func(t *tables, n
 
 func (c *connection) runAlone(ctx context.Context, sql string, args []any) (r reply, err error) {
 	s := statementOf(sql)
-	err = c.call(ctx, s.name, func(t *tables, now time.Time) (err error) {
+	err = c.call(ctx, s.name, func() string { return text(args) }, func(t *tables, now time.Time) (err error) {
 		r, err = s.do(t, now, args)
 		return err
 	})
@@ -116,7 +119,7 @@ func (c *connection) runAlone(ctx context.Context, sql string, args []any) (r re
 // SendBatch implements postgres.DB: the statements are one transaction.
 func (c *connection) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	answers := &results{batch: b}
-	answers.err = c.call(ctx, namesOf(b), func(t *tables, now time.Time) error {
+	answers.err = c.call(ctx, namesOf(b), func() string { return detailOf(b) }, func(t *tables, now time.Time) error {
 		for _, q := range b.QueuedQueries {
 			r, err := statementOf(q.SQL).do(t, now, q.Arguments)
 			if err != nil {
@@ -131,7 +134,7 @@ func (c *connection) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResul
 
 // Begin implements postgres.DB.
 func (c *connection) Begin(ctx context.Context) (pgx.Tx, error) {
-	f, _, err := c.gate.enter(ctx, "begin")
+	f, _, err := c.gate.enter(ctx, "begin", nothing)
 	if err == nil && f == cut {
 		err = errCut
 	}
@@ -175,17 +178,17 @@ func (t *transaction) Begin(context.Context) (pgx.Tx, error) { return nested{t},
 
 func (t *transaction) runWithin(ctx context.Context, sql string, args []any) (r reply, err error) {
 	s := statementOf(sql)
-	if err := t.enter(ctx, s.name); err != nil {
+	if err := t.enter(ctx, s.name, args); err != nil {
 		return reply{}, err
 	}
 	return s.do(t.connection.store.tables, time.Now(), args)
 }
 
-func (t *transaction) enter(ctx context.Context, what string) error {
+func (t *transaction) enter(ctx context.Context, what string, args []any) error {
 	if t.ended {
 		return pgx.ErrTxClosed
 	}
-	f, _, err := t.connection.gate.enter(ctx, "in a transaction: "+what)
+	f, _, err := t.connection.gate.enter(ctx, "in a transaction: "+what, func() string { return text(args) })
 	if err == nil && f == cut {
 		err = errCut
 	}
@@ -194,7 +197,7 @@ func (t *transaction) enter(ctx context.Context, what string) error {
 
 func (t *transaction) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	answers := &results{batch: b}
-	answers.err = t.enter(ctx, namesOf(b))
+	answers.err = t.enter(ctx, namesOf(b), nil)
 	for _, q := range b.QueuedQueries {
 		if answers.err == nil {
 			var r reply
@@ -209,7 +212,7 @@ func (t *transaction) Commit(ctx context.Context) error {
 	if t.ended {
 		return pgx.ErrTxClosed
 	}
-	f, _, err := t.connection.gate.enter(ctx, "commit")
+	f, _, err := t.connection.gate.enter(ctx, "commit", nothing)
 	if err != nil || f == cut {
 		t.abort()
 		return errors.Join(errCut, err)

@@ -22,7 +22,7 @@ type tables struct {
 }
 
 // sequences are not rolled back.
-type sequences struct{ id, token, row int64 }
+type sequences struct{ id, token, row, node int64 }
 
 type queue struct {
 	id   int32
@@ -62,7 +62,8 @@ type lock struct {
 }
 
 type node struct {
-	id              int64
+	id              int64 // drawn at random by its process
+	number          int64 // in the order of registration
 	name            string
 	lease           time.Duration
 	threads         int32
@@ -115,6 +116,7 @@ func (t *tables) clone() *tables {
 
 func (s *sequences) nextID() int64    { s.id++; return s.id }
 func (s *sequences) nextToken() int64 { s.token++; return s.token }
+func (s *sequences) nextNode() int64  { s.node++; return s.node }
 func (s *sequences) nextRow() int64   { s.row++; return s.row }
 
 func (t *tables) note(e event) { t.events = append(t.events, e) }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -239,3 +240,24 @@ func namesOf(b *pgx.Batch) string {
 	}
 	return strings.Join(names, " + ")
 }
+
+// text writes arguments down, so that calls can be told apart and put in order.
+func text(args []any) string {
+	written, err := json.Marshal(args)
+	if err != nil {
+		return err.Error()
+	}
+	return string(written)
+}
+
+// detailOf are the arguments of a batch.
+func detailOf(b *pgx.Batch) string {
+	var all strings.Builder
+	for _, q := range b.QueuedQueries {
+		all.WriteString(text(q.Arguments))
+	}
+	return all.String()
+}
+
+// nothing is the detail of a call without arguments.
+func nothing() string { return "" }

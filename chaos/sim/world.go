@@ -9,12 +9,14 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -61,24 +63,15 @@ type world struct {
 	tasks   sync.WaitGroup
 }
 
-// Simulate runs one seed and returns what was violated, and the steps that led there.
-// It is called within a bubble.
-func Simulate(seed uint64) (violations, steps []string) {
-	w := play(seed)
-	return w.judge(), w.steps
-}
-
-// play runs one seed to its end.
+// play runs one seed to its end. It is called within a bubble.
 func play(seed uint64) *world {
 	w := &world{
-		schedule: newSchedule(
-			seed,
-		),
-		seed:  seed,
-		store: newStore("solo", "keyed"),
-		told:  map[int64]bool{},
-		left:  accepted,
-		log:   slog.New(slog.DiscardHandler),
+		schedule: newSchedule(seed),
+		seed:     seed,
+		store:    newStore("solo", "keyed"),
+		told:     map[int64]bool{},
+		left:     accepted,
+		log:      slog.New(slog.DiscardHandler),
 	}
 	for range 3 {
 		w.startNode()
@@ -97,6 +90,10 @@ func play(seed uint64) *world {
 	close(w.over)
 	w.tasks.Wait()
 	<-scheduled
+	w.settle()
+	slices.SortStableFunc(w.runs, func(a, b *run) int {
+		return cmp.Or(a.began.Compare(b.began), cmp.Compare(a.token, b.token), cmp.Compare(a.entry, b.entry))
+	})
 	return w
 }
 
@@ -108,9 +105,10 @@ func (w *world) startNode() {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{name: name, schedule: w.schedule, stop: stop}
 	db := connect(w.store, p)
+	ranking := fairness.RankerConfig{Log: w.log, Config: fairness.Config{Seed: 1}}
 	node := tasknode.New(tasknode.Config{
 		Name: name, Threads: 4, Lease: lease, Beat: lease / 6, Poll: 250 * time.Millisecond, Grace: lease, Log: w.log,
-		Ranker: fairness.NewRanker(fairness.RankerConfig{Log: w.log}, db), Random: func() float64 { return 0.5 },
+		Ranker: fairness.NewRanker(ranking, db), Random: func() float64 { return 0.5 },
 	}, db, db)
 	for _, queue := range []string{"solo", "keyed"} {
 		node.Handle(
@@ -218,7 +216,9 @@ func (w *world) startLeader() {
 		return
 	}
 	w.say("%s is elected", p.name)
-	locks := recovery.NewLocks(db, term{number, db}, recovery.Config{Log: w.log, NodeRetention: lease})
+	locks := recovery.NewLocks(db, term{number, db}, recovery.Config{
+		Log: w.log, NodeRetention: lease, Random: func() float64 { return 0.5 },
+	})
 	w.tasks.Go(func() {
 		for ctx.Err() == nil {
 			_ = locks.Run(ctx) // a leader whose duty gave up is elected again
@@ -248,7 +248,7 @@ func (w *world) client() {
 			queue, key = 2, fmt.Sprint("k", i%2)
 		}
 		var id int64
-		err := c.call(context.Background(), "push", func(t *tables, now time.Time) error {
+		err := c.call(context.Background(), "push", nothing, func(t *tables, now time.Time) error {
 			id = t.push(queue, key, now)
 			return nil
 		})
@@ -286,10 +286,7 @@ func (w *world) disturb() {
 		if victim.name[0] == 'l' {
 			w.elect()
 		} else {
-			w.tasks.Go(func() {
-				time.Sleep(lasts / 2)
-				w.startNode()
-			})
+			w.plan(lasts/2, w.startNode)
 		}
 	case roll < crashShare+partitionShare:
 		w.say("%s is cut off for %v", victim.name, lasts)
