@@ -52,9 +52,11 @@ type Engine struct {
 	clock func(ctx context.Context, db postgres.DB) (time.Time, error)
 
 	timetables timetables
-	endedAfter time.Time // when the next check for ended runs is due
-	swept      int64     // the missing-entry sweep goes on behind this job
-	cleared    time.Time // when old firings were last removed
+	endedAfter time.Time     // when the next check for ended runs is due
+	swept      int64         // the missing-entry sweep goes on behind this job
+	cleared    time.Time     // when old firings were last removed
+	behind     bool          // a job was fired in this pass whose next nominal time has come as well
+	soon       time.Duration // pause of a pass that waits for the end of such a run; 0: none does
 
 	done duty.Tally[EngineStatus]
 }
@@ -94,6 +96,7 @@ func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	renew := o.ended || o.entryless
+	e.behind = false
 	for _, stage := range []struct {
 		wanted bool
 		run    func(context.Context) error
@@ -118,7 +121,29 @@ func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	return min(o.next, e.cfg.Pause), nil
+	return e.pause(o.next), nil
+}
+
+// behindFirst is the pause after a job was fired whose next nominal time has come as well.
+const behindFirst = 20 * time.Millisecond
+
+// pause is the time until the next pass; due is the time until the next job is due. A job that is behind fires its next nominal
+// time when its run has ended, and runs may be short: with the usual pause after each, a schedule of every second
+// that was away for a minute would never catch up. While the run lasts, the pause doubles.
+func (e *Engine) pause(due time.Duration) time.Duration {
+	switch {
+	case e.behind:
+		e.soon = behindFirst
+	case e.soon > 0:
+		e.soon *= 2
+	}
+	if e.soon > e.cfg.Pause {
+		e.soon = 0
+	}
+	if e.soon > 0 {
+		due = min(due, e.soon)
+	}
+	return min(due, e.cfg.Pause)
 }
 
 // dueWork is the work that peek found.

@@ -325,6 +325,39 @@ func TestDaylightSavingThroughTheEngine(t *testing.T) {
 	}
 }
 
+// A schedule that has missed nominal times fires them one after another, each when the run of the one before has ended. The
+// engine looks for that end soon, and less and less often while the run lasts, and where nothing is missed any more.
+func TestScheduleThatIsBehindIsLookedAtSoon(t *testing.T) {
+	b := newBed(t)
+	b.job(Job{Name: "job", Schedule: Schedule{Spec: "* * * * *", CatchUp: CatchUpAll}, Overlap: OverlapQueue})
+	pass := func() time.Duration {
+		t.Helper()
+		next, err := b.engine.pass(b.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return next
+	}
+	pass() // makes the first entry
+	b.now = noon.Add(3*time.Minute + time.Second)
+	for missed := 1; missed <= 2; missed++ {
+		if next := pass(); next != behindFirst {
+			t.Fatalf("with nominal time %d of 3 fired the next pass comes after %v, want %v", missed, next, behindFirst)
+		}
+		run := b.claim()
+		if next := pass(); next != 2*behindFirst {
+			t.Errorf("while the run lasts the next pass comes after %v, want %v", next, 2*behindFirst)
+		}
+		b.finish(run)
+	}
+	for want := 4 * behindFirst; want < time.Second; want *= 2 {
+		if next := pass(); next != want {
+			t.Errorf("with all of them fired the next pass comes after %v, want %v", next, want)
+		}
+	}
+	b.fired("job", noon.Add(time.Minute), noon.Add(2*time.Minute), noon.Add(3*time.Minute))
+}
+
 func TestOverlapPolicies(t *testing.T) {
 	minute := func(n int) time.Time { return noon.Add(time.Duration(n) * time.Minute) }
 	for _, c := range []struct {

@@ -106,6 +106,9 @@ func (e *Engine) fireDue(ctx context.Context) error {
 			queues[j.queue] = true
 			fire.add(j.id, s.nominal, time.Time{}, s.memory)
 			fire.following[len(fire.ids)-1] = following(t, j.overlap, s.memory)
+			if next, ok := t.Next(s.handled); ok && j.overlap != OverlapCancel && !t.FireAt(j.name, next).After(now) {
+				e.behind = true
+			}
 		}
 		fired, err := fire.fire(ctx, tx, now)
 		if err != nil {
