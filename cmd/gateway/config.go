@@ -54,6 +54,14 @@ func defaults() Config {
 	}
 }
 
+// check reports every value that the program cannot start with. A gateway of static models needs no database.
+func (c Config) check(getenv func(string) string) error {
+	if len(c.Gateway.Static) > 0 {
+		return c.validate()
+	}
+	return errors.Join(c.validate(), c.Database.Given(getenv))
+}
+
 func (c Config) validate() error {
 	g := c.Gateway
 	var errs []error

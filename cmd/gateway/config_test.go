@@ -51,3 +51,15 @@ func TestBadValueIsNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestStaticModelsNeedNoDatabase(t *testing.T) {
+	none := func(string) string { return "" }
+	cfg := defaults()
+	if err := cfg.check(none); err == nil || !strings.Contains(err.Error(), "database.url") {
+		t.Errorf("without models and without a database: %v", err)
+	}
+	cfg.Gateway.Static = []string{"llama=http://gpu-1:8000#16"}
+	if err := cfg.check(none); err != nil {
+		t.Errorf("with a static model: %v", err)
+	}
+}

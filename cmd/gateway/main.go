@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -43,7 +42,7 @@ func main() {
 	}
 	cfg := defaults()
 	config.Main(config.Program{Name: "gateway", Summary: summary}, &cfg, &cfg.Log,
-		func() error { return errors.Join(cfg.validate(), cfg.Database.Given(os.Getenv)) },
+		func() error { return cfg.check(os.Getenv) },
 		func(log *slog.Logger) error { return run(cfg, log) })
 }
 
