@@ -123,8 +123,22 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
+	if strings.HasSuffix(r.URL.Path, "/generate_stream") {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range max(ask.Chunks, 1) {
+			_, _ = fmt.Fprintf(w, "data: {\"model_name\":\"g\",\"text_output\":\"t%d\"}\n\n", i)
+			_ = http.NewResponseController(w).Flush()
+		}
+		return
+	}
 	if ask.Stream {
 		w.Header().Set("Content-Type", "text/event-stream")
+		if len(ask.Tools) > 0 {
+			_, _ = io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1",`+
+				`"type":"function","function":{"name":"weather","arguments":"{}"}}]},"finish_reason":"tool_calls"}]}`+
+				"\n\ndata: [DONE]\n\n")
+			return
+		}
 		for i := range max(ask.Chunks, 1) {
 			_, _ = fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"t%d\"}}]}\n\n", i)
 			_ = http.NewResponseController(w).Flush()

@@ -7,6 +7,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // eventsOf writes the events of a stream on one line, without their ids.
@@ -132,6 +135,52 @@ func TestStreamGoesOnBehindTheLastEvent(t *testing.T) {
 	}
 	if rest := openStream(t, p.URLs.Stream, "of another server").rest(); !strings.HasPrefix(rest, "output:t0") {
 		t.Errorf("an id that is not known: got %s", rest)
+	}
+}
+
+// Events of an answer that are no text, as those of a call of a tool, are no output: it comes whole at the end.
+func TestStreamOfAnAnswerWithoutText(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	s.startNode(2)
+	_, p := f.predict(t, "/v1/predictions",
+		`{"version":"m","stream":true,"input":{"prompt":"x","tools":[{"type":"function"}]}}`)
+	rest := openStream(t, p.URLs.Stream, "").rest()
+	if n := s.count(`SELECT count(*) FROM penstock.output`); n == 0 {
+		t.Error("the answer was not streamed")
+	}
+	if !strings.HasPrefix(rest, "output:{") || !strings.Contains(rest, "tool_calls") || !strings.HasSuffix(rest, " done:{}") {
+		t.Errorf("got %s", rest)
+	}
+}
+
+// The texts of generate_stream come as they are made, and the stream is that of the result.
+func TestStreamOfTheOpenInferenceProtocol(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	ctx, by := t.Context(), inference.By{Reason: "test"}
+	_, err := inference.RegisterModel(ctx, s.pool, worker.Model{
+		Name: "g", Protocol: worker.ProtocolOIP, Operation: worker.OperationGenerate, Stream: true,
+	}, by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inference.RegisterInstance(ctx, s.pool, "g", "gpu-g", s.gpu.URL, 1, nil, by); err != nil {
+		t.Fatal(err)
+	}
+	f := s.startGateway(nil)
+	s.startNode(2)
+	_, p := f.predict(t, "/v1/predictions", `{"version":"g","input":{"text_input":"x","chunks":3}}`)
+	if rest := openStream(t, p.URLs.Stream, "").rest(); rest != "output:t0 output:t1 output:t2 done:{}" {
+		t.Errorf("got %s", rest)
+	}
+	// What a client had on an earlier connection is counted: a log that is not whole is told.
+	first := openStream(t, p.URLs.Stream, "")
+	_, id := first.next()
+	s.exec(`UPDATE penstock.output SET data = convert_to(replace(convert_from(data, 'UTF8'), 't2', ''), 'UTF8')`)
+	if rest := openStream(t, p.URLs.Stream, id).rest(); !strings.HasPrefix(rest, "output:t1 error:") {
+		t.Errorf("a log with a gap: got %s", rest)
 	}
 }
 

@@ -14,6 +14,7 @@ type place struct {
 	token int64 // of the run: a later run begins its output anew
 	seq   int   // of the piece of output; endSeq for what follows all pieces
 	event int   // of the events that the piece gave, from 1; 0: before the first
+	bytes int   // of the texts of the run up to and with this event
 }
 
 // endSeq is the number of the piece that stands for the end of a stream.
@@ -26,21 +27,22 @@ const (
 )
 
 // String returns the place as the id of an event.
-func (p place) String() string { return fmt.Sprintf("%d-%d-%d", p.token, p.seq, p.event) }
+func (p place) String() string { return fmt.Sprintf("%d-%d-%d-%d", p.token, p.seq, p.event, p.bytes) }
 
 // readPlace reads an id that String has made. Anything else is the beginning of the stream.
 func readPlace(id string) place {
 	parts := strings.Split(id, "-")
-	if len(parts) != 3 {
+	if len(parts) != 4 {
 		return place{}
 	}
 	token, err1 := strconv.ParseInt(parts[0], 10, 64)
 	seq, err2 := strconv.ParseUint(parts[1], 10, 31)
 	event, err3 := strconv.ParseUint(parts[2], 10, 31)
-	if errors.Join(err1, err2, err3) != nil || token < 0 {
+	bytes, err4 := strconv.ParseUint(parts[3], 10, 31)
+	if errors.Join(err1, err2, err3, err4) != nil || token < 0 {
 		return place{}
 	}
-	return place{token, int(seq), int(event)} //nolint:gosec // 31 bits
+	return place{token, int(seq), int(event), int(bytes)} //nolint:gosec // 31 bits
 }
 
 // piece is a piece of output of a run: whole server-sent events of the worker.
@@ -59,14 +61,12 @@ var (
 
 // follower turns pieces of output into the events of one client's stream. It is pure.
 type follower struct {
-	at      place // of the last event that the client has
-	whole   bool  // the client has all events of the piece at.seq
-	resumed bool  // the client has had events of an earlier connection
-	bytes   int   // of the texts that it got from this one
+	at    place // of the last event that the client has, from this connection or an earlier one
+	whole bool  // the client has all events of the piece at.seq
 }
 
 // newFollower returns one that goes on behind an event that the client has; the zero place: from the beginning.
-func newFollower(last place) *follower { return &follower{at: last, resumed: last != place{}} }
+func newFollower(last place) *follower { return &follower{at: last} }
 
 // cursor is the run and the piece behind which pieces are wanted.
 func (f *follower) cursor() (token int64, seq int) {
@@ -76,8 +76,11 @@ func (f *follower) cursor() (token int64, seq int) {
 	return f.at.token, f.at.seq - 1 // the rest of a piece that the client has in part
 }
 
-// wrote says whether the client has output of the run.
-func (f *follower) wrote() bool { return f.at.seq > 0 }
+// began says whether pieces of the run were read for the client.
+func (f *follower) began() bool { return f.at.seq > 0 }
+
+// wrote says whether the client has output of the run. Pieces need not have any: calls of tools have no text.
+func (f *follower) wrote() bool { return f.at.bytes > 0 || f.at.seq == endSeq }
 
 // delta is an event of output.
 type delta struct {
@@ -90,7 +93,7 @@ type delta struct {
 func (f *follower) take(pieces []piece) (list []delta, err error) {
 	for _, p := range pieces {
 		if p.token != f.at.token {
-			had := f.wrote()
+			had := f.began()
 			f.at, f.whole = place{token: p.token}, true
 			if had {
 				return list, errAnew
@@ -109,16 +112,21 @@ func (f *follower) take(pieces []piece) (list []delta, err error) {
 }
 
 // check says why the stream of a run that has succeeded is not the text of its result; nil: it is, or that
-// cannot be told.
+// cannot be told. It counts what earlier connections had too, so that a client that comes again is told of a log
+// that was given up.
 func (f *follower) check(texts []string) error {
-	if f.wrote() && !f.whole && f.at.seq != endSeq {
-		return errGone // the piece that the client has in part
-	}
 	want := 0
 	for _, text := range texts {
 		want += len(text)
 	}
-	if f.wrote() && !f.resumed && texts != nil && f.bytes != want {
+	switch {
+	case f.at.seq == endSeq || f.at.bytes == 0: // it has the output, or gets it whole
+		return nil
+	case texts != nil && f.at.bytes == want:
+		return nil // though the pieces may be gone
+	case !f.whole:
+		return errGone // the piece that the client has in part
+	case texts != nil:
 		return errGap
 	}
 	return nil
@@ -130,22 +138,22 @@ func (f *follower) read(list []delta, p piece) []delta {
 	if p.seq == f.at.seq {
 		had = f.at.event
 	}
-	n := 0
+	n, bytes := 0, f.at.bytes
 	for event := range strings.SplitSeq(p.data, "\n\n") {
 		text := deltaOf(event)
 		if text == "" {
 			continue
 		}
 		if n++; n > had {
-			list = append(list, delta{place{p.token, p.seq, n}, text})
-			f.bytes += len(text)
+			bytes += len(text)
+			list = append(list, delta{place{p.token, p.seq, n, bytes}, text})
 		}
 	}
-	f.at, f.whole = place{p.token, p.seq, max(n, had)}, true
+	f.at, f.whole = place{p.token, p.seq, max(n, had), bytes}, true
 	return list
 }
 
-// deltaOf reads the text of a chunk of a chat or a completion.
+// deltaOf reads the text of a chunk of a chat or a completion, or of an event of generate_stream.
 func deltaOf(event string) (text string) {
 	for line := range strings.SplitSeq(event, "\n") {
 		data, is := strings.CutPrefix(line, "data:")
@@ -159,12 +167,17 @@ func deltaOf(event string) (text string) {
 				} `json:"delta"`
 				Text string `json:"text"`
 			} `json:"choices"`
+			Generated json.RawMessage `json:"text_output"` // a text, or a list, which is no text of one answer
 		}
 		if json.Unmarshal([]byte(data), &chunk) != nil {
 			continue // [DONE]
 		}
 		for _, c := range chunk.Choices {
 			text += c.Delta.Content + c.Text
+		}
+		var generated string
+		if json.Unmarshal(chunk.Generated, &generated) == nil {
+			text += generated
 		}
 	}
 	return text

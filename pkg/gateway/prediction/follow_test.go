@@ -81,12 +81,12 @@ func TestFollowerRefusesWhatDoesNotFollow(t *testing.T) {
 		err    error
 	}{
 		"a later run, nothing was sent":  {place{}, []piece{{8, 1, chunks("new")}}, "new", nil},
-		"a later run behind a part":      {place{7, 1, 1}, []piece{{8, 1, chunks("new")}}, "", errAnew},
+		"a later run behind a part":      {place{7, 1, 1, 3}, []piece{{8, 1, chunks("new")}}, "", errAnew},
 		"a later run among the pieces":   {place{}, []piece{{7, 1, chunks("old")}, {8, 1, chunks("new")}}, "old", errAnew},
 		"behind the beginning of a run":  {place{token: 8}, []piece{{8, 1, chunks("new")}}, "new", nil},
 		"a piece twice":                  {place{}, []piece{{7, 1, chunks("a")}, {7, 1, chunks("a")}, {7, 2, chunks("b")}}, "ab", nil},
 		"a piece that is gone":           {place{}, []piece{{7, 2, chunks("b")}}, "", errGone},
-		"a piece that is gone in resume": {place{7, 3, 1}, []piece{{7, 4, chunks("d")}}, "", errGone},
+		"a piece that is gone in resume": {place{7, 3, 1, 3}, []piece{{7, 4, chunks("d")}}, "", errGone},
 	} {
 		f := newFollower(c.last)
 		list, err := f.take(c.pieces)
@@ -115,18 +115,63 @@ func TestFollowerKnowsThatTextIsMissing(t *testing.T) {
 	if err := f.check(nil); err != nil {
 		t.Errorf("a result that has no texts: %v", err)
 	}
-	if err := newFollower(place{7, 2, 1}).check([]string{"x"}); !errors.Is(err, errGone) {
+	again := newFollower(f.at)
+	if err := again.check([]string{"once upon"}); err != nil {
+		t.Errorf("all of it was had on an earlier connection, and the pieces are gone: %v", err)
+	}
+	if list, err := again.take([]piece{{7, 1, chunks("once", " upon")}}); len(list) > 0 || err != nil {
+		t.Errorf("got %v again, %v", list, err)
+	}
+	if err := again.check([]string{"once upon a time"}); !errors.Is(err, errGap) {
+		t.Errorf("a client that came again is not told that text is missing: %v", err)
+	}
+	if err := newFollower(place{7, 2, 1, 3}).check([]string{"x"}); !errors.Is(err, errGone) {
 		t.Errorf("a piece that was not found again: %v", err)
 	}
 }
 
+// A stream whose events have no text, as calls of tools, is not taken for output that the client has.
+func TestFollowerKnowsThatPiecesHadNoText(t *testing.T) {
+	t.Parallel()
+	f := newFollower(place{})
+	call := `data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}}]}` + "\n\n"
+	if list, err := f.take([]piece{{7, 1, call}, {7, 2, call}}); len(list) > 0 || err != nil {
+		t.Fatalf("got %v, %v", list, err)
+	}
+	if f.wrote() || f.check(nil) != nil {
+		t.Errorf("output is taken for sent: %+v", f.at)
+	}
+	if _, err := f.take([]piece{{8, 1, chunks("new")}}); !errors.Is(err, errAnew) {
+		t.Errorf("a later run: %v", err)
+	}
+	if !newFollower(place{7, endSeq, endOutput, 0}).wrote() {
+		t.Error("the whole output would come twice")
+	}
+}
+
+func TestDeltaOfReadsEachProtocol(t *testing.T) {
+	t.Parallel()
+	for event, want := range map[string]string{
+		`data: {"choices":[{"delta":{"content":"a"}}]}`:    "a",
+		`data: {"choices":[{"text":"b"}]}`:                 "b",
+		`data: {"model_name":"m","text_output":"c"}`:       "c",
+		`data: {"model_name":"m","text_output":["c"]}`:     "",
+		`data: {"choices":[],"usage":{"prompt_tokens":1}}`: "",
+		`data: [DONE]`: "",
+	} {
+		if got := deltaOf(event); got != want {
+			t.Errorf("%s: got %q, want %q", event, got, want)
+		}
+	}
+}
+
 func FuzzReadPlace(f *testing.F) {
-	f.Add("7-3-1")
-	f.Add("-1-2-3")
-	f.Add("7-99999999999-1")
+	f.Add("7-3-1-9")
+	f.Add("-1-2-3-4")
+	f.Add("7-99999999999-1-1")
 	f.Fuzz(func(t *testing.T, id string) {
 		p := readPlace(id)
-		if p.token < 0 || p.seq < 0 || p.event < 0 || readPlace(p.String()) != p {
+		if p.token < 0 || p.seq < 0 || p.event < 0 || p.bytes < 0 || readPlace(p.String()) != p {
 			t.Errorf("%q is read as %s", id, p)
 		}
 	})

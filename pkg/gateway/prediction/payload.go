@@ -67,12 +67,13 @@ func outputOf(p row) json.RawMessage {
 	return p.Result
 }
 
-// textsOf reads the texts of the choices of an answer; nil: it has none.
+// textsOf reads the texts of the choices of an answer; nil: it has none, or calls tools beside them.
 func textsOf(answer json.RawMessage) (texts []string) {
 	var a struct {
 		Choices []struct {
 			Message struct {
-				Content *string `json:"content"`
+				Content *string           `json:"content"`
+				Calls   []json.RawMessage `json:"tool_calls"`
 			} `json:"message"`
 			Text *string `json:"text"`
 		} `json:"choices"`
@@ -82,6 +83,8 @@ func textsOf(answer json.RawMessage) (texts []string) {
 	}
 	for _, c := range a.Choices {
 		switch {
+		case len(c.Message.Calls) > 0:
+			return nil
 		case c.Message.Content != nil:
 			texts = append(texts, *c.Message.Content)
 		case c.Text != nil:
@@ -89,4 +92,16 @@ func textsOf(answer json.RawMessage) (texts []string) {
 		}
 	}
 	return texts
+}
+
+// streamedTexts reads the texts that the events of the answer had together: those of its choices, or of generate.
+// nil: the answer has none.
+func streamedTexts(answer json.RawMessage) []string {
+	var generated struct {
+		Text *string `json:"text_output"`
+	}
+	if json.Unmarshal(answer, &generated) == nil && generated.Text != nil {
+		return []string{*generated.Text}
+	}
+	return textsOf(answer)
 }

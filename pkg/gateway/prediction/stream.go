@@ -138,7 +138,9 @@ func (r *reading) tell(ctx context.Context, n news) (over bool, err error) {
 }
 
 // atEnd is the place of an event behind all output of the run.
-func (r *reading) atEnd(event int) place { return place{r.follower.at.token, endSeq, event} }
+func (r *reading) atEnd(event int) place {
+	return place{r.follower.at.token, endSeq, event, r.follower.at.bytes}
+}
 
 // fail ends the stream with an error. A client that connects again goes on behind at.
 func (r *reading) fail(reason string, at place) error {
@@ -155,7 +157,7 @@ func (r *reading) fail(reason string, at place) error {
 // end sends what a prediction came to. Output that was not streamed is sent whole.
 func (r *reading) end(p row) error {
 	v := p.view("")
-	flaw := r.follower.check(textsOf(p.Result))
+	flaw := r.follower.check(streamedTexts(p.Result))
 	switch {
 	case v.Status == failed:
 		return r.fail(*v.Error, r.atEnd(endDone))
@@ -164,8 +166,10 @@ func (r *reading) end(p row) error {
 	case flaw != nil:
 		return errors.Join(flaw, r.fail(flaw.Error(), r.atEnd(endDone)))
 	case !r.follower.wrote():
-		if err := r.events.send("output", whole(v.Output), r.atEnd(endOutput)); err != nil {
-			return err
+		if text := whole(v.Output); text != "" {
+			if err := r.events.send("output", text, r.atEnd(endOutput)); err != nil {
+				return err
+			}
 		}
 	}
 	return r.events.send("done", "{}", r.atEnd(endDone))
