@@ -117,9 +117,7 @@ func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run) (json.RawM
 			fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
 	}
 	a := &attempt{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
-	if model.Protocol == worker.ProtocolOpenAI {
-		a.call.Output = outputLog{r}
-	}
+	a.call.Output = outputLog{r} // adapters write to it what their servers stream
 	if remembered := model.Type == worker.TypeAsync || model.OnUnknown == worker.Reattach; remembered {
 		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)
 		if err != nil {
