@@ -1,6 +1,7 @@
 package prediction
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -15,16 +16,21 @@ import (
 // Bounds of the reading of output for streams.
 const (
 	beatEvery   = 100 * time.Millisecond
-	beatStreams = 100     // read by one statement
-	piecesMost  = 16      // of one stream in a statement
-	piecesBytes = 1 << 20 // of them, but for the first
+	beatStreams = 100      // read by one statement
+	piecesMost  = 16       // of one stream in a statement
+	piecesBytes = 1 << 20  // of them, but for the first
+	groupBytes  = 8 << 20  // of all streams in a statement, but for the first piece; the others come with the next one
+	heldBytes   = 64 << 20 // that streams have not sent to their clients yet: beyond, each reads a piece at a time
 )
 
 // beat reads output for all streams of the gateway: every 100 ms one statement for up to a hundred of them, which
-// returns what has come since for each. A stream whose client has not taken its last pieces is left out.
+// returns what has come since for each. A stream whose client has not taken its last pieces is left out. The streams
+// that have waited longest come first.
 type beat struct {
-	mu   sync.Mutex
-	open map[*tap]bool
+	mu    sync.Mutex
+	open  map[*tap]bool
+	turns uint64 // counts calls of want
+	held  int    // bytes that were handed to streams which have not asked for more since
 }
 
 // tap is one stream at the beat.
@@ -35,8 +41,10 @@ type tap struct {
 
 	// The beat reads them while wants is set, and the stream sets them while it is not; guarded by beat.mu.
 	wants bool
+	turn  uint64 // of the call of want
 	token int64
 	seq   int
+	held  int // bytes of the pieces that it has
 }
 
 // news is what has come of one prediction.
@@ -61,16 +69,20 @@ func (b *beat) leave(t *tap) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.open, t)
+	b.held -= t.held
+	t.held = 0
 }
 
 // want has the beat read what is behind a piece, once.
 func (b *beat) want(t *tap, token int64, seq int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t.wants, t.token, t.seq = true, token, seq
+	b.held -= t.held
+	b.turns++
+	t.wants, t.turn, t.token, t.seq, t.held = true, b.turns, token, seq, 0
 }
 
-// wanting lists the streams that wait for news.
+// wanting lists the streams that wait for news, the longest first.
 func (b *beat) wanting() (list []*tap) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -79,6 +91,7 @@ func (b *beat) wanting() (list []*tap) {
 			list = append(list, t)
 		}
 	}
+	slices.SortFunc(list, func(a, c *tap) int { return cmp.Compare(a.turn, c.turn) })
 	return list
 }
 
@@ -87,26 +100,42 @@ func (b *beat) tell(t *tap, n news) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	t.wants = false
+	if !b.open[t] {
+		return // its client has gone meanwhile
+	}
+	for _, p := range n.pieces {
+		t.held += len(p.data)
+	}
+	b.held += t.held
 	t.news <- n // it is empty: the stream has taken the last one before it wanted more
 }
 
 // outputSQL reads what has come of each stream: pieces of its newest run behind the one that it knows, and whether its
-// entry has ended, which is so in the moment of the last pieces: a run adds none once it does not hold the lock.
+// entry has ended, which is so in the moment of the last pieces: a run adds none once it does not hold the lock. The
+// first piece of a statement comes whatever its size; the bounds are those of a stream and of the statement. A stream
+// whose pieces are beyond the second is not in the answer.
 const outputSQL = `
-SELECT k.n, e.id IS NULL, coalesce(r.token, 0), coalesce(o.seq, 0), coalesce(o.data, '')
-  FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::int[]) WITH ORDINALITY k(queue_id, entry_id, token, seq, n)
-  LEFT JOIN penstock.entry e ON e.queue_id = k.queue_id AND e.id = k.entry_id
- CROSS JOIN LATERAL (
-       SELECT max(x.token) AS token FROM penstock.output x WHERE x.queue_id = k.queue_id AND x.entry_id = k.entry_id) r
-  LEFT JOIN LATERAL (
-       SELECT x.seq, x.data, sum(octet_length(x.data)) OVER (ORDER BY x.seq, x.at) - octet_length(x.data) AS before
-         FROM penstock.output x
-        WHERE x.queue_id = k.queue_id AND x.entry_id = k.entry_id AND x.token = r.token
-          AND x.seq > CASE WHEN r.token = k.token THEN k.seq ELSE 0 END
-        ORDER BY x.seq, x.at
-        LIMIT $5) o ON o.before < $6
- WHERE o.seq IS NOT NULL OR e.id IS NULL
- ORDER BY k.n, o.seq`
+SELECT x.n, x.ended, x.token, x.seq, x.data
+  FROM (SELECT k.n, e.id IS NULL AS ended, coalesce(r.token, 0) AS token, coalesce(o.seq, 0) AS seq,
+               coalesce(o.data, '') AS data,
+               coalesce(sum(octet_length(o.data)) OVER (ORDER BY k.n, o.seq, o.at) - octet_length(o.data), 0) AS before
+          FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::int[])
+               WITH ORDINALITY k(queue_id, entry_id, token, seq, n)
+          LEFT JOIN penstock.entry e ON e.queue_id = k.queue_id AND e.id = k.entry_id
+         CROSS JOIN LATERAL (
+               SELECT max(p.token) AS token
+                 FROM penstock.output p WHERE p.queue_id = k.queue_id AND p.entry_id = k.entry_id) r
+          LEFT JOIN LATERAL (
+               SELECT p.seq, p.at, p.data,
+                      sum(octet_length(p.data)) OVER (ORDER BY p.seq, p.at) - octet_length(p.data) AS before
+                 FROM penstock.output p
+                WHERE p.queue_id = k.queue_id AND p.entry_id = k.entry_id AND p.token = r.token
+                  AND p.seq > CASE WHEN r.token = k.token THEN k.seq ELSE 0 END
+                ORDER BY p.seq, p.at
+                LIMIT $5) o ON o.before < $6
+         WHERE o.seq IS NOT NULL OR e.id IS NULL) x
+ WHERE x.before < $7
+ ORDER BY x.n, x.seq`
 
 // read makes one beat.
 func (b *beat) read(ctx context.Context, db postgres.DB) error {
@@ -122,6 +151,10 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 	queues, entries := make([]int32, len(group)), make([]int64, len(group))
 	tokens, seqs := make([]int64, len(group)), make([]int, len(group))
 	b.mu.Lock()
+	each := piecesBytes
+	if b.held > heldBytes {
+		each = 1 // the first alone
+	}
 	for i, t := range group {
 		queues[i], entries[i], tokens[i], seqs[i] = t.queue, t.entry, t.token, t.seq
 	}
@@ -131,7 +164,7 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 	var ended bool
 	var p piece
 	var data []byte
-	rows := postgres.Query(ctx, db, outputSQL, queues, entries, tokens, seqs, piecesMost, piecesBytes)
+	rows := postgres.Query(ctx, db, outputSQL, queues, entries, tokens, seqs, piecesMost, each, groupBytes)
 	_, err := pgx.ForEachRow(rows, []any{&n, &ended, &p.token, &p.seq, &data}, func() error {
 		one := &found[n-1]
 		one.ended = ended

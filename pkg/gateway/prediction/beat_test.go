@@ -105,3 +105,72 @@ func TestBeatIsBoundedInBytes(t *testing.T) {
 		t.Errorf("pieces came %v", got)
 	}
 }
+
+// Streams together get no more from a statement than it may hold; those that got nothing come first in the next.
+// None of them is taken for ended meanwhile, though the entries are.
+func TestBeatBoundsTheBytesOfAllStreams(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	const streams, size = 30, 1 << 20
+	if _, err := db.Exec(t.Context(), `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data)
+	      SELECT 1, e, 7, 1, 1, decode(repeat('61', 1048576), 'hex') FROM generate_series(1, 30) e`); err != nil {
+		t.Fatal(err)
+	}
+	var b beat
+	var taps []*tap
+	for i := range streams {
+		tap := b.join(row{Queue: 1, Entry: int64(i) + 1})
+		b.want(tap, 0, 0)
+		taps = append(taps, tap)
+	}
+	served, ended := 0, 0
+	for beats := 1; ended < streams; beats++ {
+		if beats > 20 {
+			t.Fatalf("%d of %d streams have their piece and %d their end after %d beats", served, streams, ended, beats)
+		}
+		if err := b.read(t.Context(), db); err != nil {
+			t.Fatal(err)
+		}
+		if b.held > groupBytes+size {
+			t.Fatalf("a beat holds %d bytes", b.held)
+		}
+		for _, tap := range taps {
+			select {
+			case n := <-tap.news:
+				switch {
+				case len(n.pieces) == 1 && !n.ended:
+					served++
+					b.want(tap, 7, 1)
+				case n.ended && tap.seq == 1:
+					ended++
+					b.leave(tap)
+				default:
+					t.Fatalf("got %d pieces, ended %t, behind piece %d", len(n.pieces), n.ended, tap.seq)
+				}
+			default:
+			}
+		}
+	}
+	if served != streams || b.held != 0 {
+		t.Errorf("%d of %d streams got their piece, %d bytes are held", served, streams, b.held)
+	}
+}
+
+// While clients do not read, what is held for them stays bounded: each stream gets a piece at a time.
+func TestBeatHandsOutLessWhileClientsDoNotRead(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if _, err := db.Exec(t.Context(), `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data)
+	      SELECT 1, 1, 7, 1, s, 'data: x' FROM generate_series(1, 5) s`); err != nil {
+		t.Fatal(err)
+	}
+	b := beat{held: heldBytes + 1}
+	tap := b.join(row{Queue: 1, Entry: 1})
+	b.want(tap, 0, 0)
+	if err := b.read(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-tap.news; len(n.pieces) != 1 {
+		t.Errorf("got %d pieces", len(n.pieces))
+	}
+}
