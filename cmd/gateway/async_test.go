@@ -23,8 +23,8 @@ func (f *front) prefer(t *testing.T, prefer, body string) asyncAnswer {
 		t.Fatal(err)
 	}
 	request.Header.Set("Prefer", prefer)
-	answer, text := send(t, request)
-	return asyncAnswer{answer.StatusCode, answer.Header, string(text)}
+	status, header, text := send(t, request)
+	return asyncAnswer{status, header, string(text)}
 }
 
 // With on_full: push a request that finds no room becomes an entry. A client that waits gets its result, one whose wait

@@ -29,7 +29,7 @@ func (f *front) call(t *testing.T, method, path string, body, into any) int {
 }
 
 // send makes a request and reads its whole answer.
-func send(t *testing.T, request *http.Request) (answer *http.Response, text []byte) {
+func send(t *testing.T, request *http.Request) (status int, header http.Header, text []byte) {
 	t.Helper()
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
@@ -39,18 +39,18 @@ func send(t *testing.T, request *http.Request) (answer *http.Response, text []by
 	if text, err = io.ReadAll(answer.Body); err != nil {
 		t.Fatal(err)
 	}
-	return answer, text
+	return answer.StatusCode, answer.Header, text
 }
 
 func (f *front) do(t *testing.T, request *http.Request, into any) int {
 	t.Helper()
-	answer, text := send(t, request)
+	status, _, text := send(t, request)
 	if raw, is := into.(*string); is {
 		*raw = string(text)
 	} else if err := json.Unmarshal(text, into); err != nil {
-		t.Fatalf("%s %s: %d %s: %s", request.Method, request.URL.Path, answer.StatusCode, text, err)
+		t.Fatalf("%s %s: %d %s: %s", request.Method, request.URL.Path, status, text, err)
 	}
-	return answer.StatusCode
+	return status
 }
 
 // upload sends a file of a form, with the purpose behind it as OpenAI's client does.
