@@ -52,6 +52,7 @@ type call struct {
 	id      string
 	queued  time.Duration
 	tries   int
+	began   time.Time   // of the attempt
 	sent    atomic.Bool // the transport has begun to read the body
 	quiet   *time.Timer // ends a call whose worker sends a head and no first event; nil: no limit
 }
@@ -69,7 +70,7 @@ type result struct {
 func (c *call) attempt(ctx context.Context) result {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	began := time.Now()
+	c.began = time.Now()
 	policy := c.route.model.Policy
 	firstByte := policy.FirstByteMax.Duration()
 	if firstByte == 0 {
@@ -83,7 +84,7 @@ func (c *call) attempt(ctx context.Context) result {
 	}
 	answer, err := c.gateway.transport.RoundTrip(upstream)
 	if err != nil {
-		return c.broken(ctx, err, c.sent.Load(), time.Since(began))
+		return c.broken(ctx, err, c.sent.Load(), time.Since(c.began))
 	}
 	defer answer.Body.Close()
 	// From the head of the answer on the limit is that of silence, until copy watches each piece.
@@ -93,7 +94,7 @@ func (c *call) attempt(ctx context.Context) result {
 		defer c.quiet.Stop()
 	}
 	r := c.pass(ctx, cancel, answer)
-	r.usage.Took = time.Since(began)
+	r.usage.Took = time.Since(c.began)
 	return r
 }
 
@@ -307,6 +308,9 @@ func (c *call) head(answer *http.Response, shortened bool) {
 func (c *call) ended(ctx context.Context, p *passing, status int, err error) result {
 	in, out, _ := p.tail.usage()
 	r := result{answered: true, status: status, usage: Taken{TokensIn: in, TokensOut: out}}
+	if p.events {
+		r.usage.First = p.began.Sub(c.began)
+	}
 	if status >= 400 {
 		r.usage.Failed = true
 	}

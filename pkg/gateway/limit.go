@@ -11,6 +11,8 @@ type limiter struct {
 	used   bool      // the limit was reached since then
 	cut    time.Time // last decrease
 	queued int       // probes in a row that reported waiting inside the worker
+	tpot   float64   // time per output token in the mean of the calls, in nanoseconds
+	paced  int       // calls in it; it begins anew with each decrease
 }
 
 const (
@@ -61,6 +63,20 @@ func (l *limiter) report(now, at time.Time, queued *int, kv *float64) {
 	if l.queued >= probesQueue || (kv != nil && *kv > kvFull) {
 		l.queued = 0
 		l.fall(now)
+	}
+}
+
+// pace takes in the time per output token of a call, and the most that clients accept. The limit falls when the mean
+// over calls is above that. A call that began before the last decrease says nothing of the limit that holds since.
+func (l *limiter) pace(now, began time.Time, tpot, most time.Duration) {
+	if most <= 0 || tpot <= 0 || began.Before(l.cut) {
+		return
+	}
+	l.paced++
+	l.tpot = mean(l.tpot, float64(tpot), l.paced)
+	if l.tpot > float64(most) {
+		l.fall(now)
+		l.paced = 0
 	}
 }
 

@@ -19,6 +19,7 @@ type passing struct {
 	cut     eventCut
 	failed  error // of the client's connection
 
+	began    time.Time // when the first bytes of the body were there
 	silence  *time.Timer
 	quiet    time.Duration
 	reset    time.Time // when the timers were set last
@@ -35,6 +36,7 @@ func (p *passing) watch(quiet time.Duration) {
 		p.silence = time.AfterFunc(quiet, func() { p.cancel(errSilence) })
 	}
 	p.reset = time.Now()
+	p.began = p.reset
 }
 
 func (p *passing) unwatch() {

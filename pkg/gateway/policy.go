@@ -48,6 +48,10 @@ type PoolPolicy struct {
 	SilenceMax    worker.Seconds `json:"silence_max"`    // between two bytes of an answer
 	ClientStall   worker.Seconds `json:"client_stall"`   // for a client that does not read
 	AffinityBound float64        `json:"affinity_bound"` // x mean + 4: load beyond which affinity ends
+
+	// TPOTMax is the time per output token, in the mean over a stream behind its first token, beyond which a call is
+	// too slow to be of use: instances that make such calls get fewer at once. 0: no such limit.
+	TPOTMax worker.Seconds `json:"tpot_max"`
 }
 
 // ByClass is a number for each class.
@@ -125,6 +129,7 @@ func (p PoolPolicy) validate() error {
 	check(p.FairScope == FairShared || p.FairScope == FairSeparate, "fair_scope", p.FairScope, "shared or separate")
 	check(p.OnFull == OnFullRefuse || p.OnFull == OnFullPush, "on_full", p.OnFull, "refuse or push")
 	check(p.RefuseStatus == 429 || p.RefuseStatus == 503, "refuse_status", p.RefuseStatus, "429 or 503")
+	check(p.TPOTMax >= 0, "tpot_max", p.TPOTMax.Duration(), "0 or more")
 	check(p.AffinityBound >= 1, "affinity_bound", p.AffinityBound, "1 or more")
 	return errors.Join(errs...)
 }

@@ -84,10 +84,19 @@ type Trace struct {
 type Taken struct {
 	Took                time.Duration
 	TokensIn, TokensOut int64
+	First               time.Duration // until the first event of a stream; 0: the answer was none
 	Busy                bool          // the worker had no room: nothing ran
 	RetryAfter          time.Duration // with Busy: what the worker asked for
 	Failed              bool          // it ran, and failed or was broken off
 	Doubt               bool          // it may still run: the slot is not idle
+}
+
+// tpot is the time per output token behind the first one; 0: not known.
+func (u Taken) tpot() time.Duration {
+	if u.First <= 0 || u.TokensOut < 2 {
+		return 0
+	}
+	return (u.Took - u.First) / time.Duration(u.TokensOut-1)
 }
 
 // Pool is the admission of one model: see the package's documentation. It is not safe for concurrent
@@ -392,6 +401,9 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 	} else {
 		i.coolFor = 0
 		i.limit.grow(now, i.flying+1)
+		if !u.Failed {
+			i.limit.pace(now, r.began, u.tpot(), p.policy.TPOTMax.Duration())
+		}
 	}
 	p.learn(r, i, u, actual)
 	p.lines[r.Class].settle(r, actual)

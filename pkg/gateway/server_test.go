@@ -214,6 +214,31 @@ func TestChunksAreSentAtOnce(t *testing.T) {
 	}
 }
 
+// The time per token of a stream reaches the limit of its instance.
+func TestStreamThatIsTooSlowLowersTheLimit(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(_ *Config, m *ModelState) {
+		m.Policy.TPOTMax = worker.Seconds(time.Millisecond)
+	}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, chunk := range []string{`{"choices":[{"delta":{"content":"a"}}]}`, `{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":3}}`} {
+			_, _ = fmt.Fprintf(w, "data: %s\n\n", chunk)
+			_ = http.NewResponseController(w).Flush()
+			time.Sleep(20 * time.Millisecond)
+		}
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	})
+	if before := p.state().Ceiling; before != 4 {
+		t.Fatalf("the ceiling is %d of 4", before)
+	}
+	if answer := p.post("/v1/chat/completions", `{"model":"m","stream":true}`); answer.StatusCode != 200 {
+		t.Fatal(answer)
+	}
+	if after := p.state().Ceiling; after != 3 {
+		t.Errorf("the ceiling is %d of 4 after a slow stream", after)
+	}
+}
+
 func TestErrorsSpeakOpenAI(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, func(c *Config, _ *ModelState) { c.BodyMax = 1000 }, workertest.Says(200, "{}"))

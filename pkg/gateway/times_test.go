@@ -147,48 +147,6 @@ func TestSlotsAreNotUsedAfterAStop(t *testing.T) {
 	})
 }
 
-func TestLimitFallsWithSignsOfOverloadAndGrowsWithUse(t *testing.T) {
-	now := time.Unix(1_700_000_000, 0)
-	one, full := 1, 0.95
-	l := newLimiter(100, now)
-	l.report(now, now.Add(-6*time.Second), &one, &full)
-	if l.value() != 100 {
-		t.Errorf("stale readings moved the limit to %d", l.value())
-	}
-	l.report(now, now, &one, nil)
-	if l.value() != 100 {
-		t.Errorf("one probe moved the limit to %d", l.value())
-	}
-	l.report(now, now, &one, nil)
-	if l.value() != 90 {
-		t.Errorf("two probes with waiting requests: limit is %d", l.value())
-	}
-	l.busy(now.Add(100 * time.Millisecond))
-	if l.value() != 90 {
-		t.Errorf("a second sign in the same moment: limit is %d", l.value())
-	}
-	l.report(now.Add(2*time.Second), now.Add(2*time.Second), nil, &full)
-	if l.value() != 81 {
-		t.Errorf("full cache: limit is %d", l.value())
-	}
-	for i := range 400 {
-		l.grow(now.Add(time.Duration(3+10*i)*time.Second), 0)
-	}
-	if l.value() != 81 {
-		t.Errorf("grew to %d without use", l.value())
-	}
-	for i := range 400 {
-		l.grow(now.Add(time.Duration(5000+10*i)*time.Second), 100)
-	}
-	if l.value() != 100 {
-		t.Errorf("with use the limit is %d", l.value())
-	}
-	l.resize(10)
-	if l.value() != 10 {
-		t.Errorf("after the instance shrank the limit is %d", l.value())
-	}
-}
-
 // contest serves backlogged flows on some slots, and returns the service of each divided by its weight.
 // Calls of flow i take service(i, n) ms; each flow keeps as many requests waiting as offer says.
 func contest(seconds int, slots int, weights []float64, offer []int, service func(flow, n int) int) []float64 {
