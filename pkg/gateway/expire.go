@@ -44,6 +44,7 @@ func (p *Pool) Expire(now time.Time) {
 		if first.stale() {
 			continue
 		}
+		p.observeWait(now, first.r, true)
 		p.drop(now, first.r, p.expiryReason(first.r))
 	}
 	p.compactTimeouts()

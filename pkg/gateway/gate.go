@@ -71,7 +71,7 @@ func (g *gate) verdict(r *Request, dropped Dropped) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return &Rejection{Reason: dropped, RetryAfter: g.pool.retryAfter(r), Detail: "waited " + time.Duration(
+	return &Rejection{Reason: dropped, RetryAfter: g.pool.retryAfter(time.Now(), r), Detail: "waited " + time.Duration(
 		r.trace.WaitedMS*float64(time.Millisecond)).Round(time.Millisecond).String()}
 }
 

@@ -87,6 +87,12 @@ func (s *service) add(now time.Time, c Criticality, cost float64) {
 	s.sums[c] += cost
 }
 
+// slots is how many slots a class had in the mean of the window, as far as it is known.
+func (s *service) slots(now time.Time, c Criticality) float64 {
+	covers := time.Duration(len(s.buckets)-1)*time.Second + time.Duration(now.Nanosecond())
+	return s.sums[c] / milliseconds(covers)
+}
+
 // share is the part of a class of all service; 1 while there was none.
 func (s *service) share(c Criticality) float64 {
 	var total float64

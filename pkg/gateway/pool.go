@@ -29,6 +29,7 @@ type Request struct {
 	prev, next *Request
 	state      requestState
 	estimate   float64
+	expected   float64 // wait at its arrival, without slack, in milliseconds; 0: not estimated
 	arrived    time.Time
 	expires    time.Time // by TTL
 	limit      time.Time // the earlier of expires and Deadline
@@ -116,6 +117,7 @@ type Pool struct {
 	cost                  costModel
 	durations             durations
 	timeouts              timeouts
+	slacks                [classCount]slack
 	evictions             uint64
 	count                 Counts
 }
@@ -280,6 +282,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 	r.trace.Instance, r.trace.Score = i.id, i.score(now, i.rate)
 	p.lines[r.Class].charge(r)
 	if r.state == stateWaiting {
+		p.observeWait(now, r, false)
 		p.unqueue(r)
 	}
 	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateFlying, now

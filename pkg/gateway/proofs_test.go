@@ -248,6 +248,13 @@ func TestTwiceTheCapacityIsOffered(t *testing.T) {
 	if goodput < 0.98 {
 		t.Errorf("goodput is %.4f of the capacity", goodput)
 	}
+	// What is refused is refused at once: nearly none is let wait until the end of its wait.
+	if p99 := late[len(late)*99/100]; p99 > 5 {
+		t.Errorf("p99 until a refusal is %.0f ms", p99)
+	}
+	if served := sent[Sheddable] - lost[Sheddable]; float64(served) < 0.9*policy.Floors.Sheddable*60*capacity {
+		t.Errorf("%d sheddable requests were served, less than the floor of their class", served)
+	}
 	if lost[Critical] > 0 {
 		t.Errorf("%d critical requests were lost at 30 %% of the capacity", lost[Critical])
 	}

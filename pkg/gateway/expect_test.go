@@ -1,0 +1,93 @@
+package gateway
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+// A class expects to wait for what goes before it, on the slots that it gets: those that the classes above leave, or its
+// floor.
+func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
+	t.Parallel()
+	policy := DefaultPolicy()
+	policy.Floors = ByClass{Sheddable: 0.1}
+	policy.Total, policy.FlowTotal = 1000, 1000
+	now := time.Unix(1_700_000_000, 0)
+	fresh := func() *Pool {
+		p := NewPool(policy, nil)
+		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 10, Usable: true}})
+		for n := range int32(10) {
+			p.Grant(now, []SlotKey{{Instance: 1, Number: n, Token: int64(n) + 1}})
+		}
+		p.cost = costModel{calls: 1, ms: 100}
+		return p
+	}
+	wait := func(p *Pool, class Criticality) time.Duration {
+		r := &Request{Class: class, Flow: "newcomer"}
+		r.flow = p.lines[class].flow(r.Flow, class, 1)
+		return p.expectedWait(now, r)
+	}
+	fill := func(p *Pool, class Criticality, n int) {
+		for range n {
+			if _, refused := p.Arrive(now, &Request{Class: class, Flow: "many", Weight: 1}); refused != nil {
+				t.Fatal(refused)
+			}
+		}
+	}
+
+	idle := fresh()
+	if got := wait(idle, Default); got != 10*time.Millisecond {
+		t.Errorf("without waiters: got %s, want a tenth of a call on ten slots", got)
+	}
+	full := fresh()
+	full.served.add(now, Critical, 0)
+	fill(full, Default, 10+40) // 40 wait, all of one flow
+	if got := wait(full, Default); got < 10*time.Millisecond || got > 30*time.Millisecond {
+		t.Errorf("beside one flow with 40 requests: got %s, want no more before it than the newcomer has itself", got)
+	}
+	if got := wait(full, Sheddable); got != 100*time.Millisecond {
+		t.Errorf("of the lowest class: got %s, want one call on a tenth of ten slots, its floor", got)
+	}
+	if got := wait(full, Critical); got != 10*time.Millisecond {
+		t.Errorf("of the highest class: got %s, want no waiter before it", got)
+	}
+	taken := fresh()
+	for range 9 {
+		now = now.Add(time.Second)
+		taken.served.add(now, Critical, 5_000) // five slots
+	}
+	if got := wait(taken, Default); got < 19*time.Millisecond || got > 21*time.Millisecond {
+		t.Errorf("while the class above takes five slots of ten: got %s", got)
+	}
+}
+
+// The slack follows the ratio that one wait in a hundred exceeds, and forgets it within minutes.
+func TestSlackFollowsTheWaitsThatWereLonger(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	s := slack{at: now}
+	exceeded := 0
+	for n := range 20_000 {
+		waited := 100.0
+		if n%20 == 0 {
+			waited = 300 // one in twenty takes three times as long as estimated
+		}
+		if n > 5_000 && waited > 100*s.value(now) {
+			exceeded++
+		}
+		s.observe(now, 100, waited)
+	}
+	if part := float64(exceeded) / 15_000; part > 0.03 || s.value(now) < 2.5 || s.value(now) > 3.5 {
+		t.Errorf("%.3f of the waits were longer, the factor is %.2f", part, s.value(now))
+	}
+	if later := s.value(now.Add(5 * time.Minute)); later > 1.01 {
+		t.Errorf("after five minutes without an observation the factor is %.3f", later)
+	}
+	for range 1000 {
+		s.observe(now, 1, math.Inf(1))
+	}
+	if s.value(now) > 21 {
+		t.Errorf("the factor is %.1f", s.value(now))
+	}
+}
