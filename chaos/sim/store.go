@@ -54,6 +54,7 @@ const (
 	cut          // the connection ends before the server sees the statement
 	swallow      // the statement takes effect and its answer is lost
 	late         // the answer comes later
+	mute         // the statement takes effect, and its answer never comes
 )
 
 // gate decides when a call goes on and what becomes of it. detail tells calls of one process apart that do the same;
@@ -219,8 +220,12 @@ func (t *transaction) Commit(ctx context.Context) error {
 	}
 	t.ended = true
 	t.connection.store.turn <- struct{}{}
-	if f == swallow {
+	switch f {
+	case swallow:
 		return errCut
+	case mute:
+		<-ctx.Done()
+		return ctx.Err()
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ type Locks struct {
 	sightings Sightings
 	begun     Begun
 	deferred  map[invalidation.Token]deferral
+	patience  patience
 
 	answered   time.Time     // the last answer of the database
 	unanswered time.Duration // the longest time between two answers since the reading before
@@ -57,6 +58,7 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 		begun:     Begun{},
 		deferred:  map[invalidation.Token]deferral{},
 	}
+	l.patience.of(leaseDefault)
 	l.done.Add(func(s *LocksStatus) { s.Freed = map[StuckCause]int64{} })
 	return l
 }
@@ -130,11 +132,10 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 
 // read reads the locks first and then the nodes, as Diagnose requires. Both tables are small. The
 // clocks come last, so that they show a stall of the database during the reading.
-func (l *Locks) read(ctx context.Context) (Reading, []invalidation.HeldLock, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerMax)
-	defer cancel()
-	var r Reading
-	locks, err := invalidation.HeldLocks(ctx, l.db)
+func (l *Locks) read(ctx context.Context) (r Reading, locks []invalidation.HeldLock, err error) {
+	ctx, end := l.patience.bound(ctx, 0)
+	defer func() { end(err) }()
+	locks, err = invalidation.HeldLocks(ctx, l.db)
 	if err != nil {
 		return r, nil, fmt.Errorf("read locks: %w", err)
 	}
@@ -155,6 +156,7 @@ func (l *Locks) read(ctx context.Context) (Reading, []invalidation.HeldLock, err
 		return r, nil, fmt.Errorf("read the database's clock: %w", err)
 	}
 	l.answer()
+	l.patience.of(longestLease(r.Nodes))
 	r.Unanswered, l.unanswered = l.unanswered, 0
 	r.At, r.Clock, r.Uptime = time.Now(), seconds(clock), seconds(uptime)
 	return r, locks, nil

@@ -22,10 +22,43 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 	})
 }
 
-// answerMax bounds the wait for what a duty reads, and for the locks that it frees. A connection may
-// freeze without an error while the one that keeps the term works: without the bound no leader would
-// recover locks until TCP gives up, which takes a quarter of an hour.
+// answerMax bounds the wait for what a duty reads. A connection may freeze without an error while the one that keeps
+// the term works: without the bound no leader would do the duty until TCP gives up, which takes a quarter of an hour.
 const answerMax = 5 * time.Second
+
+// patience bounds the wait for the answers that recovery needs, in proportion to the lease. On a frozen connection the
+// whole wait is lost, and recovery suspends itself after half a lease without an answer. On a database that is slow the
+// bound doubles with each answer that does not come in time, and follows those that come.
+type patience struct {
+	first, now time.Duration // now is never less than first
+}
+
+const (
+	patienceMin = 500 * time.Millisecond
+	patienceMax = 10 * time.Second
+)
+
+// of sets the lease of the nodes. With a sixth of it, a wait that was in vain, the pause after it and the next answer
+// take less than half a lease.
+func (p *patience) of(lease time.Duration) {
+	p.first = min(max(patienceMin, lease/6), answerMax)
+	p.now = max(p.now, p.first)
+}
+
+// bound is a context for a transaction or a reading of so many rows; end must be called with the result.
+func (p *patience) bound(ctx context.Context, rows int) (bounded context.Context, end func(error)) {
+	start := time.Now()
+	bounded, cancel := context.WithTimeout(ctx, p.now+time.Duration(rows)*2*time.Millisecond)
+	return bounded, func(err error) {
+		switch {
+		case err == nil:
+			p.now = min(max(p.first, 2*time.Since(start)), patienceMax)
+		case bounded.Err() != nil && ctx.Err() == nil:
+			p.now = min(2*p.now, patienceMax)
+		}
+		cancel()
+	}
+}
 
 // jitter moves a pause by up to a fifth either way; random is in [0, 1).
 func jitter(pause time.Duration, random float64) time.Duration {
