@@ -28,6 +28,7 @@ type load struct {
 	hook    string
 	http    *http.Client
 	seed    uint64
+	long    bool // solo entries take seconds, so that many nodes hold a lock when they are killed
 	ops     atomic.Int64
 	work    sync.WaitGroup
 	link    *pgproxy.Link   // of clients that speak SQL
@@ -42,14 +43,14 @@ type load struct {
 
 func newLoad(
 	patient context.Context,
-	seed uint64,
+	cfg config,
 	leaders []string,
 	link *pgproxy.Link,
 	hook string,
 	db *database,
 ) *load {
 	return &load{
-		leaders: leaders, hook: hook, seed: seed, patient: patient, db: db, link: link,
+		leaders: leaders, hook: hook, seed: cfg.seed, long: cfg.rare, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
 			superuser,
@@ -93,6 +94,9 @@ func (l *load) next(random *rand.Rand) func() {
 	roll, again := random.IntN(100), random.IntN(5)
 	switch {
 	case roll < 20: // solo
+		if l.long {
+			in.MS = 1000 + random.IntN(5000)
+		}
 	case roll < 48:
 		p.Queue, p.Key = "keyed", "key "+strconv.Itoa(random.IntN(6))
 		body["lock_key"] = p.Key

@@ -60,10 +60,31 @@ var steps = []step{
 	{2, (*plan).fillDisk},
 }
 
+// rareSteps stand in for steps where many recoveries and elections are wanted: nodes die, and leaders are left
+// alone but for the answers that they lose.
+var rareSteps = []step{
+	{40, (*plan).killNode},
+	{1, (*plan).killLeader},
+	{1, (*plan).freeze},
+	{4, (*plan).pause},
+	{2, (*plan).deafen},
+	{2, (*plan).drainNode},
+	{4, (*plan).killAtCommit},
+	{2, (*plan).injectError},
+	{1, (*plan).cutLink},
+	{1, (*plan).slowLink},
+	{1, (*plan).killBackends},
+	{1, (*plan).restartDatabase},
+	{4, (*plan).spoilWorkers},
+}
+
 // run does steps until ctx ends. What happens once in a run has its time in it.
 func (p *plan) run(ctx context.Context) {
 	p.ctx = ctx
-	total := 0
+	steps, total := steps, 0
+	if p.site.cfg.rare {
+		steps = rareSteps
+	}
 	for _, s := range steps {
 		total += s.share
 	}

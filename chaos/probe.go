@@ -17,7 +17,7 @@ const probeMax = 30 * time.Second
 func (s *site) probe(ctx context.Context) ([]judge.Unhinted, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	for _, job := range cronJobs {
+	for _, job := range s.cfg.timetable().jobs {
 		if err := s.db.exec(ctx, `SELECT penstock.pause_cron_job($1, 'the probe needs quiet')`, job); err != nil {
 			return nil, fmt.Errorf("pause schedule: %w", err)
 		}

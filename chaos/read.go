@@ -125,9 +125,10 @@ func (s *site) watchItself(ctx context.Context) {
 
 // history reads the three recorders.
 func (s *site) history(ctx context.Context) (*judge.History, error) {
+	ticks := s.cfg.timetable()
 	h := &judge.History{
-		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: cronStep, DrainMax: s.cfg.drainMax,
-		Jobs: cronJobs, Served: models, LocksMax: map[string]int{"limited": limitedLocks},
+		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: ticks.step, DrainMax: s.cfg.drainMax,
+		Jobs: ticks.jobs, Served: models, LocksMax: map[string]int{"limited": limitedLocks},
 		Effects: map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
 	h.CronUntil = s.paused

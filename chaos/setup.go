@@ -17,18 +17,29 @@ const (
 	limitedLocks = 3
 	attemptsMax  = 60
 	crashesMax   = 60
-	cronStep     = 2 * time.Second
 	runMax       = 8 * time.Second
 )
 
-var (
-	cronJobs = []string{"tick_a", "tick_b", "tick_c"}
-	models   = []string{"solo", "keyed", "limited"} // queues whose entries workers run
-)
+// timetable is when the schedules of a run fire. Jitter spreads them, so that each firing is a transaction of its own.
+type timetable struct {
+	jobs         []string
+	step, jitter time.Duration
+}
+
+func (c config) timetable() timetable {
+	t := timetable{jobs: []string{"tick_a", "tick_b", "tick_c"}, step: 2 * time.Second}
+	if c.rare {
+		t.jobs = append(t.jobs, "tick_d", "tick_e", "tick_f", "tick_g", "tick_h")
+		t.jitter = 1900 * time.Millisecond
+	}
+	return t
+}
+
+var models = []string{"solo", "keyed", "limited"} // queues whose entries workers run
 
 // setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
 // has migrated.
-func setUp(ctx context.Context, db *database, w *recorder) error {
+func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) error {
 	patience := fmt.Sprintf(`"retry": {"base": 0.2, "cap": 1, "max_attempts": %d}, "crash_limit": %d`,
 		attemptsMax, crashesMax)
 	for _, model := range models {
@@ -64,11 +75,11 @@ func setUp(ctx context.Context, db *database, w *recorder) error {
 			return fmt.Errorf("%.60s: %w", statement, err)
 		}
 	}
-	for _, job := range cronJobs {
+	for _, job := range ticks.jobs {
 		const sql = `
-SELECT penstock.create_cron_job($1, 'ticks', $2, '{}',
-       '{"catch_up": "all", "catch_up_max": 1000, "overlap": "queue"}')`
-		if err := db.exec(ctx, sql, job, fmt.Sprintf("@every %v", cronStep)); err != nil {
+SELECT penstock.create_cron_job($1, 'ticks', $2, '{}', jsonb_build_object('jitter', $3::text, 'catch_up', 'all',
+       'catch_up_max', 1000, 'overlap', 'queue'))`
+		if err := db.exec(ctx, sql, job, fmt.Sprintf("@every %v", ticks.step), ticks.jitter.String()); err != nil {
 			return fmt.Errorf("create schedule: %w", err)
 		}
 	}

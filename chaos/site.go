@@ -100,7 +100,7 @@ func openSite(ctx context.Context, cfg config) (s *site, err error) {
 		return s, err
 	}
 	s.db.keep = cfg.logs
-	if err := setUp(ctx, s.db, s.recorder); err != nil {
+	if err := setUp(ctx, s.db, s.recorder, cfg.timetable()); err != nil {
 		return s, errors.Join(append([]error{err}, asErrors(s.db.deadlocks())...)...)
 	}
 	s.policy.killer = s.killLink
@@ -129,11 +129,15 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 		}
 		addresses = append(addresses, "http://"+listen)
 		l, err := s.add(ctx, "leader", fmt.Sprintf("l%d", i+1), func(_, database string) []string {
-			return []string{
+			args := []string{
 				"--listen", listen, "--debug-listen", "127.0.0.1:0", "--open", "--database-url", database,
 				"--election-lease", s.cfg.term.String(), "--callback-allow-networks", "127.0.0.0/8",
 				"--http-timeout", "8s",
 			}
+			if s.cfg.rare { // a transaction for each lock, also while many nodes die together
+				args = append(args, "--recovery-pass-locks-max", "1", "--recovery-suspend-share", "1")
+			}
+			return args
 		})
 		if err != nil {
 			return err
@@ -167,7 +171,7 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	s.load = newLoad(ctx, s.cfg.seed, addresses, clients, s.recorder.addr+"/hook", s.db)
+	s.load = newLoad(ctx, s.cfg, addresses, clients, s.recorder.addr+"/hook", s.db)
 	return nil
 }
 
