@@ -74,8 +74,8 @@ TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election .
 
 # Tests of one goroutine: simulations, and statements whose cost the server counts. The race detector has nothing to find
 # there, and slows them three to ten times. `make check` runs them without it.
-SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress
-SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator
+SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress|TestGzipBodiesAreReadAndBombsAreNot|TestMillionLinesTakeNoMoreMemoryThanAThousand|TestBurstsCostFewerHoursThanUnderHPA|TestSteadyLoadCostsLittleMoreThanUnderHPA|TestFaultsAreSurvived|TestNobodyBeatsTheBoundThatKnowsTheFuture
+SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator ./pkg/scale/simulate
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
@@ -114,7 +114,7 @@ timed: ## Test what has to be done within a number of seconds, alone on the mach
 	go test -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
 
 e2e: ## Start the real programs, kill them, and look at what is left; `make check` runs it as well
-	go test -count=1 -timeout $(TIMEOUT) -v ./e2e
+	go test -count=1 -parallel 3 -timeout $(TIMEOUT) -v ./e2e
 
 e2e-load: ## 50,000 entries through 8 slots with random worker faults, and the account of them; ENTRIES=2000 shortens it
 	ENTRIES=$${ENTRIES:-50000} go test -count=1 -timeout 60m -run TestLoad -v ./e2e
@@ -218,10 +218,10 @@ check-modules:
 	go vet -tags failpoints ./internal/postgres
 	go test -tags failpoints -count=1 -run TestFailpoints ./internal/postgres
 
-# e2e waits for leases most of the time: it runs beside the models and the other modules. The faults of chaos-short take
-# their time, and what is judged are recorded times: it runs beside the tests of one goroutine, which no time is held
-# against. What is timed is alone. The tests of the product are last, so that their lines close the output.
-STEPS := fmt-check build vet lint e2e& models-short check-modules check-deploy wait timed chaos-short& serial wait race
+# e2e waits for leases most of the time: it runs beside the linters, the models and the other modules. The faults of
+# chaos-short take their time, and what is judged are recorded times: it runs beside the tests of one goroutine, which no
+# time is held against. What is timed is alone. The tests of the product are last, so that their lines close the output.
+STEPS := fmt-check build e2e& vet lint models-short check-modules check-deploy wait timed chaos-short& serial wait race
 
 check: ## What CI runs: format, build, vet, linters, all tests
 	@.ci/steps $(foreach step,$(STEPS),'$(step)')

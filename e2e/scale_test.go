@@ -80,6 +80,7 @@ func scaled(t *testing.T, most int) *plant {
 // A model with a template and no deployment, and one request at a gateway: a deployment is made, an instance is
 // started, the request is answered, and all of it goes again. The leader has the rights of its role and no more.
 func TestARequestStartsAModelAtZeroAndItGoesBackToZero(t *testing.T) {
+	t.Parallel()
 	p := scaled(t, 3)
 	g := p.startGateway("g1")
 	asked := time.Now()
@@ -100,6 +101,7 @@ func TestARequestStartsAModelAtZeroAndItGoesBackToZero(t *testing.T) {
 
 // Many requests at once at zero start as many instances as they need, in one wave, and each is answered.
 func TestABurstAtZeroStartsOneWave(t *testing.T) {
+	t.Parallel()
 	const most, requests = 3, 80
 	p := scaled(t, most)
 	g := p.startGateway("g1")

@@ -51,6 +51,7 @@ CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text LANGUAGE sql IM
 // A rolling upgrade: programs of both versions push, claim and finish while all functions are replaced, and programs of
 // the version before that start afterwards leave the newer functions alone.
 func TestProgramsOfTheVersionBeforeWorkWhileFunctionsAreReplaced(t *testing.T) {
+	t.Parallel()
 	newer(t)
 	p := &plant{site: newSite(t, 1)}
 	p.elected(0)
