@@ -21,6 +21,7 @@ type Step struct {
 	Seconds      float64  `json:"seconds,omitempty"`
 	Settings     Settings `json:"settings,omitempty"`
 	PayloadBytes int      `json:"payload_bytes"`
+	Worker       string   `json:"worker,omitempty"` // of a pickup: the URL of a worker that may be called
 }
 
 // Report is the last line of a contender's process.

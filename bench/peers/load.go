@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -75,53 +74,4 @@ func ahead(ctx context.Context, d time.Duration, handled *atomic.Int64,
 		pushed += batchSize
 	}
 	return pushed, nil
-}
-
-// pickups records when entries were pushed and when their handlers started.
-type pickups struct {
-	epoch   time.Time
-	started []atomic.Int64 // nanoseconds since epoch
-	left    atomic.Int64
-	done    chan struct{}
-}
-
-func newPickups(n int) *pickups {
-	p := &pickups{epoch: time.Now(), started: make([]atomic.Int64, n), done: make(chan struct{})}
-	p.left.Store(int64(n))
-	return p
-}
-
-// handle is called by the handler of entry i.
-func (p *pickups) handle(i int) {
-	p.started[i].Store(int64(time.Since(p.epoch)))
-	if p.left.Add(-1) == 0 {
-		close(p.done)
-	}
-}
-
-// run pushes the entries apart in time and waits until all were picked up.
-func (p *pickups) run(ctx context.Context, push func(ctx context.Context, i int) error) (Work, error) {
-	n := len(p.started)
-	called, returned := make([]time.Duration, n), make([]time.Duration, n)
-	begin := time.Now()
-	for i := range n {
-		time.Sleep(5*time.Millisecond + rand.N(20*time.Millisecond))
-		called[i] = time.Since(p.epoch)
-		if err := push(ctx, i); err != nil {
-			return Work{}, err
-		}
-		returned[i] = time.Since(p.epoch)
-	}
-	select {
-	case <-p.done:
-	case <-ctx.Done():
-		return Work{}, ctx.Err()
-	}
-	work := Work{Entries: n, Seconds: time.Since(begin).Seconds()}
-	for i := range n {
-		started := time.Duration(p.started[i].Load())
-		work.LatencyMicros = append(work.LatencyMicros, int(max(0, started-returned[i]).Microseconds()))
-		work.FromPushMicros = append(work.FromPushMicros, int((started - called[i]).Microseconds()))
-	}
-	return work, nil
 }

@@ -18,15 +18,17 @@ import (
 
 // Penstock measures this project: a task node with its default settings.
 // Finished entries are deleted and no results kept, as graphile-worker does; KeepResults keeps them, as River does.
-// With Inference the queue is one of a model, and the handler of an entry is a call to a worker: see inference.go.
+// With Inference the queue is one of a model, and the handler of an entry is a call to a worker, of this process or at
+// WorkerURL: see inference.go.
 type Penstock struct {
 	KeepResults, Inference bool
+	WorkerURL              string // of a worker that answers /arrivals; empty: one of this process
 
 	dsn     string
 	pushes  *pgxpool.Pool
 	queue   *invalidation.Queue
 	payload Payload
-	worker  *instantWorker // nil unless Inference
+	worker  *instantWorker // nil unless Inference, and with WorkerURL
 }
 
 type penstockPayload struct {
@@ -117,12 +119,16 @@ func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error)
 }
 
 func (p *Penstock) PickupLatency(ctx context.Context, n int, s Settings) (Work, error) {
-	picked := newPickups(n)
-	stop, err := p.start(ctx, s, picked.handle)
+	arrived := newArrivals(n)
+	wait := arrived.wait
+	if p.WorkerURL != "" {
+		wait = func(ctx context.Context) ([]time.Duration, error) { return arrivalsAt(ctx, p.WorkerURL) }
+	}
+	stop, err := p.start(ctx, s, arrived.note)
 	if err != nil {
 		return Work{}, err
 	}
-	work, err := picked.run(ctx, p.pushOne())
+	work, err := pickUp(ctx, n, p.pushOne(), wait)
 	if err != nil {
 		return Work{}, err
 	}
@@ -150,8 +156,10 @@ func (p *Penstock) start(ctx context.Context, s Settings, handle func(n int)) (s
 	if s == Tuned {
 		config.Task.Poll, hintEvery = 10*time.Millisecond, time.Millisecond
 	}
-	if p.Inference {
+	if p.worker != nil {
 		p.worker.handle.Store(&handle)
+	}
+	if p.Inference {
 		config.Task.Threads = inferenceSlots
 	}
 	node, err := node.New(ctx, config)

@@ -151,15 +151,15 @@ func (r *River) PickupLatency(ctx context.Context, n int, s Settings) (Work, err
 	case HintsOff:
 		config.PollOnly = true
 	}
-	p := newPickups(n)
-	client, err := r.client(config, p.handle)
+	arrived := newArrivals(n)
+	client, err := r.client(config, arrived.note)
 	if err != nil {
 		return Work{}, err
 	}
 	if err := client.Start(ctx); err != nil {
 		return Work{}, fmt.Errorf("start: %w", err)
 	}
-	work, err := p.run(ctx, r.pushOne(client))
+	work, err := pickUp(ctx, n, r.pushOne(client), arrived.wait)
 	if err != nil {
 		return Work{}, err
 	}

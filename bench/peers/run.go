@@ -173,6 +173,14 @@ func (t *trial) check(ctx context.Context, scenario Scenario, run Run) error {
 func (t *trial) step(ctx context.Context, step Step) (Run, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.runner.StepTimeout)
 	defer cancel()
+	if step.Verb == "pickup" {
+		worker, err := newInstantWorker(ctx, step.Entries)
+		if err != nil {
+			return Run{}, err
+		}
+		defer worker.server.Close()
+		step.Worker = worker.url
+	}
 	args := t.contender.Args(t.runner.dsn(), step)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = os.Stderr

@@ -11,6 +11,8 @@ import (
 const (
 	ours         = "penstock"
 	oursOnWorker = "penstock-inference"
+	fastest      = "graphile"      // of the peers, in pick-ups
+	fastestCalls = "graphile-call" // the same with a call to the worker
 )
 
 // target is a bound on a ratio or a value of one comparison. One whose scenarios or contenders were not run is left out.
@@ -34,10 +36,12 @@ var targets = []target{
 	{"sustained / graphile-worker", true, 1.5, rates("sustained", "graphile")},
 	{"pick-up by default, p50 ms", false, 1, pickedUp(ours, p50)},
 	{"pick-up by default, p99 ms", false, 2, pickedUp(ours, p99)},
-	{"pick-up by default, p50 / graphile-worker", false, 1, besideGraphile(ours, p50)},
-	{"pick-up by default, p99 / graphile-worker", false, 1, besideGraphile(ours, p99)},
-	{"pick-up of an inference queue, p50 / graphile-worker", false, 1, besideGraphile(oursOnWorker, p50)},
-	{"pick-up of an inference queue, p99 / graphile-worker", false, 1, besideGraphile(oursOnWorker, p99)},
+	{"pick-up by default, p50 / graphile-worker", false, 1, beside(ours, fastest, p50)},
+	{"pick-up by default, p99 / graphile-worker", false, 1, beside(ours, fastest, p99)},
+	{"pick-up of an inference queue, p50 / graphile-worker", false, 1, beside(oursOnWorker, fastest, p50)},
+	{"pick-up of an inference queue, p99 / graphile-worker", false, 1, beside(oursOnWorker, fastest, p99)},
+	{"the same / graphile-worker with the same call, p50", false, 1, beside(oursOnWorker, fastestCalls, p50)},
+	{"the same / graphile-worker with the same call, p99", false, 1, beside(oursOnWorker, fastestCalls, p99)},
 	{"drain under a held snapshot / without", true, 0.9, func(f finder) (float64, bool) {
 		held, ok := f("held", ours, Run.Rate)
 		free, also := f("solo", ours, Run.Rate)
@@ -69,11 +73,11 @@ func pickedUp(contender string, at func(Latency) int) func(finder) (float64, boo
 	}
 }
 
-// besideGraphile is a latency of a contender's pick-ups, as a multiple of graphile-worker's, the fastest peer.
-func besideGraphile(contender string, at func(Latency) int) func(finder) (float64, bool) {
+// beside is a latency of a contender's pick-ups, as a multiple of a peer's.
+func beside(contender, peer string, at func(Latency) int) func(finder) (float64, bool) {
 	return func(f finder) (float64, bool) {
 		mine, ok := pickedUp(contender, at)(f)
-		theirs, also := pickedUp("graphile", at)(f)
+		theirs, also := pickedUp(peer, at)(f)
 		return mine / theirs, ok && also
 	}
 }

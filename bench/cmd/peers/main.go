@@ -32,26 +32,27 @@ import (
 var (
 	inGo = map[string]struct {
 		module string
-		make   func() peers.Contender
+		make   func(peers.Step) peers.Contender
 	}{
-		"penstock": {"github.com/penstock/penstock", func() peers.Contender { return &peers.Penstock{} }},
+		"penstock": {"github.com/penstock/penstock", func(peers.Step) peers.Contender { return &peers.Penstock{} }},
 		"penstock-results": {
 			"github.com/penstock/penstock",
-			func() peers.Contender { return &peers.Penstock{KeepResults: true} },
+			func(peers.Step) peers.Contender { return &peers.Penstock{KeepResults: true} },
 		},
 		"penstock-inference": {
 			"github.com/penstock/penstock",
-			func() peers.Contender { return &peers.Penstock{Inference: true} },
+			func(s peers.Step) peers.Contender { return &peers.Penstock{Inference: true, WorkerURL: s.Worker} },
 		},
-		"river": {"github.com/riverqueue/river", func() peers.Contender { return &peers.River{} }},
+		"river": {"github.com/riverqueue/river", func(peers.Step) peers.Contender { return &peers.River{} }},
 	}
 	onNode = map[string]struct{ script, module string }{
-		"graphile": {"graphile", "graphile-worker"},
-		"pgboss":   {"pgboss", "pg-boss"},
+		"graphile":      {"graphile", "graphile-worker"},
+		"graphile-call": {"graphile-call", "graphile-worker"},
+		"pgboss":        {"pgboss", "pg-boss"},
 	}
 )
 
-const everyContender = "penstock,penstock-results,penstock-inference,river,graphile,pgboss"
+const everyContender = "penstock,penstock-results,penstock-inference,river,graphile,graphile-call,pgboss"
 
 // serverSettings are the same for all. Checkpoints are made between measurements, so that full-page images
 // (which depend on when a checkpoint happens) do not blur the WAL of an entry.
@@ -145,7 +146,7 @@ func runChild(ctx context.Context, o options) error {
 	if err := json.Unmarshal([]byte(o.stepArg), &step); err != nil {
 		return fmt.Errorf("read the step: %w", err)
 	}
-	return peers.RunChild(ctx, inGo[o.child].make(), o.childDSN, step, os.Stdin, os.Stdout)
+	return peers.RunChild(ctx, inGo[o.child].make(step), o.childDSN, step, os.Stdin, os.Stdout)
 }
 
 func compare(ctx context.Context, o options) (err error) {

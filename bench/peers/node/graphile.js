@@ -19,7 +19,8 @@ const fastGroups = { ...fast, completeJobBatchDelay: 0, pollInterval: 1 };
 
 const silent = new Logger(() => () => {});
 
-export async function connect(dsn, step) {
+// The task of a pick-up notes the arrival in this process, or has it noted by a worker that it calls (graphile-call.js).
+export async function connect(dsn, step, worker) {
   const pool = new pg.Pool({ connectionString: dsn, max: 25 });
   const fail = (error) => console.error(error);
   pool.on("error", fail).on("connect", (client) => client.on("error", fail)); // graphile-worker asks for both
@@ -77,8 +78,9 @@ export async function connect(dsn, step) {
 
     async pickupLatency(n, settings) {
       if (settings === "hints_off") return { unsupported: true }; // it always listens
-      const p = pickups(n);
-      const runner = await work(settings === "tuned" ? { concurrentJobs: 24 } : {}, (body) => p.handle(body.n));
+      const p = pickups(n, 15, worker?.arrivals);
+      const task = worker ? (body) => worker.call(body) : (body) => p.handle(body.n);
+      const runner = await work(settings === "tuned" ? { concurrentJobs: 24 } : {}, task);
       const result = await p.run((i) => utils.addJob("bench", payload(i)));
       await runner.stop();
       return result;

@@ -47,28 +47,33 @@ export async function single(conns, n, push) {
   return { entries: n, seconds: seconds(start), latency_us: micros };
 }
 
+// Milliseconds of CLOCK_MONOTONIC, the same in every process of the machine.
+const now = () => Number(process.hrtime.bigint()) / 1e6;
+
 // pickups records when entries were pushed and when their handlers started;
 // between two pushes it waits a third to five thirds of meanMillis.
-export function pickups(n, meanMillis = 15) {
-  const started = new Array(n);
+// arrivals, if given, returns the times at which a worker was called, where handlers do not run in this process.
+export function pickups(n, meanMillis = 15, arrivals) {
+  let started = new Array(n);
   const called = new Array(n);
   const returned = new Array(n);
   let left = n;
   const done = Promise.withResolvers();
   return {
     handle(i) {
-      started[i] = performance.now();
+      started[i] = now();
       if (--left === 0) done.resolve();
     },
     async run(push) {
       const begin = performance.now();
       for (let i = 0; i < n; i++) {
         await sleep(meanMillis * (1 / 3 + (4 / 3) * Math.random()));
-        called[i] = performance.now();
+        called[i] = now();
         await push(i);
-        returned[i] = performance.now();
+        returned[i] = now();
       }
-      await done.promise;
+      if (arrivals) started = await arrivals();
+      else await done.promise;
       return {
         entries: n,
         seconds: seconds(begin),
