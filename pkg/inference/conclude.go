@@ -260,7 +260,7 @@ func (a *attempt) meta(o worker.Outcome) json.RawMessage {
 		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.number,
 		QueueMS:  (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(),
 		RunMS:    time.Since(a.began).Milliseconds(),
-		FirstMS:  math.Round(time.Duration(a.first.Load()).Seconds()*1e5) / 100,
+		FirstMS:  math.Round(a.first.Seconds()*1e5) / 100,
 		Attempts: a.call.Attempt, Instances: a.tries, Members: a.members, Swapped: a.held.swapped,
 		Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
 		Reattached: a.saved != nil && a.saved.Token != a.call.Token, Metrics: o.Metrics,

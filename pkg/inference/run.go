@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/http/httptrace"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -92,12 +90,12 @@ type attempt struct {
 	held    *slotRef
 	saved   *remoteRun // stored, and to be forgotten when the run is over
 	tries   int
-	began   time.Time    // of the exchange with the worker
-	first   atomic.Int64 // from then to the first byte of an answer, in ns; 0: there was none
-	members int          // in the call, where it was one for several entries
-	used    Used         // of workers, in this claim
-	lost    int          // instances that lost their device to it in this claim
-	poison  error        // why it must not run again
+	began   time.Time     // of the exchange with the worker
+	first   time.Duration // from then to the first byte of an answer; 0: there was none
+	members int           // in the call, where it was one for several entries
+	used    Used          // of workers, in this claim
+	lost    int           // instances that lost their device to it in this claim
+	poison  error         // why it must not run again
 }
 
 // Handle runs one entry on a worker. Its flow is charged GPU time alone: of a call that several entries
@@ -234,12 +232,11 @@ func (a *attempt) exchange(ctx context.Context) worker.Outcome {
 	}
 	ctx, release := a.outliveCancel(ctx)
 	defer release()
-	a.began = time.Now()
-	a.first.Store(0)
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotFirstResponseByte: func() {
-		a.first.CompareAndSwap(0, max(1, int64(time.Since(a.began))))
-	}})
+	a.began, a.first = time.Now(), 0
 	o := a.held.endpoint.adapter.Submit(ctx, a.call)
+	if !o.FirstByteAt.IsZero() {
+		a.first = o.FirstByteAt.Sub(a.began)
+	}
 	switch {
 	case o.Kind == worker.Accepted && a.run == nil:
 		o = unanswered("worker took a batch without answering it", nil)

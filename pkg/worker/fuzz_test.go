@@ -52,13 +52,13 @@ func answering(t *testing.T, m Model, s scripted) Adapter {
 	}
 	switch a := adapter.(type) {
 	case *generic:
-		a.client.Transport = s
+		a.transport = s
 	case *cog:
-		a.client.Transport = s
+		a.transport = s
 	case *oip:
-		a.client.Transport = s
+		a.transport = s
 	case *openAI:
-		a.client.Transport = s
+		a.transport = s
 	}
 	return adapter
 }

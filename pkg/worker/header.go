@@ -52,7 +52,7 @@ var (
 )
 
 func setTrace(h http.Header, call Call) {
-	if !traceParent.MatchString(call.TraceParent) {
+	if call.TraceParent == "" || !traceParent.MatchString(call.TraceParent) {
 		return
 	}
 	h.Set("traceparent", call.TraceParent)

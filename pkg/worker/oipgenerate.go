@@ -66,7 +66,7 @@ func (p *oip) consume(ctx context.Context, stop context.CancelCauseFunc, a answe
 	if err := out.Close(); err != nil && o.Kind == Done {
 		o.Err = fmt.Errorf("write output: %w", err)
 	}
-	o.SentAt, o.StatusCode = a.sentAt, a.reply.StatusCode
+	o.SentAt, o.FirstByteAt, o.StatusCode = a.sentAt, a.first, a.reply.StatusCode
 	return o
 }
 

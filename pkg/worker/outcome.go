@@ -93,6 +93,9 @@ type Outcome struct {
 	Logs    string          // Cog: the run's log
 	Metrics json.RawMessage // Cog: what the worker measured
 	SentAt  time.Time       // when the request had been handed to the network; zero: never
+
+	// FirstByteAt is when the first byte of the answer came; zero: none did.
+	FirstByteAt time.Time
 }
 
 // Tokens that a call took and made.

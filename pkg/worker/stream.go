@@ -28,7 +28,7 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 		// The result below is whole; what was lost is the log of its parts.
 		o.Err = fmt.Errorf("write output: %w", err)
 	}
-	o.SentAt, o.StatusCode = a.sentAt, a.reply.StatusCode
+	o.SentAt, o.FirstByteAt, o.StatusCode = a.sentAt, a.first, a.reply.StatusCode
 	return o
 }
 

@@ -45,10 +45,12 @@ func (c Config) withDefaults() Config {
 
 // wire is the HTTP side of one instance.
 type wire struct {
-	model  Model
-	base   *url.URL
-	client *http.Client
-	secret func(ref string) (string, error)
+	model Model
+	base  *url.URL
+	// transport makes one exchange. A call follows no redirect and keeps no cookies, which is all that an http.Client
+	// would add to it, with a copy of the headers.
+	transport http.RoundTripper
+	secret    func(ref string) (string, error)
 }
 
 func newWire(model Model, base *url.URL, config Config) wire {
@@ -57,16 +59,13 @@ func newWire(model Model, base *url.URL, config Config) wire {
 		model:  model,
 		base:   base,
 		secret: config.Secret,
-		client: &http.Client{
-			Transport: &http.Transport{
-				DialContext:            dialer.DialContext,
-				TLSHandshakeTimeout:    model.Timeouts.Connect.Duration(),
-				MaxIdleConnsPerHost:    config.IdleConnections,
-				IdleConnTimeout:        config.IdleTimeout,
-				MaxResponseHeaderBytes: 64 << 10,
-				DisableCompression:     true, // a small compressed answer must not unfold past the limit
-			},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		transport: &http.Transport{
+			DialContext:            dialer.DialContext,
+			TLSHandshakeTimeout:    model.Timeouts.Connect.Duration(),
+			MaxIdleConnsPerHost:    config.IdleConnections,
+			IdleConnTimeout:        config.IdleTimeout,
+			MaxResponseHeaderBytes: 64 << 10,
+			DisableCompression:     true, // a small compressed answer must not unfold past the limit
 		},
 	}
 }
@@ -116,6 +115,7 @@ type answer struct {
 	sent   bool      // the whole request may have reached the worker
 	unsent bool      // it could not be built: nothing was dialled
 	sentAt time.Time // zero when it was never written
+	first  time.Time // when the first byte of the answer came; zero: there was none
 }
 
 // do sends the request. The caller closes the reply's body.
@@ -131,7 +131,7 @@ func (w *wire) do(ctx context.Context, r request) answer {
 	var trace sendTrace
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GetConn: func(string) { trace.dialled.Store(true) }, WroteHeaders: func() { trace.wroteHeaders.Store(true) },
-		WroteRequest: trace.wroteRequest,
+		WroteRequest: trace.wroteRequest, GotFirstResponseByte: trace.gotFirstByte,
 	})
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, nil)
 	if err != nil {
@@ -151,8 +151,11 @@ func (w *wire) do(ctx context.Context, r request) answer {
 			req.Body, handedOver = io.NopCloser(body), body.drained
 		}
 	}
-	reply, err := w.client.Do(req) //nolint:bodyclose // the caller closes it, as it says above
-	a := answer{reply: reply, err: err, sentAt: trace.at(), unsent: err != nil && !trace.dialled.Load()}
+	reply, err := w.transport.RoundTrip(req) //nolint:bodyclose // the caller closes it, as it says above
+	a := answer{
+		reply: reply, err: err, sentAt: at(&trace.wrote), first: at(&trace.first),
+		unsent: err != nil && !trace.dialled.Load(),
+	}
 	// A body of which the transport took every byte may have arrived, unless
 	// the final write itself was refused.
 	a.sent = handedOver() && !trace.refused.Load()
@@ -187,6 +190,7 @@ func (b *countedBody) drained() bool { return b.left.Load() }
 
 type sendTrace struct {
 	wrote   atomic.Pointer[time.Time]
+	first   atomic.Pointer[time.Time] // byte of the answer
 	refused atomic.Bool
 	dialled atomic.Bool // a connection was asked for: the request itself is in order
 	// the headers are written or in the transport's buffer, and the body follows without a pause
@@ -202,9 +206,14 @@ func (t *sendTrace) wroteRequest(info httptrace.WroteRequestInfo) {
 	t.wrote.Store(&now)
 }
 
-func (t *sendTrace) at() time.Time {
-	if at := t.wrote.Load(); at != nil {
-		return *at
+func (t *sendTrace) gotFirstByte() {
+	now := time.Now()
+	t.first.Store(&now)
+}
+
+func at(p *atomic.Pointer[time.Time]) time.Time {
+	if t := p.Load(); t != nil {
+		return *t
 	}
 	return time.Time{}
 }
@@ -264,7 +273,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 	} else {
 		o = judge(reply{a.reply.StatusCode, a.reply.Header, body})
 	}
-	o.SentAt = a.sentAt
+	o.SentAt, o.FirstByteAt = a.sentAt, a.first
 	o.StatusCode = cmp.Or(o.StatusCode, a.reply.StatusCode)
 	return o
 }
@@ -272,7 +281,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 // broken classifies an exchange that has no complete answer. Nothing ran if
 // the request did not reach the worker as a whole; otherwise it may have.
 func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
-	o := Outcome{Err: err, SentAt: a.sentAt, Reason: Clip(w.reason(err)), Unsent: a.unsent}
+	o := Outcome{Err: err, SentAt: a.sentAt, FirstByteAt: a.first, Reason: Clip(w.reason(err)), Unsent: a.unsent}
 	var tooLarge *TooLargeError
 	cause := context.Cause(ctx)
 	switch {
