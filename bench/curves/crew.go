@@ -62,7 +62,7 @@ func (s *site) hire(ctx context.Context, d Duty, processes int) (*crew, error) {
 			return nil, errors.Join(fmt.Errorf("wait until a node is ready: %w", err), c.kill())
 		}
 	}
-	if err := meter.Flush(ctx, s.pool); err != nil {
+	if _, err := meter.Flush(ctx, s.pool); err != nil {
 		return nil, errors.Join(err, c.kill())
 	}
 	if c.before, err = s.lab.meter.Read(ctx, database); err != nil {
@@ -146,7 +146,7 @@ func (c *crew) dismiss(ctx context.Context) (outcome, error) {
 	if err := c.site.lab.meter.Settle(ctx, database); err != nil {
 		return o, err
 	}
-	if err := meter.Flush(ctx, c.site.pool); err != nil {
+	if _, err := meter.Flush(ctx, c.site.pool); err != nil {
 		return o, err
 	}
 	after, err := c.site.lab.meter.Read(ctx, database)

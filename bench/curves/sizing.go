@@ -125,7 +125,7 @@ func (s *site) sizedPush(ctx context.Context, load load) (p sizing.Point, err er
 	if err := s.pushLoad(ctx, 1000, load); err != nil { // connections and plans are made
 		return p, err
 	}
-	if err := meter.Flush(ctx, s.pool); err != nil {
+	if _, err := meter.Flush(ctx, s.pool); err != nil {
 		return p, err
 	}
 	before, err := s.lab.meter.Read(ctx, database)
@@ -137,7 +137,7 @@ func (s *site) sizedPush(ctx context.Context, load load) (p sizing.Point, err er
 		return p, err
 	}
 	took, used := time.Since(start), meter.Self().CPUSeconds-self.CPUSeconds
-	if err := meter.Flush(ctx, s.pool); err != nil {
+	if _, err := meter.Flush(ctx, s.pool); err != nil {
 		return p, err
 	}
 	after, err := s.lab.meter.Read(ctx, database)

@@ -67,10 +67,12 @@ func TestEntriesCostNoMoreThanTheyDid(t *testing.T) {
 	b.pushBulk(10_000, 0)
 	took["node drain"] = b.measure(10_000, func(n int) { b.serve(tasknode.Config{}, func() { b.await(n) }) })
 	// Polls, heartbeats, exchanges of usage and scans of a lane from its head come with time and not with entries. Those
-	// that cannot be put off fall into few of the short stretches, and the median one has none.
+	// that cannot be put off fall into some of the short stretches, and a quarter of these has none: there an entry has
+	// four statements (two of its push, a claim, an ending) in three transactions, at whatever speed.
+	b.vacuum()
 	b.serve(tasknode.Config{Poll: time.Hour, Beat: 10 * time.Minute, Lease: time.Hour}, func() {
 		b.pushLone(10)
-		took["lone pick-up"] = b.measureMedian(21, 5, b.pushLone)
+		took["lone pick-up"] = b.measureQuartile(21, 5, b.pushLone)
 	})
 
 	for _, bound := range bounds {
@@ -106,10 +108,10 @@ func TestACostAboveItsBoundIsNamed(t *testing.T) {
 	}
 }
 
-func TestTheMedianIsThatOfEachFigure(t *testing.T) {
-	m := median([]cost{{WAL: 1, Allocs: 9}, {WAL: 2, Allocs: 1}, {WAL: 50, Allocs: 2}})
-	if m.WAL != 2 || m.Allocs != 2 {
-		t.Errorf("median of 1, 2, 50 and 9, 1, 2 is %v and %v", m.WAL, m.Allocs)
+func TestTheQuartileIsThatOfEachFigure(t *testing.T) {
+	q := lowerQuartile([]cost{{WAL: 1, Allocs: 9}, {WAL: 2, Allocs: 1}, {WAL: 50, Allocs: 2}, {WAL: 60, Allocs: 3}})
+	if q.WAL != 2 || q.Allocs != 2 {
+		t.Errorf("lower quartile of 1, 2, 50, 60 and 9, 1, 2, 3 is %v and %v", q.WAL, q.Allocs)
 	}
 }
 
@@ -184,41 +186,54 @@ func (b *bed) open(server *pgx.ConnConfig, conns int32) *pgxpool.Pool {
 // measure runs n entries through a path and returns what each cost.
 func (b *bed) measure(n int, run func(n int)) cost {
 	b.Helper()
-	before, statements, allocs := b.read(), b.statements.Load(), mallocs()
+	before, _ := b.read()
+	statements, allocs := b.statements.Load(), mallocs()
 	run(n)
 	allocs, statements = mallocs()-allocs, b.statements.Load()-statements
-	spent := b.read().Since(before)
+	after, own := b.read()
+	spent := after.Since(before)
 	each := func(v float64) float64 { return v / float64(n) }
-	return cost{each(float64(spent.WALBytes)), each(float64(spent.Buffers)), each(float64(statements)), each(float64(spent.Commits)), each(float64(allocs))}
+	return cost{
+		WAL: each(float64(spent.WALBytes)), Buffers: each(float64(spent.Buffers)), Statements: each(float64(statements)),
+		Commits: each(float64(spent.Commits - own)), Allocs: each(float64(allocs)),
+	}
 }
 
-// measureMedian measures a path in stretches of n entries, and returns the median of each figure.
-func (b *bed) measureMedian(stretches, n int, run func(n int)) cost {
+// measureQuartile measures a path in stretches of n entries, and returns the lower quartile of each figure.
+func (b *bed) measureQuartile(stretches, n int, run func(n int)) cost {
 	b.Helper()
 	costs := make([]cost, stretches)
 	for i := range costs {
 		costs[i] = b.measure(n, run)
 	}
-	return median(costs)
+	return lowerQuartile(costs)
 }
 
-// median is the median of each figure.
-func median(costs []cost) (m cost) {
+// lowerQuartile is the value of each figure that a quarter of the costs do not exceed.
+func lowerQuartile(costs []cost) (q cost) {
 	for i := range reflect.TypeFor[cost]().NumField() {
 		slices.SortFunc(costs, func(x, y cost) int {
 			return cmp.Compare(reflect.ValueOf(x).Field(i).Float(), reflect.ValueOf(y).Field(i).Float())
 		})
-		reflect.ValueOf(&m).Elem().Field(i).Set(reflect.ValueOf(costs[len(costs)/2]).Field(i))
+		reflect.ValueOf(&q).Elem().Field(i).Set(reflect.ValueOf(costs[len(costs)/4]).Field(i))
 	}
-	return m
+	return q
 }
 
-// read takes the server's counters when every connection has reported its own.
-func (b *bed) read() meter.Reading {
-	b.must(meter.Flush(b.ctx, append(b.nodePools, b.pool)...))
-	reading, err := b.meter.Read(b.ctx, "bench")
+// read takes the server's counters when every connection has reported its own. own is how many commits that took.
+func (b *bed) read() (r meter.Reading, own int64) {
+	own, err := meter.Flush(b.ctx, append(b.nodePools, b.pool)...)
 	b.must(err)
-	return reading
+	r, err = b.meter.Read(b.ctx, "bench")
+	b.must(err)
+	return r, own
+}
+
+// vacuum removes the rows that the paths before have deleted. A node scans a lane from its head about once a second,
+// over dead rows as well: how many buffers that costs an entry would depend on how long the entry takes.
+func (b *bed) vacuum() {
+	_, err := b.pool.Exec(b.ctx, `VACUUM`)
+	b.must(err)
 }
 
 func mallocs() uint64 {
