@@ -30,7 +30,7 @@ type entriesView struct {
 
 // entryRow is an entry in a list.
 type entryRow struct {
-	operator.Entry
+	operator.EntryStatus
 	Why     string // why it does not run, in a few words
 	Address string // of what blocks it, below the dashboard's; empty: nothing else
 	Node    string
@@ -74,7 +74,7 @@ func (d *Dashboard) listEntries(ctx context.Context, q query) (any, error) {
 		Limit: entriesPerPage + 1,
 	}
 	found, err := cached(ctx, d, keyOf("entries", filter), beat,
-		func(ctx context.Context) ([]operator.Entry, error) { return d.db.Entries(ctx, filter) })
+		func(ctx context.Context) ([]operator.EntryStatus, error) { return d.db.Entries(ctx, filter) })
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (d *Dashboard) listEntries(ctx context.Context, q query) (any, error) {
 }
 
 // entryRows finds out in a few reads why each entry of a list does not run.
-func (d *Dashboard) entryRows(ctx context.Context, q operator.Queue, found []operator.Entry) ([]entryRow,
+func (d *Dashboard) entryRows(ctx context.Context, q operator.Queue, found []operator.EntryStatus) ([]entryRow,
 	error,
 ) {
 	var keys []string
@@ -119,7 +119,7 @@ func (d *Dashboard) entryRows(ctx context.Context, q operator.Queue, found []ope
 	}
 	rows := make([]entryRow, len(found))
 	for i, e := range found {
-		rows[i] = entryRow{Entry: e}
+		rows[i] = entryRow{EntryStatus: e}
 		if e.NodeID != nil {
 			rows[i].Node = cmp.Or(names[*e.NodeID], strconv.FormatInt(int64(*e.NodeID), 10))
 		}
@@ -130,7 +130,7 @@ func (d *Dashboard) entryRows(ctx context.Context, q operator.Queue, found []ope
 
 // shortReason says in a few words why an entry does not run, in the order of explain: the entry,
 // its queue, its key. The page of the entry has all reasons.
-func shortReason(q operator.Queue, e operator.Entry, node string, holders map[string]operator.HeldKey) (text,
+func shortReason(q operator.Queue, e operator.EntryStatus, node string, holders map[string]operator.HeldKey) (text,
 	address string,
 ) {
 	queue := "queues/" + q.Name

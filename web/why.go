@@ -48,7 +48,7 @@ var conditions = []struct {
 
 // checks explains why an entry does not run: each condition of the claim, and for those that do not
 // hold the reasons.
-func (d *Dashboard) checks(ctx context.Context, e operator.Entry) (list []check, blocked int, err error) {
+func (d *Dashboard) checks(ctx context.Context, e operator.EntryStatus) (list []check, blocked int, err error) {
 	explained, err := cached(ctx, d, keyOf("explain", e.ID), beat,
 		func(ctx context.Context) (operator.Explanation, error) { return d.db.Explain(ctx, e.ID) })
 	if err != nil {
@@ -83,7 +83,7 @@ func (d *Dashboard) checks(ctx context.Context, e operator.Entry) (list []check,
 }
 
 // lineOf returns a reason with a link to what blocks the entry.
-func lineOf(e operator.Entry, r operator.Reason) reasonLine {
+func lineOf(e operator.EntryStatus, r operator.Reason) reasonLine {
 	line := reasonLine{Text: sentence(r.Text)}
 	text := func(name string) string {
 		v, found := r.Numbers[name]

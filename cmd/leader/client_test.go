@@ -29,22 +29,22 @@ func TestClientAndServerUnderstandEachOther(t *testing.T) {
 	c := client.New(client.Config{URL: server.URL})
 
 	priority := 5
-	one, err := c.Push(ctx, "work", client.Entry{Payload: map[string]int{"n": 1}, Priority: &priority, StartBy: time.Now().Add(time.Hour), Callback: &client.Callback{URL: "https://example.com"}})
+	one, err := c.Push(ctx, "work", client.Push{Payload: map[string]int{"n": 1}, Priority: &priority, StartBy: time.Now().Add(time.Hour), Callback: &client.Callback{URL: "https://example.com"}})
 	if err != nil || one.Verdict != "inserted" {
 		t.Fatalf("push: %+v (%v)", one, err)
 	}
-	many, err := c.PushMany(ctx, "work", []client.Entry{{Payload: 2}, {Payload: 3}})
+	many, err := c.PushMany(ctx, "work", []client.Push{{Payload: 2}, {Payload: 3}})
 	if err != nil || len(many) != 2 || many[1].ID <= many[0].ID {
 		t.Errorf("push many: %+v (%v)", many, err)
 	}
-	sum, err := c.PushStream(ctx, "work", func(yield func(client.Entry) bool) {
+	sum, err := c.PushStream(ctx, "work", func(yield func(client.Push) bool) {
 		bad := 17
-		_ = yield(client.Entry{Payload: 4}) && yield(client.Entry{Payload: 5, Priority: &bad}) && yield(client.Entry{Payload: 6})
+		_ = yield(client.Push{Payload: 4}) && yield(client.Push{Payload: 5, Priority: &bad}) && yield(client.Push{Payload: 6})
 	})
 	if err != nil || sum.Inserted != 2 || sum.Refused != 1 || sum.Errors[0].Line != 2 || sum.Errors[0].Code != client.Invalid {
 		t.Errorf("push stream: %+v (%v)", sum, err)
 	}
-	if _, err := c.Push(ctx, "nowhere", client.Entry{Payload: 1}); !errors.Is(err, client.QueueNotFound) {
+	if _, err := c.Push(ctx, "nowhere", client.Push{Payload: 1}); !errors.Is(err, client.QueueNotFound) {
 		t.Errorf("push to no queue: %v", err)
 	}
 	if verdict, err := c.Cancel(ctx, many[1].ID, "a test"); err != nil || verdict != "cancelled" {

@@ -24,22 +24,26 @@ func entryCommand(a *app) *cobra.Command {
 	)
 }
 
-func (a *app) entryColumns() []column[operator.Entry] {
-	return []column[operator.Entry]{
-		{title: "ID", right: true, text: func(e operator.Entry) string { return fmt.Sprint(e.ID) }},
-		{title: "STATE", text: func(e operator.Entry) string { return e.State }},
-		{title: "LOCK KEY", text: func(e operator.Entry) string { return before(short(e.LockKey, 32), "-") }},
-		{title: "FLOW", text: func(e operator.Entry) string { return before(short(e.Flow, 24), "-") }},
-		{title: "PRIORITY", right: true, text: func(e operator.Entry) string { return fmt.Sprint(e.Priority) }},
-		{title: "NAME", text: func(e operator.Entry) string { return before(short(e.Name, 24), "-") }},
-		{title: "ATTEMPT", right: true, text: func(e operator.Entry) string { return number(e.Attempt) }},
-		{title: "CRASHES", right: true, wide: true, text: func(e operator.Entry) string { return number(e.Crashes) }},
-		{title: "AGE", right: true, text: func(e operator.Entry) string { return a.since(e.CreatedAt) }},
-		{title: "DUE", wide: true, text: func(e operator.Entry) string { return stamp(e.DueAt) }},
-		{title: "START BY", wide: true, text: func(e operator.Entry) string { return stamp(e.StartBy) }},
-		{title: "FINISH BY", wide: true, text: func(e operator.Entry) string { return stamp(e.FinishBy) }},
-		{title: "NODE", wide: true, text: func(e operator.Entry) string { return optional(e.NodeID) }},
-		{title: "TOKEN", wide: true, right: true, text: func(e operator.Entry) string { return optional(e.Token) }},
+func (a *app) entryColumns() []column[operator.EntryStatus] {
+	return []column[operator.EntryStatus]{
+		{title: "ID", right: true, text: func(e operator.EntryStatus) string { return fmt.Sprint(e.ID) }},
+		{title: "STATE", text: func(e operator.EntryStatus) string { return e.State }},
+		{title: "LOCK KEY", text: func(e operator.EntryStatus) string { return before(short(e.LockKey, 32), "-") }},
+		{title: "FLOW", text: func(e operator.EntryStatus) string { return before(short(e.Flow, 24), "-") }},
+		{title: "PRIORITY", right: true, text: func(e operator.EntryStatus) string { return fmt.Sprint(e.Priority) }},
+		{title: "NAME", text: func(e operator.EntryStatus) string { return before(short(e.Name, 24), "-") }},
+		{title: "ATTEMPT", right: true, text: func(e operator.EntryStatus) string { return number(e.Attempt) }},
+		{title: "CRASHES", right: true, wide: true, text: func(e operator.EntryStatus) string {
+			return number(e.Crashes)
+		}},
+		{title: "AGE", right: true, text: func(e operator.EntryStatus) string { return a.since(e.CreatedAt) }},
+		{title: "DUE", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.DueAt) }},
+		{title: "START BY", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.StartBy) }},
+		{title: "FINISH BY", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.FinishBy) }},
+		{title: "NODE", wide: true, text: func(e operator.EntryStatus) string { return optional(e.NodeID) }},
+		{title: "TOKEN", wide: true, right: true, text: func(e operator.EntryStatus) string {
+			return optional(e.Token)
+		}},
 	}
 }
 
@@ -59,11 +63,11 @@ func entryList(a *app) *cobra.Command {
 	must(c.RegisterFlagCompletionFunc("state",
 		cobra.FixedCompletions(operator.States(), cobra.ShellCompDirectiveNoFileComp)))
 	return paging(a, c, &f.Limit, a.entryColumns(),
-		func(ctx context.Context, api conn, args []string) ([]operator.Entry, error) {
+		func(ctx context.Context, api conn, args []string) ([]operator.EntryStatus, error) {
 			f.Queue = args[0]
-			return list[operator.Entry](ctx, api, "/v1/entries", f.Limit, f.After,
+			return list[operator.EntryStatus](ctx, api, "/v1/entries", f.Limit, f.After,
 				"queue", f.Queue, "state", f.State, "flow", f.Flow, "lock_key", f.LockKey, "name", f.Name)
-		}, func(last operator.Entry) string { return fmt.Sprintf("--after %d", last.ID) })
+		}, func(last operator.EntryStatus) string { return fmt.Sprintf("--after %d", last.ID) })
 }
 
 func entryShow(a *app) *cobra.Command {
@@ -135,7 +139,7 @@ func entryExplain(a *app) *cobra.Command {
 // ended is an awaited entry that has ended.
 type ended struct {
 	ID int64 `json:"id"`
-	operator.Ended
+	operator.EntryOutcome
 }
 
 func entryWait(a *app) *cobra.Command {
@@ -209,12 +213,12 @@ const silentWait = 3 * time.Second
 // awaitEnd returns the outcome of an entry as soon as it has ended. Meanwhile it reports on the error stream
 // why the entry does not run, whenever that changes: a queue that nothing serves would be waited for in
 // silence.
-func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.Ended, error) {
+func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.EntryOutcome, error) {
 	said := ""
 	for wait := silentWait; ; wait = waitStep {
 		e, err := readEntry(ctx, api, id, min(wait, a.timeout*2/3))
 		if err != nil {
-			return operator.Ended{}, err
+			return operator.EntryOutcome{}, err
 		}
 		if e.Ended != nil {
 			return *e.Ended, nil
@@ -229,7 +233,7 @@ func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.Ended,
 		said = why
 		select { // a server that is about to end answers at once
 		case <-ctx.Done():
-			return operator.Ended{}, context.Cause(ctx)
+			return operator.EntryOutcome{}, context.Cause(ctx)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

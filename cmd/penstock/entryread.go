@@ -34,7 +34,7 @@ func readEntry(ctx context.Context, api conn, id int64, wait time.Duration) (ent
 	}
 	e, err := get[entryAnswer](ctx, api, path)
 	if err == nil && !e.EndedAt.IsZero() {
-		e.Ended = &operator.Ended{
+		e.Ended = &operator.EntryOutcome{
 			Outcome: e.State, At: e.EndedAt, Accepted: e.AcceptedAt, Attempt: e.Attempt,
 			NodeID: e.Node, Token: e.Token, RunSeconds: e.RanMS / 1000,
 			Class: e.Class, Reason: e.Error + e.Reason, Result: e.Result, // one of the two reasons is empty

@@ -110,9 +110,9 @@ func TestTheClientWorksOnTheDatabase(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sum, err := c.api.PushStream(t.Context(), "mails", func(yield func(client.Entry) bool) {
+	sum, err := c.api.PushStream(t.Context(), "mails", func(yield func(client.Push) bool) {
 		for i := range 2500 {
-			if !yield(client.Entry{Payload: i}) {
+			if !yield(client.Push{Payload: i}) {
 				return
 			}
 		}

@@ -19,7 +19,7 @@ type entryRead struct {
 
 	// While it lives: why it is not running, or what it runs on, and what was pushed.
 	Reasons  []operator.Reason `json:"reasons,omitempty" nullable:"false"`
-	Entry    *operator.Entry   `json:"entry,omitempty"`
+	Entry    *operator.EntryStatus   `json:"entry,omitempty"`
 	Payload  json.RawMessage   `json:"payload,omitempty"`
 	History  json.RawMessage   `json:"history,omitempty" doc:"Errors of earlier attempts, oldest first."`
 	Trace    string            `json:"trace,omitempty" doc:"The W3C trace context that it was pushed with."`
@@ -108,13 +108,13 @@ type entryFilter struct {
 	Name    string `query:"name"`
 }
 
-func (a *API) listEntries(ctx context.Context, in *entryFilter) (*answer[list[operator.Entry]], error) {
-	return paged(in.Paging, func(after int64, limit int) ([]operator.Entry, error) {
+func (a *API) listEntries(ctx context.Context, in *entryFilter) (*answer[list[operator.EntryStatus]], error) {
+	return paged(in.Paging, func(after int64, limit int) ([]operator.EntryStatus, error) {
 		return a.operator.Entries(ctx, operator.EntryFilter{
 			Queue: in.Queue, State: in.State, Flow: in.Flow, LockKey: in.LockKey, Name: in.Name, After: after,
 			Limit: limit,
 		})
-	}, func(e operator.Entry) int64 { return e.ID })
+	}, func(e operator.EntryStatus) int64 { return e.ID })
 }
 
 type inEntry struct {

@@ -46,7 +46,7 @@ func TestPushIsSentAgainUnderTheSameKeyNoSoonerThanTold(t *testing.T) {
 				return reply(201, `{"id": 5, "verdict": "inserted"}`), nil
 			}
 		})}})
-		pushed, err := c.Push(t.Context(), "q", client.Entry{Payload: 1})
+		pushed, err := c.Push(t.Context(), "q", client.Push{Payload: 1})
 		if err != nil || pushed.ID != 5 || len(keys) != 3 || keys[0] != keys[1] || keys[1] != keys[2] || len(keys[0]) < 20 {
 			t.Fatalf("%+v (%v) under %v", pushed, err, keys)
 		}
@@ -72,7 +72,7 @@ func TestOnlyWhatCanBeSentTwiceIsSentAgain(t *testing.T) {
 			{"retry of a failure", func() error { return c.Retry(t.Context(), 1, "r") }, 1},
 			{"pause", func() error { return c.Pause(t.Context(), "q", "r", time.Time{}) }, 1},
 			{"entry", func() error { _, err := c.Entry(t.Context(), 1); return err }, 5},
-			{"push", func() error { _, err := c.Push(t.Context(), "q", client.Entry{}); return err }, 5},
+			{"push", func() error { _, err := c.Push(t.Context(), "q", client.Push{}); return err }, 5},
 		} {
 			n = 0
 			if err := call.do(); !errors.Is(err, client.Unavailable) || n != call.want {
@@ -84,7 +84,7 @@ func TestOnlyWhatCanBeSentTwiceIsSentAgain(t *testing.T) {
 		}
 		n = 0
 		var e *client.Error
-		if _, err := c.Push(t.Context(), "q", client.Entry{}); n != 1 || !errors.As(err, &e) || e.RetryAfter != time.Hour {
+		if _, err := c.Push(t.Context(), "q", client.Push{}); n != 1 || !errors.As(err, &e) || e.RetryAfter != time.Hour {
 			t.Errorf("told to come back in an hour: sent %d times (%v)", n, err)
 		}
 		answer = func(int, string, ...string) *http.Response { return reply(502, `<html>bad gateway`) }
@@ -111,9 +111,9 @@ func TestStreamGoesOutInPartsThatKeepTheirLines(t *testing.T) {
 	}))
 	defer server.Close()
 	c := client.New(client.Config{URL: server.URL})
-	sum, err := c.PushStream(t.Context(), "q", func(yield func(client.Entry) bool) {
+	sum, err := c.PushStream(t.Context(), "q", func(yield func(client.Push) bool) {
 		for i := range 25_000 {
-			if !yield(client.Entry{Payload: i}) {
+			if !yield(client.Push{Payload: i}) {
 				return
 			}
 		}
@@ -183,7 +183,7 @@ func TestARedirectIsNotFollowed(t *testing.T) {
 	defer other.Close()
 	server := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusFound))
 	defer server.Close()
-	_, err := client.New(client.Config{URL: server.URL, Token: "t", HTTP: &http.Client{}}).Push(t.Context(), "q", client.Entry{Payload: 1})
+	_, err := client.New(client.Config{URL: server.URL, Token: "t", HTTP: &http.Client{}}).Push(t.Context(), "q", client.Push{Payload: 1})
 	if err == nil || reached {
 		t.Errorf("the redirect was followed: %v", err)
 	}

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Entry is an entry to be. Only Payload is needed, which is anything that JSON can hold.
-type Entry struct {
+// Push is an entry to be. Only Payload is needed, which is anything that JSON can hold.
+type Push struct {
 	Payload  any       `json:"payload"`
 	LockKey  string    `json:"lock_key,omitempty"`
 	Flow     string    `json:"flow,omitempty"`
@@ -29,6 +29,11 @@ type Entry struct {
 	Trace        string    `json:"trace,omitempty"` // W3C traceparent
 	Callback     *Callback `json:"callback,omitempty"`
 }
+
+// Entry is the former name of Push.
+//
+// Deprecated: use Push.
+type Entry = Push
 
 // Callback is where the outcome is sent.
 type Callback struct {
@@ -50,7 +55,7 @@ type Pushed struct {
 func entriesOf(queue string) string { return "/v1/queues/" + url.PathEscape(queue) + "/entries" }
 
 // Push accepts one entry.
-func (c *Client) Push(ctx context.Context, queue string, e Entry) (Pushed, error) {
+func (c *Client) Push(ctx context.Context, queue string, e Push) (Pushed, error) {
 	var pushed Pushed
 	pushed.Key, pushed.Flow = rand.Text(), e.Flow
 	err := c.Do(ctx, RawRequest{Method: "POST", Path: entriesOf(queue), In: e, Key: pushed.Key}, &pushed)
@@ -58,7 +63,7 @@ func (c *Client) Push(ctx context.Context, queue string, e Entry) (Pushed, error
 }
 
 // PushMany accepts entries, all or none. The answers stand in the order of entries.
-func (c *Client) PushMany(ctx context.Context, queue string, entries []Entry) ([]Pushed, error) {
+func (c *Client) PushMany(ctx context.Context, queue string, entries []Push) ([]Pushed, error) {
 	var answer struct{ Entries []Pushed }
 	key := rand.Text()
 	err := c.Do(ctx, RawRequest{Method: "POST", Path: entriesOf(queue), In: entries, Key: key}, &answer)
@@ -96,7 +101,7 @@ const (
 // PushStream accepts as many entries as there are, each by itself, in memory that does not grow with their number. A
 // part that broke off is sent again and finds what was accepted of it. With an error, the summary covers the parts
 // before; what there was of the last one is in the Error.
-func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[Entry]) (Summary, error) {
+func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[Push]) (Summary, error) {
 	var total Summary
 	var part bytes.Buffer
 	lines := json.NewEncoder(&part)

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Entry is a row of penstock.entry_status.
-type Entry struct {
+// EntryStatus is a row of penstock.entry_status.
+type EntryStatus struct {
 	ID        int64      `json:"id"`
 	Queue     string     `json:"queue"`
 	State     string     `json:"state"` // initial, pending, computing, disabled
@@ -82,7 +82,7 @@ var states = map[string]string{
 }
 
 // Entries returns entries of a queue, oldest first.
-func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]Entry, error) {
+func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]EntryStatus, error) {
 	if _, known := states[f.State]; !known {
 		return nil, fmt.Errorf("list entries of queue %q: state %q is not one of initial, pending, computing, "+
 			"disabled: %w",
@@ -94,7 +94,7 @@ func (d *Database) Entries(ctx context.Context, f EntryFilter) ([]Entry, error) 
 	}
 	sql, values := f.statement()
 	args := append([]any{id, f.After, page(f.Limit)}, values...)
-	return list[Entry](ctx, d.db, "entries of queue "+f.Queue, sql, args...)
+	return list[EntryStatus](ctx, d.db, "entries of queue "+f.Queue, sql, args...)
 }
 
 // statement returns the query of the filter and the values of its parameters from $4 on. The text
@@ -143,18 +143,18 @@ func (d *Database) queueID(ctx context.Context, name string) (int32, error) {
 type EntryDetail struct {
 	ID      int64           `json:"id"`
 	Queue   string          `json:"queue"`
-	State   string          `json:"state"`           // that of Entry, or an outcome
-	Entry   *Entry          `json:"entry,omitempty"` // until it ends
+	State   string          `json:"state"`           // that of EntryStatus, or an outcome
+	Entry   *EntryStatus    `json:"entry,omitempty"` // until it ends
 	Payload json.RawMessage `json:"payload,omitempty"`
 	History json.RawMessage `json:"history,omitempty"` // errors of earlier attempts, oldest first
 	Trace   string          `json:"trace,omitempty"`
 	// Progress is the last progress report of a run: done (0 to 1), message, updated_at.
 	Progress json.RawMessage `json:"progress,omitempty"`
-	Ended    *Ended          `json:"ended,omitempty"`
+	Ended    *EntryOutcome   `json:"ended,omitempty"`
 }
 
-// Ended is the outcome of an entry.
-type Ended struct {
+// EntryOutcome is the outcome of an entry as operators see it.
+type EntryOutcome struct {
 	Outcome    string          `json:"outcome"` // done, failed, expired, cancelled
 	At         time.Time       `json:"at"`
 	Accepted   time.Time       `json:"accepted"`
@@ -184,7 +184,7 @@ func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
 	// It may end between two statements, and return to its queue when its failure is retried: read
 	// again.
 	for range 3 {
-		found, err := list[Entry](ctx, d.db, "entry "+strconv.FormatInt(id, 10), livingSQL, id)
+		found, err := list[EntryStatus](ctx, d.db, "entry "+strconv.FormatInt(id, 10), livingSQL, id)
 		if err != nil {
 			return EntryDetail{}, err
 		}
@@ -208,9 +208,9 @@ func (d *Database) Entry(ctx context.Context, id int64) (EntryDetail, error) {
 
 // Outcome returns the queue and the outcome of an entry. It returns invalidation.ErrState if it has
 // not ended.
-func (d *Database) Outcome(ctx context.Context, id int64) (string, Ended, error) {
+func (d *Database) Outcome(ctx context.Context, id int64) (string, EntryOutcome, error) {
 	o, err := invalidation.Outcome(ctx, d.db, invalidation.EntryID(id))
-	return o.Queue, Ended{
+	return o.Queue, EntryOutcome{
 		Outcome: o.Outcome, At: o.At, Accepted: o.Accepted, Attempt: o.Attempt, NodeID: NodeID(o.Node),
 		Token:      int64(o.Token),
 		RunSeconds: o.Ran.Seconds(), Class: o.Class, Reason: o.Reason, Result: o.Result,

@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Entry is an entry that waits in a queue.
-type Entry[P any] struct {
+// Queued is an entry that waits in a queue.
+type Queued[P any] struct {
 	ID       invalidation.EntryID
 	Payload  P
 	LockKey  string // empty for a solo entry
@@ -32,6 +32,11 @@ type Entry[P any] struct {
 	Attempt  int
 }
 
+// Entry is the former name of Queued.
+//
+// Deprecated: use Queued.
+type Entry[P any] = Queued[P]
+
 const entriesSQL = `
 SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e.name, ''), e.status = 'initial', e.attempt
   FROM penstock.entry e
@@ -40,11 +45,11 @@ SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e
  ORDER BY e.id`
 
 // Entries returns what is in a queue, oldest first.
-func Entries[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P]) []Entry[P] {
+func Entries[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P]) []Queued[P] {
 	t.Helper()
 	entries, err := pgx.CollectRows(postgres.Query(t.Context(), db, entriesSQL, d.Name),
-		func(row pgx.CollectableRow) (Entry[P], error) {
-			var e Entry[P]
+		func(row pgx.CollectableRow) (Queued[P], error) {
+			var e Queued[P]
 			var payload []byte
 			if err := row.Scan(&e.ID, &payload, &e.LockKey, &e.Flow, &e.Priority, &e.Name, &e.Deferred,
 				&e.Attempt); err != nil {
@@ -59,7 +64,7 @@ func Entries[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P]) 
 }
 
 // AssertPushed fails the test unless exactly one entry with this payload is in the queue, and returns it.
-func AssertPushed[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P], want P) Entry[P] {
+func AssertPushed[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P], want P) Queued[P] {
 	t.Helper()
 	found, all := matching(t, db, d, want)
 	if len(found) != 1 {
@@ -78,7 +83,7 @@ func AssertNotPushed[P any](t testing.TB, db postgres.DB, d invalidation.Definit
 }
 
 // matching returns the entries whose payload writes the same JSON, and the payloads of all.
-func matching[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P], want P) (found []Entry[P], all []P) {
+func matching[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P], want P) (found []Queued[P], all []P) {
 	t.Helper()
 	for _, e := range Entries(t, db, d) {
 		all = append(all, e.Payload)

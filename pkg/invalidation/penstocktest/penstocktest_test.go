@@ -157,7 +157,7 @@ func TestErrorsAreJudgedAsANodeWould(t *testing.T) {
 	if ran := penstocktest.Drain(t, pool, "mails", h); len(ran) != 4 {
 		t.Fatalf("ran %d times, want 4", len(ran))
 	}
-	left := map[string]penstocktest.Entry[mail]{}
+	left := map[string]penstocktest.Queued[mail]{}
 	for _, e := range penstocktest.Entries(t, pool, mails) {
 		left[e.Payload.To] = e
 	}
