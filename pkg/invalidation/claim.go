@@ -121,24 +121,21 @@ func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead
 	return []Claimed{c}, err
 }
 
-// manyLanes is the entry of the lane policy for claims of several lanes.
-var manyLanes = Lane{Priority: -1}
-
 // claimTogether returns nothing where the lanes can only be claimed from one by one.
 func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []LaneHead) ([]Claimed, error) {
 	keyed := slices.ContainsFunc(lanes, func(l LaneHead) bool { return q.policy.locksFirst(l.Lane) })
-	if keyed || q.policy.locksFirst(manyLanes) || q.rates != rateNone {
+	if keyed || q.policy.locksFirstTogether() || q.rates != rateNone {
 		return q.claim(ctx, r, lanes, q.lockFirst)
 	}
 	claimed, err := q.claim(ctx, r, lanes, q.deleteFirst)
 	if wouldWait(err) {
-		q.policy.lockFirst(manyLanes)
+		q.policy.lockFirstTogether()
 		return q.claim(ctx, r, lanes, q.lockFirst)
 	}
 	for i := range claimed {
 		c := &claimed[i]
 		if c.Skipped > 0 { // keys: the next claim locks first, and begins where this one began
-			q.policy.lockFirst(manyLanes)
+			q.policy.lockFirstTogether()
 			q.policy.lockFirst(lanes[i].Lane)
 			c.Skipped, c.LowWater = 0, lanes[i].Position-1
 		}
@@ -168,10 +165,12 @@ const (
 // statement that locks first.
 const lockFirstFor = 10 * time.Second
 
-// lanePolicy remembers which lanes are to be claimed from by the statement that locks first.
+// lanePolicy remembers which claims are to use the statement that locks first: those of a lane, and those of several
+// lanes together.
 type lanePolicy struct {
-	mu    sync.Mutex
-	until map[Lane]time.Time
+	mu       sync.Mutex
+	until    map[Lane]time.Time
+	together time.Time // until then those of several lanes do
 }
 
 func (p *lanePolicy) locksFirst(l Lane) bool {
@@ -187,6 +186,18 @@ func (p *lanePolicy) lockFirst(l Lane) {
 		p.until = map[Lane]time.Time{}
 	}
 	p.until[l] = time.Now().Add(lockFirstFor)
+}
+
+func (p *lanePolicy) locksFirstTogether() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Now().Before(p.together)
+}
+
+func (p *lanePolicy) lockFirstTogether() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.together = time.Now().Add(lockFirstFor)
 }
 
 // rateKind is the strongest kind of token bucket among the limits of a queue; penstock.queue_rate_kind returns it.

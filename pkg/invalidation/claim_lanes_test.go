@@ -123,7 +123,7 @@ func TestLanesThatAreScannedFromTheirBeginningAreClaimedStubbornly(t *testing.T)
 	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
 	pusher := b.begin()
 	b.pushAll(pusher, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
-	b.q.policy.lockFirst(manyLanes)
+	b.q.policy.lockFirstTogether()
 	lanes := flowLanes("a", "b", "c")
 	lanes[1].Position = 1
 	claimed := b.claimLanes(100, lanes...) // the first one says by itself whether to be stubborn
@@ -137,7 +137,7 @@ func TestLanesThatAreScannedFromTheirBeginningAreClaimedStubbornly(t *testing.T)
 func TestAKeyThatStandsInTwoLanesIsClaimedOnce(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool, Push{Flow: "b", LockKey: "K"}, Push{Flow: "a", LockKey: "K"})
-	b.q.policy.lockFirst(manyLanes)
+	b.q.policy.lockFirstTogether()
 	claimed := b.claimLanes(100, flowLanes("a", "b")...)
 	b.want(len(claimed[0].Locks), 0)
 	b.want(claimed[0].Skipped, 1)
