@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -19,7 +20,8 @@ import (
 // hunted is what became of one mutant.
 type hunted struct {
 	mutants.Mutant
-	by   []string // the promises that it broke
+	by   []string // the promises that it broke, of those that it is meant to break
+	also []string // the others, with an example: a finding of the judges that is not about this bug
 	took time.Duration
 	runs int
 }
@@ -31,7 +33,7 @@ const (
 	huntMax = 10 * time.Minute
 )
 
-var brokenLine = regexp.MustCompile(`(?m)^BROKEN  ([^:]+): `)
+var brokenLine = regexp.MustCompile(`(?m)^BROKEN  ([^:]+): (.*)`)
 
 // hunt builds the programs with one bug after another and runs the harness on each until a promise
 // is found broken. It prints a table and returns how many bugs were not found. only limits it to
@@ -55,6 +57,9 @@ func hunt(ctx context.Context, seed uint64, only string) (missed int, err error)
 			return 0, err
 		}
 		fmt.Printf("%s: broken %q after %v\n", m.Name, h.by, h.took.Round(time.Second))
+		for _, finding := range h.also {
+			fmt.Printf("    beside it: %s\n", finding)
+		}
 		if len(h.by) == 0 {
 			missed++
 		}
@@ -119,8 +124,11 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 		}
 		h.took = time.Since(began)
 		for _, match := range brokenLine.FindAllStringSubmatch(out.String(), -1) {
-			if len(h.by) == 0 || h.by[len(h.by)-1] != match[1] {
-				h.by = append(h.by, match[1])
+			switch promise := match[1]; {
+			case !slices.Contains(h.Breaks, promise):
+				h.also = append(h.also, promise+": "+match[2])
+			case !slices.Contains(h.by, promise):
+				h.by = append(h.by, promise)
 			}
 		}
 		if ctx.Err() != nil {

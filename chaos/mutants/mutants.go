@@ -19,9 +19,10 @@ import (
 //go:embed *.patch
 var patches embed.FS
 
-// Mutant is a bug.
+// Mutant is a bug. Its patch begins with a line that describes it and one that names the promises that it breaks.
 type Mutant struct {
 	Name, Bug string
+	Breaks    []string // one of them has to be found broken
 	patch     []byte
 }
 
@@ -37,8 +38,13 @@ func All() ([]Mutant, error) {
 		if err != nil {
 			return nil, err
 		}
-		bug, _, _ := strings.Cut(string(text), "\n")
-		all = append(all, Mutant{strings.TrimSuffix(f.Name(), ".patch"), bug, text})
+		bug, rest, _ := strings.Cut(string(text), "\n")
+		breaks, _, _ := strings.Cut(rest, "\n")
+		m := Mutant{Name: strings.TrimSuffix(f.Name(), ".patch"), Bug: bug, patch: text}
+		if promises, named := strings.CutPrefix(breaks, "breaks: "); named {
+			m.Breaks = strings.Split(promises, ", ")
+		}
+		all = append(all, m)
 	}
 	slices.SortFunc(all, func(a, b Mutant) int { return strings.Compare(a.Name, b.Name) })
 	return all, nil

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/chaos/judge"
 	"github.com/penstock/penstock/chaos/mutants"
 )
 
@@ -26,6 +27,14 @@ func TestMutantsApplyAndCompile(t *testing.T) {
 		t.Run(m.Name, func(t *testing.T) {
 			if m.Bug == "" || strings.HasPrefix(m.Bug, "diff") {
 				t.Error("the first line of the patch does not say what the bug is")
+			}
+			for _, promise := range m.Breaks {
+				if !slices.ContainsFunc(judge.Invariants, func(i judge.Invariant) bool { return i.Name == promise }) {
+					t.Errorf("no judge has the promise %q", promise)
+				}
+			}
+			if len(m.Breaks) == 0 {
+				t.Error("the second line of the patch does not say which promises it breaks")
 			}
 			overlay, err := m.Apply(t.Context(), root, t.TempDir())
 			if err != nil {
