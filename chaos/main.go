@@ -158,7 +158,19 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	}
 	time.AfterFunc(30*time.Second, giveUp)
 	s.load.wait()
+	backlog, err := s.backlog(ctx)
+	if err != nil {
+		return 0, err
+	}
 	left, drained := s.drain(ctx)
+	var faultFree time.Duration
+	if len(left) == 0 {
+		if faultFree, err = s.runWithoutFaults(ctx, backlog); err != nil {
+			return 0, err
+		}
+		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults within %v\n",
+			len(backlog), round(drained), round(faultFree))
+	}
 	unhinted, err := s.probe(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("probe: %w", err)
@@ -167,7 +179,7 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	h.Unfinished, h.Drained, h.Unhinted = left, drained, unhinted
+	h.Unfinished, h.Drained, h.FaultFree, h.Unhinted = left, drained, faultFree, unhinted
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
 		return 0, err
 	}

@@ -69,7 +69,7 @@ var baseChance = map[pgproxy.Kind]float64{
 
 // rareChance stands in for baseChance where a run is to lose many answers of the kinds that are rare.
 var rareChance = map[pgproxy.Kind]float64{
-	pgproxy.Push: 0.02, pgproxy.Claim: 0.02, pgproxy.Finish: 0.02, pgproxy.Recover: 0.7, pgproxy.Cron: 0.6,
+	pgproxy.Push: 0.02, pgproxy.Claim: 0.02, pgproxy.Finish: 0.02, pgproxy.Recover: 0.7, pgproxy.Cron: 0.9,
 	pgproxy.Elect: 0.5, pgproxy.Beat: 0.02,
 }
 

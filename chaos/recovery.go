@@ -234,6 +234,47 @@ func (s *site) reportRecovery(w io.Writer, h *judge.History) {
 	fmt.Fprintln(w)
 }
 
+// reportRestarts prints how long it took, each time when Postgres took connections again, until the next claim was
+// committed, and until a lock that was claimed since had ended. Restarts that another fault of the database followed
+// within that time are left out.
+func (s *site) reportRestarts(w io.Writer, h *judge.History) {
+	var claims, endings []time.Duration
+	for _, back := range s.restarts {
+		var claim, ending time.Time
+		for i := range h.Grants {
+			g := &h.Grants[i]
+			if g.At.Before(back) {
+				continue
+			}
+			if claim.IsZero() || g.At.Before(claim) {
+				claim = g.At
+			}
+			if !g.Freed.IsZero() && (ending.IsZero() || g.Freed.Before(ending)) {
+				ending = g.Freed
+			}
+		}
+		again := slices.ContainsFunc(h.Disturbances, func(d judge.Disturbance) bool {
+			return atDatabase.MatchString(d.What) && d.From.After(back) && d.From.Before(ending)
+		})
+		if !ending.IsZero() && !again {
+			claims, endings = append(claims, claim.Sub(back)), append(endings, ending.Sub(back))
+		}
+	}
+	if len(claims) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "Postgres was back\t%d times\n", len(claims))
+	for _, waits := range []struct {
+		name string
+		list []time.Duration
+	}{{"from then until the next claim", claims}, {"from then until such a lock ended", endings}} {
+		slices.Sort(waits.list)
+		last := len(waits.list) - 1
+		fmt.Fprintf(w, "%s\tp50 %v\tlongest %v\n", waits.name, round(waits.list[last/2]), round(waits.list[last]))
+	}
+	fmt.Fprintln(w)
+}
+
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
 func printWaits(w io.Writer, name string, list []recovered, wait func(recovered) time.Duration) {

@@ -55,6 +55,7 @@ func (s *site) report(
 	s.reportCommits(w)
 	s.reportErrors(w)
 	s.reportRecovery(w, h)
+	s.reportRestarts(w, h)
 	fmt.Fprintln(w, "promise\tchecked\tbroken")
 	for _, f := range findings {
 		fmt.Fprintf(w, "%s\t%d\t%d\n", f.Name, f.Checked, f.Broken)

@@ -271,9 +271,19 @@ func drains(x *index, r *report) {
 	for _, left := range x.Unfinished {
 		r.bad("%s", left)
 	}
-	if x.Drained > x.DrainMax {
-		r.bad("the backlog was gone %v after the faults, at most %v are allowed", x.Drained, x.DrainMax)
+	if most := x.drainMost(); x.Drained > most {
+		r.bad("the backlog was gone %v after the faults, at most %v are allowed (%v without faults)", x.Drained, most,
+			x.FaultFree)
 	}
+}
+
+// drainMost is how long the backlog may take after the faults: twice as long as it takes without any, after the
+// time within which the work of the last node that was killed is free.
+func (x *index) drainMost() time.Duration {
+	if x.FaultFree == 0 {
+		return x.DrainMax
+	}
+	return min(x.DrainMax, 2*x.FaultFree+x.Lease+2*time.Second+x.Tolerance)
 }
 
 func foundWithoutHint(x *index, r *report) {

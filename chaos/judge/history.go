@@ -57,7 +57,8 @@ type History struct {
 	CronUntil  time.Time     // when the schedules were paused, by the server's clock; zero: it jumped
 	Unfinished []string      // entries, locks and other state that is left after the drain
 	Drained    time.Duration // from the end of the faults until nothing was left
-	DrainMax   time.Duration
+	DrainMax   time.Duration // that this may take, whatever it takes without faults
+	FaultFree  time.Duration // that the same backlog took afterwards, without faults; 0: not measured
 	Tables     []Table
 	Deadlocks  []string // lines in the logs of the programs
 	Broken     []string // violations that the product's own check of its tables reports

@@ -155,6 +155,24 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 	}
 }
 
+// The time that a backlog may take after the faults follows from what it takes without.
+func TestBacklogMayTakeTwiceItsTimeWithoutFaults(t *testing.T) {
+	const promise = "all is terminal soon after the faults"
+	h := good()
+	h.FaultFree, h.Drained = 10*time.Second, 25*time.Second // twice, and the lease and two seconds
+	if found := broken(h); found[promise] != 0 {
+		t.Errorf("25 s are too long where 10 s are needed without faults: %v", found)
+	}
+	h.Drained = 26 * time.Second
+	if found := broken(h); found[promise] == 0 {
+		t.Error("26 s are allowed where 10 s are needed without faults")
+	}
+	h.FaultFree, h.Drained = time.Minute, 61*time.Second
+	if found := broken(h); found[promise] == 0 {
+		t.Error("more than -drain is allowed")
+	}
+}
+
 // A node that is stopped while a worker answers takes it for a timeout, and only then.
 // Each of these once passed a judge.
 func TestWhatJudgesDidNotSee(t *testing.T) {

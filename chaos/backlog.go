@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// waiting is an entry that has not ended when the faults end.
+type waiting struct {
+	Queue string
+	Key   *string
+	MS    int           // how long its run takes
+	DueIn time.Duration // until it may run
+}
+
+// backlog reads what has not ended. Work that no worker runs (statements, parts of batches, callbacks) counts as an
+// entry whose run takes as long as a statement.
+func (s *site) backlog(ctx context.Context) ([]waiting, error) {
+	const sql = `
+SELECT CASE WHEN q.name = ANY ($1) THEN q.name ELSE 'solo' END,
+       CASE WHEN q.name = ANY ($1) THEN e.lock_key END,
+       coalesce((e.payload ->> 'ms')::int, 5),
+       greatest(interval '0', coalesce(e.due_at - clock_timestamp(), interval '0'))
+  FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id
+ WHERE q.kind <> 'cron' AND NOT (q.kind = 'webhook' AND e.attempt > 0) -- a delivery that was refused waits for minutes
+ ORDER BY e.id`
+	rows, err := s.db.pool.Query(ctx, sql, models)
+	if err != nil {
+		return nil, fmt.Errorf("read the backlog: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[waiting])
+	if err != nil {
+		return nil, fmt.Errorf("read the backlog: %w", err)
+	}
+	return list, nil
+}
+
+// runWithoutFaults pushes a backlog anew, with no fault and nothing else to do, and returns how long it takes to end.
+func (s *site) runWithoutFaults(ctx context.Context, list []waiting) (time.Duration, error) {
+	const sql = `
+SELECT penstock.push(w.queue, jsonb_build_object('op', 0, 'ms', w.ms), w.key, due_at => clock_timestamp() + w.due)
+  FROM unnest($1::text[], $2::text[], $3::int[], $4::interval[]) AS w (queue, key, ms, due)`
+	var queues []string
+	var keys []*string
+	var times []int
+	var dues []time.Duration
+	for _, w := range list {
+		queues, keys = append(queues, w.Queue), append(keys, w.Key)
+		times, dues = append(times, w.MS), append(dues, w.DueIn)
+	}
+	began := time.Now()
+	if _, err := s.db.pool.Exec(ctx, sql, queues, keys, times, dues); err != nil {
+		return 0, fmt.Errorf("push the backlog again: %w", err)
+	}
+	left, _ := s.drain(ctx)
+	if len(left) > 0 {
+		return 0, fmt.Errorf("without faults, %d of %d entries have not ended: %s", len(left), len(list), left[0])
+	}
+	return time.Since(began), nil
+}
