@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -15,8 +17,18 @@ import (
 var entryNumber = regexp.MustCompile(`\bentry (\d+)`)
 
 // keepEvidence writes what the recorders know of each entry that a finding names to the directory of
-// the logs.
-func (s *site) keepEvidence(ctx context.Context, findings []judge.Finding) error {
+// the logs, and when programs were killed and stopped.
+func (s *site) keepEvidence(ctx context.Context, h *judge.History, findings []judge.Finding) error {
+	if !slices.ContainsFunc(findings, func(f judge.Finding) bool { return f.Broken > 0 }) {
+		return nil
+	}
+	var deaths strings.Builder
+	for _, d := range h.Deaths {
+		fmt.Fprintf(&deaths, "%s from %v to %v, killed: %v\n", d.Process, d.At.UTC(), d.Until.UTC(), d.Killed)
+	}
+	if err := os.WriteFile(filepath.Join(s.cfg.logs, "deaths.txt"), []byte(deaths.String()), 0o600); err != nil {
+		return err
+	}
 	for _, f := range findings {
 		for _, example := range f.Examples {
 			for _, match := range entryNumber.FindAllStringSubmatch(example, 2) {

@@ -187,7 +187,7 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 		return 0, fmt.Errorf("ask for outcomes: %w", err)
 	}
 	findings := judge.Judge(h)
-	if err := s.keepEvidence(ctx, findings); err != nil {
+	if err := s.keepEvidence(ctx, h, findings); err != nil {
 		return 0, err
 	}
 	return s.report(os.Stdout, p, h, findings, took), nil

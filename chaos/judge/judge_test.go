@@ -224,6 +224,14 @@ func TestAnAnswerDuringAStopIsAnErrorOnlyBeyondTheTimeout(t *testing.T) {
 	if found := broken(h); found["attempts are errors"] == 0 {
 		t.Error("an attempt without an error is not reported: the node went on before its timeout")
 	}
+	h.Deaths[len(h.Deaths)-1] = Death{Process: "n1", At: at(40 + 90), Until: at(9000)} // the node had not read the answer
+	if found := broken(h); found["attempts are errors"] != 0 {
+		t.Error("a timeout of a node is reported that was stopped 90 ms after its worker had answered")
+	}
+	h.Deaths[len(h.Deaths)-1].At = at(40 + 150)
+	if found := broken(h); found["attempts are errors"] == 0 {
+		t.Error("an attempt without an error is not reported: the node was stopped after it had read the answer")
+	}
 }
 
 // What was told while two primaries took writes may be lost, what was told before may not.
