@@ -18,12 +18,12 @@ type entryRead struct {
 	State string               `json:"state"` // initial, pending, disabled, computing, done, failed, expired, cancelled
 
 	// While it lives: why it is not running, or what it runs on, and what was pushed.
-	Reasons  []operator.Reason `json:"reasons,omitempty" nullable:"false"`
-	Entry    *operator.EntryStatus   `json:"entry,omitempty"`
-	Payload  json.RawMessage   `json:"payload,omitempty"`
-	History  json.RawMessage   `json:"history,omitempty" doc:"Errors of earlier attempts, oldest first."`
-	Trace    string            `json:"trace,omitempty" doc:"The W3C trace context that it was pushed with."`
-	Progress json.RawMessage   `json:"progress,omitempty" doc:"The last word of a run: done (0 to 1), message, updated_at."`
+	Reasons  []operator.Reason     `json:"reasons,omitempty" nullable:"false"`
+	Entry    *operator.EntryStatus `json:"entry,omitempty"`
+	Payload  json.RawMessage       `json:"payload,omitempty"`
+	History  json.RawMessage       `json:"history,omitempty" doc:"Errors of earlier attempts, oldest first."`
+	Trace    string                `json:"trace,omitempty" doc:"The W3C trace context that it was pushed with."`
+	Progress json.RawMessage       `json:"progress,omitempty" doc:"The last word of a run: done (0 to 1), message, updated_at."`
 
 	// Once it has ended.
 	AcceptedAt *time.Time         `json:"accepted_at,omitempty"`
