@@ -184,7 +184,7 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 	n.lanes.advance(v, c, swept < c.Skipped, took)
 	work, again := n.lanes.more(v, c), time.Time{}
 	if !work {
-		if pause := n.lanes.goBack(v); pause > 0 {
+		if pause := n.lanes.rewind(v); pause > 0 {
 			work, again = true, time.Now().Add(n.jitter(pause))
 		}
 	}

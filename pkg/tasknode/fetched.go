@@ -9,25 +9,25 @@ import (
 // how many locks to claim ahead of the threads.
 type fetched struct {
 	mu     sync.Mutex
-	queues map[*servedQueue]*load
+	queues map[*servedQueue]*holding
 	lanes  map[flowKey]int // locks of each lane; lanes with none are not in it
 }
 
-// load is what the node holds and knows of a queue.
-type load struct {
+// holding is what the node holds and knows of a queue.
+type holding struct {
 	held int           // locks, and places reserved for a claim under way
 	run  time.Duration // of an entry, moving average; 0 while unknown
 	lock time.Duration // of all that one lock covers, likewise
 }
 
 func newFetched() *fetched {
-	return &fetched{queues: map[*servedQueue]*load{}, lanes: map[flowKey]int{}}
+	return &fetched{queues: map[*servedQueue]*holding{}, lanes: map[flowKey]int{}}
 }
 
-func (f *fetched) load(s *servedQueue) *load {
+func (f *fetched) of(s *servedQueue) *holding {
 	l := f.queues[s]
 	if l == nil {
-		l = &load{}
+		l = &holding{}
 		f.queues[s] = l
 	}
 	return l
@@ -48,7 +48,7 @@ func (f *fetched) forget(served map[int32]*servedQueue) {
 func (f *fetched) reserve(s *servedQueue, limit, want int) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := f.load(s)
+	l := f.of(s)
 	if limit > 0 {
 		want = max(0, min(want, limit-l.held))
 	}
@@ -59,7 +59,7 @@ func (f *fetched) reserve(s *servedQueue, limit, want int) int {
 func (f *fetched) unreserve(s *servedQueue, n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.load(s).held -= n
+	f.of(s).held -= n
 }
 
 // hold counts n locks more of a lane, and says whether they are the only ones on this node.
@@ -93,7 +93,7 @@ func (f *fetched) held(lane flowKey) int {
 func (f *fetched) ran(s *servedQueue, d time.Duration, alone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := f.load(s)
+	l := f.of(s)
 	l.run = follow(l.run, d)
 	if alone {
 		l.lock = follow(l.lock, d)
@@ -104,7 +104,7 @@ func (f *fetched) ran(s *servedQueue, d time.Duration, alone bool) {
 func (f *fetched) took(s *servedQueue, d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := f.load(s)
+	l := f.of(s)
 	l.lock = follow(l.lock, d)
 }
 
@@ -119,7 +119,7 @@ func follow(average, d time.Duration) time.Duration {
 func (f *fetched) estimate(s *servedQueue) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.load(s).run
+	return f.of(s).run
 }
 
 // aheadTime is how much work may wait on a node for its threads.
@@ -132,7 +132,7 @@ func (f *fetched) ahead(s *servedQueue, threads int) int {
 	const most = 2000
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := f.load(s)
+	l := f.of(s)
 	if l.lock == 0 {
 		return 0
 	}

@@ -10,7 +10,7 @@ import (
 type lane struct {
 	invalidation.Candidate
 	key      flowKey
-	mark     int64 // position at which the next claim begins
+	lowWater int64 // position at which the next claim begins
 	stuck    int64 // position before which are rows that could not be claimed: the next claim begins behind them
 	active   int   // index in laneTable.active, from 1; 0: there is no work
 	hinted   bool  // pushes to it are hinted at, as far as one can tell
@@ -34,15 +34,15 @@ type lane struct {
 	wantsPermit bool      // a permit of the node was missing; else what the jobs of its queue share
 }
 
-// late is how many places before its mark a claim begins. A push that took its places and committed after the
-// next ones stands there: joined pushes take up to 500 at once, and two of them are under way. So few places
+// late is how many positions before its low-water mark a claim begins. A push that took its positions and committed
+// after the next ones is there: joined pushes take up to 500 at once, and two of them are under way. So few positions
 // cost next to nothing even where their rows are dead; with 100, pushes of 20 by 40 callers waited for up to
 // 1 s, with 1000 for 70 ms. What came later still, or came back, is met when the lane is scanned from its
 // beginning.
 const late = 1000
 
-// headEvery is how often a lane is scanned from its beginning, for rows that came in behind the mark. Where dead
-// rows make that dear, it may take 3 % of the time and no more.
+// headEvery is how often a lane is scanned from its beginning, for rows that came in behind the low-water mark.
+// Where dead rows make that dear, it may take 3 % of the time and no more.
 func (l *lane) headEvery() time.Duration { return max(time.Second, 33*l.headCost) }
 
 // moved notes where the lane begins now.

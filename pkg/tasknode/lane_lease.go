@@ -16,7 +16,7 @@ type laneLease struct {
 	ranked   invalidation.Candidate // the lane as it was ranked
 	from     int64
 	fromHead bool
-	mark     int64 // of the lane when the lease began
+	lowWater int64 // of the lane when the lease began
 	freed    int64 // what freed was then: what comes free during the claim must not be missed
 }
 
@@ -27,7 +27,7 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	s.last, s.seen = l.key.lane, true
 	v := &laneLease{
 		servedQueue: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
-		from: max(l.stuck, l.mark-late), mark: l.mark, freed: t.freed,
+		from: max(l.stuck, l.lowWater-late), lowWater: l.lowWater, freed: t.freed,
 	}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
@@ -35,7 +35,8 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	return v
 }
 
-// advance moves the lane's mark behind what a claim has met; missed says that it left rows which lead somewhere.
+// advance moves the lane's low-water mark behind the rows that a claim scanned; missed says that it left ready rows of
+// which some may be claimed later.
 func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,12 +54,12 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 		v.lane.passed = time.Time{}
 	}
 	switch {
-	case c.Scanned == 0, v.lane.mark < v.mark: // a row has come before it since
+	case c.Scanned == 0, v.lane.lowWater < v.lowWater: // a row has come before it since
 	case len(c.Locks) == 0:
 		// What is left there (a key whose row a transaction holds) is met again when the lane is scanned from its head.
-		v.lane.mark, v.lane.stuck = c.LowWater+1, c.LowWater+1
+		v.lane.lowWater, v.lane.stuck = c.LowWater+1, c.LowWater+1
 	default:
-		v.lane.mark = c.LowWater
+		v.lane.lowWater = c.LowWater
 	}
 	t.top = max(t.top, c.LowWater)
 	if c.Drained || c.LowWater >= v.from { // else keys were met by a claim that leaves them to another
@@ -117,9 +118,9 @@ func (t *laneTable) met(v *laneLease) time.Duration {
 	return v.lane.meet()
 }
 
-// goBack lets a lease that came to the end of a lane begin anew at the first row that was left. It returns
+// rewind lets a lease that came to the end of a lane begin anew at the first row that was left. It returns
 // after how long to try, 0 if there is no such row: a transaction had it, or its key, locked for a moment.
-func (t *laneTable) goBack(v *laneLease) time.Duration {
+func (t *laneTable) rewind(v *laneLease) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l := v.lane
@@ -127,7 +128,7 @@ func (t *laneTable) goBack(v *laneLease) time.Duration {
 		l.met = 0
 		return 0
 	}
-	l.mark, l.stuck, l.behind = min(l.mark, l.behind), min(l.stuck, l.behind), 0
+	l.lowWater, l.stuck, l.behind = min(l.lowWater, l.behind), min(l.stuck, l.behind), 0
 	return l.meet()
 }
 

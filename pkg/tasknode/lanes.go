@@ -158,12 +158,12 @@ func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
 	key := flowKey{queue, h.Lane}
 	l := t.lanes[key]
 	if l == nil {
-		l = &lane{key: key, mark: h.Position, headAt: time.Now()}
+		l = &lane{key: key, lowWater: h.Position, headAt: time.Now()}
 		l.Lane = h.Lane
 		t.lanes[key] = l
 	}
-	// A row before the mark came late, or came back.
-	l.mark, l.stuck = min(l.mark, h.Position), min(l.stuck, h.Position)
+	// A row before the low-water mark came late, or came back.
+	l.lowWater, l.stuck = min(l.lowWater, h.Position), min(l.stuck, h.Position)
 	t.wake(l)
 	l.moved(h.Position)
 	t.top = max(t.top, h.Position)

@@ -121,11 +121,11 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	v := takeOne(b, nil, true, time.Now())
 	f := newFetched()
-	f.queues[short] = &load{held: 4 + 500, run: 10 * time.Millisecond}
+	f.queues[short] = &holding{held: 4 + 500, run: 10 * time.Millisecond}
 	if !f.fits(v, 500, 4) {
 		t.Error("it waits for a permit beside runs of 10 ms on 4 threads")
 	}
-	f.queues[long] = &load{held: 4, run: time.Second}
+	f.queues[long] = &holding{held: 4, run: time.Second}
 	if f.fits(v, 500, 4) {
 		t.Error("it is let in beside runs of a second on 4 threads: another node may be free sooner")
 	}
@@ -182,7 +182,7 @@ func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
 	}
 }
 
-// A key may come back into line, before the mark, while a thread claims behind it.
+// A key may come back into line, before the low-water mark, while a thread claims behind it.
 func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 	b := newLaneTable(&turns{})
 	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
@@ -212,7 +212,7 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 		pause := time.Duration(0)
 		work := b.more(v, c)
 		if !work {
-			pause = b.goBack(v)
+			pause = b.rewind(v)
 			work = pause > 0
 		}
 		b.leave(v, work, now.Add(pause))

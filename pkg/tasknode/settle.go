@@ -61,7 +61,7 @@ func newSettler() *settler {
 	return s
 }
 
-// end passes on how entries of an assignment ended.
+// end passes on how entries of a job ended.
 func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	s := n.settler
 	s.mu.Lock()
@@ -175,7 +175,7 @@ func (n *Node) record(ctx context.Context, p pile) {
 		}
 		switch {
 		case ctx.Err() != nil:
-			n.leave(p, err)
+			n.leaveToRecovery(p, err)
 			return
 		case !postgres.Passes(err):
 			n.recordApart(ctx, p, err)
@@ -209,7 +209,7 @@ func (n *Node) recordApart(ctx context.Context, p pile, err error) {
 	}
 	e, held := p.endings[0], p.jobs[0].lock
 	if !refusesContent(err) || e.Lock != held { // or this is the failure that is made below
-		n.leave(p, err)
+		n.leaveToRecovery(p, err)
 		return
 	}
 	n.cfg.Log.Error("ending cannot be recorded, its entry fails", "queue", p.queue.Name, "entry", e.Entry, "error", err)
@@ -223,9 +223,9 @@ func (n *Node) recordApart(ctx context.Context, p pile, err error) {
 	n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs})
 }
 
-// leave gives endings up that cannot be recorded. Heartbeats do not list their locks any more, so that
+// leaveToRecovery gives endings up that cannot be recorded. Heartbeats do not list their locks any more, so that
 // recovery frees those after a lease, and their entries run again.
-func (n *Node) leave(p pile, err error) {
+func (n *Node) leaveToRecovery(p pile, err error) {
 	n.cfg.Log.Error("endings cannot be recorded and are left to recovery: their entries run again", "queue",
 		p.queue.Name,
 		"endings", len(p.endings), "entry", p.endings[0].Entry, "error", err)
