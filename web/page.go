@@ -83,7 +83,7 @@ type snapshot struct {
 	tag    string // of part and points
 }
 
-// add registers a page.
+// page registers a page.
 func (d *Dashboard) page(p page) {
 	d.pages = append(d.pages, p)
 	pattern := d.cfg.Path + p.path

@@ -36,7 +36,7 @@ type Callbacks struct {
 	polling     bool
 }
 
-// listener is a run that is followed here.
+// subscriber is a run that is followed here.
 type subscriber struct {
 	run     remoteRun
 	model   worker.Model

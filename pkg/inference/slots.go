@@ -43,7 +43,7 @@ type SlotPool struct {
 	suspects map[int32]bool // instances that are being probed because of what calls said
 }
 
-// account is a model's ledger with what the pool must remember about leasing for it.
+// modelState is a model's ledger with what the pool must remember about leasing for it.
 type modelState struct {
 	ledger    *slotLedger
 	nextLease time.Time // no room at all was left: ask again then
@@ -211,7 +211,7 @@ func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration)
 	return flows, model.AffinityWait.Duration()
 }
 
-// account is called with mu held, as are usable and breakerOf.
+// stateOf is called with mu held, as are usable and breakerOf.
 func (p *SlotPool) stateOf(model string) *modelState {
 	a := p.models[model]
 	if a == nil {

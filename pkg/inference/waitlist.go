@@ -84,7 +84,7 @@ func (d *Dispatcher) slotIdled(model string) {
 	}
 }
 
-// join runs an entry in a call with others of its kind. What cannot be joined, or was in a call
+// runShared runs an entry in a call with others of its kind. What cannot be joined, or was in a call
 // that went wrong as a whole, waits for a slot of its own.
 func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
 	l, alone := a.waitlistOf(a.model.Name), false

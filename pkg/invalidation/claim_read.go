@@ -27,8 +27,7 @@ type laneReport struct {
 	QueueWide bool     `json:"queue_wide"` // a limit that all lanes share has no headroom
 }
 
-// claimed is the report as the caller of a claim sees it. behind says that the limit of the claim cannot have
-// cut the scan.
+// claimed is the report as the caller of a claim sees it.
 func (r *laneReport) claimed() Claimed {
 	c := Claimed{LowWater: r.Position, Scanned: r.Scanned, Contended: !r.Exclusive, Skipped: r.Skipped}
 	if r.Headroom < 1 {
@@ -44,8 +43,9 @@ func (r *laneReport) claimed() Claimed {
 	return c
 }
 
-// oneLane is the report on a lane of which oneLaneSQL claimed all ready rows that it scanned, up to limit.
-func oneLane(locks []*Lock, limit int) laneReport {
+// oneLaneReport is the report on a lane of which oneLaneSQL claimed all ready rows that it scanned, up to
+// limit.
+func oneLaneReport(locks []*Lock, limit int) laneReport {
 	r := laneReport{Exclusive: true, Scanned: len(locks), Headroom: limit, Shared: limit}
 	for _, l := range locks {
 		r.Position = max(r.Position, l.position)
@@ -110,7 +110,7 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 	})
 	// The claim is committed when all has been read.
 	if found == nil && len(locks[0]) > 0 {
-		found = reports{oneLane(locks[0], r.Limit)}
+		found = reports{oneLaneReport(locks[0], r.Limit)}
 	}
 	claimed = found.claimed(r.Limit)
 	for i := range claimed {

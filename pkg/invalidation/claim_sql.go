@@ -35,7 +35,7 @@ import (
 
 // claimOptions are the variants of the statements of a claim.
 type claimOptions struct {
-	Limited bool // the queue is under limits; two parameters more, see claimArgs
+	Limited bool // the queue is under limits; two parameters more, see Queue.deleteFirst and Queue.lockFirst
 	Keyed   bool // of Limited: one of them is a rate for each lock key
 }
 
@@ -43,7 +43,7 @@ type claimOptions struct {
 // is in the way. It is the claim that deletes first with everything left out that tells why nothing was claimed, and
 // half as dear, which is what a lone entry waits for. Parameters $1 to $7, with a flow and a position for the
 // arrays. It reports on the lane only where another claimer is in it, or where one left it since the snapshot: then
-// rows that were scanned are gone, and the lane has more behind them. Else the rows tell its state (see oneLane).
+// rows that were scanned are gone, and the lane has more behind them. Else the rows tell its state (see oneLaneReport).
 // Where it claims nothing and reports nothing, deleteFirst claims, or reports the reason.
 const oneLaneSQL = `
 WITH lane AS MATERIALIZED (

@@ -80,14 +80,14 @@ func batchable(pushes []Push) (bytes int, keyed, ok bool) {
 func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error) {
 	bytes, keyed, ok := batchable(pushes)
 	if !ok || q.batcher == nil || q.inside() {
-		return q.pushAlone(ctx, pushes, true)
+		return q.pushStatement(ctx, pushes, true)
 	}
 	c, lone := q.batcher.enter(pushes, bytes, keyed)
 	if c == nil {
 		pushed, err := q.pushBatch(ctx, pushes, keyed, lone)
 		q.batcher.leave(q)
 		if err != nil && postgres.Code(err) == lockNotAvailable {
-			return q.pushAlone(ctx, pushes, false)
+			return q.pushStatement(ctx, pushes, false)
 		}
 		return pushed, err
 	}
@@ -99,7 +99,7 @@ func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error
 		return nil, ctx.Err()
 	}
 	if c.repeat {
-		return q.pushAlone(ctx, pushes, false)
+		return q.pushStatement(ctx, pushes, false)
 	}
 	return c.pushed, c.err
 }
@@ -209,7 +209,7 @@ func (b *batcher) runNext(q *Queue) bool {
 // lockNotAvailable.
 func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed, lone bool) ([]Pushed, error) {
 	if !keyed {
-		return q.pushAlone(ctx, pushes, lone)
+		return q.pushStatement(ctx, pushes, lone)
 	}
 	var ids []EntryID
 	var verdicts []Verdict

@@ -117,9 +117,9 @@ func (q *Queue) inside() bool {
 
 const undefinedTable = "42P01"
 
-// pushAlone pushes in a statement of its own. lone says that no other push of the queue is under way in this
-// process. Its errors are those of the database.
-func (q *Queue) pushAlone(ctx context.Context, pushes []Push, lone bool) ([]Pushed, error) {
+// pushStatement pushes in one statement: the plain one where that serves, else penstock.push_many. lone says that no
+// other push of the queue is under way in this process. Its errors are those of the database.
+func (q *Queue) pushStatement(ctx context.Context, pushes []Push, lone bool) ([]Pushed, error) {
 	run := q.hinted(pushes, lone)
 	pushed, err := q.pushPlain(ctx, run, pushes)
 	if pushed == nil && (err == nil || (postgres.Code(err) == undefinedTable && !q.inside())) {

@@ -95,7 +95,7 @@ type Cancellation struct {
 
 // Instance is one endpoint of a model.
 type Instance struct {
-	Endpoint string // base URL; for the dispatcher protocol the URL that takes the POST
+	Endpoint string // base URL; for the generic protocol the URL that takes the POST
 	Slots    int    // calls at once; 0 is taken as 1
 }
 

@@ -15,13 +15,13 @@ import (
 	"time"
 )
 
-// dispatcher speaks the generic worker protocol, which is also the project's
+// generic speaks the generic worker protocol, which is also the project's
 // own: POST the payload to the endpoint with X-Source: dispatcher, and be
 // answered {"status":"success","result":...}, {"status":"processing","job_id":...}
 // or 503. An accepted run is polled.
 type generic struct{ wire }
 
-// dispatcherReply is an answer to a submit or a poll; the id is looked up by
+// genericReply is an answer to a submit or a poll; the id is looked up by
 // the model's id_field.
 type genericReply struct {
 	Status     string          `json:"status"`
@@ -240,7 +240,7 @@ func fingerprint(report []byte) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:12])
 }
 
-// A batch of the dispatcher protocol is {"items":[payload, ...]}, answered by
+// A batch of the generic protocol is {"items":[payload, ...]}, answered by
 // {"status":"success","result":[{"status":...,"result"|"error":...}, ...]}, the
 // results in the order of the items.
 
