@@ -103,7 +103,7 @@ func (l *load) next(random *rand.Rand) func() {
 		in.MS /= 2
 	case roll < 58:
 		p.Queue = "limited"
-		in.MS = 50 + random.IntN(100)
+		in.MS = 500 + random.IntN(700) // at the usual rate two of the three locks are held on average
 	case roll < 68: // retried
 		in.Fail = 1 + random.IntN(2)
 	case roll < 75: // delayed
