@@ -29,6 +29,7 @@ type process struct {
 	cmd         *exec.Cmd
 	ended       chan struct{}
 	deaths      []judge.Death
+	healed      bool // the faults are over
 	starts      int
 	otherPath   string          // the same program of another build; empty: there is none
 	other       bool            // starts are of the other build
@@ -131,11 +132,26 @@ func (p *process) freeze(d, lease time.Duration) bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		_ = stopped.Signal(syscall.SIGCONT)
-		if noted >= 0 { // a busy machine lets it go on late
+		if noted >= 0 && !p.healed { // a busy machine lets it go on late
 			p.deaths[noted].Until = later(p.deaths[noted].Until, time.Now())
 		}
 	})
 	return true
+}
+
+// thaw lets a stopped process go on, at the end of the faults.
+func (p *process) thaw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.healed = true
+	if p.running() {
+		_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	}
+	for i := range p.deaths {
+		if now := time.Now(); p.deaths[i].Until.After(now) {
+			p.deaths[i].Until = now
+		}
+	}
 }
 
 // cutOff notes that the process was kept from the database for so long that its lease may have

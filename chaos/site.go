@@ -356,6 +356,7 @@ func (s *site) heal(ctx context.Context) error {
 		p.link.Delay(0)
 		p.link.Blackhole(false, false)
 		p.link.Deaf(false)
+		p.thaw()
 		if err := p.start(); err != nil {
 			return err
 		}

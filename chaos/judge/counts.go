@@ -278,12 +278,12 @@ func drains(x *index, r *report) {
 }
 
 // drainMost is how long the backlog may take after the faults: twice as long as it takes without any, after the
-// time within which the work of the last node that was killed is free.
+// time within which the work of the node that was killed last is free, and the last call of a hanging worker is over.
 func (x *index) drainMost() time.Duration {
 	if x.FaultFree == 0 {
 		return x.DrainMax
 	}
-	return min(x.DrainMax, 2*x.FaultFree+x.Lease+2*time.Second+x.Tolerance)
+	return min(x.DrainMax, 2*x.FaultFree+max(x.Lease+2*time.Second, x.RunMax)+x.Tolerance)
 }
 
 func foundWithoutHint(x *index, r *report) {

@@ -159,13 +159,13 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 func TestBacklogMayTakeTwiceItsTimeWithoutFaults(t *testing.T) {
 	const promise = "all is terminal soon after the faults"
 	h := good()
-	h.FaultFree, h.Drained = 10*time.Second, 25*time.Second // twice, and the lease and two seconds
+	h.FaultFree, h.Drained = 10*time.Second, 28*time.Second // twice, and the 8 s of a worker that hangs
 	if found := broken(h); found[promise] != 0 {
-		t.Errorf("25 s are too long where 10 s are needed without faults: %v", found)
+		t.Errorf("28 s are too long where 10 s are needed without faults: %v", found)
 	}
-	h.Drained = 26 * time.Second
+	h.Drained = 29 * time.Second
 	if found := broken(h); found[promise] == 0 {
-		t.Error("26 s are allowed where 10 s are needed without faults")
+		t.Error("29 s are allowed where 10 s are needed without faults")
 	}
 	h.FaultFree, h.Drained = time.Minute, 61*time.Second
 	if found := broken(h); found[promise] == 0 {
