@@ -23,8 +23,9 @@ $$;
 -- fit_model_queue makes the queue of a model, or updates its number of attempts, and returns its
 -- name. How many of its entries run at once is bounded by the slots themselves: a limit on locks
 -- beside them would also count locks whose ending is being recorded.
--- Locks: those of create_queue or alter_queue: the lock of lock_all_limits, then the row of the queue.
--- Callers: register_model, set_model_override, register_instance, remove_instance.
+-- Locks: those of create_queue or alter_queue: the lock of lock_all_limits, which the caller has taken before any
+-- row, then the row of the queue.
+-- Callers: register_model, set_model_override, register_instance, announce_instance.
 -- SQLSTATE: PS002 the config is not valid, PS006 the queue of that name belongs to something else.
 CREATE OR REPLACE FUNCTION penstock.fit_model_queue(wanted text) RETURNS text
 LANGUAGE plpgsql AS $$
@@ -56,7 +57,7 @@ END $$;
 
 -- register_model registers a model, or replaces its config; an override stays. It returns the
 -- model's queue.
--- Locks: the row of the model, the row of inference_version, then those of fit_model_queue.
+-- Locks: those of lock_all_limits; the row of the model, the row of inference_version, then those of fit_model_queue.
 -- Callers: pkg/inference, pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
@@ -67,6 +68,7 @@ BEGIN
     ELSIF coalesce(config->>'protocol', '') NOT IN ('dispatcher', 'cog', 'oip', 'openai') THEN
         RAISE EXCEPTION 'protocol of model "%" must be dispatcher, cog, oip or openai', name USING ERRCODE = 'PS002';
     END IF;
+    PERFORM penstock.lock_all_limits();
     INSERT INTO penstock.model AS m (name, config) VALUES (register_model.name, register_model.config)
     ON CONFLICT ON CONSTRAINT model_pkey DO UPDATE SET config = excluded.config, version = m.version + 1, changed_at = now();
     PERFORM penstock.audit_log(register_model.actor, 'register_model', register_model.name,
@@ -87,7 +89,7 @@ BEGIN
 END $$;
 
 -- set_model_override lays fields over a model's config for all nodes at once; null removes them.
--- Locks: the row of the model, the row of inference_version, then those of fit_model_queue.
+-- Locks: those of lock_all_limits; the row of the model, the row of inference_version, then those of fit_model_queue.
 -- Callers: delete_model_override; pkg/operator; psql.
 -- SQLSTATE: PS008 no such model, PS002 the override is not an object, PS006 the queue of that name
 -- belongs to something else.
@@ -98,6 +100,7 @@ BEGIN
     IF jsonb_typeof(override) <> 'object' THEN
         RAISE EXCEPTION 'override of model "%" must be a JSON object', name USING ERRCODE = 'PS002';
     END IF;
+    PERFORM penstock.lock_all_limits();
     UPDATE penstock.model m SET override = set_model_override.override, version = m.version + 1, changed_at = now()
      WHERE m.name = set_model_override.name;
     PERFORM penstock.audit_log(set_model_override.actor, 'set_model_override', set_model_override.name,
@@ -146,7 +149,7 @@ END $$;
 -- the same instance. Registering again ends a drain, a quarantine and a time to live. With fewer slots than before,
 -- nothing new is leased until the slots beyond have been freed. The endpoint must be an http or
 -- https address without user or password.
--- Locks: the row of the instance, the row of inference_version, then those of fit_model_queue.
+-- Locks: those of lock_all_limits; the row of the instance, the row of inference_version, then those of fit_model_queue.
 -- Callers: pkg/inference, pkg/operator; psql.
 -- SQLSTATE: PS008 no such model, PS002 the endpoint or a setting is not valid, PS006 the queue of
 -- that name belongs to something else.
@@ -158,6 +161,7 @@ DECLARE
 BEGIN
     PERFORM penstock.need_model(model);
     PERFORM penstock.check_endpoint(endpoint, server);
+    PERFORM penstock.lock_all_limits();
     INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels)
     VALUES (register_instance.model, register_instance.server, register_instance.endpoint, register_instance.slots,
             coalesce(register_instance.labels, '{}'))
@@ -214,9 +218,8 @@ END $$;
 
 -- remove_instance deletes an instance. It refuses while slots of it are held, unless forced: calls
 -- that still run there are then counted nowhere.
--- Locks: the row of the instance (FOR UPDATE), which excludes leases; its slots; the row of
--- inference_version; then those of fit_model_queue.
--- Callers: pkg/operator; psql.
+-- Locks: the row of the instance (FOR UPDATE), which excludes leases; its slots; the row of inference_version.
+-- Callers: expire_instances; pkg/operator, pkg/scale; psql.
 -- SQLSTATE: PS008 no such instance, PS006 slots of it are held.
 CREATE OR REPLACE FUNCTION penstock.remove_instance(model text, server text, force boolean DEFAULT false, reason text DEFAULT '',
                                          actor text DEFAULT NULL) RETURNS void
@@ -233,7 +236,6 @@ BEGIN
     END IF;
     DELETE FROM penstock.slot s WHERE s.instance_id = instance;
     DELETE FROM penstock.instance i WHERE i.id = instance;
-    PERFORM penstock.fit_model_queue(model);
     PERFORM penstock.audit_log(remove_instance.actor, 'remove_instance',
             remove_instance.model || '/' || remove_instance.server, remove_instance.reason,
             jsonb_build_object('force', force, 'held', held));

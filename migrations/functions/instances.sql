@@ -31,7 +31,8 @@ END $$;
 -- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance or a backend made. A null ttl is none:
 -- the autoscaler registers an instance that its backend reported. began is when the start of the instance began. It returns
 -- what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it drains and no slot is held).
--- Locks: the row of the instance, the row of inference_version, then those of fit_model_queue.
+-- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before them,
+-- and those of fit_model_queue after them.
 -- Callers: pkg/scale, pkg/operator; psql.
 -- SQLSTATE: PS008 no such model or deployment, PS002 the endpoint or a setting is not valid, PS006 the instance or the queue of
 -- that name belongs to something else.
@@ -69,6 +70,7 @@ BEGIN
         RETURNING * INTO found_;
         EXIT WHEN found_.id IS NOT NULL
                OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = announce_instance.model AND i.server = announce_instance.server);
+        PERFORM penstock.lock_all_limits();
         INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash, expires_at, created_at)
         VALUES (announce_instance.model, announce_instance.server, announce_instance.endpoint, announce_instance.slots,
                 coalesce(announce_instance.labels, '{}'), 'starting', announce_instance.deployment, announce_instance.template_hash,
@@ -125,8 +127,7 @@ END $$;
 -- expire_instances drains instances whose time to live has ended, and removes those of them of which no slot is held. It
 -- returns how many were removed. The drain is not one of the autoscaler's, which would end it for the next start: drain_by is
 -- 'expired', and the next announcement of the instance ends it.
--- Locks: the rows of the instances (FOR UPDATE SKIP LOCKED), their slots, the row of inference_version, then those of
--- fit_model_queue.
+-- Locks: the rows of the instances (FOR UPDATE SKIP LOCKED), their slots, the row of inference_version.
 -- Callers: pkg/scale.
 -- SQLSTATE: none of its own.
 CREATE OR REPLACE FUNCTION penstock.expire_instances() RETURNS integer

@@ -22,10 +22,12 @@
 -- Callers: claim_headroom, count_again.
 CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
 
--- lock_all_limits is taken by every change of limits, or of the queues under them, before any row: some
--- go from the limit to its queues, others from the queue to its limits, and would deadlock.
+-- lock_all_limits is taken by every change of limits, of the queues under them, or of models and instances that may
+-- change a queue, before any row: some go from the limit to its queues, others from the queue to its limits or to
+-- inference_version, and would deadlock.
 -- Locks: one advisory lock for all limits, until the transaction ends; it waits.
--- Callers: set_limit, use_limit, set_quota, create_queue, alter_queue, drop_queue.
+-- Callers: set_limit, use_limit, set_quota, create_queue, alter_queue, drop_queue, register_model, set_model_override,
+-- register_instance, announce_instance; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
     AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
 

@@ -254,6 +254,8 @@ SELECT penstock.announce_instance($1, $2, $3, $4, $5, NULL, $6, nullif($7, ''), 
 	lockSQL = `
 SELECT FROM penstock.instance i
  WHERE i.deployment = $1 AND i.model = $2 AND (i.server = ANY ($3) OR i.id = ANY ($4)) ORDER BY i.id FOR UPDATE`
+	// lockLimitsSQL comes before all of these where an instance may be new, whose model's queue may have to be made.
+	lockLimitsSQL = `SELECT penstock.lock_all_limits()`
 	forgetSQL = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
 
 	// observedSQL writes what a round found, and the order that it is about to give.
@@ -308,6 +310,11 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 		id, count = &todo.order.ID, &todo.order.Count
 	}
 	err := a.fence.InTx(ctx, func(tx pgx.Tx) error {
+		if len(todo.register) > 0 {
+			if _, err := tx.Exec(ctx, lockLimitsSQL); err != nil {
+				return fmt.Errorf("lock limits: %w", err)
+			}
+		}
 		if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, todo.servers(), todo.undrain); err != nil {
 			return fmt.Errorf("lock instances: %w", err)
 		}
