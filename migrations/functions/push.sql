@@ -227,8 +227,6 @@ BEGIN
         RAISE EXCEPTION 'queue "%" of kind % takes entries from Penstock alone', q.name, q.kind
             USING ERRCODE = 'PS002', HINT = CASE q.kind WHEN 'webhook' THEN 'Push to another queue, with a callback.'
                                             ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
-    ELSIF q.refusal IS NOT NULL AND NOT inside THEN
-        PERFORM penstock.refuse_push(q); -- raises
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
     IF q.grouping IS NULL AND q.capacity IS NULL AND q.start_within IS NULL AND q.finish_within IS NULL AND q.capacity_per_flow IS NULL
@@ -237,6 +235,9 @@ BEGIN
        + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
        + cardinality(callbacks) = 0 THEN
         -- The plain push, which uses no option: the same as below with everything left out that is about options.
+        IF q.refusal IS NOT NULL AND NOT inside THEN
+            PERFORM penstock.refuse_push(q); -- raises
+        END IF;
         WITH fresh AS (
             INSERT INTO penstock.entry (id, queue_id, status, priority, payload)
             SELECT nextval('penstock.entry_id_seq'), q.id, 'pending', q.entry_priority, p FROM unnest(payloads) p
@@ -281,6 +282,9 @@ BEGIN
     END IF;
     IF cardinality(start_bys) + cardinality(finish_bys) > 0 THEN
         PERFORM penstock.check_deadlines(start_bys, finish_bys, keep);
+    END IF;
+    IF q.refusal IS NOT NULL AND n > 0 AND NOT inside THEN
+        PERFORM penstock.refuse_push(q); -- raises
     END IF;
     IF q.on_no_instance = 'fail' AND n > 0 THEN
         PERFORM penstock.admit_model(q);

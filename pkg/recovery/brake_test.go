@@ -42,7 +42,18 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 		t.Helper()
 		eventually(t, contract, func() bool { return f.count(`SELECT (`+sql+`)::int`) == 1 })
 	}
+	keyed := func(key string) (id invalidation.EntryID, err error) {
+		pushed, err := q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`), IdempotencyKey: key})
+		if err != nil {
+			return 0, err
+		}
+		return pushed[0].ID, nil
+	}
 	if err := push(1); err != nil {
+		t.Fatal(err)
+	}
+	once, err := keyed("once")
+	if err != nil {
 		t.Fatal(err)
 	}
 	full.Store(true)
@@ -50,11 +61,17 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 	if err := push(1); !errors.Is(err, invalidation.ErrQueueFull) || !strings.Contains(err.Error(), "97 % of the database's disk is in use") {
 		t.Errorf("a push: %v", err)
 	}
+	if id, err := keyed("once"); err != nil || id != once {
+		t.Errorf("a push that was accepted before is repeated: entry %d, %v; want %d", id, err, once)
+	}
+	if _, err := keyed("new"); !errors.Is(err, invalidation.ErrQueueFull) {
+		t.Errorf("a push under a new key: %v", err)
+	}
 	if _, err := f.pool.Exec(t.Context(), `SELECT penstock.create_batch('b', 'work', '{"items": [1]}', 'test')`); err == nil {
 		t.Error("a batch was taken")
 	}
 	if claimed := f.claim(node, 1); len(claimed) != 1 {
-		t.Errorf("%d locks were claimed, want the entry that waits", len(claimed))
+		t.Errorf("%d locks were claimed, want an entry that waits", len(claimed))
 	}
 	if _, err := f.pool.Exec(t.Context(), `SELECT penstock.push_many('webhook', ARRAY['{}'::jsonb], inside => true)`); err != nil {
 		t.Errorf("a callback: %v", err)
