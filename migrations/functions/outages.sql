@@ -15,9 +15,10 @@ LANGUAGE sql AS $$
 $$;
 
 -- fail_without_instance ends up to `most` entries of a queue that are pending and do not run, if its model has had no usable
--- instance for the queue's no_instance_timeout, as failures of class no_instance, and returns how many. Entries that are
--- not due yet are left alone.
--- Locks: for each entry those of take_entry and fail_entry.
+-- instance for the queue's no_instance_timeout, as failures of class no_instance, and returns how many. It goes by ready
+-- rows, so that entries that are not due cost nothing. Rows of blocked lock keys, which a claim would take away, it takes
+-- away itself, so that they are not in its way the next time.
+-- Locks: for each entry those of take_entry and fail_entry; ready rows of blocked keys (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.fail_without_instance(queue integer, most integer) RETURNS integer
@@ -27,7 +28,9 @@ AS $$
 DECLARE
     q      penstock.queue;
     since  timestamptz;
-    waited record;
+    error  text;
+    waits  record;
+    wanted bigint;
     e      penstock.entry;
     failed integer := 0;
 BEGIN
@@ -38,19 +41,49 @@ BEGIN
     IF NOT FOUND OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = q.model AND penstock.usable(i)) THEN
         RETURN 0;
     END IF;
-    FOR waited IN SELECT x.id, x.lock_key FROM penstock.entry x
-                   WHERE x.queue_id = queue AND penstock.claimable(x.status, x.priority) AND NOT penstock.runs(x)
-                     AND NOT EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = x.lock_key)
-                   ORDER BY x.id LIMIT most
+    error := format('model %s has had no instance that takes calls for %s', q.model, penstock.ago(clock_timestamp() - since));
+    -- Of the rows of running keys there are as many as locks at most.
+    FOR waits IN SELECT r.entry_id, r.lock_key FROM penstock.ready r
+                  WHERE r.queue_id = queue
+                    AND NOT EXISTS (SELECT FROM penstock.lock l
+                                     WHERE l.queue_id = queue AND l.lock_key = coalesce(r.lock_key, '#' || r.entry_id))
+                  ORDER BY r.queue_id, r.priority, r.flow, r.pos LIMIT most
     LOOP
-        -- The first failure of a key may have blocked it: later entries wait for unblock_key.
-        CONTINUE WHEN EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = waited.lock_key);
-        e := penstock.take_entry(queue, waited.id);
-        IF e.id IS NOT NULL THEN
-            PERFORM penstock.fail_entry(e, 'no_instance', format('model %s has had no instance that takes calls for %s', q.model,
-                                        penstock.ago(clock_timestamp() - since)));
-            failed := failed + 1;
-        END IF;
+        FOR wanted IN SELECT waits.entry_id WHERE waits.entry_id IS NOT NULL
+                      UNION ALL
+                      (SELECT x.id FROM penstock.entry x
+                        WHERE x.queue_id = queue AND x.lock_key = waits.lock_key AND penstock.claimable(x.status, x.priority)
+                        ORDER BY x.id LIMIT most - failed)
+        LOOP
+            -- The first failure of a key may have blocked it: later entries wait for unblock_key.
+            EXIT WHEN EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = waits.lock_key);
+            e := penstock.take_entry(queue, wanted);
+            IF e.id IS NOT NULL THEN
+                PERFORM penstock.fail_entry(e, 'no_instance', error);
+                failed := failed + 1;
+            END IF;
+        END LOOP;
+        PERFORM penstock.drop_blocked_ready(queue, waits.lock_key);
+        EXIT WHEN failed >= most;
     END LOOP;
     RETURN failed;
+END $$;
+
+-- drop_blocked_ready deletes the ready rows of a lock key if it is blocked, as a claim that meets one does. They are
+-- locked first: unblock_one, which writes one, waits for them or has committed, and the next statement sees the key
+-- unblocked then.
+-- Locks: the ready rows of the key (FOR UPDATE SKIP LOCKED).
+-- Callers: fail_without_instance.
+CREATE OR REPLACE FUNCTION penstock.drop_blocked_ready(queue integer, key text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    mine tid[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = key) THEN
+        RETURN;
+    END IF;
+    mine := ARRAY(SELECT r.ctid FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue FOR UPDATE SKIP LOCKED);
+    DELETE FROM penstock.ready r
+     WHERE r.queue_id = queue AND r.ctid = ANY (mine)
+       AND EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = key);
 END $$;

@@ -1,0 +1,77 @@
+package invalidation
+
+import (
+	"fmt"
+	"testing"
+)
+
+// newOutage makes a queue of a model that has had no instance for longer than its entries wait.
+func (b *bed) newOutage(onFailure string) *Queue {
+	b.Helper()
+	b.exec(b.pool, `SELECT penstock.register_model('flux', '{"protocol": "cog"}')`)
+	q, err := Alter(b.ctx, b.pool, "flux", map[string]any{
+		"on_no_instance": "fail", "no_instance_timeout": "10 ms", "on_failure": onFailure,
+	})
+	b.must(err)
+	return q
+}
+
+func (b *bed) beginOutage() {
+	b.Helper()
+	b.must(NoteOutages(b.ctx, b.pool))
+	b.exec(b.pool, `UPDATE penstock.model_outage SET since = since - interval '1 minute'`)
+}
+
+// What an outage costs the leader is proportional to the entries that fail, not to those that wait for their time or
+// for an operator.
+func TestAnOutageReadsNoEntriesThatAreNotDue(t *testing.T) {
+	b := newBed(t, Config{})
+	q := b.newOutage("continue")
+	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
+	push := func(sql string) {
+		b.exec(b.pool, `SELECT count(penstock.push('flux', '{}', `+sql+`)) FROM generate_series(1, 20) i`)
+	}
+	push(`lock_key => 'early-' || i % 2`)
+	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
+	b.beginOutage()
+	x := b.explainer()
+	cost := func() int {
+		p := x.explain("fail", statement{`SELECT penstock.fail_without_instance($1, $2)`, fmt.Sprintf(`%d, 10`, q.ID)})
+		return p.buffers()
+	}
+	cost() // warms the caches of the session
+	before := cost()
+	b.exec(b.pool, `
+INSERT INTO penstock.entry_flux (id, queue_id, status, priority, due_at, payload)
+SELECT -i, $1, 'initial', 1, now() + interval '1 hour', '{}' FROM generate_series(1, 20000) i`, q.ID)
+	if after := cost(); after > 2*before {
+		t.Errorf("10 failures read %d buffers beside 20,000 entries that are not due, and %d without them", after, before)
+	}
+	n, err := q.FailWithoutInstance(b.ctx, 1000)
+	b.must(err)
+	b.want(n, 20)
+	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE queue_id = $1`, q.ID), 20000)
+}
+
+// Ready rows of blocked keys are in nobody's way, however many there are: each pass makes progress.
+func TestAnOutageGoesOnBehindBlockedKeys(t *testing.T) {
+	b := newBed(t, Config{})
+	q := b.newOutage("block_key")
+	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
+	b.exec(b.pool, `SELECT penstock.push('flux', '{}', lock_key => 'k' || i % 10) FROM generate_series(1, 30) i`)
+	b.exec(b.pool, `SELECT penstock.push('flux', '{}', priority => 9)`)
+	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
+	b.beginOutage()
+	var failed int
+	for range 10 { // of two ready rows each
+		n, err := q.FailWithoutInstance(b.ctx, 2)
+		b.must(err)
+		failed += n
+	}
+	b.want(failed, 11) // the first of each key, which blocks it, and the solo one
+	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 0)
+	b.exec(b.pool, `UPDATE penstock.instance SET state = 'ready'`)
+	b.exec(b.pool, `SELECT penstock.unblock_keys('flux')`)
+	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 10)
+}
