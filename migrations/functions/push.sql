@@ -86,9 +86,11 @@ END $$;
 -- reads those of others and then counts, in this order, so that a push that commits meanwhile is counted twice at worst
 -- and of several that meet at the bound none exceeds it. The locks are kept by 1,024 hashes of flows, for there may be
 -- more flows in a push than places for locks: an open push of another flow of the same hash may be counted.
+-- A snapshot that is older than the locks would miss entries that are committed, so that each statement needs its own.
 -- Locks: an advisory lock (shared) for each hash of a flow.
 -- Callers: push_many.
--- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth and capacity.
+-- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth and capacity. PS006 the transaction is
+-- not read committed.
 CREATE OR REPLACE FUNCTION penstock.admit_flows(q penstock.queue, flows text[], keep boolean[], n integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -99,6 +101,11 @@ DECLARE
     mine   bigint[];  -- locks that this transaction has
     open   bigint[];  -- entries of open pushes of others
 BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'a push to queue "%", which has capacity_per_flow, needs read committed, and the transaction is %',
+                        q.name, current_setting('transaction_isolation')
+            USING ERRCODE = 'PS006', HINT = 'Push in a read committed transaction, or take capacity_per_flow from the queue.';
+    END IF;
     SELECT array_agg(h.hash ORDER BY h.hash), array_agg(h.n ORDER BY h.hash) INTO hashes, counts
       FROM (SELECT hashtext(coalesce(flows[i], '')) & 1023 AS hash, least(count(*), 1048575)::integer AS n
               FROM generate_series(1, n) i WHERE keep[i] IS NOT FALSE GROUP BY 1) h;
@@ -204,7 +211,8 @@ END $$;
 -- pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 an option is not valid or the queue takes entries from
 -- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the
--- queue or a flow of it is full, PS011 entries push one another without end, PS013 no usable instance.
+-- queue or a flow of it is full, PS006 capacity_per_flow needs read committed, PS011 entries push one another without
+-- end, PS013 no usable instance.
 CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], inside boolean DEFAULT false, OUT ids bigint[], OUT verdicts text[]) RETURNS record
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'

@@ -3,8 +3,11 @@ package invalidation
 import (
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // pushFlow pushes one entry of a flow for each payload and returns the error.
@@ -61,6 +64,25 @@ func TestOpenPushesOfAFlowCountAgainstItsCapacity(t *testing.T) {
 	}
 	b.commit(tx)
 	b.fullFlow(b.pushFlow("a", 1))
+}
+
+// A snapshot that is older than the push misses entries that were committed since: such a push is refused with the
+// setting at fault, and to other queues it is taken.
+func TestACapacityOfFlowsIsCountedInReadCommittedOnly(t *testing.T) {
+	b := newBed(t, Config{CapacityPerFlow: 2})
+	free, err := Create(b.ctx, b.pool, "free", Config{})
+	b.must(err)
+	tx, err := b.pool.BeginTx(b.ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	b.must(err)
+	defer tx.Rollback(b.ctx)
+	if _, err := free.On(tx).Push(b.ctx, Push{Payload: json.RawMessage(`{}`), Flow: "a"}); err != nil { // takes the snapshot
+		t.Fatal(err)
+	}
+	b.must(b.pushFlow("a", 2))
+	_, err = b.q.On(tx).Push(b.ctx, Push{Payload: json.RawMessage(`{}`), Flow: "a"})
+	if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "capacity_per_flow, needs read committed") {
+		t.Errorf("a push by an older snapshot: %v, want ErrState that names capacity_per_flow", err)
+	}
 }
 
 func TestPushesThatMeetAtTheCapacityOfAFlowDoNotExceedIt(t *testing.T) {
