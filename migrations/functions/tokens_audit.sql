@@ -77,3 +77,17 @@ BEGIN
     PERFORM set_config('penstock.pruning', '', true);
     RETURN gone;
 END $$;
+
+-- gpu_spent returns what the calls of flows, and of flows below them (acme/nightly is below acme), have taken in this hour or
+-- day of UTC, in milliseconds of GPU, and the seconds until the next one. Nodes and gateways record it every few seconds.
+-- Callers: pkg/api, pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.gpu_spent(flows text[], period text, OUT ms bigint, OUT ends_in double precision)
+LANGUAGE sql STABLE AS $$
+    SELECT (SELECT coalesce(sum(u.gpu_ms), 0)::bigint
+              FROM penstock.usage_hour u
+             WHERE u.hour >= p.begins
+               AND (u.flow = ANY ($1) OR position('/' IN u.flow) > 0 AND EXISTS (
+                    SELECT FROM unnest($1) f(flow) WHERE starts_with(u.flow, f.flow || '/')))),
+           extract(epoch FROM p.begins + ('1 ' || $2)::interval - p.now)::float8
+      FROM (SELECT n.now, date_trunc($2, n.now, 'UTC') AS begins FROM (SELECT clock_timestamp() AS now) n) p
+$$;

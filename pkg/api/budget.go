@@ -18,8 +18,8 @@ func (a *API) afford(ctx context.Context, n int) error {
 	return a.rates.take(c, n)
 }
 
-// budgets bounds the GPU time that the calls of a token's flows take in an hour or a day. Nodes and gateways record it
-// every few seconds: what runs and waits when the budget is spent goes beyond it.
+// budgets bounds the GPU time that the calls of a token's flows, and of flows below them, take in an hour or a day.
+// Nodes and gateways record it every few seconds: what runs and waits when the budget is spent goes beyond it.
 type budgets struct {
 	mu sync.Mutex
 	of map[string]spending // by the name of the token
@@ -36,11 +36,7 @@ type spending struct {
 const spendingKept = 2 * time.Second
 
 // spentSQL reads what flows $1 have taken in this hour or day ($2) of UTC, and the seconds until the next one.
-const spentSQL = `
-SELECT (SELECT coalesce(sum(u.gpu_ms), 0)::bigint
-          FROM penstock.usage_hour u WHERE u.hour >= p.begins AND u.flow = ANY ($1)),
-       extract(epoch FROM p.begins + ('1 ' || $2)::interval - p.now)::float8
-  FROM (SELECT n.now, date_trunc($2, n.now, 'UTC') AS begins FROM (SELECT clock_timestamp() AS now) n) p`
+const spentSQL = `SELECT ms, ends_in FROM penstock.gpu_spent($1, $2)`
 
 // check returns an error with the time until the next period if the budget of the caller's token is spent.
 func (b *budgets) check(ctx context.Context, db postgres.DB, c caller) error {

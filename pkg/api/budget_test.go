@@ -52,7 +52,9 @@ SELECT date_trunc('hour', now(), 'UTC') - interval '%s', id, 'm', '%s', 1, %d, 0
 	if status, _, said := push(entries, `{"payload": 1}`); status != http.StatusCreated {
 		t.Fatalf("within the budget: %d %s", status, said)
 	}
-	used("0", "acme", 1000)
+	used("0", "acme2", 5000)       // no flow below acme
+	used("0", "acme/nightly", 400) // of the gateway
+	used("0", "acme", 600)
 	w.api = New(w.pool, Config{}) // what it read of the budget is kept for two seconds
 	left := time.Until(time.Now().UTC().Truncate(time.Hour).Add(time.Hour)).Seconds()
 	for name, try := range map[string]func() (int, string, string){

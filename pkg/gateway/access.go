@@ -20,13 +20,16 @@ type Requester struct {
 }
 
 // Enter authenticates a request of a route that is mounted beside the gateway's own, and counts it in the
-// limits of its token. leave must be called when the request has ended, error or not. AnswerError tells the
-// client.
+// limits of its token. A POST is refused while the token's budget of GPU time is spent. leave must be called when the
+// request has ended, error or not. AnswerError tells the client.
 func (g *Gateway) Enter(r *http.Request) (c Requester, leave func(), err error) {
 	leave = func() {}
 	who, err := g.admitted(r)
 	if who == nil || err != nil {
 		return Requester{}, leave, err
+	}
+	if refused := who.Budget.refuse(time.Now()); refused != nil && r.Method == http.MethodPost {
+		return Requester{}, leave, refused
 	}
 	if refused := who.begin(time.Now()); refused != nil {
 		return Requester{}, leave, refused

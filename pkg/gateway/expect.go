@@ -161,7 +161,7 @@ func (d *durations) median() time.Duration {
 // jitter lengthens the wait in an answer by up to a quarter, so that refused clients
 // together do not come back together. part is from 0 to 1.
 func jitter(d time.Duration, part float64) time.Duration {
-	return min(d+time.Duration(part*float64(d)/4), retryMax)
+	return max(d, min(d+time.Duration(part*float64(d)/4), retryMax))
 }
 
 // seconds rounds a Retry-After up: earlier than told makes no sense.

@@ -103,6 +103,9 @@ func (s *serving) run(read reader) (err error) {
 	}
 	if s.caller != nil {
 		s.entry.Token = s.caller.Name
+		if refused := s.caller.Budget.refuse(s.began); refused != nil {
+			return refused
+		}
 		if refused := s.caller.begin(s.began); refused != nil {
 			return refused
 		}

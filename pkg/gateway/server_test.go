@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -295,6 +296,60 @@ func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 		t.Error("Retry-After is missing")
 	}
 	refusedWith(t, limited, 429, "rate_limit_exceeded", "rate_limit_exceeded")
+}
+
+// A token whose flows have used their GPU time gets the end of the period as Retry-After, and no call of it is made.
+func TestABudgetThatIsSpentRefusesUntilItsPeriodEnds(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
+	token := func(name string, spent int64, ends time.Duration) TokenState {
+		return TokenState{
+			Hash: sha256.Sum256([]byte(name)), Name: name, Flows: []string{name},
+			Budget: Budget{MS: 1000, Spent: spent, Period: "hour", Ends: time.Now().Add(ends)},
+		}
+	}
+	p.gateway.SetTokens([]TokenState{
+		token("within", 999, time.Hour), token("spent", 1000, 50*time.Minute), token("over", 5000, -time.Second),
+	})
+	for _, name := range []string{"within", "over"} {
+		if a := p.post(chat, `{"model":"m"}`, "Authorization", "Bearer "+name); a.StatusCode != 200 {
+			t.Errorf("%s: got %d", name, a.StatusCode)
+		}
+	}
+	refused := p.post(chat, `{"model":"m"}`, "Authorization", "Bearer spent")
+	refusedWith(t, refused, 429, "rate_limit_exceeded", "rate_limit_exceeded")
+	if s, err := strconv.Atoi(refused.Header.Get("Retry-After")); err != nil || s < 49*60 || s > 50*60 {
+		t.Errorf("Retry-After is %q, and the hour ends in 50 minutes", refused.Header.Get("Retry-After"))
+	}
+	r := httptest.NewRequest(http.MethodPost, "/v1/batches", nil)
+	r.Header.Set("Authorization", "Bearer spent")
+	if _, leave, err := p.gateway.Enter(r); err == nil {
+		leave()
+		t.Error("a mounted route takes work beyond the budget")
+	}
+	r.Method = http.MethodGet
+	_, leave, err := p.gateway.Enter(r)
+	if err != nil {
+		t.Errorf("a mounted route does not answer reads: %v", err)
+	}
+	leave()
+}
+
+// fullQueue is a queue that takes nothing.
+type fullQueue struct{ Pusher }
+
+func (fullQueue) Push(context.Context, Durable) (id, location string, err error) {
+	return "", "", fmt.Errorf("push: %w", &invalidation.FullError{RetryAfter: 40 * time.Second})
+}
+
+func TestAFullQueueSaysWhenThereWillBeRoom(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.Push = fullQueue{} }, workertest.Says(200, "{}"))
+	refused := p.post(chat, `{"model":"m","messages":[]}`, "Prefer", "respond-async")
+	refusedWith(t, refused, 429, "queue_full", "")
+	if s, err := strconv.Atoi(refused.Header.Get("Retry-After")); err != nil || s < 40 || s > 50 {
+		t.Errorf("Retry-After is %q, want 40 s and up to a quarter more", refused.Header.Get("Retry-After"))
+	}
 }
 
 func TestBusyInstanceIsLeftForAnother(t *testing.T) {

@@ -18,9 +18,12 @@ type Settings struct {
 	Policies map[string]PoolPolicy   `json:"policies"` // by model
 	Flows    map[string]FlowState    `json:"flows"`
 	Tokens   []TokenState            `json:"tokens"`
-	Paused   map[string]string       `json:"paused"` // models that may not be called, and why
-	Starts   map[string]Starts       `json:"starts"` // by model; none: no instance may start
-	Readings map[int32]InstanceState `json:"-"`      // latest probes, by instance
+	Budgets  map[string]Budget       `json:"budgets"` // of GPU time, by the name of the token
+	Paused   map[string]string       `json:"paused"`  // models that may not be called, and why
+	Starts   map[string]Starts       `json:"starts"`  // by model; none: no instance may start
+	Readings map[int32]InstanceState `json:"-"`       // latest probes, by instance
+
+	budgetsAt time.Time // when Budgets were read
 }
 
 // These read the settings. They are small tables; the queries go in one round trip.
@@ -55,6 +58,11 @@ SELECT value, coalesce(nullif(reason, ''), 'by an operator')
 	readingsSQL = `
 SELECT id, extract(epoch FROM clock_timestamp() - checked_at)::float8, queued, kv_usage::float8
   FROM penstock.instance WHERE checked_at IS NOT NULL`
+	budgetsSQL = `
+SELECT t.name, t.gpu_ms, t.gpu_period, s.ms, s.ends_in
+  FROM penstock.api_token t
+ CROSS JOIN LATERAL penstock.gpu_spent(t.flows, t.gpu_period) s
+ WHERE t.gpu_ms IS NOT NULL AND t.revoked_at IS NULL AND coalesce(t.expires_at > clock_timestamp(), true)`
 	startsSQL = `
 SELECT d.model, coalesce((SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds)
                             FROM (SELECT c.seconds FROM penstock.cold_start c WHERE c.model = d.model
@@ -63,6 +71,9 @@ SELECT d.model, coalesce((SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY x.
          WHERE y.mode IN ('up-only', 'full') AND coalesce((y.policy->>'max')::integer, 10) > 0) d
  WHERE NOT EXISTS (SELECT FROM penstock.setting s WHERE s.name = 'scale.off' AND s.value = 'true')`
 )
+
+// budgetsEvery is for how long budgets are not read again: the sums are larger than the rest of the settings.
+const budgetsEvery = 5 * time.Second
 
 // ReadSettings reads all of them. A policy that is not valid keeps the one before, if old has it.
 func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, []error, error) {
@@ -79,8 +90,15 @@ func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, 
 	b.Queue(pausesSQL).Query(s.readPauses)
 	b.Queue(readingsSQL).Query(s.readReadings)
 	b.Queue(startsSQL).Query(s.readStarts)
+	if s.Budgets, s.budgetsAt = old.Budgets, old.budgetsAt; time.Since(old.budgetsAt) >= budgetsEvery {
+		s.Budgets, s.budgetsAt = map[string]Budget{}, time.Now()
+		b.Queue(budgetsSQL).Query(s.readBudgets)
+	}
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
 		return old, nil, fmt.Errorf("read settings of the gateway: %w", err)
+	}
+	for i := range s.Tokens {
+		s.Tokens[i].Budget = s.Budgets[s.Tokens[i].Name]
 	}
 	return s, wrong, nil
 }
@@ -137,6 +155,18 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 			t.Flows, t.Models = nil, nil
 			return nil
 		})
+	return err
+}
+
+func (s *Settings) readBudgets(rows pgx.Rows) error {
+	var name string
+	var seconds float64
+	var b Budget
+	_, err := pgx.ForEachRow(rows, []any{&name, &b.MS, &b.Period, &b.Spent, &seconds}, func() error {
+		b.Ends = time.Now().Add(time.Duration(seconds * float64(time.Second)))
+		s.Budgets[name] = b
+		return nil
+	})
 	return err
 }
 

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,28 @@ type TokenState struct {
 	Waiting   int               `json:"waiting"` // requests that wait; 0: not limited
 	Weight    float64           `json:"weight"`  // of its flows; 0 is taken as 1
 	ExpiresAt time.Time         `json:"expires_at,omitzero"`
+	Budget    Budget            `json:"budget,omitzero"`
+}
+
+// Budget bounds the GPU milliseconds that the calls of a token's flows, and of flows below them, take in a period. The
+// zero value is no bound.
+type Budget struct {
+	MS     int64     `json:"ms"`
+	Spent  int64     `json:"spent"`  // as of the last reading
+	Period string    `json:"period"` // hour or day
+	Ends   time.Time `json:"ends"`   // of the period, by this process's clock
+}
+
+// refuse returns the refusal of new work if the budget is spent, with the time until the next period.
+func (b Budget) refuse(now time.Time) *Rejection {
+	if b.MS == 0 || b.Spent < b.MS || !now.Before(b.Ends) {
+		return nil
+	}
+	return &Rejection{
+		Reason: DropRate, RetryAfter: b.Ends.Sub(now),
+		Detail: fmt.Sprintf("the calls of the token's flows have taken %d of %d GPU milliseconds of this %s; send the "+
+			"request in the next one", b.Spent, b.MS, b.Period),
+	}
 }
 
 // caller is a token with what its holder is doing just now.
@@ -94,7 +117,8 @@ func (c *caller) mayUse(model string) bool {
 // rateBurst is for how long a token may save up requests that it did not make.
 const rateBurst = time.Second
 
-// begin takes a request into account. The refusal says when there is room again. leave must follow.
+// begin takes a request into account. The refusal says when there is room again. leave must follow. Only requests for
+// work are refused for a spent budget: see Budget.refuse.
 func (c *caller) begin(now time.Time) *Rejection {
 	c.use.mu.Lock()
 	defer c.use.mu.Unlock()

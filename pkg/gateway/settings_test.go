@@ -1,0 +1,40 @@
+package gateway
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/internal/pgtest"
+)
+
+// A budget counts what the calls of the token's flows, and of flows below them, have taken in its period.
+func TestTheBudgetOfATokenCountsFlowsBelowItsOwn(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, sql := range []string{
+		`SELECT penstock.create_queue('work')`,
+		`INSERT INTO penstock.api_token (name, hash, scopes, flows, gpu_ms, gpu_period, created_by)
+		 VALUES ('acme', sha256('a'), '{call}', '{acme}', 1000, 'day', 'ann'), ('free', sha256('b'), '{call}', '{}', NULL, NULL, 'ann')`,
+		`INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+		 SELECT date_trunc('day', now(), 'UTC') - v.ago, q.id, 'm', v.flow, 1, v.ms, 0, 0, 0, 0
+		   FROM penstock.queue q, (VALUES ('acme', 700, interval '0'), ('acme/nightly', 400, '0'), ('acme2', 9000, '0'), ('acme', 9000, '1 hour')) v(flow, ms, ago)
+		  WHERE q.name = 'work'`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, wrong, err := ReadSettings(t.Context(), pool, Settings{})
+	if err != nil || len(wrong) > 0 {
+		t.Fatal(err, wrong)
+	}
+	of := map[string]Budget{}
+	for _, token := range s.Tokens {
+		of[token.Name] = token.Budget
+	}
+	if b := of["acme"]; b.MS != 1000 || b.Spent != 1100 || b.Period != "day" || b.Ends.IsZero() {
+		t.Errorf("budget of acme is %+v, want 1100 of 1000 of a day", b)
+	}
+	if b := of["free"]; b != (Budget{}) {
+		t.Errorf("budget of a token without one is %+v", b)
+	}
+}
