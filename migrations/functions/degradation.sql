@@ -122,6 +122,22 @@ LANGUAGE sql STABLE AS $$
                           AND l.claimed_at < clock_timestamp() - interval '10 seconds')
 $$;
 
+-- degraded_keys lists the queues of which lock keys are blocked by a failure: their entries wait for an operator. It
+-- counts up to 1,000, and names the one of these that is blocked for longest.
+-- Callers: degradations.
+CREATE OR REPLACE FUNCTION penstock.degraded_keys()
+RETURNS TABLE (code text, object text, critical boolean, detail text)
+LANGUAGE sql STABLE AS $$
+    SELECT 'blocked_keys', 'queue ' || q.name, false,
+           format('%s%s lock keys of queue %s are blocked by failures; %s since entry %s failed %s ago: %s', least(c.n, 1000),
+                  CASE WHEN c.n > 1000 THEN '+' ELSE '' END, q.name, b.lock_key, b.entry_id,
+                  penstock.ago(clock_timestamp() - b.blocked_at), left(b.error, 200))
+      FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.blocked_key x WHERE x.queue_id = q.id LIMIT 1001) y) c
+     CROSS JOIN LATERAL (SELECT f.* FROM (SELECT * FROM penstock.blocked_key x WHERE x.queue_id = q.id LIMIT 1001) f
+                          ORDER BY f.blocked_at LIMIT 1) b
+$$;
+
 -- degradations lists all of these, the critical ones first. It reads samples, slots, instances,
 -- nodes and locks, and the head of each queue without progress: nothing that grows with the
 -- backlog. The leader calls it every few seconds.
@@ -130,6 +146,7 @@ CREATE OR REPLACE FUNCTION penstock.degradations()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
     SELECT d.* FROM (SELECT * FROM penstock.degraded_models() UNION ALL SELECT * FROM penstock.degraded_hints()
-                     UNION ALL SELECT * FROM penstock.degraded_queues() UNION ALL SELECT * FROM penstock.degraded_pushes()) d
+                     UNION ALL SELECT * FROM penstock.degraded_queues() UNION ALL SELECT * FROM penstock.degraded_pushes()
+                     UNION ALL SELECT * FROM penstock.degraded_keys()) d
      ORDER BY d.critical DESC, d.code, d.object
 $$;

@@ -38,6 +38,7 @@ var checks = []check{
 	{"instances", checkInstances},
 	{"hints", checkHints},
 	{"room", checkRoom},
+	{"blocked keys", checkBlockedKeys},
 	{"pauses", checkPaused},
 	{"invariants", checkInvariants},
 }

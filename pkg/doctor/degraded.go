@@ -41,6 +41,13 @@ func checkRoom(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		[]string{"storage_full", "queue_full"})
 }
 
+func checkBlockedKeys(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, degradedSQL, "no lock key is blocked by a failure", "queues with blocked lock keys: %d",
+		"Their entries wait, in their order. See the failure, mend its cause, then unblock: penstock group unblock "+
+			"QUEUE --lock-key KEY, with --retry to run the failed entry first.",
+		[]string{"blocked_keys"})
+}
+
 func checkStandstills(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, degradedSQL, "no queue with work and nodes is at a standstill", "queues at a standstill: %d",
 		"The causes are named behind each queue; where there is none, the nodes' logs say why they claim nothing. "+

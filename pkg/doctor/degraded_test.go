@@ -129,6 +129,25 @@ func TestNodesThatHearNoHintsAreNamed(t *testing.T) {
 	want(t, find(t, s.pool, "hints", Config{}), Fine)
 }
 
+func TestKeysThatAFailureBlocksAreNamed(t *testing.T) {
+	s := newStandstill(t)
+	name := s.queue.Name
+	exec(t, s.pool, `SELECT penstock.alter_queue($1, '{"on_failure": "block_key"}')`, name)
+	want(t, find(t, s.pool, "blocked keys", Config{}), Fine)
+	exec(t, s.pool, `UPDATE penstock.`+pgx.Identifier{"entry_" + name}.Sanitize()+` SET lock_key = 'acme'`)
+	exec(t, s.pool, `DELETE FROM penstock.ready`) // as the claim does that meets a blocked key
+	exec(t, s.pool, `
+INSERT INTO penstock.blocked_key (queue_id, lock_key, entry_id, blocked_at, class, error)
+VALUES ($1, 'acme', 41, now() - interval '5 minutes', 'permanent', 'no such address'),
+       ($1, 'beta', 42, now(), 'permanent', 'another')`, s.queue.ID)
+	want(t, find(t, s.pool, "blocked keys", Config{}), Warning, "2 lock keys of queue "+name+" are blocked by failures",
+		"acme since entry 41 failed 5 m", "no such address")
+	s.alerted("blocked_keys", "queue "+name)
+	if text := s.explained(); !strings.Contains(text, "lock key acme is blocked since entry 41 failed") {
+		t.Errorf("explained as %q", text)
+	}
+}
+
 // sampled writes what the leader would have seen over the last 30 seconds, in which so many entries left.
 func (s *standstill) sampled(left int) {
 	s.Helper()
