@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -472,5 +473,65 @@ func BenchmarkUpdate(b *testing.B) {
 			})
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "updates/s")
 		})
+	}
+}
+
+// deadlines notes which statements were sent with a deadline.
+type deadlines struct {
+	mu sync.Mutex
+	of map[string]bool // by the beginning of the statement
+}
+
+func (d *deadlines) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	_, bounded := ctx.Deadline()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.of[data.SQL] = bounded
+	return ctx
+}
+
+func (d *deadlines) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A change may imply any number of entries: their push takes as long as the server works on it, and every other
+// statement of the handler is bounded.
+func TestPushesThatAChangeImpliesMayTakeAnyTime(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.create_queue('calc')`)
+	config := b.pool.Config()
+	seen := &deadlines{of: map[string]bool{}}
+	config.ConnConfig.Tracer = seen
+	pool, err := pgxpool.NewWithConfig(b.ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	h := Handler(pool, func(_ context.Context, c Change) ([]Push, error) {
+		return []Push{{Queue: "calc", Push: invalidation.Push{Payload: c.To}}}, nil
+	})
+	q, err := invalidation.Open(b.ctx, b.pool, "changes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := &invalidation.Run{Queue: q, Entry: invalidation.Entry{ID: 1, Payload: json.RawMessage(`{"to": 1}`)}}
+	if _, err := h.Handle(b.ctx, run); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_calc`); n != 1 {
+		t.Fatalf("%d entries pushed, want 1", n)
+	}
+	pushes := 0
+	for sql, bounded := range seen.of {
+		switch push := strings.Contains(sql, "INSERT INTO penstock.ready"); {
+		case push:
+			pushes++
+			if bounded {
+				t.Errorf("the push has a deadline: %s", sql)
+			}
+		case sql != "" && !bounded: // an empty statement is a look at the connection
+			t.Errorf("a statement has no deadline: %s", sql)
+		}
+	}
+	if pushes != 1 {
+		t.Errorf("%d statements push, want one: %v", pushes, seen.of)
 	}
 }

@@ -124,18 +124,26 @@ func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
 	if len(order) == 0 {
 		return nil
 	}
-	ctx, cancel := postgres.Bounded(ctx)
-	defer cancel()
-	return postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
-		if err := Descend(ctx, tx, runs...); err != nil {
+	queues := make([]*invalidation.Queue, len(order))
+	for i, name := range order {
+		q, err := h.open(ctx, name)
+		if err != nil {
 			return err
 		}
-		for _, name := range order {
-			q, err := h.open(ctx, name)
-			if err != nil {
+		queues[i] = q
+	}
+	return postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+		pid, err := begin(ctx, tx, runs)
+		if err != nil {
+			return err
+		}
+		for _, q := range queues {
+			// A change may imply any number of entries: the push takes as long as the server works on it.
+			err := postgres.Attend(ctx, tx, pid, func(ctx context.Context) error {
+				_, err := q.On(tx).Push(ctx, pushes[q.Name]...)
 				return err
-			}
-			if _, err := q.On(tx).Push(ctx, pushes[name]...); err != nil {
+			})
+			if err != nil {
 				return loop(err)
 			}
 		}
@@ -143,7 +151,19 @@ func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
 	})
 }
 
+// begin prepares a transaction for the pushes of runs, and returns the server's process.
+func begin(ctx context.Context, tx pgx.Tx, runs []*invalidation.Run) (pid int32, err error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
+	if err := Descend(ctx, tx, runs...); err != nil {
+		return 0, err
+	}
+	return postgres.Backend(ctx, tx)
+}
+
 func (h *handler) open(ctx context.Context, name string) (*invalidation.Queue, error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if q := h.queues[name]; q != nil {
