@@ -6,7 +6,7 @@
 -- Locks: none.
 -- Callers: push_many, create_batch.
 -- SQLSTATE: PS005 the queue takes no entries; DETAIL is JSON with reason, depth, capacity, drain_rate and retry_after_ms,
--- of which the last is null where nothing drains or room is made otherwise.
+-- of which the last is null where nothing drains. For the storage it is a pause of 30 s.
 CREATE OR REPLACE FUNCTION penstock.refuse_push(q penstock.queue) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -18,7 +18,8 @@ BEGIN
     IF limit_ IS NULL THEN
         RAISE EXCEPTION 'queue "%" takes no entries: %', q.name, q.refusal->>'text'
             USING ERRCODE = 'PS005',
-                  DETAIL = jsonb_build_object('reason', q.refusal->>'reason')::text,
+                  -- Nobody knows when there will be room: it is the pause after which a client may ask again.
+                  DETAIL = jsonb_build_object('reason', q.refusal->>'reason', 'retry_after_ms', 30000)::text,
                   HINT = 'Make room, or raise leader.brake: entries that wait are run, and pushes are taken seconds after there is room.';
     END IF;
     SELECT (x.l).* INTO s FROM (SELECT penstock.last_sample(q.id) AS l) x;

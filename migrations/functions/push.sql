@@ -89,7 +89,8 @@ END $$;
 -- A snapshot that is older than the locks would miss entries that are committed, so that each statement needs its own.
 -- Locks: an advisory lock (shared) for each hash of a flow.
 -- Callers: push_many.
--- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth and capacity. PS006 the transaction is
+-- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth, capacity and retry_after_ms, which assumes
+-- that all that leaves the queue is of this flow: there is no room before it. PS006 the transaction is
 -- not read committed.
 CREATE OR REPLACE FUNCTION penstock.admit_flows(q penstock.queue, flows text[], keep boolean[], n integer) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -131,7 +132,9 @@ BEGIN
         IF depth + f.n > q.capacity_per_flow THEN
             RAISE EXCEPTION 'flow "%" of queue "%" is full: % entries of at most %', f.flow, q.name, depth, q.capacity_per_flow
                 USING ERRCODE = 'PS005',
-                      DETAIL = jsonb_build_object('flow', f.flow, 'depth', depth, 'capacity', q.capacity_per_flow)::text,
+                      DETAIL = jsonb_build_object('flow', f.flow, 'depth', depth, 'capacity', q.capacity_per_flow, 'retry_after_ms',
+                                   (SELECT ceil((depth + f.n - q.capacity_per_flow) / nullif((x.l).out_per_second, 0) * 1000)
+                                      FROM (SELECT penstock.last_sample(q.id) AS l) x))::text,
                       HINT = 'Push again when entries of the flow have ended, or raise capacity_per_flow of the queue.';
         END IF;
     END LOOP;

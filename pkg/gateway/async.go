@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // waitMost bounds how long a client may wait for an entry on its connection.
@@ -93,6 +95,9 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
 		Body: body, ID: s.entry.ID, Token: s.entry.Token,
 	})
+	if errors.Is(err, invalidation.ErrQueueFull) {
+		return err
+	}
 	if err != nil {
 		s.gateway.log.Warn("push online request", "model", s.route.model.Name, "error", err)
 		return bad(http.StatusServiceUnavailable, "async_unavailable", "",

@@ -7,6 +7,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // envelope is OpenAI's form of an error.
@@ -56,8 +59,29 @@ func statusOf(err error, full int) (status int, message string) {
 		return b.status, err.Error()
 	case errors.As(err, &r):
 		return r.status(full), err.Error()
+	case errors.Is(err, invalidation.ErrQueueFull):
+		return http.StatusTooManyRequests, "the queue of the model takes no more entries"
 	}
 	return http.StatusInternalServerError, err.Error()
+}
+
+// SetRetryAfter sets the header Retry-After of the answer to a refused request, where it is known when there will be
+// room: of a pool, of a queue that takes no more entries, or of a token's limits. Clients that were refused together
+// are told different times.
+func SetRetryAfter(w http.ResponseWriter, err error) {
+	var r *Rejection
+	var full *invalidation.FullError
+	var wait time.Duration
+	switch {
+	case errors.As(err, &r):
+		wait = r.RetryAfter
+	case errors.As(err, &full):
+		wait = full.RetryAfter
+	}
+	if wait > 0 {
+		told := jitter(wait, rand.Float64()) //nolint:gosec // jitter
+		w.Header()["Retry-After"] = []string{strconv.Itoa(seconds(told))}
+	}
 }
 
 // answerError writes an error as OpenAI's clients expect it. full is the status for a pool without room.
@@ -67,6 +91,9 @@ func answerError(w http.ResponseWriter, err error, full int) int {
 	var r *Rejection
 	status, body := http.StatusInternalServerError, envelopeError{Message: err.Error(), Code: "internal_error"}
 	switch {
+	case errors.Is(err, invalidation.ErrQueueFull):
+		status, body.Message = statusOf(err, full)
+		body.Code = "queue_full"
 	case errors.As(err, &b):
 		status, body.Code = b.status, b.code
 		if b.param != "" {
@@ -75,11 +102,8 @@ func answerError(w http.ResponseWriter, err error, full int) int {
 	case errors.As(err, &r):
 		status, body.Code = r.status(full), r.code()
 		w.Header()["X-Penstock-Dropped-Reason"] = []string{string(r.Reason)}
-		if r.RetryAfter > 0 {
-			wait := jitter(r.RetryAfter, rand.Float64()) //nolint:gosec // jitter
-			w.Header()["Retry-After"] = []string{strconv.Itoa(seconds(wait))}
-		}
 	}
+	SetRetryAfter(w, err)
 	body.Type = kindOf(status)
 	text, failed := json.Marshal(envelope{body})
 	if failed != nil {

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )

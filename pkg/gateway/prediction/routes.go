@@ -81,14 +81,12 @@ type problem struct {
 // refuse answers with what went wrong.
 func (s *Predictions) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	status, detail := gateway.ErrorOf(err)
+	gateway.SetRetryAfter(w, err)
 	switch {
 	case errors.Is(err, errNone):
 		status, detail = http.StatusNotFound, "there is no prediction "+strconv.Quote(r.PathValue("id"))
 	case errors.Is(err, invalidation.ErrPayloadTooLarge), errors.Is(err, invalidation.ErrInvalid):
 		status = http.StatusUnprocessableEntity
-	case errors.Is(err, invalidation.ErrQueueFull):
-		status, detail = http.StatusTooManyRequests, "the queue of the model is full"
-		w.Header().Set("Retry-After", "5")
 	case status != http.StatusInternalServerError:
 	case postgres.BadText(err):
 		status, detail = http.StatusUnprocessableEntity, "a text of the request is not UTF-8, or has NUL"
