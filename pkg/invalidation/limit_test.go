@@ -416,3 +416,18 @@ func TestAQueueDoesNotComeUnderALimitBesideALongTransactionOfAClaim(t *testing.T
 		t.Errorf("%d locks beyond the limit", len(c.Locks))
 	}
 }
+
+// Entries that are committed between a claim and the read of its groups have lower ids than the one that was charged.
+func TestALateCommitBehindAClaimIsNotRunUncharged(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("slow", limitOptions{Rate: 0.001, Burst: 1}, map[string]int{b.q.Name: 1})[b.q.Name]
+	late := b.begin()
+	b.pushOn(late, "A", "A", "A")
+	b.push("A")
+	b.want(len(b.claim(10)), 1)
+	b.commit(late)
+	again, err := b.q.Reclaim(b.ctx, here, b.n) // reads the groups of the claim as the claim does
+	b.must(err)
+	b.want(len(entryIDs(again...)), 1)
+	b.want(b.left(), 0)
+}
