@@ -231,6 +231,7 @@ var alterable = []struct{ name, kind, hint string }{
 	{"priority", "number", "weight between queues; 2 is served twice as much as 1"},
 	{"max_concurrent", "number", "locks at once; none: write null"},
 	{"max_concurrent_per_node", "number", ""},
+	{"max_concurrent_per_name", "number", "entries of one name at once; for those that are pushed later"},
 	{"capacity", "number", "entries that have not ended; more pushes are refused"},
 	{"capacity_per_flow", "number", "entries of one flow that have not ended"},
 	{"capacity_per_slot", "number", "entries for each slot of the model"},

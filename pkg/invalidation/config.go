@@ -72,8 +72,11 @@ type Config struct {
 	Merge                string // of compaction: "last" (default), "first", "object", "array"
 	MaxConcurrent        int    // locks at once over all nodes; 0 for no limit
 	MaxConcurrentPerNode int    // locks at once on one node; 0 for no limit
-	Capacity             int64  // entries; 0 for no bound
-	CapacityPerFlow      int64  // entries of one flow; 0 for no bound
+	// MaxConcurrentPerName is entries of one name at once over all nodes, 1 to 100; 0 for no limit. Entries with a
+	// name have lock keys of that name then, and no order among them unless it is 1.
+	MaxConcurrentPerName int
+	Capacity             int64 // entries; 0 for no bound
+	CapacityPerFlow      int64 // entries of one flow; 0 for no bound
 	// CapacityPerSlot is entries for each slot of the usable instances of the model, of one slot at least; 0 for
 	// no bound.
 	CapacityPerSlot float64
@@ -142,6 +145,7 @@ func (c Config) options() (map[string]any, error) {
 	put("merge", c.Merge != "", c.Merge)
 	put("max_concurrent", c.MaxConcurrent != 0, c.MaxConcurrent)
 	put("max_concurrent_per_node", c.MaxConcurrentPerNode != 0, c.MaxConcurrentPerNode)
+	put("max_concurrent_per_name", c.MaxConcurrentPerName != 0, c.MaxConcurrentPerName)
 	put("capacity", c.Capacity != 0, c.Capacity)
 	put("capacity_per_flow", c.CapacityPerFlow != 0, c.CapacityPerFlow)
 	put("capacity_per_slot", c.CapacityPerSlot != 0, c.CapacityPerSlot)
@@ -173,7 +177,8 @@ func (c Config) options() (map[string]any, error) {
 func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
 
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
-       coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0), coalesce(capacity, 0),
+       coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0),
+       coalesce(max_concurrent_per_name, 0), coalesce(capacity, 0),
        coalesce(capacity_per_flow, 0), coalesce(capacity_per_slot, 0)::float8,
        on_no_instance, no_instance_timeout, retry, crash_limit,
        coalesce(run_timeout, '0'), coalesce(start_within, '0'), coalesce(finish_within, '0'), on_failure,
@@ -195,7 +200,8 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 		paused, off                     Control
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
-		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.Capacity, &c.CapacityPerFlow,
+		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.MaxConcurrentPerName, &c.Capacity,
+		&c.CapacityPerFlow,
 		&c.CapacityPerSlot, &c.OnNoInstance, &c.NoInstanceTimeout, &retry, &c.CrashLimit,
 		&c.RunTimeout, &c.StartWithin, &c.FinishWithin, &c.OnFailure, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit,
 		&c.ResultRetention, &c.FailureRetention,
