@@ -44,7 +44,8 @@ func modelRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "register MODEL CONFIG", Short: "Make a model known, or replace its config (JSON, @FILE or -); an " +
 			"override stays",
-		Args: cobra.ExactArgs(2),
+		Args:    cobra.ExactArgs(2),
+		Example: `  penstock model register llama '{"protocol": "openai"}' --reason 'first model'`,
 	}
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		config, err := a.object("config", args[1])

@@ -190,7 +190,7 @@ type serverRegistration struct {
 	Body struct {
 		Model    string `json:"model" minLength:"1" maxLength:"200"`
 		Server   string `json:"server" minLength:"1" maxLength:"200"`
-		Endpoint string `json:"endpoint" format:"uri"`
+		Endpoint string `json:"endpoint" doc:"An http or https address without user or password."`
 		Slots    int32  `json:"slots" minimum:"1"`
 	}
 }
@@ -204,6 +204,9 @@ type serverRegistered struct {
 
 func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answer[serverRegistered], error) {
 	b, by := in.Body, a.came(ctx, "POST /admin/register")
+	if err := checkEndpoint(b.Endpoint); err != nil {
+		return nil, err
+	}
 	found, err := model(ctx, a.operator, b.Model)
 	if errors.Is(err, invalidation.ErrNotFound) {
 		found.Queue, err = a.operator.RegisterModel(ctx, b.Model, []byte(`{"protocol": "dispatcher"}`), by)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"time"
 
@@ -210,13 +211,24 @@ type instanceRegistration struct {
 	InServer
 	Body struct {
 		Because
-		Endpoint string            `json:"endpoint" format:"uri"`
+		Endpoint string            `json:"endpoint" doc:"An http or https address without user or password."`
 		Slots    int32             `json:"slots" minimum:"0"`
 		Labels   map[string]string `json:"labels,omitempty"`
 	}
 }
 
+// checkEndpoint refuses an endpoint that no request can be made of. The database checks the rest.
+func checkEndpoint(endpoint string) error {
+	if u, err := url.Parse(endpoint); err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" {
+		return nil
+	}
+	return flaw("endpoint", fmt.Errorf("%q is no http or https address: write one such as http://gpu-1:8000", endpoint))
+}
+
 func (a *API) registerInstance(ctx context.Context, in *instanceRegistration) error {
+	if err := checkEndpoint(in.Body.Endpoint); err != nil {
+		return err
+	}
 	labels, err := json.Marshal(in.Body.Labels)
 	if err != nil {
 		return err
@@ -234,7 +246,7 @@ func (a *API) registerInstance(ctx context.Context, in *instanceRegistration) er
 type announcement struct {
 	InServer
 	Body struct {
-		Endpoint   string            `json:"endpoint" format:"uri"`
+		Endpoint   string            `json:"endpoint" doc:"An http or https address without user or password."`
 		Slots      int32             `json:"slots" minimum:"1"`
 		Labels     map[string]string `json:"labels,omitempty"`
 		TTL        float64           `json:"ttl_seconds,omitempty" minimum:"1" maximum:"86400" default:"30"`
@@ -251,6 +263,9 @@ func (a *API) announceInstance(ctx context.Context, in *announcement) (*answer[a
 	// The endpoint gets prompts, and the secret headers of the model: an admin who is limited may not name one.
 	if c := callerOf(ctx); c.limited() && !slices.Contains(c.Scopes, string(announce)) {
 		return nil, fmt.Errorf("%w: a limited token needs scope announce", errForbidden)
+	}
+	if err := checkEndpoint(in.Body.Endpoint); err != nil {
+		return nil, err
 	}
 	labels, err := json.Marshal(in.Body.Labels)
 	if err != nil {

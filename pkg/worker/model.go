@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -197,9 +198,14 @@ func (m Model) With(override json.RawMessage) (Model, error) {
 	decoder := json.NewDecoder(bytes.NewReader(override))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&m); err != nil {
-		return Model{}, fmt.Errorf("read override of model %q: %w", m.Name, err)
+		return Model{}, fmt.Errorf("settings of model %q: %w", m.Name, unprefixed(err))
 	}
 	return m, nil
+}
+
+// unprefixed is an error of encoding/json without the name of that package.
+func unprefixed(err error) error {
+	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 }
 
 // ReadModel makes a model of its stored config and override, with defaults, and checks it.
