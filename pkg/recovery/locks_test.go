@@ -252,7 +252,7 @@ func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
 // A batch that meets a unique key in use must neither stop nor lose an entry.
 func TestEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
-	dead, alive := f.register(shortLease), f.register(shortLease)
+	dead, alive := f.register(shortLease), f.register(time.Minute) // the living one sends no heartbeats here
 	unique := func(policy invalidation.UniquePolicy) {
 		t.Helper()
 		pushed, err := f.q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`), UniqueKey: string(policy), UniquePolicy: policy})
@@ -277,7 +277,12 @@ func TestEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
 	// Entries that recovery released and entries pushed meanwhile all run in the end.
 	eventually(t, "every entry is done", func() bool {
 		for _, lock := range f.claim(alive, 10) {
-			done := []invalidation.Ending{invalidation.Done(lock, lock.Entries[0].ID, nil, time.Millisecond)}
+			var done []invalidation.Ending
+			for i, e := range lock.Entries {
+				ending := invalidation.Done(lock, e.ID, nil, time.Millisecond)
+				ending.Last = i == len(lock.Entries)-1
+				done = append(done, ending)
+			}
 			if ours, err := f.q.Settle(t.Context(), alive, done); err != nil || len(ours) != 1 {
 				t.Fatalf("finish: %v, %v", ours, err)
 			}
