@@ -73,7 +73,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- hand_over_slots gives idle slots of a holder to the gateways that miss some of the model, those that
--- miss them longest first, each under a new token, and frees the slots that no gateway gets: those that
+-- hold fewest first, what they lack of their share before the rest, each under a new token, and frees the slots that no gateway gets: those that
 -- none misses, those of instances that may not be leased from, with a number beyond the instance's slots, or
 -- beyond what the device group has, and, from a task node, those beyond what online calls may hold. It
 -- returns how many were handed over, and tells the gateways by NOTIFY.
@@ -90,34 +90,37 @@ DECLARE
     moved integer := 0;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
-    FOR g IN SELECT d.node_id, d.missing FROM penstock.slot_demand d
-              WHERE d.model = wanted AND d.node_id <> holder AND d.missing > 0
-                AND d.wanted_at > clock_timestamp() - interval '3 seconds'
-                AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
-              ORDER BY d.since, d.node_id
-    LOOP
-        IF moved = 0 AND NOT penstock.node_online(holder) THEN
-            room := least(room, penstock.class_room(wanted, g.node_id));
-        END IF;
-        WITH given AS (
-            SELECT k.instance_id, k.number, k.token
-              FROM unnest(instances, numbers, tokens) k(instance_id, number, token)
-              JOIN penstock.slot s ON s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token
-              JOIN penstock.instance i ON i.id = k.instance_id
-             WHERE s.node_id = holder AND s.doubt_at IS NULL
-               AND penstock.usable(i) AND k.number < i.slots AND NOT penstock.group_is_over(i)
-             ORDER BY k.instance_id, k.number
-             LIMIT greatest(0, least(g.missing, room - moved))
-        )
-        UPDATE penstock.slot s
-           SET node_id = g.node_id, token = nextval('penstock.token_seq'), leased_at = clock_timestamp()
-          FROM given x
-         WHERE s.instance_id = x.instance_id AND s.number = x.number AND s.token = x.token;
-        GET DIAGNOSTICS n = ROW_COUNT;
-        CONTINUE WHEN n = 0;
-        moved := moved + n;
-        UPDATE penstock.slot_demand d SET missing = greatest(0, d.missing - n) WHERE d.model = wanted AND d.node_id = g.node_id;
-        PERFORM pg_notify('penstock', 'granted ' || g.node_id);
+    FOR pass IN 1..2 LOOP -- what each lacks of its share, then the rest
+        FOR g IN SELECT d.node_id,
+                        CASE WHEN pass = 1 THEN least(d.missing, penstock.slot_share(wanted, d.node_id) - h.held) ELSE d.missing END AS missing
+                   FROM penstock.slot_demand d
+                   JOIN penstock.hungry_nodes(wanted) h ON h.node_id = d.node_id
+                  WHERE d.model = wanted AND d.node_id <> holder AND d.missing > 0 AND penstock.node_online(d.node_id)
+                  ORDER BY h.held, d.since, d.node_id
+        LOOP
+            IF moved = 0 AND NOT penstock.node_online(holder) THEN
+                room := least(room, penstock.class_room(wanted, g.node_id));
+            END IF;
+            WITH given AS (
+                SELECT k.instance_id, k.number, k.token
+                  FROM unnest(instances, numbers, tokens) k(instance_id, number, token)
+                  JOIN penstock.slot s ON s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token
+                  JOIN penstock.instance i ON i.id = k.instance_id
+                 WHERE s.node_id = holder AND s.doubt_at IS NULL
+                   AND penstock.usable(i) AND k.number < i.slots AND NOT penstock.group_is_over(i)
+                 ORDER BY k.instance_id, k.number
+                 LIMIT greatest(0, least(g.missing, room - moved))
+            )
+            UPDATE penstock.slot s
+               SET node_id = g.node_id, token = nextval('penstock.token_seq'), leased_at = clock_timestamp()
+              FROM given x
+             WHERE s.instance_id = x.instance_id AND s.number = x.number AND s.token = x.token;
+            GET DIAGNOSTICS n = ROW_COUNT;
+            CONTINUE WHEN n = 0;
+            moved := moved + n;
+            UPDATE penstock.slot_demand d SET missing = greatest(0, d.missing - n) WHERE d.model = wanted AND d.node_id = g.node_id;
+            PERFORM pg_notify('penstock', 'granted ' || g.node_id);
+        END LOOP;
     END LOOP;
     DELETE FROM penstock.slot s
      USING unnest(instances, numbers, tokens) k(instance_id, number, token)

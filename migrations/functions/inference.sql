@@ -304,7 +304,7 @@ $$;
 
 -- hungry_nodes lists the live nodes that requested slots of a model within the last 3 seconds and
 -- got none, with the number of slots that they hold.
--- Callers: slot_share, class_slots, lease_slots, slot_contention.
+-- Callers: slot_share, class_slots, lease_slots, slot_contention, hand_over_slots; pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
     SELECT d.node_id, d.since,
@@ -384,7 +384,7 @@ $$;
 -- wants some. Where there are fewer slots than parties they take turns of 5 s: one whose turn is over
 -- may hold none. A single slot goes to and fro between the classes in the same way. Null: nobody goes
 -- without.
--- Callers: lease_slots, slot_contention; pkg/inference, pkg/gateway.
+-- Callers: lease_slots, slot_contention, hand_over_slots; pkg/inference, pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer

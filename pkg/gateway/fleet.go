@@ -148,6 +148,12 @@ func (f *fleet) drop(s SlotKey) {
 	}
 }
 
+// holds says whether a slot of the instance is the gateway's.
+func (i *instance) holds(s SlotKey) bool {
+	_, held := i.held[s]
+	return held
+}
+
 // take makes an idle slot of the instance busy.
 func (i *instance) take(estimate float64) SlotKey {
 	s := i.idle[len(i.idle)-1]
@@ -160,12 +166,17 @@ func (i *instance) take(estimate float64) SlotKey {
 
 // release ends a call on a slot. The slot is idle again if it is still held.
 func (i *instance) release(s SlotKey, estimate float64) {
-	i.flying--
-	i.queued = max(0, i.queued-estimate)
+	i.forget(estimate)
 	if busy, known := i.held[s]; known && busy {
 		i.held[s] = false
 		i.idle = append(i.idle, s)
 	}
+}
+
+// forget ends a call in the counts alone.
+func (i *instance) forget(estimate float64) {
+	i.flying--
+	i.queued = max(0, i.queued-estimate)
 }
 
 // Bounds on how long an instance without room is left alone.

@@ -92,11 +92,11 @@ func (g *gate) do(change func(now time.Time, p *Pool)) {
 }
 
 // settle follows every change of the pool: the timer is set to what is due next, and where requests wait
-// for slots the feeder is woken. Called with mu held.
+// for slots, or slots are to be given back, the feeder is woken. Called with mu held.
 func (g *gate) settle() {
 	g.peak = max(g.peak, g.pool.stock)
 	now := time.Now()
-	if g.need != nil && g.pool.wanted(now) > 0 {
+	if g.need != nil && (g.pool.wanted(now) > 0 || len(g.pool.left) > 0) {
 		g.need(g)
 	}
 	next := g.pool.Next()

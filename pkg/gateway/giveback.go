@@ -48,15 +48,21 @@ const (
 // surplus takes the idle slots that are not needed out of a pool: a quarter of those beyond 1.25 x the
 // recent peak + 2, and, while other nodes go without, all beyond what is in flight now and what waits,
 // or beyond the gateway's share. A pool that has not been called of late keeps none: the autoscaler takes slots that a
-// gateway holds for calls that run, and would never remove the last instance.
-func (l *Leases) surplus(g *gate, share int, contended bool) (out []SlotKey) {
+// gateway holds for calls that run, and would never remove the last instance. Where other gateways miss slots below the
+// share that each of them has, busy slots beyond it go to them when their calls end: a pool whose requests wait has
+// no idle ones.
+func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey) {
 	s := l.supplyOf(g.model)
 	g.do(func(now time.Time, p *Pool) {
 		s.peak = max(float64(g.peak), s.peak*peakFalls)
 		g.peak = p.stock
 		held, idle := p.fleet.held()
-		n := surplusOf(held, idle, p.stock+p.waiting, s.peak, share, contended)
+		n := surplusOf(held, idle, p.stock+p.waiting, s.peak, share.slots, contended)
 		out = p.Retire(now, n)
+		p.owe(0)
+		if contended {
+			p.owe(min(held-share.slots, share.short) - len(out) - len(p.left))
+		}
 	})
 	return out
 }

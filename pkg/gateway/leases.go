@@ -193,7 +193,14 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 	var oldest time.Time
 	var mode PoolMode
 	var policy PoolPolicy
-	g.do(func(now time.Time, p *Pool) { want, oldest, mode, policy = p.wanted(now), p.oldest(), p.mode, p.policy })
+	var out []SlotKey
+	g.do(func(now time.Time, p *Pool) {
+		want, oldest, mode, policy = p.wanted(now), p.oldest(), p.mode, p.policy
+		out = p.surrender()
+	})
+	if len(out) > 0 {
+		l.giveBack(ctx, g, out)
+	}
 	if want == 0 {
 		l.sated(model)
 		return time.Time{}

@@ -119,6 +119,8 @@ type Pool struct {
 	timeouts              timeouts
 	slacks                [classCount]slack
 	evictions             uint64
+	owed                  int       // busy slots that are to be given back when their calls end
+	left                  []SlotKey // those whose calls have ended; they stay busy until surrender takes them out
 	count                 Counts
 }
 
@@ -395,7 +397,13 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 	if u.Doubt {
 		p.fleet.drop(r.slot)
 	}
-	i.release(r.slot, r.estimate)
+	if p.owed > 0 && !u.Doubt && i.holds(r.slot) {
+		p.owed--
+		p.left = append(p.left, r.slot) // it stays busy: until the database has it back it is nobody else's
+		i.forget(r.estimate)
+	} else {
+		i.release(r.slot, r.estimate)
+	}
 	actual := milliseconds(u.Took)
 	if u.Busy {
 		actual = 0

@@ -101,18 +101,28 @@ func (s *store) preempt(ctx context.Context, model string, want int) (ordered in
 	return ordered, nil
 }
 
-const contendedSQL = `
-SELECT m.name, penstock.slot_share(m.name, $2)
-  FROM unnest($1::text[]) m(name)
- WHERE penstock.slot_share(m.name, $2) IS NOT NULL`
+// shareOf is what a gateway may hold of a model of which other nodes go without.
+type shareOf struct {
+	slots int
+	short int // slots that other gateways miss below the same share
+}
 
-// shares reads how many slots the gateway may hold of those models of which other nodes go without.
-func (s *store) shares(ctx context.Context, names []string) (map[string]int, error) {
-	shares := map[string]int{}
+const sharesSQL = `
+SELECT m.name, m.share,
+       coalesce((SELECT sum(least(d.missing, m.share - h.held))
+                   FROM penstock.hungry_nodes(m.name) h
+                   JOIN penstock.slot_demand d ON d.model = m.name AND d.node_id = h.node_id
+                  WHERE h.node_id <> $2 AND h.held < m.share AND penstock.node_online(h.node_id)), 0)
+  FROM (SELECT n.name, penstock.slot_share(n.name, $2) AS share FROM unnest($1::text[]) n(name)) m
+ WHERE m.share IS NOT NULL`
+
+// shares reads the gateway's shares of those models of which other nodes go without.
+func (s *store) shares(ctx context.Context, names []string) (map[string]shareOf, error) {
+	shares := map[string]shareOf{}
 	var name string
-	var share int
-	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, contendedSQL, names, s.node()), []any{&name, &share},
-		func() error {
+	var share shareOf
+	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, sharesSQL, names, s.node()),
+		[]any{&name, &share.slots, &share.short}, func() error {
 			shares[name] = share
 			return nil
 		})

@@ -73,6 +73,20 @@ func (p *Pool) Retire(now time.Time, n int) (out []SlotKey) {
 	return out
 }
 
+// owe sets how many busy slots are to be given back when their calls end.
+func (p *Pool) owe(n int) { p.owed = max(0, n) }
+
+// surrender takes the slots out that are owed and whose calls have ended, and returns them. Between this and their
+// return no comparison with the database may grant them again: the leases do both in one goroutine.
+func (p *Pool) surrender() []SlotKey {
+	out := p.left
+	p.left = nil
+	for _, s := range out {
+		p.fleet.drop(s)
+	}
+	return out
+}
+
 // idlest is the instance with the most idle slots.
 func (p *Pool) idlest() (best *instance) {
 	for _, i := range p.fleet.instances {
