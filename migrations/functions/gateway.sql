@@ -164,8 +164,8 @@ $$;
 
 -- preempt_durable orders the end of up to `want` runs of durable entries of a model, the youngest
 -- first: of each entry at most twice, none that has run for more than 80 percent of its usual time,
--- at most a quarter of the runs in a second, and none within the share of task nodes. Orders that their nodes have not read yet count
--- towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY.
+-- at most a quarter of the runs in a second, and none within the share of task nodes. Orders of the last 5 seconds whose runs
+-- have not ended yet count towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY.
 -- Locks: the advisory lock of the model's preemptions, then the rows of preemption.
 -- Callers: pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.preempt_durable(wanted text, gateway bigint, want integer) RETURNS integer
@@ -184,9 +184,11 @@ BEGIN
     usual := penstock.usual_run(wanted);
     SELECT count(*) INTO running FROM penstock.queue q JOIN penstock.lock l ON l.queue_id = q.id
      WHERE q.model = wanted AND q.kind = 'inference';
-    SELECT count(*), count(*) FILTER (WHERE p.taken_at IS NULL) INTO recent, pending
-      FROM penstock.queue q JOIN penstock.preemption p ON p.queue_id = q.id
-     WHERE q.model = wanted AND p.ordered_at > clock_timestamp() - interval '1 second';
+    SELECT count(*) FILTER (WHERE p.ordered_at > clock_timestamp() - interval '1 second'), count(l.token) INTO recent, pending
+      FROM penstock.queue q
+      JOIN penstock.preemption p ON p.queue_id = q.id
+      LEFT JOIN penstock.lock l ON l.queue_id = p.queue_id AND l.token = p.token
+     WHERE q.model = wanted AND p.ordered_at > clock_timestamp() - interval '5 seconds';
     INSERT INTO penstock.preemption AS p (queue_id, entry_id, token, node_id, gateway_id)
     SELECT l.queue_id, l.last_entry_id, l.token, l.node_id, gateway
       FROM penstock.queue q
