@@ -188,13 +188,12 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	if err := n.deliver(t.Webhook, deliveries, max(1, threads/2)); err != nil {
 		return nil, err
 	}
-	n.listener, err = newListener(cfg, n.task, n.inference.Pool.Wanted, log)
+	n.listener, err = newListener(cfg, n.task, n.inference, log)
 	return n, err
 }
 
 // newListener returns the duty that hears hints, or nil where the node finds work by polling alone.
-func newListener(cfg Config, task *tasknode.Node, wanted func(model string),
-	log *slog.Logger,
+func newListener(cfg Config, task *tasknode.Node, models *inference.Service, log *slog.Logger,
 ) (*invalidation.Listener, error) {
 	if !cfg.TaskNode.Hints {
 		return nil, nil
@@ -209,7 +208,8 @@ func newListener(cfg Config, task *tasknode.Node, wanted func(model string),
 		return nil, nil
 	}
 	return invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Wake: task.Wake, Cancelled: task.Cancelled, Slots: wanted, Log: log,
+		Conn: conn, Wake: task.Wake, Cancelled: task.Cancelled,
+		Slots: models.Noticed, Starting: models.Starting, Log: log,
 	}), nil
 }
 

@@ -31,6 +31,7 @@ END $$;
 -- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance or a backend made. A null ttl is none:
 -- the autoscaler registers an instance that its backend reported. began is when the start of the instance began. It returns
 -- what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it drains and no slot is held).
+-- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready.
 -- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before them,
 -- and those of fit_model_queue after them.
 -- Callers: pkg/scale, pkg/operator; psql.
@@ -79,6 +80,7 @@ BEGIN
         RETURNING * INTO found_;
         IF found_.id IS NOT NULL THEN
             PERFORM penstock.fit_model_queue(model);
+            PERFORM pg_notify('penstock', 'starting ' || model);
             PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server, coalesce(deployment, ''),
                                        jsonb_build_object('endpoint', endpoint, 'slots', slots));
             EXIT;
@@ -97,7 +99,7 @@ EXCEPTION
 END $$;
 
 -- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took. It tells
--- gateways by NOTIFY: requests may wait for the instance.
+-- gateways and nodes by NOTIFY: requests and entries may wait for the instance.
 -- Locks: a new row of cold_start.
 -- Callers: triggers instance_ready.
 CREATE OR REPLACE FUNCTION penstock.note_ready() RETURNS trigger

@@ -26,9 +26,11 @@ type Prober struct {
 	db       postgres.DB
 	registry *Registry
 	log      *slog.Logger
+	wake     chan struct{} // holds one
+	starts   chan struct{} // a place for each start that is watched
 
 	mu       sync.Mutex
-	running  map[int32]struct{} // instances that are being probed here
+	running  map[int32]struct{} // instances that are being probed here, and starts that are watched
 	answered time.Time          // the last time that the database told which probes are due
 	returned time.Time          // when it did so after a time without an answer
 }
@@ -59,6 +61,15 @@ func NewProber(config ProberConfig, db postgres.DB, registry *Registry, log *slo
 	log = cmp.Or(log, slog.Default())
 	return &Prober{
 		config: config.withDefaults(), db: db, registry: registry, log: log, running: map[int32]struct{}{},
+		wake: make(chan struct{}, 1), starts: make(chan struct{}, startsMax),
+	}
+}
+
+// Wake has Run probe what is due now: an instance was announced. It does not block.
+func (p *Prober) Wake() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -76,6 +87,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticks.C:
+		case <-p.wake:
 		}
 		p.renewClaims(ctx)
 		due, err := p.claimDue(ctx, p.config.AtOnce-len(room))
@@ -87,18 +99,40 @@ func (p *Prober) Run(ctx context.Context) error {
 		}
 		for _, id := range due {
 			room <- struct{}{}
-			probes.Go(func() {
-				defer func() { <-room }()
-				if err := p.probe(ctx, id); err != nil && ctx.Err() == nil {
-					p.log.Warn("probe instance", "instance", id, "error", err)
-				}
-			})
+			probes.Go(func() { p.serve(ctx, id, room) })
 		}
 		if time.Since(swept) > time.Minute {
 			swept = time.Now()
 			p.sweep(ctx)
 		}
 	}
+}
+
+// serve carries out a probe that was claimed, and gives back its place in room. A start is watched after
+// that.
+func (p *Prober) serve(ctx context.Context, id int32, room <-chan struct{}) {
+	p.mark(id)
+	defer p.unmark(id)
+	h, err := p.probe(ctx, id)
+	<-room
+	if err == nil && isStarting(h) {
+		err = p.watch(ctx, id, h)
+	}
+	if err != nil && ctx.Err() == nil {
+		p.log.Warn("probe instance", "instance", id, "error", err)
+	}
+}
+
+func (p *Prober) mark(id int32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running[id] = struct{}{}
+}
+
+func (p *Prober) unmark(id int32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.running, id)
 }
 
 // claimDueSQL claims up to $2 probes that are due, and that of an instance at once whose slots a node
@@ -143,6 +177,11 @@ func (p *Prober) renewClaims(ctx context.Context) {
 	p.mu.Lock()
 	running := slices.Collect(maps.Keys(p.running))
 	p.mu.Unlock()
+	p.renew(ctx, running...)
+}
+
+// renew keeps the claims on some probes.
+func (p *Prober) renew(ctx context.Context, running ...int32) {
 	if len(running) == 0 {
 		return
 	}
@@ -173,9 +212,6 @@ func (p *Prober) trusted(orphans []orphan, now time.Time) []orphan {
 	return slices.DeleteFunc(orphans, func(o orphan) bool { return o.Dead })
 }
 
-// startingInterval is the time between probes of an instance that starts.
-const startingInterval = 500 * time.Millisecond
-
 const orphansSQL = `SELECT slot_token, age, dead FROM penstock.orphan_slots($1)`
 
 type orphan struct {
@@ -194,34 +230,58 @@ UPDATE penstock.instance i
 
 const freeSQL = `SELECT penstock.free_slots($1, $2)`
 
-// probe asks one instance for its health, stores it, and frees slots that are stale.
-func (p *Prober) probe(ctx context.Context, instance int32) error {
-	p.mu.Lock()
-	p.running[instance] = struct{}{}
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.running, instance)
-	}()
-	e := p.registry.Endpoint(instance)
-	if e == nil {
-		return nil // just removed, or not usable, which the registry reports
+// probe asks one instance for its health, stores it, and frees slots that are stale. It returns the finding
+// that it stored; none where the instance was removed, or is not usable, which the registry reports.
+func (p *Prober) probe(ctx context.Context, instance int32) (found, error) {
+	e, err := p.endpoint(ctx, instance)
+	if e == nil || err != nil {
+		return found{}, err
 	}
 	// Before the probe: what was orphaned after the worker counted is not for this count to judge.
 	orphans, err := pgx.CollectRows(postgres.Query(ctx, p.db, orphansSQL, instance), pgx.RowToStructByPos[orphan])
 	if err != nil {
-		return fmt.Errorf("read orphaned slots: %w", err)
+		return found{}, fmt.Errorf("read orphaned slots: %w", err)
 	}
 	h := e.adapter.Probe(ctx)
 	if ctx.Err() != nil {
-		return ctx.Err()
+		return found{}, ctx.Err()
 	}
+	f := found{Health: h, before: e}
 	next := time.Duration(float64(p.config.Interval) * (0.75 + 0.5*rand.Float64()))
-	if h.State == worker.StateStarting || e.State == worker.StateStarting && h.State == worker.StateUnhealthy {
+	if isStarting(f) {
 		next = min(next, startingInterval) // requests may wait for it
 	}
-	if _, err := p.db.Exec(ctx, foundSQL, instance, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage,
+	if err := p.store(ctx, f, next); err != nil {
+		return found{}, err
+	}
+	stale := staleOrphans(p.trusted(orphans, time.Now()), h, e, p.config)
+	if len(stale) == 0 {
+		return f, nil
+	}
+	var freed int
+	if err := p.db.QueryRow(ctx, freeSQL, instance, stale).Scan(&freed); err != nil {
+		return f, fmt.Errorf("free stale slots: %w", err)
+	}
+	p.log.Info("stale slots freed", "model", e.Model.Name, "server", e.Server, "freed", freed, "state", h.State)
+	return f, nil
+}
+
+// endpoint is a registered instance. One that is not known here may have been announced since the registry was
+// read.
+func (p *Prober) endpoint(ctx context.Context, instance int32) (*Endpoint, error) {
+	if e := p.registry.Endpoint(instance); e != nil {
+		return e, nil
+	}
+	if err := p.registry.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	return p.registry.Endpoint(instance), nil
+}
+
+// store writes what a probe found, and after how long the next one is due.
+func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
+	h, e := f.Health, f.before
+	if _, err := p.db.Exec(ctx, foundSQL, e.ID, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage,
 		next); err != nil {
 		return fmt.Errorf("write down health: %w", err)
 	}
@@ -229,15 +289,6 @@ func (p *Prober) probe(ctx context.Context, instance int32) error {
 		p.log.Info("instance changed", "model", e.Model.Name, "server", e.Server, "from", e.State, "to", h.State,
 			"reason", h.Reason)
 	}
-	stale := staleOrphans(p.trusted(orphans, time.Now()), h, e, p.config)
-	if len(stale) == 0 {
-		return nil
-	}
-	var freed int
-	if err := p.db.QueryRow(ctx, freeSQL, instance, stale).Scan(&freed); err != nil {
-		return fmt.Errorf("free stale slots: %w", err)
-	}
-	p.log.Info("stale slots freed", "model", e.Model.Name, "server", e.Server, "freed", freed, "state", h.State)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ type Registry struct {
 	current atomic.Pointer[catalog]
 	pressed atomic.Pointer[map[int32]bool] // instances that are pressed, as last probed
 	reading sync.Mutex
+	wake    chan struct{} // holds one
 	changed []func()
 }
 
@@ -60,6 +62,7 @@ type Endpoint struct {
 	Labels   map[string]string
 	State    worker.HealthState // as last probed; empty before the first probe
 	Draining bool
+	Starts   bool // it has not been ready since it was started
 
 	quarantined time.Time // on this process's monotonic clock; zero: not
 	adapter     worker.Adapter
@@ -76,7 +79,7 @@ func (e *Endpoint) usable(now time.Time) bool {
 func NewRegistry(db postgres.DB, config worker.Config, poll time.Duration, log *slog.Logger) *Registry {
 	poll = cmp.Or(poll, time.Second)
 	log = cmp.Or(log, slog.Default())
-	r := &Registry{db: db, config: config, poll: poll, log: log}
+	r := &Registry{db: db, config: config, poll: poll, log: log, wake: make(chan struct{}, 1)}
 	r.current.Store(newCatalog())
 	return r
 }
@@ -93,8 +96,23 @@ func (r *Registry) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticks.C:
+		case <-r.wake:
 		}
 	}
+}
+
+// Wake has Run read the tables now if they have changed. It does not block.
+func (r *Registry) Wake() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// serves says whether an instance of the model is known that may be called.
+func (r *Registry) serves(model string) bool {
+	now := time.Now()
+	return slices.ContainsFunc(r.Endpoints(model), func(e *Endpoint) bool { return e.usable(now) })
 }
 
 // Refresh reads the tables if they have changed.
@@ -191,7 +209,8 @@ func (r *Registry) Endpoint(id int32) *Endpoint { return r.current.Load().instan
 const catalogSQL = `
 SELECT m.name, m.config, m.override, coalesce(i.id, 0), coalesce(i.server, ''), coalesce(i.endpoint, ''),
        coalesce(i.slots, 0), coalesce(i.labels, '{}'), coalesce(nullif(i.state, 'unknown'), ''), i.draining_at IS NOT NULL,
-       coalesce(greatest(0, extract(epoch FROM i.quarantined_until - clock_timestamp())), 0)::float8
+       coalesce(greatest(0, extract(epoch FROM i.quarantined_until - clock_timestamp())), 0)::float8,
+       coalesce(penstock.starts(i), false)
   FROM penstock.model m
   LEFT JOIN penstock.instance i ON i.model = m.name
  ORDER BY i.id`
@@ -208,7 +227,7 @@ func (r *Registry) read(ctx context.Context, old *catalog) (*catalog, error) {
 	)
 	_, err := pgx.ForEachRow(postgres.Query(ctx, r.db, catalogSQL), []any{
 		&name, &config, &override, &row.ID, &row.Server, &row.Address,
-		&row.Slots, &labels, &row.State, &row.Draining, &quarantine,
+		&row.Slots, &labels, &row.State, &row.Draining, &quarantine, &row.Starts,
 	}, func() error {
 		model, known := fresh.models[name]
 		if !known {

@@ -47,6 +47,19 @@ func NewService(config ServiceConfig, db postgres.DB, node func() invalidation.N
 	}
 }
 
+// Noticed is called when a gateway misses slots of a model, or an instance of it became ready. It does not
+// block.
+func (s *Service) Noticed(model string) {
+	s.Pool.Wanted(model)
+	if !s.Registry.serves(model) {
+		s.Registry.Wake() // entries may wait for that instance
+	}
+}
+
+// Starting is called when an instance of a model was announced: it is probed until it is ready. It does not
+// block.
+func (s *Service) Starting(string) { s.Prober.Wake() }
+
 // Duties are what the node runs beside itself. End the context of the pool's only when the node's
 // last run has ended.
 func (s *Service) Duties() map[string]func(ctx context.Context) error {

@@ -23,11 +23,13 @@ type ListenConfig struct {
 	// Cancelled is called with the id of a node of which an entry is to be cancelled; nil: nodes learn it with their
 	// next heartbeat. It must not block.
 	Cancelled func(node NodeID)
-	// Slots is called with the name of a model of which a gateway misses slots, Granted with the id of the gateway that
-	// some were handed over to. Either may be nil; neither must block.
-	Slots   func(model string)
-	Granted func(node NodeID)
-	Log     *slog.Logger // slog.Default if nil
+	// Slots is called with the name of a model of which a gateway misses slots or an instance became ready,
+	// Starting with that of a model of which an instance was announced, Granted with the id of the gateway that
+	// slots were handed over to. Each may be nil; none must block.
+	Slots    func(model string)
+	Starting func(model string)
+	Granted  func(node NodeID)
+	Log      *slog.Logger // slog.Default if nil
 
 	SelfTest   time.Duration // between round trips that show that hints arrive: 10 s
 	EchoWithin time.Duration // within which a round trip must come back: 5 s
@@ -198,12 +200,18 @@ func (l *Listener) pass(payload string) {
 	l.update(func(s *ListenStatus) { s.Heard++ })
 }
 
-// passSlots passes on a payload about slots, from penstock.lease_slots, penstock.preempt_durable and
-// penstock.hand_over_slots. It is false for any other.
+// passSlots passes on a payload about slots or instances, from penstock.lease_slots, penstock.preempt_durable,
+// penstock.hand_over_slots, penstock.announce_instance and penstock.note_ready. It is false for any other.
 func (l *Listener) passSlots(payload string) bool {
 	if model, ok := strings.CutPrefix(payload, "slots "); ok {
 		if l.cfg.Slots != nil {
 			l.cfg.Slots(model)
+		}
+		return true
+	}
+	if model, ok := strings.CutPrefix(payload, "starting "); ok {
+		if l.cfg.Starting != nil {
+			l.cfg.Starting(model)
 		}
 		return true
 	}

@@ -1,0 +1,82 @@
+package inference
+
+import (
+	"context"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// found is what a probe found of an instance that was known as before.
+type found struct {
+	worker.Health
+	before *Endpoint
+}
+
+// isStarting says whether requests may wait for the instance to become ready.
+func isStarting(f found) bool {
+	switch f.State {
+	case worker.StateStarting:
+		return true
+	case worker.StateUnhealthy: // nothing listens yet
+		return f.before.Starts || f.before.State == worker.StateStarting
+	}
+	return false
+}
+
+// Limits of the watch of starts.
+const (
+	startingInterval = 500 * time.Millisecond // between probes of a start that is not watched
+	startsMax        = 256                    // watched at once by a process
+	watchMax         = 30 * time.Minute       // of one start
+	watchStepMin     = 100 * time.Millisecond // between probes of a start that is watched
+	watchStepMax     = 250 * time.Millisecond
+)
+
+// watchStep is the time between two probes of a start that is watched for so long: a fiftieth, so that a
+// short start is not made longer by much, and a long one costs few probes.
+func watchStep(watched time.Duration) time.Duration {
+	return min(max(watched/50, watchStepMin), watchStepMax)
+}
+
+// watch probes a start in short steps until it ends, and stores what changes. The claim on its probe is
+// renewed meanwhile. Where too many are watched it returns, and the start is probed when that is due.
+func (p *Prober) watch(ctx context.Context, id int32, last found) error {
+	select {
+	case p.starts <- struct{}{}:
+	default:
+		return nil
+	}
+	defer func() { <-p.starts }()
+	p.renew(ctx, id)
+	began := time.Now()
+	for stored := began; time.Since(began) < watchMax; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(watchStep(time.Since(began))):
+		}
+		e := p.registry.Endpoint(id)
+		if e == nil {
+			return nil
+		}
+		h := e.adapter.Probe(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		before := *e
+		before.Starts, before.State = true, last.State
+		next := found{Health: h, before: &before}
+		if h.State == last.State && h.Reason == last.Reason && time.Since(stored) < p.config.Interval {
+			continue
+		}
+		if err := p.store(ctx, next, p.claimed()); err != nil {
+			return err
+		}
+		if !isStarting(next) {
+			return nil
+		}
+		last, stored = next, time.Now()
+	}
+	return nil
+}
