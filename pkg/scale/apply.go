@@ -120,11 +120,15 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup) error {
 			continue
 		}
 		calls.Go(func() {
-			defer a.end(s.Name)
 			ctx, cancel := context.WithTimeout(ctx, roundMax)
 			defer cancel()
-			if err := a.reconcile(ctx, s); err != nil && ctx.Err() == nil {
+			starts, err := a.reconcile(ctx, s)
+			if err != nil && ctx.Err() == nil {
 				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
+			}
+			a.end(s.Name)
+			if starts {
+				a.nudge() // they are registered at once
 			}
 		})
 	}
@@ -169,22 +173,22 @@ SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NO
  ORDER BY n.server`
 
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
-// and gives the order.
-func (a *applier) reconcile(ctx context.Context, s share) error {
+// and gives the order. It says whether it ordered starts from a backend that lists them.
+func (a *applier) reconcile(ctx context.Context, s share) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
 	place, err := placeOf(backend, s)
 	if err != nil {
-		return errors.Join(err, a.note(ctx, s, err))
+		return false, errors.Join(err, a.note(ctx, s, err))
 	}
 	found, err := backend.List(ctx, s.deployment())
 	listed := err == nil
 	if err != nil && !errors.Is(err, ErrUnlisted) {
-		return errors.Join(err, a.note(ctx, s, err))
+		return false, errors.Join(err, a.note(ctx, s, err))
 	}
 	registered, err := pgx.CollectRows(postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model),
 		pgx.RowToStructByName[registration])
 	if err != nil {
-		return fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
+		return false, fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
 	}
 	todo := plan(s, registered, found, listed, time.Now())
 	if !listed && todo.order != nil && !a.isNews(s, todo.order) {
@@ -192,29 +196,29 @@ func (a *applier) reconcile(ctx context.Context, s share) error {
 	}
 	if err := a.write(ctx, s, place, todo); err != nil {
 		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
-		return errors.Join(err, a.note(ctx, s, err))
+		return false, errors.Join(err, a.note(ctx, s, err))
 	}
 	if s.SeenAt == nil {
 		a.seen()
 	}
 	if todo.order == nil {
-		return nil
+		return false, nil
 	}
 	if err := backend.Apply(ctx, *todo.order); err != nil {
 		if errors.Is(err, ErrNoRoom) {
 			err = errors.Join(err, a.exec(ctx, noRoomSQL, s.Name))
 			if todo.rolls { // for one more than desired: the next round drains one first
-				return nil
+				return false, nil
 			}
 		}
 		a.count(func(st *OrderStatus) { st.Failed++ })
-		return errors.Join(err, a.fail(ctx, s, err))
+		return false, errors.Join(err, a.fail(ctx, s, err))
 	}
 	a.count(func(st *OrderStatus) { st.Applied++ })
 	a.mu.Lock()
 	a.removed[s.Name] = strings.Join(todo.order.Remove, " ")
 	a.mu.Unlock()
-	return a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed)
+	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed)
 }
 
 // placeOf is where the instances of a deployment are that a backend starts; empty where it is bound to no place. It

@@ -93,10 +93,10 @@ func (s *Duty) Run(ctx context.Context) error {
 	group.Go(func() error { return s.applier.run(ctx) })
 	group.Go(func() error {
 		l := duty.Loop{Name: "scale", Pause: s.cfg.Pause, Log: s.cfg.Log}
+		var woken pace
 		ticks := time.NewTicker(s.cfg.Pause)
 		defer ticks.Stop()
 		return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
-			began := time.Now()
 			err := s.Pass(ctx)
 			if err != nil {
 				return s.cfg.Pause, err
@@ -105,10 +105,10 @@ func (s *Duty) Run(ctx context.Context) error {
 			case <-ctx.Done():
 			case <-ticks.C:
 			case <-reported:
-				return max(0, wokenPause-time.Since(began)), nil
+				return woken.wait(time.Now()), nil
 			case <-s.wake:
 				s.count(func(st *DutyStatus) { st.Woken++ })
-				return max(0, wokenPause-time.Since(began)), nil
+				return woken.wait(time.Now()), nil
 			}
 			return 0, nil
 		})
@@ -116,8 +116,25 @@ func (s *Duty) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// wokenPause is the least time between two passes: pushes may come at any rate.
-const wokenPause = 200 * time.Millisecond
+// Bounds of passes beside the tick: pushes and reports of backends may come at any rate. The first request of a
+// model needs three: one makes its deployment, the report of its backend is followed by one that decides, and the
+// next request may be of another model.
+const (
+	wokenPause = 200 * time.Millisecond // between two in the long run
+	wokenBurst = 5                      // at once
+)
+
+// pace spaces passes by the generic cell rate algorithm of ATM. Its zero value permits a burst.
+type pace struct {
+	full time.Time // when a burst is permitted again
+}
+
+// wait is how long the next pass has to wait; it counts that pass.
+func (p *pace) wait(now time.Time) time.Duration {
+	left := max(0, p.full.Sub(now))
+	p.full = now.Add(left + wokenPause)
+	return max(0, left-(wokenBurst-1)*wokenPause)
+}
 
 // WakeQueue has the duty decide at once if the queue's model has no instance. It does not block.
 func (s *Duty) WakeQueue(queue int32) {
