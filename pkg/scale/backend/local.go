@@ -32,7 +32,8 @@ type Local struct {
 	cfg LocalConfig
 
 	mu    sync.Mutex
-	ended map[string]string // how processes that this leader started have ended
+	ended map[string]string    // how processes that this leader started have ended
+	seen  map[string]time.Time // when an instance was last found to have processes
 }
 
 // LocalConfig says where records are kept and what may be run. Dir and Commands are required.
@@ -89,24 +90,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of local instances: %w", err)
 	}
-	return &Local{cfg: cfg, ended: map[string]string{}}, nil
-}
-
-// record is the file of an instance. It is written before its process is started: a record without a process is
-// a start that failed, and a process of which the record does not know the id is found by its environment.
-type record struct {
-	Name         string    `json:"name"`
-	Deployment   string    `json:"deployment"`
-	Model        string    `json:"model"`
-	TemplateHash string    `json:"template_hash,omitempty"`
-	Endpoint     string    `json:"endpoint"`
-	Slots        int       `json:"slots"`
-	Device       string    `json:"device,omitempty"`
-	Began        time.Time `json:"began"`
-	PID          int       `json:"pid,omitempty"` // of the first process, and of its group
-	Started      uint64    `json:"started,omitempty"`
-	Boot         string    `json:"boot,omitempty"` // with Started tells it from a later process of that id
-	Stopping     time.Time `json:"stopping,omitzero"`
+	return &Local{cfg: cfg, ended: map[string]string{}, seen: map[string]time.Time{}}, nil
 }
 
 // Names of environment variables by which processes are found again.
@@ -194,8 +178,8 @@ func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.Backen
 		}
 		switch {
 		case state == gone && !r.Stopping.IsZero():
-			if err := os.Remove(l.path(r.Name)); err != nil {
-				return nil, fmt.Errorf("forget local instance: %w", err)
+			if err := l.forget(r.Name); err != nil {
+				return nil, err
 			}
 			continue
 		case !r.Stopping.IsZero():
@@ -370,12 +354,14 @@ func (l *Local) spawn(
 		l.note(r.Name, err.Error())
 		return fmt.Errorf("start %s: %w", r.Name, err)
 	}
+	l.sees(r.Name)
+	// Before anything waits for it: until then it has its entry among the processes, also where it has ended.
+	p, found, err := lookUp(context.WithoutCancel(ctx), cmd.Process.Pid)
 	go func() { // without it the process would stay a zombie as long as this leader lives
 		err := cmd.Wait()
 		l.note(r.Name, fmt.Sprintf("ended: %v, see %s", cmp.Or(err, errors.New("exit status 0")), log.Name()))
 	}()
 	// The record is complete or has no id: what is missing is found by the environment of the process.
-	p, found, err := lookUp(context.WithoutCancel(ctx), cmd.Process.Pid)
 	if err != nil || !found {
 		return err
 	}
@@ -389,10 +375,7 @@ func (l *Local) spawn(
 // stop asks the processes of an instance to end. It is forgotten when none is left.
 func (l *Local) stop(r record, state condition, all []running) error {
 	if state == gone {
-		if err := os.Remove(l.path(r.Name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("forget local instance: %w", err)
-		}
-		return nil
+		return l.forget(r.Name)
 	}
 	if r.Stopping.IsZero() {
 		r.Stopping = time.Now()
@@ -409,52 +392,23 @@ func (l *Local) note(name, text string) {
 	l.ended[name] = text
 }
 
+// sees notes that an instance has processes; saw says whether it had some a moment ago.
+func (l *Local) sees(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen[name] = time.Now()
+}
+
+func (l *Local) saw(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Since(l.seen[name]) < sessionKept
+}
+
 func (l *Local) howEnded(name string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return cmp.Or(l.ended[name], "its process is gone")
-}
-
-func (l *Local) path(name string) string { return filepath.Join(l.cfg.Dir, name+".json") }
-
-// write replaces a record in one step: a leader that dies leaves the old one or the new one.
-func (l *Local) write(r record) error {
-	text, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("write the record of %s: %w", r.Name, err)
-	}
-	fresh := l.path(r.Name) + ".new"
-	if err := os.WriteFile(fresh, text, 0o600); err != nil {
-		return fmt.Errorf("write the record of %s: %w", r.Name, err)
-	}
-	if err := os.Rename(fresh, l.path(r.Name)); err != nil {
-		return fmt.Errorf("write the record of %s: %w", r.Name, err)
-	}
-	return nil
-}
-
-func (l *Local) records() ([]record, error) {
-	entries, err := os.ReadDir(l.cfg.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("list records of local instances: %w", err)
-	}
-	var all []record
-	for _, entry := range entries {
-		if filepath.Ext(entry.Name()) != ".json" {
-			continue
-		}
-		path := filepath.Join(l.cfg.Dir, entry.Name())
-		text, err := os.ReadFile(path) //nolint:gosec // a record of ours
-		if err != nil {
-			return nil, fmt.Errorf("read the record of a local instance: %w", err)
-		}
-		var r record
-		if err := json.Unmarshal(text, &r); err != nil {
-			return nil, fmt.Errorf("read the record %s: %w", path, err)
-		}
-		all = append(all, r)
-	}
-	return all, nil
 }
 
 // freeDevice is a device that no live process has. Without devices there is nothing to choose.

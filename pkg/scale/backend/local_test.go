@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,6 +35,7 @@ func (m machine) leader() *Local {
 		"devices": {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0", "1"}},
 		"fails":   {Command: []string{"sh", "-c", "exit 3"}, Endpoint: "http://127.0.0.1:${PORT}"},
 		"forks":   {Command: []string{"sh", "-c", "trap '' TERM; sleep 1000 & sleep 1; exit 3"}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0"}},
+		"leaves":  {Command: []string{"sh", "-c", "env -i sleep 1000 & exit 3"}, Endpoint: "http://127.0.0.1:${PORT}"},
 		"absent":  {Command: []string{"/no/such/program"}, Endpoint: "http://127.0.0.1:${PORT}"},
 	}})
 	if err != nil {
@@ -228,6 +232,82 @@ func TestALaterProcessWithTheSameIDIsNotTheInstance(t *testing.T) {
 		if err != nil || state != gone {
 			t.Errorf("%s: state %d, %+v, %v", name, state, all, err)
 		}
+	}
+}
+
+// A process may end before its record is complete, and leave one that nothing marks: its session has that one.
+func TestWhatAProcessThatEndedAtOnceLeavesIsEnded(t *testing.T) {
+	const starts = 20
+	m := newMachine(t)
+	l := m.leader()
+	m.apply(l, order("leaves", starts))
+	records, err := l.records()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sessions := map[int]bool{}
+	for _, r := range records {
+		if r.PID == 0 {
+			t.Errorf("the record of %s has no process", r.Name)
+		}
+		sessions[r.PID] = true
+	}
+	m.until(l, func(f []scale.BackendInstance) bool {
+		return len(f) == starts && !slices.ContainsFunc(f, func(i scale.BackendInstance) bool { return i.State != scale.InstanceFailed })
+	})
+	var names []string
+	for _, i := range m.list(l) {
+		names = append(names, i.Name)
+	}
+	m.apply(l, order("leaves", 0, names...))
+	m.until(l, func(f []scale.BackendInstance) bool { return len(f) == 0 })
+	all, err := everyProcess(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if sessions[p.session] && p.session != 0 && !p.ended {
+			t.Errorf("%+v is left", p)
+		}
+	}
+}
+
+// The id of an instance's first process may be that of a later group or session when all of the instance has ended.
+func TestALaterGroupOfTheSameIDIsNotTheInstance(t *testing.T) {
+	for name, attributes := range map[string]*syscall.SysProcAttr{"group": {Setpgid: true}, "session": {Setsid: true}} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			l := m.leader()
+			leader := exec.Command("sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
+			leader.SysProcAttr = attributes
+			said, err := leader.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			member, err := strconv.Atoi(strings.TrimSpace(string(said)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = syscall.Kill(member, syscall.SIGKILL) })
+			boot, err := bootID()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name == "group" {
+				l.sees("own-1")
+			}
+			r := record{Name: "own-1", Deployment: "own", Model: "llama", PID: leader.Process.Pid, Started: 1, Boot: boot}
+			if err := l.write(r); err != nil {
+				t.Fatal(err)
+			}
+			if found := m.list(l); len(found) != 1 || found[0].State != scale.InstanceFailed {
+				t.Errorf("%+v", found)
+			}
+			m.apply(l, order("waits", 0, "own-1"))
+			if p, found, err := lookUp(t.Context(), member); err != nil || !found || p.ended {
+				t.Errorf("a process of another group was ended: %+v, %v, %v", p, found, err)
+			}
+		})
 	}
 }
 

@@ -7,12 +7,14 @@ import (
 	"os"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // running is a process as the system reports it.
 type running struct {
 	pid     int
 	group   int    // 0 where the system does not tell
+	session int    // 0 where the system does not tell
 	started uint64 // changes with each process that gets the id, and with nothing else; see bootID
 	ended   bool   // a zombie: nothing waited for it yet
 }
@@ -28,6 +30,9 @@ const (
 
 // errUnknown is wrapped where the processes of an instance cannot be read: it may run.
 var errUnknown = errors.New("cannot tell whether it runs")
+
+// sessionKept is for how long after an instance was seen the session of its first process is taken for its own.
+const sessionKept = 10 * time.Second
 
 // processes are those of an instance, the one that was started first. It fills in an id that the record lacks.
 // An error means that the answer is unknown, and never that there is none.
@@ -48,25 +53,17 @@ func (l *Local) processes(ctx context.Context, r *record) (condition, []running,
 			return unknown(err)
 		}
 		if found && !first.ended && first.started == r.Started {
+			l.sees(r.Name)
 			return alive, []running{first}, nil
 		}
 	}
 	reused := found && first.started != r.Started
-	all, err := everyProcess(ctx)
+	own, err := l.members(ctx, r, reused)
 	if err != nil {
 		return unknown(err)
 	}
-	var own []running
-	for _, p := range all {
-		mine := r.PID != 0 && p.group == r.PID && !reused
-		if !mine && !p.ended {
-			if mine, err = l.marked(ctx, p, r.Name); err != nil {
-				return unknown(err)
-			}
-		}
-		if mine && !p.ended {
-			own = append(own, p)
-		}
+	if len(own) > 0 {
+		l.sees(r.Name)
 	}
 	switch {
 	case len(own) == 0:
@@ -80,6 +77,39 @@ func (l *Local) processes(ctx context.Context, r *record) (condition, []running,
 	}
 	r.PID, r.Started, r.Boot = own[0].pid, own[0].started, boot
 	return alive, own, l.write(*r)
+}
+
+// members are the processes that an instance has left when its first one is not known or has ended: those that carry
+// its mark, and those of its session. The system gives the id of a session to no process while one is in it, so that
+// the others are its own where one of them is marked, or was a moment ago; after that the id may be that of
+// another session.
+func (l *Local) members(ctx context.Context, r *record, reused bool) ([]running, error) {
+	all, err := everyProcess(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var own, unmarked []running
+	certain := l.saw(r.Name)
+	for _, p := range all {
+		if p.ended {
+			continue
+		}
+		mine, err := l.marked(ctx, p, r.Name)
+		if err != nil {
+			return nil, err
+		}
+		inSession := r.PID != 0 && p.session == r.PID && !reused
+		certain = certain || mine && inSession
+		if mine {
+			own = append(own, p)
+		} else if inSession {
+			unmarked = append(unmarked, p)
+		}
+	}
+	if certain {
+		own = append(own, unmarked...)
+	}
+	return own, nil
 }
 
 // marked says whether a process, or the one that started it, was started as an instance.

@@ -34,13 +34,16 @@ func lookUp(_ context.Context, pid int) (running, bool, error) {
 	}
 	// The name of the program is in parentheses, and may contain anything.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	const state, group, start = 0, 2, 19 // fields 3, 5 and 22
+	const state, group, session, start = 0, 2, 3, 19 // fields 3, 5, 6 and 22
 	if len(fields) <= start {
 		return running{}, false, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields)+2)
 	}
 	p := running{pid: pid, ended: bytes.ContainsAny(fields[state], "ZXx")}
 	if p.group, err = strconv.Atoi(string(fields[group])); err != nil {
 		return running{}, false, fmt.Errorf("/proc/%d/stat: process group: %w", pid, err)
+	}
+	if p.session, err = strconv.Atoi(string(fields[session])); err != nil {
+		return running{}, false, fmt.Errorf("/proc/%d/stat: session: %w", pid, err)
 	}
 	if p.started, err = strconv.ParseUint(string(fields[start]), 10, 64); err != nil {
 		return running{}, false, fmt.Errorf("/proc/%d/stat: start: %w", pid, err)
