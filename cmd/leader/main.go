@@ -218,6 +218,7 @@ func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err e
 type pools struct {
 	api, duties, election *pgxpool.Pool
 	dashboard             *pgxpool.Pool // nil where there is no dashboard
+	keda                  *pgxpool.Pool // nil where KEDA is not answered
 }
 
 func open(ctx context.Context, cfg Config) (*pools, error) {
@@ -248,11 +249,21 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 		}
 		p.dashboard = pool
 	}
+	if cfg.Leader.Scale.KEDA != "" {
+		pool, err := postgres.Open(ctx, postgres.Config{
+			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 2, StatementTimeout: 5 * time.Second,
+		})
+		if err != nil {
+			p.close()
+			return nil, err
+		}
+		p.keda = pool
+	}
 	return p, nil
 }
 
 func (p *pools) close() {
-	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.election, p.dashboard} {
+	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.election, p.dashboard, p.keda} {
 		if pool != nil {
 			pool.Close()
 		}

@@ -81,7 +81,7 @@ const kedaStreamsMax = 100
 // serveKEDA answers KEDA until ctx ends. Every leader does, also one that is not elected: the numbers are rows.
 func (l *leader) serveKEDA(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(grpc.MaxConcurrentStreams(kedaStreamsMax))
-	keda.New(keda.Config{DB: l.pools.api, Log: l.log}).Register(server)
+	keda.New(keda.Config{DB: l.pools.keda, Log: l.log}).Register(server)
 	stop := context.AfterFunc(ctx, server.Stop)
 	defer stop()
 	l.log.InfoContext(ctx, "answers KEDA", "listen", listener.Addr().String())

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -34,7 +35,8 @@ type Config struct {
 // metric is the number of instances that were decided, and its target is 1.
 type External struct {
 	externalscaler.UnimplementedExternalScalerServer
-	cfg Config
+	cfg   Config
+	reads singleflight.Group // one statement at a time serves all streams and calls
 
 	mu    sync.Mutex
 	known map[string]number
@@ -60,39 +62,68 @@ func (s *External) Register(to grpc.ServiceRegistrar) {
 	externalscaler.RegisterExternalScalerServer(to, s)
 }
 
-// numberSQL reads the number of a deployment whose decisions are to be applied. Several deployments of a model have
-// a share each.
-const numberSQL = `
-SELECT d.backend, d.mode IN ('advise', 'disabled')
+// numbersSQL reads the numbers of all deployments, and whether they are to be applied. Several deployments of a model
+// have a share each.
+const numbersSQL = `
+SELECT d.name, d.backend, d.mode IN ('advise', 'disabled')
        OR EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS held,
        s.desired, extract(epoch FROM clock_timestamp() - t.decided_at)::float8 AS age
   FROM penstock.deployment d
   LEFT JOIN penstock.deployment_state s ON s.name = d.name AND s.decided_at IS NOT NULL
-  LEFT JOIN penstock.scale_state t ON t.model = d.model
- WHERE d.name = $1`
+  LEFT JOIN penstock.scale_state t ON t.model = d.model`
 
 var (
 	errHeld      = errors.New("scaling is off, or the mode of the deployment permits no change")
 	errUndecided = errors.New("there is no decision about the deployment yet")
 )
 
+// decided is a deployment with its number.
+type decided struct {
+	Name    string
+	Backend string
+	Held    bool
+	Desired *int
+	Age     *float64
+}
+
+// sheet is all deployments as they were at a time on the clock of this process.
+type sheet struct {
+	asked time.Time
+	rows  map[string]decided
+}
+
+// readAll reads all deployments. Those who ask while a statement is under way get its answer: many streams use one
+// connection.
+func (s *External) readAll(ctx context.Context) (sheet, error) {
+	answer := s.reads.DoChan("", func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
+		defer cancel()
+		all := sheet{time.Now(), map[string]decided{}}
+		rows, err := pgx.CollectRows(postgres.Query(ctx, s.cfg.DB, numbersSQL), pgx.RowToStructByName[decided])
+		for _, row := range rows {
+			all.rows[row.Name] = row
+		}
+		return all, err
+	})
+	select {
+	case <-ctx.Done():
+		return sheet{}, ctx.Err()
+	case result := <-answer:
+		all, _ := result.Val.(sheet)
+		return all, result.Err
+	}
+}
+
 // read returns the number of a deployment from the database.
 func (s *External) read(ctx context.Context, deployment string) (number, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	type row struct {
-		Backend string
-		Held    bool
-		Desired *int
-		Age     *float64
-	}
-	asked := time.Now()
-	found, err := pgx.CollectOneRow(postgres.Query(ctx, s.cfg.DB, numberSQL, deployment), pgx.RowToStructByName[row])
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return number{}, status.Errorf(codes.NotFound, "deployment %q does not exist", deployment)
-	case err != nil:
+	all, err := s.readAll(ctx)
+	if err != nil {
 		return number{}, fmt.Errorf("read deployment %q: %w", deployment, err)
+	}
+	found, exists := all.rows[deployment]
+	switch {
+	case !exists:
+		return number{}, status.Errorf(codes.NotFound, "deployment %q does not exist", deployment)
 	case found.Backend != "keda":
 		return number{}, status.Errorf(codes.FailedPrecondition, "deployment %q has backend %s, not keda", deployment,
 			found.Backend)
@@ -101,7 +132,7 @@ func (s *External) read(ctx context.Context, deployment string) (number, error) 
 	case found.Desired == nil || found.Age == nil:
 		return number{}, errUndecided
 	}
-	return number{*found.Desired, asked.Add(-time.Duration(*found.Age * float64(time.Second)))}, nil
+	return number{*found.Desired, all.asked.Add(-time.Duration(*found.Age * float64(time.Second)))}, nil
 }
 
 // current is the number of a deployment: read now, or the last one that was read and is not too old. Without either it

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -207,4 +210,40 @@ func TestAStreamSaysEachChange(t *testing.T) {
 	if status.Code(err) != codes.NotFound {
 		t.Errorf("a stream about an unknown deployment ends in %v", err)
 	}
+}
+
+// counted is a database that counts statements, and answers none before it is let go.
+type counted struct {
+	postgres.DB
+	begun *atomic.Int32
+	hold  chan struct{}
+}
+
+var errAway = errors.New("connection refused")
+
+func (c counted) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	c.begun.Add(1)
+	<-c.hold
+	return nil, errAway
+}
+
+func TestManyCallersShareOneStatement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := counted{begun: new(atomic.Int32), hold: make(chan struct{})}
+		scaler := New(Config{DB: db})
+		var callers sync.WaitGroup
+		for range 200 {
+			callers.Go(func() {
+				if _, err := scaler.read(t.Context(), "llama"); !errors.Is(err, errAway) {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		if n := db.begun.Load(); n != 1 {
+			t.Errorf("%d statements for 200 callers at once", n)
+		}
+		close(db.hold)
+		callers.Wait()
+	})
 }
