@@ -34,6 +34,7 @@ type simulation struct {
 	slo, cold, warm time.Duration
 	from, until     string
 	zero, faults    bool
+	bound           bool
 	picture         string
 }
 
@@ -56,6 +57,8 @@ func scaleSimulate(a *app) *cobra.Command {
 	flags.StringVar(&s.until, "until", "", "the moment behind the last")
 	flags.BoolVar(&s.zero, "to-zero", false, "models may have no instance, for sparse loads")
 	flags.BoolVar(&s.faults, "faults", false, "cold starts vary, 5 % never end, an instance dies each hour")
+	flags.BoolVar(&s.bound, "bound", false,
+		"under HPA, KEDA and Knative a request waits at the instance that it is given to as it arrives")
 	flags.StringVar(&s.picture, "picture", "", "write the frontiers to this file as SVG")
 	c.RunE = func(*cobra.Command, []string) error {
 		loads, err := s.loads()
@@ -91,6 +94,7 @@ func (s simulation) loads() ([]simulate.Load, error) {
 	for i := range loads {
 		l := loads[i].Times(s.times)
 		l.Slots, l.Max, l.SLO, l.Cold, l.Warm = s.slots, s.max, s.slo.Seconds(), s.cold.Seconds(), s.warm.Seconds()
+		l.Bound = s.bound
 		if s.zero {
 			l.Tail = (2 * time.Hour).Seconds()
 		}

@@ -22,6 +22,7 @@ type instance struct {
 	slots    []slot  // free from these times on
 	draining bool
 	stuck    bool
+	queue    []Request // bound to it, in order of arrival; see Load.Bound
 }
 
 type slot struct {
@@ -76,11 +77,18 @@ func newFleet(load Load, faults Faults, initial int) *fleet {
 func (f *fleet) advance(now float64) {
 	f.die(now)
 	for f.next < len(f.load.Requests) && f.load.Requests[f.next].At <= now {
-		f.queue = append(f.queue, f.load.Requests[f.next])
+		request := f.load.Requests[f.next]
+		if !f.load.Bound || !f.bind(request, request.At) {
+			f.queue = append(f.queue, request)
+		}
 		f.next++
 		f.arrived++
 	}
-	f.serve(now)
+	if f.load.Bound {
+		f.serveBound(now)
+	} else {
+		f.serve(now)
+	}
 	if now > f.load.Warm {
 		f.gpu += float64(len(f.instances)) * (now - f.last)
 	}
@@ -97,22 +105,75 @@ func (f *fleet) serve(now float64) {
 		if free == nil || free.free > now {
 			break
 		}
-		begin := max(request.At, free.free)
-		free.free, free.job = begin+request.Service, request
-		if request.At >= f.load.Warm {
-			f.waits = append(f.waits, begin-request.At)
-		} else {
-			f.skipped++
-		}
-		if f.service == 0 {
-			f.service = request.Service
-		}
-		f.service += (request.Service - f.service) / 50
+		f.begin(request, free)
 		head++
 	}
 	f.queue = f.queue[head:]
 	if head > 0 && len(f.queue) == 0 {
 		f.queue = nil
+	}
+}
+
+// begin gives a slot to a request, when both are there.
+func (f *fleet) begin(request *Request, free *slot) {
+	at := max(request.At, free.free)
+	free.free, free.job = at+request.Service, request
+	if request.At >= f.load.Warm {
+		f.waits = append(f.waits, at-request.At)
+	} else {
+		f.skipped++
+	}
+	if f.service == 0 {
+		f.service = request.Service
+	}
+	f.service += (request.Service - f.service) / 50
+}
+
+// bind gives a request to the ready instance with the fewest requests. It is false where none is ready.
+func (f *fleet) bind(request Request, at float64) bool {
+	var best *instance
+	fewest := 0
+	for _, i := range f.instances {
+		if i.draining || i.stuck || i.ready > at {
+			continue
+		}
+		f.serveOwn(i, at)
+		if n := i.busyAt(at) + len(i.queue); best == nil || n < fewest {
+			best, fewest = i, n
+		}
+	}
+	if best != nil {
+		best.queue = append(best.queue, request)
+	}
+	return best != nil
+}
+
+// serveBound binds what came while no instance was ready, and serves the queue of each instance.
+func (f *fleet) serveBound(now float64) {
+	for len(f.queue) > 0 && f.bind(f.queue[0], now) {
+		f.queue = f.queue[1:]
+	}
+	for _, i := range f.instances {
+		f.serveOwn(i, now)
+	}
+}
+
+// serveOwn gives the requests that are bound to an instance to its slots that became free until now.
+func (f *fleet) serveOwn(i *instance, now float64) {
+	for len(i.queue) > 0 {
+		free := &i.slots[0]
+		for k := range i.slots {
+			s := &i.slots[k]
+			s.free = max(s.free, i.ready)
+			if s.free < free.free {
+				free = s
+			}
+		}
+		if free.free > now {
+			return
+		}
+		f.begin(&i.queue[0], free)
+		i.queue = i.queue[1:]
 	}
 }
 
@@ -164,13 +225,14 @@ func (f *fleet) requeue(i *instance, now float64) {
 			f.retried++
 		}
 	}
+	f.queue = append(f.queue, i.queue...)
 }
 
 // remove drops the drained instances.
 func (f *fleet) remove(now float64) {
 	kept := f.instances[:0]
 	for _, i := range f.instances {
-		if i.draining && (i.stuck || i.ready > now || i.busyAt(now) == 0) {
+		if i.draining && (i.stuck || i.ready > now || i.busyAt(now)+len(i.queue) == 0) {
 			continue
 		}
 		kept = append(kept, i)
@@ -243,6 +305,7 @@ func (f *fleet) observe(now float64) scale.Obs {
 	}
 	f.arrived = 0
 	for _, i := range f.instances {
+		o.Waiting += len(i.queue)
 		if !i.stuck && i.ready <= now {
 			o.Running += i.busyAt(now)
 		}

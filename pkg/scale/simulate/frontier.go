@@ -22,6 +22,7 @@ type Point struct {
 type Contender struct {
 	Name     string
 	Settings []Setting
+	Bound    bool // requests are bound to instances as they arrive, where Load.Bound is set
 }
 
 // Setting makes a scaler for a load.
@@ -45,9 +46,7 @@ func Contenders(load Load, zero bool) []Contender {
 	all := []Contender{{Name: "penstock", Settings: penstockSettings(base, zero)}}
 	all = append(all, hpaContender(base, zero), replicateContender(base, false), replicateContender(base, true))
 	all = append(all, knativeContender(load, least), utilizationContender(base))
-	return append(all, staticContender(load), Contender{Name: "clairvoyant", Settings: []Setting{{
-		Name: "bound", New: func(load Load) Scaler { return NewClairvoyant(load, 0.5) },
-	}}})
+	return append(all, staticContender(load), clairvoyantContender())
 }
 
 func seconds(s float64) scale.Seconds { return scale.Seconds(s * float64(time.Second)) }
@@ -78,7 +77,7 @@ func penstockSettings(base scale.Policy, zero bool) []Setting {
 }
 
 func hpaContender(base scale.Policy, zero bool) Contender {
-	c := Contender{Name: "hpa"}
+	c := Contender{Name: "hpa", Bound: true}
 	p := base
 	p.Algorithm = scale.HPA
 	if zero {
@@ -119,7 +118,7 @@ func replicateContender(base scale.Policy, computing bool) Contender {
 }
 
 func knativeContender(load Load, least int) Contender {
-	c := Contender{Name: "knative"}
+	c := Contender{Name: "knative", Bound: true}
 	for _, share := range []float64{0.5, 0.7, 1} {
 		c.Settings = append(c.Settings, Setting{
 			Name: fmt.Sprintf("target %.3g", share*float64(load.Slots)), Initial: least,
@@ -152,10 +151,27 @@ func staticContender(load Load) Contender {
 	return c
 }
 
+// clairvoyantContender knows the requests. With more of the SLO as its permitted wait it needs fewer instances,
+// and more requests are late.
+func clairvoyantContender() Contender {
+	c := Contender{Name: "clairvoyant"}
+	for _, margin := range []float64{0.5, 1, 2, 4, 8} {
+		c.Settings = append(c.Settings, Setting{
+			Name: fmt.Sprintf("%g of the SLO", margin),
+			New:  func(load Load) Scaler { return NewClairvoyant(load, margin) },
+		})
+	}
+	return c
+}
+
 // Compare plays the loads against each setting. All loads share the figures of the first.
 func Compare(loads []Load, faults Faults, zero bool) []Point {
 	var points []Point
 	for _, c := range Contenders(loads[0], zero) {
+		loads := slices.Clone(loads)
+		for i := range loads {
+			loads[i].Bound = loads[i].Bound && c.Bound
+		}
 		if c.Name == "static" && len(loads) > 1 {
 			c.Settings = c.Settings[:2] // so many for each of the models
 		}

@@ -36,6 +36,25 @@ func TestFleetServesInOrderOfArrival(t *testing.T) {
 	}
 }
 
+// Behind a Service a request waits at the instance that it was given to, although another one is free by then.
+func TestBoundRequestsWaitAtTheirInstance(t *testing.T) {
+	load := served(Load{Requests: []Request{{0, 100}, {0.1, 5}, {0.2, 5}}}, 1, 2, 15, 60)
+	load.Bound = true
+	f := newFleet(load, Faults{}, 2)
+	for now := 1.0; now < 120; now++ {
+		f.advance(now)
+	}
+	// The third is given to the first instance: both have one request when it comes.
+	for i, want := range []float64{0, 0, 99.8} {
+		if math.Abs(f.waits[i]-want) > 1e-9 {
+			t.Errorf("wait %d is %g, want %g", i, f.waits[i], want)
+		}
+	}
+	if o := f.observe(120); o.Waiting != 0 || o.Running != 0 {
+		t.Errorf("at the end: %+v", o)
+	}
+}
+
 func TestStartTakesAColdStartAndDrainInterruptsNothing(t *testing.T) {
 	load := served(Load{Requests: []Request{{0, 100}, {1, 5}}}, 1, 2, 15, 60)
 	f := newFleet(load, Faults{}, 1)

@@ -30,6 +30,10 @@ type Load struct {
 	Cold     float64 // seconds that a start takes
 	Warm     float64 // seconds at the begin that are played and not counted
 	Tail     float64 // seconds that are simulated after the last request
+
+	// Bound gives each request to an instance when it arrives, the one with the fewest requests, and it waits there: as
+	// behind a Service of Kubernetes, and not in one queue for all.
+	Bound bool
 }
 
 // Span is the simulated time in seconds.
