@@ -115,16 +115,22 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.delete_model_override(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.set_model_override($1, NULL, $2, $3) $$;
 
--- remove_model deletes a model that has no instances. Its queue stays, with its entries.
+-- remove_model deletes a model that has neither instances nor deployments: what its backends have started would be left
+-- without one that stops it. Its queue stays, with its entries; its template of deployments goes.
 -- Locks: the row of the model, then the row of inference_version.
 -- Callers: pkg/operator; psql.
--- SQLSTATE: PS008 no such model, PS006 it has instances.
+-- SQLSTATE: PS008 no such model, PS006 it has instances or deployments.
 CREATE OR REPLACE FUNCTION penstock.remove_model(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.need_model(name);
     IF EXISTS (SELECT FROM penstock.instance i WHERE i.model = remove_model.name) THEN
         RAISE EXCEPTION 'model "%" still has instances', name USING ERRCODE = 'PS006', HINT = 'Remove them first.';
+    END IF;
+    IF EXISTS (SELECT FROM penstock.deployment d WHERE d.model = remove_model.name) THEN
+        RAISE EXCEPTION 'model "%" still has deployments: %', name,
+                        (SELECT string_agg(d.name, ', ' ORDER BY d.name) FROM penstock.deployment d WHERE d.model = remove_model.name)
+            USING ERRCODE = 'PS006', HINT = 'Override each to 0 instances, wait until they are gone, then remove it: SELECT penstock.remove_deployment(name).';
     END IF;
     DELETE FROM penstock.model m WHERE m.name = remove_model.name;
     PERFORM penstock.audit_log(remove_model.actor, 'remove_model', remove_model.name, remove_model.reason);

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // free is a fence whose term does not end.
@@ -276,5 +277,19 @@ func TestWokenPassesComeAtOnceAndThenInSteps(t *testing.T) {
 		if wait := p.wait(now); wait != 0 {
 			t.Errorf("after a pause a pass waits %v", wait)
 		}
+	}
+}
+
+func TestAModelWithADeploymentIsNotRemoved(t *testing.T) {
+	db := fleet(t)
+	_, err := db.Exec(t.Context(), `SELECT penstock.remove_model('llama')`)
+	if postgres.Code(err) != "PS006" || !strings.Contains(err.Error(), "llama-own") {
+		t.Fatalf("got %v", err)
+	}
+	do(t, db, `SELECT penstock.remove_deployment('llama-own')`)
+	do(t, db, `SELECT penstock.set_deployment_template('llama', '{"backend": "advise"}')`)
+	do(t, db, `SELECT penstock.remove_model('llama')`)
+	if n := one[int](t, db, `SELECT count(*)::int FROM penstock.deployment_template`); n != 0 {
+		t.Errorf("%d templates are left", n)
 	}
 }
