@@ -150,7 +150,7 @@ func (s *server) serveShared(ctx context.Context) error {
 func (s *server) assemble() error {
 	g := s.cfg.Gateway
 	s.member = gateway.NewRegistration(gateway.RegistrationConfig{
-		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(5*time.Second, g.Lease/3), Log: s.log,
+		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(time.Second, g.Lease/3), Log: s.log,
 		Status: s.status, Drain: func(reason string) {
 			s.log.Info("drain ordered", "reason", reason)
 			s.gateway.Drain()

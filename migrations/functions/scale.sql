@@ -1,12 +1,29 @@
 -- Autoscaling: the work of a model, its deployments, and the switches.
 
+-- scale_online_running returns how many requests of a model run through gateways: the calls in flight that each reported
+-- with its last heartbeat, and the slots that it leased since, which it leased for requests that waited. It is never more
+-- than the slots that a gateway holds, and all of these where it reported nothing: idle slots are no requests.
+-- Callers: scale_running.
+CREATE OR REPLACE FUNCTION penstock.scale_online_running(wanted text) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(least(g.held, g.since + coalesce(g.flying, g.held))), 0)::bigint
+      FROM (SELECT count(*) AS held, count(*) FILTER (WHERE s.leased_at > n.beat_at) AS since,
+                   CASE WHEN jsonb_typeof(n.load->'pools'->wanted->'stock') = 'number'
+                        THEN (n.load->'pools'->wanted->>'stock')::numeric END AS flying
+              FROM penstock.instance i
+              JOIN penstock.slot s ON s.instance_id = i.id
+              JOIN penstock.node n ON n.id = s.node_id
+             WHERE i.model = wanted AND s.doubt_at IS NULL AND n.kind = 'gateway'
+             GROUP BY n.id) g
+$$;
+
 -- scale_running returns how many requests of a model run: the locks of its queues, each of which runs one entry at a time,
--- and the slots that gateways hold.
+-- and the calls of gateways.
 -- Callers: scale_metric, scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_running(wanted text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT (SELECT count(*) FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id WHERE q.model = wanted)
-           + penstock.slots_of_class(wanted, true)
+           + penstock.scale_online_running(wanted)
 $$;
 
 -- scale_online_waiting returns how many requests of a model wait at gateways: the slots that those which asked within the

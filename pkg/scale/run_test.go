@@ -280,6 +280,39 @@ func TestWokenPassesComeAtOnceAndThenInSteps(t *testing.T) {
 	}
 }
 
+// A gateway keeps slots for a while after its calls: they are no requests that run. Slots that it leased after its last
+// heartbeat are, as is each slot of one that reported nothing.
+func TestIdleSlotsOfGatewaysAreNoRequests(t *testing.T) {
+	db := fleet(t)
+	do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://10.0.0.1:80', 16)`)
+	for node, load := range map[int]string{
+		1: `{"pools": {"llama": {"stock": 2}}}`, 2: `{}`, 3: `{"pools": {"llama": {"stock": 90}}}`, 4: `{"pools": {"llama": {"stock": "x"}}}`,
+	} {
+		do(t, db, `SELECT penstock.register_gateway($1, $2, 'default', '1 minute')`, node, fmt.Sprint("g", node))
+		do(t, db, `UPDATE penstock.node SET load = $2, beat_at = clock_timestamp() + interval '1 second' WHERE id = $1`, node, load)
+	}
+	lease := func(node, first, n int) {
+		do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id)
+		           SELECT i.id, g, nextval('penstock.token_seq'), $1 FROM penstock.instance i, generate_series($2::int, $2 + $3 - 1) g`, node, first, n)
+	}
+	running := func() int { return one[int](t, db, `SELECT penstock.scale_running('llama')::int`) }
+	lease(1, 0, 5)
+	if n := running(); n != 2 {
+		t.Errorf("%d of 5 slots with 2 calls run", n)
+	}
+	lease(2, 5, 1)
+	lease(3, 6, 3)
+	lease(4, 9, 1)
+	if n := running(); n != 2+1+3+1 {
+		t.Errorf("%d run, want 7: a report is worth no more than the slots, and none means all of them", n)
+	}
+	do(t, db, `UPDATE penstock.node SET beat_at = clock_timestamp() - interval '1 minute' WHERE id = 1`)
+	do(t, db, `UPDATE penstock.slot SET leased_at = clock_timestamp() - interval '2 minutes' WHERE number < 4`)
+	if n := running(); n != 3+1+3+1 {
+		t.Errorf("%d run, want 8: one slot was leased since", n)
+	}
+}
+
 func TestAModelWithADeploymentIsNotRemoved(t *testing.T) {
 	db := fleet(t)
 	_, err := db.Exec(t.Context(), `SELECT penstock.remove_model('llama')`)
