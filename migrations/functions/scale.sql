@@ -226,12 +226,18 @@ BEGIN
     RETURN total;
 END $$;
 
--- scale_due returns how many entries of a model become ready within so many seconds, at most 1,000 a queue.
+-- scale_due returns how many entries of a model become ready within so many seconds, at most 1,000 a queue. A queue whose
+-- index of entries that are not due yet is empty, one page, is not read: decisions ask for each model once a second.
 -- Callers: scale_input, scale_wanted.
 CREATE OR REPLACE FUNCTION penstock.scale_due(wanted text, seconds double precision) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT penstock.scale_bounded(wanted, 'e.status = ''initial'' AND e.due_at <= $2',
-                                  clock_timestamp() + seconds * interval '1 second')
+    SELECT CASE WHEN EXISTS (SELECT FROM penstock.queue q
+                              WHERE q.model = wanted
+                                AND coalesce(pg_relation_size(to_regclass(format('penstock.%I', 'entry_' || q.name || '_due_at'))), 2147483647)
+                                    > current_setting('block_size')::bigint)
+                THEN penstock.scale_bounded(wanted, 'e.status = ''initial'' AND e.due_at <= $2',
+                                            clock_timestamp() + seconds * interval '1 second')
+                ELSE 0 END
 $$;
 
 -- scale_late returns how many pending entries of a model have to start within so many seconds, at most 1,000 a queue: an
@@ -247,19 +253,21 @@ $$;
 -- deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came since.
 -- unmanaged counts only instances that take requests or are starting: others are no part of the number that is desired.
 -- gateway_age is the age in seconds of the last sign of the gateway that was silent longest; 0 where none is missing.
+-- late is a part of waiting, and read only where something waits.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
-SELECT d.model, penstock.scale_running(d.model) AS running, penstock.scale_waiting(d.model) AS waiting,
+SELECT d.model, penstock.scale_running(d.model) AS running, w.waiting,
        penstock.scale_online_waiting(d.model) AS urgent, penstock.slots_of_class(d.model, true) AS online_running,
        penstock.scale_arrived(d.model) AS arrived, s.arrived AS arrived_before, s.counters, s.state, u.*, g.*,
        coalesce(o.calls, 0) AS online_calls, coalesce(o.refused, 0) AS refused,
        coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95, c.starts, c.cold_seconds,
-       penstock.scale_due(d.model, coalesce(c.median, 60)) AS due, penstock.scale_late(d.model, coalesce(c.median, 60)) AS late,
+       penstock.scale_due(d.model, coalesce(c.median, 60)) AS due, CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
        i.*, m.*, v.*,
        coalesce((SELECT array_agg(q.id) FROM penstock.queue q WHERE q.model = d.model), '{}') AS queues
   FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
   LEFT JOIN penstock.scale_state s ON s.model = d.model
   LEFT JOIN penstock.model_online o ON o.model = d.model
+ CROSS JOIN LATERAL (SELECT penstock.scale_waiting(d.model) AS waiting OFFSET 0) w
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0, 0)::double precision AS service,
               coalesce(sum(h.calls) FILTER (WHERE h.hour = t.present), 0)::bigint AS calls,

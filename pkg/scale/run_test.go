@@ -249,6 +249,20 @@ func TestInstancesThatTakeNoRequestsAreNoPartOfTheNumber(t *testing.T) {
 	}
 }
 
+func TestDueEntriesAreCountedWhereThereAreSome(t *testing.T) {
+	db := fleet(t)
+	due := func() int { return one[int](t, db, `SELECT due FROM penstock.scale_input WHERE model = 'llama'`) }
+	if n := due(); n != 0 {
+		t.Errorf("%d become due in an empty queue", n)
+	}
+	for _, in := range []string{"20 seconds", "30 seconds", "1 hour"} {
+		do(t, db, `SELECT penstock.push('llama', '{}'::jsonb, due_at => now() + $1::interval)`, in)
+	}
+	if n := due(); n != 2 {
+		t.Errorf("%d become due within a minute, want 2", n)
+	}
+}
+
 func TestAPausedQueueHasNothingThatIsLate(t *testing.T) {
 	db := fleet(t)
 	push(t, db, 3)
